@@ -1,0 +1,170 @@
+//! What a client is told when a request is not routed. One type, so that status, machine-readable reason, blame and retry
+//! advice can't disagree. How the body looks in each API's dialect is `protocol::dialect`'s concern.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+/// Whose fault a refusal is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The request itself is wrong; sending it again changes nothing.
+    Client,
+    /// The model servers can't take it now.
+    Upstream,
+    /// The picker can't take it now.
+    Overload,
+    /// The picker is wrong.
+    Internal,
+}
+
+/// Why a request was refused. The name in `x-attache-reason`, in `error.code` and in the metric label is [`Reason::code`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    EmptyBody,
+    BodyTooLarge,
+    InvalidJson,
+    InvalidUtf8,
+    JsonTooDeep,
+    JsonTooComplex,
+    DuplicateField,
+    InvalidModel,
+    ModelNotFound,
+    InvalidMessages,
+    InvalidPrompt,
+    InvalidPromptTokens,
+    TooManyPrompts,
+    InvalidType,
+    InvalidCacheSalt,
+    InvalidGrpc,
+    UnsupportedGrpcMethod,
+    UnsupportedMediaType,
+    HeadersTooLarge,
+    RequestTimeout,
+    NoReadyEndpoint,
+    SubsetEmpty,
+    NoPool,
+    Overloaded,
+    Internal,
+}
+
+impl Reason {
+    /// All of them, for tests and for the table in the README.
+    pub const ALL: &'static [Reason] = &[
+        Reason::EmptyBody,
+        Reason::BodyTooLarge,
+        Reason::InvalidJson,
+        Reason::InvalidUtf8,
+        Reason::JsonTooDeep,
+        Reason::JsonTooComplex,
+        Reason::DuplicateField,
+        Reason::InvalidModel,
+        Reason::ModelNotFound,
+        Reason::InvalidMessages,
+        Reason::InvalidPrompt,
+        Reason::InvalidPromptTokens,
+        Reason::TooManyPrompts,
+        Reason::InvalidType,
+        Reason::InvalidCacheSalt,
+        Reason::InvalidGrpc,
+        Reason::UnsupportedGrpcMethod,
+        Reason::UnsupportedMediaType,
+        Reason::HeadersTooLarge,
+        Reason::RequestTimeout,
+        Reason::NoReadyEndpoint,
+        Reason::SubsetEmpty,
+        Reason::NoPool,
+        Reason::Overloaded,
+        Reason::Internal,
+    ];
+
+    /// The machine-readable name: snake_case, stable.
+    #[must_use]
+    pub fn code(self) -> &'static str {
+        self.row().0
+    }
+
+    /// The HTTP status.
+    #[must_use]
+    pub fn status(self) -> u16 {
+        self.row().1
+    }
+
+    /// Whose fault it is.
+    #[must_use]
+    pub fn fault(self) -> Fault {
+        self.row().2
+    }
+
+    /// Whether the same request may succeed a little later.
+    #[must_use]
+    pub fn retryable(self) -> bool {
+        matches!(self.fault(), Fault::Upstream | Fault::Overload)
+    }
+
+    fn row(self) -> (&'static str, u16, Fault) {
+        use Fault::{Client, Internal, Overload, Upstream};
+        match self {
+            Reason::EmptyBody => ("empty_body", 400, Client),
+            Reason::BodyTooLarge => ("body_too_large", 413, Client),
+            Reason::InvalidJson => ("invalid_json", 400, Client),
+            Reason::InvalidUtf8 => ("invalid_utf8", 400, Client),
+            Reason::JsonTooDeep => ("json_too_deep", 400, Client),
+            Reason::JsonTooComplex => ("json_too_complex", 400, Client),
+            Reason::DuplicateField => ("duplicate_field", 400, Client),
+            Reason::InvalidModel => ("invalid_model", 400, Client),
+            Reason::ModelNotFound => ("model_not_found", 404, Client),
+            Reason::InvalidMessages => ("invalid_messages", 400, Client),
+            Reason::InvalidPrompt => ("invalid_prompt", 400, Client),
+            Reason::InvalidPromptTokens => ("invalid_prompt_tokens", 400, Client),
+            Reason::TooManyPrompts => ("too_many_prompts", 400, Client),
+            Reason::InvalidType => ("invalid_type", 400, Client),
+            Reason::InvalidCacheSalt => ("invalid_cache_salt", 400, Client),
+            Reason::InvalidGrpc => ("invalid_grpc", 400, Client),
+            Reason::UnsupportedGrpcMethod => ("unsupported_grpc_method", 400, Client),
+            Reason::UnsupportedMediaType => ("unsupported_media_type", 415, Client),
+            Reason::HeadersTooLarge => ("headers_too_large", 431, Client),
+            Reason::RequestTimeout => ("request_timeout", 408, Client),
+            Reason::NoReadyEndpoint => ("no_ready_endpoint", 503, Upstream),
+            Reason::SubsetEmpty => ("subset_empty", 503, Upstream),
+            Reason::NoPool => ("no_pool", 404, Client),
+            Reason::Overloaded => ("overloaded", 503, Overload),
+            Reason::Internal => ("internal_error", 500, Internal),
+        }
+    }
+}
+
+/// A refusal, ready to be rendered in the client's dialect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestError {
+    /// Why, for machines.
+    pub reason: Reason,
+    /// Why, for people: names the field, what was got and what is allowed. Never holds prompt text.
+    pub message: Cow<'static, str>,
+    /// The field at fault, as the client spells it (`messages`, `prompt`, `stream`).
+    pub param: Option<&'static str>,
+    /// When it makes sense to try again.
+    pub retry_after: Option<Duration>,
+}
+
+impl RequestError {
+    /// A refusal without a field or retry advice.
+    pub fn new(reason: Reason, message: impl Into<Cow<'static, str>>) -> Self {
+        let retry_after = reason.retryable().then_some(Duration::from_secs(1));
+        Self { reason, message: message.into(), param: None, retry_after }
+    }
+
+    /// Names the field at fault.
+    #[must_use]
+    pub fn param(mut self, param: &'static str) -> Self {
+        self.param = Some(param);
+        self
+    }
+}
+
+impl std::fmt::Display for RequestError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.reason.code(), self.message)
+    }
+}
+
+impl std::error::Error for RequestError {}

@@ -1,0 +1,10 @@
+//! Attaché: an Envoy external-processing endpoint picker for LLM inference.
+//!
+//! `ARCHITECTURE.md` is the map; the life of a request begins in [`ext_proc`].
+
+pub mod clock;
+pub mod error;
+pub mod ids;
+pub mod limits;
+pub mod pool;
+pub mod rng;

@@ -1,0 +1,123 @@
+//! One model server: what discovery says of it, and what the picker keeps beside it.
+
+use super::health::EndpointHealth;
+use super::ledger::EndpointLedger;
+use crate::ids::EndpointId;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// The serving engine, which decides the names of its metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Engine {
+    /// vLLM, and servers that speak its metric names (`attache sim`, llm-d's simulator).
+    #[default]
+    Vllm,
+    /// SGLang, started with `--enable-metrics`.
+    Sglang,
+    /// TensorRT-LLM's own `trtllm-serve`.
+    TrtllmServe,
+    /// Triton with the TensorRT-LLM backend.
+    #[serde(rename = "triton-tensorrt-llm")]
+    Triton,
+    /// A server without metrics that we know: never scraped, the ledger alone decides.
+    None,
+}
+
+/// Where an endpoint's metrics are read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MetricsSource {
+    /// `http` or `https`.
+    pub scheme: Arc<str>,
+    /// The port, when it isn't the serving port.
+    pub port: Option<u16>,
+    /// The path, `/metrics` for most.
+    pub path: Arc<str>,
+}
+
+impl Default for MetricsSource {
+    fn default() -> Self {
+        Self { scheme: "http".into(), port: None, path: "/metrics".into() }
+    }
+}
+
+/// What discovery says about one endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointSpec {
+    /// The name people know it by (a pod's name, or the address).
+    pub name: Arc<str>,
+    /// What tells it from another endpoint that had the same address before it: a pod's UID where there is one.
+    pub uid: Option<Arc<str>>,
+    /// Where Envoy sends requests.
+    pub address: SocketAddr,
+    /// Labels as discovery gives them.
+    pub labels: BTreeMap<Arc<str>, Arc<str>>,
+    /// Decides the metric names.
+    pub engine: Engine,
+    /// Where the metrics are.
+    pub metrics: MetricsSource,
+    /// Gets nothing new: running requests end, then it goes.
+    pub draining: bool,
+}
+
+impl EndpointSpec {
+    /// An endpoint of which only the address is known.
+    #[must_use]
+    pub fn at(address: SocketAddr) -> Self {
+        Self {
+            name: address.to_string().into(),
+            uid: None,
+            address,
+            labels: BTreeMap::new(),
+            engine: Engine::default(),
+            metrics: MetricsSource::default(),
+            draining: false,
+        }
+    }
+
+    /// The URL that is scraped; `None` for an engine without metrics.
+    #[must_use]
+    pub fn metrics_url(&self) -> Option<String> {
+        if self.engine == Engine::None {
+            return None;
+        }
+        let host = SocketAddr::new(self.address.ip(), self.metrics.port.unwrap_or(self.address.port()));
+        Some(format!("{}://{host}{}", self.metrics.scheme, self.metrics.path))
+    }
+}
+
+/// One endpoint of a pool, shared by all snapshots that hold it.
+#[derive(Debug)]
+pub struct Endpoint {
+    /// Its number in the pool.
+    pub id: EndpointId,
+    /// What discovery says.
+    pub spec: EndpointSpec,
+    /// `ip:port` as Envoy wants it, IPv6 in brackets.
+    pub authority: Arc<str>,
+    /// What was sent there and has not ended. Survives a change of the spec.
+    pub ledger: Arc<EndpointLedger>,
+    /// What became of what was sent there. Survives a change of the spec.
+    pub health: Arc<EndpointHealth>,
+}
+
+impl Endpoint {
+    /// A new endpoint with an empty ledger.
+    #[must_use]
+    pub fn new(id: EndpointId, spec: EndpointSpec) -> Self {
+        Self { id, authority: spec.address.to_string().into(), spec, ledger: Arc::default(), health: Arc::default() }
+    }
+
+    /// The same endpoint with a new spec.
+    #[must_use]
+    pub fn respecified(&self, spec: EndpointSpec) -> Self {
+        Self {
+            id: self.id,
+            authority: spec.address.to_string().into(),
+            spec,
+            ledger: self.ledger.clone(),
+            health: self.health.clone(),
+        }
+    }
+}

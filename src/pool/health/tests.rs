@@ -1,0 +1,228 @@
+use super::*;
+use proptest::prelude::*;
+use std::sync::atomic::AtomicUsize;
+
+const S: u64 = 1_000_000_000;
+
+fn policy() -> HealthPolicy {
+    HealthPolicy::default()
+}
+
+fn at(seconds: f64) -> Timestamp {
+    Timestamp(S).after(Duration::from_secs_f64(seconds))
+}
+
+fn fail(health: &EndpointHealth, times: u32, now: Timestamp) -> Vec<bool> {
+    (0..times).map(|_| health.record(Outcome::Failure, now, &policy())).collect()
+}
+
+#[test]
+fn five_failures_in_a_row_eject() {
+    let health = EndpointHealth::default();
+    assert_eq!(fail(&health, 4, at(0.0)), [false; 4]);
+    assert!(!health.record(Outcome::Success, at(0.0), &policy()));
+    assert_eq!(fail(&health, 4, at(0.0)), [false; 4], "a success starts the count again");
+    assert_eq!(health.availability(at(0.0), &policy()), Availability::Open);
+    assert_eq!(fail(&health, 1, at(0.0)), [true]);
+    assert_eq!(health.availability(at(4.9), &policy()), Availability::Ejected);
+    assert_eq!(health.availability(at(5.0), &policy()), Availability::HalfOpen);
+}
+
+#[test]
+fn two_connect_failures_in_a_row_eject() {
+    let health = EndpointHealth::default();
+    let p = policy();
+    assert!(!health.record(Outcome::ConnectFailure, at(0.0), &p));
+    assert!(!health.record(Outcome::Failure, at(0.0), &p), "an answer with a 5xx is a connection");
+    assert!(!health.record(Outcome::ConnectFailure, at(0.0), &p));
+    assert!(health.record(Outcome::ConnectFailure, at(0.0), &p));
+    assert_eq!(health.availability(at(0.1), &p), Availability::Ejected);
+}
+
+#[test]
+fn zero_turns_a_rule_off() {
+    let off = HealthPolicy { consecutive_failures: 0, ..policy() };
+    let health = EndpointHealth::default();
+    for _ in 0..20 {
+        assert!(!health.record(Outcome::ConnectFailure, at(0.0), &off));
+    }
+    assert_eq!(health.availability(at(0.0), &off), Availability::Open);
+    fail(&health, 5, at(0.0));
+    assert_eq!(health.availability(at(0.0), &off), Availability::Open, "turned off while it was away");
+
+    let no_connect_rule = HealthPolicy { consecutive_connect_failures: 0, ..policy() };
+    let health = EndpointHealth::default();
+    let ejected: Vec<bool> =
+        (0..5).map(|_| health.record(Outcome::ConnectFailure, at(0.0), &no_connect_rule)).collect();
+    assert_eq!(ejected, [false, false, false, false, true]);
+}
+
+#[test]
+fn ejections_in_a_row_double_up_to_the_longest() {
+    let health = EndpointHealth::default();
+    fail(&health, 5, at(0.0));
+    let mut now = at(0.0);
+    for seconds in [5, 10, 20, 40, 80, 160, 300, 300, 300] {
+        let length = Duration::from_secs(seconds);
+        assert_eq!(health.availability(now.after(length - Duration::from_millis(1)), &policy()), Availability::Ejected);
+        now = now.after(length);
+        assert_eq!(health.availability(now, &policy()), Availability::HalfOpen, "{seconds} s");
+        assert!(health.claim_probe(now, &policy()));
+        assert!(health.record(Outcome::Failure, now, &policy()), "one failed probe ejects");
+    }
+    let now = now.after(Duration::from_secs(300));
+    health.record(Outcome::Success, now, &policy());
+    fail(&health, 5, now);
+    assert_eq!(
+        health.availability(now.after(Duration::from_secs(5)), &policy()),
+        Availability::HalfOpen,
+        "from the start"
+    );
+}
+
+#[test]
+fn one_probe_at_a_time_and_a_success_brings_it_back_slowly() {
+    let health = EndpointHealth::default();
+    fail(&health, 5, at(0.0));
+    assert!(!health.claim_probe(at(1.0), &policy()), "still ejected");
+    assert!(health.claim_probe(at(6.0), &policy()));
+    assert!(!health.claim_probe(at(6.0), &policy()));
+    assert_eq!(health.availability(at(7.0), &policy()), Availability::Ejected, "a probe is out");
+    health.probe_lost();
+    assert_eq!(health.availability(at(7.0), &policy()), Availability::HalfOpen);
+    assert!(health.claim_probe(at(7.0), &policy()));
+    health.record(Outcome::Success, at(10.0), &policy());
+    for (after, percent) in [(0.0, 300), (2.5, 225), (5.0, 150), (9.9, 3)] {
+        assert_eq!(health.availability(at(10.0 + after), &policy()), Availability::SlowStart(percent), "{after} s");
+    }
+    assert_eq!(health.availability(at(20.0), &policy()), Availability::Open);
+    assert!(health.claim_probe(at(20.0), &policy()), "nothing to claim: it is open");
+    let at_once = HealthPolicy { slow_start: Duration::ZERO, ..policy() };
+    assert_eq!(health.availability(at(10.0), &at_once), Availability::Open);
+}
+
+#[test]
+fn a_probe_that_never_reports_is_given_up() {
+    let health = EndpointHealth::default();
+    fail(&health, 5, at(0.0));
+    assert!(health.claim_probe(at(5.0), &policy()));
+    assert_eq!(health.availability(at(304.9), &policy()), Availability::Ejected);
+    assert_eq!(health.availability(at(305.1), &policy()), Availability::HalfOpen);
+    assert!(health.claim_probe(at(305.1), &policy()));
+}
+
+#[test]
+fn stragglers_do_not_lengthen_an_ejection_but_may_end_it() {
+    let health = EndpointHealth::default();
+    fail(&health, 5, at(0.0));
+    assert_eq!(fail(&health, 20, at(1.0)), [false; 20]);
+    assert_eq!(health.availability(at(5.0), &policy()), Availability::HalfOpen);
+    fail(&health, 1, at(5.0));
+    health.record(Outcome::Success, at(6.0), &policy());
+    assert!(matches!(health.availability(at(6.0), &policy()), Availability::SlowStart(_)));
+}
+
+#[test]
+fn a_lost_probe_of_an_endpoint_that_is_not_probed_changes_nothing() {
+    let health = EndpointHealth::default();
+    health.probe_lost();
+    assert_eq!(health.availability(at(0.0), &policy()), Availability::Open);
+    fail(&health, 5, at(0.0));
+    health.probe_lost();
+    assert_eq!(health.availability(at(1.0), &policy()), Availability::Ejected);
+}
+
+#[test]
+fn a_new_process_starts_without_a_record() {
+    let health = EndpointHealth::default();
+    fail(&health, 5, at(0.0));
+    fail(&health, 1, at(5.0));
+    health.reset();
+    assert_eq!(health.availability(at(5.0), &policy()), Availability::Open);
+    assert_eq!(fail(&health, 5, at(6.0)), [false, false, false, false, true]);
+    assert_eq!(health.availability(at(11.0), &policy()), Availability::HalfOpen, "5 s, not 20 s");
+}
+
+#[test]
+fn of_many_threads_one_gets_the_probe_and_one_failure_ejects_once() {
+    for round in 0..200 {
+        let health = EndpointHealth::default();
+        fail(&health, 5, at(0.0));
+        let (claimed, ejected) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let barrier = std::sync::Barrier::new(4);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    barrier.wait();
+                    if health.claim_probe(at(6.0), &policy()) {
+                        claimed.fetch_add(1, Relaxed);
+                    }
+                    barrier.wait();
+                    if health.record(Outcome::Failure, at(7.0), &policy()) {
+                        ejected.fetch_add(1, Relaxed);
+                    }
+                });
+            }
+        });
+        assert_eq!((claimed.load(Relaxed), ejected.load(Relaxed)), (1, 1), "round {round}");
+        assert_eq!(health.availability(at(17.0), &policy()), Availability::HalfOpen, "doubled once in round {round}");
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Outcome(Outcome),
+    Claim,
+    ProbeLost,
+    Reset,
+}
+
+fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
+    let step = prop_oneof![
+        2 => Just(Step::Outcome(Outcome::Success)),
+        6 => Just(Step::Outcome(Outcome::Failure)),
+        3 => Just(Step::Outcome(Outcome::ConnectFailure)),
+        6 => Just(Step::Claim),
+        1 => Just(Step::ProbeLost),
+        1 => Just(Step::Reset),
+    ];
+    prop::collection::vec((0u64..40_000, step), 0..120)
+}
+
+proptest! {
+    /// Whatever happens, an endpoint can be probed again after the longest ejection; a success always brings it back; a probe is granted
+    /// only to a half-open endpoint and not twice.
+    #[test]
+    fn no_sequence_of_outcomes_keeps_an_endpoint_away_for_ever(steps in steps()) {
+        let health = EndpointHealth::default();
+        let policy = policy();
+        let mut now = at(0.0);
+        for (ms, step) in steps {
+            now = now.after(Duration::from_millis(ms));
+            let before = health.availability(now, &policy);
+            match step {
+                Step::Outcome(outcome) => {
+                    let ejected = health.record(outcome, now, &policy);
+                    let after = health.availability(now, &policy);
+                    prop_assert!(!ejected || after == Availability::Ejected);
+                    if outcome == Outcome::Success {
+                        prop_assert!(matches!(after, Availability::Open | Availability::SlowStart(_)));
+                    }
+                }
+                Step::Claim => {
+                    let granted = health.claim_probe(now, &policy);
+                    prop_assert_eq!(granted, before != Availability::Ejected);
+                    if before == Availability::HalfOpen {
+                        prop_assert!(!health.claim_probe(now, &policy));
+                    }
+                }
+                Step::ProbeLost => health.probe_lost(),
+                Step::Reset => health.reset(),
+            }
+        }
+        let later = now.after(policy.max_ejection + Duration::from_secs(1));
+        prop_assert_ne!(health.availability(later, &policy), Availability::Ejected);
+        health.record(Outcome::Success, later, &policy);
+        prop_assert_eq!(health.availability(later.after(policy.slow_start), &policy), Availability::Open);
+    }
+}

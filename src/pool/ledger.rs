@@ -1,0 +1,167 @@
+//! The ledger: what this picker has sent to an endpoint and has not seen end.
+//!
+//! It is exact and immediate where scraped metrics are late, so a herd can't form between two scrapes. A [`Ticket`] books on
+//! creation and releases on Drop, so a stream that dies in any way can't leak load.
+
+use super::endpoint::Endpoint;
+use super::metrics::EndpointMetrics;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+/// What is booked on one endpoint. All counters are changed by [`Ticket`] alone.
+#[derive(Debug, Default)]
+pub struct EndpointLedger {
+    in_flight: AtomicU32,
+    prefill_tokens: AtomicU64,
+    routed: AtomicU64,
+}
+
+impl EndpointLedger {
+    /// Requests that were sent and have not ended.
+    #[must_use]
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight.load(Relaxed)
+    }
+
+    /// Prompt tokens of the requests that have not answered with a first byte yet.
+    #[must_use]
+    pub fn prefill_tokens(&self) -> u64 {
+        self.prefill_tokens.load(Relaxed)
+    }
+
+    /// Requests ever booked.
+    #[must_use]
+    pub fn routed(&self) -> u64 {
+        self.routed.load(Relaxed)
+    }
+}
+
+/// The requests on an endpoint as well as they can be known.
+///
+/// A fresh page says what the server holds, from us and from others; the ledger says what has changed since that page was read:
+/// `max(in_flight, waiting + running + in_flight − in_flight_at_scrape)`. Without a fresh page the
+/// ledger alone decides.
+#[must_use]
+pub fn requests(endpoint: &Endpoint, fresh: Option<&EndpointMetrics>) -> u32 {
+    let in_flight = endpoint.ledger.in_flight();
+    match fresh {
+        Some(m) => {
+            let reported = u64::from(m.waiting) + u64::from(m.running) + u64::from(in_flight);
+            let estimate = reported.saturating_sub(u64::from(m.in_flight_at_scrape));
+            u32::try_from(estimate).unwrap_or(u32::MAX).max(in_flight)
+        }
+        None => in_flight,
+    }
+}
+
+/// One request's booking on one endpoint.
+#[derive(Debug)]
+pub struct Ticket {
+    endpoint: Arc<Endpoint>,
+    prompt_tokens: u32,
+    prefilling: bool,
+}
+
+impl Ticket {
+    /// Books a request with `prompt_tokens` still to prefill.
+    #[must_use]
+    pub fn book(endpoint: Arc<Endpoint>, prompt_tokens: u32) -> Self {
+        endpoint.ledger.in_flight.fetch_add(1, Relaxed);
+        endpoint.ledger.prefill_tokens.fetch_add(u64::from(prompt_tokens), Relaxed);
+        endpoint.ledger.routed.fetch_add(1, Relaxed);
+        Self { endpoint, prompt_tokens, prefilling: true }
+    }
+
+    /// The endpoint that is booked.
+    #[must_use]
+    pub fn endpoint(&self) -> &Arc<Endpoint> {
+        &self.endpoint
+    }
+
+    /// The first byte of the answer has come: the prompt is computed.
+    pub fn first_byte(&mut self) {
+        if std::mem::take(&mut self.prefilling) {
+            self.endpoint.ledger.prefill_tokens.fetch_sub(u64::from(self.prompt_tokens), Relaxed);
+        }
+    }
+
+    /// Envoy served the request elsewhere (a retry walked down the fallback list): the booking follows.
+    pub fn move_to(&mut self, endpoint: Arc<Endpoint>) {
+        if endpoint.id == self.endpoint.id {
+            return;
+        }
+        let prefilling = self.prefilling;
+        let moved = Ticket::book(endpoint, self.prompt_tokens);
+        *self = moved;
+        if !prefilling {
+            self.first_byte();
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.first_byte();
+        self.endpoint.ledger.in_flight.fetch_sub(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::EndpointId;
+    use crate::pool::EndpointSpec;
+
+    fn endpoint(id: u32) -> Arc<Endpoint> {
+        let port = 8000 + u16::try_from(id).unwrap();
+        Arc::new(Endpoint::new(EndpointId(id), EndpointSpec::at(([127, 0, 0, 1], port).into())))
+    }
+
+    #[test]
+    fn a_ticket_books_and_releases() {
+        let e = endpoint(0);
+        let mut ticket = Ticket::book(e.clone(), 100);
+        assert_eq!((e.ledger.in_flight(), e.ledger.prefill_tokens()), (1, 100));
+        ticket.first_byte();
+        ticket.first_byte();
+        assert_eq!((e.ledger.in_flight(), e.ledger.prefill_tokens()), (1, 0));
+        drop(ticket);
+        assert_eq!((e.ledger.in_flight(), e.ledger.prefill_tokens(), e.ledger.routed()), (0, 0, 1));
+    }
+
+    #[test]
+    fn a_ticket_follows_the_served_endpoint() {
+        let (a, b) = (endpoint(0), endpoint(1));
+        let mut ticket = Ticket::book(a.clone(), 7);
+        ticket.move_to(b.clone());
+        assert_eq!((a.ledger.in_flight(), a.ledger.prefill_tokens()), (0, 0));
+        assert_eq!((b.ledger.in_flight(), b.ledger.prefill_tokens()), (1, 7));
+        ticket.first_byte();
+        ticket.move_to(a.clone());
+        assert_eq!((a.ledger.in_flight(), a.ledger.prefill_tokens()), (1, 0));
+        drop(ticket);
+        assert_eq!((a.ledger.in_flight(), b.ledger.in_flight()), (0, 0));
+    }
+
+    #[test]
+    fn the_ledger_corrects_a_fresh_page_and_stands_alone_without_one() {
+        let e = endpoint(0);
+        let page = |in_flight_at_scrape| EndpointMetrics {
+            waiting: 3,
+            running: 4,
+            in_flight_at_scrape,
+            ..EndpointMetrics::default()
+        };
+        let _one = Ticket::book(e.clone(), 0);
+        let _two = Ticket::book(e.clone(), 0);
+        // All that we sent came after the page was read.
+        assert_eq!(requests(&e, Some(&page(0))), 9);
+        // The page already holds both.
+        assert_eq!(requests(&e, Some(&page(2))), 7);
+        // The page held five of ours, three have ended since.
+        assert_eq!(requests(&e, Some(&page(5))), 4);
+        // What we know to be there is there, whatever the page says.
+        assert_eq!(requests(&e, Some(&page(9))), 2);
+        assert_eq!(requests(&e, None), 2);
+    }
+}

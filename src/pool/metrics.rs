@@ -1,0 +1,42 @@
+//! What a model server reports about itself.
+
+use crate::clock::Timestamp;
+use std::sync::Arc;
+
+/// The LoRA adapters of a server, as its metrics tell.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoraState {
+    /// Adapters that fit in GPU memory at once; 0 when the server does not say.
+    pub max: u32,
+    /// Adapters with a running request.
+    pub running: Vec<Arc<str>>,
+    /// Adapters with a waiting request.
+    pub waiting: Vec<Arc<str>>,
+}
+
+/// One scrape of one endpoint, series of several engines on one page already added up.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EndpointMetrics {
+    /// When the page was read.
+    pub scraped_at: Timestamp,
+    /// Requests waiting for a slot, all engines of the page together.
+    pub waiting: u32,
+    /// Requests in the batch, all engines of the page together.
+    pub running: u32,
+    /// KV cache in use, 0..=1; the fullest engine of the page.
+    pub kv_usage: f32,
+    /// Adapters, when the server reports them.
+    pub lora: Option<LoraState>,
+    /// Tokens in a KV block.
+    pub block_size: Option<u32>,
+    /// KV blocks of the server, all engines of the page together.
+    pub num_blocks: Option<u32>,
+    /// Unix time at which the server's process started, seconds: a greater one than before is a restart.
+    pub process_start: Option<f64>,
+    /// Prompt tokens looked up in the prefix cache since the process started.
+    pub prefix_queries: Option<f64>,
+    /// Prompt tokens found there.
+    pub prefix_hits: Option<f64>,
+    /// What our own ledger held in flight when the page was asked for: the reported load already contains these.
+    pub in_flight_at_scrape: u32,
+}

@@ -1,0 +1,19 @@
+//! What is known about the model servers: who they are, what they report, how they fare.
+//!
+//! One [`PoolSnapshot`] per pool is the one truth: identity, metrics and flags in a single `Arc` with a generation. It is written
+//! by one task ([`writer::PoolWriter`] holds the rules) and read without locks. What the picker itself causes lives beside it as
+//! atomics that every snapshot shares: the [`ledger`] (requests in flight) and the passive [`health`].
+//!
+//! May import: `ids`, `clock`. No I/O.
+
+pub mod endpoint;
+pub mod health;
+pub mod ledger;
+pub mod metrics;
+pub mod snapshot;
+pub mod writer;
+
+pub use endpoint::{Endpoint, EndpointSpec, Engine, MetricsSource};
+pub use metrics::{EndpointMetrics, LoraState};
+pub use snapshot::{EndpointState, PoolSnapshot, Published, SnapshotStore};
+pub use writer::{PoolEvent, PoolWriter};

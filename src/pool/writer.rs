@@ -1,0 +1,152 @@
+//! The rules by which a pool changes. One task owns a [`PoolWriter`], feeds it events and publishes what comes out.
+
+use super::endpoint::{Endpoint, EndpointSpec};
+use super::metrics::EndpointMetrics;
+use super::snapshot::{EndpointState, PoolSnapshot, Published};
+use crate::ids::EndpointId;
+use ahash::{AHashMap, AHashSet};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// Number of a source of discovery (the flags, one DNS name, …) within its pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SourceId(pub u32);
+
+/// What a feed tells the writer.
+#[derive(Debug)]
+pub enum PoolEvent {
+    /// These are all the endpoints that a source knows now. An address that two sources name belongs to the lower-numbered one.
+    Endpoints { source: SourceId, endpoints: Vec<EndpointSpec> },
+    /// A source is no more; its endpoints go with it.
+    SourceGone { source: SourceId },
+    /// A page was read.
+    Scraped { id: EndpointId, metrics: EndpointMetrics },
+    /// The server's process is a new one: what was learned about the old one is void.
+    Restarted { id: EndpointId },
+    /// The configuration names these sources now: the pool is complete once they have spoken, and what others said goes.
+    Expect { sources: Vec<SourceId> },
+}
+
+/// The mutable state behind a pool's snapshots.
+#[derive(Debug)]
+pub struct PoolWriter {
+    expected_sources: Vec<SourceId>,
+    sources: BTreeMap<SourceId, Vec<EndpointSpec>>,
+    endpoints: Vec<EndpointState>,
+    /// Where in `endpoints` an id stands.
+    positions: AHashMap<EndpointId, usize>,
+    next_id: u32,
+    generation: u64,
+    membership: u64,
+    dirty: bool,
+}
+
+impl PoolWriter {
+    /// A writer for a pool that is complete once all `expected_sources` have spoken.
+    #[must_use]
+    pub fn new(expected_sources: Vec<SourceId>) -> Self {
+        Self {
+            expected_sources,
+            sources: BTreeMap::new(),
+            endpoints: Vec::new(),
+            positions: AHashMap::new(),
+            next_id: 0,
+            generation: 0,
+            membership: 1,
+            dirty: true,
+        }
+    }
+
+    /// Takes in one event.
+    pub fn apply(&mut self, event: PoolEvent) {
+        match event {
+            PoolEvent::Endpoints { source, endpoints } => {
+                self.sources.insert(source, endpoints);
+                self.reconcile();
+            }
+            PoolEvent::SourceGone { source } => {
+                self.expected_sources.retain(|s| *s != source);
+                self.sources.remove(&source);
+                self.reconcile();
+            }
+            PoolEvent::Scraped { id, metrics } => {
+                if let Some(state) = self.state_mut(id) {
+                    state.metrics = Some(Arc::new(metrics));
+                    self.dirty = true;
+                }
+            }
+            PoolEvent::Restarted { id } => {
+                if let Some(state) = self.state_mut(id) {
+                    state.endpoint.health.reset();
+                    state.metrics = None;
+                    self.dirty = true;
+                }
+            }
+            PoolEvent::Expect { sources } => self.expect(sources),
+        }
+    }
+
+    /// Changes what counts as complete, when the configuration names other sources.
+    pub fn expect(&mut self, expected_sources: Vec<SourceId>) {
+        let gone: Vec<SourceId> = self.sources.keys().copied().filter(|s| !expected_sources.contains(s)).collect();
+        self.expected_sources = expected_sources;
+        for source in gone {
+            self.sources.remove(&source);
+        }
+        self.reconcile();
+    }
+
+    /// The next snapshot, if anything has changed since the last one.
+    pub fn snapshot(&mut self) -> Option<PoolSnapshot> {
+        if !std::mem::take(&mut self.dirty) {
+            return None;
+        }
+        self.generation += 1;
+        let synced = self.expected_sources.iter().all(|s| self.sources.contains_key(s));
+        Some(PoolSnapshot::new(self.generation, synced, self.endpoints.clone()))
+    }
+
+    /// What to tell those who follow the pool about the snapshot that was made last.
+    #[must_use]
+    pub fn published(&self) -> Published {
+        Published { generation: self.generation, membership: self.membership }
+    }
+
+    fn state_mut(&mut self, id: EndpointId) -> Option<&mut EndpointState> {
+        self.positions.get(&id).and_then(|at| self.endpoints.get_mut(*at))
+    }
+
+    /// Brings the endpoints in line with what the sources say. An endpoint keeps its id, ledger and health as long as address and
+    /// UID stay; another UID at the same address is another endpoint.
+    fn reconcile(&mut self) {
+        let mut known: AHashMap<SocketAddr, EndpointState> =
+            std::mem::take(&mut self.endpoints).into_iter().map(|s| (s.endpoint.spec.address, s)).collect();
+        let mut taken = AHashSet::with_capacity(known.len());
+        for spec in self.sources.values().flatten() {
+            if !taken.insert(spec.address) {
+                continue;
+            }
+            let same = known.remove(&spec.address).filter(|s| s.endpoint.spec.uid == spec.uid);
+            self.endpoints.push(match same {
+                Some(state) if state.endpoint.spec == *spec => state,
+                Some(EndpointState { endpoint, metrics }) => EndpointState {
+                    metrics: metrics.filter(|_| endpoint.spec.engine == spec.engine),
+                    endpoint: Arc::new(endpoint.respecified(spec.clone())),
+                },
+                None => {
+                    let id = EndpointId(self.next_id);
+                    self.next_id += 1;
+                    EndpointState { endpoint: Arc::new(Endpoint::new(id, spec.clone())), metrics: None }
+                }
+            });
+        }
+        self.positions = self.endpoints.iter().map(|s| s.endpoint.id).zip(0..).collect();
+        // The snapshot that is made next carries the change.
+        self.membership = self.generation + 1;
+        self.dirty = true;
+    }
+}
+
+#[cfg(test)]
+mod tests;
