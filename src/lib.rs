@@ -7,4 +7,5 @@ pub mod error;
 pub mod ids;
 pub mod limits;
 pub mod pool;
+pub mod protocol;
 pub mod rng;

@@ -1,0 +1,294 @@
+//! The APIs that model servers speak, told from the path.
+//!
+//! Servers sit behind gateways that put prefixes before the path, so an API is told from the last segments of the path. What no
+//! rule names is [`Api::Other`]: routed, never rejected.
+
+/// One API of a model server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Api {
+    /// `/v1/completions`
+    Completions,
+    /// `/v1/chat/completions`
+    ChatCompletions,
+    /// `/v1/chat/completions/batch`: a list of conversations (vLLM).
+    ChatBatch,
+    /// `/v1/responses`
+    Responses,
+    /// `/v1/responses/{id}` and what lies below: a response that lives on the server that gave it.
+    ResponseById,
+    /// `/v1/conversations` and what lies below.
+    Conversations,
+    /// `/v1/messages` (Anthropic)
+    Messages,
+    /// `/v1/messages/count_tokens` (Anthropic)
+    CountTokens,
+    /// `/v1/embeddings` and Cohere's `/v2/embed`
+    Embeddings,
+    /// `/rerank`, `/v1/rerank`, `/v2/rerank`
+    Rerank,
+    /// `/score`, `/v1/score`
+    Score,
+    /// `/tokenize`
+    Tokenize,
+    /// `/detokenize`
+    Detokenize,
+    /// `/v1/audio/transcriptions`
+    Transcription,
+    /// `/v1/audio/translations`
+    Translation,
+    /// `/pooling`
+    Pooling,
+    /// `/classify`
+    Classify,
+    /// `/v1/models` and `/v1/models/{id}`
+    Models,
+    /// gRPC `vllm.grpc.engine.VllmEngine/Generate`
+    GrpcGenerate,
+    /// gRPC `vllm.grpc.engine.VllmEngine/Embed`
+    GrpcEmbed,
+    /// Any other method of `vllm.grpc.engine.VllmEngine`: refused, because it speaks about one server, not about any.
+    GrpcUnsupported,
+    /// A path that we don't know: routed, never rejected.
+    #[default]
+    Other,
+}
+
+/// In whose words an API speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Dialect {
+    /// OpenAI's, and everyone's who copied it.
+    #[default]
+    OpenAi,
+    /// Anthropic's.
+    Anthropic,
+}
+
+/// What the body of a request is written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BodyFormat {
+    /// Requests of this API have no body that says anything.
+    Nothing,
+    /// One JSON object.
+    Json,
+    /// `multipart/form-data`, mostly a file.
+    Multipart,
+    /// One gRPC frame.
+    Grpc,
+    /// Not known; looked at, never refused.
+    Unknown,
+}
+
+/// The gRPC service of vLLM's engine, the first segment of its paths.
+const VLLM_SERVICE: &str = "vllm.grpc.engine.VllmEngine";
+
+impl Api {
+    /// All of them, for tests, fuzzing and metric labels.
+    pub const ALL: &'static [Api] = &[
+        Api::Completions,
+        Api::ChatCompletions,
+        Api::ChatBatch,
+        Api::Responses,
+        Api::ResponseById,
+        Api::Conversations,
+        Api::Messages,
+        Api::CountTokens,
+        Api::Embeddings,
+        Api::Rerank,
+        Api::Score,
+        Api::Tokenize,
+        Api::Detokenize,
+        Api::Transcription,
+        Api::Translation,
+        Api::Pooling,
+        Api::Classify,
+        Api::Models,
+        Api::GrpcGenerate,
+        Api::GrpcEmbed,
+        Api::GrpcUnsupported,
+        Api::Other,
+    ];
+
+    /// The API that `path` names, and the id of the response or conversation when the path holds one. The query, trailing slashes
+    /// and any prefix before the known segments don't matter.
+    #[must_use]
+    pub fn from_path(path: &str) -> (Api, Option<&str>) {
+        let path = path.split(['?', '#']).next().unwrap_or_default();
+        // The last four segments, the last one first: no known suffix is longer.
+        let mut segments = path.rsplit('/').skip_while(|s| s.is_empty());
+        let tail = [segments.next(), segments.next(), segments.next(), segments.next()].map(Option::unwrap_or_default);
+        let api = match tail {
+            ["batch", "completions", "chat", _] => Api::ChatBatch,
+            ["completions", "chat", ..] => Api::ChatCompletions,
+            ["completions", ..] => Api::Completions,
+            ["responses", ..] => Api::Responses,
+            ["count_tokens", "messages", ..] => Api::CountTokens,
+            // `/v1/threads/{id}/messages` is another API: only a version or nothing may stand before.
+            ["messages", before, ..] if before.is_empty() || is_version(before) => Api::Messages,
+            ["embeddings", ..] | ["embed", "v2", ..] => Api::Embeddings,
+            ["rerank", ..] => Api::Rerank,
+            ["score", ..] => Api::Score,
+            ["tokenize", ..] => Api::Tokenize,
+            ["detokenize", ..] => Api::Detokenize,
+            ["transcriptions", "audio", ..] => Api::Transcription,
+            ["translations", "audio", ..] => Api::Translation,
+            ["pooling", ..] => Api::Pooling,
+            ["classify", ..] => Api::Classify,
+            ["conversations", ..] => Api::Conversations,
+            ["Generate", VLLM_SERVICE, ..] => Api::GrpcGenerate,
+            ["Embed", VLLM_SERVICE, ..] => Api::GrpcEmbed,
+            [_, VLLM_SERVICE, ..] => Api::GrpcUnsupported,
+            ["cancel" | "input_items", id, "responses", _] | [id, "responses", ..] => {
+                return (Api::ResponseById, Some(id));
+            }
+            [_, "items", id, "conversations"] | ["items", id, "conversations", _] | [id, "conversations", ..] => {
+                return (Api::Conversations, Some(id));
+            }
+            // Ids of models hold slashes.
+            _ if path.contains("/v1/models/") || path.trim_end_matches('/').ends_with("/models") => Api::Models,
+            _ => Api::Other,
+        };
+        (api, None)
+    }
+
+    /// In whose words this API speaks, errors included.
+    #[must_use]
+    pub fn dialect(self) -> Dialect {
+        match self {
+            Api::Messages | Api::CountTokens => Dialect::Anthropic,
+            _ => Dialect::OpenAi,
+        }
+    }
+
+    /// What its request bodies are written in.
+    #[must_use]
+    pub fn body_format(self) -> BodyFormat {
+        match self {
+            Api::ResponseById | Api::Models => BodyFormat::Nothing,
+            Api::Transcription | Api::Translation => BodyFormat::Multipart,
+            Api::GrpcGenerate | Api::GrpcEmbed | Api::GrpcUnsupported => BodyFormat::Grpc,
+            Api::Other => BodyFormat::Unknown,
+            _ => BodyFormat::Json,
+        }
+    }
+
+    /// Whether the server generates tokens for it one by one (decode), in place of reading a prompt only.
+    #[must_use]
+    pub fn generates(self) -> bool {
+        matches!(
+            self,
+            Api::Completions
+                | Api::ChatCompletions
+                | Api::ChatBatch
+                | Api::Responses
+                | Api::Messages
+                | Api::Transcription
+                | Api::Translation
+                | Api::GrpcGenerate
+        )
+    }
+
+    /// Whether a request without a model is refused. vLLM takes one without; with several pools or adapters it would be a guess.
+    #[must_use]
+    pub fn requires_model(self) -> bool {
+        self.body_format() == BodyFormat::Json && !matches!(self, Api::Tokenize | Api::Detokenize | Api::Conversations)
+    }
+
+    /// The name in metric labels and logs: snake_case, stable.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Api::Completions => "completions",
+            Api::ChatCompletions => "chat_completions",
+            Api::ChatBatch => "chat_batch",
+            Api::Responses => "responses",
+            Api::ResponseById => "response_by_id",
+            Api::Conversations => "conversations",
+            Api::Messages => "messages",
+            Api::CountTokens => "count_tokens",
+            Api::Embeddings => "embeddings",
+            Api::Rerank => "rerank",
+            Api::Score => "score",
+            Api::Tokenize => "tokenize",
+            Api::Detokenize => "detokenize",
+            Api::Transcription => "transcription",
+            Api::Translation => "translation",
+            Api::Pooling => "pooling",
+            Api::Classify => "classify",
+            Api::Models => "models",
+            Api::GrpcGenerate => "grpc_generate",
+            Api::GrpcEmbed => "grpc_embed",
+            Api::GrpcUnsupported => "grpc_unsupported",
+            Api::Other => "other",
+        }
+    }
+}
+
+fn is_version(segment: &str) -> bool {
+    segment.strip_prefix('v').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_name_apis() {
+        let cases: &[(&str, Api, Option<&str>)] = &[
+            ("/v1/completions", Api::Completions, None),
+            ("/v1/completions/", Api::Completions, None),
+            ("/v1/completions?timeout=3&x=/v1/chat/completions", Api::Completions, None),
+            ("completions", Api::Completions, None),
+            ("/v1/chat/completions", Api::ChatCompletions, None),
+            ("/openai/v1/chat/completions//", Api::ChatCompletions, None),
+            ("/models/tiny/v1/chat/completions", Api::ChatCompletions, None),
+            ("/v1/chat/completions/batch", Api::ChatBatch, None),
+            ("/v1/responses", Api::Responses, None),
+            ("/v1/responses/resp_1", Api::ResponseById, Some("resp_1")),
+            ("/v1/responses/resp_1/cancel?x", Api::ResponseById, Some("resp_1")),
+            ("/responses/resp_1/input_items/", Api::ResponseById, Some("resp_1")),
+            ("/v1/conversations", Api::Conversations, None),
+            ("/v1/conversations/conv_1", Api::Conversations, Some("conv_1")),
+            ("/v1/conversations/conv_1/items", Api::Conversations, Some("conv_1")),
+            ("/v1/conversations/conv_1/items/msg_1", Api::Conversations, Some("conv_1")),
+            ("/v1/messages", Api::Messages, None),
+            ("/messages", Api::Messages, None),
+            ("/anthropic/v1/messages?beta=true", Api::Messages, None),
+            ("/v1/threads/t_1/messages", Api::Other, None),
+            ("/v1/messages/count_tokens", Api::CountTokens, None),
+            ("/v1/embeddings", Api::Embeddings, None),
+            ("/v2/embed", Api::Embeddings, None),
+            ("/rerank", Api::Rerank, None),
+            ("/v2/rerank", Api::Rerank, None),
+            ("/score", Api::Score, None),
+            ("/tokenize", Api::Tokenize, None),
+            ("/detokenize", Api::Detokenize, None),
+            ("/v1/audio/transcriptions", Api::Transcription, None),
+            ("/v1/audio/translations", Api::Translation, None),
+            ("/pooling", Api::Pooling, None),
+            ("/classify", Api::Classify, None),
+            ("/v1/models", Api::Models, None),
+            ("/v1/models/org/tiny", Api::Models, None),
+            ("/vllm.grpc.engine.VllmEngine/Generate", Api::GrpcGenerate, None),
+            ("/vllm.grpc.engine.VllmEngine/Embed", Api::GrpcEmbed, None),
+            ("/vllm.grpc.engine.VllmEngine/Abort", Api::GrpcUnsupported, None),
+            ("unsupportedMethod", Api::Other, None),
+            ("/v1/chat/completions/render", Api::Other, None),
+            ("/v1/images/generations", Api::Other, None),
+            ("/v1/chatcompletions", Api::Other, None),
+            ("/", Api::Other, None),
+            ("", Api::Other, None),
+            ("//?", Api::Other, None),
+        ];
+        for (path, api, id) in cases {
+            assert_eq!(Api::from_path(path), (*api, *id), "{path}");
+        }
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let mut names: Vec<_> = Api::ALL.iter().map(|a| a.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), Api::ALL.len());
+    }
+}

@@ -1,0 +1,344 @@
+//! Conversations: OpenAI's messages, the items of the Responses API and Anthropic's messages, which are close enough to be read
+//! by one shape. What a server would refuse in a message and we can read past is passed on: the server decides.
+
+use super::prompts::{check_prompts, invalid_prompt};
+use super::scalars::Name;
+use super::walk::{Kind, Shape, Skim, Str, Walk};
+use crate::error::{Reason, RequestError};
+use crate::protocol::prompt::{Builder, MediaKind, Piece};
+use serde::de::{MapAccess, SeqAccess};
+use std::borrow::Cow;
+
+/// What matters in a message, an item or a part of its content.
+const NODE: &[&str] = &[
+    "type",
+    "role",
+    "content",
+    "text",
+    "name",
+    "tool_calls",
+    "tool_call_id",
+    "function_call",
+    "arguments",
+    "call_id",
+    "output",
+    "summary",
+    "reasoning",
+    "reasoning_content",
+    "refusal",
+    "thinking",
+    "tool_use_id",
+    "input",
+    "image_url",
+    "image_embeds",
+    "image",
+    "input_audio",
+    "audio_url",
+    "audio_embeds",
+    "video_url",
+    "file",
+    "file_id",
+    "file_data",
+    "file_url",
+    "source",
+];
+
+/// What matters in an object that stands for media; the first string of these is the reference.
+const MEDIA: &[&str] = &["url", "data", "file_data", "file_id", "file_url", "content"];
+
+/// A list of messages: one conversation.
+#[derive(Debug)]
+pub(super) struct Conversation<'p, 'de> {
+    pub(super) out: &'p mut Builder<'de>,
+    pub(super) field: &'static str,
+}
+
+impl<'de> Shape<'de> for Conversation<'_, 'de> {
+    type Out = ();
+
+    fn other(self, got: Kind) -> Result<(), RequestError> {
+        match got {
+            // As good as absent.
+            Kind::Null => Ok(()),
+            _ => Err(invalid_messages(self.field, "an array of at least one message", got.describe())),
+        }
+    }
+
+    fn array<A: SeqAccess<'de>>(self, walk: &mut Walk<'_>, seq: &mut A) -> Result<(), A::Error> {
+        let Self { out, field } = self;
+        let mut count = 0u32;
+        while walk.element(seq, Node { out: &mut *out, field, message: true })?.is_some() {
+            count = count.saturating_add(1);
+            let allowed = walk.limits.max_messages;
+            if count > allowed {
+                let allowed = format!("an array of at most {allowed} messages");
+                return Err(walk.fail(invalid_messages(field, &allowed, "more")));
+            }
+        }
+        if count == 0 {
+            let error = invalid_messages(field, "an array of at least one message", "an empty array");
+            return Err(walk.fail(error));
+        }
+        out.end_of_prompt();
+        Ok(())
+    }
+}
+
+/// A list of conversations.
+#[derive(Debug)]
+pub(super) struct Conversations<'p, 'de> {
+    pub(super) out: &'p mut Builder<'de>,
+    pub(super) field: &'static str,
+}
+
+impl<'de> Shape<'de> for Conversations<'_, 'de> {
+    type Out = ();
+
+    fn other(self, got: Kind) -> Result<(), RequestError> {
+        Err(invalid_messages(self.field, "an array of at least one conversation", got.describe()))
+    }
+
+    fn array<A: SeqAccess<'de>>(self, walk: &mut Walk<'_>, seq: &mut A) -> Result<(), A::Error> {
+        let Self { out, field } = self;
+        let mut count = 0u32;
+        while walk.element(seq, Conversation { out: &mut *out, field })?.is_some() {
+            count = count.saturating_add(1);
+            check_prompts(walk, field, count)?;
+        }
+        if count == 0 {
+            let error = invalid_messages(field, "an array of at least one conversation", "an empty array");
+            return Err(walk.fail(error));
+        }
+        Ok(())
+    }
+}
+
+/// The `input` of the Responses API: a string or a list of items.
+#[derive(Debug)]
+pub(super) struct Items<'p, 'de> {
+    pub(super) out: &'p mut Builder<'de>,
+    pub(super) field: &'static str,
+}
+
+impl<'de> Shape<'de> for Items<'_, 'de> {
+    type Out = ();
+
+    fn other(self, got: Kind) -> Result<(), RequestError> {
+        match got {
+            Kind::Null => Ok(()),
+            _ => Err(invalid_prompt(self.field, "a string or an array of items", got.describe())),
+        }
+    }
+
+    fn string(self, text: Str<'de, '_>) -> Result<(), RequestError> {
+        self.out.text(text.get().len(), || text.into_cow());
+        self.out.end_of_prompt();
+        Ok(())
+    }
+
+    fn array<A: SeqAccess<'de>>(self, walk: &mut Walk<'_>, seq: &mut A) -> Result<(), A::Error> {
+        Conversation { out: self.out, field: self.field }.array(walk, seq)
+    }
+}
+
+/// One message, item or part of content.
+#[derive(Debug)]
+pub(super) struct Node<'p, 'de> {
+    out: &'p mut Builder<'de>,
+    field: &'static str,
+    message: bool,
+}
+
+impl<'p, 'de> Node<'p, 'de> {
+    /// A part of content, which has no role.
+    pub(super) fn part(out: &'p mut Builder<'de>, field: &'static str) -> Self {
+        Self { out, field, message: false }
+    }
+}
+
+impl<'de> Shape<'de> for Node<'_, 'de> {
+    type Out = ();
+
+    fn other(self, got: Kind) -> Result<(), RequestError> {
+        let allowed = if self.message { "an array of objects" } else { "made of strings and objects" };
+        Err(invalid_messages(self.field, allowed, got.describe()))
+    }
+
+    fn string(self, text: Str<'de, '_>) -> Result<(), RequestError> {
+        if self.message {
+            return self.other(Kind::String);
+        }
+        self.out.text(text.get().len(), || text.into_cow());
+        Ok(())
+    }
+
+    fn object<A: MapAccess<'de>>(self, walk: &mut Walk<'_>, map: &mut A) -> Result<(), A::Error> {
+        let Self { out, field, message } = self;
+        let mark = if message { out.message() } else { None };
+        // A part says what its `source` or `file` is, before it or after it.
+        let mut document = false;
+        walk.fields(map, NODE, |walk, map, name| {
+            match name {
+                "type" => document |= walk.value(map, Name)?.as_deref() == Some("document"),
+                "role" => {
+                    if let Some(role) = walk.value(map, Name)? {
+                        out.role(mark, role);
+                    }
+                }
+                "content" => walk.value(map, Content { out: &mut *out, field })?,
+                "text" | "arguments" | "output" | "summary" | "reasoning" | "reasoning_content" | "refusal"
+                | "thinking" => walk.value(map, Loose { out: &mut *out, field })?,
+                "name" | "tool_call_id" | "call_id" | "tool_use_id" => {
+                    if let Some(label) = walk.value(map, Name)? {
+                        out.add_text_bytes(label.len());
+                        out.piece(|| Piece::Label(label));
+                    }
+                }
+                "tool_calls" | "function_call" | "input" => {
+                    let raw = walk.raw(map, name)?;
+                    if raw != "null" {
+                        out.add_text_bytes(raw.len());
+                        out.piece(|| Piece::ToolCall(raw));
+                    }
+                }
+                _ => {
+                    let kind = media_kind(name, document);
+                    if let Some(reference) = walk.value(map, Media)? {
+                        out.media(kind, || reference);
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+fn media_kind(field: &str, document: bool) -> MediaKind {
+    match field {
+        "input_audio" | "audio_url" | "audio_embeds" => MediaKind::Audio,
+        "video_url" => MediaKind::Video,
+        "file" | "file_id" | "file_data" | "file_url" => MediaKind::Document,
+        _ if document => MediaKind::Document,
+        _ => MediaKind::Image,
+    }
+}
+
+/// The content of a message: a string, parts, or null.
+#[derive(Debug)]
+pub(super) struct Content<'p, 'de> {
+    pub(super) out: &'p mut Builder<'de>,
+    pub(super) field: &'static str,
+}
+
+impl<'de> Shape<'de> for Content<'_, 'de> {
+    type Out = ();
+
+    fn other(self, got: Kind) -> Result<(), RequestError> {
+        match got {
+            Kind::Null => Ok(()),
+            _ => Err(invalid_messages(
+                self.field,
+                "made of messages whose content is a string, parts or null",
+                got.describe(),
+            )),
+        }
+    }
+
+    fn string(self, text: Str<'de, '_>) -> Result<(), RequestError> {
+        self.out.text(text.get().len(), || text.into_cow());
+        Ok(())
+    }
+
+    fn object<A: MapAccess<'de>>(self, walk: &mut Walk<'_>, map: &mut A) -> Result<(), A::Error> {
+        Node::part(self.out, self.field).object(walk, map)
+    }
+
+    fn array<A: SeqAccess<'de>>(self, walk: &mut Walk<'_>, seq: &mut A) -> Result<(), A::Error> {
+        let Self { out, field } = self;
+        while walk.element(seq, Node::part(&mut *out, field))?.is_some() {}
+        Ok(())
+    }
+}
+
+/// Like [`Content`], in fields that only some servers know: what is neither text nor parts is the server's to refuse.
+struct Loose<'p, 'de> {
+    out: &'p mut Builder<'de>,
+    field: &'static str,
+}
+
+impl<'de> Shape<'de> for Loose<'_, 'de> {
+    type Out = ();
+
+    fn other(self, _got: Kind) -> Result<(), RequestError> {
+        Ok(())
+    }
+
+    fn string(self, text: Str<'de, '_>) -> Result<(), RequestError> {
+        self.out.text(text.get().len(), || text.into_cow());
+        Ok(())
+    }
+
+    fn array<A: SeqAccess<'de>>(self, walk: &mut Walk<'_>, seq: &mut A) -> Result<(), A::Error> {
+        let Self { out, field } = self;
+        while walk.element(seq, LoosePart { out: &mut *out, field })?.is_some() {}
+        Ok(())
+    }
+}
+
+/// A part in a [`Loose`] list.
+struct LoosePart<'p, 'de> {
+    out: &'p mut Builder<'de>,
+    field: &'static str,
+}
+
+impl<'de> Shape<'de> for LoosePart<'_, 'de> {
+    type Out = ();
+
+    fn other(self, _got: Kind) -> Result<(), RequestError> {
+        Ok(())
+    }
+
+    fn string(self, text: Str<'de, '_>) -> Result<(), RequestError> {
+        self.out.text(text.get().len(), || text.into_cow());
+        Ok(())
+    }
+
+    fn object<A: MapAccess<'de>>(self, walk: &mut Walk<'_>, map: &mut A) -> Result<(), A::Error> {
+        Node::part(self.out, self.field).object(walk, map)
+    }
+}
+
+/// A URL, data or an id, as a string or in an object. Borrowed, so that data URIs of any size cost nothing, unless the client
+/// escaped characters in it (some write `\/` for `/`).
+#[derive(Clone, Copy, Debug)]
+struct Media;
+
+impl<'de> Shape<'de> for Media {
+    type Out = Option<Cow<'de, str>>;
+
+    fn other(self, got: Kind) -> Result<Self::Out, RequestError> {
+        // An array or a number stands for something that we don't know, but it is there.
+        Ok((got != Kind::Null).then_some(Cow::Borrowed("")))
+    }
+
+    fn string(self, text: Str<'de, '_>) -> Result<Self::Out, RequestError> {
+        Ok(Some(text.into_cow()))
+    }
+
+    fn object<A: MapAccess<'de>>(self, walk: &mut Walk<'_>, map: &mut A) -> Result<Self::Out, A::Error> {
+        let mut reference = None;
+        walk.fields(map, MEDIA, |walk, map, _| {
+            if reference.is_none() {
+                reference = walk.value(map, Name)?;
+            } else {
+                walk.value(map, Skim)?;
+            }
+            Ok(())
+        })?;
+        Ok(Some(reference.unwrap_or_default()))
+    }
+}
+
+fn invalid_messages(field: &'static str, allowed: &str, got: &str) -> RequestError {
+    RequestError::new(Reason::InvalidMessages, format!("`{field}` must be {allowed}, got {got}")).param(field)
+}

@@ -1,0 +1,66 @@
+//! JSON bodies: from bytes to a [`Request`](super::Request) in one pass.
+//!
+//! [`walk`] holds the limits, [`fields`] knows the fields of each API, [`prompts`] and [`messages`] the shapes that prompts
+//! come in, [`scalars`] the single values.
+
+mod fields;
+mod messages;
+mod prompts;
+mod scalars;
+mod walk;
+
+use super::{Api, Request};
+use crate::error::{Reason, RequestError};
+use crate::limits::Limits;
+use fields::Body;
+use walk::Walk;
+
+/// Reads the body of an API that we know.
+pub(super) fn read<'a>(
+    api: Api,
+    content_type: Option<&str>,
+    body: &'a [u8],
+    limits: &Limits,
+) -> Result<Request<'a>, RequestError> {
+    if let Some(form) = content_type.map(media_type).filter(|t| is_form(t)) {
+        let got = if form.starts_with(|c: char| c.eq_ignore_ascii_case(&'m')) { "a multipart body" } else { "a form" };
+        let message = format!("content-type must be application/json, got {got}");
+        return Err(RequestError::new(Reason::UnsupportedMediaType, message));
+    }
+    let text = text(body)?;
+    Walk::read(text, limits, Body::new(api, text, limits))
+}
+
+/// Looks at the body of an API that we don't know: what can be found counts, nothing is refused.
+pub(super) fn glance<'a>(body: &'a [u8], limits: &Limits) -> Request<'a> {
+    read(Api::Other, None, body, limits).unwrap_or_default()
+}
+
+/// The body as text.
+fn text(body: &[u8]) -> Result<&str, RequestError> {
+    if body.is_empty() {
+        return Err(RequestError::new(Reason::EmptyBody, "the body is empty, expected a JSON object"));
+    }
+    if body.starts_with(b"\xEF\xBB\xBF")
+        || matches!(body, [0xFF, 0xFE, ..] | [0xFE, 0xFF, ..] | [0, _, ..] | [_, 0, ..])
+    {
+        let message = "invalid JSON: got a byte order mark or UTF-16, expected UTF-8 without BOM";
+        return Err(RequestError::new(Reason::InvalidJson, message));
+    }
+    std::str::from_utf8(body).map_err(|e| {
+        let message = format!("invalid UTF-8 in the body at byte offset {}", e.valid_up_to());
+        RequestError::new(Reason::InvalidUtf8, message)
+    })
+}
+
+fn media_type(content_type: &str) -> &str {
+    content_type.split(';').next().unwrap_or_default().trim()
+}
+
+fn is_form(media_type: &str) -> bool {
+    media_type.eq_ignore_ascii_case("application/x-www-form-urlencoded")
+        || media_type.get(..10).is_some_and(|t| t.eq_ignore_ascii_case("multipart/"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,221 @@
+//! Prompts that are not conversations: text, token ids, lists of them, pairs.
+
+use super::messages::Node;
+use super::walk::{Kind, Shape, Str, Walk};
+use crate::error::{Reason, RequestError};
+use crate::protocol::prompt::Builder;
+use serde::de::{self, MapAccess, SeqAccess};
+
+/// Token ids are signed 32-bit integers in the servers.
+const MAX_TOKEN_ID: u64 = i32::MAX as u64;
+
+/// `"text"`, `["text", …]`, `[ids…]` or `[[ids…], …]`.
+#[derive(Debug)]
+pub(super) struct Prompts<'p, 'de> {
+    pub(super) out: &'p mut Builder<'de>,
+    pub(super) field: &'static str,
+}
+
+impl<'de> Shape<'de> for Prompts<'_, 'de> {
+    type Out = ();
+
+    fn other(self, got: Kind) -> Result<(), RequestError> {
+        match got {
+            // As good as absent.
+            Kind::Null => Ok(()),
+            _ => {
+                Err(invalid_prompt(self.field, "a string, an array of strings or arrays of token ids", got.describe()))
+            }
+        }
+    }
+
+    fn string(self, text: Str<'de, '_>) -> Result<(), RequestError> {
+        self.out.text(text.get().len(), || text.into_cow());
+        self.out.end_of_prompt();
+        Ok(())
+    }
+
+    fn array<A: SeqAccess<'de>>(self, walk: &mut Walk<'_>, seq: &mut A) -> Result<(), A::Error> {
+        let Self { out, field } = self;
+        let mut ids = Vec::new();
+        let mut prompts = 0u32;
+        while let Some(element) = walk.element(seq, Element { out: &mut *out, field })? {
+            match element {
+                Some(id) if prompts == 0 => ids.push(id),
+                None if ids.is_empty() => {
+                    prompts = prompts.saturating_add(1);
+                    check_prompts(walk, field, prompts)?;
+                }
+                _ => return Err(walk.fail(invalid_tokens(field, "token ids mixed with other values"))),
+            }
+        }
+        if !ids.is_empty() {
+            out.tokens(ids);
+            out.end_of_prompt();
+        } else if prompts == 0 {
+            return Err(walk.fail(invalid_prompt(field, "a prompt or a list of at least one", "an empty array")));
+        }
+        Ok(())
+    }
+}
+
+/// One element of a list: an id (returned) or a whole prompt (put away).
+struct Element<'p, 'de> {
+    out: &'p mut Builder<'de>,
+    field: &'static str,
+}
+
+impl<'de> Shape<'de> for Element<'_, 'de> {
+    type Out = Option<u32>;
+
+    fn other(self, got: Kind) -> Result<Self::Out, RequestError> {
+        match got {
+            Kind::Null | Kind::Bool(_) | Kind::String | Kind::Array | Kind::Object => {
+                Err(invalid_prompt(self.field, "a list of strings or of token ids", got.describe()))
+            }
+            number => TokenId { field: self.field }.other(number).map(Some),
+        }
+    }
+
+    fn string(self, text: Str<'de, '_>) -> Result<Self::Out, RequestError> {
+        self.out.text(text.get().len(), || text.into_cow());
+        self.out.end_of_prompt();
+        Ok(None)
+    }
+
+    fn array<A: SeqAccess<'de>>(self, walk: &mut Walk<'_>, seq: &mut A) -> Result<Self::Out, A::Error> {
+        let mut ids = Vec::new();
+        while let Some(id) = walk.element(seq, TokenId { field: self.field })? {
+            ids.push(id);
+        }
+        self.out.tokens(ids);
+        self.out.end_of_prompt();
+        Ok(None)
+    }
+}
+
+/// One token id.
+#[derive(Clone, Copy, Debug)]
+struct TokenId {
+    field: &'static str,
+}
+
+impl Shape<'_> for TokenId {
+    type Out = u32;
+
+    fn other(self, got: Kind) -> Result<u32, RequestError> {
+        match got {
+            Kind::Unsigned(id @ 0..=MAX_TOKEN_ID) => Ok(id as u32),
+            Kind::Unsigned(_) => Err(invalid_tokens(self.field, "a larger number")),
+            _ => Err(invalid_tokens(self.field, got.describe())),
+        }
+    }
+}
+
+/// The texts on one side of a rerank or score request: a string, an object with content, or a list of these. Tells how many.
+#[derive(Debug)]
+pub(super) struct Texts<'p, 'de> {
+    pub(super) out: &'p mut Builder<'de>,
+    pub(super) field: &'static str,
+}
+
+impl<'de> Shape<'de> for Texts<'_, 'de> {
+    type Out = u32;
+
+    fn other(self, got: Kind) -> Result<u32, RequestError> {
+        Err(invalid_prompt(self.field, "a string, an object or an array of these", got.describe()))
+    }
+
+    fn string(self, text: Str<'de, '_>) -> Result<u32, RequestError> {
+        self.out.text(text.get().len(), || text.into_cow());
+        Ok(1)
+    }
+
+    fn object<A: MapAccess<'de>>(self, walk: &mut Walk<'_>, map: &mut A) -> Result<u32, A::Error> {
+        Node::part(self.out, self.field).object(walk, map)?;
+        Ok(1)
+    }
+
+    fn array<A: SeqAccess<'de>>(self, walk: &mut Walk<'_>, seq: &mut A) -> Result<u32, A::Error> {
+        let Self { out, field } = self;
+        let mut count = 0u32;
+        while walk.element(seq, Text { out: &mut *out, field })?.is_some() {
+            out.keep(false);
+            count = count.saturating_add(1);
+            check_prompts(walk, field, count)?;
+        }
+        out.keep(true);
+        if count == 0 {
+            return Err(walk.fail(invalid_prompt(field, "a list of at least one text", "an empty array")));
+        }
+        Ok(count)
+    }
+}
+
+/// One text of a list of texts.
+struct Text<'p, 'de> {
+    out: &'p mut Builder<'de>,
+    field: &'static str,
+}
+
+impl<'de> Shape<'de> for Text<'_, 'de> {
+    type Out = ();
+
+    fn other(self, got: Kind) -> Result<(), RequestError> {
+        Err(invalid_prompt(self.field, "a list of strings or objects", got.describe()))
+    }
+
+    fn string(self, text: Str<'de, '_>) -> Result<(), RequestError> {
+        self.out.text(text.get().len(), || text.into_cow());
+        Ok(())
+    }
+
+    fn object<A: MapAccess<'de>>(self, walk: &mut Walk<'_>, map: &mut A) -> Result<(), A::Error> {
+        Node::part(self.out, self.field).object(walk, map)
+    }
+}
+
+/// Token ids alone, as `/detokenize` takes them.
+#[derive(Debug)]
+pub(super) struct TokenList<'p, 'de> {
+    pub(super) out: &'p mut Builder<'de>,
+    pub(super) field: &'static str,
+}
+
+impl<'de> Shape<'de> for TokenList<'_, 'de> {
+    type Out = ();
+
+    fn other(self, got: Kind) -> Result<(), RequestError> {
+        Err(invalid_prompt(self.field, "an array of token ids", got.describe()))
+    }
+
+    fn array<A: SeqAccess<'de>>(self, walk: &mut Walk<'_>, seq: &mut A) -> Result<(), A::Error> {
+        let mut ids = Vec::new();
+        while let Some(id) = walk.element(seq, TokenId { field: self.field })? {
+            ids.push(id);
+        }
+        self.out.tokens(ids);
+        self.out.end_of_prompt();
+        Ok(())
+    }
+}
+
+/// Refuses a batch of more prompts than allowed.
+pub(super) fn check_prompts<E: de::Error>(walk: &mut Walk<'_>, field: &'static str, count: u32) -> Result<(), E> {
+    let allowed = walk.limits.max_prompts;
+    if count <= allowed {
+        return Ok(());
+    }
+    let message = format!("`{field}` holds more than the {allowed} prompts allowed");
+    Err(walk.fail(RequestError::new(Reason::TooManyPrompts, message).param(field)))
+}
+
+/// A refusal of a prompt.
+pub(super) fn invalid_prompt(field: &'static str, allowed: &str, got: &str) -> RequestError {
+    RequestError::new(Reason::InvalidPrompt, format!("`{field}` must be {allowed}, got {got}")).param(field)
+}
+
+fn invalid_tokens(field: &'static str, got: &str) -> RequestError {
+    let message = format!("`{field}` must hold token ids from 0 to {MAX_TOKEN_ID} and nothing else, got {got}");
+    RequestError::new(Reason::InvalidPromptTokens, message).param(field)
+}

@@ -1,0 +1,146 @@
+//! Single values: a model, a flag, a number, a name.
+
+use super::walk::{Kind, Shape, Str};
+use crate::error::{Reason, RequestError};
+use crate::limits::Limits;
+use std::borrow::Cow;
+
+/// The name of a model.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ModelName<'l> {
+    pub(super) limits: &'l Limits,
+}
+
+/// A refusal of a model name; `got` says what stands there.
+pub(super) fn invalid_model(limits: &Limits, got: &str) -> RequestError {
+    let allowed = limits.max_model_bytes;
+    let message = format!("`model` must be a string of 1 to {allowed} bytes without control characters, got {got}");
+    RequestError::new(Reason::InvalidModel, message).param("model")
+}
+
+impl<'de> Shape<'de> for ModelName<'_> {
+    type Out = Cow<'de, str>;
+
+    fn other(self, got: Kind) -> Result<Self::Out, RequestError> {
+        Err(invalid_model(self.limits, got.describe()))
+    }
+
+    fn string(self, text: Str<'de, '_>) -> Result<Self::Out, RequestError> {
+        let name = text.get();
+        if name.is_empty() {
+            return Err(invalid_model(self.limits, "an empty string"));
+        }
+        if name.len() > self.limits.max_model_bytes as usize {
+            return Err(invalid_model(self.limits, &format!("{} bytes", name.len())));
+        }
+        if name.chars().any(char::is_control) {
+            return Err(invalid_model(self.limits, "a control character"));
+        }
+        Ok(text.into_cow())
+    }
+}
+
+/// `true`, `false` or null; null is false.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flag {
+    pub(super) field: &'static str,
+}
+
+impl Shape<'_> for Flag {
+    type Out = bool;
+
+    fn other(self, got: Kind) -> Result<bool, RequestError> {
+        match got {
+            Kind::Bool(value) => Ok(value),
+            Kind::Null => Ok(false),
+            _ => Err(invalid_type(self.field, "true or false", got)),
+        }
+    }
+}
+
+/// A number that informs routing but is the server's to check: anything but a whole number of 32 bits says nothing.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Count;
+
+impl Shape<'_> for Count {
+    type Out = Option<u32>;
+
+    fn other(self, got: Kind) -> Result<Option<u32>, RequestError> {
+        Ok(match got {
+            Kind::Unsigned(value) => u32::try_from(value).ok(),
+            _ => None,
+        })
+    }
+}
+
+/// A string that informs routing but is the server's to check: anything else says nothing.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Name;
+
+impl<'de> Shape<'de> for Name {
+    type Out = Option<Cow<'de, str>>;
+
+    fn other(self, _got: Kind) -> Result<Self::Out, RequestError> {
+        Ok(None)
+    }
+
+    fn string(self, text: Str<'de, '_>) -> Result<Self::Out, RequestError> {
+        Ok(Some(text.into_cow()))
+    }
+}
+
+/// The salt of the prefix cache: two tenants with different salts must never share blocks, so a salt that we can't read is refused.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CacheSalt<'l> {
+    pub(super) limits: &'l Limits,
+}
+
+impl CacheSalt<'_> {
+    fn invalid(self, got: &str) -> RequestError {
+        let allowed = self.limits.max_cache_salt_bytes;
+        let message = format!("`cache_salt` must be a string of 1 to {allowed} bytes, got {got}");
+        RequestError::new(Reason::InvalidCacheSalt, message).param("cache_salt")
+    }
+}
+
+impl<'de> Shape<'de> for CacheSalt<'_> {
+    type Out = Option<Cow<'de, str>>;
+
+    fn other(self, got: Kind) -> Result<Self::Out, RequestError> {
+        match got {
+            Kind::Null => Ok(None),
+            _ => Err(self.invalid(got.describe())),
+        }
+    }
+
+    fn string(self, text: Str<'de, '_>) -> Result<Self::Out, RequestError> {
+        match text.get().len() {
+            0 => Err(self.invalid("an empty string")),
+            n if n > self.limits.max_cache_salt_bytes as usize => Err(self.invalid(&format!("{n} bytes"))),
+            _ => Ok(Some(text.into_cow())),
+        }
+    }
+}
+
+/// A value whose sort is checked and which says nothing else; null is as good as absent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Typed {
+    pub(super) field: &'static str,
+    pub(super) expected: Kind,
+    pub(super) allowed: &'static str,
+}
+
+impl Shape<'_> for Typed {
+    type Out = ();
+
+    fn other(self, got: Kind) -> Result<(), RequestError> {
+        let same = std::mem::discriminant(&got) == std::mem::discriminant(&self.expected);
+        if same || got == Kind::Null { Ok(()) } else { Err(invalid_type(self.field, self.allowed, got)) }
+    }
+}
+
+/// A refusal of the sort of a value.
+pub(super) fn invalid_type(field: &'static str, allowed: &str, got: Kind) -> RequestError {
+    let message = format!("`{field}` must be {allowed}, got {}", got.describe());
+    RequestError::new(Reason::InvalidType, message).param(field)
+}

@@ -1,0 +1,94 @@
+//! Understanding requests and answers: which API a path names, what in a body matters to routing, what in an answer matters to
+//! accounting.
+//!
+//! Everything is borrowed from the body and read in one pass; no document tree is built. Called by `ext_proc::exchange`; may
+//! import `error`, `limits`, `ids`. No I/O.
+
+pub mod api;
+pub mod dialect;
+pub mod grpc;
+mod json;
+pub mod multipart;
+pub mod prompt;
+mod scan;
+pub mod splice;
+pub mod usage;
+
+pub use api::{Api, BodyFormat, Dialect};
+pub use prompt::{MediaKind, Piece, Prompt};
+pub use splice::{ModelRenamer, replace_model};
+pub use usage::{Usage, UsageScanner};
+
+use crate::error::RequestError;
+use crate::limits::Limits;
+use std::borrow::Cow;
+use std::ops::Range;
+
+/// What a request says that matters to routing. Borrows from the body.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request<'a> {
+    /// The model the client asked for; `None` where the API makes it optional and it is absent, or the body can't be read.
+    pub model: Option<Model<'a>>,
+    /// What the server will have to read.
+    pub prompt: Prompt<'a>,
+    /// The answer comes as server-sent events.
+    pub stream: bool,
+    /// Longest answer asked for, tokens; `None` when absent or not a whole number of 32 bits.
+    pub max_tokens: Option<u32>,
+    /// Answers asked for (`n`); 1 unless said.
+    pub choices: u32,
+    /// Separates the prefix caches of tenants.
+    pub cache_salt: Option<Cow<'a, str>>,
+    /// Responses API: the answer that this request continues; its state lives on the server that gave it.
+    pub previous_response_id: Option<Cow<'a, str>>,
+    /// Responses API: the conversation that this request continues.
+    pub conversation: Option<Cow<'a, str>>,
+    /// The client's own name for requests that share a beginning.
+    pub prompt_cache_key: Option<Cow<'a, str>>,
+}
+
+impl Default for Request<'_> {
+    fn default() -> Self {
+        Self {
+            model: None,
+            prompt: Prompt::default(),
+            stream: false,
+            max_tokens: None,
+            choices: 1,
+            cache_salt: None,
+            previous_response_id: None,
+            conversation: None,
+            prompt_cache_key: None,
+        }
+    }
+}
+
+/// The model's name and where it stands in the body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Model<'a> {
+    /// The name, unescaped.
+    pub name: Cow<'a, str>,
+    /// The bytes of the JSON string in the body, quotes included: what a rewrite replaces. Empty for multipart and gRPC bodies, in
+    /// which nothing can be spliced.
+    pub span: Range<usize>,
+}
+
+/// Reads a whole request body. `content_type` is the header's value, if there was one.
+///
+/// # Errors
+/// The body breaks a rule of its API or a limit: the reason names the rule, the message the field, what was got and what is allowed. The
+/// message never holds text of the prompt. Bodies of [`Api::Other`] and multipart bodies are never refused.
+pub fn parse<'a>(
+    api: Api,
+    content_type: Option<&str>,
+    body: &'a [u8],
+    limits: &Limits,
+) -> Result<Request<'a>, RequestError> {
+    match api.body_format() {
+        BodyFormat::Nothing => Ok(Request::default()),
+        BodyFormat::Json => json::read(api, content_type, body, limits),
+        BodyFormat::Multipart => Ok(multipart::sniff(content_type, body, limits)),
+        BodyFormat::Grpc => grpc::read(api, body),
+        BodyFormat::Unknown => Ok(json::glance(body, limits)),
+    }
+}
