@@ -9,3 +9,4 @@ pub mod limits;
 pub mod pool;
 pub mod protocol;
 pub mod rng;
+pub mod scheduling;

@@ -1,0 +1,28 @@
+//! The endpoints that a request may go to.
+
+use crate::clock::Timestamp;
+use crate::pool::{EndpointMetrics, EndpointState, ledger};
+use std::time::Duration;
+
+/// An endpoint that may serve the request, with the figure that most algorithms start from.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate<'a> {
+    /// Identity, ledger, health and metrics.
+    pub state: &'a EndpointState,
+    /// What it reports, unless that is too old to say anything.
+    pub metrics: Option<&'a EndpointMetrics>,
+    /// Requests on it, [`ledger::requests`], raised while it is in slow start.
+    pub requests: u32,
+}
+
+impl<'a> Candidate<'a> {
+    /// A candidate whose load counts `surcharge` percent (and at least that part of one request) more than it is.
+    #[must_use]
+    pub fn new(state: &'a EndpointState, now: Timestamp, stale_after: Duration, surcharge: u32) -> Self {
+        let metrics = state.metrics.as_deref().filter(|m| now.since(m.scraped_at) <= stale_after);
+        let requests = ledger::requests(&state.endpoint, metrics);
+        let extra = u64::from(requests.max(1)) * u64::from(surcharge) / 100;
+        let requests = requests.saturating_add(u32::try_from(extra).unwrap_or(u32::MAX));
+        Self { state, metrics, requests }
+    }
+}

@@ -1,0 +1,88 @@
+//! What came of a decision.
+
+use crate::pool::Endpoint;
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// Endpoints in the order in which they should be tried, built by a strategy.
+#[derive(Debug)]
+pub struct Ranking {
+    wanted: usize,
+    picks: SmallVec<[Arc<Endpoint>; 4]>,
+    reason: &'static str,
+}
+
+impl Ranking {
+    /// An empty ranking of at most `wanted` endpoints (at least one).
+    #[must_use]
+    pub fn new(wanted: usize) -> Self {
+        Self { wanted: wanted.max(1), picks: SmallVec::new(), reason: "" }
+    }
+
+    /// How many endpoints are asked for.
+    #[must_use]
+    pub fn wanted(&self) -> usize {
+        self.wanted
+    }
+
+    /// Whether as many endpoints as asked for are in.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.picks.len() >= self.wanted
+    }
+
+    /// Adds the next best endpoint; ignored when full or when it is in already.
+    pub fn push(&mut self, endpoint: &Arc<Endpoint>) {
+        if !self.is_full() && !self.picks.iter().any(|p| p.id == endpoint.id) {
+            self.picks.push(endpoint.clone());
+        }
+    }
+
+    /// Adds the endpoints with the lowest keys, lowest first, as many as are wanted; one pass, without sorting the rest.
+    pub fn push_lowest<'a>(&mut self, keyed: impl Iterator<Item = (u64, &'a Arc<Endpoint>)>) {
+        let mut lowest: SmallVec<[(u64, &Arc<Endpoint>); 8]> = SmallVec::new();
+        for (key, endpoint) in keyed {
+            if lowest.len() >= self.wanted {
+                if lowest.last().is_some_and(|(highest, _)| *highest <= key) {
+                    continue;
+                }
+                lowest.pop();
+            }
+            let at = lowest.partition_point(|(k, _)| *k <= key);
+            lowest.insert(at, (key, endpoint));
+        }
+        for (_, endpoint) in lowest {
+            self.push(endpoint);
+        }
+    }
+
+    /// Says in a few words why the first endpoint won, for people.
+    pub fn because(&mut self, reason: &'static str) {
+        self.reason = reason;
+    }
+
+    /// The finished decision; `None` when the strategy named no endpoint.
+    #[must_use]
+    pub fn decide(self) -> Option<Decision> {
+        (!self.picks.is_empty()).then_some(Decision {
+            picks: self.picks,
+            reason: self.reason,
+            probe: false,
+            ejection_ignored: false,
+        })
+    }
+}
+
+/// Where a request goes.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    /// The endpoints in order; the first is the primary, the rest are for retries. Never empty.
+    pub picks: SmallVec<[Arc<Endpoint>; 4]>,
+    /// Why the first one won.
+    pub reason: &'static str,
+    /// The first one is half open and this request is its probe: should the request end without an outcome, the endpoint's
+    /// [`probe_lost`](crate::pool::health::EndpointHealth::probe_lost) lets another probe go.
+    pub probe: bool,
+    /// Every endpoint that might have served is ejected, and one was named all the same.
+    pub ejection_ignored: bool,
+}

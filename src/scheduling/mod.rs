@@ -1,0 +1,24 @@
+//! Deciding where a request goes.
+//!
+//! [`Scheduler::decide`] narrows the pool to the endpoints that may serve the request and lets one [`Strategy`] put them in order.
+//! Strategies are one file each and one line in the [`registry`]. Pure: `now` and the random numbers are arguments.
+//!
+//! May import: `ids`, `clock`, `rng`, `error`, `pool`, `protocol`.
+
+pub mod candidates;
+pub mod decision;
+pub mod plugin;
+pub mod registry;
+pub mod router;
+pub mod scheduler;
+pub mod scorer;
+pub mod strategy;
+
+pub use candidates::Candidate;
+pub use decision::{Decision, Ranking};
+pub use plugin::{PickContext, RequestFacts, Strategy};
+pub use router::{Pool, Router};
+pub use scheduler::Scheduler;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,208 @@
+//! Which pool serves a request, and under which model name.
+
+use super::scheduler::Scheduler;
+use crate::error::{Reason, RequestError};
+use crate::pool::SnapshotStore;
+use crate::rng::PickRng;
+use rand::RngExt;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What sends a request to a pool. Several conditions must all hold; a pool without any takes what no other pool takes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolMatch {
+    /// Names of models that the pool serves.
+    pub models: Vec<String>,
+    /// A header (lower-case name) and the value it must have.
+    pub header: Option<(String, String)>,
+    /// The `:authority` (host, port optional).
+    pub authority: Option<String>,
+}
+
+/// One target of a rewrite.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RewriteTarget {
+    /// The name that servers know.
+    pub model: Arc<str>,
+    /// Share of the traffic, relative to the other targets.
+    pub weight: u32,
+}
+
+/// Names under which a pool's models are known to clients, and what servers call them. An exact name beats the general rule.
+#[derive(Clone, Debug, Default)]
+pub struct ModelRewrites {
+    /// By the client's name.
+    pub exact: BTreeMap<String, Vec<RewriteTarget>>,
+    /// For every other name.
+    pub any: Vec<RewriteTarget>,
+}
+
+impl ModelRewrites {
+    /// The server's name for `model`, drawn by weight (evenly when all weights are 0); `None` when no rule speaks of it.
+    #[must_use]
+    pub fn rewrite(&self, model: &str, rng: &mut PickRng) -> Option<Arc<str>> {
+        let targets = self.exact.get(model).unwrap_or(&self.any);
+        let total: u64 = targets.iter().map(|t| u64::from(t.weight)).sum();
+        let target = if total == 0 {
+            targets.get(rng.random_range(0..targets.len().max(1)))
+        } else {
+            let mut at = rng.random_range(0..total);
+            targets.iter().find(|t| {
+                let here = at < u64::from(t.weight);
+                at = at.saturating_sub(u64::from(t.weight));
+                here
+            })
+        };
+        target.map(|t| t.model.clone())
+    }
+}
+
+/// How the chosen endpoints are told to the gateway.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Destination {
+    /// One endpoint: what ORIGINAL_DST clusters and most gateways take.
+    #[default]
+    Single,
+    /// The endpoint and its fallbacks, comma-separated: for gateways that walk the list (Envoy's `override_host`).
+    List,
+}
+
+/// A pool as the request road sees it.
+#[derive(Debug)]
+pub struct Pool {
+    /// Its name.
+    pub name: Arc<str>,
+    /// What sends requests here.
+    pub matches: PoolMatch,
+    /// Its endpoints.
+    pub store: Arc<SnapshotStore>,
+    /// How it decides.
+    pub scheduler: Scheduler,
+    /// Model names.
+    pub rewrites: ModelRewrites,
+    /// With true, models that neither `matches.models` nor a rewrite names are refused.
+    pub reject_unknown_models: bool,
+    /// Metrics older than this say nothing.
+    pub stale_after: Duration,
+    /// How endpoints are told.
+    pub destination: Destination,
+}
+
+impl Pool {
+    fn knows(&self, model: &str) -> bool {
+        self.matches.models.iter().any(|m| m == model) || self.rewrites.exact.contains_key(model)
+    }
+}
+
+/// All pools of the process.
+#[derive(Debug, Default)]
+pub struct Router {
+    pools: Vec<Arc<Pool>>,
+}
+
+/// The part of the request that chooses a pool.
+#[derive(Clone, Copy, Debug)]
+pub struct RouteFacts<'a> {
+    /// The model in the body, if it could be read.
+    pub model: Option<&'a str>,
+    /// The `:authority`.
+    pub authority: &'a str,
+}
+
+impl Router {
+    /// A router over `pools`, in the order of the configuration.
+    #[must_use]
+    pub fn new(pools: Vec<Arc<Pool>>) -> Self {
+        Self { pools }
+    }
+
+    /// All pools.
+    #[must_use]
+    pub fn pools(&self) -> &[Arc<Pool>] {
+        &self.pools
+    }
+
+    /// Header names that some pool looks at.
+    pub fn headers(&self) -> impl Iterator<Item = &str> {
+        self.pools.iter().filter_map(|p| p.matches.header.as_ref().map(|(name, _)| name.as_str()))
+    }
+
+    /// The pool for a request and its position: the first whose conditions all hold, with conditions on a header before those on the authority before those
+    /// on the model; else the first pool without conditions. A request whose model is unknown can't meet a condition on it.
+    ///
+    /// # Errors
+    /// 404 `model_not_found` when only its model kept pools from taking it or the pool refuses unknown models; 404 `no_pool` otherwise.
+    pub fn route<'h>(
+        &self,
+        facts: RouteFacts<'_>,
+        header: impl Fn(&str) -> Option<&'h str>,
+    ) -> Result<(usize, &Arc<Pool>), RequestError> {
+        let mut best: Option<(u8, usize, &Arc<Pool>)> = None;
+        let mut missed_model_only = false;
+        for (position, pool) in self.pools.iter().enumerate() {
+            let m = &pool.matches;
+            let header_holds = m.header.as_ref().map(|(name, value)| header(name) == Some(value.as_str()));
+            let authority_holds = m.authority.as_ref().map(|a| same_authority(a, facts.authority));
+            if header_holds == Some(false) || authority_holds == Some(false) {
+                continue;
+            }
+            let by_model = !m.models.is_empty();
+            if by_model && !facts.model.is_some_and(|model| pool.knows(model)) {
+                missed_model_only = true;
+                continue;
+            }
+            let rank =
+                4 * u8::from(header_holds.is_some()) + 2 * u8::from(authority_holds.is_some()) + u8::from(by_model);
+            if best.is_none_or(|(r, _, _)| rank > r) {
+                best = Some((rank, position, pool));
+            }
+        }
+        match best {
+            Some((_, position, pool)) => match facts.model {
+                Some(model) if pool.reject_unknown_models && !pool.knows(model) => Err(self.unknown_model(model)),
+                _ => Ok((position, pool)),
+            },
+            None if missed_model_only => Err(facts.model.map_or_else(
+                || {
+                    RequestError::new(
+                        Reason::NoPool,
+                        "every pool here takes requests by model, and this one names none",
+                    )
+                },
+                |model| self.unknown_model(model),
+            )),
+            None => Err(RequestError::new(Reason::NoPool, "no pool takes this host and these headers")),
+        }
+    }
+
+    fn unknown_model(&self, model: &str) -> RequestError {
+        let mut known: Vec<&str> = self
+            .pools
+            .iter()
+            .flat_map(|p| {
+                p.matches.models.iter().map(String::as_str).chain(p.rewrites.exact.keys().map(String::as_str))
+            })
+            .collect();
+        known.sort_unstable();
+        known.dedup();
+        let more = if known.len() > 5 { ", …" } else { "" };
+        known.truncate(5);
+        let shown: String = model.chars().filter(|c| !c.is_control()).take(64).collect();
+        RequestError::new(
+            Reason::ModelNotFound,
+            format!("the model `{shown}` does not exist; known models: {}{more}", known.join(", ")),
+        )
+        .param("model")
+    }
+}
+
+fn same_authority(configured: &str, got: &str) -> bool {
+    let without_port =
+        got.rsplit_once(':').filter(|(_, p)| p.bytes().all(|b| b.is_ascii_digit())).map_or(got, |(h, _)| h);
+    configured.eq_ignore_ascii_case(got) || configured.eq_ignore_ascii_case(without_port)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,177 @@
+use super::*;
+use crate::pool::health::HealthPolicy;
+use crate::rng::for_request;
+
+fn pool(name: &str, matches: PoolMatch) -> Pool {
+    let strategy = (crate::scheduling::registry::strategy("random").unwrap().build)(&serde_json::Value::Null).unwrap();
+    Pool {
+        name: name.into(),
+        matches,
+        store: Arc::default(),
+        scheduler: Scheduler::new(strategy, HealthPolicy::default(), 1),
+        rewrites: ModelRewrites::default(),
+        reject_unknown_models: false,
+        stale_after: Duration::from_secs(2),
+        destination: Destination::Single,
+    }
+}
+
+fn by_model(name: &str, models: &[&str]) -> Pool {
+    pool(name, PoolMatch { models: models.iter().map(|m| (*m).to_owned()).collect(), ..PoolMatch::default() })
+}
+
+fn router(pools: Vec<Pool>) -> Router {
+    Router::new(pools.into_iter().map(Arc::new).collect())
+}
+
+fn route(
+    router: &Router,
+    model: Option<&str>,
+    authority: &str,
+    headers: &[(&str, &str)],
+) -> Result<String, RequestError> {
+    let header = |name: &str| headers.iter().find(|(n, _)| *n == name).map(|(_, v)| *v);
+    router.route(RouteFacts { model, authority }, header).map(|(_, p)| p.name.to_string())
+}
+
+#[test]
+fn header_before_authority_before_model_before_the_catch_all() {
+    let header = Some(("x-tier".to_owned(), "gold".to_owned()));
+    let authority = Some("llm.test".to_owned());
+    let models = vec!["m".to_owned()];
+    let router = router(vec![
+        pool("any", PoolMatch::default()),
+        pool("any too", PoolMatch::default()),
+        pool("model", PoolMatch { models: models.clone(), ..PoolMatch::default() }),
+        pool("authority", PoolMatch { authority: authority.clone(), ..PoolMatch::default() }),
+        pool("authority and model", PoolMatch { authority: authority.clone(), models: models.clone(), header: None }),
+        pool("header", PoolMatch { header: header.clone(), ..PoolMatch::default() }),
+        pool("all three", PoolMatch { header, authority, models }),
+    ]);
+    let gold = [("x-tier", "gold")];
+    for (model, host, headers, expected) in [
+        (None, "", &[][..], "any"),
+        (Some("other"), "other.test", &[], "any"),
+        (Some("m"), "", &[], "model"),
+        (Some("other"), "llm.test", &[], "authority"),
+        (None, "llm.test", &[], "authority"),
+        (Some("m"), "llm.test", &[], "authority and model"),
+        (Some("m"), "", &gold, "header"),
+        (Some("other"), "llm.test", &gold, "header"),
+        (Some("m"), "llm.test", &gold, "all three"),
+        (Some("m"), "llm.test", &[("x-tier", "silver")], "authority and model"),
+    ] {
+        assert_eq!(route(&router, model, host, headers).unwrap(), expected, "{model:?} {host} {headers:?}");
+    }
+    assert_eq!(router.headers().collect::<Vec<_>>(), ["x-tier", "x-tier"]);
+    assert_eq!(router.pools().len(), 7);
+}
+
+#[test]
+fn authorities_are_compared_without_case_and_port() {
+    for (configured, got, same) in [
+        ("llm.test", "LLM.test", true),
+        ("llm.test", "llm.test:8080", true),
+        ("llm.test:8080", "llm.test:8080", true),
+        ("llm.test:8080", "llm.test", false),
+        ("llm.test:8080", "llm.test:8081", false),
+        ("llm.test", "llm.test.evil", false),
+        ("llm.test", "llm.test:80a", false),
+        ("[::1]", "[::1]:80", true),
+        ("llm.test", "", false),
+    ] {
+        assert_eq!(same_authority(configured, got), same, "{configured} {got}");
+    }
+}
+
+#[test]
+fn unknown_models_are_named_in_the_refusal() {
+    let models: Vec<String> = (0..7).map(|i| format!("model-{i}")).collect();
+    let models: Vec<&str> = models.iter().rev().map(String::as_str).collect();
+    let router = router(vec![by_model("p", &models)]);
+    let error = route(&router, Some("../../x\n"), "", &[]).unwrap_err();
+    assert_eq!((error.reason, error.param), (Reason::ModelNotFound, Some("model")));
+    assert_eq!(
+        error.message,
+        "the model `../../x` does not exist; known models: model-0, model-1, model-2, model-3, model-4, …"
+    );
+    let long = "x".repeat(1_000);
+    assert!(route(&router, Some(&long), "", &[]).unwrap_err().message.len() < 200);
+    let error = route(&router, None, "", &[]).unwrap_err();
+    assert_eq!(error.reason, Reason::NoPool, "a request without a model has none that could be unknown");
+}
+
+#[test]
+fn no_pool_for_this_host() {
+    let only = pool("p", PoolMatch { authority: Some("a.test".into()), ..PoolMatch::default() });
+    assert_eq!(route(&router(vec![only]), Some("m"), "b.test", &[]).unwrap_err().reason, Reason::NoPool);
+    assert_eq!(route(&Router::default(), Some("m"), "", &[]).unwrap_err().reason, Reason::NoPool);
+}
+
+#[test]
+fn a_pool_that_refuses_unknown_models_knows_its_rewrites() {
+    let mut strict = pool("strict", PoolMatch::default());
+    strict.reject_unknown_models = true;
+    strict.rewrites.exact.insert("alias".into(), vec![target("real", 1)]);
+    let router = router(vec![strict]);
+    assert!(route(&router, Some("alias"), "", &[]).is_ok());
+    assert_eq!(route(&router, Some("other"), "", &[]).unwrap_err().reason, Reason::ModelNotFound);
+    assert!(route(&router, None, "", &[]).is_ok(), "a request without a model is not refused for it");
+
+    let mut named = by_model("named", &["base"]);
+    named.rewrites.exact.insert("alias".into(), vec![target("base", 1)]);
+    let router = super::tests::router(vec![named]);
+    assert!(route(&router, Some("alias"), "", &[]).is_ok(), "an alias leads to its pool");
+}
+
+fn target(model: &str, weight: u32) -> RewriteTarget {
+    RewriteTarget { model: model.into(), weight }
+}
+
+/// How often each target is drawn in 10,000 requests for `model`.
+fn drawn(rewrites: &ModelRewrites, model: &str) -> std::collections::BTreeMap<Option<Arc<str>>, u32> {
+    let mut counts = std::collections::BTreeMap::new();
+    for sequence in 0..10_000 {
+        *counts.entry(rewrites.rewrite(model, &mut for_request(1, sequence))).or_default() += 1;
+    }
+    counts
+}
+
+#[test]
+fn rewrites_draw_by_weight() {
+    let exact = [
+        ("split", vec![target("a", 70), target("b", 30)]),
+        ("zero", vec![target("a", 0), target("b", 0)]),
+        ("one", vec![target("a", 1)]),
+        ("never b", vec![target("a", 5), target("b", 0), target("c", 5)]),
+        ("huge", vec![target("a", u32::MAX), target("b", u32::MAX)]),
+        ("empty", vec![]),
+    ];
+    let rewrites = ModelRewrites { exact: exact.map(|(n, t)| (n.to_owned(), t)).into(), any: vec![] };
+    for (model, expected) in [
+        ("split", vec![("a", 7_000), ("b", 3_000)]),
+        ("zero", vec![("a", 5_000), ("b", 5_000)]),
+        ("one", vec![("a", 10_000)]),
+        ("never b", vec![("a", 5_000), ("c", 5_000)]),
+        ("huge", vec![("a", 5_000), ("b", 5_000)]),
+    ] {
+        let counts = drawn(&rewrites, model);
+        assert_eq!(counts.len(), expected.len(), "{model}: {counts:?}");
+        for (name, share) in expected {
+            let got = counts[&Some(Arc::from(name))];
+            assert!(got.abs_diff(share) <= 200, "{model}: {got} of {share} for {name}");
+        }
+    }
+    assert_eq!(drawn(&rewrites, "empty").into_keys().collect::<Vec<_>>(), [None]);
+    assert_eq!(drawn(&rewrites, "unknown").into_keys().collect::<Vec<_>>(), [None], "no rule, no change");
+}
+
+#[test]
+fn an_exact_rule_beats_the_general_one() {
+    let rewrites = ModelRewrites {
+        exact: [("gpt-4".to_owned(), vec![target("llama", 1)])].into(),
+        any: vec![target("default", 1)],
+    };
+    let one = |model| rewrites.rewrite(model, &mut for_request(0, 0)).unwrap();
+    assert_eq!((&*one("gpt-4"), &*one("gpt-5")), ("llama", "default"));
+}

@@ -1,0 +1,188 @@
+//! Narrowing a pool to the endpoints that may serve a request, and having a strategy order them.
+
+use super::candidates::Candidate;
+use super::decision::{Decision, Ranking};
+use super::plugin::{PickContext, Strategy};
+use super::strategy::least_request::LeastRequest;
+use crate::error::{Reason, RequestError};
+use crate::pool::health::{Availability, HealthPolicy};
+use crate::pool::{EndpointState, PoolSnapshot};
+use crate::rng::PickRng;
+use smallvec::SmallVec;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+/// Endpoints that the gateway allows, from the subset hint. A hint without a port means every port of that address.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Subset(SmallVec<[(IpAddr, Option<u16>); 4]>);
+
+/// Longest subset hint that is read; entries beyond it are ignored, and counted as malformed.
+pub const MAX_SUBSET_ENTRIES: usize = 4_096;
+
+impl Subset {
+    /// Adds one entry (`10.0.0.1:8000`, `10.0.0.1`, `[::1]:8000`, `::1`). Returns false when it is malformed or one too many.
+    pub fn add(&mut self, entry: &str) -> bool {
+        let parsed = parse_entry(entry.trim()).filter(|_| self.0.len() < MAX_SUBSET_ENTRIES);
+        self.0.extend(parsed);
+        parsed.is_some()
+    }
+
+    /// Whether the gateway allows `address`.
+    #[must_use]
+    pub fn allows(&self, address: SocketAddr) -> bool {
+        let (address, at) = (address.ip().to_canonical(), address.port());
+        self.0.iter().any(|(ip, port)| *ip == address && port.is_none_or(|p| p == at))
+    }
+}
+
+/// Address and port of one entry. IPv4 that is mapped into IPv6 counts as IPv4.
+fn parse_entry(entry: &str) -> Option<(IpAddr, Option<u16>)> {
+    let (ip, port) = match entry.parse::<SocketAddr>() {
+        Ok(address) => (address.ip(), Some(address.port())),
+        Err(_) => {
+            let bracketed = entry.strip_prefix('[').and_then(|e| e.strip_suffix(']'));
+            let ip = bracketed.map_or_else(|| entry.parse(), |e| e.parse::<Ipv6Addr>().map(IpAddr::V6));
+            (ip.ok()?, None)
+        }
+    };
+    Some((ip.to_canonical(), port))
+}
+
+/// One pool's way to decide.
+#[derive(Debug)]
+pub struct Scheduler {
+    strategy: Box<dyn Strategy>,
+    health: HealthPolicy,
+    wanted: usize,
+}
+
+impl Scheduler {
+    /// Decides by `strategy`; a decision names up to `wanted` endpoints.
+    #[must_use]
+    pub fn new(strategy: Box<dyn Strategy>, health: HealthPolicy, wanted: usize) -> Self {
+        Self { strategy, health, wanted: wanted.max(1) }
+    }
+
+    /// When endpoints are ejected.
+    #[must_use]
+    pub fn health(&self) -> &HealthPolicy {
+        &self.health
+    }
+
+    /// Decides where the request goes, among the endpoints that `subset` allows (all, when `None`).
+    ///
+    /// # Errors
+    /// 503 `subset_empty` when the hint leaves no endpoint of the pool, `no_ready_endpoint` when the pool has none.
+    pub fn decide(
+        &self,
+        cx: &PickContext<'_>,
+        subset: Option<&Subset>,
+        rng: &mut PickRng,
+    ) -> Result<Decision, RequestError> {
+        self.decide_by(&*self.strategy, cx, subset, rng)
+    }
+
+    /// As [`Scheduler::decide`], by another strategy than the pool's own.
+    ///
+    /// # Errors
+    /// As [`Scheduler::decide`].
+    pub fn decide_by(
+        &self,
+        strategy: &dyn Strategy,
+        cx: &PickContext<'_>,
+        subset: Option<&Subset>,
+        rng: &mut PickRng,
+    ) -> Result<Decision, RequestError> {
+        let mut field = self.candidates(cx, subset);
+        if field.candidates.is_empty() {
+            return Err(nothing_to_pick(cx.snapshot, subset));
+        }
+        // Each round either decides or drops a candidate that others took or lost meanwhile; when none is left, ejection is ignored and
+        // the next round decides.
+        loop {
+            let mut ranking = Ranking::new(self.wanted);
+            strategy.rank(cx, &field.candidates, rng, &mut ranking);
+            let mut decision = ranking
+                .decide()
+                .ok_or_else(|| RequestError::new(Reason::NoReadyEndpoint, "the routing algorithm named no endpoint"))?;
+            decision.ejection_ignored = field.all_ejected;
+            let Some(first) = decision.picks.first().filter(|_| !field.all_ejected) else { return Ok(decision) };
+            let granted = match first.health.availability(cx.now, &self.health) {
+                Availability::Open | Availability::SlowStart(_) => true,
+                Availability::HalfOpen => {
+                    decision.probe = first.health.claim_probe(cx.now, &self.health);
+                    decision.probe
+                }
+                // It was half open a moment ago: another decision was faster.
+                Availability::Ejected => false,
+            };
+            if granted {
+                return Ok(decision);
+            }
+            let lost = first.id;
+            field.candidates.retain(|c| c.state.endpoint.id != lost);
+            if field.candidates.is_empty() {
+                field = self.candidates(cx, subset);
+            }
+        }
+    }
+
+    /// The endpoints that may serve the request. When every one of them is ejected, ejection is ignored: a pool that looks dead
+    /// as a whole is more likely to be judged wrongly than to be dead, and trying costs nothing.
+    fn candidates<'a>(&self, cx: &PickContext<'a>, subset: Option<&Subset>) -> Field<'a> {
+        let mut candidates = SmallVec::new();
+        let mut ejected: SmallVec<[&EndpointState; 4]> = SmallVec::new();
+        for state in &cx.snapshot.endpoints {
+            let spec = &state.endpoint.spec;
+            if spec.draining || subset.is_some_and(|s| !s.allows(spec.address)) {
+                continue;
+            }
+            let surcharge = match state.endpoint.health.availability(cx.now, &self.health) {
+                Availability::Open | Availability::HalfOpen => 0,
+                Availability::SlowStart(percent) => percent,
+                Availability::Ejected => {
+                    ejected.push(state);
+                    continue;
+                }
+            };
+            candidates.push(Candidate::new(state, cx.now, cx.stale_after, surcharge));
+        }
+        let all_ejected = candidates.is_empty();
+        if all_ejected {
+            candidates.extend(ejected.iter().map(|s| Candidate::new(s, cx.now, cx.stale_after, 0)));
+        }
+        Field { candidates, all_ejected }
+    }
+}
+
+/// Who may serve a request.
+struct Field<'a> {
+    candidates: SmallVec<[Candidate<'a>; 16]>,
+    /// They are all ejected, and in the field only because nobody else is.
+    all_ejected: bool,
+}
+
+fn nothing_to_pick(snapshot: &PoolSnapshot, subset: Option<&Subset>) -> RequestError {
+    let total = snapshot.endpoints.len();
+    let draining = snapshot.endpoints.iter().filter(|s| s.endpoint.spec.draining).count();
+    let allowed = |s: &&EndpointState| subset.is_none_or(|h| h.allows(s.endpoint.spec.address));
+    if subset.is_some() && snapshot.endpoints.iter().filter(allowed).count() == 0 {
+        return RequestError::new(
+            Reason::SubsetEmpty,
+            format!("the gateway's subset hint leaves none of the pool's {total} endpoints"),
+        );
+    }
+    RequestError::new(
+        Reason::NoReadyEndpoint,
+        format!("no endpoint of the pool is ready ({total} known, {draining} draining)"),
+    )
+}
+
+/// The strategy of requests that carry nothing to decide by (no body, an unreadable one).
+#[must_use]
+pub fn least_loaded() -> Arc<dyn Strategy> {
+    Arc::new(LeastRequest)
+}
+
+#[cfg(test)]
+mod tests;

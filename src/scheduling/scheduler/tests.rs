@@ -1,0 +1,233 @@
+use super::*;
+use crate::pool::health::Outcome;
+use crate::rng::for_request;
+use crate::scheduling::registry;
+use crate::scheduling::tests::{NOW, context, snapshot};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::Duration;
+
+fn subset(entries: &[&str]) -> Subset {
+    let mut subset = Subset::default();
+    for entry in entries {
+        subset.add(entry);
+    }
+    subset
+}
+
+fn scheduler(name: &str, wanted: usize) -> Scheduler {
+    let strategy = (registry::strategy(name).unwrap().build)(&serde_json::Value::Null).unwrap();
+    Scheduler::new(strategy, HealthPolicy::default(), wanted)
+}
+
+fn decide(
+    scheduler: &Scheduler,
+    pool: &PoolSnapshot,
+    subset: Option<&Subset>,
+    seed: u64,
+) -> Result<Decision, RequestError> {
+    scheduler.decide(&context(pool), subset, &mut for_request(seed, 0))
+}
+
+/// Ejects the endpoint at `position` so that it is half open at [`NOW`] when `half_open`.
+fn eject(pool: &PoolSnapshot, position: usize, half_open: bool) {
+    let at = if half_open { crate::clock::Timestamp(1) } else { NOW };
+    let policy = HealthPolicy { ejection: Duration::from_secs(1), ..HealthPolicy::default() };
+    for _ in 0..2 {
+        pool.endpoints[position].endpoint.health.record(Outcome::ConnectFailure, at, &policy);
+    }
+}
+
+#[test]
+fn entries_of_a_subset_hint() {
+    for (entry, allows, forbids) in [
+        ("10.0.0.1:8080", "10.0.0.1:8080", "10.0.0.1:8081"),
+        ("10.0.0.1", "10.0.0.1:9", "10.0.0.2:9"),
+        (" 10.0.0.1:8080 ", "10.0.0.1:8080", "10.0.0.2:8080"),
+        ("[2001:db8::1]:80", "[2001:db8::1]:80", "[2001:db8::1]:81"),
+        ("[2001:db8::1]", "[2001:db8::1]:80", "[2001:db8::2]:80"),
+        ("2001:DB8:0::1", "[2001:db8::1]:80", "[2001:db8::2]:80"),
+        ("::ffff:10.0.0.1", "10.0.0.1:80", "10.0.0.2:80"),
+        ("10.0.0.1:80", "[::ffff:10.0.0.1]:80", "[::ffff:10.0.0.2]:80"),
+    ] {
+        let mut subset = Subset::default();
+        assert!(subset.add(entry), "{entry}");
+        assert!(subset.allows(allows.parse().unwrap()), "{entry} allows {allows}");
+        assert!(!subset.allows(forbids.parse().unwrap()), "{entry} forbids {forbids}");
+    }
+    for entry in [
+        "",
+        " ",
+        "12345",
+        "10.0.0.1:",
+        "10.0.0.1:99999",
+        "10.0.0.256",
+        "host:80",
+        "[10.0.0.1]",
+        "[::1",
+        "::1]",
+        "[[::1]]",
+        "10.0.0.1,10.0.0.2",
+    ] {
+        let mut subset = Subset::default();
+        assert!(!subset.add(entry), "{entry}");
+        assert_eq!(subset, Subset::default(), "{entry}");
+    }
+}
+
+#[test]
+fn a_subset_hint_has_a_longest_length() {
+    let mut subset = Subset::default();
+    let taken = (0..10_000u32).filter(|i| subset.add(&std::net::Ipv4Addr::from(*i).to_string())).count();
+    assert_eq!(taken, MAX_SUBSET_ENTRIES);
+}
+
+/// The reference picker's own cases: three endpoints, and which of them each hint leaves.
+#[test]
+fn a_subset_hint_narrows_the_pool() {
+    let pool = snapshot(&[(0, 0), (1, 0), (2, 0)]);
+    let all = scheduler("least-request", 8);
+    for (hint, expected) in [
+        (None, vec![0, 1, 2]),
+        (Some(vec!["10.0.0.1:8000"]), vec![0]),
+        (Some(vec!["10.0.0.1:8000", "10.0.0.1:8002"]), vec![0, 2]),
+        (Some(vec!["10.0.0.1"]), vec![0, 1, 2]),
+        (Some(vec!["10.0.0.1:8001", "12345"]), vec![1]),
+        (Some(vec!["10.0.0.1:8001", "192.168.1.1:8080"]), vec![1]),
+    ] {
+        let hint = hint.map(|h| subset(&h));
+        let picks: BTreeSet<u32> =
+            decide(&all, &pool, hint.as_ref(), 0).unwrap().picks.iter().map(|e| e.id.0).collect();
+        assert_eq!(picks.into_iter().collect::<Vec<_>>(), expected, "{hint:?}");
+    }
+    for hint in [vec![], vec!["192.168.1.1:8080"], vec!["nonsense"]] {
+        let error = decide(&all, &pool, Some(&subset(&hint)), 0).unwrap_err();
+        assert_eq!((error.reason, error.reason.status()), (Reason::SubsetEmpty, 503), "{hint:?}");
+    }
+}
+
+#[test]
+fn draining_endpoints_get_nothing_and_an_empty_pool_is_503() {
+    let mut pool = snapshot(&[(0, 9), (1, 0)]);
+    let mut spec = pool.endpoints[1].endpoint.spec.clone();
+    spec.draining = true;
+    pool.endpoints[1].endpoint = Arc::new(pool.endpoints[1].endpoint.respecified(spec));
+    let least = scheduler("least-request", 2);
+    let picks: Vec<u32> = decide(&least, &pool, None, 0).unwrap().picks.iter().map(|e| e.id.0).collect();
+    assert_eq!(picks, [0]);
+    let only_draining = subset(&["10.0.0.1:8001"]);
+    let error = decide(&least, &pool, Some(&only_draining), 0).unwrap_err();
+    assert_eq!(error.reason, Reason::NoReadyEndpoint, "the hint names one of ours, so the hint is not to blame");
+    let error = decide(&least, &PoolSnapshot::default(), None, 0).unwrap_err();
+    assert_eq!((error.reason, error.retry_after), (Reason::NoReadyEndpoint, Some(Duration::from_secs(1))));
+    assert_eq!(
+        decide(&least, &PoolSnapshot::default(), Some(&subset(&["10.0.0.1"])), 0).unwrap_err().reason,
+        Reason::SubsetEmpty
+    );
+}
+
+#[test]
+fn ejected_endpoints_are_left_alone_unless_all_are() {
+    let pool = snapshot(&[(0, 0), (1, 50), (2, 60)]);
+    let least = scheduler("least-request", 3);
+    let picks = |seed| decide(&least, &pool, None, seed).unwrap().picks.iter().map(|e| e.id.0).collect::<Vec<_>>();
+    eject(&pool, 0, false);
+    assert_eq!(picks(0), [1, 2]);
+    eject(&pool, 1, false);
+    assert_eq!(picks(0), [2]);
+    eject(&pool, 2, false);
+    assert_eq!(picks(0), [0, 1, 2], "a pool that looks dead as a whole is tried");
+    assert!(!decide(&least, &pool, None, 0).unwrap().probe);
+}
+
+#[test]
+fn a_half_open_endpoint_gets_one_request_until_that_has_told() {
+    for plugin in registry::STRATEGIES {
+        let pool = snapshot(&[(0, 0), (1, 5), (2, 5)]);
+        eject(&pool, 0, true);
+        let scheduler = scheduler(plugin.name, 1);
+        let firsts: Vec<(u32, bool)> = (0..200)
+            .map(|seed| decide(&scheduler, &pool, None, seed).unwrap())
+            .map(|d| (d.picks[0].id.0, d.probe))
+            .collect();
+        let probes: Vec<_> = firsts.iter().filter(|(id, probe)| *id == 0 || *probe).collect();
+        assert_eq!(probes, [&(0, true)], "{}", plugin.name);
+        // The probe was lost: another one goes.
+        pool.endpoints[0].endpoint.health.probe_lost();
+        let again = (0..200).filter(|seed| decide(&scheduler, &pool, None, 1_000 + seed).unwrap().probe).count();
+        assert_eq!(again, 1, "{}", plugin.name);
+        // It came back well: everyone may go.
+        pool.endpoints[0].endpoint.health.record(Outcome::Success, NOW, &HealthPolicy::default());
+        assert!(
+            (0..200).any(|seed| decide(&scheduler, &pool, None, seed).unwrap().picks[0].id.0 == 0),
+            "{}",
+            plugin.name
+        );
+    }
+}
+
+#[test]
+fn a_half_open_endpoint_as_a_fallback_is_no_probe() {
+    let pool = snapshot(&[(0, 9), (1, 0)]);
+    eject(&pool, 0, true);
+    let least = scheduler("least-request", 2);
+    for _ in 0..3 {
+        let decision = decide(&least, &pool, None, 0).unwrap();
+        assert_eq!((decision.picks.len(), decision.picks[0].id.0, decision.probe), (2, 1, false));
+    }
+}
+
+#[test]
+fn of_many_deciding_threads_one_sends_the_probe() {
+    for round in 0..50 {
+        // All but the last are half open and emptier: every thread wants one of them.
+        let pool = snapshot(&[(0, 0), (1, 0), (2, 0), (3, 100)]);
+        (0..3).for_each(|i| eject(&pool, i, true));
+        let least = scheduler("least-request", 1);
+        let counts: [AtomicU32; 4] = Default::default();
+        let barrier = std::sync::Barrier::new(8);
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                let (pool, least, counts, barrier) = (&pool, &least, &counts, &barrier);
+                scope.spawn(move || {
+                    barrier.wait();
+                    let decision = decide(least, pool, None, thread).unwrap();
+                    let id = decision.picks[0].id.0;
+                    assert_eq!(decision.probe, id != 3);
+                    counts[id as usize].fetch_add(1, Relaxed);
+                });
+            }
+        });
+        assert_eq!(counts.map(|c| c.into_inner()), [1, 1, 1, 5], "round {round}");
+    }
+}
+
+#[test]
+fn when_the_only_endpoint_is_being_probed_it_is_used_all_the_same() {
+    let pool = snapshot(&[(0, 0)]);
+    eject(&pool, 0, true);
+    let least = scheduler("least-request", 1);
+    let probes: Vec<bool> = (0..3).map(|seed| decide(&least, &pool, None, seed).unwrap().probe).collect();
+    assert_eq!(probes, [true, false, false]);
+}
+
+#[test]
+fn an_endpoint_that_came_back_gets_less_at_first() {
+    let pool = snapshot(&[(0, 2), (1, 5)]);
+    eject(&pool, 0, true);
+    pool.endpoints[0].endpoint.health.record(Outcome::Success, NOW, &HealthPolicy::default());
+    let least = scheduler("least-request", 1);
+    assert_eq!(decide(&least, &pool, None, 0).unwrap().picks[0].id.0, 1, "2 requests count as 8");
+    let mut later = context(&pool);
+    later.now = NOW.after(Duration::from_secs(10));
+    later.stale_after = Duration::from_secs(60);
+    assert_eq!(least.decide(&later, None, &mut for_request(0, 0)).unwrap().picks[0].id.0, 0);
+}
+
+#[test]
+fn requests_without_a_body_go_to_the_least_loaded() {
+    let pool = snapshot(&[(0, 3), (1, 1), (2, 2)]);
+    let round_robin = scheduler("round-robin", 1);
+    let decision = round_robin.decide_by(&*least_loaded(), &context(&pool), None, &mut for_request(0, 0)).unwrap();
+    assert_eq!(decision.picks[0].id.0, 1);
+}

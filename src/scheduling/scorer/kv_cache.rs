@@ -1,0 +1,27 @@
+//! `kv-cache-utilization-scorer`: the free part of the KV cache, `1 − usage`.
+//!
+//! An endpoint without a fresh page scores 0: nothing speaks for it. When not: caches that are kept full on purpose (prefix caching
+//! counts cached blocks as free in vLLM, but not in every engine).
+//! Source: GIE `kv-cache-utilization-scorer`.
+
+use crate::scheduling::plugin::{NoParams, Scorer, ScorerDescriptor, params};
+use crate::scheduling::{Candidate, PickContext};
+
+/// Registry entry.
+pub const PLUGIN: ScorerDescriptor = ScorerDescriptor {
+    name: "kv-cache-utilization-scorer",
+    summary: "Prefers endpoints with more free KV cache.",
+    source: "GIE `kv-cache-utilization-scorer`",
+    build: |value| params::<NoParams>(value).map(|NoParams {}| Box::new(KvCache) as Box<dyn Scorer>),
+};
+
+#[derive(Debug)]
+struct KvCache;
+
+impl Scorer for KvCache {
+    fn score(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
+        for (score, candidate) in out.iter_mut().zip(candidates) {
+            *score = candidate.metrics.map_or(0.0, |m| 1.0 - m.kv_usage);
+        }
+    }
+}

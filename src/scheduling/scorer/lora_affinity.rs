@@ -1,0 +1,39 @@
+//! `lora-affinity-scorer`: 1 where the adapter is active, 0.8 where there is room to load it, 0.6 where it already waits, 0 elsewhere.
+//!
+//! Room means that fewer adapters are active and waiting than the server holds at once. When not: adapters are pinned to endpoints
+//! by labels. Source: GIE `lora-affinity-scorer` (order of the checks: active, room, waiting).
+
+use crate::scheduling::plugin::{NoParams, Scorer, ScorerDescriptor, params};
+use crate::scheduling::{Candidate, PickContext};
+
+/// Registry entry.
+pub const PLUGIN: ScorerDescriptor = ScorerDescriptor {
+    name: "lora-affinity-scorer",
+    summary: "Prefers endpoints where the request's LoRA adapter is loaded or can be.",
+    source: "GIE `lora-affinity-scorer`",
+    build: |value| params::<NoParams>(value).map(|NoParams {}| Box::new(LoraAffinity) as Box<dyn Scorer>),
+};
+
+#[derive(Debug)]
+struct LoraAffinity;
+
+impl Scorer for LoraAffinity {
+    fn score(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
+        for (score, candidate) in out.iter_mut().zip(candidates) {
+            let Some(lora) = candidate.metrics.and_then(|m| m.lora.as_ref()) else {
+                *score = 0.0;
+                continue;
+            };
+            let holds = |names: &[std::sync::Arc<str>]| names.iter().any(|n| **n == *cx.request.model);
+            *score = if holds(&lora.running) {
+                1.0
+            } else if lora.running.len() + lora.waiting.len() < lora.max as usize {
+                0.8
+            } else if holds(&lora.waiting) {
+                0.6
+            } else {
+                0.0
+            };
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! `queue-scorer`: fewer waiting requests score higher, `(max − waiting) / (max − min)`; all equal score 1.
+//!
+//! An endpoint without a fresh page counts what this picker has in flight there. When not: the queues are empty because the engines
+//! batch everything; then running requests tell more.
+//! Source: GIE `queue-scorer`.
+
+use super::fewer_is_better;
+use crate::scheduling::plugin::{NoParams, Scorer, ScorerDescriptor, params};
+use crate::scheduling::{Candidate, PickContext};
+use smallvec::SmallVec;
+
+/// Registry entry.
+pub const PLUGIN: ScorerDescriptor = ScorerDescriptor {
+    name: "queue-scorer",
+    summary: "Prefers endpoints with fewer waiting requests.",
+    source: "GIE `queue-scorer`",
+    build: |value| params::<NoParams>(value).map(|NoParams {}| Box::new(Queue) as Box<dyn Scorer>),
+};
+
+#[derive(Debug)]
+struct Queue;
+
+impl Scorer for Queue {
+    #[expect(clippy::cast_precision_loss, reason = "queues stay far below 2^24")]
+    fn score(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
+        let waiting = |c: &Candidate<'_>| c.metrics.map_or_else(|| c.state.endpoint.ledger.in_flight(), |m| m.waiting);
+        let values: SmallVec<[f32; 16]> = candidates.iter().map(|c| waiting(c) as f32).collect();
+        fewer_is_better(&values, out);
+    }
+}

@@ -1,0 +1,31 @@
+//! `least-request`: the endpoint with the fewest requests on it, ties drawn at random.
+//!
+//! Requests are counted as in [`crate::pool::ledger::requests`]: what the server reports, corrected by what was sent and has
+//! ended since. When not: prompts share prefixes (the caches are ignored) or differ much in length.
+//! Source: AIBrix `least-request`, Envoy `LEAST_REQUEST`.
+
+use crate::rng::PickRng;
+use crate::scheduling::plugin::{Descriptor, NoParams, params};
+use crate::scheduling::{Candidate, PickContext, Ranking, Strategy};
+use rand::RngExt;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor = Descriptor {
+    name: "least-request",
+    summary: "Picks the ready endpoint with the fewest requests waiting and running; ties at random.",
+    source: "AIBrix `least-request`, Envoy `LEAST_REQUEST`",
+    build: |value| params::<NoParams>(value).map(|NoParams {}| Box::new(LeastRequest) as Box<dyn Strategy>),
+};
+
+/// The strategy; has no parameters.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LeastRequest;
+
+impl Strategy for LeastRequest {
+    fn rank(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        ranking.because("fewest requests");
+        // A random key in the low half breaks ties fairly.
+        let mut key = |c: &Candidate<'_>| (u64::from(c.requests) << 32) | u64::from(rng.random::<u32>());
+        ranking.push_lowest(candidates.iter().map(|c| (key(c), &c.state.endpoint)));
+    }
+}

@@ -1,0 +1,7 @@
+//! The strategies, one file each.
+
+pub mod least_request;
+pub mod pipeline;
+pub mod power_of_two;
+pub mod random;
+pub mod round_robin;

@@ -1,0 +1,32 @@
+//! `random`: every candidate is as likely as any other.
+//!
+//! When not: whenever load or caches matter. It is the baseline that others are measured against.
+//! Source: AIBrix `random`, GIE `random-picker`.
+
+use crate::rng::PickRng;
+use crate::scheduling::plugin::{Descriptor, NoParams, params};
+use crate::scheduling::{Candidate, PickContext, Ranking, Strategy};
+use rand::seq::index;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor = Descriptor {
+    name: "random",
+    summary: "Picks any ready endpoint with equal probability.",
+    source: "AIBrix `random`, GIE `random-picker`",
+    build: |value| params::<NoParams>(value).map(|NoParams {}| Box::new(Random) as Box<dyn Strategy>),
+};
+
+#[derive(Debug)]
+struct Random;
+
+impl Strategy for Random {
+    fn rank(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        ranking.because("random");
+        let wanted = ranking.wanted().min(candidates.len());
+        for i in index::sample(rng, candidates.len(), wanted) {
+            if let Some(candidate) = candidates.get(i) {
+                ranking.push(&candidate.state.endpoint);
+            }
+        }
+    }
+}
