@@ -3,6 +3,7 @@
 //! `ARCHITECTURE.md` is the map; the life of a request begins in [`ext_proc`].
 
 pub mod clock;
+pub mod config;
 pub mod error;
 pub mod ids;
 pub mod limits;

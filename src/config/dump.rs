@@ -1,0 +1,150 @@
+//! Settings as JSON, for `/config_dump`: what is in force after flags, environment, file and defaults were merged.
+
+use super::settings::{PoolSettings, Settings, TlsSettings, UsageCount};
+use super::units::show_duration;
+use crate::scheduling::router::RewriteTarget;
+use serde_json::{Map, Value, json};
+
+impl Settings {
+    /// The settings in the words of the file. A password in the collector's URL is left out.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        let (s, t, e, l) = (&self.server, &self.telemetry, &self.exchange, &self.limits);
+        let tls = match &s.tls {
+            TlsSettings::Off => json!({"mode": "off"}),
+            TlsSettings::SelfSigned => json!({"mode": "self-signed"}),
+            TlsSettings::Files { directory, reload } => {
+                json!({"mode": "files", "directory": directory, "reload": reload})
+            }
+        };
+        json!({
+            "apiVersion": super::schema::API_VERSION,
+            "kind": super::schema::KIND,
+            "server": {
+                "bind": s.bind,
+                "grpcPort": s.grpc_port,
+                "grpcHealthPort": s.grpc_health_port,
+                "metricsPort": s.metrics_port,
+                "healthChecking": s.health_checking,
+                "workers": s.workers,
+                "seed": s.seed,
+                "tls": tls,
+                "drain": {"minDelay": show_duration(s.drain_min_delay), "deadline": show_duration(s.drain_deadline)},
+            },
+            "telemetry": {
+                "logLevel": t.log_filter,
+                "logFormat": if t.log_json { "json" } else { "text" },
+                "otlpEndpoint": t.otlp_endpoint.as_deref().map(without_credentials),
+                "traceRatio": t.trace_ratio,
+                "decisionsKept": t.decisions_kept,
+            },
+            "exchange": {
+                "onUnparseable": e.on_unparseable,
+                "conformanceHeaders": e.conformance_headers,
+                "trustClientHeaders": e.trust_client_headers,
+                "disableEndpointSubsetFilter": e.disable_endpoint_subset_filter,
+                "reportUsage": e.report_usage.as_ref().map(|r| json!({
+                    "namespace": r.namespace,
+                    "key": r.key,
+                    "count": match r.count {
+                        UsageCount::Prompt => "prompt",
+                        UsageCount::Cached => "cached",
+                        UsageCount::Completion => "completion",
+                        UsageCount::Total => "total",
+                    },
+                })),
+                "objectives": e.objectives,
+            },
+            "limits": {
+                "maxBodyBytes": l.max_body_bytes,
+                "maxBufferedBytes": l.max_buffered_bytes,
+                "maxJsonDepth": l.max_json_depth,
+                "maxJsonValues": l.max_json_values,
+                "maxMessages": l.max_messages,
+                "maxPrompts": l.max_prompts,
+                "maxModelBytes": l.max_model_bytes,
+                "maxCacheSaltBytes": l.max_cache_salt_bytes,
+                "maxHeaderBytes": l.max_header_bytes,
+                "maxMultipartSniffBytes": l.max_multipart_sniff_bytes,
+                "requestTimeout": show_duration(l.request_timeout),
+                "idleTimeout": show_duration(l.idle_timeout),
+            },
+            "pools": self.pools.iter().map(pool).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn pool(p: &PoolSettings) -> Value {
+    let mut matches = Map::new();
+    if !p.matches.models.is_empty() {
+        matches.insert("models".into(), json!(p.matches.models));
+    }
+    if let Some((name, value)) = &p.matches.header {
+        matches.insert("header".into(), json!({"name": name, "value": value}));
+    }
+    if let Some(authority) = &p.matches.authority {
+        matches.insert("authority".into(), json!(authority));
+    }
+    let endpoints = p.endpoints.iter().map(|e| {
+        json!({
+            "address": e.address,
+            "name": &*e.name,
+            "labels": e.labels.iter().map(|(k, v)| (k.to_string(), json!(&**v))).collect::<Map<_, _>>(),
+            "engine": e.engine,
+            "metrics": {"scheme": &*e.metrics.scheme, "port": e.metrics.port, "path": &*e.metrics.path},
+            "draining": e.draining,
+        })
+    });
+    let dns = p.dns.iter().map(|d| {
+        json!({
+            "host": d.host,
+            "port": d.port,
+            "refresh": show_duration(d.refresh),
+            "engine": d.engine,
+            "metrics": {"scheme": &*d.metrics.scheme, "port": d.metrics.port, "path": &*d.metrics.path},
+        })
+    });
+    let rewrites = p.rewrites.exact.iter().map(|(model, to)| json!({"model": model, "targets": targets(to)}));
+    let any = (!p.rewrites.any.is_empty()).then(|| json!({"model": "*", "targets": targets(&p.rewrites.any)}));
+    json!({
+        "name": &*p.name,
+        "match": matches,
+        "rejectUnknownModels": p.reject_unknown_models,
+        "strategy": {"name": p.strategy, "parameters": p.strategy_parameters},
+        "destination": {"mode": p.destination, "max": p.max_destinations},
+        "endpoints": endpoints.collect::<Vec<_>>(),
+        "dns": dns.collect::<Vec<_>>(),
+        "modelRewrites": rewrites.chain(any).collect::<Vec<_>>(),
+        "scrape": {
+            "interval": show_duration(p.scrape.interval),
+            "idleInterval": show_duration(p.scrape.idle_interval),
+            "timeout": show_duration(p.scrape.timeout),
+            "maxBytes": p.scrape.max_bytes,
+            "staleAfter": show_duration(p.scrape.stale_after),
+            "insecureSkipVerify": p.scrape.insecure_skip_verify,
+        },
+        "health": {
+            "consecutiveFailures": p.health.consecutive_failures,
+            "consecutiveConnectFailures": p.health.consecutive_connect_failures,
+            "ejection": show_duration(p.health.ejection),
+            "maxEjection": show_duration(p.health.max_ejection),
+            "slowStart": show_duration(p.health.slow_start),
+        },
+    })
+}
+
+fn targets(targets: &[RewriteTarget]) -> Vec<Value> {
+    targets.iter().map(|t| json!({"model": &*t.model, "weight": t.weight})).collect()
+}
+
+fn without_credentials(url: &str) -> String {
+    match url.split_once("://") {
+        Some((scheme, rest)) => {
+            let end = rest.find('/').unwrap_or(rest.len());
+            let (authority, path) = rest.split_at(end);
+            let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+            format!("{scheme}://{host}{path}")
+        }
+        None => url.to_owned(),
+    }
+}

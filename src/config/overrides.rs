@@ -1,0 +1,56 @@
+//! What flags and environment say, before it is merged with the file.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Values that outrank the file. `None` means that neither a flag nor the environment spoke.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Overrides {
+    /// `--bind`
+    pub bind: Option<IpAddr>,
+    /// `--grpc-port`
+    pub grpc_port: Option<u16>,
+    /// `--grpc-health-port`
+    pub grpc_health_port: Option<u16>,
+    /// `--metrics-port`
+    pub metrics_port: Option<u16>,
+    /// `--health-checking`
+    pub health_checking: Option<bool>,
+    /// `--workers`
+    pub workers: Option<usize>,
+    /// `--seed`
+    pub seed: Option<u64>,
+    /// `--secure-serving`
+    pub secure_serving: Option<bool>,
+    /// `--cert-path`
+    pub cert_path: Option<PathBuf>,
+    /// `--enable-cert-reload`
+    pub enable_cert_reload: Option<bool>,
+    /// `--drain-min-delay`
+    pub drain_min_delay: Option<Duration>,
+    /// `--drain-deadline`
+    pub drain_deadline: Option<Duration>,
+    /// `--log-level`, or what `-v` stands for.
+    pub log_level: Option<String>,
+    /// `--log-format`: true for JSON.
+    pub log_json: Option<bool>,
+    /// `--otlp-endpoint`
+    pub otlp_endpoint: Option<String>,
+    /// `--tracing`
+    pub tracing: Option<bool>,
+    /// `--trace-ratio`
+    pub trace_ratio: Option<f64>,
+    /// `--decisions-kept`
+    pub decisions_kept: Option<usize>,
+    /// `--disable-endpoint-subset-filter`
+    pub disable_endpoint_subset_filter: Option<bool>,
+    /// `--endpoint`, each as the user wrote it.
+    pub endpoints: Vec<String>,
+    /// `--strategy`
+    pub strategy: Option<String>,
+    /// `--refresh-metrics-interval`
+    pub refresh_metrics_interval: Option<Duration>,
+    /// `--metrics-staleness-threshold`
+    pub metrics_staleness_threshold: Option<Duration>,
+}

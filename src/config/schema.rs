@@ -1,0 +1,434 @@
+//! The shape of the file: every section, every key, nothing about what may be combined (that is `validate`'s concern).
+//!
+//! All keys are optional here unless the shape makes no sense without them; a key that is absent is `None` and gets its default
+//! in `validate`. Keys are camelCase.
+
+use super::decode::{Bytes, Fields, Keyword, Read, Sink, keyword};
+use super::diagnostic::{At, Code, Diagnostic};
+use super::document::{Node, Value};
+use super::settings::{OnUnparseable, UsageCount};
+use crate::pool::Engine;
+use crate::scheduling::router::Destination;
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// The version of the format that this build reads.
+pub const API_VERSION: &str = "attache.dev/v1";
+/// The kind of document that this build reads.
+pub const KIND: &str = "Attache";
+
+/// A value that may be absent.
+pub type Opt<T> = Option<At<T>>;
+
+/// The whole file.
+#[derive(Debug, Default)]
+pub struct File {
+    /// `server`
+    pub server: Server,
+    /// `telemetry`
+    pub telemetry: Telemetry,
+    /// `exchange`
+    pub exchange: Exchange,
+    /// `limits`
+    pub limits: LimitsSection,
+    /// `pools`
+    pub pools: Opt<Vec<At<Pool>>>,
+}
+
+impl File {
+    /// Reads the document. `None` when it is of another kind or version: then nothing else in it can be judged.
+    pub fn read(root: &Node, sink: &mut Sink) -> Option<Self> {
+        let mut f = Fields::of(root, "", sink)?;
+        let version = f.node("apiVersion");
+        let kind = f.node("kind");
+        if !check_kind(version, kind, &f, sink) {
+            return None;
+        }
+        let file = Self {
+            server: section(&mut f, "server", sink),
+            telemetry: section(&mut f, "telemetry", sink),
+            exchange: section(&mut f, "exchange", sink),
+            limits: section(&mut f, "limits", sink),
+            pools: f.get("pools", sink),
+        };
+        f.finish(sink);
+        Some(file)
+    }
+}
+
+fn section<T: Read + Default>(fields: &mut Fields<'_>, key: &'static str, sink: &mut Sink) -> T {
+    fields.get(key, sink).map(|at| at.value).unwrap_or_default()
+}
+
+fn check_kind(version: Option<&Node>, kind: Option<&Node>, fields: &Fields<'_>, sink: &mut Sink) -> bool {
+    fn text(n: Option<&Node>) -> Option<&str> {
+        match n.map(|n| &n.value) {
+            Some(Value::Text(t)) => Some(t),
+            _ => None,
+        }
+    }
+    if text(kind) == Some("EndpointPickerConfig") {
+        let span = kind.map(|n| n.span).unwrap_or_default();
+        sink.push(
+            Diagnostic::new(Code::ForeignKind, "kind", "`EndpointPickerConfig` files are not read by this version")
+                .at(span)
+                .help(format!(
+                    "this version reads `apiVersion: {API_VERSION}`, `kind: {KIND}`; pipelines of filters and scorers are not in it yet"
+                )),
+        );
+        return false;
+    }
+    let mut good = true;
+    for (key, node, want) in [("apiVersion", version, API_VERSION), ("kind", kind, KIND)] {
+        if text(node) == Some(want) {
+            continue;
+        }
+        good = false;
+        let got = node.map_or_else(|| "it is missing".to_owned(), |n| format!("got {}", n.value.describe()));
+        sink.push(
+            Diagnostic::new(Code::Version, key, format!("`{key}` must be `{want}`, {got}"))
+                .at(node.map_or(fields.span, |n| n.span))
+                .help(format!("write `{key}: {want}`")),
+        );
+    }
+    good
+}
+
+/// Declares a section: a struct of optional values and how it is read.
+macro_rules! sections {
+    ($($(#[$doc:meta])* $name:ident { $($key:literal => $field:ident: $t:ty),* $(,)? })*) => {$(
+        $(#[$doc])*
+        #[derive(Debug, Default)]
+        pub struct $name { $(#[doc = concat!("`", $key, "`")] pub $field: Opt<$t>),* }
+
+        impl Read for $name {
+            fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+                let mut f = Fields::of(node, path, sink)?;
+                let section = Self { $($field: f.get($key, sink)),* };
+                f.finish(sink);
+                Some(section)
+            }
+        }
+    )*};
+}
+
+sections! {
+    /// Listeners and lifetime.
+    Server {
+        "bind" => bind: IpAddr,
+        "grpcPort" => grpc_port: u16,
+        "grpcHealthPort" => grpc_health_port: u16,
+        "metricsPort" => metrics_port: u16,
+        "healthChecking" => health_checking: bool,
+        "workers" => workers: usize,
+        "seed" => seed: u64,
+        "tls" => tls: Tls,
+        "drain" => drain: Drain,
+    }
+    /// Transport security of the ext-proc port.
+    Tls {
+        "mode" => mode: TlsMode,
+        "directory" => directory: String,
+        "reload" => reload: bool,
+    }
+    /// How the process ends.
+    Drain {
+        "minDelay" => min_delay: Duration,
+        "deadline" => deadline: Duration,
+    }
+    /// Logs and traces.
+    Telemetry {
+        "logLevel" => log_level: String,
+        "logFormat" => log_format: LogFormat,
+        "otlpEndpoint" => otlp_endpoint: String,
+        "traceRatio" => trace_ratio: f64,
+        "decisionsKept" => decisions_kept: usize,
+    }
+    /// How the ext-proc exchange behaves.
+    Exchange {
+        "onUnparseable" => on_unparseable: OnUnparseable,
+        "conformanceHeaders" => conformance_headers: bool,
+        "trustClientHeaders" => trust_client_headers: bool,
+        "disableEndpointSubsetFilter" => disable_endpoint_subset_filter: bool,
+        "reportUsage" => report_usage: ReportUsage,
+        "objectives" => objectives: Vec<(At<String>, At<i32>)>,
+    }
+    /// What an answer cost, for the gateway.
+    ReportUsage {
+        "namespace" => namespace: String,
+        "key" => key: String,
+        "count" => count: UsageCount,
+    }
+    /// Bounds on requests.
+    LimitsSection {
+        "maxBodyBytes" => max_body_bytes: Bytes,
+        "maxBufferedBytes" => max_buffered_bytes: Bytes,
+        "maxJsonDepth" => max_json_depth: u32,
+        "maxJsonValues" => max_json_values: u32,
+        "maxMessages" => max_messages: u32,
+        "maxPrompts" => max_prompts: u32,
+        "maxModelBytes" => max_model_bytes: Bytes,
+        "maxCacheSaltBytes" => max_cache_salt_bytes: Bytes,
+        "maxHeaderBytes" => max_header_bytes: Bytes,
+        "maxMultipartSniffBytes" => max_multipart_sniff_bytes: Bytes,
+        "requestTimeout" => request_timeout: Duration,
+        "idleTimeout" => idle_timeout: Duration,
+    }
+    /// What sends requests to a pool.
+    Match {
+        "models" => models: Vec<At<String>>,
+        "header" => header: Header,
+        "authority" => authority: String,
+    }
+    /// A header and its value.
+    Header {
+        "name" => name: String,
+        "value" => value: String,
+    }
+    /// One endpoint or a list.
+    DestinationSection {
+        "mode" => mode: Destination,
+        "max" => max: usize,
+    }
+    /// Where metrics are read.
+    MetricsSection {
+        "scheme" => scheme: Scheme,
+        "port" => port: u16,
+        "path" => path: String,
+    }
+    /// How endpoints are scraped.
+    Scrape {
+        "interval" => interval: Duration,
+        "idleInterval" => idle_interval: Duration,
+        "timeout" => timeout: Duration,
+        "maxBytes" => max_bytes: Bytes,
+        "staleAfter" => stale_after: Duration,
+        "insecureSkipVerify" => insecure_skip_verify: bool,
+    }
+    /// When endpoints are ejected.
+    Health {
+        "consecutiveFailures" => consecutive_failures: u32,
+        "consecutiveConnectFailures" => consecutive_connect_failures: u32,
+        "ejection" => ejection: Duration,
+        "maxEjection" => max_ejection: Duration,
+        "slowStart" => slow_start: Duration,
+    }
+    /// One target of a rewrite.
+    Target {
+        "model" => model: String,
+        "weight" => weight: u32,
+    }
+}
+
+/// One pool.
+#[derive(Debug)]
+pub struct Pool {
+    /// `name`
+    pub name: At<String>,
+    /// `match`
+    pub matches: Opt<Match>,
+    /// `rejectUnknownModels`
+    pub reject_unknown_models: Opt<bool>,
+    /// `strategy`
+    pub strategy: Opt<Strategy>,
+    /// `destination`
+    pub destination: DestinationSection,
+    /// `endpoints`
+    pub endpoints: Vec<At<Endpoint>>,
+    /// `dns`
+    pub dns: Vec<At<Dns>>,
+    /// `modelRewrites`
+    pub rewrites: Vec<At<Rewrite>>,
+    /// `scrape`
+    pub scrape: Scrape,
+    /// `health`
+    pub health: Health,
+}
+
+impl Read for Pool {
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        let mut f = Fields::of(node, path, sink)?;
+        let name = f.required("name", sink);
+        let rest = (
+            f.get("match", sink),
+            f.get("rejectUnknownModels", sink),
+            f.get("strategy", sink),
+            section(&mut f, "destination", sink),
+            f.get("endpoints", sink).map(|at| at.value).unwrap_or_default(),
+            f.get("dns", sink).map(|at| at.value).unwrap_or_default(),
+            f.get("modelRewrites", sink).map(|at| at.value).unwrap_or_default(),
+            section(&mut f, "scrape", sink),
+            section(&mut f, "health", sink),
+        );
+        // A pool without a name is reported once, and its other parts are still checked, under the name of its place.
+        let name = name.unwrap_or(At { value: path.to_owned(), span: f.span });
+        f.finish(sink);
+        let (matches, reject_unknown_models, strategy, destination, endpoints, dns, rewrites, scrape, health) = rest;
+        Some(Self {
+            name,
+            matches,
+            reject_unknown_models,
+            strategy,
+            destination,
+            endpoints,
+            dns,
+            rewrites,
+            scrape,
+            health,
+        })
+    }
+}
+
+/// A routing algorithm: its name alone, or with parameters.
+#[derive(Debug)]
+pub struct Strategy {
+    /// `name`
+    pub name: At<String>,
+    /// `parameters`
+    pub parameters: Opt<serde_json::Value>,
+}
+
+impl Read for Strategy {
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        if let Value::Text(_) = node.value {
+            let value = String::read(node, path, sink)?;
+            return Some(Self { name: At { value, span: node.span }, parameters: None });
+        }
+        let mut f = Fields::of(node, path, sink)?;
+        let name = f.required("name", sink);
+        let parameters = f.node("parameters").map(|n| At { value: n.value.to_json(), span: n.span });
+        f.finish(sink);
+        Some(Self { name: name?, parameters })
+    }
+}
+
+/// An endpoint: its address alone, or with what is known of it.
+#[derive(Debug)]
+pub struct Endpoint {
+    /// `address`
+    pub address: At<String>,
+    /// `name`
+    pub name: Opt<String>,
+    /// `labels`
+    pub labels: Vec<(At<String>, At<String>)>,
+    /// `engine`
+    pub engine: Opt<Engine>,
+    /// `metrics`
+    pub metrics: Opt<MetricsSection>,
+    /// `draining`
+    pub draining: Opt<bool>,
+}
+
+impl Read for Endpoint {
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        if let Value::Text(_) = node.value {
+            let value = String::read(node, path, sink)?;
+            let address = At { value, span: node.span };
+            return Some(Self { address, name: None, labels: Vec::new(), engine: None, metrics: None, draining: None });
+        }
+        let mut f = Fields::of(node, path, sink)?;
+        let address = f.required("address", sink);
+        let name = f.get("name", sink);
+        let labels = f.get("labels", sink).map(|at| at.value).unwrap_or_default();
+        let (engine, metrics, draining) = (f.get("engine", sink), f.get("metrics", sink), f.get("draining", sink));
+        f.finish(sink);
+        Some(Self { address: address?, name, labels, engine, metrics, draining })
+    }
+}
+
+/// A DNS name.
+#[derive(Debug)]
+pub struct Dns {
+    /// `host`
+    pub host: At<String>,
+    /// `port`
+    pub port: At<u16>,
+    /// `refresh`
+    pub refresh: Opt<Duration>,
+    /// `engine`
+    pub engine: Opt<Engine>,
+    /// `metrics`
+    pub metrics: Opt<MetricsSection>,
+}
+
+impl Read for Dns {
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        let mut f = Fields::of(node, path, sink)?;
+        let (host, port) = (f.required("host", sink), f.required("port", sink));
+        let (refresh, engine, metrics) = (f.get("refresh", sink), f.get("engine", sink), f.get("metrics", sink));
+        f.finish(sink);
+        Some(Self { host: host?, port: port?, refresh, engine, metrics })
+    }
+}
+
+/// A rule for a model's name.
+#[derive(Debug)]
+pub struct Rewrite {
+    /// `model`; every other model when absent or `*`.
+    pub model: Opt<String>,
+    /// `targets`
+    pub targets: At<Vec<At<Target>>>,
+}
+
+impl Read for Rewrite {
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        let mut f = Fields::of(node, path, sink)?;
+        let (model, targets) = (f.get("model", sink), f.required("targets", sink));
+        f.finish(sink);
+        Some(Self { model, targets: targets? })
+    }
+}
+
+/// How the ext-proc port is secured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TlsMode {
+    /// Plain HTTP/2.
+    Off,
+    /// A certificate made at start.
+    SelfSigned,
+    /// From a directory.
+    Files,
+}
+
+/// How logs look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One object a line.
+    Json,
+}
+
+/// How metrics are fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheme {
+    /// Plain.
+    Http,
+    /// TLS.
+    Https,
+}
+
+macro_rules! keywords {
+    ($($t:ty: $($word:literal => $value:expr),*;)*) => {$(
+        impl Keyword for $t {
+            const WORDS: &'static [(&'static str, Self)] = &[$(($word, $value)),*];
+        }
+        impl Read for $t {
+            fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+                keyword(node, path, sink)
+            }
+        }
+    )*};
+}
+
+keywords! {
+    TlsMode: "off" => TlsMode::Off, "self-signed" => TlsMode::SelfSigned, "files" => TlsMode::Files;
+    LogFormat: "text" => LogFormat::Text, "json" => LogFormat::Json;
+    Scheme: "http" => Scheme::Http, "https" => Scheme::Https;
+    OnUnparseable: "reject" => OnUnparseable::Reject, "fallback" => OnUnparseable::Fallback;
+    UsageCount: "prompt" => UsageCount::Prompt, "cached" => UsageCount::Cached,
+        "completion" => UsageCount::Completion, "total" => UsageCount::Total;
+    Destination: "single" => Destination::Single, "list" => Destination::List;
+    Engine: "vllm" => Engine::Vllm, "sglang" => Engine::Sglang, "trtllm-serve" => Engine::TrtllmServe,
+        "triton-tensorrt-llm" => Engine::Triton, "none" => Engine::None;
+}

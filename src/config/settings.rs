@@ -1,0 +1,221 @@
+//! What the process runs by, after flags, environment and file have been merged and checked. The serving code reads only this.
+
+use crate::limits::Limits;
+use crate::pool::health::HealthPolicy;
+use crate::pool::{EndpointSpec, Engine, MetricsSource};
+use crate::scheduling::router::{Destination, ModelRewrites, PoolMatch};
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Everything.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Ports, threads, TLS, drain. A change needs a restart.
+    pub server: ServerSettings,
+    /// Logs and traces. A change needs a restart.
+    pub telemetry: TelemetrySettings,
+    /// Bounds on requests. Reloaded.
+    pub limits: Limits,
+    /// How the ext-proc exchange behaves. Reloaded.
+    pub exchange: ExchangeSettings,
+    /// The pools, at least one. Reloaded.
+    pub pools: Vec<PoolSettings>,
+}
+
+/// Listeners and lifetime.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerSettings {
+    /// Address of all listeners.
+    pub bind: IpAddr,
+    /// ext-proc, 9002. 0 lets the system choose.
+    pub grpc_port: u16,
+    /// gRPC health, 9003.
+    pub grpc_health_port: u16,
+    /// Metrics and admin pages, 9090.
+    pub metrics_port: u16,
+    /// Also answer health checks on the ext-proc port, for Envoy's active health checking.
+    pub health_checking: bool,
+    /// Threads that serve ext-proc.
+    pub workers: usize,
+    /// Transport security of the ext-proc port.
+    pub tls: TlsSettings,
+    /// From SIGTERM until new streams are refused: the time that load balancers need to look away.
+    pub drain_min_delay: Duration,
+    /// From SIGTERM until open streams are cut.
+    pub drain_deadline: Duration,
+    /// Seed of all random choices; drawn from the system when `None`.
+    pub seed: Option<u64>,
+}
+
+/// Transport security of the ext-proc port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TlsSettings {
+    /// Plain HTTP/2.
+    Off,
+    /// A certificate made at start, as the reference picker does.
+    SelfSigned,
+    /// `tls.crt` and `tls.key` in a directory.
+    Files {
+        /// The directory.
+        directory: PathBuf,
+        /// Watch it and take new pairs.
+        reload: bool,
+    },
+}
+
+/// Logs and traces.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TelemetrySettings {
+    /// A `tracing` filter, `info` or `attache=debug,info`.
+    pub log_filter: String,
+    /// One JSON object a line; else text for people.
+    pub log_json: bool,
+    /// OTLP over HTTP (`http://collector:4318`); off when `None`.
+    pub otlp_endpoint: Option<String>,
+    /// Part of the requests that are traced when the caller has not decided, 0..=1.
+    pub trace_ratio: f64,
+    /// Decisions kept for `/decisions`; 0 keeps none.
+    pub decisions_kept: usize,
+}
+
+/// What to do with a body that can't be understood.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnUnparseable {
+    /// Answer 400 in the client's dialect.
+    #[default]
+    Reject,
+    /// Route it by load and let the server answer.
+    Fallback,
+}
+
+/// A token count of an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UsageCount {
+    /// Tokens of the prompt, cached ones included.
+    Prompt,
+    /// Tokens of the prompt that were found in a cache.
+    Cached,
+    /// Tokens generated.
+    Completion,
+    /// Prompt and completion.
+    #[default]
+    Total,
+}
+
+/// Which count goes where in the dynamic metadata. GIE's `request-attribute-reporter` with an expression over `usage`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReportUsage {
+    /// The namespace.
+    pub namespace: String,
+    /// The key in it.
+    pub key: String,
+    /// The count.
+    pub count: UsageCount,
+}
+
+/// How the ext-proc exchange behaves.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExchangeSettings {
+    /// What to do with a body that can't be understood.
+    pub on_unparseable: OnUnparseable,
+    /// Honour `test-epp-endpoint-selection` and answer with the conformance suite's headers. Lets clients choose endpoints.
+    pub conformance_headers: bool,
+    /// Believe the client's objective, priority and fairness headers.
+    pub trust_client_headers: bool,
+    /// Ignore the gateway's subset hint.
+    pub disable_endpoint_subset_filter: bool,
+    /// Tell the gateway what an answer cost, as dynamic metadata with its last message.
+    pub report_usage: Option<ReportUsage>,
+    /// Priorities by objective name.
+    pub objectives: std::collections::BTreeMap<String, i32>,
+}
+
+/// One pool.
+#[derive(Clone, Debug)]
+pub struct PoolSettings {
+    /// Its name, unique.
+    pub name: Arc<str>,
+    /// What sends requests here.
+    pub matches: PoolMatch,
+    /// Refuse models that neither `matches` nor `rewrites` names.
+    pub reject_unknown_models: bool,
+    /// Model names.
+    pub rewrites: ModelRewrites,
+    /// The strategy's name in the registry.
+    pub strategy: String,
+    /// Its parameters.
+    pub strategy_parameters: serde_json::Value,
+    /// One endpoint or a list.
+    pub destination: Destination,
+    /// Endpoints in a list, the primary included.
+    pub max_destinations: usize,
+    /// Endpoints that the configuration names.
+    pub endpoints: Vec<EndpointSpec>,
+    /// Names that are resolved again and again.
+    pub dns: Vec<DnsSource>,
+    /// Scraping.
+    pub scrape: ScrapeSettings,
+    /// Ejection.
+    pub health: HealthPolicy,
+}
+
+/// A DNS name whose addresses are endpoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DnsSource {
+    /// The name.
+    pub host: String,
+    /// The port of every address.
+    pub port: u16,
+    /// How often it is resolved.
+    pub refresh: Duration,
+    /// The engine behind it.
+    pub engine: Engine,
+    /// Where its metrics are.
+    pub metrics: MetricsSource,
+}
+
+/// How endpoints are scraped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScrapeSettings {
+    /// Interval for an endpoint with requests on it.
+    pub interval: Duration,
+    /// Interval for an endpoint without.
+    pub idle_interval: Duration,
+    /// Longest time for one page.
+    pub timeout: Duration,
+    /// Largest page, bytes.
+    pub max_bytes: u64,
+    /// Pages older than this say nothing.
+    pub stale_after: Duration,
+    /// Accept any certificate of an `https` metrics endpoint.
+    pub insecure_skip_verify: bool,
+}
+
+impl Settings {
+    /// The settings of `new` that this process can't take without a restart, as the file spells them.
+    #[must_use]
+    pub fn restart_needed(&self, new: &Settings) -> Vec<&'static str> {
+        let (a, b) = (&self.server, &new.server);
+        let (t, u) = (&self.telemetry, &new.telemetry);
+        let changed = [
+            ("server.bind", a.bind != b.bind),
+            ("server.grpcPort", a.grpc_port != b.grpc_port),
+            ("server.grpcHealthPort", a.grpc_health_port != b.grpc_health_port),
+            ("server.metricsPort", a.metrics_port != b.metrics_port),
+            ("server.healthChecking", a.health_checking != b.health_checking),
+            ("server.workers", a.workers != b.workers),
+            ("server.tls", a.tls != b.tls),
+            ("server.drain", (a.drain_min_delay, a.drain_deadline) != (b.drain_min_delay, b.drain_deadline)),
+            ("server.seed", a.seed != b.seed),
+            ("telemetry.logLevel", t.log_filter != u.log_filter),
+            ("telemetry.logFormat", t.log_json != u.log_json),
+            ("telemetry.otlpEndpoint", t.otlp_endpoint != u.otlp_endpoint),
+            ("telemetry.traceRatio", t.trace_ratio.to_bits() != u.trace_ratio.to_bits()),
+            ("telemetry.decisionsKept", t.decisions_kept != u.decisions_kept),
+        ];
+        changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name).collect()
+    }
+}

@@ -1,0 +1,321 @@
+//! Merges flags, file and defaults, and checks what may be combined.
+
+mod pools;
+
+use super::decode::Sink;
+use super::defaults::*;
+use super::diagnostic::{At, Code, Diagnostic, Span};
+use super::schema::{self, File, LogFormat, Opt, TlsMode};
+use super::settings::{ExchangeSettings, ReportUsage, ServerSettings, Settings, TelemetrySettings, TlsSettings};
+use super::units::show_duration;
+use super::{Overrides, Surroundings};
+use crate::limits::Limits;
+use std::time::Duration;
+
+/// Settings from a file and what outranks it. They are only to be used when nothing in `sink` is an error.
+pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings, sink: &mut Sink) -> Settings {
+    let File { server, telemetry, exchange, limits, pools } = file;
+    Settings {
+        server: self::server(server, flags, surroundings, sink),
+        telemetry: self::telemetry(telemetry, flags, surroundings, sink),
+        limits: self::limits(&limits, sink),
+        exchange: self::exchange(exchange, flags, sink),
+        pools: pools::pools(pools, flags, sink),
+    }
+}
+
+/// The value of a flag, else of the file, with its place.
+fn pick<T: Clone>(flag: Option<&T>, file: Opt<T>) -> Opt<T> {
+    flag.map(|value| At { value: value.clone(), span: Span::default() }).or(file)
+}
+
+/// The value of a flag, else of the file, else the default.
+fn pick_or<T: Clone>(flag: Option<&T>, file: Opt<T>, default: T) -> T {
+    pick(flag, file).map_or(default, |at| at.value)
+}
+
+fn given<T>(file: Opt<T>, default: T) -> T {
+    file.map_or(default, |at| at.value)
+}
+
+fn server(file: schema::Server, flags: &Overrides, surroundings: Surroundings, sink: &mut Sink) -> ServerSettings {
+    let drain = file.drain.map(|at| at.value).unwrap_or_default();
+    let min_delay = pick(flags.drain_min_delay.as_ref(), drain.min_delay);
+    let deadline = pick(flags.drain_deadline.as_ref(), drain.deadline);
+    let delay_value = min_delay.map_or(DEFAULT_DRAIN_MIN_DELAY, |at| at.value);
+    let deadline_value = deadline.map_or(DEFAULT_DRAIN_DEADLINE, |at| at.value);
+    if deadline_value < delay_value {
+        let (delay, end) = (show_duration(delay_value), show_duration(deadline_value));
+        let spans = [deadline.map(|at| at.span).unwrap_or_default(), min_delay.map(|at| at.span).unwrap_or_default()];
+        let [first, second] = if spans[0].line > 0 { spans } else { [spans[1], spans[0]] };
+        sink.push(
+            Diagnostic::new(
+                Code::Contradiction,
+                "server.drain",
+                format!("the drain deadline ({end}) lies before the end of the minimum delay ({delay})"),
+            )
+            .at(first)
+            .related(second, "against this")
+            .help("both count from SIGTERM; make the deadline the longer one"),
+        );
+    }
+    let workers = pick(flags.workers.as_ref(), file.workers);
+    if let Some(at) = workers.filter(|at| !(1..=1024).contains(&at.value)) {
+        sink.out_of_range(at.span, "server.workers", at.value, "1 to 1024");
+    }
+    let ports = [
+        ("grpcPort", pick(flags.grpc_port.as_ref(), file.grpc_port), DEFAULT_GRPC_PORT),
+        ("grpcHealthPort", pick(flags.grpc_health_port.as_ref(), file.grpc_health_port), DEFAULT_GRPC_HEALTH_PORT),
+        ("metricsPort", pick(flags.metrics_port.as_ref(), file.metrics_port), DEFAULT_METRICS_PORT),
+    ];
+    check_ports(&ports, sink);
+    let [grpc_port, grpc_health_port, metrics_port] = ports.map(|(_, at, default)| at.map_or(default, |at| at.value));
+    ServerSettings {
+        bind: pick_or(flags.bind.as_ref(), file.bind, DEFAULT_BIND),
+        grpc_port,
+        grpc_health_port,
+        metrics_port,
+        health_checking: pick_or(flags.health_checking.as_ref(), file.health_checking, false),
+        workers: workers.map_or(surroundings.cores.max(1), |at| at.value),
+        tls: tls(file.tls.map(|at| at.value).unwrap_or_default(), flags, sink),
+        drain_min_delay: delay_value,
+        drain_deadline: deadline_value,
+        seed: pick(flags.seed.as_ref(), file.seed).map(|at| at.value),
+    }
+}
+
+fn check_ports(ports: &[(&str, Opt<u16>, u16); 3], sink: &mut Sink) {
+    let resolved = ports
+        .map(|(name, at, default)| (name, at.map(|a| a.span).unwrap_or_default(), at.map_or(default, |a| a.value)));
+    for (i, (name, span, port)) in resolved.iter().enumerate() {
+        let twin = resolved.iter().take(i).find(|(_, _, other)| other == port && *port != 0);
+        if let Some((other_name, other_span, _)) = twin {
+            sink.push(
+                Diagnostic::new(
+                    Code::Contradiction,
+                    format!("server.{}", if span.line > 0 { name } else { other_name }),
+                    format!("`{name}` and `{other_name}` are both {port}"),
+                )
+                .at(if span.line > 0 { *span } else { *other_span })
+                .related(if span.line > 0 { *other_span } else { Span::default() }, "the other one")
+                .help("every listener needs its own port"),
+            );
+        }
+    }
+}
+
+fn tls(file: schema::Tls, flags: &Overrides, sink: &mut Sink) -> TlsSettings {
+    let mode = file.mode.map(|at| at.value);
+    if let (Some(At { value: TlsMode::Off | TlsMode::SelfSigned, span }), Some(directory)) =
+        (&file.mode, &file.directory)
+    {
+        sink.push(
+            Diagnostic::new(
+                Code::Contradiction,
+                "server.tls",
+                "two kinds of TLS: `mode` asks for one, `directory` for another",
+            )
+            .at(*span)
+            .related(directory.span, "read only with `mode: files`")
+            .help("keep one of the two"),
+        );
+    }
+    let directory = flags.cert_path.clone().or_else(|| file.directory.as_ref().map(|at| at.value.clone().into()));
+    if mode == Some(TlsMode::Files) && directory.is_none() {
+        let span = file.mode.map(|at| at.span).unwrap_or_default();
+        sink.push(
+            Diagnostic::new(Code::MissingKey, "server.tls.directory", "`mode: files` needs `directory`")
+                .at(span)
+                .help("the directory holds `tls.crt` and `tls.key`"),
+        );
+    }
+    let reload = pick(flags.enable_cert_reload.as_ref(), file.reload);
+    let secure = flags.secure_serving.unwrap_or(mode != Some(TlsMode::Off) || flags.cert_path.is_some());
+    let chosen = match directory {
+        _ if !secure => TlsSettings::Off,
+        Some(directory) => TlsSettings::Files { directory, reload: reload.is_some_and(|at| at.value) },
+        None => TlsSettings::SelfSigned,
+    };
+    if let (Some(At { value: true, span }), TlsSettings::Off | TlsSettings::SelfSigned) = (reload, &chosen) {
+        sink.push(
+            Diagnostic::new(Code::NoEffect, "server.tls.reload", "reloading has no effect without certificate files")
+                .at(span)
+                .help("give `--cert-path`, or `directory` in `server.tls`"),
+        );
+    }
+    chosen
+}
+
+fn telemetry(
+    file: schema::Telemetry,
+    flags: &Overrides,
+    surroundings: Surroundings,
+    sink: &mut Sink,
+) -> TelemetrySettings {
+    let level = pick(flags.log_level.as_ref(), file.log_level);
+    if let Some(at) = &level
+        && let Err(e) = tracing_subscriber::EnvFilter::builder().parse(&at.value)
+    {
+        sink.push(
+            Diagnostic::new(
+                Code::BadLogFilter,
+                "telemetry.logLevel",
+                format!("`{}` is not a log filter: {e}", at.value),
+            )
+            .at(at.span)
+            .help("as in `info`, `debug` or `attache=debug,info`"),
+        );
+    }
+    let ratio = pick(flags.trace_ratio.as_ref(), file.trace_ratio);
+    if let Some(at) = ratio.filter(|at| !(0.0..=1.0).contains(&at.value)) {
+        sink.out_of_range(at.span, "telemetry.traceRatio", at.value, "0 to 1");
+    }
+    let kept = pick(flags.decisions_kept.as_ref(), file.decisions_kept);
+    if let Some(at) = kept.filter(|at| at.value > MAX_DECISIONS_KEPT) {
+        sink.out_of_range(at.span, "telemetry.decisionsKept", at.value, &format!("0 to {MAX_DECISIONS_KEPT}"));
+    }
+    let endpoint = pick(flags.otlp_endpoint.as_ref(), file.otlp_endpoint);
+    if let Some(at) = &endpoint {
+        check_otlp(at, sink);
+    }
+    TelemetrySettings {
+        log_filter: level.map_or_else(|| DEFAULT_LOG_FILTER.into(), |at| at.value),
+        log_json: flags
+            .log_json
+            .unwrap_or_else(|| file.log_format.map_or(!surroundings.terminal, |at| at.value == LogFormat::Json)),
+        otlp_endpoint: endpoint.map(|at| at.value).filter(|_| flags.tracing != Some(false)),
+        trace_ratio: ratio.map_or(DEFAULT_TRACE_RATIO, |at| at.value),
+        decisions_kept: kept.map_or(DEFAULT_DECISIONS_KEPT, |at| at.value),
+    }
+}
+
+fn check_otlp(at: &At<String>, sink: &mut Sink) {
+    let path = "telemetry.otlpEndpoint";
+    let uri = at.value.parse::<http::Uri>().ok();
+    let good = uri
+        .as_ref()
+        .is_some_and(|u| matches!(u.scheme_str(), Some("http" | "https")) && u.host().is_some_and(|h| !h.is_empty()));
+    if !good {
+        let message = format!("`{}` is not a collector's URL", at.value.chars().take(80).collect::<String>());
+        sink.push(Diagnostic::new(Code::BadUrl, path, message).at(at.span).help("as in `http://collector:4318`"));
+    } else if uri.is_some_and(|u| u.port_u16() == Some(4317)) {
+        sink.push(
+            Diagnostic::new(
+                Code::OddPort,
+                path,
+                "port 4317 usually speaks OTLP over gRPC, and traces are sent over HTTP",
+            )
+            .at(at.span)
+            .help("the collector's HTTP port is usually 4318"),
+        );
+    }
+    if cfg!(not(feature = "otlp")) {
+        sink.push(
+            Diagnostic::new(Code::Contradiction, path, "this build can't send traces (it lacks the feature `otlp`)")
+                .at(at.span),
+        );
+    }
+}
+
+fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> ExchangeSettings {
+    if let Some(at) = file.conformance_headers.filter(|at| at.value) {
+        sink.push(
+            Diagnostic::new(
+                Code::TrustsClients,
+                "exchange.conformanceHeaders",
+                "every client may choose its endpoint by a header",
+            )
+            .at(at.span)
+            .help("meant for the conformance suite; leave it off in production"),
+        );
+    }
+    let mut objectives = std::collections::BTreeMap::new();
+    for (name, priority) in file.objectives.map(|at| at.value).unwrap_or_default() {
+        objectives.insert(name.value, priority.value);
+    }
+    let report_usage = file.report_usage.map(|at| ReportUsage {
+        namespace: given(at.value.namespace, DEFAULT_USAGE_NAMESPACE.to_owned()),
+        key: given(at.value.key, DEFAULT_USAGE_KEY.to_owned()),
+        count: given(at.value.count, Default::default()),
+    });
+    ExchangeSettings {
+        report_usage,
+        on_unparseable: given(file.on_unparseable, Default::default()),
+        conformance_headers: given(file.conformance_headers, false),
+        trust_client_headers: given(file.trust_client_headers, false),
+        disable_endpoint_subset_filter: pick_or(
+            flags.disable_endpoint_subset_filter.as_ref(),
+            file.disable_endpoint_subset_filter,
+            false,
+        ),
+        objectives,
+    }
+}
+
+fn limits(file: &schema::LimitsSection, sink: &mut Sink) -> Limits {
+    let d = Limits::default();
+    let mut number = |name: &str, at: Opt<u64>, default: u64, max: u64| {
+        if let Some(at) = at.filter(|at| !(1..=max).contains(&at.value)) {
+            sink.out_of_range(at.span, &format!("limits.{name}"), at.value, &format!("1 to {max}"));
+        }
+        at.map_or(default, |at| at.value)
+    };
+    let wide = |at: Opt<super::decode::Bytes>| at.map(|a| At { value: a.value.0, span: a.span });
+    let whole = |at: Opt<u32>| at.map(|a| At { value: u64::from(a.value), span: a.span });
+    let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+    let most = u64::from(u32::MAX);
+    let limits = Limits {
+        max_body_bytes: number("maxBodyBytes", wide(file.max_body_bytes), d.max_body_bytes, 1 << 32),
+        max_buffered_bytes: number("maxBufferedBytes", wide(file.max_buffered_bytes), d.max_buffered_bytes, 1 << 40),
+        max_json_depth: narrow(number("maxJsonDepth", whole(file.max_json_depth), d.max_json_depth.into(), 128)),
+        max_json_values: narrow(number("maxJsonValues", whole(file.max_json_values), d.max_json_values.into(), most)),
+        max_messages: narrow(number("maxMessages", whole(file.max_messages), d.max_messages.into(), most)),
+        max_prompts: narrow(number("maxPrompts", whole(file.max_prompts), d.max_prompts.into(), most)),
+        max_model_bytes: narrow(number("maxModelBytes", wide(file.max_model_bytes), d.max_model_bytes.into(), 4096)),
+        max_cache_salt_bytes: narrow(number(
+            "maxCacheSaltBytes",
+            wide(file.max_cache_salt_bytes),
+            d.max_cache_salt_bytes.into(),
+            65_536,
+        )),
+        max_header_bytes: narrow(number(
+            "maxHeaderBytes",
+            wide(file.max_header_bytes),
+            d.max_header_bytes.into(),
+            16 << 20,
+        )),
+        max_multipart_sniff_bytes: narrow(number(
+            "maxMultipartSniffBytes",
+            wide(file.max_multipart_sniff_bytes),
+            d.max_multipart_sniff_bytes.into(),
+            16 << 20,
+        )),
+        request_timeout: positive("limits.requestTimeout", file.request_timeout, d.request_timeout, sink),
+        idle_timeout: positive("limits.idleTimeout", file.idle_timeout, d.idle_timeout, sink),
+    };
+    if limits.max_buffered_bytes < limits.max_body_bytes {
+        let span = |a: Opt<super::decode::Bytes>| a.map(|a| a.span).unwrap_or_default();
+        let (all, one) = (span(file.max_buffered_bytes), span(file.max_body_bytes));
+        sink.push(
+            Diagnostic::new(
+                Code::Contradiction,
+                "limits",
+                format!(
+                    "all bodies together ({} bytes) get less room than a single one ({} bytes)",
+                    limits.max_buffered_bytes, limits.max_body_bytes
+                ),
+            )
+            .at(if all.line > 0 { all } else { one })
+            .related(if all.line > 0 { one } else { Span::default() }, "a single one"),
+        );
+    }
+    limits
+}
+
+/// A duration that must be at least [`MIN_INTERVAL`].
+fn positive(path: &str, at: Opt<Duration>, default: Duration, sink: &mut Sink) -> Duration {
+    if let Some(at) = at.filter(|at| at.value < MIN_INTERVAL) {
+        sink.out_of_range(at.span, path, show_duration(at.value), &format!("at least {}", show_duration(MIN_INTERVAL)));
+    }
+    at.map_or(default, |at| at.value)
+}

@@ -1,0 +1,524 @@
+//! The checks of pools: names, conditions, endpoints, algorithms, rewrites, intervals.
+
+use super::{given, pick, positive};
+use crate::config::Overrides;
+use crate::config::decode::Sink;
+use crate::config::defaults::*;
+use crate::config::diagnostic::{At, Code, Diagnostic, Span, closest};
+use crate::config::schema::{self, Opt, Scheme};
+use crate::config::settings::{DnsSource, PoolSettings, ScrapeSettings};
+use crate::config::units::show_duration;
+use crate::pool::health::HealthPolicy;
+use crate::pool::{EndpointSpec, MetricsSource};
+use crate::scheduling::registry;
+use crate::scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteTarget};
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// The pools of the file and of the flags.
+pub(super) fn pools(file: Opt<Vec<At<schema::Pool>>>, flags: &Overrides, sink: &mut Sink) -> Vec<PoolSettings> {
+    let section = file.as_ref().map(|at| at.span).unwrap_or_default();
+    let pools = file.map(|at| at.value).unwrap_or_default();
+    if pools.is_empty() {
+        return vec![pool_of_flags(section, flags, sink)];
+    }
+    check_names(&pools, sink);
+    check_matches(&pools, sink);
+    if pools.len() > 1 && !flags.endpoints.is_empty() {
+        sink.push(
+            Diagnostic::new(
+                Code::Contradiction,
+                "--endpoint",
+                format!("`--endpoint` can't tell which of the {} pools of the file it means", pools.len()),
+            )
+            .help("name the endpoints in the file"),
+        );
+    }
+    pools.into_iter().enumerate().map(|(i, at)| pool(i, at, flags, sink)).collect()
+}
+
+fn pool_of_flags(section: Span, flags: &Overrides, sink: &mut Sink) -> PoolSettings {
+    if flags.endpoints.is_empty() {
+        sink.push(
+            Diagnostic::new(Code::NothingToServe, "pools", "there is nothing to route to: no pool and no endpoint")
+                .at(section)
+                .help("name a pool under `pools`, or give `--endpoint 127.0.0.1:8000`"),
+        );
+    }
+    let endpoints = flag_endpoints(flags, sink);
+    let (strategy, strategy_parameters) = strategy(None, "pools[0]", flags, sink);
+    PoolSettings {
+        name: DEFAULT_POOL.into(),
+        matches: PoolMatch::default(),
+        reject_unknown_models: false,
+        rewrites: ModelRewrites::default(),
+        strategy,
+        strategy_parameters,
+        destination: Destination::default(),
+        max_destinations: DEFAULT_MAX_DESTINATIONS,
+        endpoints,
+        dns: Vec::new(),
+        scrape: scrape(&schema::Scrape::default(), "pools[0].scrape", flags, sink),
+        health: HealthPolicy::default(),
+    }
+}
+
+fn flag_endpoints(flags: &Overrides, sink: &mut Sink) -> Vec<EndpointSpec> {
+    let mut seen: HashMap<SocketAddr, Span> = HashMap::new();
+    let read = flags.endpoints.iter().filter_map(|text| {
+        let at = At { value: text.clone(), span: Span::default() };
+        let address = address(&at, "--endpoint", sink)?;
+        check_twice(address, Span::default(), "--endpoint", &mut seen, sink).then(|| EndpointSpec::at(address))
+    });
+    read.collect()
+}
+
+fn pool(index: usize, at: At<schema::Pool>, flags: &Overrides, sink: &mut Sink) -> PoolSettings {
+    let path = format!("pools[{index}]");
+    let pool = at.value;
+    let (strategy, strategy_parameters) = strategy(pool.strategy.as_ref(), &path, flags, sink);
+    let mut endpoints = endpoints(&pool.endpoints, &path, sink);
+    let named = endpoints.len();
+    let dns: Vec<_> =
+        pool.dns.iter().enumerate().filter_map(|(i, d)| dns(d, &format!("{path}.dns[{i}]"), sink)).collect();
+    if !flags.endpoints.is_empty() {
+        endpoints = flag_endpoints(flags, sink);
+        if named > 0 {
+            let message = format!("`--endpoint` replaces the {named} endpoints of pool `{}`", pool.name.value);
+            sink.push(Diagnostic::new(Code::Overridden, "--endpoint", message).at(pool.name.span));
+        }
+    }
+    let broken = sink.diagnostics.iter().any(|d| d.is_error() && d.path.starts_with(&path));
+    if pool.endpoints.is_empty() && pool.dns.is_empty() && endpoints.is_empty() && !broken {
+        let message =
+            format!("pool `{}` has neither `endpoints` nor `dns`: its requests are answered with 503", pool.name.value);
+        sink.push(Diagnostic::new(Code::EmptyPool, path.as_str(), message).at(pool.name.span));
+    }
+    let rewrites = rewrites(&pool.rewrites, &path, sink);
+    let matches = matches(pool.matches.as_ref(), &path, sink);
+    let reject_unknown_models = given(pool.reject_unknown_models, false);
+    if reject_unknown_models && matches.models.is_empty() && rewrites.exact.is_empty() {
+        sink.push(
+            Diagnostic::new(
+                Code::Contradiction,
+                format!("{path}.rejectUnknownModels"),
+                "every model is unknown: neither `match.models` nor `modelRewrites` names one",
+            )
+            .at(pool.reject_unknown_models.map(|at| at.span).unwrap_or_default()),
+        );
+    }
+    PoolSettings {
+        name: pool.name.value.as_str().into(),
+        matches,
+        reject_unknown_models,
+        rewrites,
+        strategy,
+        strategy_parameters,
+        destination: given(pool.destination.mode, Destination::default()),
+        max_destinations: destinations(&pool.destination, &path, sink),
+        endpoints,
+        dns,
+        scrape: scrape(&pool.scrape, &format!("{path}.scrape"), flags, sink),
+        health: health(&pool.health, &path, sink),
+    }
+}
+
+fn check_names(pools: &[At<schema::Pool>], sink: &mut Sink) {
+    let mut first: HashMap<&str, Span> = HashMap::new();
+    for (i, pool) in pools.iter().enumerate() {
+        let name = &pool.value.name;
+        if let Some(span) = first.insert(&name.value, name.span) {
+            sink.push(
+                Diagnostic::new(
+                    Code::DuplicateName,
+                    format!("pools[{i}].name"),
+                    format!("two pools are called `{}`", name.value),
+                )
+                .at(name.span)
+                .related(span, "the first one"),
+            );
+        }
+    }
+}
+
+/// A condition without spans and cases, to be compared.
+fn conditions(pool: &schema::Pool) -> (Option<(String, &str)>, Option<String>, Vec<&str>) {
+    let Some(At { value: m, .. }) = &pool.matches else { return (None, None, Vec::new()) };
+    let header = m.header.as_ref().and_then(|h| {
+        Some((h.value.name.as_ref()?.value.to_ascii_lowercase(), h.value.value.as_ref()?.value.as_str()))
+    });
+    let models = m.models.as_ref().map(|at| at.value.iter().map(|m| m.value.as_str()).collect()).unwrap_or_default();
+    (header, m.authority.as_ref().map(|a| a.value.to_ascii_lowercase()), models)
+}
+
+fn check_matches(pools: &[At<schema::Pool>], sink: &mut Sink) {
+    let place = |pool: &schema::Pool| pool.matches.as_ref().map_or(pool.name.span, |m| m.span);
+    let all: Vec<_> = pools.iter().map(|p| conditions(&p.value)).collect();
+    for (i, (pool, mine)) in pools.iter().zip(&all).enumerate() {
+        for (other, theirs) in pools.iter().zip(&all).take(i) {
+            if mine.0 != theirs.0 || mine.1 != theirs.1 {
+                continue;
+            }
+            let both_any = mine.2.is_empty() && theirs.2.is_empty();
+            let shared = mine.2.iter().find(|m| theirs.2.contains(m));
+            let (a, b) = (&other.value.name.value, &pool.value.name.value);
+            let message = match shared {
+                _ if both_any && mine.0.is_none() && mine.1.is_none() => {
+                    format!("pools `{a}` and `{b}` both take every request: neither has a condition")
+                }
+                _ if both_any => format!("pools `{a}` and `{b}` take the same requests: their conditions are equal"),
+                Some(model) => format!("pools `{a}` and `{b}` both take the model `{model}`"),
+                None => continue,
+            };
+            sink.push(
+                Diagnostic::new(Code::AmbiguousMatch, format!("pools[{i}].match"), message)
+                    .at(place(&pool.value))
+                    .related(place(&other.value), "the other pool")
+                    .help("tell them apart by `match.models`, `match.header` or `match.authority`"),
+            );
+        }
+    }
+}
+
+fn matches(file: Option<&At<schema::Match>>, path: &str, sink: &mut Sink) -> PoolMatch {
+    let Some(At { value: m, .. }) = file else { return PoolMatch::default() };
+    let header = m.header.as_ref().and_then(|h| {
+        for (key, missing) in [("name", h.value.name.is_none()), ("value", h.value.value.is_none())] {
+            if missing {
+                let path = format!("{path}.match.header.{key}");
+                sink.push(Diagnostic::new(Code::MissingKey, path, format!("`{key}` is missing")).at(h.span));
+            }
+        }
+        let (name, value) = (h.value.name.as_ref()?, h.value.value.as_ref()?);
+        if name.value.parse::<http::HeaderName>().is_err() {
+            let shown: String = name.value.chars().take(60).collect();
+            sink.out_of_range(
+                name.span,
+                &format!("{path}.match.header.name"),
+                format!("`{shown}`"),
+                "the name of a header",
+            );
+        }
+        Some((name.value.to_ascii_lowercase(), value.value.clone()))
+    });
+    let models = m.models.as_ref().map(|at| at.value.iter().map(|m| m.value.clone()).collect()).unwrap_or_default();
+    PoolMatch { models, header, authority: m.authority.as_ref().map(|a| a.value.to_ascii_lowercase()) }
+}
+
+fn strategy(
+    file: Option<&At<schema::Strategy>>,
+    path: &str,
+    flags: &Overrides,
+    sink: &mut Sink,
+) -> (String, serde_json::Value) {
+    let none = serde_json::Value::Null;
+    let (name, span, parameters) = match (&flags.strategy, file.map(|at| &at.value)) {
+        // Parameters belong to the algorithm that the file names; they go with it when a flag names another.
+        (Some(flag), Some(s)) if *flag == s.name.value => (flag.clone(), s.name.span, s.parameters.clone()),
+        (Some(flag), _) => (flag.clone(), Span::default(), None),
+        (None, Some(s)) => (s.name.value.clone(), s.name.span, s.parameters.clone()),
+        (None, None) => (DEFAULT_STRATEGY.into(), Span::default(), None),
+    };
+    let path = if span.line > 0 { format!("{path}.strategy") } else { "--strategy".into() };
+    match registry::strategy(&name) {
+        None => {
+            let names = || registry::STRATEGIES.iter().map(|d| d.name);
+            let shown: String = name.chars().take(60).collect();
+            let known = names().collect::<Vec<_>>().join(", ");
+            let mut diagnostic = Diagnostic::new(
+                Code::UnknownStrategy,
+                path,
+                format!("no strategy is called `{shown}`; there are: {known}"),
+            )
+            .at(span);
+            if let Some(meant) = closest(&name, names()) {
+                diagnostic = diagnostic.help(format!("did you mean `{meant}`?"));
+            }
+            sink.push(diagnostic);
+        }
+        Some(descriptor) => {
+            if let Err(e) = (descriptor.build)(parameters.as_ref().map_or(&none, |at| &at.value)) {
+                let message = format!("strategy `{name}` does not take these parameters: {e}");
+                let place = parameters.as_ref().map_or(span, |at| at.span);
+                sink.push(Diagnostic::new(Code::BadParameters, format!("{path}.parameters"), message).at(place));
+            }
+        }
+    }
+    (name, parameters.map_or(none, |at| at.value))
+}
+
+fn endpoints(file: &[At<schema::Endpoint>], path: &str, sink: &mut Sink) -> Vec<EndpointSpec> {
+    let mut seen: HashMap<SocketAddr, Span> = HashMap::new();
+    let mut read = Vec::with_capacity(file.len());
+    for (i, At { value: e, .. }) in file.iter().enumerate() {
+        let path = format!("{path}.endpoints[{i}]");
+        let Some(address) = address(&e.address, &path, sink) else { continue };
+        if !check_twice(address, e.address.span, &path, &mut seen, sink) {
+            continue;
+        }
+        let plain = EndpointSpec::at(address);
+        read.push(EndpointSpec {
+            name: e.name.as_ref().map_or(plain.name.clone(), |at| at.value.as_str().into()),
+            labels: e.labels.iter().map(|(k, v)| (k.value.as_str().into(), v.value.as_str().into())).collect(),
+            engine: given(e.engine, plain.engine),
+            metrics: metrics(e.metrics.as_ref(), &path, sink),
+            draining: given(e.draining, false),
+            ..plain
+        });
+    }
+    read
+}
+
+fn check_twice(
+    address: SocketAddr,
+    span: Span,
+    path: &str,
+    seen: &mut HashMap<SocketAddr, Span>,
+    sink: &mut Sink,
+) -> bool {
+    let Some(first) = seen.get(&address) else {
+        seen.insert(address, span);
+        return true;
+    };
+    let message = format!("endpoint {address} is named twice");
+    sink.push(Diagnostic::new(Code::DuplicateEndpoint, path, message).at(span).related(*first, "the first one"));
+    false
+}
+
+fn address(at: &At<String>, path: &str, sink: &mut Sink) -> Option<SocketAddr> {
+    let text = at.value.trim();
+    let shown: String = text.chars().take(60).collect();
+    let wrong =
+        |message: String, help: &str| Some(Diagnostic::new(Code::BadAddress, path, message).at(at.span).help(help));
+    let parsed = text.parse::<SocketAddr>();
+    let problem = match &parsed {
+        Ok(a) if a.port() == 0 => wrong(format!("`{shown}` has port 0"), "ports are 1 to 65535"),
+        Ok(a) if a.ip().is_unspecified() => {
+            wrong(format!("`{shown}` is no address that can be reached"), "as in `10.0.0.7:8000`")
+        }
+        Ok(_) => None,
+        Err(_) if text.parse::<std::net::IpAddr>().is_ok() => {
+            let help = if text.contains(':') { "as in `[2001:db8::7]:8000`" } else { "as in `10.0.0.7:8000`" };
+            wrong(format!("`{shown}` has no port"), help)
+        }
+        Err(_) if text.contains("://") => {
+            wrong(format!("`{shown}` is a URL, not an address"), "leave the scheme and the path out: `10.0.0.7:8000`")
+        }
+        Err(_) => match text.rsplit_once(':') {
+            Some((host, port)) if host.parse::<std::net::Ipv4Addr>().is_ok() || host.starts_with('[') => {
+                wrong(format!("`{shown}` has the port `{port}`"), "ports are 1 to 65535")
+            }
+            _ => wrong(
+                format!("`{shown}` is not an `ip:port` address"),
+                "host names belong under `dns`, which resolves them again and again",
+            ),
+        },
+    };
+    if let Some(problem) = problem {
+        sink.push(problem);
+        return None;
+    }
+    parsed.ok()
+}
+
+fn metrics(file: Option<&At<schema::MetricsSection>>, path: &str, sink: &mut Sink) -> MetricsSource {
+    let mut source = MetricsSource::default();
+    let Some(At { value: m, .. }) = file else { return source };
+    if let Some(at) = m.scheme {
+        source.scheme = if at.value == Scheme::Https { "https".into() } else { "http".into() };
+    }
+    if let Some(at) = m.port {
+        if at.value == 0 {
+            sink.out_of_range(at.span, &format!("{path}.metrics.port"), 0, "1 to 65535");
+        }
+        source.port = Some(at.value);
+    }
+    if let Some(at) = &m.path {
+        if format!("http://h{}", at.value).parse::<http::Uri>().is_err() || !at.value.starts_with('/') {
+            let shown: String = at.value.chars().take(60).collect();
+            sink.out_of_range(
+                at.span,
+                &format!("{path}.metrics.path"),
+                format!("`{shown}`"),
+                "a path that begins with `/`",
+            );
+        }
+        source.path = at.value.as_str().into();
+    }
+    source
+}
+
+fn dns(at: &At<schema::Dns>, path: &str, sink: &mut Sink) -> Option<DnsSource> {
+    let d = &at.value;
+    let host = d.host.value.trim();
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    if host.is_empty() || host.len() > 253 || !host.chars().all(allowed) {
+        let shown: String = host.chars().take(60).collect();
+        let message = format!("`{shown}` is not a host name");
+        sink.push(
+            Diagnostic::new(Code::BadAddress, format!("{path}.host"), message)
+                .at(d.host.span)
+                .help("as in `vllm.default.svc`; the port has its own key"),
+        );
+        return None;
+    }
+    if d.port.value == 0 {
+        sink.out_of_range(d.port.span, &format!("{path}.port"), 0, "1 to 65535");
+    }
+    let least = Duration::from_millis(100);
+    if let Some(at) = d.refresh.filter(|at| at.value < least) {
+        sink.out_of_range(at.span, &format!("{path}.refresh"), show_duration(at.value), "at least 100ms");
+    }
+    Some(DnsSource {
+        host: host.to_owned(),
+        port: d.port.value,
+        refresh: given(d.refresh, DEFAULT_DNS_REFRESH),
+        engine: given(d.engine, Default::default()),
+        metrics: metrics(d.metrics.as_ref(), path, sink),
+    })
+}
+
+fn rewrites(file: &[At<schema::Rewrite>], path: &str, sink: &mut Sink) -> ModelRewrites {
+    let mut exact: BTreeMap<String, Vec<RewriteTarget>> = BTreeMap::new();
+    let mut any: Option<Vec<RewriteTarget>> = None;
+    let mut seen: HashMap<String, Span> = HashMap::new();
+    for (i, At { value: rule, span }) in file.iter().enumerate() {
+        let path = format!("{path}.modelRewrites[{i}]");
+        let targets = targets(rule, &path, sink);
+        let model = rule.model.as_ref().map_or("*", |at| at.value.as_str());
+        let place = rule.model.as_ref().map_or(*span, |at| at.span);
+        if let Some(first) = seen.insert(model.to_owned(), place) {
+            let message = format!("two rewrites speak of the model `{model}`");
+            sink.push(Diagnostic::new(Code::DuplicateName, path, message).at(place).related(first, "the first one"));
+        }
+        if model == "*" {
+            any = Some(targets);
+        } else {
+            exact.insert(model.to_owned(), targets);
+        }
+    }
+    ModelRewrites { exact, any: any.unwrap_or_default() }
+}
+
+fn targets(rule: &schema::Rewrite, path: &str, sink: &mut Sink) -> Vec<RewriteTarget> {
+    let list = &rule.targets;
+    if list.value.is_empty() {
+        let message = "`targets` is empty: the model would have no name on the servers";
+        sink.push(Diagnostic::new(Code::EmptyList, format!("{path}.targets"), message).at(list.span));
+    }
+    let mut read = Vec::with_capacity(list.value.len());
+    for (i, At { value: target, span }) in list.value.iter().enumerate() {
+        let path = format!("{path}.targets[{i}]");
+        if let Some(at) = target.weight.filter(|at| at.value > MAX_WEIGHT) {
+            sink.out_of_range(at.span, &format!("{path}.weight"), at.value, &format!("0 to {MAX_WEIGHT}"));
+        }
+        match &target.model {
+            Some(model) => read.push(RewriteTarget {
+                model: model.value.as_str().into(),
+                weight: given(target.weight, DEFAULT_WEIGHT),
+            }),
+            None => {
+                sink.push(Diagnostic::new(Code::MissingKey, format!("{path}.model"), "`model` is missing").at(*span))
+            }
+        }
+    }
+    if !read.is_empty() && read.iter().all(|t| t.weight == 0) {
+        let message = "all weights are 0: the targets share the traffic evenly";
+        sink.push(Diagnostic::new(Code::ZeroWeights, format!("{path}.targets"), message).at(list.span));
+    }
+    read
+}
+
+fn destinations(file: &schema::DestinationSection, path: &str, sink: &mut Sink) -> usize {
+    let Some(at) = file.max else { return DEFAULT_MAX_DESTINATIONS };
+    if !(1..=16).contains(&at.value) {
+        sink.out_of_range(at.span, &format!("{path}.destination.max"), at.value, "1 to 16");
+    } else if file.mode.is_none_or(|m| m.value == Destination::Single) && at.value > 1 {
+        let message = "`max` has no effect: a single endpoint is named";
+        sink.push(
+            Diagnostic::new(Code::NoEffect, format!("{path}.destination.max"), message)
+                .at(at.span)
+                .help("add `mode: list`"),
+        );
+    }
+    at.value
+}
+
+fn scrape(file: &schema::Scrape, path: &str, flags: &Overrides, sink: &mut Sink) -> ScrapeSettings {
+    let interval_at = pick(flags.refresh_metrics_interval.as_ref(), file.interval);
+    let stale_at = pick(flags.metrics_staleness_threshold.as_ref(), file.stale_after);
+    let interval = positive(&format!("{path}.interval"), interval_at, DEFAULT_SCRAPE_INTERVAL, sink);
+    // Who slows the busy rhythm down does not want the idle one to be faster.
+    let idle_default = DEFAULT_SCRAPE_IDLE_INTERVAL.max(interval);
+    let idle_interval = positive(&format!("{path}.idleInterval"), file.idle_interval, idle_default, sink);
+    let timeout = positive(&format!("{path}.timeout"), file.timeout, DEFAULT_SCRAPE_TIMEOUT, sink);
+    let stale_after = positive(&format!("{path}.staleAfter"), stale_at, DEFAULT_STALE_AFTER, sink);
+    if let Some(at) = file.idle_interval.filter(|at| at.value < interval) {
+        let message = format!(
+            "idle endpoints would be scraped more often ({}) than busy ones ({})",
+            show_duration(at.value),
+            show_duration(interval)
+        );
+        sink.push(
+            Diagnostic::new(Code::Contradiction, path, message)
+                .at(at.span)
+                .related(interval_at.map(|at| at.span).unwrap_or_default(), "for busy ones"),
+        );
+    }
+    let slowest = interval.max(idle_interval);
+    if stale_after < slowest * 2 {
+        let (stale_span, slow_span) = (
+            stale_at.map(|at| at.span).unwrap_or_default(),
+            file.idle_interval.or(interval_at).map(|at| at.span).unwrap_or_default(),
+        );
+        let message = format!(
+            "metrics go stale after {}, less than twice the interval ({}): one late page and they say nothing",
+            show_duration(stale_after),
+            show_duration(slowest)
+        );
+        let (first, second) = if stale_span.line > 0 { (stale_span, slow_span) } else { (slow_span, Span::default()) };
+        sink.push(Diagnostic::new(Code::StaleTooSoon, path, message).at(first).related(second, "the interval"));
+    }
+    let max_bytes = file.max_bytes.map_or(DEFAULT_SCRAPE_MAX_BYTES, |at| at.value.0);
+    if let Some(at) = file.max_bytes.filter(|at| !(1024..=1 << 30).contains(&at.value.0)) {
+        sink.out_of_range(at.span, &format!("{path}.maxBytes"), at.value.0, "1KiB to 1GiB");
+    }
+    ScrapeSettings {
+        interval,
+        idle_interval,
+        timeout,
+        max_bytes,
+        stale_after,
+        insecure_skip_verify: given(file.insecure_skip_verify, false),
+    }
+}
+
+fn health(file: &schema::Health, path: &str, sink: &mut Sink) -> HealthPolicy {
+    let d = HealthPolicy::default();
+    let ejection = positive(&format!("{path}.health.ejection"), file.ejection, d.ejection, sink);
+    let max_ejection = given(file.max_ejection, d.max_ejection.max(ejection));
+    if max_ejection < ejection {
+        let message = format!(
+            "the longest ejection ({}) is shorter than the first ({})",
+            show_duration(max_ejection),
+            show_duration(ejection)
+        );
+        sink.push(
+            Diagnostic::new(Code::Contradiction, format!("{path}.health"), message)
+                .at(file.max_ejection.map(|at| at.span).unwrap_or_default())
+                .related(file.ejection.map(|at| at.span).unwrap_or_default(), "the first"),
+        );
+    }
+    let connect = given(file.consecutive_connect_failures, d.consecutive_connect_failures);
+    if let Some(at) = file.consecutive_connect_failures.filter(|at| at.value == 0) {
+        sink.out_of_range(at.span, &format!("{path}.health.consecutiveConnectFailures"), 0, "at least 1");
+    }
+    HealthPolicy {
+        consecutive_failures: given(file.consecutive_failures, d.consecutive_failures),
+        consecutive_connect_failures: connect,
+        ejection,
+        max_ejection,
+        slow_start: given(file.slow_start, d.slow_start),
+    }
+}

@@ -1,0 +1,264 @@
+//! Configurations and what is said about them: every file under `tests/data/config` has its expected diagnostics beside it.
+//!
+//! After a wanted change of wording, `ATTACHE_BLESS=1 cargo test --test config` writes the expectations anew; read the diff.
+
+use attache::config::diagnostic::{render_json, render_text};
+use attache::config::document::MAX_CONFIG_BYTES;
+use attache::config::settings::TlsSettings;
+use attache::config::{Code, ConfigText, Diagnostic, Overrides, Settings, Sources, Surroundings, load};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+fn data(kind: &str) -> Vec<PathBuf> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/config").join(kind);
+    let mut files: Vec<_> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
+    files.retain(|f| f.extension().is_some_and(|e| e == "yaml"));
+    files.sort();
+    assert!(!files.is_empty());
+    files
+}
+
+fn sources(name: &str, bytes: &[u8]) -> Sources {
+    let text = ConfigText { name: name.to_owned(), bytes: bytes.to_vec() };
+    Sources {
+        text: Some(text),
+        overrides: Overrides::default(),
+        surroundings: Surroundings { cores: 4, terminal: false },
+    }
+}
+
+fn load_text(text: &str) -> Result<(Settings, Vec<Diagnostic>), Vec<Diagnostic>> {
+    load(&sources("test.yaml", text.as_bytes()))
+}
+
+const MINIMAL: &str = "apiVersion: attache.dev/v1\nkind: Attache\npools: [{name: a, endpoints: ['127.0.0.1:8000']}]\n";
+
+fn compare(file: &Path, diagnostics: &[Diagnostic], sources: &Sources) {
+    let text = sources.text.as_ref().unwrap();
+    let got = render_text(diagnostics, Some((&text.name, text.text())), false);
+    let expected = file.with_extension("txt");
+    if std::env::var_os("ATTACHE_BLESS").is_some() {
+        std::fs::write(&expected, &got).unwrap();
+    }
+    let want = std::fs::read_to_string(&expected).unwrap_or_else(|e| panic!("{}: {e}", expected.display()));
+    assert_eq!(got, want, "{}", file.display());
+}
+
+#[test]
+fn every_bad_file_is_refused_with_all_its_mistakes() {
+    for file in data("bad") {
+        let sources = sources(file.file_name().unwrap().to_str().unwrap(), &std::fs::read(&file).unwrap());
+        let diagnostics = load(&sources).expect_err(&format!("{} was accepted", file.display()));
+        assert!(diagnostics.iter().any(Diagnostic::is_error));
+        compare(&file, &diagnostics, &sources);
+    }
+}
+
+#[test]
+fn every_odd_file_is_accepted_with_warnings() {
+    for file in data("warn") {
+        let sources = sources(file.file_name().unwrap().to_str().unwrap(), &std::fs::read(&file).unwrap());
+        let (_, diagnostics) = load(&sources).unwrap_or_else(|d| panic!("{}: {d:?}", file.display()));
+        assert!(!diagnostics.is_empty());
+        compare(&file, &diagnostics, &sources);
+    }
+}
+
+#[test]
+fn the_cases_of_promise_40_have_a_code_of_their_own() {
+    let code = |name: &str| {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/config/bad").join(name);
+        let diagnostics = load(&sources(name, &std::fs::read(file).unwrap())).unwrap_err();
+        let first = diagnostics.first().unwrap().clone();
+        assert!(first.span.is_some(), "{name} points nowhere");
+        first.code
+    };
+    let cases = [
+        ("port-out-of-range.yaml", Code::OutOfRange),
+        ("tab-indent.yaml", Code::Tab),
+        ("duplicate-key.yaml", Code::DuplicateKey),
+        ("alias-bomb.yaml", Code::Bomb),
+        ("wrong-version.yaml", Code::Version),
+        ("empty.yaml", Code::Empty),
+        ("binary.yaml", Code::NotText),
+    ];
+    for (name, want) in cases {
+        assert_eq!(code(name), want, "{name}");
+    }
+    let huge = vec![b'a'; MAX_CONFIG_BYTES + 1];
+    let diagnostics = load(&sources("huge.yaml", &huge)).unwrap_err();
+    assert_eq!(diagnostics.iter().map(|d| d.code).collect::<Vec<_>>(), [Code::TooLarge]);
+}
+
+#[test]
+fn codes_are_unique_and_well_formed() {
+    let mut seen = std::collections::BTreeSet::new();
+    for code in Code::ALL {
+        let text = code.as_str();
+        assert!(seen.insert(text), "{text} twice");
+        assert!(text.len() == 4 && matches!(&text[..2], "E1" | "E2" | "W3"), "{text}");
+    }
+}
+
+#[test]
+fn a_small_file_gets_the_documented_defaults() {
+    let (settings, diagnostics) = load_text(MINIMAL).unwrap();
+    assert_eq!(diagnostics, []);
+    let s = &settings.server;
+    assert_eq!((s.grpc_port, s.grpc_health_port, s.metrics_port, s.workers), (9002, 9003, 9090, 4));
+    assert_eq!(s.tls, TlsSettings::SelfSigned);
+    assert_eq!((s.drain_min_delay, s.drain_deadline), (Duration::from_secs(5), Duration::from_secs(120)));
+    assert!(settings.telemetry.log_json && settings.telemetry.otlp_endpoint.is_none());
+    let pool = &settings.pools[0];
+    assert_eq!((&*pool.name, pool.strategy.as_str(), pool.endpoints.len()), ("a", "least-request", 1));
+    assert_eq!(pool.scrape.interval, Duration::from_millis(50));
+    assert_eq!(pool.scrape.stale_after, Duration::from_secs(2));
+    assert_eq!(settings.limits, attache::limits::Limits::default());
+}
+
+#[test]
+fn flags_outrank_the_file_and_the_file_outranks_defaults() {
+    let text = "apiVersion: attache.dev/v1\nkind: Attache\nserver: {grpcPort: 1, metricsPort: 2, tls: {mode: off}}\n\
+                telemetry: {otlpEndpoint: 'http://c:4318', logLevel: debug}\n\
+                pools: [{name: a, strategy: random, scrape: {interval: 70ms}, endpoints: ['127.0.0.1:8000']}]\n";
+    let mut sources = sources("t", text.as_bytes());
+    sources.overrides = Overrides {
+        grpc_port: Some(7),
+        secure_serving: Some(true),
+        tracing: Some(false),
+        strategy: Some("round-robin".into()),
+        endpoints: vec!["[::1]:9000".into()],
+        ..Overrides::default()
+    };
+    let (settings, diagnostics) = load(&sources).unwrap();
+    assert_eq!((settings.server.grpc_port, settings.server.metrics_port), (7, 2));
+    assert_eq!(settings.server.tls, TlsSettings::SelfSigned);
+    assert_eq!((settings.telemetry.otlp_endpoint, settings.telemetry.log_filter.as_str()), (None, "debug"));
+    let pool = &settings.pools[0];
+    assert_eq!((pool.strategy.as_str(), pool.scrape.interval), ("round-robin", Duration::from_millis(70)));
+    assert_eq!(pool.endpoints.iter().map(|e| e.address.to_string()).collect::<Vec<_>>(), ["[::1]:9000"]);
+    assert_eq!(diagnostics.iter().map(|d| d.code).collect::<Vec<_>>(), [Code::Overridden]);
+}
+
+#[test]
+fn flags_alone_make_a_pool_and_nothing_at_all_is_refused() {
+    let mut sources = Sources::default();
+    let diagnostics = load(&sources).unwrap_err();
+    assert_eq!(diagnostics.iter().map(|d| d.code).collect::<Vec<_>>(), [Code::NothingToServe]);
+    sources.overrides.endpoints = vec!["127.0.0.1:8000".into(), "10.0.0.1:8000".into()];
+    let (settings, _) = load(&sources).unwrap();
+    assert_eq!(settings.pools.len(), 1);
+    assert_eq!(settings.pools[0].endpoints.len(), 2);
+    sources.overrides.endpoints = vec!["host:8000".into(), "10.0.0.1:0".into()];
+    sources.overrides.strategy = Some("lest-request".into());
+    let diagnostics = load(&sources).unwrap_err();
+    let text = render_text(&diagnostics, None, false);
+    assert!(
+        text.contains("did you mean `least-request`?") && text.contains("--endpoint") && text.contains("3 errors"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_full_file_reaches_the_settings() {
+    let text = "apiVersion: attache.dev/v1
+kind: Attache
+limits: {maxBodyBytes: 1MiB, requestTimeout: 5s}
+exchange: {onUnparseable: fallback, trustClientHeaders: true, objectives: {critical: 10, batch: -1}}
+pools:
+  - name: p
+    match: {models: [m], header: {name: X-Pool, value: a}, authority: LLM.example.com}
+    strategy: {name: power-of-two, parameters: {}}
+    destination: {mode: list, max: 2}
+    rejectUnknownModels: true
+    endpoints:
+      - {address: '127.0.0.1:8002', name: b, labels: {zone: x}, engine: sglang, draining: true,
+         metrics: {path: /m, port: 9000, scheme: https}}
+    dns: [{host: vllm.default.svc, port: 8000, refresh: 7s, engine: none}]
+    modelRewrites:
+      - {model: gpt-4, targets: [{model: llama, weight: 70}, {model: qwen, weight: 30}]}
+      - {targets: [{model: llama}]}
+    health: {consecutiveFailures: 9, slowStart: 0}
+";
+    let (settings, diagnostics) =
+        load_text(text).unwrap_or_else(|d| panic!("{}", render_text(&d, Some(("t", text)), false)));
+    assert_eq!(diagnostics, []);
+    assert_eq!((settings.limits.max_body_bytes, settings.limits.request_timeout), (1 << 20, Duration::from_secs(5)));
+    assert_eq!(settings.exchange.objectives["batch"], -1);
+    let pool = &settings.pools[0];
+    assert_eq!(pool.matches.header, Some(("x-pool".into(), "a".into())));
+    assert_eq!(pool.matches.authority.as_deref(), Some("llm.example.com"));
+    let endpoint = &pool.endpoints[0];
+    assert_eq!((&*endpoint.name, endpoint.draining), ("b", true));
+    assert_eq!(endpoint.metrics_url().as_deref(), Some("https://127.0.0.1:9000/m"));
+    assert_eq!(pool.dns[0].refresh, Duration::from_secs(7));
+    assert_eq!(pool.rewrites.exact["gpt-4"].iter().map(|t| t.weight).collect::<Vec<_>>(), [70, 30]);
+    assert_eq!(pool.rewrites.any[0].weight, 1);
+    assert_eq!((pool.max_destinations, pool.health.consecutive_failures), (2, 9));
+}
+
+#[test]
+fn a_reload_knows_what_it_can_not_change() {
+    let (old, _) = load_text(MINIMAL).unwrap();
+    let (same, _) = load_text(&format!("{MINIMAL}limits: {{maxMessages: 5}}\n")).unwrap();
+    assert_eq!(old.restart_needed(&same), Vec::<&str>::new());
+    let (new, _) = load_text(&format!("{MINIMAL}server: {{grpcPort: 1, tls: {{mode: off}}}}\n")).unwrap();
+    assert_eq!(old.restart_needed(&new), ["server.grpcPort", "server.tls"]);
+}
+
+#[test]
+fn the_dump_of_settings_is_a_configuration_that_gives_the_same_settings() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/configs/full.yaml");
+    let (settings, _) = load(&sources("full.yaml", &std::fs::read(file).unwrap())).unwrap();
+    let dump = settings.to_json();
+    let text = dump.to_string();
+    let (again, _) = load_text(&text).unwrap_or_else(|d| panic!("{}", render_text(&d, Some(("dump", &text)), false)));
+    assert_eq!(again.to_json(), dump);
+    assert_eq!(settings.restart_needed(&again), Vec::<&str>::new());
+}
+
+#[test]
+fn diagnostics_render_as_json() {
+    let text = MINIMAL.replace("kind: Attache", "kind: Attache\nsever: {}");
+    let diagnostics = load_text(&text).unwrap_err();
+    let json = render_json(&diagnostics, Some("f.yaml"));
+    assert_eq!((json["file"].as_str(), json["errors"].as_u64()), (Some("f.yaml"), Some(1)));
+    let first = &json["diagnostics"][0];
+    assert_eq!((first["code"].as_str(), first["severity"].as_str()), (Some("E111"), Some("error")));
+    assert_eq!((first["span"]["line"].as_u64(), first["span"]["column"].as_u64()), (Some(3), Some(1)));
+    assert_eq!(first["help"].as_str(), Some("did you mean `server`?"));
+}
+
+mod hostile {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+
+        /// Whatever the bytes are, there is an answer, and it can be shown.
+        #[test]
+        fn any_bytes_are_answered(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            let sources = sources("f", &bytes);
+            if let Err(diagnostics) = load(&sources) {
+                prop_assert!(!diagnostics.is_empty());
+                let text = sources.text.as_ref().unwrap();
+                let shown = render_text(&diagnostics, Some(("f", text.text())), true);
+                prop_assert!(!shown.contains('\0'));
+            }
+        }
+
+        /// A valid file with one piece overwritten is answered too.
+        #[test]
+        fn damaged_files_are_answered(at in 0usize..90, junk in "[\\PC\\n\\t]{0,12}") {
+            let mut text: Vec<char> = MINIMAL.chars().collect();
+            let at = at.min(text.len());
+            text.splice(at..(at + 3).min(text.len()), junk.chars());
+            let text: String = text.into_iter().collect();
+            if let Err(diagnostics) = load_text(&text) {
+                prop_assert!(diagnostics.iter().any(Diagnostic::is_error));
+                let _ = render_text(&diagnostics, Some(("f", &text)), false);
+            }
+        }
+    }
+}
