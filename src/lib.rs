@@ -4,6 +4,7 @@
 
 pub mod clock;
 pub mod config;
+pub mod discovery;
 pub mod error;
 pub mod ids;
 pub mod limits;
@@ -11,3 +12,4 @@ pub mod pool;
 pub mod protocol;
 pub mod rng;
 pub mod scheduling;
+pub mod scrape;

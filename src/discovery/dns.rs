@@ -1,0 +1,151 @@
+//! Endpoints behind a DNS name: every address of the name is one. Resolved again and again.
+//!
+//! A name that can't be resolved, or resolves to nothing, keeps its last addresses: a name server that is down for a minute must not
+//! empty a pool whose servers are all well. (Servers that are really gone are ejected by passive health.) Until the first answer
+//! the source is silent, and the pool not complete.
+
+use crate::config::settings::DnsSource;
+use crate::pool::writer::SourceId;
+use crate::pool::{EndpointSpec, PoolEvent};
+use crate::rng;
+use rand::RngExt;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+/// An answer that takes longer counts as none; resolv.conf's own default is 5 s for each name server and attempt.
+pub const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
+/// The first repetition after a failure.
+pub const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+/// Repetitions after failures are at most this far apart.
+pub const MAX_BACKOFF: Duration = Duration::from_secs(30);
+/// No name is resolved more often than this, whatever is configured.
+pub const MIN_REFRESH: Duration = Duration::from_millis(100);
+/// Delays are spread by this part to both sides, so that replicas don't ask in step.
+const JITTER: f64 = 0.1;
+
+/// Where addresses come from.
+pub trait Resolver: Send + Sync + 'static {
+    /// All addresses of `host`, with `port`.
+    fn resolve(&self, host: &str, port: u16) -> impl Future<Output = io::Result<Vec<SocketAddr>>> + Send;
+}
+
+/// The system's resolver (getaddrinfo).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemResolver;
+
+impl Resolver for SystemResolver {
+    async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+        Ok(tokio::net::lookup_host((host, port)).await?.collect())
+    }
+}
+
+/// Counters of one name.
+#[derive(Debug, Default)]
+pub struct DnsStats {
+    lookups: AtomicU64,
+    failures: AtomicU64,
+}
+
+impl DnsStats {
+    /// Times the name was asked for.
+    #[must_use]
+    pub fn lookups(&self) -> u64 {
+        self.lookups.load(Relaxed)
+    }
+
+    /// Times without an answer, or with an empty one.
+    #[must_use]
+    pub fn failures(&self) -> u64 {
+        self.failures.load(Relaxed)
+    }
+}
+
+/// Resolves one name until `shutdown`, or until the pool's writer is gone. Says something only when the addresses have changed.
+pub async fn run(
+    resolver: impl Resolver,
+    source: SourceId,
+    name: DnsSource,
+    events: mpsc::Sender<PoolEvent>,
+    stats: Arc<DnsStats>,
+    seed: u64,
+    shutdown: CancellationToken,
+) {
+    let mut rng = rng::for_request(seed, u64::from(source.0));
+    let mut known: Option<Vec<SocketAddr>> = None;
+    let mut failures = 0u32;
+    loop {
+        let answer = tokio::select! {
+            () = shutdown.cancelled() => return,
+            answer = lookup(&resolver, &name) => answer,
+        };
+        stats.lookups.fetch_add(1, Relaxed);
+        let delay = match answer {
+            Ok(addresses) => {
+                if failures > 0 {
+                    tracing::info!(host = name.host, "the name resolves again");
+                }
+                failures = 0;
+                if known.as_ref() != Some(&addresses) {
+                    let endpoints = addresses.iter().map(|a| spec(&name, *a)).collect();
+                    known = Some(addresses);
+                    let sent = tokio::select! {
+                        () = shutdown.cancelled() => return,
+                        sent = events.send(PoolEvent::Endpoints { source, endpoints }) => sent,
+                    };
+                    if sent.is_err() {
+                        return;
+                    }
+                }
+                name.refresh.max(MIN_REFRESH)
+            }
+            Err(error) => {
+                stats.failures.fetch_add(1, Relaxed);
+                if failures == 0 {
+                    let kept = known.as_ref().map_or(0, Vec::len);
+                    tracing::warn!(host = name.host, %error, kept, "the name can't be resolved; its last addresses stay");
+                }
+                failures = failures.saturating_add(1);
+                backoff(failures, name.refresh.max(MIN_REFRESH))
+            }
+        };
+        let spread = 1.0 + JITTER * (2.0 * rng.random::<f64>() - 1.0);
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            () = tokio::time::sleep(delay.mul_f64(spread)) => {}
+        }
+    }
+}
+
+/// From [`FIRST_BACKOFF`] (or `refresh`, when that is shorter) doubling to [`MAX_BACKOFF`].
+fn backoff(failures: u32, refresh: Duration) -> Duration {
+    let first = FIRST_BACKOFF.min(refresh);
+    first.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(MAX_BACKOFF)
+}
+
+/// One answer: sorted, without duplicates, IPv4 as IPv4 even where the resolver maps it into IPv6.
+async fn lookup(resolver: &impl Resolver, name: &DnsSource) -> io::Result<Vec<SocketAddr>> {
+    let answer = tokio::time::timeout(LOOKUP_TIMEOUT, resolver.resolve(&name.host, name.port)).await;
+    let mut addresses = answer.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))??;
+    for address in &mut addresses {
+        address.set_ip(address.ip().to_canonical());
+    }
+    addresses.sort_unstable();
+    addresses.dedup();
+    if addresses.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "the answer holds no address"));
+    }
+    Ok(addresses)
+}
+
+fn spec(name: &DnsSource, address: SocketAddr) -> EndpointSpec {
+    EndpointSpec { engine: name.engine, metrics: name.metrics.clone(), ..EndpointSpec::at(address) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+use super::*;
+use crate::pool::{Engine, MetricsSource};
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+
+/// Gives the answers in turn, then the last one again and again.
+struct Script(Mutex<VecDeque<Result<Vec<&'static str>, io::ErrorKind>>>);
+
+impl Resolver for Arc<Script> {
+    async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+        assert_eq!((host, port), ("models.test", 8000));
+        let mut answers = self.0.lock();
+        let answer = if answers.len() > 1 { answers.pop_front() } else { answers.front().cloned() };
+        let addresses = answer.unwrap().map_err(io::Error::from)?;
+        Ok(addresses.iter().map(|ip| SocketAddr::new(ip.parse().unwrap(), port)).collect())
+    }
+}
+
+fn name() -> DnsSource {
+    DnsSource {
+        host: "models.test".into(),
+        port: 8000,
+        refresh: Duration::ZERO,
+        engine: Engine::Sglang,
+        metrics: MetricsSource { port: Some(9000), ..MetricsSource::default() },
+    }
+}
+
+struct Running {
+    events: mpsc::Receiver<PoolEvent>,
+    stats: Arc<DnsStats>,
+    script: Arc<Script>,
+    shutdown: CancellationToken,
+    task: tokio::task::JoinHandle<()>,
+}
+
+fn start(answers: &[Result<Vec<&'static str>, io::ErrorKind>]) -> Running {
+    let (send, events) = mpsc::channel(16);
+    let script = Arc::new(Script(Mutex::new(answers.iter().cloned().collect())));
+    let (stats, shutdown) = (Arc::<DnsStats>::default(), CancellationToken::new());
+    let task = tokio::spawn(run(script.clone(), SourceId(4), name(), send, stats.clone(), 1, shutdown.clone()));
+    Running { events, stats, script, shutdown, task }
+}
+
+impl Running {
+    async fn addresses(&mut self) -> Vec<String> {
+        match self.events.recv().await {
+            Some(PoolEvent::Endpoints { source: SourceId(4), endpoints }) => {
+                endpoints.iter().map(|e| e.address.to_string()).collect()
+            }
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_address_is_an_endpoint() {
+    let mut dns = start(&[Ok(vec!["10.0.0.2", "2001:db8::1", "10.0.0.1", "10.0.0.2", "::ffff:10.0.0.9"])]);
+    let Some(PoolEvent::Endpoints { endpoints, .. }) = dns.events.recv().await else { panic!("no endpoints") };
+    let addresses: Vec<String> = endpoints.iter().map(|e| e.address.to_string()).collect();
+    assert_eq!(addresses, ["10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.9:8000", "[2001:db8::1]:8000"]);
+    assert!(endpoints.iter().all(|e| e.engine == Engine::Sglang));
+    assert_eq!(endpoints[3].metrics_url().unwrap(), "http://[2001:db8::1]:9000/metrics");
+    dns.shutdown.cancel();
+    dns.task.await.unwrap();
+}
+
+#[tokio::test]
+async fn says_something_only_when_the_addresses_change() {
+    let mut dns = start(&[Ok(vec!["10.0.0.1", "10.0.0.2"]), Ok(vec!["10.0.0.2", "10.0.0.1"]), Ok(vec!["10.0.0.2"])]);
+    assert_eq!(dns.addresses().await.len(), 2);
+    assert_eq!(dns.addresses().await, ["10.0.0.2:8000"], "another order is no change");
+    assert_eq!(dns.stats.lookups(), 3);
+}
+
+#[tokio::test]
+async fn a_failure_and_an_empty_answer_keep_the_last_addresses() {
+    let mut dns = start(&[
+        Err(io::ErrorKind::TimedOut),
+        Ok(vec!["10.0.0.1"]),
+        Err(io::ErrorKind::NotFound),
+        Ok(vec![]),
+        Ok(vec!["10.0.0.1"]),
+        Ok(vec!["10.0.0.3"]),
+    ]);
+    assert_eq!(dns.addresses().await, ["10.0.0.1:8000"], "nothing is said before the first answer");
+    assert_eq!(dns.addresses().await, ["10.0.0.3:8000"]);
+    assert_eq!(dns.stats.failures(), 3);
+    assert_eq!(dns.script.0.lock().len(), 1);
+}
+
+#[tokio::test]
+async fn ends_when_the_writer_is_gone() {
+    let Running { events, task, .. } = start(&[Ok(vec!["10.0.0.1"])]);
+    drop(events);
+    task.await.unwrap();
+}
+
+#[test]
+fn failures_are_repeated_ever_more_slowly() {
+    let seconds: Vec<f64> = (1..9).map(|n| backoff(n, Duration::from_secs(5)).as_secs_f64()).collect();
+    assert_eq!(seconds, [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]);
+    assert_eq!(backoff(1, Duration::from_millis(200)), Duration::from_millis(200), "no slower than the refresh");
+    assert_eq!(backoff(u32::MAX, Duration::from_secs(5)), MAX_BACKOFF);
+}
+
+#[tokio::test]
+async fn the_system_resolves_addresses_and_localhost() {
+    let v6 = SystemResolver.resolve("::1", 80).await.unwrap();
+    assert_eq!(v6, ["[::1]:80".parse().unwrap()]);
+    let local = SystemResolver.resolve("localhost", 80).await.unwrap();
+    assert!(local.iter().all(|a| a.ip().is_loopback()) && !local.is_empty());
+}

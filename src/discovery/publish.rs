@@ -1,0 +1,64 @@
+//! The pool's writer task: the only one that changes what requests see.
+
+use crate::pool::{PoolEvent, PoolWriter, Published, SnapshotStore};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// Events that may wait for the writer. A feed that finds the channel full waits; nothing is dropped.
+pub const EVENT_QUEUE: usize = 1_024;
+/// Snapshots follow each other no faster than this: a hundred pages that come in together make one snapshot, and an endpoint that
+/// goes is out of every decision within 10 ms.
+pub const PUBLISH_INTERVAL: Duration = Duration::from_millis(10);
+/// Events taken in between two looks at the time.
+const BATCH: usize = 256;
+
+/// Applies `events` to `writer` and publishes what comes of them to `store`, at most every [`PUBLISH_INTERVAL`]; `published` follows each
+/// snapshot. Ends on `shutdown`, or when all feeds are gone.
+pub async fn run(
+    mut writer: PoolWriter,
+    mut events: mpsc::Receiver<PoolEvent>,
+    store: Arc<SnapshotStore>,
+    published: watch::Sender<Published>,
+    shutdown: CancellationToken,
+) {
+    let mut batch = Vec::with_capacity(BATCH);
+    let mut not_before = Instant::now();
+    let mut pending = true;
+    loop {
+        let received = tokio::select! {
+            biased;
+            () = shutdown.cancelled() => return,
+            () = tokio::time::sleep_until(not_before), if pending => None,
+            received = events.recv_many(&mut batch, BATCH) => Some(received),
+        };
+        match received {
+            Some(0) => {
+                // The feeds are gone; what they said last still counts.
+                publish(&mut writer, &store, &published);
+                return;
+            }
+            Some(_) => {
+                batch.drain(..).for_each(|event| writer.apply(event));
+                pending = true;
+            }
+            None => {
+                publish(&mut writer, &store, &published);
+                pending = false;
+                not_before = Instant::now() + PUBLISH_INTERVAL;
+            }
+        }
+    }
+}
+
+fn publish(writer: &mut PoolWriter, store: &SnapshotStore, published: &watch::Sender<Published>) {
+    if let Some(snapshot) = writer.snapshot() {
+        store.publish(snapshot);
+        published.send_replace(writer.published());
+    }
+}
+
+#[cfg(test)]
+mod tests;

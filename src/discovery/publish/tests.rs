@@ -1,0 +1,73 @@
+use super::*;
+use crate::ids::EndpointId;
+use crate::pool::writer::SourceId;
+use crate::pool::{EndpointMetrics, EndpointSpec};
+
+const SOURCE: SourceId = SourceId(0);
+
+struct Pool {
+    events: mpsc::Sender<PoolEvent>,
+    store: Arc<SnapshotStore>,
+    published: watch::Receiver<Published>,
+    shutdown: CancellationToken,
+    task: tokio::task::JoinHandle<()>,
+}
+
+fn start() -> Pool {
+    let (events, received) = mpsc::channel(EVENT_QUEUE);
+    let (tell, published) = watch::channel(Published::default());
+    let (store, shutdown) = (Arc::new(SnapshotStore::default()), CancellationToken::new());
+    let task = tokio::spawn(run(PoolWriter::new(vec![SOURCE]), received, store.clone(), tell, shutdown.clone()));
+    Pool { events, store, published, shutdown, task }
+}
+
+fn endpoints(n: u16) -> PoolEvent {
+    let endpoints = (1..=n).map(|port| EndpointSpec::at(([127, 0, 0, 1], port).into())).collect();
+    PoolEvent::Endpoints { source: SOURCE, endpoints }
+}
+
+#[tokio::test]
+async fn an_empty_snapshot_comes_first_and_is_not_complete() {
+    let mut pool = start();
+    pool.published.changed().await.unwrap();
+    let snapshot = pool.store.load_full();
+    assert_eq!((snapshot.generation, snapshot.synced, snapshot.endpoints.len()), (1, false, 0));
+}
+
+#[tokio::test]
+async fn many_events_make_few_snapshots_and_none_is_lost() {
+    let mut pool = start();
+    pool.events.send(endpoints(10)).await.unwrap();
+    let before = Instant::now();
+    for i in 0..5_000u32 {
+        let metrics = EndpointMetrics { waiting: i, ..EndpointMetrics::default() };
+        pool.events.send(PoolEvent::Scraped { id: EndpointId(i % 10), metrics }).await.unwrap();
+    }
+    let waiting = |pool: &Pool| -> Vec<u32> {
+        pool.store.load().endpoints.iter().filter_map(|s| s.metrics.as_ref().map(|m| m.waiting)).collect()
+    };
+    while waiting(&pool) != (4_990..5_000).collect::<Vec<_>>() {
+        pool.published.changed().await.unwrap();
+    }
+    let most = before.elapsed().as_millis() / PUBLISH_INTERVAL.as_millis() + 3;
+    let generation = pool.published.borrow().generation;
+    assert!(u128::from(generation) <= most, "{generation} snapshots, {most} allowed");
+    assert_eq!(generation, pool.store.load().generation);
+}
+
+#[tokio::test]
+async fn ends_on_shutdown() {
+    let pool = start();
+    pool.shutdown.cancel();
+    pool.task.await.unwrap();
+    assert!(pool.events.send(endpoints(1)).await.is_err());
+}
+
+#[tokio::test]
+async fn what_the_feeds_said_last_is_published_when_they_are_gone() {
+    let Pool { events, store, task, .. } = start();
+    events.send(endpoints(3)).await.unwrap();
+    drop(events);
+    task.await.unwrap();
+    assert_eq!(store.load().endpoints.len(), 3);
+}

@@ -1,0 +1,151 @@
+use super::*;
+use std::fs;
+use tempfile::TempDir;
+
+/// Longer than any change takes to be told, shorter than [`POLL_INTERVAL`]: what is seen within it was reported, not polled.
+const SOON: Duration = Duration::from_secs(5);
+/// Longer than a change takes to settle: nothing within it is nothing.
+const QUIET: Duration = Duration::from_millis(700);
+
+async fn is_told(watch: &mut FileWatch) -> bool {
+    tokio::time::timeout(SOON, watch.changed()).await.is_ok()
+}
+
+async fn is_quiet(watch: &mut FileWatch) -> bool {
+    tokio::time::timeout(QUIET, watch.changed()).await.is_err()
+}
+
+fn file(text: &str) -> (TempDir, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("config.yaml");
+    fs::write(&path, text).unwrap();
+    (directory, path)
+}
+
+#[tokio::test]
+async fn a_rewrite_is_told_once_and_reading_is_no_change() {
+    let (_directory, path) = file("one");
+    let mut watch = watch([path.clone()]);
+    assert!(is_quiet(&mut watch).await, "what is there at the start is known");
+    fs::write(&path, "two!").unwrap();
+    assert!(is_told(&mut watch).await);
+    assert_eq!(fs::read_to_string(&path).unwrap(), "two!");
+    assert!(is_quiet(&mut watch).await);
+    fs::write(path.with_file_name("other"), "x").unwrap();
+    assert!(is_quiet(&mut watch).await, "a neighbour is no change");
+}
+
+#[tokio::test]
+async fn a_file_that_is_renamed_over_is_followed() {
+    let (_directory, path) = file("one");
+    let mut watch = watch([path.clone()]);
+    for text in ["a", "b"] {
+        let new = path.with_extension("tmp");
+        fs::write(&new, text).unwrap();
+        fs::rename(&new, &path).unwrap();
+        assert!(is_told(&mut watch).await, "{text}");
+    }
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn the_symlink_swap_of_a_kubernetes_volume_is_told() {
+    use std::os::unix::fs::symlink;
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let version = |name: &str, text: &str| {
+        fs::create_dir(at(name)).unwrap();
+        fs::write(at(name).join("config.yaml"), text).unwrap();
+        symlink(name, at("..data_tmp")).unwrap();
+        fs::rename(at("..data_tmp"), at("..data")).unwrap();
+    };
+    version("..1", "one");
+    symlink("..data/config.yaml", at("config.yaml")).unwrap();
+    let mut watch = watch([at("config.yaml")]);
+    for (old, new) in [("..1", "..2"), ("..2", "..3")] {
+        version(new, "other");
+        fs::remove_dir_all(at(old)).unwrap();
+        assert!(is_told(&mut watch).await, "{new}");
+    }
+    assert!(is_quiet(&mut watch).await);
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_rewrite_behind_a_symlink_is_told() {
+    let (_elsewhere, real) = file("one");
+    let directory = tempfile::tempdir().unwrap();
+    let link = directory.path().join("link.yaml");
+    std::os::unix::fs::symlink(&real, &link).unwrap();
+    let mut watch = watch([link]);
+    fs::write(&real, "two!").unwrap();
+    assert!(is_told(&mut watch).await);
+}
+
+#[tokio::test]
+async fn a_file_that_vanishes_is_no_change_and_its_return_is_one() {
+    let (_directory, path) = file("one");
+    let mut watch = watch([path.clone()]);
+    fs::remove_file(&path).unwrap();
+    assert!(is_quiet(&mut watch).await);
+    fs::write(&path, "back").unwrap();
+    assert!(is_told(&mut watch).await);
+}
+
+#[tokio::test]
+async fn a_file_that_is_not_there_yet_is_waited_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("late.yaml");
+    let mut watch = watch([path.clone()]);
+    fs::write(&path, "now").unwrap();
+    assert!(is_told(&mut watch).await);
+}
+
+#[tokio::test]
+async fn a_hundred_rewrites_in_a_second_are_told_once_or_twice() {
+    let (_directory, path) = file("one");
+    let mut watch = watch([path.clone()]);
+    let writer = tokio::task::spawn_blocking(move || {
+        for i in 0..100 {
+            fs::write(&path, format!("version {i}")).unwrap();
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    let mut told = 0;
+    while is_told(&mut watch).await {
+        told += 1;
+        if writer.is_finished() && is_quiet(&mut watch).await {
+            break;
+        }
+    }
+    assert!((1..=3).contains(&told), "told {told} times");
+}
+
+#[tokio::test]
+async fn a_change_survives_a_wait_that_was_given_up() {
+    let (_directory, path) = file("one");
+    let mut watch = watch([path.clone()]);
+    fs::write(&path, "two!").unwrap();
+    // Given up while the change settles.
+    assert!(tokio::time::timeout(DEBOUNCE / 2, watch.changed()).await.is_err());
+    assert!(is_told(&mut watch).await);
+}
+
+#[tokio::test]
+async fn files_that_belong_together_are_told_together() {
+    let (directory, first) = file("one");
+    let second = directory.path().join("second");
+    fs::write(&second, "one").unwrap();
+    let mut watch = watch([first.clone(), second.clone()]);
+    fs::write(&first, "two!").unwrap();
+    fs::write(&second, "two!").unwrap();
+    assert!(is_told(&mut watch).await);
+    assert!(is_quiet(&mut watch).await);
+}
+
+#[test]
+fn directories_of_paths() {
+    for (path, expected) in [("a/b", "a"), ("b", "."), ("/b", "/"), ("/", "/")] {
+        assert_eq!(directory(Path::new(path)), Path::new(expected), "{path}");
+    }
+}

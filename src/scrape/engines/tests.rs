@@ -1,0 +1,169 @@
+use super::*;
+
+const V0_32_LOAD: &[u8] = include_bytes!("../../../tests/data/metrics/vllm_0.32.0_under_load_lora.txt");
+const V0_32_IDLE: &[u8] = include_bytes!("../../../tests/data/metrics/vllm_0.32.0_idle_after_load.txt");
+const V0_22: &[u8] = include_bytes!("../../../tests/data/metrics/vllm_0.22.1.txt");
+
+fn read(engine: Engine, page: &str) -> Result<EndpointMetrics, PageError> {
+    EngineMap::of(engine).unwrap().read(page.as_bytes(), Timestamp(7), 3).map(|r| r.metrics)
+}
+
+fn names(list: &[&str]) -> Vec<Arc<str>> {
+    list.iter().copied().map(Arc::from).collect()
+}
+
+#[test]
+fn a_real_page_of_vllm_under_load() {
+    let reading = EngineMap::of(Engine::Vllm).unwrap().read(V0_32_LOAD, Timestamp(7), 3).unwrap();
+    assert_eq!(reading.skipped, Skipped::default());
+    let expected = EndpointMetrics {
+        scraped_at: Timestamp(7),
+        waiting: 22,
+        running: 8,
+        kv_usage: 0.304_985_34,
+        // The series with the greatest value is the newest; the others are what was true once.
+        lora: Some(LoraState { max: 2, running: names(&["chat", "sql"]), waiting: names(&["chat", "sql"]) }),
+        block_size: Some(16),
+        num_blocks: Some(1024),
+        process_start: Some(1_795_203_441.68),
+        prefix_queries: Some(8792.0),
+        prefix_hits: Some(1216.0),
+        in_flight_at_scrape: 3,
+    };
+    assert_eq!(reading.metrics, expected);
+}
+
+#[test]
+fn adapters_that_are_no_longer_in_use_are_not_listed() {
+    let metrics = EngineMap::of(Engine::Vllm).unwrap().read(V0_32_IDLE, Timestamp(7), 0).unwrap().metrics;
+    assert_eq!(metrics.lora, Some(LoraState { max: 2, ..LoraState::default() }));
+    assert_eq!((metrics.waiting, metrics.running, metrics.kv_usage), (0, 0, 0.0));
+}
+
+#[test]
+fn an_older_vllm() {
+    let metrics = EngineMap::of(Engine::Vllm).unwrap().read(V0_22, Timestamp(7), 0).unwrap().metrics;
+    assert_eq!((metrics.block_size, metrics.num_blocks), (Some(16), Some(1024)));
+    assert_eq!((metrics.prefix_queries, metrics.prefix_hits), (Some(24932.0), Some(208.0)));
+}
+
+#[test]
+fn the_oldest_spellings_count_where_the_new_ones_are_missing() {
+    let old = "vllm:num_requests_waiting 1\nvllm:num_requests_running 2\nvllm:gpu_cache_usage_perc 0.5\n\
+               vllm:gpu_prefix_cache_queries_total 10\nvllm:gpu_prefix_cache_hits_total 4\n";
+    let metrics = read(Engine::Vllm, old).unwrap();
+    assert_eq!((metrics.kv_usage, metrics.prefix_queries, metrics.prefix_hits), (0.5, Some(10.0), Some(4.0)));
+    let both = format!("{old}vllm:kv_cache_usage_perc 0.25\nvllm:prefix_cache_queries_total 11\n");
+    let metrics = read(Engine::Vllm, &both).unwrap();
+    assert_eq!((metrics.kv_usage, metrics.prefix_queries, metrics.prefix_hits), (0.25, Some(11.0), Some(4.0)));
+}
+
+#[test]
+fn engines_of_a_data_parallel_server_are_put_together() {
+    let page = "vllm:num_requests_waiting{engine=\"0\"} 3\nvllm:num_requests_waiting{engine=\"1\"} 4\n\
+        vllm:num_requests_running{engine=\"0\"} 10\nvllm:num_requests_running{engine=\"1\"} 20\n\
+        vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.75\n\
+        vllm:cache_config_info{engine=\"0\",block_size=\"16\",num_gpu_blocks=\"100\"} 1\n\
+        vllm:cache_config_info{engine=\"1\",block_size=\"16\",num_gpu_blocks=\"50\"} 1\n\
+        vllm:prefix_cache_hits_total{engine=\"0\"} 1\nvllm:prefix_cache_hits_total{engine=\"1\"} 2\n";
+    let metrics = read(Engine::Vllm, page).unwrap();
+    assert_eq!((metrics.waiting, metrics.running, metrics.kv_usage), (7, 30, 0.75));
+    assert_eq!((metrics.block_size, metrics.num_blocks, metrics.prefix_hits), (Some(16), Some(150), Some(3.0)));
+}
+
+#[test]
+fn sglang() {
+    let page = "sglang:num_queue_reqs{model_name=\"m\",tp_rank=\"0\"} 3.0\nsglang:num_running_reqs{model_name=\"m\"} 5.0\n\
+        sglang:token_usage{model_name=\"m\"} 0.28\nsglang:cache_config_info{page_size=\"64\",num_pages=\"512\"} 1\n\
+        sglang:prompt_tokens_total{model_name=\"m\"} 8.128902e+06\nsglang:cached_tokens_total{cache_source=\"device\"} 90\n\
+        sglang:cached_tokens_total{cache_source=\"host\"} 10\n";
+    let metrics = read(Engine::Sglang, page).unwrap();
+    assert_eq!((metrics.waiting, metrics.running, metrics.kv_usage), (3, 5, 0.28));
+    assert_eq!((metrics.block_size, metrics.num_blocks, metrics.lora), (Some(64), Some(512), None));
+    assert_eq!((metrics.prefix_queries, metrics.prefix_hits), (Some(8_128_902.0), Some(100.0)));
+}
+
+#[test]
+fn trtllm_serve() {
+    let page = "trtllm_num_requests_waiting{engine_type=\"trtllm\"} 1\ntrtllm_num_requests_running 2\ntrtllm_kv_cache_utilization 0.5\n\
+        trtllm_kv_cache_tokens_per_block 32\ntrtllm_kv_cache_max_blocks 101\n";
+    let metrics = read(Engine::TrtllmServe, page).unwrap();
+    assert_eq!((metrics.waiting, metrics.running, metrics.kv_usage), (1, 2, 0.5));
+    assert_eq!((metrics.block_size, metrics.num_blocks), (Some(32), Some(101)));
+}
+
+const TRITON_PAGE: &str = "nv_trt_llm_request_metrics{model=\"m\",request_type=\"waiting\",version=\"1\"} 4\n\
+    nv_trt_llm_request_metrics{model=\"m\",request_type=\"active\",version=\"1\"} 9\n\
+    nv_trt_llm_request_metrics{model=\"m\",request_type=\"scheduled\",version=\"1\"} 5\n\
+    nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=\"fraction\"} 0.125\n\
+    nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=\"tokens_per\"} 64\n\
+    nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=\"used\"} 1\n\
+    nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=\"max\"} 6239\n";
+
+#[test]
+fn triton_tells_figures_apart_by_label() {
+    let metrics = read(Engine::Triton, TRITON_PAGE).unwrap();
+    assert_eq!((metrics.waiting, metrics.running, metrics.kv_usage), (4, 5, 0.125));
+    assert_eq!((metrics.block_size, metrics.num_blocks), (Some(64), Some(6239)));
+    // A bad sample of a part that is not read does no harm, one of a part that is read does.
+    assert!(read(Engine::Triton, &TRITON_PAGE.replace("version=\"1\"} 9", "version=\"1\"} NaN")).is_ok());
+    let bad = read(Engine::Triton, &TRITON_PAGE.replace("version=\"1\"} 4", "version=\"1\"} NaN"));
+    assert_eq!(bad, Err(PageError::Unusable { family: TRITON_REQUESTS }));
+    // A line whose labels can't be read may be any part.
+    let bad = read(Engine::Triton, &TRITON_PAGE.replace("request_type=\"active\",", "request_type=active,"));
+    assert_eq!(bad, Err(PageError::Unusable { family: TRITON_REQUESTS }));
+}
+
+#[test]
+fn a_page_without_the_figures_is_an_error_and_not_an_idle_server() {
+    for page in ["", "<html>not found</html>", "# HELP vllm:num_requests_waiting w\n", "sglang:num_queue_reqs 1\n"] {
+        assert_eq!(read(Engine::Vllm, page), Err(PageError::Missing { family: "vllm:num_requests_waiting" }), "{page}");
+    }
+    let whole = "vllm:num_requests_waiting 1\nvllm:num_requests_running 2\nvllm:kv_cache_usage_perc 0.5\n";
+    assert!(read(Engine::Vllm, whole).is_ok());
+    for line in whole.lines() {
+        let family = line.split(' ').next().unwrap();
+        let without = whole.replace(line, "");
+        assert!(matches!(read(Engine::Vllm, &without), Err(PageError::Missing { family: f }) if f == family), "{line}");
+        for value in ["NaN", "-1", "+Inf", "many"] {
+            let bad = whole.replace(line, &format!("{family} {value}"));
+            assert!(
+                matches!(read(Engine::Vllm, &bad), Err(PageError::Unusable { family: f }) if f == family),
+                "{line} {value}"
+            );
+        }
+    }
+    assert!(EngineMap::of(Engine::None).is_none());
+}
+
+#[test]
+fn one_bad_engine_of_several_spoils_the_sum() {
+    let page = "vllm:num_requests_waiting{engine=\"0\"} 3\nvllm:num_requests_waiting{engine=\"1\"} NaN\n\
+        vllm:num_requests_running 1\nvllm:kv_cache_usage_perc 0\n";
+    assert_eq!(read(Engine::Vllm, page), Err(PageError::Unusable { family: "vllm:num_requests_waiting" }));
+}
+
+#[test]
+fn figures_out_of_range_are_clamped_and_optional_ones_dropped() {
+    let page = "vllm:num_requests_waiting 1e30\nvllm:num_requests_running 2.9\nvllm:kv_cache_usage_perc 1.0001\n\
+        process_start_time_seconds NaN\nvllm:prefix_cache_hits_total -4\n\
+        vllm:cache_config_info{block_size=\"None\",num_gpu_blocks=\"99999999999\"} 1\n\
+        vllm:lora_requests_info{max_lora=\"x\",running_lora_adapters=\" b, a,,b \"} 5\n\
+        vllm:lora_requests_info{max_lora=\"9\",running_lora_adapters=\"old\"} NaN\n";
+    let reading = EngineMap::of(Engine::Vllm).unwrap().read(page.as_bytes(), Timestamp(0), 0).unwrap();
+    let metrics = reading.metrics;
+    assert_eq!((metrics.waiting, metrics.running, metrics.kv_usage), (u32::MAX, 2, 1.0));
+    assert_eq!((metrics.process_start, metrics.prefix_hits), (None, None));
+    assert_eq!((metrics.block_size, metrics.num_blocks), (None, None));
+    assert_eq!(metrics.lora, Some(LoraState { max: 0, running: names(&["a", "b"]), waiting: vec![] }));
+    assert_eq!(reading.skipped, Skipped { malformed: 0, unusable: 3 });
+}
+
+#[test]
+fn every_family_fits_the_scanner() {
+    for map in MAPS.iter() {
+        assert!(map.rows_of.len() <= super::super::exposition::MAX_FAMILIES);
+        assert_eq!(map.rows_of.iter().map(Vec::len).sum::<usize>(), map.rows.len());
+        assert_eq!(map.families.names().len(), map.rows_of.len());
+    }
+}

@@ -1,0 +1,312 @@
+//! The scraping task of one pool.
+
+use super::engines::{EngineMap, Reading};
+use super::fetch::{Clients, FetchError, fetch};
+use super::pace::{Pace, Process, Seen};
+use super::stats::{ScrapeError, ScrapeStats};
+use crate::clock::{Clock, Timestamp};
+use crate::config::settings::ScrapeSettings;
+use crate::ids::EndpointId;
+use crate::pool::{Endpoint, PoolEvent, Published, SnapshotStore};
+use crate::rng::{self, PickRng};
+use ahash::AHashMap;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use rand::RngExt;
+use reqwest::{Client, Url};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+/// Pages fetched at once. A page takes a few milliseconds, so 64 keep up with thousands of idle endpoints and hundreds of busy ones; and
+/// 64 pages of the largest size bound the memory that hostile servers can take.
+pub const MAX_CONCURRENT_FETCHES: usize = 64;
+/// A buffer that one large page has grown is given back, not kept.
+const MAX_KEPT_BUFFER_BYTES: usize = 1 << 20;
+
+/// One endpoint on the timetable.
+#[derive(Debug)]
+struct Target {
+    endpoint: Arc<Endpoint>,
+    url: Result<Url, FetchError>,
+    engine: &'static EngineMap,
+    pace: Pace,
+    process: Process,
+    tried: bool,
+    fetching: bool,
+}
+
+/// A page that was asked for.
+struct Fetched {
+    id: EndpointId,
+    buffer: Vec<u8>,
+    outcome: Result<Reading, ScrapeError>,
+}
+
+/// Scrapes the endpoints of one pool.
+#[derive(Debug)]
+pub struct Scraper {
+    store: Arc<SnapshotStore>,
+    published: watch::Receiver<Published>,
+    settings: watch::Receiver<ScrapeSettings>,
+    events: mpsc::Sender<PoolEvent>,
+    clock: Clock,
+    rng: PickRng,
+    clients: Clients,
+    stats: Arc<ScrapeStats>,
+    first_round: watch::Sender<bool>,
+    membership: Option<u64>,
+    targets: AHashMap<EndpointId, Target>,
+    timetable: BinaryHeap<Reverse<(Timestamp, EndpointId)>>,
+    buffers: Vec<Vec<u8>>,
+}
+
+impl Scraper {
+    /// A scraper for the pool whose snapshots are in `store`; `published` tells of new ones. What it reads goes to `events`.
+    ///
+    /// # Errors
+    /// When no HTTP client can be made.
+    pub fn new(
+        store: Arc<SnapshotStore>,
+        published: watch::Receiver<Published>,
+        settings: watch::Receiver<ScrapeSettings>,
+        events: mpsc::Sender<PoolEvent>,
+        clock: Clock,
+        seed: u64,
+    ) -> Result<Self, FetchError> {
+        Ok(Self {
+            store,
+            published,
+            settings,
+            events,
+            clock,
+            rng: rng::for_request(seed, 0),
+            clients: Clients::new()?,
+            stats: Arc::default(),
+            first_round: watch::Sender::new(false),
+            membership: None,
+            targets: AHashMap::new(),
+            timetable: BinaryHeap::new(),
+            buffers: Vec::new(),
+        })
+    }
+
+    /// What it counts.
+    #[must_use]
+    pub fn stats(&self) -> Arc<ScrapeStats> {
+        self.stats.clone()
+    }
+
+    /// Turns true, for good, once every source of discovery has spoken and every endpoint then known has been tried once.
+    #[must_use]
+    pub fn first_round(&self) -> watch::Receiver<bool> {
+        self.first_round.subscribe()
+    }
+
+    /// Scrapes until `shutdown`, or until the pool's writer is gone.
+    pub async fn run(mut self, shutdown: CancellationToken) {
+        let mut fetches = FuturesUnordered::new();
+        let mut settings_live = true;
+        let mut next_sweep = self.clock.now();
+        self.follow();
+        loop {
+            let now = self.clock.now();
+            if now >= next_sweep {
+                self.sweep(now);
+                next_sweep = now.after(self.settings.borrow().interval.max(super::pace::MIN_INTERVAL));
+            }
+            while fetches.len() < MAX_CONCURRENT_FETCHES
+                && let Some(fetch) = self.next_fetch(now)
+            {
+                fetches.push(fetch);
+            }
+            let wake = match self.timetable.peek() {
+                Some(Reverse((due, _))) if fetches.len() < MAX_CONCURRENT_FETCHES => next_sweep.min(*due),
+                _ => next_sweep,
+            };
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                Some(fetched) = fetches.next(), if !fetches.is_empty() => {
+                    let events = self.finish(fetched);
+                    for event in events.into_iter().flatten() {
+                        tokio::select! {
+                            sent = self.events.send(event) => if sent.is_err() { return },
+                            () = shutdown.cancelled() => return,
+                        }
+                    }
+                }
+                changed = self.published.changed() => match changed {
+                    Ok(()) => self.follow(),
+                    Err(_) => return,
+                },
+                changed = self.settings.changed(), if settings_live => match changed {
+                    Ok(()) => self.reschedule(),
+                    Err(_) => settings_live = false,
+                },
+                () = tokio::time::sleep_until(self.clock.instant(wake)), if !self.targets.is_empty() => {}
+            }
+        }
+    }
+
+    /// Brings the targets in line with the current snapshot.
+    fn follow(&mut self) {
+        let published = *self.published.borrow_and_update();
+        if self.membership == Some(published.membership) {
+            return;
+        }
+        self.membership = Some(published.membership);
+        let snapshot = self.store.load_full();
+        let now = self.clock.now();
+        let mut before = std::mem::take(&mut self.targets);
+        for state in &snapshot.endpoints {
+            let endpoint = &state.endpoint;
+            let (Some(engine), Some(url)) = (EngineMap::of(endpoint.spec.engine), endpoint.spec.metrics_url()) else {
+                continue;
+            };
+            let url = Url::parse(&url).map_err(|e| FetchError::Url(format!("{url}: {e}")));
+            let target = match before.remove(&endpoint.id) {
+                Some(known) => Target { endpoint: endpoint.clone(), url, engine, ..known },
+                None => {
+                    self.timetable.push(Reverse((now, endpoint.id)));
+                    Target {
+                        endpoint: endpoint.clone(),
+                        url,
+                        engine,
+                        pace: Pace::new(now),
+                        process: Process::default(),
+                        tried: false,
+                        fetching: false,
+                    }
+                }
+            };
+            self.targets.insert(endpoint.id, target);
+        }
+        self.check_first_round();
+    }
+
+    /// New settings: everything gets a turn within the new interval.
+    fn reschedule(&mut self) {
+        let settings = self.settings.borrow_and_update().clone();
+        let now = self.clock.now();
+        for (id, target) in &mut self.targets {
+            if !target.fetching && target.pace.hurry(now, &settings, self.rng.random()) {
+                self.timetable.push(Reverse((target.pace.due, *id)));
+            }
+        }
+    }
+
+    /// Finds endpoints that were idle and have been given requests since.
+    fn sweep(&mut self, now: Timestamp) {
+        let settings = self.settings.borrow();
+        for (id, target) in &mut self.targets {
+            let busy = target.endpoint.ledger.in_flight() > 0;
+            if busy && !target.fetching && target.pace.hurry(now, &settings, self.rng.random()) {
+                self.timetable.push(Reverse((target.pace.due, *id)));
+            }
+        }
+    }
+
+    /// The fetch whose turn has come, if any.
+    fn next_fetch(&mut self, now: Timestamp) -> Option<impl Future<Output = Fetched> + use<>> {
+        while let Some(Reverse((due, id))) = self.timetable.peek().copied() {
+            if due > now {
+                return None;
+            }
+            self.timetable.pop();
+            // An entry is void when its endpoint has gone or was given another turn since.
+            let Some(target) = self.targets.get_mut(&id).filter(|t| !t.fetching && t.pace.due == due) else { continue };
+            target.fetching = true;
+            let settings = self.settings.borrow();
+            let ready = target.url.clone().and_then(|url| {
+                let client = self.clients.client(&url, settings.insecure_skip_verify)?;
+                Ok((client, url))
+            });
+            return Some(scrape(
+                ready,
+                target.endpoint.clone(),
+                target.engine,
+                (settings.timeout, settings.max_bytes),
+                self.buffers.pop().unwrap_or_default(),
+                self.clock,
+            ));
+        }
+        None
+    }
+
+    /// Takes in a page or a failure; the events to send.
+    fn finish(&mut self, fetched: Fetched) -> [Option<PoolEvent>; 2] {
+        let Fetched { id, buffer, outcome } = fetched;
+        self.stats.count_bytes(buffer.len());
+        if buffer.capacity() <= MAX_KEPT_BUFFER_BYTES {
+            self.buffers.push(buffer);
+        }
+        let now = self.clock.now();
+        let random = self.rng.random();
+        let Some(target) = self.targets.get_mut(&id) else { return [None, None] };
+        target.fetching = false;
+        target.tried = true;
+        let mut events = [None, None];
+        let seen = match outcome {
+            Ok(Reading { metrics, skipped }) => {
+                self.stats.count_page(skipped);
+                if target.pace.failures > 0 {
+                    tracing::info!(endpoint = %target.endpoint.spec.name, "metrics are back");
+                }
+                let on_page = u64::from(metrics.waiting) + u64::from(metrics.running);
+                let busy = on_page > 0 || target.endpoint.ledger.in_flight() > 0;
+                let restarted = target.process.observe(&metrics);
+                if restarted {
+                    self.stats.count_restart();
+                    tracing::info!(endpoint = %target.endpoint.spec.name, "the model server has restarted");
+                }
+                events = [restarted.then_some(PoolEvent::Restarted { id }), Some(PoolEvent::Scraped { id, metrics })];
+                if busy { Seen::Busy } else { Seen::Idle }
+            }
+            Err(error) => {
+                self.stats.count_error(error.reason());
+                // One line per outage, not one per attempt.
+                if target.pace.failures == 0 {
+                    let reason = error.reason().label();
+                    tracing::warn!(endpoint = %target.endpoint.spec.name, reason, %error, "metrics can't be read");
+                }
+                Seen::Failed
+            }
+        };
+        target.pace.done(seen, now, &self.settings.borrow(), random);
+        self.timetable.push(Reverse((target.pace.due, id)));
+        self.check_first_round();
+        events
+    }
+
+    fn check_first_round(&self) {
+        if !*self.first_round.borrow() && self.store.load().synced && self.targets.values().all(|t| t.tried) {
+            self.first_round.send_replace(true);
+        }
+    }
+}
+
+/// Fetches and reads one page.
+async fn scrape(
+    ready: Result<(Client, Url), FetchError>,
+    endpoint: Arc<Endpoint>,
+    engine: &'static EngineMap,
+    (timeout, max_bytes): (Duration, u64),
+    mut buffer: Vec<u8>,
+    clock: Clock,
+) -> Fetched {
+    let in_flight = endpoint.ledger.in_flight();
+    let fetched = match ready {
+        Ok((client, url)) => fetch(&client, url, timeout, max_bytes, &mut buffer).await,
+        Err(error) => Err(error),
+    };
+    let outcome = match fetched {
+        Ok(()) => engine.read(&buffer, clock.now(), in_flight).map_err(ScrapeError::from),
+        Err(error) => {
+            buffer.clear();
+            Err(error.into())
+        }
+    };
+    Fetched { id: endpoint.id, buffer, outcome }
+}

@@ -1,0 +1,18 @@
+//! Scraping: asks every model server for its metrics and tells the pool's writer what they say.
+//!
+//! [`Scraper`] is one task per pool: it keeps a timetable ([`pace`]), fetches pages over reused connections with bounded time, size
+//! and concurrency ([`fetch`]), reads the few families that routing needs ([`exposition`], [`engines`]) and sends `Scraped` and
+//! `Restarted` events. It counts what it did in [`ScrapeStats`], which telemetry reads. A server that fails keeps its last page until
+//! that is stale; the ledger decides from then on, and no other server's turn is delayed.
+//!
+//! Started by the composition of the process. May import: `pool`, `config`, `clock`, `rng`, `ids`, tokio, reqwest.
+
+pub mod engines;
+pub mod exposition;
+pub mod feed;
+pub mod fetch;
+pub mod pace;
+pub mod stats;
+
+pub use feed::Scraper;
+pub use stats::{ErrorReason, ScrapeStats};
