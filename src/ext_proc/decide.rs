@@ -1,0 +1,237 @@
+//! The decision in the middle of the road: understand the body, find the pool, name the endpoints.
+
+use super::head::Head;
+use super::picker::{Live, Picker};
+use crate::clock::Timestamp;
+use crate::config::settings::OnUnparseable;
+use crate::error::{Fault, Reason, RequestError};
+use crate::pool::{EndpointState, PoolSnapshot};
+use crate::protocol::{self, Api, Request};
+use crate::rng::PickRng;
+use crate::scheduling::decision::Ranking;
+use crate::scheduling::router::RouteFacts;
+use crate::scheduling::scheduler::Subset;
+use crate::scheduling::{Decision, PickContext, Pool, RequestFacts};
+use crate::telemetry::metrics::{Degraded, Limit, PoolMetrics};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// The request body, as far as the gateway shows it.
+#[derive(Clone, Copy, Debug)]
+pub enum Seen<'a> {
+    /// There is none, or it comes after the decision.
+    Nothing,
+    /// Its head (`BUFFERED_PARTIAL` cuts long bodies).
+    Head(&'a [u8]),
+    /// All of it.
+    Whole(&'a [u8]),
+}
+
+impl<'a> Seen<'a> {
+    fn bytes(self) -> &'a [u8] {
+        match self {
+            Seen::Nothing => &[],
+            Seen::Head(bytes) | Seen::Whole(bytes) => bytes,
+        }
+    }
+}
+
+/// All that a decision is made from.
+#[derive(Debug)]
+pub struct Question<'a> {
+    /// The request's headers.
+    pub head: &'a Head,
+    /// The request's API.
+    pub api: Api,
+    /// The answer of the Responses API that the path names.
+    pub response_id: Option<&'a str>,
+    /// The gateway's choice of endpoints.
+    pub subset: Option<&'a Subset>,
+    /// The request's body.
+    pub body: Seen<'a>,
+    /// The moment.
+    pub now: Timestamp,
+}
+
+/// What was decided, and what the rest of the stream needs of it.
+#[derive(Debug)]
+pub struct Plan {
+    /// The endpoints.
+    pub decision: Decision,
+    /// The pool.
+    pub pool: Arc<Pool>,
+    /// Its metrics.
+    pub metrics: Option<Arc<PoolMetrics>>,
+    /// The body was read: the decision rests on more than load.
+    pub understood: bool,
+    /// Estimated length of the prompt, tokens.
+    pub prompt_tokens: u32,
+    /// The model that the server is asked for; empty when unknown.
+    pub target: Arc<str>,
+    /// The model that the client asked for, when the server is asked for another.
+    pub renamed_from: Option<Arc<str>>,
+    /// The body to send in place of what was seen of the client's.
+    pub new_body: Option<Vec<u8>>,
+    /// Length of what was seen of the client's body, bytes.
+    pub seen: usize,
+}
+
+impl Plan {
+    /// The length of the new body, of which `announced` is the old one; `None` when nothing changes or it is not known.
+    #[must_use]
+    pub fn new_length(&self, announced: Option<u64>) -> Option<u64> {
+        let new = self.new_body.as_ref()?.len() as u64;
+        // What was not seen goes on behind it.
+        let unseen = announced.map_or(0, |a| a.saturating_sub(self.seen as u64));
+        Some(new + unseen)
+    }
+}
+
+/// Decides.
+///
+/// # Errors
+/// The refusal that the client gets.
+pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng) -> Result<Plan, RequestError> {
+    let request = understand(picker, live, q)?;
+    let asked = request.as_ref().and_then(|r| r.model.as_ref());
+    let facts = RouteFacts { model: asked.map(|m| &*m.name), authority: q.head.authority() };
+    let (position, pool) = live.router.route(facts, |name| q.head.get(name))?;
+
+    // A rule of the pool beats the header: the operator's word over an earlier filter's.
+    let by_header = || live.exchange.trust_client_headers.then(|| q.head.model_rewrite()).flatten().map(Arc::from);
+    let rewritten = asked.and_then(|m| pool.rewrites.rewrite(&m.name, rng)).or_else(by_header);
+    let target = rewritten.unwrap_or_else(|| asked.map_or_else(|| "".into(), |m| (&*m.name).into()));
+    let renamed = asked.filter(|m| *m.name != *target && !m.span.is_empty());
+    let body = q.body.bytes();
+    let new_body = renamed.map(|model| protocol::replace_model(body, model.span.clone(), &target));
+
+    let prompt_tokens = request.as_ref().map_or(0, |r| r.prompt.estimated_tokens().0);
+    let snapshot = pool.store.load();
+    let priority = q.head.objective().filter(|_| live.exchange.trust_client_headers);
+    let priority = priority.and_then(|o| live.exchange.objectives.get(o)).copied().unwrap_or(0);
+    let cx = PickContext {
+        now: q.now,
+        request: RequestFacts { model: &target, prompt_tokens, priority },
+        snapshot: &snapshot,
+        stale_after: pool.stale_after,
+    };
+    let previous = q.response_id.or_else(|| request.as_ref().and_then(|r| r.previous_response_id.as_deref()));
+    let decision = match preset(picker, live, q, &cx, &pool.name, previous)? {
+        Some(decision) => decision,
+        None => schedule(picker, live, q, pool, &cx, request.is_some(), rng)?,
+    };
+    if decision.ejection_ignored {
+        picker.metrics.degraded(Degraded::AllEjected);
+    }
+    Ok(Plan {
+        decision,
+        metrics: live.pool_metrics.get(position).cloned(),
+        understood: request.is_some(),
+        prompt_tokens,
+        renamed_from: renamed.map(|m| (&*m.name).into()),
+        new_body,
+        seen: body.len(),
+        pool: pool.clone(),
+        target,
+    })
+}
+
+/// Reads the body; `None` when there is nothing to read, or nothing that can be read and the request is routed all the same.
+fn understand<'a>(picker: &Picker, live: &Live, q: &Question<'a>) -> Result<Option<Request<'a>>, RequestError> {
+    let (body, whole) = (q.body.bytes(), matches!(q.body, Seen::Whole(_)));
+    if matches!(q.body, Seen::Nothing) {
+        return Ok(None);
+    }
+    if q.head.encoded() {
+        picker.metrics.degraded(Degraded::EncodedBody);
+        return Ok(None);
+    }
+    match protocol::parse(q.api, q.head.content_type(), body, &live.limits) {
+        // On a path that we don't know, only a body that names a model is a request that we understand.
+        Ok(request) => Ok(Some(request).filter(|r| q.api != Api::Other || r.model.is_some())),
+        // A cut body can't be read; what is wrong with it is the server's to say.
+        Err(_) if !whole => Ok(None),
+        Err(error)
+            if live.exchange.on_unparseable == OnUnparseable::Fallback && error.reason.fault() == Fault::Client =>
+        {
+            picker.metrics.degraded(Degraded::Unparseable);
+            Ok(None)
+        }
+        Err(error) => {
+            if matches!(error.reason, Reason::JsonTooDeep | Reason::JsonTooComplex | Reason::TooManyPrompts) {
+                picker.metrics.limit(Limit::Parser);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// A decision that no algorithm makes: the conformance suite's header, or an answer whose state lives somewhere.
+fn preset(
+    picker: &Picker,
+    live: &Live,
+    q: &Question<'_>,
+    cx: &PickContext<'_>,
+    pool: &str,
+    previous_response: Option<&str>,
+) -> Result<Option<Decision>, RequestError> {
+    if live.exchange.conformance_headers
+        && let Some(decision) = chosen_by_test(q.head, cx.snapshot)?
+    {
+        return Ok(Some(decision));
+    }
+    let Some(owner) = previous_response.and_then(|id| picker.responses.owner(pool, id)) else { return Ok(None) };
+    let mut ranking = Ranking::new(1);
+    ranking.because("holds the previous response");
+    let holds = |s: &&EndpointState| {
+        let spec = &s.endpoint.spec;
+        s.endpoint.id == owner && !spec.draining && q.subset.is_none_or(|h| h.allows(spec.address))
+    };
+    if let Some(state) = cx.snapshot.endpoints.iter().find(holds) {
+        ranking.push(&state.endpoint);
+    }
+    Ok(ranking.decide())
+}
+
+fn chosen_by_test(head: &Head, snapshot: &PoolSnapshot) -> Result<Option<Decision>, RequestError> {
+    let mut ranking = Ranking::new(snapshot.endpoints.len());
+    ranking.because("named by test-epp-endpoint-selection");
+    let mut entries = head.get_all("test-epp-endpoint-selection").flat_map(|v| v.split(',')).peekable();
+    if entries.peek().is_none() {
+        return Ok(None);
+    }
+    for entry in entries {
+        let mut named = Subset::default();
+        named.add(entry);
+        for state in snapshot.endpoints.iter().filter(|s| named.allows(s.endpoint.spec.address)) {
+            ranking.push(&state.endpoint);
+        }
+    }
+    let none = || RequestError::new(Reason::SubsetEmpty, "test-epp-endpoint-selection names no endpoint of the pool");
+    ranking.decide().ok_or_else(none).map(Some)
+}
+
+/// Asks the pool's algorithm; one that panics is replaced by load alone for this request.
+fn schedule(
+    picker: &Picker,
+    live: &Live,
+    q: &Question<'_>,
+    pool: &Pool,
+    cx: &PickContext<'_>,
+    understood: bool,
+    rng: &mut PickRng,
+) -> Result<Decision, RequestError> {
+    let by_load = |rng: &mut PickRng| pool.scheduler.decide_by(&*live.least_loaded, cx, q.subset, rng);
+    if !understood {
+        return by_load(rng);
+    }
+    match catch_unwind(AssertUnwindSafe(|| pool.scheduler.decide(cx, q.subset, rng))) {
+        Ok(decision) => decision,
+        Err(_) => {
+            picker.metrics.panics.inc();
+            picker.metrics.degraded(Degraded::StrategyPanic);
+            tracing::error!(pool = %pool.name, "the routing algorithm panicked; this request is routed by load");
+            by_load(rng)
+        }
+    }
+}

@@ -1,0 +1,582 @@
+//! The state machine of one request: Envoy's messages in, answers out. No I/O, no clock, no waiting.
+//!
+//! The request side and the response side move on their own, since an answer may begin before the request has ended:
+//!
+//! ```text
+//! request:   Opened ─headers─▶ Collecting ─end of body─▶ (decide) ─▶ Ended
+//!               │                   └─ refused ─▶ Refused: all that follows is ignored
+//!               └─headers that must be answered at once─▶ (decide) ─▶ Flowing ─end─▶ Ended
+//! response:  Awaited ─headers─▶ Streaming ─end of body or trailers─▶ Ended (books closed)
+//! ```
+//!
+//! Every stream ends for us as a reset or an early end, normal ends and aborts alike, so the end is judged by these states. A stream is
+//! counted under exactly one [`Outcome`], on Drop at the latest.
+
+use super::body::Body;
+use super::decide::{self, Plan, Question, Seen};
+use super::head::{DESTINATION, Head};
+use super::metadata;
+use super::mode::{BodyMode, Modes};
+use super::picker::{Live, Picker};
+use super::reply::{self, Direction};
+use super::response::{ResponseHead, Routed};
+use crate::clock::Timestamp;
+use crate::error::{Fault, Reason, RequestError};
+use crate::protocol::{self, Api, BodyFormat};
+use crate::scheduling::router::Destination;
+use crate::scheduling::scheduler::Subset;
+use crate::telemetry::metrics::{End, Limit, Outcome};
+use crate::telemetry::trace::RequestSpan;
+use envoy_types::pb::envoy::config::core::v3::{HeaderValueOption, Metadata};
+use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Message;
+use envoy_types::pb::envoy::service::ext_proc::v3::{
+    CommonResponse, HeaderMutation, HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
+};
+use envoy_types::pb::google::protobuf::Struct;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a STREAMED body may pause where it may be a whole JSON object, before it is decided on.
+const PAUSE_AFTER_JSON: Duration = Duration::from_millis(50);
+/// And where it can't be one.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// What happens to a stream.
+#[derive(Debug)]
+pub enum Event {
+    /// Envoy said something.
+    Message(Box<ProcessingRequest>),
+    /// The moment of [`Exchange::deadline`] has come.
+    Deadline,
+}
+
+/// A message that the protocol does not allow here. The stream ends with it; the request was not ours to save.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ProtocolError(pub &'static str);
+
+/// Answers, in the order in which they go out.
+pub type Actions = VecDeque<ProcessingResponse>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RequestSide {
+    Opened,
+    Collecting,
+    Flowing,
+    Ended,
+    Refused,
+    /// Envoy reads no answers.
+    Observed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ResponseSide {
+    Awaited,
+    Streaming,
+    Ended,
+}
+
+/// One request on its way through.
+#[derive(Debug)]
+pub struct Exchange {
+    picker: Arc<Picker>,
+    live: Arc<Live>,
+    opened: Timestamp,
+    modes: Option<Modes>,
+    request: RequestSide,
+    response: ResponseSide,
+    head: Head,
+    api: Api,
+    response_id: Option<String>,
+    subset: Option<Subset>,
+    body: Body,
+    span: Option<Box<RequestSpan>>,
+    routed: Option<Routed>,
+    outcome: Option<Outcome>,
+    last_seen: Timestamp,
+}
+
+impl Exchange {
+    /// A stream that Envoy has just opened.
+    #[must_use]
+    pub fn new(picker: Arc<Picker>, now: Timestamp) -> Self {
+        picker.metrics.streams_opened.inc();
+        Self {
+            live: picker.live(),
+            opened: now,
+            modes: None,
+            request: RequestSide::Opened,
+            response: ResponseSide::Awaited,
+            head: Head::default(),
+            api: Api::default(),
+            response_id: None,
+            subset: None,
+            body: Body::new(picker.buffered.clone()),
+            span: None,
+            routed: None,
+            outcome: None,
+            last_seen: now,
+            picker,
+        }
+    }
+
+    /// When [`Event::Deadline`] is due; `None` when Envoy's own timeouts guard what is left.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Timestamp> {
+        match self.request {
+            RequestSide::Opened => Some(self.opened.after(self.live.limits.idle_timeout)),
+            RequestSide::Collecting => {
+                let end = self.opened.after(self.live.limits.request_timeout);
+                Some(self.patience_ends().map_or(end, |at| at.min(end)))
+            }
+            _ => None,
+        }
+    }
+
+    /// In STREAMED mode Envoy holds the request's trailers until every chunk is answered, so a request that ends in trailers never shows
+    /// its end: after a pause, what has come is decided on. Long where the body can't be whole.
+    fn patience_ends(&self) -> Option<Timestamp> {
+        if self.modes().request != BodyMode::Streamed || self.body.messages() == 0 {
+            return None;
+        }
+        let pause = if self.body.may_be_whole() { PAUSE_AFTER_JSON } else { PAUSE };
+        Some(self.last_seen.after(pause))
+    }
+
+    /// Whether an endpoint has been named: what is left is the answer.
+    #[must_use]
+    pub fn is_routed(&self) -> bool {
+        self.routed.is_some()
+    }
+
+    /// How the stream is counted, once that is settled.
+    #[must_use]
+    pub fn outcome(&self) -> Option<Outcome> {
+        self.outcome
+    }
+
+    /// Takes in one event; what must be said goes to `out`.
+    ///
+    /// # Errors
+    /// On a message that the protocol does not allow here.
+    pub fn on(&mut self, event: Event, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
+        match event {
+            Event::Message(message) => {
+                self.last_seen = now;
+                self.on_message(*message, now, out)
+            }
+            Event::Deadline => self.on_deadline(now, out),
+        }
+    }
+
+    fn on_message(&mut self, m: ProcessingRequest, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
+        if self.modes.is_none() {
+            self.modes = Some(m.protocol_config.as_ref().map_or(Modes::UNSAID, Modes::of));
+        }
+        if m.observability_mode {
+            self.request = RequestSide::Observed;
+            self.settle(Outcome::Skipped);
+        }
+        if matches!(self.request, RequestSide::Refused | RequestSide::Observed) {
+            return Ok(());
+        }
+        let Some(message) = m.request else { return Err(ProtocolError("message without content")) };
+        match message {
+            Message::RequestHeaders(h) => self.on_request_headers(h, m.metadata_context, now, out),
+            Message::RequestBody(b) => self.on_request_body(b, m.metadata_context, now, out),
+            Message::RequestTrailers(_) => self.on_request_trailers(now, out),
+            Message::ResponseHeaders(h) => self.on_response_headers(h, m.metadata_context, m.attributes, now, out),
+            Message::ResponseBody(b) => self.on_response_body(b, now, out),
+            Message::ResponseTrailers(_) => self.on_response_trailers(now, out),
+        }
+    }
+
+    fn modes(&self) -> Modes {
+        self.modes.unwrap_or(Modes::UNSAID)
+    }
+
+    // === the request ===
+
+    fn on_request_headers(
+        &mut self,
+        message: HttpHeaders,
+        metadata: Option<Metadata>,
+        now: Timestamp,
+        out: &mut Actions,
+    ) -> Result<(), ProtocolError> {
+        if self.request != RequestSide::Opened {
+            return Err(ProtocolError("request headers twice"));
+        }
+        self.request = RequestSide::Collecting;
+        self.take_subset(metadata.as_ref());
+        self.head = Head::read(message.headers);
+        let (api, id) = Api::from_path(self.head.path());
+        self.response_id = id.map(str::to_owned);
+        self.api = api;
+        self.span = self.picker.tracing.start(self.head.traceparent(), now).map(Box::new);
+        if let Some(error) = self.refusal_by_headers() {
+            self.refuse(&error, now, out);
+            return Ok(());
+        }
+        let modes = self.modes();
+        if message.end_of_stream || modes.headers_first() || self.head.is_upgrade() {
+            self.decide_at_headers(message.end_of_stream, now, out);
+        } else if modes.request == BodyMode::Buffered {
+            // Envoy sends the body only after this; the destination goes with the answer to the body.
+            out.push_back(reply::request_headers(CommonResponse::default()));
+        }
+        Ok(())
+    }
+
+    fn refusal_by_headers(&self) -> Option<RequestError> {
+        let limits = &self.live.limits;
+        if self.head.bytes() > limits.max_header_bytes as usize {
+            self.picker.metrics.limit(Limit::HeaderBytes);
+            let got = self.head.bytes();
+            let allowed = limits.max_header_bytes;
+            return Some(RequestError::new(
+                Reason::HeadersTooLarge,
+                format!("the request's headers are {got} bytes, {allowed} are allowed"),
+            ));
+        }
+        let announced = self.head.content_length().filter(|l| *l > limits.max_body_bytes && !self.flows_through())?;
+        self.picker.metrics.limit(Limit::BodyBytes);
+        Some(too_large(announced, limits.max_body_bytes))
+    }
+
+    /// A form with a file: its model stands in front or not at all, so the file passes without being held.
+    fn flows_through(&self) -> bool {
+        let passes = matches!(self.modes().request, BodyMode::FullDuplex | BodyMode::Streamed);
+        passes && self.api.body_format() == BodyFormat::Multipart
+    }
+
+    /// Whether enough of a form has come to decide on.
+    fn form_suffices(&self) -> bool {
+        if !self.flows_through() {
+            return false;
+        }
+        let limits = &self.live.limits;
+        let sniffed = self.body.len() >= u64::from(limits.max_multipart_sniff_bytes);
+        let mut scratch = Vec::new();
+        let body = self.body.contiguous(&mut scratch);
+        sniffed || protocol::parse(self.api, self.head.content_type(), body, limits).is_ok_and(|r| r.model.is_some())
+    }
+
+    fn take_subset(&mut self, metadata: Option<&Metadata>) {
+        if self.subset.is_some() || self.live.exchange.disable_endpoint_subset_filter {
+            return;
+        }
+        if let Some((subset, malformed)) = metadata.and_then(metadata::subset) {
+            self.picker.metrics.subset_malformed.inc_by(malformed);
+            self.subset = Some(subset);
+        }
+    }
+
+    fn on_request_body(
+        &mut self,
+        message: HttpBody,
+        metadata: Option<Metadata>,
+        now: Timestamp,
+        out: &mut Actions,
+    ) -> Result<(), ProtocolError> {
+        match self.request {
+            RequestSide::Opened => return Err(ProtocolError("request body before request headers")),
+            // Envoy 1.35 to 1.37 ended long bodies twice.
+            RequestSide::Ended | RequestSide::Refused | RequestSide::Observed => return Ok(()),
+            RequestSide::Flowing => {
+                if message.end_of_stream {
+                    self.request = RequestSide::Ended;
+                }
+                out.push_back(reply::echo(Direction::Request, self.modes().request, message));
+                return Ok(());
+            }
+            RequestSide::Collecting => {}
+        }
+        self.take_subset(metadata.as_ref());
+        let complete = message.end_of_stream;
+        self.body.push(message.body);
+        if let Some(error) = self.refusal_by_size() {
+            self.refuse(&error, now, out);
+        } else if complete || self.modes().request == BodyMode::Buffered || self.form_suffices() {
+            self.decide_on_body(complete, false, now, out);
+        }
+        Ok(())
+    }
+
+    fn refusal_by_size(&self) -> Option<RequestError> {
+        let limits = &self.live.limits;
+        if self.body.len() > limits.max_body_bytes {
+            self.picker.metrics.limit(Limit::BodyBytes);
+            return Some(too_large(self.body.len(), limits.max_body_bytes));
+        }
+        if self.picker.buffered.bytes() > limits.max_buffered_bytes {
+            self.picker.metrics.limit(Limit::BufferedBytes);
+            return Some(RequestError::new(Reason::Overloaded, "too many request bodies are held at once"));
+        }
+        None
+    }
+
+    fn on_request_trailers(&mut self, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
+        match self.request {
+            RequestSide::Opened => return Err(ProtocolError("request trailers before request headers")),
+            RequestSide::Collecting => self.decide_on_body(true, true, now, out),
+            RequestSide::Flowing | RequestSide::Ended => {}
+            RequestSide::Refused | RequestSide::Observed => return Ok(()),
+        }
+        if self.request != RequestSide::Refused {
+            self.request = RequestSide::Ended;
+            out.push_back(reply::request_trailers());
+        }
+        Ok(())
+    }
+
+    fn decide_at_headers(&mut self, end_of_stream: bool, now: Timestamp, out: &mut Actions) {
+        // A POST that ends with its headers has an empty body, and the parser has the word; a GET has none.
+        let empty_body = end_of_stream && self.head.method() == "POST" && self.api.body_format() == BodyFormat::Json;
+        match self.decide(if empty_body { Seen::Whole(&[]) } else { Seen::Nothing }, now) {
+            Err(error) => self.refuse(&error, now, out),
+            Ok(plan) => {
+                let (response, metadata) = self.destination(&plan);
+                out.push_back(ProcessingResponse { dynamic_metadata: metadata, ..reply::request_headers(response) });
+                let body_comes = !end_of_stream && self.modes().request != BodyMode::None;
+                self.request = if body_comes { RequestSide::Flowing } else { RequestSide::Ended };
+                self.begin_routed(plan, now);
+            }
+        }
+    }
+
+    /// The request is here as far as it will come: decides and answers in the mode's own way.
+    fn decide_on_body(&mut self, complete: bool, trailers: bool, now: Timestamp, out: &mut Actions) {
+        let mut scratch = Vec::new();
+        let body = std::mem::replace(&mut self.body, Body::new(self.picker.buffered.clone()));
+        let bytes = body.contiguous(&mut scratch);
+        let planned = self.decide(if complete { Seen::Whole(bytes) } else { Seen::Head(bytes) }, now);
+        match planned {
+            Err(error) => self.refuse(&error, now, out),
+            Ok(mut plan) => {
+                self.answer_body(&mut plan, body, complete && !trailers, out);
+                let ended = complete || self.modes().request == BodyMode::Buffered;
+                self.request = if ended { RequestSide::Ended } else { RequestSide::Flowing };
+                self.begin_routed(plan, now);
+            }
+        }
+    }
+
+    fn answer_body(&self, plan: &mut Plan, mut body: Body, end: bool, out: &mut Actions) {
+        let (response, dynamic_metadata) = self.destination(plan);
+        let new_body = plan.new_body.take();
+        let modes = self.modes();
+        if modes.request == BodyMode::Buffered {
+            out.push_back(ProcessingResponse { dynamic_metadata, ..reply::buffered_body(response, new_body) });
+            return;
+        }
+        out.push_back(ProcessingResponse { dynamic_metadata, ..reply::request_headers(response) });
+        match (modes.request, new_body) {
+            (BodyMode::FullDuplex, Some(new)) => reply::stream_body(vec![new], end, out),
+            (BodyMode::FullDuplex, None) => reply::stream_body(body.take(), end, out),
+            // Each chunk that came wants its answer: the new body goes with the last one.
+            (mode, Some(new)) => {
+                for _ in 1..body.messages() {
+                    out.push_back(reply::replace(Direction::Request, mode, Vec::new(), false));
+                }
+                out.push_back(reply::replace(Direction::Request, mode, new, end));
+            }
+            (mode, None) => {
+                let answer = || reply::echo(Direction::Request, mode, HttpBody::default());
+                out.extend((0..body.messages()).map(|_| answer()));
+            }
+        }
+    }
+
+    fn decide(&self, body: Seen<'_>, now: Timestamp) -> Result<Plan, RequestError> {
+        let question = Question {
+            head: &self.head,
+            api: self.api,
+            response_id: self.response_id.as_deref(),
+            subset: self.subset.as_ref(),
+            body,
+            now,
+        };
+        decide::decide(&self.picker, &self.live, &question, &mut self.picker.next_rng())
+    }
+
+    /// The destination as header and as metadata, with what else changes in the request's headers.
+    fn destination(&self, plan: &Plan) -> (CommonResponse, Option<Struct>) {
+        let picks = &plan.decision.picks;
+        let value = match (plan.pool.destination, picks.as_slice()) {
+            (Destination::Single, [first, ..]) | (_, [first]) => first.authority.to_string(),
+            (_, all) => {
+                let list: Vec<&str> = all.iter().map(|e| &*e.authority).collect();
+                list.join(",")
+            }
+        };
+        let mut set_headers: Vec<HeaderValueOption> = Vec::with_capacity(3);
+        set_headers.push(reply::set(DESTINATION, value.as_str()));
+        // Removed by Envoy where the length may change freely, required where it may not.
+        if let Some(length) = plan.new_length(self.head.content_length()) {
+            set_headers.push(reply::set("content-length", length.to_string()));
+        }
+        if let Some(span) = &self.span {
+            set_headers.push(reply::set("traceparent", span.traceparent()));
+        }
+        let spoofed = self.head.spoofed().iter().filter(|name| **name != DESTINATION);
+        let remove_headers = spoofed.map(|name| (*name).to_owned()).collect();
+        let mut response = reply::common(HeaderMutation { set_headers, remove_headers });
+        response.clear_route_cache = true;
+        (response, Some(metadata::destination(&value)))
+    }
+
+    fn begin_routed(&mut self, plan: Plan, now: Timestamp) {
+        self.settle(if plan.understood { Outcome::Routed } else { Outcome::Skipped });
+        let Some(picked) = plan.decision.picks.first().cloned() else { return };
+        if let Some(span) = &mut self.span {
+            span.decided(&plan.target, &picked.authority, plan.decision.reason, now);
+        }
+        let keep_id = self.picker.decisions.enabled();
+        let request_id = if keep_id { self.head.request_id() } else { String::new() };
+        let mut routed = Routed::new(plan, picked, self.api, self.opened, request_id);
+        routed.trace(self.span.take());
+        routed.for_conformance(self.live.exchange.conformance_headers);
+        self.routed = Some(routed);
+        self.head = Head::default();
+    }
+
+    fn refuse(&mut self, error: &RequestError, now: Timestamp, out: &mut Actions) {
+        self.request = RequestSide::Refused;
+        self.body = Body::new(self.picker.buffered.clone());
+        self.settle(match error.reason.fault() {
+            Fault::Client => Outcome::Rejected,
+            Fault::Upstream | Fault::Overload => Outcome::Shed,
+            Fault::Internal => Outcome::FailedInternal,
+        });
+        self.picker.metrics.rejection(error.reason);
+        tracing::debug!(reason = error.reason.code(), message = %error.message, path = self.head.path(), "request refused");
+        if let Some(span) = self.span.take() {
+            span.end(error.reason.status(), None, now);
+        }
+        out.push_back(reply::refuse(error, self.api.dialect()));
+    }
+
+    fn on_deadline(&mut self, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
+        match self.request {
+            RequestSide::Opened => {
+                self.picker.metrics.limit(Limit::IdleTimeout);
+                Err(ProtocolError("stream opened and nothing sent within the idle timeout"))
+            }
+            RequestSide::Collecting if now < self.opened.after(self.live.limits.request_timeout) => {
+                self.decide_on_body(false, false, now, out);
+                Ok(())
+            }
+            RequestSide::Collecting => {
+                self.picker.metrics.limit(Limit::RequestTimeout);
+                let allowed = self.live.limits.request_timeout.as_secs_f64();
+                let message = format!("the request's body did not end within {allowed} s");
+                self.refuse(&RequestError::new(Reason::RequestTimeout, message), now, out);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The picker's own code failed in the middle of this stream: what can still be told to the client.
+    pub fn fail(&mut self, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
+        self.picker.metrics.panics.inc();
+        if self.routed.is_none() && !matches!(self.request, RequestSide::Refused | RequestSide::Observed) {
+            let error = RequestError::new(Reason::Internal, "the endpoint picker failed on this request");
+            self.refuse(&error, now, out);
+            return Ok(());
+        }
+        // An answer that is cut can be told from one that is whole; one that ends early and well can't.
+        Err(ProtocolError("internal error while an answer was passing"))
+    }
+
+    // === the response ===
+
+    fn on_response_headers(
+        &mut self,
+        message: HttpHeaders,
+        metadata: Option<Metadata>,
+        attributes: HashMap<String, Struct>,
+        now: Timestamp,
+        out: &mut Actions,
+    ) -> Result<(), ProtocolError> {
+        if self.response != ResponseSide::Awaited {
+            return Err(ProtocolError("response headers twice"));
+        }
+        self.response = ResponseSide::Streaming;
+        let mode = self.modes().response;
+        let mut mutation = HeaderMutation::default();
+        if let Some(routed) = &mut self.routed {
+            let head = ResponseHead { headers: message.headers, metadata, attributes };
+            mutation = routed.headers(&head, mode, now, &self.picker);
+        }
+        out.push_back(reply::response_headers(mutation));
+        if message.end_of_stream {
+            self.end_response(End::Complete, now);
+        } else if mode == BodyMode::None {
+            self.end_response(End::Unwatched, now);
+        }
+        Ok(())
+    }
+
+    fn on_response_body(&mut self, message: HttpBody, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
+        if self.response == ResponseSide::Awaited {
+            return Err(ProtocolError("response body before response headers"));
+        }
+        let mode = self.modes().response;
+        let end = message.end_of_stream;
+        out.push_back(match &mut self.routed {
+            Some(routed) => routed.body(message, mode, now, &self.picker, self.live.exchange.report_usage.as_ref()),
+            None => reply::echo(Direction::Response, mode, message),
+        });
+        if end {
+            self.end_response(End::Complete, now);
+        }
+        Ok(())
+    }
+
+    fn on_response_trailers(&mut self, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
+        let mode = self.modes().response;
+        if mode == BodyMode::FullDuplex
+            && let Some(bytes) = self.routed.as_mut().and_then(Routed::leftover)
+        {
+            out.push_back(reply::replace(Direction::Response, mode, bytes, false));
+        }
+        out.push_back(reply::response_trailers());
+        self.end_response(End::Complete, now);
+        Ok(())
+    }
+
+    fn end_response(&mut self, end: End, now: Timestamp) {
+        self.response = ResponseSide::Ended;
+        if let Some(routed) = self.routed.take() {
+            routed.end(end, now, &self.picker);
+        }
+    }
+
+    fn settle(&mut self, outcome: Outcome) {
+        self.outcome.get_or_insert(outcome);
+    }
+}
+
+/// The stream is gone, however that came: whatever was open is closed and counted.
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        let now = self.last_seen;
+        if let Some(routed) = self.routed.take() {
+            routed.end(End::ClientGone, now, &self.picker);
+        }
+        self.picker.metrics.outcome(self.outcome.unwrap_or(Outcome::ClientAborted));
+    }
+}
+
+fn too_large(got: u64, allowed: u64) -> RequestError {
+    RequestError::new(
+        Reason::BodyTooLarge,
+        format!("the request's body is at least {got} bytes, {allowed} are allowed"),
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,74 @@
+//! What gateways say beside the messages: the subset hint, the endpoint that served, why a response is what it is.
+
+use crate::scheduling::scheduler::Subset;
+use envoy_types::pb::envoy::config::core::v3::Metadata;
+use envoy_types::pb::google::protobuf::value::Kind;
+use envoy_types::pb::google::protobuf::{Struct, Value};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+/// Namespace of the destination and of the served endpoint.
+pub const LB_NAMESPACE: &str = "envoy.lb";
+const SUBSET_NAMESPACE: &str = "envoy.lb.subset_hint";
+const SUBSET_KEY: &str = "x-gateway-destination-endpoint-subset";
+const ATTRIBUTES: &str = "envoy.filters.http.ext_proc";
+
+/// The subset hint and the number of its entries that could not be read; `None` when the gateway gives none.
+#[must_use]
+pub fn subset(metadata: &Metadata) -> Option<(Subset, u64)> {
+    let hint = metadata.filter_metadata.get(SUBSET_NAMESPACE)?.fields.get(SUBSET_KEY)?;
+    let mut subset = Subset::default();
+    let mut malformed = 0;
+    let mut add = |entry: Option<&str>| malformed += u64::from(!entry.is_some_and(|e| subset.add(e)));
+    match hint.kind.as_ref() {
+        Some(Kind::StringValue(list)) => list.split(',').filter(|e| !e.trim().is_empty()).for_each(|e| add(Some(e))),
+        Some(Kind::ListValue(list)) => list.values.iter().for_each(|v| add(text(v))),
+        _ => add(None),
+    }
+    Some((subset, malformed))
+}
+
+/// The endpoint that really served, after retries.
+#[must_use]
+pub fn served(metadata: Option<&Metadata>, attributes: &HashMap<String, Struct>) -> Option<SocketAddr> {
+    let reported = metadata
+        .and_then(|m| m.filter_metadata.get(LB_NAMESPACE))
+        .and_then(|s| s.fields.get(super::head::DESTINATION_SERVED))
+        .and_then(text);
+    reported.or_else(|| attribute(attributes, "upstream.address")).and_then(|a| a.parse().ok())
+}
+
+/// Whether Envoy answered itself because it could not connect to a server.
+#[must_use]
+pub fn connect_failed(attributes: &HashMap<String, Struct>) -> bool {
+    attribute(attributes, "response.code_details")
+        .is_some_and(|d| d.contains("connection_failure") || d.contains("connection_timeout"))
+}
+
+/// The same value as dynamic metadata `envoy.lb` that the header carries.
+#[must_use]
+pub fn destination(endpoints: &str) -> Struct {
+    let value = Value { kind: Some(Kind::StringValue(endpoints.to_owned())) };
+    let fields = HashMap::from([(super::head::DESTINATION.to_owned(), value)]);
+    let lb = Value { kind: Some(Kind::StructValue(Struct { fields })) };
+    Struct { fields: HashMap::from([(LB_NAMESPACE.to_owned(), lb)]) }
+}
+
+/// A number as dynamic metadata.
+#[must_use]
+pub fn number(namespace: &str, key: &str, number: f64) -> Struct {
+    let fields = HashMap::from([(key.to_owned(), Value { kind: Some(Kind::NumberValue(number)) })]);
+    let value = Value { kind: Some(Kind::StructValue(Struct { fields })) };
+    Struct { fields: HashMap::from([(namespace.to_owned(), value)]) }
+}
+
+fn attribute<'a>(attributes: &'a HashMap<String, Struct>, name: &str) -> Option<&'a str> {
+    text(attributes.get(ATTRIBUTES)?.fields.get(name)?)
+}
+
+fn text(value: &Value) -> Option<&str> {
+    match value.kind.as_ref()? {
+        Kind::StringValue(s) => Some(s),
+        _ => None,
+    }
+}

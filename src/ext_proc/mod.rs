@@ -1,0 +1,22 @@
+//! The ext-proc road: from Envoy's messages to a destination and back.
+//!
+//! [`service`] pumps messages and owns the deadline; [`exchange`] is the sans-IO state machine of one request; [`decide`] is the decision
+//! in the middle of it; [`response`] watches the answer go by; [`reply`] puts everything into the words of the body mode that
+//! Envoy speaks. May import L1, `telemetry`, `envoy_types`, `tonic`.
+
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
+pub mod affinity;
+pub mod body;
+pub mod decide;
+pub mod exchange;
+pub mod head;
+pub mod metadata;
+pub mod mode;
+pub mod picker;
+pub mod reply;
+pub mod response;
+pub mod service;
+
+pub use exchange::{Event, Exchange};
+pub use picker::{Live, Picker};

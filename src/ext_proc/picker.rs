@@ -1,0 +1,90 @@
+//! What all streams share.
+
+use super::affinity::{DEFAULT_REMEMBERED_RESPONSES, ResponseTable};
+use super::body::Buffered;
+use crate::config::settings::ExchangeSettings;
+use crate::limits::Limits;
+use crate::scheduling::plugin::Strategy;
+use crate::scheduling::{Router, scheduler};
+use crate::telemetry::decisions::Decisions;
+use crate::telemetry::metrics::{Metrics, PoolMetrics};
+use crate::telemetry::trace::Tracing;
+use arc_swap::ArcSwap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// The part that a reload replaces, all at once. A stream keeps the one it began with.
+#[derive(Debug)]
+pub struct Live {
+    /// The pools.
+    pub router: Router,
+    /// Bounds.
+    pub limits: Limits,
+    /// Behaviour.
+    pub exchange: ExchangeSettings,
+    /// Metrics by position of the pool in the router.
+    pub pool_metrics: Vec<Arc<PoolMetrics>>,
+    /// For requests that carry nothing to decide by.
+    pub least_loaded: Arc<dyn Strategy>,
+}
+
+impl Live {
+    /// Puts a configuration together.
+    #[must_use]
+    pub fn new(router: Router, limits: Limits, exchange: ExchangeSettings, metrics: &Metrics) -> Self {
+        let pool_metrics = router.pools().iter().map(|p| Arc::new(metrics.pool(&p.name))).collect();
+        Self { router, limits, exchange, pool_metrics, least_loaded: scheduler::least_loaded() }
+    }
+}
+
+/// The endpoint picker.
+#[derive(Debug)]
+pub struct Picker {
+    live: ArcSwap<Live>,
+    /// Counters.
+    pub metrics: Arc<Metrics>,
+    /// Where answers of the Responses API live.
+    pub responses: ResponseTable,
+    /// The last decisions.
+    pub decisions: Decisions,
+    /// Request bodies held.
+    pub buffered: Arc<Buffered>,
+    /// Traces, when they are on.
+    pub tracing: Tracing,
+    seed: u64,
+    sequence: AtomicU64,
+}
+
+impl Picker {
+    /// A picker whose random choices follow from `seed`.
+    #[must_use]
+    pub fn new(live: Live, metrics: Arc<Metrics>, decisions: Decisions, tracing: Tracing, seed: u64) -> Self {
+        Self {
+            live: ArcSwap::from_pointee(live),
+            metrics,
+            responses: ResponseTable::new(DEFAULT_REMEMBERED_RESPONSES),
+            decisions,
+            buffered: Arc::default(),
+            tracing,
+            seed,
+            sequence: AtomicU64::new(0),
+        }
+    }
+
+    /// The configuration of now.
+    #[must_use]
+    pub fn live(&self) -> Arc<Live> {
+        self.live.load_full()
+    }
+
+    /// Replaces the configuration for the streams that open from now on.
+    pub fn reload(&self, live: Live) {
+        self.live.store(Arc::new(live));
+    }
+
+    /// The random numbers of the next request.
+    #[must_use]
+    pub fn next_rng(&self) -> crate::rng::PickRng {
+        crate::rng::for_request(self.seed, self.sequence.fetch_add(1, Relaxed))
+    }
+}

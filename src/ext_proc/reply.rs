@@ -1,0 +1,162 @@
+//! Building Envoy's answers. Header values go into `raw_value`, always: one set through `value` arrives empty.
+
+use super::mode::BodyMode;
+use crate::error::RequestError;
+use crate::protocol::{Dialect, dialect};
+use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;
+use envoy_types::pb::envoy::config::core::v3::{HeaderValue, HeaderValueOption};
+use envoy_types::pb::envoy::service::ext_proc::v3::body_mutation::Mutation;
+use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response;
+use envoy_types::pb::envoy::service::ext_proc::v3::{
+    BodyMutation, BodyResponse, CommonResponse, HeaderMutation, HeadersResponse, HttpBody, ImmediateResponse,
+    ProcessingResponse, StreamedBodyResponse, TrailersResponse,
+};
+use envoy_types::pb::envoy::r#type::v3::HttpStatus;
+
+/// Largest piece of a body that is sent in one message, bytes: Envoy advises to stay under 64 KiB, and 62,000 measured fastest.
+pub const MAX_CHUNK_BYTES: usize = 62_000;
+
+/// Sets a header, replacing what the client sent.
+#[must_use]
+pub fn set(name: &str, value: impl Into<Vec<u8>>) -> HeaderValueOption {
+    HeaderValueOption {
+        header: Some(HeaderValue { key: name.to_owned(), raw_value: value.into(), value: String::new() }),
+        append_action: HeaderAppendAction::OverwriteIfExistsOrAdd.into(),
+        ..HeaderValueOption::default()
+    }
+}
+
+/// A message around `response`.
+#[must_use]
+pub fn message(response: Response) -> ProcessingResponse {
+    ProcessingResponse { response: Some(response), ..ProcessingResponse::default() }
+}
+
+/// A common response that changes headers, or nothing when the mutation is empty.
+#[must_use]
+pub fn common(mutation: HeaderMutation) -> CommonResponse {
+    let empty = mutation.set_headers.is_empty() && mutation.remove_headers.is_empty();
+    CommonResponse { header_mutation: (!empty).then_some(mutation), ..CommonResponse::default() }
+}
+
+/// The answer to request headers.
+#[must_use]
+pub fn request_headers(response: CommonResponse) -> ProcessingResponse {
+    message(Response::RequestHeaders(HeadersResponse { response: Some(response) }))
+}
+
+/// The answer to request trailers.
+#[must_use]
+pub fn request_trailers() -> ProcessingResponse {
+    message(Response::RequestTrailers(TrailersResponse::default()))
+}
+
+/// The answer to response headers.
+#[must_use]
+pub fn response_headers(mutation: HeaderMutation) -> ProcessingResponse {
+    message(Response::ResponseHeaders(HeadersResponse { response: Some(common(mutation)) }))
+}
+
+/// The answer to response trailers.
+#[must_use]
+pub fn response_trailers() -> ProcessingResponse {
+    message(Response::ResponseTrailers(TrailersResponse::default()))
+}
+
+/// Which way a body flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// To the server.
+    Request,
+    /// To the client.
+    Response,
+}
+
+fn body(direction: Direction, common: CommonResponse) -> ProcessingResponse {
+    let body = BodyResponse { response: Some(common) };
+    message(match direction {
+        Direction::Request => Response::RequestBody(body),
+        Direction::Response => Response::ResponseBody(body),
+    })
+}
+
+fn mutated(direction: Direction, mutation: Mutation) -> ProcessingResponse {
+    let body_mutation = Some(BodyMutation { mutation: Some(mutation) });
+    body(direction, CommonResponse { body_mutation, ..CommonResponse::default() })
+}
+
+/// Passes a body message on as it came, in the mode's own way.
+#[must_use]
+pub fn echo(direction: Direction, mode: BodyMode, message: HttpBody) -> ProcessingResponse {
+    if mode != BodyMode::FullDuplex {
+        return body(direction, CommonResponse::default());
+    }
+    let streamed = StreamedBodyResponse {
+        body: message.body,
+        end_of_stream: message.end_of_stream,
+        end_of_stream_without_message: message.end_of_stream_without_message,
+        grpc_message_compressed: message.grpc_message_compressed,
+        drain_complete: false,
+    };
+    mutated(direction, Mutation::StreamedResponse(streamed))
+}
+
+/// Answers one body message with other bytes.
+#[must_use]
+pub fn replace(direction: Direction, mode: BodyMode, bytes: Vec<u8>, end_of_stream: bool) -> ProcessingResponse {
+    match mode {
+        BodyMode::FullDuplex => echo(direction, mode, HttpBody { body: bytes, end_of_stream, ..HttpBody::default() }),
+        _ if bytes.is_empty() => mutated(direction, Mutation::ClearBody(true)),
+        _ => mutated(direction, Mutation::Body(bytes)),
+    }
+}
+
+/// The answer to a buffered body: headers that change, and the new body if there is one.
+#[must_use]
+pub fn buffered_body(mut response: CommonResponse, new_body: Option<Vec<u8>>) -> ProcessingResponse {
+    response.body_mutation = new_body.map(|b| BodyMutation { mutation: Some(Mutation::Body(b)) });
+    body(Direction::Request, response)
+}
+
+/// Sends a whole body in pieces, the last one ending the stream if `end` says so. A body in several pieces as they came is passed
+/// on without copying; only pieces over 64 KiB are cut.
+pub fn stream_body(pieces: Vec<Vec<u8>>, end: bool, out: &mut impl Extend<ProcessingResponse>) {
+    let mut send = |piece: Vec<u8>, end_of_stream: bool| {
+        let message = HttpBody { body: piece, end_of_stream, ..HttpBody::default() };
+        out.extend([echo(Direction::Request, BodyMode::FullDuplex, message)]);
+    };
+    let last = pieces.iter().rposition(|p| !p.is_empty());
+    for (at, piece) in pieces.into_iter().enumerate() {
+        let is_last = Some(at) == last;
+        if piece.len() <= 64 << 10 {
+            if !piece.is_empty() {
+                send(piece, end && is_last);
+            }
+            continue;
+        }
+        let mut chunks = piece.chunks(MAX_CHUNK_BYTES).peekable();
+        while let Some(chunk) = chunks.next() {
+            send(chunk.to_vec(), end && is_last && chunks.peek().is_none());
+        }
+    }
+    if last.is_none() && end {
+        send(Vec::new(), true);
+    }
+}
+
+/// A refusal in the client's dialect.
+#[must_use]
+pub fn refuse(error: &RequestError, dialect: Dialect) -> ProcessingResponse {
+    let answer = dialect::render(error, dialect);
+    let mut set_headers = vec![set("content-type", answer.content_type), set("x-attache-reason", error.reason.code())];
+    if let Some(wait) = error.retry_after {
+        set_headers.push(set("retry-after", wait.as_secs().max(1).to_string()));
+    }
+    message(Response::ImmediateResponse(ImmediateResponse {
+        status: Some(HttpStatus { code: i32::from(answer.status) }),
+        headers: Some(HeaderMutation { set_headers, remove_headers: Vec::new() }),
+        body: answer.body,
+        details: format!("attache_{}", error.reason.code()),
+        grpc_status: None,
+    }))
+}

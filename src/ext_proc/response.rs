@@ -1,0 +1,325 @@
+//! Watching an answer go by: its status, first byte, usage and end. Nothing is held back but a model name cut in two.
+
+use super::decide::Plan;
+use super::metadata;
+use super::mode::BodyMode;
+use super::picker::Picker;
+use super::reply::{self, Direction};
+use crate::clock::Timestamp;
+use crate::config::settings::{ReportUsage, UsageCount};
+use crate::pool::Endpoint;
+use crate::pool::health::Outcome as Health;
+use crate::pool::ledger::Ticket;
+use crate::protocol::grpc::GrpcUsageScanner;
+use crate::protocol::usage::Watch;
+use crate::protocol::{Api, BodyFormat, ModelRenamer, Usage, UsageScanner};
+use crate::telemetry::decisions::DecisionRecord;
+use crate::telemetry::metrics::End;
+use crate::telemetry::trace::RequestSpan;
+use envoy_types::pb::envoy::config::core::v3::{HeaderMap, Metadata};
+use envoy_types::pb::envoy::service::ext_proc::v3::{HeaderMutation, HttpBody, ProcessingResponse};
+use envoy_types::pb::google::protobuf::Struct;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A routed request, from the decision to the end of its answer. The ticket it holds is released with it.
+#[derive(Debug)]
+pub struct Routed {
+    plan: Plan,
+    picked: Arc<Endpoint>,
+    ticket: Ticket,
+    api: Api,
+    opened: Timestamp,
+    request_id: String,
+    status: u16,
+    first_byte: Option<Timestamp>,
+    scanner: Option<Scanner>,
+    id_learned: bool,
+    renamer: Option<ModelRenamer>,
+    span: Option<Box<RequestSpan>>,
+    conformance: bool,
+}
+
+/// What a gateway says with the headers of an answer.
+#[derive(Debug)]
+pub struct ResponseHead {
+    /// The headers.
+    pub headers: Option<HeaderMap>,
+    /// Metadata of the stream.
+    pub metadata: Option<Metadata>,
+    /// Attributes, when the gateway is told to send any.
+    pub attributes: HashMap<String, Struct>,
+}
+
+impl Routed {
+    /// Books `plan` and begins to watch.
+    #[must_use]
+    pub fn new(plan: Plan, picked: Arc<Endpoint>, api: Api, opened: Timestamp, request_id: String) -> Self {
+        let ticket = Ticket::book(picked.clone(), plan.prompt_tokens);
+        Self {
+            ticket,
+            picked,
+            api,
+            opened,
+            request_id,
+            status: 0,
+            first_byte: None,
+            scanner: None,
+            id_learned: false,
+            renamer: None,
+            span: None,
+            conformance: false,
+            plan,
+        }
+    }
+
+    /// Ends `span` together with the request.
+    pub fn trace(&mut self, span: Option<Box<RequestSpan>>) {
+        self.span = span;
+    }
+
+    /// Answers with the conformance suite's headers.
+    pub fn for_conformance(&mut self, on: bool) {
+        self.conformance = on;
+    }
+
+    /// The headers of the answer: learns how the endpoint fares and says what must change in them.
+    pub fn headers(&mut self, head: &ResponseHead, mode: BodyMode, now: Timestamp, picker: &Picker) -> HeaderMutation {
+        let found = ResponseFields::read(head.headers.as_ref());
+        self.status = found.status;
+        if let Some(metrics) = &self.plan.metrics {
+            metrics.status(found.status);
+        }
+        let served = metadata::served(head.metadata.as_ref(), &head.attributes);
+        self.follow(served, now, picker);
+        self.judge(&found, metadata::connect_failed(&head.attributes), now, picker);
+
+        let mut mutation = HeaderMutation::default();
+        let readable = mode != BodyMode::None && !found.encoded;
+        if readable {
+            self.scanner = Some(Scanner::new(self.api, &found));
+        }
+        if readable && let Some(from) = &self.plan.renamed_from {
+            self.renamer = ModelRenamer::new(&self.plan.target, from);
+            mutation.remove_headers.push("content-length".to_owned());
+        }
+        if self.conformance {
+            let served = served.map_or_else(|| self.ticket.endpoint().authority.to_string(), |a| a.to_string());
+            mutation.set_headers.push(reply::set("x-conformance-test-served-endpoint", served));
+            mutation.set_headers.push(reply::set("x-went-into-resp-headers", "true"));
+        }
+        mutation
+    }
+
+    /// Envoy's retries may have ended elsewhere: the booking follows, and who was passed over has failed.
+    fn follow(&mut self, served: Option<std::net::SocketAddr>, now: Timestamp, picker: &Picker) {
+        let Some(served) = served.filter(|a| *a != self.picked.spec.address) else { return };
+        let snapshot = self.plan.pool.store.load();
+        if let Some(state) = snapshot.position(served).and_then(|p| snapshot.get(p)) {
+            self.record(&self.picked.clone(), Health::ConnectFailure, now, picker);
+            self.ticket.move_to(state.endpoint.clone());
+        }
+    }
+
+    fn judge(&self, found: &ResponseFields, connect_failed: bool, now: Timestamp, picker: &Picker) {
+        let outcome = match found.status {
+            _ if connect_failed => Health::ConnectFailure,
+            // Envoy's own circuit breaker says nothing about the server.
+            _ if found.overloaded => return,
+            500..=599 => Health::Failure,
+            _ => Health::Success,
+        };
+        self.record(&self.ticket.endpoint().clone(), outcome, now, picker);
+    }
+
+    fn record(&self, endpoint: &Endpoint, outcome: Health, now: Timestamp, picker: &Picker) {
+        if endpoint.health.record(outcome, now, self.plan.pool.scheduler.health()) {
+            picker.metrics.ejections.inc();
+            tracing::warn!(pool = %self.plan.pool.name, endpoint = %endpoint.authority, ?outcome, "endpoint ejected");
+        }
+    }
+
+    /// One body message of the answer: watches it and gives the answer to it. With the last one goes what `report` asks for.
+    pub fn body(
+        &mut self,
+        message: HttpBody,
+        mode: BodyMode,
+        now: Timestamp,
+        picker: &Picker,
+        report: Option<&ReportUsage>,
+    ) -> ProcessingResponse {
+        let end = message.end_of_stream;
+        let answer = self.watch(message, mode, now, picker);
+        let dynamic_metadata = report.filter(|_| end).and_then(|r| self.cost(r));
+        ProcessingResponse { dynamic_metadata, ..answer }
+    }
+
+    /// What the answer cost, when the server has told.
+    #[expect(clippy::cast_precision_loss, reason = "token counts stay far below 2^53")]
+    fn cost(&self, report: &ReportUsage) -> Option<Struct> {
+        let usage = self.scanner.as_ref().and_then(Scanner::usage)?;
+        let count = match report.count {
+            UsageCount::Prompt => usage.prompt_tokens,
+            UsageCount::Cached => usage.cached_tokens,
+            UsageCount::Completion => usage.completion_tokens,
+            UsageCount::Total => Some(usage.prompt_tokens.unwrap_or(0) + usage.completion_tokens.unwrap_or(0)),
+        };
+        Some(metadata::number(&report.namespace, &report.key, count? as f64))
+    }
+
+    fn watch(&mut self, message: HttpBody, mode: BodyMode, now: Timestamp, picker: &Picker) -> ProcessingResponse {
+        if self.first_byte.is_none() && !message.body.is_empty() {
+            self.first_byte = Some(now);
+            self.ticket.first_byte();
+            if let Some(metrics) = &self.plan.metrics {
+                metrics.first_byte(now.since(self.opened));
+            }
+            if let Some(span) = &mut self.span {
+                span.first_byte(now);
+            }
+        }
+        if let Some(scanner) = &mut self.scanner {
+            scanner.push(&message.body);
+            // At once, not at the end: the client may cancel what is still running.
+            if !self.id_learned
+                && let Some(id) = scanner.response_id()
+            {
+                self.id_learned = true;
+                picker.responses.learn(&self.plan.pool.name, id, self.ticket.endpoint().id);
+            }
+        }
+        if let Some(renamer) = &mut self.renamer {
+            let end = message.end_of_stream;
+            let mut bytes = Vec::new();
+            if renamer.push(&message.body, end, &mut bytes) {
+                return reply::replace(Direction::Response, mode, bytes, end);
+            }
+        }
+        reply::echo(Direction::Response, mode, message)
+    }
+
+    /// Bytes that were held back when the answer ends in trailers.
+    pub fn leftover(&mut self) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.renamer.as_mut()?.push(&[], true, &mut bytes);
+        Some(bytes).filter(|b| !b.is_empty())
+    }
+
+    /// The end of the answer as far as this gateway shows it: books close here.
+    pub fn end(mut self, end: End, now: Timestamp, picker: &Picker) {
+        let usage = self.scanner.as_ref().and_then(Scanner::usage).unwrap_or_default();
+        if let Some(metrics) = &self.plan.metrics {
+            metrics.ended(end, now.since(self.opened));
+            metrics.prompt_tokens.inc_by(usage.prompt_tokens.unwrap_or(0));
+            metrics.cached_tokens.inc_by(usage.cached_tokens.unwrap_or(0));
+            metrics.completion_tokens.inc_by(usage.completion_tokens.unwrap_or(0));
+        }
+        if self.scanner.as_ref().is_some_and(Scanner::found_error) {
+            picker.metrics.errors_in_stream.inc();
+        }
+        if self.status == 0 && self.plan.decision.probe {
+            self.picked.health.probe_lost();
+        }
+        if let Some(span) = self.span.take() {
+            span.end(self.status, usage.completion_tokens, now);
+        }
+        if picker.decisions.enabled() {
+            let served = self.ticket.endpoint();
+            picker.decisions.push(DecisionRecord {
+                sequence: 0,
+                ended: now,
+                request_id: std::mem::take(&mut self.request_id),
+                api: self.api.name(),
+                pool: self.plan.pool.name.clone(),
+                model: self.plan.target.clone(),
+                endpoint: self.picked.authority.clone(),
+                served: (served.id != self.picked.id).then(|| served.authority.clone()),
+                reason: self.plan.decision.reason,
+                estimated_prompt_tokens: self.plan.prompt_tokens,
+                status: self.status,
+                ttft_ms: self.first_byte.map(|at| milliseconds(at.since(self.opened))),
+                duration_ms: milliseconds(now.since(self.opened)),
+                prompt_tokens: usage.prompt_tokens,
+                cached_tokens: usage.cached_tokens,
+                completion_tokens: usage.completion_tokens,
+                end: end.label(),
+            });
+        }
+    }
+}
+
+/// To the microsecond: more says nothing, and long fractions are hard to read.
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_micros() as f64 / 1e3
+}
+
+/// Reads token counts in passing, in the answer's own format.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "nearly every answer is text, and a box would cost it an allocation")]
+enum Scanner {
+    Text(UsageScanner),
+    Grpc(GrpcUsageScanner),
+}
+
+impl Scanner {
+    fn new(api: Api, head: &ResponseFields) -> Self {
+        if api.body_format() == BodyFormat::Grpc {
+            return Self::Grpc(GrpcUsageScanner::new(api));
+        }
+        let good = (200..300).contains(&head.status);
+        let watch = Watch { errors: good && head.sse, response_id: good && api == Api::Responses };
+        Self::Text(UsageScanner::new(watch))
+    }
+
+    fn push(&mut self, chunk: &[u8]) {
+        match self {
+            Self::Text(scanner) => scanner.push(chunk),
+            Self::Grpc(scanner) => scanner.push(chunk),
+        }
+    }
+
+    fn response_id(&self) -> Option<&str> {
+        match self {
+            Self::Text(scanner) => scanner.response_id(),
+            Self::Grpc(_) => None,
+        }
+    }
+
+    fn found_error(&self) -> bool {
+        matches!(self, Self::Text(scanner) if scanner.error().is_some())
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        match self {
+            Self::Text(scanner) => scanner.usage(),
+            Self::Grpc(scanner) => scanner.usage(),
+        }
+    }
+}
+
+/// What matters in the headers of an answer.
+#[derive(Debug, Default)]
+struct ResponseFields {
+    status: u16,
+    encoded: bool,
+    overloaded: bool,
+    sse: bool,
+}
+
+impl ResponseFields {
+    fn read(headers: Option<&HeaderMap>) -> Self {
+        let mut found = Self::default();
+        for header in headers.map(|h| h.headers.as_slice()).unwrap_or_default() {
+            let value = super::head::value(header);
+            match header.key.as_str() {
+                ":status" => found.status = std::str::from_utf8(value).ok().and_then(|s| s.parse().ok()).unwrap_or(0),
+                "content-encoding" => found.encoded = !value.is_empty() && value != b"identity",
+                "content-type" => found.sse = value.starts_with(b"text/event-stream"),
+                "x-envoy-overloaded" => found.overloaded = true,
+                _ => {}
+            }
+        }
+        found
+    }
+}

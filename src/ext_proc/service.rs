@@ -1,0 +1,165 @@
+//! The gRPC service: one inline stream a request, no task, no channel. It pumps messages into the [`Exchange`] and owns the timer.
+//!
+//! It never ends a stream on its own while Envoy is there: a stream that ends well before the answer has gone by loses the rest of the answer,
+//! and the client sees a 200. Only Envoy's end, or an error, ends it.
+
+use super::exchange::{Actions, Event, Exchange, ProtocolError};
+use super::picker::Picker;
+use crate::clock::{Clock, Timestamp};
+use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::{
+    ExternalProcessor, ExternalProcessorServer,
+};
+use envoy_types::pb::envoy::service::ext_proc::v3::{ProcessingRequest, ProcessingResponse};
+use futures_core::Stream;
+use std::error::Error;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use tokio::time::Sleep;
+use tonic::{Code, Request, Response, Status, Streaming};
+
+/// Largest message that is decoded, 256 MiB: a BUFFERED body comes in one, and one that is over the body limit must be read to be refused with a
+/// 413. What Envoy may send at once is bounded by its own buffer limits, far below this.
+const MAX_MESSAGE_BYTES: usize = 256 << 20;
+
+/// Answers to one message: the headers' and the body's. Larger rings would miss the allocator's fast path.
+const USUAL_ANSWERS: usize = 2;
+
+/// The ext-proc service.
+#[derive(Clone, Debug)]
+pub struct Service {
+    picker: Arc<Picker>,
+    clock: Clock,
+}
+
+impl Service {
+    /// A service that asks `picker`.
+    #[must_use]
+    pub fn new(picker: Arc<Picker>, clock: Clock) -> Self {
+        Self { picker, clock }
+    }
+
+    /// The service as tonic takes it. Above tonic's 4 MiB default a buffered body would end the stream, and Envoy would send the request on
+    /// without us.
+    #[must_use]
+    pub fn into_server(self) -> ExternalProcessorServer<Self> {
+        ExternalProcessorServer::new(self)
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(usize::MAX)
+    }
+}
+
+#[tonic::async_trait]
+impl ExternalProcessor for Service {
+    type ProcessStream = Pump;
+
+    async fn process(&self, request: Request<Streaming<ProcessingRequest>>) -> Result<Response<Pump>, Status> {
+        let exchange = Exchange::new(self.picker.clone(), self.clock.now());
+        Ok(Response::new(Pump {
+            inbound: request.into_inner(),
+            exchange,
+            out: Actions::with_capacity(USUAL_ANSWERS),
+            picker: self.picker.clone(),
+            clock: self.clock,
+            timer: None,
+            failed: false,
+        }))
+    }
+}
+
+/// One stream: polled by tonic for answers, polls Envoy's messages when it has none to give.
+#[derive(Debug)]
+pub struct Pump {
+    inbound: Streaming<ProcessingRequest>,
+    exchange: Exchange,
+    out: Actions,
+    picker: Arc<Picker>,
+    clock: Clock,
+    timer: Option<(Timestamp, Pin<Box<Sleep>>)>,
+    failed: bool,
+}
+
+impl Pump {
+    fn feed(&mut self, event: Event) -> Result<(), ProtocolError> {
+        let now = self.clock.now();
+        let routed_before = self.exchange.is_routed();
+        let (exchange, out) = (&mut self.exchange, &mut self.out);
+        let result = catch_unwind(AssertUnwindSafe(|| exchange.on(event, now, out))).unwrap_or_else(|_| {
+            tracing::error!("a request made the picker panic");
+            self.out.clear();
+            self.exchange.fail(now, &mut self.out)
+        });
+        if !routed_before && self.exchange.is_routed() {
+            self.picker.metrics.decided_in(self.clock.now().since(now));
+        }
+        result
+    }
+
+    /// Ready when the exchange's deadline has come.
+    fn poll_deadline(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(due) = self.exchange.deadline() else {
+            self.timer = None;
+            return Poll::Pending;
+        };
+        let at = self.clock.instant(due);
+        let (set_for, timer) = self.timer.get_or_insert_with(|| (due, Box::pin(tokio::time::sleep_until(at))));
+        if *set_for != due {
+            *set_for = due;
+            timer.as_mut().reset(at);
+        }
+        timer.as_mut().poll(cx)
+    }
+}
+
+impl Stream for Pump {
+    type Item = Result<ProcessingResponse, Status>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        loop {
+            if let Some(answer) = this.out.pop_front() {
+                return Poll::Ready(Some(Ok(answer)));
+            }
+            if this.failed {
+                return Poll::Ready(None);
+            }
+            let event = match Pin::new(&mut this.inbound).poll_next(cx) {
+                Poll::Ready(Some(Ok(message))) => Event::Message(Box::new(message)),
+                // A message that can't be decoded gets a status; an end, clean or by reset, is the stream's normal end.
+                Poll::Ready(Some(Err(status))) => {
+                    let Some(status) = unreadable(&status) else { return Poll::Ready(None) };
+                    this.picker.metrics.protocol_errors.inc();
+                    this.failed = true;
+                    return Poll::Ready(Some(Err(status)));
+                }
+                Poll::Ready(None) => return Poll::Ready(None),
+                Poll::Pending => {
+                    ready!(this.poll_deadline(cx));
+                    Event::Deadline
+                }
+            };
+            if let Err(error) = this.feed(event) {
+                this.picker.metrics.protocol_errors.inc();
+                tracing::debug!(%error, "stream ended with an error");
+                this.failed = true;
+                return Poll::Ready(Some(Err(Status::failed_precondition(error.0))));
+            }
+        }
+    }
+}
+
+/// What to tell the peer about a message that tonic refused; `None` when `status` tells of a peer that left, which has an error of the
+/// transport as its source.
+fn unreadable(status: &Status) -> Option<Status> {
+    if status.source().is_some() {
+        return None;
+    }
+    let code = match status.code() {
+        Code::OutOfRange => Code::ResourceExhausted,
+        // tonic's word for bytes that are no message, as if that were our fault.
+        Code::Internal => Code::InvalidArgument,
+        code => code,
+    };
+    Some(Status::new(code, status.message()))
+}

@@ -1,0 +1,154 @@
+//! The ext-proc listener: one acceptor, N single-threaded runtimes that serve what it hands them.
+//!
+//! A request is a few microseconds of work, so threads that share nothing beat a work-stealing pool by a third, and a stall in one can't reach
+//! the others. Envoy keeps one connection per worker; the acceptor gives each to the thread with the fewest, which `SO_REUSEPORT`'s hash would
+//! not do with a handful of connections.
+//!
+//! Called by `app`. May import `ext_proc`, `health`, `tls`, tonic, tokio.
+
+use crate::ext_proc::service::Service;
+use crate::health::Health;
+use crate::tls::{Acceptor, ServerIo, handshake};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio_rustls::TlsAcceptor;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Server;
+
+/// h2 closes a connection, with every stream on it, when more than this many streams are reset before it looked at them. Its default of 20 is
+/// reached by a handful of clients that leave during a stall; Envoy is trusted, so the bound is only there to be one.
+const MAX_PENDING_RESETS: usize = 100_000;
+/// A dead peer is noticed after this long without traffic.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+/// And given up after this long without an answer.
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Connections that wait for their thread; more wait in the kernel.
+const HANDOVER_QUEUE: usize = 256;
+
+/// The threads that serve ext-proc.
+#[derive(Debug)]
+pub struct Shards {
+    shards: Vec<Shard>,
+}
+
+#[derive(Debug)]
+struct Shard {
+    connections: Arc<AtomicUsize>,
+    hand_over: mpsc::Sender<std::net::TcpStream>,
+    done: CancellationToken,
+}
+
+impl Shards {
+    /// Starts `count` threads. Each serves until `drain` is cancelled and its streams have ended.
+    ///
+    /// # Errors
+    /// When a thread or its runtime can't be made.
+    pub fn start(
+        count: usize,
+        service: &Service,
+        tls: Option<&TlsAcceptor>,
+        health: Option<&Health>,
+        drain: &CancellationToken,
+    ) -> io::Result<Self> {
+        let shards = (0..count.max(1))
+            .map(|number| Shard::start(number, service.clone(), tls.cloned(), health.cloned(), drain.clone()))
+            .collect::<io::Result<Vec<_>>>()?;
+        Ok(Self { shards })
+    }
+
+    /// Accepts until `stop` is cancelled.
+    pub async fn accept(&self, listener: TcpListener, stop: CancellationToken) {
+        let mut acceptor = Acceptor::new(listener);
+        while let Some((stream, _)) = stop.run_until_cancelled(acceptor.next()).await {
+            let Ok(stream) = stream.into_std() else { continue };
+            let Some(shard) = self.shards.iter().min_by_key(|s| s.connections.load(Relaxed)) else { return };
+            shard.connections.fetch_add(1, Relaxed);
+            if shard.hand_over.send(stream).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Ready when every stream has ended after a drain.
+    pub async fn drained(&self) {
+        for shard in &self.shards {
+            shard.done.cancelled().await;
+        }
+    }
+}
+
+impl Shard {
+    fn start(
+        number: usize,
+        service: Service,
+        tls: Option<TlsAcceptor>,
+        health: Option<Health>,
+        drain: CancellationToken,
+    ) -> io::Result<Self> {
+        let (hand_over, handed) = mpsc::channel(HANDOVER_QUEUE);
+        let connections = Arc::new(AtomicUsize::new(0));
+        let done = CancellationToken::new();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (counted, finished) = (connections.clone(), done.clone());
+        std::thread::Builder::new().name(format!("ext-proc-{number}")).spawn(move || {
+            // However this thread ends, whoever waits for it is told.
+            let _finished = finished.drop_guard();
+            if let Err(error) = runtime.block_on(serve(service, tls, health, handed, counted, drain)) {
+                tracing::error!(%error, "ext-proc server failed");
+            }
+        })?;
+        Ok(Self { connections, hand_over, done })
+    }
+}
+
+async fn serve(
+    service: Service,
+    tls: Option<TlsAcceptor>,
+    health: Option<Health>,
+    mut handed: mpsc::Receiver<std::net::TcpStream>,
+    connections: Arc<AtomicUsize>,
+    drain: CancellationToken,
+) -> Result<(), tonic::transport::Error> {
+    let (ready, incoming) = mpsc::channel::<io::Result<ServerIo<Open>>>(HANDOVER_QUEUE);
+    tokio::spawn(async move {
+        while let Some(stream) = handed.recv().await {
+            let open = Open(connections.clone());
+            let (tls, ready) = (tls.clone(), ready.clone());
+            tokio::spawn(async move {
+                match adopt(stream, tls.as_ref(), open).await {
+                    // Full or closed only when the server is going down.
+                    Ok(connection) => drop(ready.send(Ok(connection)).await),
+                    Err(error) => tracing::debug!(%error, "handshake failed"),
+                }
+            });
+        }
+    });
+    Server::builder()
+        .http2_max_pending_accept_reset_streams(Some(MAX_PENDING_RESETS))
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .add_service(service.into_server())
+        .add_optional_service(health.map(|h| h.service()))
+        .serve_with_incoming_shutdown(ReceiverStream::new(incoming), drain.cancelled_owned())
+        .await
+}
+
+/// Takes over a connection from the acceptor's runtime.
+async fn adopt(stream: std::net::TcpStream, tls: Option<&TlsAcceptor>, open: Open) -> io::Result<ServerIo<Open>> {
+    handshake(TcpStream::from_std(stream)?, tls, open).await
+}
+
+/// Counts an open connection of a shard.
+#[derive(Debug)]
+struct Open(Arc<AtomicUsize>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}

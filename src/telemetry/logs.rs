@@ -1,0 +1,177 @@
+//! Logs on standard error: JSON, one object a line, or text for people; the filter can be changed while the process runs.
+//!
+//! Used by `app` (once, at start) and `admin` (`PUT /log-level`). Imports nothing of the crate.
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+use tracing::Subscriber;
+use tracing_subscriber::filter::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::reload;
+use tracing_subscriber::{Layer, Registry};
+
+/// How often noisy libraries may speak unless the filter names them: their warnings matter, their chatter doesn't.
+const QUIET: &[&str] =
+    &["h2=warn", "hyper=warn", "hyper_util=warn", "rustls=warn", "tower=warn", "reqwest=warn", "opentelemetry=off"];
+
+/// Why a filter is refused.
+#[derive(Debug, thiserror::Error)]
+#[error("`{filter}` is not a log filter: {why}; as in `info` or `attache=debug,info`")]
+pub struct FilterError {
+    filter: String,
+    why: String,
+}
+
+/// Why logging can't start.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// The filter is wrong.
+    #[error(transparent)]
+    Filter(#[from] FilterError),
+    /// Somebody has installed a subscriber before.
+    #[error("logging has been started twice")]
+    Twice,
+}
+
+/// Changes the filter of a running process. Cheap to clone.
+#[derive(Clone)]
+pub struct LogHandle(Arc<dyn Fn(Option<EnvFilter>) -> Result<String, String> + Send + Sync>);
+
+impl std::fmt::Debug for LogHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("LogHandle").field(&self.current()).finish()
+    }
+}
+
+impl LogHandle {
+    /// Uses `filter` from now on. Returns what is in force.
+    ///
+    /// # Errors
+    /// When it is no filter; the old one stays.
+    pub fn set(&self, filter: &str) -> Result<String, FilterError> {
+        let parsed = parse(filter)?;
+        (self.0)(Some(parsed)).map_err(|why| FilterError { filter: filter.to_owned(), why })
+    }
+
+    /// The filter in force.
+    #[must_use]
+    pub fn current(&self) -> String {
+        (self.0)(None).unwrap_or_default()
+    }
+}
+
+/// Starts logging for the whole process.
+///
+/// # Errors
+/// When the filter is wrong or logging has been started before.
+pub fn init(filter: &str, json: bool) -> Result<LogHandle, LogError> {
+    let (subscriber, handle) = subscriber(filter, json, std::io::stderr().is_terminal(), std::io::stderr)?;
+    tracing::subscriber::set_global_default(subscriber).map_err(|_| LogError::Twice)?;
+    Ok(handle)
+}
+
+/// A subscriber that writes to `writer`, and the handle on its filter.
+fn subscriber<W>(
+    filter: &str,
+    json: bool,
+    colour: bool,
+    writer: W,
+) -> Result<(impl Subscriber + Send + Sync, LogHandle), FilterError>
+where
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
+    let (filter, reload) = reload::Layer::new(parse(filter)?);
+    let handle = LogHandle(Arc::new(move |new| {
+        if let Some(new) = new {
+            reload.reload(new).map_err(|e| e.to_string())?;
+        }
+        reload.with_current(ToString::to_string).map_err(|e| e.to_string())
+    }));
+    let layer = tracing_subscriber::fmt::layer().with_writer(writer);
+    let layer: Box<dyn Layer<_> + Send + Sync> = if json {
+        layer.json().flatten_event(true).with_current_span(false).with_span_list(false).boxed()
+    } else {
+        layer.with_ansi(colour).boxed()
+    };
+    Ok((Registry::default().with(filter).with(layer), handle))
+}
+
+/// A handle whose filter nobody logs by, for tests of what changes it.
+#[cfg(test)]
+pub(crate) fn detached(filter: &str) -> LogHandle {
+    let (subscriber, handle) = subscriber(filter, false, false, std::io::sink).unwrap();
+    // The handle reaches the filter through a weak reference: the subscriber must live on.
+    std::mem::forget(subscriber);
+    handle
+}
+
+fn parse(filter: &str) -> Result<EnvFilter, FilterError> {
+    let refuse = |why: String| FilterError { filter: filter.chars().take(200).collect(), why };
+    // An empty filter would silence everything, errors included.
+    if filter.trim().is_empty() {
+        return Err(refuse("it is empty".into()));
+    }
+    // The user's own words come last: the last directive for a target wins.
+    let with_quiet = QUIET.iter().copied().chain([filter]).collect::<Vec<_>>().join(",");
+    EnvFilter::builder().parse(with_quiet).map_err(|e| refuse(e.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    #[derive(Clone, Default)]
+    struct Sink(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Sink {
+        fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(buf);
+            Ok(buf.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Sink {
+        fn take(&self) -> String {
+            String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap()
+        }
+    }
+
+    #[test]
+    fn json_lines_carry_fields_at_the_top_and_the_filter_can_change() {
+        let sink = Sink::default();
+        let writer = sink.clone();
+        let (subscriber, handle) = subscriber("info", true, false, move || writer.clone()).unwrap();
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::info!(grpc = "127.0.0.1:9002", "listening");
+            tracing::debug!("not yet");
+            let line = sink.take();
+            let json: serde_json::Value = serde_json::from_str(line.trim()).unwrap();
+            assert_eq!((json["message"].as_str(), json["level"].as_str()), (Some("listening"), Some("INFO")));
+            assert_eq!(json["grpc"].as_str(), Some("127.0.0.1:9002"));
+
+            assert!(handle.set("debug").unwrap().contains("debug"));
+            tracing::debug!("now");
+            assert!(sink.take().contains("now"));
+            tracing::info!(target: "h2::codec", "chatter");
+            assert_eq!(sink.take(), "");
+            handle.set("h2=info").unwrap();
+            tracing::info!(target: "h2::codec", "asked for");
+            assert!(sink.take().contains("asked for"));
+        });
+    }
+
+    #[test]
+    fn a_wrong_filter_is_refused_and_the_old_one_stays() {
+        let (_subscriber, handle) = subscriber("attache=warn", false, false, std::io::sink).unwrap();
+        for bad in ["", "attache=loud", "=,=", "[[["] {
+            assert!(handle.set(bad).is_err(), "{bad}");
+        }
+        assert!(handle.current().contains("attache=warn"), "{}", handle.current());
+    }
+}

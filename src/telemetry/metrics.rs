@@ -1,0 +1,374 @@
+//! The metrics of the request road. The registry is a value, not a global: tests run beside each other.
+//!
+//! Labels never come from clients: pools, outcomes, reasons and limits are ours to name, so their number is bounded.
+
+use crate::error::Reason;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How a stream ended; every stream has exactly one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// An endpoint was named after the request had been understood.
+    Routed,
+    /// An endpoint was named by load alone: nothing to read, or nothing that can be read.
+    Skipped,
+    /// Refused for the client's fault.
+    Rejected,
+    /// Refused because the servers or the picker can't take it.
+    Shed,
+    /// The client (or Envoy) left before a decision.
+    ClientAborted,
+    /// The picker's own fault.
+    FailedInternal,
+}
+
+impl Outcome {
+    /// All of them.
+    pub const ALL: [Outcome; 6] = [
+        Outcome::Routed,
+        Outcome::Skipped,
+        Outcome::Rejected,
+        Outcome::Shed,
+        Outcome::ClientAborted,
+        Outcome::FailedInternal,
+    ];
+
+    /// The label.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Outcome::Routed => "routed",
+            Outcome::Skipped => "skipped",
+            Outcome::Rejected => "rejected",
+            Outcome::Shed => "shed",
+            Outcome::ClientAborted => "client_aborted",
+            Outcome::FailedInternal => "failed_internal",
+        }
+    }
+}
+
+/// How a routed request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum End {
+    /// The answer went by to its last byte.
+    Complete,
+    /// The answer's headers went by; this gateway does not show us the rest.
+    Unwatched,
+    /// The stream ended before the answer did.
+    ClientGone,
+}
+
+impl End {
+    /// All of them.
+    pub const ALL: [End; 3] = [End::Complete, End::Unwatched, End::ClientGone];
+
+    /// The label.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            End::Complete => "complete",
+            End::Unwatched => "unwatched",
+            End::ClientGone => "client_gone",
+        }
+    }
+}
+
+/// Which bound was hit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Limit {
+    BodyBytes,
+    BufferedBytes,
+    HeaderBytes,
+    RequestTimeout,
+    IdleTimeout,
+    Parser,
+}
+
+/// On which rung of the ladder a decision was made when it was not the top one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Degraded {
+    /// The body is compressed.
+    EncodedBody,
+    /// The body could not be understood, and the configuration says to route it all the same.
+    Unparseable,
+    /// The routing algorithm panicked.
+    StrategyPanic,
+    /// Every endpoint is ejected; ejection is ignored.
+    AllEjected,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabel {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LimitLabel {
+    limit: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ModeLabel {
+    mode: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PoolLabel {
+    pool: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PoolEndLabel {
+    pool: String,
+    end: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PoolStatusLabel {
+    pool: String,
+    status: &'static str,
+}
+
+/// Buckets for the time from request to first byte and to the end, seconds.
+const LATENCY: [f64; 17] =
+    [0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 30.0, 60.0, 120.0, 300.0, 900.0];
+/// Buckets for one decision, seconds.
+const DECISION: [f64; 11] =
+    [0.000_002, 0.000_005, 0.000_01, 0.000_02, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.005, 0.025];
+
+/// Counters of the whole process.
+#[derive(Debug)]
+pub struct Metrics {
+    /// Streams that Envoy opened.
+    pub streams_opened: Counter,
+    /// Panics that were caught.
+    pub panics: Counter,
+    /// Entries of subset hints that could not be read.
+    pub subset_malformed: Counter,
+    /// Endpoints ejected by passive health.
+    pub ejections: Counter,
+    /// Messages that break the protocol.
+    pub protocol_errors: Counter,
+    /// Errors that servers sent inside a 200.
+    pub errors_in_stream: Counter,
+    reloads: [Counter; 2],
+    decision_seconds: Histogram,
+    outcomes: [Counter; 6],
+    rejections: Vec<(Reason, Counter)>,
+    limits: [(Limit, Counter); 6],
+    degraded: [(Degraded, Counter); 4],
+    ends: Family<PoolEndLabel, Counter>,
+    statuses: Family<PoolStatusLabel, Counter>,
+    ttft: Family<PoolLabel, Histogram>,
+    duration: Family<PoolLabel, Histogram>,
+    prompt_tokens: Family<PoolLabel, Counter>,
+    cached_tokens: Family<PoolLabel, Counter>,
+    completion_tokens: Family<PoolLabel, Counter>,
+}
+
+impl Metrics {
+    /// Makes the metrics and puts them into `registry`, whose prefix is `attache`.
+    pub fn register(registry: &mut Registry) -> Arc<Self> {
+        let plain = |registry: &mut Registry, name: &str, help: &str| {
+            let counter = Counter::default();
+            registry.register(name, help, counter.clone());
+            counter
+        };
+        let outcomes = Family::<OutcomeLabel, Counter>::default();
+        registry.register("streams", "ext-proc streams that ended, by outcome", outcomes.clone());
+        let rejections = Family::<ReasonLabel, Counter>::default();
+        registry.register("rejections", "requests refused, by reason", rejections.clone());
+        let limits = Family::<LimitLabel, Counter>::default();
+        registry.register("limit_hits", "how often a configured bound was hit", limits.clone());
+        let degraded = Family::<ModeLabel, Counter>::default();
+        registry.register("degraded", "decisions made below the top of the ladder", degraded.clone());
+        let decision_seconds = Histogram::new(DECISION);
+        registry.register_with_unit(
+            "decision",
+            "from the last byte of the request to the answer",
+            Unit::Seconds,
+            decision_seconds.clone(),
+        );
+        let limit = |l: Limit, label| (l, limits.get_or_create_owned(&LimitLabel { limit: label }));
+        let mode = |m: Degraded, label| (m, degraded.get_or_create_owned(&ModeLabel { mode: label }));
+        let metrics = Self {
+            streams_opened: plain(registry, "streams_opened", "ext-proc streams that Envoy opened"),
+            panics: plain(registry, "panics", "panics that were caught"),
+            subset_malformed: plain(registry, "subset_entries_malformed", "subset hint entries that could not be read"),
+            ejections: plain(registry, "ejections", "endpoints ejected by passive health"),
+            protocol_errors: plain(registry, "protocol_errors", "ext-proc messages that break the protocol"),
+            errors_in_stream: plain(registry, "errors_in_stream", "errors that servers sent inside a 200"),
+            reloads: [
+                plain(registry, "config_reloads", "configurations that were taken after the first"),
+                plain(registry, "config_reload_failures", "configurations that were refused; the old one stayed"),
+            ],
+            decision_seconds,
+            outcomes: Outcome::ALL.map(|o| outcomes.get_or_create_owned(&OutcomeLabel { outcome: o.label() })),
+            rejections: Reason::ALL
+                .iter()
+                .map(|r| (*r, rejections.get_or_create_owned(&ReasonLabel { reason: r.code() })))
+                .collect(),
+            limits: [
+                limit(Limit::BodyBytes, "body_bytes"),
+                limit(Limit::BufferedBytes, "buffered_bytes"),
+                limit(Limit::HeaderBytes, "header_bytes"),
+                limit(Limit::RequestTimeout, "request_timeout"),
+                limit(Limit::IdleTimeout, "idle_timeout"),
+                limit(Limit::Parser, "parser"),
+            ],
+            degraded: [
+                mode(Degraded::EncodedBody, "encoded_body"),
+                mode(Degraded::Unparseable, "unparseable"),
+                mode(Degraded::StrategyPanic, "strategy_panic"),
+                mode(Degraded::AllEjected, "all_ejected"),
+            ],
+            ends: Family::default(),
+            statuses: Family::default(),
+            ttft: Family::new_with_constructor(latency),
+            duration: Family::new_with_constructor(latency),
+            prompt_tokens: Family::default(),
+            cached_tokens: Family::default(),
+            completion_tokens: Family::default(),
+        };
+        registry.register("requests_ended", "routed requests, by how they ended", metrics.ends.clone());
+        registry.register("responses", "answers, by class of their status", metrics.statuses.clone());
+        let seconds = Unit::Seconds;
+        registry.register_with_unit(
+            "time_to_first_byte",
+            "from the request's headers to the first byte of the answer's body",
+            seconds.clone(),
+            metrics.ttft.clone(),
+        );
+        registry.register_with_unit(
+            "request_duration",
+            "from the request's headers to the end of the answer",
+            seconds,
+            metrics.duration.clone(),
+        );
+        registry.register("prompt_tokens", "prompt tokens that servers reported", metrics.prompt_tokens.clone());
+        registry.register("cached_tokens", "of these, found in a prefix cache", metrics.cached_tokens.clone());
+        registry.register("completion_tokens", "tokens generated", metrics.completion_tokens.clone());
+        Arc::new(metrics)
+    }
+
+    /// Counts the outcome of a stream.
+    pub fn outcome(&self, outcome: Outcome) {
+        if let Some(counter) = Outcome::ALL.iter().position(|o| *o == outcome).and_then(|i| self.outcomes.get(i)) {
+            counter.inc();
+        }
+    }
+
+    /// Streams that ended with `outcome`.
+    #[must_use]
+    pub fn outcome_count(&self, outcome: Outcome) -> u64 {
+        let position = Outcome::ALL.iter().position(|o| *o == outcome);
+        position.and_then(|i| self.outcomes.get(i)).map_or(0, Counter::get)
+    }
+
+    /// Counts a refusal.
+    pub fn rejection(&self, reason: Reason) {
+        if let Some((_, counter)) = self.rejections.iter().find(|(r, _)| *r == reason) {
+            counter.inc();
+        }
+    }
+
+    /// Counts a bound that was hit.
+    pub fn limit(&self, limit: Limit) {
+        if let Some((_, counter)) = self.limits.iter().find(|(l, _)| *l == limit) {
+            counter.inc();
+        }
+    }
+
+    /// Counts a step down the ladder.
+    pub fn degraded(&self, mode: Degraded) {
+        if let Some((_, counter)) = self.degraded.iter().find(|(m, _)| *m == mode) {
+            counter.inc();
+        }
+    }
+
+    /// Counts a reload of the configuration, taken or refused.
+    pub fn reload(&self, taken: bool) {
+        let [reloads, failures] = &self.reloads;
+        if taken {
+            reloads.inc()
+        } else {
+            failures.inc()
+        };
+    }
+
+    /// Records how long a decision took.
+    pub fn decided_in(&self, duration: Duration) {
+        self.decision_seconds.observe(duration.as_secs_f64());
+    }
+
+    /// The metrics of one pool, looked up once for all its requests.
+    #[must_use]
+    pub fn pool(&self, name: &str) -> PoolMetrics {
+        let label = PoolLabel { pool: name.to_owned() };
+        let end = |e: End| self.ends.get_or_create_owned(&PoolEndLabel { pool: name.to_owned(), end: e.label() });
+        let status = |status| self.statuses.get_or_create_owned(&PoolStatusLabel { pool: name.to_owned(), status });
+        PoolMetrics {
+            ends: End::ALL.map(end),
+            statuses: ["1xx", "2xx", "3xx", "4xx", "5xx"].map(status),
+            ttft: self.ttft.get_or_create_owned(&label),
+            duration: self.duration.get_or_create_owned(&label),
+            prompt_tokens: self.prompt_tokens.get_or_create_owned(&label),
+            cached_tokens: self.cached_tokens.get_or_create_owned(&label),
+            completion_tokens: self.completion_tokens.get_or_create_owned(&label),
+        }
+    }
+}
+
+fn latency() -> Histogram {
+    Histogram::new(LATENCY)
+}
+
+/// The metrics of one pool.
+#[derive(Debug)]
+pub struct PoolMetrics {
+    ends: [Counter; 3],
+    statuses: [Counter; 5],
+    ttft: Histogram,
+    duration: Histogram,
+    /// Prompt tokens that servers reported.
+    pub prompt_tokens: Counter,
+    /// Of these, found in a prefix cache.
+    pub cached_tokens: Counter,
+    /// Tokens generated.
+    pub completion_tokens: Counter,
+}
+
+impl PoolMetrics {
+    /// A routed request ended.
+    pub fn ended(&self, end: End, duration: Duration) {
+        if let Some(counter) = End::ALL.iter().position(|e| *e == end).and_then(|i| self.ends.get(i)) {
+            counter.inc();
+        }
+        if end == End::Complete {
+            self.duration.observe(duration.as_secs_f64());
+        }
+    }
+
+    /// An answer began.
+    pub fn status(&self, status: u16) {
+        if let Some(counter) = usize::from(status / 100).checked_sub(1).and_then(|i| self.statuses.get(i)) {
+            counter.inc();
+        }
+    }
+
+    /// The first byte of an answer's body came.
+    pub fn first_byte(&self, after: Duration) {
+        self.ttft.observe(after.as_secs_f64());
+    }
+}

@@ -1,0 +1,242 @@
+//! Traces over OTLP (HTTP, protobuf), so built that a collector that is slow, dead or absent costs requests nothing.
+//!
+//! Spans go into a bounded queue; when it is full they are dropped and counted. The SDK's batch processor lives in its own
+//! thread, where no tokio reactor is, so [`Exporter`] hands each batch to the runtime and waits there. Used by `telemetry::trace`
+//! and `app`; imports nothing of the crate.
+
+use opentelemetry::{Context, KeyValue};
+use opentelemetry_otlp::{Protocol, WithExportConfig, WithHttpConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
+use opentelemetry_sdk::trace::{
+    BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracerProvider, Span, SpanData, SpanExporter, SpanProcessor,
+};
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::runtime::Handle;
+
+/// Finished spans that wait for the next batch; what comes on top is dropped. Some 2 MB.
+pub const MAX_QUEUED_SPANS: u64 = 2_048;
+/// Spans in one request to the collector.
+const BATCH_SPANS: usize = 512;
+/// How often a batch leaves, full or not.
+const BATCH_DELAY: Duration = Duration::from_secs(1);
+/// A collector that needs longer for a batch is as good as dead.
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the end of the process may wait for the last batch.
+pub const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What became of the spans.
+#[derive(Debug, Default)]
+pub struct OtlpStats {
+    queued: AtomicU64,
+    exported: AtomicU64,
+    failed: AtomicU64,
+    dropped: AtomicU64,
+    failing: AtomicBool,
+}
+
+impl OtlpStats {
+    /// Spans that the collector has taken.
+    #[must_use]
+    pub fn exported(&self) -> u64 {
+        self.exported.load(Relaxed)
+    }
+
+    /// Spans in batches that the collector did not take.
+    #[must_use]
+    pub fn failed(&self) -> u64 {
+        self.failed.load(Relaxed)
+    }
+
+    /// Spans that found the queue full.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Relaxed)
+    }
+}
+
+/// Why traces can't be sent.
+#[derive(Debug, thiserror::Error)]
+pub enum OtlpError {
+    /// The HTTP client can't be made.
+    #[error("can't make the client for the trace collector: {0}")]
+    Client(#[from] reqwest::Error),
+    /// The exporter can't be made.
+    #[error("can't make the trace exporter: {0}")]
+    Exporter(#[from] opentelemetry_otlp::ExporterBuildError),
+}
+
+/// The running trace pipeline.
+#[derive(Clone, Debug)]
+pub struct Otlp {
+    provider: SdkTracerProvider,
+    stats: Arc<OtlpStats>,
+}
+
+impl Otlp {
+    /// Starts to send to `endpoint` (`http://collector:4318`; a path other than `/` is used as it is, else `/v1/traces`).
+    /// `ratio` of the requests are traced when their caller has not decided. `runtime` does the sending.
+    ///
+    /// # Errors
+    /// When the client can't be made. An unreachable collector is no error.
+    pub fn start(endpoint: &str, ratio: f64, runtime: Handle) -> Result<Self, OtlpError> {
+        let client = client(endpoint)?;
+        let inner = opentelemetry_otlp::SpanExporter::builder()
+            .with_http()
+            .with_http_client(client)
+            .with_protocol(Protocol::HttpBinary)
+            .with_timeout(EXPORT_TIMEOUT)
+            .with_endpoint(traces_url(endpoint))
+            .build()?;
+        let stats = Arc::new(OtlpStats::default());
+        let exporter = Exporter { inner: Arc::new(inner), runtime, stats: stats.clone() };
+        // The bound is ours, so that drops are counted; the SDK's own is larger and never reached.
+        let batch = BatchConfigBuilder::default()
+            .with_max_queue_size(MAX_QUEUED_SPANS as usize + 2 * BATCH_SPANS)
+            .with_max_export_batch_size(BATCH_SPANS)
+            .with_scheduled_delay(BATCH_DELAY)
+            .build();
+        let processor = BatchSpanProcessor::builder(exporter).with_batch_config(batch).build();
+        let resource = Resource::builder()
+            .with_service_name(std::env::var("OTEL_SERVICE_NAME").unwrap_or_else(|_| "attache".into()))
+            .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
+            .build();
+        let provider = SdkTracerProvider::builder()
+            .with_sampler(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(ratio))))
+            .with_resource(resource)
+            .with_span_processor(Bounded { inner: processor, stats: stats.clone() })
+            .build();
+        Ok(Self { provider, stats })
+    }
+
+    /// Where tracers come from.
+    #[must_use]
+    pub fn provider(&self) -> &SdkTracerProvider {
+        &self.provider
+    }
+
+    /// What became of the spans.
+    #[must_use]
+    pub fn stats(&self) -> &Arc<OtlpStats> {
+        &self.stats
+    }
+
+    /// Sends what is queued and ends, within [`FLUSH_TIMEOUT`] whatever the collector does. Spans that end later are dropped.
+    pub async fn shutdown(&self) {
+        let provider = self.provider.clone();
+        let flush = tokio::task::spawn_blocking(move || provider.shutdown_with_timeout(FLUSH_TIMEOUT));
+        let flushed = tokio::time::timeout(FLUSH_TIMEOUT, flush).await;
+        if !matches!(flushed, Ok(Ok(Ok(())))) {
+            tracing::warn!("the last traces could not be sent in time");
+        }
+    }
+}
+
+/// No proxy and no redirects: where traces go is the operator's word alone.
+fn client(endpoint: &str) -> Result<reqwest::Client, reqwest::Error> {
+    // reqwest takes the process-wide provider; whoever is first installs it, all agree on ring.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let builder = reqwest::Client::builder()
+        .no_proxy()
+        .redirect(reqwest::redirect::Policy::none())
+        .connect_timeout(EXPORT_TIMEOUT)
+        .timeout(EXPORT_TIMEOUT);
+    // A plain collector must not depend on root certificates, which small images lack.
+    if endpoint.starts_with("https") { builder.build() } else { builder.tls_certs_only([]).build() }
+}
+
+fn traces_url(endpoint: &str) -> String {
+    let trimmed = endpoint.trim_end_matches('/');
+    let has_path = trimmed.split_once("://").is_some_and(|(_, rest)| rest.contains('/'));
+    if has_path { trimmed.to_owned() } else { format!("{trimmed}/v1/traces") }
+}
+
+/// Counts and bounds what goes into the queue.
+#[derive(Debug)]
+struct Bounded {
+    inner: BatchSpanProcessor,
+    stats: Arc<OtlpStats>,
+}
+
+impl SpanProcessor for Bounded {
+    fn on_start(&self, span: &mut Span, cx: &Context) {
+        self.inner.on_start(span, cx);
+    }
+
+    fn on_end(&self, span: SpanData) {
+        if !span.span_context.is_sampled() {
+            return;
+        }
+        if self.stats.queued.fetch_add(1, Relaxed) >= MAX_QUEUED_SPANS {
+            self.stats.queued.fetch_sub(1, Relaxed);
+            self.stats.dropped.fetch_add(1, Relaxed);
+            return;
+        }
+        self.inner.on_end(span);
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.inner.force_flush()
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.inner.shutdown_with_timeout(timeout)
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.inner.set_resource(resource);
+    }
+}
+
+/// Sends batches on the runtime, and counts.
+#[derive(Debug)]
+struct Exporter {
+    inner: Arc<opentelemetry_otlp::SpanExporter>,
+    runtime: Handle,
+    stats: Arc<OtlpStats>,
+}
+
+impl SpanExporter for Exporter {
+    fn export(&self, batch: Vec<SpanData>) -> impl Future<Output = OTelSdkResult> + Send {
+        let spans = batch.len() as u64;
+        let (inner, stats) = (self.inner.clone(), self.stats.clone());
+        stats.queued.fetch_sub(spans, Relaxed);
+        // Polled by the processor's thread; the work itself is done where the reactor is.
+        let sent = self.runtime.spawn(async move {
+            tokio::time::timeout(EXPORT_TIMEOUT, inner.export(batch))
+                .await
+                .unwrap_or(Err(OTelSdkError::Timeout(EXPORT_TIMEOUT)))
+        });
+        async move {
+            let result = sent.await.unwrap_or_else(|e| Err(OTelSdkError::InternalFailure(e.to_string())));
+            match &result {
+                Ok(()) => {
+                    stats.exported.fetch_add(spans, Relaxed);
+                    if stats.failing.swap(false, Relaxed) {
+                        tracing::info!("the trace collector takes spans again");
+                    }
+                }
+                Err(error) => {
+                    stats.failed.fetch_add(spans, Relaxed);
+                    // One line when it begins to fail, none while it goes on.
+                    if !stats.failing.swap(true, Relaxed) {
+                        tracing::warn!(%error, "the trace collector takes no spans; they are dropped until it does");
+                    }
+                }
+            }
+            result
+        }
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        if let Some(inner) = Arc::get_mut(&mut self.inner) {
+            inner.set_resource(resource);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

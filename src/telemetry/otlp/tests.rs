@@ -1,0 +1,159 @@
+use super::*;
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::post;
+use opentelemetry::trace::{Span as _, SpanContext, TraceContextExt, TraceFlags, TraceState, Tracer, TracerProvider};
+use opentelemetry::{SpanId, TraceId};
+use prost::Message;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+
+/// The few fields of `ExportTraceServiceRequest` that the tests look at.
+mod wire {
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Request {
+        #[prost(message, repeated, tag = "1")]
+        pub(super) resource_spans: Vec<ResourceSpans>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct ResourceSpans {
+        #[prost(message, repeated, tag = "2")]
+        pub(super) scope_spans: Vec<ScopeSpans>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct ScopeSpans {
+        #[prost(message, repeated, tag = "2")]
+        pub(super) spans: Vec<Span>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Span {
+        #[prost(bytes = "vec", tag = "1")]
+        pub(super) trace_id: Vec<u8>,
+        #[prost(string, tag = "5")]
+        pub(super) name: String,
+    }
+}
+
+/// A collector that answers with `status` and passes on the spans that it was sent.
+async fn collector(status: StatusCode) -> (String, mpsc::UnboundedReceiver<wire::Span>) {
+    let (sender, spans) = mpsc::unbounded_channel();
+    let take = move |State(sender): State<mpsc::UnboundedSender<wire::Span>>, headers: HeaderMap, body: Bytes| async move {
+        assert_eq!(headers["content-type"], "application/x-protobuf");
+        let request = wire::Request::decode(body).unwrap();
+        for span in request.resource_spans.into_iter().flat_map(|r| r.scope_spans).flat_map(|s| s.spans) {
+            sender.send(span).unwrap();
+        }
+        status
+    };
+    let app = Router::new().route("/v1/traces", post(take)).with_state(sender);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    (url, spans)
+}
+
+fn span(otlp: &Otlp, name: &'static str) {
+    otlp.provider().tracer("test").start(name).end();
+}
+
+/// The picker runs its workers on one-threaded runtimes, so both kinds are tested.
+#[tokio::test]
+async fn spans_arrive_on_a_one_threaded_runtime() {
+    let (url, mut spans) = collector(StatusCode::OK).await;
+    let otlp = Otlp::start(&url, 1.0, Handle::current()).unwrap();
+    span(&otlp, "pick");
+    assert_eq!(spans.recv().await.unwrap().name, "pick");
+    span(&otlp, "last");
+    otlp.shutdown().await;
+    assert_eq!(spans.recv().await.unwrap().name, "last", "the end flushes");
+    assert_eq!((otlp.stats().exported(), otlp.stats().failed(), otlp.stats().dropped()), (2, 0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn spans_arrive_on_a_many_threaded_runtime() {
+    let (url, mut spans) = collector(StatusCode::OK).await;
+    let otlp = Otlp::start(&url, 1.0, Handle::current()).unwrap();
+    for _ in 0..1_000 {
+        span(&otlp, "pick");
+    }
+    otlp.shutdown().await;
+    let mut got = 0;
+    while let Ok(span) = spans.try_recv() {
+        assert_eq!(span.name, "pick");
+        got += 1;
+    }
+    assert_eq!((got, otlp.stats().exported()), (1_000, 1_000));
+}
+
+#[tokio::test]
+async fn a_callers_decision_outranks_the_ratio() {
+    let (url, mut spans) = collector(StatusCode::OK).await;
+    let otlp = Otlp::start(&url, 0.0, Handle::current()).unwrap();
+    let tracer = otlp.provider().tracer("test");
+    let parent = |sampled: bool| {
+        let flags = if sampled { TraceFlags::SAMPLED } else { TraceFlags::default() };
+        let id = TraceId::from(if sampled { 7 } else { 8 });
+        Context::new().with_remote_span_context(SpanContext::new(
+            id,
+            SpanId::from(1),
+            flags,
+            true,
+            TraceState::default(),
+        ))
+    };
+    tracer.start_with_context("unsampled", &parent(false)).end();
+    tracer.start("undecided").end();
+    tracer.start_with_context("sampled", &parent(true)).end();
+    otlp.shutdown().await;
+    let got = spans.recv().await.unwrap();
+    assert_eq!((got.name.as_str(), got.trace_id), ("sampled", TraceId::from(7).to_bytes().to_vec()));
+    assert!(spans.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn a_collector_that_refuses_is_counted() {
+    let (url, mut spans) = collector(StatusCode::BAD_REQUEST).await;
+    let otlp = Otlp::start(&url, 1.0, Handle::current()).unwrap();
+    span(&otlp, "pick");
+    spans.recv().await.unwrap();
+    otlp.shutdown().await;
+    assert_eq!((otlp.stats().exported(), otlp.stats().failed()), (0, 1));
+}
+
+/// A collector that accepts connections and never answers: spans are dropped beyond the bound, ending a span never waits, and
+/// neither does the end of the process.
+#[tokio::test]
+async fn a_blackhole_costs_nothing() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let otlp = Otlp::start(&url, 1.0, Handle::current()).unwrap();
+    let clock = crate::clock::Clock::start();
+    let begin = clock.now();
+    let offered = 20_000;
+    for _ in 0..offered {
+        span(&otlp, "pick");
+    }
+    assert!(clock.now().since(begin) < Duration::from_secs(5), "ending a span waits");
+    // What is neither in the queue nor in the batch on its way was dropped, and is counted.
+    let kept = MAX_QUEUED_SPANS + 2 * BATCH_SPANS as u64;
+    assert!(otlp.stats().dropped() >= offered - kept, "{:?}", otlp.stats());
+    let begin = clock.now();
+    otlp.shutdown().await;
+    assert!(clock.now().since(begin) < FLUSH_TIMEOUT + Duration::from_secs(1));
+}
+
+#[test]
+fn the_path_is_added_when_there_is_none() {
+    for (endpoint, url) in [
+        ("http://c:4318", "http://c:4318/v1/traces"),
+        ("http://c:4318/", "http://c:4318/v1/traces"),
+        ("https://c/otlp/v1/traces", "https://c/otlp/v1/traces"),
+    ] {
+        assert_eq!(traces_url(endpoint), url);
+    }
+}

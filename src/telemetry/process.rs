@@ -1,0 +1,141 @@
+//! The metrics of the process as a whole, read off their owners when somebody asks: certificate, traces, memory of bodies, version.
+//!
+//! A part that is off (TLS, traces) has its names on the page and no samples. Registered by `app`.
+
+use crate::ext_proc::body::Buffered;
+#[cfg(feature = "otlp")]
+use crate::telemetry::otlp::OtlpStats;
+use crate::tls::ServingCert;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Unit;
+use std::fmt::Error;
+use std::sync::Arc;
+
+/// What is read.
+#[derive(Debug)]
+pub struct ProcessCollector {
+    /// Request bodies held.
+    pub buffered: Arc<Buffered>,
+    /// The certificate in use; `None` without TLS.
+    pub cert: Option<Arc<ServingCert>>,
+    /// What became of the spans; `None` without traces.
+    #[cfg(feature = "otlp")]
+    pub otlp: Option<Arc<OtlpStats>>,
+}
+
+type CertCounter = (&'static str, &'static str, fn(&ServingCert) -> u64);
+
+/// One counter a certificate: name, help, value.
+const CERT_COUNTERS: &[CertCounter] = &[
+    ("tls_reloads", "certificates that were taken after the first", ServingCert::reloads),
+    ("tls_reload_failures", "certificates that were refused; the old one stayed", ServingCert::reload_failures),
+];
+
+impl Collector for ProcessCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
+        let version = [("version", env!("CARGO_PKG_VERSION"))];
+        let mut build = encoder.encode_descriptor("build_info", "this build", None, MetricType::Gauge)?;
+        ConstGauge::new(1i64).encode(build.encode_family(&version)?)?;
+        let help = "bytes of request bodies held over all streams";
+        let buffered = encoder.encode_descriptor("buffered_request", help, Some(&Unit::Bytes), MetricType::Gauge)?;
+        gauge(self.buffered.bytes()).encode(buffered)?;
+        self.certificate(&mut encoder)?;
+        self.spans(&mut encoder)
+    }
+}
+
+impl ProcessCollector {
+    fn certificate(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+        let (name, help) = ("tls_certificate_expiry_timestamp", "end of the certificate's validity, Unix time");
+        let expiry = encoder.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Gauge)?;
+        if let Some(cert) = &self.cert {
+            gauge(cert.info().expires_at).encode(expiry)?;
+        }
+        for (name, help, value) in CERT_COUNTERS {
+            let counter = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            if let Some(cert) = &self.cert {
+                ConstCounter::new(value(cert)).encode(counter)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn spans(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+        let help = "finished spans, by what became of them";
+        #[cfg_attr(not(feature = "otlp"), expect(unused, reason = "a build without traces has no samples"))]
+        let mut spans = encoder.encode_descriptor("otlp_spans", help, None, MetricType::Counter)?;
+        #[cfg(feature = "otlp")]
+        if let Some(stats) = &self.otlp {
+            let counts = [("exported", stats.exported()), ("failed", stats.failed()), ("dropped", stats.dropped())];
+            for (result, count) in counts {
+                ConstCounter::new(count).encode(spans.encode_family(&[("result", result)])?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn gauge(value: u64) -> ConstGauge<i64> {
+    ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ext_proc::body::Body;
+    use prometheus_client::encoding::text::encode;
+    use prometheus_client::registry::Registry;
+    use std::time::{Duration, SystemTime};
+
+    fn page(collector: ProcessCollector) -> String {
+        let mut registry = Registry::with_prefix("attache");
+        registry.register_collector(Box::new(collector));
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        text
+    }
+
+    #[test]
+    fn every_part_that_is_on_has_its_samples() {
+        let (now, buffered) = (SystemTime::UNIX_EPOCH + Duration::from_secs(1_900_000_000), Arc::<Buffered>::default());
+        let cert = ServingCert::self_signed(None, now).unwrap();
+        assert!(cert.reload(std::path::Path::new("/nonexistent"), now).is_err());
+        let mut body = Body::new(buffered.clone());
+        body.push(vec![0; 123]);
+        let text = page(ProcessCollector {
+            buffered,
+            cert: Some(cert.clone()),
+            #[cfg(feature = "otlp")]
+            otlp: Some(Arc::default()),
+        });
+        for line in [
+            concat!("attache_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
+            "attache_buffered_request_bytes 123",
+            &format!("attache_tls_certificate_expiry_timestamp_seconds {}", cert.info().expires_at),
+            "attache_tls_reloads_total 0",
+            "attache_tls_reload_failures_total 1",
+            #[cfg(feature = "otlp")]
+            "attache_otlp_spans_total{result=\"dropped\"} 0",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_part_that_is_off_has_its_names_alone() {
+        let text = page(ProcessCollector {
+            buffered: Arc::default(),
+            cert: None,
+            #[cfg(feature = "otlp")]
+            otlp: None,
+        });
+        for name in ["attache_tls_certificate_expiry_timestamp_seconds", "attache_tls_reloads", "attache_otlp_spans"] {
+            assert!(text.contains(&format!("# TYPE {name} ")), "{name} is not in\n{text}");
+            assert!(!text.lines().any(|l| l.starts_with(name)), "{name} has a sample in\n{text}");
+        }
+    }
+}
