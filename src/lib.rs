@@ -17,5 +17,6 @@ pub mod scheduling;
 pub mod scrape;
 pub mod server;
 pub mod shutdown;
+pub mod sim;
 pub mod telemetry;
 pub mod tls;

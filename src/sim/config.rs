@@ -1,0 +1,103 @@
+//! What a simulated fleet is built with. Read by `sim::fleet` and `sim::http`, made by `cli::sim` and by tests.
+
+use crate::sim::answer::DEFAULT_OUTPUT_TOKENS;
+use crate::sim::engine::EngineConfig;
+use crate::sim::faults::Faults;
+use std::net::{IpAddr, Ipv4Addr};
+
+/// 4 servers: enough that a good choice and a bad one differ.
+pub const DEFAULT_ENDPOINTS: u16 = 4;
+/// The first server's port; a fleet takes consecutive ones. vLLM's own default is 8000, which is often taken.
+pub const DEFAULT_PORT: u16 = 8001;
+/// The name of the model.
+pub const DEFAULT_MODEL: &str = "sim-8b";
+/// 64 MiB of request body.
+pub const DEFAULT_MAX_BODY_BYTES: usize = 64 << 20;
+
+/// Whose metric names a server uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum MetricsStyle {
+    /// vLLM, at /metrics.
+    #[default]
+    Vllm,
+    /// SGLang, at /metrics.
+    Sglang,
+    /// TensorRT-LLM's trtllm-serve, at /prometheus/metrics.
+    Trtllm,
+    /// Triton with the TensorRT-LLM backend, at /metrics.
+    Triton,
+}
+
+/// Whose peculiarities a server has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Quirks {
+    /// None: the documented formats.
+    #[default]
+    None,
+    /// AstrAI as it is in place of as it is documented: events that end with one newline, a bare usage event, `[DONE]` after
+    /// Anthropic's `message_stop`, `{"detail": …}` errors, other names in `/stats`.
+    Astrai,
+}
+
+/// One simulated server.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// The model's names; answers carry the first. Never empty.
+    pub models: Vec<String>,
+    /// The engine.
+    pub engine: EngineConfig,
+    /// LoRA adapters loaded at the start.
+    pub loras: Vec<String>,
+    /// Tokens after which an answer ends by itself.
+    pub output_tokens: u32,
+    /// Names on the metrics page.
+    pub metrics_style: MetricsStyle,
+    /// Peculiarities.
+    pub quirks: Quirks,
+    /// Answer with the SHA-256 of the request's body in `x-sim-body-sha256`.
+    pub echo_body_sha256: bool,
+    /// Largest request body, bytes.
+    pub max_body_bytes: usize,
+    /// What goes wrong from the start.
+    pub faults: Faults,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            models: vec![DEFAULT_MODEL.to_owned()],
+            engine: EngineConfig { model: DEFAULT_MODEL.into(), ..EngineConfig::default() },
+            loras: Vec::new(),
+            output_tokens: DEFAULT_OUTPUT_TOKENS,
+            metrics_style: MetricsStyle::default(),
+            quirks: Quirks::default(),
+            echo_body_sha256: false,
+            max_body_bytes: DEFAULT_MAX_BODY_BYTES,
+            faults: Faults::default(),
+        }
+    }
+}
+
+/// A fleet of equal servers.
+#[derive(Clone, Debug)]
+pub struct SimConfig {
+    /// How many.
+    pub endpoints: u16,
+    /// The address of all of them.
+    pub bind: IpAddr,
+    /// The first one's port, the others follow; 0 lets the system choose each.
+    pub port: u16,
+    /// What each is.
+    pub server: ServerConfig,
+}
+
+impl Default for SimConfig {
+    fn default() -> Self {
+        Self {
+            endpoints: DEFAULT_ENDPOINTS,
+            bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            port: DEFAULT_PORT,
+            server: ServerConfig::default(),
+        }
+    }
+}

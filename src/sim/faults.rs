@@ -1,0 +1,90 @@
+//! Ways in which a simulated server misbehaves on demand: by flag from the start, by `POST /sim/faults` while it runs.
+
+use serde::{Deserialize, Serialize};
+
+/// 64 MiB: more than any scraper should read.
+pub const DEFAULT_HUGE_METRICS_BYTES: u64 = 64 << 20;
+
+/// What goes wrong. An empty object is a server in good health.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Faults {
+    /// Answer 503 to everything, `/health` included.
+    pub refuse: bool,
+    /// Answer the next requests for answers, embeddings or scores with an error.
+    pub fail_next: Option<FailNext>,
+    /// What is wrong with `/metrics`.
+    pub metrics: Option<MetricsFault>,
+    /// Wait before the first byte of every answer, milliseconds.
+    pub first_byte_delay_ms: u64,
+    /// Break the connection of a stream after so many tokens.
+    pub cut_after_tokens: Option<u32>,
+    /// End a stream after so many tokens with an error event, status 200, as vLLM does when its engine dies.
+    pub error_after_tokens: Option<u32>,
+}
+
+/// A number of failures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FailNext {
+    /// How many requests fail.
+    pub count: u32,
+    /// With which HTTP status, 400..=599.
+    pub status: u16,
+}
+
+/// What is wrong with `/metrics`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MetricsFault {
+    /// The head of the answer comes, the page never does.
+    Hang,
+    /// Bytes that are no exposition format.
+    Garbage,
+    /// A page of [`DEFAULT_HUGE_METRICS_BYTES`].
+    Huge,
+    /// Status 500.
+    Error,
+}
+
+impl Faults {
+    /// Reads and checks the JSON form.
+    ///
+    /// # Errors
+    /// When it is no JSON, has unknown keys or a status outside 400..=599; the message says which.
+    pub fn parse(json: &[u8]) -> Result<Self, String> {
+        let faults: Self = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+        match faults.fail_next {
+            Some(FailNext { status, .. }) if !(400..=599).contains(&status) => {
+                Err(format!("fail_next.status is {status}, allowed are 400 to 599"))
+            }
+            _ => Ok(faults),
+        }
+    }
+
+    /// The status with which the request at hand fails, if it does; counts it.
+    pub fn take_failure(&mut self) -> Option<u16> {
+        let fail = self.fail_next.as_mut().filter(|fail| fail.count > 0)?;
+        fail.count -= 1;
+        Some(fail.status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_counted_down() {
+        let mut faults = Faults::parse(br#"{"fail_next":{"count":2,"status":429}}"#).unwrap();
+        assert_eq!([faults.take_failure(), faults.take_failure(), faults.take_failure()], [Some(429), Some(429), None]);
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused() {
+        assert!(Faults::parse(br#"{"refuze":true}"#).unwrap_err().contains("refuze"));
+        assert!(Faults::parse(br#"{"fail_next":{"count":1,"status":200}}"#).unwrap_err().contains("200"));
+        assert_eq!(Faults::parse(b"{}").unwrap(), Faults::default());
+        assert_eq!(Faults::parse(br#"{"metrics":"hang"}"#).unwrap().metrics, Some(MetricsFault::Hang));
+    }
+}

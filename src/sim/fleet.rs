@@ -1,0 +1,156 @@
+//! A fleet of simulated servers in one process: listeners, connections, the end.
+//!
+//! Called by `cli::sim` and by tests. May import `sim::http`, `clock`, tokio and hyper.
+
+use crate::clock::Clock;
+use crate::sim::config::SimConfig;
+use crate::sim::http::Server;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// 4,096 connections may wait to be accepted: a load test opens thousands at once.
+const ACCEPT_BACKLOG: u32 = 4_096;
+/// 65,536 streams on an HTTP/2 connection: a proxy puts all of its requests on a few connections.
+const MAX_CONCURRENT_STREAMS: u32 = 65_536;
+/// As many resets in a row are taken as there may be streams: tests abort them in bursts.
+const MAX_RESET_STREAMS: usize = 65_536;
+/// 1 MiB a stream and 16 MiB a connection: large prompts come in without waiting for window updates.
+const STREAM_WINDOW: u32 = 1 << 20;
+const CONNECTION_WINDOW: u32 = 16 << 20;
+/// 50 ms before accepting again when the process is out of file descriptors.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
+
+/// A running fleet. Dropping it stops it at once.
+#[derive(Debug)]
+pub struct SimHandle {
+    addresses: Vec<SocketAddr>,
+    tasks: TaskTracker,
+    /// No new connections and requests.
+    stop: CancellationToken,
+    /// No connections.
+    abort: CancellationToken,
+}
+
+impl SimHandle {
+    /// Where the servers listen, in order.
+    #[must_use]
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// Takes nothing new, gives what is under way up to `grace` to end, then stops.
+    pub async fn shutdown(self, grace: Duration) {
+        self.stop.cancel();
+        self.tasks.close();
+        // What has not ended by then is cut by the abort.
+        let _ = tokio::time::timeout(grace, self.tasks.wait()).await;
+        self.abort.cancel();
+        self.tasks.wait().await;
+    }
+}
+
+impl Drop for SimHandle {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        self.abort.cancel();
+    }
+}
+
+/// Starts the servers; they listen when this returns. Must be called in a tokio runtime.
+///
+/// # Errors
+/// When a port can't be had; none of the servers runs then.
+pub fn serve(config: &SimConfig) -> io::Result<SimHandle> {
+    let clock = Clock::start();
+    let mut listeners = Vec::with_capacity(usize::from(config.endpoints));
+    for index in 0..config.endpoints {
+        let port = match config.port {
+            0 => 0,
+            first => first.checked_add(index).ok_or_else(|| {
+                let endpoints = config.endpoints;
+                io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    format!("{endpoints} endpoints from port {first} on go beyond port 65535"),
+                )
+            })?,
+        };
+        listeners.push(listen(SocketAddr::new(config.bind, port))?);
+    }
+    let (tasks, stop, abort) = (TaskTracker::new(), CancellationToken::new(), CancellationToken::new());
+    let mut addresses = Vec::with_capacity(listeners.len());
+    for listener in listeners {
+        let address = listener.local_addr()?;
+        addresses.push(address);
+        let server = Arc::new(Server::new(address.port(), clock, config.server.clone()));
+        let engine = server.host().clone();
+        let aborted = abort.clone();
+        // The engine outlives the stop: what is under way shall end.
+        tokio::spawn(async move { aborted.run_until_cancelled(engine.drive()).await });
+        tasks.spawn(accept(listener, server, tasks.clone(), stop.clone(), abort.clone()));
+    }
+    Ok(SimHandle { addresses, tasks, stop, abort })
+}
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    let named = |error: io::Error| io::Error::new(error.kind(), format!("listen on {address}: {error}"));
+    socket.bind(address).map_err(named)?;
+    socket.listen(ACCEPT_BACKLOG).map_err(named)
+}
+
+async fn accept(
+    listener: TcpListener,
+    server: Arc<Server>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+    abort: CancellationToken,
+) {
+    while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {
+        match accepted {
+            Ok((stream, _)) => {
+                tasks.spawn(connection(stream, server.clone(), stop.clone(), abort.clone()));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "accept failed");
+                tokio::time::sleep(ACCEPT_BACKOFF).await;
+            }
+        }
+    }
+}
+
+async fn connection(stream: TcpStream, server: Arc<Server>, stop: CancellationToken, abort: CancellationToken) {
+    // Tokens are small and must not wait for each other; a socket that refuses works all the same.
+    let _ = stream.set_nodelay(true);
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new());
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_CONCURRENT_STREAMS)
+        .max_pending_accept_reset_streams(MAX_RESET_STREAMS)
+        .max_local_error_reset_streams(MAX_RESET_STREAMS)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW);
+    let service = service_fn(move |request| {
+        let server = server.clone();
+        async move { Ok::<_, Infallible>(server.handle(request).await) }
+    });
+    let mut serving = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    // How a connection ends is the client's affair: a reset is as good an end as any here.
+    tokio::select! {
+        _ = serving.as_mut() => return,
+        () = stop.cancelled() => serving.as_mut().graceful_shutdown(),
+    }
+    let _ = abort.run_until_cancelled(serving).await;
+}

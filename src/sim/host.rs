@@ -1,0 +1,237 @@
+//! An engine on the wall clock: one task that sleeps until the engine's next event, and a channel for every request.
+//!
+//! There is one timer for the whole engine, however many streams are open: a step of the engine is one wake-up, and every stream that
+//! got a token is woken by its channel. Called by `sim::http`; may import the engine, `clock` and tokio.
+
+use crate::clock::{Clock, Timestamp};
+use crate::sim::engine::{Engine, EngineConfig, EngineEvent, Job, JobId, JobReport, Load, Refused};
+use crate::sim::stats::EngineStats;
+use ahash::RandomState;
+use parking_lot::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use tokio::sync::{Notify, mpsc};
+
+/// 32 label sets of `lora_requests_info` are remembered; a real server remembers them all.
+const LORA_SETS_KEPT: usize = 32;
+
+/// News about one job of a subscription.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Update {
+    /// Which of the jobs, in the order in which they were handed in.
+    pub(super) choice: usize,
+    pub(super) news: News,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum News {
+    Token,
+    Finished(JobReport),
+}
+
+/// Adapters that ran and waited at a moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct LoraSet {
+    pub(super) running: Vec<Arc<str>>,
+    pub(super) waiting: Vec<Arc<str>>,
+    pub(super) at: Timestamp,
+}
+
+/// What a metrics page is made of.
+#[derive(Debug)]
+pub(super) struct HostSnapshot {
+    pub(super) load: Load,
+    pub(super) stats: EngineStats,
+    pub(super) loras: Vec<LoraSet>,
+}
+
+#[derive(Debug)]
+struct Listener {
+    sink: mpsc::UnboundedSender<Update>,
+    choice: usize,
+}
+
+#[derive(Debug)]
+struct State {
+    engine: Engine,
+    listeners: HashMap<JobId, Listener, RandomState>,
+    next_job: u64,
+    events: Vec<EngineEvent>,
+    /// Oldest first.
+    loras: VecDeque<LoraSet>,
+}
+
+/// The engine and those who wait for it.
+#[derive(Debug)]
+pub(super) struct EngineHost {
+    clock: Clock,
+    state: Mutex<State>,
+    wake: Notify,
+}
+
+impl EngineHost {
+    pub(super) fn new(clock: Clock, config: EngineConfig) -> Self {
+        Self {
+            clock,
+            state: Mutex::new(State {
+                engine: Engine::new(config),
+                listeners: HashMap::default(),
+                next_job: 0,
+                events: Vec::new(),
+                loras: VecDeque::new(),
+            }),
+            wake: Notify::new(),
+        }
+    }
+
+    /// Runs the engine until the task is aborted.
+    pub(super) async fn drive(self: Arc<Self>) {
+        loop {
+            let next = {
+                let now = self.clock.now();
+                let mut state = self.state.lock();
+                state.advance(now);
+                state.engine.next_event_at()
+            };
+            match next {
+                Some(at) => tokio::select! {
+                    () = tokio::time::sleep_until(self.clock.instant(at)) => {}
+                    () = self.wake.notified() => {}
+                },
+                None => self.wake.notified().await,
+            }
+        }
+    }
+
+    /// Hands jobs in, all or none; their ids are given out here.
+    pub(super) fn submit(self: &Arc<Self>, jobs: Vec<Job>) -> Result<Subscription, Refused> {
+        // Unbounded, yet small: a job sends at most one update a token, and a real server does not wait for slow readers either.
+        let (sink, updates) = mpsc::unbounded_channel();
+        let mut subscription =
+            Subscription { host: self.clone(), jobs: Vec::with_capacity(jobs.len()), open: 0, updates };
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        state.advance(now);
+        let idle = state.engine.next_event_at().is_none();
+        for (choice, mut job) in jobs.into_iter().enumerate() {
+            let id = JobId(state.next_job);
+            state.next_job += 1;
+            job.id = id;
+            if let Err(refused) = state.engine.submit(now, job) {
+                // Dropping the subscription cancels those before; it takes the lock itself.
+                drop(state);
+                return Err(refused);
+            }
+            state.listeners.insert(id, Listener { sink: sink.clone(), choice });
+            subscription.jobs.push(id);
+            subscription.open += 1;
+        }
+        if idle {
+            state.advance(now);
+            self.wake.notify_one();
+        }
+        Ok(subscription)
+    }
+
+    pub(super) fn snapshot(&self) -> HostSnapshot {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        state.advance(now);
+        state.note_loras(now);
+        HostSnapshot {
+            load: state.engine.load(),
+            stats: state.engine.stats().clone(),
+            loras: state.loras.iter().cloned().collect(),
+        }
+    }
+
+    fn cancel(&self, jobs: &[JobId]) {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        state.advance(now);
+        let State { engine, listeners, events, .. } = &mut *state;
+        for job in jobs {
+            if listeners.remove(job).is_some() {
+                engine.cancel(now, *job, events);
+            }
+        }
+        events.clear();
+    }
+}
+
+impl State {
+    /// Step by step, so that an adapter whose jobs came and went between two wake-ups is noted all the same.
+    fn advance(&mut self, now: Timestamp) {
+        while let Some(at) = self.engine.next_event_at().filter(|at| *at <= now) {
+            self.engine.advance(at, &mut self.events);
+            self.note_loras(at);
+        }
+        for event in self.events.drain(..) {
+            let (job, news) = match event {
+                EngineEvent::FirstToken { job, .. } | EngineEvent::Token { job, .. } => (job, News::Token),
+                EngineEvent::Finished { job, report, .. } => (job, News::Finished(report)),
+                EngineEvent::Preempted { .. } => continue,
+            };
+            let Some(listener) = self.listeners.get(&job) else { continue };
+            // A failed send means that the reader is going away; its drop cancels the job.
+            let _ = listener.sink.send(Update { choice: listener.choice, news });
+            if matches!(news, News::Finished(_)) {
+                self.listeners.remove(&job);
+            }
+        }
+    }
+
+    /// Remembers which adapters are busy. Like vLLM's, the newest set is the one with the greatest time.
+    fn note_loras(&mut self, at: Timestamp) {
+        let (running, waiting) = self.engine.loras();
+        let set = LoraSet { running, waiting, at };
+        self.loras.retain(|old| old.running != set.running || old.waiting != set.waiting);
+        self.loras.push_back(set);
+        if self.loras.len() > LORA_SETS_KEPT {
+            self.loras.pop_front();
+        }
+    }
+}
+
+/// Jobs of one request. Dropping it cancels what has not ended.
+#[derive(Debug)]
+pub(super) struct Subscription {
+    host: Arc<EngineHost>,
+    jobs: Vec<JobId>,
+    open: usize,
+    updates: mpsc::UnboundedReceiver<Update>,
+}
+
+impl Subscription {
+    /// The next update; `None` when all jobs have ended.
+    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Update>> {
+        if self.open == 0 {
+            return Poll::Ready(None);
+        }
+        let update = std::task::ready!(self.updates.poll_recv(cx));
+        if let Some(Update { news: News::Finished(_), .. }) = update {
+            self.open -= 1;
+        }
+        Poll::Ready(update)
+    }
+
+    /// Waits for the end of all jobs; their reports in the order in which the jobs were handed in.
+    pub(super) async fn finished(mut self) -> Vec<JobReport> {
+        let mut reports: Vec<Option<JobReport>> = vec![None; self.jobs.len()];
+        while let Some(update) = std::future::poll_fn(|cx| self.poll_next(cx)).await {
+            if let (News::Finished(report), Some(slot)) = (update.news, reports.get_mut(update.choice)) {
+                *slot = Some(report);
+            }
+        }
+        reports.into_iter().flatten().collect()
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        if self.open > 0 {
+            self.host.cancel(&self.jobs);
+        }
+    }
+}

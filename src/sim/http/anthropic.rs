@@ -1,0 +1,129 @@
+//! `/v1/messages` and `/v1/messages/count_tokens`.
+
+use super::body::{SimBody, json_response};
+use super::error::ApiError;
+use super::requests::AnthropicRequest;
+use super::stream::{EventSink, EventWriter, Usage};
+use super::{Call, Generation, Server, Started, quoted};
+use crate::sim::answer::Answer;
+use crate::sim::config::Quirks;
+use crate::sim::engine::{FinishReason, JobReport};
+use http::{Response, StatusCode};
+use serde_json::{Value, json};
+
+pub(super) async fn messages(server: &Server, call: &Call) -> Result<Response<SimBody>, ApiError> {
+    let mut request: AnthropicRequest = call.json()?;
+    let model = server.model(request.model.as_deref())?;
+    let limits = request.limits()?;
+    let prompt = request.take_chat()?;
+    let id = format!("msg_{:016x}", server.unique());
+    let input_tokens = prompt.len();
+    let generation = Generation {
+        prompts: vec![prompt],
+        choices: 1,
+        model: model.clone(),
+        limits,
+        cache_salt: request.cache_salt.take(),
+    };
+    let started = server.start(generation);
+    if request.stream.unwrap_or(false) {
+        return server.stream(started, Box::new(Events { id, model: model.name, input_tokens }), true);
+    }
+    let Started { subscription, answers, .. } = started?;
+    let reports = subscription.finished().await;
+    let (Some(answer), Some(report)) = (answers.first(), reports.first()) else {
+        return Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the engine stopped"));
+    };
+    let body = json!({
+        "id": id,
+        "type": "message",
+        "role": "assistant",
+        "model": model.name,
+        "content": [{"type": "text", "text": answer.whole(report.generated_tokens)}],
+        "stop_reason": stop_reason(answer, report),
+        "stop_sequence": answer.stop_text(report),
+        "usage": usage_json(&Usage::of(&reports, 1, server.engine.block_size)),
+    });
+    Ok(json_response(StatusCode::OK, &body))
+}
+
+pub(super) fn count_tokens(call: &Call) -> Result<Response<SimBody>, ApiError> {
+    let tokens = call.json::<AnthropicRequest>()?.take_chat()?.len();
+    let body = json!({"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}});
+    Ok(json_response(StatusCode::OK, &body))
+}
+
+fn stop_reason(answer: &Answer, report: &JobReport) -> &'static str {
+    match report.reason {
+        FinishReason::Length => "max_tokens",
+        _ if answer.stop_text(report).is_some() => "stop_sequence",
+        _ => "end_turn",
+    }
+}
+
+/// Anthropic counts apart what was read from the cache, what was put into it, and the rest.
+fn usage_json(usage: &Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt.saturating_sub(usage.cached + usage.created),
+        "output_tokens": usage.completion,
+        "cache_creation_input_tokens": usage.created,
+        "cache_read_input_tokens": usage.cached,
+    })
+}
+
+#[derive(Debug)]
+struct Events {
+    id: String,
+    model: String,
+    input_tokens: usize,
+}
+
+impl EventWriter for Events {
+    fn start(&mut self, out: &mut EventSink) {
+        let (id, model, input_tokens) = (quoted(&self.id), quoted(&self.model), self.input_tokens);
+        let rest = match out.quirks() {
+            Quirks::None => {
+                format!(
+                    r#""stop_reason":null,"stop_sequence":null,"usage":{{"input_tokens":{input_tokens},"output_tokens":0}}"#
+                )
+            }
+            Quirks::Astrai => format!(r#""usage":{{"input_tokens":{input_tokens}}}"#),
+        };
+        out.event(Some("message_start"), |out| {
+            out.push_str(&format!(
+                r#"{{"type":"message_start","message":{{"id":{id},"type":"message","role":"assistant","model":{model},"content":[],{rest}}}}}"#
+            ));
+        });
+        out.event(Some("content_block_start"), |out| {
+            out.push_str(r#"{"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}"#);
+        });
+    }
+
+    fn token(&mut self, _choice: usize, text: &str, out: &mut EventSink) {
+        out.event(Some("content_block_delta"), |out| {
+            out.push_str(r#"{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":""#);
+            out.push_str(text);
+            out.push_str(r#""}}"#);
+        });
+    }
+
+    fn finish(
+        &mut self,
+        _choice: usize,
+        answer: &Answer,
+        report: &JobReport,
+        usage: Option<&Usage>,
+        out: &mut EventSink,
+    ) {
+        out.event(Some("content_block_stop"), |out| out.push_str(r#"{"type":"content_block_stop","index":0}"#));
+        out.event(Some("message_delta"), |out| {
+            let delta = json!({"stop_reason": stop_reason(answer, report), "stop_sequence": answer.stop_text(report)});
+            let usage = usage.map_or(Value::Null, usage_json);
+            out.push_str(&format!(r#"{{"type":"message_delta","delta":{delta},"usage":{usage}}}"#));
+        });
+        out.event(Some("message_stop"), |out| out.push_str(r#"{"type":"message_stop"}"#));
+        if out.quirks() == Quirks::Astrai {
+            out.done();
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Refusals in the words of the model servers.
+
+use super::body::{SimBody, json_response};
+use crate::sim::config::Quirks;
+use crate::sim::engine::Refused;
+use http::{Response, StatusCode};
+use serde_json::json;
+
+/// What vLLM says when its queue is full.
+const BUSY: &str =
+    "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance.";
+
+/// An error answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ApiError {
+    pub(super) status: StatusCode,
+    pub(super) kind: &'static str,
+    pub(super) message: String,
+    pub(super) param: Option<&'static str>,
+}
+
+impl ApiError {
+    pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        let kind = match status.as_u16() {
+            404 => "NotFoundError",
+            429 => "rate_limit_exceeded",
+            400..=499 => "invalid_request_error",
+            503 => "Service Unavailable",
+            _ => "InternalServerError",
+        };
+        Self { status, kind, message: message.into(), param: None }
+    }
+
+    pub(super) fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    pub(super) fn param(mut self, param: &'static str) -> Self {
+        self.param = Some(param);
+        self
+    }
+
+    pub(super) fn kind(mut self, kind: &'static str) -> Self {
+        self.kind = kind;
+        self
+    }
+
+    pub(super) fn unknown_model(model: &str, base: &str) -> Self {
+        Self::new(StatusCode::NOT_FOUND, format!("The model `{model}` does not exist. Valid aliases: {base}."))
+            .param("model")
+    }
+
+    /// A body that serde_json could not read: no JSON or a missing field is 400, a field of the wrong type 422.
+    pub(super) fn json(error: &serde_json::Error) -> Self {
+        let message = error.to_string();
+        let wrong_type = error.classify() == serde_json::error::Category::Data && !message.starts_with("missing field");
+        let status = if wrong_type { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::BAD_REQUEST };
+        Self::new(status, format!("Invalid request: {message}"))
+    }
+
+    pub(super) fn refused(refused: &Refused) -> Self {
+        match refused {
+            Refused::QueueFull { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, BUSY),
+            Refused::Empty => Self::bad_request("Invalid request: the prompt has no tokens, at least 1 is needed"),
+            Refused::TooLong { tokens, limit } => Self::bad_request(format!(
+                "This model's maximum context length is {limit} tokens. However, your prompt contains {tokens} input tokens, which \
+                 leaves no room for output tokens. Please reduce the length of the input prompt. \
+                 (parameter=input_tokens, value={tokens})"
+            ))
+            .param("input_tokens"),
+        }
+    }
+
+    /// The object that an OpenAI client reads, and with `type: error` beside it an Anthropic client too.
+    pub(super) fn body(&self, anthropic: bool) -> serde_json::Value {
+        let error = json!({
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.status.as_u16(),
+        });
+        if anthropic { json!({"type": "error", "error": error}) } else { json!({"error": error}) }
+    }
+
+    pub(super) fn response(&self, anthropic: bool, quirks: Quirks) -> Response<SimBody> {
+        let body = match quirks {
+            Quirks::None => self.body(anthropic),
+            Quirks::Astrai => json!({"detail": self.message}),
+        };
+        json_response(self.status, &body)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_type_is_422_and_everything_else_about_the_body_400() {
+        #[derive(Debug, serde::Deserialize)]
+        struct Body {
+            #[expect(dead_code, reason = "only read by serde")]
+            n: u32,
+        }
+        let status = |body: &str| ApiError::json(&serde_json::from_str::<Body>(body).unwrap_err()).status.as_u16();
+        assert_eq!(status("{"), 400);
+        assert_eq!(status("{}"), 400);
+        assert_eq!(status(r#"{"n":"1"}"#), 422);
+    }
+}

@@ -1,0 +1,425 @@
+//! One simulated server over HTTP: routes, faults, and what every kind of request has in common.
+//!
+//! Called by `sim::fleet` for every request. May import everything in `sim` and `clock`.
+
+mod anthropic;
+mod body;
+mod error;
+mod openai;
+mod pages;
+mod pooling;
+mod requests;
+mod responses;
+mod service;
+mod stream;
+
+use crate::clock::Clock;
+use crate::sim::answer::{Answer, AnswerLimits};
+use crate::sim::config::{MetricsStyle, ServerConfig};
+use crate::sim::engine::{EngineConfig, Job, JobId, JobPrompt};
+use crate::sim::faults::{DEFAULT_HUGE_METRICS_BYTES, Faults, MetricsFault};
+use crate::sim::host::{EngineHost, Subscription};
+use body::{SimBody, event_response, full_response};
+use bytes::Bytes;
+use error::ApiError;
+use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use parking_lot::{Mutex, RwLock};
+use sha2::{Digest, Sha256};
+use std::fmt::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+use stream::{EventStream, EventWriter};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// The port of the server that answered.
+const SERVER_HEADER: HeaderName = HeaderName::from_static("x-sim-server");
+/// SHA-256 of the body as it came, lower-case hex.
+const BODY_HEADER: HeaderName = HeaderName::from_static("x-sim-body-sha256");
+/// Comes back as it was sent and becomes part of the answer's id.
+const REQUEST_ID_HEADER: HeaderName = HeaderName::from_static("x-request-id");
+
+/// What a path is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Route {
+    Chat,
+    Completions,
+    Messages,
+    CountTokens,
+    Responses,
+    Embeddings,
+    Rerank,
+    Score,
+    Tokenize,
+    Detokenize,
+    Models,
+    LoadLora,
+    UnloadLora,
+    Health,
+    Ping,
+    Version,
+    Load,
+    Stats,
+    Metrics,
+    Faults,
+}
+
+const POST: &[Method] = &[Method::POST];
+const GET: &[Method] = &[Method::GET, Method::HEAD];
+const BOTH: &[Method] = &[Method::GET, Method::HEAD, Method::POST];
+
+/// Every path and the methods that it takes.
+const ROUTES: &[(&str, &[Method], Route)] = &[
+    ("/v1/chat/completions", POST, Route::Chat),
+    ("/v1/completions", POST, Route::Completions),
+    ("/v1/messages", POST, Route::Messages),
+    ("/v1/messages/count_tokens", POST, Route::CountTokens),
+    ("/v1/responses", POST, Route::Responses),
+    ("/v1/embeddings", POST, Route::Embeddings),
+    ("/rerank", POST, Route::Rerank),
+    ("/v1/rerank", POST, Route::Rerank),
+    ("/v2/rerank", POST, Route::Rerank),
+    ("/score", POST, Route::Score),
+    ("/v1/score", POST, Route::Score),
+    ("/tokenize", POST, Route::Tokenize),
+    ("/detokenize", POST, Route::Detokenize),
+    ("/v1/models", GET, Route::Models),
+    ("/v1/load_lora_adapter", POST, Route::LoadLora),
+    ("/v1/unload_lora_adapter", POST, Route::UnloadLora),
+    ("/health", GET, Route::Health),
+    ("/ping", BOTH, Route::Ping),
+    ("/version", GET, Route::Version),
+    ("/load", GET, Route::Load),
+    ("/stats", GET, Route::Stats),
+    ("/metrics", GET, Route::Metrics),
+    ("/prometheus/metrics", GET, Route::Metrics),
+    ("/sim/faults", BOTH, Route::Faults),
+];
+
+impl Route {
+    /// Uses the engine: what `fail_next` and `first_byte_delay_ms` are about.
+    fn is_inference(self) -> bool {
+        use Route::{Chat, Completions, Embeddings, Messages, Rerank, Responses, Score};
+        matches!(self, Chat | Completions | Messages | Responses | Embeddings | Rerank | Score)
+    }
+
+    fn is_anthropic(self) -> bool {
+        matches!(self, Route::Messages | Route::CountTokens)
+    }
+}
+
+/// A LoRA adapter that requests may name.
+#[derive(Clone, Debug)]
+struct LoraAdapter {
+    name: Arc<str>,
+    path: String,
+}
+
+/// One simulated server.
+#[derive(Debug)]
+pub(super) struct Server {
+    port: u16,
+    clock: Clock,
+    started: SystemTime,
+    config: ServerConfig,
+    engine: EngineConfig,
+    host: Arc<EngineHost>,
+    loras: RwLock<Vec<LoraAdapter>>,
+    faults: Mutex<Faults>,
+    responses: Mutex<responses::ResponseStore>,
+    sequence: AtomicU64,
+}
+
+/// A request that was read whole.
+struct Call {
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+impl Server {
+    pub(super) fn new(port: u16, clock: Clock, config: ServerConfig) -> Self {
+        Self {
+            port,
+            clock,
+            started: clock.wall(clock.now()),
+            engine: config.engine.clone(),
+            host: Arc::new(EngineHost::new(clock, config.engine.clone())),
+            loras: RwLock::new(
+                config.loras.iter().map(|name| LoraAdapter::new(name, &format!("lora/{name}"))).collect(),
+            ),
+            faults: Mutex::new(config.faults.clone()),
+            responses: Mutex::new(responses::ResponseStore::default()),
+            sequence: AtomicU64::new(0),
+            config,
+        }
+    }
+
+    pub(super) fn host(&self) -> &Arc<EngineHost> {
+        &self.host
+    }
+
+    /// Answers one request.
+    pub(super) async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Response<SimBody> {
+        let request_id = request.headers().get(REQUEST_ID_HEADER).cloned();
+        let mut response = self.answer(request).await;
+        let headers = response.headers_mut();
+        headers.insert(SERVER_HEADER, HeaderValue::from(self.port));
+        if let Some(id) = request_id {
+            headers.insert(REQUEST_ID_HEADER, id);
+        }
+        response
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Response<SimBody> {
+        let (head, body) = request.into_parts();
+        let quirks = self.config.quirks;
+        let Some((_, methods, route)) = ROUTES.iter().find(|(path, ..)| *path == head.uri.path()) else {
+            return ApiError::new(StatusCode::NOT_FOUND, "Not Found").response(false, quirks);
+        };
+        let route = *route;
+        let fail = |error: ApiError| error.response(route.is_anthropic(), quirks);
+        if !methods.contains(&head.method) {
+            let mut response = fail(ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"));
+            let allow = methods.iter().map(Method::as_str).collect::<Vec<_>>().join(", ");
+            response.headers_mut().extend(HeaderValue::try_from(allow).ok().map(|allow| (ALLOW, allow)));
+            return response;
+        }
+        if route != Route::Faults && self.faults.lock().refuse {
+            return fail(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "Model not loaded"));
+        }
+        let body = match Limited::new(body, self.config.max_body_bytes).collect().await {
+            Ok(collected) => collected.to_bytes(),
+            Err(error) => return fail(self.unreadable(error.as_ref())),
+        };
+        let digest = self.config.echo_body_sha256.then(|| hex(&Sha256::digest(&body)));
+        let call = Call { headers: head.headers, body };
+        let mut response = match self.route(route, &head.method, call).await {
+            Ok(response) => response,
+            Err(error) => fail(error),
+        };
+        let digest = digest.and_then(|digest| HeaderValue::try_from(digest).ok());
+        response.headers_mut().extend(digest.map(|digest| (BODY_HEADER, digest)));
+        response
+    }
+
+    fn unreadable(&self, error: &(dyn std::error::Error + Send + Sync + 'static)) -> ApiError {
+        if error.is::<LengthLimitError>() {
+            let limit = self.config.max_body_bytes;
+            return ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body has more than {limit} bytes"));
+        }
+        ApiError::bad_request(format!("the body can't be read: {error}"))
+    }
+
+    async fn route(&self, route: Route, method: &Method, call: Call) -> Result<Response<SimBody>, ApiError> {
+        if route.is_inference() {
+            self.misbehave().await?;
+        }
+        match route {
+            Route::Chat | Route::Completions => openai::generate(self, route == Route::Chat, &call).await,
+            Route::Messages => anthropic::messages(self, &call).await,
+            Route::CountTokens => anthropic::count_tokens(&call),
+            Route::Responses => responses::create(self, &call).await,
+            Route::Embeddings => pooling::embeddings(self, &call).await,
+            Route::Rerank => pooling::rerank(self, &call).await,
+            Route::Score => pooling::score(self, &call).await,
+            Route::Tokenize => service::tokenize(self, &call),
+            Route::Detokenize => service::detokenize(&call),
+            Route::Models => Ok(service::models(self)),
+            Route::LoadLora => service::load_lora(self, &call),
+            Route::UnloadLora => service::unload_lora(self, &call),
+            Route::Health => Ok(service::health()),
+            Route::Ping => Ok(full_response(StatusCode::OK, None, Bytes::new())),
+            Route::Version => Ok(service::version()),
+            Route::Load => Ok(service::server_load(self)),
+            Route::Stats => Ok(service::stats(self)),
+            Route::Metrics => Ok(self.metrics()),
+            Route::Faults => service::faults(self, method, &call),
+        }
+    }
+
+    /// The faults that come before an answer.
+    async fn misbehave(&self) -> Result<(), ApiError> {
+        let (failure, delay) = {
+            let mut faults = self.faults.lock();
+            (faults.take_failure(), Duration::from_millis(faults.first_byte_delay_ms))
+        };
+        if !delay.is_zero() {
+            tokio::time::sleep(delay).await;
+        }
+        match failure.and_then(|status| StatusCode::from_u16(status).ok()) {
+            Some(status) => Err(ApiError::new(status, "this request fails because /sim/faults says so")),
+            None => Ok(()),
+        }
+    }
+
+    fn metrics(&self) -> Response<SimBody> {
+        const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
+        let fault = self.faults.lock().metrics;
+        let mut response = match fault {
+            None => full_response(StatusCode::OK, Some(TEXT), pages::render(self)),
+            Some(MetricsFault::Garbage) => {
+                full_response(StatusCode::OK, Some(TEXT), &b"\x00\xff{{{ not a metric = NaNNaN \n\n}"[..])
+            }
+            Some(MetricsFault::Error) => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "Internal server error")
+                .response(false, self.config.quirks),
+            Some(MetricsFault::Huge) => Response::new(SimBody::Filler { left: DEFAULT_HUGE_METRICS_BYTES }),
+            Some(MetricsFault::Hang) => Response::new(SimBody::Hang),
+        };
+        response.headers_mut().entry(CONTENT_TYPE).or_insert(HeaderValue::from_static(TEXT));
+        response
+    }
+
+    /// Which model a request means.
+    fn model(&self, name: Option<&str>) -> Result<Model, ApiError> {
+        let base = self.base_model();
+        let Some(name) = name.filter(|name| !self.config.models.iter().any(|model| model == name)) else {
+            return Ok(Model { name: base.to_owned(), lora: None });
+        };
+        match self.loras.read().iter().find(|lora| &*lora.name == name) {
+            Some(lora) => Ok(Model { name: name.to_owned(), lora: Some(lora.name.clone()) }),
+            None => Err(ApiError::unknown_model(name, &self.config.models.join(", "))),
+        }
+    }
+
+    fn base_model(&self) -> &str {
+        self.config.models.first().map_or("", String::as_str)
+    }
+
+    fn unix_seconds(&self) -> u64 {
+        self.unix_time().as_secs()
+    }
+
+    fn unix_time(&self) -> Duration {
+        self.clock.wall(self.clock.now()).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+    }
+
+    /// An id nobody else has: the request's own where it has one, as vLLM does.
+    fn id(&self, prefix: &str, call: &Call) -> String {
+        match call.headers.get(REQUEST_ID_HEADER).and_then(|id| id.to_str().ok()) {
+            Some(id) => format!("{prefix}-{id}"),
+            None => format!("{prefix}-{:016x}", self.unique()),
+        }
+    }
+
+    fn unique(&self) -> u64 {
+        let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
+        xxh3_64_with_seed(&sequence.to_le_bytes(), u64::from(self.port) ^ self.started_nanos())
+    }
+
+    fn started_nanos(&self) -> u64 {
+        let since = self.started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Hands the prompts to the engine, `choices` answers each.
+    fn start(&self, generation: Generation) -> Result<Started, ApiError> {
+        let Generation { prompts, choices, model, limits, cache_salt } = generation;
+        let cache_salt: Option<Arc<str>> = cache_salt.map(Arc::from);
+        let mut jobs = Vec::with_capacity(prompts.len() * choices as usize);
+        let mut answers = Vec::with_capacity(jobs.capacity());
+        for prompt in prompts {
+            let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+            let room = self.engine.max_request_tokens().saturating_sub(length);
+            for choice in 0..choices {
+                let seed = Answer::seed(&self.engine.model, model.lora.as_deref(), &prompt, choice);
+                let answer = Answer::plan(seed, &limits, self.config.output_tokens, room);
+                jobs.push(Job {
+                    id: JobId(0),
+                    prompt: JobPrompt::Tokens(prompt.clone()),
+                    max_tokens: limits.max_tokens.unwrap_or(u32::MAX),
+                    stops_after: answer.stops_after,
+                    lora: model.lora.clone(),
+                    cache_salt: cache_salt.clone(),
+                    answer_seed: seed,
+                });
+                answers.push(answer);
+            }
+        }
+        let subscription = self.host.submit(jobs).map_err(|refused| ApiError::refused(&refused))?;
+        Ok(Started { subscription, answers, choices: choices as usize })
+    }
+
+    /// Streams the answers; a full queue is an error inside a 200, as in vLLM, which promises the status before it asks its engine.
+    fn stream(
+        &self,
+        started: Result<Started, ApiError>,
+        writer: Box<dyn EventWriter>,
+        anthropic: bool,
+    ) -> Result<Response<SimBody>, ApiError> {
+        let quirks = self.config.quirks;
+        let Started { subscription, answers, choices } = match started {
+            Ok(started) => started,
+            Err(error) if error.status == StatusCode::SERVICE_UNAVAILABLE => {
+                let text = EventStream::error(&error, anthropic, quirks);
+                return Ok(full_response(StatusCode::OK, Some("text/event-stream; charset=utf-8"), text));
+            }
+            Err(error) => return Err(error),
+        };
+        let faults = self.faults.lock().clone();
+        Ok(event_response(EventStream::new(
+            subscription,
+            answers,
+            choices,
+            self.engine.block_size,
+            writer,
+            quirks,
+            &faults,
+        )))
+    }
+}
+
+impl LoraAdapter {
+    fn new(name: &str, path: &str) -> Self {
+        Self { name: Arc::from(name), path: path.to_owned() }
+    }
+}
+
+/// The model of a request: the name that its answer carries, and the adapter.
+#[derive(Clone, Debug)]
+struct Model {
+    name: String,
+    lora: Option<Arc<str>>,
+}
+
+/// What to generate.
+struct Generation {
+    prompts: Vec<Vec<u32>>,
+    choices: u32,
+    model: Model,
+    limits: AnswerLimits,
+    cache_salt: Option<String>,
+}
+
+/// What the engine has taken: one answer for every choice of every prompt.
+struct Started {
+    subscription: Subscription,
+    answers: Vec<Answer>,
+    choices: usize,
+}
+
+impl Call {
+    /// The body as JSON.
+    fn json<'a, T: serde::Deserialize<'a>>(&'a self) -> Result<T, ApiError> {
+        let content_type = self.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        if content_type.is_some_and(|value| !value.trim_start().to_ascii_lowercase().starts_with("application/json")) {
+            return Err(ApiError::bad_request("Unsupported Media Type: Only 'application/json' is allowed"));
+        }
+        serde_json::from_slice(&self.body).map_err(|error| ApiError::json(&error))
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        // Writing to a String can't fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// A JSON string literal.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}

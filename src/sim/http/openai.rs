@@ -1,0 +1,231 @@
+//! `/v1/chat/completions` and `/v1/completions`.
+
+use super::body::{SimBody, json_response};
+use super::error::ApiError;
+use super::requests::OpenAiRequest;
+use super::stream::{EventSink, EventWriter, Usage};
+use super::{Call, Generation, Server, Started, quoted};
+use crate::sim::answer::Answer;
+use crate::sim::config::Quirks;
+use crate::sim::engine::{FinishReason, JobReport};
+use http::{Response, StatusCode};
+use serde_json::{Value, json};
+
+/// In place of vLLM's build fingerprint.
+const FINGERPRINT: &str = concat!("attache-sim-", env!("CARGO_PKG_VERSION"));
+
+pub(super) async fn generate(server: &Server, chat: bool, call: &Call) -> Result<Response<SimBody>, ApiError> {
+    let mut request: OpenAiRequest = call.json()?;
+    let model = server.model(request.model.as_deref())?;
+    let choices = request.choices()?;
+    let limits = request.limits()?;
+    let prompts = if chat { vec![request.take_chat()?] } else { request.take_prompts()? };
+    let generation =
+        Generation { prompts, choices, model: model.clone(), limits, cache_salt: request.cache_salt.take() };
+    let shape = Shape {
+        chat,
+        id: server.id(if chat { "chatcmpl" } else { "cmpl" }, call),
+        created: server.unix_seconds(),
+        model: model.name,
+    };
+    let started = server.start(generation);
+    if request.stream.unwrap_or(false) {
+        let include_usage = request.stream_options.and_then(|options| options.include_usage);
+        let writer = Chunks::new(&shape, include_usage, server.config.quirks);
+        return server.stream(started, Box::new(writer), false);
+    }
+    let Started { subscription, answers, choices } = started?;
+    let reports = subscription.finished().await;
+    if reports.len() != answers.len() {
+        return Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the engine stopped"));
+    }
+    let usage = Usage::of(&reports, choices, server.engine.block_size);
+    Ok(json_response(StatusCode::OK, &shape.whole(&answers, &reports, &usage)))
+}
+
+/// What all parts of one answer carry.
+struct Shape {
+    chat: bool,
+    id: String,
+    created: u64,
+    model: String,
+}
+
+impl Shape {
+    fn whole(&self, answers: &[Answer], reports: &[JobReport], usage: &Usage) -> Value {
+        let choices: Vec<Value> = answers
+            .iter()
+            .zip(reports)
+            .enumerate()
+            .map(|(index, (answer, report))| self.choice(index, answer, report))
+            .collect();
+        let mut whole = json!({
+            "id": self.id,
+            "object": if self.chat { "chat.completion" } else { "text_completion" },
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+            "service_tier": null,
+            "system_fingerprint": FINGERPRINT,
+            "usage": usage_json(usage, self.chat),
+            "kv_transfer_params": null,
+            "ec_transfer_params": null,
+            "metrics": null,
+        });
+        if self.chat {
+            for field in ["prompt_logprobs", "prompt_token_ids", "prompt_text"] {
+                whole[field] = Value::Null;
+            }
+        }
+        whole
+    }
+
+    fn choice(&self, index: usize, answer: &Answer, report: &JobReport) -> Value {
+        let text = answer.whole(report.generated_tokens);
+        let finish = finish_reason(report.reason);
+        let stop = answer.stop_text(report);
+        if self.chat {
+            json!({
+                "index": index,
+                "message": {
+                    "role": "assistant", "content": text, "refusal": null, "annotations": null, "audio": null,
+                    "function_call": null, "reasoning": null,
+                },
+                "logprobs": null, "finish_reason": finish, "stop_reason": stop, "token_ids": null, "routed_experts": null,
+            })
+        } else {
+            json!({
+                "index": index, "text": text, "logprobs": null, "finish_reason": finish, "stop_reason": stop,
+                "token_ids": null, "prompt_logprobs": null, "prompt_token_ids": null, "routed_experts": null,
+            })
+        }
+    }
+}
+
+pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::Stop => "stop",
+        FinishReason::Length => "length",
+        FinishReason::Abort => "abort",
+    }
+}
+
+fn usage_json(usage: &Usage, chat: bool) -> Value {
+    json!({
+        "prompt_tokens": usage.prompt,
+        "total_tokens": usage.prompt + usage.completion,
+        "completion_tokens": usage.completion,
+        "prompt_tokens_details": {
+            "cached_tokens": usage.cached,
+            // vLLM fills it for chat only.
+            "created_cache_tokens": chat.then_some(usage.created),
+            "multimodal_tokens": null,
+        },
+        "completion_tokens_details": null,
+    })
+}
+
+/// When a stream tells its usage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum UsageIn {
+    /// With the last finish reason: when the client says nothing about it.
+    FinishChunk,
+    /// In a chunk of its own without choices: `include_usage: true`.
+    OwnChunk,
+    /// An event that is nothing but the usage.
+    BareEvent,
+    /// Not at all: `include_usage: false`.
+    Nowhere,
+}
+
+/// A stream of chunks.
+#[derive(Debug)]
+struct Chunks {
+    chat: bool,
+    /// Everything before the choices of a chunk.
+    head: String,
+    /// The same for the chunks with tokens.
+    token_head: String,
+    usage_in: UsageIn,
+}
+
+impl Chunks {
+    fn new(shape: &Shape, include_usage: Option<bool>, quirks: Quirks) -> Self {
+        let object = if shape.chat { "chat.completion.chunk" } else { "text_completion" };
+        let head = |created: u64| {
+            let (id, model) = (quoted(&shape.id), quoted(&shape.model));
+            format!(r#"{{"id":{id},"object":"{object}","created":{created},"model":{model},"choices":["#)
+        };
+        let usage_in = match (quirks, include_usage) {
+            (Quirks::Astrai, _) => UsageIn::BareEvent,
+            (Quirks::None, None) => UsageIn::FinishChunk,
+            (Quirks::None, Some(true)) => UsageIn::OwnChunk,
+            (Quirks::None, Some(false)) => UsageIn::Nowhere,
+        };
+        let token_head = head(if quirks == Quirks::Astrai { 0 } else { shape.created });
+        Self { chat: shape.chat, head: head(shape.created), token_head, usage_in }
+    }
+}
+
+impl EventWriter for Chunks {
+    fn start(&mut self, out: &mut EventSink) {
+        if self.chat {
+            out.event(None, |out| {
+                out.push_str(&self.head);
+                out.push_str(
+                    r#"{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}"#,
+                );
+            });
+        }
+    }
+
+    fn token(&mut self, choice: usize, text: &str, out: &mut EventSink) {
+        out.event(None, |out| {
+            out.push_str(&self.token_head);
+            out.push_str(r#"{"index":"#);
+            out.push_str(&choice.to_string());
+            // The vocabulary needs no escaping; see the tokenizer.
+            out.push_str(if self.chat { r#","delta":{"content":""# } else { r#","text":""# });
+            out.push_str(text);
+            out.push_str(if self.chat {
+                r#""},"logprobs":null,"finish_reason":null,"token_ids":null}]}"#
+            } else {
+                r#"","logprobs":null,"finish_reason":null,"stop_reason":null,"token_ids":null}]}"#
+            });
+        });
+    }
+
+    fn finish(
+        &mut self,
+        choice: usize,
+        answer: &Answer,
+        report: &JobReport,
+        usage: Option<&Usage>,
+        out: &mut EventSink,
+    ) {
+        out.event(None, |out| {
+            out.push_str(&self.head);
+            let finish = finish_reason(report.reason);
+            let stop = answer.stop_text(report).map_or_else(|| "null".to_owned(), quoted);
+            let content = if self.chat { r#""delta":{}"# } else { r#""text":"""# };
+            out.push_str(&format!(
+                r#"{{"index":{choice},{content},"logprobs":null,"finish_reason":"{finish}","stop_reason":{stop}}}]"#
+            ));
+            if let Some(usage) = usage.filter(|_| self.usage_in == UsageIn::FinishChunk) {
+                out.push_str(&format!(r#","usage":{}"#, usage_json(usage, self.chat)));
+            }
+            out.push('}');
+        });
+        let Some(usage) = usage else { return };
+        match self.usage_in {
+            UsageIn::OwnChunk => out.event(None, |out| {
+                let usage = usage_json(usage, self.chat);
+                out.push_str(&self.head);
+                out.push_str(&format!(r#"],"usage":{usage},"system_fingerprint":"{FINGERPRINT}"}}"#));
+            }),
+            UsageIn::BareEvent => out.event(None, |out| out.push_str(&usage_json(usage, self.chat).to_string())),
+            UsageIn::FinishChunk | UsageIn::Nowhere => {}
+        }
+        out.done();
+    }
+}

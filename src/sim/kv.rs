@@ -1,0 +1,233 @@
+//! The paged KV cache of a simulated engine: blocks with reference counts, reuse by hash chain, eviction of the least recently
+//! freed block.
+//!
+//! Owns which block holds what and who refers to it; the engine owns which request has which blocks. Called by `sim::engine`.
+//! Imports nothing of the crate. The behaviour is vLLM's (v1 block pool): a freed block keeps its content until it is needed, a
+//! request's blocks are freed from the tail so that shared heads live longest, and two blocks may hold the same content.
+
+use ahash::RandomState;
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+#[cfg(test)]
+mod tests;
+
+/// Identity of a block's content together with everything before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockHash(pub u64);
+
+impl BlockHash {
+    /// What the first block of a prompt chains to. Prompts that differ in any of the three share no block.
+    #[must_use]
+    pub fn root(model: &str, lora: Option<&str>, cache_salt: Option<&str>) -> Self {
+        let mut hasher = Xxh3::new();
+        for part in [Some(model), lora, cache_salt] {
+            // The length keeps ("ab", "c") apart from ("a", "bc"); u64::MAX keeps a missing part apart from an empty one.
+            hasher.update(&part.map_or(u64::MAX, |text| text.len() as u64).to_le_bytes());
+            hasher.update(part.unwrap_or_default().as_bytes());
+        }
+        Self(hasher.digest())
+    }
+
+    /// The block that holds `content` after this one.
+    #[must_use]
+    pub fn then(self, content: u64) -> Self {
+        let mut bytes = [0; 16];
+        let (parent, own) = bytes.split_at_mut(8);
+        parent.copy_from_slice(&self.0.to_le_bytes());
+        own.copy_from_slice(&content.to_le_bytes());
+        Self(xxh3_64(&bytes))
+    }
+}
+
+/// The content hash of one block of token ids, without its history.
+#[must_use]
+pub fn content_hash(tokens: &[u32]) -> u64 {
+    let mut hasher = Xxh3::new();
+    for token in tokens {
+        hasher.update(&token.to_le_bytes());
+    }
+    hasher.digest()
+}
+
+/// Number of a block, 0..total.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BlockId(u32);
+
+/// End of the free list.
+const NIL: u32 = u32::MAX;
+
+#[derive(Clone, Debug)]
+struct Block {
+    refs: u32,
+    /// Set while the block can be found by its content.
+    hash: Option<BlockHash>,
+    /// Neighbours in the free list; meaningless while `refs > 0`.
+    previous: u32,
+    next: u32,
+}
+
+/// The cache. Indexing inside is by ids that only this type gives out, all of them below `blocks.len()`.
+#[derive(Debug)]
+pub struct KvCache {
+    blocks: Vec<Block>,
+    /// Unreferenced blocks, the next to be taken first. A list through `blocks`, so that a hit leaves it in O(1).
+    free_head: u32,
+    free_tail: u32,
+    free: u32,
+    cached: HashMap<BlockHash, SmallVec<[u32; 1]>, RandomState>,
+    evictions: u64,
+}
+
+impl KvCache {
+    /// An empty cache of `total` blocks.
+    #[must_use]
+    pub fn new(total: u32) -> Self {
+        let mut cache = Self {
+            blocks: (0..total).map(|_| Block { refs: 0, hash: None, previous: NIL, next: NIL }).collect(),
+            free_head: NIL,
+            free_tail: NIL,
+            free: 0,
+            cached: HashMap::default(),
+            evictions: 0,
+        };
+        for id in 0..total {
+            cache.push_free(id);
+        }
+        cache
+    }
+
+    /// Blocks in all.
+    #[must_use]
+    pub fn total(&self) -> u32 {
+        u32::try_from(self.blocks.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Blocks that no request refers to, whether they still hold something or not.
+    #[must_use]
+    pub fn free(&self) -> u32 {
+        self.free
+    }
+
+    /// Blocks that requests refer to.
+    #[must_use]
+    pub fn used(&self) -> u32 {
+        self.total() - self.free
+    }
+
+    /// Blocks whose content was dropped to make room, since the start.
+    #[must_use]
+    pub fn evictions(&self) -> u64 {
+        self.evictions
+    }
+
+    /// How many leading blocks of `chain` are held.
+    #[must_use]
+    pub fn matched(&self, chain: &[BlockHash]) -> usize {
+        chain.iter().take_while(|hash| self.cached.contains_key(hash)).count()
+    }
+
+    /// Takes the held blocks of `chain` and `fresh` new ones, in this order; `None`, and nothing changed, when there is no room.
+    /// The whole of `chain` must be held (see [`KvCache::matched`]).
+    pub fn take(&mut self, chain: &[BlockHash], fresh: u32) -> Option<Vec<BlockId>> {
+        let hits: Vec<u32> = chain.iter().filter_map(|hash| self.cached.get(hash)?.first().copied()).collect();
+        // A hit on an unreferenced block leaves the free list too, so it can't also serve as a new block.
+        let from_free = hits.iter().filter(|&&id| self.blocks[id as usize].refs == 0).count();
+        if u64::from(fresh) + from_free as u64 > u64::from(self.free) {
+            return None;
+        }
+        let mut table = Vec::with_capacity(hits.len() + fresh as usize);
+        for id in hits {
+            if self.blocks[id as usize].refs == 0 {
+                self.unlink_free(id);
+            }
+            self.blocks[id as usize].refs += 1;
+            table.push(BlockId(id));
+        }
+        self.grow(&mut table, fresh);
+        Some(table)
+    }
+
+    /// Adds `fresh` new blocks to `table`; false, and nothing changed, when there is no room.
+    pub fn extend(&mut self, table: &mut Vec<BlockId>, fresh: u32) -> bool {
+        if fresh > self.free {
+            return false;
+        }
+        self.grow(table, fresh);
+        true
+    }
+
+    /// Makes a block findable: it is full, and this is what it holds.
+    pub fn seal(&mut self, block: BlockId, hash: BlockHash) {
+        let slot = &mut self.blocks[block.0 as usize];
+        if slot.hash.replace(hash).is_none() {
+            self.cached.entry(hash).or_default().push(block.0);
+        }
+    }
+
+    /// Gives a request's blocks back, the last one first: it is then also the first to be evicted, and the head, which others are
+    /// more likely to share, the last.
+    pub fn release(&mut self, table: Vec<BlockId>) {
+        for BlockId(id) in table.into_iter().rev() {
+            let block = &mut self.blocks[id as usize];
+            block.refs = block.refs.saturating_sub(1);
+            if block.refs == 0 {
+                self.push_free(id);
+            }
+        }
+    }
+
+    fn grow(&mut self, table: &mut Vec<BlockId>, fresh: u32) {
+        for _ in 0..fresh {
+            let id = self.free_head;
+            if id == NIL {
+                return;
+            }
+            self.unlink_free(id);
+            self.forget(id);
+            self.blocks[id as usize].refs = 1;
+            table.push(BlockId(id));
+        }
+    }
+
+    fn forget(&mut self, id: u32) {
+        let Some(hash) = self.blocks[id as usize].hash.take() else { return };
+        self.evictions += 1;
+        if let Some(holders) = self.cached.get_mut(&hash) {
+            holders.retain(|holder| *holder != id);
+            if holders.is_empty() {
+                self.cached.remove(&hash);
+            }
+        }
+    }
+
+    fn push_free(&mut self, id: u32) {
+        let tail = self.free_tail;
+        let block = &mut self.blocks[id as usize];
+        block.previous = tail;
+        block.next = NIL;
+        if tail == NIL {
+            self.free_head = id;
+        } else {
+            self.blocks[tail as usize].next = id;
+        }
+        self.free_tail = id;
+        self.free += 1;
+    }
+
+    fn unlink_free(&mut self, id: u32) {
+        let Block { previous, next, .. } = self.blocks[id as usize];
+        if previous == NIL {
+            self.free_head = next;
+        } else {
+            self.blocks[previous as usize].next = next;
+        }
+        if next == NIL {
+            self.free_tail = previous;
+        } else {
+            self.blocks[next as usize].previous = previous;
+        }
+        self.free -= 1;
+    }
+}
