@@ -2,6 +2,9 @@
 //!
 //! `ARCHITECTURE.md` is the map; the life of a request begins in [`ext_proc`].
 
+pub mod admin;
+pub mod app;
+pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod discovery;

@@ -1,0 +1,349 @@
+//! The composition of the process: settings in, a running picker out. The only file that sees every part.
+
+pub mod feeds;
+
+use crate::admin::{self, AdminState};
+use crate::clock::Clock;
+use crate::config::Settings;
+use crate::config::settings::{PoolSettings, ServerSettings, TelemetrySettings, TlsSettings};
+use crate::discovery::watch;
+use crate::ext_proc::service::Service;
+use crate::ext_proc::{Live, Picker};
+use crate::health::{self, Health, Readiness};
+use crate::rng;
+use crate::scheduling::plugin::ParamError;
+use crate::scheduling::{Pool, Router, Scheduler, registry};
+use crate::server::Shards;
+use crate::shutdown::{self, DrainTimes, Phase, Shutdown};
+use crate::telemetry::decisions::Decisions;
+use crate::telemetry::logs::LogHandle;
+use crate::telemetry::metrics::{Metrics, Outcome};
+#[cfg(feature = "otlp")]
+use crate::telemetry::otlp::Otlp;
+use crate::telemetry::pools::{PoolCollector, PoolView, PoolViews};
+use crate::telemetry::process::ProcessCollector;
+use crate::telemetry::trace::Tracing;
+use crate::tls::{self, ServingCert};
+use anyhow::Context;
+use arc_swap::ArcSwap;
+use feeds::Feeds;
+#[cfg(feature = "otlp")]
+use opentelemetry::trace::TracerProvider;
+use prometheus_client::registry::Registry;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+
+/// Where settings come from, to be read again when they change.
+pub struct Reload {
+    /// The file to watch.
+    pub path: PathBuf,
+    /// Reads and checks it; what is wrong has been logged when it gives `None`.
+    pub load: Box<dyn Fn() -> Option<Settings> + Send>,
+}
+
+/// Runs the picker until it is told to end. Logs must be set up; `logs` changes their level.
+///
+/// # Errors
+/// When a port can't be bound, a certificate can't be read, or a thread can't be made.
+pub fn run(settings: Settings, reload: Option<Reload>, logs: LogHandle) -> anyhow::Result<()> {
+    // reqwest takes the process's provider; a second call, in tests, finds it installed.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    // Feeds and admin share one thread, apart from those that serve requests.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let result = runtime.block_on(serve(settings, reload, logs));
+    runtime.shutdown_background();
+    result
+}
+
+/// What a reload changes.
+struct App {
+    settings: Settings,
+    picker: Arc<Picker>,
+    feeds: Feeds,
+    views: Arc<PoolViews>,
+    readiness: Readiness,
+    dump: Arc<ArcSwap<Settings>>,
+}
+
+async fn serve(settings: Settings, reload: Option<Reload>, logs: LogHandle) -> anyhow::Result<()> {
+    let clock = Clock::start();
+    let server = settings.server.clone();
+    let seed = server.seed.unwrap_or_else(rng::system_seed);
+    let stop = CancellationToken::new();
+    let readiness = Readiness::default();
+    let listening = readiness.latch("listeners open");
+
+    let mut registry = Registry::with_prefix("attache");
+    let metrics = Metrics::register(&mut registry);
+    let views = Arc::new(PoolViews::new(clock));
+    registry.register_collector(Box::new(PoolCollector(views.clone())));
+    let mut feeds = Feeds::new(clock, seed, stop.child_token());
+    feeds.apply(&settings.pools, &readiness).await?;
+    let traces = Traces::start(&settings.telemetry)?;
+    let live = live(&settings, &feeds, &metrics)?;
+    let decisions = Decisions::new(settings.telemetry.decisions_kept);
+    let picker = Arc::new(Picker::new(live, metrics, decisions, traces.tracing(clock), seed));
+
+    let shutdown = Shutdown::start(
+        shutdown::signals()?,
+        DrainTimes { min_delay: server.drain_min_delay, deadline: server.drain_deadline },
+    );
+    let ports = Ports::open(&server).await?;
+    let cert = certificate(&server.tls, clock, &stop)?;
+    let acceptor = cert.as_ref().map(|c| c.server_config()).transpose()?.map(TlsAcceptor::from);
+    registry.register_collector(Box::new(ProcessCollector {
+        buffered: picker.buffered.clone(),
+        cert,
+        #[cfg(feature = "otlp")]
+        otlp: traces.otlp.as_ref().map(|o| o.stats().clone()),
+    }));
+
+    let health = Health::new().await;
+    let drain = CancellationToken::new();
+    let service = Service::new(picker.clone(), clock);
+    let on_grpc_port = server.health_checking.then(|| health.clone());
+    let shards = Arc::new(Shards::start(server.workers, &service, acceptor.as_ref(), on_grpc_port.as_ref(), &drain)?);
+    ports.tell(&server, seed, acceptor.is_some())?;
+    tokio::spawn(health::serve(ports.health, health, readiness.clone(), stop.clone().cancelled_owned()));
+    let mut app = App {
+        dump: Arc::new(ArcSwap::from_pointee(settings.clone())),
+        settings,
+        picker: picker.clone(),
+        feeds,
+        views: views.clone(),
+        readiness: readiness.clone(),
+    };
+    app.show();
+    let state = pages(registry, &app, logs, clock);
+    tokio::spawn(admin::serve(ports.admin, state, stop.clone().cancelled_owned()));
+    let accepting = CancellationToken::new();
+    let (accepting_shards, until) = (shards.clone(), accepting.clone());
+    tokio::spawn(async move { accepting_shards.accept(ports.grpc, until).await });
+    listening.release();
+
+    tokio::select! {
+        () = shutdown.reached(Phase::Lame) => {}
+        () = app.follow(reload) => {}
+    }
+    readiness.set_draining();
+    shutdown.reached(Phase::Draining).await;
+    accepting.cancel();
+    drain.cancel();
+    tokio::select! {
+        () = shards.drained() => {}
+        () = shutdown.reached(Phase::Forced) => {}
+    }
+    stop.cancel();
+    report_end(&picker);
+    traces.shutdown().await;
+    Ok(())
+}
+
+/// What the admin pages show.
+fn pages(registry: Registry, app: &App, logs: LogHandle, clock: Clock) -> AdminState {
+    let (views, picker, dump) = (app.views.clone(), app.picker.clone(), app.dump.clone());
+    AdminState {
+        registry: Arc::new(registry),
+        readiness: app.readiness.clone(),
+        pools: Arc::new(move || views.load().to_vec()),
+        decisions: Arc::new(move || picker.decisions.to_json(clock.now())),
+        config: Arc::new(move || dump.load().to_json()),
+        logs,
+        clock,
+    }
+}
+
+/// The trace pipeline, or nothing.
+struct Traces {
+    #[cfg(feature = "otlp")]
+    otlp: Option<Otlp>,
+}
+
+#[cfg(feature = "otlp")]
+impl Traces {
+    fn start(settings: &TelemetrySettings) -> anyhow::Result<Self> {
+        let start = |endpoint: &String| Otlp::start(endpoint, settings.trace_ratio, tokio::runtime::Handle::current());
+        Ok(Self { otlp: settings.otlp_endpoint.as_ref().map(start).transpose()? })
+    }
+
+    fn tracing(&self, clock: Clock) -> Tracing {
+        self.otlp.as_ref().map_or_else(Tracing::default, |o| Tracing::new(o.provider().tracer("attache"), clock))
+    }
+
+    async fn shutdown(&self) {
+        if let Some(otlp) = &self.otlp {
+            otlp.shutdown().await;
+        }
+    }
+}
+
+#[cfg(not(feature = "otlp"))]
+impl Traces {
+    fn start(settings: &TelemetrySettings) -> anyhow::Result<Self> {
+        anyhow::ensure!(settings.otlp_endpoint.is_none(), "this build has no OTLP exporter (feature `otlp`)");
+        Ok(Self {})
+    }
+
+    fn tracing(&self, _: Clock) -> Tracing {
+        Tracing::default()
+    }
+
+    async fn shutdown(&self) {}
+}
+
+fn report_end(picker: &Picker) {
+    let ended: u64 = Outcome::ALL.iter().map(|o| picker.metrics.outcome_count(*o)).sum();
+    let opened = picker.metrics.streams_opened.get();
+    tracing::info!(drained = ended, aborted = opened.saturating_sub(ended), "ended");
+}
+
+/// The open listeners.
+struct Ports {
+    grpc: TcpListener,
+    health: TcpListener,
+    admin: TcpListener,
+}
+
+impl Ports {
+    async fn open(server: &ServerSettings) -> anyhow::Result<Self> {
+        let bind = async |port, flag| {
+            let address = SocketAddr::new(server.bind, port);
+            TcpListener::bind(address).await.with_context(|| format!("can't listen on {address} ({flag})"))
+        };
+        Ok(Self {
+            grpc: bind(server.grpc_port, "--grpc-port").await?,
+            health: bind(server.grpc_health_port, "--grpc-health-port").await?,
+            admin: bind(server.metrics_port, "--metrics-port").await?,
+        })
+    }
+
+    /// Logs where they are: a port of 0 is the system's choice.
+    fn tell(&self, server: &ServerSettings, seed: u64, tls: bool) -> anyhow::Result<()> {
+        tracing::info!(
+            grpc = %self.grpc.local_addr()?,
+            health = %self.health.local_addr()?,
+            metrics = %self.admin.local_addr()?,
+            seed,
+            workers = server.workers,
+            tls,
+            version = env!("CARGO_PKG_VERSION"),
+            "listening"
+        );
+        Ok(())
+    }
+}
+
+/// The certificate to serve with, kept up to date when the settings say so.
+fn certificate(
+    settings: &TlsSettings,
+    clock: Clock,
+    stop: &CancellationToken,
+) -> anyhow::Result<Option<Arc<ServingCert>>> {
+    let now = clock.wall(clock.now());
+    let cert = match settings {
+        TlsSettings::Off => return Ok(None),
+        TlsSettings::SelfSigned => ServingCert::self_signed(tls::hostname().as_deref(), now)?,
+        TlsSettings::Files { directory, .. } => ServingCert::from_directory(directory, now)?,
+    };
+    if let TlsSettings::Files { directory, reload: true } = settings {
+        let (directory, cert, stop) = (directory.clone(), cert.clone(), stop.clone());
+        tokio::spawn(async move {
+            let mut files = watch::watch([directory.join(tls::CERT_FILE), directory.join(tls::KEY_FILE)]);
+            while stop.run_until_cancelled(files.changed()).await.is_some() {
+                // What is wrong with a new pair has been logged; the old one stays.
+                let _ = cert.reload(&directory, clock.wall(clock.now()));
+            }
+        });
+    }
+    Ok(Some(cert))
+}
+
+impl App {
+    /// Reloads whenever the file changes; never returns.
+    async fn follow(&mut self, reload: Option<Reload>) {
+        let Some(reload) = reload else { return std::future::pending().await };
+        let mut file = watch::watch([reload.path.clone()]);
+        loop {
+            file.changed().await;
+            match (reload.load)() {
+                None => self.picker.metrics.reload(false),
+                Some(settings) => self.reload(settings).await,
+            }
+        }
+    }
+
+    async fn reload(&mut self, settings: Settings) {
+        let needs_restart = self.settings.restart_needed(&settings);
+        if !needs_restart.is_empty() {
+            tracing::warn!(fields = needs_restart.join(", "), "these changes wait for a restart");
+        }
+        let applied = match self.feeds.apply(&settings.pools, &self.readiness).await {
+            Ok(()) => live(&settings, &self.feeds, &self.picker.metrics),
+            Err(error) => Err(error),
+        };
+        match applied {
+            Ok(live) => {
+                self.picker.reload(live);
+                // What can't change without a restart stays as it is, in the dump too.
+                self.settings = Settings {
+                    server: self.settings.server.clone(),
+                    telemetry: self.settings.telemetry.clone(),
+                    ..settings
+                };
+                self.dump.store(Arc::new(self.settings.clone()));
+                self.show();
+                self.picker.metrics.reload(true);
+                tracing::info!(pools = self.settings.pools.len(), "configuration reloaded");
+            }
+            Err(error) => {
+                self.picker.metrics.reload(false);
+                tracing::error!(%error, "configuration not reloaded; the old one stays");
+            }
+        }
+    }
+
+    /// Shows the pools of now to metrics and admin.
+    fn show(&self) {
+        let view = |settings: &PoolSettings| {
+            let feeds = self.feeds.pool(&settings.name)?;
+            Some(PoolView {
+                name: settings.name.clone(),
+                strategy: settings.strategy.clone(),
+                stale_after: settings.scrape.stale_after,
+                store: feeds.store.clone(),
+                health: settings.health.clone(),
+                scrape: feeds.scrape_stats.clone(),
+                dns: feeds.dns_stats.clone(),
+            })
+        };
+        self.views.set(self.settings.pools.iter().filter_map(view).collect());
+    }
+}
+
+/// The reloadable part of the picker. The pools' strategies have been checked with the settings, so an error here is a bug that must not take
+/// the process down.
+fn live(settings: &Settings, feeds: &Feeds, metrics: &Metrics) -> anyhow::Result<Live> {
+    let pools = settings.pools.iter().map(|p| pool(p, feeds)).collect::<anyhow::Result<Vec<_>>>()?;
+    Ok(Live::new(Router::new(pools), settings.limits.clone(), settings.exchange.clone(), metrics))
+}
+
+fn pool(settings: &PoolSettings, feeds: &Feeds) -> anyhow::Result<Arc<Pool>> {
+    let unknown = || ParamError(format!("unknown strategy `{}`", settings.strategy));
+    let descriptor = registry::strategy(&settings.strategy).ok_or_else(unknown)?;
+    let strategy = (descriptor.build)(&settings.strategy_parameters)?;
+    let feeds = feeds.pool(&settings.name).with_context(|| format!("pool `{}` has no feeds", settings.name))?;
+    Ok(Arc::new(Pool {
+        name: settings.name.clone(),
+        matches: settings.matches.clone(),
+        store: feeds.store.clone(),
+        scheduler: Scheduler::new(strategy, settings.health.clone(), settings.max_destinations),
+        rewrites: settings.rewrites.clone(),
+        reject_unknown_models: settings.reject_unknown_models,
+        stale_after: settings.scrape.stale_after,
+        destination: settings.destination,
+    }))
+}

@@ -1,0 +1,58 @@
+//! `attache check`: everything that is wrong with a configuration, at once.
+
+use super::source::ReloadSource;
+use super::{EXIT_CONFIG, colour};
+use crate::config::diagnostic::render_json;
+use crate::config::{Diagnostic, Overrides};
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  attache check -f attache.yaml
+  attache check -f attache.yaml --deny-warnings      # for CI
+  attache check -f attache.yaml --format json | jq '.diagnostics[].message'
+
+Exit codes: 0 when the file is good, 78 when it isn't.";
+
+/// How diagnostics are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Format {
+    /// For people, on standard error.
+    Text,
+    /// For programs, on standard output.
+    Json,
+}
+
+/// Say everything that is wrong with a configuration file.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct CheckArgs {
+    /// The file
+    #[arg(short = 'f', long = "file", alias = "config-file", value_name = "FILE")]
+    file: PathBuf,
+    /// How diagnostics are printed
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    format: Format,
+    /// Treat warnings as errors
+    #[arg(long)]
+    deny_warnings: bool,
+}
+
+pub(super) fn check(args: &CheckArgs) -> ExitCode {
+    let reading = ReloadSource::new(Some(args.file.clone()), None, Overrides::default()).read();
+    let refused = reading.diagnostics.iter().any(|d| d.is_error() || args.deny_warnings);
+    match (args.format, &reading.settings) {
+        (Format::Json, _) => println!("{}", render_json(&reading.diagnostics, args.file.to_str())),
+        (Format::Text, settings) => {
+            eprint!("{}", reading.render(colour()));
+            if let (Some(settings), false) = (settings, refused) {
+                let endpoints: usize = settings.pools.iter().map(|p| p.endpoints.len()).sum();
+                println!("{}: good ({} pools, {endpoints} endpoints named)", args.file.display(), settings.pools.len());
+            }
+        }
+    }
+    debug_assert_eq!(reading.settings.is_none(), reading.diagnostics.iter().any(Diagnostic::is_error));
+    if refused { ExitCode::from(EXIT_CONFIG) } else { ExitCode::SUCCESS }
+}

@@ -1,0 +1,106 @@
+//! The command line: one verb a file. Parses words, reads files, and hands over to `config` and `app`.
+//!
+//! Exit codes (sysexits): 0 good, 64 wrong usage, 70 internal error, 78 wrong configuration. What a program may read goes to
+//! standard output, what a person should know to standard error.
+
+mod check;
+mod completions;
+pub mod flags;
+mod run;
+pub mod sim;
+pub mod source;
+mod version;
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+/// Wrong usage of the command line.
+pub const EXIT_USAGE: u8 = 64;
+/// Our fault, or the system's.
+pub const EXIT_INTERNAL: u8 = 70;
+/// Wrong configuration.
+pub const EXIT_CONFIG: u8 = 78;
+
+const EXAMPLES: &str = "\
+Examples:
+  attache run --endpoint 127.0.0.1:8000 --endpoint 127.0.0.1:8001
+  attache run --config-file attache.yaml
+  attache check -f attache.yaml";
+
+/// An Envoy external-processing endpoint picker for LLM inference.
+#[derive(Debug, Parser)]
+#[command(name = "attache", version, about, after_help = EXAMPLES, propagate_version = true, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Serve Envoy: pick an endpoint for every request.
+    Run(Box<flags::RunArgs>),
+    /// Simulate a fleet of model servers over real HTTP.
+    Sim(Box<sim::Args>),
+    /// Say everything that is wrong with a configuration file.
+    Check(check::CheckArgs),
+    /// Say which version this is.
+    Version(version::VersionArgs),
+    /// Print completions for a shell.
+    Completions(completions::CompletionsArgs),
+}
+
+/// The whole program: parses the command line, does what it says, and tells how it went.
+#[must_use]
+pub fn main() -> ExitCode {
+    let words: Vec<_> = std::env::args_os().collect();
+    match Cli::try_parse_from(&words) {
+        Ok(cli) => match cli.verb {
+            Verb::Run(args) => run::run(&args),
+            Verb::Sim(args) => sim::run(*args).unwrap_or_else(|error| {
+                eprintln!("error: {error:#}");
+                ExitCode::from(EXIT_INTERNAL)
+            }),
+            Verb::Check(args) => check::check(&args),
+            Verb::Version(args) => version::version(&args),
+            Verb::Completions(args) => completions::completions(&args, Cli::command()),
+        },
+        Err(error) => {
+            // A closed pipe (`attache --help | head -1`) is no reason to complain.
+            let _ = error.print();
+            if error.kind() == ErrorKind::UnknownArgument {
+                hint_at_kubernetes(&words);
+            }
+            ExitCode::from(if error.use_stderr() { EXIT_USAGE } else { 0 })
+        }
+    }
+}
+
+/// Flags of the reference picker that need Kubernetes.
+const KUBERNETES_FLAGS: &[&str] = &[
+    "--pool-name",
+    "--pool-namespace",
+    "--pool-group",
+    "--endpoint-selector",
+    "--endpoint-target-ports",
+    "--ha-enable-leader-election",
+];
+
+fn hint_at_kubernetes(words: &[std::ffi::OsString]) {
+    let given = words.iter().filter_map(|w| w.to_str()).find_map(|word| {
+        let name = word.split('=').next().unwrap_or(word);
+        KUBERNETES_FLAGS.iter().find(|flag| **flag == name)
+    });
+    if let Some(flag) = given {
+        eprintln!(
+            "hint: `{flag}` needs discovery through Kubernetes, which this version does not have; name endpoints with"
+        );
+        eprintln!("      `--endpoint ip:port`, or a headless service under `dns` in a configuration file");
+    }
+}
+
+/// Whether standard error shows colours.
+fn colour() -> bool {
+    std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
+}

@@ -1,0 +1,60 @@
+//! `attache run`: serve Envoy.
+
+use super::flags::RunArgs;
+use super::source::ReloadSource;
+use super::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_USAGE, colour};
+use crate::app::{self, Reload};
+use crate::config::Settings;
+use crate::telemetry;
+use std::process::ExitCode;
+
+const NOTHING_TO_SERVE: &str = "\
+error: nothing says where requests can go
+
+The two shortest ways to start:
+  attache run --endpoint 127.0.0.1:8000        # a model server's address; may be given several times
+  attache run --config-file attache.yaml       # pools in a file; `attache check -f attache.yaml` checks it
+
+For more information, try `attache run --help`.
+";
+
+pub(super) fn run(args: &RunArgs) -> ExitCode {
+    if !args.has_something_to_serve() {
+        eprint!("{NOTHING_TO_SERVE}");
+        return ExitCode::from(EXIT_USAGE);
+    }
+    let source = ReloadSource::new(args.config_file.clone(), args.config_text.clone(), args.overrides());
+    let reading = source.read();
+    if !reading.diagnostics.is_empty() {
+        eprint!("{}", reading.render(colour()));
+    }
+    let Some(settings) = reading.settings else { return ExitCode::from(EXIT_CONFIG) };
+    match serve(settings, source) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(EXIT_INTERNAL)
+        }
+    }
+}
+
+/// Serves until asked to end.
+fn serve(settings: Settings, source: ReloadSource) -> anyhow::Result<()> {
+    let logs = telemetry::logs::init(&settings.telemetry.log_filter, settings.telemetry.log_json)?;
+    let reload = source.path.clone().map(|path| Reload { path, load: Box::new(move || reread(&source)) });
+    app::run(settings, reload, logs)
+}
+
+/// Reads the configuration again; what is wrong with it is logged, and the old one stays.
+fn reread(source: &ReloadSource) -> Option<Settings> {
+    let reading = source.read();
+    for diagnostic in &reading.diagnostics {
+        let (line, column) = diagnostic.span.map_or((0, 0), |s| (s.line, s.column));
+        if diagnostic.is_error() {
+            tracing::error!(line, column, path = diagnostic.path, "configuration refused: {}", diagnostic.message);
+        } else {
+            tracing::warn!(line, column, path = diagnostic.path, "configuration: {}", diagnostic.message);
+        }
+    }
+    reading.settings
+}

@@ -1,0 +1,315 @@
+//! `attache sim`: flags to a fleet of simulated servers, and the wait for its end.
+
+use crate::sim::config::{self, MetricsStyle, Quirks, ServerConfig, SimConfig};
+use crate::sim::engine::{self, EngineConfig};
+use crate::sim::faults::Faults;
+use crate::sim::latency::{self, LatencyModel};
+use crate::sim::{answer, serve};
+use anyhow::Context;
+use serde_json::json;
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// 2 s for requests under way when the fleet is told to end: it is a tool for tests, which don't wait.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
+
+const EXAMPLES: &str = "\
+What it is:
+  Each server has its own simulated engine (waiting queue, continuous batching, paged KV cache with prefix
+  reuse, preemption) and answers the OpenAI and Anthropic APIs over HTTP/1.1 and h2c. Equal requests get
+  equal answers. The response header x-sim-server tells which server answered.
+
+Examples:
+  Four servers on ports 8001 to 8004, then a chat and its second turn (look at cached_tokens):
+    attache sim
+    curl -s localhost:8001/v1/chat/completions -H 'content-type: application/json' \\
+      -d '{\"model\":\"sim-8b\",\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}],\"max_tokens\":16}'
+
+  Ten servers on free ports, a hundred times faster than the model, small caches:
+    attache sim --endpoints 10 --port 0 --speed 100 --blocks 512
+
+  Thousands of long, slow streams (one token every half second):
+    attache sim --max-num-seqs 8192 --step-base 500ms --per-decode-seq 0ms
+
+  A server that hangs its metrics page; and another fault while it runs:
+    attache sim --endpoints 1 --faults '{\"metrics\":\"hang\"}'
+    curl -s localhost:8001/sim/faults -d '{\"fail_next\":{\"count\":3,\"status\":500}}'
+
+Faults (JSON, all keys optional; POST /sim/faults replaces the set, {} clears it):
+  refuse: true                          503 on everything
+  fail_next: {count, status}            the next requests fail
+  metrics: hang|garbage|huge|error      what is wrong with /metrics
+  first_byte_delay_ms: 500              every answer comes later
+  cut_after_tokens: 3                   a stream's connection breaks
+  error_after_tokens: 3                 a stream ends with an error event in a 200";
+
+/// Run a fleet of simulated model servers.
+#[derive(Clone, Debug, clap::Args)]
+#[command(
+    long_about = "Run a fleet of simulated model servers in one process, on consecutive ports, over real HTTP.\n\nPrints one JSON \
+                  line {\"listening\":[\"127.0.0.1:8001\",…]} when ready, and ends on SIGTERM or SIGINT.",
+    after_long_help = EXAMPLES
+)]
+pub struct Args {
+    /// Servers.
+    #[arg(long, value_name = "N", default_value_t = config::DEFAULT_ENDPOINTS, value_parser = clap::value_parser!(u16).range(1..))]
+    endpoints: u16,
+    /// Port of the first server, the others follow; 0 lets the system choose.
+    #[arg(long, default_value_t = config::DEFAULT_PORT)]
+    port: u16,
+    /// Address to listen on.
+    #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    bind: IpAddr,
+    /// Threads; as many as CPUs unless said.
+    #[arg(long, value_name = "N")]
+    workers: Option<std::num::NonZeroUsize>,
+    /// Names of the model, comma-separated: answers carry the first, requests may use any.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = config::DEFAULT_MODEL)]
+    model: Vec<String>,
+    /// LoRA adapters to load, comma-separated; more by POST /v1/load_lora_adapter.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    lora: Vec<String>,
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    latency: LatencyArgs,
+    /// Tokens after which an answer ends by itself (unless ignore_eos).
+    #[arg(long, value_name = "TOKENS", default_value_t = answer::DEFAULT_OUTPUT_TOKENS)]
+    output_tokens: u32,
+    /// Whose names /metrics has.
+    #[arg(long, value_enum, default_value_t)]
+    metrics_style: MetricsStyle,
+    /// Whose peculiarities the answers have.
+    #[arg(long, value_enum, default_value_t)]
+    quirks: Quirks,
+    /// Answer with x-sim-body-sha256, the SHA-256 of the body that arrived.
+    #[arg(long)]
+    echo_body_sha256: bool,
+    /// Largest request body, bytes.
+    #[arg(long, value_name = "BYTES", default_value_t = config::DEFAULT_MAX_BODY_BYTES)]
+    max_body_bytes: usize,
+    /// What goes wrong from the start, as JSON (see below).
+    #[arg(long, value_name = "JSON", value_parser = parse_faults, default_value = "{}")]
+    faults: Faults,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Engine (vLLM's names where it has them)")]
+struct EngineArgs {
+    /// Tokens in a KV block.
+    #[arg(long, value_name = "TOKENS", default_value_t = engine::DEFAULT_BLOCK_SIZE, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    block_size: u32,
+    /// KV blocks of each server.
+    #[arg(long, value_name = "N", default_value_t = engine::DEFAULT_NUM_BLOCKS, value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
+    blocks: u32,
+    /// Sequences in a batch.
+    #[arg(long, value_name = "N", default_value_t = engine::DEFAULT_MAX_NUM_SEQS, value_parser = clap::value_parser!(u32).range(1..))]
+    max_num_seqs: u32,
+    /// Tokens computed in a step.
+    #[arg(long, value_name = "TOKENS", default_value_t = engine::DEFAULT_MAX_NUM_BATCHED_TOKENS, value_parser = clap::value_parser!(u32).range(1..))]
+    max_num_batched_tokens: u32,
+    /// Tokens of prompt and answer together.
+    #[arg(long, value_name = "TOKENS", default_value_t = engine::DEFAULT_MAX_MODEL_LEN, value_parser = clap::value_parser!(u32).range(2..))]
+    max_model_len: u32,
+    /// Requests that may wait; more get 503 (a stream: 200 with an error event). No bound unless said.
+    #[arg(long, value_name = "N")]
+    max_num_queued_reqs: Option<u32>,
+    /// LoRA adapters in one batch.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    max_loras: u32,
+    /// Never reuse blocks.
+    #[arg(long)]
+    no_prefix_caching: bool,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Latency (defaults: an 8B model in bf16 on one H100)")]
+struct LatencyArgs {
+    /// How many times faster than the model everything goes.
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = parse_speed)]
+    speed: f64,
+    /// Cost of any step.
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(latency::DEFAULT_STEP_BASE))]
+    step_base: Time,
+    /// Cost of a prompt token that is computed.
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(latency::DEFAULT_PER_PREFILL_TOKEN))]
+    per_prefill_token: Time,
+    /// Cost of a pair of tokens in a prefill's attention.
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(latency::DEFAULT_PER_PREFILL_PAIR))]
+    per_prefill_pair: Time,
+    /// Cost of a sequence that decodes.
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(latency::DEFAULT_PER_DECODE_SEQUENCE))]
+    per_decode_seq: Time,
+    /// Cost of a cached token that a decoding sequence reads.
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(latency::DEFAULT_PER_CONTEXT_TOKEN))]
+    per_context_token: Time,
+}
+
+/// A duration as flags spell it: `6ms`, `40us`, `49ns`, `1.5s`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Time(Duration);
+
+const UNITS: [(&str, f64); 4] = [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0)];
+
+impl From<Time> for clap::builder::OsStr {
+    fn from(Time(time): Time) -> Self {
+        let nanos = time.as_nanos();
+        let text = match nanos {
+            _ if nanos % 1_000_000 == 0 => format!("{}ms", nanos / 1_000_000),
+            _ if nanos % 1_000 == 0 => format!("{}us", nanos / 1_000),
+            _ => format!("{nanos}ns"),
+        };
+        text.into()
+    }
+}
+
+fn parse_time(text: &str) -> Result<Time, String> {
+    let wrong = || format!("got {text:?}, allowed is a number with a unit: 49ns, 40us, 6ms, 1.5s");
+    let (number, unit) =
+        UNITS.iter().find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, seconds))).ok_or_else(wrong)?;
+    let number: f64 = number.trim().parse().map_err(|_| wrong())?;
+    Duration::try_from_secs_f64(number * unit).map(Time).map_err(|_| wrong())
+}
+
+fn parse_speed(text: &str) -> Result<f64, String> {
+    let speed: f64 = text.parse().map_err(|_| format!("got {text:?}, allowed is a number"))?;
+    if (1e-6..=1e9).contains(&speed) { Ok(speed) } else { Err(format!("got {speed}, allowed are 0.000001 to 1e9")) }
+}
+
+fn parse_faults(json: &str) -> Result<Faults, String> {
+    Faults::parse(json.as_bytes())
+}
+
+impl Args {
+    /// What the flags ask for.
+    fn config(self) -> SimConfig {
+        let Args { engine, latency, .. } = &self;
+        let model = self.model.first().map_or(config::DEFAULT_MODEL, String::as_str);
+        let engine = EngineConfig {
+            model: Arc::from(model),
+            block_size: engine.block_size,
+            num_blocks: engine.blocks,
+            max_num_seqs: engine.max_num_seqs,
+            max_num_batched_tokens: engine.max_num_batched_tokens,
+            max_model_len: engine.max_model_len,
+            max_num_queued: engine.max_num_queued_reqs,
+            max_loras: engine.max_loras,
+            prefix_caching: !engine.no_prefix_caching,
+            latency: LatencyModel {
+                step_base: latency.step_base.0,
+                per_prefill_token: latency.per_prefill_token.0,
+                per_prefill_pair: latency.per_prefill_pair.0,
+                per_decode_sequence: latency.per_decode_seq.0,
+                per_context_token: latency.per_context_token.0,
+                speed: latency.speed,
+            },
+        };
+        SimConfig {
+            endpoints: self.endpoints,
+            bind: self.bind,
+            port: self.port,
+            server: ServerConfig {
+                engine,
+                models: self.model,
+                loras: self.lora,
+                output_tokens: self.output_tokens,
+                metrics_style: self.metrics_style,
+                quirks: self.quirks,
+                echo_body_sha256: self.echo_body_sha256,
+                max_body_bytes: self.max_body_bytes,
+                faults: self.faults,
+            },
+        }
+    }
+}
+
+/// Runs the fleet until SIGTERM or SIGINT.
+///
+/// # Errors
+/// When a port can't be had or the runtime can't start.
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    if let Some(workers) = args.workers {
+        builder.worker_threads(workers.get());
+    }
+    let runtime = builder.enable_all().build().context("start the runtime")?;
+    runtime.block_on(serve_until_told(&args.config()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn serve_until_told(config: &SimConfig) -> anyhow::Result<()> {
+    // Before the line that says ready: who reads it may send the signal at once.
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    let fleet = serve(config)?;
+    let listening: Vec<String> = fleet.addresses().iter().map(ToString::to_string).collect();
+    let mut stdout = std::io::stdout().lock();
+    // Who started us may not read on; the servers serve all the same.
+    let _ = writeln!(stdout, "{}", json!({"listening": listening})).and_then(|()| stdout.flush());
+    drop(stdout);
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    fleet.shutdown(SHUTDOWN_GRACE).await;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parse(flags: &[&str]) -> Result<SimConfig, String> {
+        let line = std::iter::once("sim").chain(flags.iter().copied());
+        Cli::try_parse_from(line).map(|cli| cli.args.config()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn defaults_are_the_documented_ones() {
+        let config = parse(&[]).unwrap();
+        assert_eq!(config.server.engine.latency, LatencyModel::default());
+        let expected = EngineConfig { model: config::DEFAULT_MODEL.into(), ..EngineConfig::default() };
+        assert_eq!(config.server.engine, expected);
+        assert_eq!((config.endpoints, config.port), (4, 8001));
+    }
+
+    #[test]
+    fn flags_reach_the_fleet() {
+        let flags =
+            ["--model", "a,b", "--lora", "x,y", "--step-base", "1.5ms", "--speed", "100", "--max-num-queued-reqs", "7"];
+        let config = parse(&flags).unwrap();
+        assert_eq!(config.server.models, ["a", "b"]);
+        assert_eq!(config.server.loras, ["x", "y"]);
+        assert_eq!(&*config.server.engine.model, "a");
+        assert_eq!(config.server.engine.latency.step_base, Duration::from_micros(1_500));
+        assert_eq!(config.server.engine.max_num_queued, Some(7));
+    }
+
+    #[test]
+    fn wrong_values_are_refused_with_what_is_allowed() {
+        for (flags, expected) in [
+            (["--speed", "0"], "0.000001 to 1e9"),
+            (["--speed", "NaN"], "0.000001 to 1e9"),
+            (["--step-base", "6"], "a number with a unit"),
+            (["--step-base", "-6ms"], "a number with a unit"),
+            (["--faults", r#"{"refuze":1}"#], "refuze"),
+            (["--block-size", "0"], "1..=1024"),
+            (["--endpoints", "0"], "1..=65535"),
+        ] {
+            let flags = [&format!("{}={}", flags[0], flags[1])[..]];
+            let error = parse(&flags).unwrap_err();
+            assert!(error.contains(expected), "{flags:?}: {error}");
+        }
+    }
+}

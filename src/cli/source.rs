@@ -1,0 +1,90 @@
+//! Where a configuration comes from, so that it can be read again when the file changes.
+
+use crate::config::document::MAX_CONFIG_BYTES;
+use crate::config::settings::TlsSettings;
+use crate::config::{Code, ConfigText, Diagnostic, Overrides, Settings, Sources, Surroundings, diagnostic, load};
+use crate::tls;
+use std::io::{IsTerminal, Read};
+use std::path::{Path, PathBuf};
+
+/// The file or text, and the flags that outrank it.
+#[derive(Clone, Debug)]
+pub struct ReloadSource {
+    /// The file; `None` when there is none to watch.
+    pub path: Option<PathBuf>,
+    text: Option<String>,
+    overrides: Overrides,
+    surroundings: Surroundings,
+}
+
+/// What came of reading a configuration.
+#[derive(Debug)]
+pub struct Reading {
+    /// The settings, when nothing is wrong.
+    pub settings: Option<Settings>,
+    /// Mistakes and oddities.
+    pub diagnostics: Vec<Diagnostic>,
+    /// What they point into.
+    pub text: Option<ConfigText>,
+}
+
+impl Reading {
+    /// The diagnostics as people read them.
+    #[must_use]
+    pub fn render(&self, colour: bool) -> String {
+        let source = self.text.as_ref().map(|t| (t.name.as_str(), t.text()));
+        diagnostic::render_text(&self.diagnostics, source, colour)
+    }
+}
+
+impl ReloadSource {
+    /// A source; `path` outranks `text`.
+    #[must_use]
+    pub fn new(path: Option<PathBuf>, text: Option<String>, overrides: Overrides) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let surroundings = Surroundings { cores, terminal: std::io::stderr().is_terminal() };
+        Self { path, text, overrides, surroundings }
+    }
+
+    /// Reads everything anew. The certificate's directory is looked at too.
+    #[must_use]
+    pub fn read(&self) -> Reading {
+        let text = match &self.path {
+            Some(path) => match read_capped(path) {
+                Ok(bytes) => Some(ConfigText { name: path.display().to_string(), bytes }),
+                Err(error) => {
+                    let message = format!("can't read {}: {error}", path.display());
+                    let diagnostic = Diagnostic::new(Code::Unreadable, "--config-file", message);
+                    return Reading { settings: None, diagnostics: vec![diagnostic], text: None };
+                }
+            },
+            None => {
+                self.text.as_ref().map(|t| ConfigText { name: "--config-text".into(), bytes: t.clone().into_bytes() })
+            }
+        };
+        let sources =
+            Sources { text: text.clone(), overrides: self.overrides.clone(), surroundings: self.surroundings };
+        let (settings, mut diagnostics) = match load(&sources) {
+            Ok((settings, warnings)) => (Some(settings), warnings),
+            Err(diagnostics) => (None, diagnostics),
+        };
+        let certificate = settings.as_ref().and_then(|s| check_certificate(&s.server.tls));
+        let settings = settings.filter(|_| certificate.is_none());
+        diagnostics.extend(certificate);
+        Reading { settings, diagnostics, text }
+    }
+}
+
+/// The file's bytes, or one more than the cap, which `config` then refuses.
+fn read_capped(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?.take(MAX_CONFIG_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn check_certificate(tls: &TlsSettings) -> Option<Diagnostic> {
+    let TlsSettings::Files { directory, .. } = tls else { return None };
+    let error = tls::check_directory(directory).err()?;
+    let help = format!("`{}` must hold `{}` and `{}` in PEM", directory.display(), tls::CERT_FILE, tls::KEY_FILE);
+    Some(Diagnostic::new(Code::BadCertificate, "server.tls.directory", error.to_string()).help(help))
+}

@@ -1,0 +1,31 @@
+//! `attache version`.
+
+use clap::Args;
+use std::process::ExitCode;
+
+/// Say which version this is.
+#[derive(Args, Debug)]
+pub(super) struct VersionArgs {
+    /// As JSON, with the features of this build
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn version(args: &VersionArgs) -> ExitCode {
+    let version = env!("CARGO_PKG_VERSION");
+    if args.json {
+        let features: &[&str] = if cfg!(feature = "otlp") { &["otlp"] } else { &[] };
+        println!(
+            "{}",
+            serde_json::json!({
+                "version": version,
+                "features": features,
+                "target": format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
+                "debug": cfg!(debug_assertions),
+            })
+        );
+    } else {
+        println!("attache {version}");
+    }
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,5 @@
+//! The `attache` program.
+
+fn main() -> std::process::ExitCode {
+    attache::cli::main()
+}

@@ -1,0 +1,176 @@
+//! The real program: words in, exit codes and text out.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn attache(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
+    // What the machine of the test happens to export must not decide it.
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("ATTACHE_") || name.to_string_lossy().starts_with("OTEL_") {
+            command.env_remove(name);
+        }
+    }
+    command.args(arguments).output().unwrap()
+}
+
+fn code(output: &Output) -> i32 {
+    output.status.code().expect("ended by a signal")
+}
+
+fn out(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn err(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn root(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+fn data(path: &str) -> String {
+    root("tests/data/config").join(path).to_str().unwrap().to_owned()
+}
+
+#[test]
+fn help_teaches() {
+    let help = attache(&["--help"]);
+    assert_eq!(code(&help), 0);
+    for word in ["run", "check", "version", "completions", "Examples:", "attache run --endpoint 127.0.0.1:8000"] {
+        assert!(out(&help).contains(word), "{word}: {}", out(&help));
+    }
+    let help = attache(&["run", "--help"]);
+    assert_eq!(code(&help), 0);
+    let flags = [
+        "--grpc-port",
+        "9002",
+        "--grpc-health-port",
+        "9003",
+        "--metrics-port",
+        "9090",
+        "--secure-serving",
+        "--cert-path",
+        "--enable-cert-reload",
+        "--config-file",
+        "--config-text",
+        "--health-checking",
+        "--refresh-metrics-interval",
+        "--metrics-staleness-threshold",
+        "--disable-endpoint-subset-filter",
+        "--tracing",
+        "-v",
+        "ATTACHE_GRPC_PORT",
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        "--drain-deadline",
+        "Examples:",
+    ];
+    for word in flags {
+        assert!(out(&help).contains(word), "{word}: {}", out(&help));
+    }
+}
+
+#[test]
+fn version_in_words_and_as_json() {
+    assert_eq!(out(&attache(&["version"])), format!("attache {}\n", env!("CARGO_PKG_VERSION")));
+    assert_eq!(out(&attache(&["--version"])), format!("attache {}\n", env!("CARGO_PKG_VERSION")));
+    let json: serde_json::Value = serde_json::from_slice(&attache(&["version", "--json"]).stdout).unwrap();
+    assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
+}
+
+#[test]
+fn completions_for_every_shell() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = attache(&["completions", shell]);
+        assert_eq!(code(&output), 0);
+        assert!(out(&output).contains("grpc-port"), "{shell}");
+    }
+}
+
+#[test]
+fn wrong_words_are_usage_errors_with_the_word_that_was_meant() {
+    let cases: &[(&[&str], &str)] = &[
+        (&["run", "--grpc-prot", "1"], "--grpc-port"),
+        (&["chekc"], "check"),
+        (&["run", "--grpc-port", "90020"], "90020"),
+        (&["run", "--drain-deadline", "5", "--endpoint", "127.0.0.1:1"], "5s"),
+        (&["run", "--log-format", "yaml"], "json"),
+        (&["run", "--config-file", "a", "--config-text", "b"], "cannot be used with"),
+        (&["run", "--pool-name", "vllm"], "Kubernetes"),
+        (&["run", "--endpoint-selector=app=vllm"], "Kubernetes"),
+        (&["check"], "--file"),
+        (&[], "Usage"),
+    ];
+    for (words, expected) in cases {
+        let output = attache(words);
+        assert_eq!(code(&output), 64, "{words:?}");
+        assert!(err(&output).contains(expected), "{words:?}: {}", err(&output));
+    }
+}
+
+#[test]
+fn without_anything_to_serve_the_two_shortest_ways_are_shown() {
+    let output = attache(&["run"]);
+    assert_eq!(code(&output), 64);
+    assert!(err(&output).contains("attache run --endpoint") && err(&output).contains("attache run --config-file"));
+}
+
+#[test]
+fn run_refuses_a_wrong_configuration_before_it_serves() {
+    let output = attache(&["run", "--config-file", &data("bad/unknown-key.yaml")]);
+    assert_eq!(code(&output), 78);
+    assert!(err(&output).contains("did you mean `weight`?"), "{}", err(&output));
+    let output = attache(&["run", "--endpoint", "vllm:8000", "--strategy", "lest-request"]);
+    assert_eq!(code(&output), 78);
+    assert!(
+        err(&output).contains("did you mean `least-request`?") && err(&output).contains("E205"),
+        "{}",
+        err(&output)
+    );
+    let output = attache(&["run", "--config-file", "/nonexistent/attache.yaml"]);
+    assert_eq!(code(&output), 78);
+    assert!(err(&output).contains("can't read /nonexistent/attache.yaml"), "{}", err(&output));
+    let output = attache(&["run", "--endpoint", "127.0.0.1:8000", "--cert-path", "/nonexistent"]);
+    assert_eq!(code(&output), 78);
+    assert!(err(&output).contains("E209") && err(&output).contains("tls.crt"), "{}", err(&output));
+}
+
+#[test]
+fn check_tells_good_from_bad() {
+    let output = attache(&["check", "-f", &data("bad/unknown-key.yaml")]);
+    assert_eq!((code(&output), out(&output).as_str()), (78, ""));
+    assert!(err(&output).contains("unknown-key.yaml:10:13"), "{}", err(&output));
+
+    let output = attache(&["check", "-f", &data("warn/oddities.yaml")]);
+    assert_eq!(code(&output), 0);
+    assert!(err(&output).contains("0 errors, 5 warnings") && out(&output).contains("good"));
+    assert_eq!(code(&attache(&["check", "-f", &data("warn/oddities.yaml"), "--deny-warnings"])), 78);
+
+    let output = attache(&["check", "-f", &data("bad/weights.yaml"), "--format", "json"]);
+    assert_eq!(code(&output), 78);
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["errors"], 7);
+    assert_eq!(json["diagnostics"].as_array().unwrap().len(), 7);
+}
+
+#[test]
+fn a_file_of_100_mb_is_refused_at_once() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(100 << 20).unwrap();
+    let output = attache(&["check", "-f", file.path().to_str().unwrap()]);
+    assert_eq!(code(&output), 78);
+    assert!(err(&output).contains("E102"), "{}", err(&output));
+}
+
+#[test]
+fn every_example_passes_without_a_warning() {
+    let mut checked = 0;
+    for entry in std::fs::read_dir(root("examples/configs")).unwrap() {
+        let path = entry.unwrap().path();
+        let output = attache(&["check", "--deny-warnings", "-f", path.to_str().unwrap()]);
+        assert_eq!(code(&output), 0, "{}: {}", path.display(), err(&output));
+        checked += 1;
+    }
+    assert!(checked >= 5, "{checked}");
+}
