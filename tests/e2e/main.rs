@@ -1,0 +1,19 @@
+//! End to end: clients, the real Envoy, the picker's own binary and servers, all over 127.0.0.1.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod faults;
+mod fleet;
+mod inputs;
+mod load;
+mod matrix;
+mod operation;
+mod refusals;
+mod routing;
+mod secure;
+mod shipped;
+#[cfg(feature = "otlp")]
+mod traces;
+mod traffic;
+mod wire;

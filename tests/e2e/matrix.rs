@@ -1,0 +1,129 @@
+//! Bodies pass through Envoy and the picker byte for byte: every body mode × size × framing × response kind × HTTP version.
+
+use crate::support::attache::AttacheProcess;
+use crate::support::body::{Payload, chat, completion, cut, events, sha256};
+use crate::support::client::{self, Http};
+use crate::support::echo::{Echo, RESPONSE_SEED};
+use crate::support::envoy::EnvoyProcess;
+use crate::support::modes::{Mode, bootstrap};
+use crate::support::noop;
+use bytes::Bytes;
+use futures_util::StreamExt;
+use std::net::SocketAddr;
+
+/// 300 is a short chat; 64 KiB is where Envoy's chunks, HTTP/2 windows and the picker's own pieces end.
+const SIZES: [usize; 8] = [0, 1, 300, (64 << 10) - 1, 64 << 10, (64 << 10) + 1, 1 << 20, 10 << 20];
+
+/// Requests under way at once.
+const CONCURRENCY: usize = 8;
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    mode: Mode,
+    size: usize,
+    chunked: bool,
+    sse: bool,
+    http: Http,
+}
+
+fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for mode in Mode::ALL {
+        for size in SIZES.into_iter().filter(|size| *size <= mode.largest_body()) {
+            for chunked in [false, true] {
+                for sse in [false, true] {
+                    cases.extend([Http::H1, Http::H2].map(|http| Case { mode, size, chunked, sse, http }));
+                }
+            }
+        }
+    }
+    cases
+}
+
+/// About 200 events, but none under 300 bytes or over 48 KiB.
+fn event_count(size: usize) -> usize {
+    (size / (size / 200).clamp(300, 48 << 10)).max(1)
+}
+
+impl Case {
+    /// Too short to be a chat request: sent to a path that the picker does not know, which it must pass on unread.
+    fn target(&self) -> String {
+        let path = if self.size < 100 { "/echo" } else { "/v1/chat/completions" };
+        let kind = if self.sse { "sse" } else { "json" };
+        let chunked = u8::from(self.chunked);
+        let events = event_count(self.size);
+        format!("{path}?kind={kind}&size={}&chunked={chunked}&events={events}", self.size)
+    }
+
+    fn request_body(&self) -> Bytes {
+        chat(self.size, self.sse, 1)
+    }
+
+    fn response_body(&self) -> Bytes {
+        if !self.sse {
+            return completion(self.size, RESPONSE_SEED);
+        }
+        Vec::from(events(self.size, event_count(self.size), RESPONSE_SEED)).concat().into()
+    }
+
+    /// Sends it; what is wrong with the answer, if anything.
+    async fn run(self, to: SocketAddr) -> Result<(), String> {
+        let body = self.request_body();
+        let payload = if self.chunked {
+            Payload::chunked(cut(body.clone(), 32 << 10, self.size as u64))
+        } else {
+            Payload::sized(body.clone())
+        };
+        let request = client::request("POST", to, self.http, &self.target(), payload);
+        let reply = client::send(to, self.http, request).await.map_err(|error| format!("{self:?}: {error}"))?;
+        let expected = self.response_body();
+        let differences = [
+            (reply.status.as_str().to_owned(), "200".to_owned(), "status"),
+            (reply.header("x-echo-length").to_owned(), body.len().to_string(), "request length"),
+            (reply.header("x-echo-sha256").to_owned(), sha256(&body), "request digest"),
+            (reply.body.len().to_string(), expected.len().to_string(), "response length"),
+            (reply.sha256, sha256(&expected), "response digest"),
+        ];
+        match differences.iter().find(|(got, wanted, _)| got != wanted) {
+            Some((got, wanted, what)) => Err(format!("{self:?}: {what}: got {got:?}, expected {wanted:?}")),
+            None => Ok(()),
+        }
+    }
+}
+
+async fn run_all(picker: SocketAddr) {
+    let envoy = EnvoyProcess::start(&bootstrap(&Mode::ALL, picker)).await;
+    let cases = cases();
+    let count = cases.len();
+    let wrong: Vec<String> = futures_util::stream::iter(cases)
+        .map(|case| {
+            let to = envoy.listener(&case.mode.name());
+            async move { tokio::spawn(case.run(to)).await.expect("a case that does not panic") }
+        })
+        .buffer_unordered(CONCURRENCY)
+        .filter_map(|result| async { result.err() })
+        .collect()
+        .await;
+    assert!(wrong.is_empty(), "{} of {count} wrong:\n{}", wrong.len(), wrong.join("\n"));
+    envoy.assert_picker_was_correct().await;
+}
+
+/// The control: what fails here is not the picker's fault.
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_are_identical_past_a_picker_that_decides_nothing() {
+    let echo = Echo::start().await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let picker = listener.local_addr().expect("an address");
+    let server = tokio::spawn(noop::serve(listener, echo.address));
+    run_all(picker).await;
+    server.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_are_identical_past_attache() {
+    let (a, b) = (Echo::start().await, Echo::start().await);
+    let picker = AttacheProcess::start(&[a.address, b.address], &["--strategy", "least-request"]).await;
+    run_all(picker.grpc).await;
+    let books = picker.assert_settled().await;
+    assert!(a.requests() > 0 && b.requests() > 0, "both servers get requests: {books:?}");
+}

@@ -1,0 +1,187 @@
+//! Operation: configurations that change under load, the end of the process, DNS, servers whose metrics break.
+
+use crate::shipped::by_header;
+use crate::support::attache::AttacheProcess;
+use crate::support::body::{Payload, chat};
+use crate::support::client::{self, Http};
+use crate::support::echo::Echo;
+use crate::support::envoy::EnvoyProcess;
+use crate::support::process::{eventually, scratch};
+use crate::support::sim::SimProcess;
+use crate::traffic::Traffic;
+use bytes::Bytes;
+use serde_json::json;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::time::Instant;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn pool(strategy: &str, endpoints: &[&Echo]) -> String {
+    let endpoints: Vec<String> = endpoints.iter().map(|echo| format!("\"{}\"", echo.address)).collect();
+    format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  strategy: {{name: {strategy}}}\n  \
+         endpoints: [{}]\n",
+        endpoints.join(", ")
+    )
+}
+
+/// As editors and deployment tools do it: a new file, renamed over the old one.
+fn replace(file: &Path, text: &str) {
+    let new = file.with_extension("new");
+    std::fs::write(&new, text).expect("writing the configuration");
+    std::fs::rename(&new, file).expect("renaming it over the old one");
+}
+
+async fn addresses(picker: &AttacheProcess) -> Vec<String> {
+    let endpoints = picker.endpoints().await;
+    endpoints.iter().filter_map(|endpoint| endpoint["address"].as_str().map(str::to_owned)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_configuration_changes_under_load_and_no_request_fails() {
+    let (a, b, c) = (Echo::start().await, Echo::start().await, Echo::start().await);
+    let directory = scratch("config");
+    let file = directory.path().join("attache.yaml");
+    replace(&file, &pool("random", &[&a]));
+    let picker = AttacheProcess::with_file(&file, &[]).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let traffic = Traffic::start(envoy.listener("inference"), CHAT);
+    traffic.more(10).await;
+    assert_eq!((b.requests(), c.requests()), (0, 0));
+
+    replace(&file, &pool("round-robin", &[&b, &c]));
+    picker.until_metric("attache_config_reloads_total", 1.0).await;
+    traffic.more(2).await;
+    let before = a.requests();
+    traffic.more(10).await;
+    assert_eq!(a.requests(), before, "traffic has moved away");
+    assert!(b.requests().abs_diff(c.requests()) <= 4, "round robin: {} and {}", b.requests(), c.requests());
+
+    replace(&file, "apiVersion: attache.dev/v1\nkind: Attache\npools: [{name: default, endpoints: [nonsense]}]\n");
+    picker.until_metric("attache_config_reload_failures_total", 1.0).await;
+    traffic.more(10).await;
+    assert_eq!(a.requests(), before, "the old configuration stays");
+    assert!(b.requests().abs_diff(c.requests()) <= 4, "round robin: {} and {}", b.requests(), c.requests());
+
+    // Each is a whole file, and only the last one counts.
+    let mut tick = tokio::time::interval(Duration::from_millis(10));
+    for round in 0..100 {
+        tick.tick().await;
+        let server = if round == 99 { &c } else { [&a, &b][round % 2] };
+        replace(&file, &pool("random", &[server]));
+    }
+    eventually("the last configuration", || async {
+        (addresses(&picker).await == [c.address.to_string()]).then_some(())
+    })
+    .await;
+    traffic.more(2).await;
+    let before = (a.requests(), b.requests());
+    traffic.more(10).await;
+    assert_eq!((a.requests(), b.requests()), before, "only the last file's server is asked");
+    assert_eq!(picker.metric("attache_config_reload_failures_total").await, 1.0);
+    traffic.stop().await;
+    envoy.assert_picker_was_correct().await;
+    picker.assert_settled().await;
+}
+
+/// Load balancers need time to look away, so readiness goes at once and service goes on; a stream without end does not keep the
+/// process from ending.
+#[tokio::test(flavor = "multi_thread")]
+async fn told_to_stop_it_is_unready_at_once_serves_on_and_ends_in_time() {
+    let echo = Echo::start().await;
+    let drain = ["--drain-min-delay", "1500ms", "--drain-deadline", "2s"];
+    let mut picker = AttacheProcess::start(&[echo.address], &drain).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    let channel = tonic::transport::Endpoint::from_shared(format!("http://{}", picker.health)).expect("an address");
+    let mut health = HealthClient::new(channel.connect().await.expect("the health port"));
+    let request = HealthCheckRequest { service: "envoy.service.ext_proc.v3.ExternalProcessor".into() };
+    let mut watch = health.watch(request).await.expect("a watch").into_inner();
+    assert_eq!(watch.message().await.expect("a status").map(|m| m.status()), Some(ServingStatus::Serving));
+    let endless = "/v1/chat/completions?kind=sse&size=20000000&events=100000&pace_ms=20";
+    let request = client::request("POST", to, Http::H1, endless, Payload::sized(chat(300, true, 1)));
+    let mut open = client::open(to, Http::H1, request).await.expect("an answer");
+    assert!(open.next().await.expect("a first event").is_some());
+
+    picker.process.signal("TERM");
+    let asked = Instant::now();
+    assert_eq!(watch.message().await.expect("a status").map(|m| m.status()), Some(ServingStatus::NotServing));
+    assert!(asked.elapsed() < Duration::from_secs(1), "unready before the delay is over: {:?}", asked.elapsed());
+    let page = client::get(picker.metrics, "/ready").await.expect("the page /ready");
+    assert_eq!(page.status, 503);
+    let reply = client::post(to, CHAT, chat(300, false, 1)).await.expect("an answer");
+    assert_eq!(reply.status, 200, "served while load balancers look away ({:?})", asked.elapsed());
+    assert!(open.next().await.expect("the stream goes on").is_some());
+    let status = picker.process.wait().await;
+    assert_eq!(status.code(), Some(0));
+    assert!(asked.elapsed() > Duration::from_secs(1), "not before the delay: {:?}", asked.elapsed());
+    assert!(asked.elapsed() < Duration::from_secs(6), "within the deadline: {:?}", asked.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_is_resolved_and_its_servers_are_asked() {
+    let echo = Echo::start().await;
+    // Where the name has an IPv6 address too, someone must be there.
+    let _v6 = TcpListener::bind(("::1", echo.address.port())).await.map(Echo::on);
+    let config = format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  dns: [{{host: localhost, port: {}}}]\n",
+        echo.address.port()
+    );
+    let picker = AttacheProcess::configured(&config).await;
+    assert!(addresses(&picker).await.contains(&echo.address.to_string()), "{:?}", addresses(&picker).await);
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    for _ in 0..10 {
+        let reply = client::post(envoy.listener("inference"), CHAT, chat(300, false, 1)).await.expect("an answer");
+        assert_eq!(reply.status, 200);
+    }
+    assert!(echo.requests() > 0);
+    envoy.assert_picker_was_correct().await;
+    picker.assert_settled().await;
+}
+
+async fn set_faults(server: SocketAddr, faults: serde_json::Value) {
+    let reply = client::post(server, "/sim/faults", Bytes::from(faults.to_string())).await.expect("an answer");
+    assert!(reply.status.is_success(), "{}: {}", reply.status, String::from_utf8_lossy(&reply.body));
+}
+
+/// Which servers' metrics are too old to count.
+async fn stale(picker: &AttacheProcess) -> Vec<bool> {
+    let endpoints = picker.endpoints().await;
+    endpoints.iter().map(|endpoint| endpoint["metrics"]["stale"].as_bool().unwrap_or(true)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_whose_metrics_break_goes_stale_alone_and_requests_go_on() {
+    let sim = SimProcess::start(3, &["--model", "sim-8b"]).await;
+    let servers: Vec<String> = sim.servers.iter().map(|server| format!("\"{server}\"")).collect();
+    let config = format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  scrape: {{interval: 50ms, idleInterval: \
+         100ms, timeout: 200ms, staleAfter: 1500ms}}\n  endpoints: [{}]\n",
+        servers.join(", ")
+    );
+    let picker = AttacheProcess::configured(&config).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let traffic = Traffic::start(envoy.listener("inference"), CHAT);
+    for fault in ["hang", "garbage", "huge", "error"] {
+        set_faults(sim.servers[0], json!({"metrics": fault})).await;
+        eventually(&format!("one stale server ({fault})"), || async {
+            (stale(&picker).await == [true, false, false]).then_some(())
+        })
+        .await;
+        traffic.more(3).await;
+        set_faults(sim.servers[0], json!({})).await;
+        eventually(&format!("no stale server (after {fault})"), || async {
+            (stale(&picker).await == [false; 3]).then_some(())
+        })
+        .await;
+    }
+    traffic.stop().await;
+    envoy.assert_picker_was_correct().await;
+    picker.assert_settled().await;
+}

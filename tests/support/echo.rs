@@ -1,0 +1,268 @@
+//! A server that tells what it got and answers what the query asks for. HTTP/1.1 and HTTP/2 on one port.
+//!
+//! Query: `kind=json|sse`, `size` bytes, `events` (about so many), `chunked=1`, `pace_ms` between events, `status`, `trailers=1`,
+//! `early=1` (answer before the request's body is read), `delay_ms` before the answer, `cut` (the first piece of the body is so long) and
+//! `piece` (all are), `hold=1` (the answer is the text given to [`Echo::answering`]), `tell` (names of headers, with commas). `/metrics` and `/health` answer as an idle model server does.
+//!
+//! Response headers: `x-echo-server` (its address), `x-echo-sha256` and `x-echo-length` of the request's body, `x-echo-trailers` (how
+//! many), `x-echo-destination` (the destination header as it arrived), `x-echo-told` (the headers of `tell` as `name=value`, with `;`).
+
+use super::body::{Payload, completion, cut, events, hex};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use sha2::{Digest, Sha256};
+use std::collections::{HashMap, VecDeque};
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+
+/// Seed of response bodies; the tests build the same bytes to compare.
+pub(crate) const RESPONSE_SEED: u64 = 2;
+
+/// Runs until it is dropped; its open connections are cut then.
+pub(crate) struct Echo {
+    pub(crate) address: SocketAddr,
+    counts: Arc<Counts>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Counts {
+    requests: AtomicUsize,
+    cut_short: AtomicUsize,
+    answer: Bytes,
+}
+
+impl Echo {
+    pub(crate) async fn start() -> Self {
+        Self::on(TcpListener::bind("127.0.0.1:0").await.expect("a free port"))
+    }
+
+    /// Answers with these bytes when the query says `hold=1`.
+    pub(crate) async fn answering(answer: impl Into<Bytes>) -> Self {
+        Self::with(TcpListener::bind("127.0.0.1:0").await.expect("a free port"), answer.into())
+    }
+
+    /// Serves on a listener that is already bound.
+    pub(crate) fn on(listener: TcpListener) -> Self {
+        Self::with(listener, Bytes::new())
+    }
+
+    fn with(listener: TcpListener, answer: Bytes) -> Self {
+        let address = listener.local_addr().expect("a bound address");
+        let counts = Arc::new(Counts { answer, ..Counts::default() });
+        let task = tokio::spawn(accept(listener, address, counts.clone()));
+        Self { address, counts, task }
+    }
+
+    /// Requests that were not for `/metrics` or `/health`.
+    pub(crate) fn requests(&self) -> usize {
+        self.counts.requests.load(Ordering::SeqCst)
+    }
+
+    /// Response bodies that nobody read to the end.
+    pub(crate) fn cut_short(&self) -> usize {
+        self.counts.cut_short.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn accept(listener: TcpListener, address: SocketAddr, counts: Arc<Counts>) {
+    // Dropped with this task, and the connections with it.
+    let mut connections = tokio::task::JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => {
+                let Ok((stream, _)) = accepted else { continue };
+                connections.spawn(serve(stream, address, counts.clone()));
+            }
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn serve(stream: TcpStream, address: SocketAddr, counts: Arc<Counts>) {
+    let _ = stream.set_nodelay(true);
+    let service = hyper::service::service_fn(move |request| answer(request, address, counts.clone()));
+    // An error here is a client that went away.
+    let _ = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new())
+        .serve_connection_with_upgrades(TokioIo::new(stream), service)
+        .await;
+}
+
+async fn answer(
+    request: Request<Incoming>,
+    address: SocketAddr,
+    counts: Arc<Counts>,
+) -> Result<Response<Payload>, Infallible> {
+    match request.uri().path() {
+        "/metrics" => return Ok(plain(METRICS)),
+        "/health" => return Ok(plain(r#"{"status":"ok"}"#)),
+        _ => {}
+    }
+    counts.requests.fetch_add(1, Ordering::SeqCst);
+    if request.headers().contains_key(header::UPGRADE) {
+        return Ok(upgrade(request, address));
+    }
+    let wish = Wish::from(request.uri().query().unwrap_or(""));
+    let mut headers = HeaderMap::new();
+    let mut put = |name: &'static str, value: String| {
+        headers.insert(name, HeaderValue::from_str(&value).expect("a header value"));
+    };
+    put("x-echo-server", address.to_string());
+    let destination = request.headers().get("x-gateway-destination-endpoint");
+    put("x-echo-destination", destination.and_then(|v| v.to_str().ok()).unwrap_or("").to_owned());
+    let told = request.headers().iter().filter(|(name, _)| wish.tell.iter().any(|told| told == name.as_str()));
+    put("x-echo-told", told.map(|(n, v)| format!("{n}={}", v.to_str().unwrap_or("?"))).collect::<Vec<_>>().join(";"));
+    if !wish.early {
+        let got = read(request.into_body()).await;
+        put("x-echo-sha256", got.sha256);
+        put("x-echo-length", got.length.to_string());
+        put("x-echo-trailers", got.trailers.to_string());
+    }
+    tokio::time::sleep(wish.delay).await;
+    let body = wish.body(&counts.answer).on_cut_short(Arc::new(move || {
+        counts.cut_short.fetch_add(1, Ordering::SeqCst);
+    }));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(wish.content_type()));
+    let mut response = Response::new(body);
+    *response.status_mut() = wish.status;
+    *response.headers_mut() = headers;
+    Ok(response)
+}
+
+struct Got {
+    sha256: String,
+    length: usize,
+    trailers: usize,
+}
+
+async fn read(mut body: Incoming) -> Got {
+    let (mut digest, mut length, mut trailers) = (Sha256::new(), 0, 0);
+    while let Some(Ok(frame)) = body.frame().await {
+        match frame.into_data() {
+            Ok(data) => {
+                digest.update(&data);
+                length += data.len();
+            }
+            Err(frame) => trailers = frame.trailers_ref().map_or(0, HeaderMap::len),
+        }
+    }
+    Got { sha256: hex(&digest.finalize()), length, trailers }
+}
+
+/// What the query asks for.
+struct Wish {
+    sse: bool,
+    size: usize,
+    events: usize,
+    chunked: bool,
+    pace: Duration,
+    status: StatusCode,
+    trailers: bool,
+    early: bool,
+    delay: Duration,
+    cut: usize,
+    piece: usize,
+    hold: bool,
+    tell: Vec<String>,
+}
+
+impl From<&str> for Wish {
+    fn from(query: &str) -> Self {
+        let values: HashMap<&str, &str> = query.split('&').filter_map(|pair| pair.split_once('=')).collect();
+        let number = |name: &str, default: u64| values.get(name).and_then(|v| v.parse().ok()).unwrap_or(default);
+        let size = |name: &str, default| usize::try_from(number(name, default)).unwrap_or(0);
+        Self {
+            sse: values.get("kind") == Some(&"sse"),
+            size: size("size", 300),
+            events: size("events", 100),
+            chunked: number("chunked", 0) == 1,
+            pace: Duration::from_millis(number("pace_ms", 0)),
+            status: u16::try_from(number("status", 200)).ok().and_then(|s| s.try_into().ok()).unwrap_or(StatusCode::OK),
+            trailers: number("trailers", 0) == 1,
+            early: number("early", 0) == 1,
+            delay: Duration::from_millis(number("delay_ms", 0)),
+            cut: size("cut", 0),
+            piece: size("piece", 0),
+            hold: number("hold", 0) == 1,
+            tell: values.get("tell").map(|names| names.split(',').map(str::to_owned).collect()).unwrap_or_default(),
+        }
+    }
+}
+
+impl Wish {
+    fn body(&self, held: &Bytes) -> Payload {
+        let payload = Payload::chunked(self.pieces(held)).paced(self.pace);
+        let payload = if self.chunked { payload } else { payload.with_length() };
+        if !self.trailers {
+            return payload;
+        }
+        payload.trailers(HeaderMap::from_iter([(
+            header::HeaderName::from_static("x-echo-end"),
+            HeaderValue::from_static("1"),
+        )]))
+    }
+
+    fn pieces(&self, held: &Bytes) -> VecDeque<Bytes> {
+        let pieces = match self.sse {
+            _ if self.hold => [held.clone()].into(),
+            true => events(self.size, self.events, RESPONSE_SEED),
+            false => cut(completion(self.size, RESPONSE_SEED), 256 << 10, RESPONSE_SEED),
+        };
+        if self.cut == 0 && self.piece == 0 {
+            return pieces;
+        }
+        let mut whole = Bytes::from(Vec::from(pieces).concat());
+        if self.cut > 0 {
+            let first = whole.split_to(self.cut.min(whole.len()));
+            return [first, whole].into_iter().filter(|piece| !piece.is_empty()).collect();
+        }
+        whole.chunks(self.piece).map(|piece| whole.slice_ref(piece)).collect()
+    }
+
+    fn content_type(&self) -> &'static str {
+        if self.sse { "text/event-stream" } else { "application/json" }
+    }
+}
+
+/// Accepts the upgrade and sends back whatever comes.
+fn upgrade(request: Request<Incoming>, address: SocketAddr) -> Response<Payload> {
+    tokio::spawn(async move {
+        if let Ok(upgraded) = hyper::upgrade::on(request).await {
+            let (mut reader, mut writer) = tokio::io::split(TokioIo::new(upgraded));
+            let _ = tokio::io::copy(&mut reader, &mut writer).await;
+        }
+    });
+    Response::builder()
+        .status(StatusCode::SWITCHING_PROTOCOLS)
+        .header(header::CONNECTION, "upgrade")
+        .header(header::UPGRADE, "websocket")
+        .header("x-echo-server", address.to_string())
+        .body(Payload::chunked([].into()))
+        .expect("a valid response")
+}
+
+fn plain(text: &'static str) -> Response<Payload> {
+    Response::new(Payload::sized(Bytes::from_static(text.as_bytes())))
+}
+
+const METRICS: &str = "\
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine=\"0\",model_name=\"sim-8b\"} 0.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine=\"0\",model_name=\"sim-8b\"} 0.0
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine=\"0\",model_name=\"sim-8b\"} 0.0
+";

