@@ -1,0 +1,355 @@
+//! What the picker costs, as ratios in one run: against a no-op ext-proc server, and with Envoy in front.
+//!
+//! `cargo bench --bench extproc -- [--rows direct,chunk,envoy,idle] [--seconds 1] [--rounds 5]` prints a Markdown table. Servers are
+//! processes of their own, so that their CPU time can be told apart; rounds alternate between them, and medians are compared.
+
+#[path = "support/http.rs"]
+mod http_load;
+#[path = "support/load.rs"]
+mod load;
+#[path = "support/measure.rs"]
+mod measure;
+#[allow(dead_code, reason = "shared with the end-to-end tests, which use all of it")]
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use load::Exchange;
+use measure::{cpu, median, resident_mib};
+use std::net::SocketAddr;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+use support::attache::AttacheProcess;
+use support::body::{chat, events};
+use support::envoy::{EnvoyProcess, shipped};
+use support::process::{Process, scratch};
+use support::sim::SimProcess;
+use support::{Error, noop};
+use tokio::net::TcpListener;
+
+/// Streams at once in the rows without Envoy: enough to keep the server busy, few enough to keep it out of its own way.
+const STREAMS: usize = 16;
+const CONNECTIONS: usize = 2;
+/// HTTP clients in the rows with Envoy.
+const CLIENTS: usize = 32;
+/// Events of a streamed answer in the row per response chunk.
+const CHUNKS: usize = 200;
+
+struct Options {
+    rows: Vec<String>,
+    time: Duration,
+    rounds: usize,
+}
+
+fn main() -> Result<(), Error> {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["serve-noop", destination] => runtime.block_on(serve_noop(destination)),
+        ["serve-upstream", count] => runtime.block_on(serve_upstream(count.parse()?)),
+        _ => runtime.block_on(compare(&options(&arguments)?)),
+    }
+}
+
+fn options(arguments: &[String]) -> Result<Options, Error> {
+    let mut options = Options {
+        rows: ["direct", "chunk", "envoy", "idle"].map(str::to_owned).to_vec(),
+        time: Duration::from_secs(1),
+        rounds: 5,
+    };
+    for pair in arguments.chunks(2) {
+        match pair {
+            [name, value] if name == "--rows" => options.rows = value.split(',').map(str::to_owned).collect(),
+            [name, value] if name == "--seconds" => options.time = Duration::from_secs_f64(value.parse()?),
+            [name, value] if name == "--rounds" => options.rounds = value.parse()?,
+            other => return Err(format!("unknown argument {other:?}: --rows a,b, --seconds n, --rounds n").into()),
+        }
+    }
+    Ok(options)
+}
+
+async fn serve_noop(destination: &str) -> Result<(), Error> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    println!("{}", serde_json::json!({ "listening": [listener.local_addr()?.to_string()] }));
+    noop::serve(listener, destination.parse()?).await;
+    Ok(())
+}
+
+async fn serve_upstream(count: usize) -> Result<(), Error> {
+    let (mut servers, mut addresses) = (tokio::task::JoinSet::new(), Vec::new());
+    for _ in 0..count {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        addresses.push(listener.local_addr()?.to_string());
+        servers.spawn(http_load::upstream(listener));
+    }
+    println!("{}", serde_json::json!({ "listening": addresses }));
+    servers.join_all().await;
+    Ok(())
+}
+
+/// This binary in another role, and where it listens.
+async fn own(name: &'static str, arguments: &[&str]) -> Result<(Process, Vec<SocketAddr>), Error> {
+    let mut process = Process::spawn(name, Command::new(std::env::current_exe()?).args(arguments), scratch(name));
+    let addresses = process
+        .wait_for("line with its addresses", |process| {
+            let line: serde_json::Value = serde_json::from_str(process.stdout().lines().next()?).ok()?;
+            line["listening"].as_array()?.iter().map(|address| address.as_str()?.parse().ok()).collect()
+        })
+        .await;
+    Ok((process, addresses))
+}
+
+/// The servers that are compared.
+struct Bench {
+    noop: (u32, SocketAddr),
+    attache: (u32, SocketAddr),
+    picker: AttacheProcess,
+    upstream: SocketAddr,
+    table: Vec<[String; 4]>,
+    _children: [Process; 2],
+}
+
+async fn compare(options: &Options) -> Result<(), Error> {
+    let (upstream, addresses) = own("upstream", &["serve-upstream", "4"]).await?;
+    let (noop, noop_addresses) = own("noop", &["serve-noop", &addresses[0].to_string()]).await?;
+    // One thread each, so that CPU time is compared and not scheduling.
+    let picker = AttacheProcess::start(&addresses, &["--strategy", "least-request", "--workers", "1"]).await;
+    let mut bench = Bench {
+        noop: (noop.id(), noop_addresses[0]),
+        attache: (picker.process.id(), picker.grpc),
+        upstream: addresses[0],
+        picker,
+        table: Vec::new(),
+        _children: [upstream, noop],
+    };
+    for row in &options.rows {
+        match row.as_str() {
+            "direct" => direct(&mut bench, options).await?,
+            "chunk" => chunk(&mut bench, options).await?,
+            "envoy" => through_envoy(&mut bench, options).await?,
+            "idle" => idle(&mut bench).await?,
+            other => return Err(format!("unknown row {other:?}: direct, chunk, envoy, idle").into()),
+        }
+    }
+    bench.picker.assert_settled().await;
+    println!("| what | measured | ratio or figure | target |\n|---|---|---|---|");
+    for row in &bench.table {
+        println!("| {} |", row.join(" | "));
+    }
+    Ok(())
+}
+
+/// CPU microseconds an exchange and the median and 99th percentile of the request phase, for each server in turn.
+struct Sample {
+    cpu_us: f64,
+    p50_us: f64,
+    p99_us: f64,
+}
+
+async fn sample(server: (u32, SocketAddr), exchange: &Arc<Exchange>, time: Duration) -> Result<Sample, Error> {
+    let before = cpu(server.0);
+    let run = load::run(server.1, exchange, CONNECTIONS, STREAMS, time).await?;
+    let used = cpu(server.0).saturating_sub(before);
+    Ok(Sample {
+        cpu_us: used.as_secs_f64() * 1e6 / run.exchanges as f64,
+        p50_us: run.pick.value_at_quantile(0.5) as f64,
+        p99_us: run.pick.value_at_quantile(0.99) as f64,
+    })
+}
+
+/// The no-op server and the picker in turn, `rounds` times: A B A B …; the medians of each.
+async fn alternate(bench: &Bench, exchange: Exchange, options: &Options) -> Result<[Sample; 2], Error> {
+    let exchange = Arc::new(exchange);
+    let mut samples: [Vec<Sample>; 2] = [Vec::new(), Vec::new()];
+    for round in 0..=options.rounds {
+        for (server, samples) in [bench.noop, bench.attache].into_iter().zip(&mut samples) {
+            let one = sample(server, &exchange, options.time).await?;
+            // The first round warms up.
+            if round > 0 {
+                samples.push(one);
+            }
+        }
+    }
+    Ok(samples.map(|samples| Sample {
+        cpu_us: median(samples.iter().map(|s| s.cpu_us).collect()),
+        p50_us: median(samples.iter().map(|s| s.p50_us).collect()),
+        p99_us: median(samples.iter().map(|s| s.p99_us).collect()),
+    }))
+}
+
+async fn direct(bench: &mut Bench, options: &Options) -> Result<(), Error> {
+    for (name, size, target) in [("2 KB", 2_000, "1.3"), ("16 KB", 16_000, "1.5"), ("220 KB", 220_000, "2.0")] {
+        let answer = [http_load::ANSWER.into()];
+        let exchange = Exchange::new(chat(size, false, 1), &answer, "application/json");
+        let [noop, attache] = alternate(bench, exchange, options).await?;
+        bench.table.push([
+            format!("CPU a request, {name} chat"),
+            format!(
+                "{:.1} µs, no-op {:.1} µs; pick p50/p99 {:.0}/{:.0} µs, no-op {:.0}/{:.0} µs",
+                attache.cpu_us, noop.cpu_us, attache.p50_us, attache.p99_us, noop.p50_us, noop.p99_us
+            ),
+            format!("{:.2} × no-op", attache.cpu_us / noop.cpu_us),
+            format!("≤ {target}"),
+        ]);
+    }
+    Ok(())
+}
+
+/// The same exchange with one event and with many: the difference is the events'.
+async fn chunk(bench: &mut Bench, options: &Options) -> Result<(), Error> {
+    let many = Vec::from(events(CHUNKS * 130, CHUNKS, 1));
+    let few = many[many.len() - 1..].to_vec();
+    let pieces = (many.len() - few.len()) as f64;
+    let exchange = |pieces: &[bytes::Bytes]| Exchange::new(chat(2_000, true, 1), pieces, "text/event-stream");
+    let [noop_few, attache_few] = alternate(bench, exchange(&few), options).await?;
+    let [noop_many, attache_many] = alternate(bench, exchange(&many), options).await?;
+    let noop = (noop_many.cpu_us - noop_few.cpu_us) / pieces;
+    let attache = (attache_many.cpu_us - attache_few.cpu_us) / pieces;
+    bench.table.push([
+        "CPU a response chunk (SSE, 130 B)".to_owned(),
+        format!("{attache:.2} µs, no-op {noop:.2} µs"),
+        format!("{:+.2} µs", attache - noop),
+        "≤ +2 µs".to_owned(),
+    ]);
+    Ok(())
+}
+
+/// A picker behind Envoy: process, ext-proc port, health port. `None`: Envoy alone.
+type Behind = Option<(u32, u16, u16)>;
+
+async fn through_envoy(bench: &mut Bench, options: &Options) -> Result<(), Error> {
+    let attache = (bench.attache.0, bench.attache.1.port(), bench.picker.health.port());
+    let noop = (bench.noop.0, bench.noop.1.port(), bench.noop.1.port());
+    let setups: [(&str, Behind); 3] = [("no ext_proc", None), ("no-op", Some(noop)), ("attache", Some(attache))];
+    let mut envoys = Vec::new();
+    for (name, behind) in setups {
+        let bootstrap = match behind {
+            None => without_ext_proc(bench.upstream),
+            Some((_, grpc, health)) => {
+                shipped("original-dst.yaml", &[(8080, 0), (9901, 0), (9002, grpc), (9003, health)])
+            }
+        };
+        envoys.push((name, behind, EnvoyProcess::with_workers(&bootstrap, 1).await));
+    }
+    for (size_name, size) in [("2 KB", 2_000), ("220 KB", 220_000)] {
+        let body = chat(size, false, 1);
+        let mut results: [Vec<Through>; 3] = Default::default();
+        for round in 0..=options.rounds.min(3) {
+            for ((_, behind, envoy), results) in envoys.iter().zip(&mut results) {
+                let one = Through::measure(envoy, *behind, &body, options.time * 2).await?;
+                if round > 0 {
+                    results.push(one);
+                }
+            }
+        }
+        for ((name, behind, _), results) in envoys.iter().zip(&results) {
+            bench.table.push(through_row(size_name, name, behind.is_some(), results));
+        }
+    }
+    Ok(())
+}
+
+/// One round with Envoy in front.
+struct Through {
+    per_second: f64,
+    p50_us: f64,
+    p99_us: f64,
+    envoy_us: f64,
+    picker_us: f64,
+}
+
+impl Through {
+    async fn measure(envoy: &EnvoyProcess, behind: Behind, body: &[u8], time: Duration) -> Result<Self, Error> {
+        let picker = behind.map(|(pid, ..)| pid);
+        let before = (cpu(envoy.id()), picker.map_or(Duration::ZERO, cpu));
+        let times = http_load::closed_loop(envoy.listener("inference"), body, CLIENTS, time).await?;
+        let after = (cpu(envoy.id()), picker.map_or(Duration::ZERO, cpu));
+        let count = times.len() as f64;
+        Ok(Self {
+            per_second: count / time.as_secs_f64(),
+            p50_us: times.value_at_quantile(0.5) as f64,
+            p99_us: times.value_at_quantile(0.99) as f64,
+            envoy_us: after.0.saturating_sub(before.0).as_secs_f64() * 1e6 / count,
+            picker_us: after.1.saturating_sub(before.1).as_secs_f64() * 1e6 / count,
+        })
+    }
+}
+
+fn through_row(size: &str, name: &str, has_picker: bool, results: &[Through]) -> [String; 4] {
+    let of = |get: fn(&Through) -> f64| median(results.iter().map(get).collect());
+    let picker_us = of(|r| r.picker_us);
+    let figure = if has_picker { format!("{:.0} req/s a picker core", 1e6 / picker_us) } else { "–".to_owned() };
+    [
+        format!("through Envoy, {size}, {name}"),
+        format!(
+            "{:.0} req/s, p50/p99 {:.2}/{:.2} ms, CPU a request: Envoy {:.0} µs, picker {picker_us:.0} µs",
+            of(|r| r.per_second),
+            of(|r| r.p50_us) / 1e3,
+            of(|r| r.p99_us) / 1e3,
+            of(|r| r.envoy_us),
+        ),
+        figure,
+        if size == "220 KB" && name == "attache" { "≥ 1,000 req/s (Go picker: 130)" } else { "–" }.to_owned(),
+    ]
+}
+
+fn without_ext_proc(upstream: SocketAddr) -> String {
+    let (ip, port) = (upstream.ip(), upstream.port());
+    format!(
+        r#"
+admin: {{address: {{socket_address: {{address: 127.0.0.1, port_value: 0}}}}}}
+static_resources:
+  listeners:
+  - name: inference
+    address: {{socket_address: {{address: 127.0.0.1, port_value: 0}}}}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: inference
+          http_filters:
+          - name: envoy.filters.http.router
+            typed_config: {{"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}
+          route_config:
+            virtual_hosts:
+            - name: all
+              domains: ["*"]
+              routes: [{{match: {{prefix: /}}, route: {{cluster: model-servers, timeout: 0s}}}}]
+  clusters:
+  - name: model-servers
+    type: STATIC
+    circuit_breakers:
+      thresholds: [{{max_connections: 40000, max_pending_requests: 40000, max_requests: 40000}}]
+    load_assignment:
+      cluster_name: model-servers
+      endpoints: [{{lb_endpoints: [{{endpoint: {{address: {{socket_address: {{address: {ip}, port_value: {port}}}}}}}}}]}}]
+"#
+    )
+}
+
+async fn idle(bench: &mut Bench) -> Result<(), Error> {
+    const ENDPOINTS: usize = 100;
+    const WATCHED: Duration = Duration::from_secs(10);
+    let fleet = SimProcess::start(ENDPOINTS, &[]).await;
+    let picker = AttacheProcess::start(&fleet.servers, &[]).await;
+    // Long enough for the first scrapes to be over and the idle interval to rule.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let before = cpu(picker.process.id());
+    tokio::time::sleep(WATCHED).await;
+    let cores = cpu(picker.process.id()).saturating_sub(before).as_secs_f64() / WATCHED.as_secs_f64();
+    let resident = resident_mib(picker.process.id());
+    bench.table.push([
+        format!("idle, {ENDPOINTS} endpoints scraped"),
+        format!("over {} s", WATCHED.as_secs()),
+        format!("{cores:.3} cores"),
+        "≤ 0.1 core".to_owned(),
+    ]);
+    bench.table.push([
+        "resident memory, idle".to_owned(),
+        "–".to_owned(),
+        format!("{resident:.1} MiB"),
+        "≤ 60 MiB".to_owned(),
+    ]);
+    Ok(())
+}
