@@ -1,0 +1,39 @@
+//! Request bodies: the first byte chooses the API, the rest is the body. Nothing panics, what is accepted is JSON, the model stands
+//! where its span says and can be replaced there, and a refusal does not repeat the client's text.
+#![no_main]
+
+use attache::limits::Limits;
+use attache::protocol::{Api, BodyFormat, parse, replace_model};
+use libfuzzer_sys::fuzz_target;
+
+/// No run of this many bytes of the body may come back in a message.
+const LEAK: usize = 32;
+
+fuzz_target!(|data: &[u8]| {
+    let Some((choice, body)) = data.split_first() else { return };
+    let api = Api::ALL[usize::from(*choice) % Api::ALL.len()];
+    let content_type = match api.body_format() {
+        BodyFormat::Multipart => Some("multipart/form-data; boundary=X"),
+        _ => None,
+    };
+    let limits = Limits { max_messages: 50, max_prompts: 20, max_json_values: 2_000, ..Limits::default() };
+    match parse(api, content_type, body, &limits) {
+        Ok(request) => {
+            if api.body_format() == BodyFormat::Json {
+                assert!(serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok(), "accepted what is no JSON");
+            }
+            let _ = request.prompt.estimated_tokens();
+            let Some(model) = request.model.filter(|m| !m.span.is_empty()) else { return };
+            let name: String = serde_json::from_slice(&body[model.span.clone()]).expect("the span is no JSON string");
+            assert_eq!(name, model.name);
+            let rewritten = replace_model(body, model.span, "re\"written");
+            let again = parse(api, content_type, &rewritten, &limits).expect("a rewrite broke the body");
+            assert_eq!(again.model.expect("a rewrite lost the model").name, "re\"written");
+        }
+        Err(error) => {
+            for run in error.message.as_bytes().windows(LEAK) {
+                assert!(memchr::memmem::find(body, run).is_none(), "a message repeats the body: {error}");
+            }
+        }
+    }
+});
