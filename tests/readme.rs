@@ -1,0 +1,149 @@
+//! What the README says is so: its tables, its configuration, its flags and the tests that it names.
+
+use attache::config::{ConfigText, Overrides, Sources, Surroundings, load};
+use attache::scheduling::registry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+const README: &str = include_str!("../README.md");
+
+/// The rows of the table whose head begins with `head`, cell by cell.
+fn rows(head: &str) -> Vec<Vec<&'static str>> {
+    let start = README.find(head).unwrap_or_else(|| panic!("no table {head:?}"));
+    let lines = README[start..].lines().skip(2).take_while(|line| line.starts_with('|'));
+    let rows: Vec<Vec<_>> = lines.map(|line| line.trim_matches('|').split('|').map(str::trim).collect()).collect();
+    assert!(!rows.is_empty(), "{head}");
+    rows
+}
+
+fn plain(cell: &str) -> &str {
+    cell.trim_matches('`')
+}
+
+#[test]
+fn the_plugin_tables_are_the_registry() {
+    let strategies = registry::STRATEGIES.iter().map(|d| [d.name, d.summary, d.source]);
+    let scorers = registry::SCORERS.iter().map(|d| [d.name, d.summary, d.source]);
+    for (head, plugins) in
+        [("| strategy |", strategies.collect::<Vec<_>>()), ("| scorer |", scorers.collect::<Vec<_>>())]
+    {
+        let said: Vec<[&str; 3]> = rows(head).iter().map(|row| [plain(row[0]), row[1], row[2]]).collect();
+        assert_eq!(said, plugins, "{head}");
+    }
+}
+
+#[test]
+fn the_configuration_is_accepted() {
+    let (_, rest) = README.split_once("```yaml\n").expect("an example");
+    let (text, _) = rest.split_once("```").expect("its end");
+    let sources = Sources {
+        text: Some(ConfigText { name: "README.md".into(), bytes: text.as_bytes().to_vec() }),
+        overrides: Overrides::default(),
+        surroundings: Surroundings { cores: 4, terminal: false },
+    };
+    let (settings, warnings) = load(&sources).expect("a configuration");
+    assert!(warnings.is_empty(), "{warnings:?}");
+    assert_eq!(settings.pools.len(), 2);
+}
+
+#[test]
+fn every_flag_exists() {
+    let mut known = String::new();
+    for verb in ["run", "check", "sim"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_attache")).args([verb, "--help"]).output().unwrap();
+        known.push_str(&String::from_utf8(output.stdout).unwrap());
+    }
+    let known: BTreeSet<&str> = flags(&known).collect();
+    // cargo's and the quickstart's.
+    let others = ["--path", "--locked", "--stay"];
+    let said: BTreeSet<&str> = flags(README).filter(|flag| !others.contains(flag)).collect();
+    assert!(said.contains("--grpc-port"), "{said:?}");
+    assert_eq!(said.difference(&known).collect::<Vec<_>>(), Vec::<&&str>::new(), "flags that there are not");
+}
+
+fn flags(text: &str) -> impl Iterator<Item = &str> {
+    let words = text.split(|c: char| !(c.is_ascii_lowercase() || c == '-'));
+    words.filter(|word| word.starts_with("--") && word.len() > 3 && !word.starts_with("---"))
+}
+
+#[test]
+fn every_test_that_shows_a_promise_exists() {
+    for row in rows("| promise |") {
+        let mut named = 0;
+        for reference in row[1].split(", ") {
+            let (name, path) = reference.trim_matches(['[', ')']).split_once("](").expect("a link");
+            let file = std::fs::read_to_string(format!("{}/{path}", env!("CARGO_MANIFEST_DIR"))).expect(path);
+            assert!(file.contains(&format!("fn {}(", plain(name))), "{name} is not in {path}");
+            named += 1;
+        }
+        assert!(named > 0, "{row:?}");
+    }
+}
+
+/// A picker that is ended with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// `/metrics` of a running picker with TLS and traces.
+fn metrics() -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
+    command.args(["run", "--bind", "127.0.0.1", "--grpc-port", "0", "--grpc-health-port", "0", "--metrics-port", "0"]);
+    command.args(["--endpoint", "127.0.0.1:9", "--log-format", "json"]);
+    if cfg!(feature = "otlp") {
+        command.args(["--otlp-endpoint", "http://127.0.0.1:9"]);
+    }
+    let mut picker = Running(command.stderr(Stdio::piped()).spawn().unwrap());
+    let log = BufReader::new(picker.0.stderr.take().unwrap());
+    let address = log
+        .lines()
+        .map_while(Result::ok)
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(&line).ok())
+        .find_map(|line| line.get("metrics").or_else(|| line["fields"].get("metrics"))?.as_str().map(str::to_owned))
+        .expect("a line with the listeners");
+    let mut connection = TcpStream::connect(address).unwrap();
+    connection.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    connection.write_all(b"GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
+    let mut page = String::new();
+    connection.read_to_string(&mut page).unwrap();
+    page
+}
+
+#[test]
+fn the_metrics_table_is_the_page() {
+    let page = metrics();
+    let said: BTreeMap<&str, BTreeSet<&str>> = rows("| metric |")
+        .iter()
+        .map(|row| (plain(row[0]), row[1].split(", ").map(plain).filter(|label| !label.is_empty()).collect()))
+        .collect();
+    let mut shown = BTreeSet::new();
+    for line in page.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+        let (family, kind) = line.split_once(' ').unwrap();
+        let counter = format!("{family}_total");
+        shown.insert(if kind == "counter" { counter } else { family.to_owned() });
+    }
+    assert_eq!(said.keys().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>(), shown);
+
+    let mut samples = 0;
+    for line in page.lines().filter(|line| line.starts_with("attache_")) {
+        let series = line.rsplit_once(' ').unwrap().0;
+        let (name, labels) = series.split_once('{').unwrap_or((series, ""));
+        let of = ["_bucket", "_count", "_sum"].iter().find_map(|suffix| said.get_key_value(name.strip_suffix(suffix)?));
+        let (_, said) = said.get_key_value(name).or(of).unwrap_or_else(|| panic!("{name} is not in the table"));
+        // No value of a label here holds these two characters.
+        let labels = labels.split("=\"").filter_map(|part| part.rsplit(['"', ',']).next());
+        let labels: BTreeSet<&str> = labels.filter(|label| !matches!(*label, "le" | "}" | "")).collect();
+        assert_eq!(&labels, said, "{line}");
+        samples += 1;
+    }
+    assert!(samples > 40, "{samples} samples");
+}
