@@ -220,8 +220,8 @@ class Request:
             cached = details.get("cached_tokens", usage.get("cache_read_input_tokens"))
             prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
             if "prompt_tokens" not in usage and prompt is not None:
-                # Anthropic counts cached tokens apart.
-                prompt += cached or 0
+                # Anthropic counts apart what was found in the cache and what was put there.
+                prompt += (cached or 0) + (usage.get("cache_creation_input_tokens") or 0)
             self.prompt_tokens = prompt if prompt else self.prompt_tokens
             self.cached_tokens = cached if cached is not None else self.cached_tokens
 
