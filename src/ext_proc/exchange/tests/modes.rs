@@ -1,0 +1,371 @@
+//! Every body mode, and what can happen on the way of one request.
+
+use super::*;
+
+#[test]
+fn conformance_headers_only_when_asked_for() {
+    let settings = ExchangeSettings { conformance_headers: true, ..ExchangeSettings::default() };
+    let servers = vec![(0, 0.1, &[] as &[&str]); 3];
+    let world =
+        Setup { servers: servers.clone(), exchange: settings, destination: Destination::List, ..Setup::default() }
+            .build();
+    let mut exchange = world.exchange();
+    let named = [
+        PATH,
+        ("test-epp-endpoint-selection", "192.168.1.3,192.168.1.1:8000"),
+        ("test-epp-endpoint-selection", "192.168.1.1:9"),
+    ];
+    send(&mut exchange, request(Message::RequestHeaders(headers(&named, false))));
+    let sent = completion("m", "p");
+    let got = Answered::of(&send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true)))));
+    assert_eq!(got.set[DESTINATION], "192.168.1.3:8000,192.168.1.1:8000");
+    assert_eq!(got.removed, ["test-epp-endpoint-selection"]);
+    let served = Struct {
+        fields: HashMap::from([(
+            "x-gateway-destination-endpoint-served".to_owned(),
+            Value { kind: Some(Kind::StringValue("192.168.1.1:8000".to_owned())) },
+        )]),
+    };
+    let metadata =
+        Metadata { filter_metadata: HashMap::from([("envoy.lb".to_owned(), served)]), ..Metadata::default() };
+    let head = request(Message::ResponseHeaders(headers(&[(":status", "200")], true)));
+    let got = Answered::of(&send(&mut exchange, ProcessingRequest { metadata_context: Some(metadata), ..head }));
+    assert_eq!(got.set["x-conformance-test-served-endpoint"], "192.168.1.1:8000");
+    assert_eq!(got.set["x-went-into-resp-headers"], "true");
+    let record = world.picker.decisions.snapshot().pop().unwrap();
+    assert_eq!((&*record.endpoint, record.served.as_deref()), ("192.168.1.3:8000", Some("192.168.1.1:8000")));
+
+    let world = Setup { servers, ..Setup::default() }.build();
+    let mut exchange = world.exchange();
+    send(
+        &mut exchange,
+        request(Message::RequestHeaders(headers(&[PATH, ("test-epp-endpoint-selection", "192.168.1.99")], false))),
+    );
+    let got = Answered::of(&send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true)))));
+    assert_eq!(got.refused, None);
+}
+
+#[test]
+fn each_mode_is_answered_in_kind() {
+    use BodySendMode::{Buffered, BufferedPartial, FullDuplexStreamed, None as Off, Streamed};
+    let sent = completion("m", "p");
+    let cases: &[(BodySendMode, bool, &[&[&str]])] = &[
+        (FullDuplexStreamed, false, &[&[], &[], &["request_headers", "request_body", "request_body"]]),
+        (Streamed, true, &[&[], &[], &["request_headers", "request_body", "request_body"]]),
+        (Streamed, false, &[&["request_headers"], &["request_body"], &["request_body"]]),
+        (Buffered, false, &[&["request_headers"], &["request_body"]]),
+        (BufferedPartial, false, &[&["request_headers"], &["request_body"]]),
+        (Off, false, &[&["request_headers"]]),
+    ];
+    for (mode, nowait, expected) in cases {
+        let world = Setup::default().build();
+        let mut exchange = world.exchange();
+        let protocol_config = Some(config(*mode, Off, *nowait));
+        let first = request(Message::RequestHeaders(headers(&[PATH], false)));
+        let mut got = vec![send(&mut exchange, ProcessingRequest { protocol_config, ..first })];
+        let whole = matches!(mode, Buffered | BufferedPartial);
+        let pieces: Vec<(&str, bool)> = match expected.len() {
+            1 => vec![],
+            _ if whole => vec![(&sent, true)],
+            _ => vec![(&sent[..10], false), (&sent[10..], true)],
+        };
+        for (piece, end) in pieces {
+            got.push(send(&mut exchange, request(Message::RequestBody(body(piece.as_bytes(), end)))));
+        }
+        let kinds: Vec<Vec<&str>> = got.iter().map(|g| Answered::of(g).kinds).collect();
+        assert_eq!(kinds, *expected, "{mode:?} nowait={nowait}");
+        let all = Answered::of(&got.concat());
+        assert_eq!(all.set[DESTINATION], "192.168.1.1:8000", "{mode:?}");
+        assert_eq!(all.metadata.as_deref(), Some("192.168.1.1:8000"), "{mode:?}");
+        if *mode == FullDuplexStreamed {
+            assert_eq!((all.text(), all.ended), (sent.as_str(), 1));
+        } else {
+            assert_eq!((all.text(), all.ended), ("", 0), "{mode:?}: nothing is changed, so nothing is sent back");
+        }
+        // The response mode is NONE: the headers are the last that we see.
+        send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", "200")], false))));
+        world.assert_books_closed_but_open_stream();
+        drop(exchange);
+        world.assert_books_closed(1);
+    }
+}
+
+#[test]
+fn a_model_is_renamed_there_and_back_in_every_mode() {
+    use BodySendMode::{Buffered, FullDuplexStreamed, Streamed};
+    for (mode, nowait) in [(FullDuplexStreamed, false), (Streamed, true), (Buffered, false)] {
+        let target = RewriteTarget { model: "llama-3.3-70b-instruct".into(), weight: 1 };
+        let rewrites = ModelRewrites { exact: [("gpt-4".to_owned(), vec![target])].into(), any: Vec::new() };
+        let world = Setup { rewrites, ..Setup::default() }.build();
+        let mut exchange = world.exchange();
+        let protocol_config = Some(config(mode, mode, nowait));
+        let first = request(Message::RequestHeaders(headers(&[PATH], false)));
+        let mut got = send(&mut exchange, ProcessingRequest { protocol_config, ..first });
+        let sent = r#"{ "prompt":"p" , "model" : "gpt-4" }"#;
+        let cut = if mode == Buffered { 0 } else { 5 };
+        if cut > 0 {
+            got.extend(send(&mut exchange, request(Message::RequestBody(body(&sent.as_bytes()[..cut], false)))));
+        }
+        got.extend(send(&mut exchange, request(Message::RequestBody(body(&sent.as_bytes()[cut..], true)))));
+        let all = Answered::of(&got);
+        assert_eq!(all.text(), r#"{ "prompt":"p" , "model" : "llama-3.3-70b-instruct" }"#, "{mode:?}");
+        assert_eq!(all.set["content-length"], all.body.len().to_string());
+
+        let answer = r#"{"id":"1","model":"llama-3.3-70b-instruct","choices":[]}"#;
+        let expected = r#"{"id":"1","model":"gpt-4","choices":[]}"#;
+        let head = send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", "200")], false))));
+        assert_eq!(Answered::of(&head).removed, ["content-length"]);
+        let cuts: &[usize] = if mode == Buffered { &[0] } else { &[0, 12, 30] };
+        let mut bytes = Vec::new();
+        for (at, start) in cuts.iter().enumerate() {
+            let end = cuts.get(at + 1).copied().unwrap_or(answer.len());
+            let piece = body(&answer.as_bytes()[*start..end], end == answer.len());
+            let got = send(&mut exchange, request(Message::ResponseBody(piece.clone())));
+            assert_eq!(got.len(), 1, "one answer for each message");
+            bytes.extend(applied(&got[0], &piece.body));
+        }
+        assert_eq!(String::from_utf8(bytes).unwrap(), expected, "{mode:?}");
+    }
+}
+
+#[test]
+fn request_trailers_end_the_body() {
+    let world = Setup::default().build();
+    let mut exchange = world.exchange();
+    let sent = completion("m", "p");
+    send(&mut exchange, request(Message::RequestHeaders(headers(&[PATH], false))));
+    assert!(send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), false)))).is_empty());
+    let got = Answered::of(&send(&mut exchange, request(Message::RequestTrailers(HttpTrailers::default()))));
+    assert_eq!(got.kinds, ["request_headers", "request_body", "request_trailers"]);
+    assert_eq!((got.text(), got.ended), (sent.as_str(), 0), "the trailers end the stream, not the body");
+}
+
+#[test]
+fn a_streamed_body_that_pauses_is_decided_on() {
+    // Envoy keeps trailers back until the chunks before them are answered.
+    let world = Setup::default().build();
+    let mut exchange = world.exchange();
+    let protocol_config = Some(config(BodySendMode::Streamed, BodySendMode::None, true));
+    let first = request(Message::RequestHeaders(headers(&[PATH], false)));
+    send(&mut exchange, ProcessingRequest { protocol_config, ..first });
+    let sent = completion("m", "p");
+    assert!(send(&mut exchange, request(Message::RequestBody(body(&sent.as_bytes()[..9], false)))).is_empty());
+    assert_eq!(exchange.deadline(), Some(NOW.after(PAUSE)), "it can't be whole");
+    assert!(send(&mut exchange, request(Message::RequestBody(body(&sent.as_bytes()[9..], false)))).is_empty());
+    assert_eq!(exchange.deadline(), Some(NOW.after(PAUSE_AFTER_JSON)));
+    let mut out = Actions::new();
+    exchange.on(Event::Deadline, NOW.after(PAUSE_AFTER_JSON), &mut out).unwrap();
+    let got = Answered::of(out.make_contiguous());
+    assert_eq!(got.kinds, ["request_headers", "request_body", "request_body"]);
+    assert_eq!(world.picker.metrics.outcome_count(Outcome::Routed), 0, "counted at the end");
+    let got = Answered::of(&send(&mut exchange, request(Message::RequestTrailers(HttpTrailers::default()))));
+    assert_eq!(got.kinds, ["request_trailers"]);
+    drop(exchange);
+    assert_eq!(world.picker.metrics.outcome_count(Outcome::Routed), 1);
+    world.assert_books_closed(1);
+}
+
+#[test]
+fn a_file_in_a_form_passes_without_being_held() {
+    let limits = Limits { max_body_bytes: 1_000, max_multipart_sniff_bytes: 500, ..Limits::default() };
+    let model = "--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nwhisper\r\n";
+    let file = "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\n";
+    let noise = "x".repeat(600);
+    let in_front = [model, file, &noise];
+    let behind = [file, &noise, model];
+    for (pieces, decided_at, understood) in [(in_front, 1, "whisper"), (behind, 1, "")] {
+        let world = Setup { limits: limits.clone(), ..Setup::default() }.build();
+        let mut exchange = world.exchange();
+        let form = ("content-type", "multipart/form-data; boundary=b");
+        let pairs = [(":path", "/v1/audio/transcriptions"), form, ("content-length", "5000")];
+        assert!(send(&mut exchange, request(Message::RequestHeaders(headers(&pairs, false)))).is_empty(), "not a 413");
+        let mut all = Vec::new();
+        for (at, piece) in pieces.iter().enumerate() {
+            all.extend(send(&mut exchange, request(Message::RequestBody(body(piece.as_bytes(), false)))));
+            assert_eq!(exchange.is_routed(), at >= decided_at, "{at}");
+        }
+        assert_eq!(world.picker.buffered.bytes(), 0);
+        all.extend(send(&mut exchange, request(Message::RequestBody(body(b"--b--", true)))));
+        let got = Answered::of(&all);
+        assert_eq!((got.text(), got.ended), (&*[pieces.concat().as_str(), "--b--"].concat(), 1));
+        send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", "200")], true))));
+        assert_eq!(&*world.picker.decisions.snapshot()[0].model, understood);
+        drop(exchange);
+        world.assert_books_closed(1);
+    }
+}
+
+#[test]
+fn an_upgrade_is_answered_at_its_headers_and_flows() {
+    let world = Setup::default().build();
+    let mut exchange = world.exchange();
+    let pairs = [(":path", "/v1/realtime"), (":method", "GET"), ("upgrade", "websocket"), ("connection", "Upgrade")];
+    let got = Answered::of(&send(&mut exchange, request(Message::RequestHeaders(headers(&pairs, false)))));
+    assert_eq!(got.kinds, ["request_headers"]);
+    send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", "101")], false))));
+    let got = Answered::of(&send(&mut exchange, request(Message::RequestBody(body(b"frame", false)))));
+    assert_eq!((got.text(), got.ended), ("frame", 0));
+    let got = Answered::of(&send(&mut exchange, request(Message::ResponseBody(body(b"frame back", false)))));
+    assert_eq!(got.text(), "frame back");
+}
+
+#[test]
+fn a_second_end_of_stream_is_ignored() {
+    let world = Setup::default().build();
+    let mut exchange = routed(&world, None);
+    assert!(send(&mut exchange, request(Message::RequestBody(body(b"", true)))).is_empty());
+}
+
+#[test]
+fn an_answer_may_begin_before_the_request_has_ended() {
+    let world = Setup::default().build();
+    let mut exchange = world.exchange();
+    let protocol_config = Some(config(BodySendMode::Streamed, BodySendMode::FullDuplexStreamed, false));
+    let first = request(Message::RequestHeaders(headers(&[PATH], false)));
+    send(&mut exchange, ProcessingRequest { protocol_config, ..first });
+    send(&mut exchange, request(Message::RequestBody(body(b"{", false))));
+    send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", "400")], false))));
+    let got = Answered::of(&send(&mut exchange, request(Message::ResponseBody(body(b"early", true)))));
+    assert_eq!((got.text(), got.ended), ("early", 1));
+    let got = Answered::of(&send(&mut exchange, request(Message::RequestBody(body(b"}", true)))));
+    assert_eq!(got.kinds, ["request_body"]);
+    drop(exchange);
+    world.assert_books_closed(1);
+}
+
+#[test]
+fn a_body_too_large_is_refused_by_its_length_or_at_the_byte_that_crosses() {
+    let limits = Limits { max_body_bytes: 10, ..Limits::default() };
+    let world = Setup { limits: limits.clone(), ..Setup::default() }.build();
+    let mut exchange = world.exchange();
+    let got = send(&mut exchange, request(Message::RequestHeaders(headers(&[PATH, ("content-length", "11")], false))));
+    assert_eq!(Answered::of(&got).refused.unwrap().0, 413);
+    // Envoy keeps sending for a while.
+    assert!(send(&mut exchange, request(Message::RequestBody(body(b"12345678901", false)))).is_empty());
+    drop(exchange);
+
+    let mut exchange = world.exchange();
+    send(&mut exchange, request(Message::RequestHeaders(headers(&[PATH], false))));
+    assert!(send(&mut exchange, request(Message::RequestBody(body(b"1234567890", false)))).is_empty());
+    let got = Answered::of(&send(&mut exchange, request(Message::RequestBody(body(b"1", false)))));
+    assert_eq!(got.set["x-attache-reason"], "body_too_large");
+    assert_eq!(world.picker.buffered.bytes(), 0, "the buffer is given back at once");
+    drop(exchange);
+    world.assert_books_closed(2);
+}
+
+#[test]
+fn bodies_held_at_once_are_bounded() {
+    let limits = Limits { max_buffered_bytes: 100, ..Limits::default() };
+    let world = Setup { limits, ..Setup::default() }.build();
+    let mut holding = world.exchange();
+    send(&mut holding, request(Message::RequestHeaders(headers(&[PATH], false))));
+    send(&mut holding, request(Message::RequestBody(body(&[b' '; 80], false))));
+    let mut refused = world.exchange();
+    send(&mut refused, request(Message::RequestHeaders(headers(&[PATH], false))));
+    let got = Answered::of(&send(&mut refused, request(Message::RequestBody(body(&[b' '; 30], false)))));
+    assert_eq!(got.refused.as_ref().unwrap().0, 503);
+    assert_eq!(got.set["retry-after"], "1");
+    drop((holding, refused));
+    world.assert_books_closed(2);
+}
+
+#[test]
+fn headers_too_large_are_refused() {
+    let world = Setup::default().build();
+    let big = "x".repeat(70_000);
+    let got = send(&mut world.exchange(), request(Message::RequestHeaders(headers(&[PATH, ("a", &big)], false))));
+    assert_eq!(Answered::of(&got).refused.unwrap().0, 431);
+}
+
+#[test]
+fn deadlines_are_ours() {
+    let world = Setup::default().build();
+    let limits = Limits::default();
+    let mut exchange = world.exchange();
+    assert_eq!(exchange.deadline(), Some(NOW.after(limits.idle_timeout)));
+    assert!(exchange.on(Event::Deadline, NOW, &mut Actions::new()).is_err(), "an empty stream is closed");
+    let mut exchange = world.exchange();
+    send(&mut exchange, request(Message::RequestHeaders(headers(&[PATH], false))));
+    assert_eq!(exchange.deadline(), Some(NOW.after(limits.request_timeout)));
+    let mut out = Actions::new();
+    exchange.on(Event::Deadline, NOW.after(limits.request_timeout), &mut out).unwrap();
+    assert_eq!(Answered::of(out.make_contiguous()).refused.unwrap().0, 408);
+    assert_eq!(exchange.deadline(), None);
+    assert_eq!(routed(&world, None).deadline(), None, "an answer may take as long as it takes");
+}
+
+#[test]
+fn messages_out_of_order_are_protocol_errors() {
+    let world = Setup::default().build();
+    let cases = [
+        vec![Message::RequestBody(body(b"x", true))],
+        vec![Message::RequestTrailers(HttpTrailers::default())],
+        vec![Message::ResponseBody(body(b"x", true))],
+        vec![Message::RequestHeaders(headers(&[PATH], false)), Message::RequestHeaders(headers(&[PATH], false))],
+    ];
+    let count = cases.len() as u64;
+    for case in cases {
+        let mut exchange = world.exchange();
+        let results: Vec<_> = case
+            .into_iter()
+            .map(|m| exchange.on(Event::Message(Box::new(request(m))), NOW, &mut Actions::new()))
+            .collect();
+        assert!(results.last().unwrap().is_err());
+    }
+    let mut exchange = world.exchange();
+    assert!(exchange.on(Event::Message(Box::default()), NOW, &mut Actions::new()).is_err(), "unknown oneof");
+    drop(exchange);
+    world.assert_books_closed(count + 1);
+}
+
+#[test]
+fn a_continued_response_goes_where_its_state_is() {
+    let world = Setup { servers: vec![(0, 0.1, &[]); 8], ..Setup::default() }.build();
+    let ask = |body_text: &str| {
+        let mut exchange = world.exchange();
+        send(&mut exchange, request(Message::RequestHeaders(headers(&[(":path", "/v1/responses")], false))));
+        let got = Answered::of(&send(&mut exchange, request(Message::RequestBody(body(body_text.as_bytes(), true)))));
+        (exchange, got.set[DESTINATION].clone())
+    };
+    let (mut exchange, owner) = ask(r#"{"model":"m","input":"hello"}"#);
+    send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", "200")], false))));
+    let answer = br#"{"id":"resp_123","object":"response","output":[]}"#;
+    send(&mut exchange, request(Message::ResponseBody(body(answer, true))));
+    for _ in 0..8 {
+        let (_, destination) = ask(r#"{"model":"m","input":"more","previous_response_id":"resp_123"}"#);
+        assert_eq!(destination, owner);
+        let path = (":path", "/v1/responses/resp_123/cancel");
+        let get = request(Message::RequestHeaders(headers(&[path, (":method", "POST")], true)));
+        assert_eq!(Answered::of(&send(&mut world.exchange(), get)).set[DESTINATION], owner);
+    }
+}
+
+#[test]
+fn failures_eject_and_a_retry_blames_who_was_passed_over() {
+    let world = Setup { servers: vec![(0, 0.1, &[]); 2], ..Setup::default() }.build();
+    let snapshot = world.snapshot.load_full();
+    for _ in 0..2 {
+        let mut exchange = routed(&world, None);
+        let other = match world.picked(&exchange) {
+            "192.168.1.1:8000" => "192.168.1.2:8000",
+            _ => break,
+        };
+        let served = Value { kind: Some(Kind::StringValue(other.to_owned())) };
+        let fields = HashMap::from([("x-gateway-destination-endpoint-served".to_owned(), served)]);
+        let filter_metadata = HashMap::from([("envoy.lb".to_owned(), Struct { fields })]);
+        let metadata_context = Some(Metadata { filter_metadata, ..Metadata::default() });
+        let head = request(Message::ResponseHeaders(headers(&[(":status", "200")], false)));
+        send(&mut exchange, ProcessingRequest { metadata_context, ..head });
+        assert_eq!(snapshot.endpoints[1].endpoint.ledger.in_flight(), 1, "the booking follows");
+        assert_eq!(snapshot.endpoints[0].endpoint.ledger.in_flight(), 0);
+    }
+    let fresh = Setup { servers: vec![(0, 0.1, &[])], ..Setup::default() }.build();
+    for _ in 0..5 {
+        let mut exchange = routed(&fresh, None);
+        send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", "503")], true))));
+    }
+    assert_eq!(fresh.picker.metrics.ejections.get(), 1);
+    // The only endpoint is ejected: trying it beats refusing everything.
+    drop(routed(&fresh, None));
+}
