@@ -1,7 +1,7 @@
 //! Traces over OTLP (HTTP, protobuf), so built that a collector that is slow, dead or absent costs requests nothing.
 //!
 //! Spans go into a bounded queue; when it is full they are dropped and counted. The SDK's batch processor lives in its own
-//! thread, where no tokio reactor is, so [`Exporter`] hands each batch to the runtime and waits there. Used by `telemetry::trace`
+//! thread, where no tokio reactor is, so `Exporter` hands each batch to the runtime and waits there. Used by `telemetry::trace`
 //! and `app`; imports nothing of the crate.
 
 use opentelemetry::{Context, KeyValue};
