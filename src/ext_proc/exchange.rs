@@ -257,10 +257,12 @@ impl Exchange {
             return false;
         }
         let limits = &self.live.limits;
-        let sniffed = self.body.len() >= u64::from(limits.max_multipart_sniff_bytes);
+        if self.body.len() >= u64::from(limits.max_multipart_sniff_bytes) {
+            return true;
+        }
         let mut scratch = Vec::new();
         let body = self.body.contiguous(&mut scratch);
-        sniffed || protocol::parse(self.api, self.head.content_type(), body, limits).is_ok_and(|r| r.model.is_some())
+        protocol::parse(self.api, self.head.content_type(), body, limits).is_ok_and(|r| r.model.is_some())
     }
 
     fn take_subset(&mut self, metadata: Option<&Metadata>) {
@@ -306,7 +308,7 @@ impl Exchange {
 
     fn refusal_by_size(&self) -> Option<RequestError> {
         let limits = &self.live.limits;
-        if self.body.len() > limits.max_body_bytes {
+        if self.body.len() > limits.max_body_bytes && !self.flows_through() {
             self.picker.metrics.limit(Limit::BodyBytes);
             return Some(too_large(self.body.len(), limits.max_body_bytes));
         }
@@ -465,7 +467,9 @@ impl Exchange {
                 Err(ProtocolError("stream opened and nothing sent within the idle timeout"))
             }
             RequestSide::Collecting if now < self.opened.after(self.live.limits.request_timeout) => {
-                self.decide_on_body(false, false, now, out);
+                if self.patience_ends().is_some_and(|at| at <= now) {
+                    self.decide_on_body(false, false, now, out);
+                }
                 Ok(())
             }
             RequestSide::Collecting => {

@@ -264,11 +264,3 @@ fn applied(answer: &ProcessingResponse, sent: &[u8]) -> Vec<u8> {
         None => sent.to_vec(),
     }
 }
-
-impl World {
-    fn picked(&self, _: &Exchange) -> &'static str {
-        let snapshot = self.snapshot.load();
-        let busy = snapshot.endpoints.iter().position(|s| s.endpoint.ledger.in_flight() == 1);
-        ["192.168.1.1:8000", "192.168.1.2:8000"][busy.unwrap()]
-    }
-}

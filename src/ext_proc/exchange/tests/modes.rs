@@ -170,7 +170,8 @@ fn a_file_in_a_form_passes_without_being_held() {
     let limits = Limits { max_body_bytes: 1_000, max_multipart_sniff_bytes: 500, ..Limits::default() };
     let model = "--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nwhisper\r\n";
     let file = "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\n";
-    let noise = "x".repeat(600);
+    // More than may be held, in one piece.
+    let noise = "x".repeat(2_000);
     let in_front = [model, file, &noise];
     let behind = [file, &noise, model];
     for (pieces, decided_at, understood) in [(in_front, 1, "whisper"), (behind, 1, "")] {
@@ -342,30 +343,48 @@ fn a_continued_response_goes_where_its_state_is() {
 }
 
 #[test]
-fn failures_eject_and_a_retry_blames_who_was_passed_over() {
+fn a_retry_moves_the_booking_and_blames_who_was_passed_over() {
     let world = Setup { servers: vec![(0, 0.1, &[]); 2], ..Setup::default() }.build();
     let snapshot = world.snapshot.load_full();
-    for _ in 0..2 {
-        let mut exchange = routed(&world, None);
-        let other = match world.picked(&exchange) {
-            "192.168.1.1:8000" => "192.168.1.2:8000",
-            _ => break,
-        };
-        let served = Value { kind: Some(Kind::StringValue(other.to_owned())) };
+    let in_flight = || [0, 1].map(|i| snapshot.endpoints[i].endpoint.ledger.in_flight());
+    for passed_over in 1..=2u64 {
+        let mut exchange = world.exchange();
+        let metadata_context = Some(subset(&["192.168.1.1:8000"]));
+        let first = request(Message::RequestHeaders(headers(&[PATH], false)));
+        send(&mut exchange, ProcessingRequest { metadata_context, ..first });
+        send(&mut exchange, request(Message::RequestBody(body(completion("m", "p").as_bytes(), true))));
+        assert_eq!(in_flight(), [1, 0]);
+        let served = Value { kind: Some(Kind::StringValue("192.168.1.2:8000".to_owned())) };
         let fields = HashMap::from([("x-gateway-destination-endpoint-served".to_owned(), served)]);
         let filter_metadata = HashMap::from([("envoy.lb".to_owned(), Struct { fields })]);
         let metadata_context = Some(Metadata { filter_metadata, ..Metadata::default() });
         let head = request(Message::ResponseHeaders(headers(&[(":status", "200")], false)));
         send(&mut exchange, ProcessingRequest { metadata_context, ..head });
-        assert_eq!(snapshot.endpoints[1].endpoint.ledger.in_flight(), 1, "the booking follows");
-        assert_eq!(snapshot.endpoints[0].endpoint.ledger.in_flight(), 0);
+        assert_eq!(in_flight(), [0, 1], "the booking follows");
+        assert_eq!(world.picker.metrics.ejections.get(), passed_over / 2, "twice unreachable ejects");
     }
-    let fresh = Setup { servers: vec![(0, 0.1, &[])], ..Setup::default() }.build();
+    world.assert_books_closed(2);
+}
+
+#[test]
+fn failures_eject_and_the_only_endpoint_is_tried_all_the_same() {
+    let world = Setup { servers: vec![(0, 0.1, &[])], ..Setup::default() }.build();
     for _ in 0..5 {
-        let mut exchange = routed(&fresh, None);
+        let mut exchange = routed(&world, None);
         send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", "503")], true))));
     }
-    assert_eq!(fresh.picker.metrics.ejections.get(), 1);
-    // The only endpoint is ejected: trying it beats refusing everything.
-    drop(routed(&fresh, None));
+    assert_eq!(world.picker.metrics.ejections.get(), 1);
+    drop(routed(&world, None));
+    world.assert_books_closed(6);
+}
+
+#[test]
+fn a_deadline_that_is_not_due_changes_nothing() {
+    let world = Setup::default().build();
+    let mut exchange = world.exchange();
+    send(&mut exchange, request(Message::RequestHeaders(headers(&[PATH], false))));
+    send(&mut exchange, request(Message::RequestBody(body(b"{", false))));
+    let mut out = Actions::new();
+    exchange.on(Event::Deadline, NOW, &mut out).unwrap();
+    assert!(out.is_empty() && !exchange.is_routed(), "a held body waits for its end");
 }
