@@ -1,0 +1,310 @@
+//! Every shape of every API is read.
+
+use super::*;
+
+#[test]
+fn completions_in_all_shapes() {
+    let cases: &[(&str, &[&str], u64, u64, u32)] = &[
+        (r#""hello""#, &["hello"], 5, 0, 1),
+        (r#""""#, &[""], 0, 0, 1),
+        (r#"["a"]"#, &["a"], 1, 0, 1),
+        (r#"["a","bc"]"#, &["a"], 3, 0, 2),
+        ("[1,2,3]", &["[1, 2, 3]"], 0, 3, 1),
+        ("[[1,2,3],[4]]", &["[1, 2, 3]"], 0, 4, 2),
+    ];
+    for (value, pieces, text_bytes, token_ids, count) in cases {
+        let body = prompt(value);
+        let request = ok(Api::Completions, &body).prompt;
+        assert_eq!(shown(&request.pieces), *pieces, "{value}");
+        assert_eq!(
+            (request.text_bytes, request.token_ids, request.count),
+            (*text_bytes, *token_ids, *count),
+            "{value}"
+        );
+    }
+    ok(Api::Completions, r#"{"model":"m","prompt":null,"prompt_embeds":"AAAA"}"#);
+}
+
+#[test]
+fn chat_in_all_shapes() {
+    let body = chat(
+        r#"[
+        {"role":"system","content":"be\nbrief","name":"boss"},
+        {"content":[{"type":"text","text":"look"},{"type":"image_url","image_url":{"url":"data:image/png;base64,AA"}},
+            {"type":"image_url","image_url":"https://x/y.png"},
+            {"type":"input_audio","input_audio":{"data":"BB","format":"wav"}},
+            {"type":"video_url","video_url":{"url":"https://x/z.mp4"}},
+            {"type":"file","file":{"filename":"f","file_id":"file-1"}},"bare"],"role":"user"},
+        {"role":"assistant","content":null,"tool_calls":[{"id":"c1","function":{"name":"f","arguments":"{}"}}]},
+        {"role":"tool","tool_call_id":"c1","content":"42"},
+        {"role":"assistant","content":[{"type":"refusal","refusal":"no"}],"reasoning_content":"hm"}]"#,
+    );
+    let request = ok(Api::ChatCompletions, &body);
+    assert_eq!(
+        shown(&request.prompt.pieces),
+        [
+            "<system>",
+            "be\nbrief",
+            "label boss",
+            "<user>",
+            "look",
+            "Image data:image/png;base64,AA",
+            "Image https://x/y.png",
+            "Audio BB",
+            "Video https://x/z.mp4",
+            "Document file-1",
+            "bare",
+            "<assistant>",
+            r#"call [{"id":"c1","function":{"name":"f","arguments":"{}"}}]"#,
+            "<tool>",
+            "label c1",
+            "42",
+            "<assistant>",
+            "no",
+            "hm",
+        ]
+    );
+    let media: u64 = [MediaKind::Image, MediaKind::Image, MediaKind::Audio, MediaKind::Video, MediaKind::Document]
+        .iter()
+        .map(|kind| kind.estimated_tokens())
+        .sum();
+    assert_eq!(request.prompt.media_tokens, media);
+    assert_eq!(u64::from(request.prompt.estimated_tokens().0), media + request.prompt.text_bytes.div_ceil(4));
+}
+
+#[test]
+fn chat_options() {
+    let request = ok(
+        Api::ChatCompletions,
+        r#"{"messages":[{"role":"user","content":"x"}],"stream":true,"max_completion_tokens":7,"max_tokens":9,"n":3,
+        "tools":[{"type":"function"}],"documents":[{"text":"d"}],"prompt_cache_key":"k","chat_template":"t",
+        "chat_template_kwargs":{"enable_thinking":false},"add_generation_prompt":true,"model":"m"}"#,
+    );
+    assert_eq!((request.stream, request.max_tokens, request.choices), (true, Some(7), 3));
+    assert_eq!(request.prompt.tools, Some(r#"[{"type":"function"}]"#));
+    assert_eq!(request.prompt.documents, Some(r#"[{"text":"d"}]"#));
+    assert_eq!(request.prompt_cache_key.as_deref(), Some("k"));
+    let request =
+        ok(Api::ChatCompletions, r#"{"model":"m","messages":[{}],"max_tokens":9,"max_completion_tokens":null}"#);
+    assert_eq!((request.max_tokens, request.choices), (Some(9), 1));
+}
+
+#[test]
+fn a_data_uri_is_not_copied() {
+    let uri = format!("data:image/png;base64,{}", "A".repeat(10 << 20));
+    let body =
+        chat(&format!(r#"[{{"role":"user","content":[{{"type":"image_url","image_url":{{"url":"{uri}"}}}}]}}]"#));
+    let request = ok(Api::ChatCompletions, &body);
+    match request.prompt.pieces.as_slice() {
+        [_, Piece::Media { kind: MediaKind::Image, reference: std::borrow::Cow::Borrowed(reference) }] => {
+            assert_eq!(*reference, uri);
+        }
+        other => panic!("{} pieces", other.len()),
+    }
+    assert_eq!(request.prompt.estimated_tokens(), Tokens(1_000));
+}
+
+#[test]
+fn a_batch_keeps_its_first_conversation_and_counts_all() {
+    let body = chat(r#"[[{"role":"user","content":"one"}],[{"role":"user","content":"three"}]]"#);
+    let request = ok(Api::ChatBatch, &body);
+    assert_eq!(shown(&request.prompt.pieces), ["<user>", "one"]);
+    assert_eq!((request.prompt.text_bytes, request.prompt.count), (8, 2));
+    for bad in ["[]", "{}", "[[]]", "[7]", "[{}]"] {
+        assert_eq!(refused(Api::ChatBatch, chat(bad)).reason, Reason::InvalidMessages, "{bad}");
+    }
+}
+
+#[test]
+fn responses_in_all_shapes() {
+    let request = ok(
+        Api::Responses,
+        r#"{"model":"m","input":"hi","instructions":"be brief","previous_response_id":"resp_1","max_output_tokens":5,
+        "conversation":{"id":"conv_1"},"prompt_cache_key":"k","prompt":{"id":"pmpt_1"},"text":{"format":{}}}"#,
+    );
+    assert_eq!(shown(&request.prompt.pieces), ["hi"]);
+    assert_eq!(shown(&request.prompt.system), ["be brief"]);
+    assert_eq!(request.previous_response_id.as_deref(), Some("resp_1"));
+    assert_eq!(request.conversation.as_deref(), Some("conv_1"));
+    assert_eq!((request.max_tokens, request.prompt_cache_key.as_deref()), (Some(5), Some("k")));
+
+    let request = ok(
+        Api::Responses,
+        r#"{"model":"m","conversation":"conv_2","instructions":null,"input":[
+        {"type":"message","role":"user","content":[{"type":"input_text","text":"a"},{"type":"input_image","image_url":"u"},
+            {"type":"input_file","file_data":"f"}]},
+        {"type":"function_call","call_id":"c","name":"f","arguments":"{}"},
+        {"type":"function_call_output","call_id":"c","output":"42"},
+        {"type":"reasoning","summary":[{"type":"summary_text","text":"s"}]},
+        {"type":"item_reference","id":"msg_1"},
+        {"role":"assistant","content":[{"type":"output_text","text":"b"}]}]}"#,
+    );
+    assert_eq!(request.conversation.as_deref(), Some("conv_2"));
+    assert_eq!(
+        shown(&request.prompt.pieces),
+        [
+            "<user>",
+            "a",
+            "Image u",
+            "Document f",
+            "<>",
+            "label c",
+            "label f",
+            "{}",
+            "<>",
+            "label c",
+            "42",
+            "<>",
+            "s",
+            "<>",
+            "<assistant>",
+            "b"
+        ]
+    );
+    for bad in [r#"{"model":"m"}"#, r#"{"model":"m","input":null}"#, r#"{"model":"m","input":7}"#] {
+        assert_eq!(refused(Api::Responses, bad).reason, Reason::InvalidPrompt, "{bad}");
+    }
+    let request = ok(Api::Conversations, r#"{"items":[{"type":"message","role":"user","content":"x"}],"metadata":{}}"#);
+    assert_eq!(shown(&request.prompt.pieces), ["<user>", "x"]);
+    ok(Api::Conversations, r#"{"metadata":{"a":"b"}}"#);
+}
+
+#[test]
+fn anthropic_messages_in_all_shapes() {
+    let request = ok(
+        Api::Messages,
+        r#"{"max_tokens":9,"messages":[
+        {"role":"user","content":"hi"},
+        {"role":"assistant","content":[{"type":"thinking","thinking":"t","signature":"s"},{"type":"redacted_thinking","data":"x"},
+            {"type":"tool_use","id":"u","name":"f","input":{"a":[1]}}]},
+        {"role":"user","content":[{"type":"tool_result","tool_use_id":"u","content":[{"type":"text","text":"r"},
+            {"type":"image","source":{"type":"base64","media_type":"image/png","data":"AA"}}]},
+            {"type":"tool_result","tool_use_id":"v","content":"plain"},
+            {"type":"document","source":{"type":"url","url":"https://x/d.pdf"},"cache_control":{"type":"ephemeral"}}]},
+        {"role":"system","content":"left"}],
+        "system":[{"type":"text","text":"one","cache_control":{"type":"ephemeral"}},{"type":"text","text":"two"}],
+        "tools":[{"name":"f","input_schema":{"type":"object"}}],"model":"claude"}"#,
+    );
+    assert_eq!(shown(&request.prompt.system), ["one", "two"]);
+    assert_eq!(
+        shown(&request.prompt.pieces),
+        [
+            "<user>",
+            "hi",
+            "<assistant>",
+            "t",
+            "label f",
+            r#"call {"a":[1]}"#,
+            "<user>",
+            "label u",
+            "r",
+            "Image AA",
+            "label v",
+            "plain",
+            "Document https://x/d.pdf",
+            "<system>",
+            "left"
+        ]
+    );
+    assert_eq!(request.prompt.tools, Some(r#"[{"name":"f","input_schema":{"type":"object"}}]"#));
+    let request = ok(Api::CountTokens, r#"{"model":"m","system":"s","messages":[{"role":"user","content":"abcd"}]}"#);
+    assert_eq!(shown(&request.prompt.system), ["s"]);
+    assert_eq!(request.prompt.text_bytes, 5);
+    assert_eq!(refused(Api::Messages, r#"{"model":"m","system":"s"}"#).reason, Reason::InvalidMessages);
+}
+
+#[test]
+fn embeddings_rerank_score_and_tokenize() {
+    for input in [r#""x""#, r#"["x","y"]"#, "[1,2]", "[[1],[2]]"] {
+        ok(Api::Embeddings, &format!(r#"{{"model":"m","input":{input}}}"#));
+    }
+    ok(Api::Embeddings, r#"{"model":"m","messages":[{"role":"user","content":"x"}]}"#);
+    ok(Api::Embeddings, r#"{"model":"m","texts":["x"],"input_type":"search_query"}"#);
+    for bad in [r#"{"model":"m"}"#, r#"{"model":"m","input":null}"#, r#"{"model":"m","input":[]}"#] {
+        assert_eq!(refused(Api::Embeddings, bad).reason, Reason::InvalidPrompt, "{bad}");
+    }
+    ok(Api::Pooling, r#"{"model":"m","data":{"x":1}}"#);
+    ok(Api::Classify, r#"{"model":"m","input":["x"]}"#);
+
+    let request = ok(Api::Rerank, r#"{"model":"m","documents":["abc",{"text":"de"}],"query":"qq","top_n":1}"#);
+    assert_eq!(shown(&request.prompt.pieces), ["abc", "qq"]);
+    // The query is read with each of the documents.
+    assert_eq!((request.prompt.text_bytes, request.prompt.count), (9, 2));
+    for body in [
+        r#"{"model":"m","text_1":"aa","text_2":["b","c"]}"#,
+        r#"{"model":"m","queries":"aa","documents":["b","c"]}"#,
+        r#"{"model":"m","queries":"aa","items":["b","c"]}"#,
+        r#"{"model":"m","data_1":"aa","data_2":["b","c"]}"#,
+    ] {
+        let request = ok(Api::Score, body);
+        assert_eq!((request.prompt.text_bytes, request.prompt.count), (6, 2), "{body}");
+    }
+    let request = ok(Api::Score, r#"{"model":"m","text_1":["a","b"],"text_2":["c","d"]}"#);
+    assert_eq!((request.prompt.text_bytes, request.prompt.count), (4, 2));
+    let body = r#"{"model":"m","data_1":{"content":[{"type":"text","text":"t"}]},"data_2":{"content":[{"type":"image_url","image_url":{"url":"u"}}]}}"#;
+    let request = ok(Api::Score, body);
+    assert_eq!(shown(&request.prompt.pieces), ["t", "Image u"]);
+    for (api, bad, param) in [
+        (Api::Rerank, r#"{"model":"m","query":"q"}"#, "documents"),
+        (Api::Rerank, r#"{"model":"m","documents":["d"]}"#, "query"),
+        (Api::Rerank, r#"{"model":"m","query":"q","documents":[]}"#, "documents"),
+        (Api::Rerank, r#"{"model":"m","query":7,"documents":["d"]}"#, "query"),
+        (Api::Score, r#"{"model":"m","text_1":"a"}"#, "text_2"),
+        (Api::Score, r#"{"model":"m"}"#, "text_1"),
+    ] {
+        let error = refused(api, bad);
+        assert_eq!((error.reason, error.param), (Reason::InvalidPrompt, Some(param)), "{bad}");
+    }
+    ok(Api::Tokenize, r#"{"model":"m","messages":[{"role":"user","content":"x"}]}"#);
+    assert_eq!(refused(Api::Tokenize, r#"{"model":"m"}"#).param, Some("prompt"));
+    assert_eq!(ok(Api::Detokenize, r#"{"model":"m","tokens":[1,2]}"#).prompt.token_ids, 2);
+}
+
+#[test]
+fn bodies_of_unknown_apis_are_never_refused() {
+    let parse = |body: &'static [u8]| parse(Api::Other, None, body, &Limits::default()).unwrap();
+    let found = parse(br#"{"x":[1],"model":"m","stream":true}"#);
+    assert_eq!((found.model.map(|m| m.name).as_deref(), found.stream), (Some("m"), true));
+    for body in [
+        &b""[..],
+        b"no json",
+        b"\xFF\xFE",
+        b"[]",
+        br#"{"model":7}"#,
+        br#"{"model":"a","model":"b"}"#,
+        br#"{"model":"a""#,
+    ] {
+        assert_eq!(parse(body), Request::default());
+    }
+}
+
+#[test]
+fn real_requests_are_read() {
+    let directory = format!("{}/tests/data/protocol", env!("CARGO_MANIFEST_DIR"));
+    let mut read = 0;
+    for file in std::fs::read_dir(directory).unwrap() {
+        let capture: serde_json::Value = serde_json::from_slice(&std::fs::read(file.unwrap().path()).unwrap()).unwrap();
+        let Some(path) = capture["request"]["path"].as_str() else { continue };
+        let (api, _) = Api::from_path(path);
+        let body = match &capture["request"]["body"] {
+            serde_json::Value::String(text) => text.clone(),
+            body => body.to_string(),
+        };
+        let name = capture["name"].as_str().unwrap();
+        match (name, parse(api, None, body.as_bytes(), &Limits::default())) {
+            // vLLM takes a chat without a model; we don't.
+            ("chat_nomodel", Err(error)) => assert_eq!(error.reason, Reason::InvalidModel),
+            ("err_badjson", Err(error)) => assert_eq!(error.reason, Reason::InvalidJson),
+            ("err_empty_messages" | "err_missing_messages", Err(error)) => {
+                assert_eq!(error.reason, Reason::InvalidMessages)
+            }
+            (_, Ok(request)) => {
+                assert!(request.prompt.count > 0, "{name}");
+                assert_eq!(request.model.is_none(), name == "tokenize_completion_nomodel", "{name}");
+                read += 1;
+            }
+            (_, Err(error)) => panic!("{name}: {error}"),
+        }
+    }
+    assert!(read >= 25, "only {read} captures were read");
+}
