@@ -14,6 +14,8 @@ pub mod health;
 pub mod ids;
 pub mod limits;
 pub mod pool;
+pub mod prefix;
+pub mod prompt;
 pub mod protocol;
 pub mod rng;
 pub mod scheduling;

@@ -187,6 +187,12 @@ impl Api {
         )
     }
 
+    /// Whether its prompt goes through a KV cache that the beginnings of other prompts may be found in.
+    #[must_use]
+    pub fn prefills(self) -> bool {
+        self.generates() && self.body_format() != BodyFormat::Multipart
+    }
+
     /// Whether a request without a model is refused. vLLM takes one without; with several pools or adapters it would be a guess.
     #[must_use]
     pub fn requires_model(self) -> bool {

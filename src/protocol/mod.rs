@@ -4,6 +4,7 @@
 //! Everything is borrowed from the body and read in one pass; no document tree is built. Called by `ext_proc::exchange`; may
 //! import `error`, `limits`, `ids`. No I/O.
 
+pub mod answer;
 pub mod api;
 pub mod dialect;
 pub mod grpc;
@@ -14,6 +15,7 @@ mod scan;
 pub mod splice;
 pub mod usage;
 
+pub use answer::{AnswerFormat, AnswerText};
 pub use api::{Api, BodyFormat, Dialect};
 pub use prompt::{MediaKind, Piece, Prompt};
 pub use splice::{ModelRenamer, replace_model};

@@ -86,6 +86,19 @@ pub struct Prompt<'a> {
 }
 
 impl Prompt<'_> {
+    /// Whether it is one text or one list of token ids without any message around it.
+    #[must_use]
+    pub fn is_bare(&self) -> bool {
+        let bare = matches!(self.pieces.as_slice(), [Piece::Text(_) | Piece::Tokens(_)]);
+        bare && self.system.is_empty() && self.tools.is_none() && self.documents.is_none()
+    }
+
+    /// Whether the client sent token ids in place of text.
+    #[must_use]
+    pub fn is_token_ids(&self) -> bool {
+        self.token_ids > 0 && self.text_bytes == 0 && self.media_tokens == 0
+    }
+
     /// What the server will have to read for all prompts of the request: exact for token ids, [`DEFAULT_BYTES_PER_TOKEN`] for text
     /// and a fixed guess for each of the media. Template tokens are not counted.
     #[must_use]

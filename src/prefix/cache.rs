@@ -1,0 +1,491 @@
+//! What a pool's servers hold of a prompt: the index, the claims of what is on its way, and how well both foretell what servers report.
+//!
+//! Asked by the decision, told by what came of it: a claim when the endpoint is named, a record when its answer begins, a correction
+//! when the answer's usage tells how much was really cached.
+
+use super::average::Average;
+use super::claims::{Claim, ClaimedDepths, Claims};
+use super::index::{Depth, HolderId, IndexConfig, Matches, PrefixIndex, TenantId};
+use super::key::{BlockKey, BlockKeys, KeySpace};
+use super::residents::{Resident, Residents, Table};
+use crate::clock::Timestamp;
+use crate::ids::EndpointId;
+use crate::pool::PoolSnapshot;
+use crate::protocol::Prompt;
+use ahash::AHashMap;
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// 256 MiB: about eight million blocks, those of 300 servers with 27,000 each.
+pub const DEFAULT_MAX_BYTES: u64 = 256 << 20;
+/// A quarter: one tenant's flood leaves the others' prefixes where they are.
+pub const DEFAULT_TENANT_SHARE: f32 = 0.25;
+/// 2 min, LocalAI's half-life of a cached block's weight.
+pub const DEFAULT_HALF_LIFE: Duration = Duration::from_secs(120);
+/// 4 bytes of text to a token until answers have told better.
+pub const DEFAULT_BYTES_PER_TOKEN: f64 = 4.0;
+/// 4 bytes of text stand for a token in the size of a block of text.
+pub const CHARACTERS_PER_TOKEN: u32 = 4;
+/// Shorter texts say nothing about bytes per token: what the template adds outweighs them.
+const LEAST_MEASURED_BYTES: u64 = 256;
+/// Prompts of fewer blocks say nothing about tokens per block: where the last one ends is not known.
+const LEAST_MEASURED_BLOCKS: usize = 8;
+/// A token that was foretold and not there takes two off the room for guesses: dozens of wrong prompts settle it, one does not upset it.
+const CAPACITY_GAIN: f64 = 2.0;
+/// One answer moves it by a tenth at most.
+const CAPACITY_STEP: f64 = 0.1;
+/// Guesses keep at least a tenth of what a server says it has room for, however wrong they turn out.
+const LEAST_CAPACITY: f64 = 0.1;
+
+/// What a block holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockUnit {
+    /// This many token ids.
+    Tokens(u32),
+    /// This many bytes of text.
+    Bytes(u32),
+}
+
+/// How a pool's cache knowledge is kept.
+#[derive(Clone, Debug)]
+pub struct CacheConfig {
+    /// What a block holds.
+    pub unit: BlockUnit,
+    /// Bytes of the index.
+    pub max_bytes: u64,
+    /// Part of it that one tenant's guesses may take.
+    pub tenant_share: f32,
+    /// How long a claim counts.
+    pub claim_life: Duration,
+    /// Of all hashes.
+    pub seed: u64,
+}
+
+/// Totals since the start.
+#[derive(Debug, Default)]
+pub struct CacheStats {
+    /// Prompts looked up.
+    pub lookups: AtomicU64,
+    /// Tokens of these prompts.
+    pub prompt_tokens: AtomicU64,
+    /// Tokens that the picked endpoint was thought to hold.
+    pub matched_tokens: AtomicU64,
+    /// Of the answers that told how much was cached: tokens that were thought to be.
+    pub foretold_tokens: AtomicU64,
+    /// And those that were.
+    pub reported_tokens: AtomicU64,
+}
+
+/// What a pool's servers hold.
+#[derive(Debug)]
+pub struct PrefixCache {
+    index: Arc<PrefixIndex>,
+    space: KeySpace,
+    guesses: ArcSwap<Guesses>,
+    residents: Arc<Residents>,
+    claims: Claims,
+    unit: BlockUnit,
+    bytes_per_token: Average,
+    /// Tokens of the engine in a block whose keys are of our own making.
+    own_block_tokens: Average,
+    servers: Mutex<AHashMap<EndpointId, Server>>,
+    stats: CacheStats,
+}
+
+/// Who believed blocks belong to, and how many there may be.
+#[derive(Clone, Debug)]
+struct Guess {
+    holder: HolderId,
+    capacity: Arc<Capacity>,
+}
+
+type Guesses = AHashMap<EndpointId, Guess>;
+
+/// Blocks that are believed to lie on one server.
+#[derive(Debug, Default)]
+struct Capacity {
+    /// That it has room for; 0 when it has not said.
+    blocks: AtomicU32,
+    /// That prompts on their way there will fill. What they will push out is forgotten when they are sent: whoever comes behind them
+    /// will not find it any more.
+    coming: AtomicU32,
+    /// That the index was last told.
+    told: AtomicU32,
+}
+
+/// What guesses about one server rest on.
+#[derive(Debug)]
+struct Server {
+    guess: Guess,
+    process_start: Option<f64>,
+    /// Tokens that its cache has room for; 0 when it has not said.
+    room: u64,
+    /// Part of them that guesses may fill, learned from what answers report.
+    trust: f64,
+}
+
+/// A prompt on its way to an endpoint; it is over on Drop.
+#[derive(Debug)]
+pub struct Coming {
+    _claim: Claim,
+    room: Option<Reserved>,
+}
+
+#[derive(Debug)]
+struct Reserved {
+    capacity: Arc<Capacity>,
+    blocks: u32,
+}
+
+/// What one prompt meets in a pool.
+#[derive(Debug)]
+pub struct Found {
+    guesses: Arc<Guesses>,
+    residents: Arc<Table>,
+    matches: Matches,
+    claimed: ClaimedDepths,
+    tokens_per_block: f64,
+    own_block_tokens: f64,
+    bytes_per_token: f64,
+    /// The keys are not those of engines' events: only what was learned can be compared with them.
+    own_keys: bool,
+}
+
+impl PrefixCache {
+    /// Knows nothing yet.
+    #[must_use]
+    pub fn new(config: &CacheConfig) -> Self {
+        let index = PrefixIndex::new(IndexConfig {
+            budget_bytes: usize::try_from(config.max_bytes).unwrap_or(usize::MAX),
+            tenant_share: config.tenant_share,
+            half_life: DEFAULT_HALF_LIFE,
+            seed: config.seed,
+        });
+        Self {
+            index: Arc::new(index),
+            space: KeySpace::new(config.seed),
+            guesses: ArcSwap::default(),
+            residents: Arc::default(),
+            claims: Claims::new(config.claim_life, config.seed),
+            unit: config.unit,
+            bytes_per_token: Average::new(DEFAULT_BYTES_PER_TOKEN),
+            own_block_tokens: Average::new(nominal(config.unit)),
+            servers: Mutex::default(),
+            stats: CacheStats::default(),
+        }
+    }
+
+    /// The index, for the feed of KV events.
+    #[must_use]
+    pub fn index(&self) -> &Arc<PrefixIndex> {
+        &self.index
+    }
+
+    /// Which of its caches belong to whom, for the feed of KV events.
+    #[must_use]
+    pub fn residents(&self) -> &Arc<Residents> {
+        &self.residents
+    }
+
+    /// How keys are made.
+    #[must_use]
+    pub fn space(&self) -> KeySpace {
+        self.space
+    }
+
+    /// What a block holds.
+    #[must_use]
+    pub fn unit(&self) -> BlockUnit {
+        self.unit
+    }
+
+    /// Totals.
+    #[must_use]
+    pub fn stats(&self) -> &CacheStats {
+        &self.stats
+    }
+
+    /// Beginnings of prompts that are on their way.
+    #[must_use]
+    pub fn claims(&self) -> &Claims {
+        &self.claims
+    }
+
+    /// Tokens of the engine in a block of its own text: what answers have taught where blocks hold text.
+    #[must_use]
+    pub fn tokens_per_block(&self) -> f64 {
+        match self.unit {
+            BlockUnit::Tokens(n) => f64::from(n),
+            BlockUnit::Bytes(_) => self.own_block_tokens.get(),
+        }
+    }
+
+    /// Finds out who holds how much of a prompt. Makes no more keys than can matter.
+    pub fn lookup<K: BlockKeys>(&self, keys: &mut K, now: Timestamp) -> Found {
+        let mut found = Found {
+            guesses: self.guesses.load_full(),
+            residents: self.residents.load_full(),
+            matches: Matches::default(),
+            claimed: ClaimedDepths::new(),
+            tokens_per_block: nominal(self.unit),
+            own_block_tokens: self.own_block_tokens.get(),
+            bytes_per_token: self.bytes_per_token.get(),
+            own_keys: false,
+        };
+        self.index.lookup(keys, &mut found.matches);
+        self.claims.lookup(keys, now, &mut found.claimed);
+        found
+    }
+
+    /// A prompt of so many tokens goes to an endpoint that is thought to hold so many of them.
+    pub fn decided(&self, prompt_tokens: u32, matched_tokens: u32) {
+        self.stats.lookups.fetch_add(1, Relaxed);
+        self.stats.prompt_tokens.fetch_add(u64::from(prompt_tokens), Relaxed);
+        self.stats.matched_tokens.fetch_add(u64::from(matched_tokens), Relaxed);
+    }
+
+    /// A prompt is on its way to `endpoint`, where it will take room for `fresh` blocks that are recorded when it has arrived.
+    #[must_use]
+    pub fn claim(&self, endpoint: EndpointId, keys: &[BlockKey], fresh: u32, now: Timestamp) -> Coming {
+        let claim = self.claims.claim(endpoint, keys, now);
+        let guesses = self.guesses.load();
+        let room = guesses.get(&endpoint).filter(|_| fresh > 0).map(|guess| {
+            guess.capacity.coming.fetch_add(fresh, Relaxed);
+            self.tell_capacity(guess);
+            Reserved { capacity: guess.capacity.clone(), blocks: fresh }
+        });
+        Coming { _claim: claim, room }
+    }
+
+    /// Whether what `endpoint` holds is learned from what is routed there; else its engine tells.
+    #[must_use]
+    pub fn learns(&self, endpoint: EndpointId) -> bool {
+        !self.residents.load().get(&endpoint).is_some_and(Resident::is_exact)
+    }
+
+    /// `endpoint` has computed these blocks: the prompt's, when its answer has begun; with the answer's, when it has ended.
+    pub fn record(&self, endpoint: EndpointId, keys: &[BlockKey], tenant: Option<&str>, now: Timestamp) {
+        let guesses = self.guesses.load();
+        if let Some(guess) = guesses.get(&endpoint) {
+            // The index first gets back the room that was kept for them.
+            self.tell_capacity(guess);
+            self.index.record(guess.holder, keys, tenant_id(tenant), now);
+        }
+    }
+
+    /// An answer told what its prompt cost. `bytes` of the prompt's text are 0 when something else is in it.
+    pub fn correct(&self, endpoint: EndpointId, foretold: u64, prompt: Option<u64>, cached: Option<u64>, bytes: u64) {
+        // What is thought of the prompt's length now, and of what is held of it with the same error.
+        let estimated = bytes as f64 / self.bytes_per_token.get();
+        if let (Some(tokens @ 1..), LEAST_MEASURED_BYTES..) = (prompt, bytes) {
+            self.bytes_per_token.learn((bytes as f64 / tokens as f64).clamp(0.5, 16.0));
+        }
+        let Some(cached) = cached else { return };
+        let foretold = self.usable(foretold, prompt);
+        self.stats.foretold_tokens.fetch_add(foretold, Relaxed);
+        self.stats.reported_tokens.fetch_add(cached, Relaxed);
+        if self.learns(endpoint) {
+            // A prompt whose tokens are longer than others' is not a server that has evicted something.
+            let error = match (self.unit, prompt) {
+                (BlockUnit::Bytes(_), Some(prompt)) if estimated > 0.0 => (prompt as f64 / estimated).min(1.0),
+                _ => 1.0,
+            };
+            self.learn_capacity(endpoint, foretold as f64 * error, cached as f64);
+        }
+    }
+
+    /// An answer told how many tokens a prompt has that is of so many full blocks, whose keys are of our own making.
+    pub fn measured(&self, blocks: usize, prompt_tokens: u64) {
+        if blocks >= LEAST_MEASURED_BLOCKS {
+            // On average the prompt ends in the middle of a block.
+            let tokens = prompt_tokens as f64 / (blocks as f64 + 0.5);
+            let nominal = nominal(self.unit);
+            self.own_block_tokens.learn(tokens.clamp(nominal / 8.0, nominal * 8.0));
+        }
+    }
+
+    /// What of `held` tokens saves work: engines compute the last token of every prompt themselves, and with it its whole block.
+    fn usable(&self, held: u64, prompt: Option<u64>) -> u64 {
+        match (self.unit, prompt) {
+            (BlockUnit::Tokens(n @ 1..), Some(prompt)) => {
+                held.min(prompt.saturating_sub(1) / u64::from(n) * u64::from(n))
+            }
+            (_, Some(prompt)) => held.min(prompt.saturating_sub(1)),
+            (_, None) => held,
+        }
+    }
+
+    /// A server that held less than foretold has evicted what we thought it kept: guesses get less room. One that held more gives it back.
+    /// The room follows the error in tokens, so a server that has half the room it says is found out by its long prompts, however many
+    /// short ones it answers as foretold.
+    fn learn_capacity(&self, endpoint: EndpointId, foretold: f64, cached: f64) {
+        let slack = 0.05 * foretold + 2.0 * self.tokens_per_block();
+        let error = cached - foretold;
+        if error.abs() <= slack {
+            return;
+        }
+        let mut servers = self.servers.lock();
+        if let Some(server) = servers.get_mut(&endpoint).filter(|s| s.room > 0) {
+            let step = (CAPACITY_GAIN * error / server.room as f64).clamp(-CAPACITY_STEP, CAPACITY_STEP);
+            server.trust = (server.trust + step).clamp(LEAST_CAPACITY, 1.0);
+            self.measure(server);
+        }
+    }
+
+    fn measure(&self, server: &Server) {
+        if server.room == 0 {
+            return;
+        }
+        let blocks = server.room as f64 * server.trust / self.tokens_per_block();
+        server.guess.capacity.blocks.store(blocks.clamp(1.0, f64::from(u32::MAX)) as u32, Relaxed);
+        self.tell_capacity(&server.guess);
+    }
+
+    fn tell_capacity(&self, guess: &Guess) {
+        if let Some(blocks) = guess.capacity.news() {
+            guess.capacity.told.store(blocks, Relaxed);
+            self.index.set_capacity(guess.holder, blocks);
+        }
+    }
+
+    /// Brings the caches in line with the pool: endpoints come and go, restart with an empty cache, and say how much they have room for.
+    pub fn reconcile(&self, snapshot: &PoolSnapshot) {
+        let mut servers = self.servers.lock();
+        let mut come = false;
+        for state in &snapshot.endpoints {
+            let server = servers.entry(state.endpoint.id).or_insert_with(|| {
+                come = true;
+                let guess = Guess { holder: self.index.add_holder(), capacity: Arc::default() };
+                Server { guess, process_start: None, room: 0, trust: 1.0 }
+            });
+            let Some(metrics) = &state.metrics else { continue };
+            if let (Some(then), Some(now)) = (server.process_start, metrics.process_start)
+                && now > then
+            {
+                self.index.clear(server.guess.holder);
+                server.trust = 1.0;
+            }
+            server.process_start = metrics.process_start.or(server.process_start);
+            if let (Some(size), Some(blocks)) = (metrics.block_size, metrics.num_blocks) {
+                server.room = u64::from(size) * u64::from(blocks);
+                self.measure(server);
+            }
+        }
+        let gone: SmallVec<[EndpointId; 8]> =
+            servers.keys().copied().filter(|id| !snapshot.endpoints.iter().any(|s| s.endpoint.id == *id)).collect();
+        for server in gone.iter().filter_map(|id| servers.remove(id)) {
+            self.index.remove_holder(server.guess.holder);
+        }
+        if come || !gone.is_empty() {
+            let guesses = servers.iter().map(|(id, server)| (*id, server.guess.clone())).collect();
+            self.guesses.store(Arc::new(guesses));
+        }
+    }
+}
+
+impl Capacity {
+    /// What the index should be told now. A change of less than 2 % is not worth the writer's lock.
+    fn news(&self) -> Option<u32> {
+        let all = self.blocks.load(Relaxed);
+        let least = (f64::from(all) * LEAST_CAPACITY) as u32;
+        let blocks = all.saturating_sub(self.coming.load(Relaxed)).max(least).max(1);
+        let told = self.told.load(Relaxed);
+        (all > 0 && blocks.abs_diff(told) > told / 50).then_some(blocks)
+    }
+}
+
+impl Coming {
+    /// The endpoint has computed it: what it takes is no longer ahead, as [`PrefixCache::record`] will tell.
+    pub fn arrived(&mut self) {
+        self.room = None;
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.capacity.coming.fetch_sub(self.blocks, Relaxed);
+    }
+}
+
+impl Found {
+    /// The same for a prompt whose keys are of our own making when `own` is true: what engines tell says nothing about it.
+    #[must_use]
+    pub fn of_own_keys(self, own: bool) -> Self {
+        Self { own_keys: own, ..self }
+    }
+
+    /// Whether the prompt's keys are of our own making.
+    #[must_use]
+    pub fn has_own_keys(&self) -> bool {
+        self.own_keys
+    }
+
+    /// What `endpoint` holds, in blocks: what its engine tells, or else what was learned, and what is on its way there.
+    #[must_use]
+    pub fn depth(&self, endpoint: EndpointId) -> Depth {
+        let mut depth = self.held(endpoint);
+        if let Some((_, claimed)) = self.claimed.iter().find(|(e, _)| *e == endpoint) {
+            depth.gpu = depth.gpu.max(*claimed);
+            depth.cpu = depth.cpu.max(*claimed);
+            depth.any = depth.any.max(*claimed);
+        }
+        depth
+    }
+
+    /// As [`Found::depth`], without what is on its way.
+    #[must_use]
+    pub fn held(&self, endpoint: EndpointId) -> Depth {
+        let guessed = || self.guesses.get(&endpoint).map(|guess| self.matches.depth(guess.holder)).unwrap_or_default();
+        let Some(resident) = self.residents.get(&endpoint).filter(|r| r.is_certain() && !self.own_keys) else {
+            return guessed();
+        };
+        // The server itself chooses the rank; one that balances well chooses the one that holds most.
+        let depths = resident.caches.iter().map(|cache| self.matches.depth(cache.holder));
+        let told = depths.max_by_key(|depth| depth.any).unwrap_or_default();
+        if resident.is_exact() { told } else { [told, guessed()].into_iter().max_by_key(|d| d.any).unwrap_or_default() }
+    }
+
+    /// Whether what `endpoint` holds is its engine's own word alone.
+    #[must_use]
+    pub fn is_exact(&self, endpoint: EndpointId) -> bool {
+        !self.own_keys && self.residents.get(&endpoint).is_some_and(Resident::is_exact)
+    }
+
+    /// The length of `prompt` in the tokens that [`Found::tokens`] gives; never less than what somebody holds of it, so that an estimate
+    /// that is too low does not make one who holds more look like one who holds less.
+    #[must_use]
+    pub fn prompt_tokens(&self, prompt: &Prompt<'_>) -> u32 {
+        let text = prompt.text_bytes as f64 / self.bytes_per_token;
+        let total = text.ceil() as u64 + prompt.token_ids + prompt.media_tokens;
+        let claimed = self.claimed.iter().map(|(_, blocks)| *blocks).max().unwrap_or(0);
+        let known = self.tokens(self.matches.deepest().max(claimed));
+        u32::try_from(total).unwrap_or(u32::MAX).max(known)
+    }
+
+    /// Blocks in tokens.
+    #[must_use]
+    pub fn tokens(&self, blocks: u32) -> u32 {
+        let tokens = if self.own_keys { self.own_block_tokens } else { self.tokens_per_block };
+        (f64::from(blocks) * tokens) as u32
+    }
+}
+
+/// Tokens in a block before anything was measured; where keys are those of engines, always.
+fn nominal(unit: BlockUnit) -> f64 {
+    match unit {
+        BlockUnit::Tokens(n) => f64::from(n),
+        BlockUnit::Bytes(n) => f64::from(n) / f64::from(CHARACTERS_PER_TOKEN),
+    }
+}
+
+/// Tenants are told apart by 32 bits of a hash: two that meet share a share.
+fn tenant_id(tenant: Option<&str>) -> TenantId {
+    TenantId(tenant.map_or(0, |t| xxhash_rust::xxh3::xxh3_64(t.as_bytes()) as u32 | 1))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,175 @@
+use super::*;
+use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState};
+use crate::prefix::index::{StoredBlock, Tier};
+use crate::prefix::key::EngineHash;
+use crate::prefix::residents::Cache;
+use crate::prefix::trust::{Doubt, Trust, TrustCell};
+
+const NOW: Timestamp = Timestamp(1_000_000_000);
+
+fn cache(unit: BlockUnit) -> PrefixCache {
+    PrefixCache::new(&CacheConfig {
+        unit,
+        max_bytes: 16 << 20,
+        tenant_share: 1.0,
+        claim_life: Duration::from_secs(30),
+        seed: 7,
+    })
+}
+
+fn snapshot(endpoints: &[(u32, Option<EndpointMetrics>)]) -> PoolSnapshot {
+    let state = |(id, metrics): &(u32, Option<EndpointMetrics>)| EndpointState {
+        endpoint: Arc::new(Endpoint::new(EndpointId(*id), EndpointSpec::at(([10, 0, 0, 1], 8000).into()))),
+        metrics: metrics.clone().map(Arc::new),
+    };
+    PoolSnapshot::new(1, true, endpoints.iter().map(state).collect())
+}
+
+fn started(at: f64) -> Option<EndpointMetrics> {
+    Some(EndpointMetrics {
+        process_start: Some(at),
+        block_size: Some(16),
+        num_blocks: Some(100),
+        ..EndpointMetrics::default()
+    })
+}
+
+fn prompt(length: u64, salt: u64) -> Vec<BlockKey> {
+    (0..length).map(|i| BlockKey(xxhash_rust::xxh3::xxh3_64_with_seed(&i.to_le_bytes(), salt))).collect()
+}
+
+fn held(cache: &PrefixCache, keys: &[BlockKey], endpoint: u32) -> u32 {
+    cache.lookup(&mut &*keys, NOW).held(EndpointId(endpoint)).any
+}
+
+#[test]
+fn what_is_recorded_is_found_until_the_endpoint_goes_or_restarts() {
+    let cache = cache(BlockUnit::Tokens(16));
+    cache.reconcile(&snapshot(&[(1, started(1.0)), (2, None)]));
+    let keys = prompt(10, 1);
+    cache.record(EndpointId(1), &keys, None, NOW);
+    cache.record(EndpointId(2), &keys[..4], None, NOW);
+    cache.record(EndpointId(3), &keys, None, NOW);
+    assert_eq!([1, 2, 3].map(|e| held(&cache, &keys, e)), [10, 4, 0], "a stranger is not learned about");
+    cache.reconcile(&snapshot(&[(1, started(1.0)), (2, None)]));
+    assert_eq!(held(&cache, &keys, 1), 10, "nothing has changed");
+    cache.reconcile(&snapshot(&[(1, started(2.0)), (2, None)]));
+    assert_eq!([1, 2].map(|e| held(&cache, &keys, e)), [0, 4], "a new process begins with an empty cache");
+    cache.reconcile(&snapshot(&[(1, started(2.0))]));
+    assert_eq!(held(&cache, &keys, 2), 0);
+}
+
+#[test]
+fn an_engines_own_word_counts_while_it_can_be_believed() {
+    let cache = cache(BlockUnit::Tokens(16));
+    cache.reconcile(&snapshot(&[(1, None)]));
+    let keys = prompt(10, 1);
+    cache.record(EndpointId(1), &keys, None, NOW);
+    let trust: Arc<TrustCell> = Arc::default();
+    let holder = cache.index().add_holder();
+    let resident = Resident { caches: [Cache { holder, trust: trust.clone() }].into_iter().collect() };
+    cache.residents().publish([(EndpointId(1), resident)].into_iter().collect());
+    assert!(cache.learns(EndpointId(1)), "nothing was heard yet");
+    trust.set(Trust::Exact);
+    assert_eq!((held(&cache, &keys, 1), cache.learns(EndpointId(1))), (0, false));
+    let own = cache.lookup(&mut &*keys, NOW).of_own_keys(true);
+    assert_eq!((own.held(EndpointId(1)).any, own.is_exact(EndpointId(1))), (10, false), "not comparable with events");
+    let told: Vec<_> =
+        (0u64..).zip(&keys[..4]).map(|(i, key)| StoredBlock { hash: EngineHash(i), key: *key }).collect();
+    cache.index().store(holder, Tier::Gpu, None, &told).unwrap();
+    trust.set(Trust::Incomplete);
+    assert_eq!((held(&cache, &keys, 1), cache.learns(EndpointId(1))), (10, true), "what it held before is learned");
+    let others = prompt(3, 2);
+    let other = [StoredBlock { hash: EngineHash(99), key: others[0] }];
+    cache.index().store(holder, Tier::Gpu, None, &other).unwrap();
+    assert_eq!(held(&cache, &others, 1), 1, "what it tells counts beside that");
+    trust.set(Trust::Exact);
+    assert_eq!((held(&cache, &keys, 1), held(&cache, &others, 1)), (4, 1));
+    trust.set(Trust::Suspect(Doubt::Gap));
+    assert_eq!((held(&cache, &keys, 1), cache.learns(EndpointId(1))), (10, true));
+}
+
+#[test]
+fn bytes_per_token_and_capacity_follow_what_answers_report() {
+    let cache = cache(BlockUnit::Bytes(64));
+    cache.reconcile(&snapshot(&[(1, started(1.0))]));
+    assert!((cache.tokens_per_block() - 16.0).abs() < 1e-9);
+    cache.correct(EndpointId(1), 0, Some(1_000), None, 2_000);
+    cache.measured(31, 1_008);
+    cache.measured(2, 1_000);
+    assert!((cache.tokens_per_block() - 32.0).abs() < 0.1, "one answer tells: {}", cache.tokens_per_block());
+    let own = cache.lookup(&mut &[][..], NOW).of_own_keys(true);
+    assert_eq!((own.tokens(10), cache.lookup(&mut &[][..], NOW).tokens(10)), (320, 160), "ids are what they are");
+    assert_eq!(own.prompt_tokens(&Prompt { text_bytes: 4_000, count: 1, ..Prompt::default() }), 2_000);
+    let trust = |cache: &PrefixCache| cache.servers.lock()[&EndpointId(1)].trust;
+    cache.correct(EndpointId(1), 1_000, Some(1_000), Some(990), 2_000);
+    assert!((trust(&cache) - 1.0).abs() < 1e-9);
+    for _ in 0..10 {
+        // A prompt of longer tokens: everything was there, and foretold too high.
+        cache.correct(EndpointId(1), 1_000, Some(500), Some(496), 2_000);
+    }
+    assert!((trust(&cache) - 1.0).abs() < 1e-9, "{}", trust(&cache));
+    for _ in 0..20 {
+        cache.correct(EndpointId(1), 1_000, Some(1_000), Some(0), 2_000);
+    }
+    assert!(trust(&cache) < 0.5, "{}", trust(&cache));
+    for _ in 0..200 {
+        cache.correct(EndpointId(1), 1_000, Some(1_000), Some(0), 2_000);
+    }
+    assert!((trust(&cache) - LEAST_CAPACITY).abs() < 1e-9);
+    assert_eq!(cache.stats().foretold_tokens.load(Relaxed), 221 * 999 + 10 * 499, "the last token is always computed");
+    assert_eq!(cache.stats().reported_tokens.load(Relaxed), 990 + 10 * 496);
+}
+
+#[test]
+fn what_prompts_on_their_way_will_push_out_is_forgotten_before_they_arrive() {
+    let cache = cache(BlockUnit::Tokens(16));
+    cache.reconcile(&snapshot(&[(1, started(1.0)), (2, None)]));
+    let (old, newer) = (prompt(40, 1), prompt(60, 2));
+    cache.record(EndpointId(1), &old, None, NOW);
+    cache.record(EndpointId(1), &newer, None, NOW.after(Duration::from_secs(1)));
+    let coming = prompt(30, 3);
+    let failed = cache.claim(EndpointId(1), &coming, 30, NOW);
+    assert_eq!([&old, &newer].map(|keys| held(&cache, keys, 1)), [10, 60], "30 of 100 blocks will be needed");
+    drop(failed);
+    let mut claim = cache.claim(EndpointId(1), &coming, 30, NOW);
+    claim.arrived();
+    cache.record(EndpointId(1), &coming, None, NOW.after(Duration::from_secs(2)));
+    assert_eq!([&old, &newer, &coming].map(|keys| held(&cache, keys, 1)), [10, 60, 30], "it has its own place");
+    // What an endpoint holds of a prompt takes no more room, and one that tells no size has room for all.
+    let _again = cache.claim(EndpointId(1), &coming, 0, NOW);
+    let _elsewhere = cache.claim(EndpointId(2), &coming, 30, NOW);
+    assert_eq!([&old, &newer, &coming].map(|keys| held(&cache, keys, 1)), [10, 60, 30]);
+}
+
+#[test]
+fn a_prompt_is_no_shorter_than_what_is_held_of_it() {
+    let cache = cache(BlockUnit::Tokens(16));
+    cache.reconcile(&snapshot(&[(1, None), (2, None)]));
+    let keys = prompt(20, 1);
+    cache.record(EndpointId(1), &keys[..18], None, NOW);
+    cache.record(EndpointId(2), &keys[..19], None, NOW);
+    let short = Prompt { text_bytes: 500, count: 1, ..Prompt::default() };
+    let tokens = |cache: &PrefixCache, keys: &[BlockKey]| cache.lookup(&mut &*keys, NOW).prompt_tokens(&short);
+    assert_eq!(
+        tokens(&cache, &keys),
+        19 * 16,
+        "500 bytes are more than 125 tokens, as the endpoint that holds most shows"
+    );
+    assert_eq!(tokens(&cache, &prompt(20, 2)), 125);
+    let _claim = cache.claim(EndpointId(1), &keys, 20, NOW);
+    assert_eq!(tokens(&cache, &keys), 20 * 16);
+}
+
+#[test]
+fn engines_compute_the_block_of_the_last_token_themselves() {
+    let cache = cache(BlockUnit::Tokens(16));
+    let foretold = |held, prompt| {
+        let before = cache.stats().foretold_tokens.load(Relaxed);
+        cache.correct(EndpointId(1), held, prompt, Some(0), 0);
+        cache.stats().foretold_tokens.load(Relaxed) - before
+    };
+    assert_eq!(foretold(192, Some(192)), 176, "a prompt of whole blocks");
+    assert_eq!([foretold(192, Some(193)), foretold(192, None), foretold(16, Some(1_000))], [192, 192, 16]);
+    assert_eq!([foretold(16, Some(16)), foretold(16, Some(0))], [0, 0]);
+}

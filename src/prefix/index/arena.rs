@@ -1,0 +1,282 @@
+//! One memory for the whole index: words in chunks whose addresses never move, given out by a buddy allocator.
+//!
+//! Readers hold the [`Arena`] and may load any word at any time, also of memory that has been given to someone else since: what they
+//! read counts only after the version of the run that led there has been checked. The writer alone holds the [`Space`].
+//! Everything that grows with the index lives here, so that memory freed by one part serves any other and one number bounds it all.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Number of a word; 0 is no word.
+pub(super) type Addr = u32;
+
+/// Words of a cache line.
+pub(super) const LINE: u32 = 8;
+
+/// The smallest and the largest chunk in words: 16 KiB and 4 MiB.
+const CHUNK_WORDS: (usize, usize) = (1 << 11, 1 << 19);
+/// A budget is cut into about so many chunks.
+const CHUNKS: usize = 1024;
+
+/// A cache line of words.
+#[repr(align(64))]
+#[derive(Debug, Default)]
+pub(super) struct Line(pub(super) [AtomicU64; LINE as usize]);
+
+/// What stands where there is no memory: always zeros.
+static NOWHERE: Line = Line([const { AtomicU64::new(0) }; LINE as usize]);
+
+/// The words, readable by all.
+#[derive(Debug)]
+pub(super) struct Arena {
+    chunks: Box<[OnceLock<Box<[Line]>>]>,
+    /// A chunk has 2^shift words.
+    shift: u32,
+}
+
+impl Arena {
+    /// Room for at most `bytes`, none of it taken yet.
+    pub(super) fn new(bytes: usize) -> Self {
+        let words = (bytes / 8 / CHUNKS).next_power_of_two().clamp(CHUNK_WORDS.0, CHUNK_WORDS.1);
+        let shift = words.trailing_zeros();
+        // A chunk's bits in `Space::starts` are part of its price; addresses end at 2^32 words.
+        let chunks = (bytes / (words * 8 + words / 16)).min(1 << (32 - shift));
+        Self { chunks: (0..chunks).map(|_| OnceLock::new()).collect(), shift }
+    }
+
+    /// The line that `addr` lies in.
+    #[inline]
+    pub(super) fn line(&self, addr: Addr) -> &Line {
+        let chunk = self.chunks.get((addr >> self.shift) as usize).and_then(OnceLock::get);
+        let within = (addr as usize & ((1 << self.shift) - 1)) / LINE as usize;
+        chunk.and_then(|lines| lines.get(within)).unwrap_or(&NOWHERE)
+    }
+
+    /// The lines from the one that `addr` lies in to the end of its chunk.
+    #[inline]
+    pub(super) fn lines(&self, addr: Addr) -> &[Line] {
+        let chunk = self.chunks.get((addr >> self.shift) as usize).and_then(OnceLock::get);
+        let within = (addr as usize & ((1 << self.shift) - 1)) / LINE as usize;
+        chunk.and_then(|lines| lines.get(within..)).unwrap_or(std::slice::from_ref(&NOWHERE))
+    }
+
+    /// One word.
+    #[inline]
+    pub(super) fn word(&self, addr: Addr) -> &AtomicU64 {
+        self.line(addr).word(addr)
+    }
+
+    /// Loads a word, with no order to others.
+    #[inline]
+    pub(super) fn load(&self, addr: Addr) -> u64 {
+        self.word(addr).load(Relaxed)
+    }
+
+    /// Stores a word, with no order to others.
+    #[inline]
+    pub(super) fn store(&self, addr: Addr, value: u64) {
+        self.word(addr).store(value, Relaxed);
+    }
+
+    /// The low half of a word.
+    #[inline]
+    pub(super) fn low(&self, addr: Addr) -> u32 {
+        low(self.load(addr))
+    }
+
+    /// The high half of a word.
+    #[inline]
+    pub(super) fn high(&self, addr: Addr) -> u32 {
+        high(self.load(addr))
+    }
+
+    /// Stores the low half of a word.
+    pub(super) fn set_low(&self, addr: Addr, value: u32) {
+        self.store(addr, pair(value, self.high(addr)));
+    }
+
+    /// Stores the high half of a word.
+    pub(super) fn set_high(&self, addr: Addr, value: u32) {
+        self.store(addr, pair(self.low(addr), value));
+    }
+}
+
+impl Line {
+    /// The word of this line that `addr` names.
+    #[inline]
+    pub(super) fn word(&self, addr: Addr) -> &AtomicU64 {
+        &self.0[(addr % LINE) as usize]
+    }
+}
+
+/// The low half.
+#[inline]
+pub(super) fn low(word: u64) -> u32 {
+    (word & 0xffff_ffff) as u32
+}
+
+/// The high half.
+#[inline]
+pub(super) fn high(word: u64) -> u32 {
+    (word >> 32) as u32
+}
+
+/// Two halves in a word.
+#[inline]
+pub(super) fn pair(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+/// How many words an extent has: two, doubled so many times.
+pub(super) type Order = u32;
+
+/// The order of an extent that `words` words fit in.
+pub(super) fn order_for(words: u32) -> Order {
+    words.max(2).next_power_of_two().trailing_zeros() - 1
+}
+
+/// Words of an extent.
+pub(super) fn words_of(order: Order) -> u32 {
+    2 << order
+}
+
+const ORDERS: usize = 20;
+
+/// The writer's ledger of the arena: who may use which words. Buddies: an extent lies at a multiple of its size.
+///
+/// A free extent holds its neighbours in the list of its order in its first word, and its order in the second.
+#[derive(Debug)]
+pub(super) struct Space {
+    heads: [Addr; ORDERS],
+    /// One bit for every two words: a free extent begins here.
+    starts: Vec<Box<[u64]>>,
+    free: usize,
+    shift: u32,
+    max_chunks: usize,
+}
+
+impl Space {
+    /// The ledger of an empty arena.
+    pub(super) fn new(arena: &Arena) -> Self {
+        let max_chunks = arena.chunks.len();
+        Self { heads: [0; ORDERS], starts: Vec::with_capacity(max_chunks), free: 0, shift: arena.shift, max_chunks }
+    }
+
+    /// Bytes that the ledger and the arena take before any chunk.
+    pub(super) fn fixed_bytes(arena: &Arena) -> usize {
+        arena.chunks.len() * (size_of::<OnceLock<Box<[Line]>>>() + size_of::<Box<[u64]>>())
+    }
+
+    /// Bytes of the chunks that have been taken, ledger included.
+    pub(super) fn bytes(&self) -> usize {
+        let words = 1 << self.shift;
+        self.starts.len() * (words * 8 + words / 16)
+    }
+
+    /// Words that could still be given out, in pieces of any size.
+    pub(super) fn room(&self) -> usize {
+        self.free + ((self.max_chunks - self.starts.len()) << self.shift)
+    }
+
+    /// An extent with anything in it; `None` when there is no room.
+    pub(super) fn alloc(&mut self, arena: &Arena, order: Order) -> Option<Addr> {
+        let wanted = order as usize;
+        if wanted >= self.shift as usize {
+            return None;
+        }
+        let fits = |heads: &[Addr; ORDERS]| (wanted..ORDERS).find(|&o| heads[o] != 0);
+        let mut at = match fits(&self.heads) {
+            Some(order) => order,
+            None if self.take_chunk(arena) => fits(&self.heads)?,
+            None => return None,
+        };
+        let addr = self.heads[at];
+        self.unlink(arena, addr, at);
+        while at > wanted {
+            at -= 1;
+            self.link(arena, addr + (2u32 << at), at);
+        }
+        Some(addr)
+    }
+
+    /// Gives an extent back.
+    pub(super) fn free(&mut self, arena: &Arena, addr: Addr, order: Order) {
+        let (mut addr, mut at) = (addr, order as usize);
+        while at + 1 < self.shift as usize {
+            let buddy = addr ^ (2u32 << at);
+            if !self.starts_at(buddy) || arena.load(buddy + 1) != at as u64 {
+                break;
+            }
+            self.unlink(arena, buddy, at);
+            addr = addr.min(buddy);
+            at += 1;
+        }
+        self.link(arena, addr, at);
+    }
+
+    /// Makes an extent smaller where it lies.
+    pub(super) fn shrink(&mut self, arena: &Arena, addr: Addr, from: Order, to: Order) {
+        for order in to..from {
+            self.free(arena, addr + words_of(order), order);
+        }
+    }
+
+    fn take_chunk(&mut self, arena: &Arena) -> bool {
+        let at = self.starts.len();
+        let Some(cell) = arena.chunks.get(at) else { return false };
+        let words = 1usize << self.shift;
+        let _ = cell.set((0..words / LINE as usize).map(|_| Line::default()).collect());
+        self.starts.push(vec![0; words.div_ceil(128)].into_boxed_slice());
+        if at > 0 {
+            self.link(arena, (at << self.shift) as Addr, self.shift as usize - 1);
+            return true;
+        }
+        // The first line stays empty, so that no extent lies at address 0.
+        for order in 2..self.shift - 1 {
+            self.link(arena, words_of(order), order as usize);
+        }
+        true
+    }
+
+    fn link(&mut self, arena: &Arena, addr: Addr, order: usize) {
+        let next = std::mem::replace(&mut self.heads[order], addr);
+        arena.store(addr, pair(next, 0));
+        arena.store(addr + 1, order as u64);
+        if next != 0 {
+            arena.set_high(next, addr);
+        }
+        self.mark(addr, true);
+        self.free += 2 << order;
+    }
+
+    fn unlink(&mut self, arena: &Arena, addr: Addr, order: usize) {
+        let (next, previous) = (arena.low(addr), arena.high(addr));
+        if next != 0 {
+            arena.set_high(next, previous);
+        }
+        if previous == 0 {
+            self.heads[order] = next;
+        } else {
+            arena.set_low(previous, next);
+        }
+        self.mark(addr, false);
+        self.free -= 2 << order;
+    }
+
+    fn bit(&self, addr: Addr) -> (usize, usize, u64) {
+        let within = (addr as usize & ((1 << self.shift) - 1)) / 2;
+        ((addr >> self.shift) as usize, within / 64, 1 << (within % 64))
+    }
+
+    fn mark(&mut self, addr: Addr, free: bool) {
+        let (chunk, word, bit) = self.bit(addr);
+        if let Some(w) = self.starts.get_mut(chunk).and_then(|c| c.get_mut(word)) {
+            *w = if free { *w | bit } else { *w & !bit };
+        }
+    }
+
+    fn starts_at(&self, addr: Addr) -> bool {
+        let (chunk, word, bit) = self.bit(addr);
+        self.starts.get(chunk).and_then(|c| c.get(word)).is_some_and(|w| w & bit != 0)
+    }
+}

@@ -1,0 +1,193 @@
+//! Columns and how they are emptied: a holder that is cleared gets a new column at once, the old one is swept bit by bit by the
+//! writes that follow, and is given out again when it is clean.
+
+use super::arena::Addr;
+use super::cover::{Column, bit, set_bit};
+use super::run::{ALIASED, BEHIND, Run};
+use super::writer::Writer;
+use super::{NOBODY, Shared};
+use std::sync::atomic::Ordering::Release;
+
+/// Headers and guesses that a write looks at for each column that is being swept.
+const SWEEP_STEP: usize = 32;
+/// Names that a write looks at while some may lead nowhere, and how many a page is taken for.
+const PURGE_STEP: usize = 256;
+const PAGE_STEP: usize = 128;
+
+/// Which columns are in use, and which are being swept.
+#[derive(Debug)]
+pub(super) struct Columns {
+    /// Those that a holder has.
+    pub(super) live: Vec<u64>,
+    /// Those that a holder has or that are not clean yet.
+    used: Vec<u64>,
+    /// The slot of each live column's holder.
+    slots: Vec<usize>,
+    max: u32,
+    /// Retired, with the most recent of the guesses they had.
+    waiting: Vec<(Column, Addr)>,
+    sweeping: Vec<(Column, Addr)>,
+    /// Headers looked at in this pass.
+    cursor: usize,
+    /// The next page of names to look through for names that lead nowhere, and how often the end is to be reached.
+    purge: (usize, u8),
+}
+
+impl Columns {
+    pub(super) fn new(max: u32) -> Self {
+        let words = max.div_ceil(64) as usize;
+        Self {
+            live: vec![0; words],
+            used: vec![0; words],
+            slots: Vec::with_capacity(max as usize),
+            max,
+            waiting: Vec::new(),
+            sweeping: Vec::new(),
+            cursor: 0,
+            purge: (0, 0),
+        }
+    }
+
+    pub(super) fn fixed_bytes(max: u32) -> usize {
+        max as usize / 4 + max as usize * size_of::<usize>()
+    }
+
+    pub(super) fn any_retired(&self) -> bool {
+        !self.waiting.is_empty() || !self.sweeping.is_empty()
+    }
+
+    pub(super) fn slot(&self, column: Column) -> usize {
+        self.slots.get(usize::from(column)).copied().unwrap_or(usize::MAX)
+    }
+
+    fn take(&mut self, slot: usize) -> Option<Column> {
+        let word = self.used.iter().position(|w| *w != u64::MAX)?;
+        let column = 64 * word as u32 + self.used.get(word)?.trailing_ones();
+        if column >= self.max {
+            return None;
+        }
+        let column = column as Column;
+        set_bit(&mut self.used, column, true);
+        set_bit(&mut self.live, column, true);
+        if self.slots.len() <= usize::from(column) {
+            self.slots.resize(usize::from(column) + 1, usize::MAX);
+        }
+        if let Some(s) = self.slots.get_mut(usize::from(column)) {
+            *s = slot;
+        }
+        Some(column)
+    }
+}
+
+impl Writer {
+    /// A clean column for a holder; sweeps one now if there is no other.
+    pub(super) fn take_column(&mut self, sh: &Shared, slot: usize, holder: u32) -> Option<Column> {
+        let mut column = self.columns.take(slot);
+        if column.is_none() && self.columns.any_retired() {
+            while self.columns.any_retired() {
+                self.sweep(sh, usize::MAX);
+            }
+            column = self.columns.take(slot);
+        }
+        if let Some(owner) = column.and_then(|c| sh.owners.get(usize::from(c))) {
+            owner.store(holder, Release);
+        }
+        column
+    }
+
+    /// Nobody has this column any more; readers pass over it from now on.
+    pub(super) fn retire(&mut self, sh: &Shared, column: Column, newest_guess: Addr) {
+        if let Some(owner) = sh.owners.get(usize::from(column)) {
+            owner.store(NOBODY, Release);
+        }
+        set_bit(&mut self.columns.live, column, false);
+        self.columns.waiting.push((column, newest_guess));
+    }
+
+    /// A piece of the work that retired columns have left; more of it with a write of many blocks.
+    pub(super) fn sweep_some(&mut self, sh: &Shared, blocks: usize) {
+        if self.columns.any_retired() {
+            let columns = self.columns.waiting.len() + self.columns.sweeping.len();
+            self.sweep(sh, (SWEEP_STEP + blocks / 8) * columns);
+        } else if self.columns.purge.1 > 0 || self.names.is_sparse() {
+            self.purge_names(sh, PURGE_STEP + 4 * blocks);
+        }
+    }
+
+    fn sweep(&mut self, sh: &Shared, steps: usize) {
+        if self.columns.sweeping.is_empty() {
+            self.columns.sweeping = std::mem::take(&mut self.columns.waiting);
+            self.columns.cursor = 0;
+        }
+        let mut left = steps;
+        while left > 0 {
+            let Some((column, guess)) = self.columns.sweeping.iter().copied().find(|(_, g)| *g != 0) else { break };
+            let next = self.drop_retired_guess(sh, column, guess);
+            for (c, g) in &mut self.columns.sweeping {
+                if *c == column {
+                    *g = next;
+                }
+            }
+            left -= 1;
+        }
+        let headers = self.header_pages.len() * 64;
+        while left > 0 && self.columns.cursor < headers {
+            let page = self.header_pages.get(self.columns.cursor / 64).copied().unwrap_or(0);
+            self.clean(sh, page + (self.columns.cursor % 64) as u32 * 8);
+            self.columns.cursor += 1;
+            left -= 1;
+        }
+        if left > 0 {
+            self.finish_pass();
+        }
+    }
+
+    fn finish_pass(&mut self) {
+        for (column, _) in std::mem::take(&mut self.columns.sweeping) {
+            set_bit(&mut self.columns.used, column, false);
+        }
+        let mut freed = 0;
+        self.behind.retain(|(_, column, _), ranges| {
+            let keep = bit(&self.columns.live, *column);
+            if !keep {
+                freed += super::writer::ASIDE_ENTRY + size_of_val(&**ranges);
+            }
+            keep
+        });
+        self.aside -= freed;
+        // What is left of this round, and a whole one.
+        self.columns.purge.1 = 2;
+    }
+
+    /// Takes retired columns out of one run.
+    pub(super) fn clean(&mut self, sh: &Shared, run: Addr) {
+        let header = Run::at(&sh.arena, run);
+        if header.is_free() || run == sh.root {
+            return;
+        }
+        let live = self.columns.live.first().copied().unwrap_or(0);
+        if header.cover() == 0 && !header.has(BEHIND) && (header.gpu() | header.guess()) & !live == 0 {
+            return;
+        }
+        header.set_flags(ALIASED);
+        self.cover.read(&sh.arena, header, &self.columns.live);
+        self.settle(sh, run, None);
+    }
+
+    fn purge_names(&mut self, sh: &Shared, slots: usize) {
+        let Self { names, space, behind, columns, .. } = self;
+        let live = columns.live.as_slice();
+        let mut seen = 0;
+        while seen < slots {
+            seen += PAGE_STEP;
+            let keep = |value| super::store::is_held(sh, behind, live, value);
+            match names.retain_page(&sh.arena, space, columns.purge.0, keep) {
+                Some(next) => columns.purge.0 = next,
+                None => {
+                    columns.purge = (0, columns.purge.1.saturating_sub(1));
+                    break;
+                }
+            }
+        }
+    }
+}

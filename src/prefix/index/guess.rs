@@ -1,0 +1,531 @@
+//! What is only believed: prompts that were routed to a holder, the least recently used of them forgotten first.
+//!
+//! Two orders are kept. For each holder, segments of runs by their last use: a prompt touches the beginning of a run, so a run is
+//! cut into segments by age, and the oldest segment of a holder is always the tail of something. For each tenant, and for all
+//! together, the runs that its prompts have made: these pay for the budget. A prompt touches its deepest run first, so that a tail
+//! always goes before its head.
+//!
+//! Nodes lie in the arena, four words each. A segment: run and column; from and to; previous and next; the next deeper segment of
+//! its run and the moment of use. A run's node: run and tenant; previous and next of all; previous and next of the tenant; bytes. A
+//! tenant: bytes; its newest and oldest run.
+
+use super::arena::{Addr, high, low, order_for, pair};
+use super::cover::{Column, GUESS};
+use super::run::{GUESSED, MAX_RUN, Place, Run, same_tags};
+use super::table::{NoRoom, Table};
+use super::writer::{Claim, Writer};
+use super::{Shared, TenantId};
+use crate::clock::Timestamp;
+use crate::prefix::key::BlockKey;
+
+const NODE_WORDS: u32 = 4;
+const TENANT_WORDS: u32 = 2;
+/// Bytes that a segment and its entry in the table cost.
+const SEGMENT_BYTES: u32 = 56;
+/// Bytes that a run's node, its entry in the table and its bucket cost.
+const RUN_BYTES: u32 = 64;
+/// In the table's keys, the column of a run's node.
+const NODE: Column = Column::MAX;
+/// Moments of use are kept in units of 2^24 ns, about 17 ms.
+const MOMENT_SHIFT: u32 = 24;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Ends {
+    newest: Addr,
+    oldest: Addr,
+}
+
+/// The lists.
+#[derive(Debug)]
+pub(super) struct Guesses {
+    /// (run, column) to the column's newest segment of it; (run, [`NODE`]) to the run's node.
+    pub(super) table: Table,
+    all: Ends,
+    /// Bytes of one tenant.
+    pub(super) limit: usize,
+    /// The runs of the prompt at hand, and how much of each: not to be evicted.
+    path: Vec<(Addr, u32)>,
+    /// A run that is being taken up, or 0: not to be evicted.
+    pub(super) pinned: Addr,
+}
+
+fn tenant_key(tenant: TenantId) -> u64 {
+    1 << 63 | u64::from(tenant.0)
+}
+
+fn key(run: Addr, column: Column) -> u64 {
+    u64::from(run) << 16 | u64::from(column)
+}
+
+/// Which words of a node link it to its neighbours.
+#[derive(Clone, Copy)]
+struct List(u32);
+const OF_HOLDER: List = List(2);
+const OF_ALL: List = List(1);
+const OF_TENANT: List = List(2);
+
+fn push(sh: &Shared, list: List, ends: &mut Ends, node: Addr) {
+    let next = ends.newest;
+    sh.arena.store(node + list.0, pair(0, next));
+    if next == 0 {
+        ends.oldest = node;
+    } else {
+        sh.arena.set_low(next + list.0, node);
+    }
+    ends.newest = node;
+}
+
+fn unlink(sh: &Shared, list: List, ends: &mut Ends, node: Addr) {
+    let links = sh.arena.load(node + list.0);
+    let (previous, next) = (low(links), high(links));
+    if previous == 0 {
+        ends.newest = next;
+    } else {
+        sh.arena.set_high(previous + list.0, next);
+    }
+    if next == 0 {
+        ends.oldest = previous;
+    } else {
+        sh.arena.set_low(next + list.0, previous);
+    }
+}
+
+impl Guesses {
+    pub(super) fn new(table: Table, limit: usize) -> Self {
+        Self { table, all: Ends::default(), limit, path: Vec::new(), pinned: 0 }
+    }
+}
+
+impl Writer {
+    /// A holder has served a prompt. Returns how many of its blocks are new to it.
+    pub(super) fn record(
+        &mut self,
+        sh: &Shared,
+        slot: usize,
+        column: Column,
+        keys: &[BlockKey],
+        tenant: TenantId,
+        now: Timestamp,
+    ) -> u32 {
+        let capacity = self.holders.get(slot).map_or(0, |h| h.capacity);
+        let keys = keys.get(..keys.len().min(capacity as usize)).unwrap_or_default();
+        if keys.is_empty() || !self.admit(sh, tenant) {
+            return 0;
+        }
+        let claim = Claim { plane: GUESS, column };
+        self.guesses.pinned = 0;
+        let known = self.walk(sh, keys);
+        let rest = keys.get(known..).unwrap_or_default();
+        let mut new = self.hold_path(sh, slot, claim);
+        if new.1 {
+            new.0 += self.grow_path(sh, slot, claim, rest, tenant);
+        }
+        let moment = (now.0 >> MOMENT_SHIFT).min(u64::from(u32::MAX)) as u32;
+        while let Some((run, matched)) = self.guesses.path.pop() {
+            if self.touch(sh, slot, column, (run, matched), moment).is_err() {
+                self.forget(sh, run, column);
+                continue;
+            }
+            let _ = self.touch_run(sh, run, tenant);
+        }
+        self.guesses.path.clear();
+        self.keep_capacity(sh, slot);
+        self.forget_tenant(sh, tenant);
+        new.0
+    }
+
+    fn tenant(&self, sh: &Shared, tenant: TenantId) -> Option<Addr> {
+        self.guesses.table.get(&sh.arena, tenant_key(tenant)).map(|node| node as Addr)
+    }
+
+    /// Whether a tenant is known, or there is room for one more.
+    fn admit(&mut self, sh: &Shared, tenant: TenantId) -> bool {
+        while self.tenant(sh, tenant).is_none() {
+            let added = self.space.alloc(&sh.arena, order_for(TENANT_WORDS)).is_some_and(|node| {
+                sh.arena.store(node, 0);
+                sh.arena.store(node + 1, 0);
+                let entry = (tenant_key(tenant), u64::from(node));
+                let set = self.guesses.table.set(&sh.arena, &mut self.space, entry.0, entry.1);
+                if set.is_err() {
+                    self.space.free(&sh.arena, node, order_for(TENANT_WORDS));
+                }
+                set.is_ok()
+            });
+            if !added && !self.make_room(sh) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn forget_tenant(&mut self, sh: &Shared, tenant: TenantId) {
+        if let Some(node) = self.tenant(sh, tenant)
+            && sh.arena.low(node + 1) == 0
+        {
+            self.guesses.table.remove(&sh.arena, tenant_key(tenant));
+            self.space.free(&sh.arena, node, order_for(TENANT_WORDS));
+        }
+    }
+
+    /// Changes a tenant's list of runs.
+    fn of_tenant(&mut self, sh: &Shared, tenant: TenantId, change: impl FnOnce(&mut Ends)) {
+        if let Some(node) = self.tenant(sh, tenant) {
+            let links = sh.arena.load(node + 1);
+            let mut ends = Ends { newest: low(links), oldest: high(links) };
+            change(&mut ends);
+            sh.arena.store(node + 1, pair(ends.newest, ends.oldest));
+        }
+    }
+
+    fn bill(&mut self, sh: &Shared, tenant: TenantId, before: u32, now: u32) {
+        if let Some(node) = self.tenant(sh, tenant) {
+            let bytes = sh.arena.load(node) + u64::from(now);
+            sh.arena.store(node, bytes.saturating_sub(u64::from(before)));
+        }
+    }
+
+    /// Puts the runs that hold the prompt on the path. Returns how many blocks of it they have.
+    fn walk(&mut self, sh: &Shared, keys: &[BlockKey]) -> usize {
+        self.guesses.path.clear();
+        let (mut at, mut done) = (Place { run: sh.root, offset: 0 }, 0);
+        while let Some(key) = keys.get(done)
+            && let Some(run) = sh.children.find_still(&sh.arena, at, *key)
+        {
+            let header = Run::at(&sh.arena, run);
+            let part = keys.get(done..).unwrap_or_default();
+            let part = part.get(..part.len().min(header.shape().len as usize)).unwrap_or_default();
+            let same = same_tags(&sh.arena, header.tags(), 0, part) as u32;
+            if same == 0 {
+                break;
+            }
+            self.guesses.path.push((run, same));
+            done += same as usize;
+            at = Place { run, offset: same };
+        }
+        done
+    }
+
+    /// Holds what is on the path. Returns how many blocks were new, and whether there was room for all.
+    fn hold_path(&mut self, sh: &Shared, slot: usize, claim: Claim) -> (u32, bool) {
+        let mut new = 0;
+        for i in 0..self.guesses.path.len() {
+            let Some((run, matched)) = self.guesses.path.get(i).copied() else { break };
+            let held = loop {
+                match self.hold(sh, run, claim, (0, matched), |_| ()) {
+                    Ok(n) => break Some(n),
+                    Err(NoRoom) if self.make_room(sh) => {}
+                    Err(NoRoom) => break None,
+                }
+            };
+            let Some(n) = held else {
+                self.guesses.path.truncate(i);
+                return (new, false);
+            };
+            self.count(slot, GUESS, n, 0);
+            new += n;
+        }
+        (new, true)
+    }
+
+    /// Adds the blocks that nobody has. Returns how many.
+    fn grow_path(&mut self, sh: &Shared, slot: usize, claim: Claim, keys: &[BlockKey], tenant: TenantId) -> u32 {
+        let mut rest = keys;
+        let mut new = 0;
+        while !rest.is_empty() {
+            let mut most = rest.len().min(MAX_RUN as usize);
+            let done = loop {
+                let part = rest.get(..most).unwrap_or_default();
+                // Room in the tenant's share, then room at all.
+                let bytes = RUN_BYTES + SEGMENT_BYTES + 64 + 8 * part.len() as u32;
+                if !self.make_share(sh, tenant, bytes as usize) {
+                    break None;
+                }
+                match self.grow_once(sh, claim, part, tenant) {
+                    Ok(n) => break Some(n),
+                    Err(NoRoom) if self.make_room(sh) => {}
+                    Err(NoRoom) if most > 64 => most /= 2,
+                    Err(NoRoom) => break None,
+                }
+            };
+            let Some(done) = done else {
+                self.stats.refused_blocks += rest.len() as u64;
+                break;
+            };
+            self.count(slot, GUESS, done, 0);
+            new += done;
+            rest = rest.get(done as usize..).unwrap_or_default();
+        }
+        new
+    }
+
+    fn grow_once(&mut self, sh: &Shared, claim: Claim, keys: &[BlockKey], tenant: TenantId) -> Result<u32, NoRoom> {
+        let at = match self.guesses.path.last() {
+            Some((run, offset)) => Place { run: *run, offset: *offset },
+            None => Place { run: sh.root, offset: 0 },
+        };
+        let header = Run::at(&sh.arena, at.run);
+        let pays = self.guesses.table.get(&sh.arena, key(at.run, NODE));
+        let is_own = pays.is_some_and(|node| sh.arena.high(node as Addr) == tenant.0);
+        if is_own && at.offset == header.shape().len && self.may_extend(sh, at.run, claim) {
+            let more = self.extend(sh, at.run, keys.iter().copied(), claim)?;
+            if let Some(last) = self.guesses.path.last_mut() {
+                last.1 += more;
+            }
+            self.charge(sh, at.run);
+            return Ok(more);
+        }
+        let run = self.hang(sh, at, keys.iter().copied(), claim)?;
+        self.guesses.path.push((run, keys.len() as u32));
+        if let Err(no_room) = self.touch_run(sh, run, tenant) {
+            self.guesses.path.pop();
+            self.forget(sh, run, claim.column);
+            return Err(no_room);
+        }
+        Ok(keys.len() as u32)
+    }
+
+    /// A column's guesses of a run are dropped, segments and all.
+    fn forget(&mut self, sh: &Shared, run: Addr, column: Column) {
+        let slot = self.columns.slot(column);
+        let mut segment = self.guesses.table.remove(&sh.arena, key(run, column)).unwrap_or(0) as Addr;
+        while segment != 0 {
+            let deeper = sh.arena.low(segment + 3);
+            self.unlink_segment(sh, slot, segment);
+            self.space.free(&sh.arena, segment, order_for(NODE_WORDS));
+            segment = deeper;
+        }
+        let had = self.drop_range(sh, run, Claim { plane: GUESS, column }, (0, MAX_RUN));
+        self.count(slot, GUESS, 0, had);
+    }
+
+    fn unlink_segment(&mut self, sh: &Shared, slot: usize, segment: Addr) {
+        if let Some(holder) = self.holders.get_mut(slot) {
+            let mut ends = Ends { newest: holder.newest, oldest: holder.oldest };
+            unlink(sh, OF_HOLDER, &mut ends, segment);
+            (holder.newest, holder.oldest) = (ends.newest, ends.oldest);
+        }
+    }
+
+    /// The first `matched` blocks of a run are now a holder's most recently used.
+    fn touch(
+        &mut self,
+        sh: &Shared,
+        slot: usize,
+        column: Column,
+        (run, matched): (Addr, u32),
+        moment: u32,
+    ) -> Result<(), NoRoom> {
+        let mut old = self.guesses.table.get(&sh.arena, key(run, column)).unwrap_or(0) as Addr;
+        let mut reuse = 0;
+        while old != 0 && sh.arena.high(old + 1) <= matched {
+            let deeper = sh.arena.low(old + 3);
+            self.unlink_segment(sh, slot, old);
+            if reuse == 0 {
+                reuse = old;
+            } else {
+                self.space.free(&sh.arena, old, order_for(NODE_WORDS));
+            }
+            old = deeper;
+        }
+        if old != 0 {
+            sh.arena.set_low(old + 1, sh.arena.low(old + 1).max(matched));
+        }
+        let segment = if reuse != 0 {
+            reuse
+        } else {
+            loop {
+                match self.space.alloc(&sh.arena, order_for(NODE_WORDS)) {
+                    Some(addr) => break addr,
+                    None if self.make_room(sh) => {}
+                    None => return Err(NoRoom),
+                }
+            }
+        };
+        sh.arena.store(segment, pair(run, u32::from(column)));
+        sh.arena.store(segment + 1, pair(0, matched));
+        sh.arena.store(segment + 3, pair(old, moment));
+        if let Some(holder) = self.holders.get_mut(slot) {
+            let mut ends = Ends { newest: holder.newest, oldest: holder.oldest };
+            push(sh, OF_HOLDER, &mut ends, segment);
+            (holder.newest, holder.oldest) = (ends.newest, ends.oldest);
+        }
+        while self.guesses.table.set(&sh.arena, &mut self.space, key(run, column), u64::from(segment)).is_err() {
+            if !self.make_room(sh) {
+                self.unlink_segment(sh, slot, segment);
+                self.space.free(&sh.arena, segment, order_for(NODE_WORDS));
+                return Err(NoRoom);
+            }
+        }
+        Ok(())
+    }
+
+    /// A run is now its tenant's most recently used; if nobody pays for it yet, `tenant` does.
+    fn touch_run(&mut self, sh: &Shared, run: Addr, tenant: TenantId) -> Result<(), NoRoom> {
+        if let Some(node) = self.guesses.table.get(&sh.arena, key(run, NODE)) {
+            let node = node as Addr;
+            let owner = TenantId(sh.arena.high(node));
+            unlink(sh, OF_ALL, &mut self.guesses.all, node);
+            push(sh, OF_ALL, &mut self.guesses.all, node);
+            self.of_tenant(sh, owner, |ends| {
+                unlink(sh, OF_TENANT, ends, node);
+                push(sh, OF_TENANT, ends, node);
+            });
+        } else {
+            let node = self.space.alloc(&sh.arena, order_for(NODE_WORDS)).ok_or(NoRoom)?;
+            let set = self.guesses.table.set(&sh.arena, &mut self.space, key(run, NODE), u64::from(node));
+            if let Err(no_room) = set {
+                self.space.free(&sh.arena, node, order_for(NODE_WORDS));
+                return Err(no_room);
+            }
+            sh.arena.store(node, pair(run, tenant.0));
+            sh.arena.store(node + 3, 0);
+            push(sh, OF_ALL, &mut self.guesses.all, node);
+            self.of_tenant(sh, tenant, |ends| push(sh, OF_TENANT, ends, node));
+            Run::at(&sh.arena, run).set_flags(GUESSED);
+        }
+        self.charge(sh, run);
+        Ok(())
+    }
+
+    /// Brings the bill for a run up to date.
+    fn charge(&mut self, sh: &Shared, run: Addr) {
+        let Some(node) = self.guesses.table.get(&sh.arena, key(run, NODE)) else { return };
+        let node = node as Addr;
+        self.cover.read(&sh.arena, Run::at(&sh.arena, run), &self.columns.live);
+        let holders = self.cover.all().filter(|(_, plane, _)| *plane == GUESS).count() as u32;
+        let bytes = RUN_BYTES + 8 * self.words(sh, run) + SEGMENT_BYTES * holders;
+        let before = sh.arena.low(node + 3);
+        sh.arena.store(node + 3, pair(bytes, 0));
+        self.bill(sh, TenantId(sh.arena.high(node)), before, bytes);
+    }
+
+    /// Nobody is believed to have a run any more.
+    pub(super) fn forget_node(&mut self, sh: &Shared, run: Addr) {
+        Run::at(&sh.arena, run).clear_flags(GUESSED);
+        let Some(node) = self.guesses.table.remove(&sh.arena, key(run, NODE)) else { return };
+        let node = node as Addr;
+        let owner = TenantId(sh.arena.high(node));
+        unlink(sh, OF_ALL, &mut self.guesses.all, node);
+        self.of_tenant(sh, owner, |ends| unlink(sh, OF_TENANT, ends, node));
+        self.bill(sh, owner, sh.arena.low(node + 3), 0);
+        self.space.free(&sh.arena, node, order_for(NODE_WORDS));
+        self.forget_tenant(sh, owner);
+    }
+
+    /// Forgets the guesses of one run, on all holders.
+    fn evict(&mut self, sh: &Shared, node: Addr) -> u32 {
+        let run = sh.arena.low(node);
+        self.cover.read(&sh.arena, Run::at(&sh.arena, run), &self.columns.live);
+        let columns: Vec<(Column, u32)> = self
+            .cover
+            .all()
+            .filter(|(_, plane, _)| *plane == GUESS)
+            .map(|(column, _, cutoff)| (column, cutoff))
+            .collect();
+        for (column, _) in &columns {
+            self.forget(sh, run, *column);
+        }
+        if columns.is_empty() {
+            self.forget_node(sh, run);
+            self.clean(sh, run);
+        }
+        columns.iter().map(|(_, blocks)| *blocks).sum()
+    }
+
+    fn is_in_use(&self, run: Addr) -> bool {
+        run == self.guesses.pinned || self.guesses.path.iter().any(|(r, _)| *r == run)
+    }
+
+    /// Forgets the run that was believed in least recently. False when there is none that may go.
+    pub(super) fn make_room(&mut self, sh: &Shared) -> bool {
+        let node = self.guesses.all.oldest;
+        if node == 0 || self.is_in_use(sh.arena.low(node)) {
+            return false;
+        }
+        self.stats.evicted_for_budget += u64::from(self.evict(sh, node));
+        true
+    }
+
+    /// Makes room for `bytes` in a tenant's share, at its own cost. False when the share is too small.
+    fn make_share(&mut self, sh: &Shared, tenant: TenantId, bytes: usize) -> bool {
+        loop {
+            let Some(t) = self.tenant(sh, tenant) else { return false };
+            if sh.arena.load(t) as usize + bytes <= self.guesses.limit {
+                return true;
+            }
+            let node = sh.arena.high(t + 1);
+            if node == 0 || self.is_in_use(sh.arena.low(node)) {
+                return false;
+            }
+            self.stats.evicted_for_tenant += u64::from(self.evict(sh, node));
+            if !self.admit(sh, tenant) {
+                return false;
+            }
+        }
+    }
+
+    /// Forgets a holder's oldest guesses until it has no more than its capacity.
+    pub(super) fn keep_capacity(&mut self, sh: &Shared, slot: usize) {
+        while let Some(holder) = self.holders.get(slot)
+            && let Some(over) = holder.blocks[GUESS].checked_sub(holder.capacity)
+            && over > 0
+            && holder.oldest != 0
+        {
+            let oldest = holder.oldest;
+            self.stats.evicted_for_capacity += u64::from(self.shorten_oldest(sh, slot, oldest, over));
+        }
+    }
+
+    /// Forgets a holder's guesses that were not used since `moment`.
+    pub(super) fn forget_older(&mut self, sh: &Shared, slot: usize, moment: Timestamp) {
+        let moment = (moment.0 >> MOMENT_SHIFT).min(u64::from(u32::MAX)) as u32;
+        while let Some(oldest) = self.holders.get(slot).map(|h| h.oldest).filter(|s| *s != 0)
+            && sh.arena.high(oldest + 3) < moment
+        {
+            self.stats.evicted_for_age += u64::from(self.shorten_oldest(sh, slot, oldest, u32::MAX));
+        }
+    }
+
+    /// Takes up to `blocks` blocks off a holder's oldest segment. Returns how many.
+    fn shorten_oldest(&mut self, sh: &Shared, slot: usize, segment: Addr, blocks: u32) -> u32 {
+        let (run, column) = (sh.arena.low(segment), sh.arena.high(segment) as Column);
+        let (from, to) = (sh.arena.low(segment + 1), sh.arena.high(segment + 1));
+        let left = to.saturating_sub(blocks).max(from);
+        if left == from {
+            self.unlink_segment(sh, slot, segment);
+            self.cut_chain(sh, run, column, segment);
+            self.space.free(&sh.arena, segment, order_for(NODE_WORDS));
+        } else {
+            sh.arena.set_high(segment + 1, left);
+        }
+        let had = self.drop_range(sh, run, Claim { plane: GUESS, column }, (left, MAX_RUN));
+        self.count(slot, GUESS, 0, had);
+        had
+    }
+
+    /// Takes the deepest segment of a run out of the column's chain.
+    fn cut_chain(&mut self, sh: &Shared, run: Addr, column: Column, segment: Addr) {
+        let first = self.guesses.table.get(&sh.arena, key(run, column)).unwrap_or(0) as Addr;
+        if first == segment {
+            self.guesses.table.remove(&sh.arena, key(run, column));
+            return;
+        }
+        let mut at = first;
+        while at != 0 && sh.arena.low(at + 3) != segment {
+            at = sh.arena.low(at + 3);
+        }
+        if at != 0 {
+            sh.arena.set_low(at + 3, sh.arena.low(segment + 3));
+        }
+    }
+
+    /// Frees one guess of a column that nobody has any more. Returns the next.
+    pub(super) fn drop_retired_guess(&mut self, sh: &Shared, column: Column, segment: Addr) -> Addr {
+        let next = sh.arena.high(segment + OF_HOLDER.0);
+        let run = sh.arena.low(segment);
+        self.guesses.table.remove(&sh.arena, key(run, column));
+        self.space.free(&sh.arena, segment, order_for(NODE_WORDS));
+        self.clean(sh, run);
+        next
+    }
+}

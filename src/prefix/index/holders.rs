@@ -1,0 +1,103 @@
+//! The holders: who has which column, how many blocks on which tier, and what is kept aside for one alone.
+
+use super::HolderId;
+use super::arena::Addr;
+use super::cover::{Column, TOLD};
+use super::table::Table;
+use std::collections::VecDeque;
+
+/// What one holder has for itself.
+#[derive(Debug)]
+pub(super) struct Aside {
+    /// Its names for blocks that others call otherwise.
+    pub(super) names: Table,
+    /// Copies beyond the first, by (run, block, plane).
+    pub(super) copies: Table,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Holder {
+    pub(super) generation: u16,
+    pub(super) present: bool,
+    pub(super) column: Option<Column>,
+    pub(super) blocks: [u32; TOLD.len()],
+    pub(super) aside: Option<Box<Aside>>,
+    /// Most of its guesses at once.
+    pub(super) capacity: u32,
+    /// Its guesses, the most recently used first.
+    pub(super) newest: Addr,
+    pub(super) oldest: Addr,
+}
+
+#[derive(Debug)]
+pub(super) struct Holders {
+    all: Vec<Holder>,
+    /// Slots to be given out again, the longest unused first.
+    free: VecDeque<usize>,
+    max: usize,
+}
+
+impl Holders {
+    pub(super) fn new(max: u32) -> Self {
+        let max = max as usize;
+        Self { all: Vec::with_capacity(max), free: VecDeque::with_capacity(max), max }
+    }
+
+    pub(super) fn fixed_bytes(max: u32) -> usize {
+        max as usize * (size_of::<Holder>() + size_of::<usize>())
+    }
+
+    /// A slot and the name of its new holder.
+    pub(super) fn add(&mut self) -> Option<(usize, HolderId)> {
+        let slot = if self.all.len() < self.max {
+            self.all.push(Holder::default());
+            self.all.len() - 1
+        } else {
+            self.free.pop_front()?
+        };
+        let holder = self.all.get_mut(slot)?;
+        let generation = holder.generation;
+        *holder = Holder { generation, present: true, capacity: u32::MAX, ..Holder::default() };
+        Some((slot, HolderId(u32::from(generation) << 16 | slot as u32)))
+    }
+
+    pub(super) fn remove(&mut self, slot: usize) {
+        let Some(holder) = self.all.get_mut(slot) else { return };
+        holder.present = false;
+        holder.column = None;
+        // A slot whose generations are used up is not used again.
+        if let Some(next) = holder.generation.checked_add(1) {
+            holder.generation = next;
+            self.free.push_back(slot);
+        }
+    }
+
+    /// The slot of a holder that is still there.
+    pub(super) fn slot(&self, holder: HolderId) -> Option<usize> {
+        let slot = holder.slot();
+        let found = self.all.get(slot)?;
+        (found.present && u32::from(found.generation) == holder.0 >> 16).then_some(slot)
+    }
+
+    pub(super) fn get(&self, slot: usize) -> Option<&Holder> {
+        self.all.get(slot)
+    }
+
+    pub(super) fn get_mut(&mut self, slot: usize) -> Option<&mut Holder> {
+        self.all.get_mut(slot)
+    }
+
+    pub(super) fn with_aside(&self) -> impl Iterator<Item = &Aside> {
+        self.all.iter().filter_map(|h| h.aside.as_deref())
+    }
+
+    pub(super) fn live(&self) -> usize {
+        self.all.iter().filter(|h| h.present).count()
+    }
+
+    pub(super) fn count(&mut self, slot: usize, plane: usize, more: u32, less: u32) {
+        if let Some(blocks) = self.all.get_mut(slot).and_then(|h| h.blocks.get_mut(plane)) {
+            *blocks = (*blocks + more).saturating_sub(less);
+        }
+    }
+}

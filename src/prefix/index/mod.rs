@@ -1,0 +1,392 @@
+//! Who holds which block: a run-compressed trie with one writer and any number of readers that never wait for it.
+//!
+//! | room | what is in it |
+//! |---|---|
+//! | [`arena`] | the one memory, its chunks and its buddy allocator |
+//! | [`run`], [`cover`] | a stretch of blocks: header, tags; who holds how much of it |
+//! | [`children`] | which run hangs where |
+//! | [`lookup`], [`matches`] | the readers' walk, its result |
+//! | [`writer`], [`store`], [`guess`] | runs made and freed; what engines tell; what is only believed |
+//! | [`table`], [`holders`], [`columns`] | the writer's map; who there is; columns and how they are swept |
+//! | [`weight`] | how much each holder took in lately |
+//!
+//! Blocks are known by 32 bits of their keys inside a run and by all 64 where a run begins: two contents are taken for each other
+//! with a chance of 2^-32 where they part. Readers check versions instead of taking locks; see [`lookup`].
+
+mod arena;
+mod children;
+mod columns;
+mod cover;
+mod guess;
+mod holders;
+mod lookup;
+mod matches;
+mod run;
+mod store;
+mod table;
+mod weight;
+mod writer;
+
+pub use matches::{Depth, Match, Matches};
+
+use crate::clock::Timestamp;
+use crate::prefix::key::{BlockKey, BlockKeys, EngineHash};
+use arena::{Addr, Arena, Space};
+use children::{Children, spread};
+use columns::Columns;
+use cover::{Column, MAX_COLUMNS};
+use guess::Guesses;
+use holders::Holders;
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Release};
+use std::time::Duration;
+use table::Table;
+use weight::Weights;
+use writer::{Claim, Writer};
+
+/// One KV cache: an endpoint, or one data-parallel rank of it. Given out by [`PrefixIndex::add_holder`], and not again for another
+/// one before 65,536 others have had its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HolderId(pub u32);
+
+impl HolderId {
+    fn slot(self) -> usize {
+        (self.0 & 0xffff) as usize
+    }
+}
+
+/// Who pays for approximate entries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TenantId(pub u32);
+
+/// Where a block lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Tier {
+    /// The accelerator's own memory.
+    Gpu,
+    /// The host's memory.
+    Cpu,
+    /// Anything slower.
+    Disk,
+}
+
+/// How large an index may get, and how it forgets.
+#[derive(Clone, Debug)]
+pub struct IndexConfig {
+    /// Bytes of all its structures together.
+    pub budget_bytes: usize,
+    /// Part of the budget that the approximate entries of one tenant may take, 0..=1.
+    pub tenant_share: f32,
+    /// After this time a block counts half in [`PrefixIndex::weight`].
+    pub half_life: Duration,
+    /// Of its hash tables. Secret: whoever knows it can make lookups slow.
+    pub seed: u64,
+}
+
+/// A block that an engine has stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoredBlock {
+    /// The engine's name for it.
+    pub hash: EngineHash,
+    /// Its content.
+    pub key: BlockKey,
+}
+
+/// A block was stored behind one that the index does not know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the parent block is not in the index")]
+pub struct UnknownParent;
+
+/// How many blocks a holder has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Blocks {
+    /// In GPU memory.
+    pub gpu: u32,
+    /// In host memory.
+    pub cpu: u32,
+    /// On anything slower.
+    pub disk: u32,
+    /// Believed to be in GPU memory.
+    pub guessed: u32,
+}
+
+/// What an index has and has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Bytes that its structures take.
+    pub bytes: usize,
+    /// Bytes that they may take.
+    pub budget_bytes: usize,
+    /// Bytes of these that nothing stands in at the moment.
+    pub free_bytes: usize,
+    /// Runs of blocks.
+    pub runs: usize,
+    /// Blocks, each counted once however many hold it.
+    pub blocks: usize,
+    /// Engines' names for blocks.
+    pub names: usize,
+    /// Holders.
+    pub holders: usize,
+    /// Believed blocks forgotten because a holder has no room for more.
+    pub evicted_for_capacity: u64,
+    /// Believed blocks forgotten because their tenant had used up its share.
+    pub evicted_for_tenant: u64,
+    /// Believed blocks forgotten because the budget was used up.
+    pub evicted_for_budget: u64,
+    /// Believed blocks forgotten because they were too old.
+    pub evicted_for_age: u64,
+    /// Blocks that found no room.
+    pub refused_blocks: u64,
+}
+
+/// No holder has this column.
+const NOBODY: u32 = u32::MAX;
+
+/// What readers see.
+#[derive(Debug)]
+struct Shared {
+    arena: Arena,
+    children: Children,
+    /// The holder of each column.
+    owners: Box<[AtomicU32]>,
+    weights: Weights,
+    /// Whether any block was ever stored outside GPU memory.
+    tiers: AtomicBool,
+    root: Addr,
+    seed: u64,
+}
+
+/// The index.
+#[derive(Debug)]
+pub struct PrefixIndex {
+    shared: Shared,
+    writer: Mutex<Writer>,
+    fixed_bytes: usize,
+    budget_bytes: usize,
+}
+
+impl PrefixIndex {
+    /// An empty one.
+    #[must_use]
+    pub fn new(config: IndexConfig) -> Self {
+        let budget = config.budget_bytes;
+        let max_columns = (budget / 4096).clamp(64, MAX_COLUMNS as usize) as u32;
+        let slots = max_columns as usize;
+        // What grows outside the arena gets a slice of its own.
+        let aside = budget / 32;
+        let fixed = slots * size_of::<AtomicU32>()
+            + Weights::fixed_bytes(slots)
+            + Columns::fixed_bytes(max_columns)
+            + Holders::fixed_bytes(max_columns);
+        let children = Children::new(budget, spread(config.seed));
+        let fixed = fixed + children.fixed_bytes() + size_of::<Self>();
+        // Of which the tables' directories, which double, may take this much each.
+        let directory = aside / 6;
+        let names = Table::new(directory, spread(config.seed ^ 1));
+        let guesses = Table::new(directory, spread(config.seed ^ 2));
+        let left = budget.saturating_sub(aside + fixed);
+        let arena = Arena::new(left.saturating_sub(left / 64));
+        let fixed = fixed + Space::fixed_bytes(&arena);
+        let space = Space::new(&arena);
+        let mut shared = Shared {
+            arena,
+            children,
+            owners: (0..slots).map(|_| AtomicU32::new(NOBODY)).collect(),
+            weights: Weights::new(slots, config.half_life),
+            tiers: AtomicBool::new(false),
+            root: 0,
+            seed: spread(config.seed ^ 3),
+        };
+        let share = f64::from(config.tenant_share.clamp(0.0, 1.0));
+        let limit = (budget as f64 * share) as usize;
+        let mut writer = Writer::new(
+            space,
+            names,
+            Holders::new(max_columns),
+            Columns::new(max_columns),
+            Guesses::new(guesses, limit),
+            aside / 3,
+        );
+        shared.root = writer.take_header(&shared).unwrap_or(0);
+        Self { shared, writer: Mutex::new(writer), fixed_bytes: fixed, budget_bytes: budget }
+    }
+
+    /// Takes in a new KV cache. Where 8,192 of them (fewer in a small budget) are there already, the name given out stands for
+    /// one that never holds anything.
+    #[must_use]
+    pub fn add_holder(&self) -> HolderId {
+        let mut writer = self.writer.lock();
+        let Some((slot, holder)) = writer.holders.add() else { return HolderId(NOBODY) };
+        let column = writer.take_column(&self.shared, slot, holder.0);
+        if let Some(h) = writer.holders.get_mut(slot) {
+            h.column = column;
+        }
+        self.shared.weights.clear(slot);
+        holder
+    }
+
+    /// Forgets a KV cache for good. Its blocks are hidden at once; their memory comes back with the writes that follow.
+    pub fn remove_holder(&self, holder: HolderId) {
+        let mut writer = self.writer.lock();
+        let Some(slot) = writer.holders.slot(holder) else { return };
+        self.retire(&mut writer, slot);
+        writer.holders.remove(slot);
+        writer.sweep_some(&self.shared, 0);
+    }
+
+    /// Forgets all that a KV cache holds, like [`Self::remove_holder`], but the holder stays.
+    pub fn clear(&self, holder: HolderId) {
+        let mut writer = self.writer.lock();
+        let Some(slot) = writer.holders.slot(holder) else { return };
+        self.retire(&mut writer, slot);
+        writer.sweep_some(&self.shared, 0);
+        let column = writer.take_column(&self.shared, slot, holder.0);
+        if let Some(h) = writer.holders.get_mut(slot) {
+            h.column = column;
+        }
+    }
+
+    fn retire(&self, writer: &mut Writer, slot: usize) {
+        writer.drop_own(&self.shared, slot);
+        let Some(h) = writer.holders.get_mut(slot) else { return };
+        let (column, newest) = (h.column.take(), std::mem::take(&mut h.newest));
+        h.oldest = 0;
+        h.blocks = Default::default();
+        if let Some(column) = column {
+            writer.retire(&self.shared, column, newest);
+        }
+        self.shared.weights.clear(slot);
+    }
+
+    /// An engine has stored `blocks`, each behind the one before it, the first behind `parent`. What the holder has already is
+    /// another copy of it. Blocks that find no room are counted and left out.
+    ///
+    /// # Errors
+    /// When `parent` is named and no holder has told of it.
+    pub fn store(
+        &self,
+        holder: HolderId,
+        tier: Tier,
+        parent: Option<EngineHash>,
+        blocks: &[StoredBlock],
+    ) -> Result<(), UnknownParent> {
+        let mut writer = self.writer.lock();
+        let Some((slot, column)) = Self::place(&writer, holder) else { return Ok(()) };
+        if tier != Tier::Gpu {
+            self.shared.tiers.store(true, Release);
+        }
+        let claim = Claim { plane: tier as usize, column };
+        let new = writer.store(&self.shared, slot, claim, parent, blocks)?;
+        self.shared.weights.add(slot, new);
+        writer.sweep_some(&self.shared, blocks.len());
+        Ok(())
+    }
+
+    /// An engine has dropped blocks: one copy of each. Names that it has not told of, or not for this tier, are passed over.
+    pub fn remove(&self, holder: HolderId, tier: Tier, hashes: &[EngineHash]) {
+        let mut writer = self.writer.lock();
+        let Some((slot, column)) = Self::place(&writer, holder) else { return };
+        let before = writer.total(slot);
+        let dropped = writer.remove(&self.shared, slot, Claim { plane: tier as usize, column }, hashes);
+        self.shared.weights.cut(slot, dropped, before);
+        writer.sweep_some(&self.shared, hashes.len());
+    }
+
+    /// A holder has served a prompt: its blocks are now believed to lie there, as the most recently used.
+    pub fn record(&self, holder: HolderId, keys: &[BlockKey], tenant: TenantId, now: Timestamp) {
+        self.shared.weights.see(now);
+        let mut writer = self.writer.lock();
+        let Some((slot, column)) = Self::place(&writer, holder) else { return };
+        let new = writer.record(&self.shared, slot, column, keys, tenant, now);
+        self.shared.weights.add(slot, new);
+        writer.sweep_some(&self.shared, keys.len());
+    }
+
+    /// Blocks that a holder's GPU memory has room for: more guesses than that are dropped, the least recently used first, tails
+    /// first. Without it there is no such bound.
+    pub fn set_capacity(&self, holder: HolderId, blocks: u32) {
+        let mut writer = self.writer.lock();
+        let Some(slot) = writer.holders.slot(holder) else { return };
+        if let Some(h) = writer.holders.get_mut(slot) {
+            h.capacity = blocks;
+        }
+        self.cutting_weight(&mut writer, slot, |writer| writer.keep_capacity(&self.shared, slot));
+    }
+
+    /// Drops the guesses about a holder that were last confirmed before `moment` (to within 17 ms).
+    pub fn forget_older(&self, holder: HolderId, moment: Timestamp) {
+        let mut writer = self.writer.lock();
+        let Some(slot) = writer.holders.slot(holder) else { return };
+        self.cutting_weight(&mut writer, slot, |writer| writer.forget_older(&self.shared, slot, moment));
+        writer.sweep_some(&self.shared, 0);
+    }
+
+    /// Finds how much of a prompt each holder has, in one walk that stops when nobody has more. Keys are asked for as far as they
+    /// matter. Takes no lock, unless the writer has come between some dozens of times.
+    pub fn lookup<K: BlockKeys>(&self, keys: &mut K, out: &mut Matches) {
+        for _ in 0..lookup::TRIES {
+            if self.shared.walk(keys, out) {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        let _writer = self.writer.lock();
+        self.shared.walk(keys, out);
+    }
+
+    /// Blocks that a holder has, each counted half as much after every half-life. O(1), no lock.
+    ///
+    /// Stored blocks count from the latest moment that the index has been told of; dropped ones take an average part with them.
+    #[must_use]
+    pub fn weight(&self, holder: HolderId, now: Timestamp) -> f64 {
+        self.shared.weights.get(holder.slot(), now)
+    }
+
+    /// How many blocks a holder has on each tier. Copies count once.
+    #[must_use]
+    pub fn blocks(&self, holder: HolderId) -> Blocks {
+        let writer = self.writer.lock();
+        let slot = writer.holders.slot(holder);
+        let [gpu, cpu, disk, guessed] = slot.and_then(|s| writer.holders.get(s)).map_or([0; 4], |h| h.blocks);
+        Blocks { gpu, cpu, disk, guessed }
+    }
+
+    /// The engine's names of the blocks that a holder has on `tier`, in no order. Looks at every name there is: not for the road.
+    #[must_use]
+    pub fn held(&self, holder: HolderId, tier: Tier) -> Vec<EngineHash> {
+        let mut writer = self.writer.lock();
+        let Some((slot, column)) = Self::place(&writer, holder) else { return Vec::new() };
+        writer.names_of(&self.shared, slot, Claim { plane: tier as usize, column })
+    }
+
+    /// What the index has and has done.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let writer = self.writer.lock();
+        let own: usize = writer.holders.with_aside().map(|a| a.names.bytes() + a.copies.bytes()).sum();
+        let tables = writer.names.bytes() + writer.guesses.table.bytes() + own;
+        let headers = writer.header_pages.capacity() * size_of::<Addr>();
+        Stats {
+            bytes: self.fixed_bytes + writer.space.bytes() + writer.aside + tables + headers,
+            budget_bytes: self.budget_bytes,
+            free_bytes: writer.space.room() * 8,
+            names: writer.names.len(),
+            holders: writer.holders.live(),
+            ..writer.stats
+        }
+    }
+
+    fn place(writer: &Writer, holder: HolderId) -> Option<(usize, Column)> {
+        let slot = writer.holders.slot(holder)?;
+        Some((slot, writer.holders.get(slot)?.column?))
+    }
+
+    fn cutting_weight(&self, writer: &mut Writer, slot: usize, change: impl FnOnce(&mut Writer)) {
+        let before = writer.total(slot);
+        change(writer);
+        self.shared.weights.cut(slot, before.saturating_sub(writer.total(slot)), before);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,327 @@
+//! A run: a stretch of blocks, one behind the other, without a fork. Its header is one cache line that stays a header for ever.
+//!
+//! The version is a seqlock: odd while the writer changes what readers see of the run. The first block's whole key stands in the
+//! header, the low halves of all keys stand in the run's tags. Other runs hang at any offset, so a fork never splits a run.
+
+use super::arena::{Addr, Arena, Line, Order, high, low, pair};
+use crate::prefix::key::BlockKey;
+use std::sync::atomic::{
+    Ordering::{Acquire, Relaxed, Release},
+    fence,
+};
+
+/// Blocks that a run has at most; longer stretches go on in a child.
+pub(super) const MAX_RUN: u32 = 2048;
+
+/// Bits of a generation.
+pub(super) const GENERATION_BITS: u32 = 23;
+
+const VERSION: usize = 0;
+const KEY: usize = 1;
+const PARENT: usize = 2;
+const EXTENTS: usize = 3;
+const SHAPE: usize = 4;
+const GPU: usize = 5;
+const GUESS: usize = 6;
+const LINKS: usize = 7;
+
+/// No run hangs here: what a free header says of its parent.
+pub(super) const FREE: u64 = u64::MAX;
+
+/// The run may not get longer: names of blocks that it has lost may still point behind its end.
+pub(super) const FROZEN: u8 = 1;
+/// Blocks of the run have names that are not erased when their holder drops them.
+pub(super) const ALIASED: u8 = 2;
+/// Some holder has blocks behind a hole.
+pub(super) const BEHIND: u8 = 4;
+/// The run has a node in the lists of guesses.
+pub(super) const GUESSED: u8 = 8;
+
+/// Where a run hangs: behind `offset` blocks of `run`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) run: Addr,
+    pub(super) offset: u32,
+}
+
+/// Length, flags and the like, as one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) len: u32,
+    /// Of the extent of its tags.
+    pub(super) order: Order,
+    pub(super) flags: u8,
+    /// A bit for each offset (modulo 16) that something may hang at.
+    pub(super) forks: u16,
+    pub(super) generation: u32,
+}
+
+impl Shape {
+    fn pack(self) -> u64 {
+        u64::from(self.len)
+            | u64::from(self.order) << 12
+            | u64::from(self.flags) << 16
+            | u64::from(self.forks) << 24
+            | u64::from(self.generation) << 40
+    }
+
+    #[inline]
+    fn unpack(word: u64) -> Self {
+        Self {
+            len: low(word) & 0xfff,
+            order: (low(word) >> 12) & 0xf,
+            flags: ((word >> 16) & 0xff) as u8,
+            forks: ((word >> 24) & 0xffff) as u16,
+            generation: (high(word) >> 8) & ((1 << GENERATION_BITS) - 1),
+        }
+    }
+
+    #[inline]
+    pub(super) fn may_fork_at(self, offset: u32) -> bool {
+        self.forks & (1 << (offset % 16)) != 0
+    }
+}
+
+/// A header.
+#[derive(Clone, Copy)]
+pub(super) struct Run<'a>(&'a Line);
+
+impl<'a> Run<'a> {
+    #[inline]
+    pub(super) fn at(arena: &'a Arena, run: Addr) -> Self {
+        Self(arena.line(run))
+    }
+
+    #[inline]
+    fn get(self, word: usize) -> u64 {
+        self.0.0[word].load(Relaxed)
+    }
+
+    fn set(self, word: usize, value: u64) {
+        self.0.0[word].store(value, Relaxed);
+    }
+
+    /// The version, before anything else is read.
+    #[inline]
+    pub(super) fn version(self) -> u64 {
+        self.0.0[VERSION].load(Acquire)
+    }
+
+    /// Whether nothing that was read since [`Self::version`] may have changed. The caller has put an acquire fence before.
+    #[inline]
+    pub(super) fn is_still(self, version: u64) -> bool {
+        self.get(VERSION) == version
+    }
+
+    /// The writer begins to change what readers see.
+    pub(super) fn open(self) {
+        let version = self.get(VERSION);
+        debug_assert!(version.is_multiple_of(2), "a run is opened once");
+        self.set(VERSION, version.wrapping_add(1));
+        fence(Release);
+    }
+
+    /// The change is complete.
+    pub(super) fn close(self) {
+        self.0.0[VERSION].store(self.get(VERSION).wrapping_add(1), Release);
+    }
+
+    #[inline]
+    pub(super) fn key(self) -> BlockKey {
+        BlockKey(self.get(KEY))
+    }
+
+    /// Where it hangs, as [`pack_place`] packs it.
+    #[inline]
+    pub(super) fn place_word(self) -> u64 {
+        let word = self.get(PARENT);
+        if word == FREE { FREE } else { word & 0xffff_ffff_ffff }
+    }
+
+    pub(super) fn place(self) -> Place {
+        let word = self.get(PARENT);
+        Place { run: low(word), offset: high(word) & 0xffff }
+    }
+
+    pub(super) fn is_free(self) -> bool {
+        self.get(PARENT) == FREE
+    }
+
+    /// No child hangs further behind than this.
+    pub(super) fn last_fork(self) -> u32 {
+        high(self.get(PARENT)) >> 16
+    }
+
+    pub(super) fn set_last_fork(self, offset: u32) {
+        let word = self.get(PARENT);
+        self.set(PARENT, (word & 0xffff_ffff_ffff) | u64::from(offset) << 48);
+    }
+
+    #[inline]
+    pub(super) fn tags(self) -> Addr {
+        low(self.get(EXTENTS))
+    }
+
+    /// The extent of coverage that does not fit in the header, or 0.
+    #[inline]
+    pub(super) fn cover(self) -> Addr {
+        high(self.get(EXTENTS))
+    }
+
+    pub(super) fn set_extents(self, tags: Addr, cover: Addr) {
+        self.set(EXTENTS, pair(tags, cover));
+    }
+
+    #[inline]
+    pub(super) fn shape(self) -> Shape {
+        Shape::unpack(self.get(SHAPE))
+    }
+
+    pub(super) fn set_shape(self, shape: Shape) {
+        self.set(SHAPE, shape.pack());
+    }
+
+    pub(super) fn set_flags(self, flags: u8) {
+        let shape = self.shape();
+        self.set_shape(Shape { flags: shape.flags | flags, ..shape });
+    }
+
+    pub(super) fn clear_flags(self, flags: u8) {
+        let shape = self.shape();
+        self.set_shape(Shape { flags: shape.flags & !flags, ..shape });
+    }
+
+    pub(super) fn has(self, flags: u8) -> bool {
+        self.shape().flags & flags != 0
+    }
+
+    /// Which of the first 64 columns hold all of it: in GPU memory.
+    #[inline]
+    pub(super) fn gpu(self) -> u64 {
+        self.get(GPU)
+    }
+
+    /// Which of the first 64 columns hold all of it: believed.
+    #[inline]
+    pub(super) fn guess(self) -> u64 {
+        self.get(GUESS)
+    }
+
+    pub(super) fn set_gpu(self, columns: u64) {
+        self.set(GPU, columns);
+    }
+
+    pub(super) fn set_guess(self, columns: u64) {
+        self.set(GUESS, columns);
+    }
+
+    /// The next in its bucket, or in the list of free headers.
+    #[inline]
+    pub(super) fn next(self) -> Addr {
+        low(self.get(LINKS))
+    }
+
+    pub(super) fn set_next(self, next: Addr) {
+        self.set(LINKS, pair(next, high(self.get(LINKS))));
+    }
+
+    pub(super) fn children(self) -> u32 {
+        high(self.get(LINKS))
+    }
+
+    pub(super) fn set_children(self, children: u32) {
+        self.set(LINKS, pair(self.next(), children));
+    }
+
+    /// Fills a free header. The caller has opened it.
+    pub(super) fn fill(self, place: Place, key: BlockKey, tags: Addr, len: u32, order: Order) {
+        let generation = self.shape().generation;
+        self.set(KEY, key.0);
+        self.set(PARENT, pack_place(place.run, place.offset));
+        self.set_extents(tags, 0);
+        self.set_shape(Shape { len, order, flags: 0, forks: 0, generation });
+        self.set_gpu(0);
+        self.set_guess(0);
+        self.set(LINKS, 0);
+    }
+
+    /// Empties a header: nothing hangs here, nothing holds it. The caller has opened it.
+    pub(super) fn vacate(self) {
+        let generation = (self.shape().generation + 1) & ((1 << GENERATION_BITS) - 1);
+        self.set(PARENT, FREE);
+        self.set_extents(0, 0);
+        self.set_shape(Shape { len: 0, order: 0, flags: 0, forks: 0, generation });
+        self.set_gpu(0);
+        self.set_guess(0);
+    }
+}
+
+/// A place as one word.
+#[inline]
+pub(super) fn pack_place(run: Addr, offset: u32) -> u64 {
+    pair(run, offset & 0xffff)
+}
+
+/// Two keys' tags as they stand in one word.
+#[inline]
+pub(super) fn pack_tags(first: BlockKey, second: BlockKey) -> u64 {
+    (first.0 & 0xffff_ffff) | second.0 << 32
+}
+
+/// How many of `keys` stand in the tags at `tags` from the block `from` on.
+#[inline]
+pub(super) fn same_tags(arena: &Arena, tags: Addr, from: u32, keys: &[BlockKey]) -> usize {
+    let mut keys = keys;
+    let mut matched = 0;
+    let mut at = tags + from / 2;
+    if !from.is_multiple_of(2) {
+        match keys {
+            [key, rest @ ..] if arena.high(at) == low(key.0) => (keys, matched, at) = (rest, 1, at + 1),
+            _ => return 0,
+        }
+    }
+    // Whole lines: no branch within one.
+    if at.is_multiple_of(8) {
+        for (line, part) in arena.lines(at).iter().zip(keys.as_chunks::<16>().0) {
+            let differs =
+                (0..8).fold(0, |d, i| d | (line.0[i].load(Relaxed) ^ pack_tags(part[2 * i], part[2 * i + 1])));
+            if differs != 0 {
+                break;
+            }
+            matched += 16;
+            at += 8;
+            keys = keys.get(16..).unwrap_or_default();
+        }
+    }
+    let mut rest = keys.iter();
+    while let Some(first) = rest.next() {
+        let word = arena.load(at);
+        if low(word) != low(first.0) {
+            break;
+        }
+        matched += 1;
+        let Some(second) = rest.next() else { break };
+        if high(word) != low(second.0) {
+            break;
+        }
+        matched += 1;
+        at += 1;
+    }
+    matched
+}
+
+/// Writes the tags of `keys` behind the first `from` blocks of an extent.
+pub(super) fn write_tags(arena: &Arena, tags: Addr, from: u32, keys: impl Iterator<Item = BlockKey>) {
+    let mut at = from;
+    let mut keys = keys;
+    if !at.is_multiple_of(2) {
+        let Some(key) = keys.next() else { return };
+        arena.set_high(tags + at / 2, low(key.0));
+        at += 1;
+    }
+    while let Some(first) = keys.next() {
+        let second = keys.next().unwrap_or(BlockKey(0));
+        arena.store(tags + at / 2, pack_tags(first, second));
+        at += 2;
+    }
+}

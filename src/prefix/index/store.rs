@@ -1,0 +1,468 @@
+//! What engines tell: blocks stored, blocks dropped, and the names they use for them.
+
+use super::arena::Addr;
+use super::cover::{Column, Cover, ENGINE, Plane};
+use super::holders::Aside;
+use super::run::{ALIASED, BEHIND, MAX_RUN, Place, Run, same_tags};
+use super::table::{BATCH, NoRoom, Table};
+use super::writer::{ASIDE_ENTRY, Claim, Range, Writer};
+use super::{EngineHash, Shared, StoredBlock, UnknownParent};
+use crate::prefix::key::BlockKey;
+use std::collections::BTreeMap;
+
+/// Bytes that the directories of a holder's own tables may take outside the arena, each.
+const OWN_BYTES: usize = 64 << 10;
+
+/// A block's place as the value of a name: run, generation, offset.
+fn pack(run: Addr, generation: u32, offset: u32) -> u64 {
+    u64::from(run / 8) << 35 | u64::from(generation) << 12 | u64::from(offset)
+}
+
+fn unpack(value: u64) -> (Addr, u32, u32) {
+    (((value >> 35) as Addr) * 8, (value >> 12) as u32 & 0x7f_ffff, value as u32 & 0xfff)
+}
+
+/// Where a name leads, if the run is still the one that was named and has the block.
+fn resolve(sh: &Shared, value: u64) -> Option<Place> {
+    let (run, generation, offset) = unpack(value);
+    let shape = Run::at(&sh.arena, run).shape();
+    (shape.generation == generation && offset < shape.len).then_some(Place { run, offset })
+}
+
+/// Whether some engine has the block that a name leads to.
+pub(super) fn is_held(
+    sh: &Shared,
+    behind: &BTreeMap<(Addr, Column, u8), Vec<Range>>,
+    live: &[u64],
+    value: u64,
+) -> bool {
+    let Some(place) = resolve(sh, value) else { return false };
+    let run = Run::at(&sh.arena, place.run);
+    if run.gpu() & live.first().copied().unwrap_or(0) != 0 {
+        return true;
+    }
+    if run.cover() == 0 && !run.has(BEHIND) {
+        return false;
+    }
+    let mut cover = Cover::default();
+    cover.read(&sh.arena, run, live);
+    cover.deepest(&ENGINE, None) > place.offset
+        || behind
+            .range((place.run, 0, 0)..=(place.run, Column::MAX, u8::MAX))
+            .filter(|((_, column, _), _)| super::cover::bit(live, *column))
+            .any(|(_, ranges)| ranges.iter().any(|(a, b)| *a <= place.offset && place.offset < *b))
+}
+
+fn copy_key(place: Place, plane: Plane) -> u64 {
+    u64::from(place.run) << 14 | u64::from(place.offset) << 2 | plane as u64
+}
+
+impl Writer {
+    fn own(&self, slot: usize) -> Option<&Aside> {
+        self.holders.get(slot).and_then(|h| h.aside.as_deref())
+    }
+
+    /// Puts an entry in one of a holder's own tables.
+    fn set_own(
+        &mut self,
+        sh: &Shared,
+        slot: usize,
+        which: fn(&mut Aside) -> &mut Table,
+        key: u64,
+        value: u64,
+    ) -> Result<(), NoRoom> {
+        let seed = sh.seed ^ slot as u64;
+        let Some(holder) = self.holders.get_mut(slot) else { return Err(NoRoom) };
+        let aside = match &mut holder.aside {
+            Some(aside) => aside,
+            empty => {
+                let bytes = ASIDE_BYTES;
+                if self.aside + bytes > self.aside_limit {
+                    return Err(NoRoom);
+                }
+                self.aside += bytes;
+                let tables = Aside { names: Table::new(OWN_BYTES, seed), copies: Table::new(OWN_BYTES, seed) };
+                empty.insert(Box::new(tables))
+            }
+        };
+        which(aside).set(&sh.arena, &mut self.space, key, value)
+    }
+
+    /// Gives back what a holder has for itself.
+    pub(super) fn drop_own(&mut self, sh: &Shared, slot: usize) {
+        let Some(mut aside) = self.holders.get_mut(slot).and_then(|h| h.aside.take()) else { return };
+        aside.names.release(&sh.arena, &mut self.space);
+        aside.copies.release(&sh.arena, &mut self.space);
+        self.aside -= ASIDE_BYTES;
+    }
+
+    /// Where a holder's name leads: its own meaning first, then the common one, then any other holder's.
+    fn parent(&mut self, sh: &Shared, slot: usize, hash: EngineHash) -> Option<Place> {
+        let own = self.own(slot).and_then(|a| a.names.get(&sh.arena, hash.0));
+        let common = self.names.get(&sh.arena, hash.0);
+        for value in [own, common].into_iter().flatten() {
+            if let Some(place) = resolve(sh, value)
+                && self.anyone_holds(sh, place.run, place.offset)
+            {
+                return Some(place);
+            }
+        }
+        let others: Vec<u64> = self.holders.with_aside().filter_map(|a| a.names.get(&sh.arena, hash.0)).collect();
+        let mut places = others.into_iter().filter_map(|v| resolve(sh, v));
+        places.find(|p| self.anyone_holds(sh, p.run, p.offset))
+    }
+
+    /// An engine has stored blocks. Returns how many of them are new to the holder.
+    pub(super) fn store(
+        &mut self,
+        sh: &Shared,
+        slot: usize,
+        claim: Claim,
+        parent: Option<EngineHash>,
+        blocks: &[StoredBlock],
+    ) -> Result<u32, UnknownParent> {
+        self.names.warm(&sh.arena, blocks.iter().map(|b| b.hash.0));
+        let mut at = match parent {
+            None => Place { run: sh.root, offset: 0 },
+            Some(hash) => {
+                let place = self.parent(sh, slot, hash).ok_or(UnknownParent)?;
+                Place { offset: place.offset + 1, ..place }
+            }
+        };
+        let mut rest = blocks;
+        let mut new = 0;
+        self.guesses.pinned = 0;
+        while let Some(first) = rest.first() {
+            let len = Run::at(&sh.arena, at.run).shape().len;
+            let same = if at.run != sh.root && at.offset < len { self.same_blocks(sh, at, rest) } else { 0 };
+            let done = if same > 0 {
+                let done = self.take_up(sh, slot, claim, at, rest.get(..same).unwrap_or_default());
+                at.offset += done.0;
+                done
+            } else if let Some(child) = sh.children.find_still(&sh.arena, at, first.key) {
+                at = Place { run: child, offset: 0 };
+                continue;
+            } else {
+                self.add(sh, slot, claim, &mut at, rest)
+            };
+            new += done.1;
+            rest = rest.get(done.0 as usize..).unwrap_or_default();
+            if done.0 == 0 {
+                self.stats.refused_blocks += rest.len() as u64;
+                break;
+            }
+        }
+        Ok(new)
+    }
+
+    fn same_blocks(&self, sh: &Shared, at: Place, blocks: &[StoredBlock]) -> usize {
+        let run = Run::at(&sh.arena, at.run);
+        let most = (run.shape().len - at.offset) as usize;
+        let mut keys = [BlockKey(0); 64];
+        let mut same = 0;
+        for part in blocks.get(..most.min(blocks.len())).unwrap_or_default().chunks(64) {
+            for (key, block) in keys.iter_mut().zip(part) {
+                *key = block.key;
+            }
+            let part_keys = keys.get(..part.len()).unwrap_or_default();
+            let found = same_tags(&sh.arena, run.tags(), at.offset + same as u32, part_keys);
+            same += found;
+            if found < part.len() {
+                break;
+            }
+        }
+        same
+    }
+
+    /// A holder takes up blocks that are in the index. Returns how many were taken and how many of these it did not have.
+    fn take_up(&mut self, sh: &Shared, slot: usize, claim: Claim, at: Place, blocks: &[StoredBlock]) -> (u32, u32) {
+        let header = Run::at(&sh.arena, at.run);
+        let generation = header.shape().generation;
+        let flags = header.shape().flags;
+        let end = at.offset + blocks.len() as u32;
+        let live = self.columns.live.first().copied().unwrap_or(0);
+        let mut named = header.shape().len;
+        if header.gpu() & live == 0 {
+            self.cover.read(&sh.arena, header, &self.columns.live);
+            named = self.cover.deepest(&ENGINE, None);
+        }
+        // Blocks up to `named` have names already; whoever calls them otherwise keeps its names for itself. One name that leads
+        // where it should tells of all before it, as an engine's name of a block also stands for the blocks before.
+        let expected = pack(at.run, generation, end - 1);
+        let agrees = named >= end
+            && flags & (BEHIND | ALIASED) == 0
+            && blocks.last().is_some_and(|b| self.names.get(&sh.arena, b.hash.0) == Some(expected));
+        if !agrees && flags & BEHIND != 0 {
+            named = named.max(self.behind_of(at.run).flat_map(|(_, r)| r.iter().map(|r| r.1)).max().unwrap_or(0));
+        }
+        self.guesses.pinned = at.run;
+        let range = (at.offset, at.offset + blocks.len() as u32);
+        let mut again: Vec<u32> = Vec::new();
+        let held = loop {
+            again.clear();
+            match self.hold(sh, at.run, claim, range, |offset| again.push(offset)) {
+                Ok(new) => break Ok(new),
+                Err(NoRoom) if self.make_room(sh) => {}
+                Err(NoRoom) => break Err(NoRoom),
+            }
+        };
+        let Ok(new) = held else { return (0, 0) };
+        self.count(slot, claim.plane, new, 0);
+        for offset in again {
+            let key = copy_key(Place { run: at.run, offset }, claim.plane);
+            let copies = self.own(slot).and_then(|a| a.copies.get(&sh.arena, key)).unwrap_or(0);
+            // Without room for the count, the block is forgotten with its first removal.
+            let _ = self.set_own(sh, slot, |a| &mut a.copies, key, copies + 1);
+        }
+        if !agrees {
+            let unnamed = self.name(sh, slot, at, blocks, named);
+            if unnamed > 0 {
+                let taken = blocks.len() as u32 - unnamed;
+                let lost = self.drop_range(sh, at.run, claim, (at.offset + taken, range.1));
+                self.count(slot, claim.plane, 0, lost);
+                return (taken, new.saturating_sub(lost));
+            }
+        }
+        (blocks.len() as u32, new)
+    }
+
+    /// Names blocks of a run from `at` on; those below `named` have names already. Returns how many found no room.
+    fn name(&mut self, sh: &Shared, slot: usize, at: Place, blocks: &[StoredBlock], named: u32) -> u32 {
+        let generation = Run::at(&sh.arena, at.run).shape().generation;
+        let mut offset = at.offset;
+        let warm = |w: &Self, blocks: &[StoredBlock]| w.names.warm(&sh.arena, blocks.iter().map(|b| b.hash.0));
+        let mut next = warm(self, blocks);
+        let mut rest = blocks;
+        while !rest.is_empty() {
+            let (part, behind) = rest.split_at(rest.len().min(BATCH));
+            let hashes = std::mem::replace(&mut next, warm(self, behind));
+            for (i, (block, hash)) in part.iter().zip(hashes).enumerate() {
+                let value = pack(at.run, generation, offset);
+                while self.name_one(sh, slot, (hash, block.hash), value, offset < named).is_err() {
+                    if !self.make_room(sh) {
+                        return (rest.len() - i) as u32;
+                    }
+                }
+                offset += 1;
+            }
+            rest = behind;
+        }
+        0
+    }
+
+    fn name_one(
+        &mut self,
+        sh: &Shared,
+        slot: usize,
+        (hashed, hash): (u64, EngineHash),
+        value: u64,
+        is_named: bool,
+    ) -> Result<(), NoRoom> {
+        let taken = if is_named {
+            let known = self.names.get(&sh.arena, hash.0);
+            Some(known.unwrap_or(0))
+        } else {
+            let Self { names, space, behind, columns, .. } = self;
+            let live = columns.live.as_slice();
+            let is_stale = |old| old != value && !is_held(sh, behind, live, old);
+            names.claim(&sh.arena, space, (hashed, hash.0), value, is_stale)?
+        };
+        match taken {
+            None => Ok(()),
+            Some(same) if same == value => Ok(()),
+            Some(_) => {
+                Run::at(&sh.arena, unpack(value).0).set_flags(ALIASED);
+                self.set_own(sh, slot, |a| &mut a.names, hash.0, value)
+            }
+        }
+    }
+
+    /// Adds blocks that are not in the index behind `at`, as far as one run goes. Returns twice how many.
+    fn add(&mut self, sh: &Shared, slot: usize, claim: Claim, at: &mut Place, blocks: &[StoredBlock]) -> (u32, u32) {
+        let mut most = blocks.len().min(MAX_RUN as usize);
+        let added = loop {
+            let part = blocks.get(..most).unwrap_or_default();
+            let keys = part.iter().map(|b| b.key);
+            let len = Run::at(&sh.arena, at.run).shape().len;
+            let done = if at.offset == len && self.may_extend(sh, at.run, claim) {
+                self.extend(sh, at.run, keys, claim)
+            } else {
+                self.hang(sh, *at, keys, claim).map(|run| {
+                    *at = Place { run, offset: 0 };
+                    part.len() as u32
+                })
+            };
+            match done {
+                Ok(done) => break done,
+                Err(NoRoom) if self.make_room(sh) => {}
+                // Memory may be in pieces.
+                Err(NoRoom) if most > 64 => most /= 2,
+                Err(NoRoom) => return (0, 0),
+            }
+        };
+        self.count(slot, claim.plane, added, 0);
+        let unnamed = self.name(sh, slot, *at, blocks.get(..added as usize).unwrap_or_default(), 0);
+        at.offset += added;
+        if unnamed > 0 {
+            let lost = self.drop_range(sh, at.run, claim, (at.offset - unnamed, at.offset));
+            self.count(slot, claim.plane, 0, lost);
+            // The rest would find no room either.
+            self.stats.refused_blocks += (blocks.len() as u32 - added + lost) as u64;
+            return (blocks.len() as u32, added - lost);
+        }
+        (added, added)
+    }
+
+    /// An engine has dropped blocks. Returns how many the holder had.
+    pub(super) fn remove(&mut self, sh: &Shared, slot: usize, claim: Claim, hashes: &[EngineHash]) -> u32 {
+        let mut dropped = 0;
+        let mut pending: Option<Pending> = None;
+        let has_aside = self.own(slot).is_some();
+        let warm = |w: &Self, hashes: &[EngineHash]| w.names.warm(&sh.arena, hashes.iter().map(|h| h.0));
+        let mut next = warm(self, hashes);
+        for (done, part) in hashes.chunks(BATCH).enumerate() {
+            let behind = hashes.get((done + 1) * BATCH..).unwrap_or_default();
+            for (hash, hashed) in part.iter().zip(std::mem::replace(&mut next, warm(self, behind))) {
+                if !has_aside
+                    && let Some(p) = &mut pending
+                    && p.from > p.others
+                    && let Some(found) = self.names.find(&sh.arena, hashed, hash.0)
+                    && found.value + 1 == p.value
+                {
+                    // Tails first, one behind the other: what the holder has of the run is known, and nobody else has it.
+                    (p.from, p.value) = (p.from - 1, found.value);
+                    self.names.remove_found(found);
+                    continue;
+                }
+                let Some((place, is_own)) = self.named_and_held(sh, slot, claim, *hash, &pending) else { continue };
+                if has_aside && self.drop_copy(sh, slot, claim, place) {
+                    continue;
+                }
+                match &mut pending {
+                    Some(p) if p.run == place.run && p.from == place.offset + 1 => {
+                        (p.from, p.value) = (place.offset, p.value - 1);
+                    }
+                    _ => {
+                        dropped += self.flush(sh, slot, claim, pending.take());
+                        let others = self.others(sh, place.run, claim);
+                        let value = pack(place.run, Run::at(&sh.arena, place.run).shape().generation, place.offset);
+                        pending =
+                            Some(Pending { run: place.run, from: place.offset, to: place.offset + 1, others, value });
+                    }
+                }
+                if is_own {
+                    self.forget_own_name(sh, slot, place, claim, *hash);
+                } else if pending.as_ref().is_some_and(|p| place.offset >= p.others) {
+                    self.names.remove(&sh.arena, hash.0);
+                }
+            }
+        }
+        dropped + self.flush(sh, slot, claim, pending)
+    }
+
+    /// How far anyone else, or the holder on another tier, has blocks of a run.
+    fn others(&mut self, sh: &Shared, run: Addr, claim: Claim) -> u32 {
+        let header = Run::at(&sh.arena, run);
+        let live = self.columns.live.first().copied().unwrap_or(0);
+        let own =
+            if claim.plane == super::cover::GPU { 1u64.checked_shl(u32::from(claim.column)).unwrap_or(0) } else { 0 };
+        if header.cover() == 0 && !header.has(BEHIND) {
+            return if header.gpu() & live & !own != 0 { header.shape().len } else { 0 };
+        }
+        if header.has(BEHIND) {
+            // Between the holes of others, names stay that lead nowhere.
+            header.set_flags(ALIASED);
+        }
+        self.cover.read(&sh.arena, header, &self.columns.live);
+        let others = self.cover.deepest(&ENGINE, Some((claim.column, claim.plane)));
+        let mine = (run, claim.column, claim.plane as u8);
+        let behind = self.behind_of(run).filter(|(key, _)| **key != mine);
+        others.max(behind.flat_map(|(_, r)| r.iter().map(|r| r.1)).max().unwrap_or(0))
+    }
+
+    /// The block that a name stands for, by the holder's own meaning if it has one, if the holder has it on the tier.
+    fn named_and_held(
+        &mut self,
+        sh: &Shared,
+        slot: usize,
+        claim: Claim,
+        hash: EngineHash,
+        pending: &Option<Pending>,
+    ) -> Option<(Place, bool)> {
+        let own = self.own(slot).and_then(|a| a.names.get(&sh.arena, hash.0)).and_then(|v| resolve(sh, v));
+        let is_own = own.is_some();
+        let place = own.or_else(|| self.names.get(&sh.arena, hash.0).and_then(|v| resolve(sh, v)))?;
+        let is_pending = pending.as_ref().is_some_and(|p| p.run == place.run && (p.from..p.to).contains(&place.offset));
+        (!is_pending && self.holds(sh, place.run, place.offset, claim)).then_some((place, is_own))
+    }
+
+    /// A copy of the block goes; true if it was not the last.
+    fn drop_copy(&mut self, sh: &Shared, slot: usize, claim: Claim, place: Place) -> bool {
+        let Some(aside) = self.holders.get_mut(slot).and_then(|h| h.aside.as_deref_mut()) else { return false };
+        let key = copy_key(place, claim.plane);
+        match aside.copies.get(&sh.arena, key) {
+            None => false,
+            Some(1) => aside.copies.remove(&sh.arena, key).is_some(),
+            Some(more) => aside.copies.set(&sh.arena, &mut self.space, key, more - 1).is_ok(),
+        }
+    }
+
+    /// A holder's own name goes when it has the block on no other tier.
+    fn forget_own_name(&mut self, sh: &Shared, slot: usize, place: Place, claim: Claim, hash: EngineHash) {
+        let elsewhere = ENGINE
+            .into_iter()
+            .any(|plane| plane != claim.plane && self.holds(sh, place.run, place.offset, Claim { plane, ..claim }));
+        if let Some(aside) = self.holders.get_mut(slot).and_then(|h| h.aside.as_deref_mut())
+            && !elsewhere
+        {
+            aside.names.remove(&sh.arena, hash.0);
+        }
+    }
+
+    fn flush(&mut self, sh: &Shared, slot: usize, claim: Claim, pending: Option<Pending>) -> u32 {
+        let Some(p) = pending else { return 0 };
+        let dropped = self.drop_range(sh, p.run, claim, (p.from, p.to));
+        self.count(slot, claim.plane, 0, dropped);
+        dropped
+    }
+
+    /// The names of the blocks that a holder has on a tier.
+    pub(super) fn names_of(&mut self, sh: &Shared, slot: usize, claim: Claim) -> Vec<EngineHash> {
+        let own = self.own(slot).map(|a| a.names.iter(&sh.arena).collect::<Vec<_>>()).unwrap_or_default();
+        let common: Vec<(u64, u64)> = self.names.iter(&sh.arena).collect();
+        let is_mine = |w: &mut Self, value: u64| {
+            resolve(sh, value).is_some_and(|p| w.holds(sh, p.run, p.offset, claim)).then_some(value)
+        };
+        let mut found: Vec<EngineHash> = Vec::new();
+        let mut by_own_name = std::collections::HashSet::new();
+        for (hash, value) in own {
+            if let Some(value) = is_mine(self, value) {
+                by_own_name.insert(value);
+                found.push(EngineHash(hash));
+            }
+        }
+        for (hash, value) in common {
+            // A block that it calls otherwise is not its own by the common name.
+            if is_mine(self, value).is_some_and(|v| !by_own_name.contains(&v)) {
+                found.push(EngineHash(hash));
+            }
+        }
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+}
+
+/// What a holder's own tables are taken to cost outside the arena.
+const ASIDE_BYTES: usize = size_of::<Aside>() + ASIDE_ENTRY;
+
+/// Blocks of one run that are to be dropped together.
+struct Pending {
+    run: Addr,
+    from: u32,
+    to: u32,
+    /// Blocks below this are held by others too: their names stay.
+    others: u32,
+    /// What the name of the block at `from` stands for.
+    value: u64,
+}

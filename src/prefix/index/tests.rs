@@ -1,0 +1,37 @@
+//! The index against its model, under threads, and under attack.
+
+mod bounds;
+mod histories;
+mod model;
+mod regressions;
+mod threads;
+
+use super::*;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+pub(super) fn index(budget_bytes: usize) -> PrefixIndex {
+    PrefixIndex::new(IndexConfig { budget_bytes, tenant_share: 0.25, half_life: Duration::from_secs(60), seed: 42 })
+}
+
+/// A key for each number.
+pub(super) fn key(n: u64) -> BlockKey {
+    BlockKey(xxh3_64_with_seed(&n.to_le_bytes(), 7))
+}
+
+/// Names as an engine chains them.
+pub(super) fn named(keys: &[BlockKey], seed: u64) -> Vec<StoredBlock> {
+    let mut parent = seed;
+    keys.iter()
+        .map(|key| {
+            parent = xxh3_64_with_seed(&key.0.to_le_bytes(), parent);
+            StoredBlock { hash: EngineHash(parent), key: *key }
+        })
+        .collect()
+}
+
+pub(super) fn depth(index: &PrefixIndex, holder: HolderId, keys: &[BlockKey]) -> Depth {
+    let mut matches = Matches::default();
+    let mut keys = keys;
+    index.lookup(&mut keys, &mut matches);
+    matches.depth(holder)
+}

@@ -1,0 +1,279 @@
+//! Budgets, shares and capacities; many holders; what must not grow.
+
+use super::{depth, index, key, named};
+use crate::clock::Timestamp;
+use crate::prefix::index::{EngineHash, HolderId, Matches, PrefixIndex, StoredBlock, TenantId, Tier};
+use crate::prefix::key::{BlockKey, BlockKeys};
+use std::time::Duration;
+
+const BUDGET: usize = 4 << 20;
+
+fn keys(prompt: u64, blocks: u64) -> Vec<BlockKey> {
+    (0..blocks).map(|i| key(prompt << 20 | i)).collect()
+}
+
+fn assert_within(index: &PrefixIndex) {
+    let stats = index.stats();
+    assert!(stats.bytes <= stats.budget_bytes, "{stats:?}");
+}
+
+fn seconds(s: u64) -> Timestamp {
+    Timestamp(s * 1_000_000_000)
+}
+
+#[test]
+fn a_flood_of_one_tenant_leaves_the_others_alone() {
+    let index = index(BUDGET);
+    let holder = index.add_holder();
+    let mine = keys(1, 500);
+    index.record(holder, &mine, TenantId(1), seconds(1));
+    for i in 0..20_000 {
+        index.record(holder, &keys(1000 + i, 100), TenantId(2), seconds(2));
+        if i % 64 == 0 {
+            assert_within(&index);
+        }
+    }
+    assert_within(&index);
+    assert_eq!(depth(&index, holder, &mine).gpu, 500);
+    let stats = index.stats();
+    assert!(stats.evicted_for_tenant > 1_000_000, "{stats:?}");
+    assert_eq!(stats.evicted_for_budget, 0, "{stats:?}");
+    assert_eq!(depth(&index, holder, &keys(20_999, 100)).gpu, 100, "the newest is there");
+}
+
+#[test]
+fn a_prompt_larger_than_its_share_keeps_its_head() {
+    let index = index(1 << 20);
+    let holder = index.add_holder();
+    let long = keys(1, 1_000_000);
+    index.record(holder, &long, TenantId(1), seconds(1));
+    assert_within(&index);
+    let found = depth(&index, holder, &long).gpu;
+    assert!(found > 10_000 && found < 100_000, "{found}");
+    assert_eq!(index.stats().refused_blocks, 1_000_000 - u64::from(found));
+}
+
+#[test]
+fn the_budget_forgets_the_least_recently_used_of_all() {
+    let index = index(BUDGET);
+    let holder = index.add_holder();
+    let mine = keys(1, 300);
+    for i in 0..20_000u32 {
+        index.record(holder, &keys(1000 + u64::from(i), 100), TenantId(i), seconds(2));
+        if i % 64 == 0 {
+            index.record(holder, &mine, TenantId(1 << 30), seconds(2));
+            assert_within(&index);
+        }
+    }
+    let stats = index.stats();
+    assert!(stats.evicted_for_budget > 1_000_000, "{stats:?}");
+    assert_eq!(stats.refused_blocks, 0, "{stats:?}");
+    assert_eq!(depth(&index, holder, &mine).gpu, 300, "what is used stays");
+    assert_eq!(depth(&index, holder, &keys(20_999, 100)).gpu, 100, "the newest is there");
+}
+
+fn store(index: &PrefixIndex, holder: HolderId, keys: &[BlockKey]) -> Vec<StoredBlock> {
+    let blocks = named(keys, 0);
+    index.store(holder, Tier::Gpu, None, &blocks).unwrap();
+    blocks
+}
+
+#[test]
+fn engines_truth_takes_the_place_of_guesses_and_then_finds_no_room() {
+    let index = index(BUDGET);
+    let (engine, guessed) = (index.add_holder(), index.add_holder());
+    for i in 0..20_000u64 {
+        index.record(guessed, &keys(1_000_000 + i, 100), TenantId(i as u32), seconds(1));
+    }
+    assert!(index.blocks(guessed).guessed > 100_000);
+    let mut stored = Vec::new();
+    while index.stats().refused_blocks == 0 {
+        let prompt = keys(stored.len() as u64, 200);
+        stored.push((store(&index, engine, &prompt), prompt));
+        assert_within(&index);
+    }
+    assert_eq!(index.blocks(guessed).guessed, 0, "{:?}", index.stats());
+    assert!(stored.len() > 300, "{}: {:?}", stored.len(), index.stats());
+    let refused = index.stats().refused_blocks;
+    let held: u64 = stored.iter().map(|(_, p)| u64::from(depth(&index, engine, p).gpu)).sum();
+    assert_eq!(held + refused, stored.len() as u64 * 200, "what is there is found");
+    assert_eq!(u64::from(index.blocks(engine).gpu), held);
+    // What is removed makes room again.
+    for (blocks, _) in &stored {
+        let names: Vec<EngineHash> = blocks.iter().rev().map(|b| b.hash).collect();
+        index.remove(engine, Tier::Gpu, &names);
+    }
+    let stats = index.stats();
+    assert_eq!((stats.runs, stats.blocks, stats.names), (0, 0, 0), "{stats:?}");
+    let prompt = keys(1, 200);
+    store(&index, engine, &prompt);
+    assert_eq!(depth(&index, engine, &prompt).gpu, 200);
+}
+
+#[test]
+fn any_budget_holds() {
+    for budget in [0, 1 << 10, 100 << 10, 300 << 10, 1 << 20] {
+        let index = index(budget);
+        let (a, b) = (index.add_holder(), index.add_holder());
+        for i in 0..2_000 {
+            store(&index, a, &keys(i, 40));
+            index.record(b, &keys(i + 1, 40), TenantId(i as u32 % 7), seconds(1));
+            if budget >= 300 << 10 {
+                assert_within(&index);
+            }
+        }
+    }
+}
+
+#[test]
+fn capacity_forgets_tails_before_heads() {
+    let index = index(BUDGET);
+    let holder = index.add_holder();
+    index.set_capacity(holder, 150);
+    let (old, new) = (keys(1, 100), keys(2, 100));
+    index.record(holder, &old, TenantId(1), seconds(1));
+    index.record(holder, &new, TenantId(1), seconds(2));
+    assert_eq!(depth(&index, holder, &old).gpu, 50, "the old prompt's tail went");
+    assert_eq!(depth(&index, holder, &new).gpu, 100);
+    assert_eq!(index.blocks(holder).guessed, 150);
+    // The head of the old one is used again, and is now younger than the new one.
+    index.record(holder, &old[..20], TenantId(1), seconds(3));
+    index.set_capacity(holder, 60);
+    assert_eq!(depth(&index, holder, &old).gpu, 20);
+    assert_eq!(depth(&index, holder, &new).gpu, 40);
+}
+
+#[test]
+fn guesses_have_an_age() {
+    let index = index(BUDGET);
+    let (holder, other) = (index.add_holder(), index.add_holder());
+    index.record(holder, &keys(1, 10), TenantId(1), seconds(10));
+    index.record(other, &keys(1, 10), TenantId(1), seconds(10));
+    index.record(holder, &keys(2, 10), TenantId(1), seconds(12));
+    index.forget_older(holder, seconds(11));
+    assert_eq!(depth(&index, holder, &keys(1, 10)).gpu, 0);
+    assert_eq!(depth(&index, holder, &keys(2, 10)).gpu, 10);
+    assert_eq!(depth(&index, other, &keys(1, 10)).gpu, 10);
+    assert_eq!(index.stats().evicted_for_age, 10);
+}
+
+#[test]
+fn storing_and_clearing_keeps_memory_flat() {
+    let index = index(64 << 20);
+    let holders: Vec<HolderId> = (0..4).map(|_| index.add_holder()).collect();
+    let mut after = Vec::new();
+    for round in 0..12u64 {
+        for (h, holder) in holders.iter().enumerate() {
+            for i in 0..64 {
+                let prompt = keys((round << 12) + (h as u64 * 64) + i, 128);
+                store(&index, *holder, &prompt);
+                index.record(*holder, &keys((1 << 30) + i, 64), TenantId(1), seconds(round));
+            }
+            index.clear(*holder);
+        }
+        after.push(index.stats().bytes);
+    }
+    assert!(after[11] <= after[3], "{after:?}");
+}
+
+#[test]
+fn two_thousand_holders() {
+    let index = index(64 << 20);
+    let holders: Vec<HolderId> = (0..2000).map(|_| index.add_holder()).collect();
+    let prompt = keys(1, 300);
+    let blocks = named(&prompt, 0);
+    let has = |h: usize| 1 + (h * 7) % 300;
+    for (h, holder) in holders.iter().enumerate() {
+        index.store(*holder, Tier::Gpu, None, &blocks[..has(h)]).unwrap();
+    }
+    let mut matches = Matches::default();
+    index.lookup(&mut prompt.as_slice(), &mut matches);
+    assert_eq!(matches.all().len(), 2000);
+    assert_eq!(matches.deepest(), 300);
+    for (h, holder) in holders.iter().enumerate() {
+        assert_eq!(matches.depth(*holder).gpu, has(h) as u32, "holder {h}");
+    }
+    for holder in holders.iter().step_by(2) {
+        index.clear(*holder);
+    }
+    index.lookup(&mut prompt.as_slice(), &mut matches);
+    assert_eq!(matches.all().len(), 1000);
+    matches.for_each(|holder, d| assert_eq!(d.any as usize, has(holder.slot())));
+    for holder in holders.iter().step_by(2) {
+        index.store(*holder, Tier::Cpu, None, &blocks[..5]).unwrap();
+    }
+    index.lookup(&mut prompt.as_slice(), &mut matches);
+    assert_eq!(matches.all().len(), 2000);
+    let d = matches.depth(holders[2]);
+    assert_eq!((d.gpu, d.cpu, d.any), (0, 5, 5));
+    assert_within(&index);
+}
+
+#[test]
+fn a_removed_holder_is_nobody() {
+    let index = index(BUDGET);
+    let gone = index.add_holder();
+    let prompt = keys(1, 10);
+    let blocks = store(&index, gone, &prompt);
+    index.remove_holder(gone);
+    assert_eq!(depth(&index, gone, &prompt).any, 0);
+    let other = index.add_holder();
+    assert_ne!(other, gone);
+    store(&index, gone, &prompt);
+    index.remove(gone, Tier::Gpu, &[blocks[0].hash]);
+    index.record(gone, &prompt, TenantId(1), seconds(1));
+    assert_eq!(depth(&index, other, &prompt).any, 0);
+    assert_eq!(index.stats().holders, 1);
+}
+
+struct Counting<'a> {
+    keys: &'a [BlockKey],
+    made: usize,
+}
+
+impl BlockKeys for Counting<'_> {
+    fn upto(&mut self, n: usize) -> &[BlockKey] {
+        self.made = self.made.max(n.min(self.keys.len()));
+        &self.keys[..self.made]
+    }
+}
+
+#[test]
+fn keys_that_cannot_matter_are_not_made() {
+    let index = index(BUDGET);
+    let holder = index.add_holder();
+    let prompt = keys(1, 10_000);
+    let mut matches = Matches::default();
+    for held in [0, 1, 63, 64, 65, 1000, 5000] {
+        index.clear(holder);
+        store(&index, holder, &prompt[..held]);
+        let mut counting = Counting { keys: &prompt, made: 0 };
+        index.lookup(&mut counting, &mut matches);
+        assert_eq!(matches.depth(holder).gpu as usize, held);
+        assert!(counting.made <= (2 * held + 64).min(held + 1024), "{} of {held}", counting.made);
+    }
+    store(&index, holder, &prompt);
+    let mut counting = Counting { keys: &prompt, made: 0 };
+    index.lookup(&mut counting, &mut matches);
+    assert_eq!((matches.depth(holder).gpu, counting.made), (10_000, 10_000));
+}
+
+#[test]
+fn weight_halves() {
+    let index = index(BUDGET);
+    let holder = index.add_holder();
+    let near = |a: f64, b: f64| (a - b).abs() < 1e-3 * b.max(1.0);
+    assert!(near(index.weight(holder, seconds(5)), 0.0));
+    index.record(holder, &keys(1, 100), TenantId(1), seconds(10));
+    assert!(near(index.weight(holder, seconds(10)), 100.0));
+    assert!(near(index.weight(holder, seconds(70)), 50.0));
+    let blocks = store(&index, holder, &keys(2, 50));
+    assert!(near(index.weight(holder, seconds(70)), 100.0));
+    assert!(near(index.weight(holder, seconds(130)), 50.0));
+    let names: Vec<EngineHash> = blocks.iter().map(|b| b.hash).collect();
+    index.remove(holder, Tier::Gpu, &names);
+    assert!(near(index.weight(holder, seconds(130)), 50.0 * 100.0 / 150.0));
+    index.clear(holder);
+    assert!(near(index.weight(holder, seconds(130)), 0.0));
+    assert_eq!(Duration::from_secs(60).as_secs(), 60);
+}

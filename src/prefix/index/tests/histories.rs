@@ -1,0 +1,253 @@
+//! Long random histories, told to the index and to its model.
+
+use super::model::Model;
+use super::{index, key, named};
+use crate::clock::Timestamp;
+use crate::prefix::index::{EngineHash, HolderId, Matches, PrefixIndex, StoredBlock, TenantId, Tier};
+use crate::prefix::key::BlockKey;
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+const HOLDERS: usize = 5;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Store {
+        holder: usize,
+        tier: Tier,
+        prompt: Vec<u8>,
+        from: usize,
+    },
+    /// `order`: 0 tails first, 1 heads first, 2 every other block, 3 one block.
+    Remove {
+        holder: usize,
+        tier: Tier,
+        prompt: Vec<u8>,
+        from: usize,
+        order: u8,
+    },
+    Clear {
+        holder: usize,
+    },
+    Replace {
+        holder: usize,
+    },
+    Record {
+        holder: usize,
+        prompt: Vec<u8>,
+        tenant: u32,
+    },
+    Capacity {
+        holder: usize,
+        blocks: u32,
+    },
+}
+
+fn prompt() -> impl Strategy<Value = Vec<u8>> {
+    // Mostly the same beginnings, so that prompts meet.
+    let part = prop_oneof![4 => Just(0u8), 2 => Just(1u8), 1 => Just(2u8)];
+    prop::collection::vec(part, 1..14)
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let holder = 0..HOLDERS;
+    let tier = prop_oneof![6 => Just(Tier::Gpu), 2 => Just(Tier::Cpu), 1 => Just(Tier::Disk)];
+    prop_oneof![
+        8 => (holder.clone(), tier.clone(), prompt(), 0..8usize)
+            .prop_map(|(holder, tier, prompt, from)| Op::Store { holder, tier, prompt, from }),
+        7 => (holder.clone(), tier, prompt(), 0..8usize, 0..4u8)
+            .prop_map(|(holder, tier, prompt, from, order)| Op::Remove { holder, tier, prompt, from, order }),
+        1 => holder.clone().prop_map(|holder| Op::Clear { holder }),
+        1 => holder.clone().prop_map(|holder| Op::Replace { holder }),
+        5 => (holder.clone(), prompt(), 0..3u32)
+            .prop_map(|(holder, prompt, tenant)| Op::Record { holder, prompt, tenant }),
+        1 => (holder, prop_oneof![0..40u32, Just(u32::MAX)])
+            .prop_map(|(holder, blocks)| Op::Capacity { holder, blocks }),
+    ]
+}
+
+struct World {
+    /// Otherwise holder 3 calls blocks by names of its own, and holder 4 by names that mean other blocks to the rest.
+    names_agree: bool,
+    index: PrefixIndex,
+    model: Model,
+    ids: Vec<HolderId>,
+    /// A letter of a prompt is so many blocks.
+    letter: usize,
+    clock: u64,
+}
+
+impl World {
+    fn new(names_agree: bool, letter: usize, first_column: usize) -> Self {
+        let index = index(64 << 20);
+        for _ in 0..first_column {
+            let _ = index.add_holder();
+        }
+        let ids = (0..HOLDERS).map(|_| index.add_holder()).collect();
+        let mut model = Model::default();
+        (0..HOLDERS).for_each(|h| model.add(h));
+        Self { names_agree, index, model, ids, letter, clock: 0 }
+    }
+
+    fn keys(&self, prompt: &[u8]) -> Vec<BlockKey> {
+        prompt.iter().flat_map(|l| (0..self.letter).map(move |i| key(u64::from(*l) << 32 | i as u64))).collect()
+    }
+
+    fn blocks(&self, holder: usize, prompt: &[u8]) -> Vec<StoredBlock> {
+        let keys = self.keys(prompt);
+        match holder {
+            _ if self.names_agree => named(&keys, 0),
+            3 => named(&keys, 99),
+            4 => {
+                let others: Vec<u8> = prompt.iter().map(|l| (l + 1) % 3).collect();
+                let names = named(&self.keys(&others), 0);
+                names.into_iter().zip(keys).map(|(n, key)| StoredBlock { hash: n.hash, key }).collect()
+            }
+            _ => named(&keys, 0),
+        }
+    }
+
+    fn apply(&mut self, op: &Op) {
+        self.clock += 1;
+        match op {
+            Op::Store { holder, tier, prompt, from } => {
+                let blocks = self.blocks(*holder, prompt);
+                let from = (from * self.letter).min(blocks.len() - 1);
+                let parent = from.checked_sub(1).map(|p| blocks[p].hash);
+                // The index may know a name longer than anyone uses it, when holders call one block by several.
+                if !self.names_agree && parent.is_some_and(|p| !self.model.knows(*holder, p)) {
+                    return;
+                }
+                let told = self.index.store(self.ids[*holder], *tier, parent, &blocks[from..]);
+                assert_eq!(told, self.model.store(*holder, *tier, parent, &blocks[from..]), "{op:?}");
+            }
+            Op::Remove { holder, tier, prompt, from, order } => {
+                let blocks = self.blocks(*holder, prompt);
+                let from = (from * self.letter).min(blocks.len() - 1);
+                let mut names: Vec<EngineHash> = blocks[from..].iter().map(|b| b.hash).collect();
+                match order {
+                    0 => names.reverse(),
+                    2 => names = names.into_iter().step_by(2).collect(),
+                    3 => names.truncate(1),
+                    _ => {}
+                }
+                if !self.names_agree {
+                    // Engines drop what they have told of; what others mean by a name is not asked for then.
+                    names.retain(|n| self.model.knows(*holder, *n));
+                }
+                self.index.remove(self.ids[*holder], *tier, &names);
+                self.model.remove(*holder, *tier, &names);
+            }
+            Op::Clear { holder } => {
+                self.index.clear(self.ids[*holder]);
+                self.model.clear(*holder);
+            }
+            Op::Replace { holder } => {
+                self.index.remove_holder(self.ids[*holder]);
+                self.ids[*holder] = self.index.add_holder();
+                self.model.add(*holder);
+            }
+            Op::Record { holder, prompt, tenant } => {
+                let keys = self.keys(prompt);
+                self.index.record(self.ids[*holder], &keys, TenantId(*tenant), Timestamp(self.clock));
+                self.model.record(*holder, &keys);
+            }
+            Op::Capacity { holder, blocks } => {
+                let blocks = blocks.saturating_mul(self.letter as u32);
+                self.index.set_capacity(self.ids[*holder], blocks);
+                self.model.set_capacity(*holder, blocks);
+            }
+        }
+    }
+
+    fn compare(&self, prompt: &[u8], matches: &mut Matches) {
+        let keys = self.keys(prompt);
+        self.index.lookup(&mut keys.as_slice(), matches);
+        let mut found = 0;
+        for (holder, id) in self.ids.iter().enumerate() {
+            let depth = self.model.depth(holder, &keys);
+            assert_eq!(matches.depth(*id), depth, "holder {holder}, prompt {prompt:?}");
+            found += usize::from(depth.any > 0);
+        }
+        assert_eq!(matches.all().len(), found, "nobody else is found");
+    }
+
+    fn compare_all(&self, op: &Op) {
+        let mut matches = Matches::default();
+        let (Op::Store { prompt, .. } | Op::Remove { prompt, .. } | Op::Record { prompt, .. }) = op else { return };
+        self.compare(prompt, &mut matches);
+        for changed in [0, prompt.len() / 2] {
+            let mut other = prompt.clone();
+            other[changed] = (other[changed] + 1) % 3;
+            self.compare(&other, &mut matches);
+        }
+        self.compare(&[0; 13], &mut matches);
+    }
+
+    fn compare_held(&self) {
+        for (holder, id) in self.ids.iter().enumerate() {
+            for tier in [Tier::Gpu, Tier::Cpu, Tier::Disk] {
+                let held = self.index.held(*id, tier);
+                let names: BTreeSet<EngineHash> = held.iter().copied().collect();
+                assert_eq!(names.len(), held.len(), "no name twice");
+                let wanted = self.model.held(holder, tier);
+                assert!(wanted.is_subset(&names), "holder {holder} on {tier:?}");
+                assert!(!self.names_agree || names == wanted, "holder {holder} on {tier:?}");
+            }
+            assert_eq!(self.index.blocks(*id), self.model.blocks(holder), "holder {holder}");
+        }
+    }
+}
+
+fn run(ops: &[Op], names_agree: bool, letter: usize, first_column: usize) {
+    let mut world = World::new(names_agree, letter, first_column);
+    for (i, op) in ops.iter().enumerate() {
+        world.apply(op);
+        world.compare_all(op);
+        if i % 8 == 0 {
+            world.compare_held();
+        }
+    }
+    world.compare_held();
+    let stats = world.index.stats();
+    assert!(stats.blocks >= world.model.distinct(), "all held blocks are there: {stats:?}");
+    assert!(stats.bytes <= stats.budget_bytes, "{stats:?}");
+    for id in &world.ids {
+        world.index.clear(*id);
+    }
+    // The sweep needs writes.
+    let id = world.index.add_holder();
+    for _ in 0..4096 {
+        world.index.remove(id, Tier::Gpu, &[]);
+    }
+    let stats = world.index.stats();
+    assert_eq!((stats.runs, stats.blocks, stats.names), (0, 0, 0), "nothing is left: {stats:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 192, max_shrink_iters: 4000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn it_says_what_the_model_says(ops in prop::collection::vec(op(), 1..160)) {
+        run(&ops, true, 1, 0);
+    }
+
+    #[test]
+    fn engines_may_disagree_about_names(ops in prop::collection::vec(op(), 1..160)) {
+        run(&ops, false, 1, 0);
+    }
+
+    #[test]
+    fn columns_behind_the_first_64_are_like_the_others(ops in prop::collection::vec(op(), 1..120)) {
+        run(&ops, true, 1, 62);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 1000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn long_prompts_go_on_in_further_runs(ops in prop::collection::vec(op(), 1..60)) {
+        run(&ops, true, 301, 61);
+    }
+}

@@ -1,0 +1,106 @@
+//! How much a holder's cache has taken in lately: a decayed count per holder, O(1) to add to and to read, without a lock.
+
+use crate::clock::Timestamp;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// One holder's.
+#[derive(Debug)]
+struct Weight {
+    /// A weight w at the moment t as log2(w) + t / half-life, which does not change while nothing is added.
+    kept: AtomicU64,
+    /// Blocks (a float too) added since then, all at the moment `since`: logarithms are taken once a moment, not once an event.
+    fresh: AtomicU64,
+    since: AtomicU64,
+}
+
+/// All of them, by slot. Written under the index's lock; a reader beside a write may be off by that write.
+#[derive(Debug)]
+pub(super) struct Weights {
+    all: Box<[Weight]>,
+    half_life: f64,
+    /// The latest moment that anyone has told of.
+    now: AtomicU64,
+}
+
+impl Weights {
+    pub(super) fn new(slots: usize, half_life: Duration) -> Self {
+        let empty = || Weight {
+            kept: AtomicU64::new(f64::NEG_INFINITY.to_bits()),
+            fresh: AtomicU64::new(0),
+            since: AtomicU64::new(0),
+        };
+        Self {
+            all: (0..slots).map(|_| empty()).collect(),
+            half_life: half_life.as_secs_f64().max(1e-9),
+            now: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn fixed_bytes(slots: usize) -> usize {
+        slots * size_of::<Weight>()
+    }
+
+    /// Someone has told what time it is.
+    pub(super) fn see(&self, now: Timestamp) {
+        // Not every call, so that callers on other cores are left alone.
+        if now.0 > self.now.load(Relaxed).saturating_add(1_000_000) {
+            self.now.store(now.0, Relaxed);
+        }
+    }
+
+    fn half_lives(&self, moment: u64) -> f64 {
+        moment as f64 * 1e-9 / self.half_life
+    }
+
+    /// The weight of a slot.
+    pub(super) fn get(&self, slot: usize, now: Timestamp) -> f64 {
+        self.see(now);
+        let Some(weight) = self.all.get(slot) else { return 0.0 };
+        let kept = f64::from_bits(weight.kept.load(Relaxed));
+        let fresh = f64::from_bits(weight.fresh.load(Relaxed));
+        let age = self.half_lives(now.0.saturating_sub(weight.since.load(Relaxed)));
+        (kept - self.half_lives(now.0)).exp2() + fresh * (-age).exp2()
+    }
+
+    /// Blocks have come, at the latest moment known.
+    pub(super) fn add(&self, slot: usize, blocks: u32) {
+        let Some(weight) = self.all.get(slot).filter(|_| blocks > 0) else { return };
+        let now = self.now.load(Relaxed);
+        let mut fresh = f64::from_bits(weight.fresh.load(Relaxed));
+        if weight.since.load(Relaxed) != now {
+            self.fold(weight);
+            weight.since.store(now, Relaxed);
+            fresh = 0.0;
+        }
+        weight.fresh.store((fresh + f64::from(blocks)).to_bits(), Relaxed);
+    }
+
+    /// Of `before` blocks, `dropped` are gone: an average part of the weight goes with them.
+    pub(super) fn cut(&self, slot: usize, dropped: u32, before: u32) {
+        let Some(weight) = self.all.get(slot).filter(|_| dropped > 0) else { return };
+        let left = f64::from(before.saturating_sub(dropped)) / f64::from(before.max(1));
+        let fresh = f64::from_bits(weight.fresh.load(Relaxed)) * left;
+        weight.fresh.store(fresh.to_bits(), Relaxed);
+        let kept = f64::from_bits(weight.kept.load(Relaxed));
+        if kept.is_finite() {
+            weight.kept.store((kept + left.log2()).to_bits(), Relaxed);
+        }
+    }
+
+    /// All is gone.
+    pub(super) fn clear(&self, slot: usize) {
+        if let Some(weight) = self.all.get(slot) {
+            weight.kept.store(f64::NEG_INFINITY.to_bits(), Relaxed);
+            weight.fresh.store(0.0f64.to_bits(), Relaxed);
+        }
+    }
+
+    /// What was fresh becomes part of the kept.
+    fn fold(&self, weight: &Weight) {
+        let moment = self.half_lives(weight.since.load(Relaxed));
+        let kept = f64::from_bits(weight.kept.load(Relaxed));
+        let sum = (kept - moment).exp2() + f64::from_bits(weight.fresh.load(Relaxed));
+        weight.kept.store((sum.log2() + moment).to_bits(), Relaxed);
+    }
+}

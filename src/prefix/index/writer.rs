@@ -1,0 +1,574 @@
+//! The writer's state, and the changes that everything else is made of: a run made longer, made, shortened, freed; a column's part
+//! of a run taken up or dropped. All of it is behind one lock.
+
+use super::arena::{Addr, Order, Space, order_for, words_of};
+use super::columns::Columns;
+use super::cover::{self, Column, Cover, ENGINE, GPU, GUESS, LEVELS, Plane, REACH, TOLD};
+use super::guess::Guesses;
+use super::holders::Holders;
+use super::run::{ALIASED, BEHIND, FROZEN, GUESSED, MAX_RUN, Place, Run, Shape, write_tags};
+use super::table::{NoRoom, Table};
+use super::{Shared, Stats};
+use crate::prefix::key::BlockKey;
+use std::collections::BTreeMap;
+
+/// Headers that are taken from the arena at once.
+const HEADERS: u32 = 64;
+
+/// What a map entry outside the arena is taken to cost, in bytes.
+pub(super) const ASIDE_ENTRY: usize = 96;
+
+/// Held blocks of a run, from block to block.
+pub(super) type Range = (u32, u32);
+
+#[derive(Debug)]
+pub(super) struct Writer {
+    pub(super) space: Space,
+    pub(super) names: Table,
+    pub(super) holders: Holders,
+    pub(super) columns: Columns,
+    pub(super) guesses: Guesses,
+    /// What columns hold behind a hole, by (run, column, plane).
+    pub(super) behind: BTreeMap<(Addr, Column, u8), Vec<Range>>,
+    pub(super) cover: Cover,
+    pub(super) header_pages: Vec<Addr>,
+    free_headers: Addr,
+    pub(super) stats: Stats,
+    /// Bytes of entries outside the arena, and how many there may be.
+    pub(super) aside: usize,
+    pub(super) aside_limit: usize,
+    ranges: Vec<Range>,
+}
+
+/// What a new or longer run is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Claim {
+    pub(super) plane: Plane,
+    pub(super) column: Column,
+}
+
+impl Writer {
+    pub(super) fn new(
+        space: Space,
+        names: Table,
+        holders: Holders,
+        columns: Columns,
+        guesses: Guesses,
+        aside_limit: usize,
+    ) -> Self {
+        Self {
+            space,
+            names,
+            holders,
+            columns,
+            guesses,
+            behind: BTreeMap::new(),
+            cover: Cover::default(),
+            header_pages: Vec::new(),
+            free_headers: 0,
+            stats: Stats::default(),
+            aside: 0,
+            aside_limit,
+            ranges: Vec::new(),
+        }
+    }
+
+    /// A header that nothing hangs on yet.
+    pub(super) fn take_header(&mut self, sh: &Shared) -> Result<Addr, NoRoom> {
+        if self.free_headers == 0 {
+            let page = self.space.alloc(&sh.arena, order_for(HEADERS * 8)).ok_or(NoRoom)?;
+            for word in 0..HEADERS * 8 {
+                sh.arena.store(page + word, 0);
+            }
+            for header in (0..HEADERS).rev().map(|h| page + h * 8) {
+                Run::at(&sh.arena, header).vacate();
+                Run::at(&sh.arena, header).set_next(self.free_headers);
+                self.free_headers = header;
+            }
+            self.header_pages.push(page);
+        }
+        let header = self.free_headers;
+        self.free_headers = Run::at(&sh.arena, header).next();
+        Ok(header)
+    }
+
+    fn return_header(&mut self, sh: &Shared, header: Addr) {
+        let run = Run::at(&sh.arena, header);
+        // A header whose generations are used up is not used again: an old name could be taken for a new one.
+        if run.shape().generation != 0 {
+            run.set_next(self.free_headers);
+            self.free_headers = header;
+        }
+    }
+
+    /// Hangs a new run of `keys` (1 to [`MAX_RUN`] of them) at `place`, held by `claim`.
+    pub(super) fn hang<I>(&mut self, sh: &Shared, place: Place, keys: I, claim: Claim) -> Result<Addr, NoRoom>
+    where
+        I: ExactSizeIterator<Item = BlockKey> + Clone,
+    {
+        let len = keys.len() as u32;
+        let Some(key) = keys.clone().next() else { return Err(NoRoom) };
+        let header = self.take_header(sh)?;
+        let order = order_for(len.div_ceil(2));
+        let Some(tags) = self.space.alloc(&sh.arena, order) else {
+            self.return_unused(sh, header);
+            return Err(NoRoom);
+        };
+        write_tags(&sh.arena, tags, 0, keys);
+        let run = Run::at(&sh.arena, header);
+        run.open();
+        run.fill(place, key, tags, len, order);
+        let covered = self.cover_new(sh, run, claim);
+        run.close();
+        self.stats.runs += 1;
+        if covered.is_err() || !self.children_insert(sh, header) {
+            self.stats.runs -= 1;
+            run.open();
+            cover::drop_beside(&sh.arena, &mut self.space, run);
+            run.vacate();
+            run.close();
+            self.space.free(&sh.arena, tags, order);
+            self.return_header(sh, header);
+            return Err(NoRoom);
+        }
+        self.stats.blocks += len as usize;
+        let parent = Run::at(&sh.arena, place.run);
+        parent.set_children(parent.children() + 1);
+        parent.set_last_fork(parent.last_fork().max(place.offset));
+        let shape = parent.shape();
+        parent.set_shape(Shape { forks: shape.forks | 1 << (place.offset % 16), ..shape });
+        Ok(header)
+    }
+
+    fn children_insert(&mut self, sh: &Shared, header: Addr) -> bool {
+        sh.children.insert(&sh.arena, &mut self.space, self.stats.runs, header)
+    }
+
+    fn return_unused(&mut self, sh: &Shared, header: Addr) {
+        Run::at(&sh.arena, header).set_next(self.free_headers);
+        self.free_headers = header;
+    }
+
+    fn cover_new(&mut self, sh: &Shared, run: Run<'_>, claim: Claim) -> Result<(), NoRoom> {
+        let bit = 1u64.checked_shl(u32::from(claim.column)).unwrap_or(0);
+        match claim.plane {
+            GPU if bit != 0 => run.set_gpu(bit),
+            GUESS if bit != 0 => run.set_guess(bit),
+            _ => {
+                self.cover.read(&sh.arena, run, &self.columns.live);
+                self.cover.set(claim.plane, claim.column, run.shape().len);
+                self.cover.write(&sh.arena, &mut self.space, run)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether `claim` alone holds all of a run, so that it may simply get longer.
+    pub(super) fn may_extend(&mut self, sh: &Shared, run: Addr, claim: Claim) -> bool {
+        let header = Run::at(&sh.arena, run);
+        let shape = header.shape();
+        if run == sh.root || shape.len >= MAX_RUN || shape.flags & FROZEN != 0 {
+            return false;
+        }
+        if header.cover() == 0 {
+            let live = self.columns.live.first().copied().unwrap_or(0);
+            let bit = 1u64.checked_shl(u32::from(claim.column)).unwrap_or(0);
+            let own = if claim.plane == GUESS { header.guess() } else { header.gpu() };
+            let inline = claim.plane == GPU || claim.plane == GUESS;
+            return inline && own & bit != 0 && (header.gpu() | header.guess()) & live == bit;
+        }
+        self.cover.read(&sh.arena, header, &self.columns.live);
+        self.cover.cutoff(claim.plane, claim.column) == shape.len && !self.cover.is_full_for_others(claim.column)
+    }
+
+    /// Makes a run longer by as many of `keys` as fit; [`Self::may_extend`] has allowed it.
+    pub(super) fn extend<I>(&mut self, sh: &Shared, run: Addr, keys: I, claim: Claim) -> Result<u32, NoRoom>
+    where
+        I: ExactSizeIterator<Item = BlockKey>,
+    {
+        let header = Run::at(&sh.arena, run);
+        let shape = header.shape();
+        let more = (keys.len() as u32).min(MAX_RUN - shape.len);
+        let len = shape.len + more;
+        let order = order_for(len.div_ceil(2)).max(shape.order);
+        let mut tags = header.tags();
+        if order > shape.order {
+            let old = tags;
+            tags = self.space.alloc(&sh.arena, order).ok_or(NoRoom)?;
+            for word in 0..shape.len.div_ceil(2) {
+                sh.arena.store(tags + word, sh.arena.load(old + word));
+            }
+        }
+        header.open();
+        let live = self.columns.live.first().copied().unwrap_or(0);
+        let alone = header.cover() == 0 && (header.gpu() & live == 0 || header.guess() & live == 0);
+        if !alone {
+            self.cover.read(&sh.arena, header, &self.columns.live);
+            self.cover.resize(len);
+            self.cover.set(claim.plane, claim.column, len);
+            if let Err(no_room) = self.cover.write(&sh.arena, &mut self.space, header) {
+                header.close();
+                if tags != header.tags() {
+                    self.space.free(&sh.arena, tags, order);
+                }
+                return Err(no_room);
+            }
+        }
+        let old = header.tags();
+        write_tags(&sh.arena, tags, shape.len, keys.take(more as usize));
+        header.set_extents(tags, header.cover());
+        header.set_shape(Shape { len, order, ..header.shape() });
+        header.close();
+        if old != tags {
+            sh.children.moved(&sh.arena, run);
+            self.space.free(&sh.arena, old, shape.order);
+        }
+        self.stats.blocks += more as usize;
+        Ok(more)
+    }
+
+    /// How many blocks from the run's start a column has on a plane.
+    pub(super) fn cutoff(&mut self, sh: &Shared, run: Addr, claim: Claim) -> u32 {
+        let header = Run::at(&sh.arena, run);
+        if header.cover() == 0 {
+            let inline = match claim.plane {
+                GPU => header.gpu(),
+                GUESS => header.guess(),
+                _ => 0,
+            };
+            let held = inline & 1u64.checked_shl(u32::from(claim.column)).unwrap_or(0) != 0;
+            return if held { header.shape().len } else { 0 };
+        }
+        self.cover.read(&sh.arena, header, &self.columns.live);
+        self.cover.cutoff(claim.plane, claim.column)
+    }
+
+    /// Whether a column has a block of a run on a plane.
+    pub(super) fn holds(&mut self, sh: &Shared, run: Addr, offset: u32, claim: Claim) -> bool {
+        offset < self.cutoff(sh, run, claim)
+            || (Run::at(&sh.arena, run).has(BEHIND)
+                && self
+                    .behind
+                    .get(&(run, claim.column, claim.plane as u8))
+                    .is_some_and(|r| r.iter().any(|(from, to)| *from <= offset && offset < *to)))
+    }
+
+    /// Whether any engine has told of a block and not dropped it.
+    pub(super) fn anyone_holds(&mut self, sh: &Shared, run: Addr, offset: u32) -> bool {
+        let header = Run::at(&sh.arena, run);
+        let live = self.columns.live.first().copied().unwrap_or(0);
+        if header.gpu() & live != 0 {
+            return true;
+        }
+        if header.cover() == 0 && !header.has(BEHIND) {
+            return false;
+        }
+        self.cover.read(&sh.arena, header, &self.columns.live);
+        self.cover.deepest(&ENGINE, None) > offset
+            || (header.has(BEHIND)
+                && self.behind_of(run).any(|(_, ranges)| ranges.iter().any(|(a, b)| *a <= offset && offset < *b)))
+    }
+
+    pub(super) fn behind_of(&self, run: Addr) -> impl Iterator<Item = (&(Addr, Column, u8), &Vec<Range>)> {
+        let all = self.behind.range((run, 0, 0)..=(run, Column::MAX, u8::MAX));
+        all.filter(|((_, column, _), _)| cover::bit(&self.columns.live, *column))
+    }
+
+    /// A column takes up blocks `from..to` of a run. Returns how many are new to it; calls `again` for each that it had.
+    pub(super) fn hold(
+        &mut self,
+        sh: &Shared,
+        run: Addr,
+        claim: Claim,
+        (from, to): Range,
+        mut again: impl FnMut(u32),
+    ) -> Result<u32, NoRoom> {
+        let header = Run::at(&sh.arena, run);
+        let shape = header.shape();
+        if header.cover() == 0 && shape.flags & BEHIND == 0 {
+            let bit = 1u64.checked_shl(u32::from(claim.column)).unwrap_or(0);
+            let inline = match claim.plane {
+                GPU => Some(header.gpu()),
+                GUESS => Some(header.guess()),
+                _ => None,
+            };
+            if let Some(columns) = inline.filter(|_| bit != 0) {
+                if columns & bit != 0 {
+                    (from..to).for_each(again);
+                    return Ok(0);
+                }
+                if from == 0 && to == shape.len {
+                    header.open();
+                    if claim.plane == GPU {
+                        header.set_gpu(columns | bit)
+                    } else {
+                        header.set_guess(columns | bit)
+                    }
+                    header.close();
+                    return Ok(to);
+                }
+            }
+        }
+        self.read_ranges(sh, run, claim);
+        for (a, b) in &self.ranges {
+            (from.max(*a)..to.min(*b)).for_each(&mut again);
+        }
+        let before = total(&self.ranges);
+        join(&mut self.ranges, (from, to));
+        let after = total(&self.ranges);
+        if after == before {
+            return Ok(0);
+        }
+        let first = cutoff_of(&self.ranges);
+        if !self.remember_behind(sh, run, claim) {
+            return Err(NoRoom);
+        }
+        let before_it = self.cover.cutoff(claim.plane, claim.column);
+        self.cover.set(claim.plane, claim.column, first);
+        self.reach(sh, run, claim.column);
+        header.open();
+        let written = self.cover.write(&sh.arena, &mut self.space, header);
+        header.close();
+        if let Err(no_room) = written {
+            // What lies behind holes is forgotten with what was to fill them.
+            let behind = before - before_it;
+            self.behind_remove(run, claim);
+            self.holders.count(self.columns.slot(claim.column), claim.plane, 0, behind);
+            return Err(no_room);
+        }
+        Ok(after - before)
+    }
+
+    /// A column drops blocks `from..to` of a run. Returns how many it had. The run may be gone afterwards.
+    pub(super) fn drop_range(&mut self, sh: &Shared, run: Addr, claim: Claim, (from, to): Range) -> u32 {
+        self.read_ranges(sh, run, claim);
+        let before = total(&self.ranges);
+        cut(&mut self.ranges, (from, to));
+        let mut after = total(&self.ranges);
+        if after == before {
+            return 0;
+        }
+        let first = cutoff_of(&self.ranges);
+        if !self.remember_behind(sh, run, claim) {
+            after = first;
+            self.behind_remove(run, claim);
+        }
+        self.cover.set(claim.plane, claim.column, first);
+        self.reach(sh, run, claim.column);
+        if !self.settle(sh, run, Some(claim)) {
+            after = 0;
+        }
+        before - after
+    }
+
+    /// Works out how far the planes of each level reach together, where some hold blocks behind a hole.
+    fn reach(&mut self, sh: &Shared, run: Addr, column: Column) {
+        if !Run::at(&sh.arena, run).has(BEHIND) {
+            return;
+        }
+        for (level, planes) in LEVELS.into_iter().enumerate() {
+            let mut together: Vec<Range> = Vec::new();
+            let mut alone = 0;
+            for plane in TOLD.into_iter().filter(|p| planes & 1 << p != 0) {
+                let cutoff = self.cover.cutoff(plane, column);
+                alone = alone.max(cutoff);
+                let behind = self.behind.get(&(run, column, plane as u8)).into_iter().flatten().copied();
+                for range in behind.chain((cutoff > 0).then_some((0, cutoff))) {
+                    join(&mut together, range);
+                }
+            }
+            let reach = cutoff_of(&together);
+            self.cover.set(REACH + level, column, if reach > alone { reach } else { 0 });
+        }
+    }
+
+    fn read_ranges(&mut self, sh: &Shared, run: Addr, claim: Claim) {
+        let header = Run::at(&sh.arena, run);
+        self.cover.read(&sh.arena, header, &self.columns.live);
+        self.ranges.clear();
+        let cutoff = self.cover.cutoff(claim.plane, claim.column);
+        if cutoff > 0 {
+            self.ranges.push((0, cutoff));
+        }
+        if header.has(BEHIND)
+            && let Some(more) = self.behind.get(&(run, claim.column, claim.plane as u8))
+        {
+            self.ranges.extend(more);
+        }
+    }
+
+    /// Keeps the ranges that do not begin at the run's start. False when there is no room for them.
+    fn remember_behind(&mut self, sh: &Shared, run: Addr, claim: Claim) -> bool {
+        let holes = match self.ranges.as_slice() {
+            [(0, _), rest @ ..] => rest,
+            all => all,
+        };
+        let header = Run::at(&sh.arena, run);
+        if holes.is_empty() {
+            if header.has(BEHIND) {
+                self.behind_remove(run, claim);
+            }
+            return true;
+        }
+        if self.aside + ASIDE_ENTRY + size_of_val(holes) > self.aside_limit {
+            return false;
+        }
+        let holes = holes.to_vec();
+        self.behind_remove(run, claim);
+        self.aside += ASIDE_ENTRY + size_of_val(&*holes);
+        self.behind.insert((run, claim.column, claim.plane as u8), holes);
+        header.set_flags(BEHIND);
+        true
+    }
+
+    pub(super) fn behind_remove(&mut self, run: Addr, claim: Claim) {
+        if let Some(old) = self.behind.remove(&(run, claim.column, claim.plane as u8)) {
+            self.aside -= ASIDE_ENTRY + size_of_val(&*old);
+        }
+    }
+
+    /// Writes `self.cover` of a run back after something was dropped from it: cuts off what nobody holds, frees what is empty.
+    ///
+    /// False when the part of `dropper` could not be kept for want of room: then it has nothing of the run any more.
+    pub(super) fn settle(&mut self, sh: &Shared, run: Addr, dropper: Option<Claim>) -> bool {
+        let header = Run::at(&sh.arena, run);
+        let shape = header.shape();
+        let mut held = self.cover.deepest(&TOLD, None);
+        if shape.flags & BEHIND != 0 {
+            let behind = self.behind_of(run).flat_map(|(_, r)| r.iter().map(|(_, to)| *to)).max();
+            match behind {
+                Some(to) => held = held.max(to),
+                None => header.clear_flags(BEHIND),
+            }
+        }
+        if shape.flags & GUESSED != 0 && self.cover.deepest(&[GUESS], None) == 0 {
+            self.forget_node(sh, run);
+        }
+        if header.children() == 0 && held == 0 {
+            self.free_run(sh, run);
+            return true;
+        }
+        let len = held.max(if header.children() > 0 { header.last_fork() } else { 0 });
+        let mut kept = true;
+        header.open();
+        if len < shape.len {
+            self.cover.resize(len);
+        }
+        if self.cover.write(&sh.arena, &mut self.space, header).is_err() {
+            kept = false;
+            if let Some(claim) = dropper {
+                self.cover.set(claim.plane, claim.column, 0);
+            }
+            // Less than before always fits where it was.
+            let _ = self.cover.write(&sh.arena, &mut self.space, header);
+        }
+        if len < shape.len {
+            self.shorten(sh, header, len);
+        }
+        header.close();
+        kept
+    }
+
+    fn shorten(&mut self, sh: &Shared, header: Run<'_>, len: u32) {
+        let shape = header.shape();
+        let order: Order = order_for(len.div_ceil(2)).min(shape.order);
+        let lost_names = shape.flags & ALIASED != 0 || self.columns.any_retired();
+        let flags = if lost_names { shape.flags | FROZEN } else { shape.flags };
+        header.set_shape(Shape { len, order, flags, ..shape });
+        self.space.shrink(&sh.arena, header.tags(), shape.order, order);
+        self.stats.blocks -= (shape.len - len) as usize;
+    }
+
+    /// Frees a run that nobody holds and nothing hangs on, and those before it that were kept for its sake.
+    fn free_run(&mut self, sh: &Shared, run: Addr) {
+        let mut at = run;
+        loop {
+            let header = Run::at(&sh.arena, at);
+            let shape = header.shape();
+            let parent = header.place().run;
+            sh.children.remove(&sh.arena, at);
+            header.open();
+            cover::drop_beside(&sh.arena, &mut self.space, header);
+            self.space.free(&sh.arena, header.tags(), shape.order);
+            header.vacate();
+            header.close();
+            self.return_header(sh, at);
+            self.stats.runs -= 1;
+            self.stats.blocks -= shape.len as usize;
+            let before = Run::at(&sh.arena, parent);
+            before.set_children(before.children() - 1);
+            if before.children() > 0 || parent == sh.root {
+                return;
+            }
+            before.set_last_fork(0);
+            let shape = before.shape();
+            before.set_shape(Shape { forks: 0, ..shape });
+            self.cover.read(&sh.arena, before, &self.columns.live);
+            let held = self.cover.deepest(&TOLD, None);
+            if held > 0 || shape.flags & (BEHIND | GUESSED) != 0 {
+                if held < shape.len {
+                    self.settle(sh, parent, None);
+                }
+                return;
+            }
+            at = parent;
+        }
+    }
+
+    /// Words that a run takes in the arena, for the bill of its tenant.
+    pub(super) fn words(&self, sh: &Shared, run: Addr) -> u32 {
+        let header = Run::at(&sh.arena, run);
+        8 + words_of(header.shape().order) + cover::beside_words(&sh.arena, header)
+    }
+
+    /// Blocks of a holder on all planes.
+    pub(super) fn total(&self, slot: usize) -> u32 {
+        self.holders.get(slot).map_or(0, |h| h.blocks.iter().sum())
+    }
+
+    /// Counts per plane, for [`super::PrefixIndex::blocks`].
+    pub(super) fn count(&mut self, slot: usize, plane: Plane, more: u32, less: u32) {
+        debug_assert!(plane < TOLD.len());
+        self.holders.count(slot, plane, more, less);
+    }
+}
+
+fn cutoff_of(ranges: &[Range]) -> u32 {
+    match ranges {
+        [(0, to), ..] => *to,
+        _ => 0,
+    }
+}
+
+fn total(ranges: &[Range]) -> u32 {
+    ranges.iter().map(|(a, b)| b - a).sum()
+}
+
+/// Puts a range in; what touches becomes one.
+fn join(ranges: &mut Vec<Range>, (mut from, mut to): Range) {
+    ranges.retain(|(a, b)| {
+        let apart = *b < from || to < *a;
+        if !apart {
+            (from, to) = (from.min(*a), to.max(*b));
+        }
+        apart
+    });
+    let at = ranges.partition_point(|(a, _)| *a < from);
+    ranges.insert(at, (from, to));
+}
+
+/// Takes a range out.
+fn cut(ranges: &mut Vec<Range>, (from, to): Range) {
+    let mut at = 0;
+    while let Some((a, b)) = ranges.get(at).copied() {
+        if b <= from || to <= a {
+            at += 1;
+            continue;
+        }
+        let parts = [(a, from.max(a)), (to.min(b), b)];
+        let kept = parts.into_iter().filter(|(x, y)| x < y);
+        let count = kept.clone().count();
+        ranges.splice(at..=at, kept);
+        at += count;
+    }
+}

@@ -1,0 +1,20 @@
+//! Which endpoint holds which beginning of a prompt in its KV cache.
+//!
+//! Blocks of a prompt become [`BlockKey`]s ([`key`]); the [`index`] knows who holds them, from engines' KV events (exact) or from
+//! what was routed there (approximate). Pure: moments come in as arguments. May import `clock` and `ids`.
+
+mod average;
+pub mod cache;
+pub mod claims;
+pub mod index;
+pub mod key;
+pub mod residents;
+pub mod trust;
+pub mod vllm_hash;
+pub mod wire;
+
+pub use index::{
+    Blocks, Depth, HolderId, IndexConfig, Match, Matches, PrefixIndex, Stats, StoredBlock, TenantId, Tier,
+    UnknownParent,
+};
+pub use key::{BlockKey, BlockKeys, EngineHash, KeySpace, Root};

@@ -1,0 +1,347 @@
+//! The two events that carry blocks, read field by field into reused buffers.
+
+use super::extra::{self, Place};
+use super::msgpack::{Reader, Value};
+use super::{Fault, Fields, GroupKind, Refusal, Removed, Stored};
+use crate::prefix::index::{StoredBlock, Tier};
+use crate::prefix::key::{EngineHash, KeySpace, Root};
+
+/// A field of the two events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Field {
+    Hashes,
+    Parent,
+    Tokens,
+    BlockSize,
+    LoraId,
+    Medium,
+    LoraName,
+    ExtraKeys,
+    Group,
+    Kind,
+    /// One that says nothing to us.
+    Other,
+}
+
+/// `BlockStored` as an array, in the order in which vLLM has added the fields.
+const STORED: &[Field] = &[
+    Field::Hashes,
+    Field::Parent,
+    Field::Tokens,
+    Field::BlockSize,
+    Field::LoraId,
+    Field::Medium,
+    Field::LoraName,
+    Field::ExtraKeys,
+    Field::Group,
+    Field::Kind,
+];
+/// `BlockRemoved` as an array.
+const REMOVED: &[Field] = &[Field::Hashes, Field::Medium, Field::Group];
+
+impl Field {
+    /// The field of this name in a map.
+    pub(super) fn named(name: &[u8]) -> Self {
+        match name {
+            b"block_hashes" => Field::Hashes,
+            b"parent_block_hash" => Field::Parent,
+            b"token_ids" => Field::Tokens,
+            b"block_size" => Field::BlockSize,
+            b"lora_id" => Field::LoraId,
+            b"medium" => Field::Medium,
+            b"lora_name" => Field::LoraName,
+            b"extra_keys" => Field::ExtraKeys,
+            b"group_idx" => Field::Group,
+            b"kv_cache_spec_kind" => Field::Kind,
+            _ => Field::Other,
+        }
+    }
+}
+
+/// Memory that one event is read into and the next one reuses.
+#[derive(Debug, Default)]
+pub(super) struct Buffers {
+    hashes: Vec<EngineHash>,
+    blocks: Vec<StoredBlock>,
+    /// The block being read.
+    tokens: Vec<u32>,
+    /// The event's first block: its key waits for the fields that name the root.
+    first: Vec<u32>,
+    scratch: Vec<u8>,
+}
+
+/// What has been read of a `BlockStored`.
+#[derive(Default)]
+struct Reading<'a> {
+    parent: Option<EngineHash>,
+    hashes: bool,
+    /// Ids in `token_ids`, once read.
+    tokens: Option<u64>,
+    /// `token_ids` came before `block_hashes` and waits for it.
+    waiting_tokens: Option<Reader<'a>>,
+    block_size: Option<u64>,
+    lora_id: Option<u64>,
+    lora: Option<&'a [u8]>,
+    tier: Option<Tier>,
+    extra: Option<Reader<'a>>,
+    group: Option<u32>,
+    kind: Option<&'a [u8]>,
+}
+
+impl Buffers {
+    /// Bytes that they take.
+    #[cfg(test)]
+    pub(super) fn capacity(&self) -> usize {
+        8 * self.hashes.capacity()
+            + 16 * self.blocks.capacity()
+            + 4 * (self.tokens.capacity() + self.first.capacity())
+            + self.scratch.capacity()
+    }
+
+    /// Reads a `BlockStored` whose fields come next; `None` when it names no block.
+    pub(super) fn stored<'a, 'p: 'a>(
+        &'a mut self,
+        keys: KeySpace,
+        reader: &mut Reader<'p>,
+        fields: &mut Fields,
+    ) -> Result<Option<Stored<'a>>, Fault> {
+        let mut read = Reading::default();
+        self.blocks.clear();
+        while let Some(field) = fields.next(reader, STORED)? {
+            match field {
+                Field::Hashes => {
+                    read_hashes(reader, &mut self.hashes)?;
+                    read.hashes = true;
+                }
+                Field::Parent => read.parent = parent(reader.value()?)?,
+                Field::Tokens if read.hashes => read.tokens = Some(self.read_tokens(keys, reader)?),
+                Field::Tokens => {
+                    read.waiting_tokens = Some(*reader);
+                    reader.skip()?;
+                }
+                Field::BlockSize => read.block_size = unsigned(reader.value()?, "block_size")?,
+                Field::LoraId => read.lora_id = unsigned(reader.value()?, "lora_id")?,
+                Field::LoraName => read.lora = string(reader.value()?, "lora_name")?,
+                Field::Medium => read.tier = Some(tier(reader.value()?)?),
+                Field::ExtraKeys => {
+                    read.extra = Some(*reader);
+                    reader.skip()?;
+                }
+                Field::Group => read.group = group(reader.value()?)?,
+                Field::Kind => read.kind = string(reader.value()?, "kv_cache_spec_kind")?,
+                Field::Other => reader.skip()?,
+            }
+        }
+        if !read.hashes {
+            return Err(Refusal::Missing("block_hashes").into());
+        }
+        if let Some(mut tokens) = read.waiting_tokens {
+            read.tokens = Some(self.read_tokens(keys, &mut tokens)?);
+        }
+        self.finish(keys, &read)
+    }
+
+    /// Hashes the token ids block by block, as many blocks as there are hashes; how many ids there were.
+    fn read_tokens(&mut self, keys: KeySpace, reader: &mut Reader<'_>) -> Result<u64, Fault> {
+        let Value::Array(tokens) = reader.value()? else { return Err(Refusal::Type("token_ids").into()) };
+        self.blocks.clear();
+        let blocks = self.hashes.len();
+        // The head was checked against the bytes that are left, so these lengths are backed by bytes.
+        let tokens = tokens as usize;
+        if blocks == 0 || tokens == 0 || !tokens.is_multiple_of(blocks) {
+            let refusal = Refusal::Shape { blocks: blocks as u64, tokens: tokens as u64, block_size: 0 };
+            return if blocks == 0 && tokens == 0 { Ok(0) } else { Err(refusal.into()) };
+        }
+        self.tokens.clear();
+        self.tokens.resize(tokens / blocks, 0);
+        for hash in &self.hashes {
+            if !reader.tokens(&mut self.tokens)? {
+                return Err(Refusal::Type("token_ids").into());
+            }
+            if self.blocks.is_empty() {
+                self.first.clone_from(&self.tokens);
+            }
+            let key = keys.next(bytemuck::cast_slice(&self.tokens));
+            self.blocks.push(StoredBlock { hash: *hash, key });
+        }
+        Ok(tokens as u64)
+    }
+
+    fn finish<'a>(&'a mut self, keys: KeySpace, read: &Reading<'a>) -> Result<Option<Stored<'a>>, Fault> {
+        let blocks = self.hashes.len() as u64;
+        let tokens = read.tokens.ok_or(Refusal::Missing("token_ids"))?;
+        if blocks == 0 {
+            return Ok(None);
+        }
+        let block_size = read.block_size.ok_or(Refusal::Missing("block_size"))?;
+        let shape = Refusal::Shape { blocks, tokens, block_size };
+        let lora = read.lora.map(std::str::from_utf8).transpose().map_err(|_| Refusal::Type("lora_name"))?;
+        if blocks.checked_mul(block_size) != Some(tokens) {
+            return Err(shape.into());
+        }
+        let extra = self.extra_entries(read)?;
+        if read.parent.is_none() {
+            self.root(keys, read, lora, extra)?;
+        }
+        if let Some(mut entries) = extra {
+            for (i, block) in self.blocks.iter_mut().enumerate() {
+                let place = Place { lora: read.lora, is_root: i == 0 && read.parent.is_none() };
+                extra::mix(&mut entries, place, keys, &mut block.key, &mut self.scratch)?;
+            }
+        }
+        Ok(Some(Stored {
+            parent: read.parent,
+            blocks: &self.blocks,
+            tier: read.tier.unwrap_or(Tier::Gpu),
+            block_size: u32::try_from(block_size).map_err(|_| shape)?,
+            lora,
+            group: read.group,
+            kind: kind(read.kind),
+        }))
+    }
+
+    /// The entries of `extra_keys`, one for each block.
+    fn extra_entries<'a>(&self, read: &Reading<'a>) -> Result<Option<Reader<'a>>, Fault> {
+        let Some(mut reader) = read.extra else { return Ok(None) };
+        let blocks = self.blocks.len() as u64;
+        match reader.value()? {
+            Value::Nil => Ok(None),
+            Value::Array(n) if u64::from(n) == blocks => Ok(Some(reader)),
+            Value::Array(n) => Err(Refusal::ExtraKeys { entries: u64::from(n), blocks }.into()),
+            _ => Err(Refusal::Type("extra_keys").into()),
+        }
+    }
+
+    /// Makes the first block's key anew, under the root that the other fields name.
+    fn root(
+        &mut self,
+        keys: KeySpace,
+        read: &Reading<'_>,
+        lora: Option<&str>,
+        extra: Option<Reader<'_>>,
+    ) -> Result<(), Fault> {
+        let Some(block) = self.blocks.first_mut() else { return Ok(()) };
+        let salt = match extra {
+            // Mixed into a key that is then thrown away: the root must be known before the key is.
+            Some(mut entry) => {
+                let place = Place { lora: read.lora, is_root: true };
+                extra::mix(&mut entry, place, keys, &mut block.key, &mut self.scratch)?
+            }
+            None => None,
+        };
+        let cache_salt = salt.map(std::str::from_utf8).transpose().map_err(|_| Refusal::Type("extra_keys"))?;
+        let numbered;
+        let name = match (lora, read.lora_id) {
+            (Some(name), _) => name,
+            (None, None) => "",
+            // Engines that only number their adapters: kept apart from the base model, though no request can name it.
+            (None, Some(id)) => {
+                numbered = format!("lora_id {id}");
+                &numbered
+            }
+        };
+        let root = keys.root(&Root { name, cache_salt, tenant: None });
+        block.key = keys.first(root, bytemuck::cast_slice(&self.first));
+        Ok(())
+    }
+
+    /// Reads a `BlockRemoved` whose fields come next.
+    pub(super) fn removed<'a>(
+        &'a mut self,
+        reader: &mut Reader<'_>,
+        fields: &mut Fields,
+    ) -> Result<Removed<'a>, Fault> {
+        let (mut tier_read, mut group_read, mut hashes) = (None, None, false);
+        while let Some(field) = fields.next(reader, REMOVED)? {
+            match field {
+                Field::Hashes => {
+                    read_hashes(reader, &mut self.hashes)?;
+                    hashes = true;
+                }
+                Field::Medium => tier_read = Some(tier(reader.value()?)?),
+                Field::Group => group_read = group(reader.value()?)?,
+                _ => reader.skip()?,
+            }
+        }
+        if !hashes {
+            return Err(Refusal::Missing("block_hashes").into());
+        }
+        Ok(Removed { hashes: &self.hashes, tier: tier_read.unwrap_or(Tier::Gpu), group: group_read })
+    }
+}
+
+fn read_hashes(reader: &mut Reader<'_>, out: &mut Vec<EngineHash>) -> Result<(), Fault> {
+    out.clear();
+    let Value::Array(n) = reader.value()? else { return Err(Refusal::Type("block_hashes").into()) };
+    for _ in 0..n {
+        if let Some(whole) = reader.wide() {
+            out.push(EngineHash(whole));
+            continue;
+        }
+        out.push(hash(reader.value()?).ok_or(Refusal::Type("block_hashes"))?);
+    }
+    Ok(())
+}
+
+/// An engine's hash: an integer of either sign, or the last 8 bytes of a digest.
+fn hash(value: Value<'_>) -> Option<EngineHash> {
+    match value {
+        Value::Uint(h) => Some(EngineHash(h)),
+        Value::Int(h) => Some(EngineHash(h.cast_unsigned())),
+        Value::Bin(digest) | Value::Str(digest) => {
+            digest.last_chunk::<8>().map(|tail| EngineHash(u64::from_be_bytes(*tail)))
+        }
+        _ => None,
+    }
+}
+
+fn parent(value: Value<'_>) -> Result<Option<EngineHash>, Refusal> {
+    match value {
+        Value::Nil => Ok(None),
+        other => hash(other).map(Some).ok_or(Refusal::Type("parent_block_hash")),
+    }
+}
+
+fn unsigned(value: Value<'_>, field: &'static str) -> Result<Option<u64>, Refusal> {
+    match value {
+        Value::Nil => Ok(None),
+        Value::Uint(v) => Ok(Some(v)),
+        _ => Err(Refusal::Type(field)),
+    }
+}
+
+fn group(value: Value<'_>) -> Result<Option<u32>, Refusal> {
+    let group = unsigned(value, "group_idx")?;
+    group.map(|g| u32::try_from(g).map_err(|_| Refusal::Type("group_idx"))).transpose()
+}
+
+fn string<'a>(value: Value<'a>, field: &'static str) -> Result<Option<&'a [u8]>, Refusal> {
+    match value {
+        Value::Nil => Ok(None),
+        Value::Str(s) => Ok(Some(s)),
+        _ => Err(Refusal::Type(field)),
+    }
+}
+
+fn tier(value: Value<'_>) -> Result<Tier, Refusal> {
+    Ok(match string(value, "medium")? {
+        None => Tier::Gpu,
+        Some(name) if name.eq_ignore_ascii_case(b"GPU") => Tier::Gpu,
+        Some(name) if name.eq_ignore_ascii_case(b"CPU") => Tier::Cpu,
+        Some(_) => Tier::Disk,
+    })
+}
+
+fn kind(name: Option<&[u8]>) -> GroupKind {
+    match name {
+        Some(
+            b"sliding_window"
+            | b"sliding_window_mla"
+            | b"mamba"
+            | b"chunked_local_attention"
+            | b"encoder_only_attention"
+            | b"cross_attention",
+        ) => GroupKind::Partial,
+        _ => GroupKind::Prefix,
+    }
+}

@@ -1,0 +1,57 @@
+//! From a request to what a server's KV cache is keyed by: chat template, tokens, and the memory that keeps both cheap.
+//!
+//! A parsed prompt becomes one canonical stream ([`pieces`]); [`characters`] cuts it into blocks as it is, [`blocks`] into blocks of
+//! tokens that an [`Encoder`] makes: [`tiktoken`], behind the memory of [`memo`].
+//!
+//! Pure: files are read and servers asked by others. May import `protocol`, `prefix::key`, `limits`, `ids`.
+
+pub mod blocks;
+pub mod characters;
+pub mod memo;
+pub mod pieces;
+pub mod tiktoken;
+
+#[cfg(feature = "hf-tokenizers")]
+pub mod huggingface;
+#[cfg(feature = "hf-tokenizers")]
+pub mod template;
+
+use std::fmt::Debug;
+
+/// Turns text into token ids.
+pub trait Encoder: Send + Sync + Debug {
+    /// Appends the ids of `text`. Marks of the template (special tokens) that stand in it become their one id, as engines do it.
+    ///
+    /// # Errors
+    /// When the text can't be encoded within bounds. It never panics.
+    fn encode(&self, text: &str, out: &mut Vec<u32>) -> Result<(), EncodeError>;
+
+    /// As [`Encoder::encode`] of one segment as the encoder's own cuts make it, as long as it is remembered or `cold` allows for its bytes,
+    /// of which then so many fewer are left.
+    ///
+    /// # Errors
+    /// [`EncodeError::Cold`] when it does not, and those of [`Encoder::encode`].
+    fn encode_segment(&self, segment: &str, cold: &mut usize, out: &mut Vec<u32>) -> Result<(), EncodeError> {
+        *cold = cold.checked_sub(segment.len()).ok_or(EncodeError::Cold)?;
+        self.encode(segment, out)
+    }
+}
+
+/// Text that was not encoded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EncodeError {
+    /// The tokenizer gave up on it.
+    #[error("the tokenizer failed: {0}")]
+    Failed(String),
+    /// It is not remembered, and more of the prompt than may be encoded here and now is not.
+    #[error("the tokens are not at hand")]
+    Cold,
+    /// It would have cost more than its share of CPU time.
+    #[error("the tokenizer's budget is used up after {done} of {bytes} bytes")]
+    Budget {
+        /// Bytes encoded.
+        done: usize,
+        /// Bytes in all.
+        bytes: usize,
+    },
+}

@@ -1,0 +1,206 @@
+use super::*;
+use proptest::prelude::*;
+
+/// A piece as the stream tells it: what a decoder can know.
+type Told = (u8, String);
+
+/// Splits a stream at its marks; they occur nowhere else.
+fn decode(stream: &[u8]) -> Vec<Told> {
+    let mut out: Vec<(u8, Vec<u8>)> = Vec::new();
+    for byte in stream {
+        if *byte >= 0xF5 {
+            out.push((*byte, Vec::new()));
+        } else {
+            out.last_mut().expect("begins with a mark").1.push(*byte);
+        }
+    }
+    out.into_iter().map(|(mark, text)| (mark, String::from_utf8(text).expect("UTF-8"))).collect()
+}
+
+fn told(mark: Mark, text: &str) -> Told {
+    (mark.byte(), text.to_owned())
+}
+
+/// What a prompt should say, without the code under test.
+fn expected(prompt: &Prompt<'_>) -> Vec<Told> {
+    let squeeze = |json: &str| serde_json::from_str::<serde_json::Value>(json).expect("JSON").to_string();
+    let piece = |piece: &Piece<'_>| match piece {
+        Piece::Role(t) => told(Mark::Role, t),
+        Piece::Label(t) => told(Mark::Label, t),
+        Piece::Text(t) => told(Mark::Text, t),
+        Piece::ToolCall(t) => told(Mark::ToolCall, &squeeze(t)),
+        Piece::Media { kind, reference } => {
+            let kind = match kind {
+                MediaKind::Image => "i",
+                MediaKind::Audio => "a",
+                MediaKind::Video => "v",
+                MediaKind::Document => "d",
+            };
+            told(Mark::Media, &format!("{kind}{:032x}", xxh3_128(reference.as_bytes())))
+        }
+        Piece::Tokens(ids) => {
+            let digits = |id: &u32| (0..5).map(|i| ((id / 128u32.pow(i)) % 128) as u8 as char).collect::<Vec<_>>();
+            told(Mark::Tokens, &ids.iter().flat_map(digits).collect::<String>())
+        }
+    };
+    let mut out = Vec::new();
+    out.extend(prompt.tools.map(|t| told(Mark::Tools, &squeeze(t))));
+    out.extend(prompt.documents.map(|t| told(Mark::Documents, &squeeze(t))));
+    if !prompt.system.is_empty() {
+        out.push(told(Mark::System, ""));
+        out.extend(prompt.system.iter().map(piece));
+    }
+    out.push(told(Mark::Prompt, ""));
+    out.extend(prompt.pieces.iter().map(piece));
+    out
+}
+
+const JSON: [&str; 5] =
+    ["[]", r#"[{"a": "b \" ] c", "d":[1, 2.5 ,null]}]"#, "[ ]", r#"{"x" : "\\", "y":" "}"#, "\"a b\""];
+
+fn text() -> impl Strategy<Value = String> {
+    prop_oneof!["\\PC{0,12}", Just("\u{F5}\u{FE}".to_owned()), Just(String::new()), "[a-c\u{0}\n]{0,4}"]
+}
+
+fn piece() -> impl Strategy<Value = Piece<'static>> {
+    let kind = prop::sample::select(vec![MediaKind::Image, MediaKind::Audio, MediaKind::Video, MediaKind::Document]);
+    prop_oneof![
+        1 => text().prop_map(|t| Piece::Role(t.into())),
+        1 => text().prop_map(|t| Piece::Label(t.into())),
+        4 => text().prop_map(|t| Piece::Text(t.into())),
+        1 => prop::sample::select(JSON.to_vec()).prop_map(Piece::ToolCall),
+        1 => (kind, text()).prop_map(|(kind, t)| Piece::Media { kind, reference: t.into() }),
+        1 => prop::collection::vec(any::<u32>(), 0..4).prop_map(Piece::Tokens),
+    ]
+}
+
+pub(in crate::prompt) fn prompt() -> impl Strategy<Value = Prompt<'static>> {
+    let json = || prop::option::of(prop::sample::select(JSON.to_vec()));
+    (json(), json(), prop::collection::vec(piece(), 0..3), prop::collection::vec(piece(), 0..8))
+        .prop_map(|(tools, documents, system, pieces)| Prompt { tools, documents, system, pieces, ..Prompt::default() })
+}
+
+proptest! {
+    #[test]
+    fn a_stream_tells_exactly_its_prompt(prompt in prompt()) {
+        let stream = Pieces::new(&prompt, &Volatile::none()).to_bytes();
+        prop_assert_eq!(decode(&stream), expected(&prompt));
+    }
+
+    #[test]
+    fn a_longer_prompt_begins_with_the_shorter_ones_stream(prompt in prompt(), more in prop::collection::vec(piece(), 0..4)) {
+        let mut longer = prompt.clone();
+        longer.pieces.extend(more);
+        let none = Volatile::none();
+        prop_assert!(Pieces::new(&longer, &none).to_bytes().starts_with(&Pieces::new(&prompt, &none).to_bytes()));
+    }
+
+    #[test]
+    fn compact_json_is_what_serde_writes(json in prop::sample::select(JSON.to_vec()), pad in "[ \n\t\r]{0,3}") {
+        let padded = format!("{pad}{json}{pad}");
+        let value: serde_json::Value = serde_json::from_str(&padded).unwrap();
+        let out = compact(&padded);
+        prop_assert!(!out.starts_with([' ', '\n', '\t', '\r']) && !out.ends_with([' ', '\n', '\t', '\r']));
+        prop_assert_eq!(serde_json::from_str::<serde_json::Value>(&out).unwrap(), value);
+        prop_assert_eq!(compact(&out), Cow::Borrowed(&*out));
+    }
+}
+
+fn chat(messages: &[(&'static str, &'static str)]) -> Prompt<'static> {
+    let pieces = messages.iter().flat_map(|(role, text)| [Piece::Role((*role).into()), Piece::Text((*text).into())]);
+    Prompt { pieces: pieces.collect(), ..Prompt::default() }
+}
+
+fn stream(prompt: &Prompt<'_>) -> Vec<u8> {
+    Pieces::new(prompt, &Volatile::default()).to_bytes()
+}
+
+#[test]
+fn whitespace_in_tools_does_not_matter_and_content_does() {
+    let with = |tools| stream(&Prompt { tools: Some(tools), ..chat(&[("user", "hi")]) });
+    let plain = with(r#"[{"name":"look up","n":1}]"#);
+    assert_eq!(plain, with("[ {\n\t\"name\" : \"look up\",\r\n \"n\": 1 } ]"));
+    assert_ne!(plain, with(r#"[{"name":"look  up","n":1}]"#));
+    assert_ne!(plain, with(r#"[{"n":1,"name":"look up"}]"#), "servers render tools in the order of the request");
+    assert_ne!(plain, stream(&chat(&[("user", "hi")])));
+    assert_ne!(plain, stream(&Prompt { documents: Some(r#"[{"name":"look up","n":1}]"#), ..chat(&[("user", "hi")]) }));
+}
+
+#[test]
+fn broken_json_is_taken_as_it_is() {
+    for json in ["\"", "\"abc", "\"abc\\", " \"a b\\\" ", "\\", "  "] {
+        assert_eq!(compact(json), json.trim_start(), "{json:?}");
+    }
+}
+
+#[test]
+fn roles_labels_and_media_matter() {
+    let piece = |piece: Piece<'static>| {
+        let mut prompt = chat(&[("user", "hi")]);
+        prompt.pieces.push(piece);
+        stream(&prompt)
+    };
+    let image = |kind, reference: &'static str| piece(Piece::Media { kind, reference: reference.into() });
+    let all = [
+        piece(Piece::Text("x".into())),
+        piece(Piece::Label("x".into())),
+        piece(Piece::Role("x".into())),
+        piece(Piece::ToolCall("x")),
+        image(MediaKind::Image, "x"),
+        image(MediaKind::Audio, "x"),
+        image(MediaKind::Image, "y"),
+    ];
+    for (i, one) in all.iter().enumerate() {
+        for other in &all[..i] {
+            assert_ne!(one, other);
+        }
+    }
+    assert_ne!(stream(&chat(&[("user", "hi")])), stream(&chat(&[("system", "hi")])));
+}
+
+#[test]
+fn a_billing_header_is_left_out_of_the_system_prompt_alone() {
+    let header = "x-anthropic-billing-header: cc_version=2.1; cch=4fd1;";
+    let with = |blocks: &[&'static str]| {
+        let system = blocks.iter().map(|t| Piece::Text((*t).into())).collect();
+        Prompt { system, ..chat(&[("user", "hi")]) }
+    };
+    let both = with(&[header, "Be brief."]);
+    let pieces = Pieces::new(&both, &Volatile::default());
+    assert_eq!(pieces.left_out_bytes(), header.len() as u64);
+    assert_eq!(pieces.to_bytes(), stream(&with(&["Be brief."])));
+    assert_eq!(stream(&with(&[header])), stream(&chat(&[("user", "hi")])), "no empty system prompt stays behind");
+    assert_ne!(stream(&both), Pieces::new(&both, &Volatile::none()).to_bytes());
+    // A user who quotes it says something.
+    assert_ne!(stream(&chat(&[("user", header)])), stream(&chat(&[])));
+}
+
+#[test]
+fn a_token_reminder_is_left_out_when_it_is_the_whole_message() {
+    let plain = [("user", "hi"), ("assistant", "yes?")];
+    let with = |reminder| [("user", "hi"), ("system", reminder), ("assistant", "yes?")];
+    for reminder in ["<total_tokens>812 tokens left</total_tokens>", " <total_tokens>1</total_tokens>\n"] {
+        let prompt = chat(&with(reminder));
+        let pieces = Pieces::new(&prompt, &Volatile::default());
+        assert_eq!(pieces.left_out_bytes(), reminder.len() as u64);
+        assert_eq!(pieces.to_bytes(), stream(&chat(&plain)), "{reminder}");
+    }
+    let last = chat(&[("user", "hi"), ("user", "<total_tokens>1</total_tokens>")]);
+    assert_eq!(stream(&last), stream(&chat(&[("user", "hi")])), "at the end, by any role");
+    for more in
+        ["<total_tokens>1</total_tokens> go on", "<total_tokens>1</total_tokens>and<total_tokens>2</total_tokens>"]
+    {
+        assert_ne!(stream(&chat(&with(more))), stream(&chat(&plain)), "{more}");
+    }
+    let mut two = chat(&with("<total_tokens>1</total_tokens>"));
+    two.pieces.insert(4, Piece::Text("and this".into()));
+    assert_eq!(Pieces::new(&two, &Volatile::default()).left_out_bytes(), 0, "a message that says more");
+}
+
+#[test]
+fn marks_have_ids_that_no_vocabulary_has() {
+    assert_eq!(Mark::Tools.id(), 0xFFFF_FFF5);
+    assert!(media_ids(MediaKind::Image, "x").iter().all(|id| *id >= 1 << 31 && *id < Mark::Tools.id()));
+    assert_ne!(media_ids(MediaKind::Image, "x"), media_ids(MediaKind::Audio, "x"));
+    assert_ne!(media_ids(MediaKind::Image, "x"), media_ids(MediaKind::Image, "y"));
+}

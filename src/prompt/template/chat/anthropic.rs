@@ -1,0 +1,166 @@
+//! `/v1/messages`: Anthropic's conversations, turned into OpenAI's as vLLM turns them.
+//!
+//! The blocks of `system` become one system message without separators, less those that begin with Claude Code's billing header;
+//! `tool_use` becomes a tool call, `tool_result` of the user a tool message that stands before the rest of its message, `thinking` the
+//! message's reasoning. System messages among the messages are not followed: vLLM's versions place them differently.
+
+use super::{Chat, Message, RenderError, body_error, dump_tool, get, items, list, read_json, text_part, with};
+use crate::protocol::MediaKind;
+use minijinja::Value;
+use minijinja::value::ValueKind;
+use serde::Deserialize;
+
+const WHAT: &str = "an Anthropic request";
+/// How the block begins that Claude Code puts before its system prompt and that differs in every request: vLLM leaves it out.
+const BILLING_HEADER: &str = "x-anthropic-billing-header";
+
+#[derive(Deserialize)]
+struct Body {
+    system: Option<Value>,
+    messages: Vec<Turn>,
+    tools: Option<Value>,
+    chat_template_kwargs: Option<Value>,
+    output_config: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct Turn {
+    role: String,
+    content: Value,
+}
+
+/// A request of the Messages API.
+pub(super) fn messages(body: &[u8]) -> Result<Chat, RenderError> {
+    let body: Body = read_json(WHAT, body)?;
+    let mut chat = Chat::default();
+    let system = body.system.as_ref().map_or_else(|| Ok(String::new()), system_text)?;
+    if !system.is_empty() {
+        chat.messages.push(Message {
+            role: "system".to_owned(),
+            content: Some(Value::from(system)),
+            ..Message::default()
+        });
+    }
+    for turn in body.messages {
+        if turn.role == "system" {
+            return Err(RenderError::Unsupported("a system message among Anthropic messages"));
+        }
+        push_turn(turn, &mut chat.messages)?;
+    }
+    chat.tools = body.tools.as_ref().map(tools).transpose()?;
+    chat.set_variables(body.chat_template_kwargs, [("add_generation_prompt", Some(Value::from(true)))]);
+    chat.set_effort(body.output_config.and_then(|c| get(&c, "effort")));
+    Ok(chat)
+}
+
+fn system_text(system: &Value) -> Result<String, RenderError> {
+    match system.kind() {
+        ValueKind::String => Ok(system.to_string()),
+        ValueKind::None => Ok(String::new()),
+        ValueKind::Seq => Ok(items(system)
+            .filter(|block| is_type(block, "text"))
+            .filter_map(|block| get(&block, "text"))
+            .filter(|text| !text.as_str().is_some_and(|t| t.starts_with(BILLING_HEADER)))
+            .map(|text| text.to_string())
+            .collect()),
+        _ => Err(body_error(WHAT, "system must be a string or an array of blocks")),
+    }
+}
+
+fn is_type(block: &Value, kind: &str) -> bool {
+    get(block, "type").is_some_and(|t| t.as_str() == Some(kind))
+}
+
+/// Adds a turn: the results of tools first, each a message, then what is left of the turn.
+fn push_turn(turn: Turn, out: &mut Vec<Message>) -> Result<(), RenderError> {
+    let mut message = Message { role: turn.role, ..Message::default() };
+    if turn.content.kind() == ValueKind::String {
+        message.content = Some(turn.content);
+        out.push(message);
+        return Ok(());
+    }
+    if turn.content.kind() != ValueKind::Seq {
+        return Err(body_error(WHAT, "content must be a string or an array of blocks"));
+    }
+    let (mut parts, mut calls, mut thoughts) = (Vec::new(), Vec::new(), None::<String>);
+    for block in items(&turn.content) {
+        let kind = get(&block, "type");
+        match kind.as_ref().and_then(Value::as_str).unwrap_or_default() {
+            "text" => parts.extend(get(&block, "text").filter(|t| t.as_str() != Some("")).map(text_part)),
+            "thinking" => {
+                let thought = get(&block, "thinking").map(|t| t.to_string()).unwrap_or_default();
+                thoughts.get_or_insert_default().push_str(&thought);
+            }
+            // Opaque to every server but Anthropic's.
+            "redacted_thinking" | "tool_reference" => {}
+            "tool_use" => calls.push(call(&block)),
+            "tool_result" if message.role == "user" => out.push(tool_result(&block)?),
+            "image" => return Err(RenderError::NotText(MediaKind::Image)),
+            "document" => return Err(RenderError::NotText(MediaKind::Document)),
+            _ => return Err(RenderError::Unsupported("this type of Anthropic block")),
+        }
+    }
+    message.reasoning = thoughts.map(Value::from);
+    message.tool_calls = (!calls.is_empty()).then(|| list(calls));
+    message.content = (!parts.is_empty()).then(|| list(parts));
+    if message.role != "user" || message.content.is_some() {
+        out.push(message);
+    }
+    Ok(())
+}
+
+fn call(block: &Value) -> Value {
+    let or_empty = |key| get(block, key).unwrap_or(Value::from(""));
+    let arguments = get(block, "input").unwrap_or_default();
+    Value::from_pairs([
+        ("id", or_empty("id")),
+        ("type", Value::from("function")),
+        ("function", Value::from_pairs([("name", or_empty("name")), ("arguments", arguments)])),
+    ])
+}
+
+fn tool_result(block: &Value) -> Result<Message, RenderError> {
+    let content = get(block, "content").unwrap_or(Value::from(""));
+    let text = if content.kind() == ValueKind::Seq {
+        let mut texts = Vec::new();
+        for part in items(&content) {
+            match get(&part, "type").as_ref().and_then(Value::as_str) {
+                Some("text") => texts.push(get(&part, "text").map(|t| t.to_string()).unwrap_or_default()),
+                Some("image") => return Err(RenderError::NotText(MediaKind::Image)),
+                _ => return Err(RenderError::Unsupported("this type of part in a tool's result")),
+            }
+        }
+        Value::from(texts.join("\n"))
+    } else {
+        content
+    };
+    Ok(Message {
+        role: "tool".to_owned(),
+        content: Some(text),
+        tool_call_id: Some(get(block, "tool_use_id").unwrap_or(Value::from(""))),
+        ..Message::default()
+    })
+}
+
+fn tools(tools: &Value) -> Result<Vec<Value>, RenderError> {
+    if tools.kind() != ValueKind::Seq {
+        return Err(body_error(WHAT, "tools must be an array"));
+    }
+    let mut out = Vec::new();
+    for tool in items(tools) {
+        let Some(mut schema) = get(&tool, "input_schema").filter(|s| s.kind() == ValueKind::Map) else {
+            return Err(RenderError::Unsupported("a tool of Anthropic's servers"));
+        };
+        if get(&schema, "type").is_none() {
+            schema = with(&schema, "type", Value::from("object"));
+        }
+        let mut function = vec![
+            ("name", get(&tool, "name").unwrap_or_default()),
+            ("description", get(&tool, "description").unwrap_or(Value::from(()))),
+            ("parameters", schema),
+        ];
+        function.extend(["strict", "defer_loading"].into_iter().filter_map(|key| Some((key, get(&tool, key)?))));
+        out.push(dump_tool(None, &Value::from_pairs(function), None)?);
+    }
+    Ok(out)
+}

@@ -1,0 +1,363 @@
+//! From a request body to what a chat template is given, as vLLM does it before it calls the template.
+//!
+//! `openai`, `anthropic` and `responses` read the three APIs that hold conversations into one form, [`Chat`]; here that form is
+//! normalised: text parts are joined (or kept in parts, see [`ContentFormat`]), `developer` becomes `system` where the template has no
+//! place for it, tools are dumped again in the order of vLLM's own types, the arguments of tool calls are parsed.
+//!
+//! A `chat_template` in the body is ignored: vLLM refuses it unless it was started with `--trust-request-chat-template`.
+//! `tool_choice: none` leaves the tools in the prompt, as vLLM does unless told otherwise.
+//!
+//! Known to differ: whole numbers beyond 64 bits become floats, and JSON that only Python reads (`NaN`, lone surrogates) is refused.
+
+mod anthropic;
+mod openai;
+mod responses;
+
+pub use openai::{Completion, completions};
+
+use super::{ChatTemplate, ContentFormat, TemplateError, python};
+use crate::protocol::{Api, MediaKind};
+use minijinja::Value;
+use minijinja::value::ValueKind;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+/// What `transformers` appends to the last message, to find its end again in the prompt.
+const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+
+/// Why a request was not turned into a prompt. None of these is the client's fault: the server decides about that.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RenderError {
+    /// The body is not what its API wants. Never holds text of the body.
+    #[error("the body can't be read as {what}: {reason}")]
+    Body {
+        /// The API.
+        what: &'static str,
+        /// What is wrong, and where when known.
+        reason: String,
+    },
+    /// Something that is not text: its tokens come from the model's preprocessor.
+    #[error("the prompt is not text alone, it holds media: {0:?}")]
+    NotText(MediaKind),
+    /// Something that servers turn into text in ways that are not followed here, or only the server knows.
+    #[error("{0} is not rendered here")]
+    Unsupported(&'static str),
+    /// The model has no chat template.
+    #[error("the model has no chat template")]
+    NoTemplate,
+    /// The template failed.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+}
+
+/// A conversation and how it is to be rendered.
+#[derive(Debug, Default)]
+pub struct Chat {
+    messages: Vec<Message>,
+    /// Dumped tools.
+    tools: Option<Vec<Value>>,
+    /// What the client adds to the template's variables (`chat_template_kwargs`, `reasoning_effort`, `documents`, …).
+    variables: BTreeMap<String, Value>,
+    continue_final_message: bool,
+    /// Whether the tokenizer adds its special tokens to the rendered text: false unless asked for, because templates hold them.
+    pub add_special_tokens: bool,
+}
+
+/// A message in OpenAI's form.
+#[derive(Debug, Default, Deserialize)]
+struct Message {
+    role: String,
+    content: Option<Value>,
+    tool_calls: Option<Value>,
+    tool_call_id: Option<Value>,
+    reasoning: Option<Value>,
+    /// The older name of `reasoning`.
+    reasoning_content: Option<Value>,
+    name: Option<Value>,
+    task: Option<Value>,
+    tools: Option<Value>,
+}
+
+impl Chat {
+    /// Reads the conversation of a request; of a batch, the first.
+    ///
+    /// # Errors
+    /// See [`RenderError`].
+    pub fn read(api: Api, body: &[u8]) -> Result<Self, RenderError> {
+        match api {
+            Api::ChatCompletions => openai::chat(body),
+            Api::Messages => anthropic::messages(body),
+            Api::Responses => responses::responses(body),
+            _ => Err(RenderError::Unsupported("this API")),
+        }
+    }
+
+    /// Whether the conversation comes with tools: models may have a template of their own for that.
+    #[must_use]
+    pub fn has_tools(&self) -> bool {
+        self.tools.is_some()
+    }
+
+    /// Renders the conversation. `special` are the names and texts of the model's special tokens (`bos_token`, …), `input_bytes` the
+    /// length of the body.
+    ///
+    /// # Errors
+    /// See [`RenderError`].
+    pub fn render(
+        &self,
+        template: &ChatTemplate,
+        special: &BTreeMap<String, Value>,
+        input_bytes: usize,
+        time: SystemTime,
+    ) -> Result<String, RenderError> {
+        let mut messages = Vec::with_capacity(self.messages.len());
+        for message in &self.messages {
+            messages.push(message.normalised(template)?);
+        }
+        let last = if self.continue_final_message { Some(mark_end(&mut messages)?) } else { None };
+        let mut variables = special.clone();
+        // Defined in every template, if only as None.
+        variables.insert("documents".to_owned(), Value::from(()));
+        variables.insert("tools".to_owned(), self.tools.clone().map_or(Value::from(()), list));
+        variables.extend(self.variables.iter().map(|(k, v)| (k.clone(), v.clone())));
+        variables.insert("messages".to_owned(), list(messages));
+        let text = template.render(variables, input_bytes, time)?;
+        match last {
+            Some(last) => cut_at_mark(text, &last),
+            None => Ok(text),
+        }
+    }
+
+    /// Takes over the request's template variables. A value of null or `auto` counts as not given, as in vLLM; what would replace
+    /// the conversation or the template is left out.
+    fn set_variables(&mut self, kwargs: Option<Value>, given: impl IntoIterator<Item = (&'static str, Option<Value>)>) {
+        for (key, value) in kwargs.iter().flat_map(pairs) {
+            let Some(key) = key.as_str() else { continue };
+            let reserved = matches!(key, "messages" | "conversation" | "chat_template" | "tokenize");
+            if !reserved && is_given(&value) {
+                self.variables.insert(key.to_owned(), value);
+            }
+        }
+        for (key, value) in given {
+            if let Some(value) = value.filter(is_given) {
+                self.variables.insert(key.to_owned(), value);
+            }
+        }
+    }
+
+    /// `reasoning_effort`, which also switches thinking on or off in templates that know the switch.
+    fn set_effort(&mut self, effort: Option<Value>) {
+        let Some(effort) = effort.filter(|e| !e.is_none()) else { return };
+        let thinks = effort.as_str() != Some("none");
+        self.variables.entry("enable_thinking".to_owned()).or_insert_with(|| Value::from(thinks));
+        self.set_variables(None, [("reasoning_effort", Some(effort))]);
+    }
+}
+
+fn is_given(value: &Value) -> bool {
+    !value.is_none() && value.as_str() != Some("auto")
+}
+
+impl Message {
+    /// The message as the template gets it.
+    fn normalised(&self, template: &ChatTemplate) -> Result<Value, RenderError> {
+        let role = match self.role.as_str() {
+            "developer" if !template.knows_developer() => "system",
+            role => role,
+        };
+        let content = self.content.as_ref().map_or_else(|| Ok(Vec::new()), texts)?;
+        let content = match template.content_format() {
+            ContentFormat::Parts if role != "tool" => list(content.into_iter().map(text_part)),
+            // An empty part leaves no empty line behind, except where the template gets the parts and a tool's are joined afterwards.
+            ContentFormat::Parts => join(content.iter()),
+            ContentFormat::Text => join(content.iter().filter(|t| t.as_str() != Some(""))),
+        };
+        let mut out = vec![("role", Value::from(role)), ("content", content)];
+        let mut add = |key, value: Option<&Value>| out.extend(value.map(|v| (key, v.clone())));
+        match role {
+            "assistant" => {
+                if let Some(calls) = self.tool_calls.as_ref().map(parse_calls).transpose()?.flatten() {
+                    add("tool_calls", Some(&calls));
+                }
+                let reasoning = self.reasoning.as_ref().or(self.reasoning_content.as_ref());
+                add("reasoning", reasoning);
+                add("reasoning_content", reasoning);
+            }
+            "tool" => add("tool_call_id", self.tool_call_id.as_ref()),
+            _ => {}
+        }
+        let is_text = |v: &&Value| v.kind() == ValueKind::String;
+        add("name", self.name.as_ref().filter(is_text));
+        add("task", self.task.as_ref().filter(is_text));
+        if role == "developer" {
+            add("tools", Some(self.tools.as_ref().unwrap_or(&Value::from(()))));
+        }
+        Ok(Value::from_pairs(out))
+    }
+}
+
+/// The texts of a message's content, in order.
+fn texts(content: &Value) -> Result<Vec<Value>, RenderError> {
+    match content.kind() {
+        ValueKind::String => Ok(vec![content.clone()]),
+        ValueKind::None => Ok(Vec::new()),
+        ValueKind::Seq => items(content).filter_map(|part| part_text(&part).transpose()).collect(),
+        _ => Err(body_error("a chat request", "content must be a string or an array of parts")),
+    }
+}
+
+/// The text of one part of a content, or `None` where it counts as absent.
+fn part_text(part: &Value) -> Result<Option<Value>, RenderError> {
+    if part.kind() == ValueKind::String {
+        return Ok(Some(part.clone()));
+    }
+    let kind = get(part, "type");
+    let key = match kind.as_ref().and_then(Value::as_str) {
+        Some("text" | "input_text" | "output_text") => "text",
+        Some("refusal") => "refusal",
+        Some("thinking") => "thinking",
+        Some(kind) => {
+            return Err(media(kind).map_or(RenderError::Unsupported("this type of part"), RenderError::NotText));
+        }
+        None => return Err(RenderError::Unsupported("a part without a type")),
+    };
+    match get(part, key) {
+        Some(text) if text.kind() == ValueKind::String => Ok(Some(text)),
+        Some(_) => Err(body_error("a chat request", "the text of a part must be a string")),
+        None => Ok(None),
+    }
+}
+
+/// The kind of media that a part of this type holds.
+fn media(kind: &str) -> Option<MediaKind> {
+    Some(match kind {
+        "image" | "image_url" | "input_image" | "image_embeds" | "image_pil" => MediaKind::Image,
+        "audio" | "audio_url" | "input_audio" | "audio_embeds" => MediaKind::Audio,
+        "video" | "video_url" | "input_video" => MediaKind::Video,
+        "file" | "input_file" | "document" => MediaKind::Document,
+        _ => return None,
+    })
+}
+
+/// Tool calls with their arguments parsed: what is not a JSON object counts as an empty one. `None` for an empty list.
+fn parse_calls(calls: &Value) -> Result<Option<Value>, RenderError> {
+    let wrong = || body_error("a chat request", "tool_calls must be an array of function calls");
+    if calls.is_none() {
+        return Ok(None);
+    }
+    if calls.kind() != ValueKind::Seq {
+        return Err(wrong());
+    }
+    let mut out = Vec::new();
+    for call in items(calls) {
+        let function = get(&call, "function").filter(|f| f.kind() == ValueKind::Map).ok_or_else(wrong)?;
+        let arguments = match get(&function, "arguments") {
+            Some(text) if text.kind() == ValueKind::String => {
+                text.as_str().and_then(|t| serde_json::from_str::<Value>(t).ok()).filter(|v| v.kind() == ValueKind::Map)
+            }
+            other => other.filter(|v| v.kind() == ValueKind::Map),
+        };
+        let arguments = arguments.unwrap_or_else(|| Value::from_pairs::<_, &str, Value>([]));
+        out.push(with(&call, "function", with(&function, "arguments", arguments)));
+    }
+    Ok((!out.is_empty()).then(|| list(out)))
+}
+
+/// A tool as vLLM's types dump it (0.32): the type, then the function with name, description and parameters whether given or not, and
+/// whether it is strict and its loading deferred where that is said; what else the client added is left out. `deferred` is what the tool
+/// itself says of its loading, which its function inherits.
+fn dump_tool(kind: Option<&Value>, function: &Value, deferred: Option<Value>) -> Result<Value, RenderError> {
+    let wrong = || body_error("a request with tools", "a tool must be a function with a name");
+    if function.kind() != ValueKind::Map || kind.is_some_and(|k| k.as_str() != Some("function")) {
+        return Err(wrong());
+    }
+    let name = get(function, "name").filter(|n| n.kind() == ValueKind::String).ok_or_else(wrong)?;
+    let or_none = |key| get(function, key).unwrap_or(Value::from(()));
+    let mut out = vec![("name", name), ("description", or_none("description")), ("parameters", or_none("parameters"))];
+    out.extend(get(function, "strict").map(|v| ("strict", v)));
+    let inherited = get(function, "defer_loading").or_else(|| deferred.clone());
+    out.extend(inherited.map(|v| ("defer_loading", v)));
+    let tool = [("type", Value::from("function")), ("function", Value::from_pairs(out))];
+    Ok(Value::from_pairs(tool.into_iter().chain(deferred.map(|v| ("defer_loading", v)))))
+}
+
+/// Marks the end of the last message's text; returns the text without the mark.
+fn mark_end(messages: &mut [Value]) -> Result<String, RenderError> {
+    let nothing = || body_error("a chat request", "there is no text in the last message to continue");
+    let last = messages.last_mut().ok_or_else(nothing)?;
+    let content = get(last, "content").ok_or_else(nothing)?;
+    if let Some(text) = content.as_str() {
+        *last = with(last, "content", Value::from(format!("{text}{CONTINUE_TAG}")));
+        return Ok(text.to_owned());
+    }
+    let mut parts: Vec<Value> = items(&content).collect();
+    let part = parts.last_mut().ok_or_else(nothing)?;
+    let text = get(part, "text").ok_or_else(nothing)?;
+    *part = text_part(Value::from(format!("{text}{CONTINUE_TAG}")));
+    *last = with(last, "content", list(parts));
+    Ok(text.to_string())
+}
+
+/// The prompt up to the mark.
+fn cut_at_mark(mut text: String, last: &str) -> Result<String, RenderError> {
+    let lost = || TemplateError::Failed("it does not render the message that is to be continued".to_owned());
+    let mark = text.rfind(CONTINUE_TAG.trim_end()).filter(|_| text.contains(python::strip(last))).ok_or_else(lost)?;
+    let kept_space = text.get(mark..).is_some_and(|t| t.starts_with(CONTINUE_TAG));
+    text.truncate(mark);
+    if !kept_space {
+        // The template strips messages: so does this one's end.
+        text.truncate(python::strip_end(&text).len());
+    }
+    Ok(text)
+}
+
+fn body_error(what: &'static str, reason: &str) -> RenderError {
+    RenderError::Body { what, reason: reason.to_owned() }
+}
+
+/// Reads a body into one of the APIs' shapes. The reason of a failure names a place, never text.
+fn read_json<'a, T: Deserialize<'a>>(what: &'static str, body: &'a [u8]) -> Result<T, RenderError> {
+    serde_json::from_slice(body).map_err(|e| RenderError::Body {
+        what,
+        reason: format!("{:?} error at line {} column {}", e.classify(), e.line(), e.column()).to_lowercase(),
+    })
+}
+
+fn list(values: impl IntoIterator<Item = Value>) -> Value {
+    Value::from(values.into_iter().collect::<Vec<_>>())
+}
+
+fn text_part(text: Value) -> Value {
+    Value::from_pairs([("type", Value::from("text")), ("text", text)])
+}
+
+fn join<'a>(texts: impl Iterator<Item = &'a Value>) -> Value {
+    let texts: Vec<&Value> = texts.collect();
+    match texts.as_slice() {
+        // The common case costs no copy.
+        [one] => (*one).clone(),
+        _ => Value::from(texts.iter().filter_map(|t| t.as_str()).collect::<Vec<_>>().join("\n")),
+    }
+}
+
+/// What `key` says in a JSON object; `None` also for null.
+fn get(object: &Value, key: &str) -> Option<Value> {
+    object.get_attr(key).ok().filter(|v| !v.is_none() && !v.is_undefined())
+}
+
+fn items(list: &Value) -> impl Iterator<Item = Value> {
+    list.try_iter().into_iter().flatten()
+}
+
+fn pairs(object: &Value) -> impl Iterator<Item = (Value, Value)> {
+    items(object).filter_map(|key| object.get_item(&key).ok().map(|value| (key, value)))
+}
+
+/// The object with one value set; a key that is there keeps its place.
+fn with(object: &Value, key: &str, value: Value) -> Value {
+    Value::from_pairs(pairs(object).chain([(Value::from(key), value)]))
+}
+
+#[cfg(test)]
+mod tests;

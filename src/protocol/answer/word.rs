@@ -1,0 +1,100 @@
+//! The keys and names that matter in an answer; all others are one.
+
+/// The longest word below is 26 bytes long.
+const MAX_WORD: usize = 32;
+
+/// A key, or the `type` of something.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Word {
+    #[default]
+    Other,
+    Choices,
+    Content,
+    ContentBlock,
+    ContentBlockDelta,
+    ContentBlockStart,
+    Delta,
+    FunctionCall,
+    Index,
+    Item,
+    Message,
+    Output,
+    OutputItemAdded,
+    OutputPartAdded,
+    OutputText,
+    OutputTextDelta,
+    Part,
+    Reasoning,
+    ReasoningText,
+    RedactedThinking,
+    SummaryText,
+    Text,
+    TextDelta,
+    Thinking,
+    ToolCalls,
+    Type,
+}
+
+impl Word {
+    pub(super) fn of(bytes: &[u8]) -> Self {
+        match bytes {
+            b"choices" => Self::Choices,
+            b"content" => Self::Content,
+            b"content_block" => Self::ContentBlock,
+            b"content_block_delta" => Self::ContentBlockDelta,
+            b"content_block_start" => Self::ContentBlockStart,
+            b"delta" => Self::Delta,
+            b"function_call" => Self::FunctionCall,
+            b"index" => Self::Index,
+            b"item" => Self::Item,
+            b"message" => Self::Message,
+            b"output" => Self::Output,
+            b"response.output_item.added" => Self::OutputItemAdded,
+            b"response.content_part.added" => Self::OutputPartAdded,
+            b"output_text" => Self::OutputText,
+            b"response.output_text.delta" => Self::OutputTextDelta,
+            b"part" => Self::Part,
+            b"reasoning" => Self::Reasoning,
+            b"reasoning_text" => Self::ReasoningText,
+            b"redacted_thinking" => Self::RedactedThinking,
+            b"summary_text" => Self::SummaryText,
+            b"text" => Self::Text,
+            b"text_delta" => Self::TextDelta,
+            b"thinking" => Self::Thinking,
+            b"tool_calls" => Self::ToolCalls,
+            b"type" => Self::Type,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// A word that comes in pieces.
+#[derive(Debug, Default)]
+pub(super) struct WordBuffer {
+    bytes: [u8; MAX_WORD],
+    /// More than [`MAX_WORD`] when it was too long to keep.
+    len: usize,
+}
+
+impl WordBuffer {
+    pub(super) fn push(&mut self, part: &[u8]) {
+        match self.bytes.get_mut(self.len..self.len + part.len()) {
+            Some(room) => {
+                room.copy_from_slice(part);
+                self.len += part.len();
+            }
+            None => self.len = MAX_WORD + 1,
+        }
+    }
+
+    /// The word that ends with `last`; empties the buffer.
+    pub(super) fn finish(&mut self, last: &[u8]) -> Word {
+        if self.len == 0 {
+            return Word::of(last);
+        }
+        self.push(last);
+        let word = self.bytes.get(..self.len).map_or(Word::Other, Word::of);
+        self.len = 0;
+        word
+    }
+}
