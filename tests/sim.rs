@@ -16,6 +16,10 @@ use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+#[cfg(feature = "zmq")]
+#[path = "sim/kv_events.rs"]
+mod kv_events;
+
 /// No page or stream of these tests is larger.
 const MAX_BODY: usize = 4 << 20;
 /// Nothing in these tests takes nearly as long; who waits longer has found a hang.

@@ -1,8 +1,10 @@
 //! `attache sim`: flags to a fleet of simulated servers, and the wait for its end.
 
+use crate::prefix::vllm_hash::{self, Algorithm};
 use crate::sim::config::{self, MetricsStyle, Quirks, ServerConfig, SimConfig};
 use crate::sim::engine::{self, EngineConfig};
 use crate::sim::faults::Faults;
+use crate::sim::kv_events::{self, EventEncoding, HashForm, KvEventsConfig, Outlet, ReplayFormat};
 use crate::sim::latency::{self, LatencyModel};
 use crate::sim::{answer, serve};
 use anyhow::Context;
@@ -39,13 +41,25 @@ Examples:
     attache sim --endpoints 1 --faults '{\"metrics\":\"hang\"}'
     curl -s localhost:8001/sim/faults -d '{\"fail_next\":{\"count\":3,\"status\":500}}'
 
+  Two servers that publish KV events as vLLM does, on ports 5557 and 5558; where, and what the first one holds:
+    attache sim --endpoints 2 --kv-events-port 5557 --kv-events-replay-port 5657
+    curl -s localhost:8001/kv_event_sources
+    curl -s localhost:8001/sim/kv_blocks
+
 Faults (JSON, all keys optional; POST /sim/faults replaces the set, {} clears it):
   refuse: true                          503 on everything
   fail_next: {count, status}            the next requests fail
   metrics: hang|garbage|huge|error      what is wrong with /metrics
   first_byte_delay_ms: 500              every answer comes later
   cut_after_tokens: 3                   a stream's connection breaks
-  error_after_tokens: 3                 a stream ends with an error event in a 200";
+  error_after_tokens: 3                 a stream ends with an error event in a 200
+  kv_events: {drop_next: 5}             KV event messages are lost; a replay still has them
+  kv_events: {pause: true}              they wait until this is over
+  kv_events: {delay_ms: 200}            they come later
+  kv_events: {no_replay: true}          replay requests are not answered
+
+POST /sim/restart begins anew as a new process does: requests end, the cache is empty, KV events count from 0.
+POST /reset_prefix_cache empties the cache of a server without requests.";
 
 /// Run a fleet of simulated model servers.
 #[derive(Clone, Debug, clap::Args)]
@@ -77,6 +91,8 @@ pub struct Args {
     engine: EngineArgs,
     #[command(flatten)]
     latency: LatencyArgs,
+    #[command(flatten)]
+    kv_events: KvEventsArgs,
     /// Tokens after which an answer ends by itself (unless ignore_eos).
     #[arg(long, value_name = "TOKENS", default_value_t = answer::DEFAULT_OUTPUT_TOKENS)]
     output_tokens: u32,
@@ -149,6 +165,63 @@ struct LatencyArgs {
     per_context_token: Time,
 }
 
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "KV events (published on ZMQ when a port or an address is given)")]
+#[group(skip)]
+struct KvEventsArgs {
+    /// Publish KV events on this port, the other servers on those that follow; 0 lets the system choose.
+    #[arg(long, value_name = "PORT", group = "outlet")]
+    kv_events_port: Option<u16>,
+    /// Publish KV events to a subscriber that listens at tcp://host:port.
+    #[arg(long, value_name = "ADDRESS", group = "outlet")]
+    kv_events_connect: Option<String>,
+    /// Port of the first server's replay socket, the others follow; 0 lets the system choose.
+    #[arg(long, value_name = "PORT", requires = "outlet")]
+    kv_events_replay_port: Option<u16>,
+    /// Framing of replayed messages.
+    #[arg(long, value_enum, default_value_t, requires = "outlet")]
+    kv_events_replay_format: ReplayFormat,
+    /// Topic of the messages; `kv@ADDRESS:PORT@MODEL` of each server unless said.
+    #[arg(long, value_name = "TOPIC", requires = "outlet")]
+    kv_events_topic: Option<String>,
+    /// Messages that can be replayed.
+    #[arg(long, value_name = "N", default_value_t = kv_events::DEFAULT_BUFFER_STEPS, requires = "outlet")]
+    kv_events_buffer_steps: usize,
+    /// How events are written.
+    #[arg(long, value_enum, default_value_t, requires = "outlet")]
+    kv_events_encoding: EventEncoding,
+    /// How events name blocks.
+    #[arg(long, value_enum, default_value_t, requires = "outlet")]
+    kv_events_hash: HashForm,
+    /// What a block's name is the digest of: sha256, sha256_cbor, xxhash or xxhash_cbor.
+    #[arg(long, value_name = "ALGORITHM", default_value_t, requires = "outlet")]
+    prefix_caching_hash_algo: Algorithm,
+    /// PYTHONHASHSEED of a real server.
+    #[arg(long, value_name = "SEED", default_value = vllm_hash::DEFAULT_SEED, requires = "outlet")]
+    hash_seed: String,
+}
+
+impl KvEventsArgs {
+    fn config(self) -> Option<KvEventsConfig> {
+        let outlet = match (self.kv_events_port, self.kv_events_connect) {
+            (Some(port), _) => Outlet::Bind { port },
+            (None, Some(address)) => Outlet::Connect { address },
+            (None, None) => return None,
+        };
+        Some(KvEventsConfig {
+            outlet,
+            replay_port: self.kv_events_replay_port,
+            topic: self.kv_events_topic,
+            buffer_steps: self.kv_events_buffer_steps,
+            encoding: self.kv_events_encoding,
+            hash: self.kv_events_hash,
+            replay_format: self.kv_events_replay_format,
+            algorithm: self.prefix_caching_hash_algo,
+            seed: self.hash_seed,
+        })
+    }
+}
+
 /// A duration as flags spell it: `6ms`, `40us`, `49ns`, `1.5s`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Time(Duration);
@@ -207,6 +280,8 @@ impl Args {
                 per_context_token: latency.per_context_token.0,
                 speed: latency.speed,
             },
+            // The host turns events on where there is somebody to tell.
+            kv_events: false,
         };
         SimConfig {
             endpoints: self.endpoints,
@@ -221,6 +296,7 @@ impl Args {
                 quirks: self.quirks,
                 echo_body_sha256: self.echo_body_sha256,
                 max_body_bytes: self.max_body_bytes,
+                kv_events: self.kv_events.config(),
                 faults: self.faults,
             },
         }
@@ -247,9 +323,13 @@ async fn serve_until_told(config: &SimConfig) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     let fleet = serve(config)?;
     let listening: Vec<String> = fleet.addresses().iter().map(ToString::to_string).collect();
+    let mut line = json!({"listening": listening});
+    if !fleet.kv_event_sources().is_empty() {
+        line["kv_events"] = fleet.kv_event_sources().iter().map(|source| source.endpoint.as_str()).collect();
+    }
     let mut stdout = std::io::stdout().lock();
     // Who started us may not read on; the servers serve all the same.
-    let _ = writeln!(stdout, "{}", json!({"listening": listening})).and_then(|()| stdout.flush());
+    let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
     drop(stdout);
     tokio::select! {
         _ = terminate.recv() => {}
@@ -297,6 +377,32 @@ mod tests {
     }
 
     #[test]
+    fn kv_events_are_published_where_a_flag_says_so() {
+        assert_eq!(parse(&[]).unwrap().server.kv_events, None);
+        let bound = parse(&["--kv-events-port", "5557"]).unwrap().server.kv_events;
+        assert_eq!(bound, Some(KvEventsConfig { outlet: Outlet::Bind { port: 5557 }, ..KvEventsConfig::default() }));
+        let flags = "--kv-events-connect tcp://127.0.0.1:5557 --kv-events-replay-port 0 --kv-events-replay-format legacy \
+                     --kv-events-topic kv --kv-events-buffer-steps 9 --kv-events-encoding array --kv-events-hash bytes \
+                     --prefix-caching-hash-algo xxhash_cbor --hash-seed 42";
+        let connected = parse(&flags.split_whitespace().collect::<Vec<_>>()).unwrap().server.kv_events;
+        let expected = KvEventsConfig {
+            outlet: Outlet::Connect { address: "tcp://127.0.0.1:5557".into() },
+            replay_port: Some(0),
+            topic: Some("kv".into()),
+            buffer_steps: 9,
+            encoding: EventEncoding::Array,
+            hash: HashForm::Bytes,
+            replay_format: ReplayFormat::Legacy,
+            algorithm: Algorithm::XxhashCbor,
+            seed: "42".into(),
+        };
+        assert_eq!(connected, Some(expected));
+        let error = parse(&["--kv-events-topic", "kv"]).unwrap_err();
+        assert!(error.contains("--kv-events-port") && error.contains("--kv-events-connect"), "{error}");
+        assert!(parse(&["--kv-events-port", "0", "--kv-events-connect", "tcp://h:1"]).is_err());
+    }
+
+    #[test]
     fn wrong_values_are_refused_with_what_is_allowed() {
         for (flags, expected) in [
             (["--speed", "0"], "0.000001 to 1e9"),
@@ -306,6 +412,7 @@ mod tests {
             (["--faults", r#"{"refuze":1}"#], "refuze"),
             (["--block-size", "0"], "1..=1024"),
             (["--endpoints", "0"], "1..=65535"),
+            (["--prefix-caching-hash-algo", "md5"], "sha256_cbor"),
         ] {
             let flags = [&format!("{}={}", flags[0], flags[1])[..]];
             let error = parse(&flags).unwrap_err();

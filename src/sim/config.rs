@@ -3,6 +3,7 @@
 use crate::sim::answer::DEFAULT_OUTPUT_TOKENS;
 use crate::sim::engine::EngineConfig;
 use crate::sim::faults::Faults;
+use crate::sim::kv_events::KvEventsConfig;
 use std::net::{IpAddr, Ipv4Addr};
 
 /// 4 servers: enough that a good choice and a bad one differ.
@@ -58,6 +59,8 @@ pub struct ServerConfig {
     pub echo_body_sha256: bool,
     /// Largest request body, bytes.
     pub max_body_bytes: usize,
+    /// Whom it tells what its cache holds; nobody when `None`.
+    pub kv_events: Option<KvEventsConfig>,
     /// What goes wrong from the start.
     pub faults: Faults,
 }
@@ -73,6 +76,7 @@ impl Default for ServerConfig {
             quirks: Quirks::default(),
             echo_body_sha256: false,
             max_body_bytes: DEFAULT_MAX_BODY_BYTES,
+            kv_events: None,
             faults: Faults::default(),
         }
     }

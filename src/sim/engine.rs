@@ -4,7 +4,7 @@
 //! siblings `kv`, `latency`, `sequence`, `stats`. The model is on the module page of [`crate::sim`].
 
 use crate::clock::Timestamp;
-use crate::sim::kv::{BlockHash, KvCache};
+use crate::sim::kv::{BlockHash, KvCache, KvEvent};
 use crate::sim::latency::{LatencyModel, StepWork};
 use crate::sim::sequence::Sequence;
 use crate::sim::stats::EngineStats;
@@ -47,6 +47,8 @@ pub struct EngineConfig {
     pub max_loras: u32,
     /// Reuse blocks of earlier requests.
     pub prefix_caching: bool,
+    /// Tell what the cache stores and drops, see [`Engine::take_kv_batches`].
+    pub kv_events: bool,
     /// What a step costs.
     pub latency: LatencyModel,
 }
@@ -63,6 +65,7 @@ impl Default for EngineConfig {
             max_num_queued: None,
             max_loras: 1,
             prefix_caching: true,
+            kv_events: false,
             latency: LatencyModel::default(),
         }
     }
@@ -176,6 +179,15 @@ pub enum EngineEvent {
     Finished { job: JobId, at: Timestamp, report: JobReport },
 }
 
+/// What the cache has stored and dropped in one step, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvBatch {
+    /// The end of the step: when an engine tells of it.
+    pub at: Timestamp,
+    /// At least one.
+    pub events: Vec<KvEvent>,
+}
+
 /// What the queues and the cache hold now.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Load {
@@ -202,6 +214,7 @@ pub struct Engine {
     step_ends: Option<Timestamp>,
     deferred: usize,
     stats: EngineStats,
+    kv_batches: Vec<KvBatch>,
 }
 
 impl Engine {
@@ -209,6 +222,7 @@ impl Engine {
     #[must_use]
     pub fn new(config: EngineConfig) -> Self {
         let kv = KvCache::new(config.num_blocks);
+        let kv = if config.kv_events { kv.recording() } else { kv };
         Self {
             config,
             kv,
@@ -217,7 +231,17 @@ impl Engine {
             step_ends: None,
             deferred: 0,
             stats: EngineStats::default(),
+            kv_batches: Vec::new(),
         }
+    }
+
+    /// Ends all jobs and begins anew with an empty cache and nothing counted, as a new process would.
+    pub fn restart(&mut self, now: Timestamp, events: &mut Vec<EngineEvent>) {
+        for sequence in self.running.iter().chain(&self.waiting) {
+            let report = sequence.report(FinishReason::Abort);
+            events.push(EngineEvent::Finished { job: sequence.id, at: now, report });
+        }
+        *self = Self::new(self.config.clone());
     }
 
     /// What it was built with.
@@ -249,6 +273,23 @@ impl Engine {
         (distinct_loras(self.running.iter()), distinct_loras(self.waiting.iter()))
     }
 
+    /// What the cache stored and dropped in the steps since the last call, oldest first. Whoever builds an engine with
+    /// [`EngineConfig::kv_events`] must ask from time to time.
+    pub fn take_kv_batches(&mut self) -> Vec<KvBatch> {
+        std::mem::take(&mut self.kv_batches)
+    }
+
+    /// The page table: every block that can be found and the number of its copies, in no order.
+    pub fn held_blocks(&self) -> impl Iterator<Item = (BlockHash, usize)> {
+        self.kv.held()
+    }
+
+    /// Forgets the cache; false, and nothing changed, while a job has blocks. The event comes with the next step, as vLLM's does: an
+    /// engine without work tells nobody.
+    pub fn reset_prefix_cache(&mut self) -> bool {
+        self.kv.clear()
+    }
+
     /// Takes a job into the queue. `now` must not lie before the `now` of an earlier call.
     ///
     /// # Errors
@@ -270,7 +311,7 @@ impl Engine {
             return Err(Refused::QueueFull { waiting: self.waiting.len(), limit });
         }
         let root = BlockHash::root(&self.config.model, job.lora.as_deref(), job.cache_salt.as_deref());
-        self.waiting.push_back(Sequence::new(now, job, root, self.config.block_size, room));
+        self.waiting.push_back(Sequence::new(now, job, root, self.config.block_size, room, self.kv.is_recording()));
         self.stats.submitted += 1;
         Ok(())
     }
@@ -416,7 +457,7 @@ impl Engine {
 
     /// Ends the step: whoever has all its known tokens computed says the next one.
     fn complete_step(&mut self, at: Timestamp, events: &mut Vec<EngineEvent>) {
-        let Self { kv, running, stats, config, .. } = self;
+        let Self { kv, running, stats, config, kv_batches, .. } = self;
         for sequence in running.iter_mut() {
             sequence.computed += std::mem::take(&mut sequence.scheduled);
             if sequence.uncomputed() > 0 {
@@ -442,6 +483,10 @@ impl Engine {
             record_end(stats, at, &sequence, report);
             events.push(EngineEvent::Finished { job: sequence.id, at, report });
             kv.release(sequence.table);
+        }
+        let events = kv.take_events();
+        if !events.is_empty() {
+            kv_batches.push(KvBatch { at, events });
         }
     }
 }

@@ -21,6 +21,31 @@ pub struct Faults {
     pub cut_after_tokens: Option<u32>,
     /// End a stream after so many tokens with an error event, status 200, as vLLM does when its engine dies.
     pub error_after_tokens: Option<u32>,
+    /// What is wrong with the KV events.
+    pub kv_events: KvEventsFaults,
+}
+
+/// What is wrong with a server's KV events.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct KvEventsFaults {
+    /// So many messages are lost on their way; a replay still has them.
+    pub drop_next: u32,
+    /// Messages wait until this is over.
+    pub pause: bool,
+    /// Messages come so much later, milliseconds.
+    pub delay_ms: u64,
+    /// Replay requests are not answered.
+    pub no_replay: bool,
+}
+
+impl KvEventsFaults {
+    /// Whether the message at hand is lost; counts it.
+    pub fn take_drop(&mut self) -> bool {
+        let lost = self.drop_next > 0;
+        self.drop_next = self.drop_next.saturating_sub(1);
+        lost
+    }
 }
 
 /// A number of failures.
@@ -86,5 +111,7 @@ mod tests {
         assert!(Faults::parse(br#"{"fail_next":{"count":1,"status":200}}"#).unwrap_err().contains("200"));
         assert_eq!(Faults::parse(b"{}").unwrap(), Faults::default());
         assert_eq!(Faults::parse(br#"{"metrics":"hang"}"#).unwrap().metrics, Some(MetricsFault::Hang));
+        assert!(Faults::parse(br#"{"kv_events":{"drop":1}}"#).unwrap_err().contains("drop_next"));
+        assert_eq!(Faults::parse(br#"{"kv_events":{"drop_next":2}}"#).unwrap().kv_events.drop_next, 2);
     }
 }

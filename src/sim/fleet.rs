@@ -4,7 +4,11 @@
 
 use crate::clock::Clock;
 use crate::sim::config::SimConfig;
+use crate::sim::fault_board::FaultBoard;
 use crate::sim::http::Server;
+#[cfg(feature = "zmq")]
+use crate::sim::kv_events::publish;
+use crate::sim::kv_events::{KvEventSource, KvLink};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -34,6 +38,7 @@ const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub struct SimHandle {
     addresses: Vec<SocketAddr>,
+    kv_event_sources: Vec<KvEventSource>,
     tasks: TaskTracker,
     /// No new connections and requests.
     stop: CancellationToken,
@@ -46,6 +51,12 @@ impl SimHandle {
     #[must_use]
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
+    }
+
+    /// Where their KV events can be had, in order; empty when they tell none.
+    #[must_use]
+    pub fn kv_event_sources(&self) -> &[KvEventSource] {
+        &self.kv_event_sources
     }
 
     /// Takes nothing new, gives what is under way up to `grace` to end, then stops.
@@ -69,7 +80,7 @@ impl Drop for SimHandle {
 /// Starts the servers; they listen when this returns. Must be called in a tokio runtime.
 ///
 /// # Errors
-/// When a port can't be had; none of the servers runs then.
+/// When a port can't be had, or KV events are asked for that can't be sent; none of the servers runs then.
 pub fn serve(config: &SimConfig) -> io::Result<SimHandle> {
     let clock = Clock::start();
     let mut listeners = Vec::with_capacity(usize::from(config.endpoints));
@@ -86,19 +97,71 @@ pub fn serve(config: &SimConfig) -> io::Result<SimHandle> {
         };
         listeners.push(listen(SocketAddr::new(config.bind, port))?);
     }
-    let (tasks, stop, abort) = (TaskTracker::new(), CancellationToken::new(), CancellationToken::new());
-    let mut addresses = Vec::with_capacity(listeners.len());
-    for listener in listeners {
+    let mut fleet = SimHandle {
+        addresses: Vec::with_capacity(listeners.len()),
+        kv_event_sources: Vec::new(),
+        tasks: TaskTracker::new(),
+        stop: CancellationToken::new(),
+        abort: CancellationToken::new(),
+    };
+    for (index, listener) in (0..).zip(listeners) {
+        fleet.start(config, index, listener, clock)?;
+    }
+    Ok(fleet)
+}
+
+impl SimHandle {
+    /// Starts server number `index`. Those before it stop when the handle is dropped.
+    fn start(&mut self, config: &SimConfig, index: u16, listener: TcpListener, clock: Clock) -> io::Result<()> {
         let address = listener.local_addr()?;
-        addresses.push(address);
-        let server = Arc::new(Server::new(address.port(), clock, config.server.clone()));
+        let faults = Arc::new(FaultBoard::new(config.server.faults.clone()));
+        let link = self.start_publisher(config, index, address, clock, &faults)?;
+        self.addresses.push(address);
+        self.kv_event_sources.extend(link.as_ref().map(|link| link.source.clone()));
+        let server = Arc::new(Server::new(address.port(), clock, config.server.clone(), faults, link));
         let engine = server.host().clone();
-        let aborted = abort.clone();
+        let aborted = self.abort.clone();
         // The engine outlives the stop: what is under way shall end.
         tokio::spawn(async move { aborted.run_until_cancelled(engine.drive()).await });
-        tasks.spawn(accept(listener, server, tasks.clone(), stop.clone(), abort.clone()));
+        let (tasks, stop, abort) = (self.tasks.clone(), self.stop.clone(), self.abort.clone());
+        self.tasks.spawn(accept(listener, server, tasks, stop, abort));
+        Ok(())
     }
-    Ok(SimHandle { addresses, tasks, stop, abort })
+
+    #[cfg(feature = "zmq")]
+    fn start_publisher(
+        &self,
+        config: &SimConfig,
+        index: u16,
+        address: SocketAddr,
+        clock: Clock,
+        faults: &Arc<FaultBoard>,
+    ) -> io::Result<Option<KvLink>> {
+        let Some(kv_events) = &config.server.kv_events else { return Ok(None) };
+        let model = config.server.models.first().map_or("", String::as_str);
+        let (publisher, link) = publish::open(kv_events, index, address, model, clock, faults.clone())?;
+        let aborted = self.abort.clone();
+        tokio::spawn(async move { aborted.run_until_cancelled(publisher.run()).await });
+        Ok(Some(link))
+    }
+
+    #[cfg(not(feature = "zmq"))]
+    fn start_publisher(
+        &self,
+        config: &SimConfig,
+        _: u16,
+        _: SocketAddr,
+        _: Clock,
+        _: &Arc<FaultBoard>,
+    ) -> io::Result<Option<KvLink>> {
+        match config.server.kv_events {
+            None => Ok(None),
+            Some(_) => Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "kv events need the feature `zmq`, which this build lacks",
+            )),
+        }
+    }
 }
 
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {

@@ -4,13 +4,16 @@
 //! got a token is woken by its channel. Called by `sim::http`; may import the engine, `clock` and tokio.
 
 use crate::clock::{Clock, Timestamp};
+use crate::prefix::vllm_hash::Digest;
 use crate::sim::engine::{Engine, EngineConfig, EngineEvent, Job, JobId, JobReport, Load, Refused};
+use crate::sim::kv_events::encode::{KvEncoder, KvFrame};
 use crate::sim::stats::EngineStats;
 use ahash::RandomState;
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::SystemTime;
 use tokio::sync::{Notify, mpsc};
 
 /// 32 label sets of `lora_requests_info` are remembered; a real server remembers them all.
@@ -44,6 +47,24 @@ pub(super) struct HostSnapshot {
     pub(super) load: Load,
     pub(super) stats: EngineStats,
     pub(super) loras: Vec<LoraSet>,
+    /// When the engine began, or began anew.
+    pub(super) started: Timestamp,
+}
+
+/// The cache as KV events name it.
+#[derive(Debug)]
+pub(super) struct PageTable {
+    /// The number that the next message of events will have.
+    pub(super) next_sequence: u64,
+    /// Every block that can be found, and the number of its copies; in order of their names.
+    pub(super) blocks: Vec<(Digest, usize)>,
+}
+
+/// What becomes of an engine's KV events.
+#[derive(Debug)]
+pub(super) struct KvOutput {
+    pub(super) encoder: KvEncoder,
+    pub(super) frames: mpsc::UnboundedSender<KvFrame>,
 }
 
 #[derive(Debug)]
@@ -60,6 +81,8 @@ struct State {
     events: Vec<EngineEvent>,
     /// Oldest first.
     loras: VecDeque<LoraSet>,
+    kv: Option<KvOutput>,
+    started: Timestamp,
 }
 
 /// The engine and those who wait for it.
@@ -71,7 +94,9 @@ pub(super) struct EngineHost {
 }
 
 impl EngineHost {
-    pub(super) fn new(clock: Clock, config: EngineConfig) -> Self {
+    /// The engine tells of its cache where there is an output for it.
+    pub(super) fn new(clock: Clock, config: EngineConfig, kv: Option<KvOutput>) -> Self {
+        let config = EngineConfig { kv_events: kv.is_some(), ..config };
         Self {
             clock,
             state: Mutex::new(State {
@@ -80,6 +105,8 @@ impl EngineHost {
                 next_job: 0,
                 events: Vec::new(),
                 loras: VecDeque::new(),
+                kv,
+                started: clock.now(),
             }),
             wake: Notify::new(),
         }
@@ -89,9 +116,8 @@ impl EngineHost {
     pub(super) async fn drive(self: Arc<Self>) {
         loop {
             let next = {
-                let now = self.clock.now();
                 let mut state = self.state.lock();
-                state.advance(now);
+                state.advance(&self.clock);
                 state.engine.next_event_at()
             };
             match next {
@@ -110,9 +136,8 @@ impl EngineHost {
         let (sink, updates) = mpsc::unbounded_channel();
         let mut subscription =
             Subscription { host: self.clone(), jobs: Vec::with_capacity(jobs.len()), open: 0, updates };
-        let now = self.clock.now();
         let mut state = self.state.lock();
-        state.advance(now);
+        let now = state.advance(&self.clock);
         let idle = state.engine.next_event_at().is_none();
         for (choice, mut job) in jobs.into_iter().enumerate() {
             let id = JobId(state.next_job);
@@ -128,28 +153,68 @@ impl EngineHost {
             subscription.open += 1;
         }
         if idle {
-            state.advance(now);
+            state.advance(&self.clock);
             self.wake.notify_one();
         }
         Ok(subscription)
     }
 
     pub(super) fn snapshot(&self) -> HostSnapshot {
-        let now = self.clock.now();
         let mut state = self.state.lock();
-        state.advance(now);
+        let now = state.advance(&self.clock);
         state.note_loras(now);
         HostSnapshot {
             load: state.engine.load(),
             stats: state.engine.stats().clone(),
             loras: state.loras.iter().cloned().collect(),
+            started: state.started,
         }
     }
 
-    fn cancel(&self, jobs: &[JobId]) {
-        let now = self.clock.now();
+    /// What the cache holds; `None` where KV events are off, which give blocks their names.
+    pub(super) fn page_table(&self) -> Option<PageTable> {
         let mut state = self.state.lock();
-        state.advance(now);
+        state.advance(&self.clock);
+        let encoder = &state.kv.as_ref()?.encoder;
+        // A block that was stored in a step that is not over yet has no name before its end.
+        let named = state.engine.held_blocks().filter_map(|(block, copies)| Some((encoder.name(block)?, copies)));
+        let mut blocks: Vec<(Digest, usize)> = named.collect();
+        blocks.sort_unstable_by_key(|(digest, _)| (digest.event_hash(), *digest));
+        Some(PageTable { next_sequence: encoder.next_sequence(), blocks })
+    }
+
+    /// Forgets the cache; false while requests have blocks.
+    pub(super) fn reset_prefix_cache(&self) -> bool {
+        let mut state = self.state.lock();
+        state.advance(&self.clock);
+        state.engine.reset_prefix_cache()
+    }
+
+    /// Takes note of where an adapter was loaded from.
+    pub(super) fn adapter(&self, name: &Arc<str>, path: &str) {
+        if let Some(kv) = &mut self.state.lock().kv {
+            kv.encoder.adapter(name, path);
+        }
+    }
+
+    /// Begins anew as a new process would: requests end, the cache is empty, counts begin at 0. The number of the new life, where
+    /// there are KV events.
+    pub(super) fn restart(&self) -> Option<u32> {
+        let mut state = self.state.lock();
+        let now = state.advance(&self.clock);
+        let State { engine, events, .. } = &mut *state;
+        engine.restart(now, events);
+        state.tell();
+        state.loras.clear();
+        state.started = now;
+        let process = state.kv.as_mut().map(|kv| kv.encoder.restart());
+        self.wake.notify_one();
+        process
+    }
+
+    fn cancel(&self, jobs: &[JobId]) {
+        let mut state = self.state.lock();
+        let now = state.advance(&self.clock);
         let State { engine, listeners, events, .. } = &mut *state;
         for job in jobs {
             if listeners.remove(job).is_some() {
@@ -162,11 +227,29 @@ impl EngineHost {
 
 impl State {
     /// Step by step, so that an adapter whose jobs came and went between two wake-ups is noted all the same.
-    fn advance(&mut self, now: Timestamp) {
+    fn advance(&mut self, clock: &Clock) -> Timestamp {
+        let now = clock.now();
         while let Some(at) = self.engine.next_event_at().filter(|at| *at <= now) {
             self.engine.advance(at, &mut self.events);
             self.note_loras(at);
         }
+        // Before the tokens: who has an answer finds the blocks under their names.
+        self.publish(clock);
+        self.tell();
+        now
+    }
+
+    fn publish(&mut self, clock: &Clock) {
+        let Some(KvOutput { encoder, frames }) = &mut self.kv else { return };
+        for batch in self.engine.take_kv_batches() {
+            let wall = clock.wall(batch.at).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            // Without a publisher the server is about to end.
+            let _ = frames.send(encoder.frame(&batch, wall.as_secs_f64()));
+        }
+    }
+
+    /// Hands events to those who wait for them.
+    fn tell(&mut self) {
         for event in self.events.drain(..) {
             let (job, news) = match event {
                 EngineEvent::FirstToken { job, .. } | EngineEvent::Token { job, .. } => (job, News::Token),

@@ -1,13 +1,15 @@
 //! The paged KV cache of a simulated engine: blocks with reference counts, reuse by hash chain, eviction of the least recently
 //! freed block.
 //!
-//! Owns which block holds what and who refers to it; the engine owns which request has which blocks. Called by `sim::engine`.
+//! Owns which block holds what and who refers to it, and on demand a record of what was stored and dropped; the engine owns which
+//! request has which blocks. Called by `sim::engine`.
 //! Imports nothing of the crate. The behaviour is vLLM's (v1 block pool): a freed block keeps its content until it is needed, a
 //! request's blocks are freed from the tail so that shared heads live longest, and two blocks may hold the same content.
 
 use ahash::RandomState;
 use smallvec::SmallVec;
 use std::collections::HashMap;
+use std::sync::Arc;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 #[cfg(test)]
@@ -55,6 +57,41 @@ pub fn content_hash(tokens: &[u32]) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockId(u32);
 
+/// A full block that can now be found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvBlock {
+    /// The block and everything before it.
+    pub hash: BlockHash,
+    /// The block alone: [`content_hash`] of its tokens, or what a trace calls it.
+    pub content: u64,
+}
+
+/// What the cache has come to hold or has given up, as an engine tells those who route to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KvEvent {
+    /// Blocks of one request, each behind the one before it. A block is stored once for every copy: an aligned prompt that comes
+    /// again has its last block computed, and held, twice.
+    Stored {
+        /// The block before the first; `None` at the start of a prompt.
+        parent: Option<BlockHash>,
+        /// At least one.
+        blocks: Vec<KvBlock>,
+        /// The token ids of all blocks; empty when the request came as hashes of content.
+        tokens: Vec<u32>,
+        /// The request's adapter.
+        lora: Option<Arc<str>>,
+        /// The request's salt.
+        cache_salt: Option<Arc<str>>,
+    },
+    /// One copy of a block made room.
+    Removed {
+        /// The block.
+        hash: BlockHash,
+    },
+    /// All blocks were forgotten.
+    Cleared,
+}
+
 /// End of the free list.
 const NIL: u32 = u32::MAX;
 
@@ -78,6 +115,8 @@ pub struct KvCache {
     free: u32,
     cached: HashMap<BlockHash, SmallVec<[u32; 1]>, RandomState>,
     evictions: u64,
+    /// What happened since it was last asked for; `None` when nobody wants to know.
+    record: Option<Vec<KvEvent>>,
 }
 
 impl KvCache {
@@ -91,11 +130,54 @@ impl KvCache {
             free: 0,
             cached: HashMap::default(),
             evictions: 0,
+            record: None,
         };
         for id in 0..total {
             cache.push_free(id);
         }
         cache
+    }
+
+    /// The same cache with a record of its events, to be emptied by [`KvCache::take_events`].
+    #[must_use]
+    pub fn recording(self) -> Self {
+        Self { record: Some(Vec::new()), ..self }
+    }
+
+    /// Whether events are recorded.
+    #[must_use]
+    pub fn is_recording(&self) -> bool {
+        self.record.is_some()
+    }
+
+    /// Adds to the record, if there is one.
+    pub fn note(&mut self, event: KvEvent) {
+        if let Some(record) = &mut self.record {
+            record.push(event);
+        }
+    }
+
+    /// What happened since the last call, in order.
+    pub fn take_events(&mut self) -> Vec<KvEvent> {
+        self.record.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// What can be found, each with the number of its copies, in no order.
+    pub fn held(&self) -> impl Iterator<Item = (BlockHash, usize)> {
+        self.cached.iter().map(|(hash, holders)| (*hash, holders.len()))
+    }
+
+    /// Forgets what all blocks hold; false, and nothing changed, while a request refers to one.
+    pub fn clear(&mut self) -> bool {
+        if self.used() > 0 {
+            return false;
+        }
+        self.cached.clear();
+        for block in &mut self.blocks {
+            block.hash = None;
+        }
+        self.note(KvEvent::Cleared);
+        true
     }
 
     /// Blocks in all.
@@ -194,6 +276,7 @@ impl KvCache {
     fn forget(&mut self, id: u32) {
         let Some(hash) = self.blocks[id as usize].hash.take() else { return };
         self.evictions += 1;
+        self.note(KvEvent::Removed { hash });
         if let Some(holders) = self.cached.get_mut(&hash) {
             holders.retain(|holder| *holder != id);
             if holders.is_empty() {

@@ -9,13 +9,15 @@
 //! | [`latency`] | what a step costs | yes |
 //! | [`tokenizer`], [`answer`] | text, tokens and what the model says | yes |
 //! | [`stats`] | counts and histograms | yes |
+//! | [`kv_events`] | what the cache tells: encoding pure, sockets not | partly |
 //! | `host` | an engine on the wall clock | no |
 //! | `http` | the APIs of one server | no |
 //! | `fleet` | listeners and connections | no |
 //! | [`config`], [`faults`] | what it is built with, what goes wrong on demand | yes |
+//! | `fault_board` | the faults of a running server | no |
 //!
 //! The pure part takes moments and gives events, so the same engine can run under a virtual clock. Called by `cli::sim` and by tests;
-//! imports `clock` only.
+//! imports `clock` and `prefix`.
 //!
 //! # The model
 //!
@@ -42,6 +44,10 @@
 //! free list, tail first; new blocks are taken from that list's other end, so the least recently freed goes first and of one prompt the
 //! tail before the head. `kv_usage` counts referenced blocks only.
 //!
+//! **KV events.** At the end of a step the engine tells what its cache has stored and dropped since the last: blocks of one request that
+//! the step has filled in one event, copies of blocks that are held already as well; before it, deepest first and one by one, the blocks
+//! that made room. An emptied cache is told of with the next step. The names of blocks in the messages are vLLM's own hashes.
+//!
 //! **Preemption.** When a running sequence needs a block and none is free, the sequence that was admitted last gives up all its blocks, goes
 //! to the head of the queue, and later computes prompt and answer anew, as far as they are not still cached. What it has said stands.
 //!
@@ -54,11 +60,13 @@
 pub mod answer;
 pub mod config;
 pub mod engine;
+mod fault_board;
 pub mod faults;
 mod fleet;
 mod host;
 mod http;
 pub mod kv;
+pub mod kv_events;
 pub mod latency;
 mod sequence;
 pub mod stats;
@@ -66,3 +74,4 @@ pub mod tokenizer;
 
 pub use config::{MetricsStyle, Quirks, ServerConfig, SimConfig};
 pub use fleet::{SimHandle, serve};
+pub use kv_events::{KvEventSource, KvEventsConfig};

@@ -2,7 +2,7 @@
 
 use crate::clock::Timestamp;
 use crate::sim::engine::{FinishReason, Job, JobId, JobPrompt, JobReport};
-use crate::sim::kv::{BlockHash, BlockId, KvCache, content_hash};
+use crate::sim::kv::{BlockHash, BlockId, KvBlock, KvCache, KvEvent, content_hash};
 use crate::sim::latency::StepWork;
 use crate::sim::tokenizer::answer_token;
 use std::sync::Arc;
@@ -16,6 +16,16 @@ impl JobPrompt {
             JobPrompt::Blocks { tokens, .. } => *tokens,
         }
     }
+}
+
+/// What the events of a job's blocks tell beyond their hashes; kept only where events are recorded.
+#[derive(Debug, Default)]
+struct Telling {
+    /// Of all full blocks.
+    contents: Vec<u64>,
+    /// All known tokens; none where the prompt came as hashes of content.
+    tokens: Option<Vec<u32>>,
+    cache_salt: Option<Arc<str>>,
 }
 
 #[derive(Debug)]
@@ -49,11 +59,12 @@ pub(super) struct Sequence {
     /// Known tokens after the last full block.
     tail: Vec<u32>,
     answer_seed: u64,
+    telling: Option<Telling>,
 }
 
 impl Sequence {
-    /// `room`: tokens that fit after the prompt.
-    pub(super) fn new(now: Timestamp, job: Job, root: BlockHash, block_size: u32, room: u32) -> Self {
+    /// `room`: tokens that fit after the prompt. `tells`: events of its blocks are wanted.
+    pub(super) fn new(now: Timestamp, job: Job, root: BlockHash, block_size: u32, room: u32, tells: bool) -> Self {
         let prompt_tokens = job.prompt.tokens();
         let limit = job.max_tokens.min(room);
         let (target, ends_with) = match job.stops_after {
@@ -83,6 +94,7 @@ impl Sequence {
             root,
             tail: Vec::new(),
             answer_seed: job.answer_seed,
+            telling: tells.then(|| Telling { cache_salt: job.cache_salt, ..Telling::default() }),
         };
         match job.prompt {
             JobPrompt::Tokens(tokens) => {
@@ -91,6 +103,9 @@ impl Sequence {
                     sequence.push_block(content_hash(block));
                 }
                 sequence.tail.extend_from_slice(tail);
+                if let Some(telling) = &mut sequence.telling {
+                    telling.tokens = Some(tokens);
+                }
             }
             JobPrompt::Blocks { contents, .. } => {
                 let full = (prompt_tokens / block_size) as usize;
@@ -139,17 +154,43 @@ impl Sequence {
     /// Makes the blocks that this step fills findable. Before the step is over, as vLLM does: who comes in the same step may share.
     pub(super) fn seal(&mut self, kv: &mut KvCache, block_size: u32, prefix_caching: bool) {
         let full = ((self.computed + self.scheduled) / block_size) as usize;
-        if prefix_caching {
+        if prefix_caching && full > self.sealed {
             for (block, hash) in self.table.iter().zip(&self.chain).take(full).skip(self.sealed) {
                 kv.seal(*block, *hash);
+            }
+            if let Some(event) = self.stored(full, block_size as usize) {
+                kv.note(event);
             }
         }
         self.sealed = self.sealed.max(full);
     }
 
+    /// The event of the blocks after the sealed ones, up to the first `full`.
+    fn stored(&self, full: usize, block_size: usize) -> Option<KvEvent> {
+        let telling = self.telling.as_ref()?;
+        let hashes = self.chain.get(self.sealed..full)?;
+        let contents = telling.contents.get(self.sealed..full)?;
+        let tokens = telling.tokens.as_ref().and_then(|tokens| tokens.get(self.sealed * block_size..full * block_size));
+        Some(KvEvent::Stored {
+            parent: self.sealed.checked_sub(1).and_then(|last| self.chain.get(last)).copied(),
+            blocks: hashes
+                .iter()
+                .zip(contents)
+                .map(|(hash, content)| KvBlock { hash: *hash, content: *content })
+                .collect(),
+            tokens: tokens.unwrap_or_default().to_vec(),
+            lora: self.lora.clone(),
+            cache_salt: telling.cache_salt.clone(),
+        })
+    }
+
     /// Says the next token; true when it is the first.
     pub(super) fn say(&mut self, at: Timestamp, block_size: u32) -> bool {
-        self.tail.push(answer_token(self.answer_seed, self.generated));
+        let token = answer_token(self.answer_seed, self.generated);
+        self.tail.push(token);
+        if let Some(tokens) = self.telling.as_mut().and_then(|telling| telling.tokens.as_mut()) {
+            tokens.push(token);
+        }
         self.generated += 1;
         if self.tail.len() >= block_size as usize {
             self.push_block(content_hash(&self.tail));
@@ -183,5 +224,8 @@ impl Sequence {
     fn push_block(&mut self, content: u64) {
         let parent = self.chain.last().copied().unwrap_or(self.root);
         self.chain.push(parent.then(content));
+        if let Some(telling) = &mut self.telling {
+            telling.contents.push(content);
+        }
     }
 }

@@ -4,6 +4,8 @@ use proptest::prelude::*;
 use std::collections::HashMap;
 use std::time::Duration;
 
+mod kv_events;
+
 fn job(id: u64, prompt: Vec<u32>, max_tokens: u32) -> Job {
     Job {
         id: JobId(id),

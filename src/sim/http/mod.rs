@@ -5,6 +5,7 @@
 mod anthropic;
 mod body;
 mod error;
+mod kv;
 mod openai;
 mod pages;
 mod pooling;
@@ -17,8 +18,11 @@ use crate::clock::Clock;
 use crate::sim::answer::{Answer, AnswerLimits};
 use crate::sim::config::{MetricsStyle, ServerConfig};
 use crate::sim::engine::{EngineConfig, Job, JobId, JobPrompt};
-use crate::sim::faults::{DEFAULT_HUGE_METRICS_BYTES, Faults, MetricsFault};
-use crate::sim::host::{EngineHost, Subscription};
+use crate::sim::fault_board::FaultBoard;
+use crate::sim::faults::{DEFAULT_HUGE_METRICS_BYTES, MetricsFault};
+use crate::sim::host::{EngineHost, KvOutput, Subscription};
+use crate::sim::kv_events::KvLink;
+use crate::sim::kv_events::encode::KvEncoder;
 use body::{SimBody, event_response, full_response};
 use bytes::Bytes;
 use error::ApiError;
@@ -64,6 +68,10 @@ enum Route {
     Load,
     Stats,
     Metrics,
+    KvEventSources,
+    ResetPrefixCache,
+    KvBlocks,
+    Restart,
     Faults,
 }
 
@@ -96,6 +104,10 @@ const ROUTES: &[(&str, &[Method], Route)] = &[
     ("/stats", GET, Route::Stats),
     ("/metrics", GET, Route::Metrics),
     ("/prometheus/metrics", GET, Route::Metrics),
+    ("/kv_event_sources", GET, Route::KvEventSources),
+    ("/reset_prefix_cache", POST, Route::ResetPrefixCache),
+    ("/sim/kv_blocks", GET, Route::KvBlocks),
+    ("/sim/restart", POST, Route::Restart),
     ("/sim/faults", BOTH, Route::Faults),
 ];
 
@@ -128,7 +140,8 @@ pub(super) struct Server {
     engine: EngineConfig,
     host: Arc<EngineHost>,
     loras: RwLock<Vec<LoraAdapter>>,
-    faults: Mutex<Faults>,
+    faults: Arc<FaultBoard>,
+    kv: Option<KvLink>,
     responses: Mutex<responses::ResponseStore>,
     sequence: AtomicU64,
 }
@@ -140,17 +153,31 @@ struct Call {
 }
 
 impl Server {
-    pub(super) fn new(port: u16, clock: Clock, config: ServerConfig) -> Self {
+    /// `kv`: where its KV events go, if anywhere.
+    pub(super) fn new(
+        port: u16,
+        clock: Clock,
+        config: ServerConfig,
+        faults: Arc<FaultBoard>,
+        kv: Option<KvLink>,
+    ) -> Self {
+        let output = config.kv_events.as_ref().zip(kv.as_ref()).map(|(kv_events, link)| KvOutput {
+            encoder: KvEncoder::new(kv_events, config.engine.block_size),
+            frames: link.frames.clone(),
+        });
+        let host = Arc::new(EngineHost::new(clock, config.engine.clone(), output));
+        let loras: Vec<LoraAdapter> =
+            config.loras.iter().map(|name| LoraAdapter::new(name, &format!("lora/{name}"))).collect();
+        loras.iter().for_each(|lora| host.adapter(&lora.name, &lora.path));
         Self {
             port,
             clock,
             started: clock.wall(clock.now()),
             engine: config.engine.clone(),
-            host: Arc::new(EngineHost::new(clock, config.engine.clone())),
-            loras: RwLock::new(
-                config.loras.iter().map(|name| LoraAdapter::new(name, &format!("lora/{name}"))).collect(),
-            ),
-            faults: Mutex::new(config.faults.clone()),
+            host,
+            loras: RwLock::new(loras),
+            faults,
+            kv,
             responses: Mutex::new(responses::ResponseStore::default()),
             sequence: AtomicU64::new(0),
             config,
@@ -187,7 +214,7 @@ impl Server {
             response.headers_mut().extend(HeaderValue::try_from(allow).ok().map(|allow| (ALLOW, allow)));
             return response;
         }
-        if route != Route::Faults && self.faults.lock().refuse {
+        if route != Route::Faults && self.faults.current().refuse {
             return fail(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "Model not loaded"));
         }
         let body = match Limited::new(body, self.config.max_body_bytes).collect().await {
@@ -236,16 +263,18 @@ impl Server {
             Route::Load => Ok(service::server_load(self)),
             Route::Stats => Ok(service::stats(self)),
             Route::Metrics => Ok(self.metrics()),
+            Route::KvEventSources => Ok(kv::sources(self)),
+            Route::ResetPrefixCache => Ok(kv::reset_prefix_cache(self)),
+            Route::KvBlocks => kv::blocks(self),
+            Route::Restart => Ok(kv::restart(self).await),
             Route::Faults => service::faults(self, method, &call),
         }
     }
 
     /// The faults that come before an answer.
     async fn misbehave(&self) -> Result<(), ApiError> {
-        let (failure, delay) = {
-            let mut faults = self.faults.lock();
-            (faults.take_failure(), Duration::from_millis(faults.first_byte_delay_ms))
-        };
+        let delay = Duration::from_millis(self.faults.current().first_byte_delay_ms);
+        let failure = self.faults.take_failure();
         if !delay.is_zero() {
             tokio::time::sleep(delay).await;
         }
@@ -257,7 +286,7 @@ impl Server {
 
     fn metrics(&self) -> Response<SimBody> {
         const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
-        let fault = self.faults.lock().metrics;
+        let fault = self.faults.current().metrics;
         let mut response = match fault {
             None => full_response(StatusCode::OK, Some(TEXT), pages::render(self)),
             Some(MetricsFault::Garbage) => {
@@ -358,7 +387,7 @@ impl Server {
             }
             Err(error) => return Err(error),
         };
-        let faults = self.faults.lock().clone();
+        let faults = self.faults.current();
         Ok(event_response(EventStream::new(
             subscription,
             answers,

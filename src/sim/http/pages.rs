@@ -10,7 +10,7 @@ pub(super) fn render(server: &Server) -> String {
     let snapshot = server.host.snapshot();
     let mut page = Page::default();
     page.family("process_start_time_seconds", "gauge", "Start time of the server since the Unix epoch in seconds.");
-    let started = server.started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let started = server.clock.wall(snapshot.started).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     page.sample("process_start_time_seconds", "", started.as_secs_f64());
     match server.config.metrics_style {
         MetricsStyle::Vllm => vllm(server, &snapshot, &mut page),
@@ -132,6 +132,7 @@ fn vllm_gauges(server: &Server, snapshot: &HostSnapshot, labels: &str, page: &mu
     let engine = &server.engine;
     let (block_size, blocks) = (engine.block_size, engine.num_blocks);
     let tokens = u64::from(block_size) * u64::from(blocks);
+    let algorithm = server.config.kv_events.as_ref().map_or("xxh3_64", |kv_events| kv_events.algorithm.name());
     let caching = if engine.prefix_caching { "True" } else { "False" };
     page.one(
         "vllm:cache_config_info",
@@ -140,7 +141,7 @@ fn vllm_gauges(server: &Server, snapshot: &HostSnapshot, labels: &str, page: &mu
         &format!(
             "block_size=\"{block_size}\",cache_dtype=\"auto\",enable_prefix_caching=\"{caching}\",engine=\"0\",\
              kv_cache_size_tokens=\"{tokens}\",num_cpu_blocks=\"None\",num_gpu_blocks=\"{blocks}\",\
-             prefix_caching_hash_algo=\"xxh3_64\",sliding_window=\"None\""
+             prefix_caching_hash_algo=\"{algorithm}\",sliding_window=\"None\""
         ),
         1.0,
     );

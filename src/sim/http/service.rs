@@ -100,6 +100,7 @@ pub(super) fn load_lora(server: &Server, call: &Call) -> Result<Response<SimBody
         )));
     }
     let adapter = LoraAdapter::new(&name, &path);
+    server.host.adapter(&adapter.name, &path);
     match known.and_then(|index| loras.get_mut(index)) {
         Some(slot) => *slot = adapter,
         None => loras.push(adapter),
@@ -130,9 +131,10 @@ fn user_input(message: impl Into<String>) -> ApiError {
 /// GET tells the faults, POST replaces them all.
 pub(super) fn faults(server: &Server, method: &Method, call: &Call) -> Result<Response<SimBody>, ApiError> {
     if *method == Method::POST {
-        *server.faults.lock() =
+        let faults =
             Faults::parse(&call.body).map_err(|message| ApiError::bad_request(format!("faults: {message}")))?;
+        server.faults.replace(faults);
     }
-    let body = serde_json::to_value(&*server.faults.lock()).unwrap_or_default();
+    let body = serde_json::to_value(server.faults.current()).unwrap_or_default();
     Ok(json_response(StatusCode::OK, &body))
 }

@@ -161,3 +161,32 @@ proptest! {
         prop_assert_eq!(cache.free(), total);
     }
 }
+
+#[test]
+fn the_record_says_what_made_room_and_in_which_order() {
+    let mut cache = KvCache::new(3).recording();
+    let prompt = chain(1, 3);
+    let (_, table) = admit(&mut cache, &prompt).unwrap();
+    cache.release(table);
+    cache.take(&prompt[..1], 2).unwrap();
+    let removed = |at: usize| KvEvent::Removed { hash: prompt[at] };
+    assert_eq!(cache.take_events(), [removed(2), removed(1)], "the deepest first, and not the one that is in use");
+    assert_eq!(cache.take_events(), []);
+    assert_eq!(cache.held().collect::<Vec<_>>(), [(prompt[0], 1)]);
+}
+
+#[test]
+fn a_cache_in_use_is_not_cleared() {
+    let mut cache = KvCache::new(4).recording();
+    let prompt = chain(1, 2);
+    let (_, table) = admit(&mut cache, &prompt).unwrap();
+    assert!(!cache.clear());
+    assert_eq!(cache.matched(&prompt), 2);
+    cache.release(table);
+    assert!(cache.clear());
+    assert_eq!((cache.matched(&prompt), cache.held().count()), (0, 0));
+    assert_eq!(cache.take_events(), [KvEvent::Cleared]);
+    assert!(cache.take(&[], 4).is_some());
+    assert_eq!(cache.take_events(), [], "what was forgotten is not removed again");
+    assert!(!KvCache::new(1).is_recording());
+}

@@ -1,0 +1,280 @@
+//! From batches to the index, for one holder.
+
+use super::orphans::Orphans;
+use super::stats::{Count, KvEventStats};
+use crate::prefix::index::{HolderId, PrefixIndex, StoredBlock, Tier};
+use crate::prefix::key::{EngineHash, KeySpace};
+use crate::prefix::residents::Residents;
+use crate::prefix::trust::Doubt;
+use crate::prefix::wire::{Decoder, GroupKind, Refusal, Removed, Sink, Stored};
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// The tokens of a block, which all engines of a pool must agree on: keys of other blocks never meet.
+///
+/// It is what the first event said, until no engine holds to it any more.
+#[derive(Debug, Default)]
+pub struct BlockSize(Mutex<Agreed>);
+
+#[derive(Debug, Default)]
+struct Agreed {
+    size: u32,
+    holders: u32,
+}
+
+impl BlockSize {
+    /// The size that the configuration asks for, whatever engines say.
+    #[must_use]
+    pub fn of(size: u32) -> Self {
+        Self(Mutex::new(Agreed { size, holders: 1 }))
+    }
+
+    /// Tokens in a block; `None` before the first event.
+    #[must_use]
+    pub fn get(&self) -> Option<u32> {
+        let agreed = self.0.lock();
+        (agreed.holders > 0).then_some(agreed.size)
+    }
+
+    /// A holder's blocks are of `size`: whether that is the pool's size.
+    fn join(&self, size: u32) -> bool {
+        let mut agreed = self.0.lock();
+        if agreed.holders == 0 {
+            agreed.size = size;
+        }
+        let joined = agreed.size == size;
+        agreed.holders += u32::from(joined);
+        joined
+    }
+
+    fn leave(&self) {
+        let mut agreed = self.0.lock();
+        agreed.holders = agreed.holders.saturating_sub(1);
+    }
+}
+
+/// What a batch has done to what we know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Outcome {
+    /// The engine has dropped everything: from here on everything is known.
+    pub(super) cleared: bool,
+    /// Something was lost, after the clearing if there was one.
+    pub(super) doubt: Option<Doubt>,
+}
+
+/// Applies the batches of one engine.
+#[derive(Debug)]
+pub(super) struct Applier {
+    decoder: Decoder,
+    book: Book,
+}
+
+/// What of a holder is kept outside the index.
+#[derive(Debug)]
+struct Book {
+    residents: Arc<Residents>,
+    index: Arc<PrefixIndex>,
+    holder: HolderId,
+    orphans: Orphans,
+    stats: Arc<KvEventStats>,
+    pool_block_size: Arc<BlockSize>,
+    /// The size that this holder has agreed to.
+    block_size: Option<u32>,
+    /// Bit by group: it keeps no prefixes. Groups are few; one beyond the 64th counts as the 64th.
+    partial_groups: u64,
+    /// Copies of blocks in the index.
+    held: u64,
+    /// Copies put into the index since it was last cleared.
+    stored: u64,
+    outcome: Outcome,
+}
+
+impl Applier {
+    pub(super) fn new(
+        index: Arc<PrefixIndex>,
+        holder: HolderId,
+        keys: KeySpace,
+        max_orphan_blocks: usize,
+        pool_block_size: Arc<BlockSize>,
+        residents: Arc<Residents>,
+        stats: Arc<KvEventStats>,
+    ) -> Self {
+        let book = Book {
+            residents,
+            index,
+            holder,
+            orphans: Orphans::new(max_orphan_blocks),
+            stats,
+            pool_block_size,
+            block_size: None,
+            partial_groups: 0,
+            held: 0,
+            stored: 0,
+            outcome: Outcome::default(),
+        };
+        Self { decoder: Decoder::new(keys), book }
+    }
+
+    /// Takes in one batch.
+    pub(super) fn apply(&mut self, payload: &[u8]) -> Outcome {
+        self.book.outcome = Outcome::default();
+        match self.decoder.decode(payload, &mut self.book) {
+            Ok(batch) => {
+                self.book.stats.add(Count::Events, u64::from(batch.events));
+                self.book.stats.add(Count::UnknownEvents, u64::from(batch.unknown));
+            }
+            Err(error) => {
+                tracing::debug!(%error, bytes = payload.len(), "a batch of KV events can't be decoded");
+                self.book.stats.add(Count::DecodeErrors, 1);
+                self.book.outcome.doubt = Some(Doubt::Undecodable);
+            }
+        }
+        self.book.outcome
+    }
+
+    /// Forgets all that the holder has, since it is not known any more.
+    pub(super) fn clear(&mut self) {
+        self.book.clear();
+    }
+
+    /// The engine is another process now, which may have been started with other settings.
+    pub(super) fn restart(&mut self) {
+        self.book.clear();
+        self.book.partial_groups = 0;
+        self.book.leave();
+    }
+
+    /// Copies of blocks in the index.
+    pub(super) fn held(&self) -> u64 {
+        self.book.held
+    }
+
+    /// Copies put into the index since it was last cleared.
+    pub(super) fn stored(&self) -> u64 {
+        self.book.stored
+    }
+}
+
+impl Drop for Applier {
+    fn drop(&mut self) {
+        self.book.leave();
+        self.book.index.remove_holder(self.book.holder);
+    }
+}
+
+impl Book {
+    fn clear(&mut self) {
+        self.index.clear(self.holder);
+        self.stats.add(Count::OrphansDropped, self.orphans.clear());
+        self.held = 0;
+        self.stored = 0;
+    }
+
+    fn leave(&mut self) {
+        if self.block_size.take().is_some() {
+            self.pool_block_size.leave();
+        }
+    }
+
+    /// Whether blocks of `size` belong into the index.
+    fn agrees(&mut self, size: u32) -> bool {
+        match self.block_size {
+            Some(own) => own == size,
+            None => {
+                let joined = self.pool_block_size.join(size);
+                self.block_size = joined.then_some(size);
+                joined
+            }
+        }
+    }
+
+    /// Puts blocks behind `parent`, or has them wait for it; whether they are in the index.
+    fn store(&mut self, parent: Option<EngineHash>, tier: Tier, blocks: &[StoredBlock]) -> bool {
+        match (self.index.store(self.holder, tier, parent, blocks), parent) {
+            (Ok(()), _) => {
+                let n = blocks.len() as u64;
+                self.held += n;
+                self.stored += n;
+                self.stats.add(Count::BlocksStored, n);
+                true
+            }
+            (Err(_), Some(parent)) => {
+                let dropped = self.orphans.park(parent, tier, blocks);
+                self.stats.add(Count::OrphansParked, 1);
+                self.stats.add(Count::OrphansDropped, dropped);
+                false
+            }
+            (Err(_), None) => false,
+        }
+    }
+
+    /// Stores what has waited for `blocks`, and what has waited for that.
+    fn adopt(&mut self, blocks: &[StoredBlock]) {
+        let mut parents: Vec<EngineHash> = blocks.iter().map(|b| b.hash).collect();
+        while let Some(parent) = parents.pop() {
+            while let Some(orphan) = self.orphans.child(parent) {
+                if !self.store(Some(orphan.parent), orphan.tier, &orphan.blocks) {
+                    // The parent has gone again; it waits on.
+                    break;
+                }
+                self.stats.add(Count::OrphansAdopted, 1);
+                parents.extend(orphan.blocks.iter().map(|b| b.hash));
+            }
+        }
+    }
+
+    fn is_partial(&self, group: Option<u32>) -> bool {
+        group.is_some_and(|g| self.partial_groups & group_bit(g) != 0)
+    }
+}
+
+fn group_bit(group: u32) -> u64 {
+    1 << group.min(u64::BITS - 1)
+}
+
+impl Sink for Book {
+    fn stored(&mut self, event: Stored<'_>) {
+        if event.kind == GroupKind::Partial {
+            self.partial_groups |= event.group.map_or(0, group_bit);
+            return;
+        }
+        if let Some(adapter) = event.lora {
+            self.residents.learn_adapter(adapter);
+        }
+        if !self.agrees(event.block_size) {
+            self.outcome.doubt = Some(Doubt::BlockSize);
+            return;
+        }
+        if self.store(event.parent, event.tier, event.blocks) && !self.orphans.is_empty() {
+            self.adopt(event.blocks);
+        }
+    }
+
+    fn removed(&mut self, event: Removed<'_>) {
+        if self.is_partial(event.group) {
+            return;
+        }
+        self.index.remove(self.holder, event.tier, event.hashes);
+        let n = event.hashes.len() as u64;
+        self.held = self.held.saturating_sub(n);
+        self.stats.add(Count::BlocksRemoved, n);
+        if !self.orphans.is_empty() {
+            let dropped = event.hashes.iter().map(|h| self.orphans.remove(*h, event.tier)).sum();
+            self.stats.add(Count::OrphansDropped, dropped);
+        }
+    }
+
+    fn cleared(&mut self) {
+        self.clear();
+        self.outcome = Outcome { cleared: true, doubt: None };
+    }
+
+    fn refused(&mut self, reason: Refusal) {
+        tracing::debug!(%reason, "a KV event is refused");
+        self.stats.add(Count::RefusedEvents, 1);
+        self.outcome.doubt = Some(Doubt::Undecodable);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,304 @@
+//! The recorded scenario, and what a batch can do beside it.
+
+use super::*;
+use crate::clock::Timestamp;
+use crate::prefix::index::{IndexConfig, Matches};
+use crate::prefix::key::{BlockKey, Root};
+use rmpv::Value as Any;
+use serde_json::Value as Json;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+const SCENARIO: &str = include_str!("../../../tests/data/kv_events/scenario.json");
+const LEGACY: &str = include_str!("../../../tests/data/kv_events/events_legacy_0.22.1.json");
+const KEYS: u64 = 3;
+
+struct Rig {
+    index: Arc<PrefixIndex>,
+    applier: Applier,
+    stats: Arc<KvEventStats>,
+    block_size: Arc<BlockSize>,
+}
+
+fn index() -> Arc<PrefixIndex> {
+    Arc::new(PrefixIndex::new(IndexConfig {
+        budget_bytes: 1 << 26,
+        tenant_share: 1.0,
+        half_life: Duration::from_secs(60),
+        seed: 1,
+    }))
+}
+
+impl Rig {
+    fn new() -> Self {
+        Self::beside(index(), Arc::default())
+    }
+
+    fn beside(index: Arc<PrefixIndex>, block_size: Arc<BlockSize>) -> Self {
+        let stats: Arc<KvEventStats> = Arc::default();
+        let holder = index.add_holder();
+        let keys = KeySpace::new(KEYS);
+        let applier = Applier::new(index.clone(), holder, keys, 64, block_size.clone(), Arc::default(), stats.clone());
+        Self { index, applier, stats, block_size }
+    }
+
+    fn holder(&self) -> HolderId {
+        self.applier.book.holder
+    }
+
+    fn held(&self, tier: Tier) -> Vec<u64> {
+        let mut held: Vec<u64> = self.index.held(self.holder(), tier).into_iter().map(|h| h.0).collect();
+        held.sort_unstable();
+        held
+    }
+
+    fn apply(&mut self, events: Vec<Any>) -> Outcome {
+        let mut payload = Vec::new();
+        let batch = Any::Array(vec![Any::from(1.0), Any::Array(events), Any::from(0)]);
+        rmpv::encode::write_value(&mut payload, &batch).unwrap();
+        self.applier.apply(&payload)
+    }
+}
+
+fn unhex(hex: &str) -> Vec<u8> {
+    (0..hex.len()).step_by(2).map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap()).collect()
+}
+
+/// Copies of each block that must be left, reckoned from the decoded events alone.
+#[derive(Default)]
+struct Reckoning(BTreeMap<u64, u32>);
+
+impl Reckoning {
+    fn take(&mut self, event: &Json) {
+        let name = event.get("type").unwrap_or(&event[0]).as_str().unwrap();
+        let hashes = event.get("block_hashes").unwrap_or(&event[1]);
+        let digest = |h: &Json| u64::from_be_bytes(*unhex(h["$bytes"].as_str().unwrap()).last_chunk().unwrap());
+        let hashes = hashes.as_array().into_iter().flatten().map(|h| h.as_u64().unwrap_or_else(|| digest(h)));
+        match name {
+            "BlockStored" => hashes.for_each(|h| *self.0.entry(h).or_default() += 1),
+            "BlockRemoved" => {
+                for hash in hashes {
+                    if let Some(copies) = self.0.get_mut(&hash) {
+                        *copies -= 1;
+                        if *copies == 0 {
+                            self.0.remove(&hash);
+                        }
+                    }
+                }
+            }
+            _ => self.0.clear(),
+        }
+    }
+
+    fn left(&self) -> Vec<u64> {
+        self.0.keys().copied().collect()
+    }
+}
+
+#[test]
+fn the_recorded_frames_leave_the_blocks_that_the_recording_ends_with() {
+    let mut rig = Rig::new();
+    let mut reckoning = Reckoning::default();
+    let mut most = 0;
+    let steps: Vec<Json> = serde_json::from_str(SCENARIO).unwrap();
+    for batch in steps.iter().filter_map(|s| s["batches"].as_array()).flatten() {
+        let payload = unhex(batch["frames_hex"][2].as_str().unwrap());
+        assert_eq!(rig.applier.apply(&payload).doubt, None);
+        batch["decoded"][1].as_array().unwrap().iter().for_each(|event| reckoning.take(event));
+        assert_eq!(rig.held(Tier::Gpu), reckoning.left(), "after frame {}", batch["seq"]);
+        most = most.max(reckoning.left().len());
+    }
+    assert!(most >= 30, "the pool of 40 blocks was in use: {most}");
+    assert_eq!(rig.block_size.get(), Some(16));
+    assert_eq!(rig.stats.get(Count::OrphansParked), 0, "a whole recording has no orphans");
+}
+
+#[test]
+fn the_recorded_prompts_are_found_by_their_tokens() {
+    let steps: Vec<Json> = serde_json::from_str(SCENARIO).unwrap();
+    let mut rig = Rig::new();
+    // Until the pool of 40 blocks is full: prompts of 100 and 140 tokens, an adapter's and a salted one.
+    for batch in steps.iter().take(11).filter_map(|s| s["batches"].as_array()).flatten().take(10) {
+        rig.applier.apply(&unhex(batch["frames_hex"][2].as_str().unwrap()));
+    }
+    let keys = KeySpace::new(KEYS);
+    let depth = |root: Root<'_>, tokens: Vec<u32>| {
+        let root = keys.root(&root);
+        let blocks = tokens.chunks_exact(16).enumerate();
+        let content = |b: &[u32]| b.iter().flat_map(|t| t.to_le_bytes()).collect::<Vec<u8>>();
+        let all: Vec<BlockKey> =
+            blocks.map(|(i, b)| if i == 0 { keys.first(root, &content(b)) } else { keys.next(&content(b)) }).collect();
+        let mut matches = Matches::default();
+        rig.index.lookup(&mut all.as_slice(), &mut matches);
+        matches.depth(rig.holder()).gpu
+    };
+    let extended: Vec<u32> = (1000..1100).chain(2000..2040).collect();
+    assert_eq!(depth(Root::default(), extended.clone()), 8);
+    assert_eq!(depth(Root { name: "sql", ..Root::default() }, extended.clone()), 6);
+    assert_eq!(depth(Root { name: "chat", ..Root::default() }, extended.clone()), 0);
+    assert_eq!(depth(Root { cache_salt: Some("another"), ..Root::default() }, extended), 0);
+}
+
+#[test]
+fn the_older_encoding_leaves_the_same_blocks() {
+    let batches: Vec<Json> = serde_json::from_str(LEGACY).unwrap();
+    let mut rig = Rig::new();
+    let mut reckoning = Reckoning::default();
+    let (mut next, mut whole, mut compared) = (0, true, 0);
+    for batch in &batches {
+        // The file holds several runs: each begins at 0 again. One has a gap, and is whole again once the engine clears its cache.
+        let seq = batch["seq"].as_u64().unwrap();
+        if seq == 0 {
+            rig.applier.restart();
+            reckoning = Reckoning::default();
+        }
+        whole = seq == 0 || (whole && seq == next);
+        next = seq + 1;
+        let frames = batch["frames_hex"].as_array().unwrap();
+        let outcome = rig.applier.apply(&unhex(frames.last().unwrap().as_str().unwrap()));
+        assert_eq!(outcome.doubt, None);
+        whole |= outcome.cleared;
+        batch["decoded"][1].as_array().unwrap().iter().for_each(|event| reckoning.take(event));
+        if whole {
+            assert_eq!(rig.held(Tier::Gpu), reckoning.left(), "after frame {seq}");
+            compared += 1;
+        }
+    }
+    assert_eq!(compared, 65, "all but five");
+}
+
+fn map(fields: Vec<(&str, Any)>) -> Any {
+    Any::Map(fields.into_iter().map(|(k, v)| (Any::from(k), v)).collect())
+}
+
+fn ints(values: &[u64]) -> Any {
+    Any::Array(values.iter().map(|v| Any::from(*v)).collect())
+}
+
+/// Blocks of one token each, named and filled by `hashes`.
+fn stored(parent: Option<u64>, hashes: &[u64]) -> Any {
+    stored_with(parent, hashes, vec![])
+}
+
+fn stored_with(parent: Option<u64>, hashes: &[u64], more: Vec<(&str, Any)>) -> Any {
+    let mut fields = vec![
+        ("type", Any::from("BlockStored")),
+        ("block_hashes", ints(hashes)),
+        ("parent_block_hash", parent.map_or(Any::Nil, Any::from)),
+        ("token_ids", ints(hashes)),
+        ("block_size", Any::from(1)),
+    ];
+    fields.extend(more);
+    map(fields)
+}
+
+fn removed(hashes: &[u64], more: Vec<(&str, Any)>) -> Any {
+    let mut fields = vec![("type", Any::from("BlockRemoved")), ("block_hashes", ints(hashes))];
+    fields.extend(more);
+    map(fields)
+}
+
+fn cleared() -> Any {
+    map(vec![("type", Any::from("AllBlocksCleared"))])
+}
+
+#[test]
+fn orphans_find_their_parents() {
+    let mut rig = Rig::new();
+    rig.apply(vec![stored(Some(4), &[5, 6]), stored(Some(2), &[3, 4]), stored(Some(6), &[7])]);
+    assert_eq!(rig.held(Tier::Gpu), [0u64; 0]);
+    assert_eq!(rig.stats.get(Count::OrphansParked), 3);
+    rig.apply(vec![stored(None, &[1, 2])]);
+    assert_eq!(rig.held(Tier::Gpu), [1, 2, 3, 4, 5, 6, 7]);
+    assert_eq!(rig.stats.get(Count::OrphansAdopted), 3);
+    let mut matches = Matches::default();
+    let keys = KeySpace::new(KEYS);
+    let mut all = vec![keys.first(keys.root(&Root::default()), &1u32.to_le_bytes())];
+    all.extend((2u32..9).map(|t| keys.next(&t.to_le_bytes())));
+    rig.index.lookup(&mut all.as_slice(), &mut matches);
+    assert_eq!(matches.depth(rig.holder()).gpu, 7);
+}
+
+#[test]
+fn orphans_that_were_removed_or_cleared_do_not_come_back() {
+    let mut rig = Rig::new();
+    rig.apply(vec![stored(Some(2), &[3, 4, 5]), stored(Some(9), &[10])]);
+    rig.apply(vec![removed(&[5, 4], vec![]), removed(&[10], vec![])]);
+    rig.apply(vec![stored(None, &[1, 2]), stored(None, &[9])]);
+    assert_eq!(rig.held(Tier::Gpu), [1, 2, 3, 9]);
+    rig.apply(vec![stored(Some(20), &[21]), cleared(), stored(None, &[20])]);
+    assert_eq!(rig.held(Tier::Gpu), [20]);
+}
+
+#[test]
+fn groups_without_prefixes_stay_out_and_their_removals_too() {
+    let mut rig = Rig::new();
+    let group = |g: u64, kind: &'static str| vec![("group_idx", Any::from(g)), ("kv_cache_spec_kind", Any::from(kind))];
+    rig.apply(vec![
+        stored_with(None, &[1, 2], group(0, "full_attention")),
+        stored_with(None, &[1, 2], group(1, "sliding_window")),
+        removed(&[1], vec![("group_idx", Any::from(1u64))]),
+    ]);
+    assert_eq!(rig.held(Tier::Gpu), [1, 2], "the full attention's copy is still there");
+    rig.apply(vec![removed(&[2], vec![("group_idx", Any::from(0u64))])]);
+    assert_eq!(rig.held(Tier::Gpu), [1]);
+}
+
+#[test]
+fn tiers_are_kept_apart() {
+    let mut rig = Rig::new();
+    let cpu = || vec![("medium", Any::from("CPU"))];
+    rig.apply(vec![stored(None, &[1]), stored_with(None, &[1], cpu())]);
+    rig.apply(vec![removed(&[1], vec![])]);
+    assert_eq!((rig.held(Tier::Gpu), rig.held(Tier::Cpu)), (vec![], vec![1]));
+}
+
+#[test]
+fn blocks_of_another_size_are_a_doubt_until_nobody_holds_to_the_old_one() {
+    let mut old = Rig::new();
+    assert_eq!(old.block_size.get(), None);
+    old.apply(vec![stored(None, &[1])]);
+    assert_eq!(old.block_size.get(), Some(1));
+    let mut new = Rig::beside(old.index.clone(), old.block_size.clone());
+    let two = || {
+        let fields = vec![
+            ("type", Any::from("BlockStored")),
+            ("block_hashes", ints(&[1])),
+            ("token_ids", ints(&[1, 2])),
+            ("block_size", Any::from(2)),
+        ];
+        map(fields)
+    };
+    assert_eq!(new.apply(vec![two()]).doubt, Some(Doubt::BlockSize));
+    assert_eq!(new.held(Tier::Gpu), [0u64; 0]);
+    // A clear wipes the slate: what is doubted after it is doubted again.
+    assert_eq!(new.apply(vec![two(), cleared()]), Outcome { cleared: true, doubt: None });
+    let block_size = old.block_size.clone();
+    drop(old);
+    assert_eq!(block_size.get(), None);
+    assert_eq!(new.apply(vec![two()]).doubt, None);
+    assert_eq!((new.held(Tier::Gpu), block_size.get()), (vec![1], Some(2)));
+}
+
+#[test]
+fn a_holder_goes_with_its_applier() {
+    let mut rig = Rig::new();
+    rig.apply(vec![stored(None, &[1])]);
+    let (index, holder) = (rig.index.clone(), rig.holder());
+    assert_eq!(index.held(holder, Tier::Gpu).len(), 1);
+    index.record(holder, &[BlockKey(1)], crate::prefix::index::TenantId(0), Timestamp(0));
+    drop(rig);
+    assert!(index.held(holder, Tier::Gpu).is_empty());
+}
+
+#[test]
+fn what_cannot_be_read_is_a_doubt() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.applier.apply(b"\xc1").doubt, Some(Doubt::Undecodable));
+    assert_eq!(rig.apply(vec![Any::from(1)]).doubt, Some(Doubt::Undecodable));
+    assert_eq!(rig.stats.get(Count::DecodeErrors), 1);
+    assert_eq!(rig.stats.get(Count::RefusedEvents), 1);
+    let novel = map(vec![("type", Any::from("BlockDreamt"))]);
+    assert_eq!(rig.apply(vec![novel]).doubt, None, "what is new is passed over");
+    assert_eq!(rig.stats.get(Count::UnknownEvents), 1);
+}

@@ -1,0 +1,247 @@
+//! The feed of one pool: a lane for every engine that discovery knows, as long as it knows it.
+
+use super::apply::{Applier, BlockSize};
+use super::central::{Central, Inbox, Inboxes};
+use super::lane::{Fed, Identity, Lane, Live, Shared};
+use super::replay::MAX_CONCURRENT_REPLAYS;
+use super::stats::KvEventStats;
+use super::subscription::{PORT_LABEL, REPLAY_PORT_LABEL, Source, Subscription};
+use crate::clock::Clock;
+use crate::ids::EndpointId;
+use crate::pool::{Endpoint, Published, SnapshotStore};
+use crate::prefix::index::PrefixIndex;
+use crate::prefix::key::KeySpace;
+use crate::prefix::residents::{Cache, Resident, Residents};
+use crate::prefix::trust::TrustCell;
+use crate::rng;
+use ahash::AHashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+/// An endpoint whose lanes run.
+#[derive(Debug)]
+struct Followed {
+    address: SocketAddr,
+    ports: Ports,
+    resident: Resident,
+    inboxes: Vec<Inbox>,
+    stop: CancellationToken,
+}
+
+/// Where an endpoint's rank 0 publishes and replays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Ports {
+    events: Option<u16>,
+    replay: Option<u16>,
+}
+
+/// Where what is heard goes.
+#[derive(Clone, Debug)]
+pub struct Destination {
+    /// Who holds which block.
+    pub index: Arc<PrefixIndex>,
+    /// Which holders belong to whom, and how far they are believed.
+    pub residents: Arc<Residents>,
+    /// How blocks become keys.
+    pub keys: KeySpace,
+}
+
+/// Brings the KV events of one pool into its index.
+#[derive(Debug)]
+pub struct Feed {
+    index: Arc<PrefixIndex>,
+    keys: KeySpace,
+    published: watch::Receiver<Published>,
+    subscription: Subscription,
+    shared: Shared,
+    seed: u64,
+    topic: Arc<str>,
+    block_size: Arc<BlockSize>,
+    residents: Arc<Residents>,
+    inboxes: Arc<Inboxes>,
+    listener: Option<TcpListener>,
+    membership: Option<u64>,
+    followed: AHashMap<EndpointId, Followed>,
+    lanes: u64,
+}
+
+impl Feed {
+    /// A feed for the pool whose snapshots are in `store`; `published` tells of new ones. What it hears goes to `to`.
+    ///
+    /// # Errors
+    /// When the central socket can't be bound.
+    pub async fn new(
+        to: Destination,
+        store: Arc<SnapshotStore>,
+        published: watch::Receiver<Published>,
+        subscription: Subscription,
+        clock: Clock,
+        seed: u64,
+    ) -> io::Result<Self> {
+        let listener = match subscription.source {
+            Source::Endpoints { .. } => None,
+            Source::Central { bind } => Some(TcpListener::bind(bind).await?),
+        };
+        let shared = Shared {
+            store,
+            stats: Arc::default(),
+            replays: Arc::new(Semaphore::new(MAX_CONCURRENT_REPLAYS)),
+            bounds: subscription.bounds,
+            timing: subscription.timing,
+            clock,
+        };
+        let block_size = Arc::new(subscription.block_size.map_or_else(BlockSize::default, BlockSize::of));
+        let Destination { index, residents, keys } = to;
+        Ok(Self {
+            index,
+            keys,
+            published,
+            topic: subscription.topic.as_str().into(),
+            subscription,
+            shared,
+            seed,
+            block_size,
+            residents,
+            inboxes: Arc::default(),
+            listener,
+            membership: None,
+            followed: AHashMap::new(),
+            lanes: 0,
+        })
+    }
+
+    /// What it counts.
+    #[must_use]
+    pub fn stats(&self) -> Arc<KvEventStats> {
+        self.shared.stats.clone()
+    }
+
+    /// The tokens in a block, as the engines tell.
+    #[must_use]
+    pub fn block_size(&self) -> Arc<BlockSize> {
+        self.block_size.clone()
+    }
+
+    /// Where engines connect; `None` when we connect to them.
+    ///
+    /// # Errors
+    /// When the system does not tell.
+    pub fn central_address(&self) -> io::Result<Option<SocketAddr>> {
+        self.listener.as_ref().map(TcpListener::local_addr).transpose()
+    }
+
+    /// Follows the pool until `shutdown`, or until its writer is gone. Holders go with their lanes.
+    pub async fn run(mut self, shutdown: CancellationToken) {
+        // Lanes end with the feed, however it ends.
+        let stop = shutdown.child_token();
+        let _ends = stop.clone().drop_guard();
+        if let Some(listener) = self.listener.take() {
+            let central = Central {
+                inboxes: self.inboxes.clone(),
+                topic: self.topic.clone(),
+                ranks: self.subscription.ranks,
+                bounds: self.shared.bounds,
+                timing: self.shared.timing,
+                stats: self.shared.stats.clone(),
+            };
+            tokio::spawn(central.run(listener, stop.clone()));
+        }
+        self.follow(&stop);
+        while let Some(Ok(())) = shutdown.run_until_cancelled(self.published.changed()).await {
+            self.follow(&stop);
+        }
+        self.residents.publish(AHashMap::new());
+    }
+
+    /// Brings the lanes in line with the current snapshot.
+    fn follow(&mut self, stop: &CancellationToken) {
+        let published = *self.published.borrow_and_update();
+        if self.membership == Some(published.membership) {
+            return;
+        }
+        self.membership = Some(published.membership);
+        let snapshot = self.shared.store.load_full();
+        let mut before = std::mem::take(&mut self.followed);
+        for state in &snapshot.endpoints {
+            let endpoint = &state.endpoint;
+            let ports = self.ports(endpoint);
+            let known = before.remove(&endpoint.id);
+            let followed = match known {
+                Some(known) if known.address == endpoint.spec.address && known.ports == ports => known,
+                moved => {
+                    if let Some(moved) = moved {
+                        moved.stop.cancel();
+                    }
+                    self.start(endpoint, ports, stop.child_token())
+                }
+            };
+            self.followed.insert(endpoint.id, followed);
+        }
+        before.into_values().for_each(|gone| gone.stop.cancel());
+        self.residents.publish(self.followed.iter().map(|(id, f)| (*id, f.resident.clone())).collect());
+        let inboxes = self
+            .followed
+            .values()
+            .flat_map(|f| (0u16..).zip(&f.inboxes).map(|(rank, inbox)| ((f.address, rank), inbox.clone())));
+        self.inboxes.store(Arc::new(inboxes.collect()));
+    }
+
+    fn ports(&self, endpoint: &Endpoint) -> Ports {
+        let label = |name| endpoint.spec.labels.get(name).and_then(|port| port.parse().ok());
+        let events = match self.subscription.source {
+            Source::Endpoints { port } => Some(label(PORT_LABEL).unwrap_or(port)),
+            Source::Central { .. } => None,
+        };
+        Ports { events, replay: label(REPLAY_PORT_LABEL).or(self.subscription.replay_port) }
+    }
+
+    /// Starts a lane for each rank of an endpoint.
+    fn start(&mut self, endpoint: &Endpoint, ports: Ports, stop: CancellationToken) -> Followed {
+        let address = endpoint.spec.address;
+        let mut followed = Followed { address, ports, resident: Resident::default(), inboxes: Vec::new(), stop };
+        let ranks = self.subscription.ranks.max(1);
+        for rank in 0..ranks {
+            let at = |port: u16| Some(SocketAddr::new(address.ip(), port.checked_add(rank)?));
+            let live = match ports.events {
+                Some(port) => {
+                    let Some(address) = at(port) else { break };
+                    Live::Own { address, topic: self.topic.clone() }
+                }
+                None => {
+                    let (inbox, fed) = self.inbox();
+                    followed.inboxes.push(inbox);
+                    Live::Fed(fed)
+                }
+            };
+            let trust: Arc<TrustCell> = Arc::default();
+            let holder = self.index.add_holder();
+            followed.resident.caches.push(Cache { holder, trust: trust.clone() });
+            let applier = Applier::new(
+                self.index.clone(),
+                holder,
+                self.keys,
+                self.shared.bounds.orphan_blocks,
+                self.block_size.clone(),
+                self.residents.clone(),
+                self.shared.stats.clone(),
+            );
+            let identity = Identity { endpoint: endpoint.id, name: endpoint.spec.name.clone(), rank, ranks };
+            self.lanes += 1;
+            let rng = rng::for_request(self.seed, self.lanes);
+            let lane = Lane::new(identity, self.shared.clone(), ports.replay.and_then(at), applier, trust, rng);
+            tokio::spawn(lane.run(live, followed.stop.clone()));
+        }
+        followed
+    }
+
+    fn inbox(&self) -> (Inbox, Fed) {
+        let (sender, inbox) = mpsc::channel(self.shared.bounds.queue_frames.max(1));
+        let handle = Inbox { sender, overflowed: Arc::default(), connections: Arc::default() };
+        let overflowed = handle.overflowed.clone();
+        (handle, Fed { inbox, overflowed })
+    }
+}

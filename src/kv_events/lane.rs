@@ -1,0 +1,371 @@
+//! One engine's stream: reads it, keeps its sequence, has what is missing replayed, and says how far it may be believed.
+
+use super::apply::{Applier, Outcome};
+use super::cursor::{Apply, Ask, Cursor};
+use super::replay::{self, Answer, Replay};
+use super::stats::{Count, KvEventStats};
+use super::subscription::{Bounds, Timing};
+use super::zmtp::{Connection, Message, Role, ZmtpError};
+use crate::clock::{Clock, Timestamp};
+use crate::ids::EndpointId;
+use crate::pool::SnapshotStore;
+use crate::prefix::trust::{Trust, TrustCell};
+use crate::prefix::wire;
+use crate::rng::PickRng;
+use bytes::Bytes;
+use rand::RngExt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, UNIX_EPOCH};
+use tokio::sync::{Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
+
+/// How often the pause before learning anew may double.
+const MAX_RETRY_DOUBLINGS: u32 = 4;
+
+/// Whose stream it is.
+#[derive(Clone, Debug)]
+pub(super) struct Identity {
+    pub(super) endpoint: EndpointId,
+    pub(super) name: Arc<str>,
+    pub(super) rank: u16,
+    /// Ranks of the endpoint, which share its blocks.
+    pub(super) ranks: u16,
+}
+
+/// What a lane shares with the other lanes of its pool.
+#[derive(Clone, Debug)]
+pub(super) struct Shared {
+    pub(super) store: Arc<SnapshotStore>,
+    pub(super) stats: Arc<KvEventStats>,
+    pub(super) replays: Arc<Semaphore>,
+    pub(super) bounds: Bounds,
+    pub(super) timing: Timing,
+    pub(super) clock: Clock,
+}
+
+/// Where the live stream comes from.
+#[derive(Debug)]
+pub(super) enum Live {
+    /// A connection of its own, to this address, for topics that begin so.
+    Own { address: SocketAddr, topic: Arc<str> },
+    /// The central socket.
+    Fed(Fed),
+}
+
+/// The receiving end of what the central socket hands on.
+#[derive(Debug)]
+pub(super) struct Fed {
+    pub(super) inbox: mpsc::Receiver<FromCentral>,
+    /// Frames were dropped because the inbox was full.
+    pub(super) overflowed: Arc<AtomicBool>,
+}
+
+/// What the central socket hands on.
+#[derive(Debug)]
+pub(super) enum FromCentral {
+    /// The engine has connected.
+    Connected,
+    /// A frame.
+    Frame(u64, Bytes),
+    /// The engine's connection has ended.
+    Disconnected,
+}
+
+/// One engine's stream.
+#[derive(Debug)]
+pub(super) struct Lane {
+    identity: Identity,
+    shared: Shared,
+    replay_address: Option<SocketAddr>,
+    trust: Arc<TrustCell>,
+    cursor: Cursor,
+    target: Target,
+    replay: Option<Replay>,
+    /// When something came last, or was asked for.
+    heard: Timestamp,
+    /// Since when it is suspect, or when that was last tried to be mended.
+    doubted: Timestamp,
+    retries: u32,
+    rng: PickRng,
+}
+
+/// Where batches go, with what the cursor asks about it.
+#[derive(Debug)]
+struct Target {
+    applier: Applier,
+    shared: Shared,
+    endpoint: EndpointId,
+    ranks: u16,
+    /// The most that was held before something was lost.
+    held_before: u64,
+}
+
+impl Apply for Target {
+    fn apply(&mut self, payload: &[u8]) -> Outcome {
+        let outcome = self.applier.apply(payload);
+        if outcome.cleared {
+            self.held_before = 0;
+        }
+        if let Some(made) = wire::timestamp(payload) {
+            let clock = self.shared.clock;
+            let now = clock.wall(clock.now()).duration_since(UNIX_EPOCH).unwrap_or_default();
+            // A clock that is ahead of ours shows no lag.
+            self.shared.stats.set_lag(Duration::try_from_secs_f64(now.as_secs_f64() - made).unwrap_or_default());
+        }
+        outcome
+    }
+
+    fn clear(&mut self) {
+        self.held_before = self.held_before.max(self.applier.held());
+        self.applier.clear();
+    }
+
+    fn restart(&mut self) {
+        self.held_before = 0;
+        self.applier.restart();
+    }
+
+    /// What was known before is known again, or the whole cache has turned over.
+    fn relearned(&self) -> bool {
+        if self.held_before > 0 && self.applier.held() >= self.held_before {
+            return true;
+        }
+        let capacity = {
+            let snapshot = self.shared.store.load();
+            let at = snapshot.endpoints.binary_search_by_key(&self.endpoint, |e| e.endpoint.id).ok();
+            let metrics = at.and_then(|i| snapshot.endpoints.get(i)).and_then(|e| e.metrics.as_ref());
+            metrics.and_then(|m| m.num_blocks)
+        };
+        capacity.is_some_and(|blocks| {
+            let own = u64::from(blocks) / u64::from(self.ranks.max(1));
+            own > 0 && self.applier.stored() >= own
+        })
+    }
+}
+
+impl Lane {
+    /// A lane that puts what it hears into `applier` and what that is worth into `trust`.
+    pub(super) fn new(
+        identity: Identity,
+        shared: Shared,
+        replay_address: Option<SocketAddr>,
+        applier: Applier,
+        trust: Arc<TrustCell>,
+        rng: PickRng,
+    ) -> Self {
+        let backlog =
+            super::cursor::Backlog { frames: shared.bounds.backlog_frames, bytes: shared.bounds.backlog_bytes };
+        let target = Target {
+            applier,
+            shared: shared.clone(),
+            endpoint: identity.endpoint,
+            ranks: identity.ranks,
+            held_before: 0,
+        };
+        Self {
+            cursor: Cursor::new(replay_address.is_some(), backlog, shared.stats.clone()),
+            heard: shared.clock.now(),
+            doubted: shared.clock.now(),
+            identity,
+            shared,
+            replay_address,
+            trust,
+            target,
+            replay: None,
+            retries: 0,
+            rng,
+        }
+    }
+
+    /// Reads until `shutdown`; then the holder is gone from the index.
+    pub(super) async fn run(mut self, live: Live, shutdown: CancellationToken) {
+        match live {
+            Live::Own { address, topic } => {
+                let _ = shutdown.run_until_cancelled(self.follow(address, &topic)).await;
+            }
+            Live::Fed(fed) => {
+                let _ = shutdown.run_until_cancelled(self.listen(fed)).await;
+            }
+        }
+    }
+
+    /// Keeps a connection of its own; never returns.
+    async fn follow(&mut self, address: SocketAddr, topic: &str) {
+        let mut failures = 0u32;
+        let mut told = false;
+        loop {
+            let attempt = self.connect(address, topic).await;
+            let error = match attempt {
+                Ok(connection) => {
+                    self.shared.stats.add(Count::Connections, 1);
+                    told = false;
+                    let since = self.shared.clock.now();
+                    let error = self.read(connection).await;
+                    self.disconnected();
+                    // A peer that accepts and then fails at once is not to be hammered.
+                    let lasted = self.shared.clock.now().since(since);
+                    failures = if lasted >= self.shared.timing.reconnect_max { 0 } else { failures };
+                    error
+                }
+                Err(error) => error,
+            };
+            self.shared.stats.add(Count::ConnectionErrors, 1);
+            if !std::mem::replace(&mut told, true) {
+                tracing::warn!(endpoint = %self.identity.name, rank = self.identity.rank, %address, %error, "no KV events");
+            }
+            let longest = self.shared.timing.reconnect_min.saturating_mul(1 << failures.min(16));
+            let pause = longest.min(self.shared.timing.reconnect_max).mul_f64(self.rng.random_range(0.5..1.0));
+            failures += 1;
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn connect(&mut self, address: SocketAddr, topic: &str) -> Result<Connection, ZmtpError> {
+        let (timing, bounds) = (self.shared.timing, self.shared.bounds);
+        let mut connection = Connection::connect(address, Role::Sub, bounds.message_bytes, timing.connect).await?;
+        connection.subscribe(topic).await?;
+        Ok(connection)
+    }
+
+    /// Reads a connection to its end.
+    async fn read(&mut self, mut connection: Connection) -> ZmtpError {
+        self.connected();
+        loop {
+            let wake = self.wake();
+            tokio::select! {
+                message = connection.recv() => match message {
+                    Ok(message) => self.message(&message),
+                    Err(error) => return error,
+                },
+                answer = next(&mut self.replay) => self.answer(answer),
+                () = tokio::time::sleep_until(self.shared.clock.instant(wake)) => self.look(),
+            }
+        }
+    }
+
+    /// Takes what the central socket hands on; returns when that is gone.
+    async fn listen(&mut self, mut fed: Fed) {
+        loop {
+            let wake = self.wake();
+            tokio::select! {
+                handed = fed.inbox.recv() => {
+                    match handed {
+                        Some(FromCentral::Connected) => self.connected(),
+                        Some(FromCentral::Frame(seq, payload)) => self.frame(seq, payload),
+                        Some(FromCentral::Disconnected) => self.disconnected(),
+                        None => return,
+                    }
+                    if fed.overflowed.swap(false, Relaxed) {
+                        let ask = self.cursor.overflowed();
+                        self.act(ask);
+                    }
+                }
+                answer = next(&mut self.replay) => self.answer(answer),
+                () = tokio::time::sleep_until(self.shared.clock.instant(wake)) => self.look(),
+            }
+        }
+    }
+
+    fn connected(&mut self) {
+        self.heard = self.shared.clock.now();
+        let ask = self.cursor.connected();
+        self.act(ask);
+    }
+
+    fn disconnected(&mut self) {
+        self.cursor.disconnected();
+        self.replay = None;
+        self.tell();
+    }
+
+    fn message(&mut self, message: &Message) {
+        match replay::frame(message) {
+            Some((seq, payload)) => self.frame(seq, payload),
+            None => self.shared.stats.add(Count::DecodeErrors, 1),
+        }
+    }
+
+    fn frame(&mut self, seq: u64, payload: Bytes) {
+        self.heard = self.shared.clock.now();
+        self.shared.stats.add(Count::Frames, 1);
+        self.shared.stats.add(Count::Bytes, payload.len() as u64);
+        let ask = self.cursor.live(seq, payload, &mut self.target);
+        self.act(ask);
+    }
+
+    fn answer(&mut self, answer: Answer) {
+        let ask = match answer {
+            Answer::Frame(seq, payload) => self.cursor.replayed(seq, &payload, &mut self.target),
+            Answer::End(end) => {
+                self.heard = self.shared.clock.now();
+                self.replay = None;
+                self.cursor.replay_ended(end, &mut self.target)
+            }
+        };
+        self.act(ask);
+    }
+
+    /// When there is something to look after although nothing comes.
+    fn wake(&self) -> Timestamp {
+        let timing = self.shared.timing;
+        if self.cursor.wants_retry() {
+            self.doubted.after(timing.retry_after.saturating_mul(1 << self.retries.min(MAX_RETRY_DOUBLINGS)))
+        } else {
+            self.heard.after(timing.check_after)
+        }
+    }
+
+    fn look(&mut self) {
+        let now = self.shared.clock.now();
+        self.heard = now;
+        let ask = if self.cursor.wants_retry() {
+            self.retries += 1;
+            self.doubted = now;
+            self.cursor.retry()
+        } else {
+            self.cursor.check()
+        };
+        self.act(ask);
+    }
+
+    /// Does what the cursor asks for, and says what has become of the holder.
+    fn act(&mut self, ask: Option<Ask>) {
+        if let (Some(Ask(from)), Some(address)) = (ask, self.replay_address) {
+            let Shared { timing, bounds, .. } = self.shared;
+            let replays = self.shared.replays.clone();
+            self.replay = Some(Replay::start(address, from, timing, bounds.message_bytes, replays));
+        }
+        self.tell();
+    }
+
+    fn tell(&mut self) {
+        let now = self.cursor.trust();
+        if now.is_certain() {
+            self.retries = 0;
+        }
+        let before = self.trust.set(now);
+        if before == now {
+            return;
+        }
+        let Identity { name, rank, .. } = &self.identity;
+        let (from, to) = (before.label(), now.label());
+        match now {
+            Trust::Suspect(_) => {
+                self.doubted = self.shared.clock.now();
+                self.shared.stats.add(Count::TrustLost, u64::from(before.is_certain()));
+                tracing::warn!(endpoint = %name, rank, from, to, "KV events can't be trusted");
+            }
+            _ => tracing::info!(endpoint = %name, rank, from, to, "KV events"),
+        }
+    }
+}
+
+/// The next answer of the replay that runs, if one does.
+async fn next(replay: &mut Option<Replay>) -> Answer {
+    match replay {
+        Some(replay) => replay.next().await,
+        None => std::future::pending().await,
+    }
+}

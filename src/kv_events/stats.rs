@@ -1,0 +1,133 @@
+//! What the feed counts. Written by its tasks, read by telemetry.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// The counters, by the name that they have in metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Count {
+    /// Frames that came live.
+    Frames,
+    /// Bytes of their payloads.
+    Bytes,
+    /// Events in all batches that were applied.
+    Events,
+    /// Blocks put into the index.
+    BlocksStored,
+    /// Blocks taken out of it.
+    BlocksRemoved,
+    /// Events of an unknown type.
+    UnknownEvents,
+    /// Events of a known type that could not be used.
+    RefusedEvents,
+    /// Batches that could not be decoded, and messages that are no frames.
+    DecodeErrors,
+    /// Frames seen before.
+    Duplicates,
+    /// Places where frames are missing.
+    Gaps,
+    /// Replays asked for.
+    Replays,
+    /// Replays that did not come to their end.
+    ReplaysFailed,
+    /// Frames that replays brought.
+    ReplayedFrames,
+    /// Replays that no longer had all that was missing.
+    ReplaysTruncated,
+    /// Engines that began anew.
+    Restarts,
+    /// Stores put aside because their parent is not known.
+    OrphansParked,
+    /// Those whose parent came after all.
+    OrphansAdopted,
+    /// Those that went, for want of room or because their blocks were removed.
+    OrphansDropped,
+    /// Frames that did not fit into a queue; they are fetched again.
+    OverflowFrames,
+    /// Frames of endpoints that the pool does not have.
+    UnknownPods,
+    /// Connections made.
+    Connections,
+    /// Connections that failed or broke.
+    ConnectionErrors,
+    /// Holders that stopped being exact.
+    TrustLost,
+}
+
+impl Count {
+    /// All of them, with what they say in metrics.
+    pub const ALL: [(Count, &'static str, &'static str); 23] = [
+        (Count::Frames, "kv_event_frames", "frames of KV events that came live"),
+        (Count::Bytes, "kv_event_bytes", "bytes of KV events that came live"),
+        (Count::Events, "kv_events", "KV events applied"),
+        (Count::BlocksStored, "kv_event_blocks_stored", "blocks that KV events put into the index"),
+        (Count::BlocksRemoved, "kv_event_blocks_removed", "blocks that KV events took out of the index"),
+        (Count::UnknownEvents, "kv_event_unknown", "KV events of an unknown type"),
+        (Count::RefusedEvents, "kv_event_refused", "KV events that could not be used"),
+        (Count::DecodeErrors, "kv_event_decode_errors", "frames of KV events that could not be decoded"),
+        (Count::Duplicates, "kv_event_duplicates", "frames of KV events seen before"),
+        (Count::Gaps, "kv_event_gaps", "gaps in the sequence of KV events"),
+        (Count::Replays, "kv_event_replays", "replays of KV events asked for"),
+        (Count::ReplaysFailed, "kv_event_replays_failed", "replays of KV events that did not come to their end"),
+        (Count::ReplayedFrames, "kv_event_replayed_frames", "frames of KV events that replays brought"),
+        (Count::ReplaysTruncated, "kv_event_replays_truncated", "replays that no longer had all that was missing"),
+        (Count::Restarts, "kv_event_restarts", "engines whose KV events began anew"),
+        (Count::OrphansParked, "kv_event_orphans_parked", "stores put aside for want of their parent block"),
+        (Count::OrphansAdopted, "kv_event_orphans_adopted", "stores put aside whose parent block came"),
+        (Count::OrphansDropped, "kv_event_orphans_dropped", "stores put aside that were given up"),
+        (Count::OverflowFrames, "kv_event_overflow_frames", "frames of KV events that did not fit into a queue"),
+        (Count::UnknownPods, "kv_event_unknown_pods", "frames of KV events from endpoints not in the pool"),
+        (Count::Connections, "kv_event_connections", "connections for KV events made"),
+        (Count::ConnectionErrors, "kv_event_connection_errors", "connections for KV events that failed or broke"),
+        (Count::TrustLost, "kv_event_trust_lost", "KV caches that stopped being known exactly"),
+    ];
+}
+
+/// Counters of one pool's feed since the process started.
+#[derive(Debug, Default)]
+pub struct KvEventStats {
+    counts: [AtomicU64; Count::ALL.len()],
+    lag_micros: AtomicU64,
+}
+
+impl KvEventStats {
+    /// One counter.
+    #[must_use]
+    pub fn get(&self, count: Count) -> u64 {
+        self.counts.get(count as usize).map_or(0, |n| n.load(Relaxed))
+    }
+
+    /// Time between the making of the batch that was applied last and its being applied, by the engine's clock and ours.
+    #[must_use]
+    pub fn lag(&self) -> Duration {
+        Duration::from_micros(self.lag_micros.load(Relaxed))
+    }
+
+    pub(super) fn add(&self, count: Count, n: u64) {
+        if let Some(counter) = self.counts.get(count as usize) {
+            counter.fetch_add(n, Relaxed);
+        }
+    }
+
+    pub(super) fn set_lag(&self, lag: Duration) {
+        self.lag_micros.store(u64::try_from(lag.as_micros()).unwrap_or(u64::MAX), Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_count_has_its_own_counter_and_name() {
+        let stats = KvEventStats::default();
+        for (i, (count, _, _)) in Count::ALL.into_iter().enumerate() {
+            assert_eq!(count as usize, i);
+            stats.add(count, 2);
+            assert_eq!(stats.get(count), 2);
+        }
+        let names: BTreeSet<_> = Count::ALL.map(|c| c.1).into();
+        assert_eq!(names.len(), Count::ALL.len());
+    }
+}

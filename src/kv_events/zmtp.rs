@@ -1,0 +1,293 @@
+//! The part of ZMTP 3.0 that a subscriber needs: SUB and DEALER, NULL mechanism, over TCP.
+//!
+//! Own code because a peer must not be able to hurt us: libraries allocate what a frame's header claims, so that nine bytes end the
+//! process. Here memory grows only with bytes that came, and both a message and its number of frames are bounded. Nothing is buffered
+//! beyond one read: a subscriber that falls behind makes TCP push back, the publisher drops at its high-water mark, and the gap shows in
+//! the sequence numbers. Source: <https://rfc.zeromq.org/spec/23/>.
+
+use bytes::{Buf, Bytes, BytesMut};
+use smallvec::SmallVec;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// Frames that a message may have; KV events have 3, a replay answers with 4.
+const MAX_FRAMES: usize = 8;
+/// Bytes read at once.
+const READ_CHUNK: usize = 32 * 1024;
+/// With less room than this the buffer is replaced.
+const MIN_ROOM: usize = 1024;
+/// Bytes of a greeting.
+const GREETING: usize = 64;
+/// Bytes that a command may have, the handshake's included; ours have some 30.
+const MAX_COMMAND: usize = 4 * 1024;
+
+const MORE: u8 = 1;
+const LONG: u8 = 2;
+const COMMAND: u8 = 4;
+
+/// The frames of one message.
+pub(super) type Message = SmallVec<[Bytes; 4]>;
+
+/// What we are to the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Receives what a PUB or XPUB sends.
+    Sub,
+    /// Asks a ROUTER or REP.
+    Dealer,
+}
+
+impl Role {
+    fn name(self) -> &'static [u8] {
+        match self {
+            Role::Sub => b"SUB",
+            Role::Dealer => b"DEALER",
+        }
+    }
+
+    fn peers(self) -> [&'static [u8]; 2] {
+        match self {
+            Role::Sub => [b"PUB", b"XPUB"],
+            Role::Dealer => [b"ROUTER", b"REP"],
+        }
+    }
+}
+
+/// Why a connection has ended.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ZmtpError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("the peer closed the connection")]
+    Closed,
+    #[error("no handshake within {0:?}")]
+    Timeout(Duration),
+    #[error("the peer does not speak ZMTP 3 with the NULL mechanism")]
+    Greeting,
+    #[error("the peer refused the connection: {0}")]
+    Refused(String),
+    #[error("the peer's socket is {got}, not of the kind that was expected")]
+    SocketType { got: String },
+    #[error("a message of {got} bytes is too large, {allowed} are allowed")]
+    TooLarge { got: u64, allowed: usize },
+    #[error("a message of more than {MAX_FRAMES} frames")]
+    TooManyFrames,
+    #[error("a frame that is against the protocol")]
+    Frame,
+}
+
+/// A connection after its handshake.
+#[derive(Debug)]
+pub(super) struct Connection {
+    stream: TcpStream,
+    buffer: BytesMut,
+    frames: Message,
+    max_message: usize,
+}
+
+/// One frame off the wire.
+struct Frame {
+    flags: u8,
+    body: Bytes,
+}
+
+impl Connection {
+    /// Connects and shakes hands.
+    pub(super) async fn connect(
+        address: SocketAddr,
+        role: Role,
+        max_message: usize,
+        timeout: Duration,
+    ) -> Result<Self, ZmtpError> {
+        let open = async { Self::handshake(TcpStream::connect(address).await?, role, max_message).await };
+        tokio::time::timeout(timeout, open).await.map_err(|_| ZmtpError::Timeout(timeout))?
+    }
+
+    /// Shakes hands on a connection that a peer has opened.
+    pub(super) async fn accept(
+        stream: TcpStream,
+        role: Role,
+        max_message: usize,
+        timeout: Duration,
+    ) -> Result<Self, ZmtpError> {
+        let shake = Self::handshake(stream, role, max_message);
+        tokio::time::timeout(timeout, shake).await.map_err(|_| ZmtpError::Timeout(timeout))?
+    }
+
+    async fn handshake(stream: TcpStream, role: Role, max_message: usize) -> Result<Self, ZmtpError> {
+        stream.set_nodelay(true)?;
+        let mut connection =
+            Self { stream, buffer: BytesMut::with_capacity(MIN_ROOM), frames: Message::new(), max_message };
+        connection.stream.write_all(&greeting()).await?;
+        while connection.buffer.len() < GREETING {
+            connection.fill().await?;
+        }
+        let theirs = connection.buffer.split_to(GREETING);
+        let version_3 = theirs.first() == Some(&0xff) && theirs.get(9) == Some(&0x7f) && theirs.get(10) >= Some(&3);
+        let mechanism = theirs.get(12..32).unwrap_or_default();
+        if !version_3 || mechanism.strip_prefix(b"NULL").is_none_or(|pad| pad.iter().any(|b| *b != 0)) {
+            return Err(ZmtpError::Greeting);
+        }
+        connection.stream.write_all(&ready(role)).await?;
+        let Frame { flags, body } = loop {
+            if let Some(frame) = connection.frame()? {
+                break frame;
+            }
+            connection.fill().await?;
+        };
+        if flags & COMMAND == 0 {
+            return Err(ZmtpError::Frame);
+        }
+        let got = socket_type(&body)?;
+        if role.peers().contains(&got) {
+            Ok(connection)
+        } else {
+            Err(ZmtpError::SocketType { got: String::from_utf8_lossy(got).into_owned() })
+        }
+    }
+
+    /// Asks a publisher for what begins with `topic`.
+    pub(super) async fn subscribe(&mut self, topic: &str) -> Result<(), ZmtpError> {
+        let body = [&[1], topic.as_bytes()].concat();
+        self.send(&[&body]).await
+    }
+
+    /// Sends one message.
+    pub(super) async fn send(&mut self, frames: &[&[u8]]) -> Result<(), ZmtpError> {
+        let mut out = Vec::new();
+        for (i, body) in frames.iter().enumerate() {
+            put_frame(&mut out, if i + 1 < frames.len() { MORE } else { 0 }, body);
+        }
+        Ok(self.stream.write_all(&out).await?)
+    }
+
+    /// The next message. Safe to drop and call again.
+    pub(super) async fn recv(&mut self) -> Result<Message, ZmtpError> {
+        loop {
+            while let Some(Frame { flags, body }) = self.frame()? {
+                if flags & COMMAND != 0 {
+                    self.command(&body).await?;
+                    continue;
+                }
+                self.frames.push(body);
+                if flags & MORE == 0 {
+                    // Fairness: a publisher that floods must not keep the thread from its neighbours.
+                    tokio::task::coop::consume_budget().await;
+                    return Ok(std::mem::take(&mut self.frames));
+                }
+                if self.frames.len() >= MAX_FRAMES {
+                    return Err(ZmtpError::TooManyFrames);
+                }
+            }
+            self.fill().await?;
+        }
+    }
+
+    /// Answers a heartbeat; other commands need no answer.
+    async fn command(&mut self, body: &[u8]) -> Result<(), ZmtpError> {
+        // PING carries a time to live of two bytes and a context that the answer repeats.
+        if let Some(context) = body.strip_prefix(b"\x04PING").and_then(|b| b.get(2..)) {
+            let mut out = Vec::new();
+            put_frame(&mut out, COMMAND, &[b"\x04PONG", context].concat());
+            self.stream.write_all(&out).await?;
+        }
+        Ok(())
+    }
+
+    /// Reads what has come, at least one byte.
+    async fn fill(&mut self) -> Result<(), ZmtpError> {
+        if self.buffer.capacity() - self.buffer.len() < MIN_ROOM {
+            self.buffer.reserve(READ_CHUNK);
+        }
+        if self.stream.read_buf(&mut self.buffer).await? == 0 {
+            return Err(ZmtpError::Closed);
+        }
+        Ok(())
+    }
+
+    /// The next frame, if it is here as a whole.
+    fn frame(&mut self) -> Result<Option<Frame>, ZmtpError> {
+        let Some((&flags, rest)) = self.buffer.split_first() else { return Ok(None) };
+        let (head, len) = if flags & LONG != 0 {
+            let Some(len) = rest.first_chunk::<8>() else { return Ok(None) };
+            (9, u64::from_be_bytes(*len))
+        } else {
+            let Some(len) = rest.first() else { return Ok(None) };
+            (2, u64::from(*len))
+        };
+        if flags & !(MORE | LONG | COMMAND) != 0 || flags & (MORE | COMMAND) == (MORE | COMMAND) {
+            return Err(ZmtpError::Frame);
+        }
+        let allowed = if flags & COMMAND != 0 { MAX_COMMAND } else { self.max_message };
+        let so_far: usize = self.frames.iter().map(Bytes::len).sum();
+        let got = len.saturating_add(so_far as u64);
+        if got > allowed as u64 {
+            return Err(ZmtpError::TooLarge { got, allowed });
+        }
+        // Below `allowed`, so that it fits.
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        if self.buffer.len() - head < len {
+            return Ok(None);
+        }
+        self.buffer.advance(head);
+        Ok(Some(Frame { flags, body: self.buffer.split_to(len).freeze() }))
+    }
+}
+
+fn greeting() -> [u8; GREETING] {
+    let mut out = [0; GREETING];
+    let fixed = b"\xff\0\0\0\0\0\0\0\0\x7f\x03\0NULL";
+    for (to, from) in out.iter_mut().zip(fixed) {
+        *to = *from;
+    }
+    out
+}
+
+fn ready(role: Role) -> Vec<u8> {
+    let mut body = b"\x05READY".to_vec();
+    for (name, value) in [(b"Socket-Type".as_slice(), role.name()), (b"Identity", b"")] {
+        // Names and values of ours are a few bytes.
+        body.push(u8::try_from(name.len()).unwrap_or_default());
+        body.extend_from_slice(name);
+        body.extend_from_slice(&u32::try_from(value.len()).unwrap_or_default().to_be_bytes());
+        body.extend_from_slice(value);
+    }
+    let mut out = Vec::new();
+    put_frame(&mut out, COMMAND, &body);
+    out
+}
+
+fn put_frame(out: &mut Vec<u8>, flags: u8, body: &[u8]) {
+    match u8::try_from(body.len()) {
+        Ok(len) => out.extend_from_slice(&[flags, len]),
+        Err(_) => {
+            out.push(flags | LONG);
+            out.extend_from_slice(&(body.len() as u64).to_be_bytes());
+        }
+    }
+    out.extend_from_slice(body);
+}
+
+/// The peer's socket type, from its READY.
+fn socket_type(command: &[u8]) -> Result<&[u8], ZmtpError> {
+    if let Some(reason) = command.strip_prefix(b"\x05ERROR") {
+        return Err(ZmtpError::Refused(String::from_utf8_lossy(reason.get(1..).unwrap_or_default()).into_owned()));
+    }
+    let mut rest = command.strip_prefix(b"\x05READY").ok_or(ZmtpError::Frame)?;
+    while let Some((name_len, after)) = rest.split_first() {
+        let (name, after) = after.split_at_checked(usize::from(*name_len)).ok_or(ZmtpError::Frame)?;
+        let (len, after) = after.split_first_chunk::<4>().ok_or(ZmtpError::Frame)?;
+        let (value, after) = after.split_at_checked(u32::from_be_bytes(*len) as usize).ok_or(ZmtpError::Frame)?;
+        if name.eq_ignore_ascii_case(b"Socket-Type") {
+            return Ok(value);
+        }
+        rest = after;
+    }
+    Err(ZmtpError::Frame)
+}
+
+#[cfg(test)]
+mod tests;

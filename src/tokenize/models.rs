@@ -1,0 +1,307 @@
+//! Which models are in use, and whose tokenizer fails. Pure: moments come in as arguments.
+
+use crate::clock::Timestamp;
+use ahash::AHashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// 1 s after a failure the first probe goes out; the waits double up to the probe interval.
+pub const DEFAULT_FIRST_RETRY: Duration = Duration::from_secs(1);
+
+/// Why a model's tokenizer is not asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// It has failed, and no probe has succeeded since.
+    Unhealthy,
+    /// There are as many models as allowed.
+    Full,
+}
+
+/// What became of a probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probe {
+    /// Tokens came.
+    Succeeded,
+    /// None came.
+    Failed,
+    /// The servers don't know the model.
+    Unknown,
+    /// There was nobody to ask.
+    NoEndpoint,
+}
+
+/// One model's tokenizer.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    last_used: Timestamp,
+    /// When to probe next, unless it is heard of before.
+    next_probe: Timestamp,
+    probing: bool,
+    /// It has given tokens at least once: the name is a model's, not just a client's idea.
+    proven: bool,
+    /// Failures since the last success; 0 is healthy.
+    failures: u32,
+}
+
+/// The models in use.
+#[derive(Debug)]
+pub struct Models {
+    entries: AHashMap<Arc<str>, Entry>,
+    max_models: usize,
+    probe_interval: Duration,
+    idle_timeout: Duration,
+}
+
+impl Models {
+    /// No models yet.
+    #[must_use]
+    pub fn new(max_models: usize, probe_interval: Duration, idle_timeout: Duration) -> Self {
+        Self { entries: AHashMap::new(), max_models, probe_interval, idle_timeout }
+    }
+
+    /// A request for `model`: whether its tokenizer may be asked. A new name takes the place of one that never gave tokens, if need be,
+    /// but never the place of one that did.
+    ///
+    /// # Errors
+    /// Why it is not to be asked.
+    pub fn admit(&mut self, model: &str, now: Timestamp) -> Result<(), Refusal> {
+        if let Some(entry) = self.entries.get_mut(model) {
+            entry.last_used = now;
+            return if entry.failures == 0 { Ok(()) } else { Err(Refusal::Unhealthy) };
+        }
+        if self.entries.len() >= self.max_models {
+            let unproven = self.entries.iter().filter(|(_, e)| !e.proven).min_by_key(|(_, e)| e.last_used);
+            let gone = unproven.map(|(name, _)| name.clone()).ok_or(Refusal::Full)?;
+            self.entries.remove(&gone);
+        }
+        if self.max_models == 0 {
+            return Err(Refusal::Full);
+        }
+        let next_probe = now.after(self.probe_interval);
+        let entry = Entry { last_used: now, next_probe, probing: false, proven: false, failures: 0 };
+        self.entries.insert(model.into(), entry);
+        Ok(())
+    }
+
+    /// A request that needed no call: the model is in use.
+    pub fn touch(&mut self, model: &str, now: Timestamp) {
+        if let Some(entry) = self.entries.get_mut(model) {
+            entry.last_used = now;
+        }
+    }
+
+    /// Tokens came. A model that is unhealthy stays so: the call may have begun before things went wrong.
+    pub fn succeeded(&mut self, model: &str, now: Timestamp) {
+        if let Some(entry) = self.entries.get_mut(model) {
+            entry.proven = true;
+            if entry.failures == 0 {
+                entry.next_probe = now.after(self.probe_interval);
+            }
+        }
+    }
+
+    /// The servers failed. True when this made the model unhealthy.
+    pub fn failed(&mut self, model: &str, now: Timestamp) -> bool {
+        let retry = retry_after(1, self.probe_interval);
+        match self.entries.get_mut(model) {
+            Some(entry) if entry.failures == 0 => {
+                entry.failures = 1;
+                entry.next_probe = now.after(retry);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The servers refused the request. That says nothing against them, but a name that never gave tokens may be nobody's.
+    pub fn refused(&mut self, model: &str) {
+        if self.entries.get(model).is_some_and(|e| !e.proven && e.failures == 0) {
+            self.entries.remove(model);
+        }
+    }
+
+    /// The models to probe now.
+    pub fn due_probes(&mut self, now: Timestamp) -> Vec<Arc<str>> {
+        let due = self.entries.iter_mut().filter(|(_, e)| !e.probing && e.next_probe <= now);
+        due.map(|(name, entry)| {
+            entry.probing = true;
+            name.clone()
+        })
+        .collect()
+    }
+
+    /// What became of a probe. True when the model is well again, or has just become unhealthy.
+    pub fn probed(&mut self, model: &str, outcome: Probe, now: Timestamp) -> bool {
+        let Some(entry) = self.entries.get_mut(model) else { return false };
+        entry.probing = false;
+        let before = entry.failures;
+        match outcome {
+            Probe::Succeeded => {
+                entry.failures = 0;
+                entry.proven = true;
+                entry.next_probe = now.after(self.probe_interval);
+                before > 0
+            }
+            Probe::Failed => {
+                entry.failures = before.saturating_add(1);
+                entry.next_probe = now.after(retry_after(entry.failures, self.probe_interval));
+                before == 0
+            }
+            Probe::NoEndpoint => {
+                entry.next_probe = now.after(retry_after(1, self.probe_interval));
+                false
+            }
+            Probe::Unknown => {
+                self.entries.remove(model);
+                false
+            }
+        }
+    }
+
+    /// Forgets the models that nobody has asked for in a while.
+    pub fn close_unused(&mut self, now: Timestamp) -> Vec<Arc<str>> {
+        let idle: Vec<_> = (self.entries.iter())
+            .filter(|(_, e)| now >= e.last_used.after(self.idle_timeout))
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in &idle {
+            self.entries.remove(name);
+        }
+        idle
+    }
+
+    /// When there will be something to do, if nothing happens before.
+    #[must_use]
+    pub fn next_wake(&self) -> Option<Timestamp> {
+        let wakes = self.entries.values().map(|e| {
+            let unused = e.last_used.after(self.idle_timeout);
+            if e.probing { unused } else { unused.min(e.next_probe) }
+        });
+        wakes.min()
+    }
+
+    /// Models in use.
+    #[must_use]
+    pub fn active(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Models whose tokenizer fails.
+    #[must_use]
+    pub fn unhealthy(&self) -> usize {
+        self.entries.values().filter(|e| e.failures > 0).count()
+    }
+}
+
+/// How long after the last of `failures` in a row the next probe goes out.
+fn retry_after(failures: u32, probe_interval: Duration) -> Duration {
+    let doublings = failures.saturating_sub(1).min(16);
+    DEFAULT_FIRST_RETRY.saturating_mul(1 << doublings).min(probe_interval)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: u64 = 1_000_000_000;
+
+    fn models(max: usize) -> Models {
+        Models::new(max, Duration::from_secs(30), Duration::from_secs(300))
+    }
+
+    fn at(seconds: u64) -> Timestamp {
+        Timestamp(seconds * S)
+    }
+
+    #[test]
+    fn a_failure_closes_the_circuit_until_a_probe_succeeds() {
+        let mut m = models(2);
+        assert_eq!(m.admit("a", at(0)), Ok(()));
+        m.succeeded("a", at(0));
+        assert!(m.failed("a", at(10)), "the first failure is news");
+        assert!(!m.failed("a", at(10)), "the second is not");
+        assert_eq!(m.admit("a", at(10)), Err(Refusal::Unhealthy));
+        m.succeeded("a", at(10));
+        assert_eq!(m.admit("a", at(10)), Err(Refusal::Unhealthy), "a straggler's success is no probe");
+        // Probes come after 1, 2, 4, 8, 16, 30, 30 s.
+        let mut now = 10;
+        for wait in [1, 2, 4, 8, 16, 30, 30] {
+            m.admit("a", at(now)).unwrap_err();
+            assert_eq!(m.next_wake(), Some(at(now + wait)));
+            assert!(m.due_probes(at(now + wait - 1)).is_empty());
+            now += wait;
+            assert_eq!(m.due_probes(at(now)), ["a".into()]);
+            assert!(m.due_probes(at(now)).is_empty(), "one probe at a time");
+            assert!(!m.probed("a", Probe::Failed, at(now)));
+        }
+        assert_eq!(m.unhealthy(), 1);
+        assert!(m.probed("a", Probe::Succeeded, at(now)), "the recovery is news");
+        assert_eq!((m.unhealthy(), m.admit("a", at(now))), (0, Ok(())));
+    }
+
+    #[test]
+    fn an_empty_pool_changes_nothing() {
+        let mut m = models(2);
+        m.admit("a", at(0)).unwrap();
+        m.due_probes(at(30));
+        assert!(!m.probed("a", Probe::NoEndpoint, at(30)));
+        assert_eq!((m.unhealthy(), m.next_wake()), (0, Some(at(31))));
+        m.failed("a", at(30));
+        m.due_probes(at(31));
+        assert!(!m.probed("a", Probe::NoEndpoint, at(31)));
+        assert_eq!((m.unhealthy(), m.next_wake()), (1, Some(at(32))));
+    }
+
+    #[test]
+    fn who_was_heard_of_is_not_probed() {
+        let mut m = models(2);
+        m.admit("a", at(0)).unwrap();
+        m.succeeded("a", at(20));
+        assert!(m.due_probes(at(49)).is_empty());
+        assert_eq!(m.due_probes(at(50)), ["a".into()]);
+        assert!(m.probed("a", Probe::Failed, at(50)), "a failed probe makes it unhealthy");
+        assert_eq!(m.admit("a", at(51)), Err(Refusal::Unhealthy));
+    }
+
+    #[test]
+    fn unused_models_are_closed() {
+        let mut m = models(2);
+        m.admit("a", at(0)).unwrap();
+        m.admit("b", at(0)).unwrap();
+        m.touch("b", at(100));
+        for name in m.due_probes(at(30)) {
+            m.probed(&name, Probe::Succeeded, at(299));
+        }
+        assert_eq!(m.next_wake(), Some(at(300)));
+        assert!(m.close_unused(at(299)).is_empty());
+        assert_eq!(m.close_unused(at(300)), ["a".into()]);
+        assert_eq!(m.close_unused(at(400)), ["b".into()]);
+        assert_eq!((m.active(), m.next_wake()), (0, None));
+    }
+
+    #[test]
+    fn invented_names_do_not_keep_real_models_out() {
+        let mut m = models(3);
+        for i in 0..50 {
+            m.admit(&format!("invented-{i}"), at(i)).unwrap();
+        }
+        assert_eq!(m.active(), 3);
+        for name in ["a", "b", "c"] {
+            m.admit(name, at(100)).unwrap();
+            m.succeeded(name, at(100));
+        }
+        assert_eq!(m.admit("d", at(101)), Err(Refusal::Full));
+        assert_eq!(m.admit("a", at(101)), Ok(()));
+        // Refusals don't count against a model that is one.
+        m.refused("a");
+        assert_eq!(m.active(), 3);
+        m.close_unused(at(400));
+        m.admit("d", at(400)).unwrap();
+        m.refused("d");
+        assert_eq!(m.active(), 1, "a stays, d is nobody's");
+        m.due_probes(at(500));
+        m.probed("a", Probe::Unknown, at(500));
+        assert_eq!(m.active(), 0);
+        assert_eq!(models(0).admit("a", at(0)), Err(Refusal::Full));
+    }
+}

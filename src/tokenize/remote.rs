@@ -1,0 +1,495 @@
+//! The remote tokenizers of one pool: cache, circuits, attempts, probes.
+
+pub use super::client::CallError;
+pub use super::request::Ask;
+
+use super::client::{self, Answer};
+use super::list::token_list;
+use super::models::{Models, Probe, Refusal};
+use super::request::Call;
+use super::settings::RemoteSettings;
+use super::stats::{Reason, RemoteStats};
+use crate::clock::{Clock, Timestamp};
+use crate::pool::health::{Availability, HealthPolicy};
+use crate::pool::{Engine, SnapshotStore};
+use ahash::{AHashMap, RandomState};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use parking_lot::Mutex;
+use quick_cache::Weighter;
+use quick_cache::sync::Cache;
+use reqwest::{Client, Url};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio_util::sync::CancellationToken;
+
+/// What an entry of the cache costs besides its tokens, bytes.
+const ENTRY_OVERHEAD: u64 = 96;
+/// Expected tokens of a prompt, for sizing the cache's tables.
+const EXPECTED_TOKENS: u64 = 1_024;
+
+/// Why there are no tokens. The request then has no token keys: other tokens than the engine's own would be keys to something else.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unavailable {
+    /// The tokenizer's API has no words for the request.
+    #[error("can't be tokenized remotely: {0}")]
+    Unsupported(&'static str),
+    /// Nobody to ask.
+    #[error("no server of the pool is ready")]
+    NoEndpoint,
+    /// It failed before.
+    #[error("the model's tokenizer is failing; a probe will tell when it is back")]
+    Unhealthy,
+    /// Too many models.
+    #[error("{0} models have remote tokenizers, which is all that are allowed")]
+    TooManyModels(usize),
+    /// Too many calls.
+    #[error("{0} calls are under way, which is all that are allowed")]
+    Busy(usize),
+    /// Too late.
+    #[error("no tokens within {0:?}")]
+    Late(std::time::Duration),
+    /// A request that the server itself will refuse.
+    #[error("the tokenizer refused the request with status {0}")]
+    Refused(u16),
+    /// The server's fault.
+    #[error(transparent)]
+    Failed(#[from] CallError),
+}
+
+impl Unavailable {
+    /// The counter that it belongs to.
+    #[must_use]
+    pub fn reason(&self) -> Reason {
+        match self {
+            Unavailable::Unsupported(_) => Reason::Unsupported,
+            Unavailable::NoEndpoint => Reason::NoEndpoint,
+            Unavailable::Unhealthy => Reason::Unhealthy,
+            Unavailable::TooManyModels(_) => Reason::TooManyModels,
+            Unavailable::Busy(_) => Reason::Busy,
+            Unavailable::Late(_) => Reason::Late,
+            Unavailable::Refused(_) => Reason::Refused,
+            Unavailable::Failed(CallError::Connect(_)) => Reason::Connect,
+            Unavailable::Failed(CallError::Timeout(_)) => Reason::Timeout,
+            Unavailable::Failed(CallError::Status(_)) => Reason::Status,
+            Unavailable::Failed(CallError::Redirect(_)) => Reason::Redirect,
+            Unavailable::Failed(CallError::TooLarge(_)) => Reason::TooLarge,
+            Unavailable::Failed(CallError::Broken(_)) => Reason::Broken,
+            Unavailable::Failed(CallError::Garbled(_) | CallError::Encoded) => Reason::Garbled,
+        }
+    }
+}
+
+/// Settings that can't work.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SetupError {
+    /// A URL that can't be asked.
+    #[error("can't ask `{url}`: {why}")]
+    Url {
+        /// The URL or template.
+        url: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// No HTTP client.
+    #[error("can't make an HTTP client: {0}")]
+    Client(String),
+}
+
+type Outcome = Result<Arc<[u32]>, Unavailable>;
+
+/// The remote tokenizers of one pool.
+#[derive(Debug)]
+pub struct RemotePool {
+    name: Arc<str>,
+    settings: RemoteSettings,
+    services: BTreeMap<String, String>,
+    store: Arc<SnapshotStore>,
+    clock: Clock,
+    client: Client,
+    stats: Arc<RemoteStats>,
+    models: Mutex<Models>,
+    /// Tells [`RemotePool::run`] that there is something new to wait for.
+    changed: Notify,
+    /// Calls of client requests that are under way, for equal requests to wait for.
+    flights: Mutex<AHashMap<u128, watch::Receiver<Option<Outcome>>>>,
+    permits: Arc<Semaphore>,
+    /// Servers that have failed, and until when they are passed over.
+    avoided: Mutex<AHashMap<SocketAddr, Timestamp>>,
+    turn: AtomicUsize,
+    cache: Option<Cache<u128, Arc<[u32]>, ByBytes, RandomState>>,
+    seed: u64,
+}
+
+/// An entry weighs what it holds.
+#[derive(Clone, Copy, Debug)]
+struct ByBytes;
+
+impl Weighter<u128, Arc<[u32]>> for ByBytes {
+    fn weight(&self, _: &u128, tokens: &Arc<[u32]>) -> u64 {
+        4 * tokens.len() as u64 + ENTRY_OVERHEAD
+    }
+}
+
+impl RemotePool {
+    /// The tokenizers of the pool called `name`, whose endpoints are in `store`. [`RemotePool::run`] has to run beside it.
+    ///
+    /// # Errors
+    /// When a URL can't be asked, or certificates have to be verified and the system's certificate store can't be read.
+    pub fn new(
+        name: Arc<str>,
+        settings: RemoteSettings,
+        store: Arc<SnapshotStore>,
+        clock: Clock,
+        seed: u64,
+    ) -> Result<Self, SetupError> {
+        let example = address(&settings.url, SocketAddr::from(([127, 0, 0, 1], 8000)));
+        let mut secure = is_https(&example)?;
+        let mut services = BTreeMap::new();
+        for (model, url) in &settings.services {
+            secure |= is_https(url)?;
+            services.insert(model.clone(), url.trim_end_matches('/').to_owned());
+        }
+        let client = client::build(secure && !settings.insecure_skip_verify).map_err(SetupError::Client)?;
+        let models = Models::new(settings.max_models, settings.probe_interval, settings.idle_timeout);
+        let cache = (settings.cache_bytes > 0).then(|| {
+            let items = settings.cache_bytes / (4 * EXPECTED_TOKENS + ENTRY_OVERHEAD) + 1;
+            let items = usize::try_from(items).unwrap_or(usize::MAX);
+            Cache::with(items, settings.cache_bytes, ByBytes, RandomState::new(), Default::default())
+        });
+        Ok(Self {
+            name,
+            services,
+            store,
+            clock,
+            client,
+            stats: Arc::default(),
+            models: Mutex::new(models),
+            changed: Notify::new(),
+            flights: Mutex::default(),
+            permits: Arc::new(Semaphore::new(settings.max_concurrent.min(Semaphore::MAX_PERMITS))),
+            avoided: Mutex::default(),
+            turn: AtomicUsize::new(0),
+            cache,
+            seed,
+            settings,
+        })
+    }
+
+    /// What it counts.
+    #[must_use]
+    pub fn stats(&self) -> Arc<RemoteStats> {
+        self.stats.clone()
+    }
+
+    /// The tokens of a request, as its servers count them, within the decision timeout. A call that takes longer goes on by itself, up to
+    /// the request timeout, for the next equal request. Nothing is left behind when the caller goes away.
+    ///
+    /// # Errors
+    /// Why there are none; counted here.
+    pub async fn tokens(self: &Arc<Self>, ask: Ask<'_>) -> Result<Arc<[u32]>, Unavailable> {
+        self.stats.count_request();
+        let outcome = self.find(ask).await;
+        if let Err(why) = &outcome {
+            self.stats.count_failure(why.reason());
+        }
+        outcome
+    }
+
+    /// The tokens of a request, if they are remembered.
+    #[must_use]
+    pub fn known(&self, ask: &Ask<'_>) -> Option<Arc<[u32]>> {
+        let call = Call::new(self.settings.api, ask).ok()?;
+        self.cache.as_ref()?.get(&call.key(self.seed))
+    }
+
+    async fn find(self: &Arc<Self>, ask: Ask<'_>) -> Outcome {
+        let call = Call::new(self.settings.api, &ask).map_err(Unavailable::Unsupported)?;
+        let key = call.key(self.seed);
+        let now = self.clock.now();
+        if let Some(tokens) = self.cache.as_ref().and_then(|cache| cache.get(&key)) {
+            self.stats.count_cache_hit();
+            self.models.lock().touch(ask.model, now);
+            return Ok(tokens);
+        }
+        self.admit(ask.model, now)?;
+        let mut flight = self.board(key, ask.model, call)?;
+        let landed = flight.wait_for(Option::is_some);
+        match tokio::time::timeout(self.settings.decision_timeout, landed).await {
+            Ok(Ok(outcome)) => outcome.clone().unwrap_or(Err(Unavailable::NoEndpoint)),
+            // The call was dropped: the process is going down.
+            Ok(Err(_)) => Err(Unavailable::NoEndpoint),
+            Err(_) => Err(Unavailable::Late(self.settings.decision_timeout)),
+        }
+    }
+
+    fn admit(&self, model: &str, now: Timestamp) -> Result<(), Unavailable> {
+        let mut models = self.models.lock();
+        let before = models.active();
+        let admitted = models.admit(model, now);
+        if models.active() != before {
+            self.note(&models);
+            self.changed.notify_one();
+        }
+        admitted.map_err(|why| match why {
+            Refusal::Unhealthy => Unavailable::Unhealthy,
+            Refusal::Full => Unavailable::TooManyModels(self.settings.max_models),
+        })
+    }
+
+    /// Joins the call of an equal request, or starts one.
+    fn board(
+        self: &Arc<Self>,
+        key: u128,
+        model: &str,
+        call: Call,
+    ) -> Result<watch::Receiver<Option<Outcome>>, Unavailable> {
+        let mut flights = self.flights.lock();
+        if let Some(flight) = flights.get(&key) {
+            self.stats.count_shared();
+            return Ok(flight.clone());
+        }
+        let permit = self.permits.clone().try_acquire_owned();
+        let permit = permit.map_err(|_| Unavailable::Busy(self.settings.max_concurrent))?;
+        let (landing, flight) = watch::channel(None);
+        flights.insert(key, flight.clone());
+        let landing = Landing { pool: self.clone(), key, outcome: landing, _permit: permit };
+        tokio::spawn(self.clone().fly(model.into(), call, landing));
+        Ok(flight)
+    }
+
+    /// One call for a client's request, with all that follows from its outcome.
+    async fn fly(self: Arc<Self>, model: Arc<str>, call: Call, landing: Landing) {
+        let outcome = self.ask(&model, &call).await;
+        let now = self.clock.now();
+        let mut models = self.models.lock();
+        match &outcome {
+            Ok(tokens) => {
+                models.succeeded(&model, now);
+                if let Some(cache) = &self.cache {
+                    cache.insert(landing.key, tokens.clone());
+                }
+            }
+            Err(Unavailable::Refused(_)) => models.refused(&model),
+            Err(Unavailable::NoEndpoint) => {}
+            Err(error) => {
+                if models.failed(&model, now) {
+                    self.changed.notify_one();
+                    self.warn(&model, error);
+                }
+            }
+        }
+        self.note(&models);
+        drop(models);
+        landing.outcome.send_replace(Some(outcome));
+    }
+
+    /// Asks one server after the other, until one gives tokens or says that nobody will.
+    async fn ask(&self, model: &str, call: &Call) -> Outcome {
+        let deadline = self.clock.now().after(self.settings.request_timeout);
+        let attempts = self.settings.max_attempts.max(1);
+        let servers = self.servers(model, attempts as usize);
+        let mut failure = Unavailable::NoEndpoint;
+        for (left, (address, base)) in (1..=attempts).rev().zip(servers.iter().cycle()) {
+            let started = self.clock.now();
+            // A server that hangs leaves the next one its share.
+            let timeout = deadline.since(started) / left;
+            self.stats.count_call();
+            let url = format!("{base}{}", call.path);
+            let body = call.body.clone();
+            let answer = client::post(&self.client, &url, body, timeout, self.settings.max_answer_bytes).await;
+            let tokens = match answer {
+                Ok(Answer::Refused(status)) => return Err(Unavailable::Refused(status)),
+                Ok(Answer::Body(body)) => token_list(&body, call.field).map_err(CallError::from),
+                Err(error) => Err(error),
+            };
+            match tokens {
+                Ok(tokens) => {
+                    self.stats.count_latency(self.clock.now().since(started));
+                    self.judge(*address, true);
+                    return Ok(tokens.into());
+                }
+                Err(error) => {
+                    self.judge(*address, false);
+                    failure = error.into();
+                }
+            }
+        }
+        Err(failure)
+    }
+
+    /// Whom to ask, the most hopeful first: ready servers take turns, those that failed a moment ago come last.
+    fn servers(&self, model: &str, wanted: usize) -> Vec<(Option<SocketAddr>, String)> {
+        if let Some(url) = self.services.get(model) {
+            return vec![(None, url.clone())];
+        }
+        let now = self.clock.now();
+        // What counts here is whether it is ejected, which doesn't depend on the policy.
+        let policy = HealthPolicy::default();
+        let snapshot = self.store.load();
+        let avoided = self.avoided.lock();
+        let turn = self.turn.fetch_add(1, Relaxed);
+        let (mut good, mut bad) = (Vec::with_capacity(wanted), Vec::new());
+        let count = snapshot.endpoints.len();
+        let start = if count == 0 { 0 } else { turn % count };
+        for state in snapshot.endpoints.iter().cycle().skip(start).take(count) {
+            let endpoint = &state.endpoint;
+            if endpoint.spec.draining || endpoint.spec.engine != Engine::Vllm {
+                continue;
+            }
+            let address = endpoint.spec.address;
+            let away =
+                matches!(endpoint.health.availability(now, &policy), Availability::Ejected | Availability::HalfOpen);
+            let list =
+                if away || avoided.get(&address).is_some_and(|until| now < *until) { &mut bad } else { &mut good };
+            if list.len() < wanted {
+                list.push(address);
+            }
+        }
+        good.append(&mut bad);
+        good.truncate(wanted);
+        good.into_iter().map(|at| (Some(at), self::address(&self.settings.url, at))).collect()
+    }
+
+    /// Remembers how a server did.
+    fn judge(&self, server: Option<SocketAddr>, well: bool) {
+        let Some(server) = server else { return };
+        let now = self.clock.now();
+        let mut avoided = self.avoided.lock();
+        if well {
+            avoided.remove(&server);
+        } else {
+            avoided.retain(|_, until| now < *until);
+            avoided.insert(server, now.after(self.settings.probe_interval));
+        }
+    }
+
+    /// Probes models and forgets unused ones, until `shutdown`.
+    pub async fn run(self: Arc<Self>, shutdown: CancellationToken) {
+        let mut probes = FuturesUnordered::new();
+        loop {
+            let now = self.clock.now();
+            let (due, wake) = {
+                let mut models = self.models.lock();
+                for model in models.close_unused(now) {
+                    tracing::debug!(pool = %self.name, %model, "remote tokenizer closed: unused");
+                }
+                self.note(&models);
+                let due = models.due_probes(now);
+                (due, models.next_wake())
+            };
+            probes.extend(due.into_iter().map(|model| self.probe(model)));
+            let sleep = async {
+                match wake {
+                    Some(wake) => tokio::time::sleep_until(self.clock.instant(wake)).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                Some(()) = probes.next(), if !probes.is_empty() => {}
+                () = self.changed.notified() => {}
+                () = sleep => {}
+            }
+        }
+    }
+
+    async fn probe(&self, model: Arc<str>) {
+        let call = Call::probe(self.settings.api, &model);
+        let outcome = self.ask(&model, &call).await;
+        let result = match &outcome {
+            Ok(_) => Probe::Succeeded,
+            Err(Unavailable::Refused(_)) => Probe::Unknown,
+            Err(Unavailable::NoEndpoint) => Probe::NoEndpoint,
+            Err(_) => Probe::Failed,
+        };
+        self.stats.count_probe(outcome.is_ok());
+        let now = self.clock.now();
+        let mut models = self.models.lock();
+        let news = models.probed(&model, result, now);
+        self.note(&models);
+        drop(models);
+        match outcome {
+            Ok(_) if news => tracing::info!(pool = %self.name, %model, "remote tokenizer is back"),
+            Err(error) if news => self.warn(&model, &error),
+            _ => {}
+        }
+    }
+
+    /// One line per outage, not one per request.
+    fn warn(&self, model: &str, error: &Unavailable) {
+        let reason = error.reason().label();
+        tracing::warn!(
+            pool = %self.name, model, reason, %error,
+            "remote tokenizer failed: requests for this model have no token keys until a probe succeeds"
+        );
+    }
+
+    fn note(&self, models: &Models) {
+        self.stats.set_models(models.active(), models.unhealthy());
+    }
+}
+
+/// A call that is under way. Whatever becomes of it, equal requests no longer wait for it afterwards.
+#[derive(Debug)]
+struct Landing {
+    pool: Arc<RemotePool>,
+    key: u128,
+    outcome: watch::Sender<Option<Outcome>>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Landing {
+    fn drop(&mut self) {
+        self.pool.flights.lock().remove(&self.key);
+    }
+}
+
+/// The template filled in, without a slash at its end.
+fn address(template: &str, at: SocketAddr) -> String {
+    let ip = if at.is_ipv6() { format!("[{}]", at.ip()) } else { at.ip().to_string() };
+    template.trim_end_matches('/').replace("{address}", &at.to_string()).replace("{ip}", &ip)
+}
+
+fn is_https(url: &str) -> Result<bool, SetupError> {
+    let wrong = |why: String| SetupError::Url { url: url.to_owned(), why };
+    let parsed = Url::parse(url).map_err(|e| wrong(e.to_string()))?;
+    match parsed.scheme() {
+        "https" => Ok(true),
+        "http" => Ok(false),
+        other => Err(wrong(format!("its scheme is `{other}`, allowed are http and https"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn new(change: impl FnOnce(&mut RemoteSettings)) -> Result<RemotePool, SetupError> {
+        let mut settings = RemoteSettings::default();
+        change(&mut settings);
+        RemotePool::new("p".into(), settings, Arc::default(), Clock::start(), 0)
+    }
+
+    #[test]
+    fn templates_are_filled_in() {
+        let v4 = SocketAddr::from(([10, 0, 0, 1], 8000));
+        let v6 = "[fd00::1]:8000".parse().unwrap();
+        assert_eq!(address("http://{address}", v4), "http://10.0.0.1:8000");
+        assert_eq!(address("https://{address}/vllm/", v6), "https://[fd00::1]:8000/vllm");
+        assert_eq!(address("http://{ip}:9000", v4), "http://10.0.0.1:9000");
+        assert_eq!(address("http://{ip}:9000", v6), "http://[fd00::1]:9000");
+    }
+
+    #[test]
+    fn settings_that_cannot_work_are_refused() {
+        assert!(new(|_| {}).is_ok());
+        let why = |change: fn(&mut RemoteSettings)| new(change).unwrap_err().to_string();
+        assert!(new(|s| s.url = "http://one-service-for-all".to_owned()).is_ok());
+        assert!(why(|s| s.url = "{address}".to_owned()).contains("can't ask"));
+        assert!(why(|s| s.url = "ftp://{address}".to_owned()).contains("ftp"));
+        assert!(why(|s| drop(s.services.insert("m".into(), "m:80".into()))).contains("m:80"));
+    }
+}

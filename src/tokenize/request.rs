@@ -1,0 +1,308 @@
+//! From a client's request to what the tokenizer is asked: the fields that shape the prompt, as the client wrote them.
+
+use super::settings::RemoteApi;
+use crate::protocol::Api;
+use bytes::Bytes;
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
+use std::borrow::Cow;
+use std::fmt;
+use xxhash_rust::xxh3::xxh3_128_with_seed;
+
+/// What `/tokenize` understands of a chat.
+const TOKENIZE_CHAT: &[&str] = &[
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+    "media_io_kwargs",
+    "mm_processor_kwargs",
+];
+/// What `/tokenize` understands of a text completion.
+const TOKENIZE_COMPLETION: &[&str] = &["prompt", "add_special_tokens"];
+/// What is not handed on to `render`: how the answer is drawn, delivered and accounted for. Everything else may shape the prompt.
+const NOT_RENDERED: &[&str] = &[
+    "best_of",
+    "cache_salt",
+    "echo",
+    "frequency_penalty",
+    "ignore_eos",
+    "kv_transfer_params",
+    "logit_bias",
+    "logprobs",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "max_tokens",
+    "metadata",
+    "min_p",
+    "min_tokens",
+    "n",
+    "presence_penalty",
+    "priority",
+    "prompt_cache_key",
+    "prompt_logprobs",
+    "repetition_penalty",
+    "request_id",
+    "return_token_ids",
+    "safety_identifier",
+    "seed",
+    "service_tier",
+    "stop",
+    "stop_sequences",
+    "stop_token_ids",
+    "store",
+    "stream",
+    "stream_options",
+    "temperature",
+    "top_k",
+    "top_logprobs",
+    "top_p",
+    "user",
+];
+
+/// Fields of the Responses API by which a request continues what only one server has.
+const CONTINUES: &[&str] = &["previous_response_id", "conversation"];
+
+/// A request to tokenize.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask<'a> {
+    /// The model by the name that the servers know, after any rewrite.
+    pub model: &'a str,
+    /// The API of the request.
+    pub api: Api,
+    /// Its body.
+    pub body: &'a [u8],
+}
+
+/// What is posted, and where in the answer the tokens are.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    pub(super) path: &'static str,
+    pub(super) field: &'static [u8],
+    pub(super) body: Bytes,
+}
+
+impl Call {
+    /// The call for a client's request; else what the tokenizer has no words for.
+    pub(super) fn new(api: RemoteApi, ask: &Ask<'_>) -> Result<Self, &'static str> {
+        let Fields(fields) = serde_json::from_slice(ask.body).map_err(|_| "the body is no JSON object")?;
+        let (path, field) = place(api, ask.api).ok_or("the tokenizer doesn't know this API")?;
+        let mut body = Body::new(ask.model);
+        for (key, value) in &fields {
+            let key = key.as_ref();
+            match (api, ask.api) {
+                // Its text is on the server that gave the other response.
+                (_, Api::Responses) if CONTINUES.contains(&key) && value.get() != "null" => {
+                    return Err("the request continues a stored response");
+                }
+                (_, Api::Completions) if key == "prompt" => body.field(key, first_prompt(value)?),
+                (RemoteApi::Tokenize, Api::ChatCompletions) if key == "documents" && value.get() != "null" => {
+                    return Err("/tokenize doesn't know documents");
+                }
+                (RemoteApi::Tokenize, Api::ChatCompletions) if TOKENIZE_CHAT.contains(&key) => {
+                    body.field(key, value.get());
+                }
+                (RemoteApi::Tokenize, Api::Completions) if TOKENIZE_COMPLETION.contains(&key) => {
+                    body.field(key, value.get());
+                }
+                (RemoteApi::Render, _) if key != "model" && !NOT_RENDERED.contains(&key) => {
+                    body.field(key, value.get())
+                }
+                _ => {}
+            }
+        }
+        if api == RemoteApi::Render && ask.api != Api::Responses {
+            // Messages must say how long the answer may get, and the shortest never makes a prompt too long.
+            body.field("max_tokens", "1");
+        }
+        Ok(Self { path, field, body: body.finish() })
+    }
+
+    /// A call that any server of `model` can answer.
+    pub(super) fn probe(api: RemoteApi, model: &str) -> Self {
+        let (path, field) = match api {
+            RemoteApi::Tokenize => ("/tokenize", b"tokens".as_slice()),
+            RemoteApi::Render => ("/v1/completions/render", b"token_ids".as_slice()),
+        };
+        let mut body = Body::new(model);
+        body.field("prompt", "\"a\"");
+        if api == RemoteApi::Render {
+            body.field("max_tokens", "1");
+        }
+        Self { path, field, body: body.finish() }
+    }
+
+    /// What tells it from all other calls.
+    pub(super) fn key(&self, seed: u64) -> u128 {
+        // The path's length tells all paths apart.
+        xxh3_128_with_seed(&self.body, seed ^ self.path.len() as u64)
+    }
+}
+
+fn place(api: RemoteApi, of: Api) -> Option<(&'static str, &'static [u8])> {
+    let path = match (api, of) {
+        (RemoteApi::Tokenize, Api::ChatCompletions | Api::Completions) => return Some(("/tokenize", b"tokens")),
+        (RemoteApi::Render, Api::ChatCompletions) => "/v1/chat/completions/render",
+        (RemoteApi::Render, Api::Completions) => "/v1/completions/render",
+        (RemoteApi::Render, Api::Messages) => "/v1/messages/render",
+        (RemoteApi::Render, Api::Responses) => "/v1/responses/render",
+        _ => return None,
+    };
+    Some((path, b"token_ids"))
+}
+
+/// Of a batch the first prompt, the one that routing goes by.
+fn first_prompt(value: &RawValue) -> Result<&str, &'static str> {
+    let text = value.get();
+    if text.starts_with('"') {
+        return Ok(text);
+    }
+    let prompts: Vec<&RawValue> = serde_json::from_str(text).map_err(|_| "the prompt is neither text nor a list")?;
+    let first = prompts.first().ok_or("the list of prompts is empty")?.get();
+    if first.starts_with('"') { Ok(first) } else { Err("the prompt is token ids already") }
+}
+
+/// The fields of an object, in their order.
+struct Fields<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
+
+#[derive(Deserialize)]
+struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
+
+impl<'de> Deserialize<'de> for Fields<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Object;
+        impl<'de> Visitor<'de> for Object {
+            type Value = Fields<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
+                let mut fields = Vec::new();
+                while let Some((Key(key), value)) = map.next_entry()? {
+                    fields.push((key, value));
+                }
+                Ok(Fields(fields))
+            }
+        }
+        deserializer.deserialize_map(Object)
+    }
+}
+
+/// A JSON object that is written field by field.
+struct Body(Vec<u8>);
+
+impl Body {
+    fn new(model: &str) -> Self {
+        let mut body = Self(b"{\"model\":".to_vec());
+        body.text(model);
+        body
+    }
+
+    fn text(&mut self, text: &str) {
+        self.0.extend_from_slice(serde_json::Value::from(text).to_string().as_bytes());
+    }
+
+    fn field(&mut self, key: &str, value: &str) {
+        self.0.push(b',');
+        self.text(key);
+        self.0.push(b':');
+        self.0.extend_from_slice(value.as_bytes());
+    }
+
+    fn finish(mut self) -> Bytes {
+        self.0.push(b'}');
+        self.0.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn call(remote: RemoteApi, api: Api, body: &Value) -> Result<(&'static str, Value), &'static str> {
+        let body = body.to_string();
+        let call = Call::new(remote, &Ask { model: "served\"name", api, body: body.as_bytes() })?;
+        Ok((call.path, serde_json::from_slice(&call.body).unwrap()))
+    }
+
+    #[test]
+    fn tokenize_is_asked_what_shapes_the_prompt() {
+        let chat = json!({
+            "model": "mine", "messages": [{"role": "user", "content": "a\"é\n"}], "tools": [{"type": "function"}], "temperature": 0.5,
+            "stream": true, "add_generation_prompt": false, "chat_template_kwargs": {"enable_thinking": false}, "documents": null,
+        });
+        let expected = json!({
+            "model": "served\"name", "messages": chat["messages"], "tools": chat["tools"], "add_generation_prompt": false,
+            "chat_template_kwargs": {"enable_thinking": false},
+        });
+        assert_eq!(call(RemoteApi::Tokenize, Api::ChatCompletions, &chat), Ok(("/tokenize", expected)));
+        let text = json!({"prompt": "a", "max_tokens": 4, "add_special_tokens": false, "messages": []});
+        let expected = json!({"model": "served\"name", "prompt": "a", "add_special_tokens": false});
+        assert_eq!(call(RemoteApi::Tokenize, Api::Completions, &text), Ok(("/tokenize", expected)));
+        let batch = call(RemoteApi::Tokenize, Api::Completions, &json!({"prompt": ["a", "b"]})).unwrap();
+        assert_eq!(batch.1["prompt"], "a");
+    }
+
+    #[test]
+    fn render_is_asked_all_but_how_to_answer() {
+        let body = json!({"model": "mine", "input": "hi", "instructions": "be brief", "max_output_tokens": 5, "stream": true, "x": [1.50]});
+        let expected = json!({"model": "served\"name", "input": "hi", "instructions": "be brief", "x": [1.50]});
+        assert_eq!(call(RemoteApi::Render, Api::Responses, &body), Ok(("/v1/responses/render", expected)));
+        for (api, path) in [
+            (Api::Messages, "/v1/messages/render"),
+            (Api::ChatCompletions, "/v1/chat/completions/render"),
+            (Api::Completions, "/v1/completions/render"),
+        ] {
+            let body = json!({"messages": [], "prompt": "a", "documents": [1], "reasoning_effort": "low", "max_tokens": 9, "top_p": 1});
+            let expected = json!({
+                "model": "served\"name", "messages": [], "prompt": "a", "documents": [1], "reasoning_effort": "low", "max_tokens": 1,
+            });
+            assert_eq!(call(RemoteApi::Render, api, &body), Ok((path, expected)));
+        }
+    }
+
+    #[test]
+    fn what_has_no_words_is_not_asked() {
+        let refused = |remote, api, body: Value| call(remote, api, &body).unwrap_err();
+        for remote in [RemoteApi::Tokenize, RemoteApi::Render] {
+            assert!(refused(remote, Api::Embeddings, json!({})).contains("API"));
+            assert!(refused(remote, Api::Completions, json!({"prompt": [1, 2]})).contains("ids"));
+            assert!(refused(remote, Api::Completions, json!({"prompt": [[1, 2]]})).contains("ids"));
+            assert!(refused(remote, Api::Completions, json!({"prompt": []})).contains("empty"));
+            assert!(refused(remote, Api::Completions, json!({"prompt": 1})).contains("neither"));
+            assert!(refused(remote, Api::Completions, json!([])).contains("object"));
+        }
+        assert!(refused(RemoteApi::Tokenize, Api::Messages, json!({})).contains("API"));
+        assert!(refused(RemoteApi::Tokenize, Api::ChatCompletions, json!({"documents": [{}]})).contains("documents"));
+        assert!(
+            refused(RemoteApi::Render, Api::Responses, json!({"previous_response_id": "resp_1"})).contains("stored")
+        );
+    }
+
+    #[test]
+    fn keys_tell_prompts_apart_and_nothing_else() {
+        let key = |api, body: Value, seed| {
+            let body = body.to_string();
+            Call::new(RemoteApi::Render, &Ask { model: "m", api, body: body.as_bytes() }).unwrap().key(seed)
+        };
+        let base = key(Api::ChatCompletions, json!({"messages": ["a"]}), 1);
+        assert_eq!(
+            base,
+            key(Api::ChatCompletions, json!({"messages": ["a"], "temperature": 1, "user": "x", "max_tokens": 7}), 1)
+        );
+        assert_ne!(base, key(Api::ChatCompletions, json!({"messages": ["b"]}), 1));
+        assert_ne!(base, key(Api::Messages, json!({"messages": ["a"]}), 1));
+        assert_ne!(base, key(Api::ChatCompletions, json!({"messages": ["a"]}), 2));
+        let paths = [Api::ChatCompletions, Api::Completions, Api::Messages, Api::Responses];
+        let lengths: std::collections::BTreeSet<_> =
+            paths.iter().filter_map(|api| place(RemoteApi::Render, *api)).map(|(path, _)| path.len()).collect();
+        assert_eq!(lengths.len(), paths.len());
+    }
+}
