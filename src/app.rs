@@ -1,15 +1,21 @@
 //! The composition of the process: settings in, a running picker out. The only file that sees every part.
 
 pub mod feeds;
+pub mod prompts;
 
 use crate::admin::{self, AdminState};
-use crate::clock::Clock;
+use crate::clock::{Clock, Timestamp};
 use crate::config::Settings;
 use crate::config::settings::{PoolSettings, ServerSettings, TelemetrySettings, TlsSettings};
 use crate::discovery::watch;
+use crate::error::{Reason, RequestError};
+use crate::ext_proc::explain;
 use crate::ext_proc::service::Service;
 use crate::ext_proc::{Live, Picker};
 use crate::health::{self, Health, Readiness};
+use crate::pool::writer::SourceId;
+use crate::pool::{PoolEvent, PoolWriter, SnapshotStore};
+use crate::prompt::memo::{DEFAULT_MEMO_BYTES, SegmentCache};
 use crate::rng;
 use crate::scheduling::plugin::ParamError;
 use crate::scheduling::{Pool, Router, Scheduler, registry};
@@ -67,6 +73,8 @@ struct App {
     views: Arc<PoolViews>,
     readiness: Readiness,
     dump: Arc<ArcSwap<Settings>>,
+    segments: Arc<SegmentCache>,
+    clock: Clock,
 }
 
 async fn serve(settings: Settings, reload: Option<Reload>, logs: LogHandle) -> anyhow::Result<()> {
@@ -84,7 +92,8 @@ async fn serve(settings: Settings, reload: Option<Reload>, logs: LogHandle) -> a
     let mut feeds = Feeds::new(clock, seed, stop.child_token());
     feeds.apply(&settings.pools, &readiness).await?;
     let traces = Traces::start(&settings.telemetry)?;
-    let live = live(&settings, &feeds, &metrics)?;
+    let segments = Arc::new(SegmentCache::new(DEFAULT_MEMO_BYTES, seed));
+    let live = live(&settings, &feeds, &segments, &metrics, clock)?;
     let decisions = Decisions::new(settings.telemetry.decisions_kept);
     let picker = Arc::new(Picker::new(live, metrics, decisions, traces.tracing(clock), seed));
 
@@ -97,6 +106,7 @@ async fn serve(settings: Settings, reload: Option<Reload>, logs: LogHandle) -> a
     let acceptor = cert.as_ref().map(|c| c.server_config()).transpose()?.map(TlsAcceptor::from);
     registry.register_collector(Box::new(ProcessCollector {
         buffered: picker.buffered.clone(),
+        segments: segments.clone(),
         cert,
         #[cfg(feature = "otlp")]
         otlp: traces.otlp.as_ref().map(|o| o.stats().clone()),
@@ -116,6 +126,8 @@ async fn serve(settings: Settings, reload: Option<Reload>, logs: LogHandle) -> a
         feeds,
         views: views.clone(),
         readiness: readiness.clone(),
+        segments,
+        clock,
     };
     app.show();
     let state = pages(registry, &app, logs, clock);
@@ -146,15 +158,53 @@ async fn serve(settings: Settings, reload: Option<Reload>, logs: LogHandle) -> a
 /// What the admin pages show.
 fn pages(registry: Registry, app: &App, logs: LogHandle, clock: Clock) -> AdminState {
     let (views, picker, dump) = (app.views.clone(), app.picker.clone(), app.dump.clone());
+    let to_explain = picker.clone();
     AdminState {
         registry: Arc::new(registry),
         readiness: app.readiness.clone(),
         pools: Arc::new(move || views.load().to_vec()),
         decisions: Arc::new(move || picker.decisions.to_json(clock.now())),
         config: Arc::new(move || dump.load().to_json()),
+        explain: Arc::new(move |asked: admin::Asked| {
+            let picker = to_explain.clone();
+            Box::pin(async move { explain(&picker, &asked, clock.now()).await })
+        }),
         logs,
         clock,
     }
+}
+
+async fn explain(picker: &Picker, asked: &admin::Asked, now: Timestamp) -> Result<serde_json::Value, RequestError> {
+    let content_type = asked.content_type.as_deref();
+    let explained = explain::explain(picker, &picker.live(), &asked.path, content_type, &asked.body, now).await?;
+    serde_json::to_value(explained).map_err(|e| RequestError::new(Reason::Internal, e.to_string()))
+}
+
+/// A picker that serves nothing and knows the endpoints that `settings` name: what `attache explain` asks without a running one.
+///
+/// # Errors
+/// When a tokenizer's files can't be read.
+pub fn offline(settings: &Settings) -> anyhow::Result<Picker> {
+    let clock = Clock::start();
+    let seed = settings.server.seed.unwrap_or_else(rng::system_seed);
+    let segments = Arc::new(SegmentCache::new(DEFAULT_MEMO_BYTES, seed));
+    let (mut pools, mut prefixes) = (Vec::new(), Vec::new());
+    for p in &settings.pools {
+        let source = SourceId(0);
+        let mut writer = PoolWriter::new(vec![source]);
+        writer.apply(PoolEvent::Endpoints { source, endpoints: p.endpoints.clone() });
+        let store = Arc::new(SnapshotStore::default());
+        if let Some(snapshot) = writer.snapshot() {
+            store.publish(snapshot);
+        }
+        let cache = Arc::new(feeds::cache(&p.prefix, seed));
+        cache.reconcile(&store.load());
+        pools.push(pool(p, store)?);
+        prefixes.push(prompts::prefix(p, cache, None, &segments, clock)?);
+    }
+    let metrics = Metrics::register(&mut Registry::default());
+    let live = Live::new(Router::new(pools), settings.limits.clone(), settings.exchange.clone(), &metrics);
+    Ok(Picker::new(live.with_prefix(prefixes), metrics, Decisions::new(0), Tracing::default(), seed))
 }
 
 /// The trace pipeline, or nothing.
@@ -282,7 +332,7 @@ impl App {
             tracing::warn!(fields = needs_restart.join(", "), "these changes wait for a restart");
         }
         let applied = match self.feeds.apply(&settings.pools, &self.readiness).await {
-            Ok(()) => live(&settings, &self.feeds, &self.picker.metrics),
+            Ok(()) => live(&settings, &self.feeds, &self.segments, &self.picker.metrics, self.clock),
             Err(error) => Err(error),
         };
         match applied {
@@ -308,9 +358,11 @@ impl App {
 
     /// Shows the pools of now to metrics and admin.
     fn show(&self) {
-        let view = |settings: &PoolSettings| {
+        let live = self.picker.live();
+        let view = |(position, settings): (usize, &PoolSettings)| {
             let feeds = self.feeds.pool(&settings.name)?;
             Some(PoolView {
+                tokenizer: live.prefix(position)?.tokenizer.name(),
                 name: settings.name.clone(),
                 strategy: settings.strategy.clone(),
                 stale_after: settings.scrape.stale_after,
@@ -318,28 +370,52 @@ impl App {
                 health: settings.health.clone(),
                 scrape: feeds.scrape_stats.clone(),
                 dns: feeds.dns_stats.clone(),
+                prefix: feeds.prefix(),
+                kv_events: feeds.kv_event_stats(),
+                remote: feeds.remote().map(|r| r.stats()),
             })
         };
-        self.views.set(self.settings.pools.iter().filter_map(view).collect());
+        self.views.set(self.settings.pools.iter().enumerate().filter_map(view).collect());
     }
 }
 
 /// The reloadable part of the picker. The pools' strategies have been checked with the settings, so an error here is a bug that must not take
 /// the process down.
-fn live(settings: &Settings, feeds: &Feeds, metrics: &Metrics) -> anyhow::Result<Live> {
-    let pools = settings.pools.iter().map(|p| pool(p, feeds)).collect::<anyhow::Result<Vec<_>>>()?;
-    Ok(Live::new(Router::new(pools), settings.limits.clone(), settings.exchange.clone(), metrics))
+fn live(
+    settings: &Settings,
+    feeds: &Feeds,
+    segments: &Arc<SegmentCache>,
+    metrics: &Metrics,
+    clock: Clock,
+) -> anyhow::Result<Live> {
+    let pool = |p: &PoolSettings| pool(p, feeds_of(p, feeds)?.store.clone());
+    let pools = settings.pools.iter().map(pool).collect::<anyhow::Result<Vec<_>>>()?;
+    let prefix = |p: &PoolSettings| {
+        let feeds = feeds_of(p, feeds)?;
+        let prefix = prompts::prefix(p, feeds.prefix(), feeds.remote(), segments, clock);
+        anyhow::Ok(prefix.unwrap_or_else(|error| {
+            let error = format!("{error:#}");
+            tracing::error!(pool = %p.name, error, "the tokenizer can't be used; prompts are compared as text until a reload");
+            prompts::as_text(p, feeds.prefix(), clock)
+        }))
+    };
+    let prefix = settings.pools.iter().map(prefix).collect::<anyhow::Result<Vec<_>>>()?;
+    let live = Live::new(Router::new(pools), settings.limits.clone(), settings.exchange.clone(), metrics);
+    Ok(live.with_prefix(prefix))
 }
 
-fn pool(settings: &PoolSettings, feeds: &Feeds) -> anyhow::Result<Arc<Pool>> {
+fn feeds_of<'a>(settings: &PoolSettings, feeds: &'a Feeds) -> anyhow::Result<&'a feeds::PoolFeeds> {
+    feeds.pool(&settings.name).with_context(|| format!("pool `{}` has no feeds", settings.name))
+}
+
+fn pool(settings: &PoolSettings, store: Arc<SnapshotStore>) -> anyhow::Result<Arc<Pool>> {
     let unknown = || ParamError(format!("unknown strategy `{}`", settings.strategy));
     let descriptor = registry::strategy(&settings.strategy).ok_or_else(unknown)?;
     let strategy = (descriptor.build)(&settings.strategy_parameters)?;
-    let feeds = feeds.pool(&settings.name).with_context(|| format!("pool `{}` has no feeds", settings.name))?;
     Ok(Arc::new(Pool {
         name: settings.name.clone(),
         matches: settings.matches.clone(),
-        store: feeds.store.clone(),
+        store,
         scheduler: Scheduler::new(strategy, settings.health.clone(), settings.max_destinations),
         rewrites: settings.rewrites.clone(),
         reject_unknown_models: settings.reject_unknown_models,

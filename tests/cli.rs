@@ -174,3 +174,60 @@ fn every_example_passes_without_a_warning() {
     }
     assert!(checked >= 5, "{checked}");
 }
+
+/// A configuration and a request in files, and what `explain` says of them.
+fn explain(tokenizer: &str, body: &str, more: &[&str]) -> Output {
+    let directory = tempfile::tempdir().unwrap();
+    let (config, request) = (directory.path().join("attache.yaml"), directory.path().join("request.json"));
+    let text = format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- {{name: default, strategy: pipeline, \
+         endpoints: [\"127.0.0.1:1\"], prefixCache: {{tokenizer: {tokenizer}}}}}\n"
+    );
+    std::fs::write(&config, text).unwrap();
+    std::fs::write(&request, body).unwrap();
+    let files = [request.to_str().unwrap(), "--config-file", config.to_str().unwrap()];
+    attache(&[&["explain"], &files[..], more].concat())
+}
+
+const CHAT: &str = r#"{"model": "m", "messages": [
+    {"role": "system", "content": "You answer in one word, always, whatever the question is about."},
+    {"role": "user", "content": "Which sea lies between Europe and Africa?"}]}"#;
+
+#[test]
+fn a_request_is_explained_block_by_block() {
+    let said = explain("characters", CHAT, &[]);
+    assert_eq!(code(&said), 0, "{}", err(&said));
+    for word in [
+        "characters, blocks of 64 bytes",
+        "about 26 tokens, 1 full block\n",
+        "goes to    127.0.0.1:1",
+        "⟨role⟩system⟨text⟩You answer",
+    ] {
+        assert!(out(&said).contains(word), "{word}: {}", out(&said));
+    }
+    let models = root("tests/data/chat_vectors");
+    let tokenizer = format!("{{type: huggingface, directory: {}}}", models.display());
+    let said = explain(&tokenizer, CHAT, &["--json"]);
+    let said: serde_json::Value = serde_json::from_str(&out(&said)).unwrap();
+    assert_eq!((said["tokenizer"].as_str(), said["counted"].as_bool()), (Some("huggingface"), Some(true)));
+    let (tokens, blocks) = (said["prompt_tokens"].as_u64().unwrap(), said["blocks"].as_array().unwrap());
+    assert_eq!(blocks.len() as u64, tokens / 16);
+    assert!(blocks.iter().all(|b| b["tokens"].as_array().unwrap().len() == 16), "{said}");
+    assert_eq!(said["endpoints"][0]["blocks"], 0);
+}
+
+#[test]
+fn what_can_not_be_explained_is_told() {
+    let said = explain("characters", r#"{"model": "m", "messages": []}"#, &[]);
+    assert_eq!(code(&said), 1);
+    assert!(err(&said).contains("it would be refused: invalid_messages"), "{}", err(&said));
+    let said = explain("{type: huggingface, directory: /nowhere}", CHAT, &[]);
+    assert_eq!(code(&said), 78);
+    assert!(err(&said).contains("there is no tokenizer.json in /nowhere"), "{}", err(&said));
+    let said = attache(&["explain", "/nowhere.json"]);
+    assert_eq!(code(&said), 64);
+    assert!(err(&said).contains("can't read /nowhere.json"), "{}", err(&said));
+    let said = attache(&["explain", root("Cargo.toml").to_str().unwrap(), "--admin", "http://127.0.0.1:1"]);
+    assert_eq!(code(&said), 70);
+    assert!(err(&said).contains("no picker answers at http://127.0.0.1:1"), "{}", err(&said));
+}

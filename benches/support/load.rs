@@ -12,7 +12,9 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
 use hdrhistogram::Histogram;
 use prost::Message;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -27,7 +29,12 @@ pub(crate) struct Exchange {
     /// Sent one by one, each when the one before has come back, as tokens come from a model server.
     response_pieces: Vec<Bytes>,
     response_bytes: usize,
+    /// Where in `request` and in `request_body` a text stands that is another one in each request.
+    fresh: Option<[Range<usize>; 2]>,
 }
+
+/// Requests that were given a fresh text so far.
+static FRESH: AtomicU64 = AtomicU64::new(0);
 
 impl Exchange {
     /// A request with `body` that is answered with `response`, piece by piece.
@@ -87,7 +94,44 @@ impl Exchange {
             response_headers: response_headers.freeze(),
             response_pieces: response_pieces.collect(),
             response_bytes: response.iter().map(Bytes::len).sum(),
+            fresh: None,
         }
+    }
+
+    /// The same, but `placeholder`, which stands in the body once, is replaced by a text that no request has had before.
+    pub(crate) fn with_fresh(self, placeholder: &[u8]) -> Self {
+        let find = |within: &[u8]| {
+            let at = within.windows(placeholder.len()).position(|part| part == placeholder).expect("the placeholder");
+            at..at + placeholder.len()
+        };
+        // The body is cut into messages; its last part is long enough for the placeholder to stand in one of them.
+        let fresh = Some([find(&self.request), find(&self.request_body)]);
+        Self { fresh, ..self }
+    }
+
+    /// The messages of one request, and its body.
+    fn request(&self) -> (Bytes, Bytes) {
+        let Some(places) = &self.fresh else { return (self.request.clone(), self.request_body.clone()) };
+        // Common words, as hard to encode as any text; which they are follows from a number.
+        const WORDS: [&[u8]; 16] = [
+            b"the ", b"of ", b"to ", b"and ", b"in ", b"is ", b"it ", b"you ", b"that ", b"was ", b"for ", b"are ",
+            b"on ", b"what ", b"with ", b"from ",
+        ];
+        let mut state = FRESH.fetch_add(1, Ordering::Relaxed).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let mut text = Vec::with_capacity(places[0].len() + 8);
+        while text.len() < places[0].len() {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            text.extend_from_slice(WORDS[(state >> 60) as usize]);
+        }
+        text.truncate(places[0].len());
+        let [request, body] = [(&self.request, &places[0]), (&self.request_body, &places[1])].map(|(bytes, place)| {
+            let mut bytes = BytesMut::from(&bytes[..]);
+            bytes[place.clone()].copy_from_slice(&text);
+            bytes.freeze()
+        });
+        (request, body)
     }
 }
 
@@ -98,10 +142,10 @@ pub(crate) struct Run {
     pub(crate) pick: Histogram<u64>,
 }
 
-/// Plays `exchange` again and again for `time`, `streams` at once over `connections`.
+/// Plays `exchanges` again and again for `time`, `streams` at once over `connections`; each stream keeps to one of them.
 pub(crate) async fn run(
     to: SocketAddr,
-    exchange: &Arc<Exchange>,
+    exchanges: &[Arc<Exchange>],
     connections: usize,
     streams: usize,
     time: Duration,
@@ -115,7 +159,7 @@ pub(crate) async fn run(
         builder.initial_window_size(4 << 20).initial_connection_window_size(16 << 20).max_frame_size(64 << 10);
         let (client, connection) = builder.handshake::<_, Bytes>(socket).await?;
         tokio::spawn(connection);
-        for _ in 0..streams.div_ceil(connections) {
+        for exchange in exchanges.iter().cycle().take(streams.div_ceil(connections)) {
             tasks.spawn(play_until(client.clone(), exchange.clone(), end));
         }
     }
@@ -149,13 +193,14 @@ async fn play(client: &mut h2::client::SendRequest<Bytes>, exchange: &Exchange) 
         .header("content-type", "application/grpc")
         .header("te", "trailers")
         .body(())?;
+    let (messages, body) = exchange.request();
     std::future::poll_fn(|cx| client.poll_ready(cx)).await?;
     let (response, mut outbound) = client.send_request(request, false)?;
     let started = Instant::now();
-    outbound.send_data(exchange.request.clone(), false)?;
+    outbound.send_data(messages, false)?;
     let response = response.await?;
     let mut inbound = Inbound { stream: response.into_body(), buffer: BytesMut::new() };
-    check_request_phase(&mut inbound, exchange).await?;
+    check_request_phase(&mut inbound, &body).await?;
     let took = started.elapsed();
     outbound.send_data(exchange.response_headers.clone(), false)?;
     let Answer::ResponseHeaders(_) = inbound.next().await? else { return Err("expected response headers".into()) };
@@ -173,7 +218,7 @@ async fn play(client: &mut h2::client::SendRequest<Bytes>, exchange: &Exchange) 
     Ok(took)
 }
 
-async fn check_request_phase(inbound: &mut Inbound, exchange: &Exchange) -> Result<(), Error> {
+async fn check_request_phase(inbound: &mut Inbound, mut left: &[u8]) -> Result<(), Error> {
     match inbound.next().await? {
         Answer::RequestHeaders(headers) => {
             let mutation = headers.response.and_then(|common| common.header_mutation).unwrap_or_default();
@@ -184,7 +229,6 @@ async fn check_request_phase(inbound: &mut Inbound, exchange: &Exchange) -> Resu
         }
         other => return Err(format!("expected request headers, got {other:?}").into()),
     }
-    let mut left = &exchange.request_body[..];
     loop {
         let Answer::RequestBody(body) = inbound.next().await? else { return Err("expected a request body".into()) };
         let (bytes, end) = streamed(&body)?;

@@ -2,8 +2,10 @@
 
 use crate::clock::Timestamp;
 use crate::pool::{EndpointMetrics, EndpointState, ledger};
+use crate::prefix::index::Tier;
 use crate::telemetry::pools::{PoolView, Standing};
 use serde_json::{Value, json};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 pub(super) fn pool(view: &PoolView, now: Timestamp) -> Value {
@@ -11,6 +13,7 @@ pub(super) fn pool(view: &PoolView, now: Timestamp) -> Value {
     json!({
         "name": &*view.name,
         "strategy": view.strategy,
+        "tokenizer": view.tokenizer,
         "generation": snapshot.generation,
         "synced": snapshot.synced,
         "endpoints": snapshot.endpoints.iter().map(|state| endpoint(state, view, now)).collect::<Vec<_>>(),
@@ -33,6 +36,30 @@ fn endpoint(state: &EndpointState, view: &PoolView, now: Timestamp) -> Value {
         "routed": endpoint.ledger.routed(),
         "requests": ledger::requests(endpoint, metrics.filter(|m| now.since(m.scraped_at) <= view.stale_after)),
         "metrics": metrics.map(|m| page(m, view, now)),
+        "kv_events": view.prefix.residents().load().get(&endpoint.id).map(|r| r.trust().label()),
+    })
+}
+
+/// The engine's names of the blocks that the endpoint at `address` is known to hold, by tier; `None` when no pool has it.
+pub(super) fn kv_blocks(views: &[PoolView], address: SocketAddr) -> Option<Value> {
+    views.iter().find_map(|view| {
+        let snapshot = view.store.load();
+        let state = snapshot.position(address).and_then(|p| snapshot.get(p))?;
+        let residents = view.prefix.residents().load();
+        let caches = residents.get(&state.endpoint.id).map(|r| r.caches.as_slice()).unwrap_or_default();
+        let held = |tier| {
+            let mut hashes: Vec<u64> =
+                caches.iter().flat_map(|c| view.prefix.index().held(c.holder, tier)).map(|h| h.0).collect();
+            hashes.sort_unstable();
+            hashes
+        };
+        Some(json!({
+            "endpoint": &*state.endpoint.authority,
+            "trust": residents.get(&state.endpoint.id).map(|r| r.trust().label()),
+            "gpu": held(Tier::Gpu),
+            "cpu": held(Tier::Cpu),
+            "disk": held(Tier::Disk),
+        }))
     })
 }
 

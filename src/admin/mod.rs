@@ -6,6 +6,8 @@
 //! | `/metrics` | Prometheus text |
 //! | `/live`, `/ready` | 200, or 503 with the names of what is missing |
 //! | `/endpoints`, `/decisions`, `/config_dump` | JSON |
+//! | `/explain` | `POST` a request's body (`?path=/v1/chat/completions`): its blocks and who holds them, JSON; from loopback only |
+//! | `/kv_blocks` | `?endpoint=ip:port`: the blocks that its KV events have told of, JSON; from loopback only |
 //! | `/log-level` | `GET` shows, `PUT ?filter=…` changes the log filter; `PUT` from loopback only |
 //!
 //! Reads snapshots and never writes anything that a request depends on. May import: `clock`, `health`, `pool`,
@@ -16,14 +18,16 @@ mod endpoints;
 mod tests;
 
 use crate::clock::Clock;
+use crate::error::RequestError;
 use crate::health::Readiness;
 use crate::telemetry::logs::LogHandle;
 use crate::telemetry::pools::PoolView;
 use crate::tls::incoming;
-use axum::extract::{ConnectInfo, Query, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::body::Bytes;
+use axum::extract::{ConnectInfo, DefaultBodyLimit, Query, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -32,6 +36,7 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -42,6 +47,21 @@ use tonic::transport::server::Connected;
 
 /// What is asked for each time a page is fetched.
 pub type Source<T> = Arc<dyn Fn() -> T + Send + Sync>;
+
+/// A request to be explained.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// The path that it would be sent to.
+    pub path: String,
+    /// Its content type.
+    pub content_type: Option<String>,
+    /// Its body.
+    pub body: Bytes,
+}
+
+/// Explains a request.
+pub type Explain =
+    Arc<dyn Fn(Asked) -> Pin<Box<dyn Future<Output = Result<serde_json::Value, RequestError>> + Send>> + Send + Sync>;
 
 /// What the pages show.
 #[derive(Clone)]
@@ -56,6 +76,8 @@ pub struct AdminState {
     pub decisions: Source<serde_json::Value>,
     /// The settings in force.
     pub config: Source<serde_json::Value>,
+    /// What the picker makes of a request.
+    pub explain: Explain,
     /// The log filter.
     pub logs: LogHandle,
     /// Now, and when the metrics were read.
@@ -70,6 +92,10 @@ impl std::fmt::Debug for AdminState {
 
 /// A client has this long to send its request's headers, and a kept connection this long for the next.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+/// 64 MiB, four times what a request may have by default.
+const MAX_EXPLAINED_BYTES: usize = 64 << 20;
+/// The path that a request is explained for when none is given.
+pub const DEFAULT_EXPLAINED_PATH: &str = "/v1/chat/completions";
 /// Connections at once: a few scrapers and a few people. They must not use up the file descriptors of the ext-proc port.
 const MAX_CONNECTIONS: usize = 64;
 
@@ -117,6 +143,8 @@ fn router(state: AdminState) -> Router {
         .route("/decisions", get(|State(s): State<AdminState>| async move { json(&(s.decisions)()) }))
         .route("/config_dump", get(|State(s): State<AdminState>| async move { json(&(s.config)()) }))
         .route("/log-level", get(log_level).put(set_log_level))
+        .route("/kv_blocks", get(kv_blocks))
+        .route("/explain", post(explain).layer(DefaultBodyLimit::max(MAX_EXPLAINED_BYTES)))
         .with_state(state)
 }
 
@@ -166,6 +194,55 @@ async fn endpoints(State(state): State<AdminState>) -> Response {
 
 async fn log_level(State(state): State<AdminState>) -> String {
     format!("{}\n", state.logs.current())
+}
+
+#[derive(serde::Deserialize)]
+struct Endpoint {
+    endpoint: SocketAddr,
+}
+
+async fn kv_blocks(
+    State(state): State<AdminState>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    query: Result<Query<Endpoint>, axum::extract::rejection::QueryRejection>,
+) -> Response {
+    if !peer.ip().to_canonical().is_loopback() {
+        return (StatusCode::FORBIDDEN, "only from loopback; try `kubectl port-forward`\n").into_response();
+    }
+    let Ok(Query(Endpoint { endpoint })) = query else {
+        return (StatusCode::BAD_REQUEST, "give the endpoint, as in `?endpoint=10.0.0.7:8000`\n").into_response();
+    };
+    match endpoints::kv_blocks(&(state.pools)(), endpoint) {
+        Some(blocks) => json(&blocks),
+        None => (StatusCode::NOT_FOUND, format!("no pool has the endpoint {endpoint}\n")).into_response(),
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct Path {
+    path: Option<String>,
+}
+
+/// Explaining costs what deciding costs and shows what others' prompts have left in the index, so it is not for everyone.
+async fn explain(
+    State(state): State<AdminState>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    Query(Path { path }): Query<Path>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    if !peer.ip().to_canonical().is_loopback() {
+        return (StatusCode::FORBIDDEN, "only from loopback; try `kubectl port-forward`\n").into_response();
+    }
+    let content_type = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).map(str::to_owned);
+    let asked = Asked { path: path.unwrap_or_else(|| DEFAULT_EXPLAINED_PATH.to_owned()), content_type, body };
+    match (state.explain)(asked).await {
+        Ok(explanation) => json(&explanation),
+        Err(error) => {
+            let status = StatusCode::from_u16(error.reason.status()).unwrap_or(StatusCode::BAD_REQUEST);
+            (status, format!("{}: {}\n", error.reason.code(), error.message)).into_response()
+        }
+    }
 }
 
 #[derive(serde::Deserialize)]

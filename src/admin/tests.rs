@@ -4,6 +4,7 @@ use crate::ids::EndpointId;
 use crate::pool::health::{HealthPolicy, Outcome};
 use crate::pool::ledger::Ticket;
 use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot, SnapshotStore};
+use crate::prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
 use crate::telemetry::decisions::{DecisionRecord, Decisions};
 use crate::telemetry::pools::PoolView;
 use http_body_util::{BodyExt, Empty};
@@ -34,7 +35,18 @@ fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
         .collect();
     let store = Arc::new(SnapshotStore::default());
     store.publish(PoolSnapshot::new(4, true, states));
+    let prefix = PrefixCache::new(&CacheConfig {
+        unit: BlockUnit::Tokens(16),
+        max_bytes: 1 << 20,
+        tenant_share: 1.0,
+        claim_life: Duration::from_secs(1),
+        seed: 7,
+    });
     let view = PoolView {
+        tokenizer: "characters",
+        prefix: Arc::new(prefix),
+        kv_events: None,
+        remote: None,
         name: "default".into(),
         strategy: "least-request".into(),
         store,
@@ -45,7 +57,11 @@ fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
     };
     let decisions = Decisions::new(8);
     decisions.push(record(Timestamp(clock.now().0.saturating_sub(500_000_000))));
+    let refuse = |_: Asked| -> Pin<Box<dyn Future<Output = Result<serde_json::Value, RequestError>> + Send>> {
+        Box::pin(async { Err(RequestError::new(crate::error::Reason::InvalidJson, "nothing to explain")) })
+    };
     let state = AdminState {
+        explain: Arc::new(refuse),
         registry: Arc::new(registry),
         readiness: Readiness::default(),
         pools: Arc::new(move || vec![view.clone()]),
@@ -69,6 +85,7 @@ fn record(ended: Timestamp) -> DecisionRecord {
         served: None,
         reason: "fewest requests",
         estimated_prompt_tokens: 7,
+        estimated_cached_tokens: 0,
         status: 200,
         ttft_ms: Some(12.5),
         duration_ms: 40.0,

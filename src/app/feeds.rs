@@ -2,13 +2,20 @@
 //! health and metrics of endpoints that stay are kept.
 
 use crate::clock::Clock;
-use crate::config::settings::{DnsSource, PoolSettings, ScrapeSettings};
+use crate::config::settings::{
+    DnsSource, KvEventSettings, PoolSettings, PrefixSettings, ScrapeSettings, TokenizerSettings,
+};
 use crate::discovery::dns::{DnsStats, SystemResolver};
 use crate::discovery::{dns, publish, static_source};
 use crate::health::{Latch, Readiness};
+use crate::kv_events::{Destination, Feed, KvEventStats, Source, Subscription};
 use crate::pool::writer::SourceId;
-use crate::pool::{EndpointSpec, PoolEvent, PoolWriter, Published, SnapshotStore};
+use crate::pool::{EndpointSpec, PoolEvent, PoolSnapshot, PoolWriter, Published, SnapshotStore};
+use crate::prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN, CacheConfig, PrefixCache};
 use crate::scrape::{ScrapeStats, Scraper};
+use crate::tokenize::{RemoteApi, RemotePool, RemoteSettings};
+use anyhow::Context;
+use arc_swap::ArcSwap;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
@@ -38,9 +45,29 @@ pub struct PoolFeeds {
     events: mpsc::Sender<PoolEvent>,
     endpoints: watch::Sender<Vec<EndpointSpec>>,
     scrape: watch::Sender<ScrapeSettings>,
+    prefix: Arc<ArcSwap<PrefixCache>>,
+    prefix_settings: PrefixSettings,
+    kv_events: Option<KvEvents>,
+    remote: Option<Remote>,
+    published: watch::Receiver<Published>,
+    clock: Clock,
     names: Vec<(DnsSource, SourceId, CancellationToken)>,
     next_source: u32,
     shutdown: CancellationToken,
+}
+
+/// What reads the engines' KV events.
+#[derive(Debug)]
+struct KvEvents {
+    stats: Arc<KvEventStats>,
+    stop: CancellationToken,
+}
+
+/// What asks servers for tokens.
+#[derive(Debug)]
+struct Remote {
+    pool: Arc<RemotePool>,
+    stop: CancellationToken,
 }
 
 impl Feeds {
@@ -60,7 +87,7 @@ impl Feeds {
     /// has its first data.
     ///
     /// # Errors
-    /// When no HTTP client can be made.
+    /// When no HTTP client can be made, or the socket for KV events can't be bound.
     pub async fn apply(&mut self, settings: &[PoolSettings], readiness: &Readiness) -> anyhow::Result<()> {
         self.pools.retain(|name, pool| {
             let stays = settings.iter().any(|s| s.name == *name);
@@ -71,10 +98,11 @@ impl Feeds {
         });
         for pool in settings {
             match self.pools.get_mut(&pool.name) {
-                Some(feeds) => feeds.change(pool, self.seed).await,
+                Some(feeds) => feeds.change(pool, self.seed).await?,
                 None => {
                     let latch = readiness.latch(format!("pool `{}` discovered and scraped once", pool.name));
-                    let feeds = PoolFeeds::start(pool, self.clock, self.seed, self.shutdown.child_token(), latch)?;
+                    let feeds =
+                        PoolFeeds::start(pool, self.clock, self.seed, self.shutdown.child_token(), latch).await?;
                     self.pools.insert(pool.name.clone(), feeds);
                 }
             }
@@ -84,7 +112,7 @@ impl Feeds {
 }
 
 impl PoolFeeds {
-    fn start(
+    async fn start(
         settings: &PoolSettings,
         clock: Clock,
         seed: u64,
@@ -94,6 +122,7 @@ impl PoolFeeds {
         let store = Arc::new(SnapshotStore::default());
         let (events, inbox) = mpsc::channel(publish::EVENT_QUEUE);
         let published = watch::Sender::new(Published::default());
+        let follow = published.subscribe();
         let scrape = watch::Sender::new(settings.scrape.clone());
         let endpoints = watch::Sender::new(settings.endpoints.clone());
         let scraper =
@@ -108,7 +137,10 @@ impl PoolFeeds {
         });
         let sources = std::iter::once(CONFIGURED).chain((1u32..).zip(&settings.dns).map(|(i, _)| SourceId(i)));
         let writer = PoolWriter::new(sources.collect());
-        tokio::spawn(publish::run(writer, inbox, store.clone(), published, shutdown.clone()));
+        let prefix = Arc::new(ArcSwap::from_pointee(cache(&settings.prefix, seed)));
+        let to_prepare = prefix.clone();
+        let prepare = move |snapshot: &PoolSnapshot| to_prepare.load().reconcile(snapshot);
+        tokio::spawn(publish::run(writer, inbox, store.clone(), prepare, published, shutdown.clone()));
         tokio::spawn(scraper.run(shutdown.clone()));
         tokio::spawn(static_source::run(CONFIGURED, endpoints.subscribe(), events.clone(), shutdown.clone()));
         let dns_stats = Arc::default();
@@ -119,6 +151,12 @@ impl PoolFeeds {
             events,
             endpoints,
             scrape,
+            prefix,
+            prefix_settings: settings.prefix.clone(),
+            kv_events: None,
+            remote: None,
+            published: follow,
+            clock,
             names: Vec::new(),
             next_source: 1,
             shutdown,
@@ -126,7 +164,15 @@ impl PoolFeeds {
         for name in &settings.dns {
             feeds.resolve(name.clone(), seed);
         }
+        feeds.hear(seed).await?;
+        feeds.ask(&settings.name, seed)?;
         Ok(feeds)
+    }
+
+    /// What is known of the servers' KV caches.
+    #[must_use]
+    pub fn prefix(&self) -> Arc<PrefixCache> {
+        self.prefix.load_full()
     }
 
     fn resolve(&mut self, name: DnsSource, seed: u64) {
@@ -139,9 +185,75 @@ impl PoolFeeds {
         self.names.push((name, source, stop));
     }
 
-    async fn change(&mut self, settings: &PoolSettings, seed: u64) {
+    /// Starts to read the engines' KV events, if the settings name them.
+    async fn hear(&mut self, seed: u64) -> anyhow::Result<()> {
+        if let Some(old) = self.kv_events.take() {
+            old.stop.cancel();
+        }
+        let Some(settings) = &self.prefix_settings.kv_events else { return Ok(()) };
+        let cache = self.prefix.load_full();
+        let to =
+            Destination { index: cache.index().clone(), residents: cache.residents().clone(), keys: cache.space() };
+        let feed = Feed::new(
+            to,
+            self.store.clone(),
+            self.published.clone(),
+            subscription(settings, self.prefix_settings.block_size)?,
+            self.clock,
+            seed,
+        )
+        .await
+        .context("can't listen for KV events (`prefixCache.kvEvents.bind`)")?;
+        let stop = self.shutdown.child_token();
+        self.kv_events = Some(KvEvents { stats: feed.stats(), stop: stop.clone() });
+        tokio::spawn(feed.run(stop));
+        Ok(())
+    }
+
+    /// Starts to ask servers for tokens, if the settings want it.
+    fn ask(&mut self, name: &Arc<str>, seed: u64) -> anyhow::Result<()> {
+        if let Some(old) = self.remote.take() {
+            old.stop.cancel();
+        }
+        let TokenizerSettings::Remote { url, render, timeout } = &self.prefix_settings.tokenizer else { return Ok(()) };
+        let defaults = RemoteSettings::default();
+        let settings = RemoteSettings {
+            api: if *render { RemoteApi::Render } else { RemoteApi::Tokenize },
+            url: url.clone().unwrap_or(defaults.url.clone()),
+            decision_timeout: *timeout,
+            ..defaults
+        };
+        let pool = RemotePool::new(name.clone(), settings, self.store.clone(), self.clock, seed)
+            .context("the remote tokenizer can't be set up")?;
+        let (pool, stop) = (Arc::new(pool), self.shutdown.child_token());
+        tokio::spawn(pool.clone().run(stop.clone()));
+        self.remote = Some(Remote { pool, stop });
+        Ok(())
+    }
+
+    /// What asks servers for tokens.
+    #[must_use]
+    pub fn remote(&self) -> Option<Arc<RemotePool>> {
+        self.remote.as_ref().map(|r| r.pool.clone())
+    }
+
+    /// What the feed of KV events counts.
+    #[must_use]
+    pub fn kv_event_stats(&self) -> Option<Arc<KvEventStats>> {
+        self.kv_events.as_ref().map(|k| k.stats.clone())
+    }
+
+    async fn change(&mut self, settings: &PoolSettings, seed: u64) -> anyhow::Result<()> {
         self.endpoints.send_if_modified(|now| replace(now, &settings.endpoints));
         self.scrape.send_if_modified(|now| replace(now, &settings.scrape));
+        if replace(&mut self.prefix_settings, &settings.prefix) {
+            // Other blocks, other keys: what was known says nothing any more.
+            let cache = cache(&settings.prefix, seed);
+            cache.reconcile(&self.store.load());
+            self.prefix.store(Arc::new(cache));
+            self.hear(seed).await?;
+            self.ask(&settings.name, seed)?;
+        }
         let (stay, go): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.names).into_iter().partition(|(n, _, _)| settings.dns.contains(n));
         self.names = stay;
@@ -155,7 +267,37 @@ impl PoolFeeds {
             // The writer is gone only when the pool is.
             let _ = self.events.send(PoolEvent::SourceGone { source }).await;
         }
+        Ok(())
     }
+}
+
+fn subscription(settings: &KvEventSettings, block_size: u32) -> anyhow::Result<Subscription> {
+    let source = match &settings.bind {
+        Some(bind) => Source::Central { bind: bind.trim_start_matches("tcp://").parse()? },
+        None => Source::Endpoints { port: settings.port },
+    };
+    Ok(Subscription {
+        source,
+        replay_port: settings.replay_port,
+        topic: settings.topic.clone(),
+        ranks: settings.ranks,
+        block_size: Some(block_size),
+        ..Subscription::default()
+    })
+}
+
+pub(super) fn cache(settings: &PrefixSettings, seed: u64) -> PrefixCache {
+    let unit = match settings.tokenizer {
+        TokenizerSettings::Characters => BlockUnit::Bytes(settings.block_size * CHARACTERS_PER_TOKEN),
+        _ => BlockUnit::Tokens(settings.block_size),
+    };
+    PrefixCache::new(&CacheConfig {
+        unit,
+        max_bytes: settings.max_bytes,
+        tenant_share: settings.tenant_share,
+        claim_life: settings.claim_life,
+        seed,
+    })
 }
 
 fn replace<T: Clone + PartialEq>(now: &mut T, new: &T) -> bool {

@@ -5,6 +5,7 @@
 
 mod check;
 mod completions;
+mod explain;
 pub mod flags;
 mod run;
 pub mod sim;
@@ -27,7 +28,8 @@ const EXAMPLES: &str = "\
 Examples:
   attache run --endpoint 127.0.0.1:8000 --endpoint 127.0.0.1:8001
   attache run --config-file attache.yaml
-  attache check -f attache.yaml";
+  attache check -f attache.yaml
+  attache explain request.json";
 
 /// An Envoy external-processing endpoint picker for LLM inference.
 #[derive(Debug, Parser)]
@@ -45,6 +47,8 @@ enum Verb {
     Sim(Box<sim::Args>),
     /// Say everything that is wrong with a configuration file.
     Check(check::CheckArgs),
+    /// Say what the picker makes of a request.
+    Explain(explain::ExplainArgs),
     /// Say which version this is.
     Version(version::VersionArgs),
     /// Print completions for a shell.
@@ -63,6 +67,7 @@ pub fn main() -> ExitCode {
                 ExitCode::from(EXIT_INTERNAL)
             }),
             Verb::Check(args) => check::check(&args),
+            Verb::Explain(args) => explain::run(&args),
             Verb::Version(args) => version::version(&args),
             Verb::Completions(args) => completions::completions(&args, Cli::command()),
         },

@@ -51,3 +51,15 @@ pub const DEFAULT_USAGE_KEY: &str = "x-gateway-inference-request-cost";
 pub const DEFAULT_WEIGHT: u32 = 1;
 /// Largest weight, as InferenceModelRewrite allows.
 pub const MAX_WEIGHT: u32 = 1_000_000;
+/// 16 tokens: vLLM's block on CUDA.
+pub const DEFAULT_BLOCK_SIZE: u32 = 16;
+/// Largest block, tokens: the largest that vLLM knows is 256; hybrid models go higher.
+pub const MAX_BLOCK_SIZE: u32 = 4_096;
+/// 400 ms, after which llm-d's picker decides without tokens.
+pub const DEFAULT_REMOTE_TIMEOUT: Duration = Duration::from_millis(400);
+/// vLLM's own port for KV events.
+pub const DEFAULT_KV_EVENTS_PORT: u16 = 5557;
+/// Every topic: a publisher whose topic is left at vLLM's default, which is empty, is heard too.
+pub const DEFAULT_KV_EVENTS_TOPIC: &str = "";
+/// Most data-parallel ranks of one endpoint.
+pub const MAX_RANKS: u16 = 64;

@@ -1,6 +1,6 @@
 //! Settings as JSON, for `/config_dump`: what is in force after flags, environment, file and defaults were merged.
 
-use super::settings::{PoolSettings, Settings, TlsSettings, UsageCount};
+use super::settings::{PoolSettings, PrefixSettings, Settings, TlsSettings, TokenizerSettings, UsageCount};
 use super::units::show_duration;
 use crate::scheduling::router::RewriteTarget;
 use serde_json::{Map, Value, json};
@@ -130,6 +130,37 @@ fn pool(p: &PoolSettings) -> Value {
             "maxEjection": show_duration(p.health.max_ejection),
             "slowStart": show_duration(p.health.slow_start),
         },
+        "prefixCache": prefix_cache(&p.prefix),
+    })
+}
+
+fn prefix_cache(p: &PrefixSettings) -> Value {
+    let tokenizer = match &p.tokenizer {
+        TokenizerSettings::Characters => json!({"type": "characters"}),
+        TokenizerSettings::Tiktoken { encoding } => json!({"type": "tiktoken", "encoding": encoding}),
+        TokenizerSettings::HuggingFace { directory } => json!({"type": "huggingface", "directory": directory}),
+        TokenizerSettings::Remote { url, render, timeout } => json!({
+            "type": "remote",
+            "url": url.as_deref().map(without_credentials),
+            "render": render,
+            "timeout": show_duration(*timeout),
+        }),
+    };
+    json!({
+        "tokenizer": tokenizer,
+        "blockSize": p.block_size,
+        "maxBytes": p.max_bytes,
+        "tenantShare": p.tenant_share,
+        "tenantHeader": p.tenant_header,
+        "claimLife": show_duration(p.claim_life),
+        "volatile": p.volatile.iter().map(|v| json!({"prefix": v.prefix, "suffix": Some(&v.suffix).filter(|s| !s.is_empty())})).collect::<Vec<_>>(),
+        "kvEvents": p.kv_events.as_ref().map(|k| json!({
+            "port": k.port,
+            "replayPort": k.replay_port,
+            "ranks": k.ranks,
+            "topic": k.topic,
+            "bind": k.bind,
+        })),
     })
 }
 

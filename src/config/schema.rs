@@ -213,6 +213,30 @@ sections! {
         "maxEjection" => max_ejection: Duration,
         "slowStart" => slow_start: Duration,
     }
+    /// What is known of the servers' KV caches.
+    PrefixCache {
+        "tokenizer" => tokenizer: Tokenizer,
+        "blockSize" => block_size: u32,
+        "maxBytes" => max_bytes: Bytes,
+        "tenantShare" => tenant_share: f64,
+        "tenantHeader" => tenant_header: String,
+        "claimLife" => claim_life: Duration,
+        "volatile" => volatile: Vec<At<Volatile>>,
+        "kvEvents" => kv_events: KvEvents,
+    }
+    /// Text that is left out of the keys.
+    Volatile {
+        "prefix" => prefix: String,
+        "suffix" => suffix: String,
+    }
+    /// Where KV events come from.
+    KvEvents {
+        "port" => port: u16,
+        "replayPort" => replay_port: u16,
+        "ranks" => ranks: u16,
+        "topic" => topic: String,
+        "bind" => bind: String,
+    }
     /// One target of a rewrite.
     Target {
         "model" => model: String,
@@ -243,6 +267,8 @@ pub struct Pool {
     pub scrape: Scrape,
     /// `health`
     pub health: Health,
+    /// `prefixCache`
+    pub prefix_cache: Opt<PrefixCache>,
 }
 
 impl Read for Pool {
@@ -259,11 +285,13 @@ impl Read for Pool {
             f.get("modelRewrites", sink).map(|at| at.value).unwrap_or_default(),
             section(&mut f, "scrape", sink),
             section(&mut f, "health", sink),
+            f.get("prefixCache", sink),
         );
         // A pool without a name is reported once, and its other parts are still checked, under the name of its place.
         let name = name.unwrap_or(At { value: path.to_owned(), span: f.span });
         f.finish(sink);
-        let (matches, reject_unknown_models, strategy, destination, endpoints, dns, rewrites, scrape, health) = rest;
+        let (matches, reject_unknown_models, strategy, destination, endpoints, dns, rewrites, scrape, health, prefix) =
+            rest;
         Some(Self {
             name,
             matches,
@@ -275,8 +303,54 @@ impl Read for Pool {
             rewrites,
             scrape,
             health,
+            prefix_cache: prefix,
         })
     }
+}
+
+/// A tokenizer: its type alone, or with what it needs.
+#[derive(Debug)]
+pub struct Tokenizer {
+    /// `type`
+    pub kind: At<TokenizerKind>,
+    /// `encoding`, of tiktoken.
+    pub encoding: Opt<String>,
+    /// `directory`, of huggingface.
+    pub directory: Opt<String>,
+    /// `url`, of remote.
+    pub url: Opt<String>,
+    /// `render`, of remote.
+    pub render: Opt<bool>,
+    /// `timeout`, of remote.
+    pub timeout: Opt<Duration>,
+}
+
+impl Read for Tokenizer {
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        if let Value::Text(_) = node.value {
+            let kind = At { value: TokenizerKind::read(node, path, sink)?, span: node.span };
+            return Some(Self { kind, encoding: None, directory: None, url: None, render: None, timeout: None });
+        }
+        let mut f = Fields::of(node, path, sink)?;
+        let kind = f.required("type", sink);
+        let (encoding, directory) = (f.get("encoding", sink), f.get("directory", sink));
+        let (url, render, timeout) = (f.get("url", sink), f.get("render", sink), f.get("timeout", sink));
+        f.finish(sink);
+        Some(Self { kind: kind?, encoding, directory, url, render, timeout })
+    }
+}
+
+/// What turns prompts into tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenizerKind {
+    /// Nothing: blocks of text.
+    Characters,
+    /// A table of OpenAI's.
+    Tiktoken,
+    /// A model's own files.
+    HuggingFace,
+    /// The pool's servers.
+    Remote,
 }
 
 /// A routing algorithm: its name alone, or with parameters.
@@ -424,6 +498,8 @@ macro_rules! keywords {
 keywords! {
     TlsMode: "off" => TlsMode::Off, "self-signed" => TlsMode::SelfSigned, "files" => TlsMode::Files;
     LogFormat: "text" => LogFormat::Text, "json" => LogFormat::Json;
+    TokenizerKind: "characters" => TokenizerKind::Characters, "tiktoken" => TokenizerKind::Tiktoken,
+        "huggingface" => TokenizerKind::HuggingFace, "remote" => TokenizerKind::Remote;
     Scheme: "http" => Scheme::Http, "https" => Scheme::Https;
     OnUnparseable: "reject" => OnUnparseable::Reject, "fallback" => OnUnparseable::Fallback;
     UsageCount: "prompt" => UsageCount::Prompt, "cached" => UsageCount::Cached,

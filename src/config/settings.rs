@@ -160,6 +160,79 @@ pub struct PoolSettings {
     pub scrape: ScrapeSettings,
     /// Ejection.
     pub health: HealthPolicy,
+    /// What is known of the servers' KV caches.
+    pub prefix: PrefixSettings,
+}
+
+/// How a pool's prompts become block keys, and where the knowledge of who holds them comes from. A change starts that knowledge anew.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PrefixSettings {
+    /// What turns prompts into tokens.
+    pub tokenizer: TokenizerSettings,
+    /// Tokens in a block.
+    pub block_size: u32,
+    /// Bytes of the index.
+    pub max_bytes: u64,
+    /// Part of it that one tenant's guesses may take, 0..=1.
+    pub tenant_share: f32,
+    /// The header that names the tenant, lower case.
+    pub tenant_header: Option<String>,
+    /// How long a request that has not answered yet counts as a cached prefix.
+    pub claim_life: Duration,
+    /// Beginnings of text blocks that change with every request and are left out of the keys, besides the built-in ones.
+    pub volatile: Vec<VolatileRule>,
+    /// Engines' own word on what they hold.
+    pub kv_events: Option<KvEventSettings>,
+}
+
+/// Text that is left out of the keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolatileRule {
+    /// How it begins.
+    pub prefix: String,
+    /// How it ends, where that matters.
+    pub suffix: String,
+}
+
+/// What turns prompts into tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenizerSettings {
+    /// Nothing: blocks of text.
+    Characters,
+    /// A table of OpenAI's.
+    Tiktoken {
+        /// Its name; chosen by the model's when `None`.
+        encoding: Option<String>,
+    },
+    /// A model's own files.
+    HuggingFace {
+        /// `tokenizer.json`, `tokenizer_config.json` and, where there is one, `chat_template.jinja` lie here.
+        directory: PathBuf,
+    },
+    /// The pool's servers.
+    Remote {
+        /// Asked in place of the pool's servers.
+        url: Option<String>,
+        /// vLLM's render API in place of `/tokenize`.
+        render: bool,
+        /// How long a decision waits.
+        timeout: Duration,
+    },
+}
+
+/// Where KV events come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvEventSettings {
+    /// Port of each endpoint's publisher; that of rank r is r higher. Not used with `bind`.
+    pub port: u16,
+    /// Port of each endpoint's replay socket.
+    pub replay_port: Option<u16>,
+    /// Data-parallel ranks of each endpoint.
+    pub ranks: u16,
+    /// Topics that begin so are read.
+    pub topic: String,
+    /// One socket that all publishers connect to, `tcp://0.0.0.0:5557`.
+    pub bind: Option<String>,
 }
 
 /// A DNS name whose addresses are endpoints.

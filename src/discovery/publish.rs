@@ -1,6 +1,6 @@
 //! The pool's writer task: the only one that changes what requests see.
 
-use crate::pool::{PoolEvent, PoolWriter, Published, SnapshotStore};
+use crate::pool::{PoolEvent, PoolSnapshot, PoolWriter, Published, SnapshotStore};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -15,15 +15,23 @@ pub const PUBLISH_INTERVAL: Duration = Duration::from_millis(10);
 /// Events taken in between two looks at the time.
 const BATCH: usize = 256;
 
-/// Applies `events` to `writer` and publishes what comes of them to `store`, at most every [`PUBLISH_INTERVAL`]; `published` follows each
-/// snapshot. Ends on `shutdown`, or when all feeds are gone.
+/// Applies `events` to `writer` and publishes what comes of them to `store`, at most every [`PUBLISH_INTERVAL`]; `prepare` sees each
+/// snapshot before any request does, and `published` follows it. Ends on `shutdown`, or when all feeds are gone.
 pub async fn run(
     mut writer: PoolWriter,
     mut events: mpsc::Receiver<PoolEvent>,
     store: Arc<SnapshotStore>,
+    prepare: impl Fn(&PoolSnapshot) + Send,
     published: watch::Sender<Published>,
     shutdown: CancellationToken,
 ) {
+    let publish = |writer: &mut PoolWriter| {
+        if let Some(snapshot) = writer.snapshot() {
+            prepare(&snapshot);
+            store.publish(snapshot);
+            published.send_replace(writer.published());
+        }
+    };
     let mut batch = Vec::with_capacity(BATCH);
     let mut not_before = Instant::now();
     let mut pending = true;
@@ -37,7 +45,7 @@ pub async fn run(
         match received {
             Some(0) => {
                 // The feeds are gone; what they said last still counts.
-                publish(&mut writer, &store, &published);
+                publish(&mut writer);
                 return;
             }
             Some(_) => {
@@ -45,18 +53,11 @@ pub async fn run(
                 pending = true;
             }
             None => {
-                publish(&mut writer, &store, &published);
+                publish(&mut writer);
                 pending = false;
                 not_before = Instant::now() + PUBLISH_INTERVAL;
             }
         }
-    }
-}
-
-fn publish(writer: &mut PoolWriter, store: &SnapshotStore, published: &watch::Sender<Published>) {
-    if let Some(snapshot) = writer.snapshot() {
-        store.publish(snapshot);
-        published.send_replace(writer.published());
     }
 }
 

@@ -1,5 +1,6 @@
 //! The request body while it is held: pieces as they came, and one contiguous view for the parser.
 
+use crate::error::{Reason, RequestError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -92,4 +93,13 @@ impl Drop for Body {
     fn drop(&mut self) {
         self.release();
     }
+}
+
+/// The refusal of a body of at least `got` bytes where `allowed` are.
+#[must_use]
+pub fn too_large(got: u64, allowed: u64) -> RequestError {
+    RequestError::new(
+        Reason::BodyTooLarge,
+        format!("the request's body is at least {got} bytes, {allowed} are allowed"),
+    )
 }

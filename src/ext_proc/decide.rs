@@ -1,7 +1,10 @@
 //! The decision in the middle of the road: understand the body, find the pool, name the endpoints.
 
 use super::head::Head;
+use super::learning::Lesson;
+use super::lookup::{self, Looked};
 use super::picker::{Live, Picker};
+use super::prefix::{Asked, PoolPrefix, Warming};
 use crate::clock::Timestamp;
 use crate::config::settings::OnUnparseable;
 use crate::error::{Fault, Reason, RequestError};
@@ -51,6 +54,8 @@ pub struct Question<'a> {
     pub body: Seen<'a>,
     /// The moment.
     pub now: Timestamp,
+    /// It was asked before: what is not at hand by now is done without.
+    pub last: bool,
 }
 
 /// What was decided, and what the rest of the stream needs of it.
@@ -68,6 +73,10 @@ pub struct Plan {
     pub prompt_tokens: u32,
     /// The model that the server is asked for; empty when unknown.
     pub target: Arc<str>,
+    /// Tokens of the prompt that the first pick is thought to hold, what is on its way there included.
+    pub matched_tokens: u32,
+    /// What is learned from the prompt, when anything is.
+    pub lesson: Option<(Arc<PoolPrefix>, Lesson)>,
     /// The model that the client asked for, when the server is asked for another.
     pub renamed_from: Option<Arc<str>>,
     /// The body to send in place of what was seen of the client's.
@@ -87,11 +96,20 @@ impl Plan {
     }
 }
 
+/// What comes of a question.
+#[derive(Debug)]
+pub enum Step {
+    /// The endpoints.
+    Decided(Box<Plan>),
+    /// Ask again when this has run.
+    Warm(Warming),
+}
+
 /// Decides.
 ///
 /// # Errors
 /// The refusal that the client gets.
-pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng) -> Result<Plan, RequestError> {
+pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng) -> Result<Step, RequestError> {
     let request = understand(picker, live, q)?;
     let asked = request.as_ref().and_then(|r| r.model.as_ref());
     let facts = RouteFacts { model: asked.map(|m| &*m.name), authority: q.head.authority() };
@@ -105,8 +123,19 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
     let body = q.body.bytes();
     let new_body = renamed.map(|model| protocol::replace_model(body, model.span.clone(), &target));
 
-    let prompt_tokens = request.as_ref().map_or(0, |r| r.prompt.estimated_tokens().0);
     let snapshot = pool.store.load();
+    let asking = Asked { api: q.api, body, content_type: q.head.content_type(), target: &target };
+    let prepared = match lookup::prepare(picker, live, (position, pool), q, asking, request.as_ref(), &snapshot) {
+        Ok(prepared) => prepared,
+        Err(warming) => return Ok(Step::Warm(warming)),
+    };
+    let looked = prepared.as_ref().map(|p| Looked::up(picker, live, p, q, asking, &snapshot)).transpose();
+    let looked = match looked {
+        Ok(looked) => looked.flatten(),
+        Err(warming) => return Ok(Step::Warm(warming)),
+    };
+    let estimated = request.as_ref().map_or(0, |r| r.prompt.estimated_tokens().0);
+    let prompt_tokens = looked.as_ref().map_or(estimated, Looked::prompt_tokens);
     let priority = q.head.objective().filter(|_| live.exchange.trust_client_headers);
     let priority = priority.and_then(|o| live.exchange.objectives.get(o)).copied().unwrap_or(0);
     let cx = PickContext {
@@ -114,6 +143,7 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
         request: RequestFacts { model: &target, prompt_tokens, priority },
         snapshot: &snapshot,
         stale_after: pool.stale_after,
+        prefix: looked.as_ref().map(|l| &l.found),
     };
     let previous = q.response_id.or_else(|| request.as_ref().and_then(|r| r.previous_response_id.as_deref()));
     let decision = match preset(picker, live, q, &cx, &pool.name, previous)? {
@@ -123,8 +153,11 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
     if decision.ejection_ignored {
         picker.metrics.degraded(Degraded::AllEjected);
     }
-    Ok(Plan {
+    let learned = looked.map(|l| l.learn(&decision, q));
+    Ok(Step::Decided(Box::new(Plan {
         decision,
+        matched_tokens: learned.as_ref().map_or(0, |(matched, ..)| *matched),
+        lesson: learned.map(|(_, prefix, lesson)| (prefix, lesson)),
         metrics: live.pool_metrics.get(position).cloned(),
         understood: request.is_some(),
         prompt_tokens,
@@ -133,7 +166,7 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
         seen: body.len(),
         pool: pool.clone(),
         target,
-    })
+    })))
 }
 
 /// Reads the body; `None` when there is nothing to read, or nothing that can be read and the request is routed all the same.

@@ -12,12 +12,13 @@
 //! Every stream ends for us as a reset or an early end, normal ends and aborts alike, so the end is judged by these states. A stream is
 //! counted under exactly one [`Outcome`], on Drop at the latest.
 
-use super::body::Body;
-use super::decide::{self, Plan, Question, Seen};
+use super::body::{Body, too_large};
+use super::decide::{self, Plan, Question, Seen, Step};
 use super::head::{DESTINATION, Head};
 use super::metadata;
 use super::mode::{BodyMode, Modes};
 use super::picker::{Live, Picker};
+use super::prefix::Warming;
 use super::reply::{self, Direction};
 use super::response::{ResponseHead, Routed};
 use crate::clock::Timestamp;
@@ -49,6 +50,8 @@ pub enum Event {
     Message(Box<ProcessingRequest>),
     /// The moment of [`Exchange::deadline`] has come.
     Deadline,
+    /// What [`Exchange::warming`] gave has run.
+    Warmed,
 }
 
 /// A message that the protocol does not allow here. The stream ends with it; the request was not ours to save.
@@ -77,6 +80,19 @@ enum ResponseSide {
     Ended,
 }
 
+/// How a request's body stands when it is decided on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Close {
+    /// There may be more of it.
+    Cut,
+    /// It is here.
+    Whole,
+    /// It is here, and so is what it takes to read it.
+    WholeAndWarm,
+    /// It is here, and trailers follow.
+    Trailers,
+}
+
 /// One request on its way through.
 #[derive(Debug)]
 pub struct Exchange {
@@ -95,6 +111,7 @@ pub struct Exchange {
     routed: Option<Routed>,
     outcome: Option<Outcome>,
     last_seen: Timestamp,
+    warming: Option<Warming>,
 }
 
 impl Exchange {
@@ -117,6 +134,7 @@ impl Exchange {
             routed: None,
             outcome: None,
             last_seen: now,
+            warming: None,
             picker,
         }
     }
@@ -167,7 +185,18 @@ impl Exchange {
                 self.on_message(*message, now, out)
             }
             Event::Deadline => self.on_deadline(now, out),
+            Event::Warmed => {
+                if self.request == RequestSide::Collecting {
+                    self.decide_on_body(Close::WholeAndWarm, now, out);
+                }
+                Ok(())
+            }
         }
+    }
+
+    /// What must run before the request can be decided on; [`Event::Warmed`] says that it has. Until then nothing else may come in.
+    pub fn warming(&mut self) -> Option<Warming> {
+        self.warming.take()
     }
 
     fn on_message(&mut self, m: ProcessingRequest, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
@@ -301,7 +330,7 @@ impl Exchange {
         if let Some(error) = self.refusal_by_size() {
             self.refuse(&error, now, out);
         } else if complete || self.modes().request == BodyMode::Buffered || self.form_suffices() {
-            self.decide_on_body(complete, false, now, out);
+            self.decide_on_body(if complete { Close::Whole } else { Close::Cut }, now, out);
         }
         Ok(())
     }
@@ -322,7 +351,7 @@ impl Exchange {
     fn on_request_trailers(&mut self, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
         match self.request {
             RequestSide::Opened => return Err(ProtocolError("request trailers before request headers")),
-            RequestSide::Collecting => self.decide_on_body(true, true, now, out),
+            RequestSide::Collecting => self.decide_on_body(Close::Trailers, now, out),
             RequestSide::Flowing | RequestSide::Ended => {}
             RequestSide::Refused | RequestSide::Observed => return Ok(()),
         }
@@ -336,62 +365,53 @@ impl Exchange {
     fn decide_at_headers(&mut self, end_of_stream: bool, now: Timestamp, out: &mut Actions) {
         // A POST that ends with its headers has an empty body, and the parser has the word; a GET has none.
         let empty_body = end_of_stream && self.head.method() == "POST" && self.api.body_format() == BodyFormat::Json;
-        match self.decide(if empty_body { Seen::Whole(&[]) } else { Seen::Nothing }, now) {
+        match self.decide(if empty_body { Seen::Whole(&[]) } else { Seen::Nothing }, true, now) {
             Err(error) => self.refuse(&error, now, out),
-            Ok(plan) => {
+            // Without a body there is nothing to wait for.
+            Ok(Step::Warm(_)) => {}
+            Ok(Step::Decided(plan)) => {
                 let (response, metadata) = self.destination(&plan);
                 out.push_back(ProcessingResponse { dynamic_metadata: metadata, ..reply::request_headers(response) });
                 let body_comes = !end_of_stream && self.modes().request != BodyMode::None;
                 self.request = if body_comes { RequestSide::Flowing } else { RequestSide::Ended };
-                self.begin_routed(plan, now);
+                self.begin_routed(*plan, now);
             }
         }
     }
 
     /// The request is here as far as it will come: decides and answers in the mode's own way.
-    fn decide_on_body(&mut self, complete: bool, trailers: bool, now: Timestamp, out: &mut Actions) {
+    fn decide_on_body(&mut self, close: Close, now: Timestamp, out: &mut Actions) {
         let mut scratch = Vec::new();
         let body = std::mem::replace(&mut self.body, Body::new(self.picker.buffered.clone()));
         let bytes = body.contiguous(&mut scratch);
-        let planned = self.decide(if complete { Seen::Whole(bytes) } else { Seen::Head(bytes) }, now);
+        let complete = close != Close::Cut;
+        // What ends in trailers or is cut has waited already, or can't wait.
+        let last = close != Close::Whole;
+        let planned = self.decide(if complete { Seen::Whole(bytes) } else { Seen::Head(bytes) }, last, now);
         match planned {
             Err(error) => self.refuse(&error, now, out),
-            Ok(mut plan) => {
-                self.answer_body(&mut plan, body, complete && !trailers, out);
+            Ok(Step::Warm(warming)) => {
+                self.body = body;
+                self.warming = Some(warming);
+            }
+            Ok(Step::Decided(mut plan)) => {
+                let (response, dynamic_metadata) = self.destination(&plan);
+                let new_body = plan.new_body.take();
+                let mode = self.modes().request;
+                if mode == BodyMode::Buffered {
+                    out.push_back(ProcessingResponse { dynamic_metadata, ..reply::buffered_body(response, new_body) });
+                } else {
+                    let head = ProcessingResponse { dynamic_metadata, ..reply::request_headers(response) };
+                    reply::forward(mode, head, body, new_body, complete && close != Close::Trailers, out);
+                }
                 let ended = complete || self.modes().request == BodyMode::Buffered;
                 self.request = if ended { RequestSide::Ended } else { RequestSide::Flowing };
-                self.begin_routed(plan, now);
+                self.begin_routed(*plan, now);
             }
         }
     }
 
-    fn answer_body(&self, plan: &mut Plan, mut body: Body, end: bool, out: &mut Actions) {
-        let (response, dynamic_metadata) = self.destination(plan);
-        let new_body = plan.new_body.take();
-        let modes = self.modes();
-        if modes.request == BodyMode::Buffered {
-            out.push_back(ProcessingResponse { dynamic_metadata, ..reply::buffered_body(response, new_body) });
-            return;
-        }
-        out.push_back(ProcessingResponse { dynamic_metadata, ..reply::request_headers(response) });
-        match (modes.request, new_body) {
-            (BodyMode::FullDuplex, Some(new)) => reply::stream_body(vec![new], end, out),
-            (BodyMode::FullDuplex, None) => reply::stream_body(body.take(), end, out),
-            // Each chunk that came wants its answer: the new body goes with the last one.
-            (mode, Some(new)) => {
-                for _ in 1..body.messages() {
-                    out.push_back(reply::replace(Direction::Request, mode, Vec::new(), false));
-                }
-                out.push_back(reply::replace(Direction::Request, mode, new, end));
-            }
-            (mode, None) => {
-                let answer = || reply::echo(Direction::Request, mode, HttpBody::default());
-                out.extend((0..body.messages()).map(|_| answer()));
-            }
-        }
-    }
-
-    fn decide(&self, body: Seen<'_>, now: Timestamp) -> Result<Plan, RequestError> {
+    fn decide(&self, body: Seen<'_>, last: bool, now: Timestamp) -> Result<Step, RequestError> {
         let question = Question {
             head: &self.head,
             api: self.api,
@@ -399,6 +419,7 @@ impl Exchange {
             subset: self.subset.as_ref(),
             body,
             now,
+            last,
         };
         decide::decide(&self.picker, &self.live, &question, &mut self.picker.next_rng())
     }
@@ -437,7 +458,7 @@ impl Exchange {
         }
         let keep_id = self.picker.decisions.enabled();
         let request_id = if keep_id { self.head.request_id() } else { String::new() };
-        let mut routed = Routed::new(plan, picked, self.api, self.opened, request_id);
+        let mut routed = Routed::new(plan, picked, self.api, self.opened, now, request_id);
         routed.trace(self.span.take());
         routed.for_conformance(self.live.exchange.conformance_headers);
         self.routed = Some(routed);
@@ -468,7 +489,7 @@ impl Exchange {
             }
             RequestSide::Collecting if now < self.opened.after(self.live.limits.request_timeout) => {
                 if self.patience_ends().is_some_and(|at| at <= now) {
-                    self.decide_on_body(false, false, now, out);
+                    self.decide_on_body(Close::Cut, now, out);
                 }
                 Ok(())
             }
@@ -573,13 +594,6 @@ impl Drop for Exchange {
         }
         self.picker.metrics.outcome(self.outcome.unwrap_or(Outcome::ClientAborted));
     }
-}
-
-fn too_large(got: u64, allowed: u64) -> RequestError {
-    RequestError::new(
-        Reason::BodyTooLarge,
-        format!("the request's body is at least {got} bytes, {allowed} are allowed"),
-    )
 }
 
 #[cfg(test)]

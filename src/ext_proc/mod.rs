@@ -10,13 +10,18 @@ pub mod affinity;
 pub mod body;
 pub mod decide;
 pub mod exchange;
+pub mod explain;
 pub mod head;
+pub mod learning;
+mod lookup;
 pub mod metadata;
 pub mod mode;
 pub mod picker;
+pub mod prefix;
 pub mod reply;
 pub mod response;
 pub mod service;
+pub mod warmer;
 
 pub use exchange::{Event, Exchange};
 pub use picker::{Live, Picker};

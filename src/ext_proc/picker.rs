@@ -2,6 +2,8 @@
 
 use super::affinity::{DEFAULT_REMEMBERED_RESPONSES, ResponseTable};
 use super::body::Buffered;
+use super::prefix::PoolPrefix;
+use super::warmer::Warmer;
 use crate::config::settings::ExchangeSettings;
 use crate::limits::Limits;
 use crate::scheduling::plugin::Strategy;
@@ -26,6 +28,8 @@ pub struct Live {
     pub pool_metrics: Vec<Arc<PoolMetrics>>,
     /// For requests that carry nothing to decide by.
     pub least_loaded: Arc<dyn Strategy>,
+    /// What turns prompts into blocks, and who holds them, by position of the pool in the router.
+    prefix: Vec<Arc<PoolPrefix>>,
 }
 
 impl Live {
@@ -33,7 +37,21 @@ impl Live {
     #[must_use]
     pub fn new(router: Router, limits: Limits, exchange: ExchangeSettings, metrics: &Metrics) -> Self {
         let pool_metrics = router.pools().iter().map(|p| Arc::new(metrics.pool(&p.name))).collect();
-        Self { router, limits, exchange, pool_metrics, least_loaded: scheduler::least_loaded() }
+        let least_loaded = scheduler::least_loaded();
+        Self { router, limits, exchange, pool_metrics, least_loaded, prefix: Vec::new() }
+    }
+
+    /// With what turns the prompts of each pool into blocks, in the order of the router's pools. Without it no prompt is looked up.
+    #[must_use]
+    pub fn with_prefix(mut self, prefix: Vec<Arc<PoolPrefix>>) -> Self {
+        self.prefix = prefix;
+        self
+    }
+
+    /// What turns the prompts of the pool at `position` into blocks.
+    #[must_use]
+    pub fn prefix(&self, position: usize) -> Option<&Arc<PoolPrefix>> {
+        self.prefix.get(position)
     }
 }
 
@@ -51,6 +69,8 @@ pub struct Picker {
     pub buffered: Arc<Buffered>,
     /// Traces, when they are on.
     pub tracing: Tracing,
+    /// Where long reading is done.
+    pub warmer: Warmer,
     seed: u64,
     sequence: AtomicU64,
 }
@@ -61,6 +81,7 @@ impl Picker {
     pub fn new(live: Live, metrics: Arc<Metrics>, decisions: Decisions, tracing: Tracing, seed: u64) -> Self {
         Self {
             live: ArcSwap::from_pointee(live),
+            warmer: Warmer::default(),
             metrics,
             responses: ResponseTable::new(DEFAULT_REMEMBERED_RESPONSES),
             decisions,

@@ -1,5 +1,6 @@
 //! Building Envoy's answers. Header values go into `raw_value`, always: one set through `value` arrives empty.
 
+use super::body::Body;
 use super::mode::BodyMode;
 use crate::error::RequestError;
 use crate::protocol::{Dialect, dialect};
@@ -12,6 +13,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
     ProcessingResponse, StreamedBodyResponse, TrailersResponse,
 };
 use envoy_types::pb::envoy::r#type::v3::HttpStatus;
+use std::collections::VecDeque;
 
 /// Largest piece of a body that is sent in one message, bytes: Envoy advises to stay under 64 KiB, and 62,000 measured fastest.
 pub const MAX_CHUNK_BYTES: usize = 62_000;
@@ -141,6 +143,33 @@ pub fn stream_body(pieces: Vec<Vec<u8>>, end: bool, out: &mut impl Extend<Proces
     }
     if last.is_none() && end {
         send(Vec::new(), true);
+    }
+}
+
+/// The answers to a request of which `body` was held: where it goes, and its body, the client's or a new one, in the mode's own way.
+pub fn forward(
+    mode: BodyMode,
+    head: ProcessingResponse,
+    mut body: Body,
+    new_body: Option<Vec<u8>>,
+    end: bool,
+    out: &mut VecDeque<ProcessingResponse>,
+) {
+    out.push_back(head);
+    match (mode, new_body) {
+        (BodyMode::FullDuplex, Some(new)) => stream_body(vec![new], end, out),
+        (BodyMode::FullDuplex, None) => stream_body(body.take(), end, out),
+        // Each chunk that came wants its answer: the new body goes with the last one.
+        (mode, Some(new)) => {
+            for _ in 1..body.messages() {
+                out.push_back(replace(Direction::Request, mode, Vec::new(), false));
+            }
+            out.push_back(replace(Direction::Request, mode, new, end));
+        }
+        (mode, None) => {
+            let answer = || echo(Direction::Request, mode, HttpBody::default());
+            out.extend((0..body.messages()).map(|_| answer()));
+        }
     }
 }
 

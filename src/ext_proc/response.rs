@@ -1,6 +1,7 @@
 //! Watching an answer go by: its status, first byte, usage and end. Nothing is held back but a model name cut in two.
 
 use super::decide::Plan;
+use super::learning::Learning;
 use super::metadata;
 use super::mode::BodyMode;
 use super::picker::Picker;
@@ -10,6 +11,7 @@ use crate::config::settings::{ReportUsage, UsageCount};
 use crate::pool::Endpoint;
 use crate::pool::health::Outcome as Health;
 use crate::pool::ledger::Ticket;
+use crate::protocol::answer::{AnswerFormat, AnswerText, DEFAULT_MAX_ANSWER_BYTES};
 use crate::protocol::grpc::GrpcUsageScanner;
 use crate::protocol::usage::Watch;
 use crate::protocol::{Api, BodyFormat, ModelRenamer, Usage, UsageScanner};
@@ -35,6 +37,8 @@ pub struct Routed {
     status: u16,
     first_byte: Option<Timestamp>,
     scanner: Option<Scanner>,
+    learning: Option<Learning>,
+    answer: Option<Box<AnswerText>>,
     id_learned: bool,
     renamer: Option<ModelRenamer>,
     span: Option<Box<RequestSpan>>,
@@ -55,9 +59,20 @@ pub struct ResponseHead {
 impl Routed {
     /// Books `plan` and begins to watch.
     #[must_use]
-    pub fn new(plan: Plan, picked: Arc<Endpoint>, api: Api, opened: Timestamp, request_id: String) -> Self {
-        let ticket = Ticket::book(picked.clone(), plan.prompt_tokens);
+    pub fn new(
+        mut plan: Plan,
+        picked: Arc<Endpoint>,
+        api: Api,
+        opened: Timestamp,
+        now: Timestamp,
+        request_id: String,
+    ) -> Self {
+        // What is cached is not computed again.
+        let ticket = Ticket::book(picked.clone(), plan.prompt_tokens.saturating_sub(plan.matched_tokens));
+        let learning = plan.lesson.take().map(|(prefix, lesson)| Learning::begin(prefix, lesson, picked.id, now));
         Self {
+            learning,
+            answer: None,
             ticket,
             picked,
             api,
@@ -100,6 +115,10 @@ impl Routed {
         if readable {
             self.scanner = Some(Scanner::new(self.api, &found));
         }
+        if readable && found.is_good() && self.learning.as_ref().is_some_and(|l| l.wants_answer(self.api)) {
+            let format = if found.sse { AnswerFormat::Events } else { AnswerFormat::Json };
+            self.answer = AnswerText::new(self.api, format, DEFAULT_MAX_ANSWER_BYTES).map(Box::new);
+        }
         if readable && let Some(from) = &self.plan.renamed_from {
             self.renamer = ModelRenamer::new(&self.plan.target, from);
             mutation.remove_headers.push("content-length".to_owned());
@@ -119,6 +138,9 @@ impl Routed {
         if let Some(state) = snapshot.position(served).and_then(|p| snapshot.get(p)) {
             self.record(&self.picked.clone(), Health::ConnectFailure, now, picker);
             self.ticket.move_to(state.endpoint.clone());
+            if let Some(learning) = &mut self.learning {
+                learning.move_to(state.endpoint.id, now);
+            }
         }
     }
 
@@ -172,12 +194,18 @@ impl Routed {
         if self.first_byte.is_none() && !message.body.is_empty() {
             self.first_byte = Some(now);
             self.ticket.first_byte();
+            if let Some(learning) = &mut self.learning {
+                learning.first_byte((200..300).contains(&self.status), self.ticket.endpoint().id, now);
+            }
             if let Some(metrics) = &self.plan.metrics {
                 metrics.first_byte(now.since(self.opened));
             }
             if let Some(span) = &mut self.span {
                 span.first_byte(now);
             }
+        }
+        if let Some(answer) = &mut self.answer {
+            answer.push(&message.body);
         }
         if let Some(scanner) = &mut self.scanner {
             scanner.push(&message.body);
@@ -215,6 +243,10 @@ impl Routed {
             metrics.cached_tokens.inc_by(usage.cached_tokens.unwrap_or(0));
             metrics.completion_tokens.inc_by(usage.completion_tokens.unwrap_or(0));
         }
+        if let Some(learning) = self.learning.take() {
+            let answer = self.answer.as_ref().filter(|_| end == End::Complete).and_then(|a| a.finish());
+            learning.end(self.api, &usage, answer, self.ticket.endpoint().id, now);
+        }
         if self.scanner.as_ref().is_some_and(Scanner::found_error) {
             picker.metrics.errors_in_stream.inc();
         }
@@ -237,6 +269,7 @@ impl Routed {
                 served: (served.id != self.picked.id).then(|| served.authority.clone()),
                 reason: self.plan.decision.reason,
                 estimated_prompt_tokens: self.plan.prompt_tokens,
+                estimated_cached_tokens: self.plan.matched_tokens,
                 status: self.status,
                 ttft_ms: self.first_byte.map(|at| milliseconds(at.since(self.opened))),
                 duration_ms: milliseconds(now.since(self.opened)),
@@ -267,7 +300,7 @@ impl Scanner {
         if api.body_format() == BodyFormat::Grpc {
             return Self::Grpc(GrpcUsageScanner::new(api));
         }
-        let good = (200..300).contains(&head.status);
+        let good = head.is_good();
         let watch = Watch { errors: good && head.sse, response_id: good && api == Api::Responses };
         Self::Text(UsageScanner::new(watch))
     }
@@ -308,6 +341,10 @@ struct ResponseFields {
 }
 
 impl ResponseFields {
+    fn is_good(&self) -> bool {
+        (200..300).contains(&self.status)
+    }
+
     fn read(headers: Option<&HeaderMap>) -> Self {
         let mut found = Self::default();
         for header in headers.map(|h| h.headers.as_slice()).unwrap_or_default() {

@@ -5,6 +5,7 @@
 
 use super::exchange::{Actions, Event, Exchange, ProtocolError};
 use super::picker::Picker;
+use super::warmer::Running;
 use crate::clock::{Clock, Timestamp};
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::{
     ExternalProcessor, ExternalProcessorServer,
@@ -63,6 +64,7 @@ impl ExternalProcessor for Service {
             picker: self.picker.clone(),
             clock: self.clock,
             timer: None,
+            warming: None,
             failed: false,
         }))
     }
@@ -77,6 +79,7 @@ pub struct Pump {
     picker: Arc<Picker>,
     clock: Clock,
     timer: Option<(Timestamp, Pin<Box<Sleep>>)>,
+    warming: Option<Running>,
     failed: bool,
 }
 
@@ -94,6 +97,13 @@ impl Pump {
             self.picker.metrics.decided_in(self.clock.now().since(now));
         }
         result
+    }
+
+    fn fail(&mut self, error: &ProtocolError) -> Status {
+        self.picker.metrics.protocol_errors.inc();
+        tracing::debug!(%error, "stream ended with an error");
+        self.failed = true;
+        Status::failed_precondition(error.0)
     }
 
     /// Ready when the exchange's deadline has come.
@@ -124,6 +134,17 @@ impl Stream for Pump {
             if this.failed {
                 return Poll::Ready(None);
             }
+            if this.warming.is_none() {
+                this.warming = this.exchange.warming().map(|warming| this.picker.warmer.start(warming));
+            }
+            if let Some(running) = &mut this.warming {
+                ready!(Pin::new(running).poll(cx));
+                this.warming = None;
+                if let Err(error) = this.feed(Event::Warmed) {
+                    return Poll::Ready(Some(Err(this.fail(&error))));
+                }
+                continue;
+            }
             let event = match Pin::new(&mut this.inbound).poll_next(cx) {
                 Poll::Ready(Some(Ok(message))) => Event::Message(Box::new(message)),
                 // A message that can't be decoded gets a status; an end, clean or by reset, is the stream's normal end.
@@ -140,10 +161,7 @@ impl Stream for Pump {
                 }
             };
             if let Err(error) = this.feed(event) {
-                this.picker.metrics.protocol_errors.inc();
-                tracing::debug!(%error, "stream ended with an error");
-                this.failed = true;
-                return Poll::Ready(Some(Err(Status::failed_precondition(error.0))));
+                return Poll::Ready(Some(Err(this.fail(&error))));
             }
         }
     }

@@ -1,5 +1,6 @@
 //! The endpoints that a request may go to.
 
+use super::plugin::PickContext;
 use crate::clock::Timestamp;
 use crate::pool::{EndpointMetrics, EndpointState, ledger};
 use std::time::Duration;
@@ -13,6 +14,17 @@ pub struct Candidate<'a> {
     pub metrics: Option<&'a EndpointMetrics>,
     /// Requests on it, [`ledger::requests`], raised while it is in slow start.
     pub requests: u32,
+    /// How much of the prompt it holds.
+    pub cached: Cached,
+}
+
+/// How much of a prompt an endpoint holds or is about to hold, tokens from the start without a hole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cached {
+    /// In GPU memory.
+    pub gpu: u32,
+    /// In GPU memory, host memory or behind them.
+    pub any: u32,
 }
 
 impl<'a> Candidate<'a> {
@@ -23,6 +35,17 @@ impl<'a> Candidate<'a> {
         let requests = ledger::requests(&state.endpoint, metrics);
         let extra = u64::from(requests.max(1)) * u64::from(surcharge) / 100;
         let requests = requests.saturating_add(u32::try_from(extra).unwrap_or(u32::MAX));
-        Self { state, metrics, requests }
+        Self { state, metrics, requests, cached: Cached::default() }
+    }
+
+    /// The candidate with what `cx` has found of the prompt in its cache.
+    #[must_use]
+    pub fn holding(mut self, cx: &PickContext<'_>) -> Self {
+        if let Some(found) = cx.prefix {
+            let depth = found.depth(self.state.endpoint.id);
+            let tokens = |blocks| found.tokens(blocks).min(cx.request.prompt_tokens);
+            self.cached = Cached { gpu: tokens(depth.gpu), any: tokens(depth.any) };
+        }
+        self
     }
 }

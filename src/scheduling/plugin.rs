@@ -4,6 +4,7 @@ use super::candidates::Candidate;
 use super::decision::Ranking;
 use crate::clock::Timestamp;
 use crate::pool::PoolSnapshot;
+use crate::prefix::cache::Found;
 use crate::rng::PickRng;
 use std::fmt::Debug;
 use std::time::Duration;
@@ -30,6 +31,8 @@ pub struct PickContext<'a> {
     pub snapshot: &'a PoolSnapshot,
     /// Metrics older than this say nothing.
     pub stale_after: Duration,
+    /// Who holds how much of the prompt; `None` when nobody has looked.
+    pub prefix: Option<&'a Found>,
 }
 
 /// One named way to route.
@@ -37,6 +40,11 @@ pub trait Strategy: Send + Sync + Debug {
     /// Puts the best candidates first in `ranking`, as many as `ranking` wants, and says why the first won. `candidates` is never
     /// empty and its order carries no meaning.
     fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking);
+
+    /// Whether it reads [`Candidate::cached`]; prompts of a pool that nobody asks about need not be hashed.
+    fn reads_prefix(&self) -> bool {
+        false
+    }
 }
 
 /// How a plugin is known and made: one `pub const PLUGIN` in its file, one line in the registry.
@@ -56,6 +64,11 @@ pub struct Descriptor {
 pub trait Scorer: Send + Sync + Debug {
     /// Writes a score in 0..=1 for each candidate; `out` is as long as `candidates`.
     fn score(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]);
+
+    /// As [`Strategy::reads_prefix`].
+    fn reads_prefix(&self) -> bool {
+        false
+    }
 }
 
 /// As [`Descriptor`], for scorers.

@@ -8,13 +8,14 @@ pub const STRATEGIES: &[&Descriptor] = &[
     &strategy::least_request::PLUGIN,
     &strategy::pipeline::PLUGIN,
     &strategy::power_of_two::PLUGIN,
+    &strategy::prefix_cache::PLUGIN,
     &strategy::random::PLUGIN,
     &strategy::round_robin::PLUGIN,
 ];
 
 /// All scorers of the `pipeline` strategy.
 pub const SCORERS: &[&ScorerDescriptor] =
-    &[&scorer::kv_cache::PLUGIN, &scorer::lora_affinity::PLUGIN, &scorer::queue::PLUGIN];
+    &[&scorer::kv_cache::PLUGIN, &scorer::lora_affinity::PLUGIN, &scorer::prefix_cache::PLUGIN, &scorer::queue::PLUGIN];
 
 /// The scorer called `name`.
 #[must_use]

@@ -63,6 +63,12 @@ impl Scheduler {
         Self { strategy, health, wanted: wanted.max(1) }
     }
 
+    /// Whether the strategy asks who holds how much of a prompt.
+    #[must_use]
+    pub fn reads_prefix(&self) -> bool {
+        self.strategy.reads_prefix()
+    }
+
     /// When endpoints are ejected.
     #[must_use]
     pub fn health(&self) -> &HealthPolicy {
@@ -80,6 +86,18 @@ impl Scheduler {
         rng: &mut PickRng,
     ) -> Result<Decision, RequestError> {
         self.decide_by(&*self.strategy, cx, subset, rng)
+    }
+
+    /// Where a request would go, without taking anything for it.
+    #[must_use]
+    pub fn preview(&self, cx: &PickContext<'_>, rng: &mut PickRng) -> Option<Decision> {
+        let field = self.candidates(cx, None);
+        if field.candidates.is_empty() {
+            return None;
+        }
+        let mut ranking = Ranking::new(self.wanted);
+        self.strategy.rank(cx, &field.candidates, rng, &mut ranking);
+        ranking.decide()
     }
 
     /// As [`Scheduler::decide`], by another strategy than the pool's own.
@@ -145,11 +163,11 @@ impl Scheduler {
                     continue;
                 }
             };
-            candidates.push(Candidate::new(state, cx.now, cx.stale_after, surcharge));
+            candidates.push(Candidate::new(state, cx.now, cx.stale_after, surcharge).holding(cx));
         }
         let all_ejected = candidates.is_empty();
         if all_ejected {
-            candidates.extend(ejected.iter().map(|s| Candidate::new(s, cx.now, cx.stale_after, 0)));
+            candidates.extend(ejected.iter().map(|s| Candidate::new(s, cx.now, cx.stale_after, 0).holding(cx)));
         }
         Field { candidates, all_ejected }
     }

@@ -24,7 +24,7 @@ pub(super) fn snapshot(loads: &[(u32, u32)]) -> PoolSnapshot {
 }
 
 pub(super) fn context(snapshot: &PoolSnapshot) -> PickContext<'_> {
-    PickContext { now: NOW, request: RequestFacts::default(), snapshot, stale_after: STALE_AFTER }
+    PickContext { now: NOW, request: RequestFacts::default(), snapshot, stale_after: STALE_AFTER, prefix: None }
 }
 
 fn build(name: &str) -> Box<dyn Strategy> {

@@ -29,6 +29,8 @@ pub struct DecisionRecord {
     pub reason: &'static str,
     /// Estimated prompt length, tokens.
     pub estimated_prompt_tokens: u32,
+    /// Tokens of the prompt that the picked endpoint was thought to hold in its cache.
+    pub estimated_cached_tokens: u32,
     /// HTTP status of the answer; 0 when none came.
     pub status: u16,
     /// From the request's headers to the first byte of the answer's body, milliseconds.

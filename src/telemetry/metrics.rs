@@ -101,6 +101,12 @@ pub enum Degraded {
     StrategyPanic,
     /// Every endpoint is ejected; ejection is ignored.
     AllEjected,
+    /// Looking a prompt up panicked.
+    LookupPanic,
+    /// The prompt's tokens were not there in time: routed without looking at caches.
+    ReadingLate,
+    /// The prompt can't be tokenized or its template not rendered: routed without looking at caches.
+    Untokenized,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -167,7 +173,7 @@ pub struct Metrics {
     outcomes: [Counter; 6],
     rejections: Vec<(Reason, Counter)>,
     limits: [(Limit, Counter); 6],
-    degraded: [(Degraded, Counter); 4],
+    degraded: [(Degraded, Counter); 7],
     ends: Family<PoolEndLabel, Counter>,
     statuses: Family<PoolStatusLabel, Counter>,
     ttft: Family<PoolLabel, Histogram>,
@@ -232,6 +238,9 @@ impl Metrics {
                 mode(Degraded::Unparseable, "unparseable"),
                 mode(Degraded::StrategyPanic, "strategy_panic"),
                 mode(Degraded::AllEjected, "all_ejected"),
+                mode(Degraded::LookupPanic, "lookup_panic"),
+                mode(Degraded::ReadingLate, "reading_late"),
+                mode(Degraded::Untokenized, "untokenized"),
             ],
             ends: Family::default(),
             statuses: Family::default(),

@@ -2,9 +2,12 @@
 
 use crate::clock::{Clock, Timestamp};
 use crate::discovery::dns::DnsStats;
+use crate::kv_events::{Count, KvEventStats};
 use crate::pool::health::{Availability, HealthPolicy};
 use crate::pool::{EndpointState, SnapshotStore};
+use crate::prefix::cache::PrefixCache;
 use crate::scrape::{ErrorReason, ScrapeStats};
+use crate::tokenize::stats::{Reason, RemoteStats};
 use arc_swap::ArcSwap;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -13,6 +16,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::{MetricType, TypedMetric};
 use std::fmt::Error;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 /// What the collector reads of one pool.
@@ -32,6 +36,14 @@ pub struct PoolView {
     pub scrape: Arc<ScrapeStats>,
     /// What resolving names counts.
     pub dns: Arc<DnsStats>,
+    /// What makes blocks of its prompts.
+    pub tokenizer: &'static str,
+    /// What is known of the servers' KV caches.
+    pub prefix: Arc<PrefixCache>,
+    /// What reading their KV events counts, where they are read.
+    pub kv_events: Option<Arc<KvEventStats>>,
+    /// What asking servers for tokens counts, where they are asked.
+    pub remote: Option<Arc<RemoteStats>>,
 }
 
 /// All pools, replaced on a reload.
@@ -150,6 +162,48 @@ const POOL_COUNTERS: &[PoolCounter] = &[
     }),
     ("dns_lookups", "names resolved", |p| p.dns.lookups()),
     ("dns_failures", "names that did not resolve", |p| p.dns.failures()),
+    ("prefix_lookups", "prompts looked up in the prefix index", |p| p.prefix.stats().lookups.load(Relaxed)),
+    ("prefix_lookup_tokens", "tokens of the prompts looked up in the prefix index", |p| {
+        p.prefix.stats().prompt_tokens.load(Relaxed)
+    }),
+    (
+        "prefix_matched_tokens",
+        "tokens that the picked endpoint was thought to hold, what is on its way included",
+        |p| p.prefix.stats().matched_tokens.load(Relaxed),
+    ),
+    ("prefix_foretold_tokens", "tokens thought to be cached, of the answers that told how many were", |p| {
+        p.prefix.stats().foretold_tokens.load(Relaxed)
+    }),
+    ("prefix_reported_tokens", "tokens that were cached, as those answers told", |p| {
+        p.prefix.stats().reported_tokens.load(Relaxed)
+    }),
+    ("prefix_index_refused_blocks", "blocks that found no room in the prefix index", |p| {
+        p.prefix.index().stats().refused_blocks
+    }),
+];
+
+type PoolGauge = (&'static str, &'static str, fn(&PoolView) -> f64);
+
+/// One gauge a pool: name, help, value.
+const POOL_GAUGES: &[PoolGauge] = &[
+    ("prefix_index_bytes", "memory of the prefix index, bytes", |p| p.prefix.index().stats().bytes as f64),
+    ("prefix_index_budget_bytes", "memory that the prefix index may take, bytes", |p| {
+        p.prefix.index().stats().budget_bytes as f64
+    }),
+    ("prefix_index_blocks", "blocks in the prefix index, each counted once however many endpoints hold it", |p| {
+        p.prefix.index().stats().blocks as f64
+    }),
+    ("prefix_claims", "beginnings of prompts that are on their way to an endpoint", |p| p.prefix.claims().len() as f64),
+];
+
+type RemoteCounter = (&'static str, &'static str, fn(&RemoteStats) -> u64);
+
+/// One counter of a pool's remote tokenizer: name, help, value.
+const REMOTE_COUNTERS: &[RemoteCounter] = &[
+    ("tokenizer_requests", "prompts whose tokens were asked for", RemoteStats::requests),
+    ("tokenizer_cache_hits", "prompts whose tokens were remembered", RemoteStats::cache_hits),
+    ("tokenizer_calls", "calls of tokenizing servers", RemoteStats::calls),
+    ("tokenizer_probes", "probes of tokenizing servers", RemoteStats::probes),
 ];
 
 impl Collector for PoolCollector {
@@ -182,6 +236,21 @@ impl Collector for PoolCollector {
                 ConstCounter::new(value(pool)).encode(counters.encode_family(&labels)?)?;
             }
         }
+        for (name, help, value) in POOL_GAUGES {
+            let mut gauges = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for pool in pools.iter() {
+                ConstGauge::new(value(pool)).encode(gauges.encode_family(&[("pool", &*pool.name)])?)?;
+            }
+        }
+        let help = "1 for the tokenizer in use; `characters` where the configured one can't be";
+        let mut tokenizers = encoder.encode_descriptor("prefix_tokenizer", help, None, MetricType::Gauge)?;
+        for pool in pools.iter() {
+            let labels = [("pool", &*pool.name), ("tokenizer", pool.tokenizer)];
+            ConstGauge::new(1i64).encode(tokenizers.encode_family(&labels)?)?;
+        }
+        self.evictions(&pools, &mut encoder)?;
+        self.kv_events(&pools, &mut encoder)?;
+        self.remote(&pools, &mut encoder)?;
         let mut errors =
             encoder.encode_descriptor("scrape_errors", "scrapes that failed", None, MetricType::Counter)?;
         for pool in pools.iter() {
@@ -195,6 +264,78 @@ impl Collector for PoolCollector {
 }
 
 impl PoolCollector {
+    fn evictions(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+        let help = "blocks forgotten: the endpoint has no room for more, its tenant's share or the budget is used up, or they are old";
+        let mut counters =
+            encoder.encode_descriptor("prefix_index_evicted_blocks", help, None, ConstCounter::<u64>::TYPE)?;
+        for pool in pools {
+            let stats = pool.prefix.index().stats();
+            for (cause, blocks) in [
+                ("capacity", stats.evicted_for_capacity),
+                ("tenant", stats.evicted_for_tenant),
+                ("budget", stats.evicted_for_budget),
+                ("age", stats.evicted_for_age),
+            ] {
+                let labels = [("pool", &*pool.name), ("cause", cause)];
+                ConstCounter::new(blocks).encode(counters.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The counters of remote tokenizers.
+    fn remote(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+        for (name, help, value) in REMOTE_COUNTERS {
+            let mut counters = encoder.encode_descriptor(name, help, None, ConstCounter::<u64>::TYPE)?;
+            for pool in pools {
+                let Some(stats) = &pool.remote else { continue };
+                let labels = [("pool", &*pool.name)];
+                ConstCounter::new(value(stats)).encode(counters.encode_family(&labels)?)?;
+            }
+        }
+        let help = "prompts without tokens from the remote tokenizer";
+        let mut failures = encoder.encode_descriptor("tokenizer_failures", help, None, ConstCounter::<u64>::TYPE)?;
+        for pool in pools {
+            let Some(stats) = &pool.remote else { continue };
+            for reason in Reason::ALL {
+                let labels = [("pool", &*pool.name), ("reason", reason.label())];
+                ConstCounter::new(stats.failures(reason)).encode(failures.encode_family(&labels)?)?;
+            }
+        }
+        let help = "models whose remote tokenizer does not answer";
+        let mut gauges = encoder.encode_descriptor("tokenizer_unhealthy_models", help, None, MetricType::Gauge)?;
+        for pool in pools {
+            let Some(stats) = &pool.remote else { continue };
+            let unhealthy = i64::try_from(stats.unhealthy_models()).unwrap_or(i64::MAX);
+            ConstGauge::new(unhealthy).encode(gauges.encode_family(&[("pool", &*pool.name)])?)?;
+        }
+        Ok(())
+    }
+
+    /// The counters of KV events, and how far each cache is believed.
+    fn kv_events(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+        for (count, name, help) in Count::ALL {
+            let mut counters = encoder.encode_descriptor(name, help, None, ConstCounter::<u64>::TYPE)?;
+            for pool in pools {
+                let Some(stats) = &pool.kv_events else { continue };
+                let labels = [("pool", &*pool.name)];
+                ConstCounter::new(stats.get(count)).encode(counters.encode_family(&labels)?)?;
+            }
+        }
+        let help = "1 for what is made of what an endpoint's KV events have told: exact, or why it is not believed";
+        let mut gauges = encoder.encode_descriptor("kv_event_trust", help, None, MetricType::Gauge)?;
+        for pool in pools.iter().filter(|p| p.kv_events.is_some()) {
+            let residents = pool.prefix.residents().load();
+            for state in &pool.store.load().endpoints {
+                let Some(resident) = residents.get(&state.endpoint.id) else { continue };
+                let trust = resident.trust().label();
+                let labels = [("pool", &*pool.name), ("endpoint", &*state.endpoint.authority), ("trust", trust)];
+                ConstGauge::new(1i64).encode(gauges.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+
     fn standings(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         let help = "endpoints of the pool, by whether they get requests";
         let mut gauges = encoder.encode_descriptor("pool_endpoints", help, None, MetricType::Gauge)?;

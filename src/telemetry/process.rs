@@ -3,6 +3,7 @@
 //! A part that is off (TLS, traces) has its names on the page and no samples. Registered by `app`.
 
 use crate::ext_proc::body::Buffered;
+use crate::prompt::memo::SegmentCache;
 #[cfg(feature = "otlp")]
 use crate::telemetry::otlp::OtlpStats;
 use crate::tls::ServingCert;
@@ -20,6 +21,8 @@ use std::sync::Arc;
 pub struct ProcessCollector {
     /// Request bodies held.
     pub buffered: Arc<Buffered>,
+    /// Tokens that are remembered.
+    pub segments: Arc<SegmentCache>,
     /// The certificate in use; `None` without TLS.
     pub cert: Option<Arc<ServingCert>>,
     /// What became of the spans; `None` without traces.
@@ -43,12 +46,27 @@ impl Collector for ProcessCollector {
         let help = "bytes of request bodies held over all streams";
         let buffered = encoder.encode_descriptor("buffered_request", help, Some(&Unit::Bytes), MetricType::Gauge)?;
         gauge(self.buffered.bytes()).encode(buffered)?;
+        self.segments(&mut encoder)?;
         self.certificate(&mut encoder)?;
         self.spans(&mut encoder)
     }
 }
 
 impl ProcessCollector {
+    fn segments(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+        let stats = self.segments.stats();
+        for (name, help, count) in [
+            ("tokenizer_segment_hits", "pieces of text whose tokens were remembered", stats.hits),
+            ("tokenizer_segment_misses", "pieces of text that had to be tokenized", stats.misses),
+        ] {
+            let counter = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            ConstCounter::new(count).encode(counter)?;
+        }
+        let help = "memory of remembered tokens";
+        let held = encoder.encode_descriptor("tokenizer_segment", help, Some(&Unit::Bytes), MetricType::Gauge)?;
+        gauge(stats.held_bytes).encode(held)
+    }
+
     fn certificate(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         let (name, help) = ("tls_certificate_expiry_timestamp", "end of the certificate's validity, Unix time");
         let expiry = encoder.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Gauge)?;
@@ -107,6 +125,7 @@ mod tests {
         let mut body = Body::new(buffered.clone());
         body.push(vec![0; 123]);
         let text = page(ProcessCollector {
+            segments: Arc::new(SegmentCache::new(1 << 20, 7)),
             buffered,
             cert: Some(cert.clone()),
             #[cfg(feature = "otlp")]
@@ -128,6 +147,7 @@ mod tests {
     #[test]
     fn a_part_that_is_off_has_its_names_alone() {
         let text = page(ProcessCollector {
+            segments: Arc::new(SegmentCache::new(1 << 20, 7)),
             buffered: Arc::default(),
             cert: None,
             #[cfg(feature = "otlp")]

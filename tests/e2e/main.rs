@@ -9,6 +9,7 @@ mod inputs;
 mod load;
 mod matrix;
 mod operation;
+mod prefix;
 mod refusals;
 mod routing;
 mod secure;

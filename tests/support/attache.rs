@@ -54,7 +54,8 @@ impl AttacheProcess {
         Self::with_command(command, &endpoints.collect::<Vec<_>>()).await
     }
 
-    async fn with_arguments(arguments: &[String]) -> Self {
+    /// Starts the picker with these arguments.
+    pub(crate) async fn with_arguments(arguments: &[String]) -> Self {
         Self::with_command(Command::new(env!("CARGO_BIN_EXE_attache")), arguments).await
     }
 

@@ -1,6 +1,7 @@
 //! Merges flags, file and defaults, and checks what may be combined.
 
 mod pools;
+mod prefix;
 
 use super::decode::Sink;
 use super::defaults::*;

@@ -1,6 +1,6 @@
 //! The checks of pools: names, conditions, endpoints, algorithms, rewrites, intervals.
 
-use super::{given, pick, positive};
+use super::{given, pick, positive, prefix};
 use crate::config::Overrides;
 use crate::config::decode::Sink;
 use crate::config::defaults::*;
@@ -61,6 +61,7 @@ fn pool_of_flags(section: Span, flags: &Overrides, sink: &mut Sink) -> PoolSetti
         dns: Vec::new(),
         scrape: scrape(&schema::Scrape::default(), "pools[0].scrape", flags, sink),
         health: HealthPolicy::default(),
+        prefix: prefix::prefix(schema::PrefixCache::default(), "pools[0].prefixCache", sink),
     }
 }
 
@@ -121,6 +122,11 @@ fn pool(index: usize, at: At<schema::Pool>, flags: &Overrides, sink: &mut Sink) 
         dns,
         scrape: scrape(&pool.scrape, &format!("{path}.scrape"), flags, sink),
         health: health(&pool.health, &path, sink),
+        prefix: prefix::prefix(
+            pool.prefix_cache.map(|at| at.value).unwrap_or_default(),
+            &format!("{path}.prefixCache"),
+            sink,
+        ),
     }
 }
 

@@ -5,13 +5,17 @@
 mod hermetic;
 mod modes;
 mod order;
+mod prefix;
 
 use super::*;
 use crate::config::settings::{ExchangeSettings, ReportUsage, UsageCount};
+use crate::ext_proc::prefix::{PoolPrefix, Tokenizer};
 use crate::ids::EndpointId;
 use crate::limits::Limits;
 use crate::pool::health::HealthPolicy;
 use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, LoraState, PoolSnapshot, SnapshotStore};
+use crate::prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
+use crate::prompt::characters::Characters;
 use crate::scheduling::router::{ModelRewrites, PoolMatch, RewriteTarget};
 use crate::scheduling::{Pool, Router, Scheduler, registry};
 use crate::telemetry::decisions::Decisions;
@@ -43,6 +47,8 @@ struct Setup {
     rewrites: ModelRewrites,
     exchange: ExchangeSettings,
     limits: Limits,
+    tokenizer: Option<Tokenizer>,
+    engines_tell: bool,
 }
 
 impl Default for Setup {
@@ -57,6 +63,8 @@ impl Default for Setup {
             rewrites: ModelRewrites::default(),
             exchange: ExchangeSettings { trust_client_headers: true, ..ExchangeSettings::default() },
             limits: Limits::default(),
+            tokenizer: None,
+            engines_tell: false,
         }
     }
 }
@@ -78,7 +86,19 @@ impl Setup {
             destination: self.destination,
         };
         let metrics = Metrics::register(&mut prometheus_client::registry::Registry::default());
+        let cache = Arc::new(PrefixCache::new(&CacheConfig {
+            unit: BlockUnit::Bytes(64),
+            max_bytes: 16 << 20,
+            tenant_share: 1.0,
+            claim_life: Duration::from_secs(30),
+            seed: 7,
+        }));
+        cache.reconcile(&store.load());
+        let tokenizer = self.tokenizer.unwrap_or_else(|| Tokenizer::Characters(Characters::new(cache.space())));
+        let clock = crate::clock::Clock::start();
+        let prefix = PoolPrefix { cache, tokenizer, tenant_header: None, named_by_adapter: self.engines_tell, clock };
         let live = Live::new(Router::new(vec![Arc::new(pool)]), self.limits, self.exchange, &metrics);
+        let live = live.with_prefix(vec![Arc::new(prefix)]);
         let picker = Arc::new(Picker::new(live, metrics, Decisions::new(16), Tracing::default(), 7));
         World { picker, snapshot: store }
     }

@@ -2,6 +2,7 @@
 
 pub mod kv_cache;
 pub mod lora_affinity;
+pub mod prefix_cache;
 pub mod queue;
 
 /// Scores `(max − value) / (max − min)`: 1 for the least value, 0 for the greatest, 1 for all when they are equal.

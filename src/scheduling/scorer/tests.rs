@@ -37,7 +37,7 @@ fn scores(scorer: &str, states: &[EndpointState]) -> Vec<f32> {
     let scorer = (registry::scorer(scorer).unwrap().build)(&serde_json::Value::Null).unwrap();
     let snapshot = PoolSnapshot::default();
     let request = RequestFacts { model: "A", ..RequestFacts::default() };
-    let cx = PickContext { now: NOW, request, snapshot: &snapshot, stale_after: STALE_AFTER };
+    let cx = PickContext { now: NOW, request, snapshot: &snapshot, stale_after: STALE_AFTER, prefix: None };
     let candidates: Vec<_> = states.iter().map(|s| Candidate::new(s, NOW, STALE_AFTER, 0)).collect();
     let mut out = vec![f32::NAN; states.len()];
     scorer.score(&cx, &candidates, &mut out);
@@ -81,7 +81,13 @@ fn the_references_rows() {
 fn the_pipeline_weighs_and_adds_and_fills_the_ranking_in_order() {
     let states = [state(0, waiting(2)), state(1, waiting(0)), state(2, waiting(1))];
     let snapshot = PoolSnapshot::default();
-    let cx = PickContext { now: NOW, request: RequestFacts::default(), snapshot: &snapshot, stale_after: STALE_AFTER };
+    let cx = PickContext {
+        now: NOW,
+        request: RequestFacts::default(),
+        snapshot: &snapshot,
+        stale_after: STALE_AFTER,
+        prefix: None,
+    };
     let candidates: Vec<_> = states.iter().map(|s| Candidate::new(s, NOW, STALE_AFTER, 0)).collect();
     let pipeline = (registry::strategy("pipeline").unwrap().build)(&serde_json::Value::Null).unwrap();
     let mut ranking = Ranking::new(3);

@@ -3,5 +3,6 @@
 pub mod least_request;
 pub mod pipeline;
 pub mod power_of_two;
+pub mod prefix_cache;
 pub mod random;
 pub mod round_robin;

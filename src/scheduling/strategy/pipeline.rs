@@ -46,12 +46,18 @@ fn one() -> f32 {
     1.0
 }
 
-/// GIE's own default, less its prefix scorer.
+/// GIE's own default.
 impl Default for Params {
     fn default() -> Self {
         let scorer =
-            |name: &str| ScorerParams { r#type: name.to_owned(), weight: 2.0, parameters: serde_json::Value::Null };
-        Self { scorers: vec![scorer("queue-scorer"), scorer("kv-cache-utilization-scorer")] }
+            |name: &str, weight| ScorerParams { r#type: name.to_owned(), weight, parameters: serde_json::Value::Null };
+        Self {
+            scorers: vec![
+                scorer("queue-scorer", 2.0),
+                scorer("kv-cache-utilization-scorer", 2.0),
+                scorer("prefix-cache-scorer", 3.0),
+            ],
+        }
     }
 }
 
@@ -81,6 +87,10 @@ struct Pipeline {
 }
 
 impl Strategy for Pipeline {
+    fn reads_prefix(&self) -> bool {
+        self.scorers.iter().any(|(scorer, _)| scorer.reads_prefix())
+    }
+
     fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
         ranking.because("greatest score");
         let mut sums: SmallVec<[f32; 16]> = smallvec![0.0; candidates.len()];

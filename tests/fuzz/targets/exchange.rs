@@ -2,14 +2,17 @@
 
 #![no_main]
 
-use attache::clock::Timestamp;
+use attache::clock::{Clock, Timestamp};
 use attache::config::settings::ExchangeSettings;
 use attache::ext_proc::exchange::Actions;
+use attache::ext_proc::prefix::{PoolPrefix, Tokenizer};
 use attache::ext_proc::{Event, Exchange, Live, Picker};
 use attache::ids::EndpointId;
 use attache::limits::Limits;
 use attache::pool::health::HealthPolicy;
 use attache::pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot, SnapshotStore};
+use attache::prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
+use attache::prompt::characters::Characters;
 use attache::scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteTarget};
 use attache::scheduling::{Pool, Router, Scheduler, registry};
 use attache::telemetry::decisions::Decisions;
@@ -22,6 +25,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
     HttpBody, HttpHeaders, HttpTrailers, ProcessingRequest, ProtocolConfiguration,
 };
 use libfuzzer_sys::fuzz_target;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,7 +49,7 @@ fn world(rename: bool) -> World {
     let endpoint = Arc::new(Endpoint::new(EndpointId(0), EndpointSpec::at(([127, 0, 0, 1], 8000).into())));
     let store = Arc::new(SnapshotStore::default());
     store.publish(PoolSnapshot::new(1, true, vec![EndpointState { endpoint: endpoint.clone(), metrics: None }]));
-    let strategy = (registry::strategy("least-request").unwrap().build)(&serde_json::Value::Null).unwrap();
+    let strategy = (registry::strategy("pipeline").unwrap().build)(&serde_json::Value::Null).unwrap();
     let target = RewriteTarget { model: "t".into(), weight: 1 };
     let pool = Pool {
         name: "p".into(),
@@ -57,9 +61,22 @@ fn world(rename: bool) -> World {
         stale_after: Duration::from_secs(2),
         destination: Destination::List,
     };
+    let cache = Arc::new(PrefixCache::new(&CacheConfig {
+        unit: BlockUnit::Bytes(8),
+        max_bytes: 1 << 20,
+        tenant_share: 1.0,
+        claim_life: Duration::from_secs(30),
+        seed: 7,
+    }));
+    cache.reconcile(&pool.store.load());
+    let characters = Characters { block_bytes: NonZeroUsize::MIN.saturating_add(7), ..Characters::new(cache.space()) };
+    let tokenizer = Tokenizer::Characters(characters);
+    let clock = Clock::start();
+    let prefix = PoolPrefix { cache, tokenizer, tenant_header: None, named_by_adapter: false, clock };
     let metrics = Metrics::register(&mut prometheus_client::registry::Registry::default());
     let limits = Limits { max_body_bytes: 4_096, ..Limits::default() };
     let live = Live::new(Router::new(vec![Arc::new(pool)]), limits, ExchangeSettings::default(), &metrics);
+    let live = live.with_prefix(vec![Arc::new(prefix)]);
     World { picker: Arc::new(Picker::new(live, metrics, Decisions::new(2), Tracing::default(), 1)), endpoint }
 }
 

@@ -1,0 +1,155 @@
+//! What turns a pool's prompts into blocks, from the settings.
+
+use crate::clock::Clock;
+use crate::config::settings::{PoolSettings, PrefixSettings, TokenizerSettings};
+use crate::ext_proc::prefix::{PoolPrefix, Tokenizer};
+use crate::prefix::cache::{CHARACTERS_PER_TOKEN, PrefixCache};
+use crate::prefix::key::KeySpace;
+use crate::prompt::blocks::{DEFAULT_MAX_PROMPT_BYTES, TokenBlocks};
+use crate::prompt::characters::Characters;
+#[cfg(feature = "hf-tokenizers")]
+use crate::prompt::huggingface::HuggingFace;
+use crate::prompt::memo::{Cuts, Memo, SegmentCache};
+use crate::prompt::pieces::{Pattern, Volatile};
+use crate::prompt::tiktoken::{DEFAULT_ENCODING, Encoding, Tables};
+use crate::prompt::{EncodeError, Encoder};
+use crate::tokenize::RemotePool;
+use anyhow::Context;
+#[cfg(feature = "hf-tokenizers")]
+use sha2::{Digest, Sha256};
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The prompts and caches of one pool.
+pub(super) fn prefix(
+    settings: &PoolSettings,
+    cache: Arc<PrefixCache>,
+    remote: Option<Arc<RemotePool>>,
+    segments: &Arc<SegmentCache>,
+    clock: Clock,
+) -> anyhow::Result<Arc<PoolPrefix>> {
+    let p = &settings.prefix;
+    let tokenizer = match &p.tokenizer {
+        TokenizerSettings::Characters => Tokenizer::Characters(characters(p, cache.space())),
+        TokenizerSettings::Tiktoken { encoding } => tiktoken(settings, encoding.as_deref(), cache.space(), segments)?,
+        TokenizerSettings::HuggingFace { directory } => huggingface(p, directory, cache.space(), segments)?,
+        TokenizerSettings::Remote { .. } => {
+            let pool = remote.context("the tokenizer `remote` asks servers, which takes a running picker")?;
+            Tokenizer::Remote { pool, blocks: token_blocks(p, cache.space(), Arc::new(NoText), Cuts::none()) }
+        }
+    };
+    let named_by_adapter = p.kv_events.is_some();
+    Ok(Arc::new(PoolPrefix { cache, tokenizer, tenant_header: p.tenant_header.clone(), named_by_adapter, clock }))
+}
+
+/// Blocks of text, whatever the settings ask for: what is left when their tokenizer can't be used.
+pub(super) fn as_text(settings: &PoolSettings, cache: Arc<PrefixCache>, clock: Clock) -> Arc<PoolPrefix> {
+    let p = &settings.prefix;
+    let tokenizer = Tokenizer::Characters(characters(p, cache.space()));
+    let (tenant_header, named_by_adapter) = (p.tenant_header.clone(), p.kv_events.is_some());
+    Arc::new(PoolPrefix { cache, tokenizer, tenant_header, named_by_adapter, clock })
+}
+
+fn tiktoken(
+    settings: &PoolSettings,
+    encoding: Option<&str>,
+    space: KeySpace,
+    segments: &Arc<SegmentCache>,
+) -> anyhow::Result<Tokenizer> {
+    // The pool's models share a server, so they share a vocabulary: the first name tells.
+    let by_model = || settings.matches.models.first().map_or(DEFAULT_ENCODING, |m| Encoding::of_model(m));
+    let encoding = encoding.and_then(Encoding::by_name).unwrap_or_else(by_model);
+    let encoder = Tables::default().encoder(encoding);
+    let cuts = encoder.cuts().map_err(|e| anyhow::anyhow!("tokenizer `{}`: {e}", encoding.name()))?;
+    let memo = Arc::new(Memo::new(Arc::new(encoder), encoding.name().as_bytes(), cuts, segments.clone()));
+    Ok(Tokenizer::Fields { blocks: memo_blocks(&settings.prefix, space, memo.clone()), memo })
+}
+
+#[cfg(feature = "hf-tokenizers")]
+fn huggingface(
+    settings: &PrefixSettings,
+    directory: &Path,
+    space: KeySpace,
+    segments: &Arc<SegmentCache>,
+) -> anyhow::Result<Tokenizer> {
+    let read = |name: &str| {
+        let path = directory.join(name);
+        match std::fs::read(&path) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(anyhow::Error::new(error).context(format!("can't read {}", path.display()))),
+        }
+    };
+    let tokenizer = read("tokenizer.json")?
+        .with_context(|| format!("`tokenizer.directory`: there is no tokenizer.json in {}", directory.display()))?;
+    let (config, template) = (read("tokenizer_config.json")?, read("chat_template.jinja")?);
+    let template = template.map(String::from_utf8).transpose().context("chat_template.jinja is not UTF-8")?;
+    let model = HuggingFace::from_parts(&tokenizer, config.as_deref(), template.as_deref())
+        .with_context(|| format!("the model's files in {}", directory.display()))?;
+    let model = Arc::new(model);
+    let cuts = model.cut_marks().map_or_else(Cuts::none, |marks| Cuts::new(marks.iter().cloned(), false));
+    let identity = Sha256::digest(&tokenizer);
+    let memo = Arc::new(Memo::new(model.clone(), &identity, cuts, segments.clone()));
+    Ok(Tokenizer::HuggingFace { model, blocks: memo_blocks(settings, space, memo.clone()), memo })
+}
+
+#[cfg(not(feature = "hf-tokenizers"))]
+fn huggingface(_: &PrefixSettings, _: &Path, _: KeySpace, _: &Arc<SegmentCache>) -> anyhow::Result<Tokenizer> {
+    anyhow::bail!("this build has no tokenizer `huggingface` (feature `hf-tokenizers`)")
+}
+
+/// The encoder of blocks whose tokens come from elsewhere.
+#[derive(Debug)]
+struct NoText;
+
+impl Encoder for NoText {
+    fn encode(&self, _: &str, _: &mut Vec<u32>) -> Result<(), EncodeError> {
+        Err(EncodeError::Failed("text is tokenized elsewhere".to_owned()))
+    }
+}
+
+fn memo_blocks(settings: &PrefixSettings, space: KeySpace, memo: Arc<Memo>) -> TokenBlocks {
+    let cuts = memo.cuts().clone();
+    token_blocks(settings, space, memo, cuts)
+}
+
+fn token_blocks(settings: &PrefixSettings, space: KeySpace, encoder: Arc<dyn Encoder>, cuts: Cuts) -> TokenBlocks {
+    TokenBlocks {
+        space,
+        block_tokens: blocks(settings),
+        volatile: volatile(settings),
+        encoder,
+        cuts,
+        max_bytes: DEFAULT_MAX_PROMPT_BYTES,
+    }
+}
+
+fn characters(settings: &PrefixSettings, space: KeySpace) -> Characters {
+    let tokens = blocks(settings);
+    Characters {
+        space,
+        block_bytes: tokens.saturating_mul(nonzero(CHARACTERS_PER_TOKEN)),
+        block_tokens: tokens,
+        volatile: volatile(settings),
+    }
+}
+
+fn blocks(settings: &PrefixSettings) -> NonZeroUsize {
+    nonzero(settings.block_size)
+}
+
+fn nonzero(n: u32) -> NonZeroUsize {
+    NonZeroUsize::new(n as usize).unwrap_or(NonZeroUsize::MIN)
+}
+
+/// The built-in patterns and the configuration's.
+fn volatile(settings: &PrefixSettings) -> Volatile {
+    let mut volatile = Volatile::default();
+    for rule in &settings.volatile {
+        let pattern = Pattern { prefix: rule.prefix.clone(), suffix: rule.suffix.clone() };
+        volatile.system.push(pattern.clone());
+        volatile.messages.push(pattern);
+    }
+    volatile
+}

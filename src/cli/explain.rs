@@ -1,0 +1,204 @@
+//! `attache explain`: what the picker makes of one request.
+
+use super::source::ReloadSource;
+use super::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_USAGE, colour};
+use crate::admin::DEFAULT_EXPLAINED_PATH;
+use crate::app;
+use crate::clock::Clock;
+use crate::config::Overrides;
+use crate::ext_proc::explain::explain;
+use anyhow::Context;
+use clap::Args;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use serde_json::Value;
+use std::fmt::Write;
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  attache explain request.json                                  # asks the picker on this machine
+  attache explain request.json --admin http://127.0.0.1:9090
+  curl -s … | attache explain - --path /v1/messages
+  attache explain request.json --config-file attache.yaml       # without a running picker
+  attache explain request.json --json | jq '.endpoints'
+
+Exit codes: 0 when the request can be routed, 1 when it would be refused.";
+
+/// A request that would be refused.
+const EXIT_REFUSED: u8 = 1;
+/// Largest answer of a picker, 256 MiB: a prompt of a million tokens, block by block.
+const MAX_ANSWER_BYTES: usize = 256 << 20;
+/// Blocks that are shown of a long prompt, from each end.
+const SHOWN_BLOCKS: usize = 12;
+
+/// Say what the picker makes of a request: its tokens and blocks, who holds them, and where it would go.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct ExplainArgs {
+    /// The request's body, a JSON file; `-` reads standard input
+    #[arg(value_name = "FILE")]
+    body: PathBuf,
+    /// The path that it would be sent to
+    #[arg(long, default_value = DEFAULT_EXPLAINED_PATH)]
+    path: String,
+    /// The metrics port of the picker to ask
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090", conflicts_with = "config_file")]
+    admin: String,
+    /// Ask no picker: read this configuration, and tell tokens, blocks and keys
+    #[arg(long, value_name = "FILE")]
+    config_file: Option<PathBuf>,
+    /// Every block, not only the first and last
+    #[arg(long)]
+    all_blocks: bool,
+    /// The whole explanation as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: &ExplainArgs) -> ExitCode {
+    let body = match read(&args.body) {
+        Ok(body) => body,
+        Err(error) => return fail(EXIT_USAGE, &error),
+    };
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(EXIT_INTERNAL, &error.into()),
+    };
+    let explained = match &args.config_file {
+        Some(file) => {
+            let reading = ReloadSource::new(Some(file.clone()), None, Overrides::default()).read();
+            eprint!("{}", reading.render(colour()));
+            let Some(settings) = reading.settings else { return ExitCode::from(EXIT_CONFIG) };
+            let picker = match app::offline(&settings) {
+                Ok(picker) => picker,
+                Err(error) => return fail(EXIT_CONFIG, &error),
+            };
+            let now = Clock::start().now();
+            let explained = runtime.block_on(explain(&picker, &picker.live(), &args.path, None, &body, now));
+            explained.map_err(|e| format!("{}: {}", e.reason.code(), e.message)).map(|e| serde_json::json!(e))
+        }
+        None => match runtime.block_on(ask(&args.admin, &args.path, body)) {
+            Ok(answer) => answer,
+            Err(error) => return fail(EXIT_INTERNAL, &error),
+        },
+    };
+    match explained {
+        Ok(explanation) if args.json => println!("{explanation:#}"),
+        Ok(explanation) => print!("{}", show(&explanation, args.all_blocks)),
+        Err(refusal) => {
+            eprintln!("it would be refused: {refusal}");
+            return ExitCode::from(EXIT_REFUSED);
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn fail(code: u8, error: &anyhow::Error) -> ExitCode {
+    eprintln!("error: {error:#}");
+    ExitCode::from(code)
+}
+
+fn read(path: &PathBuf) -> anyhow::Result<Vec<u8>> {
+    if path.as_os_str() == "-" {
+        let mut body = Vec::new();
+        std::io::stdin().read_to_end(&mut body).context("can't read standard input")?;
+        return Ok(body);
+    }
+    std::fs::read(path).with_context(|| format!("can't read {}", path.display()))
+}
+
+/// Asks a running picker; the inner error is its refusal.
+async fn ask(admin: &str, path: &str, body: Vec<u8>) -> anyhow::Result<Result<Value, String>> {
+    let base = admin.trim_end_matches('/');
+    let query: String = path
+        .bytes()
+        .map(|b| if b.is_ascii_alphanumeric() || b == b'/' { (b as char).to_string() } else { format!("%{b:02X}") })
+        .collect();
+    let request = http::Request::post(format!("{base}/explain?path={query}"))
+        .header("content-type", "application/json")
+        .body(Full::new(bytes::Bytes::from(body)))
+        .with_context(|| format!("`--admin {admin}` is no URL of the form `http://host:port`"))?;
+    let client = Client::builder(TokioExecutor::new()).build_http();
+    let reply = client
+        .request(request)
+        .await
+        .with_context(|| format!("no picker answers at {base} (`--admin`; or give `--config-file` to ask none)"))?;
+    let status = reply.status();
+    let bytes = Limited::new(reply.into_body(), MAX_ANSWER_BYTES).collect().await;
+    let bytes = bytes.map_err(|e| anyhow::anyhow!("the picker's answer can't be read: {e}"))?.to_bytes();
+    if status == http::StatusCode::OK {
+        return Ok(Ok(serde_json::from_slice(&bytes).context("the picker's answer is no JSON")?));
+    }
+    let text = String::from_utf8_lossy(&bytes).trim().to_owned();
+    anyhow::ensure!(status.is_client_error() || status == http::StatusCode::SERVICE_UNAVAILABLE, "{status}: {text}");
+    Ok(Err(text))
+}
+
+/// The explanation for people.
+fn show(e: &Value, all_blocks: bool) -> String {
+    let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
+    let list = |v: &Value| v.as_array().cloned().unwrap_or_default();
+    let blocks = list(&e["blocks"]);
+    let about = if e["counted"] == true { "" } else { "about " };
+    let mut out = String::new();
+    let mut line = |key: &str, value: String| {
+        let _ = writeln!(out, "{key:<10} {value}");
+    };
+    line("pool", text(&e["pool"]));
+    line("model", text(&e["model"]));
+    line("tokenizer", format!("{}, blocks of {}", text(&e["tokenizer"]), text(&e["block"])));
+    line(
+        "prompt",
+        format!(
+            "{about}{} tokens, {} full block{}",
+            e["prompt_tokens"],
+            blocks.len(),
+            if blocks.len() == 1 { "" } else { "s" }
+        ),
+    );
+    if e["left_out_bytes"].as_u64().unwrap_or(0) > 0 {
+        line("left out", format!("{} bytes that change with every request", e["left_out_bytes"]));
+    }
+    let picks: Vec<String> = list(&e["picks"]).iter().map(text).collect();
+    line(
+        "goes to",
+        format!("{} ({})", if picks.is_empty() { "nobody".into() } else { picks.join(", ") }, text(&e["reason"])),
+    );
+    let _ = writeln!(
+        out,
+        "\n{:<24} {:>14} {:>8} {:>8} {:>9}  {:<8}",
+        "ENDPOINT", "HOLDS", "TOKENS", "ON WAY", "REQUESTS", "KNOWN BY"
+    );
+    for h in list(&e["endpoints"]) {
+        let of = format!("{} of {}", h["blocks"], blocks.len());
+        let _ = writeln!(
+            out,
+            "{:<24} {:>14} {:>8} {:>8} {:>9}  {:<8}",
+            text(&h["address"]),
+            of,
+            h["tokens"].to_string(),
+            h["on_its_way_blocks"].to_string(),
+            h["requests"].to_string(),
+            text(&h["source"])
+        );
+    }
+    let _ = writeln!(out, "\n{:>5}  {:<16}  CONTENT", "BLOCK", "KEY");
+    for (i, block) in blocks.iter().enumerate() {
+        if !all_blocks && blocks.len() > 2 * SHOWN_BLOCKS && (SHOWN_BLOCKS..blocks.len() - SHOWN_BLOCKS).contains(&i) {
+            if i == SHOWN_BLOCKS {
+                let _ = writeln!(out, "       … {} more (`--all-blocks`) …", blocks.len() - 2 * SHOWN_BLOCKS);
+            }
+            continue;
+        }
+        let content = match &block["tokens"] {
+            Value::Array(ids) => ids.iter().map(Value::to_string).collect::<Vec<_>>().join(" "),
+            _ => format!("{:?}", text(&block["text"])),
+        };
+        let _ = writeln!(out, "{i:>5}  {:<16}  {content}", text(&block["key"]));
+    }
+    out
+}

@@ -1,0 +1,150 @@
+//! The checks of `prefixCache`: tokenizers, budgets, KV events.
+
+use super::{given, positive};
+use crate::config::decode::Sink;
+use crate::config::defaults::*;
+use crate::config::diagnostic::{At, Code, Diagnostic, Span};
+use crate::config::schema::{self, TokenizerKind};
+use crate::config::settings::{KvEventSettings, PrefixSettings, TokenizerSettings, VolatileRule};
+use crate::prefix::cache::{DEFAULT_MAX_BYTES, DEFAULT_TENANT_SHARE};
+use crate::prefix::claims::DEFAULT_CLAIM_LIFE;
+use crate::prompt::tiktoken::Encoding;
+
+/// The section, checked.
+pub(super) fn prefix(file: schema::PrefixCache, path: &str, sink: &mut Sink) -> PrefixSettings {
+    let tokenizer = file.tokenizer.map_or(TokenizerSettings::Characters, |at| tokenizer(at.value, path, sink));
+    let kv_events = file.kv_events.map(|at| (at.span, kv_events(at.value, &format!("{path}.kvEvents"), sink)));
+    let blind = matches!(tokenizer, TokenizerSettings::Characters | TokenizerSettings::Tiktoken { .. });
+    if let Some((span, _)) = kv_events.as_ref().filter(|_| blind) {
+        let message = "KV events name blocks by the model's tokens, which this tokenizer does not know for conversations: they \
+                       are learned from what is routed";
+        sink.push(
+            Diagnostic::new(Code::NoEffect, format!("{path}.kvEvents"), message)
+                .at(*span)
+                .help("add `tokenizer: {type: huggingface, directory: …}` or `tokenizer: remote`"),
+        );
+    }
+    if let Some(at) = file.block_size.filter(|at| !(1..=MAX_BLOCK_SIZE).contains(&at.value)) {
+        sink.out_of_range(at.span, &format!("{path}.blockSize"), at.value, &format!("1 to {MAX_BLOCK_SIZE}"));
+    }
+    if let Some(at) = file.max_bytes.filter(|at| !(1 << 20..=1 << 40).contains(&at.value.0)) {
+        sink.out_of_range(at.span, &format!("{path}.maxBytes"), at.value.0, "1MiB to 1TiB");
+    }
+    if let Some(at) = file.tenant_share.filter(|at| !(0.0..=1.0).contains(&at.value)) {
+        sink.out_of_range(at.span, &format!("{path}.tenantShare"), at.value, "0 to 1");
+    }
+    let tenant_header = file.tenant_header.map(|at| {
+        if at.value.parse::<http::HeaderName>().is_err() {
+            let shown: String = at.value.chars().take(60).collect();
+            sink.out_of_range(at.span, &format!("{path}.tenantHeader"), format!("`{shown}`"), "the name of a header");
+        }
+        at.value.to_ascii_lowercase()
+    });
+    PrefixSettings {
+        tokenizer,
+        block_size: given(file.block_size, DEFAULT_BLOCK_SIZE),
+        max_bytes: file.max_bytes.map_or(DEFAULT_MAX_BYTES, |at| at.value.0),
+        tenant_share: file.tenant_share.map_or(DEFAULT_TENANT_SHARE, |at| at.value as f32),
+        tenant_header,
+        claim_life: positive(&format!("{path}.claimLife"), file.claim_life, DEFAULT_CLAIM_LIFE, sink),
+        volatile: volatile(file.volatile.map(|at| at.value).unwrap_or_default(), path, sink),
+        kv_events: kv_events.map(|(_, settings)| settings),
+    }
+}
+
+fn volatile(file: Vec<At<schema::Volatile>>, path: &str, sink: &mut Sink) -> Vec<VolatileRule> {
+    let mut rules = Vec::with_capacity(file.len());
+    for (i, At { value, span }) in file.into_iter().enumerate() {
+        let prefix = value.prefix.map(|at| at.value).unwrap_or_default();
+        if prefix.is_empty() {
+            let message = "`prefix` is missing: every text would be left out of the keys";
+            sink.push(Diagnostic::new(Code::MissingKey, format!("{path}.volatile[{i}].prefix"), message).at(span));
+        }
+        rules.push(VolatileRule { prefix, suffix: value.suffix.map(|at| at.value).unwrap_or_default() });
+    }
+    rules
+}
+
+fn tokenizer(file: schema::Tokenizer, path: &str, sink: &mut Sink) -> TokenizerSettings {
+    let path = format!("{path}.tokenizer");
+    let kind = file.kind.value;
+    let spans: [(&str, Option<Span>, TokenizerKind); 5] = [
+        ("encoding", file.encoding.as_ref().map(|at| at.span), TokenizerKind::Tiktoken),
+        ("directory", file.directory.as_ref().map(|at| at.span), TokenizerKind::HuggingFace),
+        ("url", file.url.as_ref().map(|at| at.span), TokenizerKind::Remote),
+        ("render", file.render.as_ref().map(|at| at.span), TokenizerKind::Remote),
+        ("timeout", file.timeout.as_ref().map(|at| at.span), TokenizerKind::Remote),
+    ];
+    for (key, span, of) in spans {
+        if let Some(span) = span.filter(|_| of != kind) {
+            let message = format!("`{key}` has no effect: the tokenizer has none");
+            sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.{key}"), message).at(span));
+        }
+    }
+    match kind {
+        TokenizerKind::Characters => TokenizerSettings::Characters,
+        TokenizerKind::Tiktoken => TokenizerSettings::Tiktoken { encoding: encoding(file.encoding, &path, sink) },
+        TokenizerKind::HuggingFace => {
+            if file.directory.is_none() {
+                let message = "`directory` is missing: the folder with the model's `tokenizer.json`";
+                sink.push(Diagnostic::new(Code::MissingKey, format!("{path}.directory"), message).at(file.kind.span));
+            }
+            TokenizerSettings::HuggingFace { directory: file.directory.map(|at| at.value).unwrap_or_default().into() }
+        }
+        TokenizerKind::Remote => {
+            if let Some(at) = &file.url
+                && !at.value.parse::<http::Uri>().is_ok_and(|u| matches!(u.scheme_str(), Some("http" | "https")))
+            {
+                let shown: String = at.value.chars().take(60).collect();
+                sink.out_of_range(at.span, &format!("{path}.url"), format!("`{shown}`"), "an http or https URL");
+            }
+            TokenizerSettings::Remote {
+                url: file.url.map(|at| at.value.trim_end_matches('/').to_owned()),
+                render: given(file.render, false),
+                timeout: positive(&format!("{path}.timeout"), file.timeout, DEFAULT_REMOTE_TIMEOUT, sink),
+            }
+        }
+    }
+}
+
+fn encoding(file: schema::Opt<String>, path: &str, sink: &mut Sink) -> Option<String> {
+    let at = file?;
+    if Encoding::by_name(&at.value).is_none() {
+        let shown: String = at.value.chars().take(60).collect();
+        let known = Encoding::ALL.map(Encoding::name).join(", ");
+        sink.out_of_range(at.span, &format!("{path}.encoding"), format!("`{shown}`"), &known);
+    }
+    Some(at.value)
+}
+
+fn kv_events(file: schema::KvEvents, path: &str, sink: &mut Sink) -> KvEventSettings {
+    for (key, at) in [("port", &file.port), ("replayPort", &file.replay_port)] {
+        if let Some(at) = at.as_ref().filter(|at| at.value == 0) {
+            sink.out_of_range(at.span, &format!("{path}.{key}"), 0, "1 to 65535");
+        }
+    }
+    if let Some(at) = file.ranks.filter(|at| !(1..=MAX_RANKS).contains(&at.value)) {
+        sink.out_of_range(at.span, &format!("{path}.ranks"), at.value, &format!("1 to {MAX_RANKS}"));
+    }
+    if let (Some(bind), Some(port)) = (&file.bind, &file.port) {
+        let message = "`port` has no effect: with `bind` the publishers connect here";
+        sink.push(
+            Diagnostic::new(Code::NoEffect, format!("{path}.port"), message)
+                .at(port.span)
+                .related(bind.span, "the socket that is bound"),
+        );
+    }
+    if let Some(at) = &file.bind
+        && at.value.strip_prefix("tcp://").is_none_or(|rest| rest.parse::<std::net::SocketAddr>().is_err())
+    {
+        let shown: String = at.value.chars().take(60).collect();
+        sink.out_of_range(at.span, &format!("{path}.bind"), format!("`{shown}`"), "`tcp://ip:port`");
+    }
+    KvEventSettings {
+        port: given(file.port, DEFAULT_KV_EVENTS_PORT),
+        replay_port: file.replay_port.map(|at| at.value),
+        ranks: given(file.ranks, 1),
+        topic: given(file.topic, DEFAULT_KV_EVENTS_TOPIC.to_owned()),
+        bind: file.bind.map(|at| at.value),
+    }
+}

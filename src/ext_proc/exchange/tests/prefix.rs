@@ -1,0 +1,146 @@
+//! Requests that share a beginning: they meet while the first is on its way, after it was served, and in the next turn.
+
+use super::*;
+use crate::ext_proc::prefix::Warming;
+use crate::prefix::key::KeySpace;
+use crate::prompt::blocks::TokenBlocks;
+use crate::prompt::memo::{Memo, SegmentCache};
+use crate::prompt::tiktoken::{DEFAULT_ENCODING, Tables};
+
+const CHAT: (&str, &str) = (":path", "/v1/chat/completions");
+
+fn pool(servers: usize) -> World {
+    let parameters = serde_json::json!({"scorers": [{"type": "prefix-cache-scorer"}]});
+    Setup { servers: vec![(0, 0.1, &[]); servers], parameters, ..Setup::default() }.build()
+}
+
+fn chat(messages: &[(&str, &str)]) -> String {
+    let messages: Vec<_> = messages.iter().map(|(r, c)| serde_json::json!({"role": r, "content": c})).collect();
+    serde_json::json!({"model": "m", "messages": messages}).to_string()
+}
+
+/// A text of about `words` words that no other `name` shares.
+fn text(name: &str, words: usize) -> String {
+    (0..words).map(|i| format!("{name}{i} ")).collect()
+}
+
+/// Sends a request and tells where it goes.
+fn ask(world: &World, sent: &str) -> (Exchange, String) {
+    let mut exchange = world.exchange();
+    send(&mut exchange, request(Message::RequestHeaders(headers(&[CHAT], false))));
+    let got = Answered::of(&send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true)))));
+    (exchange, got.set[DESTINATION].clone())
+}
+
+fn answer(mut exchange: Exchange, status: &str, content: &str) {
+    send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", status)], false))));
+    let message = serde_json::json!({"choices": [{"index": 0, "message": {"role": "assistant", "content": content}}]});
+    send(&mut exchange, request(Message::ResponseBody(body(message.to_string().as_bytes(), true))));
+}
+
+/// What the last decision expected to find cached, tokens.
+fn matched(world: &World) -> u32 {
+    world.picker.decisions.snapshot().pop().unwrap().estimated_cached_tokens
+}
+
+#[test]
+fn a_burst_of_equal_prompts_lands_together_before_anything_is_answered() {
+    let world = pool(16);
+    let prompt = chat(&[("user", &text("burst", 300))]);
+    let (first, to) = ask(&world, &prompt);
+    let others: Vec<_> = (0..3).map(|_| ask(&world, &prompt)).collect();
+    assert!(others.iter().all(|(_, other)| *other == to), "all at {to}");
+    drop((first, others));
+    let elsewhere: std::collections::BTreeSet<_> = (0..40).map(|_| ask(&world, &prompt).1).collect();
+    assert!(elsewhere.len() > 1, "nothing was served, nothing is claimed any more: {elsewhere:?}");
+    world.assert_books_closed(44);
+}
+
+#[test]
+fn what_was_served_is_met_again_and_what_failed_is_not() {
+    let world = pool(16);
+    let prompt = chat(&[("system", &text("rules", 400)), ("user", "first")]);
+    let (exchange, to) = ask(&world, &prompt);
+    answer(exchange, "200", "fine");
+    for question in ["second", "third"] {
+        let (exchange, again) = ask(&world, &chat(&[("system", &text("rules", 400)), ("user", question)]));
+        assert_eq!(again, to);
+        answer(exchange, "200", "fine");
+        assert!(matched(&world) > 400, "the system prompt was foretold: {}", matched(&world));
+    }
+    let live = world.picker.live();
+    let stats = live.prefix(0).unwrap().cache.stats();
+    let [lookups, prompts, found] = [&stats.lookups, &stats.prompt_tokens, &stats.matched_tokens]
+        .map(|n| n.load(std::sync::atomic::Ordering::Relaxed));
+    assert_eq!(lookups, 3, "each prompt is looked up once");
+    assert!(found > 800 && prompts > found, "{found} of {prompts} tokens");
+    let failing = chat(&[("system", &text("failing", 400))]);
+    for _ in 0..5 {
+        let (exchange, _) = ask(&world, &failing);
+        answer(exchange, "500", "");
+        assert_eq!(matched(&world), 0);
+    }
+}
+
+#[test]
+fn the_next_turn_begins_with_this_ones_answer() {
+    let world = pool(16);
+    let (question, reply) = (text("question", 100), text("reply", 1_000));
+    let (exchange, to) = ask(&world, &chat(&[("user", &question)]));
+    answer(exchange, "200", &reply);
+    let (exchange, again) = ask(&world, &chat(&[("user", &question), ("assistant", &reply), ("user", "go on")]));
+    answer(exchange, "200", "fine");
+    assert_eq!(again, to);
+    let all = u32::try_from((question.len() + reply.len()) / 4).unwrap();
+    assert!((all - 32..=all + 32).contains(&matched(&world)), "{} of {all}", matched(&world));
+}
+
+#[test]
+fn salts_models_and_tools_keep_prompts_apart() {
+    let world = pool(16);
+    let plain = serde_json::json!({"model": "m", "messages": [{"role": "user", "content": text("same", 400)}]});
+    let (exchange, _) = ask(&world, &plain.to_string());
+    answer(exchange, "200", "fine");
+    for (key, value) in [
+        ("cache_salt", serde_json::json!("s")),
+        ("model", serde_json::json!("adapter")),
+        ("tools", serde_json::json!([{"type": "function", "function": {"name": text("tool", 20)}}])),
+    ] {
+        let mut other = plain.clone();
+        other[key] = value;
+        let (exchange, _) = ask(&world, &other.to_string());
+        answer(exchange, "200", "fine");
+        assert_eq!(matched(&world), 0, "{key}");
+    }
+    let (exchange, _) = ask(&world, &plain.to_string());
+    answer(exchange, "200", "fine");
+    assert!(matched(&world) > 400);
+}
+
+#[test]
+fn a_long_conversation_that_was_never_seen_is_looked_up_once_it_is_encoded() {
+    for engines_tell in [false, true] {
+        let encoder = Tables::default().encoder(DEFAULT_ENCODING);
+        let cuts = encoder.cuts().unwrap();
+        let memory = Arc::new(SegmentCache::new(16 << 20, 7));
+        let memo = Arc::new(Memo::new(Arc::new(encoder), b"test", cuts.clone(), memory));
+        let blocks = TokenBlocks::new(KeySpace::new(7), memo.clone(), cuts);
+        let parameters = serde_json::json!({"scorers": [{"type": "prefix-cache-scorer"}]});
+        let tokenizer = Some(Tokenizer::Fields { blocks, memo });
+        let world = Setup { parameters, tokenizer, engines_tell, ..Setup::default() }.build();
+        // None of the turns is long; together they are more than is encoded where requests are served.
+        let turns: Vec<String> = (0..12).map(|i| text(&format!("turn{i}x"), 400)).collect();
+        let prompt = chat(&turns.iter().map(|turn| ("user", &**turn)).collect::<Vec<_>>());
+        let mut exchange = world.exchange();
+        send(&mut exchange, request(Message::RequestHeaders(headers(&[CHAT], false))));
+        assert!(send(&mut exchange, request(Message::RequestBody(body(prompt.as_bytes(), true)))).is_empty());
+        let Some(Warming::Cpu(work)) = exchange.warming() else { panic!("it is encoded elsewhere") };
+        work();
+        let mut out = Actions::new();
+        exchange.on(Event::Warmed, NOW, &mut out).unwrap();
+        assert!(Answered::of(&Vec::from(out)).set.contains_key(DESTINATION));
+        let live = world.picker.live();
+        let lookups = live.prefix(0).unwrap().cache.stats().lookups.load(std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(lookups, 1, "engines tell: {engines_tell}");
+    }
+}

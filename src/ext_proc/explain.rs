@@ -1,0 +1,195 @@
+//! What the picker makes of one request, in full: its tokens and blocks, who holds how many of them, and who would get it. Decides nothing
+//! and books nothing.
+
+use super::decide::{Question, Seen};
+use super::head::Head;
+use super::picker::{Live, Picker};
+use super::prefix::{Asked, Read, Shown, Warming};
+use crate::clock::Timestamp;
+use crate::error::{Reason, RequestError};
+use crate::pool::ledger;
+use crate::prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN};
+use crate::prefix::key::{BlockKey, BlockKeys};
+use crate::protocol::{self, Api};
+use crate::scheduling::router::RouteFacts;
+use crate::scheduling::{PickContext, RequestFacts};
+use serde::Serialize;
+
+/// What the picker makes of a request.
+#[derive(Debug, Serialize)]
+pub struct Explanation {
+    /// The pool that it goes to.
+    pub pool: String,
+    /// The API, as a label.
+    pub api: &'static str,
+    /// The server's name for the model.
+    pub model: String,
+    /// What makes its blocks.
+    pub tokenizer: &'static str,
+    /// What a block holds: `16 tokens`, `64 bytes`.
+    pub block: String,
+    /// Length of the prompt, tokens: counted where the tokenizer knows tokens, else estimated.
+    pub prompt_tokens: u64,
+    /// Whether `prompt_tokens` is counted.
+    pub counted: bool,
+    /// Bytes of text that are left out of the keys because they change with every request.
+    pub left_out_bytes: u64,
+    /// The full blocks, in order.
+    pub blocks: Vec<Block>,
+    /// Who holds how many of them.
+    pub endpoints: Vec<Holding>,
+    /// Where the request would go now, the best first.
+    pub picks: Vec<String>,
+    /// Why.
+    pub reason: String,
+}
+
+/// One full block of the prompt.
+#[derive(Debug, Serialize)]
+pub struct Block {
+    /// Its key, hexadecimal.
+    pub key: String,
+    /// Its tokens, where the tokenizer knows them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<Vec<u32>>,
+    /// Its text, where blocks hold text; the marks between fields shown as `⟨role⟩`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
+}
+
+/// What one endpoint holds of a prompt.
+#[derive(Debug, Serialize)]
+pub struct Holding {
+    /// `ip:port`.
+    pub address: String,
+    /// `engine` when its own KV events tell all, `learned` when what was routed there does, alone or beside them.
+    pub source: &'static str,
+    /// Blocks from the start in GPU memory.
+    pub gpu_blocks: u32,
+    /// Blocks from the start in any tier.
+    pub blocks: u32,
+    /// The same in tokens.
+    pub tokens: u32,
+    /// Blocks that other requests with the same beginning are bringing there at this moment.
+    pub on_its_way_blocks: u32,
+    /// Requests on it.
+    pub requests: u32,
+}
+
+/// What is remembered then, or can't be had: what follows tells.
+async fn run(warming: Warming) {
+    match warming {
+        Warming::Cpu(work) => drop(tokio::task::spawn_blocking(work).await),
+        Warming::Call(call) => call.await,
+    }
+}
+
+/// Explains a request with this path, content type and body. What takes long is done on the way.
+///
+/// # Errors
+/// The refusal that the request would get, and `invalid_json` where there is no prompt to explain.
+pub async fn explain(
+    picker: &Picker,
+    live: &Live,
+    path: &str,
+    content_type: Option<&str>,
+    body: &[u8],
+    now: Timestamp,
+) -> Result<Explanation, RequestError> {
+    let (api, _) = Api::from_path(path);
+    let request = protocol::parse(api, content_type, body, &live.limits)?;
+    let asked = request.model.as_ref().map(|m| &*m.name);
+    let (position, pool) = live.router.route(RouteFacts { model: asked, authority: "" }, |_| None)?;
+    let rewritten = asked.and_then(|m| pool.rewrites.rewrite(m, &mut picker.next_rng()));
+    let target = rewritten.unwrap_or_else(|| asked.unwrap_or_default().into());
+    let nothing = || RequestError::new(Reason::InvalidJson, "there is no prompt in it that a KV cache would hold");
+    let prefix = live.prefix(position).filter(|_| api.prefills()).ok_or_else(nothing)?;
+    let snapshot = pool.store.load_full();
+    let head = Head::default();
+    let ask = Asked { api, body, content_type, target: &target };
+    let question =
+        |last| Question { head: &head, api, response_id: None, subset: None, body: Seen::Whole(body), now, last };
+    let reading = match prefix.read(&question(false), ask, &request, &snapshot) {
+        Read::Warm(warming) => {
+            run(warming).await;
+            prefix.read(&question(true), ask, &request, &snapshot)
+        }
+        read => read,
+    };
+    let Read::Ready(reading) = reading else {
+        return Err(RequestError::new(Reason::InvalidJson, "its prompt can't be rendered or tokenized here"));
+    };
+
+    run(prefix.warming(ask, &reading, &live.limits)).await;
+    let mut keys = prefix.keys(&reading);
+    let found = prefix.cache.lookup(&mut keys, now).of_own_keys(reading.has_own_keys());
+    let estimated = u64::from(found.prompt_tokens(&request.prompt));
+    let cx = PickContext {
+        now,
+        request: RequestFacts {
+            model: &target,
+            prompt_tokens: u32::try_from(estimated).unwrap_or(u32::MAX),
+            priority: 0,
+        },
+        snapshot: &snapshot,
+        stale_after: pool.stale_after,
+        prefix: Some(&found),
+    };
+    let decision = pool.scheduler.preview(&cx, &mut picker.next_rng());
+    let holding = snapshot.endpoints.iter().map(|state| {
+        let id = state.endpoint.id;
+        let (held, with_claims) = (found.held(id), found.depth(id));
+        Holding {
+            address: state.endpoint.authority.to_string(),
+            source: if found.is_exact(id) { "engine" } else { "learned" },
+            gpu_blocks: held.gpu,
+            blocks: held.any,
+            tokens: found.tokens(held.any),
+            on_its_way_blocks: if with_claims.any > held.any { with_claims.any } else { 0 },
+            requests: ledger::requests(&state.endpoint, state.metrics.as_deref()),
+        }
+    });
+    let endpoints = holding.collect();
+    let shown = prefix.show(&reading);
+    let keys = keys.upto(usize::MAX).to_vec();
+    Ok(Explanation {
+        pool: pool.name.to_string(),
+        api: api.name(),
+        model: target.to_string(),
+        tokenizer: prefix.tokenizer.name(),
+        block: match prefix.cache.unit() {
+            BlockUnit::Tokens(n) => format!("{n} tokens"),
+            BlockUnit::Bytes(n) => format!("{n} bytes"),
+        },
+        counted: matches!(shown, Shown::Tokens(_)),
+        prompt_tokens: match &shown {
+            Shown::Tokens(ids) => ids.len() as u64,
+            Shown::Bytes(_) => estimated,
+        },
+        left_out_bytes: prefix.left_out_bytes(&reading),
+        blocks: blocks(&keys, &shown, prefix.cache.unit()),
+        endpoints,
+        picks: decision.iter().flat_map(|d| &d.picks).map(|e| e.authority.to_string()).collect(),
+        reason: decision.map_or("no endpoint is ready", |d| d.reason).to_owned(),
+    })
+}
+
+fn blocks(keys: &[BlockKey], shown: &Shown, unit: BlockUnit) -> Vec<Block> {
+    let key = |key: &BlockKey| format!("{:016x}", key.0);
+    match shown {
+        Shown::Tokens(ids) => {
+            let size = match unit {
+                BlockUnit::Tokens(tokens) => tokens,
+                // Prompts of token ids have blocks of as many tokens as the bytes stand for.
+                BlockUnit::Bytes(bytes) => bytes / CHARACTERS_PER_TOKEN,
+            };
+            let chunks = ids.chunks(size.max(1) as usize);
+            let block = |(k, ids): (&BlockKey, &[u32])| Block { key: key(k), tokens: Some(ids.to_vec()), text: None };
+            keys.iter().zip(chunks).map(block).collect()
+        }
+        Shown::Bytes(texts) => {
+            let block = |(k, text): (&BlockKey, &String)| Block { key: key(k), tokens: None, text: Some(text.clone()) };
+            keys.iter().zip(texts).map(block).collect()
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! One prompt looked up in its pool's caches: before the decision who holds how much of it, after it what is to be learned.
+
+use super::decide::Question;
+use super::learning::Lesson;
+use super::picker::{Live, Picker};
+use super::prefix::{Asked, PoolPrefix, PromptKeys, Read, Reading, Warming};
+use crate::pool::PoolSnapshot;
+use crate::prefix::cache::Found;
+use crate::prefix::key::BlockKeys;
+use crate::protocol::{Prompt, Request};
+use crate::scheduling::{Decision, Pool};
+use crate::telemetry::metrics::Degraded;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// A prompt that can be looked up.
+#[derive(Debug)]
+pub(super) struct Prepared<'p> {
+    prefix: &'p Arc<PoolPrefix>,
+    prompt: &'p Prompt<'p>,
+    reading: Reading<'p>,
+}
+
+/// Reads the prompt if the pool's strategy asks for it; `None` when it does not or the prompt can't be read.
+///
+/// # Errors
+/// What must run before it can be read.
+pub(super) fn prepare<'p>(
+    picker: &Picker,
+    live: &'p Live,
+    (position, pool): (usize, &Pool),
+    q: &Question<'_>,
+    asked: Asked<'_>,
+    request: Option<&'p Request<'p>>,
+    snapshot: &PoolSnapshot,
+) -> Result<Option<Prepared<'p>>, Warming> {
+    let Some(request) = request.filter(|_| pool.scheduler.reads_prefix() && q.api.prefills()) else { return Ok(None) };
+    let Some(prefix) = live.prefix(position) else { return Ok(None) };
+    match guarded(picker, || prefix.read(q, asked, request, snapshot)) {
+        Some(Read::Ready(reading)) => Ok(Some(Prepared { prefix, prompt: &request.prompt, reading })),
+        Some(Read::Warm(warming)) => Err(warming),
+        Some(Read::Unreadable(why)) => {
+            picker.metrics.degraded(why);
+            Ok(None)
+        }
+        None => Ok(None),
+    }
+}
+
+/// What was found of a prompt.
+#[derive(Debug)]
+pub(super) struct Looked<'p> {
+    prefix: &'p Arc<PoolPrefix>,
+    prompt: &'p Prompt<'p>,
+    keys: PromptKeys<'p>,
+    /// Who holds how much of it.
+    pub(super) found: Found,
+}
+
+impl<'p> Looked<'p> {
+    /// Looks a prompt up. Where caches are guessed all of its keys are made, since they are recorded later; where engines tell, what nobody
+    /// holds need not be encoded. `None` when that failed.
+    ///
+    /// # Errors
+    /// What must run before it can be looked up.
+    pub(super) fn up(
+        picker: &Picker,
+        live: &Live,
+        prepared: &'p Prepared<'_>,
+        q: &Question<'_>,
+        asked: Asked<'_>,
+        snapshot: &PoolSnapshot,
+    ) -> Result<Option<Self>, Warming> {
+        let Prepared { prefix, prompt, reading } = prepared;
+        let looked = guarded(picker, || {
+            let mut keys = prefix.keys(reading).at_hand();
+            let found = prefix.cache.lookup(&mut keys, q.now).of_own_keys(reading.has_own_keys());
+            if snapshot.endpoints.iter().any(|state| !found.is_exact(state.endpoint.id)) {
+                keys.upto(usize::MAX);
+            }
+            Looked { prefix, prompt, keys, found }
+        });
+        let Some(looked) = looked else { return Ok(None) };
+        if looked.keys.is_cold() {
+            if !q.last {
+                return Err(prefix.warming(asked, reading, &live.limits));
+            }
+            picker.metrics.degraded(Degraded::ReadingLate);
+        }
+        Ok(Some(looked))
+    }
+
+    /// The prompt's length, tokens.
+    pub(super) fn prompt_tokens(&self) -> u32 {
+        self.found.prompt_tokens(self.prompt)
+    }
+
+    /// The decision is made: the tokens that the first pick is thought to hold, and what is to be learned. Where caches are guessed all blocks
+    /// are wanted for that, where engines tell only those that were asked for.
+    pub(super) fn learn(self, decision: &Decision, q: &Question<'_>) -> (u32, Arc<PoolPrefix>, Lesson) {
+        let Self { prefix, prompt, keys, found } = self;
+        let first = decision.picks.first().map(|e| e.id);
+        let prompt_tokens = found.prompt_tokens(prompt);
+        let matched = first.map_or(0, |id| found.tokens(found.depth(id).any)).min(prompt_tokens);
+        prefix.cache.decided(prompt_tokens, matched);
+        let whole = first.is_some_and(|id| !found.is_exact(id)) && !keys.is_cold();
+        let (keys, tail) = if whole { keys.finish() } else { (keys.made(), None) };
+        let only_text = prompt.media_tokens == 0 && prompt.token_ids == 0 && prompt.count == 1;
+        let held = first.map_or(0, |id| found.held(id).any);
+        let blocks = if whole { u32::try_from(keys.len()).unwrap_or(u32::MAX) } else { 0 };
+        let lesson = Lesson {
+            fresh: blocks.saturating_sub(held),
+            keys,
+            whole,
+            tail,
+            tenant: prefix.tenant_header.as_deref().and_then(|name| q.head.get(name)).map(str::to_owned),
+            foretold: found.tokens(held),
+            text_bytes: if only_text { prompt.text_bytes } else { 0 },
+            own_keys: found.has_own_keys(),
+        };
+        (matched, prefix.clone(), lesson)
+    }
+}
+
+/// A panic in a tokenizer or in the index costs the request what it would have found, nothing else.
+fn guarded<T>(picker: &Picker, look: impl FnOnce() -> T) -> Option<T> {
+    let looked = catch_unwind(AssertUnwindSafe(look));
+    if looked.is_err() {
+        picker.metrics.panics.inc();
+        picker.metrics.degraded(Degraded::LookupPanic);
+        tracing::error!("looking a prompt up panicked; this request is routed without it");
+    }
+    looked.ok()
+}

@@ -1,0 +1,434 @@
+//! A pool's way from a request to the keys of its blocks: the tokenizer that the configuration names, and what to do when that takes long.
+//!
+//! A prompt whose tokens are not at hand at once (a long text that was never seen, a server that must be asked) makes the decision wait:
+//! it gets a [`Warming`], and when that has run the same request is read again, from memory. What still is not there then is done
+//! without, and counted: a text is looked up as far as it is known, a request whose tokens are elsewhere is routed by load.
+
+use super::decide::Question;
+use crate::clock::{Clock, Timestamp};
+use crate::limits::Limits;
+use crate::pool::PoolSnapshot;
+use crate::prefix::cache::PrefixCache;
+use crate::prefix::key::{BlockKey, BlockKeys, Root};
+use crate::prompt::blocks::{TokenBlocks, TokenKeys, TokenTail};
+use crate::prompt::characters::{CharacterKeys, CharacterTail, Characters};
+#[cfg(feature = "hf-tokenizers")]
+use crate::prompt::huggingface::{HuggingFace, Rendered};
+use crate::prompt::memo::Memo;
+use crate::protocol::{self, Api, Piece, Prompt, Request};
+use crate::telemetry::metrics::Degraded;
+use crate::tokenize::{Ask, RemotePool};
+use std::borrow::Cow;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+/// Of text that was never seen 16 KiB are encoded where the request is served: about 0.7 ms, less than the way to another thread and back
+/// costs a busy picker. More goes to the threads that serve nothing.
+pub const DEFAULT_INLINE_BYTES: usize = 16 << 10;
+
+/// What a pool's tokenizer is.
+#[derive(Debug)]
+pub enum Tokenizer {
+    /// Blocks of text.
+    Characters(Characters),
+    /// Fields of the request, each encoded by itself: the vocabulary is known, the chat template is not.
+    Fields {
+        /// What makes the blocks; its encoder is `memo`.
+        blocks: TokenBlocks,
+        /// What remembers.
+        memo: Arc<Memo>,
+    },
+    /// The pool's servers, or a service.
+    Remote {
+        /// What asks.
+        pool: Arc<RemotePool>,
+        /// What makes the blocks.
+        blocks: TokenBlocks,
+    },
+    /// A model's own template and vocabulary.
+    #[cfg(feature = "hf-tokenizers")]
+    HuggingFace {
+        /// What renders.
+        model: Arc<HuggingFace>,
+        /// As in [`Tokenizer::Fields`].
+        blocks: TokenBlocks,
+        /// As in [`Tokenizer::Fields`].
+        memo: Arc<Memo>,
+    },
+}
+
+/// One pool's prompts and caches.
+#[derive(Debug)]
+pub struct PoolPrefix {
+    /// Who holds what.
+    pub cache: Arc<PrefixCache>,
+    /// What turns prompts into blocks.
+    pub tokenizer: Tokenizer,
+    /// The header that names the tenant.
+    pub tenant_header: Option<String>,
+    /// Engines tell what they hold: a model's name is part of the keys only where it is a LoRA adapter's, as in their events.
+    pub named_by_adapter: bool,
+    /// For templates that ask for the date.
+    pub clock: Clock,
+}
+
+/// What must be done before a request can be read.
+pub enum Warming {
+    /// Computing, on a thread that serves nothing.
+    Cpu(Box<dyn FnOnce() + Send>),
+    /// Asking somebody.
+    Call(Pin<Box<dyn Future<Output = ()> + Send>>),
+}
+
+impl fmt::Debug for Warming {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Warming::Cpu(_) => "Warming::Cpu",
+            Warming::Call(_) => "Warming::Call",
+        })
+    }
+}
+
+/// The keys of one request's prompt, made as far as they are asked for.
+#[derive(Debug)]
+pub enum PromptKeys<'p> {
+    /// Of text.
+    Characters(CharacterKeys<'p>),
+    /// Of tokens.
+    Tokens(TokenKeys<'p>),
+}
+
+/// What an answer goes on from.
+#[derive(Debug)]
+pub enum Tail {
+    /// Text.
+    Characters(CharacterTail),
+    /// Tokens.
+    Tokens(TokenTail),
+}
+
+/// How the next turn will bring an answer back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AnswerAs {
+    /// A message of its own in the canonical stream.
+    Message,
+    /// What follows the prompt, in the template's own place for it.
+    Continuation,
+}
+
+/// The role under which the next turn brings the answer back.
+const ASSISTANT: &str = "assistant";
+
+/// What came of reading a request.
+#[derive(Debug)]
+pub enum Read<'p> {
+    /// Its keys can be made.
+    Ready(Reading<'p>),
+    /// Read again when this has run.
+    Warm(Warming),
+    /// Its keys can't be made.
+    Unreadable(Degraded),
+}
+
+/// A request whose keys can be made.
+#[derive(Debug)]
+pub struct Reading<'p> {
+    source: Source<'p>,
+    root: u64,
+}
+
+impl Reading<'_> {
+    /// Whether its keys are of our own making and not those of engines' events: the canonical stream of a conversation is no model's.
+    #[must_use]
+    pub fn has_own_keys(&self) -> bool {
+        match &self.source {
+            Source::Characters(_, prompt) => !prompt.is_token_ids(),
+            Source::Fields(_, prompt) => !prompt.is_bare(),
+            #[cfg(feature = "hf-tokenizers")]
+            Source::Rendered(..) => false,
+            Source::Ids(..) => false,
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Source<'p> {
+    /// The canonical stream of what was parsed, in blocks of text.
+    Characters(&'p Characters, &'p Prompt<'p>),
+    /// The same in blocks of tokens.
+    Fields(&'p TokenBlocks, &'p Prompt<'p>),
+    /// As the model's template renders it, behind the ids that stand before it.
+    #[cfg(feature = "hf-tokenizers")]
+    Rendered(&'p TokenBlocks, &'p [u32], String),
+    /// Token ids.
+    Ids(&'p TokenBlocks, Arc<[u32]>),
+}
+
+/// Why a request can't be read now.
+#[derive(Debug)]
+enum Missing {
+    /// Its tokens are somewhere else.
+    Tokens(Warming),
+    /// There is no way from it to tokens.
+    #[cfg(feature = "hf-tokenizers")]
+    Way,
+}
+
+/// What the blocks of a request hold, for people.
+#[derive(Debug)]
+pub enum Shown {
+    /// Token ids of the whole prompt.
+    Tokens(Vec<u32>),
+    /// The text of each full block.
+    Bytes(Vec<String>),
+}
+
+/// What of a request decides about its keys beside its body.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// Its API.
+    pub api: Api,
+    /// Its body, whole.
+    pub body: &'a [u8],
+    /// Its content type.
+    pub content_type: Option<&'a str>,
+    /// The server's name for the model.
+    pub target: &'a str,
+}
+
+impl PoolPrefix {
+    /// Reads `request`. `q` asks for the last time when what is not at hand is to be done without.
+    pub fn read<'p>(
+        self: &'p Arc<Self>,
+        q: &Question<'_>,
+        asked: Asked<'_>,
+        request: &'p Request<'p>,
+        snapshot: &PoolSnapshot,
+    ) -> Read<'p> {
+        let name = self.root_name(asked.target, snapshot);
+        let salt = request.cache_salt.as_deref();
+        let root = self.cache.space().root(&Root { name, cache_salt: salt, tenant: None });
+        let source = match self.source(asked, request, q.now) {
+            Ok(source) => source,
+            // Who was asked and did not answer in time is not asked again.
+            Err(Missing::Tokens(_)) if q.last => return Read::Unreadable(Degraded::ReadingLate),
+            Err(Missing::Tokens(asking)) => return Read::Warm(asking),
+            #[cfg(feature = "hf-tokenizers")]
+            Err(Missing::Way) => return Read::Unreadable(Degraded::Untokenized),
+        };
+        Read::Ready(Reading { source, root })
+    }
+
+    /// What the keys of one cache have in common.
+    fn root_name<'a>(&self, target: &'a str, snapshot: &PoolSnapshot) -> &'a str {
+        if !self.named_by_adapter || self.cache.residents().is_adapter(target) {
+            return target;
+        }
+        let loras = snapshot.endpoints.iter().filter_map(|s| s.metrics.as_ref()?.lora.as_ref());
+        let mut names = loras.flat_map(|l| l.running.iter().chain(&l.waiting));
+        if names.any(|name| **name == *target) { target } else { "" }
+    }
+
+    #[cfg_attr(not(feature = "hf-tokenizers"), expect(unused_variables, reason = "only templates ask for the date"))]
+    fn source<'p>(&'p self, asked: Asked<'_>, request: &'p Request<'p>, now: Timestamp) -> Result<Source<'p>, Missing> {
+        match &self.tokenizer {
+            Tokenizer::Characters(characters) => Ok(Source::Characters(characters, &request.prompt)),
+            Tokenizer::Fields { blocks, .. } => Ok(Source::Fields(blocks, &request.prompt)),
+            Tokenizer::Remote { blocks, .. } if request.prompt.is_token_ids() => {
+                Ok(Source::Fields(blocks, &request.prompt))
+            }
+            Tokenizer::Remote { pool, blocks } => {
+                let ask = Ask { model: asked.target, api: asked.api, body: asked.body };
+                match pool.known(&ask) {
+                    Some(ids) => Ok(Source::Ids(blocks, ids)),
+                    None => Err(Missing::Tokens(asking(pool.clone(), asked))),
+                }
+            }
+            #[cfg(feature = "hf-tokenizers")]
+            Tokenizer::HuggingFace { model, blocks, .. } => {
+                match model.render(asked.api, asked.body, self.clock.wall(now)) {
+                    Ok(Rendered::Tokens(ids)) => Ok(Source::Ids(blocks, ids.into())),
+                    Ok(Rendered::Text { text, add_special_tokens }) => {
+                        let before = if add_special_tokens { model.prefix() } else { &[] };
+                        Ok(Source::Rendered(blocks, before, text))
+                    }
+                    Err(error) => {
+                        tracing::debug!(%error, api = asked.api.name(), "the prompt can't be rendered");
+                        Err(Missing::Way)
+                    }
+                }
+            }
+        }
+    }
+
+    /// Encodes the request, so that it is remembered. All of it: what nobody holds yet is held when this one is served, and then its next
+    /// turn asks for it.
+    pub fn warming(self: &Arc<Self>, asked: Asked<'_>, reading: &Reading<'_>, limits: &Limits) -> Warming {
+        let root = reading.root;
+        let (this, limits) = (self.clone(), limits.clone());
+        let (api, body) = (asked.api, asked.body.to_vec());
+        let content_type = asked.content_type.map(str::to_owned);
+        Warming::Cpu(Box::new(move || {
+            let Ok(request) = protocol::parse(api, content_type.as_deref(), &body, &limits) else { return };
+            let asked = Asked { api, body: &body, content_type: None, target: "" };
+            let Ok(source) = this.source(asked, &request, this.clock.now()) else { return };
+            let reading = Reading { source, root };
+            this.keys(&reading).upto(usize::MAX);
+        }))
+    }
+
+    /// The keys of what was read, whatever they cost.
+    pub fn keys<'r>(&self, reading: &'r Reading<'_>) -> PromptKeys<'r> {
+        let root = reading.root;
+        match &reading.source {
+            Source::Characters(characters, prompt) => PromptKeys::Characters(characters.keys(prompt, root)),
+            Source::Fields(blocks, prompt) => PromptKeys::Tokens(blocks.keys(prompt, root)),
+            #[cfg(feature = "hf-tokenizers")]
+            Source::Rendered(blocks, before, text) => PromptKeys::Tokens(blocks.text_behind(before, text, root)),
+            Source::Ids(blocks, ids) => PromptKeys::Tokens(blocks.ids(Cow::Borrowed(ids), root)),
+        }
+    }
+
+    /// What the blocks of a request hold, for people.
+    pub fn show(&self, reading: &Reading<'_>) -> Shown {
+        match &reading.source {
+            Source::Characters(characters, prompt) => match characters.blocks_as_text(prompt) {
+                Some(texts) => Shown::Bytes(texts),
+                None => Shown::Tokens(prompt.pieces.iter().filter_map(ids).flatten().copied().collect()),
+            },
+            _ => match self.keys(reading) {
+                PromptKeys::Tokens(keys) => Shown::Tokens(keys.into_ids()),
+                PromptKeys::Characters(_) => Shown::Bytes(Vec::new()),
+            },
+        }
+    }
+
+    /// Bytes of text that are left out of the keys.
+    pub fn left_out_bytes(&self, reading: &Reading<'_>) -> u64 {
+        match self.keys(reading) {
+            PromptKeys::Characters(keys) => keys.left_out_bytes(),
+            PromptKeys::Tokens(keys) => keys.left_out_bytes(),
+        }
+    }
+
+    /// Adds the keys of the answer to those of the prompt. False when that can't be done.
+    pub fn extend(&self, tail: &mut Tail, api: Api, answer: &str, keys: &mut Vec<BlockKey>) -> bool {
+        let as_message = self.answers_as(api) == AnswerAs::Message;
+        match (tail, &self.tokenizer) {
+            (Tail::Characters(tail), _) => {
+                if as_message {
+                    tail.role(ASSISTANT, keys);
+                }
+                tail.text(answer, keys);
+                true
+            }
+            (Tail::Tokens(tail), tokenizer) => {
+                let Some(memo) = tokenizer.memo() else { return false };
+                tail.extend(&**memo, as_message.then_some(ASSISTANT), answer, keys).is_ok()
+            }
+        }
+    }
+
+    fn answers_as(&self, api: Api) -> AnswerAs {
+        match &self.tokenizer {
+            // The generation prompt stands already at the end of what was rendered.
+            #[cfg(feature = "hf-tokenizers")]
+            Tokenizer::HuggingFace { .. } => AnswerAs::Continuation,
+            _ if api == Api::Completions => AnswerAs::Continuation,
+            _ => AnswerAs::Message,
+        }
+    }
+}
+
+impl Tokenizer {
+    /// Its name in configurations.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Tokenizer::Characters(_) => "characters",
+            Tokenizer::Fields { .. } => "tiktoken",
+            Tokenizer::Remote { .. } => "remote",
+            #[cfg(feature = "hf-tokenizers")]
+            Tokenizer::HuggingFace { .. } => "huggingface",
+        }
+    }
+
+    fn memo(&self) -> Option<&Arc<Memo>> {
+        match self {
+            Tokenizer::Characters(_) | Tokenizer::Remote { .. } => None,
+            Tokenizer::Fields { memo, .. } => Some(memo),
+            #[cfg(feature = "hf-tokenizers")]
+            Tokenizer::HuggingFace { memo, .. } => Some(memo),
+        }
+    }
+}
+
+/// Asks for the tokens of a request, so that they are remembered.
+fn asking(pool: Arc<RemotePool>, asked: Asked<'_>) -> Warming {
+    let (model, api, body) = (asked.target.to_owned(), asked.api, asked.body.to_vec());
+    Warming::Call(Box::pin(async move {
+        if let Err(error) = pool.tokens(Ask { model: &model, api, body: &body }).await {
+            tracing::debug!(%error, model, "no tokens for a request");
+        }
+    }))
+}
+
+/// The ids of a piece.
+fn ids<'p>(piece: &'p Piece<'_>) -> Option<&'p [u32]> {
+    match piece {
+        Piece::Tokens(ids) => Some(ids),
+        _ => None,
+    }
+}
+
+impl PromptKeys<'_> {
+    /// The same, as far as they can be made here and now: no more than [`DEFAULT_INLINE_BYTES`] are encoded that nobody remembers.
+    #[must_use]
+    pub fn at_hand(self) -> Self {
+        match self {
+            Self::Characters(keys) => Self::Characters(keys),
+            Self::Tokens(keys) => Self::Tokens(keys.with_cold_bytes(DEFAULT_INLINE_BYTES)),
+        }
+    }
+
+    /// Whether more keys were wanted than are at hand.
+    #[must_use]
+    pub fn is_cold(&self) -> bool {
+        match self {
+            Self::Characters(_) => false,
+            Self::Tokens(keys) => keys.is_cold(),
+        }
+    }
+
+    /// All keys, and what the answer goes on from; no keys when the prompt can't be encoded.
+    #[must_use]
+    pub fn finish(self) -> (Vec<BlockKey>, Option<Tail>) {
+        match self {
+            Self::Characters(keys) => {
+                let (keys, tail) = keys.finish();
+                (keys, tail.map(Tail::Characters))
+            }
+            Self::Tokens(keys) => match keys.finish() {
+                Ok((keys, tail)) => (keys, Some(Tail::Tokens(tail))),
+                Err(_) => (Vec::new(), None),
+            },
+        }
+    }
+
+    /// The keys made so far.
+    #[must_use]
+    pub fn made(mut self) -> Vec<BlockKey> {
+        self.upto(0).to_vec()
+    }
+}
+
+impl BlockKeys for PromptKeys<'_> {
+    fn upto(&mut self, n: usize) -> &[BlockKey] {
+        match self {
+            Self::Characters(keys) => keys.upto(n),
+            Self::Tokens(keys) => keys.upto(n),
+        }
+    }
+}

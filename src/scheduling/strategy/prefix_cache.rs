@@ -1,0 +1,108 @@
+//! `prefix-cache`: the endpoint that holds the longest beginning of the prompt, unless it has too much to do.
+//!
+//! ```text
+//! requests differ by more than `imbalance`:  only the endpoints with the fewest requests count
+//! order = held share (percent) falling, requests rising, ties at random
+//! pick  = the first in that order with requests <= mean + `deviations` x (sample) standard deviation of all
+//! none  = fewest requests
+//! ```
+//!
+//! Shares are whole percents, so that a few blocks more never outweigh load. The picked endpoint computes what it lacked and holds it from
+//! then on: a hot prefix spreads by itself. When not: servers differ in speed (requests are counted, not time).
+//! Source: AIBrix `prefix-cache` (development head, August 2026), over an exact index in place of its table.
+
+use crate::rng::PickRng;
+use crate::scheduling::plugin::{Descriptor, ParamError, params};
+use crate::scheduling::{Candidate, PickContext, Ranking, Strategy};
+use rand::RngExt;
+use serde::Deserialize;
+use smallvec::SmallVec;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor = Descriptor {
+    name: "prefix-cache",
+    summary: "Picks the endpoint that holds most of the prompt, unless its load stands out; else the fewest requests.",
+    source: "AIBrix `prefix-cache`",
+    build: |value| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
+};
+
+/// 8 requests, as AIBrix has it.
+const DEFAULT_IMBALANCE: u32 = 8;
+/// 1 standard deviation, as AIBrix has it.
+const DEFAULT_DEVIATIONS: f64 = 1.0;
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Params {
+    imbalance: u32,
+    deviations: f64,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self { imbalance: DEFAULT_IMBALANCE, deviations: DEFAULT_DEVIATIONS }
+    }
+}
+
+impl Params {
+    fn build(self) -> Result<PrefixCache, ParamError> {
+        if !self.deviations.is_finite() {
+            return Err(ParamError(format!("`deviations` is {}; a number is needed", self.deviations)));
+        }
+        Ok(PrefixCache { imbalance: self.imbalance, deviations: self.deviations })
+    }
+}
+
+#[derive(Debug)]
+struct PrefixCache {
+    imbalance: u32,
+    deviations: f64,
+}
+
+impl PrefixCache {
+    /// The most requests that an endpoint may have to be picked for what it holds.
+    fn bound(&self, candidates: &[Candidate<'_>]) -> f64 {
+        let n = candidates.len() as f64;
+        let mean = candidates.iter().map(|c| f64::from(c.requests)).sum::<f64>() / n;
+        let squares: f64 = candidates.iter().map(|c| (f64::from(c.requests) - mean).powi(2)).sum();
+        let deviation = if candidates.len() > 1 { (squares / (n - 1.0)).sqrt() } else { 0.0 };
+        mean + self.deviations * deviation
+    }
+}
+
+impl Strategy for PrefixCache {
+    fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        let fewest = candidates.iter().map(|c| c.requests).min().unwrap_or(0);
+        let most = candidates.iter().map(|c| c.requests).max().unwrap_or(0);
+        let imbalanced = most - fewest > self.imbalance;
+        let bound = self.bound(candidates);
+        let total = u64::from(cx.request.prompt_tokens.max(1));
+        let percent = |c: &Candidate<'_>| u32::try_from(u64::from(c.cached.any) * 100 / total).unwrap_or(100);
+        let mut holders: SmallVec<[(u32, u32, u32, usize); 16]> = candidates
+            .iter()
+            .enumerate()
+            .filter(|(_, c)| c.cached.any > 0 && (!imbalanced || c.requests == fewest))
+            .filter(|(_, c)| f64::from(c.requests) <= bound)
+            .map(|(i, c)| (u32::MAX - percent(c), c.requests, rng.random(), i))
+            .collect();
+        holders.sort_unstable();
+        ranking.because(if holders.is_empty() { "fewest requests" } else { "holds most of the prompt" });
+        for candidate in holders.iter().filter_map(|(_, _, _, i)| candidates.get(*i)).take(ranking.wanted()) {
+            ranking.push(&candidate.state.endpoint);
+        }
+        // The rest, for retries and for prompts that nobody holds.
+        let mut key = |c: &Candidate<'_>| (u64::from(c.requests) << 32) | u64::from(rng.random::<u32>());
+        let mut rest = Ranking::new(ranking.wanted() + holders.len());
+        rest.push_lowest(candidates.iter().map(|c| (key(c), &c.state.endpoint)));
+        for endpoint in rest.decide().iter().flat_map(|d| &d.picks) {
+            ranking.push(endpoint);
+        }
+    }
+
+    fn reads_prefix(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests;

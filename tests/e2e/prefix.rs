@@ -1,0 +1,249 @@
+//! The prefix index against engines that tell what they hold, through real Envoy and real ZMQ.
+
+use crate::shipped::by_header;
+use crate::support::attache::AttacheProcess;
+use crate::support::client;
+use crate::support::envoy::EnvoyProcess;
+use crate::support::process::eventually;
+use crate::support::sim::SimProcess;
+use bytes::Bytes;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::net::SocketAddr;
+use tokio::task::JoinSet;
+
+const SIM: &[&str] = &["--model", "sim-8b", "--kv-events-port", "0", "--kv-events-replay-port", "0"];
+
+const BY_PREFIX: &str = "{name: pipeline, parameters: {scorers: [{type: prefix-cache-scorer}, {type: queue-scorer}]}}";
+
+/// Load does not count.
+const BY_PREFIX_ALONE: &str = "{name: pipeline, parameters: {scorers: [{type: prefix-cache-scorer}]}}";
+
+async fn get(to: SocketAddr, path: &str) -> Value {
+    client::get(to, path).await.expect("an answer").json()
+}
+
+async fn post(to: SocketAddr, path: &str, body: &Value) -> Value {
+    let reply = client::post(to, path, Bytes::from(body.to_string())).await.expect("an answer");
+    assert_eq!(reply.status, 200, "{path}: {}", String::from_utf8_lossy(&reply.body));
+    if reply.body.is_empty() { Value::Null } else { reply.json() }
+}
+
+/// The port at the end of `tcp://host:port`.
+fn port(source: &Value) -> u16 {
+    let text = source.as_str().expect("an endpoint");
+    text.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or_else(|| panic!("no port in {text}"))
+}
+
+/// A pool of `servers` whose KV events are read.
+async fn config(strategy: &str, tokenizer: &str, servers: &[SocketAddr]) -> String {
+    let mut text = format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  strategy: {strategy}\n  \
+         prefixCache: {{tokenizer: {tokenizer}, kvEvents: {{}}}}\n  endpoints:\n"
+    );
+    for server in servers {
+        let source = &get(*server, "/kv_event_sources").await["0"];
+        let (events, replay) = (port(&source["endpoint"]), port(&source["replay_endpoint"]));
+        let labels =
+            format!("{{attache.dev/kv-events-port: \"{events}\", attache.dev/kv-events-replay-port: \"{replay}\"}}");
+        writeln!(text, "  - {{address: \"{server}\", labels: {labels}}}").expect("text");
+    }
+    text
+}
+
+/// A prompt of token ids: one of a few long heads, and a tail of its own.
+fn prompt(i: u32) -> Vec<u32> {
+    let head = (0..200 + 40 * (i % 3)).map(|t| 1_000 * (i % 3) + t);
+    head.chain((0..30 + i % 50).map(|t| 100_000 + 1_000 * i + t)).collect()
+}
+
+/// Sends these requests, ten at a time; returns which head was served where, and how often.
+async fn load(to: SocketAddr, requests: std::ops::Range<u32>) -> BTreeMap<(u32, String), u32> {
+    let mut served = BTreeMap::new();
+    let mut open = JoinSet::new();
+    for i in requests {
+        if open.len() == 10 {
+            let (head, server) = open.join_next().await.expect("one is open").expect("it did not panic");
+            *served.entry((head, server)).or_default() += 1;
+        }
+        open.spawn(async move {
+            let body = json!({"model": "sim-8b", "prompt": prompt(i), "max_tokens": 40});
+            let reply = client::post(to, "/v1/completions", Bytes::from(body.to_string())).await.expect("an answer");
+            assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
+            (i % 3, reply.header("x-sim-server").to_owned())
+        });
+    }
+    for (head, server) in open.join_all().await {
+        *served.entry((head, server)).or_default() += 1;
+    }
+    served
+}
+
+/// Waits until the picker knows of every server exactly the blocks that the server has.
+async fn assert_equal(picker: &AttacheProcess, servers: &[SocketAddr], when: &str) {
+    for server in servers {
+        let what = format!("{when}: the index to equal the page table of {server}");
+        let held = eventually(&what, async || {
+            let known = get(picker.metrics, &format!("/kv_blocks?endpoint={server}")).await;
+            let table = get(*server, "/sim/kv_blocks").await;
+            let blocks = table["blocks"].as_array().expect("blocks");
+            let hashes: Vec<&Value> = blocks.iter().map(|b| &b["hash"]).collect();
+            let equal = known["trust"] == "exact" && known["gpu"].as_array()?.iter().eq(hashes.iter().copied());
+            equal.then_some(hashes.len())
+        })
+        .await;
+        assert!(held > 0, "{when}: {server} holds nothing, the comparison says nothing");
+    }
+}
+
+/// Waits until the picker believes the events of all servers: until then it learns from what is routed.
+async fn believed(picker: &AttacheProcess, servers: &[SocketAddr]) {
+    for server in servers {
+        eventually("an exact index", async || {
+            let known = get(picker.metrics, &format!("/kv_blocks?endpoint={server}")).await;
+            (known["trust"] == "exact").then_some(())
+        })
+        .await;
+    }
+}
+
+/// Tokens that were thought to be cached, and that were, of all answers that told.
+async fn foretold_and_reported(picker: &AttacheProcess) -> (f64, f64) {
+    let reply = client::get(picker.metrics, "/metrics").await.expect("metrics");
+    let metrics = String::from_utf8(reply.body).expect("text");
+    let total = |name: &str| -> f64 {
+        let line = metrics.lines().find(|l| l.starts_with(&format!("attache_{name}_total{{")));
+        line.and_then(|l| l.rsplit(' ').next()?.parse().ok()).unwrap_or_else(|| panic!("no {name} in {metrics}"))
+    };
+    (total("prefix_foretold_tokens"), total("prefix_reported_tokens"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_index_equals_the_engines_page_tables_through_gaps_restarts_and_late_joins() {
+    // Few blocks, so that there are evictions.
+    let sim = SimProcess::start(3, &[SIM, &["--blocks", "256"]].concat()).await;
+    let config = config("round-robin", "tiktoken", &sim.servers).await;
+    let picker = AttacheProcess::configured(&config).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    load(to, 0..150).await;
+    assert_equal(&picker, &sim.servers, "at rest").await;
+
+    for server in &sim.servers {
+        post(*server, "/sim/faults", &json!({"kv_events": {"drop_next": 5}})).await;
+    }
+    load(to, 150..250).await;
+    assert_equal(&picker, &sim.servers, "after gaps").await;
+
+    post(sim.servers[1], "/sim/restart", &json!({})).await;
+    load(to, 250..350).await;
+    assert_equal(&picker, &sim.servers, "after a restart").await;
+
+    let late = AttacheProcess::configured(&config).await;
+    assert_equal(&late, &sim.servers, "a picker that came late").await;
+    envoy.assert_picker_was_correct().await;
+    picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prompts_with_one_head_meet_on_the_server_that_holds_it_and_the_estimate_is_the_engines_own() {
+    let sim = SimProcess::start(3, SIM).await;
+    let picker = AttacheProcess::configured(&config(BY_PREFIX_ALONE, "tiktoken", &sim.servers).await).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    believed(&picker, &sim.servers).await;
+    load(to, 0..3).await;
+    let served = load(to, 3..63).await;
+    assert_eq!(served.len(), 3, "each head has its server: {served:?}");
+    let explained = post(
+        picker.metrics,
+        "/explain?path=/v1/completions",
+        &json!({"model": "sim-8b", "prompt": prompt(63), "max_tokens": 1}),
+    )
+    .await;
+    let holds =
+        |h: &Value| (h["address"].as_str().expect("an address").to_owned(), h["blocks"].as_u64().expect("blocks"));
+    let held: BTreeMap<String, u64> = explained["endpoints"].as_array().expect("endpoints").iter().map(holds).collect();
+    let deepest = held.values().max().expect("three endpoints");
+    assert!((12..=13).contains(deepest), "the head of 200 tokens is held: {explained}");
+    assert_eq!(held[explained["picks"][0].as_str().expect("a pick")], *deepest, "{explained}");
+    assert!(explained["endpoints"].as_array().expect("endpoints").iter().all(|h| h["source"] == "engine"));
+    let (foretold, reported) = foretold_and_reported(&picker).await;
+    assert!(reported > 60.0 * 190.0, "the engines found the heads: {reported}");
+    assert!((foretold / reported - 1.0).abs() < 0.02, "foretold {foretold}, reported {reported}");
+    picker.assert_settled().await;
+}
+
+/// A conversation of several turns, each asked when the one before was answered; returns the servers that answered.
+async fn converse(to: SocketAddr, topic: &str, turns: usize) -> Vec<String> {
+    let rules: String = (0..120).map(|i| format!("rule {i} about {topic}. ")).collect();
+    let mut messages = vec![json!({"role": "system", "content": rules})];
+    let mut served = Vec::new();
+    for turn in 0..turns {
+        messages.push(json!({"role": "user", "content": format!("question {turn} about {topic}, and why so?")}));
+        let body = json!({"model": "sim-8b", "messages": messages, "max_tokens": 60});
+        let reply = client::post(to, "/v1/chat/completions", Bytes::from(body.to_string())).await.expect("an answer");
+        assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
+        served.push(reply.header("x-sim-server").to_owned());
+        messages.push(reply.json()["choices"][0]["message"].clone());
+    }
+    served
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conversations_stay_where_they_are_cached_with_tokens_from_the_servers_themselves() {
+    let sim = SimProcess::start(3, SIM).await;
+    let picker = AttacheProcess::configured(&config(BY_PREFIX, "remote", &sim.servers).await).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    believed(&picker, &sim.servers).await;
+    for topic in ["tides", "maps", "locks"] {
+        let served = converse(to, topic, 6).await;
+        assert!(served.iter().all(|s| *s == served[0]), "{topic}: {served:?}");
+    }
+    let (foretold, reported) = foretold_and_reported(&picker).await;
+    assert!(reported > 3.0 * 5.0 * 400.0, "{reported}");
+    assert!((foretold / reported - 1.0).abs() < 0.02, "foretold {foretold}, reported {reported}");
+    picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conversations_stay_where_they_are_cached_with_nothing_configured_but_the_strategy() {
+    let sim = SimProcess::start(3, &["--model", "sim-8b"]).await;
+    let endpoints: Vec<String> = sim.servers.iter().map(|s| format!("\"{s}\"")).collect();
+    let text = format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  strategy: {BY_PREFIX}\n  \
+         endpoints: [{}]\n",
+        endpoints.join(", ")
+    );
+    let picker = AttacheProcess::configured(&text).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    for topic in ["tides", "maps", "locks"] {
+        let served = converse(to, topic, 6).await;
+        assert!(served.iter().all(|s| *s == served[0]), "{topic}: {served:?}");
+    }
+    let (foretold, reported) = foretold_and_reported(&picker).await;
+    assert!(reported > 3.0 * 5.0 * 400.0, "{reported}");
+    assert!((foretold / reported - 1.0).abs() < 0.05, "foretold {foretold}, reported {reported}");
+    picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tokenizer_that_can_not_be_loaded_leaves_prompts_compared_as_text() {
+    let sim = SimProcess::start(2, &["--model", "sim-8b"]).await;
+    let text = format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  strategy: {BY_PREFIX}\n  \
+         prefixCache: {{tokenizer: {{type: huggingface, directory: /nowhere}}}}\n  endpoints: [\"{}\", \"{}\"]\n",
+        sim.servers[0], sim.servers[1]
+    );
+    let picker = AttacheProcess::configured(&text).await;
+    assert!(picker.process.stderr().contains("there is no tokenizer.json in /nowhere"), "{}", picker.process.stderr());
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let served = converse(envoy.listener("inference"), "tides", 4).await;
+    assert!(served.iter().all(|s| *s == served[0]), "{served:?}");
+    let pools = get(picker.metrics, "/endpoints").await;
+    assert_eq!(pools["pools"][0]["tokenizer"], "characters");
+    picker.assert_settled().await;
+}

@@ -1,0 +1,31 @@
+//! Any body of any API: its keys are the same however far they are asked for at a time, and the answer's keys go on from them.
+#![no_main]
+
+use attache::limits::Limits;
+use attache::prefix::{BlockKeys, KeySpace};
+use attache::prompt::characters::Characters;
+use attache::protocol::{self, Api};
+use libfuzzer_sys::fuzz_target;
+use std::num::NonZeroUsize;
+
+fuzz_target!(|data: &[u8]| {
+    let [kind, step, body @ ..] = data else { return };
+    let api = [Api::Completions, Api::ChatCompletions, Api::Messages, Api::Responses][usize::from(*kind) % 4];
+    let Ok(request) = protocol::parse(api, None, body, &Limits::default()) else { return };
+    let block_bytes = NonZeroUsize::new(usize::from(*kind >> 2) + 1).expect("at least 1");
+    let characters = Characters { block_bytes, ..Characters::new(KeySpace::new(7)) };
+    let (mut eager, mut lazy) = (characters.keys(&request.prompt, 1), characters.keys(&request.prompt, 1));
+    let all = eager.upto(usize::MAX).to_vec();
+    let mut asked = 0;
+    while asked < all.len() {
+        asked += usize::from(*step).max(1);
+        assert!(lazy.upto(asked).len() >= asked.min(all.len()));
+    }
+    assert_eq!(lazy.upto(asked), all);
+    let (mut keys, tail) = characters.keys(&request.prompt, 1).finish();
+    if let Some(mut tail) = tail {
+        tail.role("assistant", &mut keys);
+        tail.text("and so on", &mut keys);
+    }
+    assert_eq!(keys[..all.len()], all);
+});
