@@ -1,6 +1,6 @@
 //! What the picker costs, as ratios in one run: against a no-op ext-proc server, and with Envoy in front.
 //!
-//! `cargo bench --bench extproc -- [--rows direct,chunk,envoy,idle] [--seconds 1] [--rounds 5]` prints a Markdown table. Servers are
+//! `cargo bench --bench extproc -- [--rows direct,prefix,chunk,envoy,idle] [--seconds 1] [--rounds 5]` prints a Markdown table. Servers are
 //! processes of their own, so that their CPU time can be told apart; rounds alternate between them, and medians are compared.
 
 #[path = "support/http.rs"]
@@ -20,7 +20,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 use support::attache::AttacheProcess;
-use support::body::{chat, events};
+use support::body::{Random, chat, events};
 use support::envoy::{EnvoyProcess, shipped};
 use support::process::{Process, scratch};
 use support::sim::SimProcess;
@@ -34,6 +34,13 @@ const CONNECTIONS: usize = 2;
 const CLIENTS: usize = 32;
 /// Events of a streamed answer in the row per response chunk.
 const CHUNKS: usize = 200;
+/// Conversations that are told again and again in the rows with a prefix cache, each request with a last message of its own.
+const CONVERSATIONS: u64 = 4;
+/// Bytes of a message of these conversations; a document is one message.
+const MESSAGE_BYTES: usize = 1_500;
+const DOCUMENT_BYTES: usize = 1 << 20;
+/// Where the last message goes.
+const PLACEHOLDER: &[u8] = &[b'#'; 200];
 
 struct Options {
     rows: Vec<String>,
@@ -53,7 +60,7 @@ fn main() -> Result<(), Error> {
 
 fn options(arguments: &[String]) -> Result<Options, Error> {
     let mut options = Options {
-        rows: ["direct", "chunk", "envoy", "idle"].map(str::to_owned).to_vec(),
+        rows: ["direct", "prefix", "chunk", "envoy", "idle"].map(str::to_owned).to_vec(),
         time: Duration::from_secs(1),
         rounds: 5,
     };
@@ -104,7 +111,7 @@ struct Bench {
     noop: (u32, SocketAddr),
     attache: (u32, SocketAddr),
     picker: AttacheProcess,
-    upstream: SocketAddr,
+    upstreams: Vec<SocketAddr>,
     table: Vec<[String; 4]>,
     _children: [Process; 2],
 }
@@ -117,7 +124,7 @@ async fn compare(options: &Options) -> Result<(), Error> {
     let mut bench = Bench {
         noop: (noop.id(), noop_addresses[0]),
         attache: (picker.process.id(), picker.grpc),
-        upstream: addresses[0],
+        upstreams: addresses,
         picker,
         table: Vec::new(),
         _children: [upstream, noop],
@@ -125,10 +132,11 @@ async fn compare(options: &Options) -> Result<(), Error> {
     for row in &options.rows {
         match row.as_str() {
             "direct" => direct(&mut bench, options).await?,
+            "prefix" => prefix(&mut bench, options).await?,
             "chunk" => chunk(&mut bench, options).await?,
             "envoy" => through_envoy(&mut bench, options).await?,
             "idle" => idle(&mut bench).await?,
-            other => return Err(format!("unknown row {other:?}: direct, chunk, envoy, idle").into()),
+            other => return Err(format!("unknown row {other:?}: direct, prefix, chunk, envoy, idle").into()),
         }
     }
     bench.picker.assert_settled().await;
@@ -146,9 +154,9 @@ struct Sample {
     p99_us: f64,
 }
 
-async fn sample(server: (u32, SocketAddr), exchange: &Arc<Exchange>, time: Duration) -> Result<Sample, Error> {
+async fn sample(server: (u32, SocketAddr), exchanges: &[Arc<Exchange>], time: Duration) -> Result<Sample, Error> {
     let before = cpu(server.0);
-    let run = load::run(server.1, exchange, CONNECTIONS, STREAMS, time).await?;
+    let run = load::run(server.1, exchanges, CONNECTIONS, STREAMS, time).await?;
     let used = cpu(server.0).saturating_sub(before);
     Ok(Sample {
         cpu_us: used.as_secs_f64() * 1e6 / run.exchanges as f64,
@@ -157,13 +165,21 @@ async fn sample(server: (u32, SocketAddr), exchange: &Arc<Exchange>, time: Durat
     })
 }
 
-/// The no-op server and the picker in turn, `rounds` times: A B A B …; the medians of each.
+/// The no-op server and the picker in turn.
 async fn alternate(bench: &Bench, exchange: Exchange, options: &Options) -> Result<[Sample; 2], Error> {
-    let exchange = Arc::new(exchange);
-    let mut samples: [Vec<Sample>; 2] = [Vec::new(), Vec::new()];
+    in_turn([bench.noop, bench.attache], &[Arc::new(exchange)], options).await
+}
+
+/// All servers in turn, `rounds` times: A B A B …; the medians of each.
+async fn in_turn<const N: usize>(
+    servers: [(u32, SocketAddr); N],
+    exchanges: &[Arc<Exchange>],
+    options: &Options,
+) -> Result<[Sample; N], Error> {
+    let mut samples = [const { Vec::<Sample>::new() }; N];
     for round in 0..=options.rounds {
-        for (server, samples) in [bench.noop, bench.attache].into_iter().zip(&mut samples) {
-            let one = sample(server, &exchange, options.time).await?;
+        for (server, samples) in servers.into_iter().zip(&mut samples) {
+            let one = sample(server, exchanges, options.time).await?;
             // The first round warms up.
             if round > 0 {
                 samples.push(one);
@@ -195,6 +211,87 @@ async fn direct(bench: &mut Bench, options: &Options) -> Result<(), Error> {
     Ok(())
 }
 
+/// Conversations that come back with a new last message, in pools that look for the server that holds them.
+async fn prefix(bench: &mut Bench, options: &Options) -> Result<(), Error> {
+    let mut pickers = Vec::new();
+    for tokenizer in ["characters", "tiktoken"] {
+        let endpoints: String = bench.upstreams.iter().map(|a| format!("  - {{address: \"{a}\"}}\n")).collect();
+        let text = format!(
+            "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  strategy: {{name: pipeline, parameters: \
+             {{scorers: [{{type: prefix-cache-scorer}}, {{type: queue-scorer}}]}}}}\n  prefixCache: {{tokenizer: {tokenizer}}}\n  \
+             endpoints:\n{endpoints}"
+        );
+        pickers
+            .push(AttacheProcess::with_arguments(&["--config-text", &text, "--workers", "1"].map(str::to_owned)).await);
+    }
+    let servers = [(pickers[0].process.id(), pickers[0].grpc), (pickers[1].process.id(), pickers[1].grpc)];
+    let targets = ["≤ 2.2", "≤ 3.0"];
+    for (name, size, message, targets) in [
+        ("2 KB conversation", 2_000, MESSAGE_BYTES, ["–"; 2]),
+        ("16 KB conversation", 16_000, MESSAGE_BYTES, ["–"; 2]),
+        ("220 KB conversation", 220_000, MESSAGE_BYTES, targets),
+        ("220 KB document", 220_000, DOCUMENT_BYTES, targets),
+    ] {
+        let answer = [http_load::ANSWER.into()];
+        let exchange = |seed| {
+            Exchange::new(conversation(size, message, seed), &answer, "application/json").with_fresh(PLACEHOLDER)
+        };
+        let exchanges: Vec<_> = (1..=CONVERSATIONS).map(|seed| Arc::new(exchange(seed))).collect();
+        let [noop, plain, characters, tiktoken] =
+            in_turn([bench.noop, bench.attache, servers[0], servers[1]], &exchanges, options).await?;
+        let rows = [
+            ("no prefix", &plain, "–"),
+            ("`characters`", &characters, targets[0]),
+            ("`tiktoken`, warm", &tiktoken, targets[1]),
+        ];
+        for (tokenizer, sample, target) in rows {
+            bench.table.push([
+                format!("CPU a request, {name}, {tokenizer}"),
+                format!(
+                    "{:.1} µs, no-op {:.1} µs; pick p50/p99 {:.0}/{:.0} µs, no-op {:.0}/{:.0} µs",
+                    sample.cpu_us, noop.cpu_us, sample.p50_us, sample.p99_us, noop.p50_us, noop.p99_us
+                ),
+                format!("{:.2} × no-op", sample.cpu_us / noop.cpu_us),
+                target.to_owned(),
+            ]);
+        }
+    }
+    for picker in &pickers {
+        picker.assert_settled().await;
+    }
+    Ok(())
+}
+
+/// A chat of about `size` bytes in messages of `message` bytes, with [`PLACEHOLDER`] for its last message: words, and in conversations lines,
+/// whose ends are escaped.
+fn conversation(size: usize, message: usize, seed: u64) -> bytes::Bytes {
+    const WORDS: &str = "the of and to in is that for it as was with be by on not he his but at are this have from or had an they which \
+        one you were all her she there would their we him been has when who will no more if out so said what up its about into than them \
+        can only other new some could time these two may then do first any my now such like our over man me even most made after also did \
+        many before must through back years where much your way well down should because each just those people how too little state good \
+        very make world still own see men work long get here between both life being under never day same another know while last might us \
+        great old year off come since against go came right used take three";
+    let words: Vec<&str> = WORDS.split(' ').filter(|word| !word.is_empty()).collect();
+    let mut random = Random::new(seed);
+    let mut body =
+        String::from(r#"{"model":"sim-8b","stream":false,"messages":[{"role":"system","content":"You are helpful."}"#);
+    let last = format!(r#",{{"role":"user","content":"{}"}}]}}"#, String::from_utf8_lossy(PLACEHOLDER));
+    let mut turn = 0;
+    while body.len() + last.len() < size {
+        let length = message.min(size - body.len() - last.len());
+        let role = if turn % 2 == 0 { "user" } else { "assistant" };
+        body += &format!(r#",{{"role":"{role}","content":""#);
+        let end = body.len() + length;
+        while body.len() < end {
+            body += words[random.below(words.len())];
+            body += if message == MESSAGE_BYTES && random.below(12) == 0 { ".\\n" } else { " " };
+        }
+        body += "\"}";
+        turn += 1;
+    }
+    (body + &last).into()
+}
+
 /// The same exchange with one event and with many: the difference is the events'.
 async fn chunk(bench: &mut Bench, options: &Options) -> Result<(), Error> {
     let many = Vec::from(events(CHUNKS * 130, CHUNKS, 1));
@@ -224,7 +321,7 @@ async fn through_envoy(bench: &mut Bench, options: &Options) -> Result<(), Error
     let mut envoys = Vec::new();
     for (name, behind) in setups {
         let bootstrap = match behind {
-            None => without_ext_proc(bench.upstream),
+            None => without_ext_proc(bench.upstreams[0]),
             Some((_, grpc, health)) => {
                 shipped("original-dst.yaml", &[(8080, 0), (9901, 0), (9002, grpc), (9003, health)])
             }
