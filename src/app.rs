@@ -18,7 +18,7 @@ use crate::pool::{PoolEvent, PoolWriter, SnapshotStore};
 use crate::prompt::memo::{DEFAULT_MEMO_BYTES, SegmentCache};
 use crate::rng;
 use crate::scheduling::plugin::ParamError;
-use crate::scheduling::{Pool, Router, Scheduler, registry};
+use crate::scheduling::{Choices, Pool, Router, Scheduler, registry};
 use crate::server::Shards;
 use crate::shutdown::{self, DrainTimes, Phase, Shutdown};
 use crate::telemetry::decisions::Decisions;
@@ -411,12 +411,12 @@ fn feeds_of<'a>(settings: &PoolSettings, feeds: &'a Feeds) -> anyhow::Result<&'a
 fn pool(settings: &PoolSettings, store: Arc<SnapshotStore>) -> anyhow::Result<Arc<Pool>> {
     let unknown = || ParamError(format!("unknown strategy `{}`", settings.strategy));
     let descriptor = registry::strategy(&settings.strategy).ok_or_else(unknown)?;
-    let strategy = (descriptor.build)(&settings.strategy_parameters)?;
+    let choices = Choices::only(&*settings.strategy, (descriptor.build)(&settings.strategy_parameters)?);
     Ok(Arc::new(Pool {
         name: settings.name.clone(),
         matches: settings.matches.clone(),
         store,
-        scheduler: Scheduler::new(strategy, settings.health.clone(), settings.max_destinations),
+        scheduler: Scheduler::new(choices, settings.health.clone(), settings.max_destinations),
         rewrites: settings.rewrites.clone(),
         reject_unknown_models: settings.reject_unknown_models,
         stale_after: settings.scrape.stale_after,

@@ -13,7 +13,8 @@ use attache::prefix::cache::{BlockUnit, CacheConfig, Coming, PrefixCache};
 use attache::prefix::claims::DEFAULT_CLAIM_LIFE;
 use attache::prefix::key::BlockKey;
 use attache::rng;
-use attache::scheduling::{PickContext, RequestFacts, Scheduler, registry};
+use attache::scheduling::scheduler::Explain;
+use attache::scheduling::{Choices, PickContext, RequestFacts, Scheduler, registry};
 use attache::sim::engine::{Engine, EngineConfig, EngineEvent, FinishReason, Job, JobId, JobPrompt, JobReport};
 use attache::sim::kv::content_hash;
 use attache::sim::tokenizer::answer_token;
@@ -167,7 +168,7 @@ impl World {
                 claim_life: DEFAULT_CLAIM_LIFE,
                 seed: SEED,
             }),
-            scheduler: Scheduler::new(strategy, HealthPolicy::default(), 1),
+            scheduler: Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 1),
             snapshot: PoolSnapshot::default(),
             next_scrape: Timestamp(0),
             running: BTreeMap::new(),
@@ -238,15 +239,17 @@ impl World {
         let tokens = prompt.tokens();
         let found = self.cache.lookup(&mut &keys[..], now);
         let cx = PickContext {
-            now,
-            request: RequestFacts { model: "sim", prompt_tokens: tokens, priority: 0 },
-            snapshot: &self.snapshot,
-            stale_after: Duration::from_secs(2),
+            request: RequestFacts { model: "sim", prompt_tokens: tokens, ..RequestFacts::default() },
             prefix: Some(&found),
+            ..PickContext::new(&self.snapshot, now, Duration::from_secs(2))
         };
         let id = JobId(self.next_job);
         self.next_job += 1;
-        let decision = self.scheduler.decide(&cx, None, &mut rng::for_request(SEED, id.0)).expect("a decision");
+        let strategy = &*self.scheduler.choices.default.strategy;
+        let decision = self
+            .scheduler
+            .decide(strategy, &cx, None, Explain::No, &mut rng::for_request(SEED, id.0))
+            .expect("a decision");
         let picked = decision.picks[0].clone();
         let server = picked.id.0 as usize;
         self.cache.decided(tokens, found.tokens(found.depth(picked.id).any).min(tokens));

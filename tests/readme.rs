@@ -26,7 +26,7 @@ fn plain(cell: &str) -> &str {
 #[test]
 fn the_plugin_tables_are_the_registry() {
     let strategies = registry::STRATEGIES.iter().map(|d| [d.name, d.summary, d.source]);
-    let scorers = registry::SCORERS.iter().map(|d| [d.name, d.summary, d.source]);
+    let scorers = registry::PLUGINS.iter().map(|d| [d.name, d.summary, d.source]);
     for (head, plugins) in
         [("| strategy |", strategies.collect::<Vec<_>>()), ("| scorer |", scorers.collect::<Vec<_>>())]
     {

@@ -12,9 +12,10 @@ use crate::pool::{EndpointState, PoolSnapshot};
 use crate::protocol::{self, Api, Request};
 use crate::rng::PickRng;
 use crate::scheduling::decision::Ranking;
+use crate::scheduling::plugin::Headers;
 use crate::scheduling::router::RouteFacts;
-use crate::scheduling::scheduler::Subset;
-use crate::scheduling::{Decision, PickContext, Pool, RequestFacts};
+use crate::scheduling::scheduler::{Explain, Subset};
+use crate::scheduling::{Choice, Decision, PickContext, Pool, RequestFacts, Strategy};
 use crate::telemetry::metrics::{Degraded, Limit, PoolMetrics};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -65,7 +66,9 @@ pub struct Plan {
     pub decision: Decision,
     /// The pool.
     pub pool: Arc<Pool>,
-    /// Its metrics.
+    /// What named them.
+    pub strategy: Arc<dyn Strategy>,
+    /// The pool's metrics.
     pub metrics: Option<Arc<PoolMetrics>>,
     /// The body was read: the decision rests on more than load.
     pub understood: bool,
@@ -123,10 +126,14 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
     let body = q.body.bytes();
     let new_body = renamed.map(|model| protocol::replace_model(body, model.span.clone(), &target));
 
+    let headers = Headers::of(q.head);
+    let chosen = pool.scheduler.choices.choose(&target, headers)?;
     let snapshot = pool.store.load();
     let asking = Asked { api: q.api, body, content_type: q.head.content_type(), target: &target };
-    let prepared = match lookup::prepare(picker, live, (position, pool), q, asking, request.as_ref(), &snapshot) {
-        Ok(prepared) => prepared,
+    let prefix = live.prefix(position).filter(|_| chosen.strategy.reads().prefix);
+    let prepare = |prefix| lookup::prepare(picker, prefix, q, asking, request.as_ref(), &snapshot);
+    let prepared = match prefix.map(prepare).transpose() {
+        Ok(prepared) => prepared.flatten(),
         Err(warming) => return Ok(Step::Warm(warming)),
     };
     let looked = prepared.as_ref().map(|p| Looked::up(picker, live, p, q, asking, &snapshot)).transpose();
@@ -140,16 +147,27 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
     let priority = priority.and_then(|o| live.exchange.objectives.get(o)).copied().unwrap_or(0);
     let cx = PickContext {
         now: q.now,
-        request: RequestFacts { model: &target, prompt_tokens, priority },
+        request: RequestFacts {
+            model: &target,
+            prompt_tokens,
+            max_tokens: request.as_ref().and_then(|r| r.max_tokens),
+            priority,
+            headers,
+            prompt: request.as_ref().map(|r| &r.prompt),
+        },
         snapshot: &snapshot,
         stale_after: pool.stale_after,
         prefix: looked.as_ref().map(|l| &l.found),
+        preview: false,
     };
     let previous = q.response_id.or_else(|| request.as_ref().and_then(|r| r.previous_response_id.as_deref()));
     let decision = match preset(picker, live, q, &cx, &pool.name, previous)? {
         Some(decision) => decision,
-        None => schedule(picker, live, q, pool, &cx, request.is_some(), rng)?,
+        None => schedule(picker, live, q, pool, chosen, &cx, rng)?,
     };
+    if let Some(signal) = decision.lacking {
+        picker.metrics.degraded(Degraded::Lacking(signal));
+    }
     if decision.ejection_ignored {
         picker.metrics.degraded(Degraded::AllEjected);
     }
@@ -164,6 +182,7 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
         renamed_from: renamed.map(|m| (&*m.name).into()),
         new_body,
         seen: body.len(),
+        strategy: chosen.strategy.clone(),
         pool: pool.clone(),
         target,
     })))
@@ -244,27 +263,27 @@ fn chosen_by_test(head: &Head, snapshot: &PoolSnapshot) -> Result<Option<Decisio
     ranking.decide().ok_or_else(none).map(Some)
 }
 
-/// Asks the pool's algorithm; one that panics is replaced by load alone for this request.
+/// Asks the algorithm; one that panics is replaced by load alone for this request.
 fn schedule(
     picker: &Picker,
     live: &Live,
     q: &Question<'_>,
     pool: &Pool,
+    chosen: &Choice,
     cx: &PickContext<'_>,
-    understood: bool,
     rng: &mut PickRng,
 ) -> Result<Decision, RequestError> {
-    let by_load = |rng: &mut PickRng| pool.scheduler.decide_by(&*live.least_loaded, cx, q.subset, rng);
-    if !understood {
-        return by_load(rng);
+    let mut decide = |strategy: &dyn Strategy| pool.scheduler.decide(strategy, cx, q.subset, Explain::No, rng);
+    if cx.request.prompt.is_none() {
+        return decide(&*live.least_loaded);
     }
-    match catch_unwind(AssertUnwindSafe(|| pool.scheduler.decide(cx, q.subset, rng))) {
+    match catch_unwind(AssertUnwindSafe(|| decide(&*chosen.strategy))) {
         Ok(decision) => decision,
         Err(_) => {
             picker.metrics.panics.inc();
             picker.metrics.degraded(Degraded::StrategyPanic);
-            tracing::error!(pool = %pool.name, "the routing algorithm panicked; this request is routed by load");
-            by_load(rng)
+            tracing::error!(pool = %pool.name, strategy = %chosen.name, "the routing algorithm panicked; this request is routed by load");
+            decide(&*live.least_loaded)
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::pool::ledger;
 use crate::prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN};
 use crate::prefix::key::{BlockKey, BlockKeys};
 use crate::protocol::{self, Api};
+use crate::scheduling::plugin::Headers;
 use crate::scheduling::router::RouteFacts;
 use crate::scheduling::{PickContext, RequestFacts};
 use serde::Serialize;
@@ -129,13 +130,15 @@ pub async fn explain(
         request: RequestFacts {
             model: &target,
             prompt_tokens: u32::try_from(estimated).unwrap_or(u32::MAX),
-            priority: 0,
+            max_tokens: request.max_tokens,
+            prompt: Some(&request.prompt),
+            ..RequestFacts::default()
         },
-        snapshot: &snapshot,
-        stale_after: pool.stale_after,
         prefix: Some(&found),
+        ..PickContext::new(&snapshot, now, pool.stale_after)
     };
-    let decision = pool.scheduler.preview(&cx, &mut picker.next_rng());
+    let chosen = pool.scheduler.choices.choose(&target, Headers::default())?;
+    let decision = pool.scheduler.preview(&*chosen.strategy, &cx, &mut picker.next_rng());
     let holding = snapshot.endpoints.iter().map(|state| {
         let id = state.endpoint.id;
         let (held, with_claims) = (found.held(id), found.depth(id));

@@ -1,5 +1,6 @@
 //! The request's headers: found once, read where they stand.
 
+use crate::scheduling::plugin::HeaderSource;
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
 use smallvec::SmallVec;
 
@@ -28,6 +29,12 @@ const OURS: &[&str] = &[
     "test-epp-endpoint-selection",
     "x-conformance-test-served-endpoint",
 ];
+
+impl HeaderSource for Head {
+    fn header(&self, name: &str) -> Option<&str> {
+        self.get(name)
+    }
+}
 
 /// The headers of one request.
 #[derive(Debug, Default)]

@@ -8,7 +8,7 @@ use crate::pool::PoolSnapshot;
 use crate::prefix::cache::Found;
 use crate::prefix::key::BlockKeys;
 use crate::protocol::{Prompt, Request};
-use crate::scheduling::{Decision, Pool};
+use crate::scheduling::Decision;
 use crate::telemetry::metrics::Degraded;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -21,21 +21,19 @@ pub(super) struct Prepared<'p> {
     reading: Reading<'p>,
 }
 
-/// Reads the prompt if the pool's strategy asks for it; `None` when it does not or the prompt can't be read.
+/// Reads the prompt; `None` when there is none that a cache would hold, or it can't be read.
 ///
 /// # Errors
 /// What must run before it can be read.
 pub(super) fn prepare<'p>(
     picker: &Picker,
-    live: &'p Live,
-    (position, pool): (usize, &Pool),
+    prefix: &'p Arc<PoolPrefix>,
     q: &Question<'_>,
     asked: Asked<'_>,
     request: Option<&'p Request<'p>>,
     snapshot: &PoolSnapshot,
 ) -> Result<Option<Prepared<'p>>, Warming> {
-    let Some(request) = request.filter(|_| pool.scheduler.reads_prefix() && q.api.prefills()) else { return Ok(None) };
-    let Some(prefix) = live.prefix(position) else { return Ok(None) };
+    let Some(request) = request.filter(|_| q.api.prefills()) else { return Ok(None) };
     match guarded(picker, || prefix.read(q, asked, request, snapshot)) {
         Some(Read::Ready(reading)) => Ok(Some(Prepared { prefix, prompt: &request.prompt, reading })),
         Some(Read::Warm(warming)) => Err(warming),

@@ -1,8 +1,33 @@
 //! What came of a decision.
 
+use super::candidates::Candidate;
 use crate::pool::Endpoint;
 use smallvec::SmallVec;
 use std::sync::Arc;
+
+/// Something that an algorithm decides by and did not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Signal {
+    /// A figure that the servers report.
+    Metrics,
+    /// Who holds how much of the prompt.
+    Prefix,
+    /// The prompt's text.
+    Prompt,
+    /// Who asks: a header that is missing.
+    User,
+}
+
+/// What one part of an algorithm made of every candidate.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// The part's name: a scorer's type, a filter's, or what the figure is.
+    pub name: &'static str,
+    /// What its figures were multiplied with.
+    pub weight: f64,
+    /// The figure of each candidate; NaN where there was none.
+    pub figures: Vec<(Arc<Endpoint>, f64)>,
+}
 
 /// Endpoints in the order in which they should be tried, built by a strategy.
 #[derive(Debug)]
@@ -10,13 +35,48 @@ pub struct Ranking {
     wanted: usize,
     picks: SmallVec<[Arc<Endpoint>; 4]>,
     reason: &'static str,
+    lacking: Option<Signal>,
+    /// What each part said, when somebody wants to know.
+    parts: Option<Vec<Part>>,
 }
 
 impl Ranking {
     /// An empty ranking of at most `wanted` endpoints (at least one).
     #[must_use]
     pub fn new(wanted: usize) -> Self {
-        Self { wanted: wanted.max(1), picks: SmallVec::new(), reason: "" }
+        Self { wanted: wanted.max(1), picks: SmallVec::new(), reason: "", lacking: None, parts: None }
+    }
+
+    /// The same, and every part says what it made of each candidate.
+    #[must_use]
+    pub fn explained(mut self) -> Self {
+        self.parts = Some(Vec::new());
+        self
+    }
+
+    /// Whether the parts are wanted.
+    #[must_use]
+    pub fn is_explained(&self) -> bool {
+        self.parts.is_some()
+    }
+
+    /// Says what a part made of the candidates; `figure` is asked for each position, and only when somebody wants to know.
+    pub fn note(
+        &mut self,
+        name: &'static str,
+        weight: f64,
+        candidates: &[Candidate<'_>],
+        figure: impl Fn(usize) -> f64,
+    ) {
+        if let Some(parts) = &mut self.parts {
+            let figures = candidates.iter().enumerate().map(|(i, c)| (c.state.endpoint.clone(), figure(i))).collect();
+            parts.push(Part { name, weight, figures });
+        }
+    }
+
+    /// Says that the algorithm had to do without `signal`. The first one stands.
+    pub fn lacks(&mut self, signal: Signal) {
+        self.lacking.get_or_insert(signal);
     }
 
     /// How many endpoints are asked for.
@@ -67,6 +127,8 @@ impl Ranking {
         (!self.picks.is_empty()).then_some(Decision {
             picks: self.picks,
             reason: self.reason,
+            lacking: self.lacking,
+            parts: self.parts,
             probe: false,
             ejection_ignored: false,
         })
@@ -80,6 +142,10 @@ pub struct Decision {
     pub picks: SmallVec<[Arc<Endpoint>; 4]>,
     /// Why the first one won.
     pub reason: &'static str,
+    /// What the algorithm had to do without.
+    pub lacking: Option<Signal>,
+    /// What each of its parts made of each candidate, when that was asked for.
+    pub parts: Option<Vec<Part>>,
     /// The first one is half open and this request is its probe: should the request end without an outcome, the endpoint's
     /// [`probe_lost`](crate::pool::health::EndpointHealth::probe_lost) lets another probe go.
     pub probe: bool,

@@ -6,6 +6,7 @@
 //! May import: `ids`, `clock`, `rng`, `error`, `pool`, `protocol`.
 
 pub mod candidates;
+pub mod choice;
 pub mod decision;
 pub mod plugin;
 pub mod registry;
@@ -15,8 +16,9 @@ pub mod scorer;
 pub mod strategy;
 
 pub use candidates::Candidate;
-pub use decision::{Decision, Ranking};
-pub use plugin::{PickContext, RequestFacts, Strategy};
+pub use choice::{Choice, Choices};
+pub use decision::{Decision, Ranking, Signal};
+pub use plugin::{PickContext, Reads, RequestFacts, Strategy};
 pub use router::{Pool, Router};
 pub use scheduler::Scheduler;
 

@@ -1,13 +1,48 @@
 //! What a routing algorithm is, and what it gets to see.
 
 use super::candidates::Candidate;
-use super::decision::Ranking;
+use super::decision::{Ranking, Signal};
 use crate::clock::Timestamp;
-use crate::pool::PoolSnapshot;
+use crate::pool::{Endpoint, PoolSnapshot};
 use crate::prefix::cache::Found;
+use crate::protocol::Prompt;
 use crate::rng::PickRng;
+use rand::RngExt;
+use smallvec::{SmallVec, smallvec};
+use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::Duration;
+
+/// The headers of a request, wherever they are kept.
+pub trait HeaderSource: Debug {
+    /// The first value of a header (lower-case name), when it is UTF-8.
+    fn header(&self, name: &str) -> Option<&str>;
+}
+
+impl HeaderSource for BTreeMap<String, String> {
+    fn header(&self, name: &str) -> Option<&str> {
+        self.get(name).map(String::as_str)
+    }
+}
+
+/// The headers of a request; none by default.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Headers<'a>(Option<&'a dyn HeaderSource>);
+
+impl<'a> Headers<'a> {
+    /// The headers that `source` holds.
+    #[must_use]
+    pub fn of(source: &'a dyn HeaderSource) -> Self {
+        Self(Some(source))
+    }
+
+    /// The first value of a header (lower-case name), when it is UTF-8.
+    #[must_use]
+    pub fn get(self, name: &str) -> Option<&'a str> {
+        self.0?.header(name)
+    }
+}
 
 /// The request as a routing algorithm sees it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -16,8 +51,14 @@ pub struct RequestFacts<'a> {
     pub model: &'a str,
     /// Estimated prompt length, tokens.
     pub prompt_tokens: u32,
+    /// Longest answer asked for, tokens.
+    pub max_tokens: Option<u32>,
     /// More is more important; negative may be shed.
     pub priority: i32,
+    /// Its headers.
+    pub headers: Headers<'a>,
+    /// Its prompt; `None` when the body could not be read.
+    pub prompt: Option<&'a Prompt<'a>>,
 }
 
 /// All that a decision may depend on.
@@ -33,17 +74,118 @@ pub struct PickContext<'a> {
     pub stale_after: Duration,
     /// Who holds how much of the prompt; `None` when nobody has looked.
     pub prefix: Option<&'a Found>,
+    /// Somebody asks where the request would go: nothing may be remembered of it.
+    pub preview: bool,
 }
 
-/// One named way to route.
+impl<'a> PickContext<'a> {
+    /// A decision at `now` about a request of which nothing is known.
+    #[must_use]
+    pub fn new(snapshot: &'a PoolSnapshot, now: Timestamp, stale_after: Duration) -> Self {
+        Self { now, request: RequestFacts::default(), snapshot, stale_after, prefix: None, preview: false }
+    }
+}
+
+/// What an algorithm reads of a request, so that nothing is prepared that nobody reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reads {
+    /// [`Candidate::cached`]: prompts must be turned into blocks and looked up.
+    pub prefix: bool,
+    /// The texts in [`RequestFacts::prompt`].
+    pub prompt: bool,
+}
+
+impl Reads {
+    /// Neither.
+    pub const NOTHING: Self = Self { prefix: false, prompt: false };
+    /// Who holds how much of the prompt.
+    pub const PREFIX: Self = Self { prefix: true, prompt: false };
+    /// The prompt's texts.
+    pub const PROMPT: Self = Self { prefix: false, prompt: true };
+
+    /// What either reads.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self { prefix: self.prefix || other.prefix, prompt: self.prompt || other.prompt }
+    }
+}
+
+/// Which end of a score is the good one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Better {
+    /// Less is better.
+    Lower,
+    /// More is better.
+    Higher,
+}
+
+/// One named way to route. It implements [`Strategy::scores`], when one figure an endpoint decides, or [`Strategy::rank`], or both.
 pub trait Strategy: Send + Sync + Debug {
     /// Puts the best candidates first in `ranking`, as many as `ranking` wants, and says why the first won. `candidates` is never
-    /// empty and its order carries no meaning.
-    fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking);
+    /// empty and its order carries no meaning. Changes nothing that a later decision would see, unless the figure must be taken at once
+    /// (a turn), and never in a [`PickContext::preview`].
+    ///
+    /// As given here: the best score first, ties at random; behind them, and when nobody has a score, the fewest requests.
+    fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        rank_by_scores(self, cx, candidates, rng, ranking);
+    }
 
-    /// Whether it reads [`Candidate::cached`]; prompts of a pool that nobody asks about need not be hashed.
-    fn reads_prefix(&self) -> bool {
-        false
+    /// Writes one figure for each candidate, NaN for those of which it is not known; `out` is as long as `candidates`. `None` when the
+    /// algorithm is not of that kind (it draws, or takes turns), and then it can't be a part of a weighted sum.
+    fn scores(&self, _: &PickContext<'_>, _: &[Candidate<'_>], _: &mut [f64]) -> Option<Better> {
+        None
+    }
+
+    /// The request goes to `endpoint`: what the algorithm remembers of its decisions, it notes here. Not called for previews.
+    fn picked(&self, _: &PickContext<'_>, _: &Endpoint) {}
+
+    /// Headers for the client, once it is known who served.
+    fn answer_headers(&self, _: &Endpoint, _: &mut Vec<(&'static str, String)>) {}
+
+    /// What it reads of a request.
+    fn reads(&self) -> Reads {
+        Reads::NOTHING
+    }
+}
+
+fn rank_by_scores<S: Strategy + ?Sized>(
+    strategy: &S,
+    cx: &PickContext<'_>,
+    candidates: &[Candidate<'_>],
+    rng: &mut PickRng,
+    ranking: &mut Ranking,
+) {
+    let mut scores: SmallVec<[f64; 16]> = smallvec![f64::NAN; candidates.len()];
+    let better = strategy.scores(cx, candidates, &mut scores);
+    ranking.note("score", 1.0, candidates, |i| scores.get(i).copied().unwrap_or(f64::NAN));
+    let sign = if better == Some(Better::Higher) { -1.0 } else { 1.0 };
+    let known = scores.iter().any(|s| !s.is_nan());
+    if !known {
+        ranking.lacks(Signal::Metrics);
+    }
+    ranking.because(match better {
+        _ if !known => "no figure to compare; fewest requests",
+        Some(Better::Higher) => "greatest figure",
+        _ => "least figure",
+    });
+    let mut order: SmallVec<[(f64, u32, u32, usize); 16]> = candidates
+        .iter()
+        .zip(&scores)
+        .enumerate()
+        // NaN sorts behind every number, whichever way the score counts.
+        .map(|(i, (c, s))| (if s.is_nan() { f64::NAN } else { s * sign }, c.requests, rng.random(), i))
+        .collect();
+    order.sort_unstable_by(|a, b| {
+        let scored =
+            a.0.is_nan().cmp(&b.0.is_nan()).then_with(|| a.0.partial_cmp(&b.0).unwrap_or(std::cmp::Ordering::Equal));
+        // Requests decide among those without a score only: equal scores are equal.
+        let unscored = if a.0.is_nan() && b.0.is_nan() { a.1.cmp(&b.1) } else { std::cmp::Ordering::Equal };
+        scored.then(unscored).then(a.2.cmp(&b.2))
+    });
+    for (.., i) in order.into_iter().take(ranking.wanted()) {
+        if let Some(candidate) = candidates.get(i) {
+            ranking.push(&candidate.state.endpoint);
+        }
     }
 }
 
@@ -60,28 +202,90 @@ pub struct Descriptor {
     pub build: fn(&serde_json::Value) -> Result<Box<dyn Strategy>, ParamError>,
 }
 
-/// One part of the `pipeline` strategy's sum.
+/// Narrows the candidates of a `pipeline`.
+pub trait Filter: Send + Sync + Debug {
+    /// Sets to false in `keep` what may not serve the request; `keep` is as long as `candidates` and comes all true. Keeping nobody is
+    /// allowed: then the request can't be served.
+    fn keep(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, keep: &mut [bool]);
+
+    /// As [`Strategy::picked`].
+    fn picked(&self, _: &PickContext<'_>, _: &Endpoint) {}
+
+    /// As [`Strategy::answer_headers`].
+    fn answer_headers(&self, _: &Endpoint, _: &mut Vec<(&'static str, String)>) {}
+
+    /// As [`Strategy::reads`].
+    fn reads(&self) -> Reads {
+        Reads::NOTHING
+    }
+}
+
+/// One part of a `pipeline`'s sum.
 pub trait Scorer: Send + Sync + Debug {
     /// Writes a score in 0..=1 for each candidate; `out` is as long as `candidates`.
     fn score(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]);
 
-    /// As [`Strategy::reads_prefix`].
-    fn reads_prefix(&self) -> bool {
-        false
+    /// As [`Strategy::picked`].
+    fn picked(&self, _: &PickContext<'_>, _: &Endpoint) {}
+
+    /// As [`Strategy::answer_headers`].
+    fn answer_headers(&self, _: &Endpoint, _: &mut Vec<(&'static str, String)>) {}
+
+    /// As [`Strategy::reads`].
+    fn reads(&self) -> Reads {
+        Reads::NOTHING
     }
 }
 
-/// As [`Descriptor`], for scorers.
+/// Chooses by the sums of a `pipeline`.
+pub trait Picker: Send + Sync + Debug {
+    /// Puts candidates into `ranking`, the first pick first, as many as it wants. `sums` is as long as `candidates`, which are not empty;
+    /// it holds no NaN.
+    fn pick(&self, sums: &[f32], candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking);
+}
+
+/// Chooses the profile of a `pipeline` that decides about a request.
+pub trait ProfileHandler: Send + Sync + Debug {
+    /// The name of the profile for this request; one of those that [`ProfileHandler::check`] was shown.
+    fn profile(&self, cx: &PickContext<'_>) -> &str;
+
+    /// Whether the handler can work with these profiles.
+    ///
+    /// # Errors
+    /// What is missing or too much, for the operator.
+    fn check(&self, profiles: &[&str]) -> Result<(), ParamError>;
+}
+
+/// A part of a `pipeline`, made. One instance may stand in several profiles.
+#[derive(Clone, Debug)]
+pub enum Plugin {
+    /// Narrows.
+    Filter(Arc<dyn Filter>),
+    /// Scores.
+    Scorer(Arc<dyn Scorer>),
+    /// Does both, with one memory.
+    FilterAndScorer(Arc<dyn Filter>, Arc<dyn Scorer>),
+    /// Chooses.
+    Picker(Arc<dyn Picker>),
+    /// Chooses the profile.
+    Handler(Arc<dyn ProfileHandler>),
+}
+
+/// As [`Descriptor`], for the parts of a `pipeline`.
 #[derive(Clone, Copy, Debug)]
-pub struct ScorerDescriptor {
-    /// The name in configurations: kebab-case, unique.
+pub struct PluginDescriptor {
+    /// The `type` in configurations: kebab-case, unique.
     pub name: &'static str,
-    /// One sentence: what it prefers.
+    /// Types of older versions that mean the same.
+    pub aliases: &'static [&'static str],
+    /// `filter`, `scorer`, `picker` or `handler`.
+    pub kind: &'static str,
+    /// One sentence: what it does.
     pub summary: &'static str,
-    /// Where the formula comes from.
+    /// Where it comes from.
     pub source: &'static str,
     /// Makes it from its parameters.
-    pub build: fn(&serde_json::Value) -> Result<Box<dyn Scorer>, ParamError>,
+    pub build: fn(&serde_json::Value) -> Result<Plugin, ParamError>,
 }
 
 /// Parameters that a plugin does not take.

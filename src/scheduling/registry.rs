@@ -1,6 +1,6 @@
 //! Every plugin there is: one line each.
 
-use super::plugin::{Descriptor, ScorerDescriptor};
+use super::plugin::{Descriptor, PluginDescriptor};
 use super::{scorer, strategy};
 
 /// All strategies, in the order in which `attache plugins` and the README list them.
@@ -13,14 +13,14 @@ pub const STRATEGIES: &[&Descriptor] = &[
     &strategy::round_robin::PLUGIN,
 ];
 
-/// All scorers of the `pipeline` strategy.
-pub const SCORERS: &[&ScorerDescriptor] =
+/// All parts of the `pipeline` strategy, by kind.
+pub const PLUGINS: &[&PluginDescriptor] =
     &[&scorer::kv_cache::PLUGIN, &scorer::lora_affinity::PLUGIN, &scorer::prefix_cache::PLUGIN, &scorer::queue::PLUGIN];
 
-/// The scorer called `name`.
+/// The part of a pipeline whose type, or an older name of it, is `name`.
 #[must_use]
-pub fn scorer(name: &str) -> Option<&'static ScorerDescriptor> {
-    SCORERS.iter().copied().find(|d| d.name == name)
+pub fn plugin(name: &str) -> Option<&'static PluginDescriptor> {
+    PLUGINS.iter().copied().find(|d| d.name == name || d.aliases.contains(&name))
 }
 
 /// The strategy called `name`.

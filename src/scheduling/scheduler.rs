@@ -1,6 +1,7 @@
 //! Narrowing a pool to the endpoints that may serve a request, and having a strategy order them.
 
 use super::candidates::Candidate;
+use super::choice::Choices;
 use super::decision::{Decision, Ranking};
 use super::plugin::{PickContext, Strategy};
 use super::strategy::least_request::LeastRequest;
@@ -51,22 +52,27 @@ fn parse_entry(entry: &str) -> Option<(IpAddr, Option<u16>)> {
 /// One pool's way to decide.
 #[derive(Debug)]
 pub struct Scheduler {
-    strategy: Box<dyn Strategy>,
+    /// Which strategy routes which request.
+    pub choices: Choices,
     health: HealthPolicy,
     wanted: usize,
 }
 
-impl Scheduler {
-    /// Decides by `strategy`; a decision names up to `wanted` endpoints.
-    #[must_use]
-    pub fn new(strategy: Box<dyn Strategy>, health: HealthPolicy, wanted: usize) -> Self {
-        Self { strategy, health, wanted: wanted.max(1) }
-    }
+/// Whether a decision says what each part of the algorithm made of every endpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Explain {
+    /// It costs nothing then.
+    #[default]
+    No,
+    /// [`Decision::parts`] is filled.
+    Yes,
+}
 
-    /// Whether the strategy asks who holds how much of a prompt.
+impl Scheduler {
+    /// Decides by `choices`; a decision names up to `wanted` endpoints.
     #[must_use]
-    pub fn reads_prefix(&self) -> bool {
-        self.strategy.reads_prefix()
+    pub fn new(choices: Choices, health: HealthPolicy, wanted: usize) -> Self {
+        Self { choices, health, wanted: wanted.max(1) }
     }
 
     /// When endpoints are ejected.
@@ -75,40 +81,50 @@ impl Scheduler {
         &self.health
     }
 
-    /// Decides where the request goes, among the endpoints that `subset` allows (all, when `None`).
+    fn ranking(&self, explain: Explain) -> Ranking {
+        let ranking = Ranking::new(self.wanted);
+        if explain == Explain::Yes { ranking.explained() } else { ranking }
+    }
+
+    /// Where a request would go by `strategy`, and why, without taking anything for it.
+    #[must_use]
+    pub fn preview(&self, strategy: &dyn Strategy, cx: &PickContext<'_>, rng: &mut PickRng) -> Option<Decision> {
+        let cx = PickContext { preview: true, ..*cx };
+        let field = self.candidates(&cx, None);
+        if field.candidates.is_empty() {
+            return None;
+        }
+        let mut ranking = self.ranking(Explain::Yes);
+        strategy.rank(&cx, &field.candidates, rng, &mut ranking);
+        ranking.decide()
+    }
+
+    /// Decides by `strategy` where the request goes, among the endpoints that `subset` allows (all, when `None`), and lets the strategy
+    /// remember it.
     ///
     /// # Errors
     /// 503 `subset_empty` when the hint leaves no endpoint of the pool, `no_ready_endpoint` when the pool has none.
     pub fn decide(
         &self,
+        strategy: &dyn Strategy,
         cx: &PickContext<'_>,
         subset: Option<&Subset>,
+        explain: Explain,
         rng: &mut PickRng,
     ) -> Result<Decision, RequestError> {
-        self.decide_by(&*self.strategy, cx, subset, rng)
-    }
-
-    /// Where a request would go, without taking anything for it.
-    #[must_use]
-    pub fn preview(&self, cx: &PickContext<'_>, rng: &mut PickRng) -> Option<Decision> {
-        let field = self.candidates(cx, None);
-        if field.candidates.is_empty() {
-            return None;
+        let decision = self.rank(strategy, cx, subset, explain, rng)?;
+        if let Some(first) = decision.picks.first() {
+            strategy.picked(cx, first);
         }
-        let mut ranking = Ranking::new(self.wanted);
-        self.strategy.rank(cx, &field.candidates, rng, &mut ranking);
-        ranking.decide()
+        Ok(decision)
     }
 
-    /// As [`Scheduler::decide`], by another strategy than the pool's own.
-    ///
-    /// # Errors
-    /// As [`Scheduler::decide`].
-    pub fn decide_by(
+    fn rank(
         &self,
         strategy: &dyn Strategy,
         cx: &PickContext<'_>,
         subset: Option<&Subset>,
+        explain: Explain,
         rng: &mut PickRng,
     ) -> Result<Decision, RequestError> {
         let mut field = self.candidates(cx, subset);
@@ -118,7 +134,7 @@ impl Scheduler {
         // Each round either decides or drops a candidate that others took or lost meanwhile; when none is left, ejection is ignored and
         // the next round decides.
         loop {
-            let mut ranking = Ranking::new(self.wanted);
+            let mut ranking = self.ranking(explain);
             strategy.rank(cx, &field.candidates, rng, &mut ranking);
             let mut decision = ranking
                 .decide()

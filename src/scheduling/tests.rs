@@ -1,6 +1,6 @@
 //! What every strategy keeps to, and what each one promises.
 
-use super::{Candidate, PickContext, Ranking, RequestFacts, Strategy, registry};
+use super::{Candidate, PickContext, Ranking, Strategy, registry};
 use crate::clock::Timestamp;
 use crate::ids::EndpointId;
 use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
@@ -24,7 +24,7 @@ pub(super) fn snapshot(loads: &[(u32, u32)]) -> PoolSnapshot {
 }
 
 pub(super) fn context(snapshot: &PoolSnapshot) -> PickContext<'_> {
-    PickContext { now: NOW, request: RequestFacts::default(), snapshot, stale_after: STALE_AFTER, prefix: None }
+    PickContext::new(snapshot, NOW, STALE_AFTER)
 }
 
 fn build(name: &str) -> Box<dyn Strategy> {
@@ -246,13 +246,13 @@ fn the_registry_holds_together() {
         assert!(error.to_string().contains("wieght"), "{}: {error}", plugin.name);
     }
     assert!(registry::strategy("no-such").is_none());
-    let names: Vec<&str> = registry::SCORERS.iter().map(|d| d.name).collect();
+    let names: Vec<&str> = registry::PLUGINS.iter().map(|d| d.name).collect();
     assert!(names.is_sorted() && names.iter().collect::<BTreeSet<_>>().len() == names.len(), "{names:?}");
-    for plugin in registry::SCORERS {
+    for plugin in registry::PLUGINS {
         assert!(plugin.name.bytes().all(|b| b.is_ascii_lowercase() || b == b'-'), "{}", plugin.name);
         assert!(!plugin.summary.is_empty() && !plugin.source.is_empty(), "{}", plugin.name);
         assert!((plugin.build)(&serde_json::json!({})).is_ok(), "{}", plugin.name);
         assert!((plugin.build)(&serde_json::json!({"wieght": 1})).is_err(), "{}", plugin.name);
     }
-    assert!(registry::scorer("no-such").is_none());
+    assert!(registry::plugin("no-such").is_none());
 }

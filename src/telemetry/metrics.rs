@@ -3,6 +3,7 @@
 //! Labels never come from clients: pools, outcomes, reasons and limits are ours to name, so their number is bounded.
 
 use crate::error::Reason;
+use crate::scheduling::Signal;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -107,6 +108,8 @@ pub enum Degraded {
     ReadingLate,
     /// The prompt can't be tokenized or its template not rendered: routed without looking at caches.
     Untokenized,
+    /// The routing algorithm had to do without something that it decides by.
+    Lacking(Signal),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -173,7 +176,7 @@ pub struct Metrics {
     outcomes: [Counter; 6],
     rejections: Vec<(Reason, Counter)>,
     limits: [(Limit, Counter); 6],
-    degraded: [(Degraded, Counter); 7],
+    degraded: [(Degraded, Counter); 11],
     ends: Family<PoolEndLabel, Counter>,
     statuses: Family<PoolStatusLabel, Counter>,
     ttft: Family<PoolLabel, Histogram>,
@@ -241,6 +244,10 @@ impl Metrics {
                 mode(Degraded::LookupPanic, "lookup_panic"),
                 mode(Degraded::ReadingLate, "reading_late"),
                 mode(Degraded::Untokenized, "untokenized"),
+                mode(Degraded::Lacking(Signal::Metrics), "no_metrics"),
+                mode(Degraded::Lacking(Signal::Prefix), "no_prefix"),
+                mode(Degraded::Lacking(Signal::Prompt), "no_prompt"),
+                mode(Degraded::Lacking(Signal::User), "no_user"),
             ],
             ends: Family::default(),
             statuses: Family::default(),

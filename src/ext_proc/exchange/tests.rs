@@ -17,7 +17,7 @@ use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, LoraSt
 use crate::prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
 use crate::prompt::characters::Characters;
 use crate::scheduling::router::{ModelRewrites, PoolMatch, RewriteTarget};
-use crate::scheduling::{Pool, Router, Scheduler, registry};
+use crate::scheduling::{Choices, Pool, Router, Scheduler, registry};
 use crate::telemetry::decisions::Decisions;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::trace::Tracing;
@@ -79,7 +79,7 @@ impl Setup {
             name: "pool".into(),
             matches: PoolMatch::default(),
             store: store.clone(),
-            scheduler: Scheduler::new(strategy, HealthPolicy::default(), 3),
+            scheduler: Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 3),
             rewrites: self.rewrites,
             reject_unknown_models: false,
             stale_after: Duration::from_secs(2),

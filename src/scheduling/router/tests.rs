@@ -1,6 +1,7 @@
 use super::*;
 use crate::pool::health::HealthPolicy;
 use crate::rng::for_request;
+use crate::scheduling::Choices;
 
 fn pool(name: &str, matches: PoolMatch) -> Pool {
     let strategy = (crate::scheduling::registry::strategy("random").unwrap().build)(&serde_json::Value::Null).unwrap();
@@ -8,7 +9,7 @@ fn pool(name: &str, matches: PoolMatch) -> Pool {
         name: name.into(),
         matches,
         store: Arc::default(),
-        scheduler: Scheduler::new(strategy, HealthPolicy::default(), 1),
+        scheduler: Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 1),
         rewrites: ModelRewrites::default(),
         reject_unknown_models: false,
         stale_after: Duration::from_secs(2),

@@ -17,7 +17,7 @@ fn subset(entries: &[&str]) -> Subset {
 
 fn scheduler(name: &str, wanted: usize) -> Scheduler {
     let strategy = (registry::strategy(name).unwrap().build)(&serde_json::Value::Null).unwrap();
-    Scheduler::new(strategy, HealthPolicy::default(), wanted)
+    Scheduler::new(Choices::only(name, strategy), HealthPolicy::default(), wanted)
 }
 
 fn decide(
@@ -26,7 +26,13 @@ fn decide(
     subset: Option<&Subset>,
     seed: u64,
 ) -> Result<Decision, RequestError> {
-    scheduler.decide(&context(pool), subset, &mut for_request(seed, 0))
+    scheduler.decide(
+        &*scheduler.choices.default.strategy,
+        &context(pool),
+        subset,
+        Explain::No,
+        &mut for_request(seed, 0),
+    )
 }
 
 /// Ejects the endpoint at `position` so that it is half open at [`NOW`] when `half_open`.
@@ -218,16 +224,17 @@ fn an_endpoint_that_came_back_gets_less_at_first() {
     pool.endpoints[0].endpoint.health.record(Outcome::Success, NOW, &HealthPolicy::default());
     let least = scheduler("least-request", 1);
     assert_eq!(decide(&least, &pool, None, 0).unwrap().picks[0].id.0, 1, "2 requests count as 8");
-    let mut later = context(&pool);
-    later.now = NOW.after(Duration::from_secs(10));
-    later.stale_after = Duration::from_secs(60);
-    assert_eq!(least.decide(&later, None, &mut for_request(0, 0)).unwrap().picks[0].id.0, 0);
+    let later = PickContext::new(&pool, NOW.after(Duration::from_secs(10)), Duration::from_secs(60));
+    let strategy = &*least.choices.default.strategy;
+    let decision = least.decide(strategy, &later, None, Explain::No, &mut for_request(0, 0)).unwrap();
+    assert_eq!(decision.picks[0].id.0, 0);
 }
 
 #[test]
 fn requests_without_a_body_go_to_the_least_loaded() {
     let pool = snapshot(&[(0, 3), (1, 1), (2, 2)]);
     let round_robin = scheduler("round-robin", 1);
-    let decision = round_robin.decide_by(&*least_loaded(), &context(&pool), None, &mut for_request(0, 0)).unwrap();
+    let (least, mut rng) = (least_loaded(), for_request(0, 0));
+    let decision = round_robin.decide(&*least, &context(&pool), None, Explain::No, &mut rng).unwrap();
     assert_eq!(decision.picks[0].id.0, 1);
 }

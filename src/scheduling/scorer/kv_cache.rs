@@ -4,15 +4,18 @@
 //! counts cached blocks as free in vLLM, but not in every engine).
 //! Source: GIE `kv-cache-utilization-scorer`.
 
-use crate::scheduling::plugin::{NoParams, Scorer, ScorerDescriptor, params};
+use crate::scheduling::plugin::{NoParams, Plugin, PluginDescriptor, Scorer, params};
 use crate::scheduling::{Candidate, PickContext};
+use std::sync::Arc;
 
 /// Registry entry.
-pub const PLUGIN: ScorerDescriptor = ScorerDescriptor {
+pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     name: "kv-cache-utilization-scorer",
+    aliases: &[],
+    kind: "scorer",
     summary: "Prefers endpoints with more free KV cache.",
     source: "GIE `kv-cache-utilization-scorer`",
-    build: |value| params::<NoParams>(value).map(|NoParams {}| Box::new(KvCache) as Box<dyn Scorer>),
+    build: |value| params::<NoParams>(value).map(|NoParams {}| Plugin::Scorer(Arc::new(KvCache))),
 };
 
 #[derive(Debug)]

@@ -3,15 +3,18 @@
 //! Room means that fewer adapters are active and waiting than the server holds at once. When not: adapters are pinned to endpoints
 //! by labels. Source: GIE `lora-affinity-scorer` (order of the checks: active, room, waiting).
 
-use crate::scheduling::plugin::{NoParams, Scorer, ScorerDescriptor, params};
+use crate::scheduling::plugin::{NoParams, Plugin, PluginDescriptor, Scorer, params};
 use crate::scheduling::{Candidate, PickContext};
+use std::sync::Arc;
 
 /// Registry entry.
-pub const PLUGIN: ScorerDescriptor = ScorerDescriptor {
+pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     name: "lora-affinity-scorer",
+    aliases: &[],
+    kind: "scorer",
     summary: "Prefers endpoints where the request's LoRA adapter is loaded or can be.",
     source: "GIE `lora-affinity-scorer`",
-    build: |value| params::<NoParams>(value).map(|NoParams {}| Box::new(LoraAffinity) as Box<dyn Scorer>),
+    build: |value| params::<NoParams>(value).map(|NoParams {}| Plugin::Scorer(Arc::new(LoraAffinity))),
 };
 
 #[derive(Debug)]

@@ -5,16 +5,19 @@
 //! When not: prompts that share nothing; then it is 0 for all and costs the hashing.
 //! Source: llm-d `prefix-cache-scorer`; GIE's is the case w = 0.
 
-use crate::scheduling::plugin::{ParamError, Scorer, ScorerDescriptor, params};
-use crate::scheduling::{Candidate, PickContext};
+use crate::scheduling::plugin::{ParamError, Plugin, PluginDescriptor, Scorer, params};
+use crate::scheduling::{Candidate, PickContext, Reads};
 use serde::Deserialize;
+use std::sync::Arc;
 
 /// Registry entry.
-pub const PLUGIN: ScorerDescriptor = ScorerDescriptor {
+pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     name: "prefix-cache-scorer",
+    aliases: &[],
+    kind: "scorer",
     summary: "Prefers endpoints that hold more of the prompt in their KV cache.",
     source: "llm-d and GIE `prefix-cache-scorer`",
-    build: |value| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Scorer>),
+    build: |value| params::<Params>(value)?.build().map(|p| Plugin::Scorer(Arc::new(p))),
 };
 
 /// 8,192 tokens, as llm-d has it.
@@ -62,7 +65,7 @@ impl Scorer for PrefixCache {
         }
     }
 
-    fn reads_prefix(&self) -> bool {
-        true
+    fn reads(&self) -> Reads {
+        Reads::PREFIX
     }
 }

@@ -5,16 +5,19 @@
 //! Source: GIE `queue-scorer`.
 
 use super::fewer_is_better;
-use crate::scheduling::plugin::{NoParams, Scorer, ScorerDescriptor, params};
+use crate::scheduling::plugin::{NoParams, Plugin, PluginDescriptor, Scorer, params};
 use crate::scheduling::{Candidate, PickContext};
 use smallvec::SmallVec;
+use std::sync::Arc;
 
 /// Registry entry.
-pub const PLUGIN: ScorerDescriptor = ScorerDescriptor {
+pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     name: "queue-scorer",
+    aliases: &[],
+    kind: "scorer",
     summary: "Prefers endpoints with fewer waiting requests.",
     source: "GIE `queue-scorer`",
-    build: |value| params::<NoParams>(value).map(|NoParams {}| Box::new(Queue) as Box<dyn Scorer>),
+    build: |value| params::<NoParams>(value).map(|NoParams {}| Plugin::Scorer(Arc::new(Queue))),
 };
 
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 use crate::clock::Timestamp;
 use crate::ids::EndpointId;
 use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, LoraState, PoolSnapshot};
+use crate::scheduling::plugin::Plugin;
 use crate::scheduling::{Candidate, PickContext, Ranking, RequestFacts, registry};
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -34,10 +35,12 @@ fn lora(running: &[&str], waiting: &[&str], max: u32) -> Option<EndpointMetrics>
 }
 
 fn scores(scorer: &str, states: &[EndpointState]) -> Vec<f32> {
-    let scorer = (registry::scorer(scorer).unwrap().build)(&serde_json::Value::Null).unwrap();
+    let Plugin::Scorer(scorer) = (registry::plugin(scorer).unwrap().build)(&serde_json::Value::Null).unwrap() else {
+        panic!("{scorer} is no scorer");
+    };
     let snapshot = PoolSnapshot::default();
     let request = RequestFacts { model: "A", ..RequestFacts::default() };
-    let cx = PickContext { now: NOW, request, snapshot: &snapshot, stale_after: STALE_AFTER, prefix: None };
+    let cx = PickContext { request, ..PickContext::new(&snapshot, NOW, STALE_AFTER) };
     let candidates: Vec<_> = states.iter().map(|s| Candidate::new(s, NOW, STALE_AFTER, 0)).collect();
     let mut out = vec![f32::NAN; states.len()];
     scorer.score(&cx, &candidates, &mut out);
@@ -81,13 +84,7 @@ fn the_references_rows() {
 fn the_pipeline_weighs_and_adds_and_fills_the_ranking_in_order() {
     let states = [state(0, waiting(2)), state(1, waiting(0)), state(2, waiting(1))];
     let snapshot = PoolSnapshot::default();
-    let cx = PickContext {
-        now: NOW,
-        request: RequestFacts::default(),
-        snapshot: &snapshot,
-        stale_after: STALE_AFTER,
-        prefix: None,
-    };
+    let cx = PickContext::new(&snapshot, NOW, STALE_AFTER);
     let candidates: Vec<_> = states.iter().map(|s| Candidate::new(s, NOW, STALE_AFTER, 0)).collect();
     let pipeline = (registry::strategy("pipeline").unwrap().build)(&serde_json::Value::Null).unwrap();
     let mut ranking = Ranking::new(3);
@@ -129,7 +126,7 @@ proptest! {
         let states: Vec<_> = (0u32..).zip(metrics).map(|(i, m)| state(i, m)).collect();
         let mut turned = states.clone();
         turned.rotate_left(turn % states.len());
-        for plugin in registry::SCORERS {
+        for plugin in registry::PLUGINS.iter().filter(|p| p.kind == "scorer") {
             let mut straight = scores(plugin.name, &states);
             prop_assert!(straight.iter().all(|s| (0.0..=1.0).contains(s)), "{} {straight:?}", plugin.name);
             straight.rotate_left(turn % states.len());

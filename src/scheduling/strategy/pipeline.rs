@@ -11,11 +11,12 @@
 //! Source: the GIE scheduler with `max-score-picker`.
 
 use crate::rng::PickRng;
-use crate::scheduling::plugin::{Descriptor, ParamError, Scorer, params};
-use crate::scheduling::{Candidate, PickContext, Ranking, Strategy, registry};
+use crate::scheduling::plugin::{Descriptor, ParamError, Plugin, Scorer, params};
+use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Strategy, registry};
 use rand::RngExt;
 use serde::Deserialize;
 use smallvec::{SmallVec, smallvec};
+use std::sync::Arc;
 
 /// Registry entry.
 pub const PLUGIN: Descriptor = Descriptor {
@@ -65,14 +66,17 @@ impl Params {
     fn build(self) -> Result<Pipeline, ParamError> {
         let mut scorers = Vec::with_capacity(self.scorers.len());
         for s in self.scorers {
-            let Some(descriptor) = registry::scorer(&s.r#type) else {
-                let known: Vec<&str> = registry::SCORERS.iter().map(|d| d.name).collect();
+            let Some(descriptor) = registry::plugin(&s.r#type) else {
+                let known: Vec<&str> = registry::PLUGINS.iter().map(|d| d.name).collect();
                 return Err(ParamError(format!("unknown scorer `{}`; known: {}", s.r#type, known.join(", "))));
             };
             if !s.weight.is_finite() || s.weight < 0.0 {
                 return Err(ParamError(format!("weight of `{}` is {}; 0 or more is allowed", s.r#type, s.weight)));
             }
-            scorers.push(((descriptor.build)(&s.parameters)?, s.weight));
+            match (descriptor.build)(&s.parameters)? {
+                Plugin::Scorer(scorer) | Plugin::FilterAndScorer(_, scorer) => scorers.push((scorer, s.weight)),
+                _ => return Err(ParamError(format!("`{}` is no scorer", s.r#type))),
+            }
         }
         if scorers.is_empty() {
             return Err(ParamError("`scorers` is empty; at least one is needed".to_owned()));
@@ -83,12 +87,12 @@ impl Params {
 
 #[derive(Debug)]
 struct Pipeline {
-    scorers: Vec<(Box<dyn Scorer>, f32)>,
+    scorers: Vec<(Arc<dyn Scorer>, f32)>,
 }
 
 impl Strategy for Pipeline {
-    fn reads_prefix(&self) -> bool {
-        self.scorers.iter().any(|(scorer, _)| scorer.reads_prefix())
+    fn reads(&self) -> Reads {
+        self.scorers.iter().fold(Reads::NOTHING, |all, (scorer, _)| all.and(scorer.reads()))
     }
 
     fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {

@@ -13,7 +13,7 @@
 
 use crate::rng::PickRng;
 use crate::scheduling::plugin::{Descriptor, ParamError, params};
-use crate::scheduling::{Candidate, PickContext, Ranking, Strategy};
+use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Strategy};
 use rand::RngExt;
 use serde::Deserialize;
 use smallvec::SmallVec;
@@ -99,8 +99,8 @@ impl Strategy for PrefixCache {
         }
     }
 
-    fn reads_prefix(&self) -> bool {
-        true
+    fn reads(&self) -> Reads {
+        Reads::PREFIX
     }
 }
 

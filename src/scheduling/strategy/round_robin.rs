@@ -24,7 +24,7 @@ struct RoundRobin {
 }
 
 impl Strategy for RoundRobin {
-    fn rank(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], _: &mut PickRng, ranking: &mut Ranking) {
+    fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], _: &mut PickRng, ranking: &mut Ranking) {
         ranking.because("next in turn");
         // How far an id lies ahead of the cursor; ids that it has passed wrap around and come last.
         let ahead = |c: &Candidate<'_>, next: u64| u64::from(c.state.endpoint.id.0).wrapping_sub(next);
@@ -32,6 +32,8 @@ impl Strategy for RoundRobin {
             let turn = candidates.iter().min_by_key(|c| ahead(c, next))?;
             Some(u64::from(turn.state.endpoint.id.0) + 1)
         };
+        // A preview takes no turn.
+        let advance = |next: u64| if cx.preview { None } else { advance(next) };
         let next = self.next.fetch_update(Relaxed, Relaxed, advance).unwrap_or_else(|unchanged| unchanged);
         ranking.push_lowest(candidates.iter().map(|c| (ahead(c, next), &c.state.endpoint)));
     }

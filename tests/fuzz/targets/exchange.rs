@@ -14,7 +14,7 @@ use attache::pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot, Snapsho
 use attache::prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
 use attache::prompt::characters::Characters;
 use attache::scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteTarget};
-use attache::scheduling::{Pool, Router, Scheduler, registry};
+use attache::scheduling::{Choices, Pool, Router, Scheduler, registry};
 use attache::telemetry::decisions::Decisions;
 use attache::telemetry::metrics::{Metrics, Outcome};
 use attache::telemetry::trace::Tracing;
@@ -55,7 +55,7 @@ fn world(rename: bool) -> World {
         name: "p".into(),
         matches: PoolMatch::default(),
         store,
-        scheduler: Scheduler::new(strategy, HealthPolicy::default(), 2),
+        scheduler: Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 2),
         rewrites: ModelRewrites { any: if rename { vec![target] } else { Vec::new() }, ..ModelRewrites::default() },
         reject_unknown_models: false,
         stale_after: Duration::from_secs(2),
