@@ -110,7 +110,7 @@ fn a_small_file_gets_the_documented_defaults() {
     assert_eq!((s.drain_min_delay, s.drain_deadline), (Duration::from_secs(5), Duration::from_secs(120)));
     assert!(settings.telemetry.log_json && settings.telemetry.otlp_endpoint.is_none());
     let pool = &settings.pools[0];
-    assert_eq!((&*pool.name, pool.strategy.as_str(), pool.endpoints.len()), ("a", "least-request", 1));
+    assert_eq!((&*pool.name, pool.strategy.as_str(), pool.endpoints.len()), ("a", "predicted-latency", 1));
     assert_eq!(pool.scrape.interval, Duration::from_millis(50));
     assert_eq!(pool.scrape.stale_after, Duration::from_secs(2));
     assert_eq!(settings.limits, attache::limits::Limits::default());

@@ -383,7 +383,7 @@ def hints(address, pages, stay):
 def main():
     parser = argparse.ArgumentParser(prog="examples/quickstart/run.sh", description=__doc__)
     parser.add_argument("--stay", action="store_true", help="leave everything running until ctrl-C")
-    parser.add_argument("--strategy", default="pipeline", help="how the picker chooses (default: %(default)s)")
+    parser.add_argument("--strategy", default="predicted-latency", help="how the picker chooses (default: %(default)s)")
     for name in ("attache", "envoy", "bootstrap"):
         parser.add_argument(f"--{name}", required=True, help=argparse.SUPPRESS)
     options = parser.parse_args()

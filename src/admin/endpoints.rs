@@ -35,6 +35,7 @@ fn endpoint(state: &EndpointState, view: &PoolView, now: Timestamp) -> Value {
         "prefill_tokens": endpoint.ledger.prefill_tokens(),
         "routed": endpoint.ledger.routed(),
         "requests": ledger::requests(endpoint, metrics.filter(|m| now.since(m.scraped_at) <= view.stale_after)),
+        "learned": endpoint.speed.learned(),
         "metrics": metrics.map(|m| page(m, view, now)),
         "kv_events": view.prefix.residents().load().get(&endpoint.id).map(|r| r.trust().label()),
     })

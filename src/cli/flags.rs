@@ -64,7 +64,7 @@ pub struct RunArgs {
         help_heading = "What to serve"
     )]
     pub endpoints: Vec<String>,
-    /// How endpoints are picked [default: least-request]
+    /// How endpoints are picked [default: predicted-latency]
     #[arg(long, value_name = "NAME", env = "ATTACHE_STRATEGY", help_heading = "What to serve")]
     pub strategy: Option<String>,
     /// How often metrics of a busy endpoint are read [default: 50ms]

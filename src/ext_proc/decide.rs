@@ -74,6 +74,8 @@ pub struct Plan {
     pub understood: bool,
     /// Estimated length of the prompt, tokens.
     pub prompt_tokens: u32,
+    /// The answer comes token by token, and its first byte with the first.
+    pub streams: bool,
     /// The model that the server is asked for; empty when unknown.
     pub target: Arc<str>,
     /// Tokens of the prompt that the first pick is thought to hold, what is on its way there included.
@@ -178,6 +180,7 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
         lesson: learned.map(|(_, prefix, lesson)| (prefix, lesson)),
         metrics: live.pool_metrics.get(position).cloned(),
         understood: request.is_some(),
+        streams: q.api.first_byte_is_first_token() && request.as_ref().is_some_and(|r| r.stream),
         prompt_tokens,
         renamed_from: renamed.map(|m| (&*m.name).into()),
         new_body,

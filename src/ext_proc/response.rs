@@ -11,6 +11,7 @@ use crate::config::settings::{ReportUsage, UsageCount};
 use crate::pool::Endpoint;
 use crate::pool::health::Outcome as Health;
 use crate::pool::ledger::Ticket;
+use crate::pool::speed::{Reservation, Work};
 use crate::protocol::answer::{AnswerFormat, AnswerText, DEFAULT_MAX_ANSWER_BYTES};
 use crate::protocol::grpc::GrpcUsageScanner;
 use crate::protocol::usage::Watch;
@@ -31,10 +32,12 @@ pub struct Routed {
     plan: Plan,
     picked: Arc<Endpoint>,
     ticket: Ticket,
+    reservation: Option<Reservation>,
     api: Api,
     opened: Timestamp,
     request_id: String,
     status: u16,
+    sse: bool,
     first_byte: Option<Timestamp>,
     scanner: Option<Scanner>,
     learning: Option<Learning>,
@@ -56,6 +59,19 @@ pub struct ResponseHead {
     pub attributes: HashMap<String, Struct>,
 }
 
+/// Counts what the request will have its endpoint compute.
+fn reserve(plan: &Plan, picked: &Arc<Endpoint>, api: Api, now: Timestamp) -> Reservation {
+    let snapshot = plan.pool.store.load();
+    let state = snapshot.position(picked.spec.address).and_then(|p| snapshot.get(p));
+    let fresh = state.and_then(|s| s.fresh_metrics(now, plan.pool.stale_after));
+    let work = Work {
+        prompt_tokens: plan.prompt_tokens,
+        uncached_tokens: plan.prompt_tokens.saturating_sub(plan.matched_tokens),
+        adapter_cold: fresh.and_then(|m| m.lora.as_ref()).is_some_and(|l| l.lacks(&plan.target)),
+    };
+    Reservation::begin(picked.clone(), fresh, work, plan.streams || !api.generates(), now)
+}
+
 impl Routed {
     /// Books `plan` and begins to watch.
     #[must_use]
@@ -69,16 +85,19 @@ impl Routed {
     ) -> Self {
         // What is cached is not computed again.
         let ticket = Ticket::book(picked.clone(), plan.prompt_tokens.saturating_sub(plan.matched_tokens));
+        let reservation = plan.understood.then(|| reserve(&plan, &picked, api, now));
         let learning = plan.lesson.take().map(|(prefix, lesson)| Learning::begin(prefix, lesson, picked.id, now));
         Self {
             learning,
             answer: None,
             ticket,
+            reservation,
             picked,
             api,
             opened,
             request_id,
             status: 0,
+            sse: false,
             first_byte: None,
             scanner: None,
             id_learned: false,
@@ -103,6 +122,7 @@ impl Routed {
     pub fn headers(&mut self, head: &ResponseHead, mode: BodyMode, now: Timestamp, picker: &Picker) -> HeaderMutation {
         let found = ResponseFields::read(head.headers.as_ref());
         self.status = found.status;
+        self.sse = found.sse;
         if let Some(metrics) = &self.plan.metrics {
             metrics.status(found.status);
         }
@@ -138,6 +158,9 @@ impl Routed {
         if let Some(state) = snapshot.position(served).and_then(|p| snapshot.get(p)) {
             self.record(&self.picked.clone(), Health::ConnectFailure, now, picker);
             self.ticket.move_to(state.endpoint.clone());
+            if let Some(reservation) = &mut self.reservation {
+                reservation.move_to(state.endpoint.clone(), now);
+            }
             if let Some(learning) = &mut self.learning {
                 learning.move_to(state.endpoint.id, now);
             }
@@ -194,6 +217,11 @@ impl Routed {
         if self.first_byte.is_none() && !message.body.is_empty() {
             self.first_byte = Some(now);
             self.ticket.first_byte();
+            if let Some(reservation) = &mut self.reservation {
+                // Of an answer that comes whole the first byte is its end.
+                let tells = self.sse || !self.api.generates();
+                reservation.first_token(tells && (200..300).contains(&self.status), now);
+            }
             if let Some(learning) = &mut self.learning {
                 learning.first_byte((200..300).contains(&self.status), self.ticket.endpoint().id, now);
             }
@@ -242,6 +270,9 @@ impl Routed {
             metrics.prompt_tokens.inc_by(usage.prompt_tokens.unwrap_or(0));
             metrics.cached_tokens.inc_by(usage.cached_tokens.unwrap_or(0));
             metrics.completion_tokens.inc_by(usage.completion_tokens.unwrap_or(0));
+        }
+        if let Some(mut reservation) = self.reservation.take().filter(|_| end == End::Complete) {
+            reservation.ended(usage.completion_tokens, now);
         }
         if let Some(learning) = self.learning.take() {
             let answer = self.answer.as_ref().filter(|_| end == End::Complete).and_then(|a| a.finish());

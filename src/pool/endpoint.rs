@@ -2,6 +2,7 @@
 
 use super::health::EndpointHealth;
 use super::ledger::EndpointLedger;
+use super::speed::{EndpointSpeed, PoolSpeed};
 use crate::ids::EndpointId;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -100,13 +101,28 @@ pub struct Endpoint {
     pub ledger: Arc<EndpointLedger>,
     /// What became of what was sent there. Survives a change of the spec.
     pub health: Arc<EndpointHealth>,
+    /// How fast it has shown to be. Survives a change of the spec.
+    pub speed: Arc<EndpointSpeed>,
 }
 
 impl Endpoint {
-    /// A new endpoint with an empty ledger.
+    /// A new endpoint with an empty ledger, alone in its pool.
     #[must_use]
     pub fn new(id: EndpointId, spec: EndpointSpec) -> Self {
-        Self { id, authority: spec.address.to_string().into(), spec, ledger: Arc::default(), health: Arc::default() }
+        Self::in_pool(id, spec, &Arc::default())
+    }
+
+    /// A new endpoint with an empty ledger, thought to be as fast as its pool.
+    #[must_use]
+    pub fn in_pool(id: EndpointId, spec: EndpointSpec, pool: &Arc<PoolSpeed>) -> Self {
+        Self {
+            id,
+            authority: spec.address.to_string().into(),
+            spec,
+            ledger: Arc::default(),
+            health: Arc::default(),
+            speed: Arc::new(EndpointSpeed::of(pool.clone())),
+        }
     }
 
     /// The same endpoint with a new spec.
@@ -118,6 +134,7 @@ impl Endpoint {
             spec,
             ledger: self.ledger.clone(),
             health: self.health.clone(),
+            speed: self.speed.clone(),
         }
     }
 }

@@ -14,6 +14,16 @@ pub struct LoraState {
     pub waiting: Vec<Arc<str>>,
 }
 
+impl LoraState {
+    /// Whether `model` is an adapter that would have to be loaded first. A name that no adapter of the server has been seen with may be the
+    /// base model's, so only a server whose slots are all taken by others is known to lack it.
+    #[must_use]
+    pub fn lacks(&self, model: &str) -> bool {
+        let loaded = self.running.iter().chain(&self.waiting).any(|name| **name == *model);
+        !loaded && self.max > 0 && self.running.len() >= self.max as usize
+    }
+}
+
 /// One scrape of one endpoint, series of several engines on one page already added up.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EndpointMetrics {

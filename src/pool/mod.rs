@@ -2,7 +2,7 @@
 //!
 //! One [`PoolSnapshot`] per pool is the one truth: identity, metrics and flags in a single `Arc` with a generation. It is written
 //! by one task ([`writer::PoolWriter`] holds the rules) and read without locks. What the picker itself causes lives beside it as
-//! atomics that every snapshot shares: the [`ledger`] (requests in flight) and the passive [`health`].
+//! atomics that every snapshot shares: the [`ledger`] (requests in flight), the passive [`health`] and the learned [`speed`].
 //!
 //! May import: `ids`, `clock`. No I/O.
 
@@ -11,6 +11,7 @@ pub mod health;
 pub mod ledger;
 pub mod metrics;
 pub mod snapshot;
+pub mod speed;
 pub mod writer;
 
 pub use endpoint::{Endpoint, EndpointSpec, Engine, MetricsSource};

@@ -2,10 +2,12 @@
 
 use super::endpoint::Endpoint;
 use super::metrics::EndpointMetrics;
+use crate::clock::Timestamp;
 use ahash::AHashMap;
 use arc_swap::{ArcSwap, Guard};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// One endpoint in a snapshot.
 #[derive(Clone, Debug)]
@@ -14,6 +16,14 @@ pub struct EndpointState {
     pub endpoint: Arc<Endpoint>,
     /// The last page that could be read; `None` before the first.
     pub metrics: Option<Arc<EndpointMetrics>>,
+}
+
+impl EndpointState {
+    /// What it reports, unless that is too old to say anything.
+    #[must_use]
+    pub fn fresh_metrics(&self, now: Timestamp, stale_after: Duration) -> Option<&EndpointMetrics> {
+        self.metrics.as_deref().filter(|m| now.since(m.scraped_at) <= stale_after)
+    }
 }
 
 /// All endpoints of a pool at one moment, in order of their ids.

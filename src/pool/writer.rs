@@ -3,6 +3,7 @@
 use super::endpoint::{Endpoint, EndpointSpec};
 use super::metrics::EndpointMetrics;
 use super::snapshot::{EndpointState, PoolSnapshot, Published};
+use super::speed::PoolSpeed;
 use crate::ids::EndpointId;
 use ahash::{AHashMap, AHashSet};
 use std::collections::BTreeMap;
@@ -36,6 +37,8 @@ pub struct PoolWriter {
     endpoints: Vec<EndpointState>,
     /// Where in `endpoints` an id stands.
     positions: AHashMap<EndpointId, usize>,
+    /// What new endpoints are thought of.
+    speed: Arc<PoolSpeed>,
     next_id: u32,
     generation: u64,
     membership: u64,
@@ -51,6 +54,7 @@ impl PoolWriter {
             sources: BTreeMap::new(),
             endpoints: Vec::new(),
             positions: AHashMap::new(),
+            speed: Arc::default(),
             next_id: 0,
             generation: 0,
             membership: 1,
@@ -79,6 +83,7 @@ impl PoolWriter {
             PoolEvent::Restarted { id } => {
                 if let Some(state) = self.state_mut(id) {
                     state.endpoint.health.reset();
+                    state.endpoint.speed.reset();
                     state.metrics = None;
                     self.dirty = true;
                 }
@@ -137,7 +142,10 @@ impl PoolWriter {
                 None => {
                     let id = EndpointId(self.next_id);
                     self.next_id += 1;
-                    EndpointState { endpoint: Arc::new(Endpoint::new(id, spec.clone())), metrics: None }
+                    EndpointState {
+                        endpoint: Arc::new(Endpoint::in_pool(id, spec.clone(), &self.speed)),
+                        metrics: None,
+                    }
                 }
             });
         }

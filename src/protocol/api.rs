@@ -187,6 +187,13 @@ impl Api {
         )
     }
 
+    /// Whether the first byte of a streamed answer comes with the first token: the Responses API says before it that the answer has
+    /// been created.
+    #[must_use]
+    pub fn first_byte_is_first_token(self) -> bool {
+        matches!(self, Api::Completions | Api::ChatCompletions | Api::Messages | Api::GrpcGenerate)
+    }
+
     /// Whether its prompt goes through a KV cache that the beginnings of other prompts may be found in.
     #[must_use]
     pub fn prefills(self) -> bool {

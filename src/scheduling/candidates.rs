@@ -2,6 +2,7 @@
 
 use super::plugin::PickContext;
 use crate::clock::Timestamp;
+use crate::pool::speed::Work;
 use crate::pool::{EndpointMetrics, EndpointState, ledger};
 use std::time::Duration;
 
@@ -31,11 +32,22 @@ impl<'a> Candidate<'a> {
     /// A candidate whose load counts `surcharge` percent (and at least that part of one request) more than it is.
     #[must_use]
     pub fn new(state: &'a EndpointState, now: Timestamp, stale_after: Duration, surcharge: u32) -> Self {
-        let metrics = state.metrics.as_deref().filter(|m| now.since(m.scraped_at) <= stale_after);
+        let metrics = state.fresh_metrics(now, stale_after);
         let requests = ledger::requests(&state.endpoint, metrics);
         let extra = u64::from(requests.max(1)) * u64::from(surcharge) / 100;
         let requests = requests.saturating_add(u32::try_from(extra).unwrap_or(u32::MAX));
         Self { state, metrics, requests, cached: Cached::default() }
+    }
+
+    /// What the request would have it compute.
+    #[must_use]
+    pub fn work(&self, cx: &PickContext<'_>) -> Work {
+        let prompt_tokens = cx.request.prompt_tokens;
+        Work {
+            prompt_tokens,
+            uncached_tokens: prompt_tokens.saturating_sub(self.cached.any),
+            adapter_cold: self.metrics.and_then(|m| m.lora.as_ref()).is_some_and(|l| l.lacks(cx.request.model)),
+        }
     }
 
     /// The candidate with what `cx` has found of the prompt in its cache.

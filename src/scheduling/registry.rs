@@ -8,6 +8,7 @@ pub const STRATEGIES: &[&Descriptor] = &[
     &strategy::least_request::PLUGIN,
     &strategy::pipeline::PLUGIN,
     &strategy::power_of_two::PLUGIN,
+    &strategy::predicted_latency::PLUGIN,
     &strategy::prefix_cache::PLUGIN,
     &strategy::random::PLUGIN,
     &strategy::round_robin::PLUGIN,

@@ -1,0 +1,176 @@
+use super::*;
+use crate::ids::EndpointId;
+use crate::pool::EndpointSpec;
+use proptest::prelude::*;
+use std::time::Duration;
+
+fn endpoint(pool: &Arc<PoolSpeed>, id: u32) -> Arc<Endpoint> {
+    let port = 8000 + u16::try_from(id).unwrap();
+    Arc::new(Endpoint::in_pool(EndpointId(id), EndpointSpec::at(([127, 0, 0, 1], port).into()), pool))
+}
+
+fn at(milliseconds: u64) -> Timestamp {
+    Timestamp(1_000_000_000 + milliseconds * 1_000_000)
+}
+
+fn work(tokens: u32) -> Work {
+    Work { prompt_tokens: tokens, uncached_tokens: tokens, adapter_cold: false }
+}
+
+/// One request alone, whose first token comes after `milliseconds`.
+fn answer(endpoint: &Arc<Endpoint>, now: u64, tokens: u32, milliseconds: u64) {
+    let mut one = Reservation::begin(endpoint.clone(), None, work(tokens), true, at(now));
+    one.first_token(true, at(now + milliseconds));
+}
+
+fn predicted(endpoint: &Endpoint, now: u64, tokens: u32) -> f64 {
+    let load = endpoint.speed.load(endpoint, None, at(now));
+    endpoint.speed.predict(&load, work(tokens)).first_token
+}
+
+#[test]
+fn before_any_answer_less_to_compute_is_sooner_and_all_are_equal() {
+    let pool = Arc::default();
+    let (a, b) = (endpoint(&pool, 0), endpoint(&pool, 1));
+    assert_eq!(predicted(&a, 0, 4_000), predicted(&b, 0, 4_000));
+    assert!(predicted(&a, 0, 1_000) < predicted(&a, 0, 4_000));
+    let _on_a = Reservation::begin(a.clone(), None, work(2_000), true, at(0));
+    assert!(predicted(&b, 0, 4_000) < predicted(&a, 0, 4_000), "at once, no page needed");
+    assert!(predicted(&a, 0, 4_000) < predicted(&b, 0, 9_000), "a cached prefix may be worth the wait");
+}
+
+#[test]
+fn each_endpoint_shows_its_own_speed() {
+    let pool = Arc::default();
+    let (fast, slow, new) = (endpoint(&pool, 0), endpoint(&pool, 1), endpoint(&pool, 2));
+    for i in 0..100 {
+        let tokens = 500 + i % 7 * 900;
+        // 20,000 and 2,500 tokens a second, and 10 ms.
+        answer(&fast, u64::from(i) * 10_000, tokens, 10 + u64::from(tokens) / 20);
+        answer(&slow, u64::from(i) * 10_000, tokens, 10 + u64::from(tokens) * 2 / 5);
+    }
+    for (endpoint, tokens, seconds) in
+        [(&fast, 4_000, 0.21), (&slow, 4_000, 1.61), (&fast, 1_000, 0.06), (&slow, 1_000, 0.41)]
+    {
+        let predicted = predicted(endpoint, 2_000_000, tokens);
+        assert!((predicted / seconds - 1.0).abs() < 0.25, "{tokens} tokens: {predicted:.3} s for {seconds} s");
+    }
+    let stranger = predicted(&new, 2_000_000, 4_000);
+    assert!((0.21..1.61).contains(&stranger), "a newcomer is thought to be as the pool is: {stranger}");
+    assert!(
+        slow.speed.learned().unwrap().prefill_tokens_per_second
+            < fast.speed.learned().unwrap().prefill_tokens_per_second / 4.0
+    );
+    slow.speed.reset();
+    assert_eq!(slow.speed.learned(), None);
+    assert_eq!(predicted(&slow, 2_000_000, 4_000), stranger, "a new process is a newcomer");
+}
+
+#[test]
+fn one_wild_answer_changes_little() {
+    let pool = Arc::default();
+    let e = endpoint(&pool, 0);
+    for i in 0..60 {
+        answer(&e, i * 10_000, 2_000, 100);
+    }
+    let before = predicted(&e, 1_000_000, 2_000);
+    answer(&e, 1_000_000, 2_000, 60_000);
+    let after = predicted(&e, 1_100_000, 2_000);
+    assert!(after < before * 1.3, "{before} then {after}");
+}
+
+#[test]
+fn a_slowdown_that_stays_is_learned() {
+    let pool = Arc::default();
+    let e = endpoint(&pool, 0);
+    for i in 0..300 {
+        answer(&e, i * 10_000, 2_000, 100);
+    }
+    for i in 300..500 {
+        answer(&e, i * 10_000, 2_000, 400);
+    }
+    let now = predicted(&e, 6_000_000, 2_000);
+    assert!((0.3..0.5).contains(&now), "{now}");
+}
+
+#[test]
+fn a_reservation_counts_until_the_first_token_and_is_never_leaked() {
+    let pool = Arc::default();
+    let (a, b) = (endpoint(&pool, 0), endpoint(&pool, 1));
+    let tokens = |e: &Endpoint, ms| e.speed.load(e, None, at(ms)).kilotokens;
+    let mut one = Reservation::begin(a.clone(), None, work(8_000), true, at(0));
+    let two = Reservation::begin(a.clone(), None, work(8_000), true, at(0));
+    assert_eq!(tokens(&a, 0), 16.0);
+    assert!(tokens(&a, 100) < 16.0, "it is being worked on");
+    assert_eq!(tokens(&a, 60_000), 8.0, "but no more than one of two can be done without a first token");
+    one.first_token(true, at(300));
+    assert_eq!(tokens(&a, 300), 8.0);
+    one.first_token(true, at(300));
+    drop(two);
+    assert_eq!(tokens(&a, 300), 0.0, "an aborted stream lets go");
+    let mut moved = Reservation::begin(a.clone(), None, work(1_000), true, at(400));
+    moved.move_to(b.clone(), at(410));
+    assert_eq!((tokens(&a, 410), tokens(&b, 410)), (0.0, 1.0));
+    drop((one, moved));
+    assert_eq!((tokens(&a, 500), tokens(&b, 500)), (0.0, 0.0));
+}
+
+#[test]
+fn prompts_whose_first_token_nobody_sees_drain() {
+    let pool = Arc::default();
+    let e = endpoint(&pool, 0);
+    let tokens = |ms| e.speed.load(&e, None, at(ms)).kilotokens;
+    let whole = Reservation::begin(e.clone(), None, work(5_000), false, at(0));
+    assert!((tokens(0) - 5.0).abs() < 1e-3);
+    let (early, late) = (tokens(100), tokens(1_000));
+    assert!(early < 5.0 && early > 1.0, "{early}");
+    assert_eq!(late, 0.0);
+    drop(whole);
+    assert_eq!(e.speed.learned(), None, "nothing is learned from it");
+}
+
+#[test]
+fn the_time_between_tokens_is_learned_from_long_answers() {
+    let pool = Arc::default();
+    let e = endpoint(&pool, 0);
+    for i in 0..200 {
+        let mut one = Reservation::begin(e.clone(), None, work(100), true, at(i * 10_000));
+        one.first_token(true, at(i * 10_000 + 30));
+        // 25 ms a token.
+        one.ended(Some(101), at(i * 10_000 + 30 + 2_500));
+    }
+    let load = e.speed.load(&e, None, at(9_000_000));
+    let per_token = e.speed.predict(&load, work(100)).per_token;
+    assert!((0.02..0.03).contains(&per_token), "{per_token}");
+}
+
+proptest! {
+    /// Whatever is measured, predictions stay finite and not negative, and more work is never sooner.
+    #[test]
+    fn predictions_stay_sane(
+        answers in prop::collection::vec((0u32..200_000, 0u64..100_000, 0u64..5_000, any::<bool>()), 0..60),
+        small in 0u32..50_000, more in 0u32..50_000,
+    ) {
+        let pool = Arc::default();
+        let e = endpoint(&pool, 0);
+        let mut now = 0;
+        let mut open = Vec::new();
+        for (tokens, took, pause, leave) in answers {
+            let mut one = Reservation::begin(e.clone(), None, work(tokens), tokens % 3 > 0, at(now));
+            one.first_token(true, at(now + took));
+            one.ended(Some(took % 50), at(now + took * 2));
+            if leave {
+                open.push(Reservation::begin(e.clone(), None, work(tokens), true, at(now)));
+            }
+            now += pause;
+        }
+        let (a, b) = (predicted(&e, now, small), predicted(&e, now, small + more));
+        prop_assert!(a.is_finite() && a >= 0.0 && b >= a, "{} {}", a, b);
+        let load = e.speed.load(&e, None, at(now).after(Duration::from_secs(1)));
+        prop_assert!(load.kilotokens >= 0.0 && load.kilotokens.is_finite());
+        drop(open);
+        prop_assert_eq!(e.speed.pending.load(Relaxed), 0);
+        prop_assert_eq!(e.speed.pending_tokens.load(Relaxed), 0);
+        prop_assert_eq!(e.speed.pending_kilopairs.load(Relaxed), 0);
+    }
+}

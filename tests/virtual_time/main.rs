@@ -1,0 +1,5 @@
+//! Simulated engines and the real picker in virtual time.
+
+mod approximate;
+mod policies;
+mod world;
