@@ -34,6 +34,7 @@ fn endpoint(state: &EndpointState, view: &PoolView, now: Timestamp) -> Value {
         "in_flight": endpoint.ledger.in_flight(),
         "prefill_tokens": endpoint.ledger.prefill_tokens(),
         "routed": endpoint.ledger.routed(),
+        "awaiting_first_token": endpoint.speed.pending(),
         "requests": ledger::requests(endpoint, metrics.filter(|m| now.since(m.scraped_at) <= view.stale_after)),
         "learned": endpoint.speed.learned(),
         "metrics": metrics.map(|m| page(m, view, now)),

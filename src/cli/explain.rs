@@ -138,6 +138,35 @@ async fn ask(admin: &str, path: &str, body: Vec<u8>) -> anyhow::Result<Result<Va
     Ok(Err(text))
 }
 
+/// One column for each part of the strategy.
+fn why(e: &Value, out: &mut String) {
+    let parts = e["parts"].as_array().map(Vec::as_slice).unwrap_or_default();
+    if parts.is_empty() {
+        return;
+    }
+    let head = |part: &Value| {
+        let name = part["part"].as_str().unwrap_or_default();
+        match part["weight"].as_f64() {
+            Some(weight) if weight != 0.0 && weight != 1.0 => format!("{name} × {weight}"),
+            _ => name.to_owned(),
+        }
+    };
+    let heads: Vec<String> = parts.iter().map(head).collect();
+    let _ = write!(out, "\n{:<24}", "WHY");
+    for head in &heads {
+        let _ = write!(out, "  {head:>width$}", width = head.chars().count().max(8));
+    }
+    let endpoints = e["endpoints"].as_array().map(Vec::as_slice).unwrap_or_default();
+    for address in endpoints.iter().filter_map(|h| h["address"].as_str()) {
+        let _ = write!(out, "\n{address:<24}");
+        for (part, head) in parts.iter().zip(&heads) {
+            let figure = part["endpoints"][address].as_f64().map_or_else(|| "–".to_owned(), |f| format!("{f:.3}"));
+            let _ = write!(out, "  {figure:>width$}", width = head.chars().count().max(8));
+        }
+    }
+    out.push('\n');
+}
+
 /// The explanation for people.
 fn show(e: &Value, all_blocks: bool) -> String {
     let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
@@ -166,7 +195,12 @@ fn show(e: &Value, all_blocks: bool) -> String {
     let picks: Vec<String> = list(&e["picks"]).iter().map(text).collect();
     line(
         "goes to",
-        format!("{} ({})", if picks.is_empty() { "nobody".into() } else { picks.join(", ") }, text(&e["reason"])),
+        format!(
+            "{} ({}: {})",
+            if picks.is_empty() { "nobody".into() } else { picks.join(", ") },
+            text(&e["strategy"]),
+            text(&e["reason"])
+        ),
     );
     let _ = writeln!(
         out,
@@ -186,6 +220,7 @@ fn show(e: &Value, all_blocks: bool) -> String {
             text(&h["source"])
         );
     }
+    why(e, &mut out);
     let _ = writeln!(out, "\n{:>5}  {:<16}  CONTENT", "BLOCK", "KEY");
     for (i, block) in blocks.iter().enumerate() {
         if !all_blocks && blocks.len() > 2 * SHOWN_BLOCKS && (SHOWN_BLOCKS..blocks.len() - SHOWN_BLOCKS).contains(&i) {

@@ -53,6 +53,7 @@ impl Settings {
                         UsageCount::Total => "total",
                     },
                 })),
+                "explain": {"metadata": e.explain.metadata, "logRatio": e.explain.log_ratio},
                 "objectives": e.objectives,
             },
             "limits": {

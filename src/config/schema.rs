@@ -151,7 +151,13 @@ sections! {
         "trustClientHeaders" => trust_client_headers: bool,
         "disableEndpointSubsetFilter" => disable_endpoint_subset_filter: bool,
         "reportUsage" => report_usage: ReportUsage,
+        "explain" => explain: Explain,
         "objectives" => objectives: Vec<(At<String>, At<i32>)>,
+    }
+    /// Why an endpoint was chosen, for gateways and people.
+    Explain {
+        "metadata" => metadata: bool,
+        "logRatio" => log_ratio: f64,
     }
     /// What an answer cost, for the gateway.
     ReportUsage {

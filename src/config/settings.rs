@@ -116,8 +116,17 @@ pub struct ReportUsage {
     pub count: UsageCount,
 }
 
+/// Who is told why an endpoint was chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ExplainSettings {
+    /// The gateway: each endpoint's score, as dynamic metadata beside the destination.
+    pub metadata: bool,
+    /// The log: this part of the decisions, 0..=1, with what each part of the algorithm made of each endpoint.
+    pub log_ratio: f64,
+}
+
 /// How the ext-proc exchange behaves.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExchangeSettings {
     /// What to do with a body that can't be understood.
     pub on_unparseable: OnUnparseable,
@@ -129,6 +138,8 @@ pub struct ExchangeSettings {
     pub disable_endpoint_subset_filter: bool,
     /// Tell the gateway what an answer cost, as dynamic metadata with its last message.
     pub report_usage: Option<ReportUsage>,
+    /// Who is told why an endpoint was chosen.
+    pub explain: ExplainSettings,
     /// Priorities by objective name.
     pub objectives: std::collections::BTreeMap<String, i32>,
 }

@@ -16,7 +16,9 @@ use crate::scheduling::plugin::Headers;
 use crate::scheduling::router::RouteFacts;
 use crate::scheduling::scheduler::{Explain, Subset};
 use crate::scheduling::{Choice, Decision, PickContext, Pool, RequestFacts, Strategy};
+use crate::telemetry::explained::Explained;
 use crate::telemetry::metrics::{Degraded, Limit, PoolMetrics};
+use rand::RngExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -162,11 +164,18 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
         prefix: looked.as_ref().map(|l| &l.found),
         preview: false,
     };
+    let settings = live.exchange.explain;
+    let log = settings.log_ratio > 0.0 && rng.random_bool(settings.log_ratio.min(1.0));
+    let explain = if log || settings.metadata { Explain::Yes } else { Explain::No };
     let previous = q.response_id.or_else(|| request.as_ref().and_then(|r| r.previous_response_id.as_deref()));
     let decision = match preset(picker, live, q, &cx, &pool.name, previous)? {
         Some(decision) => decision,
-        None => schedule(picker, live, q, pool, chosen, &cx, rng)?,
+        None => schedule(picker, live, q, pool, chosen, &cx, explain, rng)?,
     };
+    if log {
+        Explained { pool: &pool.name, strategy: &chosen.name, model: &target, prompt_tokens, decision: &decision }
+            .emit();
+    }
     if let Some(signal) = decision.lacking {
         picker.metrics.degraded(Degraded::Lacking(signal));
     }
@@ -274,9 +283,10 @@ fn schedule(
     pool: &Pool,
     chosen: &Choice,
     cx: &PickContext<'_>,
+    explain: Explain,
     rng: &mut PickRng,
 ) -> Result<Decision, RequestError> {
-    let mut decide = |strategy: &dyn Strategy| pool.scheduler.decide(strategy, cx, q.subset, Explain::No, rng);
+    let mut decide = |strategy: &dyn Strategy| pool.scheduler.decide(strategy, cx, q.subset, explain, rng);
     if cx.request.prompt.is_none() {
         return decide(&*live.least_loaded);
     }

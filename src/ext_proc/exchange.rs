@@ -447,7 +447,9 @@ impl Exchange {
         let remove_headers = spoofed.map(|name| (*name).to_owned()).collect();
         let mut response = reply::common(HeaderMutation { set_headers, remove_headers });
         response.clear_route_cache = true;
-        (response, Some(metadata::destination(&value)))
+        let told = self.live.exchange.explain.metadata;
+        let scores = if told { plan.decision.scores() } else { Vec::new() };
+        (response, Some(metadata::destination(&value, &scores)))
     }
 
     fn begin_routed(&mut self, plan: Plan, now: Timestamp) {

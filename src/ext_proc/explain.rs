@@ -14,6 +14,7 @@ use crate::protocol::{self, Api};
 use crate::scheduling::plugin::Headers;
 use crate::scheduling::router::RouteFacts;
 use crate::scheduling::{PickContext, RequestFacts};
+use crate::telemetry::explained::parts;
 use serde::Serialize;
 
 /// What the picker makes of a request.
@@ -43,6 +44,10 @@ pub struct Explanation {
     pub picks: Vec<String>,
     /// Why.
     pub reason: String,
+    /// What chose.
+    pub strategy: String,
+    /// What each part of it made of each endpoint.
+    pub parts: serde_json::Value,
 }
 
 /// One full block of the prompt.
@@ -173,6 +178,8 @@ pub async fn explain(
         blocks: blocks(&keys, &shown, prefix.cache.unit()),
         endpoints,
         picks: decision.iter().flat_map(|d| &d.picks).map(|e| e.authority.to_string()).collect(),
+        strategy: chosen.name.to_string(),
+        parts: decision.as_ref().map_or_else(|| serde_json::json!([]), parts),
         reason: decision.map_or("no endpoint is ready", |d| d.reason).to_owned(),
     })
 }

@@ -6,6 +6,8 @@ use smallvec::SmallVec;
 
 /// `x-gateway-destination-endpoint`, the header that gateways route by.
 pub const DESTINATION: &str = "x-gateway-destination-endpoint";
+/// The score of each endpoint, in dynamic metadata.
+pub const SCORES: &str = "x-gateway-destination-endpoint-scores";
 /// The endpoint that served, as gateways report it.
 pub const DESTINATION_SERVED: &str = "x-gateway-destination-endpoint-served";
 
@@ -14,7 +16,7 @@ const OURS: &[&str] = &[
     DESTINATION,
     DESTINATION_SERVED,
     "x-gateway-destination-endpoint-subset",
-    "x-gateway-destination-endpoint-scores",
+    SCORES,
     "x-gateway-destination-endpoint-fallback",
     "x-gateway-inference-fairness-id",
     "x-gateway-inference-objective",

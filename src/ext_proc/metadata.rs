@@ -1,11 +1,13 @@
 //! What gateways say beside the messages: the subset hint, the endpoint that served, why a response is what it is.
 
+use crate::pool::Endpoint;
 use crate::scheduling::scheduler::Subset;
 use envoy_types::pb::envoy::config::core::v3::Metadata;
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, Value};
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 /// Namespace of the destination and of the served endpoint.
 pub const LB_NAMESPACE: &str = "envoy.lb";
@@ -45,11 +47,17 @@ pub fn connect_failed(attributes: &HashMap<String, Struct>) -> bool {
         .is_some_and(|d| d.contains("connection_failure") || d.contains("connection_timeout"))
 }
 
-/// The same value as dynamic metadata `envoy.lb` that the header carries.
+/// The same value as dynamic metadata `envoy.lb` that the header carries, and the scores of all endpoints where there are any.
 #[must_use]
-pub fn destination(endpoints: &str) -> Struct {
+pub fn destination(endpoints: &str, scores: &[(Arc<Endpoint>, f64)]) -> Struct {
     let value = Value { kind: Some(Kind::StringValue(endpoints.to_owned())) };
-    let fields = HashMap::from([(super::head::DESTINATION.to_owned(), value)]);
+    let mut fields = HashMap::from([(super::head::DESTINATION.to_owned(), value)]);
+    if !scores.is_empty() {
+        let number =
+            |(e, s): &(Arc<Endpoint>, f64)| (e.authority.to_string(), Value { kind: Some(Kind::NumberValue(*s)) });
+        let map = Struct { fields: scores.iter().map(number).collect() };
+        fields.insert(super::head::SCORES.to_owned(), Value { kind: Some(Kind::StructValue(map)) });
+    }
     let lb = Value { kind: Some(Kind::StructValue(Struct { fields })) };
     Struct { fields: HashMap::from([(LB_NAMESPACE.to_owned(), lb)]) }
 }

@@ -207,6 +207,12 @@ impl EndpointSpeed {
         coefficients(&self.next).unwrap_or_else(|| *self.pool.next.lock().coefficients())
     }
 
+    /// Requests whose first token is awaited and will be seen.
+    #[must_use]
+    pub fn pending(&self) -> u32 {
+        self.pending.load(Relaxed)
+    }
+
     /// A new process: what the old one showed is void.
     pub fn reset(&self) {
         *self.own.lock() = None;

@@ -23,7 +23,8 @@ pub enum Signal {
 pub struct Part {
     /// The part's name: a scorer's type, a filter's, or what the figure is.
     pub name: &'static str,
-    /// What its figures were multiplied with.
+    /// What its figures were multiplied with in the sum that decided; 0 when they are not in a sum (a filter's 1 and 0, a figure for
+    /// people).
     pub weight: f64,
     /// The figure of each candidate; NaN where there was none.
     pub figures: Vec<(Arc<Endpoint>, f64)>,
@@ -132,6 +133,25 @@ impl Ranking {
             probe: false,
             ejection_ignored: false,
         })
+    }
+}
+
+impl Decision {
+    /// Each endpoint's weighted sum, when the decision was explained. Those without any figure are left out.
+    #[must_use]
+    pub fn scores(&self) -> Vec<(Arc<Endpoint>, f64)> {
+        let mut scores: Vec<(Arc<Endpoint>, f64)> = Vec::new();
+        let counted = self.parts.iter().flatten().filter(|part| part.weight != 0.0);
+        for (weight, (endpoint, figure)) in counted.flat_map(|p| p.figures.iter().map(|f| (p.weight, f))) {
+            if !figure.is_finite() {
+                continue;
+            }
+            match scores.iter_mut().find(|(e, _)| e.id == endpoint.id) {
+                Some((_, sum)) => *sum += weight * figure,
+                None => scores.push((endpoint.clone(), weight * figure)),
+            }
+        }
+        scores
     }
 }
 

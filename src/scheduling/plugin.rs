@@ -148,7 +148,8 @@ pub trait Strategy: Send + Sync + Debug {
     }
 }
 
-fn rank_by_scores<S: Strategy + ?Sized>(
+/// The best score first, ties at random; behind them, and when nobody has a score, the fewest requests.
+pub fn rank_by_scores<S: Strategy + ?Sized>(
     strategy: &S,
     cx: &PickContext<'_>,
     candidates: &[Candidate<'_>],

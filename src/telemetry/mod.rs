@@ -1,6 +1,7 @@
 //! What the process says about itself: logs, metrics, traces, recent decisions.
 
 pub mod decisions;
+pub mod explained;
 pub mod logs;
 pub mod metrics;
 #[cfg(feature = "otlp")]

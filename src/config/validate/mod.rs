@@ -7,7 +7,9 @@ use super::decode::Sink;
 use super::defaults::*;
 use super::diagnostic::{At, Code, Diagnostic, Span};
 use super::schema::{self, File, LogFormat, Opt, TlsMode};
-use super::settings::{ExchangeSettings, ReportUsage, ServerSettings, Settings, TelemetrySettings, TlsSettings};
+use super::settings::{
+    ExchangeSettings, ExplainSettings, ReportUsage, ServerSettings, Settings, TelemetrySettings, TlsSettings,
+};
 use super::units::show_duration;
 use super::{Overrides, Surroundings};
 use crate::limits::Limits;
@@ -239,8 +241,15 @@ fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> Excha
         key: given(at.value.key, DEFAULT_USAGE_KEY.to_owned()),
         count: given(at.value.count, Default::default()),
     });
+    let explain = file.explain.map(|at| at.value).unwrap_or_default();
+    if let Some(at) = explain.log_ratio.as_ref().filter(|at| !(0.0..=1.0).contains(&at.value)) {
+        sink.out_of_range(at.span, "exchange.explain.logRatio", at.value, "0 to 1");
+    }
+    let explain =
+        ExplainSettings { metadata: given(explain.metadata, false), log_ratio: given(explain.log_ratio, 0.0) };
     ExchangeSettings {
         report_usage,
+        explain,
         on_unparseable: given(file.on_unparseable, Default::default()),
         conformance_headers: given(file.conformance_headers, false),
         trust_client_headers: given(file.trust_client_headers, false),

@@ -8,7 +8,7 @@ mod order;
 mod prefix;
 
 use super::*;
-use crate::config::settings::{ExchangeSettings, ReportUsage, UsageCount};
+use crate::config::settings::{ExchangeSettings, ExplainSettings, ReportUsage, UsageCount};
 use crate::ext_proc::prefix::{PoolPrefix, Tokenizer};
 use crate::ids::EndpointId;
 use crate::limits::Limits;
@@ -129,7 +129,13 @@ impl World {
     fn assert_books_closed(&self, streams: u64) {
         for state in &self.snapshot.load().endpoints {
             let ledger = &state.endpoint.ledger;
-            assert_eq!((ledger.in_flight(), ledger.prefill_tokens()), (0, 0), "{}", state.endpoint.authority);
+            let pending = state.endpoint.speed.pending();
+            assert_eq!(
+                (ledger.in_flight(), ledger.prefill_tokens(), pending),
+                (0, 0, 0),
+                "{}",
+                state.endpoint.authority
+            );
         }
         assert_eq!(self.picker.buffered.bytes(), 0);
         let counted: u64 = Outcome::ALL.iter().map(|o| self.picker.metrics.outcome_count(*o)).sum();
@@ -264,6 +270,64 @@ fn routed(world: &World, config: Option<ProtocolConfiguration>) -> Exchange {
     send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true))));
     assert!(exchange.is_routed());
     exchange
+}
+
+#[test]
+fn the_gateway_is_told_every_endpoints_score_when_it_is_to_be() {
+    for told in [false, true] {
+        let explain = ExplainSettings { metadata: told, log_ratio: 0.0 };
+        let exchange = ExchangeSettings { explain, ..ExchangeSettings::default() };
+        let setup =
+            Setup { strategy: "predicted-latency", parameters: serde_json::Value::Null, exchange, ..Setup::default() };
+        let world = setup.build();
+        let mut exchange = world.exchange();
+        send(&mut exchange, request(Message::RequestHeaders(headers(&[PATH], false))));
+        let got = send(&mut exchange, request(Message::RequestBody(body(completion("m", "p").as_bytes(), true))));
+        let metadata = got.iter().find_map(|r| r.dynamic_metadata.clone()).expect("metadata");
+        let Some(Kind::StructValue(lb)) = &metadata.fields["envoy.lb"].kind else { panic!("{metadata:?}") };
+        let scores = lb.fields.get("x-gateway-destination-endpoint-scores").and_then(|v| v.kind.clone());
+        let Some(Kind::StructValue(scores)) = scores else {
+            assert!(!told, "{lb:?}");
+            continue;
+        };
+        assert!(told);
+        let number = |address: &str| match scores.fields[address].kind {
+            Some(Kind::NumberValue(n)) => n,
+            _ => panic!("{scores:?}"),
+        };
+        let picked = match &lb.fields["x-gateway-destination-endpoint"].kind {
+            Some(Kind::StringValue(address)) => address.clone(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(scores.fields.len(), world.snapshot.load().endpoints.len());
+        assert!(scores.fields.keys().all(|address| number(&picked) <= number(address)), "{picked} of {scores:?}");
+    }
+}
+
+#[test]
+fn a_streams_first_byte_teaches_the_endpoints_speed_and_a_whole_answers_does_not() {
+    for (stream, content_type, learns) in
+        [(true, "text/event-stream", true), (false, "application/json", false), (true, "application/json", false)]
+    {
+        let world =
+            Setup { strategy: "predicted-latency", parameters: serde_json::Value::Null, ..Setup::default() }.build();
+        let mut exchange = world.exchange();
+        send(&mut exchange, request(Message::RequestHeaders(headers(&[PATH], false))));
+        let sent = format!(r#"{{"model":"m","prompt":"p","stream":{stream}}}"#);
+        send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true))));
+        let snapshot = world.snapshot.load_full();
+        let pending: u32 = snapshot.endpoints.iter().map(|s| s.endpoint.speed.pending()).sum();
+        assert_eq!(pending, u32::from(stream), "{stream} {content_type}");
+        let pairs = [(":status", "200"), ("content-type", content_type)];
+        send(&mut exchange, request(Message::ResponseHeaders(headers(&pairs, false))));
+        let mut out = Actions::new();
+        let first = Message::ResponseBody(body(b"data: {}\n\n", false));
+        exchange.on(Event::Message(Box::new(request(first))), NOW.after(Duration::from_millis(300)), &mut out).unwrap();
+        let learned = snapshot.endpoints.iter().filter(|s| s.endpoint.speed.learned().is_some()).count();
+        assert_eq!(learned, usize::from(learns), "{stream} {content_type}");
+        drop(exchange);
+        world.assert_books_closed(1);
+    }
 }
 
 impl World {

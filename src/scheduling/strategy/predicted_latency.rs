@@ -14,8 +14,10 @@
 //! Source: ours; the same question is asked by llm-d's `predicted-latency-producer` (a sidecar with gradient-boosted trees) and Mooncake's
 //! KVCache-centric scheduling (Qin et al., FAST'25).
 
-use crate::scheduling::plugin::{Better, Descriptor, ParamError, params};
-use crate::scheduling::{Candidate, PickContext, Reads, Strategy};
+use crate::pool::speed::Prediction;
+use crate::rng::PickRng;
+use crate::scheduling::plugin::{Better, Descriptor, ParamError, params, rank_by_scores};
+use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Strategy};
 use serde::Deserialize;
 
 /// Registry entry.
@@ -61,15 +63,36 @@ struct PredictedLatency {
     replica: f64,
 }
 
+/// What the request can expect of a candidate, and how many requests decode there.
+fn predict(cx: &PickContext<'_>, candidate: &Candidate<'_>) -> (Prediction, f64) {
+    let endpoint = &candidate.state.endpoint;
+    let load = endpoint.speed.load(endpoint, candidate.metrics, cx.now);
+    (endpoint.speed.predict(&load, candidate.work(cx)), load.decoding)
+}
+
 impl Strategy for PredictedLatency {
     fn scores(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
         for (cost, candidate) in out.iter_mut().zip(candidates) {
-            let endpoint = &candidate.state.endpoint;
-            let load = endpoint.speed.load(endpoint, candidate.metrics, cx.now);
-            let predicted = endpoint.speed.predict(&load, candidate.work(cx));
-            *cost = predicted.first_token + predicted.own_prefill * (self.stall * load.decoding + self.replica);
+            let (predicted, decoding) = predict(cx, candidate);
+            *cost = predicted.first_token + predicted.own_prefill * (self.stall * decoding + self.replica);
         }
         Some(Better::Lower)
+    }
+
+    fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        rank_by_scores(self, cx, candidates, rng, ranking);
+        ranking.because("least predicted cost");
+        if ranking.is_explained() {
+            let about: Vec<(Prediction, f64)> = candidates.iter().map(|c| predict(cx, c)).collect();
+            let figure = |of: fn(&Prediction) -> f64| {
+                let about = &about;
+                move |i: usize| about.get(i).map_or(f64::NAN, |(p, _)| of(p))
+            };
+            ranking.note("first token, s", 0.0, candidates, figure(|p| p.first_token));
+            ranking.note("own prefill, s", 0.0, candidates, figure(|p| p.own_prefill));
+            ranking.note("a token, s", 0.0, candidates, figure(|p| p.per_token));
+            ranking.note("decoding", 0.0, candidates, |i| about.get(i).map_or(f64::NAN, |(_, d)| *d));
+        }
     }
 
     fn reads(&self) -> Reads {
