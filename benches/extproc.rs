@@ -1,8 +1,10 @@
 //! What the picker costs, as ratios in one run: against a no-op ext-proc server, and with Envoy in front.
 //!
-//! `cargo bench --bench extproc -- [--rows direct,prefix,chunk,envoy,idle] [--seconds 1] [--rounds 5]` prints a Markdown table. Servers are
+//! `cargo bench --bench extproc -- [--rows direct,decide,prefix,chunk,envoy,idle] [--seconds 1] [--rounds 5]` prints a Markdown table. Servers are
 //! processes of their own, so that their CPU time can be told apart; rounds alternate between them, and medians are compared.
 
+#[path = "support/decide.rs"]
+mod decide;
 #[path = "support/http.rs"]
 mod http_load;
 #[path = "support/load.rs"]
@@ -60,7 +62,7 @@ fn main() -> Result<(), Error> {
 
 fn options(arguments: &[String]) -> Result<Options, Error> {
     let mut options = Options {
-        rows: ["direct", "prefix", "chunk", "envoy", "idle"].map(str::to_owned).to_vec(),
+        rows: ["direct", "decide", "prefix", "chunk", "envoy", "idle"].map(str::to_owned).to_vec(),
         time: Duration::from_secs(1),
         rounds: 5,
     };
@@ -132,11 +134,12 @@ async fn compare(options: &Options) -> Result<(), Error> {
     for row in &options.rows {
         match row.as_str() {
             "direct" => direct(&mut bench, options).await?,
+            "decide" => decide(&mut bench, options).await?,
             "prefix" => prefix(&mut bench, options).await?,
             "chunk" => chunk(&mut bench, options).await?,
             "envoy" => through_envoy(&mut bench, options).await?,
             "idle" => idle(&mut bench).await?,
-            other => return Err(format!("unknown row {other:?}: direct, prefix, chunk, envoy, idle").into()),
+            other => return Err(format!("unknown row {other:?}: direct, decide, prefix, chunk, envoy, idle").into()),
         }
     }
     bench.picker.assert_settled().await;
@@ -207,6 +210,38 @@ async fn direct(bench: &mut Bench, options: &Options) -> Result<(), Error> {
             format!("{:.2} × no-op", attache.cpu_us / noop.cpu_us),
             format!("≤ {target}"),
         ]);
+    }
+    Ok(())
+}
+
+/// One decision, as a part of what the no-op server needs for a request of 4 KiB.
+async fn decide(bench: &mut Bench, options: &Options) -> Result<(), Error> {
+    let exchange = Exchange::new(chat(4_096, false, 1), &[http_load::ANSWER.into()], "application/json");
+    let [noop] = in_turn([bench.noop], &[Arc::new(exchange)], options).await?;
+    let scorers = [
+        "prefix-cache-scorer",
+        "queue-scorer",
+        "kv-cache-utilization-scorer",
+        "lora-affinity-scorer",
+        "running-requests-size-scorer",
+    ];
+    let scorers: Vec<_> = scorers.iter().map(|name| serde_json::json!({ "type": name })).collect();
+    let pipeline = serde_json::json!({ "scorers": scorers });
+    for (endpoints, target) in [(100, "≤ 10 %"), (1_000, "≤ 40 %")] {
+        let pool = decide::Pool::new(endpoints);
+        for (name, strategy, parameters) in [
+            ("five scorers", "pipeline", &pipeline),
+            ("`predicted-latency`", "predicted-latency", &serde_json::Value::Null),
+            ("`least-request`", "least-request", &serde_json::Value::Null),
+        ] {
+            let took = pool.decide(strategy, parameters).as_secs_f64() * 1e6;
+            bench.table.push([
+                format!("one decision, {endpoints} endpoints, {name}"),
+                format!("{took:.2} µs, no-op {:.1} µs a request of 4 KiB", noop.cpu_us),
+                format!("{:.1} % of no-op", took / noop.cpu_us * 100.0),
+                if strategy == "pipeline" { target } else { "–" }.to_owned(),
+            ]);
+        }
     }
     Ok(())
 }

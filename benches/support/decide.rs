@@ -1,0 +1,112 @@
+//! One decision and nothing else: a pool, an index of a million blocks, a chat of 4 KiB whose head some servers hold.
+
+use attache::clock::{Clock, Timestamp};
+use attache::ids::EndpointId;
+use attache::pool::health::HealthPolicy;
+use attache::pool::ledger::Ticket;
+use attache::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
+use attache::prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
+use attache::prefix::key::BlockKey;
+use attache::rng::for_request;
+use attache::scheduling::scheduler::Explain;
+use attache::scheduling::{Choices, PickContext, RequestFacts, Scheduler, registry};
+use serde_json::Value;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Blocks in the index.
+const BLOCKS: usize = 1_000_000;
+/// Blocks of the chat: 64 bytes each.
+const PROMPT: usize = 64;
+/// Of them, blocks that a tenth of the servers hold.
+const HEAD: usize = 24;
+/// Decisions in a batch; batches are compared.
+const DECISIONS: u64 = 500;
+const BATCHES: usize = 21;
+
+/// A pool that has been in use.
+pub(crate) struct Pool {
+    snapshot: PoolSnapshot,
+    cache: PrefixCache,
+    chat: Vec<BlockKey>,
+    now: Timestamp,
+    _running: Vec<Ticket>,
+}
+
+fn mix(x: u64) -> u64 {
+    let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB)
+}
+
+fn prompt(seed: u64) -> Vec<BlockKey> {
+    (0..PROMPT as u64).map(|i| BlockKey(mix(seed << 20 | i | 1 << 60))).collect()
+}
+
+impl Pool {
+    /// `count` servers with some load each.
+    pub(crate) fn new(count: u32) -> Self {
+        let now = Timestamp(10_000_000_000);
+        let pool = Arc::default();
+        let mut running = Vec::new();
+        let states: Vec<EndpointState> = (0..count)
+            .map(|i| {
+                let [_, _, high, low] = (i + 1).to_be_bytes();
+                let spec = EndpointSpec::at(([10, 0, high, low], 8000).into());
+                let endpoint = Arc::new(Endpoint::in_pool(EndpointId(i), spec, &pool));
+                running.extend((0..mix(i.into()) % 5).map(|_| Ticket::book(endpoint.clone(), 700)));
+                let metrics = EndpointMetrics {
+                    scraped_at: now,
+                    waiting: (mix(u64::from(i) + 7) % 4) as u32,
+                    running: (mix(u64::from(i) + 9) % 20) as u32,
+                    kv_usage: (mix(u64::from(i) + 11) % 100) as f32 / 100.0,
+                    ..EndpointMetrics::default()
+                };
+                EndpointState { endpoint, metrics: Some(Arc::new(metrics)) }
+            })
+            .collect();
+        let snapshot = PoolSnapshot::new(1, true, states);
+        let cache = PrefixCache::new(&CacheConfig {
+            unit: BlockUnit::Bytes(64),
+            max_bytes: 1 << 30,
+            tenant_share: 1.0,
+            claim_life: Duration::from_secs(30),
+            seed: 1,
+        });
+        cache.reconcile(&snapshot);
+        for i in 0..(BLOCKS / PROMPT) as u64 {
+            cache.record(EndpointId((mix(i) % u64::from(count)) as u32), &prompt(i + 1), None, now);
+        }
+        let chat = prompt(0);
+        for i in (0..count).step_by(10) {
+            cache.record(EndpointId(i), &chat[..HEAD], None, now);
+        }
+        Self { snapshot, cache, chat, now, _running: running }
+    }
+
+    /// The median time of one decision.
+    pub(crate) fn decide(&self, strategy: &str, parameters: &Value) -> Duration {
+        let built = (registry::strategy(strategy).expect(strategy).build)(parameters).expect(strategy);
+        let scheduler = Scheduler::new(Choices::only(strategy, built), HealthPolicy::default(), 1);
+        let strategy = &*scheduler.choices.default.strategy;
+        let clock = Clock::start();
+        let mut batches: Vec<Duration> = (0..BATCHES)
+            .map(|batch| {
+                let before = clock.now();
+                for i in 0..DECISIONS {
+                    let looked = strategy.reads().prefix.then(|| self.cache.lookup(&mut &self.chat[..], self.now));
+                    let cx = PickContext {
+                        request: RequestFacts { model: "m", prompt_tokens: 1_024, ..RequestFacts::default() },
+                        prefix: looked.as_ref(),
+                        ..PickContext::new(&self.snapshot, self.now, Duration::from_secs(2))
+                    };
+                    let mut rng = for_request(batch as u64, i);
+                    let decision = scheduler.decide(strategy, &cx, None, Explain::No, &mut rng).expect("a decision");
+                    std::hint::black_box(decision);
+                }
+                clock.now().since(before) / DECISIONS as u32
+            })
+            .collect();
+        batches.sort_unstable();
+        batches[BATCHES / 2]
+    }
+}
