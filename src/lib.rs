@@ -24,6 +24,7 @@ pub mod scrape;
 pub mod server;
 pub mod shutdown;
 pub mod sim;
+pub mod spelling;
 pub mod telemetry;
 pub mod tls;
 pub mod tokenize;

@@ -11,6 +11,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("limits", 0),
     ("clock", 0),
     ("rng", 0),
+    ("spelling", 0),
     ("config", 1),
     ("protocol", 1),
     ("pool", 1),

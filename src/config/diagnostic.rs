@@ -1,8 +1,9 @@
 //! What is wrong with a configuration, and how people and programs are told.
 //!
 //! A [`Diagnostic`] names the thing, what was got and what is allowed, and points at the place; the renderers show it as a
-//! compiler would (`file:line:column`, the line, a caret) or as JSON. May import: nothing of the crate.
+//! compiler would (`file:line:column`, the line, a caret) or as JSON. May import: `spelling`.
 
+pub use crate::spelling::closest;
 use std::fmt::Write as _;
 
 /// A place in the text: line and column count from 1, in characters.
@@ -193,20 +194,6 @@ impl Diagnostic {
     pub fn is_error(&self) -> bool {
         self.code.severity() == Severity::Error
     }
-}
-
-/// The candidate that was probably meant by `got`: close in spelling, ignoring case and separators.
-#[must_use]
-pub fn closest<'c>(got: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
-    let plain = |s: &str| s.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_lowercase();
-    // A name longer than any of ours can't be a misspelling of one, and comparing is quadratic.
-    let got = plain(got.get(..64).unwrap_or(got));
-    candidates
-        .into_iter()
-        .map(|c| (strsim::damerau_levenshtein(&got, &plain(c)), c))
-        .filter(|(distance, c)| *distance <= (c.len() / 3).max(1))
-        .min_by_key(|(distance, _)| *distance)
-        .map(|(_, c)| c)
 }
 
 /// Longest part of a source line that is shown: minified or hostile files have endless ones.

@@ -37,6 +37,7 @@ pub struct Ranking {
     picks: SmallVec<[Arc<Endpoint>; 4]>,
     reason: &'static str,
     lacking: Option<Signal>,
+    emptied_by: Option<&'static str>,
     /// What each part said, when somebody wants to know.
     parts: Option<Vec<Part>>,
 }
@@ -45,7 +46,7 @@ impl Ranking {
     /// An empty ranking of at most `wanted` endpoints (at least one).
     #[must_use]
     pub fn new(wanted: usize) -> Self {
-        Self { wanted: wanted.max(1), picks: SmallVec::new(), reason: "", lacking: None, parts: None }
+        Self { wanted: wanted.max(1), picks: SmallVec::new(), reason: "", lacking: None, emptied_by: None, parts: None }
     }
 
     /// The same, and every part says what it made of each candidate.
@@ -78,6 +79,17 @@ impl Ranking {
     /// Says that the algorithm had to do without `signal`. The first one stands.
     pub fn lacks(&mut self, signal: Signal) {
         self.lacking.get_or_insert(signal);
+    }
+
+    /// Says which part of the algorithm left no endpoint to choose from.
+    pub fn emptied(&mut self, part: &'static str) {
+        self.emptied_by = Some(part);
+    }
+
+    /// Which part of the algorithm left no endpoint to choose from, if one did.
+    #[must_use]
+    pub fn emptied_by(&self) -> Option<&'static str> {
+        self.emptied_by
     }
 
     /// How many endpoints are asked for.

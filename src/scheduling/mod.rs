@@ -3,12 +3,16 @@
 //! [`Scheduler::decide`] narrows the pool to the endpoints that may serve the request and lets one [`Strategy`] put them in order.
 //! Strategies are one file each and one line in the [`registry`]. Pure: `now` and the random numbers are arguments.
 //!
-//! May import: `ids`, `clock`, `rng`, `error`, `pool`, `protocol`.
+//! May import: `ids`, `clock`, `rng`, `error`, `spelling`, `pool`, `prefix`, `protocol`, `config::units`.
 
 pub mod candidates;
 pub mod choice;
 pub mod decision;
+pub mod facts;
+pub mod filter;
+pub mod picker;
 pub mod plugin;
+pub mod profile;
 pub mod registry;
 pub mod router;
 pub mod scheduler;

@@ -9,6 +9,7 @@ use crate::protocol::Prompt;
 use crate::rng::PickRng;
 use rand::RngExt;
 use smallvec::{SmallVec, smallvec};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -119,6 +120,9 @@ pub enum Better {
     Higher,
 }
 
+/// Names (lower case) and values of headers for the client.
+pub type AnswerHeaders = Vec<(Cow<'static, str>, String)>;
+
 /// One named way to route. It implements [`Strategy::scores`], when one figure an endpoint decides, or [`Strategy::rank`], or both.
 pub trait Strategy: Send + Sync + Debug {
     /// Puts the best candidates first in `ranking`, as many as `ranking` wants, and says why the first won. `candidates` is never
@@ -140,7 +144,7 @@ pub trait Strategy: Send + Sync + Debug {
     fn picked(&self, _: &PickContext<'_>, _: &Endpoint) {}
 
     /// Headers for the client, once it is known who served.
-    fn answer_headers(&self, _: &Endpoint, _: &mut Vec<(&'static str, String)>) {}
+    fn answer_headers(&self, _: &Endpoint, _: &mut AnswerHeaders) {}
 
     /// What it reads of a request.
     fn reads(&self) -> Reads {
@@ -209,11 +213,16 @@ pub trait Filter: Send + Sync + Debug {
     /// allowed: then the request can't be served.
     fn keep(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, keep: &mut [bool]);
 
+    /// What it judges by and has of none of these candidates.
+    fn lacks(&self, _: &PickContext<'_>, _: &[Candidate<'_>]) -> Option<Signal> {
+        None
+    }
+
     /// As [`Strategy::picked`].
     fn picked(&self, _: &PickContext<'_>, _: &Endpoint) {}
 
     /// As [`Strategy::answer_headers`].
-    fn answer_headers(&self, _: &Endpoint, _: &mut Vec<(&'static str, String)>) {}
+    fn answer_headers(&self, _: &Endpoint, _: &mut AnswerHeaders) {}
 
     /// As [`Strategy::reads`].
     fn reads(&self) -> Reads {
@@ -226,11 +235,16 @@ pub trait Scorer: Send + Sync + Debug {
     /// Writes a score in 0..=1 for each candidate; `out` is as long as `candidates`.
     fn score(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]);
 
+    /// What it scores by and has of none of these candidates.
+    fn lacks(&self, _: &PickContext<'_>, _: &[Candidate<'_>]) -> Option<Signal> {
+        None
+    }
+
     /// As [`Strategy::picked`].
     fn picked(&self, _: &PickContext<'_>, _: &Endpoint) {}
 
     /// As [`Strategy::answer_headers`].
-    fn answer_headers(&self, _: &Endpoint, _: &mut Vec<(&'static str, String)>) {}
+    fn answer_headers(&self, _: &Endpoint, _: &mut AnswerHeaders) {}
 
     /// As [`Strategy::reads`].
     fn reads(&self) -> Reads {
@@ -241,20 +255,21 @@ pub trait Scorer: Send + Sync + Debug {
 /// Chooses by the sums of a `pipeline`.
 pub trait Picker: Send + Sync + Debug {
     /// Puts candidates into `ranking`, the first pick first, as many as it wants. `sums` is as long as `candidates`, which are not empty;
-    /// it holds no NaN.
+    /// it holds no NaN and nothing below 0.
     fn pick(&self, sums: &[f32], candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking);
 }
 
 /// Chooses the profile of a `pipeline` that decides about a request.
 pub trait ProfileHandler: Send + Sync + Debug {
-    /// The name of the profile for this request; one of those that [`ProfileHandler::check`] was shown.
-    fn profile(&self, cx: &PickContext<'_>) -> &str;
-
-    /// Whether the handler can work with these profiles.
+    /// Which of these profiles (their names, in the order of the file) can come to decide, by position; never none.
     ///
     /// # Errors
     /// What is missing or too much, for the operator.
-    fn check(&self, profiles: &[&str]) -> Result<(), ParamError>;
+    fn eligible(&self, profiles: &[&str]) -> Result<Vec<usize>, ParamError>;
+
+    /// The position of the profile for this request among the eligible ones, whose names are given; `None` when there is none for it,
+    /// and then the request can't be served.
+    fn choose(&self, cx: &PickContext<'_>, eligible: &[&str]) -> Option<usize>;
 }
 
 /// A part of a `pipeline`, made. One instance may stand in several profiles.
@@ -264,12 +279,42 @@ pub enum Plugin {
     Filter(Arc<dyn Filter>),
     /// Scores.
     Scorer(Arc<dyn Scorer>),
-    /// Does both, with one memory.
+    /// Does both, with one memory: what is common to both traits is asked of the filter alone.
     FilterAndScorer(Arc<dyn Filter>, Arc<dyn Scorer>),
     /// Chooses.
     Picker(Arc<dyn Picker>),
     /// Chooses the profile.
     Handler(Arc<dyn ProfileHandler>),
+}
+
+impl Plugin {
+    /// As [`Strategy::picked`].
+    pub fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {
+        match self {
+            Plugin::Filter(filter) | Plugin::FilterAndScorer(filter, _) => filter.picked(cx, endpoint),
+            Plugin::Scorer(scorer) => scorer.picked(cx, endpoint),
+            Plugin::Picker(_) | Plugin::Handler(_) => {}
+        }
+    }
+
+    /// As [`Strategy::answer_headers`].
+    pub fn answer_headers(&self, endpoint: &Endpoint, headers: &mut AnswerHeaders) {
+        match self {
+            Plugin::Filter(filter) | Plugin::FilterAndScorer(filter, _) => filter.answer_headers(endpoint, headers),
+            Plugin::Scorer(scorer) => scorer.answer_headers(endpoint, headers),
+            Plugin::Picker(_) | Plugin::Handler(_) => {}
+        }
+    }
+
+    /// As [`Strategy::reads`].
+    #[must_use]
+    pub fn reads(&self) -> Reads {
+        match self {
+            Plugin::Filter(filter) | Plugin::FilterAndScorer(filter, _) => filter.reads(),
+            Plugin::Scorer(scorer) => scorer.reads(),
+            Plugin::Picker(_) | Plugin::Handler(_) => Reads::NOTHING,
+        }
+    }
 }
 
 /// As [`Descriptor`], for the parts of a `pipeline`.
@@ -279,7 +324,7 @@ pub struct PluginDescriptor {
     pub name: &'static str,
     /// Types of older versions that mean the same.
     pub aliases: &'static [&'static str],
-    /// `filter`, `scorer`, `picker` or `handler`.
+    /// `filter`, `scorer`, `picker`, `handler`; several with `, ` between them.
     pub kind: &'static str,
     /// One sentence: what it does.
     pub summary: &'static str,
@@ -293,6 +338,14 @@ pub struct PluginDescriptor {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ParamError(pub String);
+
+impl ParamError {
+    /// `name` has the value `got`, and `allowed` says what it may have.
+    #[must_use]
+    pub fn value(name: &str, got: impl std::fmt::Display, allowed: &str) -> Self {
+        Self(format!("`{name}` is {got}; {allowed}"))
+    }
+}
 
 /// Reads a plugin's parameters into its own struct; `null` gives the defaults.
 pub fn params<P: serde::de::DeserializeOwned + Default>(value: &serde_json::Value) -> Result<P, ParamError> {

@@ -1,7 +1,7 @@
 //! Every plugin there is: one line each.
 
 use super::plugin::{Descriptor, PluginDescriptor};
-use super::{scorer, strategy};
+use super::{filter, picker, profile, scorer, strategy};
 
 /// All strategies, in the order in which `attache plugins` and the README list them.
 pub const STRATEGIES: &[&Descriptor] = &[
@@ -14,9 +14,45 @@ pub const STRATEGIES: &[&Descriptor] = &[
     &strategy::round_robin::PLUGIN,
 ];
 
-/// All parts of the `pipeline` strategy, by kind.
-pub const PLUGINS: &[&PluginDescriptor] =
-    &[&scorer::kv_cache::PLUGIN, &scorer::lora_affinity::PLUGIN, &scorer::prefix_cache::PLUGIN, &scorer::queue::PLUGIN];
+/// All parts of the `pipeline` strategy, by name.
+pub const PLUGINS: &[&PluginDescriptor] = &[
+    &scorer::active_request::PLUGIN,
+    &filter::concurrency_detector::PLUGIN,
+    &filter::context_length_aware::PLUGIN,
+    &profile::data_parallel::PLUGIN,
+    &filter::role::DECODE,
+    &profile::disagg::DISAGG,
+    &filter::role::ENCODE,
+    &filter::endpoint_attribute::PLUGIN,
+    &scorer::endpoint_attribute::PLUGIN,
+    &filter::header_based_testing::PLUGIN,
+    &scorer::header_label_affinity::PLUGIN,
+    &profile::header::PLUGIN,
+    &scorer::kv_cache::PLUGIN,
+    &filter::label_selector::PLUGIN,
+    &scorer::load_aware::PLUGIN,
+    &scorer::lora_affinity::PLUGIN,
+    &picker::max_score::PLUGIN,
+    &scorer::no_hit_lru::PLUGIN,
+    &profile::disagg::PD,
+    &scorer::precise_prefix_cache::PLUGIN,
+    &filter::role::PREFILL,
+    &filter::prefix_cache_affinity::PLUGIN,
+    &scorer::prefix_cache::PLUGIN,
+    &scorer::queue::PLUGIN,
+    &picker::random::PLUGIN,
+    &scorer::running_requests::PLUGIN,
+    &filter::session_affinity::PLUGIN,
+    &scorer::session_affinity::PLUGIN,
+    &profile::single::PLUGIN,
+    &filter::slo_headroom_tier::PLUGIN,
+    &scorer::token_load::PLUGIN,
+    &filter::topology_affinity::PLUGIN,
+    &scorer::topology_affinity::PLUGIN,
+    &filter::utilization_detector::PLUGIN,
+    &filter::utilization::PLUGIN,
+    &picker::weighted_random::PLUGIN,
+];
 
 /// The part of a pipeline whose type, or an older name of it, is `name`.
 #[must_use]

@@ -6,6 +6,7 @@ use super::decision::{Decision, Ranking};
 use super::plugin::{PickContext, Strategy};
 use super::strategy::least_request::LeastRequest;
 use crate::error::{Reason, RequestError};
+use crate::ids::EndpointId;
 use crate::pool::health::{Availability, HealthPolicy};
 use crate::pool::{EndpointState, PoolSnapshot};
 use crate::rng::PickRng;
@@ -131,16 +132,22 @@ impl Scheduler {
         if field.candidates.is_empty() {
             return Err(nothing_to_pick(cx.snapshot, subset));
         }
-        // Each round either decides or drops a candidate that others took or lost meanwhile; when none is left, ejection is ignored and
-        // the next round decides.
+        // Each round either decides or drops a candidate that others took or lost meanwhile; when none is left that the algorithm wants,
+        // ejection is ignored and the next round decides.
         loop {
             let mut ranking = self.ranking(explain);
             strategy.rank(cx, &field.candidates, rng, &mut ranking);
-            let mut decision = ranking
-                .decide()
-                .ok_or_else(|| RequestError::new(Reason::NoReadyEndpoint, "the routing algorithm named no endpoint"))?;
-            decision.ejection_ignored = field.all_ejected;
-            let Some(first) = decision.picks.first().filter(|_| !field.all_ejected) else { return Ok(decision) };
+            let emptied_by = ranking.emptied_by();
+            let Some(mut decision) = ranking.decide() else {
+                // The algorithm may want none but endpoints that are ejected.
+                if field.ejection_ignored || field.ejected.is_empty() {
+                    return Err(nobody_named(emptied_by));
+                }
+                field.ignore_ejection(cx);
+                continue;
+            };
+            decision.ejection_ignored = field.ejection_ignored;
+            let Some(first) = decision.picks.first().filter(|_| !field.ejection_ignored) else { return Ok(decision) };
             let granted = match first.health.availability(cx.now, &self.health) {
                 Availability::Open | Availability::SlowStart(_) => true,
                 Availability::HalfOpen => {
@@ -153,10 +160,9 @@ impl Scheduler {
             if granted {
                 return Ok(decision);
             }
-            let lost = first.id;
-            field.candidates.retain(|c| c.state.endpoint.id != lost);
+            field.lose(first.id);
             if field.candidates.is_empty() {
-                field = self.candidates(cx, subset);
+                field.ignore_ejection(cx);
             }
         }
     }
@@ -165,7 +171,7 @@ impl Scheduler {
     /// as a whole is more likely to be judged wrongly than to be dead, and trying costs nothing.
     fn candidates<'a>(&self, cx: &PickContext<'a>, subset: Option<&Subset>) -> Field<'a> {
         let mut candidates = SmallVec::new();
-        let mut ejected: SmallVec<[&EndpointState; 4]> = SmallVec::new();
+        let mut ejected: SmallVec<[&'a EndpointState; 4]> = SmallVec::new();
         for state in &cx.snapshot.endpoints {
             let spec = &state.endpoint.spec;
             if spec.draining || subset.is_some_and(|s| !s.allows(spec.address)) {
@@ -181,19 +187,49 @@ impl Scheduler {
             };
             candidates.push(Candidate::new(state, cx.now, cx.stale_after, surcharge).holding(cx));
         }
-        let all_ejected = candidates.is_empty();
-        if all_ejected {
-            candidates.extend(ejected.iter().map(|s| Candidate::new(s, cx.now, cx.stale_after, 0).holding(cx)));
+        let mut field = Field { candidates, ejected, ejection_ignored: false };
+        if field.candidates.is_empty() {
+            field.ignore_ejection(cx);
         }
-        Field { candidates, all_ejected }
+        field
     }
 }
 
 /// Who may serve a request.
 struct Field<'a> {
     candidates: SmallVec<[Candidate<'a>; 16]>,
-    /// They are all ejected, and in the field only because nobody else is.
-    all_ejected: bool,
+    /// Those that are left out because they are ejected.
+    ejected: SmallVec<[&'a EndpointState; 4]>,
+    /// They are candidates like the others, because nobody else will do.
+    ejection_ignored: bool,
+}
+
+impl Field<'_> {
+    fn ignore_ejection(&mut self, cx: &PickContext<'_>) {
+        let back = self.ejected.drain(..).map(|s| Candidate::new(s, cx.now, cx.stale_after, 0).holding(cx));
+        self.candidates.extend(back);
+        self.ejection_ignored = true;
+    }
+
+    /// Others took this one's only probe, or saw it ejected.
+    fn lose(&mut self, lost: EndpointId) {
+        let ejected = &mut self.ejected;
+        self.candidates.retain(|c| {
+            let stays = c.state.endpoint.id != lost;
+            if !stays {
+                ejected.push(c.state);
+            }
+            stays
+        });
+    }
+}
+
+fn nobody_named(emptied_by: Option<&'static str>) -> RequestError {
+    let message = match emptied_by {
+        Some(part) => format!("`{part}` left none of the pool's ready endpoints for this request"),
+        None => "the routing algorithm named no endpoint".to_owned(),
+    };
+    RequestError::new(Reason::NoReadyEndpoint, message)
 }
 
 fn nothing_to_pick(snapshot: &PoolSnapshot, subset: Option<&Subset>) -> RequestError {

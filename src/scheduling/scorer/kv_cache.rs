@@ -4,8 +4,9 @@
 //! counts cached blocks as free in vLLM, but not in every engine).
 //! Source: GIE `kv-cache-utilization-scorer`.
 
+use super::no_metrics;
 use crate::scheduling::plugin::{NoParams, Plugin, PluginDescriptor, Scorer, params};
-use crate::scheduling::{Candidate, PickContext};
+use crate::scheduling::{Candidate, PickContext, Signal};
 use std::sync::Arc;
 
 /// Registry entry.
@@ -26,5 +27,9 @@ impl Scorer for KvCache {
         for (score, candidate) in out.iter_mut().zip(candidates) {
             *score = candidate.metrics.map_or(0.0, |m| 1.0 - m.kv_usage);
         }
+    }
+
+    fn lacks(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>]) -> Option<Signal> {
+        no_metrics(candidates)
     }
 }

@@ -3,8 +3,9 @@
 //! Room means that fewer adapters are active and waiting than the server holds at once. When not: adapters are pinned to endpoints
 //! by labels. Source: GIE `lora-affinity-scorer` (order of the checks: active, room, waiting).
 
+use super::no_metrics;
 use crate::scheduling::plugin::{NoParams, Plugin, PluginDescriptor, Scorer, params};
-use crate::scheduling::{Candidate, PickContext};
+use crate::scheduling::{Candidate, PickContext, Signal};
 use std::sync::Arc;
 
 /// Registry entry.
@@ -38,5 +39,9 @@ impl Scorer for LoraAffinity {
                 0.0
             };
         }
+    }
+
+    fn lacks(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>]) -> Option<Signal> {
+        no_metrics(candidates)
     }
 }

@@ -6,8 +6,9 @@
 //! Source: llm-d `prefix-cache-scorer`; GIE's is the case w = 0.
 
 use crate::scheduling::plugin::{ParamError, Plugin, PluginDescriptor, Scorer, params};
-use crate::scheduling::{Candidate, PickContext, Reads};
+use crate::scheduling::{Candidate, PickContext, Reads, Signal};
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use std::sync::Arc;
 
 /// Registry entry.
@@ -28,11 +29,14 @@ const DEFAULT_SCALE_TOKENS: u32 = 8_192;
 struct Params {
     match_length_weight: f32,
     match_length_scale_tokens: u32,
+    // There is one index.
+    #[serde(rename = "prefixMatchInfoProducerName")]
+    _prefix: Option<IgnoredAny>,
 }
 
 impl Default for Params {
     fn default() -> Self {
-        Self { match_length_weight: 0.0, match_length_scale_tokens: DEFAULT_SCALE_TOKENS }
+        Self { match_length_weight: 0.0, match_length_scale_tokens: DEFAULT_SCALE_TOKENS, _prefix: None }
     }
 }
 
@@ -49,10 +53,17 @@ impl Params {
     }
 }
 
+/// The scorer.
 #[derive(Debug)]
-struct PrefixCache {
+pub(super) struct PrefixCache {
     weight: f32,
     scale: u32,
+}
+
+impl Default for PrefixCache {
+    fn default() -> Self {
+        Self { weight: 0.0, scale: DEFAULT_SCALE_TOKENS }
+    }
 }
 
 impl Scorer for PrefixCache {
@@ -63,6 +74,10 @@ impl Scorer for PrefixCache {
             let length = (held / self.scale as f32).min(1.0);
             *score = self.weight * length * length + (1.0 - self.weight) * (held / total).min(1.0);
         }
+    }
+
+    fn lacks(&self, cx: &PickContext<'_>, _: &[Candidate<'_>]) -> Option<Signal> {
+        cx.prefix.is_none().then_some(Signal::Prefix)
     }
 
     fn reads(&self) -> Reads {

@@ -4,9 +4,9 @@
 //! batch everything; then running requests tell more.
 //! Source: GIE `queue-scorer`.
 
-use super::fewer_is_better;
+use super::{fewer_is_better, no_metrics, waiting};
 use crate::scheduling::plugin::{NoParams, Plugin, PluginDescriptor, Scorer, params};
-use crate::scheduling::{Candidate, PickContext};
+use crate::scheduling::{Candidate, PickContext, Signal};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -24,10 +24,12 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
 struct Queue;
 
 impl Scorer for Queue {
-    #[expect(clippy::cast_precision_loss, reason = "queues stay far below 2^24")]
     fn score(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
-        let waiting = |c: &Candidate<'_>| c.metrics.map_or_else(|| c.state.endpoint.ledger.in_flight(), |m| m.waiting);
-        let values: SmallVec<[f32; 16]> = candidates.iter().map(|c| waiting(c) as f32).collect();
+        let values: SmallVec<[f32; 64]> = candidates.iter().map(|c| waiting(c) as f32).collect();
         fewer_is_better(&values, out);
+    }
+
+    fn lacks(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>]) -> Option<Signal> {
+        no_metrics(candidates)
     }
 }

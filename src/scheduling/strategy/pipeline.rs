@@ -1,117 +1,187 @@
-//! `pipeline`: weighted scorers, then the endpoint with the greatest sum; ties drawn at random.
+//! `pipeline`: filters narrow the candidates, weighted scorers are added up, a picker chooses; of several such profiles, a handler says
+//! which one decides.
 //!
 //! ```yaml
 //! strategy:
 //!   name: pipeline
-//!   parameters: {scorers: [{type: queue-scorer, weight: 2}, {type: kv-cache-utilization-scorer, weight: 2}]}
+//!   parameters:                       # one profile in short
+//!     filters: [{type: decode-filter}]
+//!     scorers: [{type: queue-scorer, weight: 2}, {type: prefix-cache-scorer, weight: 3}]
+//!     picker: {type: max-score-picker}
+//! # or plugins with names, as in an EndpointPickerConfig
+//!     plugins: [{type: queue-scorer}, {name: mine, type: prefix-cache-scorer, parameters: {matchLengthWeight: 0.5}}]
+//!     profiles: [{name: default, plugins: [{pluginRef: queue-scorer}, {pluginRef: mine, weight: 3}]}]
 //! ```
 //!
-//! Scores are clamped to 0..=1 (NaN counts as 0), multiplied by their weight and added in the order of the file, so that a decision can be
-//! repeated bit for bit. When not: one figure decides; then the strategy of that figure is cheaper.
-//! Source: the GIE scheduler with `max-score-picker`.
+//! ```text
+//! filters in the order of the file, each among what the one before left; nobody left: no endpoint
+//! sum = weight * clamp(score, 0, 1), added in the order of the file so that a decision can be repeated bit for bit; NaN counts as 0
+//! nothing said: queue-scorer 2, kv-cache-utilization-scorer 2, prefix-cache-scorer 3; weight 1; max-score-picker;
+//!               without profiles: one with all plugins; one profile: single-profile-handler
+//! ```
+//!
+//! When not: one figure decides; then the strategy of that figure is cheaper. Source: the schedulers of GIE v1.5 and llm-d v0.10.
 
-use crate::rng::PickRng;
-use crate::scheduling::plugin::{Descriptor, ParamError, Plugin, Scorer, params};
-use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Strategy, registry};
-use rand::RngExt;
-use serde::Deserialize;
+mod params;
+
+use crate::pool::Endpoint;
+use crate::rng::{PickRng, for_request};
+use crate::scheduling::plugin::{
+    AnswerHeaders, Better, Descriptor, Filter, Picker, Plugin, ProfileHandler, Scorer, params as read,
+};
+use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Strategy};
+use params::Params;
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 
 /// Registry entry.
 pub const PLUGIN: Descriptor = Descriptor {
     name: "pipeline",
-    summary: "Adds up weighted scorers and picks the greatest sum; ties at random.",
-    source: "the GIE scheduler with `max-score-picker`",
-    build: |value| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
+    summary: "Filters, weighted scorers and a picker, in profiles.",
+    source: "the GIE and llm-d schedulers",
+    build: |value| read::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
 };
 
-/// What the file may say.
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct Params {
-    scorers: Vec<ScorerParams>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ScorerParams {
-    r#type: String,
-    #[serde(default = "one")]
-    weight: f32,
-    #[serde(default)]
-    parameters: serde_json::Value,
-}
-
-fn one() -> f32 {
-    1.0
-}
-
-/// GIE's own default.
-impl Default for Params {
-    fn default() -> Self {
-        let scorer =
-            |name: &str, weight| ScorerParams { r#type: name.to_owned(), weight, parameters: serde_json::Value::Null };
-        Self {
-            scorers: vec![
-                scorer("queue-scorer", 2.0),
-                scorer("kv-cache-utilization-scorer", 2.0),
-                scorer("prefix-cache-scorer", 3.0),
-            ],
-        }
-    }
-}
-
-impl Params {
-    fn build(self) -> Result<Pipeline, ParamError> {
-        let mut scorers = Vec::with_capacity(self.scorers.len());
-        for s in self.scorers {
-            let Some(descriptor) = registry::plugin(&s.r#type) else {
-                let known: Vec<&str> = registry::PLUGINS.iter().map(|d| d.name).collect();
-                return Err(ParamError(format!("unknown scorer `{}`; known: {}", s.r#type, known.join(", "))));
-            };
-            if !s.weight.is_finite() || s.weight < 0.0 {
-                return Err(ParamError(format!("weight of `{}` is {}; 0 or more is allowed", s.r#type, s.weight)));
-            }
-            match (descriptor.build)(&s.parameters)? {
-                Plugin::Scorer(scorer) | Plugin::FilterAndScorer(_, scorer) => scorers.push((scorer, s.weight)),
-                _ => return Err(ParamError(format!("`{}` is no scorer", s.r#type))),
-            }
-        }
-        if scorers.is_empty() {
-            return Err(ParamError("`scorers` is empty; at least one is needed".to_owned()));
-        }
-        Ok(Pipeline { scorers })
-    }
-}
+/// Candidates for which there is room on the stack.
+const INLINE: usize = 32;
 
 #[derive(Debug)]
 struct Pipeline {
-    scorers: Vec<(Arc<dyn Scorer>, f32)>,
+    handler: Stage<dyn ProfileHandler>,
+    /// Those that can come to decide.
+    profiles: Vec<Profile>,
 }
 
-impl Strategy for Pipeline {
-    fn reads(&self) -> Reads {
-        self.scorers.iter().fold(Reads::NOTHING, |all, (scorer, _)| all.and(scorer.reads()))
+/// A part of a pipeline and its type, for explanations.
+#[derive(Debug)]
+struct Stage<T: ?Sized> {
+    name: &'static str,
+    part: Arc<T>,
+}
+
+#[derive(Debug)]
+struct Profile {
+    name: String,
+    filters: Vec<Stage<dyn Filter>>,
+    scorers: Vec<(Stage<dyn Scorer>, f32)>,
+    picker: Arc<dyn Picker>,
+    /// All of these, each once, for what they remember and tell.
+    plugins: Vec<Plugin>,
+}
+
+/// Candidates that filters left.
+type Field<'a> = SmallVec<[Candidate<'a>; INLINE]>;
+
+impl Pipeline {
+    /// The profile that decides about the request; `None` when the handler has none for it.
+    fn profile(&self, cx: &PickContext<'_>) -> Option<&Profile> {
+        let names: SmallVec<[&str; 4]> = self.profiles.iter().map(|p| p.name.as_str()).collect();
+        self.profiles.get(self.handler.part.choose(cx, &names)?)
     }
 
-    fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
-        ranking.because("greatest score");
-        let mut sums: SmallVec<[f32; 16]> = smallvec![0.0; candidates.len()];
-        let mut scores: SmallVec<[f32; 16]> = smallvec![0.0; candidates.len()];
+    fn plugins(&self) -> impl Iterator<Item = &Plugin> {
+        self.profiles.iter().flat_map(|p| &p.plugins)
+    }
+}
+
+impl Profile {
+    /// Who is left when all filters have spoken; `None` when that is everybody. Nobody at all is said to `ranking`.
+    fn narrow<'a>(
+        &self,
+        cx: &PickContext<'_>,
+        candidates: &[Candidate<'a>],
+        rng: &mut PickRng,
+        ranking: &mut Ranking,
+    ) -> Option<Field<'a>> {
+        let mut narrowed: Option<Field<'a>> = None;
+        for filter in &self.filters {
+            let field = narrowed.as_deref().unwrap_or(candidates);
+            let mut keep: SmallVec<[bool; 64]> = smallvec![true; field.len()];
+            filter.part.keep(cx, field, rng, &mut keep);
+            ranking.note(filter.name, 1.0, field, |i| f64::from(u8::from(keep.get(i) == Some(&true))));
+            if let Some(signal) = filter.part.lacks(cx, field) {
+                ranking.lacks(signal);
+            }
+            if !keep.contains(&false) {
+                continue;
+            }
+            let left: Field<'a> = field.iter().zip(&keep).filter(|(_, keep)| **keep).map(|(c, _)| *c).collect();
+            if left.is_empty() {
+                ranking.emptied(filter.name);
+                return Some(left);
+            }
+            narrowed = Some(left);
+        }
+        narrowed
+    }
+
+    /// The sum of each candidate.
+    fn sums(&self, cx: &PickContext<'_>, field: &[Candidate<'_>], ranking: &mut Ranking) -> SmallVec<[f32; INLINE]> {
+        let mut sums: SmallVec<[f32; INLINE]> = smallvec![0.0; field.len()];
+        let mut scores: SmallVec<[f32; INLINE]> = smallvec![0.0; field.len()];
         for (scorer, weight) in &self.scorers {
-            scorer.score(cx, candidates, &mut scores);
+            scorer.part.score(cx, field, &mut scores);
+            ranking
+                .note(scorer.name, f64::from(*weight), field, |i| scores.get(i).copied().map_or(f64::NAN, f64::from));
+            if let Some(signal) = scorer.part.lacks(cx, field) {
+                ranking.lacks(signal);
+            }
             for (sum, score) in sums.iter_mut().zip(&scores) {
                 *sum += weight * if score.is_nan() { 0.0 } else { score.clamp(0.0, 1.0) };
             }
         }
-        let mut order: SmallVec<[(f32, u32, usize); 16]> =
-            sums.iter().enumerate().map(|(i, sum)| (*sum, rng.random(), i)).collect();
-        order.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        for (_, _, i) in order.into_iter().take(ranking.wanted()) {
-            if let Some(candidate) = candidates.get(i) {
-                ranking.push(&candidate.state.endpoint);
-            }
-        }
+        ranking.note("sum", 1.0, field, |i| sums.get(i).copied().map_or(f64::NAN, f64::from));
+        sums
     }
 }
+
+impl Strategy for Pipeline {
+    fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        let Some(profile) = self.profile(cx) else {
+            ranking.emptied(self.handler.name);
+            return;
+        };
+        let narrowed = profile.narrow(cx, candidates, rng, ranking);
+        let field = narrowed.as_deref().unwrap_or(candidates);
+        if !field.is_empty() {
+            let sums = profile.sums(cx, field, ranking);
+            profile.picker.pick(&sums, field, rng, ranking);
+        }
+    }
+
+    fn scores(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
+        out.fill(f64::NAN);
+        // A sum is asked for outside of a decision: filters that draw get a generator of the moment, and nobody listens.
+        let (mut rng, mut unheard) = (for_request(cx.now.0, 0), Ranking::new(1));
+        if let Some(profile) = self.profile(cx) {
+            let narrowed = profile.narrow(cx, candidates, &mut rng, &mut unheard);
+            let field = narrowed.as_deref().unwrap_or(candidates);
+            let sums = profile.sums(cx, field, &mut unheard);
+            let mut summed = field.iter().zip(&sums).peekable();
+            // The filters keep the order.
+            for (score, candidate) in out.iter_mut().zip(candidates) {
+                if let Some((_, sum)) = summed.next_if(|(c, _)| c.state.endpoint.id == candidate.state.endpoint.id) {
+                    *score = f64::from(*sum);
+                }
+            }
+        }
+        Some(Better::Higher)
+    }
+
+    fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {
+        for plugin in self.profile(cx).iter().flat_map(|p| &p.plugins) {
+            plugin.picked(cx, endpoint);
+        }
+    }
+
+    fn answer_headers(&self, endpoint: &Endpoint, headers: &mut AnswerHeaders) {
+        self.plugins().for_each(|plugin| plugin.answer_headers(endpoint, headers));
+    }
+
+    fn reads(&self) -> Reads {
+        self.plugins().fold(Reads::NOTHING, |all, plugin| all.and(plugin.reads()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,190 @@
+//! How long an answer would take on an endpoint, and how that compares with what the request asks for.
+//!
+//! A headroom is what was asked for less what is foretold, milliseconds: negative when the endpoint would be too slow. A request that
+//! asks for nothing has a target of 0: then every headroom is negative, and the least deficit is the fastest endpoint.
+//! [`scores`] is the formula of llm-d's `latency-scorer`:
+//!
+//! ```text
+//! some endpoint meets both targets:  those that do, by headroom: `least` the smallest first (packs), `most` the greatest
+//! none does, some are idle:          the idle ones, smallest deficit first
+//! else the first of these that has members: late tokens only < late first token only < both, smallest deficit first
+//! score = (1 + floor(100 * (w . normalised headroom))) / 100, clamped to 1; everybody else 0
+//! ```
+
+use crate::scheduling::{Candidate, PickContext, RequestFacts};
+use serde::Deserialize;
+
+/// The client's word for the longest wait for the first token, milliseconds.
+pub const TTFT_HEADER: &str = "x-slo-ttft-ms";
+/// The client's word for the longest time for each token after it, milliseconds.
+pub const TPOT_HEADER: &str = "x-slo-tpot-ms";
+
+/// What an answer is expected to take, milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prediction {
+    /// To the first token.
+    pub ttft_ms: f64,
+    /// For each token after it.
+    pub tpot_ms: f64,
+}
+
+/// What the request asks for, milliseconds; 0 when it does not say.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Targets {
+    /// To the first token.
+    pub ttft_ms: f64,
+    /// For each token after it.
+    pub tpot_ms: f64,
+}
+
+impl Targets {
+    /// Reads the request's headers; what is no number of 0 or more counts as not said.
+    #[must_use]
+    pub fn of(request: &RequestFacts<'_>) -> Self {
+        let read = |name| request.headers.get(name).and_then(|v| v.trim().parse::<f64>().ok());
+        let target = |name| read(name).filter(|ms| ms.is_finite() && *ms >= 0.0).unwrap_or(0.0);
+        Self { ttft_ms: target(TTFT_HEADER), tpot_ms: target(TPOT_HEADER) }
+    }
+
+    /// What is left of them when `prediction` comes true.
+    #[must_use]
+    pub fn headroom(self, prediction: Prediction) -> Headroom {
+        Headroom { ttft_ms: self.ttft_ms - prediction.ttft_ms, tpot_ms: self.tpot_ms - prediction.tpot_ms }
+    }
+}
+
+/// What is left of the targets, milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Headroom {
+    /// To the first token.
+    pub ttft_ms: f64,
+    /// For each token after it.
+    pub tpot_ms: f64,
+}
+
+impl Headroom {
+    /// Whether both targets are met.
+    #[must_use]
+    pub fn is_met(self) -> bool {
+        self.ttft_ms >= 0.0 && self.tpot_ms >= 0.0
+    }
+}
+
+/// What the request would take on `candidate`; `None` while nothing is known of its speed.
+#[must_use]
+pub fn predict(_: &PickContext<'_>, _: &Candidate<'_>) -> Option<Prediction> {
+    None
+}
+
+/// Which end of a positive headroom wins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Prefer {
+    /// The endpoint that just makes it: fast ones stay free for who needs them.
+    #[default]
+    Least,
+    /// The endpoint with most to spare.
+    Most,
+}
+
+/// Relative weights of the two headrooms.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Weights {
+    /// Of the first token.
+    pub ttft: f64,
+    /// Of the tokens after it.
+    pub tpot: f64,
+}
+
+/// An endpoint as [`scores`] sees it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Foretold {
+    /// What is left of the targets.
+    pub headroom: Headroom,
+    /// Nothing that we have sent is running there.
+    pub idle: bool,
+}
+
+/// Steps of a score: llm-d's.
+const STEPS: f64 = 100.0;
+/// Headrooms that differ by less are equal.
+const EPSILON: f64 = 1e-9;
+
+/// Scores endpoints by their headrooms, 0..=1; one without a prediction gets 0. `out` is as long as `endpoints`. Returns false, and
+/// leaves `out` alone, when there is no prediction at all.
+pub fn scores(endpoints: &[Option<Foretold>], weights: Weights, prefer: Prefer, out: &mut [f32]) -> bool {
+    let known = || endpoints.iter().flatten();
+    if known().next().is_none() {
+        return false;
+    }
+    // Later is worse; the best class that has members is scored.
+    let any_met = known().any(|e| e.headroom.is_met());
+    let any_idle = known().any(|e| e.idle);
+    let class = |e: &Foretold| -> u8 {
+        let h = e.headroom;
+        match (h.ttft_ms < 0.0, h.tpot_ms < 0.0) {
+            (false, false) => 0,
+            _ if any_met => 4,
+            _ if any_idle => {
+                if e.idle {
+                    1
+                } else {
+                    4
+                }
+            }
+            (false, true) => 1,
+            (true, false) => 2,
+            (true, true) => 3,
+        }
+    };
+    let best = known().map(class).min().unwrap_or(0);
+    let prefer = if best == 0 { prefer } else { Prefer::Least };
+    let members = || known().filter(|e| class(e) == best).map(|e| e.headroom);
+    let ttft = Span::of(members().map(|h| h.ttft_ms));
+    let tpot = Span::of(members().map(|h| h.tpot_ms));
+    let (a, b) = match (ttft.is_point(), tpot.is_point()) {
+        (true, false) => (0.0, 1.0),
+        (false, true) => (1.0, 0.0),
+        _ if weights.ttft + weights.tpot > 0.0 => {
+            let sum = weights.ttft + weights.tpot;
+            (weights.ttft / sum, weights.tpot / sum)
+        }
+        _ => (1.0, 0.0),
+    };
+    for (score, endpoint) in out.iter_mut().zip(endpoints) {
+        *score = match endpoint {
+            Some(e) if class(e) == best => {
+                let far = a * ttft.normalise(e.headroom.ttft_ms) + b * tpot.normalise(e.headroom.tpot_ms);
+                let good = if prefer == Prefer::Most { far } else { 1.0 - far };
+                (((good * STEPS).floor() + 1.0) / STEPS).min(1.0) as f32
+            }
+            _ => 0.0,
+        };
+    }
+    true
+}
+
+/// The least and the greatest distance from the target.
+#[derive(Clone, Copy)]
+struct Span {
+    least: f64,
+    greatest: f64,
+}
+
+impl Span {
+    fn of(headrooms: impl Iterator<Item = f64>) -> Self {
+        let start = Self { least: f64::INFINITY, greatest: f64::NEG_INFINITY };
+        headrooms.map(f64::abs).fold(start, |s, h| Self { least: s.least.min(h), greatest: s.greatest.max(h) })
+    }
+
+    fn is_point(self) -> bool {
+        self.greatest - self.least <= EPSILON
+    }
+
+    fn normalise(self, headroom: f64) -> f64 {
+        if self.is_point() { 0.5 } else { (headroom.abs() - self.least) / (self.greatest - self.least) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

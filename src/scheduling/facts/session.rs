@@ -1,0 +1,226 @@
+//! Which server a session belongs to: told by a token that the client gives back, or remembered by the session's id.
+//!
+//! ```text
+//! encoded_endpoint_header   answer: `x-session-token: base64(name of the server)`; the client sends it with the next request
+//! session_id                request: `x-session-id: anything`; the server that got the last request of this id is remembered
+//! ```
+//!
+//! Ids are the clients': they are kept as keyed hashes, at most [`MAX_SESSIONS`] of them, the least used going first, and each for
+//! `evictionTtlSeconds` after its last request. The parameters are those of llm-d's session-affinity filter and scorer, old and new.
+
+use crate::clock::Timestamp;
+use crate::ids::EndpointId;
+use crate::pool::Endpoint;
+use crate::scheduling::plugin::{AnswerHeaders, ParamError};
+use crate::scheduling::{Candidate, PickContext};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use quick_cache::sync::Cache;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use std::time::Duration;
+
+/// llm-d's header for the token of `encoded_endpoint_header`.
+pub const DEFAULT_TOKEN_HEADER: &str = "x-session-token";
+/// llm-d's header for the id of `session_id`.
+pub const DEFAULT_ID_HEADER: &str = "x-session-id";
+/// 5 min, as llm-d has it: longer than a person thinks, about as long as a prefix stays cached.
+pub const DEFAULT_SESSION_TTL: Duration = Duration::from_secs(300);
+/// 100,000 sessions, about 6 MB: ids come from clients, so their number must have an end.
+pub const MAX_SESSIONS: usize = 100_000;
+/// Longest token that is decoded, bytes: four times the longest name of a pod.
+const MAX_TOKEN_BYTES: usize = 1_024;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Kind {
+    #[default]
+    EncodedEndpointHeader,
+    #[serde(alias = "session_id_header")]
+    SessionId,
+}
+
+/// The parameters, as files write them.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct SessionParams {
+    #[serde(alias = "algorithm")]
+    strategy: Kind,
+    encoded_endpoint_header_config: TokenParams,
+    session_id_config: IdParams,
+    /// The older scorer's word for the header, whichever the strategy.
+    header_name: Option<String>,
+    /// The older scorer's place for it.
+    eviction_ttl_seconds: Option<f64>,
+    // The profile that an instance belongs to is the one that lists it; expired sessions need no sweep; a server that is away is
+    // replaced at once.
+    #[serde(rename = "profileName")]
+    _profile: Option<String>,
+    #[serde(rename = "evictionSweepSeconds")]
+    _sweep: Option<f64>,
+    #[serde(rename = "missThreshold")]
+    _misses: Option<u32>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct TokenParams {
+    header: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct IdParams {
+    sources: Vec<Source>,
+    eviction_ttl_seconds: Option<f64>,
+    #[serde(rename = "evictionSweepSeconds")]
+    _sweep: Option<f64>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Source {
+    header: Option<String>,
+    attribute: Option<IgnoredAny>,
+}
+
+impl SessionParams {
+    /// Checks them.
+    ///
+    /// # Errors
+    /// A header that can't be one, a lifetime that is none, a source that is not a header.
+    pub fn build(self) -> Result<Session, ParamError> {
+        match self.strategy {
+            Kind::EncodedEndpointHeader => {
+                let given = self.encoded_endpoint_header_config.header.or(self.header_name);
+                Ok(Session::Token { header: header("header", given.as_deref().unwrap_or(DEFAULT_TOKEN_HEADER))? })
+            }
+            Kind::SessionId => {
+                let mut headers = Vec::new();
+                for source in self.session_id_config.sources {
+                    let (Some(name), None) = (source.header, source.attribute) else {
+                        let message = "`sources` must each name a `header`; attributes of other plugins are not held";
+                        return Err(ParamError(message.to_owned()));
+                    };
+                    headers.push(header("sources[].header", &name)?);
+                }
+                if headers.is_empty() {
+                    headers.push(header("headerName", self.header_name.as_deref().unwrap_or(DEFAULT_ID_HEADER))?);
+                }
+                let seconds = self.session_id_config.eviction_ttl_seconds.or(self.eviction_ttl_seconds);
+                let ttl = match seconds {
+                    None => DEFAULT_SESSION_TTL,
+                    Some(s) => Duration::try_from_secs_f64(s)
+                        .ok()
+                        .filter(|ttl| !ttl.is_zero())
+                        .ok_or_else(|| ParamError::value("evictionTtlSeconds", s, "more than 0 is allowed"))?,
+                };
+                let bindings = Box::new(Cache::new(MAX_SESSIONS));
+                Ok(Session::Id { headers, ttl, bindings, hasher: ahash::RandomState::new() })
+            }
+        }
+    }
+}
+
+/// A header's name, lower case.
+///
+/// # Errors
+/// It has a character that header names can't have.
+pub fn header(parameter: &str, name: &str) -> Result<Box<str>, ParamError> {
+    let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+    if name.is_empty() || !name.bytes().all(token) {
+        return Err(ParamError::value(parameter, format!("`{name}`"), "the name of a header is needed"));
+    }
+    Ok(name.to_ascii_lowercase().into())
+}
+
+/// Who served a session last.
+#[derive(Clone, Copy, Debug)]
+pub struct Binding {
+    endpoint: EndpointId,
+    seen: Timestamp,
+}
+
+/// How sessions are told from each other.
+#[derive(Debug)]
+pub enum Session {
+    /// By a token that names the server; the client keeps it.
+    Token {
+        /// Of the request and of the answer.
+        header: Box<str>,
+    },
+    /// By an id of the client's; we keep who served it.
+    Id {
+        /// Where ids are looked for, the first that is there counting.
+        headers: Vec<Box<str>>,
+        /// How long a session is remembered after its last request.
+        ttl: Duration,
+        /// By the id's hash.
+        bindings: Box<Cache<u64, Binding>>,
+        /// Keyed, so that clients can't make ids collide.
+        hasher: ahash::RandomState,
+    },
+}
+
+/// The server of a session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// The one with this name.
+    Name(String),
+    /// This one.
+    Id(EndpointId),
+}
+
+impl Bound {
+    /// Whether it is this one.
+    #[must_use]
+    pub fn is(&self, candidate: &Candidate<'_>) -> bool {
+        let endpoint = &candidate.state.endpoint;
+        match self {
+            Bound::Name(name) => *endpoint.spec.name == **name,
+            Bound::Id(id) => endpoint.id == *id,
+        }
+    }
+}
+
+impl Session {
+    /// The server that the request's session belongs to; `None` when it has none yet, or the request is of no session.
+    #[must_use]
+    pub fn bound(&self, cx: &PickContext<'_>) -> Option<Bound> {
+        match self {
+            Session::Token { header } => {
+                let token = cx.request.headers.get(header).map(str::trim).filter(|t| t.len() <= MAX_TOKEN_BYTES)?;
+                let bytes = STANDARD.decode(token).ok()?;
+                let name = String::from_utf8(bytes).ok()?;
+                // llm-d writes `namespace/name`.
+                Some(Bound::Name(name.rsplit_once('/').map_or(name.as_str(), |(_, name)| name).to_owned()))
+            }
+            Session::Id { ttl, bindings, .. } => {
+                let binding = bindings.get(&self.key(cx)?)?;
+                (cx.now.since(binding.seen) <= *ttl).then_some(Bound::Id(binding.endpoint))
+            }
+        }
+    }
+
+    /// The request of this session goes to `endpoint`.
+    pub fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {
+        if let Session::Id { bindings, .. } = self
+            && let Some(key) = self.key(cx)
+        {
+            bindings.insert(key, Binding { endpoint: endpoint.id, seen: cx.now });
+        }
+    }
+
+    /// Tells the client who serves it.
+    pub fn answer_headers(&self, endpoint: &Endpoint, headers: &mut AnswerHeaders) {
+        if let Session::Token { header } = self {
+            headers.push((header.to_string().into(), STANDARD.encode(&*endpoint.spec.name)));
+        }
+    }
+
+    fn key(&self, cx: &PickContext<'_>) -> Option<u64> {
+        let Session::Id { headers, hasher, .. } = self else { return None };
+        let mut ids = headers.iter().filter_map(|name| cx.request.headers.get(name).map(str::trim));
+        ids.find(|id| !id.is_empty()).map(|id| hasher.hash_one(id))
+    }
+}

@@ -1,0 +1,34 @@
+//! The filters of the pipeline, one file each. A filter sees the candidates that earlier filters left and says which of them stay.
+//!
+//! Two of them also tell how full a pool is as a whole: `saturation` of [`utilization_detector`] and of [`concurrency_detector`].
+
+pub mod concurrency_detector;
+pub mod context_length_aware;
+pub mod endpoint_attribute;
+pub mod header_based_testing;
+pub mod label_selector;
+pub mod prefix_cache_affinity;
+pub mod role;
+pub mod session_affinity;
+pub mod slo_headroom_tier;
+pub mod topology_affinity;
+pub mod utilization;
+pub mod utilization_detector;
+
+use crate::rng::PickRng;
+use rand::RngExt;
+
+/// Keeps those that `stays` says, or all when that would leave nobody.
+fn keep_or_all(keep: &mut [bool], stays: impl Fn(usize) -> bool) {
+    if (0..keep.len()).any(&stays) {
+        keep.iter_mut().enumerate().for_each(|(i, keep)| *keep = stays(i));
+    }
+}
+
+/// Draws true with this probability; draws nothing when it is 0.
+fn happens(probability: f64, rng: &mut PickRng) -> bool {
+    probability > 0.0 && rng.random::<f64>() < probability
+}
+
+#[cfg(test)]
+mod tests;

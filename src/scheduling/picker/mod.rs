@@ -1,0 +1,62 @@
+//! The pickers of the pipeline, one file each: they turn sums into an order.
+//!
+//! All take `maxNumOfEndpoints`: the most endpoints that a decision names, the first for the request and the others for retries. Without it a
+//! decision names as many as the pool's `destination` wants, which is one unless the gateway walks lists; the parameter can only take
+//! away from that.
+
+pub mod max_score;
+pub mod random;
+pub mod weighted_random;
+
+use super::Candidate;
+use super::decision::Ranking;
+use super::plugin::ParamError;
+use serde::Deserialize;
+use smallvec::SmallVec;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct Params {
+    max_num_of_endpoints: Option<usize>,
+}
+
+impl Params {
+    fn most(self) -> Result<usize, ParamError> {
+        match self.max_num_of_endpoints {
+            Some(0) => Err(ParamError::value("maxNumOfEndpoints", 0, "at least 1 is needed")),
+            most => Ok(most.unwrap_or(usize::MAX)),
+        }
+    }
+}
+
+/// Fills `ranking` with the candidates of the greatest keys, at most `most`.
+fn push_greatest<K: Ord>(
+    keys: impl Iterator<Item = K>,
+    candidates: &[Candidate<'_>],
+    most: usize,
+    ranking: &mut Ranking,
+) {
+    let wanted = most.min(ranking.wanted());
+    let push = |i: usize, ranking: &mut Ranking| {
+        if let Some(candidate) = candidates.get(i) {
+            ranking.push(&candidate.state.endpoint);
+        }
+    };
+    if wanted == 1 {
+        if let Some((i, _)) = keys.enumerate().max_by(|a, b| a.1.cmp(&b.1)) {
+            push(i, ranking);
+        }
+        return;
+    }
+    let mut order: SmallVec<[(K, usize); 16]> = keys.zip(0..).collect();
+    order.sort_unstable_by(|a, b| b.0.cmp(&a.0));
+    order.iter().take(wanted).for_each(|(_, i)| push(*i, ranking));
+}
+
+/// The bits of a number that is 0 or more: they are in the order of the numbers.
+fn ordered(number: f32) -> u32 {
+    number.max(0.0).to_bits()
+}
+
+#[cfg(test)]
+mod tests;
