@@ -512,5 +512,5 @@ keywords! {
         "completion" => UsageCount::Completion, "total" => UsageCount::Total;
     Destination: "single" => Destination::Single, "list" => Destination::List;
     Engine: "vllm" => Engine::Vllm, "sglang" => Engine::Sglang, "trtllm-serve" => Engine::TrtllmServe,
-        "triton-tensorrt-llm" => Engine::Triton, "none" => Engine::None;
+        "triton-tensorrt-llm" => Engine::Triton, "xllm" => Engine::Xllm, "none" => Engine::None;
 }

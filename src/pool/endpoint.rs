@@ -22,6 +22,8 @@ pub enum Engine {
     /// Triton with the TensorRT-LLM backend.
     #[serde(rename = "triton-tensorrt-llm")]
     Triton,
+    /// xLLM.
+    Xllm,
     /// A server without metrics that we know: never scraped, the ledger alone decides.
     None,
 }

@@ -1,5 +1,6 @@
 //! What a model server reports about itself.
 
+use super::rates::{Counters, Rates};
 use crate::clock::Timestamp;
 use std::sync::Arc;
 
@@ -35,6 +36,12 @@ pub struct EndpointMetrics {
     pub running: u32,
     /// KV cache in use, 0..=1; the fullest engine of the page.
     pub kv_usage: f32,
+    /// KV cache in host memory in use, 0..=1; the fullest engine of the page. vLLM's V0 engine only.
+    pub cpu_cache_usage: Option<f32>,
+    /// Part of the time in which the GPU computed; the busiest of the page.
+    pub gpu_busy: Option<f64>,
+    /// How much of the engine is in use, in its own measure; the busiest of the page. xLLM only.
+    pub engine_utilization: Option<f64>,
     /// Adapters, when the server reports them.
     pub lora: Option<LoraState>,
     /// Tokens in a KV block.
@@ -47,6 +54,10 @@ pub struct EndpointMetrics {
     pub prefix_queries: Option<f64>,
     /// Prompt tokens found there.
     pub prefix_hits: Option<f64>,
+    /// What the server has counted since its process started.
+    pub counters: Counters,
+    /// What it did in the last minute or so.
+    pub rates: Rates,
     /// What our own ledger held in flight when the page was asked for: the reported load already contains these.
     pub in_flight_at_scrape: u32,
 }

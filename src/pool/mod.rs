@@ -10,11 +10,13 @@ pub mod endpoint;
 pub mod health;
 pub mod ledger;
 pub mod metrics;
+pub mod rates;
 pub mod snapshot;
 pub mod speed;
 pub mod writer;
 
 pub use endpoint::{Endpoint, EndpointSpec, Engine, MetricsSource};
 pub use metrics::{EndpointMetrics, LoraState};
+pub use rates::{Counter, Counters, Histogram, Means, RateWindow, Rates};
 pub use snapshot::{EndpointState, PoolSnapshot, Published, SnapshotStore};
 pub use writer::{PoolEvent, PoolWriter};

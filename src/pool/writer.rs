@@ -22,7 +22,7 @@ pub enum PoolEvent {
     /// A source is no more; its endpoints go with it.
     SourceGone { source: SourceId },
     /// A page was read.
-    Scraped { id: EndpointId, metrics: EndpointMetrics },
+    Scraped { id: EndpointId, metrics: Arc<EndpointMetrics> },
     /// The server's process is a new one: what was learned about the old one is void.
     Restarted { id: EndpointId },
     /// The configuration names these sources now: the pool is complete once they have spoken, and what others said goes.
@@ -76,7 +76,7 @@ impl PoolWriter {
             }
             PoolEvent::Scraped { id, metrics } => {
                 if let Some(state) = self.state_mut(id) {
-                    state.metrics = Some(Arc::new(metrics));
+                    state.metrics = Some(metrics);
                     self.dirty = true;
                 }
             }

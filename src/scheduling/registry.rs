@@ -5,13 +5,20 @@ use super::{filter, picker, profile, scorer, strategy};
 
 /// All strategies, in the order in which `attache plugins` and the README list them.
 pub const STRATEGIES: &[&Descriptor] = &[
+    &strategy::least_busy_time::PLUGIN,
+    &strategy::least_gpu_cache::PLUGIN,
+    &strategy::least_kv_cache::PLUGIN,
+    &strategy::least_latency::PLUGIN,
     &strategy::least_request::PLUGIN,
+    &strategy::least_utilization::PLUGIN,
+    &strategy::load_balance::PLUGIN,
     &strategy::pipeline::PLUGIN,
     &strategy::power_of_two::PLUGIN,
     &strategy::predicted_latency::PLUGIN,
     &strategy::prefix_cache::PLUGIN,
     &strategy::random::PLUGIN,
     &strategy::round_robin::PLUGIN,
+    &strategy::throughput::PLUGIN,
 ];
 
 /// All parts of the `pipeline` strategy, by name.

@@ -8,7 +8,7 @@
 
 use super::exposition::{Families, Labels, Scan, Skipped};
 use crate::clock::Timestamp;
-use crate::pool::{EndpointMetrics, Engine, LoraState};
+use crate::pool::{Counter, Counters, EndpointMetrics, Engine, Histogram, LoraState, Rates};
 use std::sync::{Arc, LazyLock};
 
 /// Most adapters that are read from one label; GPU memory holds a few dozen at best.
@@ -31,6 +31,10 @@ enum Figure {
     ProcessStart,
     PrefixQueries,
     PrefixHits,
+    CpuCacheUsage,
+    GpuBusy,
+    EngineUtilization,
+    Count(Counter),
 }
 
 /// One family (or the part of it with a certain label) of an engine.
@@ -49,6 +53,19 @@ const fn part(figure: Figure, family: &'static str, label: &'static str, value: 
     Row { figure, family, only: Some((label, value)) }
 }
 
+/// The sum of a histogram: its family is `family` with `_sum`.
+const fn sum(histogram: Histogram, family: &'static str) -> Row {
+    row(Figure::Count(Counter::Sum(histogram)), family)
+}
+
+/// The number of values of a histogram: its family is `family` with `_count`.
+const fn number(histogram: Histogram, family: &'static str) -> Row {
+    row(Figure::Count(Counter::Count(histogram)), family)
+}
+
+/// What no engine reports by itself and an exporter beside it may add to its page, under AIBrix's name.
+const GPU_BUSY: Row = row(Figure::GpuBusy, "gpu_busy_time_ratio");
+
 /// Of several rows for one figure the first that is on the page counts: new spellings stand before old ones.
 const VLLM: &[Row] = &[
     row(Figure::Waiting, "vllm:num_requests_waiting"),
@@ -62,6 +79,21 @@ const VLLM: &[Row] = &[
     row(Figure::PrefixQueries, "vllm:gpu_prefix_cache_queries_total"),
     row(Figure::PrefixHits, "vllm:prefix_cache_hits_total"),
     row(Figure::PrefixHits, "vllm:gpu_prefix_cache_hits_total"),
+    row(Figure::CpuCacheUsage, "vllm:cpu_cache_usage_perc"),
+    GPU_BUSY,
+    row(Figure::Count(Counter::PromptTokens), "vllm:prompt_tokens_total"),
+    row(Figure::Count(Counter::GenerationTokens), "vllm:generation_tokens_total"),
+    row(Figure::Count(Counter::Finished), "vllm:request_success_total"),
+    sum(Histogram::Queue, "vllm:request_queue_time_seconds_sum"),
+    number(Histogram::Queue, "vllm:request_queue_time_seconds_count"),
+    sum(Histogram::Prefill, "vllm:request_prefill_time_seconds_sum"),
+    number(Histogram::Prefill, "vllm:request_prefill_time_seconds_count"),
+    sum(Histogram::Decode, "vllm:request_decode_time_seconds_sum"),
+    number(Histogram::Decode, "vllm:request_decode_time_seconds_count"),
+    sum(Histogram::PromptTokens, "vllm:request_prompt_tokens_sum"),
+    number(Histogram::PromptTokens, "vllm:request_prompt_tokens_count"),
+    sum(Histogram::GenerationTokens, "vllm:request_generation_tokens_sum"),
+    number(Histogram::GenerationTokens, "vllm:request_generation_tokens_count"),
 ];
 
 const SGLANG: &[Row] = &[
@@ -72,6 +104,20 @@ const SGLANG: &[Row] = &[
     row(Figure::ProcessStart, "process_start_time_seconds"),
     row(Figure::PrefixQueries, "sglang:prompt_tokens_total"),
     row(Figure::PrefixHits, "sglang:cached_tokens_total"),
+    GPU_BUSY,
+    row(Figure::Count(Counter::PromptTokens), "sglang:prompt_tokens_total"),
+    row(Figure::Count(Counter::GenerationTokens), "sglang:generation_tokens_total"),
+    row(Figure::Count(Counter::Finished), "sglang:num_requests_total"),
+    sum(Histogram::Queue, "sglang:queue_time_seconds_sum"),
+    number(Histogram::Queue, "sglang:queue_time_seconds_count"),
+    sum(Histogram::FirstToken, "sglang:time_to_first_token_seconds_sum"),
+    number(Histogram::FirstToken, "sglang:time_to_first_token_seconds_count"),
+    sum(Histogram::Latency, "sglang:e2e_request_latency_seconds_sum"),
+    number(Histogram::Latency, "sglang:e2e_request_latency_seconds_count"),
+    sum(Histogram::PromptTokens, "sglang:prompt_tokens_histogram_sum"),
+    number(Histogram::PromptTokens, "sglang:prompt_tokens_histogram_count"),
+    sum(Histogram::GenerationTokens, "sglang:generation_tokens_histogram_sum"),
+    number(Histogram::GenerationTokens, "sglang:generation_tokens_histogram_count"),
 ];
 
 const TRTLLM_SERVE: &[Row] = &[
@@ -81,6 +127,16 @@ const TRTLLM_SERVE: &[Row] = &[
     row(Figure::BlockSize, "trtllm_kv_cache_tokens_per_block"),
     row(Figure::NumBlocks, "trtllm_kv_cache_max_blocks"),
     row(Figure::ProcessStart, "process_start_time_seconds"),
+    GPU_BUSY,
+    row(Figure::Count(Counter::PromptTokens), "trtllm_prompt_tokens_total"),
+    row(Figure::Count(Counter::GenerationTokens), "trtllm_generation_tokens_total"),
+    row(Figure::Count(Counter::Finished), "trtllm_request_success_total"),
+    sum(Histogram::Queue, "trtllm_request_queue_time_seconds_sum"),
+    number(Histogram::Queue, "trtllm_request_queue_time_seconds_count"),
+    sum(Histogram::FirstToken, "trtllm_time_to_first_token_seconds_sum"),
+    number(Histogram::FirstToken, "trtllm_time_to_first_token_seconds_count"),
+    sum(Histogram::Latency, "trtllm_e2e_request_latency_seconds_sum"),
+    number(Histogram::Latency, "trtllm_e2e_request_latency_seconds_count"),
 ];
 
 const TRITON_REQUESTS: &str = "nv_trt_llm_request_metrics";
@@ -91,6 +147,20 @@ const TRITON: &[Row] = &[
     part(Figure::KvUsage, TRITON_BLOCKS, "kv_cache_block_type", "fraction"),
     part(Figure::BlockSize, TRITON_BLOCKS, "kv_cache_block_type", "tokens_per"),
     part(Figure::NumBlocks, TRITON_BLOCKS, "kv_cache_block_type", "max"),
+    GPU_BUSY,
+];
+
+/// xLLM names its series without a prefix.
+const XLLM: &[Row] = &[
+    row(Figure::Waiting, "num_waiting_requests"),
+    row(Figure::Running, "num_running_requests"),
+    row(Figure::KvUsage, "kv_cache_utilization"),
+    row(Figure::KvUsage, "kv_cache_utilization_perc"),
+    row(Figure::ProcessStart, "process_start_time_seconds"),
+    row(Figure::EngineUtilization, "engine_utilization"),
+    GPU_BUSY,
+    row(Figure::Count(Counter::PromptTokens), "num_processing_tokens_total_prompt"),
+    row(Figure::Count(Counter::GenerationTokens), "num_processing_tokens_total_generated"),
 ];
 
 /// The families of one engine, prepared for scanning.
@@ -102,7 +172,8 @@ pub struct EngineMap {
     rows_of: Vec<Vec<usize>>,
 }
 
-static MAPS: LazyLock<[EngineMap; 4]> = LazyLock::new(|| [VLLM, SGLANG, TRTLLM_SERVE, TRITON].map(EngineMap::new));
+static MAPS: LazyLock<[EngineMap; 5]> =
+    LazyLock::new(|| [VLLM, SGLANG, TRTLLM_SERVE, TRITON, XLLM].map(EngineMap::new));
 
 /// The page can't be used; the one before it stays until it is stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -124,7 +195,7 @@ pub enum PageError {
 /// What a page said.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reading {
-    /// The figures; `scraped_at` and `in_flight_at_scrape` as given.
+    /// The figures; `scraped_at` and `in_flight_at_scrape` as given, `rates` still to be made of this page and those before it.
     pub metrics: EndpointMetrics,
     /// What was passed over.
     pub skipped: Skipped,
@@ -151,12 +222,13 @@ impl EngineMap {
     /// The names of `engine`; `None` for one without metrics.
     #[must_use]
     pub fn of(engine: Engine) -> Option<&'static EngineMap> {
-        let [vllm, sglang, trtllm_serve, triton] = &*MAPS;
+        let [vllm, sglang, trtllm_serve, triton, xllm] = &*MAPS;
         match engine {
             Engine::Vllm => Some(vllm),
             Engine::Sglang => Some(sglang),
             Engine::TrtllmServe => Some(trtllm_serve),
             Engine::Triton => Some(triton),
+            Engine::Xllm => Some(xllm),
             Engine::None => None,
         }
     }
@@ -213,12 +285,17 @@ impl EngineMap {
             waiting: count(self.required(&tallies, Figure::Waiting)?.sum),
             running: count(self.required(&tallies, Figure::Running)?.sum),
             kv_usage: fraction(self.required(&tallies, Figure::KvUsage)?.max),
+            cpu_cache_usage: optional(Figure::CpuCacheUsage).map(|t| fraction(t.max)),
+            gpu_busy: optional(Figure::GpuBusy).map(|t| t.max),
+            engine_utilization: optional(Figure::EngineUtilization).map(|t| t.max),
             lora: lora.map(|(_, labels)| lora_state(labels)),
             block_size: blocks.size.or_else(|| optional(Figure::BlockSize).map(|t| count(t.max))),
             num_blocks: blocks.number.or_else(|| optional(Figure::NumBlocks).map(|t| count(t.sum))),
             process_start: optional(Figure::ProcessStart).map(|t| t.max),
             prefix_queries: optional(Figure::PrefixQueries).map(|t| t.sum),
             prefix_hits: optional(Figure::PrefixHits).map(|t| t.sum),
+            counters: self.counters(&tallies),
+            rates: Rates::default(),
             in_flight_at_scrape,
         };
         Ok(Reading { metrics, skipped })
@@ -228,6 +305,17 @@ impl EngineMap {
     fn first(&self, tallies: &[Tally], figure: Figure) -> Option<Tally> {
         let mut rows = self.rows.iter().zip(tallies);
         rows.find(|(row, t)| row.figure == figure && t.seen && !t.unusable).map(|(_, t)| *t)
+    }
+
+    /// Of several rows for one counter the first that has samples, all of them usable, counts here too.
+    fn counters(&self, tallies: &[Tally]) -> Counters {
+        let mut counters = Counters::default();
+        for (row, tally) in self.rows.iter().zip(tallies).rev().filter(|(_, t)| t.seen && !t.unusable) {
+            if let Figure::Count(counter) = row.figure {
+                counters.set(counter, tally.sum);
+            }
+        }
+        counters
     }
 
     fn required(&self, tallies: &[Tally], figure: Figure) -> Result<Tally, PageError> {

@@ -7,7 +7,7 @@ use super::stats::{ScrapeError, ScrapeStats};
 use crate::clock::{Clock, Timestamp};
 use crate::config::settings::ScrapeSettings;
 use crate::ids::EndpointId;
-use crate::pool::{Endpoint, PoolEvent, Published, SnapshotStore};
+use crate::pool::{Endpoint, PoolEvent, Published, RateWindow, SnapshotStore};
 use crate::rng::{self, PickRng};
 use ahash::AHashMap;
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -34,6 +34,7 @@ struct Target {
     engine: &'static EngineMap,
     pace: Pace,
     process: Process,
+    rates: RateWindow,
     tried: bool,
     fetching: bool,
 }
@@ -167,7 +168,12 @@ impl Scraper {
             };
             let url = Url::parse(&url).map_err(|e| FetchError::Url(format!("{url}: {e}")));
             let target = match before.remove(&endpoint.id) {
-                Some(known) => Target { endpoint: endpoint.clone(), url, engine, ..known },
+                Some(mut known) => {
+                    if !std::ptr::eq(known.engine, engine) {
+                        known.rates.reset();
+                    }
+                    Target { endpoint: endpoint.clone(), url, engine, ..known }
+                }
                 None => {
                     self.timetable.push(Reverse((now, endpoint.id)));
                     Target {
@@ -176,6 +182,7 @@ impl Scraper {
                         engine,
                         pace: Pace::new(now),
                         process: Process::default(),
+                        rates: RateWindow::default(),
                         tried: false,
                         fetching: false,
                     }
@@ -249,7 +256,7 @@ impl Scraper {
         target.tried = true;
         let mut events = [None, None];
         let seen = match outcome {
-            Ok(Reading { metrics, skipped }) => {
+            Ok(Reading { mut metrics, skipped }) => {
                 self.stats.count_page(skipped);
                 if target.pace.failures > 0 {
                     tracing::info!(endpoint = %target.endpoint.spec.name, "metrics are back");
@@ -260,8 +267,11 @@ impl Scraper {
                 if restarted {
                     self.stats.count_restart();
                     tracing::info!(endpoint = %target.endpoint.spec.name, "the model server has restarted");
+                    target.rates.reset();
                 }
-                events = [restarted.then_some(PoolEvent::Restarted { id }), Some(PoolEvent::Scraped { id, metrics })];
+                metrics.rates = target.rates.observe(metrics.scraped_at, &metrics.counters);
+                let scraped = PoolEvent::Scraped { id, metrics: Arc::new(metrics) };
+                events = [restarted.then_some(PoolEvent::Restarted { id }), Some(scraped)];
                 if busy { Seen::Busy } else { Seen::Idle }
             }
             Err(error) => {
@@ -310,3 +320,6 @@ async fn scrape(
     };
     Fetched { id: endpoint.id, buffer, outcome }
 }
+
+#[cfg(test)]
+mod tests;

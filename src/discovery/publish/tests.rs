@@ -41,7 +41,7 @@ async fn many_events_make_few_snapshots_and_none_is_lost() {
     pool.events.send(endpoints(10)).await.unwrap();
     let before = Instant::now();
     for i in 0..5_000u32 {
-        let metrics = EndpointMetrics { waiting: i, ..EndpointMetrics::default() };
+        let metrics = Arc::new(EndpointMetrics { waiting: i, ..EndpointMetrics::default() });
         pool.events.send(PoolEvent::Scraped { id: EndpointId(i % 10), metrics }).await.unwrap();
     }
     let waiting = |pool: &Pool| -> Vec<u32> {

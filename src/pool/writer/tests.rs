@@ -25,8 +25,8 @@ fn ids(snapshot: &PoolSnapshot) -> Vec<(u32, u16)> {
     snapshot.endpoints.iter().map(|s| (s.endpoint.id.0, s.endpoint.spec.address.port())).collect()
 }
 
-fn page(waiting: u32) -> EndpointMetrics {
-    EndpointMetrics { waiting, ..EndpointMetrics::default() }
+fn page(waiting: u32) -> Arc<EndpointMetrics> {
+    Arc::new(EndpointMetrics { waiting, ..EndpointMetrics::default() })
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! Source: AIBrix `least-request`, Envoy `LEAST_REQUEST`.
 
 use crate::rng::PickRng;
-use crate::scheduling::plugin::{Descriptor, NoParams, params};
+use crate::scheduling::plugin::{Better, Descriptor, NoParams, params};
 use crate::scheduling::{Candidate, PickContext, Ranking, Strategy};
 use rand::RngExt;
 
@@ -27,5 +27,12 @@ impl Strategy for LeastRequest {
         // A random key in the low half breaks ties fairly.
         let mut key = |c: &Candidate<'_>| (u64::from(c.requests) << 32) | u64::from(rng.random::<u32>());
         ranking.push_lowest(candidates.iter().map(|c| (key(c), &c.state.endpoint)));
+    }
+
+    fn scores(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
+        for (score, candidate) in out.iter_mut().zip(candidates) {
+            *score = f64::from(candidate.requests);
+        }
+        Some(Better::Lower)
     }
 }

@@ -1,9 +1,19 @@
 //! The strategies, one file each.
 
+pub mod least_busy_time;
+pub mod least_gpu_cache;
+pub mod least_kv_cache;
+pub mod least_latency;
 pub mod least_request;
+pub mod least_utilization;
+pub mod load_balance;
 pub mod pipeline;
 pub mod power_of_two;
 pub mod predicted_latency;
 pub mod prefix_cache;
 pub mod random;
 pub mod round_robin;
+pub mod throughput;
+
+#[cfg(test)]
+mod metric_tests;

@@ -28,9 +28,33 @@ fn a_real_page_of_vllm_under_load() {
         process_start: Some(1_795_203_441.68),
         prefix_queries: Some(8792.0),
         prefix_hits: Some(1216.0),
+        counters: counters(&[
+            (Counter::PromptTokens, 8794.0),
+            (Counter::GenerationTokens, 247.0),
+            (Counter::Finished, 70.0),
+            (Counter::Sum(Histogram::Queue), 0.001_083_148_997_167_882),
+            (Counter::Count(Histogram::Queue), 70.0),
+            (Counter::Sum(Histogram::Prefill), 2.015_880_346_002_632),
+            (Counter::Count(Histogram::Prefill), 70.0),
+            (Counter::Sum(Histogram::Decode), 0.189_276_670_997_969_63),
+            (Counter::Count(Histogram::Decode), 70.0),
+            (Counter::Sum(Histogram::PromptTokens), 3994.0),
+            (Counter::Count(Histogram::PromptTokens), 70.0),
+            (Counter::Sum(Histogram::GenerationTokens), 155.0),
+            (Counter::Count(Histogram::GenerationTokens), 70.0),
+        ]),
         in_flight_at_scrape: 3,
+        ..EndpointMetrics::default()
     };
     assert_eq!(reading.metrics, expected);
+}
+
+fn counters(list: &[(Counter, f64)]) -> Counters {
+    let mut counters = Counters::default();
+    for (counter, value) in list {
+        counters.set(*counter, *value);
+    }
+    counters
 }
 
 #[test]
@@ -45,13 +69,18 @@ fn an_older_vllm() {
     let metrics = EngineMap::of(Engine::Vllm).unwrap().read(V0_22, Timestamp(7), 0).unwrap().metrics;
     assert_eq!((metrics.block_size, metrics.num_blocks), (Some(16), Some(1024)));
     assert_eq!((metrics.prefix_queries, metrics.prefix_hits), (Some(24932.0), Some(208.0)));
+    for counter in [Counter::Finished, Counter::Count(Histogram::Decode), Counter::Sum(Histogram::PromptTokens)] {
+        assert!(metrics.counters.get(counter).is_some_and(|n| n > 0.0), "{counter:?}");
+    }
 }
 
 #[test]
 fn the_oldest_spellings_count_where_the_new_ones_are_missing() {
     let old = "vllm:num_requests_waiting 1\nvllm:num_requests_running 2\nvllm:gpu_cache_usage_perc 0.5\n\
-               vllm:gpu_prefix_cache_queries_total 10\nvllm:gpu_prefix_cache_hits_total 4\n";
+               vllm:gpu_prefix_cache_queries_total 10\nvllm:gpu_prefix_cache_hits_total 4\n\
+               vllm:cpu_cache_usage_perc 0.125\n";
     let metrics = read(Engine::Vllm, old).unwrap();
+    assert_eq!(metrics.cpu_cache_usage, Some(0.125));
     assert_eq!((metrics.kv_usage, metrics.prefix_queries, metrics.prefix_hits), (0.5, Some(10.0), Some(4.0)));
     let both = format!("{old}vllm:kv_cache_usage_perc 0.25\nvllm:prefix_cache_queries_total 11\n");
     let metrics = read(Engine::Vllm, &both).unwrap();
@@ -81,6 +110,48 @@ fn sglang() {
     assert_eq!((metrics.waiting, metrics.running, metrics.kv_usage), (3, 5, 0.28));
     assert_eq!((metrics.block_size, metrics.num_blocks, metrics.lora), (Some(64), Some(512), None));
     assert_eq!((metrics.prefix_queries, metrics.prefix_hits), (Some(8_128_902.0), Some(100.0)));
+    assert_eq!(metrics.counters, counters(&[(Counter::PromptTokens, 8_128_902.0)]));
+}
+
+#[test]
+fn what_sglang_and_trtllm_serve_count() {
+    let figures = "prompt_tokens_total 600\nqueue_time_seconds_sum{tp_rank=\"0\"} 1\nqueue_time_seconds_sum{tp_rank=\"1\"} 1.5\n\
+        queue_time_seconds_count{tp_rank=\"0\"} 2\nqueue_time_seconds_count{tp_rank=\"1\"} 3\n\
+        queue_time_seconds_bucket{le=\"0.5\"} 9\ngeneration_tokens_total 50\n\
+        time_to_first_token_seconds_sum 8\ntime_to_first_token_seconds_count 4\n\
+        e2e_request_latency_seconds_sum 20\ne2e_request_latency_seconds_count 4\n";
+    let expected = counters(&[
+        (Counter::PromptTokens, 600.0),
+        (Counter::GenerationTokens, 50.0),
+        (Counter::Finished, 4.0),
+        (Counter::Sum(Histogram::Queue), 2.5),
+        (Counter::Count(Histogram::Queue), 5.0),
+        (Counter::Sum(Histogram::FirstToken), 8.0),
+        (Counter::Count(Histogram::FirstToken), 4.0),
+        (Counter::Sum(Histogram::Latency), 20.0),
+        (Counter::Count(Histogram::Latency), 4.0),
+    ]);
+    let prefixed =
+        |prefix: &str, text: &str| text.lines().map(|l| format!("{prefix}{}\n", l.trim())).collect::<String>();
+    let page = "sglang:num_queue_reqs 0\nsglang:num_running_reqs 0\nsglang:token_usage 0\n\
+        sglang:num_requests_total{is_streaming=\"true\"} 3\nsglang:num_requests_total{is_streaming=\"false\"} 1\n";
+    let metrics = read(Engine::Sglang, &(page.to_owned() + &prefixed("sglang:", figures))).unwrap();
+    assert_eq!(metrics.counters, expected);
+    let page = "trtllm_num_requests_waiting 0\ntrtllm_num_requests_running 0\ntrtllm_kv_cache_utilization 0\n\
+        trtllm_request_success_total{finished_reason=\"length\"} 4\n";
+    let figures = figures.replace("queue_time", "request_queue_time");
+    let metrics = read(Engine::TrtllmServe, &(page.to_owned() + &prefixed("trtllm_", &figures))).unwrap();
+    assert_eq!(metrics.counters, expected);
+}
+
+#[test]
+fn xllm() {
+    let page = "num_waiting_requests 1\nnum_running_requests 2\nkv_cache_utilization_perc 0.5\nengine_utilization 0.25\n\
+        num_processing_tokens_total_prompt 10\nnum_processing_tokens_total_generated 20\ngpu_busy_time_ratio 0.75\n";
+    let metrics = read(Engine::Xllm, page).unwrap();
+    assert_eq!((metrics.waiting, metrics.running, metrics.kv_usage), (1, 2, 0.5));
+    assert_eq!((metrics.engine_utilization, metrics.gpu_busy), (Some(0.25), Some(0.75)));
+    assert_eq!(metrics.counters, counters(&[(Counter::PromptTokens, 10.0), (Counter::GenerationTokens, 20.0)]));
 }
 
 #[test]

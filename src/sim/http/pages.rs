@@ -197,6 +197,14 @@ fn sglang(server: &Server, snapshot: &HostSnapshot, page: &mut Page) {
         &labels,
         as_f64(stats.generation_tokens),
     );
+    page.one(
+        "sglang:num_requests_total",
+        "counter",
+        "Number of requests processed.",
+        &labels,
+        as_f64(stats.finished_stop + stats.finished_length),
+    );
+    page.histogram("sglang:queue_time_seconds", "Time in the queue.", &labels, &stats.queue);
     page.histogram("sglang:time_to_first_token_seconds", "Time to first token.", &labels, &stats.ttft);
     page.histogram("sglang:e2e_request_latency_seconds", "Time from arrival to end.", &labels, &stats.e2e);
 }

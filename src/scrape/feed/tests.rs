@@ -1,0 +1,86 @@
+//! What becomes of pages, without a network; the scraper over real HTTP is in `tests/feeds.rs`.
+
+use super::*;
+use crate::pool::writer::SourceId;
+use crate::pool::{EndpointMetrics, EndpointSpec, Engine, PoolWriter};
+
+const SECOND: u64 = 1_000_000_000;
+
+/// A scraper of one endpoint, and the writer of its pool.
+struct Bench {
+    scraper: Scraper,
+    writer: PoolWriter,
+    published: watch::Sender<Published>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let settings = ScrapeSettings {
+            interval: Duration::from_millis(100),
+            idle_interval: Duration::from_secs(1),
+            timeout: Duration::from_secs(1),
+            max_bytes: 1 << 20,
+            stale_after: Duration::from_secs(2),
+            insecure_skip_verify: false,
+        };
+        let (published, following) = watch::channel(Published::default());
+        let (events, _) = mpsc::channel(1);
+        let settings = watch::channel(settings).1;
+        let scraper = Scraper::new(Arc::default(), following, settings, events, Clock::start(), 1).unwrap();
+        let mut bench = Self { scraper, writer: PoolWriter::new(vec![SourceId(0)]), published };
+        bench.publish(Engine::Vllm);
+        bench
+    }
+
+    /// Discovery says that the endpoint runs `engine`.
+    fn publish(&mut self, engine: Engine) {
+        let spec = EndpointSpec { engine, ..EndpointSpec::at(([127, 0, 0, 1], 8000).into()) };
+        self.writer.apply(PoolEvent::Endpoints { source: SourceId(0), endpoints: vec![spec] });
+        self.scraper.store.publish(self.writer.snapshot().unwrap());
+        self.published.send_replace(self.writer.published());
+        self.scraper.follow();
+    }
+
+    /// A page that came in `second` from a process that started at `start` and has ended `finished` requests.
+    fn page(&mut self, second: u64, start: u32, finished: u32) -> Arc<EndpointMetrics> {
+        let target = self.scraper.targets.values().next().unwrap();
+        let (id, engine) = (target.endpoint.id, target.engine);
+        let page = format!(
+            "vllm:num_requests_waiting 0\nvllm:num_requests_running 0\nvllm:kv_cache_usage_perc 0\n\
+             vllm:request_success_total {finished}\nprocess_start_time_seconds {start}\n\
+             sglang:num_queue_reqs 0\nsglang:num_running_reqs 0\nsglang:token_usage 0\nsglang:num_requests_total {finished}\n"
+        );
+        let reading = engine.read(page.as_bytes(), Timestamp(second * SECOND), 0).unwrap();
+        let events = self.scraper.finish(Fetched { id, buffer: Vec::new(), outcome: Ok(reading) });
+        let scraped = events.into_iter().flatten().find_map(|event| match event {
+            PoolEvent::Scraped { metrics, .. } => Some(metrics),
+            _ => None,
+        });
+        scraped.unwrap()
+    }
+}
+
+#[tokio::test]
+async fn pages_carry_the_rates_since_those_before_them() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.page(100, 1_000, 0).rates.finished, None);
+    assert_eq!(bench.page(120, 1_000, 40).rates.finished, Some(2.0));
+    // A failure in between changes nothing.
+    let id = *bench.scraper.targets.keys().next().unwrap();
+    let failed = Fetched { id, buffer: Vec::new(), outcome: Err(FetchError::Encoded.into()) };
+    assert!(bench.scraper.finish(failed).into_iter().flatten().next().is_none());
+    assert_eq!(bench.page(130, 1_000, 45).rates.finished, Some(1.5));
+}
+
+#[tokio::test]
+async fn rates_start_anew_with_a_server_and_with_its_engine() {
+    let mut bench = Bench::new();
+    bench.page(100, 1_000, 0);
+    bench.page(120, 1_000, 40);
+    // The new process is already further than the old one was.
+    assert_eq!(bench.page(140, 9_000, 500).rates.finished, None);
+    assert_eq!(bench.page(150, 9_000, 530).rates.finished, Some(3.0));
+    bench.publish(Engine::Sglang);
+    assert_eq!(bench.page(170, 9_000, 900).rates.finished, None);
+    assert_eq!(bench.page(180, 9_000, 910).rates.finished, Some(1.0));
+}
