@@ -17,8 +17,8 @@ use crate::pool::writer::SourceId;
 use crate::pool::{PoolEvent, PoolWriter, SnapshotStore};
 use crate::prompt::memo::{DEFAULT_MEMO_BYTES, SegmentCache};
 use crate::rng;
-use crate::scheduling::plugin::ParamError;
-use crate::scheduling::{Choices, Pool, Router, Scheduler, registry};
+use crate::scheduling::choice::StrategySpec;
+use crate::scheduling::{Choices, Pool, Router, Scheduler};
 use crate::server::Shards;
 use crate::shutdown::{self, DrainTimes, Phase, Shutdown};
 use crate::telemetry::decisions::Decisions;
@@ -409,9 +409,8 @@ fn feeds_of<'a>(settings: &PoolSettings, feeds: &'a Feeds) -> anyhow::Result<&'a
 }
 
 fn pool(settings: &PoolSettings, store: Arc<SnapshotStore>) -> anyhow::Result<Arc<Pool>> {
-    let unknown = || ParamError(format!("unknown strategy `{}`", settings.strategy));
-    let descriptor = registry::strategy(&settings.strategy).ok_or_else(unknown)?;
-    let choices = Choices::only(&*settings.strategy, (descriptor.build)(&settings.strategy_parameters)?);
+    let default = StrategySpec { name: settings.strategy.clone(), parameters: settings.strategy_parameters.clone() };
+    let choices = Choices::build(&default, &settings.rules, settings.by_request.as_ref())?;
     Ok(Arc::new(Pool {
         name: settings.name.clone(),
         matches: settings.matches.clone(),

@@ -2,6 +2,7 @@
 //! flag outranks it, it outranks the file, the file outranks the default.
 
 use crate::config::Overrides;
+use crate::config::aibrix_env::AibrixEnv;
 use crate::config::units::parse_duration;
 use clap::{Args, ValueEnum};
 use std::net::IpAddr;
@@ -33,7 +34,8 @@ pub enum LogFormatArg {
 
 /// Serve Envoy: pick an endpoint for every request.
 ///
-/// Endpoints come from `--endpoint`, from a configuration file, or from both.
+/// Endpoints come from `--endpoint`, from a configuration file, or from both. AIBrix's variables ROUTING_ALGORITHM, AIBRIX_PREFIX_CACHE_… and
+/// AIBRIX_ROUTER_… hold where neither a flag nor the file says otherwise.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct RunArgs {
@@ -183,6 +185,9 @@ impl RunArgs {
             disable_endpoint_subset_filter: self.disable_endpoint_subset_filter,
             endpoints: self.endpoints.clone(),
             strategy: self.strategy.clone(),
+            aibrix: AibrixEnv::of(
+                std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?))),
+            ),
             refresh_metrics_interval: self.refresh_metrics_interval,
             metrics_staleness_threshold: self.metrics_staleness_threshold,
         }

@@ -2,6 +2,7 @@
 
 use super::settings::{PoolSettings, PrefixSettings, Settings, TlsSettings, TokenizerSettings, UsageCount};
 use super::units::show_duration;
+use crate::scheduling::choice::{ModelRule, ProfileSpec, StrategySpec};
 use crate::scheduling::router::RewriteTarget;
 use serde_json::{Map, Value, json};
 
@@ -112,6 +113,13 @@ fn pool(p: &PoolSettings) -> Value {
         "match": matches,
         "rejectUnknownModels": p.reject_unknown_models,
         "strategy": {"name": p.strategy, "parameters": p.strategy_parameters},
+        "strategies": p.rules.iter().map(rule).collect::<Vec<_>>(),
+        "requestStrategy": p.by_request.as_ref().map(|r| json!({
+            "header": r.header,
+            "profileHeader": r.profile_header,
+            "filterHeader": r.filter_header,
+            "allow": r.allowed.iter().map(strategy).collect::<Vec<_>>(),
+        })),
         "destination": {"mode": p.destination, "max": p.max_destinations},
         "endpoints": endpoints.collect::<Vec<_>>(),
         "dns": dns.collect::<Vec<_>>(),
@@ -132,6 +140,30 @@ fn pool(p: &PoolSettings) -> Value {
             "slowStart": show_duration(p.health.slow_start),
         },
         "prefixCache": prefix_cache(&p.prefix),
+    })
+}
+
+fn strategy(s: &StrategySpec) -> Value {
+    json!({"name": s.name, "parameters": s.parameters})
+}
+
+fn rule(r: &ModelRule) -> Value {
+    let profile = |p: &ProfileSpec| {
+        let said = json!({
+            "strategy": strategy(&p.strategy),
+            "promptTokensGte": p.when.prompt_tokens_gte,
+            "promptTokensLt": p.when.prompt_tokens_lt,
+            "maxTokensGte": p.when.max_tokens_gte,
+            "maxTokensLt": p.when.max_tokens_lt,
+        });
+        (p.name.clone(), said)
+    };
+    json!({
+        "models": r.models,
+        "strategy": r.strategy.as_ref().map(strategy),
+        "locked": r.locked,
+        "defaultProfile": r.default_profile,
+        "profiles": r.profiles.iter().map(profile).collect::<Map<_, _>>(),
     })
 }
 

@@ -4,6 +4,7 @@
 //! and defaults (a flag outranks the environment, which outranks the file) and checks what may be combined. Text in, settings
 //! out: reading files is the callers' concern (`cli`, `app`). May import: `limits`, `pool`, `scheduling`.
 
+pub mod aibrix_env;
 pub mod decode;
 pub mod defaults;
 pub mod diagnostic;

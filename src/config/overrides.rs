@@ -1,10 +1,11 @@
 //! What flags and environment say, before it is merged with the file.
 
+use super::aibrix_env::AibrixEnv;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Values that outrank the file. `None` means that neither a flag nor the environment spoke.
+/// Values that outrank the file, except for AIBrix's. `None` means that neither a flag nor the environment spoke.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Overrides {
     /// `--bind`
@@ -49,6 +50,8 @@ pub struct Overrides {
     pub endpoints: Vec<String>,
     /// `--strategy`
     pub strategy: Option<String>,
+    /// AIBrix's variables, which the file outranks.
+    pub aibrix: AibrixEnv,
     /// `--refresh-metrics-interval`
     pub refresh_metrics_interval: Option<Duration>,
     /// `--metrics-staleness-threshold`

@@ -4,7 +4,7 @@
 //! in `validate`. Keys are camelCase.
 
 use super::decode::{Bytes, Fields, Keyword, Read, Sink, keyword};
-use super::diagnostic::{At, Code, Diagnostic};
+use super::diagnostic::{At, Code, Diagnostic, Span};
 use super::document::{Node, Value};
 use super::settings::{OnUnparseable, UsageCount};
 use crate::pool::Engine;
@@ -111,6 +111,9 @@ macro_rules! sections {
         }
     )*};
 }
+
+mod selection;
+pub use selection::{Profile, RequestStrategy, StrategyRule};
 
 sections! {
     /// Listeners and lifetime.
@@ -261,6 +264,10 @@ pub struct Pool {
     pub reject_unknown_models: Opt<bool>,
     /// `strategy`
     pub strategy: Opt<Strategy>,
+    /// `strategies`
+    pub strategies: Vec<At<StrategyRule>>,
+    /// `requestStrategy`
+    pub request_strategy: Opt<RequestStrategy>,
     /// `destination`
     pub destination: DestinationSection,
     /// `endpoints`
@@ -285,31 +292,38 @@ impl Read for Pool {
             f.get("match", sink),
             f.get("rejectUnknownModels", sink),
             f.get("strategy", sink),
+            f.get("strategies", sink).map(|at| at.value).unwrap_or_default(),
+            f.get("requestStrategy", sink),
             section(&mut f, "destination", sink),
             f.get("endpoints", sink).map(|at| at.value).unwrap_or_default(),
-            f.get("dns", sink).map(|at| at.value).unwrap_or_default(),
-            f.get("modelRewrites", sink).map(|at| at.value).unwrap_or_default(),
-            section(&mut f, "scrape", sink),
-            section(&mut f, "health", sink),
-            f.get("prefixCache", sink),
+            (
+                f.get("dns", sink).map(|at| at.value).unwrap_or_default(),
+                f.get("modelRewrites", sink).map(|at| at.value).unwrap_or_default(),
+                section(&mut f, "scrape", sink),
+                section(&mut f, "health", sink),
+                f.get("prefixCache", sink),
+            ),
         );
         // A pool without a name is reported once, and its other parts are still checked, under the name of its place.
         let name = name.unwrap_or(At { value: path.to_owned(), span: f.span });
         f.finish(sink);
-        let (matches, reject_unknown_models, strategy, destination, endpoints, dns, rewrites, scrape, health, prefix) =
+        let (matches, reject_unknown_models, strategy, strategies, request_strategy, destination, endpoints, rest) =
             rest;
+        let (dns, rewrites, scrape, health, prefix_cache) = rest;
         Some(Self {
             name,
             matches,
             reject_unknown_models,
             strategy,
+            strategies,
+            request_strategy,
             destination,
             endpoints,
             dns,
             rewrites,
             scrape,
             health,
-            prefix_cache: prefix,
+            prefix_cache,
         })
     }
 }
@@ -331,11 +345,20 @@ pub struct Tokenizer {
     pub timeout: Opt<Duration>,
 }
 
+impl Tokenizer {
+    /// A tokenizer that is only named, in no file.
+    #[must_use]
+    pub fn plain(kind: TokenizerKind) -> Self {
+        let kind = At { value: kind, span: Span::default() };
+        Self { kind, encoding: None, directory: None, url: None, render: None, timeout: None }
+    }
+}
+
 impl Read for Tokenizer {
     fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
         if let Value::Text(_) = node.value {
-            let kind = At { value: TokenizerKind::read(node, path, sink)?, span: node.span };
-            return Some(Self { kind, encoding: None, directory: None, url: None, render: None, timeout: None });
+            let kind = TokenizerKind::read(node, path, sink)?;
+            return Some(Self { kind: At { value: kind, span: node.span }, ..Self::plain(kind) });
         }
         let mut f = Fields::of(node, path, sink)?;
         let kind = f.required("type", sink);

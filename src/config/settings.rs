@@ -3,6 +3,7 @@
 use crate::limits::Limits;
 use crate::pool::health::HealthPolicy;
 use crate::pool::{EndpointSpec, Engine, MetricsSource};
+use crate::scheduling::choice::{ModelRule, RequestSpec};
 use crate::scheduling::router::{Destination, ModelRewrites, PoolMatch};
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -155,10 +156,14 @@ pub struct PoolSettings {
     pub reject_unknown_models: bool,
     /// Model names.
     pub rewrites: ModelRewrites,
-    /// The strategy's name in the registry.
+    /// The strategy's name in the registry, or several with weights.
     pub strategy: String,
     /// Its parameters.
     pub strategy_parameters: serde_json::Value,
+    /// Strategies by model.
+    pub rules: Vec<ModelRule>,
+    /// What requests may choose.
+    pub by_request: Option<RequestSpec>,
     /// One endpoint or a list.
     pub destination: Destination,
     /// Endpoints in a list, the primary included.

@@ -15,7 +15,7 @@ use crate::scheduling::decision::Ranking;
 use crate::scheduling::plugin::Headers;
 use crate::scheduling::router::RouteFacts;
 use crate::scheduling::scheduler::{Explain, Subset};
-use crate::scheduling::{Choice, Decision, PickContext, Pool, RequestFacts, Strategy};
+use crate::scheduling::{Choice, Chosen, Decision, PickContext, Pool, RequestFacts, Strategy};
 use crate::telemetry::explained::Explained;
 use crate::telemetry::metrics::{Degraded, Limit, PoolMetrics};
 use rand::RngExt;
@@ -70,6 +70,8 @@ pub struct Plan {
     pub pool: Arc<Pool>,
     /// What named them.
     pub strategy: Arc<dyn Strategy>,
+    /// The profile that named the strategy.
+    pub profile: Option<Arc<str>>,
     /// The pool's metrics.
     pub metrics: Option<Arc<PoolMetrics>>,
     /// The body was read: the decision rests on more than load.
@@ -130,11 +132,21 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
     let body = q.body.bytes();
     let new_body = renamed.map(|model| protocol::replace_model(body, model.span.clone(), &target));
 
-    let headers = Headers::of(q.head);
-    let chosen = pool.scheduler.choices.choose(&target, headers)?;
+    let estimated = request.as_ref().map_or(0, |r| r.prompt.estimated_tokens().0);
+    let priority = q.head.objective().filter(|_| live.exchange.trust_client_headers);
+    let priority = priority.and_then(|o| live.exchange.objectives.get(o)).copied().unwrap_or(0);
+    let facts = RequestFacts {
+        model: &target,
+        prompt_tokens: estimated,
+        max_tokens: request.as_ref().and_then(|r| r.max_tokens),
+        priority,
+        headers: Headers::of(q.head),
+        prompt: request.as_ref().map(|r| &r.prompt),
+    };
+    let Chosen { choice, profile, filter } = pool.scheduler.choices.choose(&facts)?;
     let snapshot = pool.store.load();
     let asking = Asked { api: q.api, body, content_type: q.head.content_type(), target: &target };
-    let prefix = live.prefix(position).filter(|_| chosen.strategy.reads().prefix);
+    let prefix = live.prefix(position).filter(|_| choice.strategy.reads().prefix);
     let prepare = |prefix| lookup::prepare(picker, prefix, q, asking, request.as_ref(), &snapshot);
     let prepared = match prefix.map(prepare).transpose() {
         Ok(prepared) => prepared.flatten(),
@@ -145,22 +157,13 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
         Ok(looked) => looked.flatten(),
         Err(warming) => return Ok(Step::Warm(warming)),
     };
-    let estimated = request.as_ref().map_or(0, |r| r.prompt.estimated_tokens().0);
     let prompt_tokens = looked.as_ref().map_or(estimated, Looked::prompt_tokens);
-    let priority = q.head.objective().filter(|_| live.exchange.trust_client_headers);
-    let priority = priority.and_then(|o| live.exchange.objectives.get(o)).copied().unwrap_or(0);
     let cx = PickContext {
         now: q.now,
-        request: RequestFacts {
-            model: &target,
-            prompt_tokens,
-            max_tokens: request.as_ref().and_then(|r| r.max_tokens),
-            priority,
-            headers,
-            prompt: request.as_ref().map(|r| &r.prompt),
-        },
+        request: RequestFacts { prompt_tokens, ..facts },
         snapshot: &snapshot,
         stale_after: pool.stale_after,
+        filter: filter.as_ref(),
         prefix: looked.as_ref().map(|l| &l.found),
         preview: false,
     };
@@ -170,10 +173,10 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
     let previous = q.response_id.or_else(|| request.as_ref().and_then(|r| r.previous_response_id.as_deref()));
     let decision = match preset(picker, live, q, &cx, &pool.name, previous)? {
         Some(decision) => decision,
-        None => schedule(picker, live, q, pool, chosen, &cx, explain, rng)?,
+        None => schedule(picker, live, q, pool, &choice, &cx, explain, rng)?,
     };
     if log {
-        Explained { pool: &pool.name, strategy: &chosen.name, model: &target, prompt_tokens, decision: &decision }
+        Explained { pool: &pool.name, strategy: &choice.name, model: &target, prompt_tokens, decision: &decision }
             .emit();
     }
     if let Some(signal) = decision.lacking {
@@ -194,7 +197,8 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
         renamed_from: renamed.map(|m| (&*m.name).into()),
         new_body,
         seen: body.len(),
-        strategy: chosen.strategy.clone(),
+        strategy: choice.strategy,
+        profile,
         pool: pool.clone(),
         target,
     })))
@@ -249,7 +253,9 @@ fn preset(
     ranking.because("holds the previous response");
     let holds = |s: &&EndpointState| {
         let spec = &s.endpoint.spec;
-        s.endpoint.id == owner && !spec.draining && q.subset.is_none_or(|h| h.allows(spec.address))
+        let allowed =
+            q.subset.is_none_or(|h| h.allows(spec.address)) && cx.filter.is_none_or(|f| f.matches(&spec.labels));
+        s.endpoint.id == owner && !spec.draining && allowed
     };
     if let Some(state) = cx.snapshot.endpoints.iter().find(holds) {
         ranking.push(&state.endpoint);

@@ -11,7 +11,6 @@ use crate::pool::ledger;
 use crate::prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN};
 use crate::prefix::key::{BlockKey, BlockKeys};
 use crate::protocol::{self, Api};
-use crate::scheduling::plugin::Headers;
 use crate::scheduling::router::RouteFacts;
 use crate::scheduling::{PickContext, RequestFacts};
 use crate::telemetry::explained::parts;
@@ -130,20 +129,16 @@ pub async fn explain(
     let mut keys = prefix.keys(&reading);
     let found = prefix.cache.lookup(&mut keys, now).of_own_keys(reading.has_own_keys());
     let estimated = u64::from(found.prompt_tokens(&request.prompt));
-    let cx = PickContext {
-        now,
-        request: RequestFacts {
-            model: &target,
-            prompt_tokens: u32::try_from(estimated).unwrap_or(u32::MAX),
-            max_tokens: request.max_tokens,
-            prompt: Some(&request.prompt),
-            ..RequestFacts::default()
-        },
-        prefix: Some(&found),
-        ..PickContext::new(&snapshot, now, pool.stale_after)
+    let facts = RequestFacts {
+        model: &target,
+        prompt_tokens: u32::try_from(estimated).unwrap_or(u32::MAX),
+        max_tokens: request.max_tokens,
+        prompt: Some(&request.prompt),
+        ..RequestFacts::default()
     };
-    let chosen = pool.scheduler.choices.choose(&target, Headers::default())?;
-    let decision = pool.scheduler.preview(&*chosen.strategy, &cx, &mut picker.next_rng());
+    let cx = PickContext { request: facts, prefix: Some(&found), ..PickContext::new(&snapshot, now, pool.stale_after) };
+    let chosen = pool.scheduler.choices.choose(&facts)?;
+    let decision = pool.scheduler.preview(&*chosen.choice.strategy, &cx, &mut picker.next_rng());
     let holding = snapshot.endpoints.iter().map(|state| {
         let id = state.endpoint.id;
         let (held, with_claims) = (found.held(id), found.depth(id));
@@ -178,7 +173,7 @@ pub async fn explain(
         blocks: blocks(&keys, &shown, prefix.cache.unit()),
         endpoints,
         picks: decision.iter().flat_map(|d| &d.picks).map(|e| e.authority.to_string()).collect(),
-        strategy: chosen.name.to_string(),
+        strategy: chosen.choice.name.to_string(),
         parts: decision.as_ref().map_or_else(|| serde_json::json!([]), parts),
         reason: decision.map_or("no endpoint is ready", |d| d.reason).to_owned(),
     })

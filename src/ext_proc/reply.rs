@@ -2,7 +2,7 @@
 
 use super::body::Body;
 use super::mode::BodyMode;
-use crate::error::RequestError;
+use crate::error::{Reason, RequestError};
 use crate::protocol::{Dialect, dialect};
 use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;
 use envoy_types::pb::envoy::config::core::v3::{HeaderValue, HeaderValueOption};
@@ -178,6 +178,10 @@ pub fn forward(
 pub fn refuse(error: &RequestError, dialect: Dialect) -> ProcessingResponse {
     let answer = dialect::render(error, dialect);
     let mut set_headers = vec![set("content-type", answer.content_type), set("x-attache-reason", error.reason.code())];
+    if error.reason == Reason::InvalidRoutingStrategy {
+        // What AIBrix's clients look for.
+        set_headers.push(set("x-error-invalid-routing-strategy", "true"));
+    }
     if let Some(wait) = error.retry_after {
         set_headers.push(set("retry-after", wait.as_secs().max(1).to_string()));
     }

@@ -143,6 +143,15 @@ impl Routed {
             self.renamer = ModelRenamer::new(&self.plan.target, from);
             mutation.remove_headers.push("content-length".to_owned());
         }
+        // A server that has just failed is not named as the one to come back to.
+        if found.status < 500 {
+            let mut named = Vec::new();
+            self.plan.strategy.answer_headers(self.ticket.endpoint(), &mut named);
+            mutation.set_headers.extend(named.into_iter().map(|(name, value)| reply::set(&name, value)));
+        }
+        if let Some(profile) = &self.plan.profile {
+            mutation.set_headers.push(reply::set("x-aibrix-config-profile", &**profile));
+        }
         if self.conformance {
             let served = served.map_or_else(|| self.ticket.endpoint().authority.to_string(), |a| a.to_string());
             mutation.set_headers.push(reply::set("x-conformance-test-served-endpoint", served));

@@ -17,10 +17,12 @@ pub mod registry;
 pub mod router;
 pub mod scheduler;
 pub mod scorer;
+pub mod selector;
 pub mod strategy;
+mod window;
 
 pub use candidates::Candidate;
-pub use choice::{Choice, Choices};
+pub use choice::{Choice, Choices, Chosen};
 pub use decision::{Decision, Ranking, Signal};
 pub use plugin::{PickContext, Reads, RequestFacts, Strategy};
 pub use router::{Pool, Router};

@@ -2,6 +2,7 @@
 
 use super::candidates::Candidate;
 use super::decision::{Ranking, Signal};
+use super::selector::LabelSelector;
 use crate::clock::Timestamp;
 use crate::pool::{Endpoint, PoolSnapshot};
 use crate::prefix::cache::Found;
@@ -73,6 +74,8 @@ pub struct PickContext<'a> {
     pub snapshot: &'a PoolSnapshot,
     /// Metrics older than this say nothing.
     pub stale_after: Duration,
+    /// The request lets itself be sent to endpoints with these labels only.
+    pub filter: Option<&'a LabelSelector<'a>>,
     /// Who holds how much of the prompt; `None` when nobody has looked.
     pub prefix: Option<&'a Found>,
     /// Somebody asks where the request would go: nothing may be remembered of it.
@@ -83,7 +86,8 @@ impl<'a> PickContext<'a> {
     /// A decision at `now` about a request of which nothing is known.
     #[must_use]
     pub fn new(snapshot: &'a PoolSnapshot, now: Timestamp, stale_after: Duration) -> Self {
-        Self { now, request: RequestFacts::default(), snapshot, stale_after, prefix: None, preview: false }
+        let request = RequestFacts::default();
+        Self { now, request, snapshot, stale_after, filter: None, prefix: None, preview: false }
     }
 }
 

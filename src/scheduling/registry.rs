@@ -1,7 +1,9 @@
 //! Every plugin there is: one line each.
 
-use super::plugin::{Descriptor, PluginDescriptor};
+use super::plugin::{Descriptor, ParamError, PluginDescriptor, Strategy};
+use super::strategy::weighted::{self, Weighted};
 use super::{filter, picker, profile, scorer, strategy};
+use serde_json::Value;
 
 /// All strategies, in the order in which `attache plugins` and the README list them.
 pub const STRATEGIES: &[&Descriptor] = &[
@@ -16,9 +18,12 @@ pub const STRATEGIES: &[&Descriptor] = &[
     &strategy::power_of_two::PLUGIN,
     &strategy::predicted_latency::PLUGIN,
     &strategy::prefix_cache::PLUGIN,
+    &strategy::prefix_cache_preble::PLUGIN,
     &strategy::random::PLUGIN,
     &strategy::round_robin::PLUGIN,
+    &strategy::session_affinity::PLUGIN,
     &strategy::throughput::PLUGIN,
+    &strategy::vtc_basic::PLUGIN,
 ];
 
 /// All parts of the `pipeline` strategy, by name.
@@ -71,4 +76,27 @@ pub fn plugin(name: &str) -> Option<&'static PluginDescriptor> {
 #[must_use]
 pub fn strategy(name: &str) -> Option<&'static Descriptor> {
     STRATEGIES.iter().copied().find(|d| d.name == name)
+}
+
+/// Why there is no such strategy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BuildError {
+    /// No strategy is called so.
+    #[error("no strategy is called `{0}`")]
+    Unknown(String),
+    /// It does not take these parameters, or the parts of a weighted name can't be read or added up.
+    #[error(transparent)]
+    Parameters(#[from] ParamError),
+}
+
+/// The strategy that `name` stands for: one of [`STRATEGIES`], or several with weights (`prefix-cache:2,least-latency`).
+///
+/// # Errors
+/// As [`BuildError`].
+pub fn build(name: &str, parameters: &Value) -> Result<Box<dyn Strategy>, BuildError> {
+    match strategy(name) {
+        Some(descriptor) => Ok((descriptor.build)(parameters)?),
+        None if weighted::is_weighted(name) || name.is_empty() => Weighted::build(name, parameters),
+        None => Err(BuildError::Unknown(name.chars().filter(|c| !c.is_control()).take(64).collect())),
+    }
 }

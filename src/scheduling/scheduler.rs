@@ -4,11 +4,12 @@ use super::candidates::Candidate;
 use super::choice::Choices;
 use super::decision::{Decision, Ranking};
 use super::plugin::{PickContext, Strategy};
+use super::selector::LabelSelector;
 use super::strategy::least_request::LeastRequest;
 use crate::error::{Reason, RequestError};
 use crate::ids::EndpointId;
+use crate::pool::EndpointState;
 use crate::pool::health::{Availability, HealthPolicy};
-use crate::pool::{EndpointState, PoolSnapshot};
 use crate::rng::PickRng;
 use smallvec::SmallVec;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -130,7 +131,7 @@ impl Scheduler {
     ) -> Result<Decision, RequestError> {
         let mut field = self.candidates(cx, subset);
         if field.candidates.is_empty() {
-            return Err(nothing_to_pick(cx.snapshot, subset));
+            return Err(nothing_to_pick(cx, subset));
         }
         // Each round either decides or drops a candidate that others took or lost meanwhile; when none is left that the algorithm wants,
         // ejection is ignored and the next round decides.
@@ -174,7 +175,8 @@ impl Scheduler {
         let mut ejected: SmallVec<[&'a EndpointState; 4]> = SmallVec::new();
         for state in &cx.snapshot.endpoints {
             let spec = &state.endpoint.spec;
-            if spec.draining || subset.is_some_and(|s| !s.allows(spec.address)) {
+            let left_out = |f: &LabelSelector<'_>| !f.matches(&spec.labels);
+            if spec.draining || subset.is_some_and(|s| !s.allows(spec.address)) || cx.filter.is_some_and(left_out) {
                 continue;
             }
             let surcharge = match state.endpoint.health.availability(cx.now, &self.health) {
@@ -232,7 +234,8 @@ fn nobody_named(emptied_by: Option<&'static str>) -> RequestError {
     RequestError::new(Reason::NoReadyEndpoint, message)
 }
 
-fn nothing_to_pick(snapshot: &PoolSnapshot, subset: Option<&Subset>) -> RequestError {
+fn nothing_to_pick(cx: &PickContext<'_>, subset: Option<&Subset>) -> RequestError {
+    let snapshot = cx.snapshot;
     let total = snapshot.endpoints.len();
     let draining = snapshot.endpoints.iter().filter(|s| s.endpoint.spec.draining).count();
     let allowed = |s: &&EndpointState| subset.is_none_or(|h| h.allows(s.endpoint.spec.address));
@@ -241,6 +244,11 @@ fn nothing_to_pick(snapshot: &PoolSnapshot, subset: Option<&Subset>) -> RequestE
             Reason::SubsetEmpty,
             format!("the gateway's subset hint leaves none of the pool's {total} endpoints"),
         );
+    }
+    let filtered = cx.filter.is_some_and(|f| !snapshot.endpoints.iter().any(|s| f.matches(&s.endpoint.spec.labels)));
+    if filtered {
+        let message = format!("the request's label selector leaves none of the pool's {total} endpoints");
+        return RequestError::new(Reason::NoReadyEndpoint, message);
     }
     RequestError::new(
         Reason::NoReadyEndpoint,

@@ -2,6 +2,7 @@
 
 mod pools;
 mod prefix;
+mod strategies;
 
 use super::decode::Sink;
 use super::defaults::*;

@@ -1,16 +1,16 @@
 //! The checks of pools: names, conditions, endpoints, algorithms, rewrites, intervals.
 
-use super::{given, pick, positive, prefix};
+use super::{given, pick, positive, prefix, strategies};
 use crate::config::Overrides;
+use crate::config::aibrix_env::AibrixDefaults;
 use crate::config::decode::Sink;
 use crate::config::defaults::*;
-use crate::config::diagnostic::{At, Code, Diagnostic, Span, closest};
+use crate::config::diagnostic::{At, Code, Diagnostic, Span};
 use crate::config::schema::{self, Opt, Scheme};
 use crate::config::settings::{DnsSource, PoolSettings, ScrapeSettings};
 use crate::config::units::show_duration;
 use crate::pool::health::HealthPolicy;
 use crate::pool::{EndpointSpec, MetricsSource};
-use crate::scheduling::registry;
 use crate::scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteTarget};
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -20,8 +20,9 @@ use std::time::Duration;
 pub(super) fn pools(file: Opt<Vec<At<schema::Pool>>>, flags: &Overrides, sink: &mut Sink) -> Vec<PoolSettings> {
     let section = file.as_ref().map(|at| at.span).unwrap_or_default();
     let pools = file.map(|at| at.value).unwrap_or_default();
+    let env = flags.aibrix.read(sink);
     if pools.is_empty() {
-        return vec![pool_of_flags(section, flags, sink)];
+        return vec![pool_of_flags(section, flags, &env, sink)];
     }
     check_names(&pools, sink);
     check_matches(&pools, sink);
@@ -35,10 +36,10 @@ pub(super) fn pools(file: Opt<Vec<At<schema::Pool>>>, flags: &Overrides, sink: &
             .help("name the endpoints in the file"),
         );
     }
-    pools.into_iter().enumerate().map(|(i, at)| pool(i, at, flags, sink)).collect()
+    pools.into_iter().enumerate().map(|(i, at)| pool(i, at, flags, &env, sink)).collect()
 }
 
-fn pool_of_flags(section: Span, flags: &Overrides, sink: &mut Sink) -> PoolSettings {
+fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &mut Sink) -> PoolSettings {
     if flags.endpoints.is_empty() {
         sink.push(
             Diagnostic::new(Code::NothingToServe, "pools", "there is nothing to route to: no pool and no endpoint")
@@ -47,21 +48,23 @@ fn pool_of_flags(section: Span, flags: &Overrides, sink: &mut Sink) -> PoolSetti
         );
     }
     let endpoints = flag_endpoints(flags, sink);
-    let (strategy, strategy_parameters) = strategy(None, "pools[0]", flags, sink);
+    let strategy = strategies::of_pool(None, "pools[0]", flags, env, sink);
     PoolSettings {
         name: DEFAULT_POOL.into(),
         matches: PoolMatch::default(),
         reject_unknown_models: false,
         rewrites: ModelRewrites::default(),
-        strategy,
-        strategy_parameters,
+        strategy: strategy.name,
+        strategy_parameters: strategy.parameters,
+        rules: Vec::new(),
+        by_request: None,
         destination: Destination::default(),
         max_destinations: DEFAULT_MAX_DESTINATIONS,
         endpoints,
         dns: Vec::new(),
         scrape: scrape(&schema::Scrape::default(), "pools[0].scrape", flags, sink),
         health: HealthPolicy::default(),
-        prefix: prefix::prefix(schema::PrefixCache::default(), "pools[0].prefixCache", sink),
+        prefix: prefix::prefix(schema::PrefixCache::default(), "pools[0].prefixCache", env, sink),
     }
 }
 
@@ -75,10 +78,12 @@ fn flag_endpoints(flags: &Overrides, sink: &mut Sink) -> Vec<EndpointSpec> {
     read.collect()
 }
 
-fn pool(index: usize, at: At<schema::Pool>, flags: &Overrides, sink: &mut Sink) -> PoolSettings {
+fn pool(index: usize, at: At<schema::Pool>, flags: &Overrides, env: &AibrixDefaults, sink: &mut Sink) -> PoolSettings {
     let path = format!("pools[{index}]");
     let pool = at.value;
-    let (strategy, strategy_parameters) = strategy(pool.strategy.as_ref(), &path, flags, sink);
+    let strategy = strategies::of_pool(pool.strategy.as_ref(), &path, flags, env, sink);
+    let rules = strategies::rules(&pool.strategies, &path, env, sink);
+    let by_request = strategies::by_request(pool.request_strategy, &path, &strategy, env, sink);
     let mut endpoints = endpoints(&pool.endpoints, &path, sink);
     let named = endpoints.len();
     let dns: Vec<_> =
@@ -114,8 +119,10 @@ fn pool(index: usize, at: At<schema::Pool>, flags: &Overrides, sink: &mut Sink) 
         matches,
         reject_unknown_models,
         rewrites,
-        strategy,
-        strategy_parameters,
+        strategy: strategy.name,
+        strategy_parameters: strategy.parameters,
+        rules,
+        by_request,
         destination: given(pool.destination.mode, Destination::default()),
         max_destinations: destinations(&pool.destination, &path, sink),
         endpoints,
@@ -125,6 +132,7 @@ fn pool(index: usize, at: At<schema::Pool>, flags: &Overrides, sink: &mut Sink) 
         prefix: prefix::prefix(
             pool.prefix_cache.map(|at| at.value).unwrap_or_default(),
             &format!("{path}.prefixCache"),
+            env,
             sink,
         ),
     }
@@ -210,48 +218,6 @@ fn matches(file: Option<&At<schema::Match>>, path: &str, sink: &mut Sink) -> Poo
     });
     let models = m.models.as_ref().map(|at| at.value.iter().map(|m| m.value.clone()).collect()).unwrap_or_default();
     PoolMatch { models, header, authority: m.authority.as_ref().map(|a| a.value.to_ascii_lowercase()) }
-}
-
-fn strategy(
-    file: Option<&At<schema::Strategy>>,
-    path: &str,
-    flags: &Overrides,
-    sink: &mut Sink,
-) -> (String, serde_json::Value) {
-    let none = serde_json::Value::Null;
-    let (name, span, parameters) = match (&flags.strategy, file.map(|at| &at.value)) {
-        // Parameters belong to the algorithm that the file names; they go with it when a flag names another.
-        (Some(flag), Some(s)) if *flag == s.name.value => (flag.clone(), s.name.span, s.parameters.clone()),
-        (Some(flag), _) => (flag.clone(), Span::default(), None),
-        (None, Some(s)) => (s.name.value.clone(), s.name.span, s.parameters.clone()),
-        (None, None) => (DEFAULT_STRATEGY.into(), Span::default(), None),
-    };
-    let path = if span.line > 0 { format!("{path}.strategy") } else { "--strategy".into() };
-    match registry::strategy(&name) {
-        None => {
-            let names = || registry::STRATEGIES.iter().map(|d| d.name);
-            let shown: String = name.chars().take(60).collect();
-            let known = names().collect::<Vec<_>>().join(", ");
-            let mut diagnostic = Diagnostic::new(
-                Code::UnknownStrategy,
-                path,
-                format!("no strategy is called `{shown}`; there are: {known}"),
-            )
-            .at(span);
-            if let Some(meant) = closest(&name, names()) {
-                diagnostic = diagnostic.help(format!("did you mean `{meant}`?"));
-            }
-            sink.push(diagnostic);
-        }
-        Some(descriptor) => {
-            if let Err(e) = (descriptor.build)(parameters.as_ref().map_or(&none, |at| &at.value)) {
-                let message = format!("strategy `{name}` does not take these parameters: {e}");
-                let place = parameters.as_ref().map_or(span, |at| at.span);
-                sink.push(Diagnostic::new(Code::BadParameters, format!("{path}.parameters"), message).at(place));
-            }
-        }
-    }
-    (name, parameters.map_or(none, |at| at.value))
 }
 
 fn endpoints(file: &[At<schema::Endpoint>], path: &str, sink: &mut Sink) -> Vec<EndpointSpec> {

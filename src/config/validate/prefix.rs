@@ -1,6 +1,7 @@
 //! The checks of `prefixCache`: tokenizers, budgets, KV events.
 
 use super::{given, positive};
+use crate::config::aibrix_env::AibrixDefaults;
 use crate::config::decode::Sink;
 use crate::config::defaults::*;
 use crate::config::diagnostic::{At, Code, Diagnostic, Span};
@@ -11,8 +12,10 @@ use crate::prefix::claims::DEFAULT_CLAIM_LIFE;
 use crate::prompt::tiktoken::Encoding;
 
 /// The section, checked.
-pub(super) fn prefix(file: schema::PrefixCache, path: &str, sink: &mut Sink) -> PrefixSettings {
-    let tokenizer = file.tokenizer.map_or(TokenizerSettings::Characters, |at| tokenizer(at.value, path, sink));
+pub(super) fn prefix(file: schema::PrefixCache, path: &str, env: &AibrixDefaults, sink: &mut Sink) -> PrefixSettings {
+    let of_env = || env.tokenizer.map(schema::Tokenizer::plain);
+    let tokenizer = file.tokenizer.map(|at| at.value).or_else(of_env);
+    let tokenizer = tokenizer.map_or(TokenizerSettings::Characters, |file| self::tokenizer(file, path, sink));
     let kv_events = file.kv_events.map(|at| (at.span, kv_events(at.value, &format!("{path}.kvEvents"), sink)));
     let blind = matches!(tokenizer, TokenizerSettings::Characters | TokenizerSettings::Tiktoken { .. });
     if let Some((span, _)) = kv_events.as_ref().filter(|_| blind) {
@@ -40,9 +43,11 @@ pub(super) fn prefix(file: schema::PrefixCache, path: &str, sink: &mut Sink) -> 
         }
         at.value.to_ascii_lowercase()
     });
+    // Where engines tell, blocks are as large as theirs.
+    let default_block_size = env.block_size.filter(|_| kv_events.is_none()).unwrap_or(DEFAULT_BLOCK_SIZE);
     PrefixSettings {
         tokenizer,
-        block_size: given(file.block_size, DEFAULT_BLOCK_SIZE),
+        block_size: given(file.block_size, default_block_size),
         max_bytes: file.max_bytes.map_or(DEFAULT_MAX_BYTES, |at| at.value.0),
         tenant_share: file.tenant_share.map_or(DEFAULT_TENANT_SHARE, |at| at.value as f32),
         tenant_header,

@@ -1,4 +1,5 @@
 use super::*;
+use crate::pool::PoolSnapshot;
 use crate::pool::health::Outcome;
 use crate::rng::for_request;
 use crate::scheduling::registry;

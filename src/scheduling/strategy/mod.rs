@@ -11,9 +11,13 @@ pub mod pipeline;
 pub mod power_of_two;
 pub mod predicted_latency;
 pub mod prefix_cache;
+pub mod prefix_cache_preble;
 pub mod random;
 pub mod round_robin;
+pub mod session_affinity;
 pub mod throughput;
+pub mod vtc_basic;
+pub mod weighted;
 
 #[cfg(test)]
 mod metric_tests;

@@ -9,11 +9,12 @@
 //!
 //! Shares are whole percents, so that a few blocks more never outweigh load. The picked endpoint computes what it lacked and holds it from
 //! then on: a hot prefix spreads by itself. When not: servers differ in speed (requests are counted, not time).
+//! The defaults are those of the manifest that AIBrix is deployed with; its code alone says `imbalance: 8, deviations: 1`.
 //! Source: AIBrix `prefix-cache` (development head, August 2026), over an exact index in place of its table.
 
 use crate::rng::PickRng;
-use crate::scheduling::plugin::{Descriptor, ParamError, params};
-use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Strategy};
+use crate::scheduling::plugin::{Better, Descriptor, ParamError, params};
+use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
 use rand::RngExt;
 use serde::Deserialize;
 use smallvec::SmallVec;
@@ -26,10 +27,10 @@ pub const PLUGIN: Descriptor = Descriptor {
     build: |value| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
 };
 
-/// 8 requests, as AIBrix has it.
-const DEFAULT_IMBALANCE: u32 = 8;
-/// 1 standard deviation, as AIBrix has it.
-const DEFAULT_DEVIATIONS: f64 = 1.0;
+/// 16 requests, as AIBrix's manifest and documentation have it.
+const DEFAULT_IMBALANCE: u32 = 16;
+/// 2 standard deviations, as AIBrix's manifest and documentation have it.
+const DEFAULT_DEVIATIONS: f64 = 2.0;
 
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -70,20 +71,29 @@ impl PrefixCache {
     }
 }
 
+/// The whole percents of the prompt that `candidate` holds.
+fn percent(cx: &PickContext<'_>, candidate: &Candidate<'_>) -> u32 {
+    let held = u64::from(candidate.cached.any) * 100 / u64::from(cx.request.prompt_tokens.max(1));
+    u32::try_from(held).unwrap_or(100).min(100)
+}
+
 impl Strategy for PrefixCache {
     fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        if cx.prefix.is_none() {
+            ranking.lacks(Signal::Prefix);
+        }
         let fewest = candidates.iter().map(|c| c.requests).min().unwrap_or(0);
         let most = candidates.iter().map(|c| c.requests).max().unwrap_or(0);
         let imbalanced = most - fewest > self.imbalance;
         let bound = self.bound(candidates);
-        let total = u64::from(cx.request.prompt_tokens.max(1));
-        let percent = |c: &Candidate<'_>| u32::try_from(u64::from(c.cached.any) * 100 / total).unwrap_or(100);
+        let percents = |i: usize| candidates.get(i).map_or(f64::NAN, |c| f64::from(percent(cx, c)));
+        ranking.note("percent held", 1.0, candidates, percents);
         let mut holders: SmallVec<[(u32, u32, u32, usize); 16]> = candidates
             .iter()
             .enumerate()
             .filter(|(_, c)| c.cached.any > 0 && (!imbalanced || c.requests == fewest))
             .filter(|(_, c)| f64::from(c.requests) <= bound)
-            .map(|(i, c)| (u32::MAX - percent(c), c.requests, rng.random(), i))
+            .map(|(i, c)| (100 - percent(cx, c), c.requests, rng.random(), i))
             .collect();
         holders.sort_unstable();
         ranking.because(if holders.is_empty() { "fewest requests" } else { "holds most of the prompt" });
@@ -97,6 +107,13 @@ impl Strategy for PrefixCache {
         for endpoint in rest.decide().iter().flat_map(|d| &d.picks) {
             ranking.push(endpoint);
         }
+    }
+
+    fn scores(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
+        for (score, candidate) in out.iter_mut().zip(candidates) {
+            *score = if cx.prefix.is_some() { f64::from(percent(cx, candidate)) } else { f64::NAN };
+        }
+        Some(Better::Higher)
     }
 
     fn reads(&self) -> Reads {

@@ -26,35 +26,77 @@ fn picked(params: serde_json::Value, counts: &[u32], percent: &[u32]) -> BTreeSe
     (0..100).map(draw).collect()
 }
 
-fn plain(counts: &[u32], percent: &[u32]) -> BTreeSet<u32> {
-    picked(serde_json::Value::Null, counts, percent)
+/// With the numbers of AIBrix's code, which its tests use.
+fn coded(counts: &[u32], percent: &[u32]) -> BTreeSet<u32> {
+    picked(serde_json::json!({"imbalance": 8, "deviations": 1}), counts, percent)
 }
 
 #[test]
 fn the_longest_match_below_the_bound_wins_and_load_breaks_ties() {
-    assert_eq!(plain(&[1, 2, 3, 4], &[50, 60, 0, 0]), [2].into());
-    assert_eq!(plain(&[1, 2, 3, 4], &[50, 50, 50, 0]), [1].into());
-    assert_eq!(plain(&[1, 1, 1, 4], &[50, 50, 50, 50]), [1, 2, 3].into());
-    assert_eq!(plain(&[0, 0, 0, 0], &[0, 0, 0, 0]), [1, 2, 3, 4].into());
+    assert_eq!(coded(&[1, 2, 3, 4], &[50, 60, 0, 0]), [2].into(), "aibrix 10.4");
+    assert_eq!(coded(&[1, 2, 3, 4], &[50, 50, 50, 0]), [1].into(), "aibrix 10.4");
+    assert_eq!(coded(&[1, 1, 1, 4], &[50, 50, 50, 50]), [1, 2, 3].into(), "aibrix 10.4");
+    assert_eq!(coded(&[0, 0, 0, 0], &[0, 0, 0, 0]), [1, 2, 3, 4].into(), "aibrix 10.5, step 1");
+    assert_eq!(coded(&[0, 0, 1, 2], &[0, 0, 0, 100]), [1, 2].into(), "aibrix 10.5, step 4: above mean and deviation");
+    assert_eq!(coded(&[0, 0, 1, 2], &[100, 0, 0, 33]), [1].into(), "aibrix 10.5, step 5");
+    assert_eq!(coded(&[7], &[100]), [1].into(), "one endpoint has no deviation");
 }
 
 #[test]
 fn a_holder_above_mean_plus_deviation_is_passed_over() {
-    assert_eq!(plain(&[4, 1, 1, 0], &[100, 0, 0, 0]), [4].into(), "nobody else holds it: the fewest requests");
-    let wide = serde_json::json!({"imbalance": 1000, "deviations": 5});
-    assert_eq!(picked(wide, &[11, 10, 12], &[100, 90, 80]), [1].into());
-    let wide = serde_json::json!({"imbalance": 1000});
-    assert_eq!(picked(wide.clone(), &[100, 10, 12], &[100, 80, 60]), [2].into());
-    assert_eq!(picked(wide, &[20, 10, 30], &[50, 50, 50]), [2].into());
-    let none = serde_json::json!({"imbalance": 1000, "deviations": -10});
-    assert_eq!(picked(none, &[11, 10, 12], &[100, 90, 80]), [2].into(), "nobody is below: the fewest requests");
+    let wide = |deviations: f64| serde_json::json!({"imbalance": 1000, "deviations": deviations});
+    assert_eq!(
+        coded(&[4, 1, 1, 0], &[100, 0, 0, 0]),
+        [4].into(),
+        "aibrix 10.4: none of the holders, the fewest requests"
+    );
+    assert_eq!(picked(wide(1.0), &[1, 10, 1, 4], &[50, 100, 0, 0]), [1].into(), "aibrix 10.4");
+    assert_eq!(picked(wide(5.0), &[11, 10, 12], &[100, 90, 80]), [1].into(), "aibrix 10.4");
+    assert_eq!(picked(wide(1.0), &[100, 10, 12], &[100, 80, 60]), [2].into(), "aibrix 10.4");
+    assert_eq!(picked(wide(1.0), &[20, 10, 30], &[50, 50, 50]), [2].into(), "aibrix 10.4");
+    assert_eq!(picked(wide(-10.0), &[11, 10, 12], &[100, 90, 80]), [2].into(), "aibrix 10.4: nobody is below");
 }
 
 #[test]
 fn when_load_differs_much_only_the_idle_count() {
-    assert_eq!(plain(&[1, 1, 10, 10], &[90, 90, 90, 90]), [1, 2].into());
-    assert_eq!(plain(&[0, 9], &[0, 100]), [1].into());
-    assert_eq!(plain(&[0, 8], &[0, 100]), [2].into(), "8 is not above 8, and below 4 + 5.7");
+    assert_eq!(coded(&[1, 1, 10, 10], &[90, 90, 90, 90]), [1, 2].into(), "aibrix 10.5 under imbalance");
+    for (counts, expected) in [
+        (&[1, 2, 3, 9][..], &[4][..]),
+        (&[2, 2, 8, 16], &[1, 2]),
+        (&[0, 8], &[2]),
+        (&[0, 9], &[1]),
+        (&[0, 10, 20], &[1]),
+    ] {
+        // Only the last one holds anything, and nothing but the imbalance keeps it from being picked.
+        let held: Vec<u32> = counts.iter().map(|c| if c == counts.last().unwrap() { 100 } else { 0 }).collect();
+        let params = serde_json::json!({"imbalance": 8, "deviations": 100});
+        assert_eq!(picked(params, counts, &held), expected.iter().copied().collect(), "aibrix 10.4: {counts:?}");
+    }
+    let zero = serde_json::json!({"imbalance": 0, "deviations": 100});
+    assert_eq!(picked(zero, &[5, 10, 15], &[0, 0, 100]), [1].into(), "aibrix 10.4: an imbalance of 0");
+}
+
+/// The two numbers that AIBrix's manifest sets.
+#[test]
+fn the_defaults_are_the_manifests() {
+    let plain = |counts: &[u32], percent: &[u32]| picked(serde_json::Value::Null, counts, percent);
+    assert_eq!(plain(&[0, 16], &[0, 100]), [2].into(), "aibrix 0: 16 is not above 16, and below 8 + 2 x 11.3");
+    assert_eq!(plain(&[0, 17], &[0, 100]), [1].into(), "aibrix 0");
+    assert_eq!(plain(&[4, 1, 1, 0], &[100, 0, 0, 0]), [1].into(), "aibrix 0: 4 is below 1.5 + 2 x 1.7");
+    assert_eq!(plain(&[9, 1, 1, 0, 1, 1], &[100, 0, 0, 0, 0, 0]), [4].into(), "aibrix 0: 9 is above 2.2 + 2 x 3.4");
+}
+
+#[test]
+fn figures_are_the_percents_held_and_none_when_nobody_has_looked() {
+    let strategy = (PLUGIN.build)(&serde_json::Value::Null).unwrap();
+    let snapshot = snapshot(&[(0, 0), (1, 0)]);
+    let candidates: Vec<_> = snapshot.endpoints.iter().map(|s| Candidate::new(s, NOW, STALE_AFTER, 0)).collect();
+    let mut scores = [0.0; 2];
+    assert_eq!(strategy.scores(&context(&snapshot), &candidates, &mut scores), Some(Better::Higher));
+    assert!(scores.iter().all(|s| s.is_nan()));
+    let mut ranking = Ranking::new(1);
+    strategy.rank(&context(&snapshot), &candidates, &mut for_request(0, 0), &mut ranking);
+    assert_eq!(ranking.decide().unwrap().lacking, Some(Signal::Prefix));
 }
 
 #[test]

@@ -1,0 +1,292 @@
+//! AIBrix's environment variables: what they say holds where neither a flag nor the file says otherwise.
+//!
+//! A value that can't be used is an error that names the variable; AIBrix itself falls back to its default in silence. What has no counterpart
+//! here is a warning. Read with the flags (`cli`), used by `validate`.
+
+use super::decode::Sink;
+use super::defaults::MAX_BLOCK_SIZE;
+use super::diagnostic::{Code, Diagnostic};
+use super::schema::TokenizerKind;
+use crate::prefix::cache::CHARACTERS_PER_TOKEN;
+use crate::scheduling::registry;
+use crate::scheduling::strategy::weighted;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+
+/// The variables that are set, by name; blank ones count as not set.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AibrixEnv(BTreeMap<String, String>);
+
+/// What a variable sets.
+#[derive(Clone, Copy, Debug)]
+enum Meaning {
+    /// The strategy of pools that name none.
+    Strategy,
+    /// What turns prompts into tokens.
+    Tokenizer,
+    /// The size of a block, in bytes.
+    BlockBytes,
+    /// A parameter of a strategy.
+    Parameter(&'static str, &'static str, Kind),
+    /// Nothing here, and why.
+    Nothing(&'static str),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Whole,
+    Number,
+    Word,
+}
+
+/// The default strategy.
+const ROUTING_ALGORITHM: &str = "ROUTING_ALGORITHM";
+/// Every other variable that is looked at begins so.
+const PREFIXES: [&str; 2] = ["AIBRIX_PREFIX_CACHE_", "AIBRIX_ROUTER_"];
+
+const VARIABLES: &[(&str, Meaning)] = {
+    use Kind::{Number, Whole, Word};
+    use Meaning::{BlockBytes, Nothing, Parameter, Strategy, Tokenizer};
+    const VTC: &str = "vtc-basic";
+    const PREBLE: &str = "prefix-cache-preble";
+    const BY_ROOM: &str = "blocks are forgotten when room runs out; `prefixCache.maxBytes` bounds it";
+    const BY_FILE: &str = "KV events are configured in the file, under `prefixCache`";
+    &[
+        (ROUTING_ALGORITHM, Strategy),
+        ("AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE", Tokenizer),
+        ("AIBRIX_PREFIX_CACHE_BLOCK_SIZE", BlockBytes),
+        ("AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", Parameter("prefix-cache", "imbalance", Whole)),
+        ("AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR", Parameter("prefix-cache", "deviations", Number)),
+        ("AIBRIX_PREFIX_CACHE_BLOCK_NUMBER", Nothing(BY_ROOM)),
+        ("AIBRIX_PREFIX_CACHE_EVICTION_INTERVAL_SECONDS", Nothing(BY_ROOM)),
+        ("AIBRIX_PREFIX_CACHE_EVICTION_DURATION_MINS", Nothing(BY_ROOM)),
+        ("AIBRIX_PREFIX_CACHE_KV_EVENT_SYNC_ENABLED", Nothing(BY_FILE)),
+        ("AIBRIX_PREFIX_CACHE_KV_EVENT_PUBLISH_ADDR", Nothing(BY_FILE)),
+        ("AIBRIX_PREFIX_CACHE_KV_EVENT_SUBSCRIBE_ADDRS", Nothing(BY_FILE)),
+        ("AIBRIX_PREFIX_CACHE_USE_REMOTE_TOKENIZER", Nothing(BY_FILE)),
+        ("AIBRIX_PREFIX_CACHE_REMOTE_TOKENIZER_ENDPOINT", Nothing(BY_FILE)),
+        ("AIBRIX_ROUTER_PREBLE_TARGET_GPU", Parameter(PREBLE, "targetGPU", Word)),
+        ("AIBRIX_ROUTER_PREBLE_DECODING_LENGTH", Parameter(PREBLE, "decodingLength", Whole)),
+        ("AIBRIX_ROUTER_PREBLE_SLIDING_WINDOW_PERIOD", Parameter(PREBLE, "slidingWindowPeriod", Whole)),
+        ("AIBRIX_ROUTER_PREBLE_EVICTION_LOOP_INTERVAL", Nothing("nothing is swept in the background")),
+        ("AIBRIX_ROUTER_VTC_TOKEN_TRACKER_TIME_UNIT", Parameter(VTC, "timeUnit", Word)),
+        ("AIBRIX_ROUTER_VTC_TOKEN_TRACKER_WINDOW_SIZE", Parameter(VTC, "windowSize", Whole)),
+        ("AIBRIX_ROUTER_VTC_TOKEN_TRACKER_MIN_TOKENS", Parameter(VTC, "minTokens", Number)),
+        ("AIBRIX_ROUTER_VTC_TOKEN_TRACKER_MAX_TOKENS", Parameter(VTC, "maxTokens", Number)),
+        ("AIBRIX_ROUTER_VTC_BASIC_INPUT_TOKEN_WEIGHT", Parameter(VTC, "inputTokenWeight", Number)),
+        ("AIBRIX_ROUTER_VTC_BASIC_OUTPUT_TOKEN_WEIGHT", Parameter(VTC, "outputTokenWeight", Number)),
+        ("AIBRIX_ROUTER_VTC_BASIC_MAX_POD_LOAD", Parameter(VTC, "maxPodLoad", Number)),
+        ("AIBRIX_ROUTER_VTC_BASIC_FAIRNESS_WEIGHT", Parameter(VTC, "fairnessWeight", Number)),
+        ("AIBRIX_ROUTER_VTC_BASIC_UTILIZATION_WEIGHT", Parameter(VTC, "utilizationWeight", Number)),
+    ]
+};
+
+impl AibrixEnv {
+    /// Those of `variables` that are AIBrix's and concern routing.
+    #[must_use]
+    pub fn of(variables: impl IntoIterator<Item = (String, String)>) -> Self {
+        let concerns = |name: &str| name == ROUTING_ALGORITHM || PREFIXES.iter().any(|p| name.starts_with(p));
+        let set = variables.into_iter().filter(|(name, value)| concerns(name) && !value.trim().is_empty());
+        Self(set.map(|(name, value)| (name, value.trim().to_owned())).collect())
+    }
+
+    /// What they say; what is wrong with them goes to `sink`.
+    pub(super) fn read(&self, sink: &mut Sink) -> AibrixDefaults {
+        let mut defaults = AibrixDefaults::default();
+        for (name, value) in &self.0 {
+            let known = VARIABLES.iter().find(|(n, _)| n == name);
+            let set = match known.map(|(_, meaning)| *meaning) {
+                Some(Meaning::Strategy) => {
+                    defaults.strategy = Some(value.clone());
+                    Ok(())
+                }
+                Some(Meaning::Tokenizer) => tokenizer(value).map(|kind| defaults.tokenizer = Some(kind)),
+                Some(Meaning::BlockBytes) => block_size(value).map(|size| defaults.block_size = Some(size)),
+                Some(Meaning::Parameter(strategy, parameter, kind)) => {
+                    checked(strategy, parameter, kind, value).map(|value| {
+                        defaults.parameters.entry(strategy).or_default().insert(parameter.to_owned(), value);
+                    })
+                }
+                Some(Meaning::Nothing(why)) => {
+                    sink.push(Diagnostic::new(Code::NoEffect, name, format!("`{name}` has no effect: {why}")));
+                    Ok(())
+                }
+                None => {
+                    sink.push(Diagnostic::new(Code::NoEffect, name, format!("`{name}` has no effect: it is not read")));
+                    Ok(())
+                }
+            };
+            if let Err(allowed) = set {
+                let shown: String = value.chars().take(60).collect();
+                let message = format!("`{name}` is `{shown}`, allowed: {allowed}");
+                sink.push(Diagnostic::new(Code::OutOfRange, name, message));
+            }
+        }
+        defaults
+    }
+}
+
+fn tokenizer(value: &str) -> Result<TokenizerKind, String> {
+    match value {
+        "character" => Ok(TokenizerKind::Characters),
+        "tiktoken" => Ok(TokenizerKind::Tiktoken),
+        "remote" => Ok(TokenizerKind::Remote),
+        _ => Err("character, tiktoken, remote".to_owned()),
+    }
+}
+
+/// Tokens in a block, from AIBrix's bytes: of text as they are, of token ids four each.
+fn block_size(value: &str) -> Result<u32, String> {
+    let most = MAX_BLOCK_SIZE * CHARACTERS_PER_TOKEN;
+    let bytes = value.parse::<u32>().ok().filter(|bytes| (1..=most).contains(bytes));
+    bytes.map(|bytes| bytes.div_ceil(CHARACTERS_PER_TOKEN)).ok_or_else(|| format!("1 to {most} bytes, whole"))
+}
+
+/// The value as the strategy takes it.
+fn checked(strategy: &str, parameter: &str, kind: Kind, text: &str) -> Result<Value, String> {
+    let value = match kind {
+        Kind::Whole => Value::from(text.parse::<u32>().map_err(|_| "a whole number, 0 or more".to_owned())?),
+        Kind::Number => {
+            let number = text.parse::<f64>().ok().filter(|n| n.is_finite());
+            Value::from(number.ok_or_else(|| "a number".to_owned())?)
+        }
+        Kind::Word => Value::from(text),
+    };
+    let alone = Value::Object(Map::from_iter([(parameter.to_owned(), value.clone())]));
+    match registry::build(strategy, &alone) {
+        Ok(_) => Ok(value),
+        Err(error) => Err(format!("what `{strategy}` takes ({error})")),
+    }
+}
+
+/// What holds where nobody says otherwise, after AIBrix's environment was read.
+#[derive(Debug, Default)]
+pub(super) struct AibrixDefaults {
+    /// The strategy of pools that name none.
+    pub(super) strategy: Option<String>,
+    /// What turns prompts into tokens.
+    pub(super) tokenizer: Option<TokenizerKind>,
+    /// Tokens in a block.
+    pub(super) block_size: Option<u32>,
+    parameters: BTreeMap<&'static str, Map<String, Value>>,
+}
+
+impl AibrixDefaults {
+    /// The parameters of `strategy`, which the file `given` says, with what the environment adds. Parts of a weighted name have their own.
+    pub(super) fn parameters(&self, strategy: &str, given: Value) -> Value {
+        if self.parameters.is_empty() {
+            return given;
+        }
+        let all = |given: Value| match given {
+            Value::Null => Some(Map::new()),
+            Value::Object(map) => Some(map),
+            _ => None,
+        };
+        let add = |defaults: &Map<String, Value>, given: Value| match all(given.clone()) {
+            Some(map) => Value::Object(defaults.clone().into_iter().chain(map).collect()),
+            None => given,
+        };
+        if let Some(defaults) = self.parameters.get(strategy) {
+            return add(defaults, given);
+        }
+        let parts = weighted::parse(strategy).ok().filter(|_| weighted::is_weighted(strategy)).unwrap_or_default();
+        let (Some(mut map), false) = (all(given.clone()), parts.is_empty()) else { return given };
+        for (name, _) in parts {
+            if let Some(defaults) = self.parameters.get(name) {
+                let own = map.remove(name).unwrap_or(Value::Null);
+                map.insert(name.to_owned(), add(defaults, own));
+            }
+        }
+        if map.is_empty() { given } else { Value::Object(map) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn read(variables: &[(&str, &str)]) -> (AibrixDefaults, Vec<Diagnostic>) {
+        let mut sink = Sink::default();
+        let set = variables.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+        let defaults = AibrixEnv::of(set).read(&mut sink);
+        (defaults, sink.diagnostics)
+    }
+
+    #[test]
+    fn every_variable_of_the_table_is_taken() {
+        for (name, meaning) in VARIABLES {
+            let value = match meaning {
+                Meaning::Strategy => "prefix-cache",
+                Meaning::Tokenizer => "tiktoken",
+                Meaning::BlockBytes => "128",
+                Meaning::Parameter(_, "targetGPU", _) => "A6000",
+                Meaning::Parameter(_, "timeUnit", _) => "seconds",
+                Meaning::Parameter(..) => "7",
+                Meaning::Nothing(_) => "true",
+            };
+            let (_, diagnostics) = read(&[(name, value)]);
+            let codes: Vec<Code> = diagnostics.iter().map(|d| d.code).collect();
+            let expected = if matches!(meaning, Meaning::Nothing(_)) { vec![Code::NoEffect] } else { vec![] };
+            assert_eq!(codes, expected, "{name}: {diagnostics:?}");
+        }
+        let (defaults, _) = read(&[
+            ("AIBRIX_PREFIX_CACHE_BLOCK_SIZE", "128"),
+            ("AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE", "character"),
+            ("ROUTING_ALGORITHM", " prefix-cache "),
+        ]);
+        assert_eq!(defaults.block_size, Some(32), "128 bytes");
+        assert_eq!(defaults.tokenizer, Some(TokenizerKind::Characters));
+        assert_eq!(defaults.strategy.as_deref(), Some("prefix-cache"));
+    }
+
+    #[test]
+    fn what_can_not_be_used_is_an_error_that_names_the_variable() {
+        for (name, value, allowed) in [
+            ("AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", "many", "a whole number"),
+            ("AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", "-1", "a whole number"),
+            ("AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR", "NaN", "a number"),
+            ("AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE", "bert", "character, tiktoken, remote"),
+            ("AIBRIX_PREFIX_CACHE_BLOCK_SIZE", "0", "1 to 16384"),
+            ("AIBRIX_ROUTER_VTC_TOKEN_TRACKER_TIME_UNIT", "hours", "`vtc-basic`"),
+            ("AIBRIX_ROUTER_VTC_TOKEN_TRACKER_WINDOW_SIZE", "0", "`vtc-basic`"),
+            ("AIBRIX_ROUTER_PREBLE_TARGET_GPU", "H100", "`prefix-cache-preble`"),
+        ] {
+            let (_, diagnostics) = read(&[(name, value)]);
+            let [error] = diagnostics.as_slice() else { panic!("{name}: {diagnostics:?}") };
+            assert!(error.is_error() && error.message.contains(name) && error.message.contains(allowed), "{error:?}");
+        }
+        let (_, unknown) = read(&[("AIBRIX_ROUTER_VTC_BASIC_MAX_LOAD", "1"), ("AIBRIX_OTHER", "1"), ("PATH", "/")]);
+        assert_eq!(unknown.iter().map(|d| d.code).collect::<Vec<_>>(), [Code::NoEffect], "{unknown:?}");
+        assert!(read(&[("AIBRIX_ROUTER_PREBLE_TARGET_GPU", " ")]).1.is_empty(), "blank is not set");
+    }
+
+    #[test]
+    fn zero_can_be_said() {
+        let (defaults, diagnostics) = read(&[("AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", "0")]);
+        assert!(diagnostics.is_empty());
+        assert_eq!(defaults.parameters("prefix-cache", Value::Null), json!({"imbalance": 0}));
+    }
+
+    #[test]
+    fn the_file_outranks_the_environment_parameter_by_parameter() {
+        let (defaults, _) = read(&[
+            ("AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR", "3"),
+            ("AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", "4"),
+        ]);
+        for (name, given, expected) in [
+            ("prefix-cache", Value::Null, json!({"deviations": 3.0, "imbalance": 4})),
+            ("prefix-cache", json!({"imbalance": 9}), json!({"deviations": 3.0, "imbalance": 9})),
+            ("random", Value::Null, Value::Null),
+            ("random,least-request", Value::Null, Value::Null),
+            ("prefix-cache", json!([1]), json!([1])),
+            (
+                "prefix-cache:2,least-request",
+                json!({"prefix-cache": {"imbalance": 9}}),
+                json!({"prefix-cache": {"deviations": 3.0, "imbalance": 9}}),
+            ),
+        ] {
+            assert_eq!(defaults.parameters(name, given.clone()), expected, "{name} {given}");
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! Who chooses a strategy: the model, a profile, the request.
+
+use super::{At, Fields, Node, Opt, Read, Sink, Strategy};
+
+sections! {
+    /// How requests for some models are routed.
+    StrategyRule {
+        "models" => models: Vec<At<String>>,
+        "strategy" => strategy: Strategy,
+        "locked" => locked: bool,
+        "defaultProfile" => default_profile: String,
+        "profiles" => profiles: Vec<(At<String>, At<Profile>)>,
+    }
+    /// A strategy for one kind of request, and what makes a request be of it.
+    Profile {
+        "strategy" => strategy: Strategy,
+        "promptTokensGte" => prompt_tokens_gte: u32,
+        "promptTokensLt" => prompt_tokens_lt: u32,
+        "maxTokensGte" => max_tokens_gte: u32,
+        "maxTokensLt" => max_tokens_lt: u32,
+    }
+    /// What requests may choose by their headers.
+    RequestStrategy {
+        "header" => header: String,
+        "profileHeader" => profile_header: String,
+        "filterHeader" => filter_header: String,
+        "allow" => allow: Vec<At<Strategy>>,
+    }
+}

@@ -1,0 +1,237 @@
+//! The checks of who chooses a strategy: the pool, the model, a profile, the request.
+
+use super::given;
+use crate::config::Overrides;
+use crate::config::aibrix_env::AibrixDefaults;
+use crate::config::decode::Sink;
+use crate::config::defaults::DEFAULT_STRATEGY;
+use crate::config::diagnostic::{At, Code, Diagnostic, Span, closest};
+use crate::config::schema::{self, Opt};
+use crate::scheduling::choice::{Conditions, ModelRule, ProfileSpec, RequestSpec, StrategySpec};
+use crate::scheduling::registry::{self, BuildError};
+use crate::scheduling::strategy::weighted;
+use serde_json::Value;
+use std::collections::HashMap;
+
+/// What `allow` holds when requests may name every strategy.
+const ANY: &str = "*";
+
+/// The pool's strategy: the flag's, else the file's, else the environment's, else the default.
+pub(super) fn of_pool(
+    file: Option<&At<schema::Strategy>>,
+    path: &str,
+    flags: &Overrides,
+    env: &AibrixDefaults,
+    sink: &mut Sink,
+) -> StrategySpec {
+    let place = format!("{path}.strategy");
+    let (name, span, parameters, place) = match (&flags.strategy, file.map(|at| &at.value)) {
+        // Parameters belong to the algorithm that the file names; they go with it when a flag names another.
+        (Some(flag), Some(s)) if *flag == s.name.value => (flag.as_str(), s.name.span, s.parameters.as_ref(), place),
+        (Some(flag), _) => (flag.as_str(), Span::default(), None, "--strategy".to_owned()),
+        (None, Some(s)) => (s.name.value.as_str(), s.name.span, s.parameters.as_ref(), place),
+        (None, None) => {
+            let name = env.strategy.as_deref();
+            (name.unwrap_or(DEFAULT_STRATEGY), Span::default(), None, "ROUTING_ALGORITHM".to_owned())
+        }
+    };
+    checked(name, span, parameters, &place, env, sink)
+}
+
+/// A strategy that can be built; what is wrong with it goes to `sink`.
+fn checked(
+    name: &str,
+    span: Span,
+    parameters: Option<&At<Value>>,
+    path: &str,
+    env: &AibrixDefaults,
+    sink: &mut Sink,
+) -> StrategySpec {
+    let given = parameters.map_or(Value::Null, |at| at.value.clone());
+    let spec = StrategySpec { name: name.to_owned(), parameters: env.parameters(name, given) };
+    match registry::build(name, &spec.parameters) {
+        Ok(_) => {}
+        Err(BuildError::Unknown(unknown)) => {
+            let names = || registry::STRATEGIES.iter().map(|d| d.name);
+            let shown: String = unknown.chars().take(60).collect();
+            let known = names().collect::<Vec<_>>().join(", ");
+            let message = format!("no strategy is called `{shown}`; there are: {known}");
+            let mut diagnostic = Diagnostic::new(Code::UnknownStrategy, path, message).at(span);
+            if let Some(meant) = closest(&unknown, names()) {
+                diagnostic = diagnostic.help(format!("did you mean `{meant}`?"));
+            }
+            sink.push(diagnostic);
+        }
+        Err(BuildError::Parameters(e)) if parameters.is_none() && weighted::is_weighted(name) => {
+            let message = format!("`{}` is no sum of strategies: {e}", name.chars().take(60).collect::<String>());
+            sink.push(Diagnostic::new(Code::BadParameters, path, message).at(span));
+        }
+        Err(BuildError::Parameters(e)) => {
+            let message = format!("strategy `{name}` does not take these parameters: {e}");
+            let place = parameters.map_or(span, |at| at.span);
+            sink.push(Diagnostic::new(Code::BadParameters, format!("{path}.parameters"), message).at(place));
+        }
+    }
+    spec
+}
+
+fn named(file: &schema::Strategy, path: &str, env: &AibrixDefaults, sink: &mut Sink) -> StrategySpec {
+    checked(&file.name.value, file.name.span, file.parameters.as_ref(), path, env, sink)
+}
+
+/// The rules by model.
+pub(super) fn rules(
+    file: &[At<schema::StrategyRule>],
+    path: &str,
+    env: &AibrixDefaults,
+    sink: &mut Sink,
+) -> Vec<ModelRule> {
+    let mut seen: HashMap<String, Span> = HashMap::new();
+    let mut rules = Vec::with_capacity(file.len());
+    for (i, At { value: rule, span }) in file.iter().enumerate() {
+        let path = format!("{path}.strategies[{i}]");
+        check_models(rule, *span, &path, &mut seen, sink);
+        rules.push(self::rule(rule, *span, &path, env, sink));
+    }
+    rules
+}
+
+/// Each model has one rule, and one rule may speak of all others.
+fn check_models(
+    rule: &schema::StrategyRule,
+    span: Span,
+    path: &str,
+    seen: &mut HashMap<String, Span>,
+    sink: &mut Sink,
+) {
+    let models = rule.models.as_ref().map(|at| at.value.as_slice()).unwrap_or_default();
+    let all = At { value: String::new(), span };
+    for model in if models.is_empty() { std::slice::from_ref(&all) } else { models } {
+        if let Some(first) = seen.insert(model.value.clone(), model.span) {
+            let message = if model.value.is_empty() {
+                "two rules speak of all other models: neither has `models`".to_owned()
+            } else {
+                format!("two rules speak of the model `{}`", model.value)
+            };
+            let diagnostic = Diagnostic::new(Code::DuplicateName, format!("{path}.models"), message);
+            sink.push(diagnostic.at(model.span).related(first, "the first one"));
+        }
+    }
+}
+
+fn rule(file: &schema::StrategyRule, span: Span, path: &str, env: &AibrixDefaults, sink: &mut Sink) -> ModelRule {
+    let strategy = file.strategy.as_ref().map(|at| named(&at.value, &format!("{path}.strategy"), env, sink));
+    let files = file.profiles.as_ref().map(|at| at.value.as_slice()).unwrap_or_default();
+    let mut profiles = Vec::with_capacity(files.len());
+    for (name, at) in files {
+        profiles.extend(profile(name, at, &format!("{path}.profiles.{}", name.value), env, sink));
+    }
+    let locked = file.locked.filter(|at| at.value);
+    if strategy.is_none() && (files.is_empty() || locked.is_some()) {
+        let what = if locked.is_some() { "it can't be locked" } else { "and without profiles the rule says nothing" };
+        let message = format!("`strategy` is missing: {what}");
+        sink.push(Diagnostic::new(Code::MissingKey, format!("{path}.strategy"), message).at(span));
+    }
+    if let Some(at) = locked.filter(|_| !files.is_empty()) {
+        let message = "the profiles have no effect: a locked strategy outranks them";
+        sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.profiles"), message).at(at.span));
+    }
+    if let Some(at) = &file.default_profile
+        && !files.iter().any(|(name, _)| name.value == at.value)
+    {
+        let known: Vec<&str> = files.iter().map(|(name, _)| name.value.as_str()).collect();
+        let shown: String = at.value.chars().take(60).collect();
+        let known = if known.is_empty() { "no profile, since there is none".to_owned() } else { known.join(", ") };
+        sink.out_of_range(at.span, &format!("{path}.defaultProfile"), format!("`{shown}`"), &known);
+    }
+    ModelRule {
+        models: file.models.iter().flat_map(|at| &at.value).map(|m| m.value.clone()).collect(),
+        strategy,
+        locked: locked.is_some(),
+        default_profile: file.default_profile.as_ref().map(|at| at.value.clone()),
+        profiles,
+    }
+}
+
+fn profile(
+    name: &At<String>,
+    file: &At<schema::Profile>,
+    path: &str,
+    env: &AibrixDefaults,
+    sink: &mut Sink,
+) -> Option<ProfileSpec> {
+    let p = &file.value;
+    for (what, gte, lt) in
+        [("promptTokens", p.prompt_tokens_gte, p.prompt_tokens_lt), ("maxTokens", p.max_tokens_gte, p.max_tokens_lt)]
+    {
+        if let (Some(gte), Some(lt)) = (gte, lt)
+            && gte.value >= lt.value
+        {
+            let message = format!("no request has {what} of at least {} and fewer than {}", gte.value, lt.value);
+            let diagnostic = Diagnostic::new(Code::Contradiction, format!("{path}.{what}Lt"), message);
+            sink.push(diagnostic.at(lt.span).related(gte.span, "at least"));
+        }
+    }
+    let Some(strategy) = &p.strategy else {
+        let message = format!("`strategy` is missing in the profile `{}`", name.value);
+        sink.push(Diagnostic::new(Code::MissingKey, format!("{path}.strategy"), message).at(name.span));
+        return None;
+    };
+    let value = |at: Opt<u32>| at.map(|at| at.value);
+    Some(ProfileSpec {
+        name: name.value.clone(),
+        strategy: named(&strategy.value, &format!("{path}.strategy"), env, sink),
+        when: Conditions {
+            prompt_tokens_gte: value(p.prompt_tokens_gte),
+            prompt_tokens_lt: value(p.prompt_tokens_lt),
+            max_tokens_gte: value(p.max_tokens_gte),
+            max_tokens_lt: value(p.max_tokens_lt),
+        },
+    })
+}
+
+/// What requests may choose. A name that is allowed without parameters and is the pool's own strategy is the pool's own, parameters included.
+pub(super) fn by_request(
+    file: Opt<schema::RequestStrategy>,
+    path: &str,
+    of_pool: &StrategySpec,
+    env: &AibrixDefaults,
+    sink: &mut Sink,
+) -> Option<RequestSpec> {
+    let file = file?.value;
+    let path = format!("{path}.requestStrategy");
+    let d = RequestSpec::default();
+    let mut header = |key: &str, at: Opt<String>| {
+        let at = at?;
+        if at.value.parse::<http::HeaderName>().is_err() {
+            let shown: String = at.value.chars().take(60).collect();
+            sink.out_of_range(at.span, &format!("{path}.{key}"), format!("`{shown}`"), "the name of a header");
+        }
+        Some(at.value.to_ascii_lowercase())
+    };
+    let strategy_header = header("header", file.header).unwrap_or(d.header);
+    let profile_header = header("profileHeader", file.profile_header).unwrap_or(d.profile_header);
+    let filter_header = header("filterHeader", file.filter_header);
+    let mut allowed: Vec<StrategySpec> = Vec::new();
+    for (i, at) in given(file.allow, Vec::new()).iter().enumerate() {
+        let path = format!("{path}.allow[{i}]");
+        let (name, parameters) = (&at.value.name, at.value.parameters.as_ref());
+        let mut specs = Vec::new();
+        if name.value == ANY && parameters.is_none() {
+            specs.extend(registry::STRATEGIES.iter().map(|d| checked(d.name, name.span, None, &path, env, sink)));
+        } else {
+            specs.push(named(&at.value, &path, env, sink));
+        }
+        for spec in specs {
+            let own = parameters.is_none() && spec.name == of_pool.name;
+            // What stands there by name outranks what `*` brings.
+            if !allowed.iter().any(|known| known.name == spec.name) {
+                allowed.push(if own { of_pool.clone() } else { spec });
+            } else if name.value != ANY {
+                let message = format!("the strategy `{}` is allowed twice", spec.name);
+                sink.push(Diagnostic::new(Code::DuplicateName, path.as_str(), message).at(name.span));
+            }
+        }
+    }
+    Some(RequestSpec { header: strategy_header, profile_header, filter_header, allowed })
+}

@@ -1,0 +1,211 @@
+//! `prefix-cache-preble`: exploit a prefix that covers most of the prompt, else explore where the last minutes left most room.
+//!
+//! ```text
+//! requests differ by more than `imbalance`: only the endpoints with the fewest requests count
+//! longest held > matchThreshold x prompt:   of its holders, the one with the fewest requests within the window
+//! else:                                     the least  work within the window + prefill(what it lacks of this prompt)
+//! work of a request = prefill(new tokens, prompt) + answer tokens x 0.15 s, on the endpoint that got it
+//! ```
+//!
+//! `prefill` is a fit of measured times on one kind of GPU ([`cost`]). Who holds what is the pool's prefix index's word; the original keeps
+//! a radix tree of its own and spreads a prompt's work over all that hold it. What admission would evict is not counted.
+//! When not: servers are unlike the two GPUs and the 7B model that were measured; then the proportion of prefill to decoding is off.
+//! With `compat: true` exploration leaves this prompt's own prefill out, the fits are exactly AIBrix's, and an answer has `decodingLength`
+//! tokens even where the request allows fewer.
+//! Source: AIBrix `prefix-cache-preble`; Srivatsa et al., "Preble: Efficient Distributed Prompt Scheduling for LLM Serving" (2024).
+
+use crate::ids::EndpointId;
+use crate::pool::Endpoint;
+use crate::rng::PickRng;
+use crate::scheduling::plugin::{Better, Descriptor, ParamError, params};
+use crate::scheduling::window::{SlidingSum, Window};
+use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
+use ahash::AHashMap;
+use cost::Gpu;
+use parking_lot::Mutex;
+use rand::RngExt;
+use serde::Deserialize;
+use smallvec::SmallVec;
+use std::time::Duration;
+
+pub mod cost;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor = Descriptor {
+    name: "prefix-cache-preble",
+    summary: "Follows a prefix that covers most of the prompt, else the endpoint with the least work in the last minutes.",
+    source: "AIBrix `prefix-cache-preble`, Preble (2024)",
+    build: |value| params::<Params>(value)?.build().map(|s| Box::new(s) as Box<dyn Strategy>),
+};
+
+/// 45 tokens an answer.
+const DEFAULT_DECODING_LENGTH: u32 = 45;
+/// 3 minutes.
+const DEFAULT_SLIDING_WINDOW_PERIOD: u32 = 3;
+/// Half of the prompt.
+const DEFAULT_MATCH_THRESHOLD: f64 = 0.5;
+/// 8 requests.
+const DEFAULT_IMBALANCE: u32 = 8;
+/// 0.15 s for a token of an answer.
+const SECONDS_PER_TOKEN: f64 = 0.15;
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct Params {
+    #[serde(rename = "targetGPU")]
+    target_gpu: Gpu,
+    decoding_length: u32,
+    /// Minutes.
+    sliding_window_period: u32,
+    match_threshold: f64,
+    imbalance: u32,
+    compat: bool,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self {
+            target_gpu: Gpu::V100,
+            decoding_length: DEFAULT_DECODING_LENGTH,
+            sliding_window_period: DEFAULT_SLIDING_WINDOW_PERIOD,
+            match_threshold: DEFAULT_MATCH_THRESHOLD,
+            imbalance: DEFAULT_IMBALANCE,
+            compat: false,
+        }
+    }
+}
+
+impl Params {
+    fn build(self) -> Result<Preble, ParamError> {
+        if !(0.0..=1.0).contains(&self.match_threshold) {
+            return Err(ParamError(format!("`matchThreshold` is {}; 0 to 1 is allowed", self.match_threshold)));
+        }
+        if self.sliding_window_period == 0 {
+            return Err(ParamError("`slidingWindowPeriod` is 0 minutes; at least 1 is needed".to_owned()));
+        }
+        let length = Duration::from_secs(60).saturating_mul(self.sliding_window_period);
+        Ok(Preble { params: self, window: Window::new(length), work: Mutex::default() })
+    }
+}
+
+/// What was sent to one endpoint within the window.
+#[derive(Debug, Default)]
+struct Work {
+    nanos: SlidingSum,
+    requests: SlidingSum,
+}
+
+#[derive(Debug)]
+struct Preble {
+    params: Params,
+    window: Window,
+    work: Mutex<AHashMap<EndpointId, Work>>,
+}
+
+/// One candidate in the order in which it is tried: the least first.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Place {
+    /// Outside of the field when load differs much.
+    outside: bool,
+    key: f64,
+    drawn: u32,
+    at: usize,
+}
+
+impl Preble {
+    /// Seconds to compute what an endpoint that holds `held` tokens lacks of the prompt.
+    fn prefill(&self, cx: &PickContext<'_>, held: u32) -> f64 {
+        let prompt = cx.request.prompt_tokens;
+        self.params.target_gpu.prefill(prompt.saturating_sub(held), prompt, self.params.compat)
+    }
+
+    /// Seconds of work within the window, and requests, for each candidate.
+    fn loads(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> SmallVec<[(f64, u64); 16]> {
+        let slot = self.window.slot(cx.now);
+        let mut work = self.work.lock();
+        let mut load = |c: &Candidate<'_>| {
+            let Some(work) = work.get_mut(&c.state.endpoint.id) else { return (0.0, 0) };
+            work.nanos.expire(slot);
+            work.requests.expire(slot);
+            (work.nanos.total() as f64 / 1e9, work.requests.total())
+        };
+        candidates.iter().map(&mut load).collect()
+    }
+
+    /// What exploration goes by, seconds.
+    fn explored(&self, cx: &PickContext<'_>, candidate: &Candidate<'_>, work: f64) -> f64 {
+        if self.params.compat { work } else { work + self.prefill(cx, candidate.cached.any) }
+    }
+}
+
+impl Strategy for Preble {
+    fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        if cx.prefix.is_none() {
+            ranking.lacks(Signal::Prefix);
+        }
+        let fewest = candidates.iter().map(|c| c.requests).min().unwrap_or(0);
+        let most = candidates.iter().map(|c| c.requests).max().unwrap_or(0);
+        let gated = most - fewest > self.params.imbalance;
+        let outside = |c: &Candidate<'_>| gated && c.requests != fewest;
+        let longest = candidates.iter().filter(|c| !outside(c)).map(|c| c.cached.any).max().unwrap_or(0);
+        let threshold = self.params.match_threshold * f64::from(cx.request.prompt_tokens);
+        let exploits = longest > 0 && f64::from(longest) > threshold;
+        let loads = self.loads(cx, candidates);
+        let cost = |i: usize| match (candidates.get(i), loads.get(i)) {
+            (Some(c), Some((work, _))) => self.explored(cx, c, *work),
+            _ => f64::NAN,
+        };
+        ranking.note("work, seconds", 1.0, candidates, cost);
+        ranking.because(match (exploits, gated) {
+            (true, _) => "holds most of the prompt, and had the fewest requests of those who do",
+            (false, true) => "least work among those with the fewest requests",
+            (false, false) => "least work",
+        });
+        let mut order: SmallVec<[(bool, Place); 16]> = SmallVec::with_capacity(candidates.len());
+        for (at, (c, (_, requests))) in candidates.iter().zip(&loads).enumerate() {
+            let holds = exploits && c.cached.any == longest;
+            let key = if holds { *requests as f64 } else { cost(at) };
+            order.push((!holds, Place { outside: outside(c), key, drawn: rng.random(), at }));
+        }
+        order.sort_unstable_by(|(a_last, a), (b_last, b)| {
+            let place = a.outside.cmp(&b.outside).then(a_last.cmp(b_last));
+            place.then(a.key.total_cmp(&b.key)).then(a.drawn.cmp(&b.drawn))
+        });
+        for candidate in order.iter().filter_map(|(_, p)| candidates.get(p.at)).take(ranking.wanted()) {
+            ranking.push(&candidate.state.endpoint);
+        }
+    }
+
+    fn scores(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
+        let loads = self.loads(cx, candidates);
+        for ((score, candidate), (work, _)) in out.iter_mut().zip(candidates).zip(loads) {
+            *score = self.explored(cx, candidate, work);
+        }
+        Some(Better::Lower)
+    }
+
+    fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {
+        let held = cx.prefix.map_or(0, |found| found.tokens(found.depth(endpoint.id).any));
+        let allowed = cx.request.max_tokens.filter(|_| !self.params.compat).unwrap_or(u32::MAX);
+        let answer = f64::from(self.params.decoding_length.min(allowed)) * SECONDS_PER_TOKEN;
+        let nanos = ((self.prefill(cx, held) + answer) * 1e9) as u64;
+        let slot = self.window.slot(cx.now);
+        let mut all = self.work.lock();
+        let work = all.entry(endpoint.id).or_default();
+        for (sum, amount) in [(&mut work.nanos, nanos), (&mut work.requests, 1)] {
+            sum.expire(slot);
+            sum.add(slot, amount);
+        }
+        // Endpoints that have left are forgotten when the map outgrows the pool.
+        if all.len() > 2 * cx.snapshot.endpoints.len().max(1) {
+            all.retain(|_, work| work.requests.expires().is_some_and(|at| at > slot));
+        }
+    }
+
+    fn reads(&self) -> Reads {
+        Reads::PREFIX
+    }
+}
+
+#[cfg(test)]
+mod tests;

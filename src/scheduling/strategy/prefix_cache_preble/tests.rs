@@ -1,0 +1,134 @@
+//! AIBrix's cases of its Preble, and the window's cost model.
+
+use super::*;
+use crate::clock::Timestamp;
+use crate::pool::PoolSnapshot;
+use crate::rng::for_request;
+use crate::scheduling::candidates::Cached;
+use crate::scheduling::tests::{NOW, STALE_AFTER, context, snapshot};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+fn build(value: &Value) -> Preble {
+    params::<Params>(value).unwrap().build().unwrap()
+}
+
+fn pool(counts: &[u32]) -> PoolSnapshot {
+    snapshot(&(1..).zip(counts.iter().copied()).collect::<Vec<_>>())
+}
+
+/// Who may be picked when endpoints hold so many of the prompt's tokens.
+fn picks(strategy: &Preble, pool: &PoolSnapshot, prompt: u32, held: &[u32], now: Timestamp) -> BTreeSet<u32> {
+    let mut cx = PickContext { now, ..context(pool) };
+    cx.request.prompt_tokens = prompt;
+    let hold = |(state, held): (_, &u32)| Candidate {
+        cached: Cached { gpu: *held, any: *held },
+        ..Candidate::new(state, NOW, STALE_AFTER, 0)
+    };
+    let candidates: Vec<_> = pool.endpoints.iter().zip(held).map(hold).collect();
+    let draw = |seed| {
+        let mut ranking = Ranking::new(1);
+        strategy.rank(&cx, &candidates, &mut for_request(seed, 0), &mut ranking);
+        ranking.decide().unwrap().picks[0].id.0
+    };
+    (0..60).map(draw).collect()
+}
+
+/// The endpoint with this id gets `requests` prompts of so many tokens.
+fn send(strategy: &Preble, pool: &PoolSnapshot, id: u32, requests: u32, prompt: u32, now: Timestamp) {
+    let mut cx = PickContext { now, ..context(pool) };
+    cx.request.prompt_tokens = prompt;
+    let state = pool.endpoints.iter().find(|s| s.endpoint.id.0 == id).unwrap();
+    (0..requests).for_each(|_| strategy.picked(&cx, &state.endpoint));
+}
+
+#[test]
+fn a_prompt_that_nobody_knows_goes_where_the_least_work_is() {
+    let (strategy, pool) = (build(&Value::Null), pool(&[0, 0]));
+    assert_eq!(picks(&strategy, &pool, 100, &[0, 0], NOW), [1, 2].into(), "aibrix 10.7 a: anybody");
+    send(&strategy, &pool, 1, 1, 4_000, NOW);
+    send(&strategy, &pool, 2, 3, 50, NOW);
+    assert_eq!(picks(&strategy, &pool, 100, &[0, 0], NOW), [1].into(), "three answers outweigh a long prompt");
+    send(&strategy, &pool, 1, 2, 4_000, NOW);
+    assert_eq!(picks(&strategy, &pool, 100, &[0, 0], NOW), [2].into());
+}
+
+#[test]
+fn a_prefix_over_half_of_the_prompt_is_followed_to_its_holder_with_the_fewest_requests() {
+    let (strategy, pool) = (build(&Value::Null), pool(&[0, 0, 0]));
+    assert_eq!(picks(&strategy, &pool, 100, &[100, 0, 100], NOW), [1, 3].into(), "aibrix 10.7 b");
+    send(&strategy, &pool, 1, 5, 10, NOW);
+    send(&strategy, &pool, 3, 4, 10_000, NOW);
+    assert_eq!(picks(&strategy, &pool, 100, &[100, 0, 100], NOW), [3].into(), "requests count, not their work");
+    assert_eq!(picks(&strategy, &pool, 100, &[100, 0, 90], NOW), [1].into(), "the longest, however loaded");
+    assert_eq!(picks(&strategy, &pool, 100, &[50, 0, 0], NOW), [2].into(), "half is not more than half");
+    assert_eq!(picks(&strategy, &pool, 100, &[51, 0, 0], NOW), [1].into());
+}
+
+#[test]
+fn when_load_differs_much_only_the_idle_count() {
+    let strategy = build(&Value::Null);
+    assert_eq!(picks(&strategy, &pool(&[1, 1, 10, 10]), 100, &[90; 4], NOW), [1, 2].into(), "aibrix 10.7 d");
+    assert_eq!(picks(&strategy, &pool(&[0, 9]), 100, &[0, 100], NOW), [1].into());
+    assert_eq!(picks(&strategy, &pool(&[0, 8]), 100, &[0, 100], NOW), [2].into(), "8 is not above 8");
+}
+
+#[test]
+fn exploration_counts_what_each_lacks_of_this_prompt_unless_compat() {
+    for (value, expected) in [(Value::Null, BTreeSet::from([2])), (json!({"compat": true}), [1, 2].into())] {
+        let strategy = build(&value);
+        assert_eq!(picks(&strategy, &pool(&[0, 0]), 4_000, &[0, 1_900], NOW), expected, "{value}");
+    }
+}
+
+#[test]
+fn the_window_forgets() {
+    let (strategy, pool) = (build(&Value::Null), pool(&[0, 0]));
+    send(&strategy, &pool, 1, 9, 4_000, NOW);
+    let after = |seconds| NOW.after(Duration::from_secs(seconds));
+    assert_eq!(picks(&strategy, &pool, 100, &[0, 0], after(170)), [2].into());
+    assert_eq!(picks(&strategy, &pool, 100, &[0, 0], after(181)), [1, 2].into());
+    assert!(strategy.work.lock().values().all(|w| w.nanos.total() == 0));
+}
+
+#[test]
+fn endpoints_that_left_are_forgotten() {
+    let strategy = build(&Value::Null);
+    for id in 0..1_000 {
+        let now = Timestamp(u64::from(id) * 1_000_000_000);
+        let pool = snapshot(&[(id, 0), (id + 1, 0)]);
+        send(&strategy, &pool, id, 1, 100, now);
+    }
+    assert!(strategy.work.lock().len() <= 182, "{}", strategy.work.lock().len());
+}
+
+#[test]
+fn asking_for_figures_changes_nothing() {
+    let (strategy, pool) = (build(&Value::Null), pool(&[0, 0]));
+    send(&strategy, &pool, 1, 2, 100, NOW);
+    let candidates: Vec<_> = pool.endpoints.iter().map(|s| Candidate::new(s, NOW, STALE_AFTER, 0)).collect();
+    let scores = || {
+        let mut scores = vec![0.0; 2];
+        strategy.scores(&context(&pool), &candidates, &mut scores);
+        scores
+    };
+    let first = scores();
+    assert!(first[0] > first[1] && first == scores(), "aibrix 10.7 d: {first:?}");
+    assert_eq!(strategy.scores(&context(&pool), &[], &mut []), Some(Better::Lower), "aibrix 10.7 d: empty");
+}
+
+#[test]
+fn parameters_are_aibrix_own_and_checked() {
+    let all = json!({
+        "targetGPU": "A6000", "decodingLength": 90, "slidingWindowPeriod": 1, "matchThreshold": 0.3, "imbalance": 4
+    });
+    assert!((PLUGIN.build)(&all).is_ok());
+    for (bad, word) in [
+        (json!({"targetGPU": "H100"}), "H100"),
+        (json!({"slidingWindowPeriod": 0}), "slidingWindowPeriod"),
+        (json!({"matchThreshold": 1.5}), "matchThreshold"),
+    ] {
+        let error = (PLUGIN.build)(&bad).unwrap_err();
+        assert!(error.0.contains(word), "{bad}: {error}");
+    }
+}

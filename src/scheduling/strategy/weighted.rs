@@ -1,0 +1,230 @@
+//! Several strategies added up: `prefix-cache:2,least-latency` wherever the name of a strategy may stand.
+//!
+//! ```text
+//! norm  = each part's figures spread over 0..=1, the best 1; equal figures are all 1; no (finite) figure is 0
+//! total = sum of weight / all weights x norm; the greatest wins, ties (within 1e-9) at random
+//! ```
+//!
+//! Weights are whole, 0 to 1,000,000, and 1 where none is given; a part of weight 0 is left out. Parts that own the whole decision (`pd`,
+//! `slo` and its kin) can't be combined: the first of them is all there is. Parameters are a mapping from the part's name to its own.
+//! Every part remembers every decision, and adds its headers to the answer. When not: the spread makes small differences as decisive as
+//! large ones; where that hurts, `pipeline` adds up scores as they are.
+//! Source: AIBrix, weighted multi-strategy routing (development head, August 2026); there `vtc-basic` forgets what it decided as a part.
+
+use crate::clock::Timestamp;
+use crate::pool::{Endpoint, PoolSnapshot};
+use crate::rng::PickRng;
+use crate::scheduling::plugin::{AnswerHeaders, Better, ParamError};
+use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy, registry};
+use rand::RngExt;
+use serde_json::Value;
+use smallvec::{SmallVec, smallvec};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The greatest weight of a part.
+pub const MAX_WEIGHT: u32 = 1_000_000;
+/// 16 parts: more than there are figures worth adding up.
+pub const MAX_PARTS: usize = 16;
+/// Strategies that own the whole decision.
+const EXCLUSIVE: &[&str] = &["pd", "slo", "slo-least-load", "slo-least-load-pulling", "slo-pack-load"];
+/// Totals that differ by less are equal.
+const TIE: f64 = 1e-9;
+
+/// Whether `name` is a list of weighted parts, not a strategy's own name.
+#[must_use]
+pub fn is_weighted(name: &str) -> bool {
+    name.contains([',', ':'])
+}
+
+/// The parts that `text` names, with their weights.
+///
+/// # Errors
+/// Which part is wrong, and what is allowed.
+pub fn parse(text: &str) -> Result<SmallVec<[(&str, u32); 4]>, ParamError> {
+    let wrong = |message: String| Err(ParamError(message));
+    let mut parts: SmallVec<[(&str, u32); 4]> = SmallVec::new();
+    for item in text.split(',') {
+        let item = item.trim();
+        let (name, weight) = item.split_once(':').unwrap_or((item, "1"));
+        let (name, weight) = (name.trim(), weight.trim());
+        let shown: String = item.chars().filter(|c| !c.is_control()).take(64).collect();
+        if name.is_empty() {
+            return wrong(format!("`{shown}` names no strategy; as in `prefix-cache:2,least-latency`"));
+        }
+        let digits = !weight.is_empty() && weight.bytes().all(|b| b.is_ascii_digit());
+        let Some(weight) = weight.parse().ok().filter(|w| digits && *w <= MAX_WEIGHT) else {
+            return wrong(format!("`{shown}` has no weight that can be used; allowed: 0 to {MAX_WEIGHT}, whole"));
+        };
+        if parts.len() >= MAX_PARTS {
+            return wrong(format!("more than {MAX_PARTS} strategies"));
+        }
+        match parts.iter_mut().find(|(n, _)| *n == name) {
+            Some((_, twice)) => *twice += weight,
+            None => parts.push((name, weight)),
+        }
+    }
+    if let Some(alone) = parts.iter().find(|(name, _)| EXCLUSIVE.contains(name)) {
+        return Ok(smallvec![(alone.0, 1)]);
+    }
+    parts.retain(|(_, weight)| *weight > 0);
+    if parts.is_empty() { wrong("all weights are 0; one must be greater".to_owned()) } else { Ok(parts) }
+}
+
+/// One part: its name, its weight and the strategy.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// As the registry has it.
+    pub name: &'static str,
+    /// Above 0.
+    pub weight: u32,
+    /// May be shared with other sums.
+    pub strategy: Arc<dyn Strategy>,
+}
+
+/// The sum.
+#[derive(Debug)]
+pub struct Weighted {
+    parts: Vec<Part>,
+}
+
+impl Weighted {
+    /// A sum of `parts`.
+    ///
+    /// # Errors
+    /// When one of them gives no figure an endpoint.
+    pub fn of(parts: Vec<Part>) -> Result<Self, ParamError> {
+        let nobody = PoolSnapshot::default();
+        let cx = PickContext::new(&nobody, Timestamp(0), Duration::ZERO);
+        match parts.iter().find(|p| p.strategy.scores(&cx, &[], &mut []).is_none()) {
+            Some(p) => {
+                Err(ParamError(format!("`{}` has no figure an endpoint, so that it can't be added to others", p.name)))
+            }
+            None => Ok(Self { parts }),
+        }
+    }
+
+    /// Builds the parts that `text` names; `parameters` maps their names to what they take.
+    ///
+    /// # Errors
+    /// As [`parse`], and what a part says of its parameters.
+    pub fn build(text: &str, parameters: &Value) -> Result<Box<dyn Strategy>, registry::BuildError> {
+        let named = parse(text)?;
+        let none = serde_json::Map::new();
+        let parameters = match parameters {
+            Value::Null => &none,
+            Value::Object(map) => map,
+            _ => return Err(ParamError("parameters of several strategies are a mapping by their names".into()).into()),
+        };
+        if let Some(key) = parameters.keys().find(|k| !named.iter().any(|(name, _)| name == k)) {
+            return Err(ParamError(format!("parameters for `{key}`, which is not among the strategies")).into());
+        }
+        let alone = named.len() == 1;
+        let mut parts = Vec::with_capacity(named.len());
+        for (name, weight) in named {
+            let descriptor = registry::strategy(name).ok_or_else(|| registry::BuildError::Unknown(name.to_owned()))?;
+            let built = (descriptor.build)(parameters.get(name).unwrap_or(&Value::Null));
+            let strategy = built.map_err(|e| ParamError(format!("`{name}`: {e}")))?;
+            if alone {
+                return Ok(strategy);
+            }
+            parts.push(Part { name: descriptor.name, weight, strategy: strategy.into() });
+        }
+        Ok(Box::new(Self::of(parts)?))
+    }
+
+    /// Each candidate's total in `totals`, which come as zeros. Tells `each` what every part made of them; the signal that a part lacks
+    /// when it had no figure for anybody, and whether all parts were so.
+    fn add_up(
+        &self,
+        cx: &PickContext<'_>,
+        candidates: &[Candidate<'_>],
+        totals: &mut [f64],
+        mut each: impl FnMut(&Part, f64, &[f64]),
+    ) -> (Option<Signal>, bool) {
+        let all: f64 = self.parts.iter().map(|p| f64::from(p.weight)).sum();
+        let (mut lacking, mut known) = (None, false);
+        let mut figures: SmallVec<[f64; 16]> = smallvec![f64::NAN; candidates.len()];
+        for part in &self.parts {
+            figures.fill(f64::NAN);
+            let better = part.strategy.scores(cx, candidates, &mut figures).unwrap_or(Better::Higher);
+            if spread(&mut figures, better) {
+                known = true;
+            } else {
+                let signal = if part.strategy.reads().prefix { Signal::Prefix } else { Signal::Metrics };
+                lacking.get_or_insert(signal);
+            }
+            let weight = f64::from(part.weight) / all;
+            each(part, weight, &figures);
+            for (total, figure) in totals.iter_mut().zip(&figures) {
+                *total += weight * figure;
+            }
+        }
+        (lacking, known)
+    }
+}
+
+/// Spreads figures over 0..=1, the best at 1. False when there is none.
+fn spread(figures: &mut [f64], better: Better) -> bool {
+    let finite = || figures.iter().copied().filter(|f| f.is_finite());
+    let (least, greatest) = (finite().fold(f64::INFINITY, f64::min), finite().fold(f64::NEG_INFINITY, f64::max));
+    // Halved, since the difference of two finite figures may not be one.
+    let width = greatest / 2.0 - least / 2.0;
+    for figure in figures.iter_mut() {
+        *figure = match better {
+            _ if !figure.is_finite() => 0.0,
+            _ if width <= 0.0 => 1.0,
+            Better::Higher => (*figure / 2.0 - least / 2.0) / width,
+            Better::Lower => (greatest / 2.0 - *figure / 2.0) / width,
+        };
+    }
+    least <= greatest
+}
+
+impl Strategy for Weighted {
+    fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        let mut totals: SmallVec<[f64; 16]> = smallvec![0.0; candidates.len()];
+        let (lacking, known) = self.add_up(cx, candidates, &mut totals, |part, weight, figures| {
+            ranking.note(part.name, weight, candidates, |i| figures.get(i).copied().unwrap_or(f64::NAN));
+        });
+        if let Some(signal) = lacking {
+            ranking.lacks(signal);
+        }
+        ranking.because(if known { "greatest weighted sum" } else { "no figure to compare; fewest requests" });
+        let key = |(c, total): (&Candidate<'_>, &f64)| {
+            if !known {
+                return u64::from(c.requests);
+            }
+            // Totals are at most 1, up to rounding: what is left of 1 is small and above 0.
+            ((1.0 - total).max(0.0) / TIE).round() as u64
+        };
+        // 1e9 steps and 32 random bits fit side by side.
+        let mut drawn = |key: u64| (key << 32) | u64::from(rng.random::<u32>());
+        let keyed = candidates.iter().zip(&totals).map(|pair| (drawn(key(pair)), &pair.0.state.endpoint));
+        ranking.push_lowest(keyed);
+    }
+
+    fn scores(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
+        out.fill(0.0);
+        let (_, known) = self.add_up(cx, candidates, out, |_, _, _| {});
+        if !known {
+            out.fill(f64::NAN);
+        }
+        Some(Better::Higher)
+    }
+
+    fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {
+        self.parts.iter().for_each(|p| p.strategy.picked(cx, endpoint));
+    }
+
+    fn answer_headers(&self, served: &Endpoint, out: &mut AnswerHeaders) {
+        self.parts.iter().for_each(|p| p.strategy.answer_headers(served, out));
+    }
+
+    fn reads(&self) -> Reads {
+        self.parts.iter().fold(Reads::NOTHING, |all, p| all.and(p.strategy.reads()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

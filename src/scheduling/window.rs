@@ -1,0 +1,107 @@
+//! Sums over a sliding window of time, in bounded memory: what strategies remember of the last minutes.
+//!
+//! Time is cut into [`SLOTS`] slots a window, so that a sum forgets an amount at most one slot late. Used by `vtc-basic` and
+//! `prefix-cache-preble`.
+
+use crate::clock::Timestamp;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// Slots of a window: 5 s each of 5 min.
+const SLOTS: u64 = 60;
+
+/// How long a window is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Window {
+    slot_nanos: u64,
+}
+
+impl Window {
+    /// A window of `length`.
+    pub(super) fn new(length: Duration) -> Self {
+        let nanos = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX);
+        Self { slot_nanos: (nanos / SLOTS).max(1) }
+    }
+
+    /// The slot that `now` lies in.
+    pub(super) fn slot(self, now: Timestamp) -> u64 {
+        now.0 / self.slot_nanos
+    }
+}
+
+/// One sum.
+#[derive(Debug, Default)]
+pub(super) struct SlidingSum {
+    /// Slots that hold something, oldest first.
+    slots: VecDeque<(u64, u64)>,
+    total: u64,
+}
+
+impl SlidingSum {
+    /// Adds `amount` in the slot of now. A clock that seems to step back adds to the newest slot.
+    pub(super) fn add(&mut self, slot: u64, amount: u64) {
+        self.total = self.total.saturating_add(amount);
+        match self.slots.back_mut() {
+            Some((newest, held)) if *newest >= slot => *held = held.saturating_add(amount),
+            _ => self.slots.push_back((slot, amount)),
+        }
+    }
+
+    /// Forgets what lies more than a window before `slot`.
+    pub(super) fn expire(&mut self, slot: u64) {
+        while self.expires().is_some_and(|at| at <= slot) {
+            if let Some((_, amount)) = self.slots.pop_front() {
+                self.total = self.total.saturating_sub(amount);
+            }
+        }
+    }
+
+    /// The slot in which the oldest part is forgotten; `None` when nothing is held.
+    pub(super) fn expires(&self) -> Option<u64> {
+        self.slots.front().map(|(slot, _)| slot + SLOTS)
+    }
+
+    /// The sum, as of the last call that changed it.
+    pub(super) fn total(&self) -> u64 {
+        self.total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::{prop, prop_assert, prop_assert_eq, proptest};
+
+    #[test]
+    fn amounts_are_forgotten_when_the_window_has_passed() {
+        let window = Window::new(Duration::from_secs(60));
+        let at = |seconds: u64| window.slot(Timestamp(seconds * 1_000_000_000));
+        let mut sum = SlidingSum::default();
+        sum.add(at(0), 5);
+        sum.add(at(30), 7);
+        sum.expire(at(59));
+        assert_eq!((sum.total(), sum.expires()), (12, Some(at(60))));
+        sum.expire(at(60));
+        assert_eq!(sum.total(), 7);
+        sum.expire(at(1_000));
+        assert_eq!((sum.total(), sum.expires()), (0, None));
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_the_sum_of_the_last_slots_in_bounded_memory(
+            steps in prop::collection::vec((0u64..20, 0u64..1_000), 1..300),
+        ) {
+            let (mut sum, mut all, mut now) = (SlidingSum::default(), Vec::new(), 0);
+            for (step, amount) in steps {
+                now += step;
+                sum.expire(now);
+                sum.add(now, amount);
+                all.push((now, amount));
+                let expected: u64 = all.iter().filter(|(at, _)| at + SLOTS > now).map(|(_, a)| a).sum();
+                prop_assert_eq!(sum.total(), expected);
+                prop_assert!(sum.slots.len() as u64 <= SLOTS);
+            }
+        }
+    }
+}
