@@ -155,6 +155,23 @@ fn check_tells_good_from_bad() {
 }
 
 #[test]
+fn an_endpoint_picker_config_takes_its_endpoints_from_flags() {
+    let file = root("examples/configs/endpoint-picker-config.yaml");
+    let file = file.to_str().unwrap();
+    let output = attache(&["check", file]);
+    assert_eq!(code(&output), 0, "{}", err(&output));
+    assert!(out(&output).contains("good (1 pools, 0 endpoints named)"), "{}", out(&output));
+    let output = attache(&["run", "--config", file]);
+    assert_eq!(code(&output), 78);
+    assert!(err(&output).contains("E210") && err(&output).contains("--endpoint 127.0.0.1:8000"), "{}", err(&output));
+    let text = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{type: queue-scorrer}]";
+    let output = attache(&["run", "--config-text", text, "--endpoint", "127.0.0.1:8000"]);
+    assert_eq!(code(&output), 78);
+    assert!(err(&output).contains("--config-text:3:18"), "{}", err(&output));
+    assert!(err(&output).contains("did you mean `queue-scorer`?"), "{}", err(&output));
+}
+
+#[test]
 fn a_file_of_100_mb_is_refused_at_once() {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(100 << 20).unwrap();

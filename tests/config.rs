@@ -22,7 +22,7 @@ fn sources(name: &str, bytes: &[u8]) -> Sources {
     let text = ConfigText { name: name.to_owned(), bytes: bytes.to_vec() };
     Sources {
         text: Some(text),
-        overrides: Overrides::default(),
+        overrides: Overrides { endpoints_follow: true, ..Overrides::default() },
         surroundings: Surroundings { cores: 4, terminal: false },
     }
 }

@@ -2,17 +2,17 @@
 
 use super::source::ReloadSource;
 use super::{EXIT_CONFIG, colour};
+use crate::config::Diagnostic;
 use crate::config::diagnostic::render_json;
-use crate::config::{Diagnostic, Overrides};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
-  attache check -f attache.yaml
-  attache check -f attache.yaml --deny-warnings      # for CI
-  attache check -f attache.yaml --format json | jq '.diagnostics[].message'
+  attache check attache.yaml
+  attache check attache.yaml --deny-warnings      # for CI
+  attache check attache.yaml --format json | jq '.diagnostics[].message'
 
 Exit codes: 0 when the file is good, 78 when it isn't.";
 
@@ -29,9 +29,8 @@ pub(super) enum Format {
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct CheckArgs {
-    /// The file
-    #[arg(short = 'f', long = "file", alias = "config-file", value_name = "FILE")]
-    file: PathBuf,
+    #[command(flatten)]
+    which: Which,
     /// How diagnostics are printed
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
@@ -40,16 +39,29 @@ pub(super) struct CheckArgs {
     deny_warnings: bool,
 }
 
+/// The file, with or without a word before it.
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+struct Which {
+    /// The file
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// The file
+    #[arg(short = 'f', long = "file", aliases = ["config-file", "config"], value_name = "FILE")]
+    named: Option<PathBuf>,
+}
+
 pub(super) fn check(args: &CheckArgs) -> ExitCode {
-    let reading = ReloadSource::new(Some(args.file.clone()), None, Overrides::default()).read();
+    let file = args.which.file.as_ref().or(args.which.named.as_ref()).cloned().unwrap_or_default();
+    let reading = ReloadSource::of_file_alone(file.clone()).read();
     let refused = reading.diagnostics.iter().any(|d| d.is_error() || args.deny_warnings);
     match (args.format, &reading.settings) {
-        (Format::Json, _) => println!("{}", render_json(&reading.diagnostics, args.file.to_str())),
+        (Format::Json, _) => println!("{}", render_json(&reading.diagnostics, file.to_str())),
         (Format::Text, settings) => {
             eprint!("{}", reading.render(colour()));
             if let (Some(settings), false) = (settings, refused) {
                 let endpoints: usize = settings.pools.iter().map(|p| p.endpoints.len()).sum();
-                println!("{}: good ({} pools, {endpoints} endpoints named)", args.file.display(), settings.pools.len());
+                println!("{}: good ({} pools, {endpoints} endpoints named)", file.display(), settings.pools.len());
             }
         }
     }

@@ -5,7 +5,6 @@ use super::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_USAGE, colour};
 use crate::admin::DEFAULT_EXPLAINED_PATH;
 use crate::app;
 use crate::clock::Clock;
-use crate::config::Overrides;
 use crate::ext_proc::explain::explain;
 use anyhow::Context;
 use clap::Args;
@@ -70,7 +69,7 @@ pub(super) fn run(args: &ExplainArgs) -> ExitCode {
     };
     let explained = match &args.config_file {
         Some(file) => {
-            let reading = ReloadSource::new(Some(file.clone()), None, Overrides::default()).read();
+            let reading = ReloadSource::of_file_alone(file.clone()).read();
             eprint!("{}", reading.render(colour()));
             let Some(settings) = reading.settings else { return ExitCode::from(EXIT_CONFIG) };
             let picker = match app::offline(&settings) {

@@ -17,6 +17,9 @@ Examples:
   From a file that is reloaded when it changes:
     attache run --config-file attache.yaml
 
+  A file of GIE's picker or of llm-d, which names no endpoints:
+    attache run --config-file epp-config.yaml --endpoint 10.0.0.11:8000
+
   Certificates of a Kubernetes secret, replaced while running:
     attache run --config-file attache.yaml --cert-path /etc/attache/tls --enable-cert-reload
 
@@ -39,9 +42,10 @@ pub enum LogFormatArg {
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct RunArgs {
-    /// Configuration file; watched and reloaded
+    /// Configuration file, Attaché's own or an EndpointPickerConfig; watched and reloaded
     #[arg(
         long,
+        alias = "config",
         value_name = "FILE",
         env = "ATTACHE_CONFIG_FILE",
         conflicts_with = "config_text",
@@ -184,6 +188,7 @@ impl RunArgs {
             decisions_kept: self.decisions_kept,
             disable_endpoint_subset_filter: self.disable_endpoint_subset_filter,
             endpoints: self.endpoints.clone(),
+            endpoints_follow: false,
             strategy: self.strategy.clone(),
             aibrix: AibrixEnv::of(
                 std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?))),

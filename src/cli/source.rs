@@ -46,6 +46,12 @@ impl ReloadSource {
         Self { path, text, overrides, surroundings }
     }
 
+    /// A file, without the flags that it may be served with.
+    #[must_use]
+    pub fn of_file_alone(path: PathBuf) -> Self {
+        Self::new(Some(path), None, Overrides { endpoints_follow: true, ..Overrides::default() })
+    }
+
     /// Reads everything anew. The certificate's directory is looked at too.
     #[must_use]
     pub fn read(&self) -> Reading {

@@ -74,6 +74,12 @@ impl<'n> Fields<'n> {
         Some(Self { path: path.to_owned(), span: node.span, entries, known: Vec::new() })
     }
 
+    /// The fields of a mapping that is not there.
+    #[must_use]
+    pub fn none(path: &str, span: Span) -> Self {
+        Self { path: path.to_owned(), span, entries: &[], known: Vec::new() }
+    }
+
     /// The path of `key` in this mapping.
     #[must_use]
     pub fn path_of(&self, key: &str) -> String {
@@ -82,9 +88,16 @@ impl<'n> Fields<'n> {
 
     /// The node under `key`; an explicit `null` is the same as none.
     pub fn node(&mut self, key: &'static str) -> Option<&'n Node> {
-        self.known.push(key);
+        if !self.known.contains(&key) {
+            self.known.push(key);
+        }
         let (_, node) = self.entries.iter().find(|(k, _)| k.value == key)?;
         (!matches!(node.value, Value::Null)).then_some(node)
+    }
+
+    /// Lets these keys stand, whatever they say.
+    pub fn expect(&mut self, keys: &[&'static str]) {
+        self.known.extend(keys);
     }
 
     /// The value under `key`.
@@ -104,12 +117,15 @@ impl<'n> Fields<'n> {
         self.get(key, sink)
     }
 
+    /// The entries that nobody asked for.
+    pub fn rest(&self) -> impl Iterator<Item = (&'n At<String>, &'n Node)> {
+        let unasked = self.entries.iter().filter(|(key, _)| !self.known.contains(&key.value.as_str()));
+        unasked.map(|(key, node)| (key, node))
+    }
+
     /// Reports the keys that nobody asked for.
     pub fn finish(self, sink: &mut Sink) {
-        for (key, _) in self.entries {
-            if self.known.contains(&key.value.as_str()) {
-                continue;
-            }
+        for (key, _) in self.rest() {
             let shown: String = key.value.chars().take(60).collect();
             let path = self.path_of(&shown);
             let mut diagnostic =

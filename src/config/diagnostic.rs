@@ -74,8 +74,6 @@ codes! {
     SeveralDocuments = "E108",
     /// `apiVersion` or `kind` missing or unknown.
     Version = "E109",
-    /// A configuration of another project's kind.
-    ForeignKind = "E110",
     /// A key that does not exist.
     UnknownKey = "E111",
     /// A value of the wrong type.
@@ -110,6 +108,12 @@ codes! {
     EmptyList = "E211",
     /// Not a log filter.
     BadLogFilter = "E212",
+    /// No plugin of that type.
+    UnknownPlugin = "E213",
+    /// A reference to a plugin that is not declared.
+    UndefinedReference = "E214",
+    /// A plugin that can't stand where it is named.
+    WrongPlugin = "E215",
     /// Metrics would be stale most of the time.
     StaleTooSoon = "W301",
     /// A pool without endpoints.

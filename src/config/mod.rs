@@ -1,8 +1,9 @@
 //! From the words of a user to [`Settings`]: parse, check, and name every mistake at once.
 //!
-//! `document` turns YAML into a tree that knows its places, `schema` gives it types, `validate` merges it with flags, environment
-//! and defaults (a flag outranks the environment, which outranks the file) and checks what may be combined. Text in, settings
-//! out: reading files is the callers' concern (`cli`, `app`). May import: `limits`, `pool`, `scheduling`.
+//! `document` turns YAML into a tree that knows its places, `schema` gives it types, `endpoint_picker` reads the other kind of file,
+//! `validate` merges it with flags, environment and defaults (a flag outranks the environment, which outranks the file) and checks
+//! what may be combined. Text in, settings out: reading files is the callers' concern (`cli`, `app`). May import: `limits`, `pool`,
+//! `scheduling`.
 
 pub mod aibrix_env;
 pub mod decode;
@@ -10,6 +11,7 @@ pub mod defaults;
 pub mod diagnostic;
 pub mod document;
 mod dump;
+mod endpoint_picker;
 pub mod overrides;
 pub mod schema;
 pub mod settings;

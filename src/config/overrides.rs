@@ -48,6 +48,8 @@ pub struct Overrides {
     pub disable_endpoint_subset_filter: Option<bool>,
     /// `--endpoint`, each as the user wrote it.
     pub endpoints: Vec<String>,
+    /// The file alone is looked at (`attache check`): endpoints that flags will name are not missed.
+    pub endpoints_follow: bool,
     /// `--strategy`
     pub strategy: Option<String>,
     /// AIBrix's variables, which the file outranks.

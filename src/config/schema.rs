@@ -6,6 +6,7 @@
 use super::decode::{Bytes, Fields, Keyword, Read, Sink, keyword};
 use super::diagnostic::{At, Code, Diagnostic, Span};
 use super::document::{Node, Value};
+use super::endpoint_picker;
 use super::settings::{OnUnparseable, UsageCount};
 use crate::pool::Engine;
 use crate::scheduling::router::Destination;
@@ -36,8 +37,11 @@ pub struct File {
 }
 
 impl File {
-    /// Reads the document. `None` when it is of another kind or version: then nothing else in it can be judged.
+    /// Reads the document. `None` when it is of a kind or version that is not known: then nothing else in it can be judged.
     pub fn read(root: &Node, sink: &mut Sink) -> Option<Self> {
+        if endpoint_picker::is(root) {
+            return endpoint_picker::read(root, sink);
+        }
         let mut f = Fields::of(root, "", sink)?;
         let version = f.node("apiVersion");
         let kind = f.node("kind");
@@ -66,17 +70,6 @@ fn check_kind(version: Option<&Node>, kind: Option<&Node>, fields: &Fields<'_>, 
             Some(Value::Text(t)) => Some(t),
             _ => None,
         }
-    }
-    if text(kind) == Some("EndpointPickerConfig") {
-        let span = kind.map(|n| n.span).unwrap_or_default();
-        sink.push(
-            Diagnostic::new(Code::ForeignKind, "kind", "`EndpointPickerConfig` files are not read by this version")
-                .at(span)
-                .help(format!(
-                    "this version reads `apiVersion: {API_VERSION}`, `kind: {KIND}`; pipelines of filters and scorers are not in it yet"
-                )),
-        );
-        return false;
     }
     let mut good = true;
     for (key, node, want) in [("apiVersion", version, API_VERSION), ("kind", kind, KIND)] {
@@ -282,6 +275,17 @@ pub struct Pool {
     pub health: Health,
     /// `prefixCache`
     pub prefix_cache: Opt<PrefixCache>,
+    /// The file is of a kind that names no endpoints: all come from flags, and are like this.
+    pub from_flags: Option<FromFlags>,
+}
+
+/// What endpoints are like that flags name.
+#[derive(Debug, Default)]
+pub struct FromFlags {
+    /// The engine behind them.
+    pub engine: Opt<Engine>,
+    /// Where their metrics are.
+    pub metrics: MetricsSection,
 }
 
 impl Read for Pool {
@@ -324,6 +328,7 @@ impl Read for Pool {
             scrape,
             health,
             prefix_cache,
+            from_flags: None,
         })
     }
 }

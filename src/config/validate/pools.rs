@@ -47,7 +47,7 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
                 .help("name a pool under `pools`, or give `--endpoint 127.0.0.1:8000`"),
         );
     }
-    let endpoints = flag_endpoints(flags, sink);
+    let endpoints = flag_endpoints(flags, None, sink);
     let strategy = strategies::of_pool(None, "pools[0]", flags, env, sink);
     PoolSettings {
         name: DEFAULT_POOL.into(),
@@ -68,12 +68,15 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
     }
 }
 
-fn flag_endpoints(flags: &Overrides, sink: &mut Sink) -> Vec<EndpointSpec> {
+fn flag_endpoints(flags: &Overrides, like: Option<&schema::FromFlags>, sink: &mut Sink) -> Vec<EndpointSpec> {
+    let engine = like.and_then(|like| like.engine).map(|at| at.value).unwrap_or_default();
+    let metrics = metrics(like.map(|like| &like.metrics), "--endpoint", sink);
     let mut seen: HashMap<SocketAddr, Span> = HashMap::new();
     let read = flags.endpoints.iter().filter_map(|text| {
         let at = At { value: text.clone(), span: Span::default() };
         let address = address(&at, "--endpoint", sink)?;
-        check_twice(address, Span::default(), "--endpoint", &mut seen, sink).then(|| EndpointSpec::at(address))
+        let new = check_twice(address, Span::default(), "--endpoint", &mut seen, sink);
+        new.then(|| EndpointSpec { engine, metrics: metrics.clone(), ..EndpointSpec::at(address) })
     });
     read.collect()
 }
@@ -83,24 +86,21 @@ fn pool(index: usize, at: At<schema::Pool>, flags: &Overrides, env: &AibrixDefau
     let pool = at.value;
     let strategy = strategies::of_pool(pool.strategy.as_ref(), &path, flags, env, sink);
     let rules = strategies::rules(&pool.strategies, &path, env, sink);
-    let by_request = strategies::by_request(pool.request_strategy, &path, &strategy, env, sink);
     let mut endpoints = endpoints(&pool.endpoints, &path, sink);
     let named = endpoints.len();
     let dns: Vec<_> =
         pool.dns.iter().enumerate().filter_map(|(i, d)| dns(d, &format!("{path}.dns[{i}]"), sink)).collect();
     if !flags.endpoints.is_empty() {
-        endpoints = flag_endpoints(flags, sink);
+        endpoints = flag_endpoints(flags, pool.from_flags.as_ref(), sink);
         if named > 0 {
             let message = format!("`--endpoint` replaces the {named} endpoints of pool `{}`", pool.name.value);
             sink.push(Diagnostic::new(Code::Overridden, "--endpoint", message).at(pool.name.span));
         }
     }
-    let broken = sink.diagnostics.iter().any(|d| d.is_error() && d.path.starts_with(&path));
-    if pool.endpoints.is_empty() && pool.dns.is_empty() && endpoints.is_empty() && !broken {
-        let message =
-            format!("pool `{}` has neither `endpoints` nor `dns`: its requests are answered with 503", pool.name.value);
-        sink.push(Diagnostic::new(Code::EmptyPool, path.as_str(), message).at(pool.name.span));
+    if endpoints.is_empty() && dns.is_empty() {
+        check_empty(&pool, &path, flags, sink);
     }
+    let by_request = strategies::by_request(pool.request_strategy, &path, &strategy, env, sink);
     let rewrites = rewrites(&pool.rewrites, &path, sink);
     let matches = matches(pool.matches.as_ref(), &path, sink);
     let reject_unknown_models = given(pool.reject_unknown_models, false);
@@ -135,6 +135,22 @@ fn pool(index: usize, at: At<schema::Pool>, flags: &Overrides, env: &AibrixDefau
             env,
             sink,
         ),
+    }
+}
+
+fn check_empty(pool: &schema::Pool, path: &str, flags: &Overrides, sink: &mut Sink) {
+    let broken = sink.diagnostics.iter().any(|d| d.is_error() && d.path.starts_with(path));
+    if pool.from_flags.is_some() {
+        if flags.endpoints.is_empty() && !flags.endpoints_follow {
+            let message =
+                "there is nothing to route to: a file of this kind names no endpoints, and neither does a flag";
+            let diagnostic = Diagnostic::new(Code::NothingToServe, "--endpoint", message);
+            sink.push(diagnostic.help("give `--endpoint 127.0.0.1:8000`, once for each server"));
+        }
+    } else if pool.endpoints.is_empty() && pool.dns.is_empty() && !broken {
+        let message =
+            format!("pool `{}` has neither `endpoints` nor `dns`: its requests are answered with 503", pool.name.value);
+        sink.push(Diagnostic::new(Code::EmptyPool, path, message).at(pool.name.span));
     }
 }
 
@@ -234,7 +250,7 @@ fn endpoints(file: &[At<schema::Endpoint>], path: &str, sink: &mut Sink) -> Vec<
             name: e.name.as_ref().map_or(plain.name.clone(), |at| at.value.as_str().into()),
             labels: e.labels.iter().map(|(k, v)| (k.value.as_str().into(), v.value.as_str().into())).collect(),
             engine: given(e.engine, plain.engine),
-            metrics: metrics(e.metrics.as_ref(), &path, sink),
+            metrics: metrics(e.metrics.as_ref().map(|at| &at.value), &path, sink),
             draining: given(e.draining, false),
             ..plain
         });
@@ -294,9 +310,9 @@ fn address(at: &At<String>, path: &str, sink: &mut Sink) -> Option<SocketAddr> {
     parsed.ok()
 }
 
-fn metrics(file: Option<&At<schema::MetricsSection>>, path: &str, sink: &mut Sink) -> MetricsSource {
+fn metrics(file: Option<&schema::MetricsSection>, path: &str, sink: &mut Sink) -> MetricsSource {
     let mut source = MetricsSource::default();
-    let Some(At { value: m, .. }) = file else { return source };
+    let Some(m) = file else { return source };
     if let Some(at) = m.scheme {
         source.scheme = if at.value == Scheme::Https { "https".into() } else { "http".into() };
     }
@@ -347,7 +363,7 @@ fn dns(at: &At<schema::Dns>, path: &str, sink: &mut Sink) -> Option<DnsSource> {
         port: d.port.value,
         refresh: given(d.refresh, DEFAULT_DNS_REFRESH),
         engine: given(d.engine, Default::default()),
-        metrics: metrics(d.metrics.as_ref(), path, sink),
+        metrics: metrics(d.metrics.as_ref().map(|at| &at.value), path, sink),
     })
 }
 

@@ -1,0 +1,234 @@
+//! Every plugin type that GIE (to v1.5) and llm-d (to v0.10) know, and what becomes of it here. The one place to look, and to change
+//! when something more is held.
+
+use super::mapping::{self, Mapped};
+use crate::config::decode::{Fields, Sink};
+use crate::scheduling::registry;
+
+/// Reads a plugin's parameters, as far as they become settings.
+pub(super) type Reads = fn(&mut Fields<'_>, &mut Mapped, &mut Sink);
+
+/// What becomes of a plugin.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Fate {
+    /// It is a part of the `pipeline`; the registry makes it.
+    Part,
+    /// The same, after parameters that are settings here were taken away.
+    PartAnd(Reads),
+    /// Its parameters become settings.
+    Settings(Reads),
+    /// It is always in force here, in this way, so that these parameters of it change nothing.
+    BuiltIn(&'static str, &'static [&'static str]),
+    /// Accepted without effect, for this reason. `None`: its parameters are not judged.
+    Idle(&'static str, Option<&'static [&'static str]>),
+    /// Refused, for this reason: without it requests would go elsewhere than its user expects.
+    Absent(&'static str),
+}
+
+/// Where else than in a profile a plugin may be named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Slot {
+    /// `dataLayer.sources`
+    Source,
+    /// `extractors` of a source.
+    Extractor,
+    /// `dataLayer.discovery`
+    Discovery,
+    /// `dataLayer.crossReplicaSyncerPluginRef`
+    Syncer,
+    /// `requestHandler.parsers`
+    Parser,
+    /// `saturationDetector`
+    Detector,
+    /// `fairnessPolicyRef`
+    Fairness,
+    /// `orderingPolicyRef`
+    Ordering,
+    /// `usageLimitPolicyPluginRef`
+    UsageLimit,
+}
+
+impl Slot {
+    /// What belongs there, for messages.
+    pub(super) fn noun(self) -> &'static str {
+        match self {
+            Slot::Source => "data source",
+            Slot::Extractor => "extractor",
+            Slot::Discovery => "endpoint discovery",
+            Slot::Syncer => "cross-replica syncer",
+            Slot::Parser => "parser",
+            Slot::Detector => "saturation detector",
+            Slot::Fairness => "fairness policy",
+            Slot::Ordering => "ordering policy",
+            Slot::UsageLimit => "usage limit policy",
+        }
+    }
+}
+
+/// One plugin type.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    /// The type's name.
+    pub name: &'static str,
+    /// Its names in other versions.
+    pub aliases: &'static [&'static str],
+    /// Where it may be named, besides profiles.
+    pub slots: &'static [Slot],
+    /// What becomes of it.
+    pub fate: Fate,
+}
+
+/// The entry for a type, by any of its names.
+pub(super) fn entry(name: &str) -> Option<&'static Entry> {
+    CATALOGUE.iter().find(|e| e.name == name || e.aliases.contains(&name))
+}
+
+/// The names that may have been meant by one that nobody knows.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    let held = CATALOGUE.iter().filter(|e| !matches!(e.fate, Fate::Absent(_))).map(|e| e.name);
+    held.chain(registry::PLUGINS.iter().map(|d| d.name))
+}
+
+/// Plugins that both projects make by themselves when a reference names them and nobody has declared them.
+pub(super) const IMPLICIT: &[&str] = &[
+    "anthropic-parser",
+    "core-metrics-extractor",
+    "fcfs-ordering-policy",
+    "global-strict-fairness-policy",
+    "metrics-data-source",
+    "openai-parser",
+    "passthrough-parser",
+    "static-usage-limit-policy",
+    "utilization-detector",
+    "vllmhttp-parser",
+];
+
+const NO_QUEUES: &str = "nothing is queued or shed in this version";
+const NO_SPLIT: &str = "in this version one server both prefills and decodes";
+/// A parser: which one reads a body is decided by the request's path.
+const BY_PATH: Fate = Fate::BuiltIn("", &[]);
+const MULTICLUSTER: &str = "pools of several clusters are not supported";
+
+const fn part(name: &'static str) -> Entry {
+    Entry { name, aliases: &[], slots: &[], fate: Fate::Part }
+}
+
+const fn other(name: &'static str, slots: &'static [Slot], fate: Fate) -> Entry {
+    Entry { name, aliases: &[], slots, fate }
+}
+
+/// All of them: parts of the pipeline first, by kind.
+#[rustfmt::skip]
+pub(super) const CATALOGUE: &[Entry] = &[
+    // Filters.
+    part("context-length-aware"),
+    part("decode-filter"),
+    part("encode-filter"),
+    part("endpoint-attribute-filter"),
+    part("header-based-testing-filter"),
+    Entry { name: "label-selector-filter", aliases: &["by-label-selector", "by-label"], slots: &[], fate: Fate::Part },
+    part("prefill-filter"),
+    part("prefix-cache-affinity-filter"),
+    part("session-affinity-filter"),
+    part("slo-headroom-tier-filter"),
+    part("topology-affinity-filter"),
+    part("utilization-filter"),
+    other("concurrency-detector", &[Slot::Detector], Fate::Part),
+    other("utilization-detector", &[Slot::Detector], Fate::Part),
+    // Scorers.
+    part("active-request-scorer"),
+    part("endpoint-attribute-scorer"),
+    part("header-label-affinity-scorer"),
+    part("kv-cache-utilization-scorer"),
+    part("latency-scorer"),
+    part("load-aware-scorer"),
+    part("lora-affinity-scorer"),
+    other("no-hit-lru-scorer", &[], Fate::PartAnd(mapping::no_hit_lru)),
+    other("precise-prefix-cache-scorer", &[], Fate::PartAnd(mapping::precise_prefix)),
+    part("predicted-latency-scorer"),
+    other("prefix-cache-scorer", &[], Fate::PartAnd(mapping::prefix_scorer)),
+    part("queue-scorer"),
+    part("running-requests-size-scorer"),
+    part("session-affinity-scorer"),
+    part("token-load-scorer"),
+    part("topology-affinity-scorer"),
+    other("mm-embeddings-cache-scorer", &[], Fate::Absent("the servers' caches of images are not followed")),
+    other("thunder-agent", &[Slot::Detector, Slot::Fairness], Fate::Absent("programs of agents are not scheduled as a whole")),
+    // Pickers and profile handlers.
+    part("max-score-picker"),
+    part("random-picker"),
+    part("weighted-random-picker"),
+    part("data-parallel-profile-handler"),
+    other("disagg-profile-handler", &[], Fate::PartAnd(mapping::disagg)),
+    part("header-profile-handler"),
+    other("pd-profile-handler", &[], Fate::PartAnd(mapping::disagg)),
+    part("single-profile-handler"),
+    // Prefill, decode and encode on servers of their own.
+    other("always-disagg-multimodal-decider", &[], Fate::Idle(NO_SPLIT, None)),
+    other("always-disagg-pd-decider", &[], Fate::Idle(NO_SPLIT, None)),
+    Entry { name: "disagg-headers-handler", aliases: &["prefill-header-handler"], slots: &[], fate: Fate::Idle(NO_SPLIT, None) },
+    other("disaggregatedset-rollout-screener", &[], Fate::Idle(NO_SPLIT, None)),
+    other("prefix-based-pd-decider", &[], Fate::Idle(NO_SPLIT, Some(&["nonCachedTokens", "promptTokens", "prefixPluginName", "prefixPluginType", "prefixMatchInfoProducerName"]))),
+    other("dp-rank-header-handler", &[], Fate::Absent("the header `x-data-parallel-rank` is not sent")),
+    other("p2p-source-producer", &[], Fate::Absent("the header `x-kv-cache-source-host-port` is not sent")),
+    // Producers.
+    other("approx-prefix-cache-producer", &[], Fate::Settings(mapping::approx_prefix)),
+    other("inflight-load-producer", &[], Fate::BuiltIn("requests and prompt tokens under way are counted as they are", &["addEstimatedOutputTokens", "outputRatio", "maxEstimatedOutputTokens", "prefixMatchInfoProducerName"])),
+    other("precise-prefix-cache-producer", &[Slot::Extractor], Fate::Settings(mapping::precise_prefix)),
+    other("predicted-latency-producer", &[], Fate::BuiltIn("each server's speed is learned from its answers", &[
+        "contextTTL", "endpointRoleLabel", "maxDecodeTokenSamplesForPrediction", "predictInPrepareData", "predictInProduce", "prefixMatchInfoProducerName",
+        "samplingMean", "sloBufferFactor", "streamingMode", "useEncoderCacheFeatures",
+    ])),
+    other("session-id-producer", &[], Fate::BuiltIn("the plugin that goes by sessions names the header", &["headerName", "cookieName"])),
+    Entry { name: "token-producer", aliases: &["tokenizer"], slots: &[], fate: Fate::Settings(mapping::tokens) },
+    other("burst-prefix-cache-producer", &[], Fate::Absent("arrivals are not held back to be batched; equal prompts that arrive together go together as they are")),
+    other("mm-embeddings-cache-producer", &[], Fate::Absent("the servers' caches of images are not followed")),
+    // The data layer.
+    other("metrics-data-source", &[Slot::Source], Fate::Settings(mapping::metrics_source)),
+    Entry { name: "core-metrics-extractor", aliases: &["model-server-protocol-metrics"], slots: &[Slot::Extractor], fate: Fate::Settings(mapping::core_metrics) },
+    other("endpoint-notification-source", &[Slot::Source], Fate::BuiltIn("", &[])),
+    other("models-data-source", &[Slot::Source], Fate::Idle("which adapters a server has is read from its metrics", None)),
+    other("models-data-extractor", &[Slot::Extractor], Fate::Idle("which adapters a server has is read from its metrics", None)),
+    other("models-responder", &[], Fate::Idle("`/v1/models` is answered by a server", None)),
+    other("topology-extractor", &[Slot::Extractor], Fate::BuiltIn("", &[])),
+    other("k8s-notification-source", &[Slot::Source], Fate::Idle("objects of Kubernetes are not watched in this version", None)),
+    other("local-syncer", &[Slot::Syncer], Fate::Idle("replicas do not share what they know in this version", None)),
+    other("dcgm-data-source", &[Slot::Source], Fate::Absent("GPU utilisation is not read")),
+    other("dcgm-extractor", &[Slot::Extractor], Fate::Absent("GPU utilisation is not read")),
+    other("file-discovery", &[Slot::Discovery], Fate::Absent("endpoints come from `--endpoint`")),
+    // Parsers.
+    other("anthropic-parser", &[Slot::Parser], BY_PATH),
+    other("openai-parser", &[Slot::Parser], BY_PATH),
+    other("passthrough-parser", &[Slot::Parser], BY_PATH),
+    other("sglanghttp-parser", &[Slot::Parser], BY_PATH),
+    other("vertexai-parser", &[Slot::Parser], BY_PATH),
+    other("vllmgrpc-parser", &[Slot::Parser], BY_PATH),
+    other("vllmhttp-parser", &[Slot::Parser], BY_PATH),
+    // Admission and flow control.
+    other("agent-identity", &[], Fate::Idle(NO_QUEUES, None)),
+    other("latency-slo-admitter", &[], Fate::Idle(NO_QUEUES, None)),
+    other("probabilistic-admitter", &[], Fate::Idle(NO_QUEUES, Some(&["queueDepthThreshold", "kvCacheUtilThreshold", "power", "k"]))),
+    other("global-strict-fairness-policy", &[Slot::Fairness], Fate::Idle(NO_QUEUES, Some(&[]))),
+    Entry { name: "program-aware-fairness", aliases: &["program-aware-fairness-policy"], slots: &[Slot::Fairness], fate: Fate::Idle(NO_QUEUES, None) },
+    other("round-robin-fairness-policy", &[Slot::Fairness], Fate::Idle(NO_QUEUES, Some(&[]))),
+    other("edf-ordering-policy", &[Slot::Ordering], Fate::Idle(NO_QUEUES, Some(&[]))),
+    other("fcfs-ordering-policy", &[Slot::Ordering], Fate::Idle(NO_QUEUES, Some(&[]))),
+    other("slo-deadline-ordering-policy", &[Slot::Ordering], Fate::Idle(NO_QUEUES, Some(&[]))),
+    other("priority-holdback-policy", &[Slot::UsageLimit], Fate::Idle(NO_QUEUES, Some(&["minCeiling", "maxCeiling"]))),
+    other("soft-reflective-ceiling-policy", &[Slot::UsageLimit], Fate::Idle(NO_QUEUES, None)),
+    other("static-usage-limit-policy", &[Slot::UsageLimit], Fate::Idle(NO_QUEUES, Some(&["threshold"]))),
+    Entry { name: "sheddable-eviction-filter", aliases: &["eviction-sheddable-filter"], slots: &[], fate: Fate::Idle(NO_QUEUES, None) },
+    Entry { name: "priority-then-time-eviction-order-policy", aliases: &["eviction-priority-then-time-ordering"], slots: &[], fate: Fate::Idle(NO_QUEUES, None) },
+    // What is told about a request.
+    other("destination-endpoint-served-verifier", &[], Fate::Settings(mapping::served_verifier)),
+    other("request-attribute-reporter", &[], Fate::Settings(mapping::attribute_reporter)),
+    // Several clusters.
+    other("multicluster-approx-prefix-cache-producer", &[], Fate::Absent(MULTICLUSTER)),
+    other("multicluster-file-discovery", &[Slot::Discovery], Fate::Absent(MULTICLUSTER)),
+    other("multicluster-kv-cache-utilization-scorer", &[], Fate::Absent(MULTICLUSTER)),
+    other("multicluster-metrics-data-source", &[Slot::Source], Fate::Absent(MULTICLUSTER)),
+    other("multicluster-metrics-extractor", &[Slot::Extractor], Fate::Absent(MULTICLUSTER)),
+    other("multicluster-prefix-cache-scorer", &[], Fate::Absent(MULTICLUSTER)),
+    other("multicluster-queue-scorer", &[], Fate::Absent(MULTICLUSTER)),
+    other("multicluster-session-affinity-filter", &[], Fate::Absent(MULTICLUSTER)),
+];

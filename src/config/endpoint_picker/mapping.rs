@@ -1,0 +1,351 @@
+//! What the parameters of producers, data sources and extractors become: settings of the pool.
+//!
+//! Each function reads one plugin's parameters, says which of them change nothing and why, and leaves the rest unasked: the caller
+//! reports those, or hands them to the part of the pipeline that the plugin also is.
+
+use crate::config::decode::{Fields, Sink};
+use crate::config::defaults::{MAX_BLOCK_SIZE, MIN_INTERVAL};
+use crate::config::diagnostic::{At, Code, Diagnostic, Span};
+use crate::config::document::{Node, Value};
+use crate::config::schema::{self, FromFlags, Opt, TokenizerKind};
+use crate::config::settings::UsageCount;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Where llm-d's renderer runs when nobody says: beside the picker.
+const DEFAULT_RENDER_URL: &str = "http://localhost:8000";
+/// Bytes of text that llm-d and GIE count as one token.
+const BYTES_PER_TOKEN: u32 = 4;
+
+/// What the plugins of a file say, as sections of ours.
+#[derive(Debug, Default)]
+pub(super) struct Mapped {
+    pub(super) block_size: Opt<u32>,
+    pub(super) tokenizer: Opt<schema::Tokenizer>,
+    pub(super) kv_events: Opt<schema::KvEvents>,
+    pub(super) scrape: schema::Scrape,
+    pub(super) endpoints: FromFlags,
+    pub(super) exchange: schema::Exchange,
+}
+
+/// Sets what no plugin before has set; the first one counts.
+fn set<T>(to: &mut Opt<T>, value: Opt<T>, path: &str, sink: &mut Sink) {
+    match (to.as_ref(), value) {
+        (_, None) => {}
+        (None, value) => *to = value,
+        (Some(first), Some(second)) => {
+            let name = path.rsplit('.').next().unwrap_or(path);
+            let message = format!("`{name}` has no effect: a pool has one, and the first one counts");
+            sink.push(
+                Diagnostic::new(Code::NoEffect, path, message).at(second.span).related(first.span, "the first one"),
+            );
+        }
+    }
+}
+
+/// Reads `key` and puts it into a setting that nobody has set.
+macro_rules! take {
+    ($fields:ident, $key:literal => $to:expr, $sink:ident) => {
+        let value = $fields.get($key, $sink);
+        set(&mut $to, value, &$fields.path_of($key), $sink);
+    };
+}
+
+/// Warns of parameters that change nothing here.
+pub(super) fn ignored(fields: &mut Fields<'_>, keys: &[&'static str], why: &str, sink: &mut Sink) {
+    for key in keys {
+        if let Some(node) = fields.node(key) {
+            no_effect(&fields.path_of(key), node.span, key, why, sink);
+        }
+    }
+}
+
+fn no_effect(path: &str, span: Span, name: &str, why: &str, sink: &mut Sink) {
+    sink.push(Diagnostic::new(Code::NoEffect, path, format!("`{name}` has no effect: {why}")).at(span));
+}
+
+/// A mapping below `key`, read by `read`; what that leaves is reported.
+fn within(fields: &mut Fields<'_>, key: &'static str, sink: &mut Sink, read: impl FnOnce(&mut Fields<'_>, &mut Sink)) {
+    let path = fields.path_of(key);
+    if let Some(mut inner) = fields.node(key).and_then(|node| Fields::of(node, &path, sink)) {
+        read(&mut inner, sink);
+        inner.finish(sink);
+    }
+}
+
+/// `approx-prefix-cache-producer`
+pub(super) fn approx_prefix(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
+    block_size(f, BYTES_PER_TOKEN, to, sink);
+    bounds(f, sink);
+}
+
+/// What bounds the index there and has nothing to bound here.
+fn bounds(f: &mut Fields<'_>, sink: &mut Sink) {
+    const ROOM: &str = "each server says itself how many blocks it has room for";
+    ignored(f, &["autoTune", "lruCapacityPerServer"], ROOM, sink);
+    ignored(f, &["maxPrefixBlocksToMatch", "maxPrefixTokensToMatch"], "prompts are compared to their end", sink);
+}
+
+/// Reads a block's size in tokens, else under its older name, in units of which `old_units` make a token.
+fn block_size(f: &mut Fields<'_>, old_units: u32, to: &mut Mapped, sink: &mut Sink) {
+    if f.node("blockSizeTokens").is_some() {
+        block_size_in(f, "blockSizeTokens", 1, to, sink);
+        ignored(f, &["blockSize"], "`blockSizeTokens` says it", sink);
+    } else {
+        block_size_in(f, "blockSize", old_units, to, sink);
+    }
+}
+
+fn block_size_in(f: &mut Fields<'_>, key: &'static str, per_token: u32, to: &mut Mapped, sink: &mut Sink) {
+    let path = f.path_of(key);
+    let Some(at) = f.get::<u32>(key, sink) else { return };
+    let tokens = at.value / per_token;
+    if (1..=MAX_BLOCK_SIZE).contains(&tokens) {
+        set(&mut to.block_size, Some(At { value: tokens, span: at.span }), &path, sink);
+    } else {
+        let most = MAX_BLOCK_SIZE * per_token;
+        sink.out_of_range(at.span, &path, at.value, &format!("{per_token} to {most}"));
+    }
+}
+
+/// `prefix-cache-scorer`: until GIE v1.4 it held what is now the producer's.
+pub(super) fn prefix_scorer(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
+    block_size_in(f, "hashBlockSize", BYTES_PER_TOKEN, to, sink);
+    block_size(f, BYTES_PER_TOKEN, to, sink);
+    bounds(f, sink);
+}
+
+/// `no-hit-lru-scorer`
+pub(super) fn no_hit_lru(f: &mut Fields<'_>, _: &mut Mapped, sink: &mut Sink) {
+    ignored(f, &["prefixPluginType", "prefixPluginName"], "a pool has one index of prefixes", sink);
+}
+
+/// `disagg-profile-handler` and its forerunner.
+pub(super) fn disagg(f: &mut Fields<'_>, _: &mut Mapped, sink: &mut Sink) {
+    let message = "only the decode profile decides: in this version one server both prefills and decodes";
+    sink.push(Diagnostic::new(Code::NoEffect, &f.path, message).at(f.span));
+}
+
+/// `token-producer`
+pub(super) fn tokens(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
+    let path = f.path.clone();
+    let backend = f.get::<String>("backend", sink);
+    let model = f.node("modelName").map(|n| n.span);
+    let mut renderer = None;
+    for key in ["vllm", "vllmHTTPRenderConfig"] {
+        let span = f.node(key).map(|n| n.span);
+        within(f, key, sink, |f, sink| renderer = Some(remote(f, span.unwrap_or_default(), sink)));
+    }
+    let estimate = f.node("estimate").map(|n| n.span);
+    ignored(f, &["udsTokenizerConfig"], "the tokenizer of `vllm` is asked over HTTP", sink);
+    let estimating = estimate.is_some() || backend.as_ref().is_some_and(|b| b.value == "estimate");
+    let tokenizer = match (renderer, model, &backend) {
+        (Some(renderer), ..) => Some(renderer),
+        // Without a backend, the name of a model stands for a renderer beside the picker.
+        (None, span, backend) if !estimating && (span.is_some() || backend.is_some()) => {
+            let span = span.or(backend.as_ref().map(|b| b.span)).unwrap_or_default();
+            Some(At { value: tokenizer(TokenizerKind::Remote, Some(DEFAULT_RENDER_URL), span), span })
+        }
+        _ => None,
+    };
+    if let Some(span) = model {
+        no_effect(
+            &f.path_of("modelName"),
+            span,
+            "modelName",
+            "tokens are asked for under the request's own model",
+            sink,
+        );
+    }
+    if let Some(span) = estimate {
+        no_effect(&f.path_of("estimate"), span, "estimate", "a token is taken for four bytes of text", sink);
+    }
+    set(&mut to.tokenizer, tokenizer, &path, sink);
+}
+
+fn tokenizer(kind: TokenizerKind, url: Option<&str>, span: Span) -> schema::Tokenizer {
+    let render = matches!(kind, TokenizerKind::Remote).then_some(At { value: true, span });
+    let url = url.map(|url| At { value: url.to_owned(), span });
+    schema::Tokenizer { kind: At { value: kind, span }, encoding: None, directory: None, url, render, timeout: None }
+}
+
+/// `vllm` of a `token-producer`.
+fn remote(f: &mut Fields<'_>, span: Span, sink: &mut Sink) -> At<schema::Tokenizer> {
+    let url = f.get::<String>("url", sink);
+    if let Some(at) = &url
+        && !at.value.parse::<http::Uri>().is_ok_and(|u| matches!(u.scheme_str(), Some("http" | "https")))
+    {
+        let shown: String = at.value.chars().take(60).collect();
+        sink.out_of_range(at.span, &f.path_of("url"), format!("`{shown}`"), "an http or https URL");
+    }
+    let timeout = interval(f, "timeout", sink);
+    ignored(f, &["mmTimeout"], "`timeout` holds for every request", sink);
+    let given = url.as_ref().map_or(DEFAULT_RENDER_URL, |at| at.value.as_str());
+    At { value: schema::Tokenizer { timeout, ..tokenizer(TokenizerKind::Remote, Some(given), span) }, span }
+}
+
+fn interval(f: &mut Fields<'_>, key: &'static str, sink: &mut Sink) -> Opt<Duration> {
+    let path = f.path_of(key);
+    let at = f.get::<Duration>(key, sink)?;
+    if at.value < MIN_INTERVAL {
+        sink.out_of_range(at.span, &path, format!("{:?}", at.value), &format!("at least {MIN_INTERVAL:?}"));
+        return None;
+    }
+    Some(at)
+}
+
+/// `precise-prefix-cache-producer`, and `precise-prefix-cache-scorer`, which was both in one.
+pub(super) fn precise_prefix(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
+    const OWN_INDEX: &str = "Attaché's own index is used";
+    within(f, "tokenProcessorConfig", sink, |f, sink| token_processor(f, to, sink));
+    let path = f.path_of("indexerConfig");
+    if let Some(mut inner) = f.node("indexerConfig").and_then(|node| Fields::of(node, &path, sink)) {
+        within(&mut inner, "tokenProcessorConfig", sink, |f, sink| token_processor(f, to, sink));
+        ignored(&mut inner, &["tokenizersPoolConfig"], "tokens come from a `token-producer`", sink);
+        // Its makers read it without asking what a key means; there is none that would mean anything here.
+        for (key, node) in inner.rest() {
+            no_effect(&inner.path_of(&key.value), node.span, &key.value, OWN_INDEX, sink);
+        }
+    }
+    let (span, path) = (f.node("kvEventsConfig").map_or(f.span, |n| n.span), f.path_of("kvEventsConfig"));
+    let mut events = schema::KvEvents::default();
+    within(f, "kvEventsConfig", sink, |f, sink| events = kv_events(f, sink));
+    set(&mut to.kv_events, Some(At { value: events, span }), &path, sink);
+    const CLAIMS: &str = "a prompt that is on its way always counts as cached, until its answer";
+    ignored(f, &["speculativeIndexing", "speculativeTTL"], CLAIMS, sink);
+    ignored(f, &["sessionManager"], "blocks are found by their tokens", sink);
+}
+
+fn token_processor(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
+    block_size(f, 1, to, sink);
+    ignored(f, &["hashSeed", "hashAlgorithm"], "blocks are known by their tokens, not by the servers' hashes", sink);
+}
+
+fn kv_events(f: &mut Fields<'_>, sink: &mut Sink) -> schema::KvEvents {
+    let mut events = schema::KvEvents::default();
+    let bind = f.get::<String>("zmqEndpoint", sink);
+    let topic = f.get("topicFilter", sink);
+    let discover = f.get::<bool>("discoverPods", sink);
+    within(f, "podDiscoveryConfig", sink, |f, sink| {
+        events.port = f.get("socketPort", sink);
+        events.replay_port = f.get("replaySocketPort", sink);
+        for (key, port) in [("socketPort", &mut events.port), ("replaySocketPort", &mut events.replay_port)] {
+            if let Some(at) = port.take_if(|at| at.value == 0) {
+                sink.out_of_range(at.span, &f.path_of(key), 0, "1 to 65535");
+            }
+        }
+        ignored(f, &["podLabelSelector", "podNamespace"], "all endpoints of the pool are listened to", sink);
+    });
+    // Both at once is two subscriptions to the same events there; the servers' own sockets say more clearly whose they are.
+    let from_servers = discover.as_ref().is_some_and(|at| at.value) || events.port.is_some();
+    if let Some(at) = bind {
+        if from_servers {
+            no_effect(
+                &f.path_of("zmqEndpoint"),
+                at.span,
+                "zmqEndpoint",
+                "the servers' own sockets are connected to",
+                sink,
+            );
+        } else {
+            events.bind = socket(at, &f.path_of("zmqEndpoint"), sink);
+        }
+    } else if let Some(at) = discover.filter(|at| !at.value) {
+        no_effect(
+            &f.path_of("discoverPods"),
+            at.span,
+            "discoverPods",
+            "without `zmqEndpoint` there is no other way",
+            sink,
+        );
+    }
+    // Events say themselves whose they are.
+    f.expect(&["engineType"]);
+    const ONE_READER: &str = "events are read as fast as they come, by one task for each socket";
+    ignored(f, &["concurrency"], ONE_READER, sink);
+    ignored(f, &["tracing"], "KV events are not traced", sink);
+    schema::KvEvents { topic, ..events }
+}
+
+/// `tcp://*:5557` as a socket that can be bound.
+fn socket(at: At<String>, path: &str, sink: &mut Sink) -> Opt<String> {
+    let value = at.value.replacen("://*:", "://0.0.0.0:", 1);
+    if value.strip_prefix("tcp://").is_some_and(|rest| rest.parse::<SocketAddr>().is_ok()) {
+        return Some(At { value, span: at.span });
+    }
+    let shown: String = at.value.chars().take(60).collect();
+    sink.out_of_range(at.span, path, format!("`{shown}`"), "`tcp://*:port` or `tcp://ip:port`");
+    None
+}
+
+/// `metrics-data-source`
+pub(super) fn metrics_source(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
+    let metrics = &mut to.endpoints.metrics;
+    take!(f, "scheme" => metrics.scheme, sink);
+    let path = f.get::<String>("path", sink);
+    if let Some(at) = path.as_ref().filter(|at| !at.value.starts_with('/')) {
+        let shown: String = at.value.chars().take(60).collect();
+        sink.out_of_range(at.span, &f.path_of("path"), format!("`{shown}`"), "a path that begins with `/`");
+    }
+    set(&mut metrics.path, path, &f.path_of("path"), sink);
+    // 0 means the serving port.
+    let port = f.get::<u16>("port", sink).filter(|at| at.value != 0);
+    set(&mut metrics.port, port, &f.path_of("port"), sink);
+    let every = interval(f, "interval", sink);
+    set(&mut to.scrape.interval, every, &f.path_of("interval"), sink);
+    // There nobody looks at certificates unless told to.
+    let skip = f.get("insecureSkipVerify", sink).unwrap_or(At { value: true, span: f.span });
+    set(&mut to.scrape.insecure_skip_verify, Some(skip), &f.path_of("insecureSkipVerify"), sink);
+    const SYSTEM: &str = "certificates are checked against those that the system trusts, and none is shown";
+    ignored(f, &["caCertPath", "clientCertPath", "clientKeyPath"], SYSTEM, sink);
+}
+
+/// `core-metrics-extractor`
+pub(super) fn core_metrics(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
+    take!(f, "defaultEngine" => to.endpoints.engine, sink);
+    ignored(f, &["engineLabelKey"], "endpoints of `--endpoint` have no labels", sink);
+    const NAMES: &[&str] =
+        &["engineConfigs", "queuedRequestsSpec", "runningRequestsSpec", "kvUsageSpec", "loraSpec", "cacheInfoSpec"];
+    ignored(f, NAMES, "an engine's metrics are read under the names that it gives them", sink);
+}
+
+/// `destination-endpoint-served-verifier`
+pub(super) fn served_verifier(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
+    set(&mut to.exchange.conformance_headers, Some(At { value: true, span: f.span }), &f.path, sink);
+}
+
+/// `request-attribute-reporter`
+pub(super) fn attribute_reporter(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
+    let path = f.path_of("attributes");
+    let Some(node) = f.node("attributes") else { return };
+    let Value::List(items) = &node.value else {
+        sink.wrong_type(node, &path, "a list");
+        return;
+    };
+    for (i, item) in items.iter().enumerate() {
+        let path = format!("{path}[{i}]");
+        let report = attribute(item, &path, sink);
+        set(&mut to.exchange.report_usage, report, &path, sink);
+    }
+}
+
+fn attribute(node: &Node, path: &str, sink: &mut Sink) -> Opt<schema::ReportUsage> {
+    let mut f = Fields::of(node, path, sink)?;
+    let (mut namespace, mut key) = (None, None);
+    within(&mut f, "key", sink, |f, sink| (namespace, key) = (f.get("namespace", sink), f.get("name", sink)));
+    let expression = f.required::<String>("expression", sink);
+    ignored(&mut f, &["condition"], "the count is told of every answer that has one", sink);
+    f.finish(sink);
+    let At { value: expression, span } = expression?;
+    let count = match expression.split_whitespace().collect::<String>().as_str() {
+        "usage.prompt_tokens" | "usage.input_tokens" => UsageCount::Prompt,
+        "usage.completion_tokens" | "usage.output_tokens" => UsageCount::Completion,
+        "usage.total_tokens" | "usage.prompt_tokens+usage.completion_tokens" => UsageCount::Total,
+        _ => {
+            const COUNTS: &str = "one of the counts `usage.prompt_tokens`, `usage.completion_tokens` and `usage.total_tokens` can be told";
+            no_effect(&format!("{path}.expression"), span, "expression", COUNTS, sink);
+            return None;
+        }
+    };
+    Some(At { value: schema::ReportUsage { namespace, key, count: Some(At { value: count, span }) }, span: node.span })
+}

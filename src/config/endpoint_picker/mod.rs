@@ -1,0 +1,124 @@
+//! Files of kind `EndpointPickerConfig`, as GIE's picker and llm-d's router read them: one pool whose strategy is `pipeline`.
+//!
+//! Such a file names plugins and puts them into profiles; it names no endpoints, so those come from flags. What each plugin type
+//! becomes stands in `catalogue`: a part of the pipeline, settings (`mapping`), something that is always in force here, or nothing,
+//! and then a warning says why. Nothing is dropped in silence, and what would send requests elsewhere is refused. `plugins` makes
+//! the plugins, `profiles` builds the pipeline of them, `sections` checks the rest of the file. Older versions of the format are
+//! read too. Called by `schema`; the result is a [`schema::File`], which `validate` treats like any other.
+//!
+//! Source: the configuration API and loaders of GIE v0.5 to v1.5 and of llm-d-router v0.10.
+
+mod catalogue;
+mod mapping;
+mod plugins;
+mod profiles;
+mod sections;
+#[cfg(test)]
+mod tests;
+
+use super::decode::{Fields, Sink};
+use super::defaults::DEFAULT_POOL;
+use super::diagnostic::{At, Code, Diagnostic, Span, closest};
+use super::document::{Node, Value};
+use super::schema::{self, File};
+use mapping::Mapped;
+use plugins::Plugins;
+
+/// The kind of document.
+const KIND: &str = "EndpointPickerConfig";
+/// Its versions: both projects' own, and a group that GIE's documentation shows in places.
+const API_VERSIONS: &[&str] =
+    &["inference.networking.x-k8s.io/v1alpha1", "llm-d.ai/v1alpha1", "llm-d.ai/v1", "config.x-k8s.io/v1alpha1"];
+/// The strategy that such a file describes.
+const PIPELINE: &str = "pipeline";
+
+/// Whether the document is of this kind.
+pub(super) fn is(root: &Node) -> bool {
+    let Value::Map(entries) = &root.value else { return false };
+    entries.iter().any(|(key, node)| key.value == "kind" && matches!(&node.value, Value::Text(kind) if kind == KIND))
+}
+
+/// Reads the document. `None` when its version is not known: then nothing else in it can be judged.
+pub(super) fn read(root: &Node, sink: &mut Sink) -> Option<File> {
+    let mut f = Fields::of(root, "", sink)?;
+    f.expect(&["kind"]);
+    if !check_version(&mut f, sink) {
+        return None;
+    }
+    let before = errors(sink);
+    let mut mapped = Mapped::default();
+    let gates = sections::feature_gates(&mut f, sink);
+    let plugins = Plugins::read(&mut f, &mut mapped, sink);
+    let strategy = profiles::pipeline(&mut f, &plugins, sink);
+    sections::data_layer(&mut f, &plugins, &mut mapped, sink);
+    sections::parsers(&mut f, &plugins, sink);
+    sections::flow_control(&mut f, &gates, &plugins, sink);
+    f.finish(sink);
+    // A pipeline of which a part is missing would only be complained of a second time.
+    let strategy = if errors(sink) == before { Some(strategy) } else { None };
+    Some(file(mapped, strategy, root.span, sink))
+}
+
+fn errors(sink: &Sink) -> usize {
+    sink.diagnostics.iter().filter(|d| d.is_error()).count()
+}
+
+fn check_version(f: &mut Fields<'_>, sink: &mut Sink) -> bool {
+    let node = f.node("apiVersion");
+    let got = match node.map(|n| &n.value) {
+        Some(Value::Text(text)) if API_VERSIONS.contains(&text.as_str()) => return true,
+        Some(value) => format!("got {}", value.describe()),
+        None => "it is missing".to_owned(),
+    };
+    let [first, second, ..] = API_VERSIONS else { return false };
+    let message = format!("`apiVersion` of an {KIND} must be `{first}` or `{second}`, {got}");
+    sink.push(Diagnostic::new(Code::Version, "apiVersion", message).at(node.map_or(f.span, |n| n.span)));
+    false
+}
+
+/// One pool, of what was read.
+fn file(mapped: Mapped, strategy: Option<At<schema::Strategy>>, span: Span, sink: &mut Sink) -> File {
+    let Mapped { block_size, tokenizer, kv_events, scrape, endpoints, exchange } = mapped;
+    let kv_events = match (&tokenizer, kv_events) {
+        (None, Some(events)) => {
+            let message =
+                "KV events have no effect: they name blocks by tokens, and nothing says where tokens come from";
+            sink.push(Diagnostic::new(Code::NoEffect, "plugins", message).at(events.span).help(
+                "declare a `token-producer` with `vllm: {url: …}`; until then caches are learned from what is routed",
+            ));
+            None
+        }
+        (_, events) => events,
+    };
+    let prefix = schema::PrefixCache { block_size, tokenizer, kv_events, ..Default::default() };
+    let pool = schema::Pool {
+        name: At { value: DEFAULT_POOL.to_owned(), span },
+        matches: None,
+        reject_unknown_models: None,
+        strategy,
+        strategies: Vec::new(),
+        request_strategy: None,
+        destination: schema::DestinationSection::default(),
+        endpoints: Vec::new(),
+        dns: Vec::new(),
+        rewrites: Vec::new(),
+        scrape,
+        health: schema::Health::default(),
+        prefix_cache: Some(At { value: prefix, span }),
+        from_flags: Some(endpoints),
+    };
+    let pools = Some(At { value: vec![At { value: pool, span }], span });
+    File { exchange, pools, ..File::default() }
+}
+
+/// A reference to a plugin that nobody has declared.
+fn undefined(at: &At<String>, path: &str, declared: &Plugins, sink: &mut Sink) {
+    let shown: String = at.value.chars().take(60).collect();
+    let message = format!("no plugin is called `{shown}`");
+    let diagnostic = Diagnostic::new(Code::UndefinedReference, path, message).at(at.span);
+    let help = match closest(&at.value, declared.names()) {
+        Some(meant) => format!("did you mean `{meant}`?"),
+        None => "declare it under `plugins`; a plugin without a name is called like its type".to_owned(),
+    };
+    sink.push(diagnostic.help(help));
+}

@@ -1,0 +1,254 @@
+//! The section `plugins`: names, types and parameters, and what each becomes.
+
+use super::catalogue::{self, Entry, Fate, IMPLICIT, Slot};
+use super::mapping::{Mapped, ignored};
+use super::undefined;
+use crate::config::decode::{Fields, Sink};
+use crate::config::diagnostic::{At, Code, Diagnostic, Span, closest};
+use crate::config::document::{Node, Value};
+use crate::scheduling::plugin::{ParamError, Plugin, PluginDescriptor};
+use crate::scheduling::registry;
+use serde_json::Value as Json;
+use std::collections::HashMap;
+
+/// The parameter by which parts of the pipeline name who feeds them with prefixes.
+const PREFIX_PRODUCER: &str = "prefixMatchInfoProducerName";
+/// The producer that both projects make when nobody declares one.
+const DEFAULT_PREFIX_PRODUCER: &str = "approx-prefix-cache-producer";
+
+/// One plugin of the file.
+#[derive(Debug)]
+pub(super) struct Declared {
+    /// Its name, else its type.
+    pub name: At<String>,
+    /// Its type, under its present name.
+    pub kind: String,
+    /// What the catalogue says of it; `None` for types that only the registry knows, and for unknown ones.
+    pub entry: Option<&'static Entry>,
+    /// The part of the pipeline that it is, when it is one.
+    pub part: Option<Plugin>,
+    /// What it was made with.
+    pub parameters: Json,
+    /// It was reported: nothing is known of what it would have been.
+    pub broken: bool,
+}
+
+/// All of them, in the order of the file.
+#[derive(Debug, Default)]
+pub(super) struct Plugins {
+    pub(super) declared: Vec<Declared>,
+}
+
+/// What is read of a plugin before any is made.
+struct Head<'n> {
+    path: String,
+    name: At<String>,
+    kind: Option<At<String>>,
+    parameters: Fields<'n>,
+}
+
+impl Plugins {
+    /// Reads the section, makes the parts of the pipeline and maps the rest.
+    pub(super) fn read(f: &mut Fields<'_>, mapped: &mut Mapped, sink: &mut Sink) -> Self {
+        let items: &[Node] = match f.node("plugins") {
+            None => &[],
+            Some(Node { value: Value::List(items), .. }) => items,
+            Some(node) => {
+                sink.wrong_type(node, "plugins", "a list");
+                &[]
+            }
+        };
+        let heads = items.iter().enumerate().filter_map(|(i, item)| head(item, &format!("plugins[{i}]"), sink));
+        let heads: Vec<Head<'_>> = heads.collect();
+        let mut first: HashMap<&str, Span> = HashMap::new();
+        for head in &heads {
+            if let Some(span) = first.insert(&head.name.value, head.name.span) {
+                let message = format!("two plugins are called `{}`", clip(&head.name.value));
+                let diagnostic = Diagnostic::new(Code::DuplicateName, "plugins", message).at(head.name.span);
+                sink.push(diagnostic.related(span, "the first one").help("give one of them a `name` of its own"));
+            }
+        }
+        let names: Vec<String> = heads.iter().map(|head| head.name.value.clone()).collect();
+        Self { declared: heads.into_iter().map(|head| declare(head, &names, mapped, sink)).collect() }
+    }
+
+    /// The names of all.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.declared.iter().map(|d| d.name.value.as_str())
+    }
+
+    /// The plugin called so.
+    pub(super) fn named(&self, name: &str) -> Option<&Declared> {
+        self.declared.iter().find(|d| d.name.value == name)
+    }
+
+    /// Whether the plugin that is named in a section can stand there; the type that it has.
+    pub(super) fn in_slot(&self, at: &At<String>, slot: Slot, path: &str, sink: &mut Sink) -> Option<&str> {
+        let found = self.named(&at.value);
+        let implicit = || IMPLICIT.contains(&at.value.as_str()).then(|| catalogue::entry(&at.value)).flatten();
+        let (entry, kind) = match found {
+            Some(declared) if declared.broken => return Some(&declared.kind),
+            Some(declared) => (declared.entry, declared.kind.as_str()),
+            None => match implicit() {
+                Some(entry) => (Some(entry), entry.name),
+                None => {
+                    undefined(at, path, self, sink);
+                    return None;
+                }
+            },
+        };
+        if entry.is_some_and(|e| e.slots.contains(&slot)) {
+            return Some(kind);
+        }
+        let message = format!("`{}` is no {}: its type is `{kind}`", clip(&at.value), slot.noun());
+        let place = found.map(|d| d.name.span).unwrap_or_default();
+        sink.push(Diagnostic::new(Code::WrongPlugin, path, message).at(at.span).related(place, "declared here"));
+        None
+    }
+}
+
+/// As much of a text as a message shows.
+fn clip(text: &str) -> String {
+    text.chars().take(60).collect()
+}
+
+fn head<'n>(item: &'n Node, path: &str, sink: &mut Sink) -> Option<Head<'n>> {
+    let mut f = Fields::of(item, path, sink)?;
+    let name = f.get::<String>("name", sink);
+    let kind = f.required::<String>("type", sink);
+    let below = f.path_of("parameters");
+    let place = kind.as_ref().map_or(f.span, |at| at.span);
+    let parameters = match f.node("parameters") {
+        Some(node) => Fields::of(node, &below, sink),
+        None => None,
+    };
+    f.finish(sink);
+    let parameters = parameters.unwrap_or_else(|| Fields::none(&below, place));
+    let name = name.or_else(|| kind.clone())?;
+    Some(Head { path: path.to_owned(), name, kind, parameters })
+}
+
+fn declare(head: Head<'_>, names: &[String], mapped: &mut Mapped, sink: &mut Sink) -> Declared {
+    let Head { path, name, kind, parameters: mut f } = head;
+    let path = format!("{path}.type");
+    let mut declared = Declared {
+        name,
+        kind: kind.as_ref().map(|at| at.value.clone()).unwrap_or_default(),
+        entry: None,
+        part: None,
+        parameters: Json::Null,
+        broken: true,
+    };
+    let Some(kind) = kind else { return declared };
+    let entry = catalogue::entry(&kind.value);
+    let type_name = entry.map_or(kind.value.as_str(), |e| e.name);
+    declared.kind = type_name.to_owned();
+    declared.entry = entry;
+    let made = match entry.map(|e| e.fate) {
+        None | Some(Fate::Part) => part(&kind, &path, type_name, f, names, sink),
+        Some(Fate::PartAnd(reads)) => {
+            reads(&mut f, mapped, sink);
+            part(&kind, &path, type_name, f, names, sink)
+        }
+        Some(fate) => {
+            declared.broken = !apply(&kind, &path, fate, f, mapped, sink);
+            None
+        }
+    };
+    if let Some((part, parameters)) = made {
+        declared.part = Some(part);
+        declared.parameters = parameters;
+        declared.broken = false;
+    }
+    declared
+}
+
+/// What is no part of the pipeline; false when it is refused.
+fn apply(kind: &At<String>, path: &str, fate: Fate, mut f: Fields<'_>, mapped: &mut Mapped, sink: &mut Sink) -> bool {
+    match fate {
+        Fate::Settings(reads) => reads(&mut f, mapped, sink),
+        Fate::BuiltIn(why, keys) => ignored(&mut f, keys, why, sink),
+        Fate::Idle(why, keys) => {
+            let message = format!("`{}` has no effect: {why}", kind.value);
+            sink.push(Diagnostic::new(Code::NoEffect, path, message).at(kind.span));
+            match keys {
+                Some(keys) => f.expect(keys),
+                None => return true,
+            }
+        }
+        Fate::Absent(why) => {
+            let message = format!("plugins of type `{}` are not in this version: {why}", kind.value);
+            let help = "take it out of `plugins` and of the profiles to do without";
+            sink.push(Diagnostic::new(Code::UnknownPlugin, path, message).at(kind.span).help(help));
+            return false;
+        }
+        Fate::Part | Fate::PartAnd(_) => {}
+    }
+    f.finish(sink);
+    true
+}
+
+/// Makes a part of the pipeline of the parameters that nobody has taken.
+fn part(
+    kind: &At<String>,
+    path: &str,
+    type_name: &str,
+    mut f: Fields<'_>,
+    names: &[String],
+    sink: &mut Sink,
+) -> Option<(Plugin, Json)> {
+    let Some(descriptor) = registry::plugin(type_name) else {
+        unknown(kind, path, sink);
+        return None;
+    };
+    // There is one index of prefixes in a pool, whoever feeds it.
+    if let Some(at) = f.get::<String>(PREFIX_PRODUCER, sink)
+        && at.value != DEFAULT_PREFIX_PRODUCER
+        && !names.contains(&at.value)
+    {
+        let message = format!("no plugin is called `{}`", clip(&at.value));
+        let mut diagnostic = Diagnostic::new(Code::UndefinedReference, f.path_of(PREFIX_PRODUCER), message).at(at.span);
+        if let Some(meant) = closest(&at.value, names.iter().map(String::as_str)) {
+            diagnostic = diagnostic.help(format!("did you mean `{meant}`?"));
+        }
+        sink.push(diagnostic);
+    }
+    let rest: serde_json::Map<String, Json> =
+        f.rest().map(|(k, node)| (k.value.clone(), node.value.to_json())).collect();
+    let parameters = if rest.is_empty() { Json::Null } else { Json::Object(rest) };
+    match (descriptor.build)(&parameters) {
+        Ok(part) => Some((part, parameters)),
+        Err(error) => {
+            refused(descriptor, &error, &f, sink);
+            None
+        }
+    }
+}
+
+/// The registry's word on parameters, at the one that it names.
+fn refused(descriptor: &PluginDescriptor, error: &ParamError, f: &Fields<'_>, sink: &mut Sink) {
+    let named = f.rest().find(|(key, _)| error.0.contains(&format!("`{}`", key.value)));
+    let (path, span) = match named {
+        Some((key, node)) => (f.path_of(&key.value), if error.0.starts_with("unknown") { key.span } else { node.span }),
+        None => (f.path.clone(), f.span),
+    };
+    let message = format!("`{}` does not take these parameters: {error}", descriptor.name);
+    sink.push(Diagnostic::new(Code::BadParameters, path, message).at(span));
+}
+
+fn unknown(kind: &At<String>, path: &str, sink: &mut Sink) {
+    let shown = clip(&kind.value);
+    if catalogue::entry(&kind.value).is_some() {
+        let message = format!("plugins of type `{shown}` are not in this version");
+        let help = "take it out of `plugins` and of the profiles to do without";
+        sink.push(Diagnostic::new(Code::UnknownPlugin, path, message).at(kind.span).help(help));
+        return;
+    }
+    let diagnostic =
+        Diagnostic::new(Code::UnknownPlugin, path, format!("no plugin has the type `{shown}`")).at(kind.span);
+    let help = match closest(&kind.value, catalogue::names()) {
+        Some(meant) => format!("did you mean `{meant}`?"),
+        None => "the README lists the types that there are".to_owned(),
+    };
+    sink.push(diagnostic.help(help));
+}

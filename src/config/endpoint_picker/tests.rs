@@ -1,0 +1,642 @@
+//! The cases of the loaders of GIE and llm-d, the files that llm-d ships, and what becomes of each plugin.
+
+use super::catalogue::{self, CATALOGUE, Fate, IMPLICIT};
+use crate::config::decode::Sink;
+use crate::config::diagnostic::{Code, Diagnostic, render_text};
+use crate::config::document;
+use crate::config::schema::{File, Pool, TokenizerKind};
+use crate::config::settings::{TokenizerSettings, UsageCount};
+use crate::config::{ConfigText, Overrides, Settings, Sources, load};
+use crate::pool::Engine;
+use crate::scheduling::registry;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+const HEAD: &str = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n";
+
+/// Parts of the pipeline that the catalogue knows and the registry does not have yet.
+const PENDING: &[&str] = &["latency-scorer", "predicted-latency-scorer"];
+
+/// The file alone, before it is merged with flags and defaults.
+fn read(text: &str) -> (Option<File>, Vec<Diagnostic>) {
+    let mut sink = Sink::default();
+    let file = match document::parse(text.as_bytes(), &mut sink.diagnostics) {
+        Ok(root) => File::read(&root, &mut sink),
+        Err(diagnostic) => {
+            sink.push(diagnostic);
+            None
+        }
+    };
+    (file, sink.diagnostics)
+}
+
+fn body(text: &str) -> (Option<File>, Vec<Diagnostic>) {
+    read(&format!("{HEAD}{text}"))
+}
+
+fn show(text: &str, diagnostics: &[Diagnostic]) -> String {
+    render_text(diagnostics, Some(("f", text)), false)
+}
+
+fn pool(file: Option<File>) -> Pool {
+    file.unwrap().pools.unwrap().value.remove(0).value
+}
+
+/// The parameters of the pipeline that a file without mistakes describes; `null` for its default.
+fn pipeline(text: &str) -> Value {
+    let (file, diagnostics) = body(text);
+    assert!(!diagnostics.iter().any(Diagnostic::is_error), "{}", show(text, &diagnostics));
+    let strategy = pool(file).strategy.unwrap().value;
+    assert_eq!(strategy.name.value, "pipeline");
+    strategy.parameters.map_or(Value::Null, |at| at.value)
+}
+
+/// Whether this version has what a plugin type stands for.
+fn held(kind: &str) -> bool {
+    match catalogue::entry(kind).map(|e| (e.name, e.fate)) {
+        Some((name, Fate::Part | Fate::PartAnd(_))) => registry::plugin(name).is_some(),
+        Some((_, Fate::Absent(_))) => false,
+        Some(_) => true,
+        None => registry::plugin(kind).is_some(),
+    }
+}
+
+fn full(text: &str, flags: Overrides) -> Result<(Settings, Vec<Diagnostic>), Vec<Diagnostic>> {
+    let text = ConfigText { name: "f".into(), bytes: text.as_bytes().to_vec() };
+    load(&Sources { text: Some(text), overrides: flags, ..Sources::default() })
+}
+
+fn one_endpoint() -> Overrides {
+    Overrides { endpoints: vec!["10.0.0.1:8000".into()], ..Overrides::default() }
+}
+
+/// The reference's cases that the loaders accept, each with the codes of the warnings that it gets here.
+#[test]
+fn what_upstream_accepts_is_accepted() {
+    let cases: &[(&str, &str, &[Code])] = &[
+        ("4.3 empty", "", &[]),
+        ("4.3 plugins without profiles", "plugins: [{type: queue-scorer}]", &[]),
+        (
+            "4.3 scorer without weight",
+            "plugins: [{type: queue-scorer}]\nschedulingProfiles: [{name: default, plugins: [{pluginRef: queue-scorer}]}]",
+            &[],
+        ),
+        (
+            "4.3 handler omitted with one profile",
+            "plugins: [{type: queue-scorer}]\nschedulingProfiles: [{name: p, plugins: [{pluginRef: queue-scorer, weight: 2}]}]",
+            &[],
+        ),
+        (
+            "4.3 picker by its type, declared by nobody",
+            "plugins: [{type: queue-scorer}]\nschedulingProfiles: [{name: p, plugins: [{pluginRef: max-score-picker}, {pluginRef: queue-scorer}]}]",
+            &[],
+        ),
+        (
+            "4.3 flowControl with the gate",
+            "featureGates: [flowControl]\nflowControl: {maxBytes: '1024', defaultRequestTTL: 1m}",
+            &[Code::NoEffect],
+        ),
+        (
+            "4.3 flowControl without the gate",
+            "flowControl: {maxBytes: 4Gi, usageLimitPolicyPluginRef: nobody}",
+            &[Code::NoEffect],
+        ),
+        (
+            "4.3 band 100 with named policies",
+            "featureGates: [flowControl]\nplugins: [{name: f, type: round-robin-fairness-policy}, {name: o, type: edf-ordering-policy}]\n\
+             flowControl: {priorityBands: [{priority: 100, maxBytes: 1Gi, fairnessPolicyRef: f, orderingPolicyRef: o}]}",
+            &[Code::NoEffect, Code::NoEffect, Code::NoEffect],
+        ),
+        ("4.3 parser by type", "plugins: [{type: openai-parser}]\nparser: {pluginRef: openai-parser}", &[]),
+        ("4.3 parser by name", "plugins: [{name: p, type: vllmgrpc-parser}]\nparser: {pluginRef: p}", &[]),
+        (
+            "parser that makes itself",
+            "requestHandler: {parsers: [{pluginRef: anthropic-parser}, {pluginRef: openai-parser}]}",
+            &[],
+        ),
+        ("4.3 no feature gates", "featureGates: []", &[]),
+        ("4.3 enableLegacyMetrics", "featureGates: [enableLegacyMetrics]", &[]),
+        ("gate switched off", "featureGates: ['flowControl=false', dataLayer=true]", &[]),
+        ("gate switched on, without a section", "featureGates: ['flowControl=true']", &[Code::NoEffect]),
+        ("4.3 dataLayer empty", "dataLayer: {}", &[]),
+        (
+            "4.3 explicit source and extractor",
+            "plugins: [{name: s, type: metrics-data-source}, {name: e, type: core-metrics-extractor}]\n\
+             dataLayer: {sources: [{pluginRef: s, extractors: [{pluginRef: e}]}]}",
+            &[],
+        ),
+        (
+            "saturation detector that makes itself",
+            "saturationDetector: {pluginRef: utilization-detector}",
+            &[Code::NoEffect],
+        ),
+        ("drift: data for dataLayer", "data: {sources: [{pluginRef: metrics-data-source}]}", &[]),
+        (
+            "drift: thresholds inline",
+            "saturationDetector: {queueDepthThreshold: 5, kvCacheUtilThreshold: 0.8, metricsStalenessThreshold: 200ms}",
+            &[Code::NoEffect],
+        ),
+        (
+            "drift: maxBytes a number",
+            "featureGates: [flowControl]\nflowControl: {maxBytes: 1024, maxRequests: 1e3}",
+            &[Code::NoEffect],
+        ),
+        ("drift: extractor renamed", "plugins: [{type: model-server-protocol-metrics}]", &[]),
+        ("drift: producer renamed", "plugins: [{type: tokenizer, parameters: {estimate: {}}}]", &[Code::NoEffect]),
+        (
+            "drift: scorer's own block of 64 characters",
+            "plugins: [{type: prefix-cache-scorer, parameters: {hashBlockSize: 64, lruCapacityPerServer: 31250}}]",
+            &[Code::NoEffect],
+        ),
+        (
+            "scorer fed by the producer that makes itself",
+            "plugins: [{type: prefix-cache-scorer, parameters: {prefixMatchInfoProducerName: approx-prefix-cache-producer}}]",
+            &[],
+        ),
+    ];
+    for (name, text, warnings) in cases {
+        let (file, diagnostics) = body(text);
+        assert!(!diagnostics.iter().any(Diagnostic::is_error), "{name}: {}", show(text, &diagnostics));
+        assert!(file.is_some(), "{name}");
+        let got: Vec<Code> = diagnostics.iter().map(|d| d.code).collect();
+        assert_eq!(got, *warnings, "{name}: {}", show(text, &diagnostics));
+        let loaded =
+            full(&format!("{HEAD}{text}"), one_endpoint()).unwrap_or_else(|d| panic!("{name}: {}", show(text, &d)));
+        assert_eq!(loaded.1.len(), warnings.len(), "{name}: {}", show(text, &loaded.1));
+    }
+    for version in ["inference.networking.x-k8s.io/v1alpha1", "llm-d.ai/v1alpha1", "config.x-k8s.io/v1alpha1"] {
+        let (file, diagnostics) = read(&format!("apiVersion: {version}\nkind: EndpointPickerConfig\n"));
+        assert!(file.is_some() && diagnostics.is_empty(), "{version}: {diagnostics:?}");
+    }
+}
+
+/// The reference's cases that the loaders refuse, each with its code and a word of the message or of the help.
+#[test]
+fn what_upstream_refuses_is_refused() {
+    let two = "plugins: [{type: queue-scorer}, {type: HANDLER}]\n\
+               schedulingProfiles: [{name: a, plugins: [{pluginRef: queue-scorer}]}, {name: b, plugins: [{pluginRef: queue-scorer}]}]";
+    let handlers = "plugins: [{type: single-profile-handler}, {type: header-profile-handler}]";
+    let pickers = "plugins: [{type: max-score-picker}, {type: random-picker}]\n\
+                   schedulingProfiles: [{name: a, plugins: [{pluginRef: max-score-picker}, {pluginRef: random-picker}]}]";
+    let single = two.replace("HANDLER", "single-profile-handler");
+    let none = two.replace(", {type: HANDLER}", "");
+    let cases: &[(&str, &str, Code, &str)] = &[
+        ("4.3 malformed", "plugins:\n- testing 1 2 3", Code::WrongType, "plugins[0]"),
+        ("4.3 plugins no list", "plugins: testing", Code::WrongType, "must be a list"),
+        ("4.3 unknown feature gate", "featureGates: [flowControll]", Code::OutOfRange, "did you mean `flowControl`?"),
+        ("gate with a value that is none", "featureGates: ['flowControl=perhaps']", Code::OutOfRange, "perhaps"),
+        ("4.3 plugin without type", "plugins: [{name: a}]", Code::MissingKey, "`type` is missing"),
+        ("4.3 unknown type", "plugins: [{type: queu-scorer}]", Code::UnknownPlugin, "did you mean `queue-scorer`?"),
+        ("unknown type like nothing else", "plugins: [{type: zzz}]", Code::UnknownPlugin, "README"),
+        (
+            "4.3 bad parameter type",
+            "plugins: [{type: approx-prefix-cache-producer, parameters: {blockSizeTokens: asdf}}]",
+            Code::WrongType,
+            "asdf",
+        ),
+        (
+            "4.3 bad parameter type, older key",
+            "plugins: [{type: prefix-cache-scorer, parameters: {blockSize: asdf}}]",
+            Code::WrongType,
+            "asdf",
+        ),
+        (
+            "parameter of a part",
+            "plugins: [{type: prefix-cache-scorer, parameters: {matchLengthWeight: 7}}]",
+            Code::BadParameters,
+            "matchLengthWeight",
+        ),
+        (
+            "unknown parameter of a part",
+            "plugins: [{type: queue-scorer, parameters: {treshold: 7}}]",
+            Code::BadParameters,
+            "treshold",
+        ),
+        (
+            "unknown parameter of a producer",
+            "plugins: [{type: approx-prefix-cache-producer, parameters: {blockSizeToken: 7}}]",
+            Code::UnknownKey,
+            "did you mean `blockSizeTokens`?",
+        ),
+        (
+            "unknown parameter of a policy",
+            "plugins: [{type: static-usage-limit-policy, parameters: {treshold: 1}}]",
+            Code::UnknownKey,
+            "did you mean `threshold`?",
+        ),
+        (
+            "block of nothing",
+            "plugins: [{type: approx-prefix-cache-producer, parameters: {blockSizeTokens: 0}}]",
+            Code::OutOfRange,
+            "1 to 4096",
+        ),
+        (
+            "4.3 duplicate plugin name",
+            "plugins: [{name: a, type: queue-scorer}, {name: a, type: prefix-cache-scorer}]",
+            Code::DuplicateName,
+            "two plugins are called `a`",
+        ),
+        (
+            "duplicate by type",
+            "plugins: [{type: queue-scorer}, {type: queue-scorer}]",
+            Code::DuplicateName,
+            "a `name` of its own",
+        ),
+        (
+            "4.3 profile without name",
+            "plugins: [{type: queue-scorer}]\nschedulingProfiles: [{plugins: [{pluginRef: queue-scorer}]}]",
+            Code::MissingKey,
+            "`name` is missing",
+        ),
+        (
+            "4.3 entry without pluginRef",
+            "plugins: [{type: queue-scorer}]\nschedulingProfiles: [{name: a, plugins: [{weight: 2}]}]",
+            Code::MissingKey,
+            "`pluginRef` is missing",
+        ),
+        (
+            "4.3 undefined pluginRef",
+            "plugins: [{type: queue-scorer}]\nschedulingProfiles: [{name: a, plugins: [{pluginRef: queue-scorr}]}]",
+            Code::UndefinedReference,
+            "did you mean `queue-scorer`?",
+        ),
+        (
+            "weight no number",
+            "plugins: [{type: queue-scorer}]\nschedulingProfiles: [{name: a, plugins: [{pluginRef: queue-scorer, weight: two}]}]",
+            Code::WrongType,
+            "two",
+        ),
+        (
+            "weight below nothing",
+            "plugins: [{type: queue-scorer}]\nschedulingProfiles: [{name: a, plugins: [{pluginRef: queue-scorer, weight: -1}]}]",
+            Code::OutOfRange,
+            "0 or more",
+        ),
+        (
+            "4.3 duplicate profile name",
+            "plugins: [{type: queue-scorer}, {type: header-profile-handler}]\nschedulingProfiles: [{name: decode, plugins: [{pluginRef: queue-scorer}]}, {name: decode}]",
+            Code::DuplicateName,
+            "two profiles are called `decode`",
+        ),
+        ("4.3 two pickers in a profile", pickers, Code::Contradiction, "`random-picker`"),
+        ("4.3 two profile handlers", handlers, Code::Contradiction, "`header-profile-handler`"),
+        ("4.3 two profiles and no handler", &none, Code::Contradiction, "2 profiles and no profile handler"),
+        ("4.3 two profiles with single-profile-handler", &single, Code::Contradiction, "serves one profile"),
+        (
+            "4.3 source ref to a non-source",
+            "plugins: [{type: queue-scorer}]\ndataLayer: {sources: [{pluginRef: queue-scorer}]}",
+            Code::WrongPlugin,
+            "no data source",
+        ),
+        (
+            "4.3 extractor ref undefined",
+            "dataLayer: {sources: [{pluginRef: metrics-data-source, extractors: [{pluginRef: e}]}]}",
+            Code::UndefinedReference,
+            "`e`",
+        ),
+        (
+            "4.3 extractor ref to a source",
+            "dataLayer: {sources: [{pluginRef: metrics-data-source, extractors: [{pluginRef: metrics-data-source}]}]}",
+            Code::WrongPlugin,
+            "no extractor",
+        ),
+        (
+            "4.3 flow-control policy undefined",
+            "featureGates: [flowControl]\nflowControl: {defaultPriorityBand: {fairnessPolicyRef: f}}",
+            Code::UndefinedReference,
+            "`f`",
+        ),
+        (
+            "4.3 policy ref of the wrong kind",
+            "featureGates: [flowControl]\nflowControl: {priorityBands: [{priority: 1, orderingPolicyRef: global-strict-fairness-policy}]}",
+            Code::WrongPlugin,
+            "no ordering policy",
+        ),
+        (
+            "usage limit ref of the wrong kind",
+            "featureGates: [flowControl]\nflowControl: {usageLimitPolicyPluginRef: fcfs-ordering-policy}",
+            Code::WrongPlugin,
+            "no usage limit policy",
+        ),
+        (
+            "4.3 parser ref of the wrong kind",
+            "plugins: [{type: queue-scorer}]\nparser: {pluginRef: queue-scorer}",
+            Code::WrongPlugin,
+            "no parser",
+        ),
+        ("4.3 parser ref undefined", "parser: {pluginRef: nobody}", Code::UndefinedReference, "`nobody`"),
+        (
+            "4.3 saturationDetector ref undefined",
+            "saturationDetector: {pluginRef: nobody}",
+            Code::UndefinedReference,
+            "`nobody`",
+        ),
+        (
+            "saturationDetector ref of the wrong kind",
+            "plugins: [{type: queue-scorer}]\nsaturationDetector: {pluginRef: queue-scorer}",
+            Code::WrongPlugin,
+            "no saturation detector",
+        ),
+        ("unknown section", "schedulingProfile: []", Code::UnknownKey, "did you mean `schedulingProfiles`?"),
+        (
+            "unknown key of a band",
+            "flowControl: {defaultPriorityBand: {maxByte: 1}}",
+            Code::UnknownKey,
+            "did you mean `maxBytes`?",
+        ),
+        (
+            "band without a priority",
+            "flowControl: {priorityBands: [{maxBytes: 1}]}",
+            Code::MissingKey,
+            "`priority` is missing",
+        ),
+        ("bytes that are none", "flowControl: {maxBytes: 4Q}", Code::WrongType, "a quantity"),
+        (
+            "scorer fed by nobody",
+            "plugins: [{name: mine, type: approx-prefix-cache-producer}, {type: prefix-cache-scorer, parameters: {prefixMatchInfoProducerName: mime}}]",
+            Code::UndefinedReference,
+            "did you mean `mine`?",
+        ),
+        (
+            "renderer's address",
+            "plugins: [{type: token-producer, parameters: {vllm: {url: '${RENDER}'}}}]",
+            Code::OutOfRange,
+            "http or https URL",
+        ),
+        (
+            "socket that can't be bound",
+            "plugins: [{type: precise-prefix-cache-producer, parameters: {kvEventsConfig: {zmqEndpoint: 'ipc://x'}}}]",
+            Code::OutOfRange,
+            "tcp://",
+        ),
+        (
+            "not in this version",
+            "plugins: [{type: file-discovery, parameters: {path: a}}]\ndataLayer: {discovery: {pluginRef: file-discovery}}",
+            Code::UnknownPlugin,
+            "endpoints come from `--endpoint`",
+        ),
+    ];
+    for (name, text, code, word) in cases {
+        let (_, diagnostics) = body(text);
+        let errors: Vec<&Diagnostic> = diagnostics.iter().filter(|d| d.is_error()).collect();
+        let shown = show(&format!("{HEAD}{text}"), &diagnostics);
+        assert_eq!(errors.len(), 1, "{name}: {shown}");
+        assert_eq!(errors[0].code, *code, "{name}: {shown}");
+        assert!(errors[0].span.is_some(), "{name} points nowhere: {shown}");
+        assert!(shown.contains(word), "{name}: no `{word}` in {shown}");
+    }
+    for version in ["apiVersion: attache.dev/v1\n", "apiVersion: 1\n", ""] {
+        let (file, diagnostics) = read(&format!("{version}kind: EndpointPickerConfig\nplugins: 1\n"));
+        assert!(file.is_none() && diagnostics.len() == 1 && diagnostics[0].code == Code::Version, "{diagnostics:?}");
+    }
+}
+
+#[test]
+fn the_pipeline_is_what_the_rules_make_of_the_file() {
+    let plugin = |kind: &str| json!({"name": kind, "type": kind, "parameters": null});
+    assert_eq!(pipeline(""), Value::Null, "nothing at all: the pipeline's own default");
+    assert_eq!(pipeline("plugins: [{type: approx-prefix-cache-producer}]"), Value::Null, "no part of the pipeline");
+    let default = pipeline(
+        "plugins: [{type: queue-scorer}, {type: openai-parser}, {name: kv, type: kv-cache-utilization-scorer}]",
+    );
+    let kv = json!({"name": "kv", "type": "kv-cache-utilization-scorer", "parameters": null});
+    let entries = json!([{"pluginRef": "queue-scorer"}, {"pluginRef": "kv"}]);
+    let want = json!({"plugins": [plugin("queue-scorer"), kv], "profiles": [{"name": "default", "plugins": entries}]});
+    assert_eq!(default, want, "without profiles, all parts in the order of the file");
+    let drift = pipeline(
+        "plugins: [{type: queue-scorer}, {type: prefix-cache-scorer, parameters: {blockSize: 256, matchLengthWeight: 0.5}}]\n\
+         schedulingProfiles: [{name: a, plugins: [{pluginRef: prefix-cache-scorer, weight: 3}]}]",
+    );
+    let prefix =
+        json!({"name": "prefix-cache-scorer", "type": "prefix-cache-scorer", "parameters": {"matchLengthWeight": 0.5}});
+    let entries = json!([{"pluginRef": "prefix-cache-scorer", "weight": 3.0}]);
+    let want = json!({"plugins": [prefix], "profiles": [{"name": "a", "plugins": entries}]});
+    assert_eq!(drift, want, "parameters that are settings are taken away, and what no profile names is left out");
+    let picker = pipeline(
+        "plugins: [{type: queue-scorer}, {type: random-picker}]\n\
+         schedulingProfiles: [{name: a, plugins: [{pluginRef: queue-scorer}]}]",
+    );
+    let entries = json!([{"pluginRef": "queue-scorer"}, {"pluginRef": "random-picker"}]);
+    let want = json!({"plugins": [plugin("queue-scorer"), plugin("random-picker")], "profiles": [{"name": "a", "plugins": entries}]});
+    assert_eq!(picker, want, "a profile without a picker gets one that is declared");
+}
+
+#[test]
+fn three_filters_keep_the_order_of_the_file() {
+    let read = pipeline(
+        "plugins: [{name: c, type: decode-filter}, {name: a, type: decode-filter}, {name: b, type: decode-filter}]\n\
+         schedulingProfiles: [{name: p, plugins: [{pluginRef: b}, {pluginRef: c}, {pluginRef: a}]}]",
+    );
+    let order: Vec<&str> =
+        read["profiles"][0]["plugins"].as_array().unwrap().iter().filter_map(|p| p["pluginRef"].as_str()).collect();
+    assert_eq!(order, ["b", "c", "a"]);
+}
+
+#[test]
+fn producers_and_sources_become_settings() {
+    let text = "plugins:
+- {type: approx-prefix-cache-producer, parameters: {blockSizeTokens: 32}}
+- {type: token-producer, parameters: {vllm: {url: 'https://render:8000', timeout: 2s}}}
+- type: precise-prefix-cache-producer
+  parameters: {kvEventsConfig: {topicFilter: 'kv@', podDiscoveryConfig: {socketPort: 5556, replaySocketPort: 5560}}}
+- {type: metrics-data-source, parameters: {scheme: https, path: /stats, port: 9100, interval: 100ms}}
+- {type: core-metrics-extractor, parameters: {defaultEngine: sglang}}
+- type: request-attribute-reporter
+  parameters: {attributes: [{key: {namespace: ns, name: k}, expression: usage.prompt_tokens + usage.completion_tokens}]}
+";
+    let (file, diagnostics) = body(text);
+    assert_eq!(diagnostics, [], "{}", show(text, &diagnostics));
+    let file = file.unwrap();
+    let usage = file.exchange.report_usage.as_ref().unwrap();
+    assert_eq!(
+        (usage.value.namespace.as_ref().unwrap().value.as_str(), usage.value.count.unwrap().value),
+        ("ns", UsageCount::Total)
+    );
+    let pool = pool(Some(file));
+    let prefix = pool.prefix_cache.unwrap().value;
+    assert_eq!(prefix.block_size.unwrap().value, 32);
+    let tokenizer = prefix.tokenizer.unwrap().value;
+    assert_eq!(
+        (tokenizer.kind.value, tokenizer.url.unwrap().value.as_str()),
+        (TokenizerKind::Remote, "https://render:8000")
+    );
+    assert_eq!((tokenizer.render.unwrap().value, tokenizer.timeout.unwrap().value), (true, Duration::from_secs(2)));
+    let events = prefix.kv_events.unwrap().value;
+    assert_eq!((events.port.unwrap().value, events.replay_port.unwrap().value, events.bind), (5556, 5560, None));
+    assert_eq!(events.topic.unwrap().value, "kv@");
+    let like = pool.from_flags.unwrap();
+    assert_eq!((like.engine.unwrap().value, like.metrics.port.unwrap().value), (Engine::Sglang, 9100));
+    assert!(pool.scrape.insecure_skip_verify.unwrap().value, "upstream looks at no certificate unless told to");
+}
+
+#[test]
+fn tokens_come_from_where_the_producer_says() {
+    let cases: &[(&str, Option<&str>)] = &[
+        ("{}", None),
+        ("{estimate: {}}", None),
+        ("{backend: estimate, modelName: m}", None),
+        ("{udsTokenizerConfig: {socketFile: /tmp/s}}", None),
+        ("{modelName: m}", Some("http://localhost:8000")),
+        ("{backend: vllm}", Some("http://localhost:8000")),
+        ("{modelName: m, vllm: {url: 'http://a:1'}}", Some("http://a:1")),
+        ("{modelName: m, vllmHTTPRenderConfig: {url: 'http://b:1'}}", Some("http://b:1")),
+    ];
+    for (parameters, want) in cases {
+        let (file, _) = body(&format!("plugins: [{{type: token-producer, parameters: {parameters}}}]"));
+        let tokenizer = pool(file).prefix_cache.unwrap().value.tokenizer;
+        assert_eq!(tokenizer.and_then(|t| t.value.url).map(|u| u.value).as_deref(), *want, "{parameters}");
+    }
+}
+
+#[test]
+fn kv_events_come_from_where_the_producer_says() {
+    let cases: &[(&str, (Option<u16>, Option<&str>))] = &[
+        ("{}", (None, None)),
+        ("{kvEventsConfig: {discoverPods: true}}", (None, None)),
+        ("{kvEventsConfig: {zmqEndpoint: 'tcp://*:5557'}}", (None, Some("tcp://0.0.0.0:5557"))),
+        (
+            "{kvEventsConfig: {zmqEndpoint: 'tcp://0.0.0.0:5557', discoverPods: false}}",
+            (None, Some("tcp://0.0.0.0:5557")),
+        ),
+        ("{kvEventsConfig: {zmqEndpoint: 'tcp://*:5557', podDiscoveryConfig: {socketPort: 5559}}}", (Some(5559), None)),
+    ];
+    for kind in ["precise-prefix-cache-producer", "precise-prefix-cache-scorer"] {
+        for (parameters, want) in cases {
+            let (file, diagnostics) = body(&format!(
+                "plugins: [{{type: token-producer, parameters: {{vllm: {{}}}}}}, {{type: {kind}, parameters: {parameters}}}]"
+            ));
+            let events = pool(file).prefix_cache.unwrap().value.kv_events.unwrap().value;
+            let got = (events.port.map(|at| at.value), events.bind.as_ref().map(|at| at.value.as_str()));
+            assert_eq!(got, *want, "{kind} {parameters}: {diagnostics:?}");
+        }
+    }
+    let (file, diagnostics) = body("plugins: [{type: precise-prefix-cache-producer}]");
+    assert!(pool(file).prefix_cache.unwrap().value.kv_events.is_none());
+    assert!(diagnostics[0].help.as_ref().unwrap().contains("token-producer"), "without tokens, events say nothing");
+}
+
+/// Nothing is dropped in silence: every parameter of these that changes nothing here is named by a warning.
+#[test]
+fn what_has_no_effect_is_said() {
+    let cases: &[(&str, &str, &[&str])] = &[
+        (
+            "approx-prefix-cache-producer",
+            "{autoTune: true, blockSizeTokens: 16, blockSize: 64, maxPrefixBlocksToMatch: 256, maxPrefixTokensToMatch: 0, lruCapacityPerServer: 31250}",
+            &["blockSize", "autoTune", "lruCapacityPerServer", "maxPrefixBlocksToMatch", "maxPrefixTokensToMatch"],
+        ),
+        (
+            "inflight-load-producer",
+            "{addEstimatedOutputTokens: true, outputRatio: 2}",
+            &["addEstimatedOutputTokens", "outputRatio"],
+        ),
+        ("predicted-latency-producer", "{samplingMean: 1000, contextTTL: 5m}", &["contextTTL", "samplingMean"]),
+        ("session-id-producer", "{cookieName: c}", &["cookieName"]),
+        ("token-producer", "{modelName: m, vllm: {mmTimeout: 30s}}", &["mmTimeout", "modelName"]),
+        (
+            "metrics-data-source",
+            "{caCertPath: /c, clientCertPath: /c, clientKeyPath: /k}",
+            &["caCertPath", "clientCertPath", "clientKeyPath"],
+        ),
+        (
+            "core-metrics-extractor",
+            "{engineLabelKey: l, engineConfigs: [{name: x}]}",
+            &["engineLabelKey", "engineConfigs"],
+        ),
+        ("agent-identity", "{additionalSessionHeaders: [a]}", &["agent-identity"]),
+        ("latency-slo-admitter", "", &["latency-slo-admitter"]),
+        ("prefix-based-pd-decider", "{nonCachedTokens: 16}", &["prefix-based-pd-decider"]),
+        (
+            "request-attribute-reporter",
+            "{attributes: [{key: {namespace: n, name: k}, expression: size(usage), condition: 'true'}]}",
+            &["condition", "expression"],
+        ),
+    ];
+    for (kind, parameters, want) in cases {
+        let (_, diagnostics) = body(&format!("plugins: [{{type: {kind}, parameters: {parameters}}}]"));
+        let got: Vec<&str> = diagnostics.iter().map(|d| d.message.split('`').nth(1).unwrap()).collect();
+        assert_eq!(got, *want, "{diagnostics:?}");
+        assert!(diagnostics.iter().all(|d| d.code == Code::NoEffect && d.span.is_some()), "{diagnostics:?}");
+    }
+    let profile = |entry: &str| {
+        body(&format!("plugins: [{{type: queue-scorer}}, {{type: openai-parser}}, {{type: prefix-cache-scorer}}]\nschedulingProfiles: [{{name: a, plugins: [{entry}]}}]")).1
+    };
+    let said = show("", &profile("{pluginRef: queue-scorer}, {pluginRef: openai-parser}"));
+    assert!(said.contains("neither filters") && said.contains("no profile names it"), "{said}");
+}
+
+/// Every file that llm-d ships or GIE's versions used, written anew: those whose plugins are held load, the others say which is not.
+#[test]
+fn shipped_files_load_or_name_the_plugin_that_is_not_held() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/endpoint_picker");
+    let mut refused = BTreeSet::new();
+    let mut seen = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let kinds = text.split("type: ").skip(1).filter_map(|rest| rest.split([',', '}', '\n']).next());
+        let missing: BTreeSet<&str> = kinds.map(str::trim).filter(|k| k.contains('-') && !held(k)).collect();
+        match full(&text, one_endpoint()) {
+            Ok((settings, warnings)) => {
+                assert!(missing.is_empty(), "{name} was accepted without {missing:?}");
+                assert_eq!(settings.pools[0].strategy, "pipeline", "{name}");
+                assert!(warnings.iter().all(|d| d.code == Code::NoEffect), "{name}: {}", show(&text, &warnings));
+            }
+            Err(diagnostics) => {
+                let said = show(&text, &diagnostics);
+                let named = |kind: &&str| said.contains(&format!("plugins of type `{kind}` are not in this version"));
+                assert!(!missing.is_empty() && missing.iter().all(named), "{name}: {missing:?} {said}");
+                refused.insert(name);
+            }
+        }
+        seen += 1;
+    }
+    assert!(seen >= 30, "{seen}");
+    let absent = ["dp-kvcache-epp", "epp-burst-prefix-cache", "epp-mm-embeddings-cache", "sim-epp-gpu"];
+    assert!(absent.iter().all(|name| refused.contains(*name)), "{refused:?}");
+    assert!(refused.len() <= absent.len() + PENDING.len(), "{refused:?}");
+}
+
+#[test]
+fn the_catalogue_holds_together() {
+    let mut names = BTreeSet::new();
+    for entry in CATALOGUE {
+        for name in [entry.name].iter().chain(entry.aliases) {
+            assert!(names.insert(*name), "{name} twice");
+        }
+        let part = matches!(entry.fate, Fate::Part | Fate::PartAnd(_));
+        assert!(part || registry::plugin(entry.name).is_none(), "{} is a part of the pipeline by now", entry.name);
+    }
+    let lacking = CATALOGUE.iter().filter(|e| matches!(e.fate, Fate::Part | Fate::PartAnd(_)) && !held(e.name));
+    assert_eq!(lacking.map(|e| e.name).collect::<Vec<_>>(), PENDING);
+    for name in IMPLICIT {
+        assert!(!catalogue::entry(name).unwrap().slots.is_empty(), "{name}");
+    }
+}
+
+#[test]
+fn endpoints_come_from_flags() {
+    let text = format!(
+        "{HEAD}plugins: [{{type: metrics-data-source, parameters: {{path: /stats}}}}, {{type: core-metrics-extractor, parameters: {{defaultEngine: sglang}}}}]\n"
+    );
+    let (settings, diagnostics) = full(&text, one_endpoint()).unwrap();
+    assert_eq!(diagnostics, []);
+    let pool = &settings.pools[0];
+    assert_eq!(
+        (&*pool.name, pool.strategy.as_str(), pool.endpoints[0].engine),
+        ("default", "pipeline", Engine::Sglang)
+    );
+    assert_eq!(pool.endpoints[0].metrics_url().as_deref(), Some("http://10.0.0.1:8000/stats"));
+    assert_eq!(pool.prefix.tokenizer, TokenizerSettings::Characters);
+
+    let diagnostics = full(&text, Overrides::default()).unwrap_err();
+    assert_eq!(diagnostics.iter().map(|d| d.code).collect::<Vec<_>>(), [Code::NothingToServe]);
+    let alone = full(&text, Overrides { endpoints_follow: true, ..Overrides::default() });
+    assert_eq!(alone.unwrap().1, [], "a check of the file alone misses no endpoints");
+
+    let (settings, _) = full(&format!("{HEAD}dataLayer: {{injectDefaults: false}}\n"), one_endpoint()).unwrap();
+    assert_eq!(settings.pools[0].endpoints[0].metrics_url(), None, "no data source, no metrics");
+    let flags = Overrides { strategy: Some("random".into()), ..one_endpoint() };
+    assert_eq!(full(&text, flags).unwrap().0.pools[0].strategy, "random", "one flag switches to something else");
+}
