@@ -108,9 +108,7 @@ impl Backend for Ours {
         MATCHES.with_borrow_mut(|matches| {
             let mut keys: &[BlockKey] = as_keys(prompt);
             self.index.lookup(&mut keys, matches);
-            let mut sum = 0;
-            matches.for_each(|_, depth| sum += u64::from(depth.gpu));
-            (matches.all().len(), sum)
+            matches.iter().fold((0, 0), |(holders, sum), m| (holders + 1, sum + u64::from(m.depth.gpu)))
         })
     }
 }

@@ -13,6 +13,8 @@ pub mod prefix {
     pub mod index;
     #[path = "../../../src/prefix/key.rs"]
     pub mod key;
+    #[path = "../../../src/prefix/wire/mod.rs"]
+    pub mod wire;
 
     pub use index::{HolderId, IndexConfig, Matches, PrefixIndex, StoredBlock, TenantId, Tier, UnknownParent};
     pub use key::{BlockKey, BlockKeys, EngineHash, KeySpace, Root};

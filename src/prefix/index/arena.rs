@@ -4,6 +4,7 @@
 //! read counts only after the version of the run that led there has been checked. The writer alone holds the [`Space`].
 //! Everything that grows with the index lives here, so that memory freed by one part serves any other and one number bounds it all.
 
+use prefetch_index::prefetch_index;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -58,6 +59,12 @@ impl Arena {
         let chunk = self.chunks.get((addr >> self.shift) as usize).and_then(OnceLock::get);
         let within = (addr as usize & ((1 << self.shift) - 1)) / LINE as usize;
         chunk.and_then(|lines| lines.get(within..)).unwrap_or(std::slice::from_ref(&NOWHERE))
+    }
+
+    /// Asks for the line that `addr` lies in, so that it is in the cache when it is read.
+    #[inline]
+    pub(super) fn prefetch(&self, addr: Addr) {
+        prefetch_index(self.lines(addr), 0);
     }
 
     /// One word.

@@ -4,7 +4,7 @@
 //! Readers walk a chain without a lock. A run that they pass must not have changed meanwhile and must belong to their bucket, so
 //! that a header which was reused can't lead them astray; "nothing hangs here" counts only if no bucket was split meanwhile.
 
-use super::arena::{Addr, Arena, Space, high, low, order_for, pair};
+use super::arena::{Addr, Arena, Space, low, order_for};
 use super::run::{FREE, Place, Run, pack_place};
 use crate::prefix::key::BlockKey;
 use std::sync::atomic::{
@@ -32,7 +32,7 @@ pub(super) enum Found {
 /// The table.
 #[derive(Debug)]
 pub(super) struct Children {
-    /// Pages of buckets: a bucket is its first run and the place of that run's tags.
+    /// Pages of [`Bucket`]s.
     pages: Box<[AtomicU32]>,
     /// Number of buckets; the top bit while one is being split.
     buckets: AtomicU64,
@@ -40,6 +40,41 @@ pub(super) struct Children {
 }
 
 const SPLITTING: u64 = 1 << 63;
+
+/// A bucket, in a word: its first run, where that run's tags lie, and marks of all runs in its chain, so that most keys that nothing
+/// hangs by are told without a look at the chain's headers.
+#[derive(Clone, Copy)]
+struct Bucket(u64);
+
+impl Bucket {
+    fn new(run: Addr, tags: Addr, marks: u64) -> Self {
+        // Headers lie at multiples of 8 words, extents at multiples of 2.
+        Self(u64::from(run / 8) | u64::from(tags / 2) << 29 | marks << 60)
+    }
+
+    /// The one of four marks that a run with this hash has.
+    #[inline]
+    fn mark(hash: u64) -> u64 {
+        1 << (hash >> 62)
+    }
+
+    /// The first run, or 0.
+    #[inline]
+    fn run(self) -> Addr {
+        low(self.0 & 0x1fff_ffff) * 8
+    }
+
+    /// Where the first run's tags lie.
+    #[inline]
+    fn tags(self) -> Addr {
+        low(self.0 >> 29 & 0x7fff_ffff) * 2
+    }
+
+    #[inline]
+    fn marks(self) -> u64 {
+        self.0 >> 60
+    }
+}
 
 /// Mixes by a multiplication of which both halves count.
 #[inline]
@@ -94,9 +129,11 @@ impl Children {
     pub(super) fn find(&self, arena: &Arena, run: Addr, offset: u32, key: BlockKey) -> Found {
         let place = pack_place(run, offset);
         let buckets = self.buckets.load(Acquire);
-        let bucket = Self::bucket(self.hash(place, key), buckets & !SPLITTING);
-        let head = arena.load(self.slot(bucket));
-        let (mut at, mut hint) = (low(head), high(head));
+        let hash = self.hash(place, key);
+        let bucket = Self::bucket(hash, buckets & !SPLITTING);
+        let head = Bucket(arena.load(self.slot(bucket)));
+        let may_be = head.marks() & Bucket::mark(hash) != 0;
+        let (mut at, mut hint) = (if may_be { head.run() } else { 0 }, head.tags());
         let mut passed = 0;
         while at != 0 {
             let run = Run::at(arena, at);
@@ -122,9 +159,12 @@ impl Children {
         if buckets & SPLITTING != 0 || self.buckets.load(Relaxed) != buckets { Found::Again } else { Found::Nothing }
     }
 
+    fn hash_of(&self, run: Run<'_>) -> u64 {
+        self.hash(run.place_word(), run.key())
+    }
+
     fn slot_of(&self, run: Run<'_>) -> Addr {
-        let buckets = self.buckets.load(Relaxed);
-        self.slot(Self::bucket(self.hash(run.place_word(), run.key()), buckets))
+        self.slot(Self::bucket(self.hash_of(run), self.buckets.load(Relaxed)))
     }
 
     /// Makes a filled header findable. The writer's.
@@ -137,42 +177,45 @@ impl Children {
         }
         let header = Run::at(arena, run);
         let slot = self.slot_of(header);
-        header.set_next(arena.low(slot));
-        arena.word(slot).store(pair(run, header.tags()), Release);
+        let head = Bucket(arena.load(slot));
+        header.set_next(head.run());
+        Self::set_head(arena, slot, run, head.marks() | Bucket::mark(self.hash_of(header)));
         true
     }
 
     /// Makes a header unfindable. The writer's.
     pub(super) fn remove(&self, arena: &Arena, run: Addr) {
-        let header = Run::at(arena, run);
-        let slot = self.slot_of(header);
-        let mut at = arena.low(slot);
-        if at == run {
-            self.set_head(arena, slot, header.next());
-            return;
-        }
+        let slot = self.slot_of(Run::at(arena, run));
+        let mut head = Bucket(arena.load(slot)).run();
+        let (mut at, mut before, mut marks) = (head, 0, 0);
         while at != 0 {
             let passed = Run::at(arena, at);
-            at = passed.next();
-            if at == run {
-                passed.set_next(header.next());
-                return;
+            let next = passed.next();
+            if at != run {
+                marks |= Bucket::mark(self.hash_of(passed));
+                before = at;
+            } else if before == 0 {
+                head = next;
+            } else {
+                Run::at(arena, before).set_next(next);
             }
+            at = next;
         }
+        Self::set_head(arena, slot, head, marks);
     }
 
     /// A run's tags have moved. The writer's.
     pub(super) fn moved(&self, arena: &Arena, run: Addr) {
-        let header = Run::at(arena, run);
-        let slot = self.slot_of(header);
-        if arena.low(slot) == run {
-            arena.word(slot).store(pair(run, header.tags()), Release);
+        let slot = self.slot_of(Run::at(arena, run));
+        let head = Bucket(arena.load(slot));
+        if head.run() == run {
+            Self::set_head(arena, slot, run, head.marks());
         }
     }
 
-    fn set_head(&self, arena: &Arena, slot: Addr, run: Addr) {
+    fn set_head(arena: &Arena, slot: Addr, run: Addr, marks: u64) {
         let tags = if run == 0 { 0 } else { Run::at(arena, run).tags() };
-        arena.word(slot).store(pair(run, tags), Release);
+        arena.word(slot).store(Bucket::new(run, tags, marks).0, Release);
     }
 
     /// One bucket more, if there is room for it.
@@ -194,25 +237,29 @@ impl Children {
         self.buckets.store(buckets | SPLITTING, Relaxed);
         fence(Release);
         let old = new - (new + 1).next_power_of_two() / 2;
-        let (mut stay, mut go) = (0, 0);
-        let mut at = arena.low(self.slot(old));
+        let (mut stay, mut go) = ((0, 0), (0, 0));
+        let mut at = Bucket(arena.load(self.slot(old))).run();
         while at != 0 {
             let run = Run::at(arena, at);
             let next = run.next();
-            let bucket = Self::bucket(self.hash(run.place_word(), run.key()), buckets + 1);
-            let chain = if bucket == new { &mut go } else { &mut stay };
-            run.set_next(*chain);
-            *chain = at;
+            let hash = self.hash_of(run);
+            let chain = if Self::bucket(hash, buckets + 1) == new { &mut go } else { &mut stay };
+            run.set_next(chain.0);
+            *chain = (at, chain.1 | Bucket::mark(hash));
             at = next;
         }
-        self.set_head(arena, self.slot(old), stay);
-        self.set_head(arena, self.slot(new), go);
+        Self::set_head(arena, self.slot(old), stay.0, stay.1);
+        Self::set_head(arena, self.slot(new), go.0, go.1);
         self.buckets.store(buckets + 1, Release);
         true
     }
 
-    /// Where a run hangs, as the writer names it.
+    /// What hangs somewhere, as the writer asks.
     pub(super) fn find_still(&self, arena: &Arena, place: Place, key: BlockKey) -> Option<Addr> {
+        // Most blocks go behind the last one of their run, where nothing hangs: its header tells, which the writer has at hand.
+        if !Run::at(arena, place.run).shape().may_fork_at(place.offset) {
+            return None;
+        }
         match self.find(arena, place.run, place.offset, key) {
             Found::Run { run, .. } => Some(run),
             Found::Nothing | Found::Again => None,

@@ -6,7 +6,7 @@ use super::cover::{Column, bit, set_bit};
 use super::run::{ALIASED, BEHIND, Run};
 use super::writer::Writer;
 use super::{NOBODY, Shared};
-use std::sync::atomic::Ordering::Release;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 
 /// Headers and guesses that a write looks at for each column that is being swept.
 const SWEEP_STEP: usize = 32;
@@ -89,7 +89,9 @@ impl Writer {
             }
             column = self.columns.take(slot);
         }
-        if let Some(owner) = column.and_then(|c| sh.owners.get(usize::from(c))) {
+        if let Some((column, owner)) = column.and_then(|c| Some((c, sh.owners.get(usize::from(c))?))) {
+            sh.columns.fetch_max(u32::from(column) + 1, Relaxed);
+            sh.slots.fetch_max(slot as u32 + 1, Relaxed);
             owner.store(holder, Release);
         }
         column

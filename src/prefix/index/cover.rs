@@ -3,7 +3,7 @@
 //! A column is a holder's place in every bitset. The first 64 columns of GPU memory and of guesses stand in the run's header; all
 //! else stands in one extent beside it: a head word, the bitsets of the planes that have one, the partial holders sorted by column.
 
-use super::arena::{Addr, Arena, LINE, Line, Order, Space, order_for, words_of};
+use super::arena::{Addr, Arena, LINE, Line, Order, Space, high, low, order_for, words_of};
 use super::run::Run;
 use super::table::NoRoom;
 use std::sync::atomic::Ordering::Relaxed;
@@ -34,6 +34,9 @@ pub(super) const MAX_COLUMNS: u32 = 8192;
 pub(super) struct Partial(pub(super) u32);
 
 impl Partial {
+    /// Behind all others: no column has this number.
+    const NONE: Self = Self(u32::MAX);
+
     fn new(column: Column, plane: Plane, cutoff: u32) -> Self {
         Self(u32::from(column) << 16 | (plane as u32) << 13 | cutoff)
     }
@@ -66,6 +69,8 @@ pub(super) struct Beside<'a> {
     pub(super) words: usize,
     planes: u8,
     order: Order,
+    /// Words of all bitsets, which the partial holders stand behind.
+    bits: usize,
     pub(super) partials: usize,
 }
 
@@ -73,11 +78,13 @@ impl<'a> Beside<'a> {
     #[inline]
     pub(super) fn at(arena: &'a Arena, addr: Addr) -> Self {
         let head = arena.load(addr);
+        let (words, planes) = ((head & 0xffff) as usize, ((head >> 16) & 0x7f) as u8);
         Self {
             lines: arena.lines(addr),
             first: (addr % LINE) as usize + 1,
-            words: (head & 0xffff) as usize,
-            planes: ((head >> 16) & 0x7f) as u8,
+            words,
+            planes,
+            bits: planes.count_ones() as usize * words,
             order: ((head >> 24) & 0xff) as Order,
             // A torn head must not make a reader wander.
             partials: ((head >> 32) as usize).min(PLANES * MAX_COLUMNS as usize),
@@ -100,12 +107,65 @@ impl<'a> Beside<'a> {
         self.get(rank * self.words + word)
     }
 
+    /// Columns 64·`word`… that hold the whole run on one of several planes.
+    #[inline]
+    pub(super) fn full_on(&self, planes: u8, word: usize) -> u64 {
+        Bits(u64::from(planes & self.planes)).fold(0, |full, plane| full | self.full(plane, word))
+    }
+
     /// The partial holder number `index`.
     #[inline]
     pub(super) fn partial(&self, index: usize) -> Partial {
-        let bits = self.planes.count_ones() as usize * self.words;
-        let word = self.get(bits + index / 2);
-        Partial(if index.is_multiple_of(2) { (word & 0xffff_ffff) as u32 } else { (word >> 32) as u32 })
+        let word = self.get(self.bits + index / 2);
+        Partial(if index.is_multiple_of(2) { low(word) } else { high(word) })
+    }
+
+    /// Words of a bitset of all columns that this extent tells of.
+    pub(super) fn all_words(&self) -> usize {
+        let last = self.partials.checked_sub(1).map(|last| self.partial(last));
+        let words = self.words.max(last.map_or(0, |p| usize::from(p.column()) / 64 + 1));
+        words.min(MAX_COLUMNS as usize / 64)
+    }
+
+    /// The partial holders on some planes, column by column.
+    #[inline]
+    pub(super) fn partials(&self, planes: u8) -> Partials<'_> {
+        let mut partials = Partials { beside: self, planes, index: 0, next: Partial::NONE };
+        partials.load();
+        partials
+    }
+}
+
+/// Partial holders in the order of their columns.
+pub(super) struct Partials<'a> {
+    beside: &'a Beside<'a>,
+    planes: u8,
+    index: usize,
+    next: Partial,
+}
+
+impl Partials<'_> {
+    #[inline]
+    fn load(&mut self) {
+        self.next = if self.index < self.beside.partials { self.beside.partial(self.index) } else { Partial::NONE };
+    }
+
+    /// The next column, if it is one of the 64 of `word`, and the most that it has on any of the planes.
+    #[inline]
+    pub(super) fn next_in(&mut self, word: usize) -> Option<(Column, u32)> {
+        let column = self.next.column();
+        if usize::from(column) / 64 != word {
+            return None;
+        }
+        let mut cutoff = 0;
+        while self.next.column() == column {
+            if self.planes & 1 << self.next.plane() != 0 {
+                cutoff = cutoff.max(self.next.cutoff());
+            }
+            self.index += 1;
+            self.load();
+        }
+        Some((column, cutoff))
     }
 }
 

@@ -5,12 +5,13 @@
 
 use super::arena::Addr;
 use super::children::Found;
-use super::cover::{Beside, Bits, Column, LEVELS};
-use super::matches::{Depth, Match, Matches};
+use super::cover::{Beside, Bits, LEVELS};
+use super::matches::Matches;
 use super::run::{Run, same_tags};
 use super::{HolderId, NOBODY, Shared};
 use crate::prefix::key::BlockKeys;
 use std::sync::atomic::{
+    AtomicU32,
     Ordering::{Acquire, Relaxed},
     fence,
 };
@@ -27,7 +28,6 @@ pub(super) const TRIES: usize = 32;
 pub(super) struct Alive {
     first: u64,
     rest: Vec<u64>,
-    gone: Vec<u64>,
 }
 
 /// What a walk needs besides its result; kept so that nothing is allocated.
@@ -53,116 +53,70 @@ impl Alive {
         self.first == 0 && self.rest.iter().all(|w| *w == 0)
     }
 
-    /// Takes out who does not hold the matched part of a run; tells of them, 64 columns at a time, and how much of the prompt they have.
+    /// Takes out who does not hold the matched part of a run; tells of them and of how much of the prompt they have.
     #[inline]
-    fn narrow(&mut self, step: &Step<'_>, level: usize, mut leaves: impl FnMut(usize, u64, u32)) {
-        let is_first = step.base == 0;
-        if is_first {
-            self.rest.clear();
-        }
+    fn narrow<const N: usize>(&mut self, step: &Step<'_>, level: usize, finds: &mut Finds<'_>) {
         // These two are of every level, and all there is for columns that only the header tells of.
         let full = step.run.gpu() | step.run.guess();
-        let Some(beside) = step.beside else {
-            let gone = if is_first { 0 } else { self.first & !full };
-            self.first = if is_first { full } else { self.first & full };
-            if gone != 0 {
-                leaves(0, gone, step.base);
-            }
-            for (i, word) in self.rest.iter().enumerate() {
-                leaves(i + 1, *word, step.base);
-            }
+        if let Some(beside) = &step.beside {
+            self.narrow_wide::<N>(step, beside, full, level, finds);
+        } else if step.base == 0 {
+            self.first = full;
             self.rest.clear();
-            return;
-        };
-        let planes = LEVELS.get(level).copied().unwrap_or_default();
-        self.narrow_wide(step, &beside, planes, full, leaves);
+        } else {
+            finds.leave::<N>(level, 0, self.first & !full, step.base);
+            self.first &= full;
+            for (i, word) in self.rest.drain(..).enumerate() {
+                finds.leave::<N>(level, i + 1, word, step.base);
+            }
+        }
     }
 
-    fn narrow_wide(
+    fn narrow_wide<const N: usize>(
         &mut self,
         step: &Step<'_>,
         beside: &Beside<'_>,
-        planes: u8,
-        full: u64,
-        mut leaves: impl FnMut(usize, u64, u32),
+        in_header: u64,
+        level: usize,
+        finds: &mut Finds<'_>,
     ) {
+        let planes = LEVELS.get(level).copied().unwrap_or_default();
         let is_first = step.base == 0;
-        let of_level = |word: usize| Bits(u64::from(planes)).fold(0, |f, plane| f | beside.full(plane, word));
-        let full = full | of_level(0);
-        let words = beside.words.saturating_sub(1).max(self.rest.len());
-        self.gone.clear();
-        self.gone.push(if is_first { u64::MAX } else { self.first } & !full);
-        self.first = if is_first { full } else { self.first & full };
-        self.rest.resize(words, 0);
-        for (i, word) in self.rest.iter_mut().enumerate() {
-            let full = of_level(i + 1);
-            let before = if is_first { u64::MAX } else { *word };
-            self.gone.push(before & !full);
-            *word = before & full;
+        if is_first {
+            self.rest.clear();
+            self.rest.resize(beside.all_words().saturating_sub(1), u64::MAX);
+            self.first = u64::MAX;
         }
-        let mut index = 0;
-        while index < beside.partials {
-            let partial = beside.partial(index);
-            index += 1;
-            if planes & 1 << partial.plane() == 0 {
-                continue;
-            }
-            let column = partial.column();
-            let mut cutoff = partial.cutoff();
-            // The same column may hold more of it on another plane.
-            while index < beside.partials {
-                let next = beside.partial(index);
-                if next.column() != column {
-                    break;
+        let mut partials = beside.partials(planes);
+        let words = std::iter::once(&mut self.first).chain(&mut self.rest);
+        for (i, alive) in words.enumerate() {
+            let full = beside.full_on(planes, i) | if i == 0 { in_header } else { 0 };
+            // Those that do not hold all of it; they have nothing of it unless they turn up among the partial holders.
+            let mut gone = *alive & !full;
+            *alive &= full;
+            while let Some((column, cutoff)) = partials.next_in(i) {
+                let mask = 1u64 << (column % 64);
+                if gone & mask == 0 || cutoff == 0 {
+                    continue;
                 }
-                if planes & 1 << next.plane() != 0 {
-                    cutoff = cutoff.max(next.cutoff());
+                gone &= !mask;
+                if cutoff < step.matched {
+                    finds.leave_one::<N>(level, usize::from(column), step.base + cutoff);
+                } else {
+                    *alive |= mask;
                 }
-                index += 1;
             }
-            self.place_partial(step, column, cutoff, &mut leaves);
-        }
-        if !is_first {
-            for (i, word) in self.gone.iter().enumerate() {
-                leaves(i, *word, step.base);
-            }
-        }
-    }
-
-    #[inline]
-    fn place_partial(
-        &mut self,
-        step: &Step<'_>,
-        column: Column,
-        cutoff: u32,
-        leaves: &mut impl FnMut(usize, u64, u32),
-    ) {
-        let (word, mask) = (usize::from(column) / 64, 1u64 << (column % 64));
-        match self.gone.get_mut(word) {
-            Some(gone) if *gone & mask != 0 => *gone &= !mask,
-            // Behind all words: a column that only partial holders have told of.
-            None if step.base == 0 => {}
-            _ => return,
-        }
-        if cutoff < step.matched {
-            leaves(word, mask, step.base + cutoff);
-        } else if word == 0 {
-            self.first |= mask;
-        } else {
-            if self.rest.len() < word {
-                self.rest.resize(word, 0);
-            }
-            if let Some(rest) = self.rest.get_mut(word - 1) {
-                *rest |= mask;
+            if !is_first {
+                finds.leave::<N>(level, i, gone, step.base);
             }
         }
     }
 
     /// Tells of all who are left.
-    fn leave_all(&self, depth: u32, mut leaves: impl FnMut(usize, u64, u32)) {
-        leaves(0, self.first, depth);
+    fn leave_all<const N: usize>(&self, level: usize, depth: u32, finds: &mut Finds<'_>) {
+        finds.leave::<N>(level, 0, self.first, depth);
         for (i, word) in self.rest.iter().enumerate() {
-            leaves(i + 1, *word, depth);
+            finds.leave::<N>(level, i + 1, *word, depth);
         }
     }
 }
@@ -170,7 +124,7 @@ impl Alive {
 impl Shared {
     /// One walk. False when the writer came between.
     pub(super) fn walk<K: BlockKeys>(&self, keys: &mut K, out: &mut Matches) -> bool {
-        out.start();
+        out.start(self.columns.load(Relaxed) as usize, self.slots.load(Relaxed) as usize);
         if self.tiers.load(Relaxed) {
             self.walk_levels::<3, K>(keys, out)
         } else {
@@ -180,45 +134,62 @@ impl Shared {
     }
 
     fn walk_levels<const N: usize, K: BlockKeys>(&self, keys: &mut K, out: &mut Matches) -> bool {
-        let Matches { found, places, scratch } = out;
+        let Matches { found, further, places, scratch, count, has_tiers } = out;
         let Scratch { passed, alive, stricter } = scratch;
         passed.clear();
         stricter.clear();
-        // As many as were ever found, and some, so that finding them again costs no growth.
-        found.reserve(places.len() + 64);
-        let mut finds = Finds { shared: self, found, places, stricter };
-        let (mut at, mut base, mut asked) = ((self.root, 0), 0, FIRST_KEYS);
-        while let Some(key) = keys.upto(asked.max(base as usize + 1)).get(base as usize).copied() {
-            let (child, version, tags) = match self.children.find(&self.arena, at.0, at.1, key) {
+        further.clear();
+        let mut finds = Finds { owners: &self.owners, found, further, places, count: 0, has_missed: false, stricter };
+        let (mut base, mut asked) = (0, FIRST_KEYS);
+        let mut next = self.child(keys, (self.root, 0), base, asked);
+        loop {
+            let (child, version, tags) = match next {
                 Found::Run { run, version, tags } => (run, version, tags),
                 Found::Nothing => break,
                 Found::Again => return false,
             };
             let run = Run::at(&self.arena, child);
+            let cover = run.cover();
+            self.arena.prefetch(cover);
             let matched = self.matched(keys, base, tags, run, &mut asked);
             if matched == 0 || run.tags() != tags {
                 return false;
             }
-            let cover = run.cover();
+            // What comes next is on its way while this run's holders are looked at.
+            next = if run.shape().may_fork_at(matched) {
+                self.child(keys, (child, matched), base + matched, asked)
+            } else {
+                Found::Nothing
+            };
             let beside = (cover != 0).then(|| Beside::at(&self.arena, cover));
             let step = Step { run, beside, base, matched };
             for (level, alive) in alive.iter_mut().enumerate().take(N) {
-                alive.narrow(&step, level, |word, columns, depth| finds.leave::<N>(level, word, columns, depth));
+                alive.narrow::<N>(&step, level, &mut finds);
             }
             passed.push((child, version));
-            (at, base) = ((child, matched), base + matched);
-            let nobody = alive.get(N - 1).is_none_or(Alive::is_empty);
-            if nobody || !run.shape().may_fork_at(matched) {
+            base += matched;
+            if alive.get(N - 1).is_none_or(Alive::is_empty) {
                 break;
             }
         }
         if base > 0 {
             for (level, alive) in alive.iter().enumerate().take(N) {
-                alive.leave_all(base, |word, columns, depth| finds.leave::<N>(level, word, columns, depth));
+                alive.leave_all::<N>(level, base, &mut finds);
             }
         }
+        (*count, *has_tiers) = (finds.count, N > 1);
+        let has_missed = finds.has_missed;
         fence(Acquire);
-        passed.iter().all(|(run, version)| Run::at(&self.arena, *run).is_still(*version))
+        !has_missed && passed.iter().all(|(run, version)| Run::at(&self.arena, *run).is_still(*version))
+    }
+
+    /// The run that hangs at a place and goes on with the prompt's block number `base`.
+    #[inline]
+    fn child<K: BlockKeys>(&self, keys: &mut K, at: (Addr, u32), base: u32, asked: usize) -> Found {
+        match keys.upto(asked.max(base as usize + 1)).get(base as usize) {
+            Some(key) => self.children.find(&self.arena, at.0, at.1, *key),
+            None => Found::Nothing,
+        }
     }
 
     /// How many blocks of a run stand in the prompt from `base` on; asks for keys as far as they go on being the same.
@@ -249,55 +220,60 @@ impl Shared {
 
 /// Where what is found goes.
 struct Finds<'a> {
-    shared: &'a Shared,
-    found: &'a mut Vec<Match>,
-    places: &'a mut Vec<u32>,
+    owners: &'a [AtomicU32],
+    found: &'a mut [(HolderId, u32)],
+    further: &'a mut Vec<[u32; 2]>,
+    places: &'a mut [u16],
+    count: usize,
+    /// There are more holders than at the walk's start: the result has no room for them.
+    has_missed: bool,
     stricter: &'a mut Vec<[u32; 2]>,
 }
 
 impl Finds<'_> {
-    /// Up to 64 columns go no further on a level. On the last of them, all is known of them.
+    /// Up to 64 columns go no further on a level.
     #[inline]
     fn leave<const N: usize>(&mut self, level: usize, word: usize, columns: u64, depth: u32) {
-        if depth == 0 {
-            return;
-        }
-        if N == 1 {
-            self.emit(word, columns, Depth { gpu: depth, cpu: depth, any: depth });
-            return;
-        }
-        if self.stricter.len() < 64 * (word + 1) {
-            self.stricter.resize(64 * (word + 1), [0; 2]);
-        }
         for bit in Bits(columns) {
-            let Some(levels) = self.stricter.get_mut(64 * word + bit) else { continue };
-            if let Some(of_level) = levels.get_mut(level) {
-                *of_level = depth;
-            } else {
-                let [gpu, cpu] = std::mem::take(levels);
-                self.emit(word, 1 << bit, Depth { gpu, cpu, any: depth });
+            self.leave_one::<N>(level, 64 * word + bit, depth);
+        }
+    }
+
+    /// A column goes no further on a level. On the last of them, all is known of it.
+    #[inline]
+    fn leave_one<const N: usize>(&mut self, level: usize, column: usize, depth: u32) {
+        if N == 1 {
+            self.emit(column, depth);
+            return;
+        }
+        if self.stricter.len() <= column {
+            self.stricter.resize((column + 1).next_multiple_of(64), [0; 2]);
+        }
+        let Some(levels) = self.stricter.get_mut(column) else { return };
+        if let Some(of_level) = levels.get_mut(level) {
+            *of_level = depth;
+        } else {
+            let [gpu, cpu] = std::mem::take(levels);
+            if self.emit(column, gpu) {
+                self.further.push([cpu, depth]);
             }
         }
     }
 
-    /// Puts the holders of up to 64 columns in the result.
+    /// Puts the holder of a column in the result, if there is one.
     #[inline]
-    fn emit(&mut self, word: usize, columns: u64, depth: Depth) {
-        let owners = self.shared.owners.get(64 * word..).unwrap_or_default();
-        for bit in Bits(columns) {
-            let holder = owners.get(bit).map_or(NOBODY, |o| o.load(Relaxed));
-            if holder == NOBODY {
-                continue;
-            }
-            let holder = HolderId(holder);
-            let slot = holder.slot();
-            if slot >= self.places.len() {
-                self.places.resize((slot + 1).next_multiple_of(64), 0);
-            }
-            if let Some(place) = self.places.get_mut(slot) {
-                *place = self.found.len() as u32;
-            }
-            self.found.push(Match { holder, depth });
+    fn emit(&mut self, column: usize, gpu: u32) -> bool {
+        let holder = self.owners.get(column).map_or(NOBODY, |o| o.load(Relaxed));
+        if holder == NOBODY {
+            return false;
         }
+        let holder = HolderId(holder);
+        let (Some(found), Some(place)) = (self.found.get_mut(self.count), self.places.get_mut(holder.slot())) else {
+            self.has_missed = true;
+            return false;
+        };
+        (*found, *place) = ((holder, gpu), self.count as u16);
+        self.count += 1;
+        true
     }
 }

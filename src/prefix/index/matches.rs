@@ -1,7 +1,7 @@
 //! What a lookup has found.
 
-use super::HolderId;
 use super::lookup::Scratch;
+use super::{HolderId, NOBODY};
 
 /// How much of a prompt one holder has, in blocks from the start, without a hole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,38 +26,60 @@ pub struct Match {
 /// What a lookup found. Reuse it: its buffers stay.
 #[derive(Clone, Debug, Default)]
 pub struct Matches {
-    pub(super) found: Vec<Match>,
+    /// Holders and their depth in GPU memory. As long as there may be holders; the first `count` are found.
+    pub(super) found: Vec<(HolderId, u32)>,
+    /// The other depths of each, if there are tiers.
+    pub(super) further: Vec<[u32; 2]>,
     /// For each holder's slot, where it may stand in `found`.
-    pub(super) places: Vec<u32>,
+    pub(super) places: Vec<u16>,
     pub(super) scratch: Scratch,
+    pub(super) count: usize,
+    pub(super) has_tiers: bool,
 }
 
 impl Matches {
-    pub(super) fn start(&mut self) {
-        self.found.clear();
+    /// Empties it and makes room for holders of so many columns and slots.
+    pub(super) fn start(&mut self, columns: usize, slots: usize) {
+        self.count = 0;
+        if self.found.len() < columns {
+            self.found.resize(columns, (HolderId(NOBODY), 0));
+        }
+        if self.places.len() < slots {
+            self.places.resize(slots, 0);
+        }
+    }
+
+    #[inline]
+    fn all(&self) -> &[(HolderId, u32)] {
+        self.found.get(..self.count).unwrap_or_default()
+    }
+
+    #[inline]
+    fn depth_at(&self, place: usize, gpu: u32) -> Depth {
+        let further = if self.has_tiers { self.further.get(place).copied() } else { None };
+        let [cpu, any] = further.unwrap_or([gpu; 2]);
+        Depth { gpu, cpu, any }
     }
 
     /// What `holder` has; zeros when nothing.
     #[must_use]
     pub fn depth(&self, holder: HolderId) -> Depth {
-        let place = self.places.get(holder.slot()).copied().unwrap_or(u32::MAX);
-        self.found.get(place as usize).filter(|m| m.holder == holder).map_or_else(Depth::default, |m| m.depth)
+        let place = usize::from(self.places.get(holder.slot()).copied().unwrap_or(u16::MAX));
+        match self.all().get(place) {
+            Some((found, gpu)) if *found == holder => self.depth_at(place, *gpu),
+            _ => Depth::default(),
+        }
     }
 
     /// The deepest match of any holder, in blocks.
     #[must_use]
     pub fn deepest(&self) -> u32 {
-        self.found.iter().map(|m| m.depth.any).max().unwrap_or(0)
+        self.iter().map(|m| m.depth.any).max().unwrap_or(0)
     }
 
     /// All who hold anything of the prompt, in no order.
-    #[must_use]
-    pub fn all(&self) -> &[Match] {
-        &self.found
-    }
-
-    /// Calls `f` for each holder that has anything of the prompt.
-    pub fn for_each(&self, mut f: impl FnMut(HolderId, Depth)) {
-        self.found.iter().for_each(|m| f(m.holder, m.depth));
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Match> + '_ {
+        let all = self.all().iter().enumerate();
+        all.map(|(place, (holder, gpu))| Match { holder: *holder, depth: self.depth_at(place, *gpu) })
     }
 }

@@ -149,6 +149,9 @@ struct Shared {
     children: Children,
     /// The holder of each column.
     owners: Box<[AtomicU32]>,
+    /// Columns and slots that were ever given out.
+    columns: AtomicU32,
+    slots: AtomicU32,
     weights: Weights,
     /// Whether any block was ever stored outside GPU memory.
     tiers: AtomicBool,
@@ -192,6 +195,8 @@ impl PrefixIndex {
             arena,
             children,
             owners: (0..slots).map(|_| AtomicU32::new(NOBODY)).collect(),
+            columns: AtomicU32::new(0),
+            slots: AtomicU32::new(0),
             weights: Weights::new(slots, config.half_life),
             tiers: AtomicBool::new(false),
             root: 0,

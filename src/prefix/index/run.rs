@@ -3,9 +3,10 @@
 //! The version is a seqlock: odd while the writer changes what readers see of the run. The first block's whole key stands in the
 //! header, the low halves of all keys stand in the run's tags. Other runs hang at any offset, so a fork never splits a run.
 
-use super::arena::{Addr, Arena, Line, Order, high, low, pair};
+use super::arena::{Addr, Arena, LINE, Line, Order, high, low, pair};
 use crate::prefix::key::BlockKey;
 use std::sync::atomic::{
+    AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
     fence,
 };
@@ -271,43 +272,54 @@ pub(super) fn pack_tags(first: BlockKey, second: BlockKey) -> u64 {
 /// How many of `keys` stand in the tags at `tags` from the block `from` on.
 #[inline]
 pub(super) fn same_tags(arena: &Arena, tags: Addr, from: u32, keys: &[BlockKey]) -> usize {
-    let mut keys = keys;
-    let mut matched = 0;
     let mut at = tags + from / 2;
+    let (mut rest, mut same) = (keys, 0);
     if !from.is_multiple_of(2) {
-        match keys {
-            [key, rest @ ..] if arena.high(at) == low(key.0) => (keys, matched, at) = (rest, 1, at + 1),
+        match keys.split_first() {
+            Some((key, behind)) if arena.high(at) == low(key.0) => (rest, same, at) = (behind, 1, at + 1),
             _ => return 0,
         }
     }
-    // Whole lines: no branch within one.
-    if at.is_multiple_of(8) {
-        for (line, part) in arena.lines(at).iter().zip(keys.as_chunks::<16>().0) {
-            let differs =
-                (0..8).fold(0, |d, i| d | (line.0[i].load(Relaxed) ^ pack_tags(part[2 * i], part[2 * i + 1])));
-            if differs != 0 {
-                break;
-            }
-            matched += 16;
-            at += 8;
-            keys = keys.get(16..).unwrap_or_default();
+    let mut lines = arena.lines(at).iter();
+    // To the end of a line, then whole lines, then what is left.
+    let first = (at % LINE) as usize;
+    if first > 0 {
+        let words = lines.next().and_then(|l| l.0.get(first..)).unwrap_or_default();
+        let (part, behind) = rest.split_at(rest.len().min(2 * words.len()));
+        let found = same_words(words, part);
+        same += found;
+        if found < part.len() {
+            return same;
+        }
+        rest = behind;
+    }
+    let (whole, last) = rest.as_chunks::<{ 2 * LINE as usize }>();
+    for part in whole {
+        let Some(line) = lines.next() else { return same };
+        let found = same_words(&line.0, part);
+        same += found;
+        if found < part.len() {
+            return same;
         }
     }
-    let mut rest = keys.iter();
-    while let Some(first) = rest.next() {
-        let word = arena.load(at);
-        if low(word) != low(first.0) {
-            break;
+    same + lines.next().map_or(0, |line| same_words(&line.0, last))
+}
+
+/// How many of `keys` stand in these words, two in each.
+#[inline]
+fn same_words(words: &[AtomicU64], keys: &[BlockKey]) -> usize {
+    let (pairs, last) = keys.as_chunks::<2>();
+    for (i, (word, [first, second])) in words.iter().zip(pairs).enumerate() {
+        let (word, wanted) = (word.load(Relaxed), pack_tags(*first, *second));
+        if word != wanted {
+            return 2 * i + usize::from(low(word) == low(wanted));
         }
-        matched += 1;
-        let Some(second) = rest.next() else { break };
-        if high(word) != low(second.0) {
-            break;
-        }
-        matched += 1;
-        at += 1;
     }
-    matched
+    let same = 2 * pairs.len();
+    match (last, words.get(pairs.len())) {
+        ([key], Some(word)) if low(word.load(Relaxed)) == low(key.0) => same + 1,
+        _ => same,
+    }
 }
 
 /// Writes the tags of `keys` behind the first `from` blocks of an extent.

@@ -151,18 +151,20 @@ impl<'a> Reader<'a> {
 
     /// Reads one token id for each place in `out`, as little-endian words. `Ok(false)`: a value that is no token id.
     ///
-    /// Ids take 1, 2, 3 or 5 bytes in no order that a branch could learn, so that the usual encodings go without one.
+    /// Ids take 1, 2, 3 or 5 bytes in no order that a branch could learn, so that the usual encodings go without one. A first byte is
+    /// taken from the word that the id before it was in: it is known before its own place in memory could be read.
     pub(super) fn tokens(&mut self, out: &mut [u32]) -> Result<bool, Malformed> {
         let mut rest = self.rest;
+        let mut tag = first_byte(rest);
         for token in out {
             if let Some(word) = rest.first_chunk::<8>() {
-                let tag = usize::from(word[0]);
                 let (small, width) = (tag < 0x80, tag.wrapping_sub(0xca));
                 if small || width.wrapping_sub(2) < 3 {
                     // 0xcc, 0xcd and 0xce begin 2, 3 and 5 bytes.
                     let len = if small { 1 } else { width + (width >> 2) };
                     let mask = if small { 0x7f } else { (1u64 << (8 * (len - 1))) - 1 };
                     *token = (((u64::from_be_bytes(*word) >> (64 - 8 * len)) & mask) as u32).to_le();
+                    tag = (u64::from_le_bytes(*word) >> (8 * len)) as usize & 0xff;
                     rest = rest.get(len..).unwrap_or_default();
                     continue;
                 }
@@ -173,8 +175,14 @@ impl<'a> Reader<'a> {
             let Ok(id) = u32::try_from(id) else { return Ok(false) };
             *token = id.to_le();
             rest = self.rest;
+            tag = first_byte(rest);
         }
         self.rest = rest;
         Ok(true)
     }
+}
+
+/// The first byte of what follows, as a number; of nothing, that of an id too wide.
+fn first_byte(rest: &[u8]) -> usize {
+    rest.first().map_or(0xcf, |tag| usize::from(*tag))
 }

@@ -13,21 +13,11 @@ struct Replay {
     workers: usize,
 }
 
-#[derive(Default)]
-struct Lookups {
-    mean: Runs,
-    p50: Runs,
-    p99: Runs,
-}
-
-impl Lookups {
-    fn add(&mut self, mut nanos: Vec<u64>) {
-        nanos.sort_unstable();
-        let at = |p: f64| nanos[((nanos.len() - 1) as f64 * p) as usize] as f64 / 1e3;
-        self.mean.0.push(nanos.iter().sum::<u64>() as f64 / nanos.len() as f64 / 1e3);
-        self.p50.0.push(at(0.5));
-        self.p99.0.push(at(0.99));
-    }
+/// The mean of all and the values that half and 99 % of them are below of.
+fn summary(mut micros: Vec<f64>) -> [f64; 3] {
+    micros.sort_by(f64::total_cmp);
+    let at = |p: f64| micros[((micros.len() - 1) as f64 * p) as usize];
+    [micros.iter().sum::<f64>() / micros.len() as f64, at(0.5), at(0.99)]
 }
 
 fn main() {
@@ -63,35 +53,33 @@ impl Replay {
         (self.fleet.stored + self.fleet.removed) as f64
     }
 
-    /// Each lookup timed, its events then applied untimed.
+    /// Each lookup timed, its events then applied untimed. A request's time is the median of the repetitions, as another process may
+    /// have come between in one of them.
     fn lookup(&self, names: &[&str], reps: usize) {
-        let mut figures: Vec<Lookups> = names.iter().map(|_| Lookups::default()).collect();
+        let mut times: Vec<Vec<Runs>> = names.iter().map(|_| vec![Runs::default(); self.requests.len()]).collect();
         let mut answers = Vec::new();
         for _ in 0..reps {
-            for (name, figure) in names.iter().zip(&mut figures) {
+            for (name, times) in names.iter().zip(&mut times) {
                 let index = make(name, self.workers);
-                let mut nanos = Vec::with_capacity(self.requests.len());
                 let mut answer = (0, 0);
-                for (request, events) in self.requests.iter().zip(&self.fleet.events) {
+                for ((request, events), time) in self.requests.iter().zip(&self.fleet.events).zip(times) {
                     let start = Instant::now();
                     let (holders, score) = index.query(&request.local);
-                    nanos.push(start.elapsed().as_nanos() as u64);
+                    time.0.push(start.elapsed().as_nanos() as f64 / 1e3);
                     answer = (answer.0 + holders, answer.1 + score);
                     index.writer(events.clone())();
                 }
-                figure.add(nanos);
                 answers.push((*name, answer));
             }
         }
         for (name, answer) in &answers {
             assert_eq!(*answer, answers[0].1, "{name} finds other holders or depths");
         }
-        let pick = |of: fn(&Lookups) -> &Runs| -> Vec<(&str, Runs)> {
-            names.iter().zip(&figures).map(|(n, f)| (*n, of(f).clone())).collect()
-        };
-        table("in-order lookup, mean", "us", &pick(|f| &f.mean));
-        table("in-order lookup, p50", "us", &pick(|f| &f.p50));
-        table("in-order lookup, p99", "us", &pick(|f| &f.p99));
+        let figures: Vec<[f64; 3]> = times.iter().map(|t| summary(t.iter().map(Runs::median).collect())).collect();
+        for (i, what) in ["mean", "p50", "p99"].into_iter().enumerate() {
+            let of_each: Vec<(&str, Runs)> = names.iter().zip(&figures).map(|(n, f)| (*n, Runs(vec![f[i]]))).collect();
+            table(&format!("in-order lookup, {what}"), "us", &of_each);
+        }
     }
 
     /// All events in one go.

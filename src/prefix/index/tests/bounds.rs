@@ -27,7 +27,7 @@ fn a_flood_of_one_tenant_leaves_the_others_alone() {
     let holder = index.add_holder();
     let mine = keys(1, 500);
     index.record(holder, &mine, TenantId(1), seconds(1));
-    for i in 0..20_000 {
+    for i in 0..6_000 {
         index.record(holder, &keys(1000 + i, 100), TenantId(2), seconds(2));
         if i % 64 == 0 {
             assert_within(&index);
@@ -36,21 +36,21 @@ fn a_flood_of_one_tenant_leaves_the_others_alone() {
     assert_within(&index);
     assert_eq!(depth(&index, holder, &mine).gpu, 500);
     let stats = index.stats();
-    assert!(stats.evicted_for_tenant > 1_000_000, "{stats:?}");
+    assert!(stats.evicted_for_tenant > 300_000, "{stats:?}");
     assert_eq!(stats.evicted_for_budget, 0, "{stats:?}");
-    assert_eq!(depth(&index, holder, &keys(20_999, 100)).gpu, 100, "the newest is there");
+    assert_eq!(depth(&index, holder, &keys(6_999, 100)).gpu, 100, "the newest is there");
 }
 
 #[test]
 fn a_prompt_larger_than_its_share_keeps_its_head() {
     let index = index(1 << 20);
     let holder = index.add_holder();
-    let long = keys(1, 1_000_000);
+    let long = keys(1, 300_000);
     index.record(holder, &long, TenantId(1), seconds(1));
     assert_within(&index);
     let found = depth(&index, holder, &long).gpu;
     assert!(found > 10_000 && found < 100_000, "{found}");
-    assert_eq!(index.stats().refused_blocks, 1_000_000 - u64::from(found));
+    assert_eq!(index.stats().refused_blocks, 300_000 - u64::from(found));
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn the_budget_forgets_the_least_recently_used_of_all() {
     let index = index(BUDGET);
     let holder = index.add_holder();
     let mine = keys(1, 300);
-    for i in 0..20_000u32 {
+    for i in 0..10_000u32 {
         index.record(holder, &keys(1000 + u64::from(i), 100), TenantId(i), seconds(2));
         if i % 64 == 0 {
             index.record(holder, &mine, TenantId(1 << 30), seconds(2));
@@ -66,10 +66,10 @@ fn the_budget_forgets_the_least_recently_used_of_all() {
         }
     }
     let stats = index.stats();
-    assert!(stats.evicted_for_budget > 1_000_000, "{stats:?}");
+    assert!(stats.evicted_for_budget > 300_000, "{stats:?}");
     assert_eq!(stats.refused_blocks, 0, "{stats:?}");
     assert_eq!(depth(&index, holder, &mine).gpu, 300, "what is used stays");
-    assert_eq!(depth(&index, holder, &keys(20_999, 100)).gpu, 100, "the newest is there");
+    assert_eq!(depth(&index, holder, &keys(10_999, 100)).gpu, 100, "the newest is there");
 }
 
 fn store(index: &PrefixIndex, holder: HolderId, keys: &[BlockKey]) -> Vec<StoredBlock> {
@@ -82,7 +82,7 @@ fn store(index: &PrefixIndex, holder: HolderId, keys: &[BlockKey]) -> Vec<Stored
 fn engines_truth_takes_the_place_of_guesses_and_then_finds_no_room() {
     let index = index(BUDGET);
     let (engine, guessed) = (index.add_holder(), index.add_holder());
-    for i in 0..20_000u64 {
+    for i in 0..7_000u64 {
         index.record(guessed, &keys(1_000_000 + i, 100), TenantId(i as u32), seconds(1));
     }
     assert!(index.blocks(guessed).guessed > 100_000);
@@ -115,7 +115,7 @@ fn any_budget_holds() {
     for budget in [0, 1 << 10, 100 << 10, 300 << 10, 1 << 20] {
         let index = index(budget);
         let (a, b) = (index.add_holder(), index.add_holder());
-        for i in 0..2_000 {
+        for i in 0..1_000 {
             store(&index, a, &keys(i, 40));
             index.record(b, &keys(i + 1, 40), TenantId(i as u32 % 7), seconds(1));
             if budget >= 300 << 10 {
@@ -188,7 +188,7 @@ fn two_thousand_holders() {
     }
     let mut matches = Matches::default();
     index.lookup(&mut prompt.as_slice(), &mut matches);
-    assert_eq!(matches.all().len(), 2000);
+    assert_eq!(matches.iter().len(), 2000);
     assert_eq!(matches.deepest(), 300);
     for (h, holder) in holders.iter().enumerate() {
         assert_eq!(matches.depth(*holder).gpu, has(h) as u32, "holder {h}");
@@ -197,13 +197,13 @@ fn two_thousand_holders() {
         index.clear(*holder);
     }
     index.lookup(&mut prompt.as_slice(), &mut matches);
-    assert_eq!(matches.all().len(), 1000);
-    matches.for_each(|holder, d| assert_eq!(d.any as usize, has(holder.slot())));
+    assert_eq!(matches.iter().len(), 1000);
+    matches.iter().for_each(|m| assert_eq!(m.depth.any as usize, has(m.holder.slot())));
     for holder in holders.iter().step_by(2) {
         index.store(*holder, Tier::Cpu, None, &blocks[..5]).unwrap();
     }
     index.lookup(&mut prompt.as_slice(), &mut matches);
-    assert_eq!(matches.all().len(), 2000);
+    assert_eq!(matches.iter().len(), 2000);
     let d = matches.depth(holders[2]);
     assert_eq!((d.gpu, d.cpu, d.any), (0, 5, 5));
     assert_within(&index);
