@@ -142,7 +142,7 @@ fn keys_of_ids() {
 
 fn chat(texts: &[String]) -> Prompt<'_> {
     let role = |i: usize| Piece::Role(Cow::Borrowed(if i.is_multiple_of(2) { "user" } else { "assistant" }));
-    let pieces = texts.iter().enumerate().flat_map(|(i, t)| [role(i), Piece::Text(Cow::Borrowed(t.as_str()))]);
+    let pieces = texts.iter().enumerate().flat_map(|(i, t)| [role(i), Piece::Text(t.as_str().into())]);
     Prompt { pieces: pieces.collect(), ..Prompt::default() }
 }
 

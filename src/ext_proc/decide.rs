@@ -147,7 +147,7 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
     let snapshot = pool.store.load();
     let asking = Asked { api: q.api, body, content_type: q.head.content_type(), target: &target };
     let prefix = live.prefix(position).filter(|_| choice.strategy.reads().prefix);
-    let prepare = |prefix| lookup::prepare(picker, prefix, q, asking, request.as_ref(), &snapshot);
+    let prepare = |prefix| lookup::prepare(picker, prefix, q, asking, request.as_ref());
     let prepared = match prefix.map(prepare).transpose() {
         Ok(prepared) => prepared.flatten(),
         Err(warming) => return Ok(Step::Warm(warming)),
@@ -173,7 +173,9 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
     let previous = q.response_id.or_else(|| request.as_ref().and_then(|r| r.previous_response_id.as_deref()));
     let decision = match preset(picker, live, q, &cx, &pool.name, previous)? {
         Some(decision) => decision,
-        None => schedule(picker, live, q, pool, &choice, &cx, explain, rng)?,
+        None => schedule(picker, live, pool, &choice, request.is_some(), |strategy| {
+            pool.scheduler.decide(strategy, &cx, q.subset, explain, rng)
+        })?,
     };
     if log {
         Explained { pool: &pool.name, strategy: &choice.name, model: &target, prompt_tokens, decision: &decision }
@@ -281,19 +283,16 @@ fn chosen_by_test(head: &Head, snapshot: &PoolSnapshot) -> Result<Option<Decisio
     ranking.decide().ok_or_else(none).map(Some)
 }
 
-/// Asks the algorithm; one that panics is replaced by load alone for this request.
+/// Asks the algorithm; one that panics is replaced by load alone for this request, and so is one that has nothing to read.
 fn schedule(
     picker: &Picker,
     live: &Live,
-    q: &Question<'_>,
     pool: &Pool,
     chosen: &Choice,
-    cx: &PickContext<'_>,
-    explain: Explain,
-    rng: &mut PickRng,
+    readable: bool,
+    mut decide: impl FnMut(&dyn Strategy) -> Result<Decision, RequestError>,
 ) -> Result<Decision, RequestError> {
-    let mut decide = |strategy: &dyn Strategy| pool.scheduler.decide(strategy, cx, q.subset, explain, rng);
-    if cx.request.prompt.is_none() {
+    if !readable {
         return decide(&*live.least_loaded);
     }
     match catch_unwind(AssertUnwindSafe(|| decide(&*chosen.strategy))) {

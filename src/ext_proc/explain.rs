@@ -114,10 +114,10 @@ pub async fn explain(
     let ask = Asked { api, body, content_type, target: &target };
     let question =
         |last| Question { head: &head, api, response_id: None, subset: None, body: Seen::Whole(body), now, last };
-    let reading = match prefix.read(&question(false), ask, &request, &snapshot) {
+    let reading = match prefix.read(&question(false), ask, &request) {
         Read::Warm(warming) => {
             run(warming).await;
-            prefix.read(&question(true), ask, &request, &snapshot)
+            prefix.read(&question(true), ask, &request)
         }
         read => read,
     };

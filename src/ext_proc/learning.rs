@@ -26,6 +26,8 @@ pub struct Learning {
     text_bytes: u64,
     /// Whether the keys are of our own making, so that what a block is in tokens must be measured.
     own_keys: bool,
+    /// Whether what the answer says of cached tokens tells what the server holds.
+    tells_cached: bool,
     recorded: bool,
 }
 
@@ -48,6 +50,8 @@ pub struct Lesson {
     pub text_bytes: u64,
     /// As in [`Learning`].
     pub own_keys: bool,
+    /// As in [`Learning`].
+    pub tells_cached: bool,
 }
 
 impl Learning {
@@ -55,8 +59,8 @@ impl Learning {
     #[must_use]
     pub fn begin(prefix: Arc<PoolPrefix>, lesson: Lesson, endpoint: EndpointId, now: Timestamp) -> Self {
         let claim = (!lesson.keys.is_empty()).then(|| prefix.cache.claim(endpoint, &lesson.keys, lesson.fresh, now));
-        let Lesson { keys, whole, tail, tenant, foretold, text_bytes, own_keys, .. } = lesson;
-        Self { prefix, keys, whole, tail, tenant, claim, foretold, text_bytes, own_keys, recorded: false }
+        let Lesson { keys, whole, tail, tenant, foretold, text_bytes, own_keys, tells_cached, .. } = lesson;
+        Self { prefix, keys, whole, tail, tenant, claim, foretold, text_bytes, own_keys, tells_cached, recorded: false }
     }
 
     /// Whether the text of the answer is wanted.
@@ -92,7 +96,8 @@ impl Learning {
     /// The answer has ended; `answer` is its text when it came whole.
     pub fn end(mut self, api: Api, usage: &Usage, answer: Option<&str>, endpoint: EndpointId, now: Timestamp) {
         let cache = &self.prefix.cache;
-        cache.correct(endpoint, u64::from(self.foretold), usage.prompt_tokens, usage.cached_tokens, self.text_bytes);
+        let cached = usage.cached_tokens.filter(|_| self.tells_cached);
+        cache.correct(endpoint, u64::from(self.foretold), usage.prompt_tokens, cached, self.text_bytes);
         if let (Some(tokens), true) = (usage.prompt_tokens, self.whole && self.own_keys && self.text_bytes > 0) {
             cache.measured(self.keys.len(), tokens);
         }

@@ -7,7 +7,7 @@ use super::prefix::{Asked, PoolPrefix, PromptKeys, Read, Reading, Warming};
 use crate::pool::PoolSnapshot;
 use crate::prefix::cache::Found;
 use crate::prefix::key::BlockKeys;
-use crate::protocol::{Prompt, Request};
+use crate::protocol::Request;
 use crate::scheduling::Decision;
 use crate::telemetry::metrics::Degraded;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct Prepared<'p> {
     prefix: &'p Arc<PoolPrefix>,
-    prompt: &'p Prompt<'p>,
+    request: &'p Request<'p>,
     reading: Reading<'p>,
 }
 
@@ -31,11 +31,10 @@ pub(super) fn prepare<'p>(
     q: &Question<'_>,
     asked: Asked<'_>,
     request: Option<&'p Request<'p>>,
-    snapshot: &PoolSnapshot,
 ) -> Result<Option<Prepared<'p>>, Warming> {
     let Some(request) = request.filter(|_| q.api.prefills()) else { return Ok(None) };
-    match guarded(picker, || prefix.read(q, asked, request, snapshot)) {
-        Some(Read::Ready(reading)) => Ok(Some(Prepared { prefix, prompt: &request.prompt, reading })),
+    match guarded(picker, || prefix.read(q, asked, request)) {
+        Some(Read::Ready(reading)) => Ok(Some(Prepared { prefix, request, reading })),
         Some(Read::Warm(warming)) => Err(warming),
         Some(Read::Unreadable(why)) => {
             picker.metrics.degraded(why);
@@ -49,7 +48,7 @@ pub(super) fn prepare<'p>(
 #[derive(Debug)]
 pub(super) struct Looked<'p> {
     prefix: &'p Arc<PoolPrefix>,
-    prompt: &'p Prompt<'p>,
+    request: &'p Request<'p>,
     keys: PromptKeys<'p>,
     /// Who holds how much of it.
     pub(super) found: Found,
@@ -69,14 +68,14 @@ impl<'p> Looked<'p> {
         asked: Asked<'_>,
         snapshot: &PoolSnapshot,
     ) -> Result<Option<Self>, Warming> {
-        let Prepared { prefix, prompt, reading } = prepared;
+        let Prepared { prefix, request, reading } = prepared;
         let looked = guarded(picker, || {
             let mut keys = prefix.keys(reading).at_hand();
             let found = prefix.cache.lookup(&mut keys, q.now).of_own_keys(reading.has_own_keys());
             if snapshot.endpoints.iter().any(|state| !found.is_exact(state.endpoint.id)) {
                 keys.upto(usize::MAX);
             }
-            Looked { prefix, prompt, keys, found }
+            Looked { prefix, request, keys, found }
         });
         let Some(looked) = looked else { return Ok(None) };
         if looked.keys.is_cold() {
@@ -90,16 +89,18 @@ impl<'p> Looked<'p> {
 
     /// The prompt's length, tokens.
     pub(super) fn prompt_tokens(&self) -> u32 {
-        self.found.prompt_tokens(self.prompt)
+        self.found.prompt_tokens(&self.request.prompt)
     }
 
     /// The decision is made: the tokens that the first pick is thought to hold, and what is to be learned. Where caches are guessed all blocks
     /// are wanted for that, where engines tell only those that were asked for.
     pub(super) fn learn(self, decision: &Decision, q: &Question<'_>) -> (u32, Arc<PoolPrefix>, Lesson) {
-        let Self { prefix, prompt, keys, found } = self;
+        let Self { prefix, request, keys, found } = self;
+        let prompt = &request.prompt;
         let first = decision.picks.first().map(|e| e.id);
         let prompt_tokens = found.prompt_tokens(prompt);
-        let matched = first.map_or(0, |id| found.tokens(found.depth(id).any)).min(prompt_tokens);
+        let of_use = first.filter(|_| !request.skips_cache);
+        let matched = of_use.map_or(0, |id| found.tokens(found.depth(id).any)).min(prompt_tokens);
         prefix.cache.decided(prompt_tokens, matched);
         let whole = first.is_some_and(|id| !found.is_exact(id)) && !keys.is_cold();
         let (keys, tail) = if whole { keys.finish() } else { (keys.made(), None) };
@@ -115,6 +116,7 @@ impl<'p> Looked<'p> {
             foretold: found.tokens(held),
             text_bytes: if only_text { prompt.text_bytes } else { 0 },
             own_keys: found.has_own_keys(),
+            tells_cached: !request.skips_cache,
         };
         (matched, prefix.clone(), lesson)
     }

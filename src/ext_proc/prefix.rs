@@ -7,7 +7,6 @@
 use super::decide::Question;
 use crate::clock::{Clock, Timestamp};
 use crate::limits::Limits;
-use crate::pool::PoolSnapshot;
 use crate::prefix::cache::PrefixCache;
 use crate::prefix::key::{BlockKey, BlockKeys, Root};
 use crate::prompt::blocks::{TokenBlocks, TokenKeys, TokenTail};
@@ -172,7 +171,6 @@ enum Missing {
     /// Its tokens are somewhere else.
     Tokens(Warming),
     /// There is no way from it to tokens.
-    #[cfg(feature = "hf-tokenizers")]
     Way,
 }
 
@@ -200,14 +198,8 @@ pub struct Asked<'a> {
 
 impl PoolPrefix {
     /// Reads `request`. `q` asks for the last time when what is not at hand is to be done without.
-    pub fn read<'p>(
-        self: &'p Arc<Self>,
-        q: &Question<'_>,
-        asked: Asked<'_>,
-        request: &'p Request<'p>,
-        snapshot: &PoolSnapshot,
-    ) -> Read<'p> {
-        let name = self.root_name(asked.target, snapshot);
+    pub fn read<'p>(self: &'p Arc<Self>, q: &Question<'_>, asked: Asked<'_>, request: &'p Request<'p>) -> Read<'p> {
+        let name = self.root_name(asked.target);
         let salt = request.cache_salt.as_deref();
         let root = self.cache.space().root(&Root { name, cache_salt: salt, tenant: None });
         let source = match self.source(asked, request, q.now) {
@@ -215,25 +207,22 @@ impl PoolPrefix {
             // Who was asked and did not answer in time is not asked again.
             Err(Missing::Tokens(_)) if q.last => return Read::Unreadable(Degraded::ReadingLate),
             Err(Missing::Tokens(asking)) => return Read::Warm(asking),
-            #[cfg(feature = "hf-tokenizers")]
             Err(Missing::Way) => return Read::Unreadable(Degraded::Untokenized),
         };
         Read::Ready(Reading { source, root })
     }
 
     /// What the keys of one cache have in common.
-    fn root_name<'a>(&self, target: &'a str, snapshot: &PoolSnapshot) -> &'a str {
-        if !self.named_by_adapter || self.cache.residents().is_adapter(target) {
-            return target;
-        }
-        let loras = snapshot.endpoints.iter().filter_map(|s| s.metrics.as_ref()?.lora.as_ref());
-        let mut names = loras.flat_map(|l| l.running.iter().chain(&l.waiting));
-        if names.any(|name| **name == *target) { target } else { "" }
+    fn root_name<'a>(&self, target: &'a str) -> &'a str {
+        if self.named_by_adapter && !self.cache.residents().is_adapter(target) { "" } else { target }
     }
 
     #[cfg_attr(not(feature = "hf-tokenizers"), expect(unused_variables, reason = "only templates ask for the date"))]
     fn source<'p>(&'p self, asked: Asked<'_>, request: &'p Request<'p>, now: Timestamp) -> Result<Source<'p>, Missing> {
         match &self.tokenizer {
+            // What is cut off in front would be the beginning of the keys. Where a whole prompt is rendered, it is told there.
+            Tokenizer::Characters(_) | Tokenizer::Fields { .. } if request.truncated => Err(Missing::Way),
+            Tokenizer::Remote { .. } if request.truncated && request.prompt.is_token_ids() => Err(Missing::Way),
             Tokenizer::Characters(characters) => Ok(Source::Characters(characters, &request.prompt)),
             Tokenizer::Fields { blocks, .. } => Ok(Source::Fields(blocks, &request.prompt)),
             Tokenizer::Remote { blocks, .. } if request.prompt.is_token_ids() => {
@@ -242,8 +231,12 @@ impl PoolPrefix {
             Tokenizer::Remote { pool, blocks } => {
                 let ask = Ask { model: asked.target, api: asked.api, body: asked.body };
                 match pool.known(&ask) {
-                    Some(ids) => Ok(Source::Ids(blocks, ids)),
-                    None => Err(Missing::Tokens(asking(pool.clone(), asked))),
+                    Ok(Some(ids)) => Ok(Source::Ids(blocks, ids)),
+                    Ok(None) => Err(Missing::Tokens(asking(pool.clone(), asked))),
+                    Err(error) => {
+                        tracing::debug!(%error, api = asked.api.name(), "the prompt can't be tokenized");
+                        Err(Missing::Way)
+                    }
                 }
             }
             #[cfg(feature = "hf-tokenizers")]

@@ -184,7 +184,8 @@ pub struct RateWindow {
 }
 
 impl RateWindow {
-    /// Takes in a page that was read at `at`; the rates up to it. When a counter fell the window starts anew: another process counts.
+    /// Takes in a page that was read at `at`; the rates up to it. When a counter fell the window starts anew: another process counts. So
+    /// several processes that answer in turn behind one port have no rates.
     pub fn observe(&mut self, at: Timestamp, counters: &Counters) -> Rates {
         let is_second_old =
             |kept: &VecDeque<(Timestamp, Counters)>| kept.get(1).is_some_and(|s| at.since(s.0) >= WINDOW);

@@ -363,6 +363,9 @@ impl PrefixCache {
                 Server { guess, process_start: None, room: 0, trust: 1.0 }
             });
             let Some(metrics) = &state.metrics else { continue };
+            // Servers name the adapters that they are busy with; what they have named once stays an adapter when it rests.
+            let adapters = metrics.lora.iter().flat_map(|lora| lora.running.iter().chain(&lora.waiting));
+            adapters.for_each(|name| self.residents.learn_adapter(name));
             if let (Some(then), Some(now)) = (server.process_start, metrics.process_start)
                 && now > then
             {

@@ -8,6 +8,7 @@ use crate::prompt::memo::Cuts;
 use crate::prompt::pieces::{Body, Field, Mark, Pieces, Shape, Volatile, media_ids};
 use crate::prompt::{EncodeError, Encoder};
 use crate::protocol::prompt::Prompt;
+use crate::protocol::text::{Text, Written};
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::fmt;
@@ -157,7 +158,7 @@ impl TokenBlocks {
         let pieces = Pieces::new(prompt, &self.volatile);
         let mut keys = match pieces.shape() {
             Shape::Ids(ids) => self.ids(Cow::Borrowed(ids), root),
-            Shape::Bare(text) => self.text(text, root),
+            Shape::Bare(text) => TokenKeys { in_text: true, text: text.into(), ..self.ids(Cow::Borrowed(&[]), root) },
             Shape::Framed => TokenKeys { in_text: pieces.ends_in_text(), ..self.ids(Cow::Borrowed(&[]), root) },
         };
         keys.left_out = pieces.left_out_bytes();
@@ -170,13 +171,14 @@ impl TokenBlocks {
     /// The keys of a text that is the whole prompt: rendered by a chat template, or bare.
     #[must_use]
     pub fn text<'p>(&'p self, text: &'p str, root: u64) -> TokenKeys<'p> {
-        TokenKeys { text: Cow::Borrowed(text), in_text: true, ..self.ids(Cow::Borrowed(&[]), root) }
+        self.text_behind(&[], text, root)
     }
 
     /// The keys of a text that is the whole prompt, behind the ids that a tokenizer sets before it (BOS).
     #[must_use]
     pub fn text_behind<'p>(&'p self, before: &'p [u32], text: &'p str, root: u64) -> TokenKeys<'p> {
-        TokenKeys { text: Cow::Borrowed(text), in_text: true, ..self.ids(Cow::Borrowed(before), root) }
+        let text = Source { text: Cow::Borrowed(text), escaped: false };
+        TokenKeys { in_text: true, text, ..self.ids(Cow::Borrowed(before), root) }
     }
 
     /// The keys of a prompt whose ids are known.
@@ -186,7 +188,7 @@ impl TokenBlocks {
         TokenKeys {
             blocks: self,
             fields: Vec::new().into_iter(),
-            text: Cow::Borrowed(""),
+            text: Source::default(),
             text_at: 0,
             encoded: 0,
             cold: usize::MAX,
@@ -204,12 +206,22 @@ impl TokenBlocks {
 
 impl TokenBlocks {
     /// Encodes the part of a prompt's text that comes behind `before` bytes of it.
-    fn encode(&self, part: &str, before: usize, cold: &mut usize, ids: &mut Vec<u32>) -> Result<(), EncodeError> {
-        let bytes = before + part.len();
+    fn encode(
+        &self,
+        part: Written<'_>,
+        before: usize,
+        cold: &mut usize,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), EncodeError> {
+        let (Written::Plain(text) | Written::Escaped(text)) = part;
+        let bytes = before + text.len();
         if bytes > self.max_bytes {
             return Err(EncodeError::Budget { done: before, bytes });
         }
-        self.encoder.encode_segment(part, cold, ids)
+        match part {
+            Written::Plain(text) => self.encoder.encode_segment(text, cold, ids),
+            Written::Escaped(raw) => self.encoder.encode_escaped(raw, cold, ids),
+        }
     }
 }
 
@@ -221,7 +233,7 @@ pub struct TokenKeys<'p> {
     blocks: &'p TokenBlocks,
     fields: std::vec::IntoIter<Field<'p>>,
     /// The text that is being encoded, and how far that is.
-    text: Cow<'p, str>,
+    text: Source<'p>,
     text_at: usize,
     /// Bytes of text encoded.
     encoded: usize,
@@ -294,7 +306,7 @@ impl TokenKeys<'_> {
     /// Makes more ids: a part of the text, or the beginning of the next field. False at the end.
     fn advance(&mut self) -> bool {
         self.fed = 0;
-        let rest = self.text.get(self.text_at..).unwrap_or_default();
+        let part = self.text.part(self.text_at, &self.blocks.cuts);
         let mut ids = match std::mem::take(&mut self.ids) {
             Cow::Owned(mut ids) => {
                 ids.clear();
@@ -302,14 +314,14 @@ impl TokenKeys<'_> {
             }
             Cow::Borrowed(_) => Vec::new(),
         };
-        if !rest.is_empty() {
-            let part = rest.get(..self.blocks.cuts.first(rest)).unwrap_or(rest);
+        if let Some(part) = part {
             if let Err(error) = self.blocks.encode(part, self.encoded, &mut self.cold, &mut ids) {
                 self.error = Some(error);
                 return false;
             }
-            self.text_at += part.len();
-            self.encoded += part.len();
+            let (Written::Plain(text) | Written::Escaped(text)) = part;
+            self.text_at += text.len();
+            self.encoded += text.len();
         } else if let Some(field) = self.fields.next() {
             self.text_at = 0;
             self.text = begin(&field, &mut ids);
@@ -322,22 +334,44 @@ impl TokenKeys<'_> {
     }
 }
 
-/// The mark of a field, and its ids unless it is text, which is returned.
-fn begin<'p>(field: &Field<'p>, ids: &mut Vec<u32>) -> Cow<'p, str> {
-    ids.push(field.mark.id());
-    match field.body {
-        Body::Nothing => Cow::Borrowed(""),
-        Body::Text(text) => Cow::Borrowed(text),
-        Body::Json(json) => super::pieces::compact(json),
-        Body::Media(kind, reference) => {
-            ids.extend(media_ids(kind, reference));
-            Cow::Borrowed("")
-        }
-        Body::Tokens(given) => {
-            ids.extend_from_slice(given);
-            Cow::Borrowed("")
+/// Text that ids are made of.
+#[derive(Clone, Debug, Default)]
+struct Source<'p> {
+    text: Cow<'p, str>,
+    /// As in JSON; only what is not remembered has to be unescaped.
+    escaped: bool,
+}
+
+impl<'p> From<&'p Text<'_>> for Source<'p> {
+    fn from(text: &'p Text<'_>) -> Self {
+        match text.written() {
+            Written::Plain(text) => Self { text: Cow::Borrowed(text), escaped: false },
+            Written::Escaped(raw) => Self { text: Cow::Borrowed(raw), escaped: true },
         }
     }
+}
+
+impl Source<'_> {
+    /// The part that begins at `at` and encodes independently; `None` at the end.
+    fn part(&self, at: usize, cuts: &Cuts) -> Option<Written<'_>> {
+        let rest = self.text.get(at..).filter(|rest| !rest.is_empty())?;
+        Some(match self.escaped {
+            false => Written::Plain(rest.get(..cuts.first(rest)).unwrap_or(rest)),
+            true => Written::Escaped(rest.get(..cuts.first_escaped(rest)).unwrap_or(rest)),
+        })
+    }
+}
+
+/// The mark of a field and its ids, or else the text that they are made of.
+fn begin<'p>(field: &Field<'p>, ids: &mut Vec<u32>) -> Source<'p> {
+    ids.push(field.mark.id());
+    match field.body {
+        Body::Media(kind, reference) => ids.extend(media_ids(kind, reference)),
+        Body::Tokens(given) => ids.extend_from_slice(given),
+        Body::Text(text) => return text.into(),
+        Body::Nothing | Body::Name(_) | Body::Json(_) => return Source { text: field.content(), escaped: false },
+    }
+    Source::default()
 }
 
 impl BlockKeys for TokenKeys<'_> {
@@ -389,7 +423,11 @@ impl TokenTail {
         if role.is_some() || !self.in_text {
             ids.push(Mark::Text.id());
         }
-        encoder.encode(text, &mut ids)?;
+        if role.is_some() {
+            encoder.encode_coming(text, &mut ids)?;
+        } else {
+            encoder.encode(text, &mut ids)?;
+        }
         self.in_text = true;
         self.chain.feed(&le_bytes(&ids), usize::MAX, out);
         Ok(())

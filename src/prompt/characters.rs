@@ -8,6 +8,7 @@ use crate::prefix::key::{BlockKey, BlockKeys, KeySpace};
 use crate::prompt::blocks::{Chain, DEFAULT_BLOCK_TOKENS, le_bytes};
 use crate::prompt::pieces::{Field, Mark, Pieces, Shape, Volatile};
 use crate::protocol::prompt::Prompt;
+use crate::protocol::text::canonical;
 use std::borrow::Cow;
 use std::num::NonZeroUsize;
 
@@ -62,8 +63,8 @@ impl Characters {
                 (Cow::Borrowed([].as_slice()), pieces.fields, self.block_bytes, after)
             }
         };
-        let chain = Chain::new(self.space, root, block);
-        CharacterKeys { fields: fields.into_iter(), current, at: 0, chain, keys: Vec::new(), tail, left_out }
+        let (chain, fields) = (Chain::new(self.space, root, block), fields.into_iter());
+        CharacterKeys { fields, current, at: 0, chain, keys: Vec::new(), tail, left_out }
     }
 }
 
@@ -128,7 +129,10 @@ impl BlockKeys for CharacterKeys<'_> {
                 self.at += self.chain.feed(rest, n, &mut self.keys);
             } else if let Some(field) = self.fields.next() {
                 self.chain.feed(&[field.mark.byte()], n, &mut self.keys);
-                self.current = field.bytes();
+                self.current = match field.content() {
+                    Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
+                    Cow::Owned(text) => Cow::Owned(text.into_bytes()),
+                };
                 self.at = 0;
             } else {
                 break;
@@ -160,10 +164,11 @@ impl CharacterTail {
 
     /// More text: of the message, or of the prompt when it was bare. May come in any parts. Keys of blocks that are full now go to `out`.
     pub fn text(&mut self, part: &str, out: &mut Vec<BlockKey>) {
+        let part = canonical(part);
         if self.in_text {
             self.chain.feed(part.as_bytes(), usize::MAX, out);
         } else {
-            self.field(Mark::Text, part, out);
+            self.field(Mark::Text, &part, out);
             self.in_text = true;
         }
     }

@@ -9,12 +9,14 @@ mod cuts;
 pub use cuts::{Cuts, DEFAULT_SEGMENT_BYTES, MIN_SEGMENT_BYTES};
 
 use crate::prompt::{EncodeError, Encoder};
+use crate::protocol::text::{canonical, unescaped};
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{OptionsBuilder, Weighter};
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
+use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_secret};
 
 /// 64 MiB: some 50 MB of text, ten thousand conversations of 5 KB.
 pub const DEFAULT_MEMO_BYTES: u64 = 64 << 20;
@@ -95,6 +97,19 @@ impl SegmentCache {
         }
     }
 
+    /// The ids under `key`, of a segment of so many bytes.
+    fn known(&self, key: u128, bytes: usize) -> Option<Arc<[u32]>> {
+        let ids = self.cache.get(&key)?;
+        self.hits.fetch_add(1, Ordering::Relaxed);
+        self.hit_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        Some(ids)
+    }
+
+    fn missed(&self, bytes: usize) {
+        self.misses.fetch_add(1, Ordering::Relaxed);
+        self.missed_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
     /// What it has done so far.
     #[must_use]
     pub fn stats(&self) -> MemoStats {
@@ -109,13 +124,30 @@ impl SegmentCache {
     }
 }
 
+/// What a hash begins from, made once: 192 bytes that a seed would be stretched to for every segment.
+struct Secrets {
+    /// For text.
+    plain: [u8; 192],
+    /// For text as it stands in JSON.
+    escaped: [u8; 192],
+}
+
+/// Bytes that nobody who does not know `seed` can foretell.
+fn secret(seed: u64) -> [u8; 192] {
+    let mut secret = [0; 192];
+    for (i, eight) in (0u64..).zip(secret.as_chunks_mut().0) {
+        *eight = xxh3_64_with_seed(&i.to_le_bytes(), seed).to_le_bytes();
+    }
+    secret
+}
+
 /// An encoder that remembers.
 #[derive(Clone)]
 pub struct Memo {
     encoder: Arc<dyn Encoder>,
     cuts: Cuts,
     cache: Arc<SegmentCache>,
-    seed: u64,
+    secrets: Arc<Secrets>,
     min_bytes: usize,
     roles: Arc<[OnceLock<Box<[u32]>>; ROLES.len()]>,
 }
@@ -132,7 +164,8 @@ impl Memo {
     #[must_use]
     pub fn new(encoder: Arc<dyn Encoder>, identity: &[u8], cuts: Cuts, cache: Arc<SegmentCache>) -> Self {
         let seed = xxh3_64_with_seed(identity, cache.seed);
-        Self { encoder, cuts, cache, seed, min_bytes: DEFAULT_MIN_MEMO_BYTES, roles: Arc::default() }
+        let secrets = Arc::new(Secrets { plain: secret(seed), escaped: secret(!seed) });
+        Self { encoder, cuts, cache, secrets, min_bytes: DEFAULT_MIN_MEMO_BYTES, roles: Arc::default() }
     }
 
     /// Where texts are cut.
@@ -142,34 +175,34 @@ impl Memo {
     }
 
     fn key(&self, segment: &str) -> u128 {
-        xxh3_128_with_seed(segment.as_bytes(), self.seed)
+        xxh3_128_with_secret(segment.as_bytes(), &self.secrets.plain)
     }
 
     fn segment(&self, segment: &str, cold: &mut usize, out: &mut Vec<u32>) -> Result<(), EncodeError> {
         if let Some((_, known)) = ROLES.iter().zip(self.roles.iter()).find(|(role, _)| **role == segment) {
             return self.role(segment, known, out);
         }
-        let worth_it = segment.len() >= self.min_bytes;
-        let key = if worth_it { self.key(segment) } else { 0 };
-        let bytes = segment.len() as u64;
-        if worth_it && let Some(ids) = self.cache.cache.get(&key) {
-            self.cache.hits.fetch_add(1, Ordering::Relaxed);
-            self.cache.hit_bytes.fetch_add(bytes, Ordering::Relaxed);
-            out.extend_from_slice(&ids);
-            return Ok(());
-        }
-        *cold = cold.checked_sub(segment.len()).ok_or(EncodeError::Cold)?;
-        if !worth_it {
+        if segment.len() < self.min_bytes {
+            *cold = cold.checked_sub(segment.len()).ok_or(EncodeError::Cold)?;
             return self.encoder.encode(segment, out);
         }
-        self.cache.misses.fetch_add(1, Ordering::Relaxed);
-        self.cache.missed_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.kept(segment, cold, out).map(|_| ())
+    }
+
+    /// The ids of a segment that is worth remembering, appended to `out` and as they are remembered.
+    fn kept(&self, segment: &str, cold: &mut usize, out: &mut Vec<u32>) -> Result<Arc<[u32]>, EncodeError> {
+        let key = self.key(segment);
+        if let Some(ids) = self.cache.known(key, segment.len()) {
+            out.extend_from_slice(&ids);
+            return Ok(ids);
+        }
+        *cold = cold.checked_sub(segment.len()).ok_or(EncodeError::Cold)?;
+        self.cache.missed(segment.len());
         let before = out.len();
         self.encoder.encode(segment, out)?;
-        if let Some(ids) = out.get(before..) {
-            self.cache.cache.insert(key, Arc::from(ids));
-        }
-        Ok(())
+        let ids: Arc<[u32]> = out.get(before..).unwrap_or_default().into();
+        self.cache.cache.insert(key, ids.clone());
+        Ok(ids)
     }
 
     fn role(&self, role: &str, known: &OnceLock<Box<[u32]>>, out: &mut Vec<u32>) -> Result<(), EncodeError> {
@@ -203,6 +236,40 @@ impl Encoder for Memo {
 
     fn encode_segment(&self, segment: &str, cold: &mut usize, out: &mut Vec<u32>) -> Result<(), EncodeError> {
         self.segment(segment, cold, out)
+    }
+
+    /// What is remembered is found without unescaping it, under a key of its own: the ids are shared with those of the text, which an answer
+    /// or another way of escaping may have brought.
+    fn encode_escaped(&self, raw: &str, cold: &mut usize, out: &mut Vec<u32>) -> Result<(), EncodeError> {
+        // To unescape so little costs less than an entry of its own.
+        if raw.len() < 2 * self.min_bytes {
+            return self.segment(&unescaped(raw), cold, out);
+        }
+        let key = xxh3_128_with_secret(raw.as_bytes(), &self.secrets.escaped);
+        if let Some(ids) = self.cache.known(key, raw.len()) {
+            out.extend_from_slice(&ids);
+            return Ok(());
+        }
+        let ids = self.kept(&unescaped(raw), cold, out)?;
+        self.cache.cache.insert(key, ids);
+        Ok(())
+    }
+
+    /// Cuts the text where it will be cut in JSON, as nearly all clients write it.
+    fn encode_coming(&self, text: &str, out: &mut Vec<u32>) -> Result<(), EncodeError> {
+        let Cow::Owned(raw) = canonical(text) else { return self.encode(text, out) };
+        let before = out.len();
+        let mut cold = usize::MAX;
+        let mut rest = raw.as_str();
+        while !rest.is_empty() {
+            let (segment, behind) = rest.split_at_checked(self.cuts.first_escaped(rest)).unwrap_or((rest, ""));
+            if let Err(error) = self.encode_escaped(segment, &mut cold, out) {
+                out.truncate(before);
+                return Err(error);
+            }
+            rest = behind;
+        }
+        Ok(())
     }
 }
 

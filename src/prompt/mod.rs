@@ -16,6 +16,7 @@ pub mod huggingface;
 #[cfg(feature = "hf-tokenizers")]
 pub mod template;
 
+use crate::protocol::text::unescaped;
 use std::fmt::Debug;
 
 /// Turns text into token ids.
@@ -34,6 +35,22 @@ pub trait Encoder: Send + Sync + Debug {
     fn encode_segment(&self, segment: &str, cold: &mut usize, out: &mut Vec<u32>) -> Result<(), EncodeError> {
         *cold = cold.checked_sub(segment.len()).ok_or(EncodeError::Cold)?;
         self.encode(segment, out)
+    }
+
+    /// As [`Encoder::encode_segment`] of the text of `raw`, the inside of a JSON string whose escapes are known to be good.
+    ///
+    /// # Errors
+    /// Those of [`Encoder::encode_segment`].
+    fn encode_escaped(&self, raw: &str, cold: &mut usize, out: &mut Vec<u32>) -> Result<(), EncodeError> {
+        self.encode_segment(&unescaped(raw), cold, out)
+    }
+
+    /// As [`Encoder::encode`] of a text that the next request will bring in JSON.
+    ///
+    /// # Errors
+    /// Those of [`Encoder::encode`].
+    fn encode_coming(&self, text: &str, out: &mut Vec<u32>) -> Result<(), EncodeError> {
+        self.encode(text, out)
     }
 }
 

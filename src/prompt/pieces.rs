@@ -3,12 +3,14 @@
 //! Tools come first, then documents, the system prompt and the messages as they stand in the body. Each field begins with its [`Mark`],
 //! a byte that occurs in no UTF-8 text, so no content can pose as another field and none runs into the next. There is no length in front:
 //! two prompts that begin alike begin with the same bytes, however they go on, and the stream of a conversation's next turn begins with
-//! that of this one. JSON is taken without the whitespace between its tokens; media by a hash of their reference.
+//! that of this one. Text is taken in the one form that JSON nearly always has it in ([`Text::canonical`]), so that it is hashed where it
+//! lies in the body; JSON without the whitespace between its tokens; media by a hash of their reference.
 //!
 //! Parts that change with every request and stand in no server's cache key ([`Volatile`]) are left out here; the body keeps them.
 //! Called by [`characters`](super::characters) and [`blocks`](super::blocks).
 
 use crate::protocol::prompt::{MediaKind, Piece, Prompt};
+use crate::protocol::text::Text;
 use std::borrow::Cow;
 use std::mem;
 use xxhash_rust::xxh3::xxh3_128;
@@ -90,7 +92,12 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    fn matches(&self, text: &str) -> bool {
+    fn matches(&self, text: &Text<'_>) -> bool {
+        // Nearly no text gets further, and to get here none has to be unescaped.
+        if !text.begins_with(&self.prefix) {
+            return false;
+        }
+        let text = text.get();
         let text = text.trim();
         let Some(rest) = text.strip_prefix(self.prefix.as_str()) else { return false };
         self.suffix.is_empty() || rest.find(self.suffix.as_str()).is_some_and(|at| at + self.suffix.len() == rest.len())
@@ -131,8 +138,10 @@ impl Default for Volatile {
 pub(super) enum Body<'p> {
     /// The mark says all.
     Nothing,
-    /// UTF-8 as it is.
-    Text(&'p str),
+    /// A role, a name or an id.
+    Name(&'p str),
+    /// Text.
+    Text(&'p Text<'p>),
     /// JSON, whose whitespace is still in it.
     Json(&'p str),
     /// By its reference.
@@ -149,15 +158,11 @@ pub(super) struct Field<'p> {
 }
 
 impl<'p> Field<'p> {
-    fn text(mark: Mark, text: &'p str) -> Self {
-        Self { mark, body: Body::Text(text) }
-    }
-
     fn of(piece: &'p Piece<'_>) -> Self {
         match piece {
-            Piece::Role(role) => Self::text(Mark::Role, role),
-            Piece::Label(label) => Self::text(Mark::Label, label),
-            Piece::Text(text) => Self::text(Mark::Text, text),
+            Piece::Role(role) => Self { mark: Mark::Role, body: Body::Name(role) },
+            Piece::Label(label) => Self { mark: Mark::Label, body: Body::Name(label) },
+            Piece::Text(text) => Self { mark: Mark::Text, body: Body::Text(text) },
             Piece::ToolCall(json) => Self { mark: Mark::ToolCall, body: Body::Json(json) },
             Piece::Media { kind, reference } => Self { mark: Mark::Media, body: Body::Media(*kind, reference) },
             Piece::Tokens(ids) => Self { mark: Mark::Tokens, body: Body::Tokens(ids) },
@@ -165,18 +170,16 @@ impl<'p> Field<'p> {
     }
 
     /// What stands behind the mark: valid UTF-8 always, borrowed unless it has to be made.
-    pub(super) fn bytes(&self) -> Cow<'p, [u8]> {
+    pub(super) fn content(&self) -> Cow<'p, str> {
         match self.body {
-            Body::Nothing => Cow::Borrowed(&[]),
-            Body::Text(text) => Cow::Borrowed(text.as_bytes()),
-            Body::Json(json) => match compact(json) {
-                Cow::Borrowed(json) => Cow::Borrowed(json.as_bytes()),
-                Cow::Owned(json) => Cow::Owned(json.into_bytes()),
-            },
+            Body::Nothing => Cow::Borrowed(""),
+            Body::Name(name) => Cow::Borrowed(name),
+            Body::Text(text) => text.canonical(),
+            Body::Json(json) => compact(json),
             Body::Media(kind, reference) => {
-                Cow::Owned(format!("{}{:032x}", letter(kind), xxh3_128(reference.as_bytes())).into_bytes())
+                Cow::Owned(format!("{}{:032x}", letter(kind), xxh3_128(reference.as_bytes())))
             }
-            Body::Tokens(ids) => Cow::Owned(ids.iter().flat_map(|id| sevens(*id)).collect()),
+            Body::Tokens(ids) => Cow::Owned(ids.iter().flat_map(|id| sevens(*id)).map(char::from).collect()),
         }
     }
 }
@@ -215,7 +218,7 @@ pub struct Pieces<'p> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Shape<'p> {
     /// Text and nothing else: what `/v1/completions` is sent.
-    Bare(&'p str),
+    Bare(&'p Text<'p>),
     /// Token ids and nothing else.
     Ids(&'p [u32]),
     /// A conversation, or anything else.
@@ -304,7 +307,7 @@ impl<'p> Pieces<'p> {
         let mut out = Vec::new();
         for field in &self.fields {
             out.push(field.mark.byte());
-            out.extend_from_slice(&field.bytes());
+            out.extend_from_slice(field.content().as_bytes());
         }
         out
     }

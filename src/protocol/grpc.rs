@@ -8,7 +8,6 @@ use super::usage::Usage;
 use super::{Api, Request};
 use crate::error::{Reason, RequestError};
 use prost::Message;
-use std::borrow::Cow;
 
 /// 1 MiB: the longest answer message that is read for its counts (200,000 token ids). A longer one passes uncounted.
 pub const DEFAULT_MAX_ANSWER_MESSAGE_BYTES: usize = 1 << 20;
@@ -106,8 +105,8 @@ pub(super) fn read<'a>(api: Api, body: &[u8]) -> Result<Request<'a>, RequestErro
     let mut prompt = Builder::new();
     match tokenized {
         Some(input) if !input.input_ids.is_empty() => prompt.tokens(input.input_ids),
-        Some(input) => prompt.text(input.original_text.len(), || Cow::Owned(input.original_text)),
-        None => prompt.text(text.len(), || Cow::Owned(text)),
+        Some(input) => prompt.text(input.original_text.into()),
+        None => prompt.text(text.into()),
     }
     prompt.end_of_prompt();
     request.prompt = prompt.prompt;

@@ -13,12 +13,14 @@ pub mod multipart;
 pub mod prompt;
 mod scan;
 pub mod splice;
+pub mod text;
 pub mod usage;
 
 pub use answer::{AnswerFormat, AnswerText};
 pub use api::{Api, BodyFormat, Dialect};
 pub use prompt::{MediaKind, Piece, Prompt};
 pub use splice::{ModelRenamer, replace_model};
+pub use text::Text;
 pub use usage::{Usage, UsageScanner};
 
 use crate::error::RequestError;
@@ -47,6 +49,11 @@ pub struct Request<'a> {
     pub conversation: Option<Cow<'a, str>>,
     /// The client's own name for requests that share a beginning.
     pub prompt_cache_key: Option<Cow<'a, str>>,
+    /// The server cuts the prompt at its front (`truncate_prompt_tokens`): where what it computes begins is not known.
+    pub truncated: bool,
+    /// The server computes all of the prompt, whatever it has cached: it is asked for the probabilities of the prompt's tokens
+    /// (vLLM's `prompt_logprobs`, and `echo` with `logprobs`).
+    pub skips_cache: bool,
 }
 
 impl Default for Request<'_> {
@@ -61,6 +68,8 @@ impl Default for Request<'_> {
             previous_response_id: None,
             conversation: None,
             prompt_cache_key: None,
+            truncated: false,
+            skips_cache: false,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The prompt of a request: what the server will have to read, in order.
 
+use super::text::Text;
 use crate::ids::Tokens;
 use std::borrow::Cow;
 
@@ -41,7 +42,7 @@ impl MediaKind {
     }
 }
 
-/// One piece of a prompt. Text is unescaped, and borrowed from the body unless it held escapes.
+/// One piece of a prompt, borrowed from the body where that can be.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Piece<'a> {
     /// A message begins; its role, empty when it has none.
@@ -49,7 +50,7 @@ pub enum Piece<'a> {
     /// The name of a speaker or the id of the tool call that a message answers.
     Label(Cow<'a, str>),
     /// Text.
-    Text(Cow<'a, str>),
+    Text(Text<'a>),
     /// The URL, data URI, base64 data or file id of something that is not text.
     Media {
         /// What it is.
@@ -151,9 +152,9 @@ impl<'a> Builder<'a> {
         }
     }
 
-    pub(super) fn text(&mut self, bytes: usize, text: impl FnOnce() -> Cow<'a, str>) {
-        self.add_text_bytes(bytes);
-        self.piece(|| Piece::Text(text()));
+    pub(super) fn text(&mut self, text: Text<'a>) {
+        self.add_text_bytes(text.len());
+        self.piece(|| Piece::Text(text));
     }
 
     pub(super) fn add_text_bytes(&mut self, bytes: usize) {

@@ -184,13 +184,18 @@ pub fn rank_by_scores<S: Strategy + ?Sized>(
         // NaN sorts behind every number, whichever way the score counts.
         .map(|(i, (c, s))| (if s.is_nan() { f64::NAN } else { s * sign }, c.requests, rng.random(), i))
         .collect();
-    order.sort_unstable_by(|a, b| {
+    let before = |a: &(f64, u32, u32, usize), b: &(f64, u32, u32, usize)| {
         let scored =
             a.0.is_nan().cmp(&b.0.is_nan()).then_with(|| a.0.partial_cmp(&b.0).unwrap_or(std::cmp::Ordering::Equal));
         // Requests decide among those without a score only: equal scores are equal.
         let unscored = if a.0.is_nan() && b.0.is_nan() { a.1.cmp(&b.1) } else { std::cmp::Ordering::Equal };
         scored.then(unscored).then(a.2.cmp(&b.2))
-    });
+    };
+    if ranking.wanted() < order.len() {
+        order.select_nth_unstable_by(ranking.wanted(), before);
+        order.truncate(ranking.wanted());
+    }
+    order.sort_unstable_by(before);
     for (.., i) in order.into_iter().take(ranking.wanted()) {
         if let Some(candidate) = candidates.get(i) {
             ranking.push(&candidate.state.endpoint);

@@ -199,10 +199,17 @@ impl RemotePool {
     }
 
     /// The tokens of a request, if they are remembered.
-    #[must_use]
-    pub fn known(&self, ask: &Ask<'_>) -> Option<Arc<[u32]>> {
-        let call = Call::new(self.settings.api, ask).ok()?;
-        self.cache.as_ref()?.get(&call.key(self.seed))
+    ///
+    /// # Errors
+    /// [`Unavailable::Unsupported`] when there is no way to ask for them; counted here, as [`RemotePool::tokens`] is then not asked.
+    pub fn known(&self, ask: &Ask<'_>) -> Result<Option<Arc<[u32]>>, Unavailable> {
+        let call = Call::new(self.settings.api, ask).map_err(|why| {
+            let why = Unavailable::Unsupported(why);
+            self.stats.count_request();
+            self.stats.count_failure(why.reason());
+            why
+        })?;
+        Ok(self.cache.as_ref().and_then(|cache| cache.get(&call.key(self.seed))))
     }
 
     async fn find(self: &Arc<Self>, ask: Ask<'_>) -> Outcome {

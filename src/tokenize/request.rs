@@ -100,6 +100,10 @@ impl Call {
                     return Err("the request continues a stored response");
                 }
                 (_, Api::Completions) if key == "prompt" => body.field(key, first_prompt(value)?),
+                // The server cuts what it has tokenized; `/tokenize` does not.
+                (RemoteApi::Tokenize, _) if key == "truncate_prompt_tokens" && value.get() != "null" => {
+                    return Err("/tokenize doesn't truncate prompts");
+                }
                 (RemoteApi::Tokenize, Api::ChatCompletions) if key == "documents" && value.get() != "null" => {
                     return Err("/tokenize doesn't know documents");
                 }
@@ -281,6 +285,12 @@ mod tests {
         }
         assert!(refused(RemoteApi::Tokenize, Api::Messages, json!({})).contains("API"));
         assert!(refused(RemoteApi::Tokenize, Api::ChatCompletions, json!({"documents": [{}]})).contains("documents"));
+        for api in [Api::ChatCompletions, Api::Completions] {
+            let cut = |n: Value| json!({"messages": [], "prompt": "a", "truncate_prompt_tokens": n});
+            assert!(refused(RemoteApi::Tokenize, api, cut(json!(5))).contains("truncate"));
+            assert!(call(RemoteApi::Tokenize, api, &cut(json!(null))).is_ok());
+            assert_eq!(call(RemoteApi::Render, api, &cut(json!(5))).unwrap().1["truncate_prompt_tokens"], 5);
+        }
         assert!(
             refused(RemoteApi::Render, Api::Responses, json!({"previous_response_id": "resp_1"})).contains("stored")
         );

@@ -4,7 +4,7 @@ use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
 use crate::support::client;
 use crate::support::envoy::EnvoyProcess;
-use crate::support::process::eventually;
+use crate::support::process::{eventually, scratch};
 use crate::support::sim::SimProcess;
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -245,5 +245,45 @@ async fn a_tokenizer_that_can_not_be_loaded_leaves_prompts_compared_as_text() {
     assert!(served.iter().all(|s| *s == served[0]), "{served:?}");
     let pools = get(picker.metrics, "/endpoints").await;
     assert_eq!(pools["pools"][0]["tokenizer"], "characters");
+    picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_reads_the_tokenizers_files_again() {
+    let sim = SimProcess::start(1, &["--model", "sim-8b"]).await;
+    let files = scratch("tokenizer");
+    let (vocabulary, configuration) = (files.path().join("tokenizer.json"), files.path().join("attache.yaml"));
+    let given = include_str!("../data/chat_vectors/tokenizer.json");
+    let written = |round: u32| {
+        format!(
+            "# round {round}\napiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  strategy: {BY_PREFIX}\n  \
+             prefixCache: {{blockSize: 1, tokenizer: {{type: huggingface, directory: {}}}}}\n  endpoints: [\"{}\"]\n",
+            files.path().display(),
+            sim.servers[0]
+        )
+    };
+    std::fs::write(&configuration, written(0)).expect("a file");
+    let picker = AttacheProcess::with_file(&configuration, &[]).await;
+    let tokens = async || {
+        let body = json!({"model": "sim-8b", "prompt": "Which server holds it?"});
+        let explained = post(picker.metrics, "/explain?path=/v1/completions", &body).await;
+        let blocks = explained["blocks"].as_array().expect("blocks").len();
+        (explained["tokenizer"].as_str().expect("a name").to_owned(), blocks)
+    };
+    assert_eq!(tokens().await.0, "characters", "there is no file yet");
+
+    std::fs::write(&vocabulary, given).expect("a file");
+    std::fs::write(&configuration, written(1)).expect("a file");
+    picker.until_metric("attache_config_reloads_total", 1.0).await;
+    let (name, words) = tokens().await;
+    assert_eq!(name, "huggingface");
+
+    let mut without_merges: Value = serde_json::from_str(given).expect("JSON");
+    without_merges["model"]["merges"] = json!([]);
+    std::fs::write(&vocabulary, without_merges.to_string()).expect("a file");
+    std::fs::write(&configuration, written(2)).expect("a file");
+    picker.until_metric("attache_config_reloads_total", 2.0).await;
+    let (_, bytes) = tokens().await;
+    assert!(bytes >= 22 && words < bytes / 2, "{words} tokens, then {bytes}");
     picker.assert_settled().await;
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState};
+use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, LoraState};
 use crate::prefix::index::{StoredBlock, Tier};
 use crate::prefix::key::EngineHash;
 use crate::prefix::residents::Cache;
@@ -57,6 +57,20 @@ fn what_is_recorded_is_found_until_the_endpoint_goes_or_restarts() {
     assert_eq!([1, 2].map(|e| held(&cache, &keys, e)), [0, 4], "a new process begins with an empty cache");
     cache.reconcile(&snapshot(&[(1, started(2.0))]));
     assert_eq!(held(&cache, &keys, 2), 0);
+}
+
+#[test]
+fn an_adapter_stays_one_when_no_server_is_busy_with_it() {
+    let cache = cache(BlockUnit::Tokens(16));
+    let busy_with = |running: &[&str], waiting: &[&str]| {
+        let [running, waiting] = [running, waiting].map(|names| names.iter().map(|n| Arc::from(*n)).collect());
+        let lora = Some(LoraState { max: 2, running, waiting });
+        cache.reconcile(&snapshot(&[(1, Some(EndpointMetrics { lora, ..EndpointMetrics::default() })), (2, None)]));
+    };
+    busy_with(&["sql"], &["chat"]);
+    busy_with(&[], &[]);
+    let adapters = ["sql", "chat", "base"].map(|name| cache.residents().is_adapter(name));
+    assert_eq!(adapters, [true, true, false]);
 }
 
 #[test]

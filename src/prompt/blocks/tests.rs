@@ -44,7 +44,7 @@ fn ids(prompt: &Prompt<'_>) -> Vec<u32> {
     let text = |t: &str| t.bytes().map(u32::from).collect::<Vec<_>>();
     match pieces.shape() {
         Shape::Ids(ids) => return ids.to_vec(),
-        Shape::Bare(t) => return text(t),
+        Shape::Bare(t) => return text(&t.get()),
         Shape::Framed => {}
     }
     let mut out = Vec::new();
@@ -52,7 +52,8 @@ fn ids(prompt: &Prompt<'_>) -> Vec<u32> {
         out.push(field.mark.id());
         match field.body {
             Body::Nothing => {}
-            Body::Text(t) => out.extend(text(t)),
+            Body::Name(t) => out.extend(text(t)),
+            Body::Text(t) => out.extend(text(&t.get())),
             Body::Json(t) => out.extend(text(&crate::prompt::pieces::compact(t))),
             Body::Media(kind, reference) => out.extend(media_ids(kind, reference)),
             Body::Tokens(ids) => out.extend(ids),

@@ -10,6 +10,9 @@ pub const DEFAULT_SEGMENT_BYTES: usize = 4 << 10;
 /// every role.
 pub const MIN_SEGMENT_BYTES: usize = 256;
 
+/// `\ud83d\ude00`: a character in two halves.
+const LONGEST_ESCAPE: usize = 12;
+
 /// The cuts that are true of an encoder.
 #[derive(Clone, Debug, Default)]
 pub struct Cuts {
@@ -52,13 +55,29 @@ impl Cuts {
     /// than about twice that length, so that cutting all of a text costs in proportion to it, whatever stands in it.
     #[must_use]
     pub fn first(&self, text: &str) -> usize {
+        self.cut(text, |_| true)
+    }
+
+    /// As [`Cuts::first`] for the inside of a JSON string: no cut is within an escape or behind one, and what is cut off is a part of the
+    /// text that encodes independently.
+    #[must_use]
+    pub fn first_escaped(&self, raw: &str) -> usize {
+        let literal = |at: usize| {
+            let before = raw.as_bytes().get(at.saturating_sub(LONGEST_ESCAPE)..at).unwrap_or_default();
+            !before.contains(&b'\\')
+        };
+        self.cut(raw, literal)
+    }
+
+    /// The first segment that ends where `may` allows it.
+    fn cut(&self, text: &str, may: impl Fn(usize) -> bool) -> usize {
         let mut window = 2 * DEFAULT_SEGMENT_BYTES;
         let (mut mark_from, mut word_from) = (0, DEFAULT_SEGMENT_BYTES);
         loop {
             let end = window.min(text.len());
-            let word = if self.words { word_cut(text, word_from, end) } else { None };
+            let word = if self.words { word_cut(text, word_from, end, &may) } else { None };
             while let Some((at, length)) = self.next_mark(text, mark_from, word.unwrap_or(end)) {
-                if at >= MIN_SEGMENT_BYTES {
+                if at >= MIN_SEGMENT_BYTES && may(at) {
                     return at;
                 }
                 mark_from = at + length;
@@ -143,13 +162,13 @@ fn common_prefix(first: Option<&String>, last: Option<&String>) -> String {
 /// Pieces hold whitespace only at their beginning, one character of it, or at their end, line ends behind symbols (with slashes among
 /// them), or are nothing but whitespace; and what decides about a run of whitespace is the run and what follows it. So no piece goes
 /// over the end of a word to a space, and none over a line end to a word.
-fn word_cut(text: &str, mut from: usize, end: usize) -> Option<usize> {
+fn word_cut(text: &str, mut from: usize, end: usize, may: impl Fn(usize) -> bool) -> Option<usize> {
     let solid = |c: Option<char>| c.is_some_and(|c| !c.is_whitespace());
     while let Some(at) = text.as_bytes().get(from..end).and_then(|rest| memchr2(b' ', b'\n', rest)) {
         let at = from + at;
         let (left, right) = text.split_at_checked(at)?;
         from = at + 1;
-        if solid(left.chars().next_back()) {
+        if solid(left.chars().next_back()) && may(at) {
             let mut behind = right.chars();
             if behind.next() == Some(' ') {
                 return Some(at);

@@ -47,6 +47,36 @@ fn encoded(encoder: &dyn Encoder, text: &str) -> Vec<u32> {
     out
 }
 
+/// What stands between the quotes when `text` is written as JSON.
+fn in_json(text: &str, ascii: bool, slashes: bool) -> String {
+    let json = serde_json::to_string(text).expect("a string");
+    let raw = json.strip_prefix('"').and_then(|raw| raw.strip_suffix('"')).expect("quotes");
+    let mut out = String::new();
+    for c in raw.chars() {
+        match c {
+            '/' if slashes => out += "\\/",
+            // As Python and Go write what is not ASCII or might be HTML.
+            c if ascii && (!c.is_ascii() || c == '<') => {
+                c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| out += &format!("\\u{unit:04x}"));
+            }
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// As [`encoded`], of text as it stands in JSON.
+fn escaped(memo: &Memo, raw: &str) -> Vec<u32> {
+    let mut out = vec![42];
+    let mut rest = raw;
+    while !rest.is_empty() {
+        let (part, behind) = rest.split_at(memo.cuts().first_escaped(rest));
+        memo.encode_escaped(part, &mut AMPLE.clone(), &mut out).expect("encodes");
+        rest = behind;
+    }
+    out
+}
+
 /// More than any text here: what is refused as a whole may fit in parts.
 const AMPLE: usize = 1 << 20;
 
@@ -106,6 +136,30 @@ proptest! {
     }
 
     #[test]
+    fn what_stands_in_json_has_the_ids_of_its_text(text in long_text(), ascii in any::<bool>(), slashes in any::<bool>()) {
+        prop_assume!(text.len() < 100_000);
+        let raw = in_json(&text, ascii, slashes);
+        let memo = remembering(Encoding::O200kBase, &cache());
+        let plain = encoded(&tiktoken(Encoding::O200kBase), &text);
+        prop_assert_eq!(&escaped(&memo, &raw), &plain, "cold");
+        prop_assert_eq!(&escaped(&memo, &raw), &plain, "warm");
+        prop_assert_eq!(&encoded(&memo, &text), &plain, "and the text itself");
+    }
+
+    #[test]
+    fn cuts_in_json_are_true_cuts(parts in prop::collection::vec(prop_oneof![
+        prop::sample::select(MARKS.to_vec()).prop_map(str::to_owned), "[a<|>\\[]{0,300}", "\\PC{0,60}", "[\"\\\\\n/ ]{0,9}",
+    ], 0..30), ascii in any::<bool>()) {
+        let text = parts.concat();
+        prop_assume!(!text.contains('☠'));
+        let memo = toy(&cache());
+        let plain = encoded(&Toy(MARKS), &text);
+        let raw = in_json(&text, ascii, true);
+        prop_assert_eq!(&escaped(&memo, &raw), &plain, "cold");
+        prop_assert_eq!(&escaped(&memo, &raw), &plain, "warm");
+    }
+
+    #[test]
     fn segments_are_the_text_and_cut_no_further(text in long_text(), words in any::<bool>()) {
         let cuts = Cuts::new(["<|endoftext|>".to_owned(), "<|start|>".to_owned()], words);
         let mut rest = text.as_str();
@@ -135,6 +189,29 @@ fn each_turn_pays_for_what_is_new() {
     assert_eq!(after.missed_bytes, turn(5).len() as u64);
     assert_eq!(after.entries, 5);
     assert!(after.held_bytes >= 4 * turn(5).len() as u64, "an id a byte");
+}
+
+#[test]
+fn an_answer_is_known_when_it_comes_back_in_json() {
+    let cache = cache();
+    let memo = remembering(Encoding::O200kBase, &cache);
+    let answer = "a line of an answer\n".repeat(40);
+    let ids = encoded(&memo, &answer);
+    let raw = in_json(&answer, false, false);
+    for hits in [1, 2] {
+        assert_eq!(escaped(&memo, &raw), ids);
+        let stats = cache.stats();
+        assert_eq!((stats.hits, stats.misses), (hits, 1), "nothing is encoded again");
+    }
+    // One of several segments, which are not cut in JSON where they are in the text.
+    let answer = "a line of a \"longer\" answer\n".repeat(1_000);
+    let mut ids = vec![42];
+    memo.encode_coming(&answer, &mut ids).expect("encodes");
+    assert_eq!(ids, encoded(&tiktoken(Encoding::O200kBase), &answer));
+    let before = cache.stats();
+    assert_eq!(escaped(&memo, &in_json(&answer, false, false)), ids);
+    assert_eq!(cache.stats().misses, before.misses);
+    assert!(cache.stats().hits > before.hits + 4);
 }
 
 #[test]

@@ -21,13 +21,28 @@ fn told(mark: Mark, text: &str) -> Told {
     (mark.byte(), text.to_owned())
 }
 
+/// Text as the stream holds it, without the code under test: as serde writes it, but for the control characters that have no letter.
+fn canonical(text: &str) -> String {
+    let escape = |c: char| match c {
+        '\0'..' ' if !"\u{8}\u{c}\n\r\t".contains(c) => c.to_string(),
+        c => serde_json::to_string(&c.to_string())
+            .expect("a string")
+            .split_at(1)
+            .1
+            .strip_suffix('"')
+            .expect("quotes")
+            .to_owned(),
+    };
+    text.chars().map(escape).collect()
+}
+
 /// What a prompt should say, without the code under test.
 fn expected(prompt: &Prompt<'_>) -> Vec<Told> {
     let squeeze = |json: &str| serde_json::from_str::<serde_json::Value>(json).expect("JSON").to_string();
     let piece = |piece: &Piece<'_>| match piece {
         Piece::Role(t) => told(Mark::Role, t),
         Piece::Label(t) => told(Mark::Label, t),
-        Piece::Text(t) => told(Mark::Text, t),
+        Piece::Text(t) => told(Mark::Text, &canonical(&t.get())),
         Piece::ToolCall(t) => told(Mark::ToolCall, &squeeze(t)),
         Piece::Media { kind, reference } => {
             let kind = match kind {

@@ -2,18 +2,29 @@
 
 use super::messages::{Content, Conversation, Conversations, Items};
 use super::prompts::{Prompts, Texts, TokenList, invalid_prompt};
-use super::scalars::{CacheSalt, Count, Flag, ModelName, Name, Typed, invalid_model, invalid_type};
-use super::walk::{Kind, Shape, Str, Walk};
+use super::scalars::{CacheSalt, Count, Flag, Given, ModelName, Name, Set, Typed, invalid_model, invalid_type};
+use super::walk::{Kind, Shape, Walk, Walked};
 use crate::error::{Reason, RequestError};
 use crate::limits::Limits;
 use crate::protocol::prompt::Builder;
+use crate::protocol::text::Text;
 use crate::protocol::{Api, Model, Request};
-use serde::de::MapAccess;
-use serde_json::value::RawValue;
 use std::borrow::Cow;
 
-const COMPLETIONS: &[&str] =
-    &["model", "stream", "max_tokens", "n", "cache_salt", "prompt", "prompt_embeds", "prompt_cache_key"];
+const COMPLETIONS: &[&str] = &[
+    "model",
+    "stream",
+    "max_tokens",
+    "n",
+    "cache_salt",
+    "prompt",
+    "prompt_embeds",
+    "prompt_cache_key",
+    "truncate_prompt_tokens",
+    "prompt_logprobs",
+    "echo",
+    "logprobs",
+];
 const CHAT: &[&str] = &[
     "model",
     "stream",
@@ -25,6 +36,8 @@ const CHAT: &[&str] = &[
     "tools",
     "documents",
     "prompt_cache_key",
+    "truncate_prompt_tokens",
+    "prompt_logprobs",
     "chat_template",
     "chat_template_kwargs",
     "add_generation_prompt",
@@ -73,13 +86,14 @@ fn table(api: Api) -> &'static [&'static str] {
 #[derive(Debug)]
 pub(super) struct Body<'l, 'de> {
     api: Api,
-    /// The body, to tell where the model's name stands in it.
-    text: &'de str,
     limits: &'l Limits,
     request: Request<'de>,
     prompt: Builder<'de>,
     /// A newer field has said how long the answer may be: the older one no longer counts.
     max_tokens_settled: bool,
+    /// The prompt is to be repeated in the answer; with `logprobs`, also the probabilities of its tokens.
+    echo: bool,
+    logprobs: bool,
     /// Something that stands for a prompt and can't be counted was there.
     opaque_prompt: bool,
     left: Side,
@@ -95,112 +109,97 @@ struct Side {
 }
 
 impl<'l, 'de> Body<'l, 'de> {
-    pub(super) fn new(api: Api, text: &'de str, limits: &'l Limits) -> Self {
+    pub(super) fn new(api: Api, limits: &'l Limits) -> Self {
         Self {
             api,
-            text,
             limits,
             request: Request::default(),
             prompt: Builder::new(),
             max_tokens_settled: false,
+            echo: false,
+            logprobs: false,
             opaque_prompt: false,
             left: Side::default(),
             right: Side::default(),
         }
     }
 
-    fn field<A: MapAccess<'de>>(
-        &mut self,
-        walk: &mut Walk<'_>,
-        map: &mut A,
-        name: &'static str,
-    ) -> Result<(), A::Error> {
+    fn field(&mut self, walk: &mut Walk<'_, 'de>, name: &'static str) -> Walked<()> {
         match name {
-            "model" => self.model(walk, map)?,
-            "stream" => self.request.stream = walk.value(map, Flag { field: name })?,
+            "model" => self.model(walk)?,
+            "stream" => self.request.stream = walk.value(Flag { field: name })?,
             "max_completion_tokens" | "max_output_tokens" => {
-                let limit = walk.value(map, Count)?;
+                let limit = walk.value(Count)?;
                 if limit.is_some() {
                     self.request.max_tokens = limit;
                     self.max_tokens_settled = true;
                 }
             }
             "max_tokens" => {
-                let limit = walk.value(map, Count)?;
+                let limit = walk.value(Count)?;
                 if !self.max_tokens_settled {
                     self.request.max_tokens = limit;
                 }
             }
-            "n" => self.request.choices = walk.value(map, Count)?.unwrap_or(1).max(1),
-            "cache_salt" => self.request.cache_salt = walk.value(map, CacheSalt { limits: self.limits })?,
-            "previous_response_id" => self.request.previous_response_id = walk.value(map, Name)?,
-            "conversation" => self.request.conversation = walk.value(map, ConversationId)?,
-            "prompt_cache_key" => self.request.prompt_cache_key = walk.value(map, Name)?,
-            "chat_template" => walk.value(map, Typed { field: name, expected: Kind::String, allowed: "a string" })?,
+            "n" => self.request.choices = walk.value(Count)?.unwrap_or(1).max(1),
+            "cache_salt" => self.request.cache_salt = walk.value(CacheSalt { limits: self.limits })?,
+            "previous_response_id" => self.request.previous_response_id = walk.value(Name)?,
+            "conversation" => self.request.conversation = walk.value(ConversationId)?,
+            "truncate_prompt_tokens" => self.request.truncated = walk.value(Given)?,
+            "prompt_logprobs" => self.request.skips_cache |= walk.value(Given)?,
+            "echo" => self.echo = walk.value(Set)?,
+            "logprobs" => self.logprobs = walk.value(Given)?,
+            "prompt_cache_key" => self.request.prompt_cache_key = walk.value(Name)?,
+            "chat_template" => walk.value(Typed { field: name, expected: Kind::String, allowed: "a string" })?,
             "chat_template_kwargs" => {
-                walk.value(map, Typed { field: name, expected: Kind::Object, allowed: "an object" })?;
+                walk.value(Typed { field: name, expected: Kind::Object, allowed: "an object" })?;
             }
             "add_generation_prompt" | "continue_final_message" | "return_assistant_tokens_mask" => {
-                walk.value(map, Flag { field: name })?;
+                walk.value(Flag { field: name })?;
             }
-            _ => self.prompt_field(walk, map, name)?,
+            _ => self.prompt_field(walk, name)?,
         }
         Ok(())
     }
 
-    fn prompt_field<A: MapAccess<'de>>(
-        &mut self,
-        walk: &mut Walk<'_>,
-        map: &mut A,
-        name: &'static str,
-    ) -> Result<(), A::Error> {
+    fn prompt_field(&mut self, walk: &mut Walk<'_, 'de>, name: &'static str) -> Walked<()> {
         let out = &mut self.prompt;
         match name {
-            "messages" if self.api == Api::ChatBatch => walk.value(map, Conversations { out, field: name }),
-            "messages" | "items" if self.api != Api::Score => walk.value(map, Conversation { out, field: name }),
-            "input" if self.api == Api::Responses => walk.value(map, Items { out, field: name }),
-            "prompt" | "input" | "texts" => walk.value(map, Prompts { out, field: name }),
-            "tokens" => walk.value(map, TokenList { out, field: name }),
-            "instructions" | "system" => out.system(|out| walk.value(map, Content { out, field: name })),
-            "tools" | "documents" if self.api != Api::Rerank && self.api != Api::Score => self.list(walk, map, name),
+            "messages" if self.api == Api::ChatBatch => walk.value(Conversations { out, field: name }),
+            "messages" | "items" if self.api != Api::Score => walk.value(Conversation { out, field: name }),
+            "input" if self.api == Api::Responses => walk.value(Items { out, field: name }),
+            "prompt" | "input" | "texts" => walk.value(Prompts { out, field: name }),
+            "tokens" => walk.value(TokenList { out, field: name }),
+            "instructions" | "system" => out.system(|out| walk.value(Content { out, field: name })),
+            "tools" | "documents" if self.api != Api::Rerank && self.api != Api::Score => self.list(walk, name),
             "query" | "queries" | "text_1" | "data_1" => {
-                let side = self.side(walk, map, name)?;
+                let side = self.side(walk, name)?;
                 self.left.add(side);
                 Ok(())
             }
             "documents" | "items" | "text_2" | "data_2" => {
-                let side = self.side(walk, map, name)?;
+                let side = self.side(walk, name)?;
                 self.right.add(side);
                 Ok(())
             }
             // `prompt_embeds`, and Cohere's `inputs` of mixed content.
             _ => {
-                self.opaque_prompt |= walk.raw(map, name)? != "null";
+                self.opaque_prompt |= walk.raw(name)? != "null";
                 Ok(())
             }
         }
     }
 
-    fn model<A: MapAccess<'de>>(&mut self, walk: &mut Walk<'_>, map: &mut A) -> Result<(), A::Error> {
-        // Taken raw, for the bytes that a rewrite replaces.
-        let raw = map.next_value::<&'de RawValue>()?.get();
-        if raw == "null" && !self.api.requires_model() {
-            return Ok(());
-        }
-        let name = walk.nested(raw, "model", ModelName { limits: self.limits })?;
-        let start = (raw.as_ptr() as usize).saturating_sub(self.text.as_ptr() as usize);
-        self.request.model = Some(Model { name, span: start..start + raw.len() });
+    fn model(&mut self, walk: &mut Walk<'_, 'de>) -> Walked<()> {
+        let name = ModelName { limits: self.limits, required: self.api.requires_model() };
+        let (name, span) = walk.placed(name)?;
+        self.request.model = name.map(|name| Model { name, span });
         Ok(())
     }
 
     /// `tools` and the `documents` of a chat: an array that the template puts into the prompt as JSON.
-    fn list<A: MapAccess<'de>>(
-        &mut self,
-        walk: &mut Walk<'_>,
-        map: &mut A,
-        name: &'static str,
-    ) -> Result<(), A::Error> {
-        let raw = walk.raw(map, name)?;
+    fn list(&mut self, walk: &mut Walk<'_, 'de>, name: &'static str) -> Walked<()> {
+        let raw = walk.raw(name)?;
         let got = match raw.as_bytes().first() {
             Some(b'[') => {
                 self.prompt.add_text_bytes(raw.len());
@@ -215,17 +214,12 @@ impl<'l, 'de> Body<'l, 'de> {
             Some(b'f') => Kind::Bool(false),
             _ => Kind::Unsigned(0),
         };
-        Err(walk.fail(invalid_type(name, "an array", got)))
+        Err(invalid_type(name, "an array", got).into())
     }
 
-    fn side<A: MapAccess<'de>>(
-        &mut self,
-        walk: &mut Walk<'_>,
-        map: &mut A,
-        field: &'static str,
-    ) -> Result<Side, A::Error> {
+    fn side(&mut self, walk: &mut Walk<'_, 'de>, field: &'static str) -> Walked<Side> {
         let (bytes, media) = (self.prompt.prompt.text_bytes, self.prompt.prompt.media_tokens);
-        let texts = walk.value(map, Texts { out: &mut self.prompt, field })?;
+        let texts = walk.value(Texts { out: &mut self.prompt, field })?;
         let totals = &self.prompt.prompt;
         Ok(Side { texts, text_bytes: totals.text_bytes - bytes, media_tokens: totals.media_tokens - media })
     }
@@ -247,6 +241,7 @@ impl<'l, 'de> Body<'l, 'de> {
             Api::Rerank | Api::Score => self.pair()?,
             _ => {}
         }
+        self.request.skips_cache |= self.echo && self.logprobs;
         self.request.prompt = self.prompt.prompt;
         Ok(self.request)
     }
@@ -292,9 +287,9 @@ impl<'de> Shape<'de> for Body<'_, 'de> {
         Err(RequestError::new(Reason::InvalidJson, message))
     }
 
-    fn object<A: MapAccess<'de>>(mut self, walk: &mut Walk<'_>, map: &mut A) -> Result<Self::Out, A::Error> {
-        walk.fields(map, table(self.api), |walk, map, name| self.field(walk, map, name))?;
-        self.finish().map_err(|e| walk.fail(e))
+    fn object(mut self, walk: &mut Walk<'_, 'de>) -> Walked<Self::Out> {
+        walk.fields(table(self.api), |walk, name| self.field(walk, name))?;
+        Ok(self.finish()?)
     }
 }
 
@@ -309,14 +304,14 @@ impl<'de> Shape<'de> for ConversationId {
         Name.other(got)
     }
 
-    fn string(self, text: Str<'de, '_>) -> Result<Self::Out, RequestError> {
+    fn string(self, text: Text<'de>) -> Result<Self::Out, RequestError> {
         Name.string(text)
     }
 
-    fn object<A: MapAccess<'de>>(self, walk: &mut Walk<'_>, map: &mut A) -> Result<Self::Out, A::Error> {
+    fn object(self, walk: &mut Walk<'_, 'de>) -> Walked<Self::Out> {
         let mut id = None;
-        walk.fields(map, &["id"], |walk, map, _| {
-            id = walk.value(map, Name)?;
+        walk.fields(&["id"], |walk, _| {
+            id = walk.value(Name)?;
             Ok(())
         })?;
         Ok(id)

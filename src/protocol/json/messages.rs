@@ -3,10 +3,10 @@
 
 use super::prompts::{check_prompts, invalid_prompt};
 use super::scalars::Name;
-use super::walk::{Kind, Shape, Skim, Str, Walk};
+use super::walk::{Elements, Kind, Shape, Skim, Walk, Walked};
 use crate::error::{Reason, RequestError};
 use crate::protocol::prompt::{Builder, MediaKind, Piece};
-use serde::de::{MapAccess, SeqAccess};
+use crate::protocol::text::Text;
 use std::borrow::Cow;
 
 /// What matters in a message, an item or a part of its content.
@@ -64,20 +64,20 @@ impl<'de> Shape<'de> for Conversation<'_, 'de> {
         }
     }
 
-    fn array<A: SeqAccess<'de>>(self, walk: &mut Walk<'_>, seq: &mut A) -> Result<(), A::Error> {
+    fn array(self, walk: &mut Walk<'_, 'de>, mut rest: Elements) -> Walked<()> {
         let Self { out, field } = self;
         let mut count = 0u32;
-        while walk.element(seq, Node { out: &mut *out, field, message: true })?.is_some() {
+        while walk.element(&mut rest, Node { out: &mut *out, field, message: true })?.is_some() {
             count = count.saturating_add(1);
             let allowed = walk.limits.max_messages;
             if count > allowed {
                 let allowed = format!("an array of at most {allowed} messages");
-                return Err(walk.fail(invalid_messages(field, &allowed, "more")));
+                return Err(invalid_messages(field, &allowed, "more").into());
             }
         }
         if count == 0 {
             let error = invalid_messages(field, "an array of at least one message", "an empty array");
-            return Err(walk.fail(error));
+            return Err(error.into());
         }
         out.end_of_prompt();
         Ok(())
@@ -98,16 +98,16 @@ impl<'de> Shape<'de> for Conversations<'_, 'de> {
         Err(invalid_messages(self.field, "an array of at least one conversation", got.describe()))
     }
 
-    fn array<A: SeqAccess<'de>>(self, walk: &mut Walk<'_>, seq: &mut A) -> Result<(), A::Error> {
+    fn array(self, walk: &mut Walk<'_, 'de>, mut rest: Elements) -> Walked<()> {
         let Self { out, field } = self;
         let mut count = 0u32;
-        while walk.element(seq, Conversation { out: &mut *out, field })?.is_some() {
+        while walk.element(&mut rest, Conversation { out: &mut *out, field })?.is_some() {
             count = count.saturating_add(1);
-            check_prompts(walk, field, count)?;
+            check_prompts(walk.limits, field, count)?;
         }
         if count == 0 {
             let error = invalid_messages(field, "an array of at least one conversation", "an empty array");
-            return Err(walk.fail(error));
+            return Err(error.into());
         }
         Ok(())
     }
@@ -130,14 +130,14 @@ impl<'de> Shape<'de> for Items<'_, 'de> {
         }
     }
 
-    fn string(self, text: Str<'de, '_>) -> Result<(), RequestError> {
-        self.out.text(text.get().len(), || text.into_cow());
+    fn string(self, text: Text<'de>) -> Result<(), RequestError> {
+        self.out.text(text);
         self.out.end_of_prompt();
         Ok(())
     }
 
-    fn array<A: SeqAccess<'de>>(self, walk: &mut Walk<'_>, seq: &mut A) -> Result<(), A::Error> {
-        Conversation { out: self.out, field: self.field }.array(walk, seq)
+    fn array(self, walk: &mut Walk<'_, 'de>, rest: Elements) -> Walked<()> {
+        Conversation { out: self.out, field: self.field }.array(walk, rest)
     }
 }
 
@@ -164,38 +164,38 @@ impl<'de> Shape<'de> for Node<'_, 'de> {
         Err(invalid_messages(self.field, allowed, got.describe()))
     }
 
-    fn string(self, text: Str<'de, '_>) -> Result<(), RequestError> {
+    fn string(self, text: Text<'de>) -> Result<(), RequestError> {
         if self.message {
             return self.other(Kind::String);
         }
-        self.out.text(text.get().len(), || text.into_cow());
+        self.out.text(text);
         Ok(())
     }
 
-    fn object<A: MapAccess<'de>>(self, walk: &mut Walk<'_>, map: &mut A) -> Result<(), A::Error> {
+    fn object(self, walk: &mut Walk<'_, 'de>) -> Walked<()> {
         let Self { out, field, message } = self;
         let mark = if message { out.message() } else { None };
         // A part says what its `source` or `file` is, before it or after it.
         let mut document = false;
-        walk.fields(map, NODE, |walk, map, name| {
+        walk.fields(NODE, |walk, name| {
             match name {
-                "type" => document |= walk.value(map, Name)?.as_deref() == Some("document"),
+                "type" => document |= walk.value(Name)?.as_deref() == Some("document"),
                 "role" => {
-                    if let Some(role) = walk.value(map, Name)? {
+                    if let Some(role) = walk.value(Name)? {
                         out.role(mark, role);
                     }
                 }
-                "content" => walk.value(map, Content { out: &mut *out, field })?,
+                "content" => walk.value(Content { out: &mut *out, field })?,
                 "text" | "arguments" | "output" | "summary" | "reasoning" | "reasoning_content" | "refusal"
-                | "thinking" => walk.value(map, Loose { out: &mut *out, field })?,
+                | "thinking" => walk.value(Loose { out: &mut *out, field })?,
                 "name" | "tool_call_id" | "call_id" | "tool_use_id" => {
-                    if let Some(label) = walk.value(map, Name)? {
+                    if let Some(label) = walk.value(Name)? {
                         out.add_text_bytes(label.len());
                         out.piece(|| Piece::Label(label));
                     }
                 }
                 "tool_calls" | "function_call" | "input" => {
-                    let raw = walk.raw(map, name)?;
+                    let raw = walk.raw(name)?;
                     if raw != "null" {
                         out.add_text_bytes(raw.len());
                         out.piece(|| Piece::ToolCall(raw));
@@ -203,7 +203,7 @@ impl<'de> Shape<'de> for Node<'_, 'de> {
                 }
                 _ => {
                     let kind = media_kind(name, document);
-                    if let Some(reference) = walk.value(map, Media)? {
+                    if let Some(reference) = walk.value(Media)? {
                         out.media(kind, || reference);
                     }
                 }
@@ -244,18 +244,18 @@ impl<'de> Shape<'de> for Content<'_, 'de> {
         }
     }
 
-    fn string(self, text: Str<'de, '_>) -> Result<(), RequestError> {
-        self.out.text(text.get().len(), || text.into_cow());
+    fn string(self, text: Text<'de>) -> Result<(), RequestError> {
+        self.out.text(text);
         Ok(())
     }
 
-    fn object<A: MapAccess<'de>>(self, walk: &mut Walk<'_>, map: &mut A) -> Result<(), A::Error> {
-        Node::part(self.out, self.field).object(walk, map)
+    fn object(self, walk: &mut Walk<'_, 'de>) -> Walked<()> {
+        Node::part(self.out, self.field).object(walk)
     }
 
-    fn array<A: SeqAccess<'de>>(self, walk: &mut Walk<'_>, seq: &mut A) -> Result<(), A::Error> {
+    fn array(self, walk: &mut Walk<'_, 'de>, mut rest: Elements) -> Walked<()> {
         let Self { out, field } = self;
-        while walk.element(seq, Node::part(&mut *out, field))?.is_some() {}
+        while walk.element(&mut rest, Node::part(&mut *out, field))?.is_some() {}
         Ok(())
     }
 }
@@ -273,14 +273,14 @@ impl<'de> Shape<'de> for Loose<'_, 'de> {
         Ok(())
     }
 
-    fn string(self, text: Str<'de, '_>) -> Result<(), RequestError> {
-        self.out.text(text.get().len(), || text.into_cow());
+    fn string(self, text: Text<'de>) -> Result<(), RequestError> {
+        self.out.text(text);
         Ok(())
     }
 
-    fn array<A: SeqAccess<'de>>(self, walk: &mut Walk<'_>, seq: &mut A) -> Result<(), A::Error> {
+    fn array(self, walk: &mut Walk<'_, 'de>, mut rest: Elements) -> Walked<()> {
         let Self { out, field } = self;
-        while walk.element(seq, LoosePart { out: &mut *out, field })?.is_some() {}
+        while walk.element(&mut rest, LoosePart { out: &mut *out, field })?.is_some() {}
         Ok(())
     }
 }
@@ -298,13 +298,13 @@ impl<'de> Shape<'de> for LoosePart<'_, 'de> {
         Ok(())
     }
 
-    fn string(self, text: Str<'de, '_>) -> Result<(), RequestError> {
-        self.out.text(text.get().len(), || text.into_cow());
+    fn string(self, text: Text<'de>) -> Result<(), RequestError> {
+        self.out.text(text);
         Ok(())
     }
 
-    fn object<A: MapAccess<'de>>(self, walk: &mut Walk<'_>, map: &mut A) -> Result<(), A::Error> {
-        Node::part(self.out, self.field).object(walk, map)
+    fn object(self, walk: &mut Walk<'_, 'de>) -> Walked<()> {
+        Node::part(self.out, self.field).object(walk)
     }
 }
 
@@ -321,17 +321,17 @@ impl<'de> Shape<'de> for Media {
         Ok((got != Kind::Null).then_some(Cow::Borrowed("")))
     }
 
-    fn string(self, text: Str<'de, '_>) -> Result<Self::Out, RequestError> {
+    fn string(self, text: Text<'de>) -> Result<Self::Out, RequestError> {
         Ok(Some(text.into_cow()))
     }
 
-    fn object<A: MapAccess<'de>>(self, walk: &mut Walk<'_>, map: &mut A) -> Result<Self::Out, A::Error> {
+    fn object(self, walk: &mut Walk<'_, 'de>) -> Walked<Self::Out> {
         let mut reference = None;
-        walk.fields(map, MEDIA, |walk, map, _| {
+        walk.fields(MEDIA, |walk, _| {
             if reference.is_none() {
-                reference = walk.value(map, Name)?;
+                reference = walk.value(Name)?;
             } else {
-                walk.value(map, Skim)?;
+                walk.value(Skim)?;
             }
             Ok(())
         })?;

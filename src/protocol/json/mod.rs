@@ -1,11 +1,12 @@
 //! JSON bodies: from bytes to a [`Request`](super::Request) in one pass.
 //!
-//! [`walk`] holds the limits, [`fields`] knows the fields of each API, [`prompts`] and [`messages`] the shapes that prompts
-//! come in, [`scalars`] the single values.
+//! [`reader`] knows JSON, [`walk`] holds the limits, [`fields`] knows the fields of each API, [`prompts`] and [`messages`] the shapes that
+//! prompts come in, [`scalars`] the single values.
 
 mod fields;
 mod messages;
 mod prompts;
+mod reader;
 mod scalars;
 mod walk;
 
@@ -28,7 +29,7 @@ pub(super) fn read<'a>(
         return Err(RequestError::new(Reason::UnsupportedMediaType, message));
     }
     let text = text(body)?;
-    Walk::read(text, limits, Body::new(api, text, limits))
+    Walk::read(text, limits, Body::new(api, limits))
 }
 
 /// Looks at the body of an API that we don't know: what can be found counts, nothing is refused.

@@ -1,10 +1,11 @@
 //! Prompts that are not conversations: text, token ids, lists of them, pairs.
 
 use super::messages::Node;
-use super::walk::{Kind, Shape, Str, Walk};
+use super::walk::{Elements, Kind, Shape, Walk, Walked};
 use crate::error::{Reason, RequestError};
+use crate::limits::Limits;
 use crate::protocol::prompt::Builder;
-use serde::de::{self, MapAccess, SeqAccess};
+use crate::protocol::text::Text;
 
 /// Token ids are signed 32-bit integers in the servers.
 const MAX_TOKEN_ID: u64 = i32::MAX as u64;
@@ -29,31 +30,31 @@ impl<'de> Shape<'de> for Prompts<'_, 'de> {
         }
     }
 
-    fn string(self, text: Str<'de, '_>) -> Result<(), RequestError> {
-        self.out.text(text.get().len(), || text.into_cow());
+    fn string(self, text: Text<'de>) -> Result<(), RequestError> {
+        self.out.text(text);
         self.out.end_of_prompt();
         Ok(())
     }
 
-    fn array<A: SeqAccess<'de>>(self, walk: &mut Walk<'_>, seq: &mut A) -> Result<(), A::Error> {
+    fn array(self, walk: &mut Walk<'_, 'de>, mut rest: Elements) -> Walked<()> {
         let Self { out, field } = self;
         let mut ids = Vec::new();
         let mut prompts = 0u32;
-        while let Some(element) = walk.element(seq, Element { out: &mut *out, field })? {
+        while let Some(element) = walk.element(&mut rest, Element { out: &mut *out, field })? {
             match element {
                 Some(id) if prompts == 0 => ids.push(id),
                 None if ids.is_empty() => {
                     prompts = prompts.saturating_add(1);
-                    check_prompts(walk, field, prompts)?;
+                    check_prompts(walk.limits, field, prompts)?;
                 }
-                _ => return Err(walk.fail(invalid_tokens(field, "token ids mixed with other values"))),
+                _ => return Err(invalid_tokens(field, "token ids mixed with other values").into()),
             }
         }
         if !ids.is_empty() {
             out.tokens(ids);
             out.end_of_prompt();
         } else if prompts == 0 {
-            return Err(walk.fail(invalid_prompt(field, "a prompt or a list of at least one", "an empty array")));
+            return Err(invalid_prompt(field, "a prompt or a list of at least one", "an empty array").into());
         }
         Ok(())
     }
@@ -77,15 +78,15 @@ impl<'de> Shape<'de> for Element<'_, 'de> {
         }
     }
 
-    fn string(self, text: Str<'de, '_>) -> Result<Self::Out, RequestError> {
-        self.out.text(text.get().len(), || text.into_cow());
+    fn string(self, text: Text<'de>) -> Result<Self::Out, RequestError> {
+        self.out.text(text);
         self.out.end_of_prompt();
         Ok(None)
     }
 
-    fn array<A: SeqAccess<'de>>(self, walk: &mut Walk<'_>, seq: &mut A) -> Result<Self::Out, A::Error> {
+    fn array(self, walk: &mut Walk<'_, 'de>, mut rest: Elements) -> Walked<Self::Out> {
         let mut ids = Vec::new();
-        while let Some(id) = walk.element(seq, TokenId { field: self.field })? {
+        while let Some(id) = walk.element(&mut rest, TokenId { field: self.field })? {
             ids.push(id);
         }
         self.out.tokens(ids);
@@ -126,52 +127,52 @@ impl<'de> Shape<'de> for Texts<'_, 'de> {
         Err(invalid_prompt(self.field, "a string, an object or an array of these", got.describe()))
     }
 
-    fn string(self, text: Str<'de, '_>) -> Result<u32, RequestError> {
-        self.out.text(text.get().len(), || text.into_cow());
+    fn string(self, text: Text<'de>) -> Result<u32, RequestError> {
+        self.out.text(text);
         Ok(1)
     }
 
-    fn object<A: MapAccess<'de>>(self, walk: &mut Walk<'_>, map: &mut A) -> Result<u32, A::Error> {
-        Node::part(self.out, self.field).object(walk, map)?;
+    fn object(self, walk: &mut Walk<'_, 'de>) -> Walked<u32> {
+        Node::part(self.out, self.field).object(walk)?;
         Ok(1)
     }
 
-    fn array<A: SeqAccess<'de>>(self, walk: &mut Walk<'_>, seq: &mut A) -> Result<u32, A::Error> {
+    fn array(self, walk: &mut Walk<'_, 'de>, mut rest: Elements) -> Walked<u32> {
         let Self { out, field } = self;
         let mut count = 0u32;
-        while walk.element(seq, Text { out: &mut *out, field })?.is_some() {
+        while walk.element(&mut rest, OneOfTexts { out: &mut *out, field })?.is_some() {
             out.keep(false);
             count = count.saturating_add(1);
-            check_prompts(walk, field, count)?;
+            check_prompts(walk.limits, field, count)?;
         }
         out.keep(true);
         if count == 0 {
-            return Err(walk.fail(invalid_prompt(field, "a list of at least one text", "an empty array")));
+            return Err(invalid_prompt(field, "a list of at least one text", "an empty array").into());
         }
         Ok(count)
     }
 }
 
 /// One text of a list of texts.
-struct Text<'p, 'de> {
+struct OneOfTexts<'p, 'de> {
     out: &'p mut Builder<'de>,
     field: &'static str,
 }
 
-impl<'de> Shape<'de> for Text<'_, 'de> {
+impl<'de> Shape<'de> for OneOfTexts<'_, 'de> {
     type Out = ();
 
     fn other(self, got: Kind) -> Result<(), RequestError> {
         Err(invalid_prompt(self.field, "a list of strings or objects", got.describe()))
     }
 
-    fn string(self, text: Str<'de, '_>) -> Result<(), RequestError> {
-        self.out.text(text.get().len(), || text.into_cow());
+    fn string(self, text: Text<'de>) -> Result<(), RequestError> {
+        self.out.text(text);
         Ok(())
     }
 
-    fn object<A: MapAccess<'de>>(self, walk: &mut Walk<'_>, map: &mut A) -> Result<(), A::Error> {
-        Node::part(self.out, self.field).object(walk, map)
+    fn object(self, walk: &mut Walk<'_, 'de>) -> Walked<()> {
+        Node::part(self.out, self.field).object(walk)
     }
 }
 
@@ -189,9 +190,9 @@ impl<'de> Shape<'de> for TokenList<'_, 'de> {
         Err(invalid_prompt(self.field, "an array of token ids", got.describe()))
     }
 
-    fn array<A: SeqAccess<'de>>(self, walk: &mut Walk<'_>, seq: &mut A) -> Result<(), A::Error> {
+    fn array(self, walk: &mut Walk<'_, 'de>, mut rest: Elements) -> Walked<()> {
         let mut ids = Vec::new();
-        while let Some(id) = walk.element(seq, TokenId { field: self.field })? {
+        while let Some(id) = walk.element(&mut rest, TokenId { field: self.field })? {
             ids.push(id);
         }
         self.out.tokens(ids);
@@ -201,13 +202,13 @@ impl<'de> Shape<'de> for TokenList<'_, 'de> {
 }
 
 /// Refuses a batch of more prompts than allowed.
-pub(super) fn check_prompts<E: de::Error>(walk: &mut Walk<'_>, field: &'static str, count: u32) -> Result<(), E> {
-    let allowed = walk.limits.max_prompts;
+pub(super) fn check_prompts(limits: &Limits, field: &'static str, count: u32) -> Result<(), RequestError> {
+    let allowed = limits.max_prompts;
     if count <= allowed {
         return Ok(());
     }
     let message = format!("`{field}` holds more than the {allowed} prompts allowed");
-    Err(walk.fail(RequestError::new(Reason::TooManyPrompts, message).param(field)))
+    Err(RequestError::new(Reason::TooManyPrompts, message).param(field))
 }
 
 /// A refusal of a prompt.

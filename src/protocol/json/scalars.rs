@@ -1,14 +1,16 @@
 //! Single values: a model, a flag, a number, a name.
 
-use super::walk::{Kind, Shape, Str};
+use super::walk::{Kind, Shape};
 use crate::error::{Reason, RequestError};
 use crate::limits::Limits;
+use crate::protocol::text::Text;
 use std::borrow::Cow;
 
-/// The name of a model.
+/// The name of a model; null is as good as absent where it is not required.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ModelName<'l> {
     pub(super) limits: &'l Limits,
+    pub(super) required: bool,
 }
 
 /// A refusal of a model name; `got` says what stands there.
@@ -19,14 +21,17 @@ pub(super) fn invalid_model(limits: &Limits, got: &str) -> RequestError {
 }
 
 impl<'de> Shape<'de> for ModelName<'_> {
-    type Out = Cow<'de, str>;
+    type Out = Option<Cow<'de, str>>;
 
     fn other(self, got: Kind) -> Result<Self::Out, RequestError> {
-        Err(invalid_model(self.limits, got.describe()))
+        match got {
+            Kind::Null if !self.required => Ok(None),
+            _ => Err(invalid_model(self.limits, got.describe())),
+        }
     }
 
-    fn string(self, text: Str<'de, '_>) -> Result<Self::Out, RequestError> {
-        let name = text.get();
+    fn string(self, text: Text<'de>) -> Result<Self::Out, RequestError> {
+        let name = text.into_cow();
         if name.is_empty() {
             return Err(invalid_model(self.limits, "an empty string"));
         }
@@ -36,7 +41,7 @@ impl<'de> Shape<'de> for ModelName<'_> {
         if name.chars().any(char::is_control) {
             return Err(invalid_model(self.limits, "a control character"));
         }
-        Ok(text.into_cow())
+        Ok(Some(name))
     }
 }
 
@@ -55,6 +60,30 @@ impl Shape<'_> for Flag {
             Kind::Null => Ok(false),
             _ => Err(invalid_type(self.field, "true or false", got)),
         }
+    }
+}
+
+/// Whether anything stands there but null.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Given;
+
+impl Shape<'_> for Given {
+    type Out = bool;
+
+    fn other(self, got: Kind) -> Result<bool, RequestError> {
+        Ok(got != Kind::Null)
+    }
+}
+
+/// A flag that informs routing but is the server's to check: only `true` sets it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Set;
+
+impl Shape<'_> for Set {
+    type Out = bool;
+
+    fn other(self, got: Kind) -> Result<bool, RequestError> {
+        Ok(got == Kind::Bool(true))
     }
 }
 
@@ -84,7 +113,7 @@ impl<'de> Shape<'de> for Name {
         Ok(None)
     }
 
-    fn string(self, text: Str<'de, '_>) -> Result<Self::Out, RequestError> {
+    fn string(self, text: Text<'de>) -> Result<Self::Out, RequestError> {
         Ok(Some(text.into_cow()))
     }
 }
@@ -113,8 +142,8 @@ impl<'de> Shape<'de> for CacheSalt<'_> {
         }
     }
 
-    fn string(self, text: Str<'de, '_>) -> Result<Self::Out, RequestError> {
-        match text.get().len() {
+    fn string(self, text: Text<'de>) -> Result<Self::Out, RequestError> {
+        match text.len() {
             0 => Err(self.invalid("an empty string")),
             n if n > self.limits.max_cache_salt_bytes as usize => Err(self.invalid(&format!("{n} bytes"))),
             _ => Ok(Some(text.into_cow())),

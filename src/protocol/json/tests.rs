@@ -35,7 +35,7 @@ fn shown(pieces: &[Piece<'_>]) -> Vec<String> {
         .map(|piece| match piece {
             Piece::Role(role) => format!("<{role}>"),
             Piece::Label(label) => format!("label {label}"),
-            Piece::Text(text) => text.clone().into_owned(),
+            Piece::Text(text) => text.get().into_owned(),
             Piece::Media { kind, reference } => format!("{kind:?} {reference}"),
             Piece::ToolCall(json) => format!("call {json}"),
             Piece::Tokens(ids) => format!("{ids:?}"),
@@ -56,7 +56,7 @@ mod bad_inputs {
             chat(r#"[{"role":"user","content":"hi"}]"#).encode_utf16().flat_map(u16::to_le_bytes).collect();
         let cases: &[(&[u8], Reason, &str)] = &[
             (b"", Reason::EmptyBody, "empty"),
-            (b"  \n", Reason::InvalidJson, "line 2 column 0"),
+            (b"  \n", Reason::InvalidJson, "line 2 column 1"),
             (b"{\"model\":\"m\",\n\"messages\":[{", Reason::InvalidJson, "line 2"),
             (b"{\"model\":\"m\",\"messages\":[{\"role\":\"user\"}]} x", Reason::InvalidJson, "trailing"),
             (b"\xEF\xBB\xBF{}", Reason::InvalidJson, "expected UTF-8 without BOM"),
@@ -64,7 +64,7 @@ mod bad_inputs {
             (&utf16, Reason::InvalidJson, "expected UTF-8 without BOM"),
             (b"{\"model\":\"m\",\"messages\":[{\"content\":\"a\xFFb\"}]}", Reason::InvalidUtf8, "offset 38"),
             (b"{\"model\":\"m\",\"messages\":[{\"content\":\"\\ud800\"}]}", Reason::InvalidJson, "hex escape"),
-            (b"{\"model\":\"m\",\"unknown\":[\"\\udc00\"]}", Reason::InvalidJson, "lone leading surrogate"),
+            (b"{\"model\":\"m\",\"unknown\":[\"\\udc00\"]}", Reason::InvalidJson, "lone surrogate in a hex escape"),
             (b"{\"model\":\"m\",\"tools\":[\"\\ud800\"]}", Reason::InvalidJson, "`tools`"),
             (b"{\"model\":\"m\",\"temperature\":NaN}", Reason::InvalidJson, "line 1"),
             (b"{\"model\":\"m\",\"temperature\":-Infinity}", Reason::InvalidJson, "line 1"),
@@ -300,6 +300,28 @@ fn any_api() -> impl Strategy<Value = Api> {
     prop::sample::select(Api::ALL.to_vec())
 }
 
+#[test]
+fn what_keeps_a_prompt_from_its_cache() {
+    let facts = |api, fields: &str| {
+        let body = format!(r#"{{"model":"m","prompt":"x","messages":[{{"content":"x"}}]{fields}}}"#);
+        let request = ok(api, &body);
+        (request.truncated, request.skips_cache)
+    };
+    for api in [Api::Completions, Api::ChatCompletions] {
+        assert_eq!(facts(api, ""), (false, false));
+        assert_eq!(facts(api, r#","truncate_prompt_tokens":null,"prompt_logprobs":null"#), (false, false));
+        assert_eq!(facts(api, r#","truncate_prompt_tokens":-1"#), (true, false));
+        assert_eq!(facts(api, r#","prompt_logprobs":0"#), (false, true));
+    }
+    assert_eq!(facts(Api::Completions, r#","echo":true,"logprobs":1"#), (false, true));
+    for fields in
+        [r#","echo":true"#, r#","logprobs":1"#, r#","echo":false,"logprobs":1"#, r#","echo":"x","logprobs":1"#]
+    {
+        assert_eq!(facts(Api::Completions, fields), (false, false), "{fields}");
+    }
+    assert_eq!(facts(Api::ChatCompletions, r#","echo":true,"logprobs":true"#), (false, false), "other probabilities");
+}
+
 proptest! {
     #[test]
     fn arbitrary_json_never_panics(api in any_api(), body in json()) {
@@ -323,6 +345,36 @@ proptest! {
         let ours = read(Api::Detokenize, None, object.as_bytes(), &Limits::default());
         let theirs = serde_json::from_str::<serde_json::Value>(&object);
         prop_assert_eq!(ours.is_ok(), theirs.is_ok(), "{}", object);
+    }
+
+    #[test]
+    fn one_wrong_byte_is_wrong_for_serde_too(value in json(), at in any::<prop::sample::Index>(), byte in any::<prop::sample::Index>()) {
+        let mut body = serde_json::json!({"x": value}).to_string().into_bytes();
+        let alphabet = br#"{}[]",:\/u08dD9.eE+- truefalsn"#;
+        let at = at.index(body.len());
+        body[at] = alphabet[byte.index(alphabet.len())];
+        let ours = read(Api::Detokenize, None, &body, &Limits::default()).map_err(|e| e.reason);
+        let theirs = serde_json::from_slice::<serde_json::Value>(&body);
+        let ours = !matches!(ours, Err(Reason::InvalidJson | Reason::InvalidUtf8));
+        prop_assert_eq!(ours, theirs.is_ok(), "{}", String::from_utf8_lossy(&body));
+    }
+
+    #[test]
+    fn texts_are_what_serde_reads(text in ".{0,40}", escaped in prop::collection::vec(any::<bool>(), 40)) {
+        let mut json = String::from("\"");
+        for (c, escaped) in text.chars().zip(&escaped) {
+            if *escaped || c < ' ' || c == '"' || c == '\\' {
+                c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| json += &format!("\\u{unit:04x}"));
+            } else {
+                json.push(c);
+            }
+        }
+        json.push('"');
+        let theirs: String = serde_json::from_str(&json).unwrap();
+        let body = chat(&format!(r#"[{{"role":{json},"name":{json},"content":{json}}}]"#));
+        let request = ok(Api::ChatCompletions, &body);
+        prop_assert_eq!(request.prompt.text_bytes, 2 * theirs.len() as u64);
+        prop_assert_eq!(shown(&request.prompt.pieces), [format!("<{theirs}>"), format!("label {theirs}"), theirs]);
     }
 
     #[test]

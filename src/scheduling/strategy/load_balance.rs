@@ -20,6 +20,7 @@ use crate::scheduling::{Candidate, PickContext, Ranking, Strategy};
 use rand::RngExt;
 use serde::Deserialize;
 use smallvec::{SmallVec, smallvec};
+use std::cmp::Ordering;
 
 /// Registry entry.
 pub const PLUGIN: Descriptor = Descriptor {
@@ -60,6 +61,11 @@ fn mean_rate(candidates: &[Candidate<'_>]) -> Option<f64> {
 /// Behind the gate or not, pending seconds, KV cache in use, a draw, and whose place it is.
 type Place = (bool, f64, f64, u32, usize);
 
+/// Whose turn comes first. An unknown cache (NaN) stands behind every known one.
+fn before(a: &Place, b: &Place) -> Ordering {
+    a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.total_cmp(&b.2)).then(a.3.cmp(&b.3))
+}
+
 impl LoadBalance {
     /// The requests beyond which an endpoint is not considered.
     fn gate(&self, candidates: &[Candidate<'_>]) -> u32 {
@@ -91,11 +97,14 @@ impl Strategy for LoadBalance {
             .enumerate()
             .map(|(i, (c, pending))| (c.requests > gate, *pending, cache(c), rng.random(), i))
             .collect();
-        // An unknown cache (NaN) sorts behind every known one.
-        order.sort_unstable_by(|a, b| {
-            a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.total_cmp(&b.2)).then(a.3.cmp(&b.3))
-        });
-        for candidate in order.iter().filter_map(|(.., i)| candidates.get(*i)).take(ranking.wanted()) {
+        let wanted = ranking.wanted();
+        // Sorting a thousand places for the sake of one would cost more than all the rest.
+        if wanted < order.len() {
+            order.select_nth_unstable_by(wanted, before);
+            order.truncate(wanted);
+        }
+        order.sort_unstable_by(before);
+        for candidate in order.iter().filter_map(|(.., i)| candidates.get(*i)) {
             ranking.push(&candidate.state.endpoint);
         }
     }

@@ -14,6 +14,11 @@ type Known = (u32, Option<EndpointMetrics>);
 
 /// A whole ranking by one draw, endpoints counted from 1, and what was lacking.
 fn ranked(name: &str, parameters: &Value, pool: &[Known], seed: u64) -> (Vec<u32>, Option<Signal>) {
+    first_of(pool.len(), name, parameters, pool, seed)
+}
+
+/// The same, of which only the first `wanted` are asked for.
+fn first_of(wanted: usize, name: &str, parameters: &Value, pool: &[Known], seed: u64) -> (Vec<u32>, Option<Signal>) {
     let strategy = (registry::strategy(name).unwrap().build)(parameters).unwrap();
     let mut snapshot = snapshot(&(1..).map(|id| (id, 0)).take(pool.len()).collect::<Vec<_>>());
     for (state, (_, metrics)) in snapshot.endpoints.iter_mut().zip(pool) {
@@ -23,7 +28,7 @@ fn ranked(name: &str, parameters: &Value, pool: &[Known], seed: u64) -> (Vec<u32
     let candidate =
         |(state, known): (_, &Known)| Candidate { requests: known.0, ..Candidate::new(state, NOW, STALE_AFTER, 0) };
     let candidates: Vec<_> = snapshot.endpoints.iter().zip(pool).map(candidate).collect();
-    let mut ranking = Ranking::new(pool.len());
+    let mut ranking = Ranking::new(wanted);
     strategy.rank(&context(&snapshot), &candidates, &mut for_request(seed, 0), &mut ranking);
     let decision = ranking.decide().unwrap();
     (decision.picks.iter().map(|e| e.id.0).collect(), decision.lacking)
@@ -31,7 +36,7 @@ fn ranked(name: &str, parameters: &Value, pool: &[Known], seed: u64) -> (Vec<u32
 
 /// Who wins over many draws.
 fn winners(name: &str, parameters: &Value, pool: &[Known]) -> BTreeSet<u32> {
-    (0..100).map(|seed| ranked(name, parameters, pool, seed).0[0]).collect()
+    (0..100).map(|seed| first_of(1, name, parameters, pool, seed).0[0]).collect()
 }
 
 fn page() -> EndpointMetrics {
@@ -366,6 +371,10 @@ proptest! {
             let (turned, also) = ranked(name, &Value::Null, &mirrored, seed);
             prop_assert_eq!(&straight, &turned.iter().map(|id| last - id).collect::<Vec<_>>(), "{}", name);
             prop_assert_eq!(lacking, also, "{}", name);
+            for wanted in 1..pool.len() {
+                let (few, _) = first_of(wanted, name, &Value::Null, &pool, seed);
+                prop_assert_eq!(&straight[..wanted], &few[..], "{}", name);
+            }
         }
     }
 }

@@ -32,9 +32,15 @@ fn ask(world: &World, sent: &str) -> (Exchange, String) {
     (exchange, got.set[DESTINATION].clone())
 }
 
-fn answer(mut exchange: Exchange, status: &str, content: &str) {
+fn answer(exchange: Exchange, status: &str, content: &str) {
+    answer_with(exchange, status, content, serde_json::Value::Null);
+}
+
+fn answer_with(mut exchange: Exchange, status: &str, content: &str, usage: serde_json::Value) {
     send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", status)], false))));
-    let message = serde_json::json!({"choices": [{"index": 0, "message": {"role": "assistant", "content": content}}]});
+    let message = serde_json::json!({
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": content}}], "usage": usage,
+    });
     send(&mut exchange, request(Message::ResponseBody(body(message.to_string().as_bytes(), true))));
 }
 
@@ -93,6 +99,52 @@ fn the_next_turn_begins_with_this_ones_answer() {
     assert_eq!(again, to);
     let all = u32::try_from((question.len() + reply.len()) / 4).unwrap();
     assert!((all - 32..=all + 32).contains(&matched(&world)), "{} of {all}", matched(&world));
+}
+
+#[test]
+fn what_a_server_computes_whatever_it_has_cached_says_nothing_about_its_cache() {
+    let world = pool(4);
+    let plain = serde_json::json!({"model": "m", "messages": [{"role": "user", "content": text("same", 400)}]});
+    let mut measured = plain.clone();
+    measured["prompt_logprobs"] = 1.into();
+    let usage = |cached: u32| serde_json::json!({"prompt_tokens": 800, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": cached}});
+    let stats = || {
+        let live = world.picker.live();
+        let stats = live.prefix(0).unwrap().cache.stats();
+        [&stats.foretold_tokens, &stats.reported_tokens].map(|n| n.load(std::sync::atomic::Ordering::Relaxed))
+    };
+    let (exchange, to) = ask(&world, &measured.to_string());
+    answer_with(exchange, "200", "fine", usage(0));
+    let (exchange, again) = ask(&world, &plain.to_string());
+    assert_eq!(again, to, "it was cached all the same");
+    answer_with(exchange, "200", "fine", usage(790));
+    assert!(matched(&world) > 400);
+    let [foretold, reported] = stats();
+    assert!(foretold > 400 && reported == 790, "{foretold} {reported}");
+    let (exchange, again) = ask(&world, &measured.to_string());
+    assert_eq!(again, to);
+    answer_with(exchange, "200", "fine", usage(0));
+    assert_eq!(
+        (matched(&world), stats()),
+        (0, [foretold, reported]),
+        "nothing is saved, and nothing is learned from that"
+    );
+}
+
+#[test]
+fn a_prompt_that_the_server_cuts_is_routed_by_load() {
+    let world = pool(4);
+    let plain = serde_json::json!({"model": "m", "messages": [{"role": "user", "content": text("same", 400)}]});
+    let mut cut = plain.clone();
+    cut["truncate_prompt_tokens"] = 100.into();
+    for body in [&plain, &cut, &cut] {
+        let (exchange, _) = ask(&world, &body.to_string());
+        answer(exchange, "200", "fine");
+        assert_eq!(matched(&world), 0);
+    }
+    let live = world.picker.live();
+    let lookups = live.prefix(0).unwrap().cache.stats().lookups.load(std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(lookups, 1, "two were not looked up");
 }
 
 #[test]

@@ -174,7 +174,7 @@ fn from_profiles(plugins: Vec<PluginParams>, profiles: Vec<ProfileParams>) -> Re
     let names: Vec<&str> = drafts.iter().map(|d| d.profile.name.as_str()).collect();
     let handler = handler(&made, &names)?;
     let eligible = handler.part.eligible(&names).map_err(|e| ParamError(format!("`{}`: {e}", handler.name)))?;
-    let decide = |(at, draft): (usize, Draft)| eligible.contains(&at).then(|| draft.profile);
+    let decide = |(at, draft): (usize, Draft)| eligible.contains(&at).then_some(draft.profile);
     let profiles = drafts.into_iter().enumerate().filter_map(decide).collect();
     Ok(Pipeline { handler, profiles })
 }

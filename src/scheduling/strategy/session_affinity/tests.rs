@@ -124,6 +124,6 @@ fn the_answer_names_who_served_and_not_the_key() {
     let pool = snapshot(&LOADS);
     let mut out = Vec::new();
     strategy.answer_headers(&pool.endpoints[1].endpoint, &mut out);
-    assert_eq!(out, [("x-session-id", id("10.0.0.1:8002"))], "aibrix 10.10");
+    assert_eq!(out, [("x-session-id".into(), id("10.0.0.1:8002"))], "aibrix 10.10");
     assert!((PLUGIN.build)(&serde_json::json!({"keyHeader": "no header"})).is_err());
 }

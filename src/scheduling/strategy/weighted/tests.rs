@@ -4,6 +4,7 @@ use super::*;
 use crate::ids::EndpointId;
 use crate::rng::for_request;
 use crate::scheduling::Decision;
+use crate::scheduling::plugin::AnswerHeaders;
 use crate::scheduling::tests::{NOW, STALE_AFTER, context, snapshot};
 use parking_lot::Mutex;
 use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
@@ -79,8 +80,8 @@ impl Strategy for Figures {
         self.2.lock().push(endpoint.id.0);
     }
 
-    fn answer_headers(&self, _: &Endpoint, out: &mut Vec<(&'static str, String)>) {
-        out.push(("x-figures", self.1.len().to_string()));
+    fn answer_headers(&self, _: &Endpoint, out: &mut AnswerHeaders) {
+        out.push(("x-figures".into(), self.1.len().to_string()));
     }
 
     fn reads(&self) -> Reads {
@@ -152,8 +153,8 @@ fn totals_and_winners_are_aibrix_own() {
 fn the_sweet_spot_wins_the_sum() {
     let (requests, tokens) = ((1, Better::Lower, vec![1.0, 50.0, 10.0]), (1, Better::Lower, vec![1500.0, 15.0, 150.0]));
     let loads = [(0, 0), (1, 0), (2, 0)];
-    assert_eq!(first(&sum(&[requests.clone()]), &loads), [0].into(), "aibrix 10.9");
-    assert_eq!(first(&sum(&[tokens.clone()]), &loads), [1].into(), "aibrix 10.9");
+    assert_eq!(first(&sum(std::slice::from_ref(&requests)), &loads), [0].into(), "aibrix 10.9");
+    assert_eq!(first(&sum(std::slice::from_ref(&tokens)), &loads), [1].into(), "aibrix 10.9");
     let both = sum(&[requests, tokens]);
     assert_eq!(first(&both, &loads), [2].into(), "aibrix 10.9");
     let totals = decide(&both, &loads, false, 0).1;
