@@ -93,7 +93,7 @@ async fn serve(settings: Settings, reload: Option<Reload>, logs: LogHandle) -> a
     feeds.apply(&settings.pools, &readiness).await?;
     let traces = Traces::start(&settings.telemetry)?;
     let segments = Arc::new(SegmentCache::new(DEFAULT_MEMO_BYTES, seed));
-    let live = live(&settings, &feeds, &segments, &metrics, clock)?;
+    let live = live(&settings, &feeds, &segments, &metrics, clock, &Router::default())?;
     let decisions = Decisions::new(settings.telemetry.decisions_kept);
     let picker = Arc::new(Picker::new(live, metrics, decisions, traces.tracing(clock), seed));
 
@@ -199,7 +199,7 @@ pub fn offline(settings: &Settings) -> anyhow::Result<Picker> {
         }
         let cache = Arc::new(feeds::cache(&p.prefix, seed));
         cache.reconcile(&store.load());
-        pools.push(pool(p, store)?);
+        pools.push(pool(p, store, &Router::default())?);
         prefixes.push(prompts::prefix(p, cache, None, &segments, clock)?);
     }
     let metrics = Metrics::register(&mut Registry::default());
@@ -332,7 +332,10 @@ impl App {
             tracing::warn!(fields = needs_restart.join(", "), "these changes wait for a restart");
         }
         let applied = match self.feeds.apply(&settings.pools, &self.readiness).await {
-            Ok(()) => live(&settings, &self.feeds, &self.segments, &self.picker.metrics, self.clock),
+            Ok(()) => {
+                let before = self.picker.live();
+                live(&settings, &self.feeds, &self.segments, &self.picker.metrics, self.clock, &before.router)
+            }
             Err(error) => Err(error),
         };
         match applied {
@@ -379,7 +382,7 @@ impl App {
     }
 }
 
-/// The reloadable part of the picker. The pools' strategies have been checked with the settings, so an error here is a bug that must not take
+/// The reloadable part of the picker. Strategies that a pool of the same name had `before` stay. The pools' strategies have been checked with the settings, so an error here is a bug that must not take
 /// the process down.
 fn live(
     settings: &Settings,
@@ -387,8 +390,9 @@ fn live(
     segments: &Arc<SegmentCache>,
     metrics: &Metrics,
     clock: Clock,
+    before: &Router,
 ) -> anyhow::Result<Live> {
-    let pool = |p: &PoolSettings| pool(p, feeds_of(p, feeds)?.store.clone());
+    let pool = |p: &PoolSettings| pool(p, feeds_of(p, feeds)?.store.clone(), before);
     let pools = settings.pools.iter().map(pool).collect::<anyhow::Result<Vec<_>>>()?;
     let prefix = |p: &PoolSettings| {
         let feeds = feeds_of(p, feeds)?;
@@ -408,9 +412,10 @@ fn feeds_of<'a>(settings: &PoolSettings, feeds: &'a Feeds) -> anyhow::Result<&'a
     feeds.pool(&settings.name).with_context(|| format!("pool `{}` has no feeds", settings.name))
 }
 
-fn pool(settings: &PoolSettings, store: Arc<SnapshotStore>) -> anyhow::Result<Arc<Pool>> {
+fn pool(settings: &PoolSettings, store: Arc<SnapshotStore>, before: &Router) -> anyhow::Result<Arc<Pool>> {
+    let previous = before.pools().iter().find(|p| p.name == settings.name).map(|p| &p.scheduler.choices);
     let default = StrategySpec { name: settings.strategy.clone(), parameters: settings.strategy_parameters.clone() };
-    let choices = Choices::build(&default, &settings.rules, settings.by_request.as_ref())?;
+    let choices = Choices::build(&default, &settings.rules, settings.by_request.as_ref(), previous)?;
     Ok(Arc::new(Pool {
         name: settings.name.clone(),
         matches: settings.matches.clone(),

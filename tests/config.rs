@@ -2,9 +2,10 @@
 //!
 //! After a wanted change of wording, `ATTACHE_BLESS=1 cargo test --test config` writes the expectations anew; read the diff.
 
+use attache::config::aibrix_env::AibrixEnv;
 use attache::config::diagnostic::{render_json, render_text};
 use attache::config::document::MAX_CONFIG_BYTES;
-use attache::config::settings::TlsSettings;
+use attache::config::settings::{TlsSettings, TokenizerSettings};
 use attache::config::{Code, ConfigText, Diagnostic, Overrides, Settings, Sources, Surroundings, load};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -195,6 +196,77 @@ pools:
     assert_eq!(pool.rewrites.exact["gpt-4"].iter().map(|t| t.weight).collect::<Vec<_>>(), [70, 30]);
     assert_eq!(pool.rewrites.any[0].weight, 1);
     assert_eq!((pool.max_destinations, pool.health.consecutive_failures), (2, 9));
+}
+
+#[test]
+fn who_chooses_a_strategy_reaches_the_settings() {
+    let text = "apiVersion: attache.dev/v1
+kind: Attache
+pools:
+  - name: p
+    endpoints: ['127.0.0.1:8002']
+    strategy: {name: prefix-cache, parameters: {imbalance: 3}}
+    strategies:
+      - models: [a, b]
+        strategy: 'prefix-cache:2,least-request'
+        profiles: {long: {strategy: random, promptTokensGte: 100}, default: {strategy: round-robin}}
+      - {strategy: random, locked: true}
+    requestStrategy: {header: X-Strategy, filterHeader: External-Filter, allow: ['*', prefix-cache, {name: vtc-basic, parameters: {windowSize: 9}}]}
+";
+    let (settings, diagnostics) =
+        load_text(text).unwrap_or_else(|d| panic!("{}", render_text(&d, Some(("t", text)), false)));
+    assert_eq!(diagnostics, []);
+    let pool = &settings.pools[0];
+    let [named, others] = pool.rules.as_slice() else { panic!("{:?}", pool.rules) };
+    assert_eq!((named.models.as_slice(), named.locked), (&["a".to_owned(), "b".to_owned()][..], false));
+    assert_eq!(named.profiles.iter().map(|p| &*p.name).collect::<Vec<_>>(), ["long", "default"]);
+    assert_eq!(named.profiles[0].when.prompt_tokens_gte, Some(100));
+    assert!(others.models.is_empty() && others.locked);
+    let request = pool.by_request.as_ref().unwrap();
+    assert_eq!((&*request.header, &*request.profile_header), ("x-strategy", "config-profile"));
+    assert_eq!(request.filter_header.as_deref(), Some("external-filter"));
+    let allowed = |name: &str| request.allowed.iter().find(|s| s.name == name).map(|s| s.parameters.to_string());
+    assert_eq!(request.allowed.len(), attache::scheduling::registry::STRATEGIES.len());
+    assert_eq!(allowed("prefix-cache").as_deref(), Some(r#"{"imbalance":3}"#), "the pool's own");
+    assert_eq!(allowed("vtc-basic").as_deref(), Some(r#"{"windowSize":9}"#));
+    assert_eq!(allowed("random").as_deref(), Some("null"));
+}
+
+#[test]
+fn aibrix_variables_stand_behind_flags_and_file() {
+    let with = |text: &str, flag: Option<&str>, variables: &[(&str, &str)]| {
+        let mut sources = sources("t", text.as_bytes());
+        let set = variables.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+        sources.overrides.aibrix = AibrixEnv::of(set);
+        sources.overrides.strategy = flag.map(str::to_owned);
+        load(&sources)
+    };
+    let named = MINIMAL.replace("name: a,", "name: a, strategy: random,");
+    let algorithm = ("ROUTING_ALGORITHM", "prefix-cache");
+    for (text, flag, strategy) in [
+        (MINIMAL, None, "prefix-cache"),
+        (&*named, None, "random"),
+        (&*named, Some("round-robin"), "round-robin"),
+        (MINIMAL, Some("round-robin"), "round-robin"),
+    ] {
+        assert_eq!(with(text, flag, &[algorithm]).unwrap().0.pools[0].strategy, strategy);
+    }
+    let numbers = [
+        algorithm,
+        ("AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", "5"),
+        ("AIBRIX_PREFIX_CACHE_BLOCK_SIZE", "256"),
+        ("AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE", "tiktoken"),
+    ];
+    let pool = &with(MINIMAL, None, &numbers).unwrap().0.pools[0];
+    assert_eq!(pool.strategy_parameters.to_string(), r#"{"imbalance":5}"#);
+    assert_eq!((pool.prefix.block_size, &pool.prefix.tokenizer), (64, &TokenizerSettings::Tiktoken { encoding: None }));
+    let own = MINIMAL.replace("name: a,", "name: a, prefixCache: {blockSize: 8, tokenizer: characters},");
+    let pool = &with(&own, None, &numbers).unwrap().0.pools[0];
+    assert_eq!((pool.prefix.block_size, &pool.prefix.tokenizer), (8, &TokenizerSettings::Characters));
+    let wrong = with(MINIMAL, None, &[("ROUTING_ALGORITHM", "least-requests")]).unwrap_err();
+    assert_eq!((wrong[0].code, &*wrong[0].path), (Code::UnknownStrategy, "ROUTING_ALGORITHM"));
+    let wrong = with(MINIMAL, None, &[("AIBRIX_ROUTER_VTC_BASIC_MAX_POD_LOAD", "much")]).unwrap_err();
+    assert!(wrong[0].message.contains("AIBRIX_ROUTER_VTC_BASIC_MAX_POD_LOAD"), "{wrong:?}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::settings::{PoolSettings, PrefixSettings, Settings, TlsSettings, TokenizerSettings, UsageCount};
 use super::units::show_duration;
 use crate::scheduling::choice::{ModelRule, ProfileSpec, StrategySpec};
-use crate::scheduling::router::RewriteTarget;
+use crate::scheduling::router::{Destination, RewriteTarget};
 use serde_json::{Map, Value, json};
 
 impl Settings {
@@ -120,7 +120,7 @@ fn pool(p: &PoolSettings) -> Value {
             "filterHeader": r.filter_header,
             "allow": r.allowed.iter().map(strategy).collect::<Vec<_>>(),
         })),
-        "destination": {"mode": p.destination, "max": p.max_destinations},
+        "destination": {"mode": p.destination, "max": (p.destination == Destination::List).then_some(p.max_destinations)},
         "endpoints": endpoints.collect::<Vec<_>>(),
         "dns": dns.collect::<Vec<_>>(),
         "modelRewrites": rewrites.chain(any).collect::<Vec<_>>(),
@@ -188,10 +188,10 @@ fn prefix_cache(p: &PrefixSettings) -> Value {
         "claimLife": show_duration(p.claim_life),
         "volatile": p.volatile.iter().map(|v| json!({"prefix": v.prefix, "suffix": Some(&v.suffix).filter(|s| !s.is_empty())})).collect::<Vec<_>>(),
         "kvEvents": p.kv_events.as_ref().map(|k| json!({
-            "port": k.port,
+            "port": k.bind.is_none().then_some(k.port),
             "replayPort": k.replay_port,
             "ranks": k.ranks,
-            "topic": k.topic,
+            "topic": Some(&k.topic).filter(|t| !t.is_empty()),
             "bind": k.bind,
         })),
     })

@@ -291,45 +291,26 @@ pub struct FromFlags {
 impl Read for Pool {
     fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
         let mut f = Fields::of(node, path, sink)?;
-        let name = f.required("name", sink);
-        let rest = (
-            f.get("match", sink),
-            f.get("rejectUnknownModels", sink),
-            f.get("strategy", sink),
-            f.get("strategies", sink).map(|at| at.value).unwrap_or_default(),
-            f.get("requestStrategy", sink),
-            section(&mut f, "destination", sink),
-            f.get("endpoints", sink).map(|at| at.value).unwrap_or_default(),
-            (
-                f.get("dns", sink).map(|at| at.value).unwrap_or_default(),
-                f.get("modelRewrites", sink).map(|at| at.value).unwrap_or_default(),
-                section(&mut f, "scrape", sink),
-                section(&mut f, "health", sink),
-                f.get("prefixCache", sink),
-            ),
-        );
         // A pool without a name is reported once, and its other parts are still checked, under the name of its place.
-        let name = name.unwrap_or(At { value: path.to_owned(), span: f.span });
-        f.finish(sink);
-        let (matches, reject_unknown_models, strategy, strategies, request_strategy, destination, endpoints, rest) =
-            rest;
-        let (dns, rewrites, scrape, health, prefix_cache) = rest;
-        Some(Self {
+        let name = f.required("name", sink).unwrap_or(At { value: path.to_owned(), span: f.span });
+        let pool = Self {
             name,
-            matches,
-            reject_unknown_models,
-            strategy,
-            strategies,
-            request_strategy,
-            destination,
-            endpoints,
-            dns,
-            rewrites,
-            scrape,
-            health,
-            prefix_cache,
+            matches: f.get("match", sink),
+            reject_unknown_models: f.get("rejectUnknownModels", sink),
+            strategy: f.get("strategy", sink),
+            strategies: f.get("strategies", sink).map(|at| at.value).unwrap_or_default(),
+            request_strategy: f.get("requestStrategy", sink),
+            destination: section(&mut f, "destination", sink),
+            endpoints: f.get("endpoints", sink).map(|at| at.value).unwrap_or_default(),
+            dns: f.get("dns", sink).map(|at| at.value).unwrap_or_default(),
+            rewrites: f.get("modelRewrites", sink).map(|at| at.value).unwrap_or_default(),
+            scrape: section(&mut f, "scrape", sink),
+            health: section(&mut f, "health", sink),
+            prefix_cache: f.get("prefixCache", sink),
             from_flags: None,
-        })
+        };
+        f.finish(sink);
+        Some(pool)
     }
 }
 

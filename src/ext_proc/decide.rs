@@ -140,7 +140,8 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
         prompt_tokens: estimated,
         max_tokens: request.as_ref().and_then(|r| r.max_tokens),
         priority,
-        headers: Headers::of(q.head),
+        // What is asked for on a path that we don't know is not refused, whatever its headers say.
+        headers: if q.api == Api::Other && request.is_none() { Headers::default() } else { Headers::of(q.head) },
         prompt: request.as_ref().map(|r| &r.prompt),
     };
     let Chosen { choice, profile, filter } = pool.scheduler.choices.choose(&facts)?;

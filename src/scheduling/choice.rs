@@ -126,6 +126,7 @@ pub struct Choices {
     by_model: BTreeMap<String, Arc<Rule>>,
     other_models: Option<Arc<Rule>>,
     by_request: Option<ByRequest>,
+    built: Shelf,
 }
 
 #[derive(Debug)]
@@ -158,10 +159,12 @@ impl Choices {
     #[must_use]
     pub fn only(name: impl Into<Arc<str>>, strategy: Box<dyn Strategy>) -> Self {
         let default = Choice { name: name.into(), strategy: strategy.into() };
-        Self { default, by_model: BTreeMap::new(), other_models: None, by_request: None }
+        let built = Shelf::default();
+        Self { default, by_model: BTreeMap::new(), other_models: None, by_request: None, built }
     }
 
-    /// Builds what a configuration says. Equal names with equal parameters become one strategy with one memory.
+    /// Builds what a configuration says. Equal names with equal parameters become one strategy with one memory, that of `previous` where it
+    /// had such a strategy: a reload forgets nothing.
     ///
     /// # Errors
     /// The first strategy that can't be built.
@@ -169,8 +172,10 @@ impl Choices {
         default: &StrategySpec,
         rules: &[ModelRule],
         by_request: Option<&RequestSpec>,
+        previous: Option<&Self>,
     ) -> Result<Self, BuildError> {
-        let mut shelf = Shelf::default();
+        let kept = previous.map(|p| p.built.all.clone()).unwrap_or_default();
+        let mut shelf = Shelf { all: Vec::new(), kept };
         let default = shelf.choice(default)?;
         let (mut by_model, mut other_models) = (BTreeMap::new(), None);
         for spec in rules {
@@ -181,7 +186,8 @@ impl Choices {
             by_model.extend(spec.models.iter().map(|model| (model.clone(), rule.clone())));
         }
         let by_request = by_request.map(|spec| ByRequest::build(spec, &mut shelf)).transpose()?;
-        Ok(Self { default, by_model, other_models, by_request })
+        shelf.kept.clear();
+        Ok(Self { default, by_model, other_models, by_request, built: shelf })
     }
 
     /// What routes a request.
@@ -216,17 +222,26 @@ fn header<'a>(facts: &RequestFacts<'a>, name: &str) -> Option<&'a str> {
 }
 
 /// Strategies that were built, so that each is built once.
-#[derive(Default)]
-struct Shelf(Vec<(StrategySpec, Choice)>);
+#[derive(Debug, Default)]
+struct Shelf {
+    all: Vec<(StrategySpec, Choice)>,
+    /// Those of the configuration before, while a new one is built.
+    kept: Vec<(StrategySpec, Choice)>,
+}
 
 impl Shelf {
     fn choice(&mut self, spec: &StrategySpec) -> Result<Choice, BuildError> {
-        if let Some((_, choice)) = self.0.iter().find(|(known, _)| known == spec) {
+        if let Some((_, choice)) = self.all.iter().find(|(known, _)| known == spec) {
             return Ok(choice.clone());
         }
-        let strategy = registry::build(&spec.name, &spec.parameters)?.into();
-        let choice = Choice { name: spec.name.as_str().into(), strategy };
-        self.0.push((spec.clone(), choice.clone()));
+        let choice = match self.kept.iter().find(|(known, _)| known == spec) {
+            Some((_, kept)) => kept.clone(),
+            None => {
+                let strategy = registry::build(&spec.name, &spec.parameters)?.into();
+                Choice { name: spec.name.as_str().into(), strategy }
+            }
+        };
+        self.all.push((spec.clone(), choice.clone()));
         Ok(choice)
     }
 }

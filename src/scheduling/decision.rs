@@ -92,6 +92,22 @@ impl Ranking {
         self.emptied_by
     }
 
+    /// An empty ranking that wants as many endpoints, and explains itself as much.
+    #[must_use]
+    pub fn another(&self) -> Self {
+        Self { parts: self.parts.as_ref().map(|_| Vec::new()), ..Self::new(self.wanted) }
+    }
+
+    /// Takes over what another ranking of the same candidates came to.
+    pub fn adopt(&mut self, decision: Decision) {
+        decision.picks.iter().for_each(|endpoint| self.push(endpoint));
+        self.reason = decision.reason;
+        self.lacking = self.lacking.or(decision.lacking);
+        if let Some(parts) = &mut self.parts {
+            parts.extend(decision.parts.into_iter().flatten());
+        }
+    }
+
     /// How many endpoints are asked for.
     #[must_use]
     pub fn wanted(&self) -> usize {

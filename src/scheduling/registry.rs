@@ -7,6 +7,7 @@ use serde_json::Value;
 
 /// All strategies, in the order in which `attache plugins` and the README list them.
 pub const STRATEGIES: &[&Descriptor] = &[
+    &strategy::fallback::PLUGIN,
     &strategy::least_busy_time::PLUGIN,
     &strategy::least_gpu_cache::PLUGIN,
     &strategy::least_kv_cache::PLUGIN,

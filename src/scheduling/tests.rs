@@ -1,5 +1,8 @@
 //! What every strategy keeps to, and what each one promises.
 
+pub(super) mod trial;
+
+use super::plugin::Plugin;
 use super::{Candidate, PickContext, Ranking, Strategy, registry};
 use crate::clock::Timestamp;
 use crate::ids::EndpointId;
@@ -251,8 +254,35 @@ fn the_registry_holds_together() {
     for plugin in registry::PLUGINS {
         assert!(plugin.name.bytes().all(|b| b.is_ascii_lowercase() || b == b'-'), "{}", plugin.name);
         assert!(!plugin.summary.is_empty() && !plugin.source.is_empty(), "{}", plugin.name);
-        assert!((plugin.build)(&serde_json::json!({})).is_ok(), "{}", plugin.name);
-        assert!((plugin.build)(&serde_json::json!({"wieght": 1})).is_err(), "{}", plugin.name);
+        let kinds: Vec<&str> = plugin.kind.split(", ").collect();
+        let made = match (plugin.build)(&least_parameters(plugin.name)).unwrap() {
+            Plugin::Filter(_) => vec!["filter"],
+            Plugin::Scorer(_) => vec!["scorer"],
+            Plugin::FilterAndScorer(..) => vec!["filter", "scorer"],
+            Plugin::Picker(_) => vec!["picker"],
+            Plugin::Handler(_) => vec!["handler"],
+        };
+        assert_eq!(kinds, made, "{}", plugin.name);
+        let error = (plugin.build)(&serde_json::json!({"wieght": 1})).unwrap_err();
+        assert!(error.to_string().contains("wieght"), "{}: {error}", plugin.name);
+        assert!(plugin.aliases.iter().all(|alias| !names.contains(alias)), "{}", plugin.name);
     }
     assert!(registry::plugin("no-such").is_none());
+}
+
+/// The parameters that a part of a pipeline can't do without.
+pub(super) fn least_parameters(plugin: &str) -> Value {
+    use serde_json::json;
+    match plugin {
+        "endpoint-attribute-filter" => json!({
+            "attribute": "waiting-queue",
+            "algorithm": {"type": "threshold", "threshold": {"operator": "LessThan", "value": 5}},
+        }),
+        "endpoint-attribute-scorer" => {
+            json!({"attributeKey": "waiting-queue", "algorithm": {"type": "linear_lower_is_better"}})
+        }
+        "header-label-affinity-scorer" => json!({"headerName": "x-zone", "labelKey": "zone"}),
+        "utilization-filter" => json!({"conditions": [{"metric": "waiting-queue", "maxValue": 5}]}),
+        _ => Value::Null,
+    }
 }

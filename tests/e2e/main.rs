@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod choosing;
 mod faults;
 mod fleet;
 mod inputs;

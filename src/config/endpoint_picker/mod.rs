@@ -21,6 +21,7 @@ use super::defaults::DEFAULT_POOL;
 use super::diagnostic::{At, Code, Diagnostic, Span, closest};
 use super::document::{Node, Value};
 use super::schema::{self, File};
+use catalogue::IMPLICIT;
 use mapping::Mapped;
 use plugins::Plugins;
 
@@ -116,7 +117,7 @@ fn undefined(at: &At<String>, path: &str, declared: &Plugins, sink: &mut Sink) {
     let shown: String = at.value.chars().take(60).collect();
     let message = format!("no plugin is called `{shown}`");
     let diagnostic = Diagnostic::new(Code::UndefinedReference, path, message).at(at.span);
-    let help = match closest(&at.value, declared.names()) {
+    let help = match closest(&at.value, declared.names().chain(IMPLICIT.iter().copied())) {
         Some(meant) => format!("did you mean `{meant}`?"),
         None => "declare it under `plugins`; a plugin without a name is called like its type".to_owned(),
     };

@@ -33,6 +33,13 @@ pub(super) struct Declared {
     pub broken: bool,
 }
 
+impl Declared {
+    /// It has no effect, which was said.
+    pub(super) fn is_idle(&self) -> bool {
+        matches!(self.entry, Some(Entry { fate: Fate::Idle(..), .. }))
+    }
+}
+
 /// All of them, in the order of the file.
 #[derive(Debug, Default)]
 pub(super) struct Plugins {

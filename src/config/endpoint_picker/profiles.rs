@@ -99,10 +99,11 @@ fn entry<'p>(node: &Node, path: &str, plugins: &'p Plugins, sink: &mut Sink) -> 
         Diagnostic::new(Code::NoEffect, path, format!("{what} has no effect: {why}")).at(span)
     };
     match (&declared.part, weight) {
-        (None, _) if declared.broken => None,
+        // Was spoken of where it is declared.
+        (None, _) if declared.broken || declared.is_idle() => None,
         (None | Some(Plugin::Handler(_)), _) => {
             let what = format!("`{}` in a profile", reference.value);
-            let why = format!("a `{}` neither filters, nor scores, nor picks", declared.kind);
+            let why = format!("its type, `{}`, neither filters, nor scores, nor picks", declared.kind);
             sink.push(no_effect(reference.span, &reference_path, &what, &why));
             None
         }
@@ -148,7 +149,8 @@ fn default_profile(plugins: &Plugins, span: Span) -> Option<Profile<'_>> {
 fn warn_of_unused(plugins: &Plugins, profiles: &[Profile<'_>], sink: &mut Sink) {
     for declared in &plugins.declared {
         let detector = declared.entry.is_some_and(|e| !e.slots.is_empty());
-        let used = profiles.iter().flat_map(|p| &p.plugins).any(|(d, _)| std::ptr::eq(*d, declared));
+        // By name: of two that are called the same, which was reported, either may have been meant.
+        let used = profiles.iter().flat_map(|p| &p.plugins).any(|(d, _)| d.name.value == declared.name.value);
         if declared.part.is_none() || detector || used || is_picker(declared) || is_handler(declared) {
             continue;
         }

@@ -282,7 +282,7 @@ fn what_upstream_refuses_is_refused() {
         ("4.3 two pickers in a profile", pickers, Code::Contradiction, "`random-picker`"),
         ("4.3 two profile handlers", handlers, Code::Contradiction, "`header-profile-handler`"),
         ("4.3 two profiles and no handler", &none, Code::Contradiction, "2 profiles and no profile handler"),
-        ("4.3 two profiles with single-profile-handler", &single, Code::Contradiction, "serves one profile"),
+        ("4.3 two profiles with single-profile-handler", &single, Code::Contradiction, "it works with one profile"),
         (
             "4.3 source ref to a non-source",
             "plugins: [{type: queue-scorer}]\ndataLayer: {sources: [{pluginRef: queue-scorer}]}",
@@ -491,7 +491,9 @@ fn tokens_come_from_where_the_producer_says() {
 
 #[test]
 fn kv_events_come_from_where_the_producer_says() {
-    let cases: &[(&str, (Option<u16>, Option<&str>))] = &[
+    /// The servers' port, or the socket that is bound.
+    type Events = (Option<u16>, Option<&'static str>);
+    let cases: &[(&str, Events)] = &[
         ("{}", (None, None)),
         ("{kvEventsConfig: {discoverPods: true}}", (None, None)),
         ("{kvEventsConfig: {zmqEndpoint: 'tcp://*:5557'}}", (None, Some("tcp://0.0.0.0:5557"))),
@@ -582,6 +584,10 @@ fn shipped_files_load_or_name_the_plugin_that_is_not_held() {
                 assert!(missing.is_empty(), "{name} was accepted without {missing:?}");
                 assert_eq!(settings.pools[0].strategy, "pipeline", "{name}");
                 assert!(warnings.iter().all(|d| d.code == Code::NoEffect), "{name}: {}", show(&text, &warnings));
+                let dump = settings.to_json();
+                let again = full(&dump.to_string(), Overrides::default());
+                let (again, _) = again.unwrap_or_else(|d| panic!("{name}: {}", show(&dump.to_string(), &d)));
+                assert_eq!(again.to_json(), dump, "{name} in Attaché's own words");
             }
             Err(diagnostics) => {
                 let said = show(&text, &diagnostics);
@@ -639,4 +645,38 @@ fn endpoints_come_from_flags() {
     assert_eq!(settings.pools[0].endpoints[0].metrics_url(), None, "no data source, no metrics");
     let flags = Overrides { strategy: Some("random".into()), ..one_endpoint() };
     assert_eq!(full(&text, flags).unwrap().0.pools[0].strategy, "random", "one flag switches to something else");
+}
+
+mod hostile {
+    use super::*;
+    use proptest::prelude::*;
+
+    const FILES: [&str; 3] = [
+        include_str!("../../../tests/data/endpoint_picker/gie-v1.5.yaml"),
+        include_str!("../../../tests/data/endpoint_picker/epp-precise-prefix-cache.yaml"),
+        include_str!("../../../tests/data/endpoint_picker/pd-epp.yaml"),
+    ];
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+
+        /// A file with one piece overwritten is answered, and every diagnostic can be shown.
+        #[test]
+        fn damaged_files_are_answered(
+            file in 0usize..FILES.len(), at in any::<prop::sample::Index>(), cut in 0usize..40,
+            junk in prop_oneof!["[\\PC\\n]{0,12}", Just("null".to_owned()), Just("[]".to_owned()), Just("{}".to_owned()), Just("-1".to_owned())],
+        ) {
+            let mut text: Vec<char> = FILES[file].chars().collect();
+            let at = at.index(text.len());
+            text.splice(at..(at + cut).min(text.len()), junk.chars());
+            let text: String = text.into_iter().collect();
+            match full(&text, one_endpoint()) {
+                Ok((_, warnings)) => drop(show(&text, &warnings)),
+                Err(diagnostics) => {
+                    prop_assert!(diagnostics.iter().any(Diagnostic::is_error));
+                    drop(show(&text, &diagnostics));
+                }
+            }
+        }
+    }
 }

@@ -128,7 +128,7 @@ fn rule(file: &schema::StrategyRule, span: Span, path: &str, env: &AibrixDefault
     }
     let locked = file.locked.filter(|at| at.value);
     if strategy.is_none() && (files.is_empty() || locked.is_some()) {
-        let what = if locked.is_some() { "it can't be locked" } else { "and without profiles the rule says nothing" };
+        let what = if locked.is_some() { "there is nothing to lock" } else { "without profiles the rule says nothing" };
         let message = format!("`strategy` is missing: {what}");
         sink.push(Diagnostic::new(Code::MissingKey, format!("{path}.strategy"), message).at(span));
     }
@@ -212,26 +212,38 @@ pub(super) fn by_request(
     let strategy_header = header("header", file.header).unwrap_or(d.header);
     let profile_header = header("profileHeader", file.profile_header).unwrap_or(d.profile_header);
     let filter_header = header("filterHeader", file.filter_header);
+    let allowed = allowed(&given(file.allow, Vec::new()), &path, of_pool, env, sink);
+    Some(RequestSpec { header: strategy_header, profile_header, filter_header, allowed })
+}
+
+/// Every strategy that stands there by name, with its parameters; then, with `*`, all others.
+fn allowed(
+    file: &[At<schema::Strategy>],
+    path: &str,
+    of_pool: &StrategySpec,
+    env: &AibrixDefaults,
+    sink: &mut Sink,
+) -> Vec<StrategySpec> {
+    let is_any = |s: &schema::Strategy| s.name.value == ANY && s.parameters.is_none();
     let mut allowed: Vec<StrategySpec> = Vec::new();
-    for (i, at) in given(file.allow, Vec::new()).iter().enumerate() {
+    for (i, At { value, .. }) in file.iter().enumerate().filter(|(_, at)| !is_any(&at.value)) {
         let path = format!("{path}.allow[{i}]");
-        let (name, parameters) = (&at.value.name, at.value.parameters.as_ref());
-        let mut specs = Vec::new();
-        if name.value == ANY && parameters.is_none() {
-            specs.extend(registry::STRATEGIES.iter().map(|d| checked(d.name, name.span, None, &path, env, sink)));
+        if allowed.iter().any(|known| known.name == value.name.value) {
+            let message = format!("the strategy `{}` is allowed twice", value.name.value);
+            sink.push(Diagnostic::new(Code::DuplicateName, path, message).at(value.name.span));
+        } else if value.parameters.is_none() && value.name.value == of_pool.name {
+            allowed.push(of_pool.clone());
         } else {
-            specs.push(named(&at.value, &path, env, sink));
+            allowed.push(named(value, &path, env, sink));
         }
-        for spec in specs {
-            let own = parameters.is_none() && spec.name == of_pool.name;
-            // What stands there by name outranks what `*` brings.
-            if !allowed.iter().any(|known| known.name == spec.name) {
-                allowed.push(if own { of_pool.clone() } else { spec });
-            } else if name.value != ANY {
-                let message = format!("the strategy `{}` is allowed twice", spec.name);
-                sink.push(Diagnostic::new(Code::DuplicateName, path.as_str(), message).at(name.span));
+    }
+    if file.iter().any(|at| is_any(&at.value)) {
+        for name in registry::STRATEGIES.iter().map(|d| d.name) {
+            if !allowed.iter().any(|known| known.name == name) {
+                let plain = || StrategySpec { name: name.to_owned(), parameters: env.parameters(name, Value::Null) };
+                allowed.push(Some(of_pool).filter(|own| own.name == name).cloned().unwrap_or_else(plain));
             }
         }
     }
-    Some(RequestSpec { header: strategy_header, profile_header, filter_header, allowed })
+    allowed
 }

@@ -57,7 +57,7 @@ fn locked_before_header_before_profile_before_model_before_pool() {
     };
     let plain = ModelRule { models: vec!["plain".to_owned()], strategy: Some(spec("random")), ..ModelRule::default() };
     let rules = [locked, profiled, plain];
-    let choices = Choices::build(&spec("least-request"), &rules, Some(&allow(&["power-of-two"]))).unwrap();
+    let choices = Choices::build(&spec("least-request"), &rules, Some(&allow(&["power-of-two"])), None).unwrap();
     let named = [("routing-strategy", "power-of-two"), ("config-profile", "other")];
     for (row, model, headers, strategy, profile) in [
         ("aibrix 8.1 locked", "locked", &named[..], "round-robin", None),
@@ -79,11 +79,11 @@ fn locked_before_header_before_profile_before_model_before_pool() {
 #[test]
 fn headers_say_nothing_unless_configured() {
     let rule = ModelRule { profiles: vec![profile("a", "random", [None; 4])], ..ModelRule::default() };
-    let closed = Choices::build(&spec("least-request"), std::slice::from_ref(&rule), None).unwrap();
+    let closed = Choices::build(&spec("least-request"), std::slice::from_ref(&rule), None, None).unwrap();
     let all = [("routing-strategy", "no-such"), ("config-profile", "a"), ("external-filter", "((")];
     assert_eq!(choose(&closed, "m", &all).unwrap(), ("least-request".to_owned(), None));
     let nobody = RequestSpec::default();
-    let profiles_only = Choices::build(&spec("least-request"), &[rule], Some(&nobody)).unwrap();
+    let profiles_only = Choices::build(&spec("least-request"), &[rule], Some(&nobody), None).unwrap();
     assert_eq!(choose(&profiles_only, "m", &all).unwrap(), ("random".to_owned(), Some("a".to_owned())));
 }
 
@@ -103,7 +103,7 @@ fn profiles_are_chosen_as_aibrix_chooses_them() {
         ],
         ..ModelRule::default()
     };
-    let choices = Choices::build(&spec("pipeline"), &[rule], Some(&allow(&[]))).unwrap();
+    let choices = Choices::build(&spec("pipeline"), &[rule], Some(&allow(&[])), None).unwrap();
     for (row, wanted, prompt, max, profile) in [
         ("aibrix 10.13 named", "offline-generation", 9_000, None, "offline-generation"),
         ("aibrix 10.13 auto, long prompt", "auto", 9_000, None, "large-input"),
@@ -131,7 +131,7 @@ fn a_default_profile_has_to_be_named_or_called_so() {
         ..ModelRule::default()
     };
     let chosen = |default| {
-        let choices = Choices::build(&spec("least-request"), &[rule(default)], Some(&allow(&[]))).unwrap();
+        let choices = Choices::build(&spec("least-request"), &[rule(default)], Some(&allow(&[])), None).unwrap();
         choose(&choices, "m", &[("config-profile", "no-such")]).unwrap().0
     };
     assert_eq!((&*chosen(None), &*chosen(Some("a"))), ("least-request", "random"));
@@ -140,7 +140,7 @@ fn a_default_profile_has_to_be_named_or_called_so() {
 #[test]
 fn requests_may_name_what_is_allowed_alone_or_added_up() {
     let request = allow(&["least-request", "prefix-cache", "random"]);
-    let choices = Choices::build(&spec("round-robin"), &[], Some(&request)).unwrap();
+    let choices = Choices::build(&spec("round-robin"), &[], Some(&request), None).unwrap();
     let ask = |name: &str| choose(&choices, "m", &[("routing-strategy", name)]);
     for (named, got) in [
         ("least-request", "least-request"),
@@ -172,7 +172,7 @@ fn requests_may_name_what_is_allowed_alone_or_added_up() {
 #[test]
 fn sums_of_requests_share_the_memory_of_their_parts_and_are_bounded() {
     let request = allow(&["least-request", "vtc-basic"]);
-    let choices = Choices::build(&spec("vtc-basic"), &[], Some(&request)).unwrap();
+    let choices = Choices::build(&spec("vtc-basic"), &[], Some(&request), None).unwrap();
     let by_request = choices.by_request.as_ref().unwrap();
     assert!(Arc::ptr_eq(&choices.default.strategy, &by_request.allowed["vtc-basic"].strategy), "one memory");
     for weight in 1..1_000 {
@@ -191,18 +191,39 @@ fn equal_names_with_equal_parameters_are_one_strategy() {
     };
     let rules =
         [rule("a", json!({"imbalance": 1})), rule("b", json!({"imbalance": 1})), rule("c", json!({"imbalance": 2}))];
-    let choices = Choices::build(&spec("random"), &rules, None).unwrap();
+    let choices = Choices::build(&spec("random"), &rules, None, None).unwrap();
     let strategy = |model: &str| {
         let facts = RequestFacts { model, ..RequestFacts::default() };
         choices.choose(&facts).unwrap().choice.strategy
     };
     assert!(Arc::ptr_eq(&strategy("a"), &strategy("b")) && !Arc::ptr_eq(&strategy("a"), &strategy("c")));
-    assert!(Choices::build(&spec("no-such"), &[], None).is_err());
+    assert!(Choices::build(&spec("no-such"), &[], None, None).is_err());
+}
+
+#[test]
+fn a_reload_keeps_what_did_not_change() {
+    let rule = |window: u32| ModelRule {
+        strategy: Some(StrategySpec { name: "vtc-basic".to_owned(), parameters: json!({"windowSize": window}) }),
+        ..ModelRule::default()
+    };
+    let build = |window, previous: Option<&Choices>| {
+        Choices::build(&spec("round-robin"), &[rule(window)], Some(&allow(&["prefix-cache"])), previous).unwrap()
+    };
+    let strategies = |c: &Choices| {
+        let rule = c.other_models.as_ref().unwrap().strategy.as_ref().unwrap().strategy.clone();
+        [c.default.strategy.clone(), rule, c.by_request.as_ref().unwrap().allowed["prefix-cache"].strategy.clone()]
+    };
+    let first = build(5, None);
+    let (same, other) = (build(5, Some(&first)), build(6, Some(&first)));
+    let kept =
+        |c: &Choices| strategies(c).iter().zip(strategies(&first)).map(|(a, b)| Arc::ptr_eq(a, &b)).collect::<Vec<_>>();
+    assert_eq!((kept(&same), kept(&other)), (vec![true; 3], vec![true, false, true]));
+    assert_eq!(kept(&build(5, Some(&other))), [true, false, true], "what was gone is not there again");
 }
 
 #[test]
 fn a_filter_is_read_where_it_is_configured() {
-    let choices = Choices::build(&spec("random"), &[], Some(&allow(&[]))).unwrap();
+    let choices = Choices::build(&spec("random"), &[], Some(&allow(&[])), None).unwrap();
     let headers = BTreeMap::from([("external-filter".to_owned(), "zone in (a,b)".to_owned())]);
     let facts = RequestFacts { headers: Headers::of(&headers), ..RequestFacts::default() };
     assert_eq!(choices.choose(&facts).unwrap().filter, LabelSelector::parse("zone in (a,b)").ok());

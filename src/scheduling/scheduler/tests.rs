@@ -239,3 +239,39 @@ fn requests_without_a_body_go_to_the_least_loaded() {
     let decision = round_robin.decide(&*least, &context(&pool), None, Explain::No, &mut rng).unwrap();
     assert_eq!(decision.picks[0].id.0, 1);
 }
+
+/// Decides by a pipeline that takes endpoints with the label `role: decode` only.
+fn decide_by_role(pool: &PoolSnapshot) -> Result<Decision, RequestError> {
+    let parameters = serde_json::json!({"filters": [
+        {"type": "label-selector-filter", "parameters": {"matchLabels": {"role": "decode"}}},
+    ]});
+    let pipeline = (registry::strategy("pipeline").unwrap().build)(&parameters).unwrap();
+    decide(&Scheduler::new(Choices::only("pipeline", pipeline), HealthPolicy::default(), 1), pool, None, 0)
+}
+
+#[test]
+fn ejection_is_ignored_when_the_algorithm_wants_nobody_else() {
+    let error = decide_by_role(&snapshot(&[(0, 0), (1, 0)])).unwrap_err();
+    assert_eq!(error.reason, Reason::NoReadyEndpoint);
+    assert!(error.message.contains("`label-selector-filter` left none"), "{}", error.message);
+
+    let pool = || {
+        let mut pool = snapshot(&[(0, 0), (1, 0)]);
+        let mut spec = pool.endpoints[0].endpoint.spec.clone();
+        spec.labels.insert("role".into(), "decode".into());
+        pool.endpoints[0].endpoint = Arc::new(pool.endpoints[0].endpoint.respecified(spec));
+        pool
+    };
+    let told = |pool: &PoolSnapshot| {
+        let decision = decide_by_role(pool).unwrap();
+        (decision.picks[0].id.0, decision.ejection_ignored, decision.probe)
+    };
+    let ejected = pool();
+    assert_eq!(told(&ejected), (0, false, false));
+    eject(&ejected, 0, false);
+    assert_eq!(told(&ejected), (0, true, false), "the only one of its role");
+    let half_open = pool();
+    eject(&half_open, 0, true);
+    assert_eq!(told(&half_open), (0, false, true));
+    assert_eq!(told(&half_open), (0, true, false), "one probe, then as if all were ejected");
+}

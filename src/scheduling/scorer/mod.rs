@@ -1,4 +1,5 @@
-//! The scorers of the pipeline, one file each (`context-length-aware`, a filter as well, stands with the filters). A score lies in 0..=1 and more is better; a scorer sees all candidates at once.
+//! The scorers of the pipeline, one file each (`context-length-aware`, a filter as well, stands with the filters). A score lies in 0..=1 and
+//! more is better; a scorer sees all candidates at once.
 
 pub mod active_request;
 pub mod endpoint_attribute;

@@ -1,5 +1,6 @@
 //! The strategies, one file each.
 
+pub mod fallback;
 pub mod least_busy_time;
 pub mod least_gpu_cache;
 pub mod least_kv_cache;
