@@ -12,6 +12,7 @@ use dynamo_kv_router::{ConcurrentRadixTreeCompressed, RadixTree};
 use kv_index::{ChainBlockMap, ChainIndex, ContentHash, SequenceHash};
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Ours first, then SMG's ChainIndex, Dynamo's concurrent tree (its production index) and its single-threaded one.
@@ -220,25 +221,33 @@ struct Crtc {
     tasks: flume::Sender<WorkerTask>,
     receiver: Mutex<Option<flume::Receiver<WorkerTask>>>,
     worker_clock: Mutex<libc::clockid_t>,
+    worker: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Crtc {
     fn new() -> Self {
         let (tasks, receiver) = flume::unbounded();
         let tree = Arc::new(ConcurrentRadixTreeCompressed::new());
-        Self { tree, tasks, receiver: Mutex::new(Some(receiver)), worker_clock: Mutex::new(0) }
+        Self {
+            tree,
+            tasks,
+            receiver: Mutex::new(Some(receiver)),
+            worker_clock: Mutex::new(0),
+            worker: Mutex::default(),
+        }
     }
 
     fn start(&self, receiver: flume::Receiver<WorkerTask>) {
         let tree = Arc::clone(&self.tree);
         let (clock_sender, clock_receiver) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
+        let worker = std::thread::spawn(move || {
             let mut id: libc::clockid_t = 0;
             // SAFETY: the thread asks for the clock of itself.
             unsafe { libc::pthread_getcpuclockid(libc::pthread_self(), &mut id) };
             clock_sender.send(id).expect("the starter waits");
             tree.worker(receiver, None).expect("the worker ends on request");
         });
+        *self.worker.lock().expect("nobody panicked") = Some(worker);
         *self.worker_clock.lock().expect("nobody panicked") = clock_receiver.recv().expect("the thread has started");
     }
 
@@ -252,6 +261,9 @@ impl Crtc {
 impl Drop for Crtc {
     fn drop(&mut self) {
         let _ = self.tasks.send(WorkerTask::Terminate);
+        // What it holds of the tree is freed before the next contender's memory is counted.
+        let worker = self.worker.lock().ok().and_then(|mut worker| worker.take());
+        let _ = worker.map(JoinHandle::join);
     }
 }
 
