@@ -158,7 +158,7 @@ async fn serve(settings: Settings, reload: Option<Reload>, logs: LogHandle) -> a
 /// What the admin pages show.
 fn pages(registry: Registry, app: &App, logs: LogHandle, clock: Clock) -> AdminState {
     let (views, picker, dump) = (app.views.clone(), app.picker.clone(), app.dump.clone());
-    let to_explain = picker.clone();
+    let (to_explain, policies) = (picker.clone(), picker.policies.clone());
     AdminState {
         registry: Arc::new(registry),
         readiness: app.readiness.clone(),
@@ -169,6 +169,7 @@ fn pages(registry: Registry, app: &App, logs: LogHandle, clock: Clock) -> AdminS
             let picker = to_explain.clone();
             Box::pin(async move { explain(&picker, &asked, clock.now()).await })
         }),
+        policies,
         logs,
         clock,
     }

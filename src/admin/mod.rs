@@ -8,18 +8,22 @@
 //! | `/endpoints`, `/decisions`, `/config_dump` | JSON |
 //! | `/explain` | `POST` a request's body (`?path=/v1/chat/completions`): its blocks and who holds them, JSON; from loopback only |
 //! | `/kv_blocks` | `?endpoint=ip:port`: the blocks that its KV events have told of, JSON; from loopback only |
+//! | `/api/nodes/scheduling` | `GET` lists what is said about single models, `POST` or `PUT` changes one, JSON; changes from loopback only |
+//! | `/api/nodes/scheduling/{model}` | `GET` shows what is said about one, `DELETE` forgets it; `DELETE` from loopback only |
 //! | `/log-level` | `GET` shows, `PUT ?filter=…` changes the log filter; `PUT` from loopback only |
 //!
-//! Reads snapshots and never writes anything that a request depends on. May import: `clock`, `health`, `pool`,
-//! `telemetry::logs`, `tls` (for its connections).
+//! Reads snapshots; the policies of models are all it writes that a request depends on. May import: `clock`, `health`, `pool`,
+//! `scheduling::policy`, `telemetry::logs`, `tls` (for its connections).
 
 mod endpoints;
+mod policies;
 #[cfg(test)]
 mod tests;
 
 use crate::clock::Clock;
 use crate::error::RequestError;
 use crate::health::Readiness;
+use crate::scheduling::ModelPolicies;
 use crate::telemetry::logs::LogHandle;
 use crate::telemetry::pools::PoolView;
 use crate::tls::incoming;
@@ -78,6 +82,8 @@ pub struct AdminState {
     pub config: Source<serde_json::Value>,
     /// What the picker makes of a request.
     pub explain: Explain,
+    /// What is said about single models.
+    pub policies: Arc<ModelPolicies>,
     /// The log filter.
     pub logs: LogHandle,
     /// Now, and when the metrics were read.
@@ -144,6 +150,7 @@ fn router(state: AdminState) -> Router {
         .route("/config_dump", get(|State(s): State<AdminState>| async move { json(&(s.config)()) }))
         .route("/log-level", get(log_level).put(set_log_level))
         .route("/kv_blocks", get(kv_blocks))
+        .merge(policies::routes())
         .route("/explain", post(explain).layer(DefaultBodyLimit::max(MAX_EXPLAINED_BYTES)))
         .with_state(state)
 }
@@ -206,8 +213,8 @@ async fn kv_blocks(
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     query: Result<Query<Endpoint>, axum::extract::rejection::QueryRejection>,
 ) -> Response {
-    if !peer.ip().to_canonical().is_loopback() {
-        return (StatusCode::FORBIDDEN, "only from loopback; try `kubectl port-forward`\n").into_response();
+    if let Some(refusal) = refuse_afar(peer) {
+        return refusal;
     }
     let Ok(Query(Endpoint { endpoint })) = query else {
         return (StatusCode::BAD_REQUEST, "give the endpoint, as in `?endpoint=10.0.0.7:8000`\n").into_response();
@@ -231,8 +238,8 @@ async fn explain(
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    if !peer.ip().to_canonical().is_loopback() {
-        return (StatusCode::FORBIDDEN, "only from loopback; try `kubectl port-forward`\n").into_response();
+    if let Some(refusal) = refuse_afar(peer) {
+        return refusal;
     }
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).map(str::to_owned);
     let asked = Asked { path: path.unwrap_or_else(|| DEFAULT_EXPLAINED_PATH.to_owned()), content_type, body };
@@ -255,8 +262,8 @@ async fn set_log_level(
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     query: Result<Query<Filter>, axum::extract::rejection::QueryRejection>,
 ) -> Response {
-    if !peer.ip().to_canonical().is_loopback() {
-        return (StatusCode::FORBIDDEN, "only from loopback; try `kubectl port-forward`\n").into_response();
+    if let Some(refusal) = refuse_afar(peer) {
+        return refusal;
     }
     let Ok(Query(Filter { filter })) = query else {
         return (StatusCode::BAD_REQUEST, "give the filter, as in `?filter=debug`\n").into_response();
@@ -268,6 +275,12 @@ async fn set_log_level(
         }
         Err(error) => (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
     }
+}
+
+/// What somebody on another machine is told who asks for more than pages.
+fn refuse_afar(peer: SocketAddr) -> Option<Response> {
+    let near = peer.ip().to_canonical().is_loopback();
+    (!near).then(|| (StatusCode::FORBIDDEN, "only from loopback; try `kubectl port-forward`\n").into_response())
 }
 
 fn json(value: &serde_json::Value) -> Response {

@@ -67,6 +67,7 @@ fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
         pools: Arc::new(move || vec![view.clone()]),
         decisions: Arc::new(move || decisions.to_json(clock.now())),
         config: Arc::new(|| serde_json::json!({"kind": "Attache"})),
+        policies: Arc::default(),
         logs: log_handle(),
         clock,
     };
@@ -228,6 +229,76 @@ async fn the_log_filter_is_changed_by_put_alone_and_a_wrong_one_is_refused() {
     let (status, _, body) = call(address, "PUT", "/log-level?filter=attache=debug").await;
     assert_eq!(status, 200);
     assert!(body.contains("attache=debug") && logs.current().contains("attache=debug"));
+}
+
+/// A request with a body, and what is answered.
+async fn send(address: SocketAddr, method: &str, kind: &str, body: &str) -> (u16, serde_json::Value) {
+    let client = Client::builder(TokioExecutor::new()).build_http::<http_body_util::Full<axum::body::Bytes>>();
+    let request = hyper::Request::builder()
+        .method(method)
+        .uri(format!("http://{address}/api/nodes/scheduling"))
+        .header("content-type", kind)
+        .body(http_body_util::Full::from(body.to_owned()))
+        .unwrap();
+    let response = client.request(request).await.unwrap();
+    let status = response.status().as_u16();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    (status, serde_json::from_slice(&body).unwrap_or_default())
+}
+
+#[tokio::test]
+async fn the_policy_of_a_model_is_merged_shown_and_forgotten() {
+    let (state, _) = state();
+    let policies = state.policies.clone();
+    let address = start(state).await;
+    let post = async |body| send(address, "POST", "application/json; charset=utf-8", body).await;
+    let first = r#"{"model_name": "org/m", "balance_abs_threshold": 3, "min_prefix_match": 0.4}"#;
+    assert_eq!(post(first).await.0, 200);
+    let (status, merged) =
+        send(address, "PUT", "application/json", r#"{"model_name": "org/m", "min_prefix_match": 0}"#).await;
+    assert_eq!((status, &merged["balance_abs_threshold"], &merged["min_prefix_match"]), (200, &3.into(), &0.0.into()));
+    assert_eq!(policies.of("org/m").min_prefix_match, Some(0.0));
+    assert_eq!(get_json(address, "/api/nodes/scheduling/org/m").await, merged);
+    assert_eq!(get_json(address, "/api/nodes/scheduling").await, serde_json::json!([merged]));
+
+    let (status, wrong) = post(r#"{"model_name": "org/m", "balance_rel_threshold": 0.5}"#).await;
+    assert_eq!((status, wrong["error"]["param"].as_str()), (400, Some("balance_rel_threshold")));
+    assert_eq!(post("{").await.0, 400);
+    assert_eq!(post(&" ".repeat(20_000)).await.0, 413);
+    let (status, _) = send(address, "POST", "text/plain", first).await;
+    assert_eq!(status, 415, "what a browser would send across sites without asking");
+
+    assert_eq!(call(address, "DELETE", "/api/nodes/scheduling/org/m").await.0, 204);
+    assert_eq!(call(address, "DELETE", "/api/nodes/scheduling/org/m").await.0, 404);
+    assert_eq!(call(address, "GET", "/api/nodes/scheduling/org/m").await.0, 404);
+    assert!(policies.all().is_empty());
+}
+
+#[tokio::test]
+async fn policies_are_changed_from_loopback_only() {
+    let (state, _) = state();
+    let policies = state.policies.clone();
+    let app = router(state).layer(Extension(ConnectInfo(SocketAddr::from(([10, 0, 0, 9], 4000)))));
+    let request = |method: &str, path: &str| {
+        let body = axum::body::Body::from(r#"{"model_name": "m"}"#);
+        hyper::Request::builder()
+            .method(method)
+            .uri(path)
+            .header("content-type", "application/json")
+            .body(body)
+            .unwrap()
+    };
+    for (method, path, wanted) in [
+        ("POST", "/api/nodes/scheduling", 403),
+        ("PUT", "/api/nodes/scheduling", 403),
+        ("DELETE", "/api/nodes/scheduling/m", 403),
+        ("GET", "/api/nodes/scheduling", 200),
+    ] {
+        let service = TowerToHyperService::new(app.clone());
+        let response = hyper::service::Service::call(&service, request(method, path)).await.unwrap();
+        assert_eq!(response.status().as_u16(), wanted, "{method}");
+    }
+    assert!(policies.all().is_empty());
 }
 
 #[tokio::test]

@@ -166,6 +166,7 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
         stale_after: pool.stale_after,
         filter: filter.as_ref(),
         prefix: looked.as_ref().map(|l| &l.found),
+        policy: picker.policies.of(&target),
         preview: false,
     };
     let settings = live.exchange.explain;
@@ -184,6 +185,9 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
     }
     if let Some(signal) = decision.lacking {
         picker.metrics.degraded(Degraded::Lacking(signal));
+    }
+    if let (true, Some(metrics)) = (decision.diverted, live.pool_metrics.get(position)) {
+        metrics.diverted.inc();
     }
     if decision.ejection_ignored {
         picker.metrics.degraded(Degraded::AllEjected);

@@ -136,7 +136,12 @@ pub async fn explain(
         prompt: Some(&request.prompt),
         ..RequestFacts::default()
     };
-    let cx = PickContext { request: facts, prefix: Some(&found), ..PickContext::new(&snapshot, now, pool.stale_after) };
+    let cx = PickContext {
+        request: facts,
+        prefix: Some(&found),
+        policy: picker.policies.of(&target),
+        ..PickContext::new(&snapshot, now, pool.stale_after)
+    };
     let chosen = pool.scheduler.choices.choose(&facts)?;
     let decision = pool.scheduler.preview(&*chosen.choice.strategy, &cx, &mut picker.next_rng());
     let holding = snapshot.endpoints.iter().map(|state| {

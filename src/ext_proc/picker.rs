@@ -7,7 +7,7 @@ use super::warmer::Warmer;
 use crate::config::settings::ExchangeSettings;
 use crate::limits::Limits;
 use crate::scheduling::plugin::Strategy;
-use crate::scheduling::{Router, scheduler};
+use crate::scheduling::{ModelPolicies, Router, scheduler};
 use crate::telemetry::decisions::Decisions;
 use crate::telemetry::metrics::{Metrics, PoolMetrics};
 use crate::telemetry::trace::Tracing;
@@ -69,6 +69,8 @@ pub struct Picker {
     pub buffered: Arc<Buffered>,
     /// Traces, when they are on.
     pub tracing: Tracing,
+    /// What operators say about single models.
+    pub policies: Arc<ModelPolicies>,
     /// Where long reading is done.
     pub warmer: Warmer,
     seed: u64,
@@ -81,6 +83,7 @@ impl Picker {
     pub fn new(live: Live, metrics: Arc<Metrics>, decisions: Decisions, tracing: Tracing, seed: u64) -> Self {
         Self {
             live: ArcSwap::from_pointee(live),
+            policies: Arc::default(),
             warmer: Warmer::default(),
             metrics,
             responses: ResponseTable::new(DEFAULT_REMEMBERED_RESPONSES),

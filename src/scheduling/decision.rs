@@ -38,6 +38,7 @@ pub struct Ranking {
     reason: &'static str,
     lacking: Option<Signal>,
     emptied_by: Option<&'static str>,
+    diverted: bool,
     /// What each part said, when somebody wants to know.
     parts: Option<Vec<Part>>,
 }
@@ -46,7 +47,15 @@ impl Ranking {
     /// An empty ranking of at most `wanted` endpoints (at least one).
     #[must_use]
     pub fn new(wanted: usize) -> Self {
-        Self { wanted: wanted.max(1), picks: SmallVec::new(), reason: "", lacking: None, emptied_by: None, parts: None }
+        Self {
+            wanted: wanted.max(1),
+            picks: SmallVec::new(),
+            reason: "",
+            lacking: None,
+            emptied_by: None,
+            diverted: false,
+            parts: None,
+        }
     }
 
     /// The same, and every part says what it made of each candidate.
@@ -108,6 +117,11 @@ impl Ranking {
         }
     }
 
+    /// Says that load alone kept the request from the endpoint that its prompt belongs to.
+    pub fn divert(&mut self) {
+        self.diverted = true;
+    }
+
     /// How many endpoints are asked for.
     #[must_use]
     pub fn wanted(&self) -> usize {
@@ -157,6 +171,7 @@ impl Ranking {
             picks: self.picks,
             reason: self.reason,
             lacking: self.lacking,
+            diverted: self.diverted,
             parts: self.parts,
             probe: false,
             ejection_ignored: false,
@@ -192,6 +207,9 @@ pub struct Decision {
     pub reason: &'static str,
     /// What the algorithm had to do without.
     pub lacking: Option<Signal>,
+    /// Load alone kept the request from the endpoint that its prompt belongs to (LocalAI's forced disturb): a pool where that happens often
+    /// is too small for its traffic.
+    pub diverted: bool,
     /// What each of its parts made of each candidate, when that was asked for.
     pub parts: Option<Vec<Part>>,
     /// The first one is half open and this request is its probe: should the request end without an outcome, the endpoint's

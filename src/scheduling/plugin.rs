@@ -2,6 +2,7 @@
 
 use super::candidates::Candidate;
 use super::decision::{Ranking, Signal};
+use super::policy::ModelPolicy;
 use super::selector::LabelSelector;
 use crate::clock::Timestamp;
 use crate::pool::{Endpoint, PoolSnapshot};
@@ -78,6 +79,8 @@ pub struct PickContext<'a> {
     pub filter: Option<&'a LabelSelector<'a>>,
     /// Who holds how much of the prompt; `None` when nobody has looked.
     pub prefix: Option<&'a Found>,
+    /// What operators say about the request's model.
+    pub policy: ModelPolicy,
     /// Somebody asks where the request would go: nothing may be remembered of it.
     pub preview: bool,
 }
@@ -86,8 +89,8 @@ impl<'a> PickContext<'a> {
     /// A decision at `now` about a request of which nothing is known.
     #[must_use]
     pub fn new(snapshot: &'a PoolSnapshot, now: Timestamp, stale_after: Duration) -> Self {
-        let request = RequestFacts::default();
-        Self { now, request, snapshot, stale_after, filter: None, prefix: None, preview: false }
+        let (request, policy) = (RequestFacts::default(), ModelPolicy::default());
+        Self { now, request, snapshot, stale_after, filter: None, prefix: None, policy, preview: false }
     }
 }
 
@@ -157,7 +160,7 @@ pub trait Strategy: Send + Sync + Debug {
 }
 
 /// The best score first, ties at random; behind them, and when nobody has a score, the fewest requests.
-pub fn rank_by_scores<S: Strategy + ?Sized>(
+pub(super) fn rank_by_scores<S: Strategy + ?Sized>(
     strategy: &S,
     cx: &PickContext<'_>,
     candidates: &[Candidate<'_>],

@@ -7,6 +7,9 @@ use serde_json::Value;
 
 /// All strategies, in the order in which `attache plugins` and the README list them.
 pub const STRATEGIES: &[&Descriptor] = &[
+    &strategy::cache_aware::PLUGIN,
+    &strategy::chwbl::PLUGIN,
+    &strategy::dynamo_kv::PLUGIN,
     &strategy::fallback::PLUGIN,
     &strategy::least_busy_time::PLUGIN,
     &strategy::least_gpu_cache::PLUGIN,
@@ -18,8 +21,10 @@ pub const STRATEGIES: &[&Descriptor] = &[
     &strategy::pipeline::PLUGIN,
     &strategy::power_of_two::PLUGIN,
     &strategy::predicted_latency::PLUGIN,
+    &strategy::prefix_affinity::PLUGIN,
     &strategy::prefix_cache::PLUGIN,
     &strategy::prefix_cache_preble::PLUGIN,
+    &strategy::prefix_hash::PLUGIN,
     &strategy::random::PLUGIN,
     &strategy::round_robin::PLUGIN,
     &strategy::session_affinity::PLUGIN,

@@ -184,6 +184,7 @@ pub struct Metrics {
     prompt_tokens: Family<PoolLabel, Counter>,
     cached_tokens: Family<PoolLabel, Counter>,
     completion_tokens: Family<PoolLabel, Counter>,
+    diverted: Family<PoolLabel, Counter>,
 }
 
 impl Metrics {
@@ -256,6 +257,7 @@ impl Metrics {
             prompt_tokens: Family::default(),
             cached_tokens: Family::default(),
             completion_tokens: Family::default(),
+            diverted: Family::default(),
         };
         registry.register("requests_ended", "routed requests, by how they ended", metrics.ends.clone());
         registry.register("responses", "answers, by class of their status", metrics.statuses.clone());
@@ -275,6 +277,8 @@ impl Metrics {
         registry.register("prompt_tokens", "prompt tokens that servers reported", metrics.prompt_tokens.clone());
         registry.register("cached_tokens", "of these, found in a prefix cache", metrics.cached_tokens.clone());
         registry.register("completion_tokens", "tokens generated", metrics.completion_tokens.clone());
+        let help = "requests that load alone kept from the endpoint that their prompts belong to";
+        registry.register("diverted", help, metrics.diverted.clone());
         Arc::new(metrics)
     }
 
@@ -342,6 +346,7 @@ impl Metrics {
             prompt_tokens: self.prompt_tokens.get_or_create_owned(&label),
             cached_tokens: self.cached_tokens.get_or_create_owned(&label),
             completion_tokens: self.completion_tokens.get_or_create_owned(&label),
+            diverted: self.diverted.get_or_create_owned(&label),
         }
     }
 }
@@ -363,6 +368,8 @@ pub struct PoolMetrics {
     pub cached_tokens: Counter,
     /// Tokens generated.
     pub completion_tokens: Counter,
+    /// Requests that load alone kept from the endpoint that their prompts belong to.
+    pub diverted: Counter,
 }
 
 impl PoolMetrics {

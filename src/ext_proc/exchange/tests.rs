@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test that can't go on fails")]
 
+mod affinity;
 mod hermetic;
 mod modes;
 mod order;

@@ -1,5 +1,8 @@
 //! The strategies, one file each.
 
+pub mod cache_aware;
+pub mod chwbl;
+pub mod dynamo_kv;
 pub mod fallback;
 pub mod least_busy_time;
 pub mod least_gpu_cache;
@@ -11,8 +14,10 @@ pub mod load_balance;
 pub mod pipeline;
 pub mod power_of_two;
 pub mod predicted_latency;
+pub mod prefix_affinity;
 pub mod prefix_cache;
 pub mod prefix_cache_preble;
+pub mod prefix_hash;
 pub mod random;
 pub mod round_robin;
 pub mod session_affinity;

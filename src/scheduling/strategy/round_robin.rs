@@ -19,7 +19,7 @@ pub const PLUGIN: Descriptor = Descriptor {
 
 /// `next` is the smallest id whose turn has not come.
 #[derive(Debug, Default)]
-struct RoundRobin {
+pub(super) struct RoundRobin {
     next: AtomicU64,
 }
 

@@ -1,0 +1,102 @@
+//! What is said about single models, in the shape of LocalAI's `/api/nodes/scheduling`.
+
+use super::{AdminState, json, refuse_afar};
+use crate::scheduling::policy::{MAX_MODEL_NAME, ModelPolicy, PolicyError};
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{ConnectInfo, DefaultBodyLimit, Path, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+
+/// 16 KiB: a change is five fields.
+const MAX_CHANGE_BYTES: usize = 16 << 10;
+
+pub(super) fn routes() -> Router<AdminState> {
+    Router::new()
+        .route(
+            "/api/nodes/scheduling",
+            get(list).post(change).put(change).layer(DefaultBodyLimit::max(MAX_CHANGE_BYTES)),
+        )
+        // Names of models have slashes in them.
+        .route("/api/nodes/scheduling/{*model}", get(show).delete(forget))
+}
+
+fn row(model: &str, policy: &ModelPolicy) -> Value {
+    // As LocalAI shows it: a policy that is not set is an empty string.
+    json!({
+        "model_name": model,
+        "route_policy": policy.route_policy.map_or(json!(""), |p| json!(p)),
+        "balance_abs_threshold": policy.balance_abs_threshold,
+        "balance_rel_threshold": policy.balance_rel_threshold,
+        "min_prefix_match": policy.min_prefix_match,
+    })
+}
+
+fn refusal(status: StatusCode, field: &str, message: &str) -> Response {
+    let param = (!field.is_empty()).then_some(field);
+    let error = json!({"message": message, "type": "invalid_request_error", "param": param, "code": status.as_u16()});
+    (status, json(&json!({"error": error}))).into_response()
+}
+
+async fn list(State(state): State<AdminState>) -> Response {
+    let rows: Vec<Value> = state.policies.all().iter().map(|(model, policy)| row(model, policy)).collect();
+    json(&Value::Array(rows))
+}
+
+async fn show(State(state): State<AdminState>, Path(model): Path<String>) -> Response {
+    match state.policies.get(&model) {
+        Some(policy) => json(&row(&model, &policy)),
+        None => nothing_about(&model),
+    }
+}
+
+fn nothing_about(model: &str) -> Response {
+    let shown: String = model.chars().filter(|c| !c.is_control()).take(MAX_MODEL_NAME).collect();
+    refusal(StatusCode::NOT_FOUND, "model_name", &format!("nothing is said about the model `{shown}`"))
+}
+
+/// Only JSON is taken: a browser asks before it sends that across sites, and is not answered.
+async fn change(
+    State(state): State<AdminState>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    if let Some(refusal) = refuse_afar(peer) {
+        return refusal;
+    }
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    if !kind.split(';').next().is_some_and(|k| k.trim().eq_ignore_ascii_case("application/json")) {
+        let message = "the content type must be `application/json`";
+        return refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, "", message);
+    }
+    let document = match serde_json::from_slice::<Value>(&body) {
+        Ok(document) => document,
+        Err(error) => return refusal(StatusCode::BAD_REQUEST, "", &format!("the body is no JSON: {error}")),
+    };
+    match state.policies.change(&document) {
+        Ok((model, policy)) => {
+            tracing::info!(%peer, model, policy = ?policy, "policy of a model changed");
+            json(&row(&model, &policy))
+        }
+        Err(PolicyError { field, message }) => refusal(StatusCode::BAD_REQUEST, &field, &message),
+    }
+}
+
+async fn forget(
+    State(state): State<AdminState>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    Path(model): Path<String>,
+) -> Response {
+    if let Some(refusal) = refuse_afar(peer) {
+        return refusal;
+    }
+    if !state.policies.remove(&model) {
+        return nothing_about(&model);
+    }
+    tracing::info!(%peer, model, "policy of a model forgotten");
+    StatusCode::NO_CONTENT.into_response()
+}

@@ -1,0 +1,69 @@
+use super::*;
+use serde_json::json;
+
+#[test]
+fn a_change_keeps_what_it_does_not_name_and_a_zero_is_a_zero() {
+    let policies = ModelPolicies::default();
+    assert_eq!(policies.of("m"), ModelPolicy::default());
+    let change = |document| policies.change(&document).unwrap().1;
+    // "localai 1.11 scheduling API": {abs 3, min .4} goes round.
+    let first = change(json!({"model_name": "m", "balance_abs_threshold": 3, "min_prefix_match": 0.4}));
+    assert_eq!((first.balance_abs_threshold, first.min_prefix_match), (Some(3), Some(0.4)));
+    assert_eq!(policies.of("m"), first);
+    let second = change(json!({"model_name": "m", "route_policy": "round_robin"}));
+    assert_eq!(second, ModelPolicy { route_policy: Some(RoutePolicy::RoundRobin), ..first });
+    // "localai 1.4, follow-up": an explicit 0.
+    let zero = change(json!({"model_name": "m", "balance_abs_threshold": 0, "min_prefix_match": 0}));
+    assert_eq!((zero.balance_abs_threshold, zero.min_prefix_match), (Some(0), Some(0.0)));
+    assert_eq!(change(json!({"model_name": "m", "balance_rel_threshold": 1})).balance_rel_threshold, Some(1.0));
+    // "localai 1.8": 0 is no ratio, it inherits; so does null, and the empty policy.
+    assert_eq!(change(json!({"model_name": "m", "balance_rel_threshold": 0})).balance_rel_threshold, None);
+    let inherits =
+        change(json!({"model_name": "m", "route_policy": "", "balance_abs_threshold": null, "min_prefix_match": null}));
+    assert_eq!(inherits, ModelPolicy::default());
+    assert_eq!(policies.all().len(), 1);
+    assert!(policies.remove("m") && !policies.remove("m") && policies.get("m").is_none());
+}
+
+#[test]
+fn what_is_out_of_bounds_is_refused_whole_and_by_name() {
+    let policies = ModelPolicies::default();
+    policies.change(&json!({"model_name": "m", "min_prefix_match": 0.5})).unwrap();
+    let before = policies.of("m");
+    for (field, value) in [
+        // "localai 1.11 scheduling API": min 2, policy bogus, rel .5.
+        ("min_prefix_match", json!(2)),
+        ("route_policy", json!("bogus")),
+        ("balance_rel_threshold", json!(0.5)),
+        ("min_prefix_match", json!(-0.1)),
+        ("min_prefix_match", json!("0.3")),
+        ("route_policy", json!(1)),
+        ("balance_abs_threshold", json!(-1)),
+        ("balance_abs_threshold", json!(1.5)),
+        ("balance_rel_threshold", json!(-2)),
+        ("min_replicas", json!(1)),
+        ("model_name", json!("")),
+        ("model_name", json!("a\nb")),
+        ("model_name", json!("x".repeat(257))),
+        ("model_name", json!(null)),
+    ] {
+        let mut document = json!({"model_name": "m", "balance_abs_threshold": 7});
+        document[field] = value.clone();
+        let error = policies.change(&document).unwrap_err();
+        assert_eq!(error.field, field, "{value}");
+        assert!(error.message.contains(field) && error.message.len() < 400, "{error}");
+        assert_eq!(policies.of("m"), before, "nothing of a wrong change is made");
+    }
+    assert_eq!(policies.change(&json!([1])).unwrap_err().field, "");
+}
+
+#[test]
+fn there_is_a_bound_on_models() {
+    let policies = ModelPolicies::default();
+    for i in 0..MAX_MODELS {
+        policies.change(&json!({"model_name": format!("m{i}"), "min_prefix_match": 0})).unwrap();
+    }
+    assert_eq!(policies.change(&json!({"model_name": "one more"})).unwrap_err().field, "model_name");
+    policies.change(&json!({"model_name": "m3", "min_prefix_match": 1})).unwrap();
+    assert_eq!(policies.all().len(), MAX_MODELS);
+}

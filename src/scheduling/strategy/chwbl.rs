@@ -1,0 +1,195 @@
+//! `chwbl`: consistent hashing with bounded loads. Prompts that begin alike have one home on a ring; when it is full, the next one
+//! with room takes them.
+//!
+//! ```text
+//! ring   MD5("{endpoint's name}:{0..virtualNodes}"), its first 64 bits
+//! key    MD5("system:{last system prompt}|user_0:{first}|user_1:{second user message}"), the whole prompt where there is no user message
+//! room   requests < ceil(loadFactor · mean)  or  requests <= mean + margin · √mean,   mean = (all requests + 1) / candidates
+//! ```
+//!
+//! The bound has two halves. The factor alone, rounded down as Neutree does it, loses affinity on a quiet fleet: below `n / loadFactor` requests
+//! nobody has room, so a hot prompt stays on one endpoint while others are idle, and at a mean of 1, 2 or 3 requests the one free slot wins, so
+//! nine of ten requests leave their home. Rounded up, somebody always has room; the margin of two square roots is the spread
+//! that chance alone puts on the load (Poisson), so that only a prompt that is really hot leaves its home. With 16 endpoints, 2,000 equally likely
+//! keys and 16, 48, 128 or 512 requests in flight, 1 to 2 % leave their home; by the original's rule 94, 93, 22 and 5 %. The price is a
+//! busiest endpoint at 3.0, 2.0, 1.6 and 1.3 times the mean. `compat: true` is the original's rule, over all endpoints of the pool whether they
+//! may serve the request or not.
+//!
+//! When not: agents that share one long system prompt (they all have the same home), or many turns that differ late; `prefix-cache` sees where
+//! prompts part. Tools, adapters and media are not in the key. A list of text parts counts as one text.
+//! Source: Neutree `consistent_hash`; Mirrokni, Thorup, Zadimoghaddam, "Consistent hashing with bounded loads" (2016).
+
+use super::least_request::LeastRequest;
+use crate::protocol::Prompt;
+use crate::rng::PickRng;
+use crate::scheduling::messages::{everything, messages, texts};
+use crate::scheduling::plugin::{Descriptor, ParamError, params};
+use crate::scheduling::ring::{self, Found, SharedRing};
+use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
+use md5::{Digest, Md5};
+use serde::Deserialize;
+use std::borrow::Cow;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor = Descriptor {
+    name: "chwbl",
+    summary: "Gives prompts with the same system prompt and first user messages one home on a hash ring, and the next one when it is full.",
+    source: "Neutree `consistent_hash`; Mirrokni et al. 2016",
+    build: |value| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
+};
+
+/// 100 points an endpoint, as Neutree has it: the fullest of 8 gets a sixth more keys than the mean.
+const DEFAULT_VIRTUAL_NODES: u32 = 100;
+/// A quarter above the mean, as Neutree has it.
+const DEFAULT_LOAD_FACTOR: f64 = 1.25;
+/// The first two user messages, as Neutree has it: they tell conversations apart.
+const DEFAULT_MAX_USER_MESSAGES: u32 = 2;
+/// Two standard deviations of a load that chance alone spreads: of equally likely keys 1 to 2 % leave their home.
+const DEFAULT_MARGIN: f64 = 2.0;
+/// 4,096 points an endpoint are far beyond any use; more would make a ring of a thousand endpoints slow to build.
+pub(super) const MAX_VIRTUAL_NODES: u32 = 4_096;
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct Params {
+    virtual_nodes: u32,
+    load_factor: f64,
+    max_user_messages_for_cache: u32,
+    margin: f64,
+    compat: bool,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self {
+            virtual_nodes: DEFAULT_VIRTUAL_NODES,
+            load_factor: DEFAULT_LOAD_FACTOR,
+            max_user_messages_for_cache: DEFAULT_MAX_USER_MESSAGES,
+            margin: DEFAULT_MARGIN,
+            compat: false,
+        }
+    }
+}
+
+impl Params {
+    fn build(self) -> Result<Chwbl, ParamError> {
+        let Params { virtual_nodes, load_factor, margin, .. } = self;
+        if !(1..=MAX_VIRTUAL_NODES).contains(&virtual_nodes) {
+            return Err(ParamError(format!("`virtualNodes` is {virtual_nodes}; 1 to {MAX_VIRTUAL_NODES} is allowed")));
+        }
+        if !load_factor.is_finite() || load_factor < 1.0 {
+            return Err(ParamError(format!("`loadFactor` is {load_factor}; 1 or more is allowed")));
+        }
+        if !margin.is_finite() || margin < 0.0 {
+            return Err(ParamError(format!("`margin` is {margin}; 0 or more is allowed")));
+        }
+        let ring =
+            SharedRing::new(|name, i| first_64_bits(Md5::new().chain_update(format!("{name}:{i}"))), virtual_nodes);
+        Ok(Chwbl { ring, params: self })
+    }
+}
+
+#[derive(Debug)]
+struct Chwbl {
+    ring: SharedRing,
+    params: Params,
+}
+
+/// The first 16 hexadecimal digits of the sum.
+fn first_64_bits(md5: Md5) -> u64 {
+    md5.finalize().first_chunk().map_or(0, |head| u64::from_be_bytes(*head))
+}
+
+/// Writes the text that stands for a prompt; false when there is nothing to go by.
+fn write_key(prompt: &Prompt<'_>, max_user_messages: u32, mut to: impl FnMut(&[u8])) -> bool {
+    // The original looks at the number after it has taken a message, so that 0 takes one.
+    let wanted = max_user_messages.max(1);
+    let (mut system, mut users) = (None, 0);
+    for message in messages(prompt) {
+        match message.role {
+            "system" => system = Some(message),
+            "user" => users += 1,
+            _ => {}
+        }
+        if users >= wanted {
+            break;
+        }
+    }
+    let mut parts = 0;
+    let mut part = |name: &str, texts: &mut dyn Iterator<Item = Cow<'_, str>>| {
+        to(if parts > 0 { b"|" } else { b"" });
+        parts += 1;
+        to(name.as_bytes());
+        texts.for_each(|text| to(text.as_bytes()));
+    };
+    match system {
+        Some(system) if system.texts().any(|text| !text.is_empty()) => part("system:", &mut system.texts()),
+        None if texts(&prompt.system).any(|text| !text.is_empty()) => part("system:", &mut texts(&prompt.system)),
+        _ => {}
+    }
+    let named = messages(prompt).filter(|m| m.role == "user").take(users as usize);
+    for (i, user) in named.enumerate() {
+        part(&format!("user_{i}:"), &mut user.texts());
+    }
+    parts > 0 || everything(prompt, to)
+}
+
+impl Chwbl {
+    fn key(&self, prompt: &Prompt<'_>) -> Option<u64> {
+        let mut md5 = Md5::new();
+        let known = write_key(prompt, self.params.max_user_messages_for_cache, |bytes| md5.update(bytes));
+        known.then(|| first_64_bits(md5))
+    }
+
+    /// The most requests that an endpoint may have, the new one included; not always a whole number.
+    fn bound(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> f64 {
+        let Params { load_factor, margin, compat, .. } = self.params;
+        if compat {
+            let (requests, n) = load_of_all(cx);
+            return (requests + 1) as f64 / n.max(1) as f64 * load_factor;
+        }
+        let (requests, n) = ring::load(candidates);
+        let mean = (requests + 1) as f64 / n.max(1) as f64;
+        (mean * load_factor).ceil().max((mean + margin * mean.sqrt()).floor() + 1.0)
+    }
+}
+
+/// As [`ring::load`], over every endpoint of the pool.
+pub(super) fn load_of_all(cx: &PickContext<'_>) -> (u64, usize) {
+    let requests = |s| u64::from(Candidate::new(s, cx.now, cx.stale_after, 0).requests);
+    (cx.snapshot.endpoints.iter().map(requests).sum(), cx.snapshot.endpoints.len())
+}
+
+/// Says how a key found its endpoint.
+pub(super) fn tell(found: Found, ranking: &mut Ranking) {
+    match found {
+        Found::Home => ranking.because("its home on the ring"),
+        Found::Next => {
+            ranking.because("next on the ring with room");
+            ranking.divert();
+        }
+        Found::NoRoom => ranking.because("its home on the ring, though nobody has room"),
+    }
+}
+
+impl Strategy for Chwbl {
+    fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        let Some(key) = cx.request.prompt.and_then(|prompt| self.key(prompt)) else {
+            ranking.lacks(Signal::Prompt);
+            return LeastRequest.rank(cx, candidates, rng, ranking);
+        };
+        let bound = self.bound(cx, candidates);
+        ranking
+            .note("room", 1.0, candidates, |i| candidates.get(i).map_or(f64::NAN, |c| bound - f64::from(c.requests)));
+        let found =
+            ring::rank(&self.ring.of(cx.snapshot), key, candidates, ranking, |c| f64::from(c.requests) + 1.0 <= bound);
+        tell(found, ranking);
+    }
+
+    fn reads(&self) -> Reads {
+        Reads::PROMPT
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,269 @@
+//! Who was sent which beginnings, and when: bounded, forgotten by age, and the weight of each endpoint at hand without a walk.
+//!
+//! A chain's hash stands for everything before it, so the tree of beginnings is a map from hash to those that were sent it. All entries
+//! are in one list by age: what is too old goes from its end, and so does what is one too many; of one prompt the tail goes first.
+
+use crate::clock::Timestamp;
+use crate::ids::EndpointId;
+use ahash::AHashMap;
+use std::cmp::Reverse;
+use std::time::Duration;
+
+/// Endpoints that are remembered for one beginning; of more, the latest. What eight endpoints hold finds a place anyway.
+const MAX_OWNERS: usize = 8;
+/// Old entries that go at once at most, so that nobody waits long after a quiet hour.
+const SWEEP: usize = 256;
+const NONE: u32 = u32::MAX;
+
+/// How long and how much is remembered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Retention {
+    /// What is older is forgotten.
+    pub(super) ttl: Duration,
+    /// An entry's weight halves in this time; zero for never.
+    pub(super) half_life: Duration,
+    /// Pairs of a beginning and an endpoint.
+    pub(super) max_entries: u32,
+    /// Only the last endpoint that was sent a beginning owns it, as in LocalAI.
+    pub(super) last_writer: bool,
+}
+
+/// That an endpoint was sent a beginning.
+#[derive(Debug)]
+struct Entry {
+    hash: u64,
+    owner: EndpointId,
+    at: Timestamp,
+    /// The next entry of the same hash, or the next free one.
+    sibling: u32,
+    older: u32,
+    newer: u32,
+}
+
+/// The weights of an endpoint's entries, added up.
+#[derive(Clone, Copy, Debug, Default)]
+struct Weight {
+    sum: f64,
+    at: Timestamp,
+    entries: u32,
+}
+
+/// The longest known beginning of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Hot {
+    /// The position of its endpoint among the candidates.
+    pub(super) candidate: usize,
+    /// Blocks.
+    pub(super) depth: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Memory {
+    retention: Retention,
+    first: AHashMap<u64, u32>,
+    entries: Vec<Entry>,
+    held: u32,
+    free: u32,
+    oldest: u32,
+    newest: u32,
+    weights: AHashMap<EndpointId, Weight>,
+}
+
+impl Memory {
+    pub(super) fn new(retention: Retention) -> Self {
+        let (first, weights) = (AHashMap::new(), AHashMap::new());
+        Self { retention, first, entries: Vec::new(), held: 0, free: NONE, oldest: NONE, newest: NONE, weights }
+    }
+
+    /// Entries held.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        let weighed: u32 = self.weights.values().map(|w| w.entries).sum();
+        assert_eq!(weighed, self.held);
+        self.held as usize
+    }
+
+    fn entry(&self, at: u32) -> Option<&Entry> {
+        self.entries.get(at as usize)
+    }
+
+    fn entry_mut(&mut self, at: u32) -> Option<&mut Entry> {
+        self.entries.get_mut(at as usize)
+    }
+
+    fn lives(&self, entry: &Entry, now: Timestamp) -> bool {
+        now.since(entry.at) <= self.retention.ttl
+    }
+
+    /// What is left of a weight of 1 after `age`.
+    fn decay(&self, age: Duration) -> f64 {
+        let half_life = self.retention.half_life.as_secs_f64();
+        if half_life > 0.0 { (-age.as_secs_f64() / half_life).exp2() } else { 1.0 }
+    }
+
+    /// The entries of one hash.
+    fn owners(&self, hash: u64) -> impl Iterator<Item = (u32, &Entry)> {
+        let mut at = self.first.get(&hash).copied().unwrap_or(NONE);
+        std::iter::from_fn(move || {
+            let (here, entry) = (at, self.entry(at)?);
+            at = entry.sibling;
+            Some((here, entry))
+        })
+    }
+
+    /// The longest beginning of `chain` that a candidate was sent; `candidate` gives the position of an endpoint and its requests. Of several
+    /// that were sent it the one with the fewest requests, then the latest. With a last writer only, that one or nobody.
+    pub(super) fn hot(
+        &self,
+        chain: &[u64],
+        now: Timestamp,
+        candidate: impl Fn(EndpointId) -> Option<(usize, u32)>,
+    ) -> Option<Hot> {
+        let known = chain.iter().take_while(|hash| self.first.contains_key(hash)).count();
+        for (i, hash) in chain.iter().enumerate().take(known).rev() {
+            let mut live = self.owners(*hash).map(|(_, e)| e).filter(|e| self.lives(e, now)).peekable();
+            let owned = live.peek().is_some();
+            let named =
+                live.filter_map(|e| candidate(e.owner).map(|(position, requests)| (requests, Reverse(e.at), position)));
+            if let Some((.., candidate)) = named.min() {
+                return Some(Hot { candidate, depth: i + 1 });
+            }
+            if owned && self.retention.last_writer {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// How much an endpoint was sent of late.
+    pub(super) fn weight(&self, endpoint: EndpointId, now: Timestamp) -> f64 {
+        self.weights.get(&endpoint).map_or(0.0, |w| w.sum * self.decay(now.since(w.at)))
+    }
+
+    /// Whether something is held that is too old.
+    pub(super) fn is_stale(&self, now: Timestamp) -> bool {
+        self.entry(self.oldest).is_some_and(|e| !self.lives(e, now))
+    }
+
+    /// Forgets what is too old, a good part at a time.
+    pub(super) fn expire(&mut self, now: Timestamp) {
+        for _ in 0..SWEEP {
+            if !self.is_stale(now) {
+                break;
+            }
+            self.remove(self.oldest, now);
+        }
+    }
+
+    /// `endpoint` is sent the prompt of `chain`.
+    pub(super) fn observe(&mut self, chain: &[u64], endpoint: EndpointId, now: Timestamp) {
+        self.expire(now);
+        // From the tail, so that the head is the youngest.
+        for hash in chain.iter().rev() {
+            self.touch(*hash, endpoint, now);
+        }
+        while self.held > self.retention.max_entries {
+            self.remove(self.oldest, now);
+        }
+    }
+
+    fn touch(&mut self, hash: u64, owner: EndpointId, now: Timestamp) {
+        let mut own = None;
+        let mut count = 0;
+        let mut last: Option<(Timestamp, u32)> = None;
+        for (at, entry) in self.owners(hash) {
+            if entry.owner == owner {
+                own = Some((at, entry.at));
+            } else {
+                count += 1;
+                last = Some(last.unwrap_or((entry.at, at)).min((entry.at, at)));
+            }
+        }
+        let most = if self.retention.last_writer { 1 } else { MAX_OWNERS };
+        if let Some((_, at)) = last.filter(|_| count >= most) {
+            self.remove(at, now);
+        }
+        match own {
+            Some((at, before)) => {
+                let left = self.decay(now.since(before));
+                self.weigh(owner, 1.0 - left, 0, now);
+                self.unlink(at);
+                self.link_newest(at, now);
+            }
+            None => {
+                let sibling = self.first.get(&hash).copied().unwrap_or(NONE);
+                let at = self.allocate(Entry { hash, owner, at: now, sibling, older: NONE, newer: NONE });
+                self.first.insert(hash, at);
+                self.weigh(owner, 1.0, 1, now);
+                self.held += 1;
+                self.link_newest(at, now);
+            }
+        }
+    }
+
+    fn weigh(&mut self, owner: EndpointId, by: f64, entries: i32, now: Timestamp) {
+        let weight = self.weights.get(&owner).copied().unwrap_or_default();
+        let left = weight.sum * self.decay(now.since(weight.at));
+        let entries = weight.entries.saturating_add_signed(entries);
+        if entries == 0 {
+            self.weights.remove(&owner);
+        } else {
+            // Rounding must not make less than nothing of it.
+            self.weights.insert(owner, Weight { sum: (left + by).max(0.0), at: now, entries });
+        }
+    }
+
+    fn allocate(&mut self, entry: Entry) -> u32 {
+        let at = self.free;
+        if let Some(place) = self.entries.get_mut(at as usize) {
+            self.free = place.sibling;
+            *place = entry;
+            return at;
+        }
+        self.entries.push(entry);
+        u32::try_from(self.entries.len() - 1).unwrap_or(NONE)
+    }
+
+    fn remove(&mut self, at: u32, now: Timestamp) {
+        let Some((hash, owner, before, sibling)) = self.entry(at).map(|e| (e.hash, e.owner, e.at, e.sibling)) else {
+            return;
+        };
+        let left = self.decay(now.since(before));
+        self.weigh(owner, -left, -1, now);
+        self.held -= 1;
+        self.unlink(at);
+        let previous = self.owners(hash).find(|(_, e)| e.sibling == at).map(|(i, _)| i);
+        match previous.and_then(|i| self.entry_mut(i)) {
+            Some(previous) => previous.sibling = sibling,
+            None if sibling == NONE => drop(self.first.remove(&hash)),
+            None => drop(self.first.insert(hash, sibling)),
+        }
+        let free = std::mem::replace(&mut self.free, at);
+        if let Some(entry) = self.entry_mut(at) {
+            entry.sibling = free;
+        }
+    }
+
+    fn unlink(&mut self, at: u32) {
+        let Some((older, newer)) = self.entry(at).map(|e| (e.older, e.newer)) else { return };
+        match self.entry_mut(older) {
+            Some(entry) => entry.newer = newer,
+            None => self.oldest = newer,
+        }
+        match self.entry_mut(newer) {
+            Some(entry) => entry.older = older,
+            None => self.newest = older,
+        }
+    }
+
+    fn link_newest(&mut self, at: u32, now: Timestamp) {
+        let older = std::mem::replace(&mut self.newest, at);
+        match self.entry_mut(older) {
+            Some(entry) => entry.newer = at,
+            None => self.oldest = at,
+        }
+        if let Some(entry) = self.entry_mut(at) {
+            (entry.at, entry.older, entry.newer) = (now, older, NONE);
+        }
+    }
+}
