@@ -291,6 +291,12 @@ impl EndpointSpeed {
         }
     }
 
+    /// Whether any answer of this endpoint or of its pool has been learned from.
+    #[must_use]
+    pub fn is_learned(&self) -> bool {
+        coefficients(&self.first).is_some() || self.pool.first.lock().is_learned()
+    }
+
     /// What was learned here; `None` before the first answer.
     #[must_use]
     pub fn learned(&self) -> Option<Learned> {

@@ -14,6 +14,8 @@ pub enum Signal {
     Prefix,
     /// The prompt's text.
     Prompt,
+    /// How fast the servers are: no answer has been seen yet.
+    Latency,
     /// Who asks: a header that is missing.
     User,
 }

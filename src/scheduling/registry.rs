@@ -48,6 +48,7 @@ pub const PLUGINS: &[&PluginDescriptor] = &[
     &profile::header::PLUGIN,
     &scorer::kv_cache::PLUGIN,
     &filter::label_selector::PLUGIN,
+    &scorer::latency::PLUGIN,
     &scorer::load_aware::PLUGIN,
     &scorer::lora_affinity::PLUGIN,
     &picker::max_score::PLUGIN,

@@ -15,9 +15,6 @@ use std::time::Duration;
 
 const HEAD: &str = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n";
 
-/// Parts of the pipeline that the catalogue knows and the registry does not have yet.
-const PENDING: &[&str] = &["latency-scorer", "predicted-latency-scorer"];
-
 /// The file alone, before it is merged with flags and defaults.
 fn read(text: &str) -> (Option<File>, Vec<Diagnostic>) {
     let mut sink = Sink::default();
@@ -601,7 +598,7 @@ fn shipped_files_load_or_name_the_plugin_that_is_not_held() {
     assert!(seen >= 30, "{seen}");
     let absent = ["dp-kvcache-epp", "epp-burst-prefix-cache", "epp-mm-embeddings-cache", "sim-epp-gpu"];
     assert!(absent.iter().all(|name| refused.contains(*name)), "{refused:?}");
-    assert!(refused.len() <= absent.len() + PENDING.len(), "{refused:?}");
+    assert!(refused.len() <= absent.len(), "{refused:?}");
 }
 
 #[test]
@@ -615,7 +612,7 @@ fn the_catalogue_holds_together() {
         assert!(part || registry::plugin(entry.name).is_none(), "{} is a part of the pipeline by now", entry.name);
     }
     let lacking = CATALOGUE.iter().filter(|e| matches!(e.fate, Fate::Part | Fate::PartAnd(_)) && !held(e.name));
-    assert_eq!(lacking.map(|e| e.name).collect::<Vec<_>>(), PENDING);
+    assert_eq!(lacking.map(|e| e.name).collect::<Vec<_>>(), Vec::<&str>::new());
     for name in IMPLICIT {
         assert!(!catalogue::entry(name).unwrap().slots.is_empty(), "{name}");
     }

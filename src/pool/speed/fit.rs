@@ -39,6 +39,10 @@ impl<const N: usize> Fit<N> {
         &self.coefficients
     }
 
+    pub(super) fn is_learned(&self) -> bool {
+        self.count > 0.0
+    }
+
     /// The usual error as a part of what is predicted; a half before anything was measured.
     pub(super) fn error(&self) -> f64 {
         self.error

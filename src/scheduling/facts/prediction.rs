@@ -70,10 +70,14 @@ impl Headroom {
     }
 }
 
-/// What the request would take on `candidate`; `None` while nothing is known of its speed.
+/// What the request would take on `candidate`; `None` while nothing is known of its pool's speed.
 #[must_use]
-pub fn predict(_: &PickContext<'_>, _: &Candidate<'_>) -> Option<Prediction> {
-    None
+pub fn predict(cx: &PickContext<'_>, candidate: &Candidate<'_>) -> Option<Prediction> {
+    let endpoint = &candidate.state.endpoint;
+    let speed = Some(&endpoint.speed).filter(|s| s.is_learned())?;
+    let load = speed.load(endpoint, candidate.metrics, cx.now);
+    let predicted = speed.predict(&load, candidate.work(cx));
+    Some(Prediction { ttft_ms: predicted.first_token * 1e3, tpot_ms: predicted.per_token * 1e3 })
 }
 
 /// Which end of a positive headroom wins.

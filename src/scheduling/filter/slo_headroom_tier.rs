@@ -81,7 +81,7 @@ impl Filter for SloHeadroomTier {
     }
 
     fn lacks(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> Option<Signal> {
-        candidates.iter().all(|c| predict(cx, c).is_none()).then_some(Signal::Metrics)
+        candidates.iter().all(|c| predict(cx, c).is_none()).then_some(Signal::Latency)
     }
 
     fn reads(&self) -> Reads {

@@ -5,6 +5,7 @@ pub mod active_request;
 pub mod endpoint_attribute;
 pub mod header_label_affinity;
 pub mod kv_cache;
+pub mod latency;
 pub mod load_aware;
 pub mod lora_affinity;
 pub mod no_hit_lru;
