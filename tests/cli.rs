@@ -218,9 +218,9 @@ fn a_request_is_explained_block_by_block() {
         "characters, blocks of 64 bytes",
         "about 26 tokens, 1 full block\n",
         "goes to    127.0.0.1:1",
-        "(predicted-latency: least predicted cost)",
+        "(pipeline: greatest score)",
         "WHY",
-        "own prefill, s",
+        "queue-scorer × 2",
         "⟨role⟩system⟨text⟩You answer",
     ] {
         assert!(out(&said).contains(word), "{word}: {}", out(&said));

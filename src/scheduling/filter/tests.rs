@@ -446,7 +446,7 @@ fn filters_say_what_they_lack() {
         ("utilization-detector", fresh(), None),
         ("utilization-detector", vec![silent(), load(0, 0.0).aged(4_000)], Some(Signal::Metrics)),
         ("prefix-cache-affinity-filter", fresh(), Some(Signal::Prefix)),
-        ("slo-headroom-tier-filter", fresh(), Some(Signal::Metrics)),
+        ("slo-headroom-tier-filter", fresh(), Some(Signal::Latency)),
         ("decode-filter", vec![silent()], None),
     ] {
         let trial = among(servers);

@@ -130,7 +130,7 @@ impl Profile {
                 *sum += weight * if score.is_nan() { 0.0 } else { score.clamp(0.0, 1.0) };
             }
         }
-        ranking.note("sum", 1.0, field, |i| sums.get(i).copied().map_or(f64::NAN, f64::from));
+        ranking.note("sum", 0.0, field, |i| sums.get(i).copied().map_or(f64::NAN, f64::from));
         sums
     }
 }
