@@ -11,7 +11,7 @@ use crate::ids::EndpointId;
 use crate::pool::{Endpoint, Published, SnapshotStore};
 use crate::prefix::index::PrefixIndex;
 use crate::prefix::key::KeySpace;
-use crate::prefix::residents::{Cache, Resident, Residents};
+use crate::prefix::residents::{Cache, Resident, Residents, Table};
 use crate::prefix::trust::TrustCell;
 use crate::rng;
 use ahash::AHashMap;
@@ -154,7 +154,7 @@ impl Feed {
         while let Some(Ok(())) = shutdown.run_until_cancelled(self.published.changed()).await {
             self.follow(&stop);
         }
-        self.residents.publish(AHashMap::new());
+        self.residents.publish(Table::default());
     }
 
     /// Brings the lanes in line with the current snapshot.

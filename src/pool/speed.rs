@@ -50,11 +50,46 @@ const FULL_CACHE: f32 = 0.95;
 pub struct PoolSpeed {
     first: Mutex<Fit<FIRST>>,
     next: Mutex<Fit<NEXT>>,
+    /// The coefficients, as readers take them.
+    published: (Published<FIRST>, Published<NEXT>),
 }
 
 impl Default for PoolSpeed {
     fn default() -> Self {
-        Self { first: Mutex::new(Fit::new(DEFAULT_FIRST)), next: Mutex::new(Fit::new(DEFAULT_NEXT)) }
+        let pool = Self {
+            first: Mutex::new(Fit::new(DEFAULT_FIRST)),
+            next: Mutex::new(Fit::new(DEFAULT_NEXT)),
+            published: (Published::default(), Published::default()),
+        };
+        pool.published.0.set(&DEFAULT_FIRST);
+        pool.published.1.set(&DEFAULT_NEXT);
+        pool
+    }
+}
+
+/// Coefficients that are read at every decision and written at every answer; f32 bits. A reader may see some from before a change and some
+/// from after it.
+#[derive(Debug)]
+struct Published<const N: usize>([AtomicU32; N]);
+
+impl<const N: usize> Default for Published<N> {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| AtomicU32::new(0)))
+    }
+}
+
+impl<const N: usize> Published<N> {
+    #[expect(clippy::cast_possible_truncation, reason = "seconds per unit; f32 is precise enough")]
+    fn set(&self, coefficients: &[f64; N]) {
+        for (slot, c) in self.0.iter().zip(coefficients) {
+            slot.store((*c as f32).to_bits(), Relaxed);
+        }
+    }
+
+    /// `None` before anything was set.
+    fn get(&self) -> Option<[f64; N]> {
+        let read = self.0.each_ref().map(|c| f64::from(f32::from_bits(c.load(Relaxed))));
+        read.iter().any(|c| *c > 0.0).then_some(read)
     }
 }
 
@@ -163,9 +198,9 @@ impl Slower {
 pub struct EndpointSpeed {
     pool: Arc<PoolSpeed>,
     own: Mutex<Option<Own>>,
-    /// The coefficients, as readers take them: f32 bits; all zero before the endpoint has shown anything.
-    first: [AtomicU32; FIRST],
-    next: [AtomicU32; NEXT],
+    /// The coefficients, as readers take them; none before the endpoint has shown anything.
+    first: Published<FIRST>,
+    next: Published<NEXT>,
     /// Requests whose first token will be seen, and their prompts' tokens and thousands of pairs.
     pending: AtomicU32,
     pending_tokens: AtomicU64,
@@ -174,18 +209,6 @@ pub struct EndpointSpeed {
     since: AtomicU64,
     /// Tokens of those whose first token won't be seen (f32 bits), and when that was so (ms): they drain.
     unseen: AtomicU64,
-}
-
-fn coefficients<const N: usize>(published: &[AtomicU32; N]) -> Option<[f64; N]> {
-    let read = published.each_ref().map(|c| f64::from(f32::from_bits(c.load(Relaxed))));
-    read.iter().any(|c| *c > 0.0).then_some(read)
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "seconds per unit; f32 is precise enough")]
-fn publish<const N: usize>(fit: &Fit<N>, ratio: f64, to: &[AtomicU32; N]) {
-    for (slot, c) in to.iter().zip(fit.coefficients()) {
-        slot.store(((c * ratio) as f32).to_bits(), Relaxed);
-    }
 }
 
 fn dot<const N: usize>(a: &[f64; N], b: &[f64; N]) -> f64 {
@@ -200,11 +223,11 @@ impl EndpointSpeed {
     }
 
     fn first_coefficients(&self) -> [f64; FIRST] {
-        coefficients(&self.first).unwrap_or_else(|| *self.pool.first.lock().coefficients())
+        self.first.get().or_else(|| self.pool.published.0.get()).unwrap_or(DEFAULT_FIRST)
     }
 
     fn next_coefficients(&self) -> [f64; NEXT] {
-        coefficients(&self.next).unwrap_or_else(|| *self.pool.next.lock().coefficients())
+        self.next.get().or_else(|| self.pool.published.1.get()).unwrap_or(DEFAULT_NEXT)
     }
 
     /// Requests whose first token is awaited and will be seen.
@@ -216,7 +239,8 @@ impl EndpointSpeed {
     /// A new process: what the old one showed is void.
     pub fn reset(&self) {
         *self.own.lock() = None;
-        self.first.iter().chain(&self.next).for_each(|c| c.store(0, Relaxed));
+        self.first.set(&[0.0; FIRST]);
+        self.next.set(&[0.0; NEXT]);
     }
 
     /// Seconds that `kilotokens` of prompt take to compute here, when there are no other costs.
@@ -279,7 +303,6 @@ impl EndpointSpeed {
     #[must_use]
     pub fn predict(&self, load: &Load, work: Work) -> Prediction {
         let first = self.first_coefficients();
-        let [_, _, _, ..] = first;
         let features = first_features(load, work);
         let decode = [1.0, load.decoding + 1.0, load.kilotokens];
         let next = self.next_coefficients();
@@ -294,7 +317,7 @@ impl EndpointSpeed {
     /// Whether any answer of this endpoint or of its pool has been learned from.
     #[must_use]
     pub fn is_learned(&self) -> bool {
-        coefficients(&self.first).is_some() || self.pool.first.lock().is_learned()
+        self.first.get().is_some() || self.pool.first.lock().is_learned()
     }
 
     /// What was learned here; `None` before the first answer.
@@ -313,24 +336,26 @@ impl EndpointSpeed {
 
     fn observe_first(&self, features: &[f64; FIRST], seconds: f64) {
         let (expected, pool) = self.pool.observe(&self.pool.first, features, seconds, &DEFAULT_FIRST, &SCALE_FIRST);
+        self.pool.published.0.set(&pool);
         let mut own = self.own.lock();
         let Own { first, slower: [slower, _], lately: [lately, _], .. } =
             own.get_or_insert_with(|| self.pool.newcomer());
         let ratio = slower.observe(seconds, expected);
         let lately = lately.observe(seconds, first.predict(features));
         first.observe(features, seconds, &pool.map(|c| c * ratio), &SCALE_FIRST);
-        publish(first, lately, &self.first);
+        self.first.set(&first.coefficients().map(|c| c * lately));
     }
 
     fn observe_next(&self, features: &[f64; NEXT], seconds: f64) {
         let (expected, pool) = self.pool.observe(&self.pool.next, features, seconds, &DEFAULT_NEXT, &SCALE_NEXT);
+        self.pool.published.1.set(&pool);
         let mut own = self.own.lock();
         let Own { next, slower: [_, slower], lately: [_, lately], .. } =
             own.get_or_insert_with(|| self.pool.newcomer());
         let ratio = slower.observe(seconds, expected);
         let lately = lately.observe(seconds, next.predict(features));
         next.observe(features, seconds, &pool.map(|c| c * ratio), &SCALE_NEXT);
-        publish(next, lately, &self.next);
+        self.next.set(&next.coefficients().map(|c| c * lately));
     }
 }
 

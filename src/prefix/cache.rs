@@ -4,6 +4,7 @@
 //! when the answer's usage tells how much was really cached.
 
 use super::average::Average;
+use super::by_endpoint::ByEndpoint;
 use super::claims::{Claim, ClaimedDepths, Claims};
 use super::index::{Depth, HolderId, IndexConfig, Matches, PrefixIndex, TenantId};
 use super::key::{BlockKey, BlockKeys, KeySpace};
@@ -103,7 +104,7 @@ struct Guess {
     capacity: Arc<Capacity>,
 }
 
-type Guesses = AHashMap<EndpointId, Guess>;
+type Guesses = ByEndpoint<Guess>;
 
 /// Blocks that are believed to lie on one server.
 #[derive(Debug, Default)]

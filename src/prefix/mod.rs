@@ -4,6 +4,7 @@
 //! what was routed there (approximate). Pure: moments come in as arguments. May import `clock` and `ids`.
 
 mod average;
+pub mod by_endpoint;
 pub mod cache;
 pub mod claims;
 pub mod index;

@@ -1,9 +1,9 @@
 //! Which KV caches stand behind which endpoint, as engines' own events tell: what requests look up.
 
+use super::by_endpoint::ByEndpoint;
 use super::index::HolderId;
 use super::trust::{Trust, TrustCell};
-use crate::ids::EndpointId;
-use ahash::{AHashMap, AHashSet};
+use ahash::AHashSet;
 use arc_swap::{ArcSwap, Guard};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ pub struct Residents {
 }
 
 /// The endpoints of one moment.
-pub type Table = AHashMap<EndpointId, Resident>;
+pub type Table = ByEndpoint<Resident>;
 
 impl Residents {
     /// The endpoints of now, for the length of one decision.

@@ -81,7 +81,7 @@ impl Strategy for LoadBalance {
         self.scores(cx, candidates, &mut pending);
         let cache = |c: &Candidate<'_>| c.metrics.map_or(f64::NAN, least_kv_cache::usage);
         ranking.note("pending", 1.0, candidates, |i| pending.get(i).copied().unwrap_or(f64::NAN));
-        ranking.note("kv-cache", 1.0, candidates, |i| candidates.get(i).map_or(f64::NAN, cache));
+        ranking.note("kv-cache", 0.0, candidates, |i| candidates.get(i).map_or(f64::NAN, cache));
         let gate = self.gate(candidates);
         if mean_rate(candidates).is_none() {
             ranking.lacks(Signal::Metrics);

@@ -98,7 +98,7 @@ impl Profile {
             let field = narrowed.as_deref().unwrap_or(candidates);
             let mut keep: SmallVec<[bool; 64]> = smallvec![true; field.len()];
             filter.part.keep(cx, field, rng, &mut keep);
-            ranking.note(filter.name, 1.0, field, |i| f64::from(u8::from(keep.get(i) == Some(&true))));
+            ranking.note(filter.name, 0.0, field, |i| f64::from(u8::from(keep.get(i) == Some(&true))));
             if let Some(signal) = filter.part.lacks(cx, field) {
                 ranking.lacks(signal);
             }

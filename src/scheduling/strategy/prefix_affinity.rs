@@ -213,9 +213,9 @@ impl Strategy for PrefixAffinity {
         let memory = self.memory(cx.now);
         let hot = hot(&memory, &chain, cx.now, candidates, rules.min_match);
         let of_hot = |i| hot.filter(|h| h.candidate == i).map_or(0.0, |h| h.depth as f64 / chain.len() as f64);
-        ranking.note("match", 1.0, candidates, of_hot);
+        ranking.note("match", 0.0, candidates, of_hot);
         ranking
-            .note("room", 1.0, candidates, |i| candidates.get(i).map_or(f64::NAN, |c| bound - f64::from(c.requests)));
+            .note("room", 0.0, candidates, |i| candidates.get(i).map_or(f64::NAN, |c| bound - f64::from(c.requests)));
         ranking.because("was sent the least of late");
         match hot.and_then(|h| candidates.get(h.candidate)) {
             Some(hot) if eligible(hot) => {
@@ -229,7 +229,7 @@ impl Strategy for PrefixAffinity {
             return;
         }
         let weight = |c: &Candidate<'_>| memory.weight(c.state.endpoint.id, cx.now);
-        ranking.note("sent of late", 1.0, candidates, |i| candidates.get(i).map_or(f64::NAN, weight));
+        ranking.note("sent of late", 0.0, candidates, |i| candidates.get(i).map_or(f64::NAN, weight));
         let mut cold: SmallVec<[(bool, f64, EndpointId, usize); 32]> =
             candidates.iter().enumerate().map(|(i, c)| (!eligible(c), weight(c), c.state.endpoint.id, i)).collect();
         drop(memory);

@@ -75,10 +75,10 @@ fn filters_narrow_one_after_the_other() {
     assert_eq!(
         said,
         [
-            "decode-filter x1: 0=1 1=0 2=1 3=1",
-            "utilization-filter x1: 0=1 2=1 3=0",
+            "decode-filter x0: 0=1 1=0 2=1 3=1",
+            "utilization-filter x0: 0=1 2=1 3=0",
             "queue-scorer x2: 0=0 2=1",
-            "sum x1: 0=0 2=2",
+            "sum x0: 0=0 2=2",
         ]
     );
 }
