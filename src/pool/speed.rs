@@ -42,6 +42,9 @@ const SCALE_FIRST: [f64; FIRST] = [1.0, 2.0, 10.0, 10.0, 1.0, 1.0, 0.3];
 /// 8 ms a token alone, 0.05 ms more for each other, 1 ms more for each thousand tokens that are prefilled beside.
 const DEFAULT_NEXT: [f64; NEXT] = [0.008, 0.000_05, 0.001];
 const SCALE_NEXT: [f64; NEXT] = [1.0, 10.0, 2.0];
+/// 30 s: what an endpoint showed counts half of what its pool shows when it has answered nothing for so long. Without it one that was slow while
+/// it warmed up would never be asked again.
+const HALF_LIFE: f64 = 30.0;
 /// A cache this full admits nobody before somebody ends.
 const FULL_CACHE: f32 = 0.95;
 
@@ -201,6 +204,8 @@ pub struct EndpointSpeed {
     /// The coefficients, as readers take them; none before the endpoint has shown anything.
     first: Published<FIRST>,
     next: Published<NEXT>,
+    /// When it last showed anything.
+    answered: AtomicU64,
     /// Requests whose first token will be seen, and their prompts' tokens and thousands of pairs.
     pending: AtomicU32,
     pending_tokens: AtomicU64,
@@ -222,12 +227,28 @@ impl EndpointSpeed {
         Self { pool, ..Self::default() }
     }
 
-    fn first_coefficients(&self) -> [f64; FIRST] {
-        self.first.get().or_else(|| self.pool.published.0.get()).unwrap_or(DEFAULT_FIRST)
+    fn first_coefficients(&self, now: Timestamp) -> [f64; FIRST] {
+        let pool = self.pool.published.0.get().unwrap_or(DEFAULT_FIRST);
+        self.first.get().map_or(pool, |own| self.aged(own, pool, now))
     }
 
-    fn next_coefficients(&self) -> [f64; NEXT] {
-        self.next.get().or_else(|| self.pool.published.1.get()).unwrap_or(DEFAULT_NEXT)
+    fn next_coefficients(&self, now: Timestamp) -> [f64; NEXT] {
+        let pool = self.pool.published.1.get().unwrap_or(DEFAULT_NEXT);
+        self.next.get().map_or(pool, |own| self.aged(own, pool, now))
+    }
+
+    /// What the endpoint showed, the more like what the pool shows the longer that is ago.
+    fn aged<const N: usize>(&self, own: [f64; N], pool: [f64; N], now: Timestamp) -> [f64; N] {
+        let age = now.since(Timestamp(self.answered.load(Relaxed))).as_secs_f64();
+        // An endpoint that answers need not be aged at all, which most are at most times.
+        if age < HALF_LIFE / 30.0 {
+            return own;
+        }
+        let kept = (-age / HALF_LIFE).exp2();
+        std::array::from_fn(|i| match (own.get(i), pool.get(i)) {
+            (Some(own), Some(pool)) => own * kept + pool * (1.0 - kept),
+            _ => 0.0,
+        })
     }
 
     /// Requests whose first token is awaited and will be seen.
@@ -252,7 +273,7 @@ impl EndpointSpeed {
     /// What stands before a request that comes `now`.
     #[must_use]
     pub fn load(&self, endpoint: &Endpoint, fresh: Option<&EndpointMetrics>, now: Timestamp) -> Load {
-        self.load_with(&self.first_coefficients(), endpoint, fresh, now)
+        self.load_with(&self.first_coefficients(now), endpoint, fresh, now)
     }
 
     #[expect(clippy::cast_precision_loss, reason = "tokens in flight stay far below 2^53")]
@@ -301,11 +322,11 @@ impl EndpointSpeed {
 
     /// Seconds from a decision at `now` to the first token of a request, and seconds for each token after it.
     #[must_use]
-    pub fn predict(&self, load: &Load, work: Work) -> Prediction {
-        let first = self.first_coefficients();
+    pub fn predict(&self, load: &Load, work: Work, now: Timestamp) -> Prediction {
+        let first = self.first_coefficients(now);
         let features = first_features(load, work);
         let decode = [1.0, load.decoding + 1.0, load.kilotokens];
-        let next = self.next_coefficients();
+        let next = self.next_coefficients(now);
         Prediction {
             first_token: dot(&first, &features),
             per_token: dot(&next, &decode),
@@ -326,7 +347,8 @@ impl EndpointSpeed {
         let own = self.own.lock();
         let error = own.as_ref()?.first.error();
         drop(own);
-        let ([_, per_kilotoken, ..], [per_token, ..]) = (self.first_coefficients(), self.next_coefficients());
+        let at = Timestamp(self.answered.load(Relaxed));
+        let ([_, per_kilotoken, ..], [per_token, ..]) = (self.first_coefficients(at), self.next_coefficients(at));
         Some(Learned {
             prefill_tokens_per_second: 1e3 / per_kilotoken.max(1e-9),
             seconds_per_token: per_token,
@@ -334,7 +356,8 @@ impl EndpointSpeed {
         })
     }
 
-    fn observe_first(&self, features: &[f64; FIRST], seconds: f64) {
+    fn observe_first(&self, features: &[f64; FIRST], seconds: f64, now: Timestamp) {
+        self.answered.store(now.0, Relaxed);
         let (expected, pool) = self.pool.observe(&self.pool.first, features, seconds, &DEFAULT_FIRST, &SCALE_FIRST);
         self.pool.published.0.set(&pool);
         let mut own = self.own.lock();
@@ -432,7 +455,7 @@ impl Reservation {
         now: Timestamp,
     ) -> Self {
         let speed = &endpoint.speed;
-        let c = speed.first_coefficients();
+        let c = speed.first_coefficients(now);
         let load = speed.load_with(&c, &endpoint, fresh, now);
         let expectation = Expectation {
             first: first_features(&load, work),
@@ -462,7 +485,7 @@ impl Reservation {
             self.endpoint.speed.since.store(now.0, Relaxed);
             if tells {
                 self.first_token = Some(now);
-                self.endpoint.speed.observe_first(&self.expectation.first, now.since(self.began).as_secs_f64());
+                self.endpoint.speed.observe_first(&self.expectation.first, now.since(self.began).as_secs_f64(), now);
             }
         }
     }

@@ -15,6 +15,12 @@ pub struct Candidate<'a> {
     pub metrics: Option<&'a EndpointMetrics>,
     /// Requests on it, [`ledger::requests`], raised while it is in slow start.
     pub requests: u32,
+    /// Waiting requests, as it reports; without a fresh page all that this picker has in flight there.
+    pub waiting: u32,
+    /// Running requests, as it reports; without a fresh page all that this picker has in flight there.
+    pub running: u32,
+    /// KV cache in use, 0..=1, as it reports; NaN without a fresh page.
+    pub kv_usage: f32,
     /// How much of the prompt it holds.
     pub cached: Cached,
 }
@@ -36,7 +42,11 @@ impl<'a> Candidate<'a> {
         let requests = ledger::requests(&state.endpoint, metrics);
         let extra = u64::from(requests.max(1)) * u64::from(surcharge) / 100;
         let requests = requests.saturating_add(u32::try_from(extra).unwrap_or(u32::MAX));
-        Self { state, metrics, requests, cached: Cached::default() }
+        let (waiting, running, kv_usage) = match metrics {
+            Some(m) => (m.waiting, m.running, m.kv_usage),
+            None => (state.endpoint.ledger.in_flight(), state.endpoint.ledger.in_flight(), f32::NAN),
+        };
+        Self { state, metrics, requests, waiting, running, kv_usage, cached: Cached::default() }
     }
 
     /// What the request would have it compute.

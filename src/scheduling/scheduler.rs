@@ -171,7 +171,7 @@ impl Scheduler {
     /// The endpoints that may serve the request. When every one of them is ejected, ejection is ignored: a pool that looks dead
     /// as a whole is more likely to be judged wrongly than to be dead, and trying costs nothing.
     fn candidates<'a>(&self, cx: &PickContext<'a>, subset: Option<&Subset>) -> Field<'a> {
-        let mut candidates = SmallVec::new();
+        let mut candidates = SmallVec::with_capacity(cx.snapshot.endpoints.len());
         let mut ejected: SmallVec<[&'a EndpointState; 4]> = SmallVec::new();
         for state in &cx.snapshot.endpoints {
             let spec = &state.endpoint.spec;

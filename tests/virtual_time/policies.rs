@@ -1,7 +1,10 @@
 //! What the default strategy buys over others, in virtual time: simulated engines, the real strategies over the real prefix cache and the
 //! real ledger, metrics that are 100 ms old. Deterministic, so the bounds leave room for later changes only.
 
-use crate::world::{Latencies, NUM_BLOCKS, World, engine_config, trace};
+use crate::world::{BLOCK, ENGINES, Latencies, NUM_BLOCKS, World, engine_config, text, trace};
+use attache::prefix::key::BlockKey;
+use attache::sim::engine::JobPrompt;
+use attache::sim::kv::content_hash;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -51,6 +54,18 @@ fn on_servers_of_unequal_speed_nobody_calibrates_anything() {
     for (name, [mean, p90, per_token]) in &parts {
         assert!(*mean < 0.65 && *p90 < 0.65 && *per_token < 1.05, "of {name}: {mean:.2} {p90:.2} {per_token:.2}");
     }
+}
+
+#[test]
+fn a_burst_spreads_before_any_page_tells_of_it() {
+    let mut world = World::new("predicted-latency", Value::Null, &[NUM_BLOCKS; ENGINES]);
+    let now = world.next_scrape;
+    let mut served = [0; ENGINES];
+    for i in 0..3 * ENGINES as u32 {
+        let keys = text(i, 2_000).chunks_exact(BLOCK as usize).map(|block| BlockKey(content_hash(block))).collect();
+        served[world.arrive(now, JobPrompt::Tokens(text(i, 2_000)), keys, Vec::new(), 50)] += 1;
+    }
+    assert_eq!(served, [3; ENGINES], "at one moment, with the metrics of before");
 }
 
 #[test]

@@ -25,7 +25,7 @@ fn answer(endpoint: &Arc<Endpoint>, now: u64, tokens: u32, milliseconds: u64) {
 
 fn predicted(endpoint: &Endpoint, now: u64, tokens: u32) -> f64 {
     let load = endpoint.speed.load(endpoint, None, at(now));
-    endpoint.speed.predict(&load, work(tokens)).first_token
+    endpoint.speed.predict(&load, work(tokens), at(now)).first_token
 }
 
 #[test]
@@ -52,10 +52,10 @@ fn each_endpoint_shows_its_own_speed() {
     for (endpoint, tokens, seconds) in
         [(&fast, 4_000, 0.21), (&slow, 4_000, 1.61), (&fast, 1_000, 0.06), (&slow, 1_000, 0.41)]
     {
-        let predicted = predicted(endpoint, 2_000_000, tokens);
+        let predicted = predicted(endpoint, 990_500, tokens);
         assert!((predicted / seconds - 1.0).abs() < 0.25, "{tokens} tokens: {predicted:.3} s for {seconds} s");
     }
-    let stranger = predicted(&new, 2_000_000, 4_000);
+    let stranger = predicted(&new, 990_500, 4_000);
     assert!((0.21..1.61).contains(&stranger), "a newcomer is thought to be as the pool is: {stranger}");
     assert!(
         slow.speed.learned().unwrap().prefill_tokens_per_second
@@ -63,7 +63,7 @@ fn each_endpoint_shows_its_own_speed() {
     );
     slow.speed.reset();
     assert_eq!(slow.speed.learned(), None);
-    assert_eq!(predicted(&slow, 2_000_000, 4_000), stranger, "a new process is a newcomer");
+    assert_eq!(predicted(&slow, 990_500, 4_000), stranger, "a new process is a newcomer");
 }
 
 #[test]
@@ -73,10 +73,27 @@ fn one_wild_answer_changes_little() {
     for i in 0..60 {
         answer(&e, i * 10_000, 2_000, 100);
     }
-    let before = predicted(&e, 1_000_000, 2_000);
-    answer(&e, 1_000_000, 2_000, 60_000);
-    let after = predicted(&e, 1_100_000, 2_000);
+    let before = predicted(&e, 590_100, 2_000);
+    answer(&e, 595_000, 2_000, 60_000);
+    let after = predicted(&e, 655_000, 2_000);
     assert!(after < before * 1.3, "{before} then {after}");
+}
+
+#[test]
+fn an_endpoint_that_was_slow_once_is_asked_again() {
+    let pool = Arc::default();
+    let (busy, warming) = (endpoint(&pool, 0), endpoint(&pool, 1));
+    for i in 0..3 {
+        answer(&warming, i * 1_000, 1_000, 2_000);
+    }
+    for i in 0..200 {
+        answer(&busy, 6_000 + i * 1_000, 1_000, 50);
+        if i == 1 {
+            assert!(predicted(&warming, 8_000, 1_000) > 3.0 * predicted(&busy, 8_000, 1_000));
+        }
+    }
+    let (busy, warming) = (predicted(&busy, 205_500, 1_000), predicted(&warming, 205_500, 1_000));
+    assert!(warming < 2.5 * busy, "{warming} beside {busy}");
 }
 
 #[test]
@@ -89,7 +106,7 @@ fn a_slowdown_that_stays_is_learned() {
     for i in 300..500 {
         answer(&e, i * 10_000, 2_000, 400);
     }
-    let now = predicted(&e, 6_000_000, 2_000);
+    let now = predicted(&e, 4_990_400, 2_000);
     assert!((0.3..0.5).contains(&now), "{now}");
 }
 
@@ -139,8 +156,8 @@ fn the_time_between_tokens_is_learned_from_long_answers() {
         // 25 ms a token.
         one.ended(Some(101), at(i * 10_000 + 30 + 2_500));
     }
-    let load = e.speed.load(&e, None, at(9_000_000));
-    let per_token = e.speed.predict(&load, work(100)).per_token;
+    let load = e.speed.load(&e, None, at(2_000_000));
+    let per_token = e.speed.predict(&load, work(100), at(2_000_000)).per_token;
     assert!((0.02..0.03).contains(&per_token), "{per_token}");
 }
 

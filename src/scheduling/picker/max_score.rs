@@ -1,7 +1,7 @@
 //! `max-score-picker`: the greatest sum, ties drawn at random. When not: many pickers decide by the same figures and would all take the same
 //! endpoint; `weighted-random-picker` spreads them. Source: GIE `max-score-picker`.
 
-use super::{Params, ordered, push_greatest};
+use super::{Params, greatest, ordered, push_greatest};
 use crate::rng::PickRng;
 use crate::scheduling::plugin::{Picker, Plugin, PluginDescriptor, params};
 use crate::scheduling::{Candidate, Ranking};
@@ -33,6 +33,12 @@ impl Default for MaxScore {
 impl Picker for MaxScore {
     fn pick(&self, sums: &[f32], candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
         ranking.because("greatest score");
+        if self.most.min(ranking.wanted()) == 1 {
+            if let Some(candidate) = greatest(sums, rng).and_then(|i| candidates.get(i)) {
+                ranking.push(&candidate.state.endpoint);
+            }
+            return;
+        }
         // A random number in the low half breaks ties fairly.
         let key = |sum: &f32| (u64::from(ordered(*sum)) << 32) | u64::from(rng.random::<u32>());
         push_greatest(sums.iter().map(key), candidates, self.most, ranking);

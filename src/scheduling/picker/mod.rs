@@ -11,6 +11,8 @@ pub mod weighted_random;
 use super::Candidate;
 use super::decision::Ranking;
 use super::plugin::ParamError;
+use crate::rng::PickRng;
+use rand::RngExt;
 use serde::Deserialize;
 use smallvec::SmallVec;
 
@@ -27,6 +29,23 @@ impl Params {
             most => Ok(most.unwrap_or(usize::MAX)),
         }
     }
+}
+
+/// The greatest sum's place; of equal ones each is as likely.
+fn greatest(sums: &[f32], rng: &mut PickRng) -> Option<usize> {
+    let (mut best, mut ties) = (None::<(usize, f32)>, 0u32);
+    for (i, sum) in sums.iter().enumerate() {
+        match best {
+            Some((_, greatest)) if *sum < greatest => continue,
+            Some((_, greatest)) if *sum == greatest => ties += 1,
+            _ => ties = 0,
+        }
+        // The n-th of equals takes the place with a chance of 1 in n.
+        if ties == 0 || rng.random_range(0..=ties) == 0 {
+            best = Some((i, *sum));
+        }
+    }
+    best.map(|(i, _)| i)
 }
 
 /// Fills `ranking` with the candidates of the greatest keys, at most `most`.

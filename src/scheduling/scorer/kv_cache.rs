@@ -25,7 +25,7 @@ struct KvCache;
 impl Scorer for KvCache {
     fn score(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
         for (score, candidate) in out.iter_mut().zip(candidates) {
-            *score = candidate.metrics.map_or(0.0, |m| 1.0 - m.kv_usage);
+            *score = if candidate.kv_usage.is_nan() { 0.0 } else { 1.0 - candidate.kv_usage };
         }
     }
 

@@ -81,15 +81,12 @@ impl Latency {
     /// What stands in for predictions.
     fn composite(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
         let Params { kv, queue, prefix, .. } = &self.0;
-        let waiting: SmallVec<[f32; 16]> = candidates
-            .iter()
-            .map(|c| c.metrics.map_or_else(|| c.state.endpoint.ledger.in_flight(), |m| m.waiting) as f32)
-            .collect();
+        let waiting: SmallVec<[f32; 64]> = candidates.iter().map(|c| c.waiting as f32).collect();
         fewer_is_better(&waiting, out);
         let total = cx.request.prompt_tokens.max(1) as f32;
         let sum = (kv + queue + prefix).max(f32::MIN_POSITIVE);
         for (score, candidate) in out.iter_mut().zip(candidates) {
-            let free = candidate.metrics.map_or(0.0, |m| 1.0 - m.kv_usage);
+            let free = if candidate.kv_usage.is_nan() { 0.0 } else { 1.0 - candidate.kv_usage };
             let held = (candidate.cached.any as f32 / total).min(1.0);
             *score = ((kv * free + queue * *score + prefix * held) / sum).clamp(0.0, 1.0);
         }

@@ -3,7 +3,7 @@
 //! The half leaves room above it for what a cache can save. An endpoint without a fresh page counts what this picker has in flight there.
 //! When not: queues stay far below the threshold; then all score the same. Source: llm-d `load-aware-scorer`.
 
-use super::{no_metrics, waiting};
+use super::no_metrics;
 use crate::scheduling::plugin::{ParamError, Plugin, PluginDescriptor, Scorer, params};
 use crate::scheduling::{Candidate, PickContext, Signal};
 use serde::Deserialize;
@@ -51,7 +51,7 @@ struct LoadAware {
 impl Scorer for LoadAware {
     fn score(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
         for (score, candidate) in out.iter_mut().zip(candidates) {
-            *score = 0.5 * (1.0 - (waiting(candidate) as f32 / self.threshold).min(1.0));
+            *score = 0.5 * (1.0 - (candidate.waiting as f32 / self.threshold).min(1.0));
         }
     }
 

@@ -19,11 +19,6 @@ pub mod topology_affinity;
 
 use crate::scheduling::{Candidate, Signal};
 
-/// Requests that wait on an endpoint; without a fresh page all that this picker has in flight there.
-fn waiting(candidate: &Candidate<'_>) -> u32 {
-    candidate.metrics.map_or_else(|| candidate.state.endpoint.ledger.in_flight(), |m| m.waiting)
-}
-
 /// What a scorer of reported figures lacks when nobody has a fresh page.
 fn no_metrics(candidates: &[Candidate<'_>]) -> Option<Signal> {
     candidates.iter().all(|c| c.metrics.is_none()).then_some(Signal::Metrics)

@@ -4,7 +4,7 @@
 //! batch everything; then running requests tell more.
 //! Source: GIE `queue-scorer`.
 
-use super::{fewer_is_better, no_metrics, waiting};
+use super::{fewer_is_better, no_metrics};
 use crate::scheduling::plugin::{NoParams, Plugin, PluginDescriptor, Scorer, params};
 use crate::scheduling::{Candidate, PickContext, Signal};
 use smallvec::SmallVec;
@@ -25,7 +25,7 @@ struct Queue;
 
 impl Scorer for Queue {
     fn score(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
-        let values: SmallVec<[f32; 64]> = candidates.iter().map(|c| waiting(c) as f32).collect();
+        let values: SmallVec<[f32; 64]> = candidates.iter().map(|c| c.waiting as f32).collect();
         fewer_is_better(&values, out);
     }
 

@@ -24,8 +24,7 @@ struct RunningRequests;
 
 impl Scorer for RunningRequests {
     fn score(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
-        let running = |c: &Candidate<'_>| c.metrics.map_or_else(|| c.state.endpoint.ledger.in_flight(), |m| m.running);
-        let values: SmallVec<[f32; 64]> = candidates.iter().map(|c| running(c) as f32).collect();
+        let values: SmallVec<[f32; 64]> = candidates.iter().map(|c| c.running as f32).collect();
         fewer_is_better(&values, out);
     }
 

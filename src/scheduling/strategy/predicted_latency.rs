@@ -67,7 +67,7 @@ struct PredictedLatency {
 fn predict(cx: &PickContext<'_>, candidate: &Candidate<'_>) -> (Prediction, f64) {
     let endpoint = &candidate.state.endpoint;
     let load = endpoint.speed.load(endpoint, candidate.metrics, cx.now);
-    (endpoint.speed.predict(&load, candidate.work(cx)), load.decoding)
+    (endpoint.speed.predict(&load, candidate.work(cx), cx.now), load.decoding)
 }
 
 impl Strategy for PredictedLatency {
