@@ -185,13 +185,15 @@ struct Slower {
 
 /// A ratio is the mean of the last 20 answers or so.
 const RATIO_ANSWERS: f64 = 20.0;
+/// And it starts as if three answers had been as expected: the first ones of a new server are slow while it warms up.
+const RATIO_PRIOR: f64 = 3.0;
 
 impl Slower {
     /// What took `measured` seconds should have taken `expected`. Returns the ratio.
     fn observe(&mut self, measured: f64, expected: f64) -> f64 {
         self.count = (self.count + 1.0).min(RATIO_ANSWERS);
         let off = (measured / expected.max(1e-6)).max(1e-6).ln() - self.ln;
-        self.ln = (self.ln + off.clamp(-2.0, 2.0) / (self.count + 1.0)).clamp(-5.0, 5.0);
+        self.ln = (self.ln + off.clamp(-2.0, 2.0) / (self.count + RATIO_PRIOR)).clamp(-5.0, 5.0);
         self.ln.exp()
     }
 }
@@ -212,7 +214,7 @@ pub struct EndpointSpeed {
     pending_kilopairs: AtomicU64,
     /// When the first of them began to be computed.
     since: AtomicU64,
-    /// Tokens of those whose first token won't be seen (f32 bits), and when that was so (ms): they drain.
+    /// Thousands of tokens of those whose first token won't be seen (f32 bits), and when that was so (ms): they drain.
     unseen: AtomicU64,
 }
 
@@ -228,27 +230,27 @@ impl EndpointSpeed {
     }
 
     fn first_coefficients(&self, now: Timestamp) -> [f64; FIRST] {
-        let pool = self.pool.published.0.get().unwrap_or(DEFAULT_FIRST);
-        self.first.get().map_or(pool, |own| self.aged(own, pool, now))
+        self.aged(&self.first, &self.pool.published.0, now).unwrap_or(DEFAULT_FIRST)
     }
 
     fn next_coefficients(&self, now: Timestamp) -> [f64; NEXT] {
-        let pool = self.pool.published.1.get().unwrap_or(DEFAULT_NEXT);
-        self.next.get().map_or(pool, |own| self.aged(own, pool, now))
+        self.aged(&self.next, &self.pool.published.1, now).unwrap_or(DEFAULT_NEXT)
     }
 
     /// What the endpoint showed, the more like what the pool shows the longer that is ago.
-    fn aged<const N: usize>(&self, own: [f64; N], pool: [f64; N], now: Timestamp) -> [f64; N] {
+    fn aged<const N: usize>(&self, own: &Published<N>, pool: &Published<N>, now: Timestamp) -> Option<[f64; N]> {
+        let Some(own) = own.get() else { return pool.get() };
         let age = now.since(Timestamp(self.answered.load(Relaxed))).as_secs_f64();
         // An endpoint that answers need not be aged at all, which most are at most times.
         if age < HALF_LIFE / 30.0 {
-            return own;
+            return Some(own);
         }
+        let pool = pool.get()?;
         let kept = (-age / HALF_LIFE).exp2();
-        std::array::from_fn(|i| match (own.get(i), pool.get(i)) {
+        Some(std::array::from_fn(|i| match (own.get(i), pool.get(i)) {
             (Some(own), Some(pool)) => own * kept + pool * (1.0 - kept),
             _ => 0.0,
-        })
+        }))
     }
 
     /// Requests whose first token is awaited and will be seen.
@@ -270,20 +272,28 @@ impl EndpointSpeed {
         kilotokens * per_kilotoken + mega_pairs * per_mega_pair
     }
 
-    /// What stands before a request that comes `now`.
+    /// What stands before a request that comes `now`, and what it can expect.
     #[must_use]
-    pub fn load(&self, endpoint: &Endpoint, fresh: Option<&EndpointMetrics>, now: Timestamp) -> Load {
-        self.load_with(&self.first_coefficients(now), endpoint, fresh, now)
+    pub fn forecast(
+        &self,
+        endpoint: &Endpoint,
+        fresh: Option<&EndpointMetrics>,
+        work: Work,
+        now: Timestamp,
+    ) -> (Load, Prediction) {
+        let first = self.first_coefficients(now);
+        let load = self.load(&first, endpoint, fresh, now);
+        let decode = [1.0, load.decoding + 1.0, load.kilotokens];
+        let prediction = Prediction {
+            first_token: dot(&first, &first_features(&load, work)),
+            per_token: dot(&self.next_coefficients(now), &decode),
+            own_prefill: Self::prefill_seconds(&first, f64::from(work.uncached_tokens) / 1e3, work.mega_pairs()),
+        };
+        (load, prediction)
     }
 
     #[expect(clippy::cast_precision_loss, reason = "tokens in flight stay far below 2^53")]
-    fn load_with(
-        &self,
-        c: &[f64; FIRST],
-        endpoint: &Endpoint,
-        fresh: Option<&EndpointMetrics>,
-        now: Timestamp,
-    ) -> Load {
+    fn load(&self, c: &[f64; FIRST], endpoint: &Endpoint, fresh: Option<&EndpointMetrics>, now: Timestamp) -> Load {
         let pending = self.pending.load(Relaxed);
         let mut kilotokens = self.pending_tokens.load(Relaxed) as f64 / 1e3;
         let mut mega_pairs = self.pending_kilopairs.load(Relaxed) as f64 / 1e3;
@@ -311,28 +321,13 @@ impl EndpointSpeed {
     /// Thousands of tokens of answers that come whole and have not been computed by now.
     fn drained(&self, c: &[f64; FIRST], now: Timestamp) -> f64 {
         let packed = self.unseen.load(Relaxed);
-        let (tokens, at) = unpack(packed);
-        if tokens <= 0.0 {
+        let (kilotokens, at) = unpack(packed);
+        if kilotokens <= 0.0 {
             return 0.0;
         }
         let [_, per_kilotoken, ..] = c;
         let seconds = f64::from(milliseconds(now).wrapping_sub(at)) / 1e3;
-        (f64::from(tokens) - seconds / per_kilotoken.max(1e-6)).max(0.0)
-    }
-
-    /// Seconds from a decision at `now` to the first token of a request, and seconds for each token after it.
-    #[must_use]
-    pub fn predict(&self, load: &Load, work: Work, now: Timestamp) -> Prediction {
-        let first = self.first_coefficients(now);
-        let features = first_features(load, work);
-        let decode = [1.0, load.decoding + 1.0, load.kilotokens];
-        let next = self.next_coefficients(now);
-        Prediction {
-            first_token: dot(&first, &features),
-            per_token: dot(&next, &decode),
-            own_prefill: Self::prefill_seconds(&first, f64::from(work.uncached_tokens) / 1e3, work.mega_pairs()),
-            per_token_slower: next[1],
-        }
+        (f64::from(kilotokens) - seconds / per_kilotoken.max(1e-6)).max(0.0)
     }
 
     /// Whether any answer of this endpoint or of its pool has been learned from.
@@ -414,8 +409,6 @@ pub struct Prediction {
     pub per_token: f64,
     /// Seconds of `first_token` that this request's own prompt takes to compute: nobody else's tokens come in that time.
     pub own_prefill: f64,
-    /// Seconds by which one more request in the batch slows each token of each other.
-    pub per_token_slower: f64,
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "wraps after 49 days, which a difference survives")]
@@ -456,7 +449,7 @@ impl Reservation {
     ) -> Self {
         let speed = &endpoint.speed;
         let c = speed.first_coefficients(now);
-        let load = speed.load_with(&c, &endpoint, fresh, now);
+        let load = speed.load(&c, &endpoint, fresh, now);
         let expectation = Expectation {
             first: first_features(&load, work),
             decoding: load.decoding + 1.0,

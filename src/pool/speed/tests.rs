@@ -24,8 +24,11 @@ fn answer(endpoint: &Arc<Endpoint>, now: u64, tokens: u32, milliseconds: u64) {
 }
 
 fn predicted(endpoint: &Endpoint, now: u64, tokens: u32) -> f64 {
-    let load = endpoint.speed.load(endpoint, None, at(now));
-    endpoint.speed.predict(&load, work(tokens), at(now)).first_token
+    endpoint.speed.forecast(endpoint, None, work(tokens), at(now)).1.first_token
+}
+
+fn load(endpoint: &Endpoint, now: Timestamp) -> Load {
+    endpoint.speed.forecast(endpoint, None, work(0), now).0
 }
 
 #[test]
@@ -114,7 +117,7 @@ fn a_slowdown_that_stays_is_learned() {
 fn a_reservation_counts_until_the_first_token_and_is_never_leaked() {
     let pool = Arc::default();
     let (a, b) = (endpoint(&pool, 0), endpoint(&pool, 1));
-    let tokens = |e: &Endpoint, ms| e.speed.load(e, None, at(ms)).kilotokens;
+    let tokens = |e: &Endpoint, ms| load(e, at(ms)).kilotokens;
     let mut one = Reservation::begin(a.clone(), None, work(8_000), true, at(0));
     let two = Reservation::begin(a.clone(), None, work(8_000), true, at(0));
     assert_eq!(tokens(&a, 0), 16.0);
@@ -136,7 +139,7 @@ fn a_reservation_counts_until_the_first_token_and_is_never_leaked() {
 fn prompts_whose_first_token_nobody_sees_drain() {
     let pool = Arc::default();
     let e = endpoint(&pool, 0);
-    let tokens = |ms| e.speed.load(&e, None, at(ms)).kilotokens;
+    let tokens = |ms| load(&e, at(ms)).kilotokens;
     let whole = Reservation::begin(e.clone(), None, work(5_000), false, at(0));
     assert!((tokens(0) - 5.0).abs() < 1e-3);
     let (early, late) = (tokens(100), tokens(1_000));
@@ -156,8 +159,7 @@ fn the_time_between_tokens_is_learned_from_long_answers() {
         // 25 ms a token.
         one.ended(Some(101), at(i * 10_000 + 30 + 2_500));
     }
-    let load = e.speed.load(&e, None, at(2_000_000));
-    let per_token = e.speed.predict(&load, work(100), at(2_000_000)).per_token;
+    let per_token = e.speed.forecast(&e, None, work(100), at(2_000_000)).1.per_token;
     assert!((0.02..0.03).contains(&per_token), "{per_token}");
 }
 
@@ -183,7 +185,7 @@ proptest! {
         }
         let (a, b) = (predicted(&e, now, small), predicted(&e, now, small + more));
         prop_assert!(a.is_finite() && a >= 0.0 && b >= a, "{} {}", a, b);
-        let load = e.speed.load(&e, None, at(now).after(Duration::from_secs(1)));
+        let load = load(&e, at(now).after(Duration::from_secs(1)));
         prop_assert!(load.kilotokens >= 0.0 && load.kilotokens.is_finite());
         drop(open);
         prop_assert_eq!(e.speed.pending.load(Relaxed), 0);

@@ -75,8 +75,7 @@ impl Headroom {
 pub fn predict(cx: &PickContext<'_>, candidate: &Candidate<'_>) -> Option<Prediction> {
     let endpoint = &candidate.state.endpoint;
     let speed = Some(&endpoint.speed).filter(|s| s.is_learned())?;
-    let load = speed.load(endpoint, candidate.metrics, cx.now);
-    let predicted = speed.predict(&load, candidate.work(cx), cx.now);
+    let (_, predicted) = speed.forecast(endpoint, candidate.metrics, candidate.work(cx), cx.now);
     Some(Prediction { ttft_ms: predicted.first_token * 1e3, tpot_ms: predicted.per_token * 1e3 })
 }
 

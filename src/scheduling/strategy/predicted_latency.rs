@@ -66,8 +66,8 @@ struct PredictedLatency {
 /// What the request can expect of a candidate, and how many requests decode there.
 fn predict(cx: &PickContext<'_>, candidate: &Candidate<'_>) -> (Prediction, f64) {
     let endpoint = &candidate.state.endpoint;
-    let load = endpoint.speed.load(endpoint, candidate.metrics, cx.now);
-    (endpoint.speed.predict(&load, candidate.work(cx), cx.now), load.decoding)
+    let (load, predicted) = endpoint.speed.forecast(endpoint, candidate.metrics, candidate.work(cx), cx.now);
+    (predicted, load.decoding)
 }
 
 impl Strategy for PredictedLatency {
