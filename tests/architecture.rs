@@ -23,6 +23,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("kv_events", 2),
     ("tokenize", 2),
     ("sim", 3),
+    ("replay", 3),
     ("ext_proc", 3),
     ("server", 3),
     ("health", 3),

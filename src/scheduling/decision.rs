@@ -1,7 +1,9 @@
 //! What came of a decision.
 
 use super::candidates::Candidate;
+use crate::ids::EndpointId;
 use crate::pool::Endpoint;
+use ahash::AHashMap;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -186,12 +188,14 @@ impl Decision {
     #[must_use]
     pub fn scores(&self) -> Vec<(Arc<Endpoint>, f64)> {
         let mut scores: Vec<(Arc<Endpoint>, f64)> = Vec::new();
+        let mut places: AHashMap<EndpointId, usize> = AHashMap::new();
         let counted = self.parts.iter().flatten().filter(|part| part.weight != 0.0);
         for (weight, (endpoint, figure)) in counted.flat_map(|p| p.figures.iter().map(|f| (p.weight, f))) {
             if !figure.is_finite() {
                 continue;
             }
-            match scores.iter_mut().find(|(e, _)| e.id == endpoint.id) {
+            let place = *places.entry(endpoint.id).or_insert(scores.len());
+            match scores.get_mut(place) {
                 Some((_, sum)) => *sum += weight * figure,
                 None => scores.push((endpoint.clone(), weight * figure)),
             }

@@ -7,6 +7,7 @@
 //! | [`engine`] | queues, batches, preemption | yes |
 //! | [`kv`] | the paged cache | yes |
 //! | [`latency`] | what a step costs | yes |
+//! | [`content`] | prompts that are known by name | yes |
 //! | [`tokenizer`], [`answer`] | text, tokens and what the model says | yes |
 //! | [`stats`] | counts and histograms | yes |
 //! | [`kv_events`] | what the cache tells: encoding pure, sockets not | partly |
@@ -59,6 +60,7 @@
 
 pub mod answer;
 pub mod config;
+pub mod content;
 pub mod engine;
 mod fault_board;
 pub mod faults;

@@ -1,0 +1,66 @@
+//! What became of one request.
+
+use crate::clock::Timestamp;
+use std::time::Duration;
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Its answer came whole.
+    Answered,
+    /// Nobody took it: the picker or the server refused.
+    Refused,
+    /// Its server died, or the connection broke.
+    Lost,
+}
+
+/// One request that has ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Served {
+    /// Its number in the workload.
+    pub number: u64,
+    /// When it came.
+    pub at: Timestamp,
+    /// The position of its server in the fleet; `None` when nobody took it.
+    pub endpoint: Option<u32>,
+    /// Tokens of its prompt.
+    pub prompt_tokens: u32,
+    /// Tokens of it that the picker thought the server holds.
+    pub foretold_tokens: u32,
+    /// Tokens of it that the server held.
+    pub cached_tokens: u32,
+    /// Tokens of the answer.
+    pub generated_tokens: u32,
+    /// From its coming to the first token; `None` when there was none.
+    pub first_token: Option<Duration>,
+    /// From its coming to its end.
+    pub total: Duration,
+    /// Times that its server started it over.
+    pub preemptions: u32,
+    /// How it ended.
+    pub ending: Ending,
+}
+
+impl Served {
+    /// Between two tokens, in the mean of the answer (TPOT); `None` for answers of fewer than two tokens.
+    #[must_use]
+    pub fn per_token(&self) -> Option<Duration> {
+        let gaps = self.generated_tokens.checked_sub(1).filter(|gaps| *gaps > 0)?;
+        Some(self.total.saturating_sub(self.first_token?) / gaps)
+    }
+}
+
+/// One server at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sample {
+    /// Requests in its batch.
+    pub running: u32,
+    /// Requests in its queue.
+    pub waiting: u32,
+    /// Part of its blocks that requests refer to, 0..=1.
+    pub kv_usage: f32,
+    /// Prompt tokens that it has looked up in its cache since the start.
+    pub prefix_queries: u64,
+    /// Those of them that it held.
+    pub prefix_hits: u64,
+}
