@@ -1,14 +1,14 @@
 //! The decision in the middle of the road: understand the body, find the pool, name the endpoints.
 
 use super::head::Head;
-use super::learning::Lesson;
 use super::lookup::{self, Looked};
 use super::picker::{Live, Picker};
-use super::prefix::{Asked, PoolPrefix, Warming};
+use super::prefix::{Asked, PoolPrefix, Tail, Warming};
 use crate::clock::Timestamp;
 use crate::config::settings::OnUnparseable;
 use crate::error::{Fault, Reason, RequestError};
 use crate::pool::{EndpointState, PoolSnapshot};
+use crate::prefix::learning::Lesson;
 use crate::protocol::{self, Api, Request};
 use crate::rng::PickRng;
 use crate::scheduling::decision::Ranking;
@@ -85,7 +85,7 @@ pub struct Plan {
     /// Tokens of the prompt that the first pick is thought to hold, what is on its way there included.
     pub matched_tokens: u32,
     /// What is learned from the prompt, when anything is.
-    pub lesson: Option<(Arc<PoolPrefix>, Lesson)>,
+    pub lesson: Option<Taught>,
     /// The model that the client asked for, when the server is asked for another.
     pub renamed_from: Option<Arc<str>>,
     /// The body to send in place of what was seen of the client's.
@@ -103,6 +103,17 @@ impl Plan {
         let unseen = announced.map_or(0, |a| a.saturating_sub(self.seen as u64));
         Some(new + unseen)
     }
+}
+
+/// What a prompt teaches.
+#[derive(Debug)]
+pub struct Taught {
+    /// Where its keys come from.
+    pub prefix: Arc<PoolPrefix>,
+    /// About the caches.
+    pub lesson: Lesson,
+    /// What the answer goes on from.
+    pub tail: Option<Tail>,
 }
 
 /// What comes of a question.
@@ -195,8 +206,8 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
     let learned = looked.map(|l| l.learn(&decision, q));
     Ok(Step::Decided(Box::new(Plan {
         decision,
-        matched_tokens: learned.as_ref().map_or(0, |(matched, ..)| *matched),
-        lesson: learned.map(|(_, prefix, lesson)| (prefix, lesson)),
+        matched_tokens: learned.as_ref().map_or(0, |(matched, _)| *matched),
+        lesson: learned.map(|(_, taught)| taught),
         metrics: live.pool_metrics.get(position).cloned(),
         understood: request.is_some(),
         streams: q.api.first_byte_is_first_token() && request.as_ref().is_some_and(|r| r.stream),

@@ -1,12 +1,12 @@
 //! One prompt looked up in its pool's caches: before the decision who holds how much of it, after it what is to be learned.
 
-use super::decide::Question;
-use super::learning::Lesson;
+use super::decide::{Question, Taught};
 use super::picker::{Live, Picker};
 use super::prefix::{Asked, PoolPrefix, PromptKeys, Read, Reading, Warming};
 use crate::pool::PoolSnapshot;
 use crate::prefix::cache::Found;
 use crate::prefix::key::BlockKeys;
+use crate::prefix::learning::Lesson;
 use crate::protocol::Request;
 use crate::scheduling::Decision;
 use crate::telemetry::metrics::Degraded;
@@ -94,7 +94,7 @@ impl<'p> Looked<'p> {
 
     /// The decision is made: the tokens that the first pick is thought to hold, and what is to be learned. Where caches are guessed all blocks
     /// are wanted for that, where engines tell only those that were asked for.
-    pub(super) fn learn(self, decision: &Decision, q: &Question<'_>) -> (u32, Arc<PoolPrefix>, Lesson) {
+    pub(super) fn learn(self, decision: &Decision, q: &Question<'_>) -> (u32, Taught) {
         let Self { prefix, request, keys, found } = self;
         let prompt = &request.prompt;
         let first = decision.picks.first().map(|e| e.id);
@@ -105,20 +105,13 @@ impl<'p> Looked<'p> {
         let whole = first.is_some_and(|id| !found.is_exact(id)) && !keys.is_cold();
         let (keys, tail) = if whole { keys.finish() } else { (keys.made(), None) };
         let only_text = prompt.media_tokens == 0 && prompt.token_ids == 0 && prompt.count == 1;
-        let held = first.map_or(0, |id| found.held(id).any);
-        let blocks = if whole { u32::try_from(keys.len()).unwrap_or(u32::MAX) } else { 0 };
         let lesson = Lesson {
-            fresh: blocks.saturating_sub(held),
-            keys,
-            whole,
-            tail,
             tenant: prefix.tenant_header.as_deref().and_then(|name| q.head.get(name)).map(str::to_owned),
-            foretold: found.tokens(held),
             text_bytes: if only_text { prompt.text_bytes } else { 0 },
-            own_keys: found.has_own_keys(),
             tells_cached: !request.skips_cache,
+            ..first.map_or_else(Lesson::default, |id| found.lesson(id, keys, whole))
         };
-        (matched, prefix.clone(), lesson)
+        (matched, Taught { prefix: prefix.clone(), lesson, tail })
     }
 }
 

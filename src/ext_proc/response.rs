@@ -1,21 +1,22 @@
 //! Watching an answer go by: its status, first byte, usage and end. Nothing is held back but a model name cut in two.
 
-use super::decide::Plan;
-use super::learning::Learning;
+use super::decide::{Plan, Taught};
 use super::metadata;
 use super::mode::BodyMode;
 use super::picker::Picker;
+use super::prefix::{PoolPrefix, Tail};
 use super::reply::{self, Direction};
 use crate::clock::Timestamp;
 use crate::config::settings::{ReportUsage, UsageCount};
 use crate::pool::Endpoint;
 use crate::pool::health::Outcome as Health;
-use crate::pool::ledger::Ticket;
-use crate::pool::speed::{Reservation, Work};
+use crate::pool::speed::Work;
+use crate::prefix::key::BlockKey;
 use crate::protocol::answer::{AnswerFormat, AnswerText, DEFAULT_MAX_ANSWER_BYTES};
 use crate::protocol::grpc::GrpcUsageScanner;
 use crate::protocol::usage::Watch;
 use crate::protocol::{Api, BodyFormat, ModelRenamer, Usage, UsageScanner};
+use crate::scheduling::{Booking, Order};
 use crate::telemetry::decisions::DecisionRecord;
 use crate::telemetry::metrics::End;
 use crate::telemetry::trace::RequestSpan;
@@ -26,13 +27,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A routed request, from the decision to the end of its answer. The ticket it holds is released with it.
+/// A routed request, from the decision to the end of its answer. What it has booked is released with it.
 #[derive(Debug)]
 pub struct Routed {
     plan: Plan,
     picked: Arc<Endpoint>,
-    ticket: Ticket,
-    reservation: Option<Reservation>,
+    booking: Booking,
+    /// What the keys of the answer follow from.
+    tail: Option<(Arc<PoolPrefix>, Tail)>,
     api: Api,
     opened: Timestamp,
     request_id: String,
@@ -40,7 +42,6 @@ pub struct Routed {
     sse: bool,
     first_byte: Option<Timestamp>,
     scanner: Option<Scanner>,
-    learning: Option<Learning>,
     answer: Option<Box<AnswerText>>,
     id_learned: bool,
     renamer: Option<ModelRenamer>,
@@ -60,7 +61,12 @@ pub struct ResponseHead {
 }
 
 /// Counts what the request will have its endpoint compute.
-fn reserve(plan: &Plan, picked: &Arc<Endpoint>, api: Api, now: Timestamp) -> Reservation {
+fn book(
+    plan: &mut Plan,
+    picked: &Arc<Endpoint>,
+    api: Api,
+    now: Timestamp,
+) -> (Booking, Option<(Arc<PoolPrefix>, Tail)>) {
     let snapshot = plan.pool.store.load();
     let state = snapshot.position(picked.spec.address).and_then(|p| snapshot.get(p));
     let fresh = state.and_then(|s| s.fresh_metrics(now, plan.pool.stale_after));
@@ -69,7 +75,16 @@ fn reserve(plan: &Plan, picked: &Arc<Endpoint>, api: Api, now: Timestamp) -> Res
         uncached_tokens: plan.prompt_tokens.saturating_sub(plan.matched_tokens),
         adapter_cold: fresh.and_then(|m| m.lora.as_ref()).is_some_and(|l| l.lacks(&plan.target)),
     };
-    Reservation::begin(picked.clone(), fresh, work, plan.streams || !api.generates(), now)
+    let taught = plan.lesson.take();
+    let (lesson, tail) = match taught {
+        Some(Taught { prefix, lesson, tail }) => {
+            (Some((prefix.cache.clone(), lesson)), tail.map(|tail| (prefix, tail)))
+        }
+        None => (None, None),
+    };
+    let streams = plan.streams || !api.generates();
+    let order = Order { work, understood: plan.understood, streams, lesson };
+    (Booking::new(picked.clone(), fresh, order, now), tail)
 }
 
 impl Routed {
@@ -83,15 +98,11 @@ impl Routed {
         now: Timestamp,
         request_id: String,
     ) -> Self {
-        // What is cached is not computed again.
-        let ticket = Ticket::book(picked.clone(), plan.prompt_tokens.saturating_sub(plan.matched_tokens));
-        let reservation = plan.understood.then(|| reserve(&plan, &picked, api, now));
-        let learning = plan.lesson.take().map(|(prefix, lesson)| Learning::begin(prefix, lesson, picked.id, now));
+        let (booking, tail) = book(&mut plan, &picked, api, now);
         Self {
-            learning,
+            booking,
+            tail,
             answer: None,
-            ticket,
-            reservation,
             picked,
             api,
             opened,
@@ -135,7 +146,7 @@ impl Routed {
         if readable {
             self.scanner = Some(Scanner::new(self.api, &found));
         }
-        if readable && found.is_good() && self.learning.as_ref().is_some_and(|l| l.wants_answer(self.api)) {
+        if readable && found.is_good() && self.tail.is_some() && self.booking.learns_answer() && self.api.generates() {
             let format = if found.sse { AnswerFormat::Events } else { AnswerFormat::Json };
             self.answer = AnswerText::new(self.api, format, DEFAULT_MAX_ANSWER_BYTES).map(Box::new);
         }
@@ -146,14 +157,14 @@ impl Routed {
         // A server that has just failed is not named as the one to come back to.
         if found.status < 500 {
             let mut named = Vec::new();
-            self.plan.strategy.answer_headers(self.ticket.endpoint(), &mut named);
+            self.plan.strategy.answer_headers(self.booking.endpoint(), &mut named);
             mutation.set_headers.extend(named.into_iter().map(|(name, value)| reply::set(&name, value)));
         }
         if let Some(profile) = &self.plan.profile {
             mutation.set_headers.push(reply::set("x-aibrix-config-profile", &**profile));
         }
         if self.conformance {
-            let served = served.map_or_else(|| self.ticket.endpoint().authority.to_string(), |a| a.to_string());
+            let served = served.map_or_else(|| self.booking.endpoint().authority.to_string(), |a| a.to_string());
             mutation.set_headers.push(reply::set("x-conformance-test-served-endpoint", served));
             mutation.set_headers.push(reply::set("x-went-into-resp-headers", "true"));
         }
@@ -166,13 +177,7 @@ impl Routed {
         let snapshot = self.plan.pool.store.load();
         if let Some(state) = snapshot.position(served).and_then(|p| snapshot.get(p)) {
             self.record(&self.picked.clone(), Health::ConnectFailure, now, picker);
-            self.ticket.move_to(state.endpoint.clone());
-            if let Some(reservation) = &mut self.reservation {
-                reservation.move_to(state.endpoint.clone(), now);
-            }
-            if let Some(learning) = &mut self.learning {
-                learning.move_to(state.endpoint.id, now);
-            }
+            self.booking.move_to(&state.endpoint, now);
         }
     }
 
@@ -184,7 +189,7 @@ impl Routed {
             500..=599 => Health::Failure,
             _ => Health::Success,
         };
-        self.record(&self.ticket.endpoint().clone(), outcome, now, picker);
+        self.record(&self.booking.endpoint().clone(), outcome, now, picker);
     }
 
     fn record(&self, endpoint: &Endpoint, outcome: Health, now: Timestamp, picker: &Picker) {
@@ -225,15 +230,9 @@ impl Routed {
     fn watch(&mut self, message: HttpBody, mode: BodyMode, now: Timestamp, picker: &Picker) -> ProcessingResponse {
         if self.first_byte.is_none() && !message.body.is_empty() {
             self.first_byte = Some(now);
-            self.ticket.first_byte();
-            if let Some(reservation) = &mut self.reservation {
-                // Of an answer that comes whole the first byte is its end.
-                let tells = self.sse || !self.api.generates();
-                reservation.first_token(tells && (200..300).contains(&self.status), now);
-            }
-            if let Some(learning) = &mut self.learning {
-                learning.first_byte((200..300).contains(&self.status), self.ticket.endpoint().id, now);
-            }
+            // Of an answer that comes whole the first byte is its end.
+            let tells = self.sse || !self.api.generates();
+            self.booking.first_byte((200..300).contains(&self.status), tells, now);
             if let Some(metrics) = &self.plan.metrics {
                 metrics.first_byte(now.since(self.opened));
             }
@@ -251,7 +250,7 @@ impl Routed {
                 && let Some(id) = scanner.response_id()
             {
                 self.id_learned = true;
-                picker.responses.learn(&self.plan.pool.name, id, self.ticket.endpoint().id);
+                picker.responses.learn(&self.plan.pool.name, id, self.booking.endpoint().id);
             }
         }
         if let Some(renamer) = &mut self.renamer {
@@ -280,13 +279,15 @@ impl Routed {
             metrics.cached_tokens.inc_by(usage.cached_tokens.unwrap_or(0));
             metrics.completion_tokens.inc_by(usage.completion_tokens.unwrap_or(0));
         }
-        if let Some(mut reservation) = self.reservation.take().filter(|_| end == End::Complete) {
-            reservation.ended(usage.completion_tokens, now);
-        }
-        if let Some(learning) = self.learning.take() {
-            let answer = self.answer.as_ref().filter(|_| end == End::Complete).and_then(|a| a.finish());
-            learning.end(self.api, &usage, answer, self.ticket.endpoint().id, now);
-        }
+        let served = self.booking.endpoint().clone();
+        let complete = end == End::Complete;
+        let (api, tail, answer) = (self.api, self.tail.take(), self.answer.take());
+        let answer = answer.as_ref().filter(|_| complete).and_then(|a| a.finish());
+        let extend = |keys: &mut Vec<BlockKey>| match (tail, answer) {
+            (Some((prefix, mut tail)), Some(answer)) => prefix.extend(&mut tail, api, answer, keys),
+            _ => false,
+        };
+        self.booking.end(complete, &usage, extend, now);
         if self.scanner.as_ref().is_some_and(Scanner::found_error) {
             picker.metrics.errors_in_stream.inc();
         }
@@ -297,7 +298,6 @@ impl Routed {
             span.end(self.status, usage.completion_tokens, now);
         }
         if picker.decisions.enabled() {
-            let served = self.ticket.endpoint();
             picker.decisions.push(DecisionRecord {
                 sequence: 0,
                 ended: now,

@@ -8,6 +8,7 @@ use super::by_endpoint::ByEndpoint;
 use super::claims::{Claim, ClaimedDepths, Claims};
 use super::index::{Depth, HolderId, IndexConfig, Matches, PrefixIndex, TenantId};
 use super::key::{BlockKey, BlockKeys, KeySpace};
+use super::learning::Lesson;
 use super::residents::{Resident, Residents, Table};
 use crate::clock::Timestamp;
 use crate::ids::EndpointId;
@@ -457,6 +458,22 @@ impl Found {
     #[must_use]
     pub fn is_exact(&self, endpoint: EndpointId) -> bool {
         !self.own_keys && self.residents.get(&endpoint).is_some_and(Resident::is_exact)
+    }
+
+    /// What a prompt of these `keys` teaches when it goes to `endpoint`; `whole` says that they are all of its keys.
+    #[must_use]
+    pub fn lesson(&self, endpoint: EndpointId, keys: Vec<BlockKey>, whole: bool) -> Lesson {
+        let held = self.held(endpoint).any;
+        let blocks = if whole { u32::try_from(keys.len()).unwrap_or(u32::MAX) } else { 0 };
+        Lesson {
+            keys,
+            whole,
+            fresh: blocks.saturating_sub(held),
+            foretold: self.tokens(held),
+            own_keys: self.own_keys,
+            tells_cached: true,
+            ..Lesson::default()
+        }
     }
 
     /// The length of `prompt` in the tokens that [`Found::tokens`] gives; never less than what somebody holds of it, so that an estimate

@@ -1,7 +1,7 @@
 //! Which endpoint holds which beginning of a prompt in its KV cache.
 //!
 //! Blocks of a prompt become [`BlockKey`]s ([`key`]); the [`index`] knows who holds them, from engines' KV events (exact) or from
-//! what was routed there (approximate). Pure: moments come in as arguments. May import `clock` and `ids`.
+//! what was routed there (approximate). Pure: moments come in as arguments. May import `clock`, `ids`, `pool` and `protocol`.
 
 mod average;
 pub mod by_endpoint;
@@ -9,6 +9,7 @@ pub mod cache;
 pub mod claims;
 pub mod index;
 pub mod key;
+pub mod learning;
 pub mod residents;
 pub mod trust;
 pub mod vllm_hash;

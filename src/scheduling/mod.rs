@@ -5,6 +5,7 @@
 //!
 //! May import: `ids`, `clock`, `rng`, `error`, `spelling`, `pool`, `prefix`, `protocol`, `config::units`.
 
+pub mod booking;
 pub mod candidates;
 pub mod choice;
 pub mod decision;
@@ -24,6 +25,7 @@ pub mod selector;
 pub mod strategy;
 mod window;
 
+pub use booking::{Booking, Order};
 pub use candidates::Candidate;
 pub use choice::{Choice, Choices, Chosen};
 pub use decision::{Decision, Ranking, Signal};

@@ -1,0 +1,101 @@
+//! What a routed prompt teaches about the caches: a claim while it is on its way, a record when its answer begins, a correction when the
+//! answer tells how much was cached, and the answer itself, which the next turn will begin with.
+//!
+//! Owned by a `scheduling::Booking`; made of what the look-up before the decision found. Pure.
+
+use super::cache::{Coming, PrefixCache};
+use super::key::BlockKey;
+use crate::clock::Timestamp;
+use crate::ids::EndpointId;
+use crate::protocol::Usage;
+use std::sync::Arc;
+
+/// What is known of a prompt when the decision has been made.
+#[derive(Clone, Debug, Default)]
+pub struct Lesson {
+    /// All blocks of the prompt, when what the endpoint holds is learned; else as many as were asked for.
+    pub keys: Vec<BlockKey>,
+    /// Whether `keys` are all.
+    pub whole: bool,
+    /// Who asked.
+    pub tenant: Option<String>,
+    /// Blocks of the prompt that the picked endpoint will have to find room for, where that is learned.
+    pub fresh: u32,
+    /// Tokens that the picked endpoint was thought to hold.
+    pub foretold: u32,
+    /// Bytes of the prompt's text, where nothing else is in the prompt.
+    pub text_bytes: u64,
+    /// Whether the keys are of our own making, so that what a block is in tokens must be measured.
+    pub own_keys: bool,
+    /// Whether what the answer says of cached tokens tells what the server holds.
+    pub tells_cached: bool,
+}
+
+/// One prompt's teaching, from the decision to the end of its answer.
+#[derive(Debug)]
+pub struct Learning {
+    cache: Arc<PrefixCache>,
+    lesson: Lesson,
+    claim: Option<Coming>,
+    recorded: bool,
+}
+
+impl Learning {
+    /// The prompt is on its way to `endpoint`.
+    #[must_use]
+    pub fn begin(cache: Arc<PrefixCache>, lesson: Lesson, endpoint: EndpointId, now: Timestamp) -> Self {
+        let claim = (!lesson.keys.is_empty()).then(|| cache.claim(endpoint, &lesson.keys, lesson.fresh, now));
+        Self { cache, lesson, claim, recorded: false }
+    }
+
+    /// Whether all of the prompt's blocks are known, so that those of the answer can follow.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.lesson.whole
+    }
+
+    /// Envoy served the request elsewhere.
+    pub fn move_to(&mut self, endpoint: EndpointId, now: Timestamp) {
+        self.lesson.foretold = 0;
+        if self.claim.take().is_some() {
+            let all = u32::try_from(self.lesson.keys.len()).unwrap_or(u32::MAX);
+            let fresh = if self.lesson.whole { all } else { 0 };
+            self.claim = Some(self.cache.claim(endpoint, &self.lesson.keys, fresh, now));
+        }
+    }
+
+    /// The answer begins: when it is a good one, `endpoint` has computed the prompt. The claim goes when the index knows; where it waits
+    /// for the engine's own events it stays to the end.
+    pub fn first_byte(&mut self, good: bool, endpoint: EndpointId, now: Timestamp) {
+        if good && self.lesson.whole {
+            if let Some(claim) = &mut self.claim {
+                claim.arrived();
+            }
+            self.cache.record(endpoint, &self.lesson.keys, self.lesson.tenant.as_deref(), now);
+            self.recorded = true;
+        }
+        if self.recorded || !good {
+            self.claim = None;
+        }
+    }
+
+    /// The answer has ended. `extend` adds the keys of the answer to those of the prompt, where it came whole; false when it can't.
+    pub fn end(
+        mut self,
+        usage: &Usage,
+        extend: impl FnOnce(&mut Vec<BlockKey>) -> bool,
+        endpoint: EndpointId,
+        now: Timestamp,
+    ) {
+        let Self { cache, lesson, recorded, .. } = &mut self;
+        let cached = usage.cached_tokens.filter(|_| lesson.tells_cached);
+        cache.correct(endpoint, u64::from(lesson.foretold), usage.prompt_tokens, cached, lesson.text_bytes);
+        if let (Some(tokens), true) = (usage.prompt_tokens, lesson.whole && lesson.own_keys && lesson.text_bytes > 0) {
+            cache.measured(lesson.keys.len(), tokens);
+        }
+        let before = lesson.keys.len();
+        if *recorded && extend(&mut lesson.keys) && lesson.keys.len() > before {
+            cache.record(endpoint, &lesson.keys, lesson.tenant.as_deref(), now);
+        }
+    }
+}
