@@ -413,15 +413,23 @@ fn feeds_of<'a>(settings: &PoolSettings, feeds: &'a Feeds) -> anyhow::Result<&'a
     feeds.pool(&settings.name).with_context(|| format!("pool `{}` has no feeds", settings.name))
 }
 
-fn pool(settings: &PoolSettings, store: Arc<SnapshotStore>, before: &Router) -> anyhow::Result<Arc<Pool>> {
-    let previous = before.pools().iter().find(|p| p.name == settings.name).map(|p| &p.scheduler.choices);
+/// A pool's way to decide. Strategies that `previous` has as well keep their memory.
+///
+/// # Errors
+/// When a strategy can't be built.
+pub fn scheduler(settings: &PoolSettings, previous: Option<&Choices>) -> anyhow::Result<Scheduler> {
     let default = StrategySpec { name: settings.strategy.clone(), parameters: settings.strategy_parameters.clone() };
     let choices = Choices::build(&default, &settings.rules, settings.by_request.as_ref(), previous)?;
+    Ok(Scheduler::new(choices, settings.health.clone(), settings.max_destinations))
+}
+
+fn pool(settings: &PoolSettings, store: Arc<SnapshotStore>, before: &Router) -> anyhow::Result<Arc<Pool>> {
+    let previous = before.pools().iter().find(|p| p.name == settings.name).map(|p| &p.scheduler.choices);
     Ok(Arc::new(Pool {
         name: settings.name.clone(),
         matches: settings.matches.clone(),
         store,
-        scheduler: Scheduler::new(choices, settings.health.clone(), settings.max_destinations),
+        scheduler: scheduler(settings, previous)?,
         rewrites: settings.rewrites.clone(),
         reject_unknown_models: settings.reject_unknown_models,
         stale_after: settings.scrape.stale_after,

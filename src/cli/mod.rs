@@ -1,12 +1,13 @@
 //! The command line: one verb a file. Parses words, reads files, and hands over to `config` and `app`.
 //!
-//! Exit codes (sysexits): 0 good, 64 wrong usage, 70 internal error, 78 wrong configuration. What a program may read goes to
+//! Exit codes (sysexits): 0 good, 2 an assertion of a replay does not hold, 64 wrong usage, 70 internal error, 78 wrong configuration. What a program may read goes to
 //! standard output, what a person should know to standard error.
 
 mod check;
 mod completions;
 mod explain;
 pub mod flags;
+mod replay;
 mod run;
 pub mod sim;
 pub mod source;
@@ -29,7 +30,8 @@ Examples:
   attache run --endpoint 127.0.0.1:8000 --endpoint 127.0.0.1:8001
   attache run --config-file attache.yaml
   attache check -f attache.yaml
-  attache explain request.json";
+  attache explain request.json
+  attache replay --workload multi-turn";
 
 /// An Envoy external-processing endpoint picker for LLM inference.
 #[derive(Debug, Parser)]
@@ -49,6 +51,8 @@ enum Verb {
     Check(check::CheckArgs),
     /// Say what the picker makes of a request.
     Explain(explain::ExplainArgs),
+    /// Play a workload to simulated servers, and compare policies.
+    Replay(Box<replay::ReplayArgs>),
     /// Say which version this is.
     Version(version::VersionArgs),
     /// Print completions for a shell.
@@ -68,6 +72,7 @@ pub fn main() -> ExitCode {
             }),
             Verb::Check(args) => check::check(&args),
             Verb::Explain(args) => explain::run(&args),
+            Verb::Replay(args) => replay::run(&args),
             Verb::Version(args) => version::version(&args),
             Verb::Completions(args) => completions::completions(&args, Cli::command()),
         },

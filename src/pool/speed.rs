@@ -6,9 +6,9 @@
 //! seconds a further token    = d · [1, requests that decode, kilotokens being prefilled]
 //! ```
 //!
-//! `c` and `d` are fitted online, per endpoint, by [`fit`]: they are never negative, forget, and stay near those of the whole pool until
-//! the endpoint has shown otherwise; those of the pool begin with a mid-size model on a current accelerator. So a pool may be of
-//! any mix of hardware, and nobody calibrates anything.
+//! `c` and `d` are fitted online, for the pool as a whole, by [`fit`]: they are never negative, forget, and begin with a mid-size model on
+//! a current accelerator. How many times slower or faster than its pool an endpoint is, is its own [`ratio`], believed as far as it is
+//! significant. So a pool may be of any mix of hardware, equal servers stay equal, and nobody calibrates anything.
 //!
 //! What is on its way is counted from the moment of the decision by a [`Reservation`], which ends with the first token, so that a herd
 //! can't form between two pages of metrics. Answers that come whole don't tell when their first token was: those reservations drain at
@@ -18,6 +18,8 @@
 //! which it runs gradient-boosted trees in a sidecar; Dynamo's prefill and decode load.
 
 mod fit;
+mod pending;
+mod ratio;
 
 use super::endpoint::Endpoint;
 use super::ledger;
@@ -25,6 +27,8 @@ use super::metrics::EndpointMetrics;
 use crate::clock::Timestamp;
 use fit::Fit;
 use parking_lot::Mutex;
+use pending::{Pending, Prompt};
+use ratio::Ratio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -42,31 +46,98 @@ const SCALE_FIRST: [f64; FIRST] = [1.0, 2.0, 10.0, 10.0, 1.0, 1.0, 0.3];
 /// 8 ms a token alone, 0.05 ms more for each other, 1 ms more for each thousand tokens that are prefilled beside.
 const DEFAULT_NEXT: [f64; NEXT] = [0.008, 0.000_05, 0.001];
 const SCALE_NEXT: [f64; NEXT] = [1.0, 10.0, 2.0];
-/// 30 s: what an endpoint showed counts half of what its pool shows when it has answered nothing for so long. Without it one that was slow while
-/// it warmed up would never be asked again.
+/// 30 s: what an endpoint showed counts half when it has answered nothing for so long. Without it one that was slow while it warmed up
+/// would never be asked again.
 const HALF_LIFE: f64 = 30.0;
+/// 60 s: how much there is to do is a mean over a minute or so, longer than a burst and shorter than a rush hour.
+const BUSY_HALF_LIFE: f64 = 60.0;
+/// Less than 5 s of requests say nothing of how much there is to do.
+const LEAST_BUSY_SECONDS: f64 = 5.0;
+/// The usual error of an endpoint's predictions is a mean of some 20 answers.
+const ERROR_RATE: f64 = 0.05;
+/// The mean ratio of a pool's endpoints is a mean of some 100 answers.
+const CENTRE_RATE: f64 = 0.01;
 /// A cache this full admits nobody before somebody ends.
 const FULL_CACHE: f32 = 0.95;
 
-/// The speed of a pool as a whole, which each of its endpoints starts from.
+/// The speed of a pool as a whole, and how much it has to do.
 #[derive(Debug)]
 pub struct PoolSpeed {
-    first: Mutex<Fit<FIRST>>,
-    next: Mutex<Fit<NEXT>>,
-    /// The coefficients, as readers take them.
+    first: Mutex<Shape<FIRST>>,
+    next: Mutex<Shape<NEXT>>,
+    /// The coefficients, as readers take them, and the centres.
     published: (Published<FIRST>, Published<NEXT>),
+    centres: [AtomicU32; 2],
+    busy: Mutex<Busy>,
+}
+
+/// What the times of a pool's answers follow from.
+#[derive(Debug)]
+struct Shape<const N: usize> {
+    fit: Fit<N>,
+    /// The mean logarithm of what endpoints are slower than the fit: what all have in common is the pool's.
+    centre: f64,
+}
+
+impl<const N: usize> Shape<N> {
+    fn new(prior: [f64; N]) -> Self {
+        Self { fit: Fit::new(prior), centre: 0.0 }
+    }
+
+    /// Takes in an answer of an endpoint, whose ratio follows it.
+    fn observe(&mut self, ratio: &mut Ratio, features: &[f64; N], seconds: f64, prior: &[f64; N], scale: &[f64; N]) {
+        let relative = ratio.ln() - self.centre;
+        ratio.observe(seconds, self.fit.predict(features));
+        // Were the server as fast as the others: endpoints of one pool differ in scale, not in shape.
+        self.fit.observe(features, seconds / relative.exp(), prior, scale);
+        self.centre += (ratio.ln() - self.centre) * CENTRE_RATE;
+    }
+}
+
+/// Seconds of prefill that were sent off, the longer ago the less.
+#[derive(Clone, Copy, Debug, Default)]
+struct Busy {
+    seconds: f64,
+    at: Timestamp,
+    began: Option<Timestamp>,
+}
+
+impl Busy {
+    fn left(&self, now: Timestamp) -> f64 {
+        self.seconds * (-now.since(self.at).as_secs_f64() / BUSY_HALF_LIFE).exp2()
+    }
 }
 
 impl Default for PoolSpeed {
     fn default() -> Self {
         let pool = Self {
-            first: Mutex::new(Fit::new(DEFAULT_FIRST)),
-            next: Mutex::new(Fit::new(DEFAULT_NEXT)),
+            first: Mutex::new(Shape::new(DEFAULT_FIRST)),
+            next: Mutex::new(Shape::new(DEFAULT_NEXT)),
             published: (Published::default(), Published::default()),
+            centres: Default::default(),
+            busy: Mutex::default(),
         };
         pool.published.0.set(&DEFAULT_FIRST);
         pool.published.1.set(&DEFAULT_NEXT);
         pool
+    }
+}
+
+impl PoolSpeed {
+    fn sent(&self, seconds: f64, now: Timestamp) {
+        let mut busy = self.busy.lock();
+        *busy = Busy { seconds: busy.left(now) + seconds, at: now, began: busy.began.or(Some(now)) };
+    }
+
+    /// Servers that would be busy all the time with what was sent to the pool of late.
+    #[must_use]
+    pub fn busy(&self, now: Timestamp) -> f64 {
+        let busy = *self.busy.lock();
+        let Some(began) = busy.began else { return 0.0 };
+        let elapsed = now.since(began).as_secs_f64().max(LEAST_BUSY_SECONDS);
+        // The integral of what counts, from the beginning until now.
+        let weight = BUSY_HALF_LIFE / std::f64::consts::LN_2 * (1.0 - (-elapsed / BUSY_HALF_LIFE).exp2());
+        busy.left(now) / weight
     }
 }
 
@@ -89,37 +160,8 @@ impl<const N: usize> Published<N> {
         }
     }
 
-    /// `None` before anything was set.
-    fn get(&self) -> Option<[f64; N]> {
-        let read = self.0.each_ref().map(|c| f64::from(f32::from_bits(c.load(Relaxed))));
-        read.iter().any(|c| *c > 0.0).then_some(read)
-    }
-}
-
-impl PoolSpeed {
-    /// Takes an observation into one of the fits. Returns what was expected before, and the coefficients now.
-    fn observe<const N: usize>(
-        &self,
-        fit: &Mutex<Fit<N>>,
-        features: &[f64; N],
-        seconds: f64,
-        prior: &[f64; N],
-        scale: &[f64; N],
-    ) -> (f64, [f64; N]) {
-        let mut fit = fit.lock();
-        let expected = fit.predict(features);
-        fit.observe(features, seconds, prior, scale);
-        (expected, *fit.coefficients())
-    }
-
-    /// An endpoint that has shown nothing yet.
-    fn newcomer(&self) -> Own {
-        Own {
-            first: Fit::new(*self.first.lock().coefficients()),
-            next: Fit::new(*self.next.lock().coefficients()),
-            slower: [Slower::default(); 2],
-            lately: [Slower::default(); 2],
-        }
+    fn get(&self) -> [f64; N] {
+        self.0.each_ref().map(|c| f64::from(f32::from_bits(c.load(Relaxed))))
     }
 }
 
@@ -168,33 +210,15 @@ struct Expectation {
 /// What one endpoint's answers have shown.
 #[derive(Debug)]
 struct Own {
-    first: Fit<FIRST>,
-    next: Fit<NEXT>,
-    /// How many times slower than the pool it is all in all, before the first token and after it.
-    slower: [Slower; 2],
-    /// How many times slower than its fits it was of late, which follow a change of level slowly.
-    lately: [Slower; 2],
+    /// How many times slower than the pool it is, before the first token and after it.
+    ratios: [Ratio; 2],
+    /// By how much predictions of its first tokens were off, as a part of what was predicted.
+    error: f64,
 }
 
-/// A ratio of times (its logarithm), learned within a few answers: hardware scales everything, and so does what slows a server down.
-#[derive(Clone, Copy, Debug, Default)]
-struct Slower {
-    ln: f64,
-    count: f64,
-}
-
-/// A ratio is the mean of the last 20 answers or so.
-const RATIO_ANSWERS: f64 = 20.0;
-/// And it starts as if three answers had been as expected: the first ones of a new server are slow while it warms up.
-const RATIO_PRIOR: f64 = 3.0;
-
-impl Slower {
-    /// What took `measured` seconds should have taken `expected`. Returns the ratio.
-    fn observe(&mut self, measured: f64, expected: f64) -> f64 {
-        self.count = (self.count + 1.0).min(RATIO_ANSWERS);
-        let off = (measured / expected.max(1e-6)).max(1e-6).ln() - self.ln;
-        self.ln = (self.ln + off.clamp(-2.0, 2.0) / (self.count + RATIO_PRIOR)).clamp(-5.0, 5.0);
-        self.ln.exp()
+impl Default for Own {
+    fn default() -> Self {
+        Self { ratios: Default::default(), error: 0.5 }
     }
 }
 
@@ -203,17 +227,12 @@ impl Slower {
 pub struct EndpointSpeed {
     pool: Arc<PoolSpeed>,
     own: Mutex<Option<Own>>,
-    /// The coefficients, as readers take them; none before the endpoint has shown anything.
-    first: Published<FIRST>,
-    next: Published<NEXT>,
-    /// When it last showed anything.
+    /// The logarithms of its ratios, as readers take them; f32 bits.
+    slower: [AtomicU32; 2],
+    /// When it last showed anything; 0 when it never has.
     answered: AtomicU64,
-    /// Requests whose first token will be seen, and their prompts' tokens and thousands of pairs.
-    pending: AtomicU32,
-    pending_tokens: AtomicU64,
-    pending_kilopairs: AtomicU64,
-    /// When the first of them began to be computed.
-    since: AtomicU64,
+    /// Requests whose first token will be seen.
+    pending: Pending,
     /// Thousands of tokens of those whose first token won't be seen (f32 bits), and when that was so (ms): they drain.
     unseen: AtomicU64,
 }
@@ -230,40 +249,47 @@ impl EndpointSpeed {
     }
 
     fn first_coefficients(&self, now: Timestamp) -> [f64; FIRST] {
-        self.aged(&self.first, &self.pool.published.0, now).unwrap_or(DEFAULT_FIRST)
+        let slower = self.slower(0, now);
+        self.pool.published.0.get().map(|c| c * slower)
     }
 
     fn next_coefficients(&self, now: Timestamp) -> [f64; NEXT] {
-        self.aged(&self.next, &self.pool.published.1, now).unwrap_or(DEFAULT_NEXT)
+        let slower = self.slower(1, now);
+        self.pool.published.1.get().map(|c| c * slower)
     }
 
-    /// What the endpoint showed, the more like what the pool shows the longer that is ago.
-    fn aged<const N: usize>(&self, own: &Published<N>, pool: &Published<N>, now: Timestamp) -> Option<[f64; N]> {
-        let Some(own) = own.get() else { return pool.get() };
-        let age = now.since(Timestamp(self.answered.load(Relaxed))).as_secs_f64();
-        // An endpoint that answers need not be aged at all, which most are at most times.
-        if age < HALF_LIFE / 30.0 {
-            return Some(own);
+    /// How many times slower than the pool's fit it is, the nearer to what is usual the longer ago it showed anything.
+    fn slower(&self, which: usize, now: Timestamp) -> f64 {
+        let read = |bits: &[AtomicU32; 2]| bits.get(which).map_or(0.0, |b| f64::from(f32::from_bits(b.load(Relaxed))));
+        let (own, usual) = (read(&self.slower), read(&self.pool.centres));
+        // So it is with equal servers.
+        if own == 0.0 && usual == 0.0 {
+            return 1.0;
         }
-        let pool = pool.get()?;
-        let kept = (-age / HALF_LIFE).exp2();
-        Some(std::array::from_fn(|i| match (own.get(i), pool.get(i)) {
-            (Some(own), Some(pool)) => own * kept + pool * (1.0 - kept),
-            _ => 0.0,
-        }))
+        let answered = self.answered.load(Relaxed);
+        if answered == 0 {
+            return usual.exp();
+        }
+        let age = now.since(Timestamp(answered)).as_secs_f64();
+        (usual + (own - usual) * (-age / HALF_LIFE).exp2()).exp()
+    }
+
+    /// The whole pool's.
+    #[must_use]
+    pub fn pool(&self) -> &PoolSpeed {
+        &self.pool
     }
 
     /// Requests whose first token is awaited and will be seen.
     #[must_use]
     pub fn pending(&self) -> u32 {
-        self.pending.load(Relaxed)
+        self.pending.count()
     }
 
     /// A new process: what the old one showed is void.
     pub fn reset(&self) {
         *self.own.lock() = None;
-        self.first.set(&[0.0; FIRST]);
-        self.next.set(&[0.0; NEXT]);
+        self.answered.store(0, Relaxed);
     }
 
     /// Seconds that `kilotokens` of prompt take to compute here, when there are no other costs.
@@ -294,16 +320,18 @@ impl EndpointSpeed {
 
     #[expect(clippy::cast_precision_loss, reason = "tokens in flight stay far below 2^53")]
     fn load(&self, c: &[f64; FIRST], endpoint: &Endpoint, fresh: Option<&EndpointMetrics>, now: Timestamp) -> Load {
-        let pending = self.pending.load(Relaxed);
-        let mut kilotokens = self.pending_tokens.load(Relaxed) as f64 / 1e3;
-        let mut mega_pairs = self.pending_kilopairs.load(Relaxed) as f64 / 1e3;
+        let left = self.pending.left();
+        let pending = left.count;
+        let (mut kilotokens, mut mega_pairs) = (left.tokens as f64 / 1e3, left.kilopairs as f64 / 1e3);
         if pending > 0 {
-            // The first of them has been worked on since then; how large it is nobody says, so it counts as the mean.
-            let worked = now.since(Timestamp(self.since.load(Relaxed))).as_secs_f64();
-            let cost = Self::prefill_seconds(c, kilotokens, mega_pairs).max(1e-9);
-            let left = 1.0 - (worked / cost).min(1.0 / f64::from(pending));
-            kilotokens *= left;
-            mega_pairs *= left;
+            // The first of them has been worked on since then, and has not come to its end.
+            let worked = now.since(left.since).as_secs_f64();
+            let head =
+                Self::prefill_seconds(c, f64::from(left.head.tokens) / 1e3, f64::from(left.head.kilopairs) / 1e3);
+            let all = Self::prefill_seconds(c, kilotokens, mega_pairs).max(1e-9);
+            let rest = (1.0 - worked.min(head) / all).max(0.0);
+            kilotokens *= rest;
+            mega_pairs *= rest;
         }
         let unseen = self.drained(c, now);
         let requests = ledger::requests(endpoint, fresh);
@@ -333,15 +361,13 @@ impl EndpointSpeed {
     /// Whether any answer of this endpoint or of its pool has been learned from.
     #[must_use]
     pub fn is_learned(&self) -> bool {
-        self.first.get().is_some() || self.pool.first.lock().is_learned()
+        self.pool.first.lock().fit.is_learned()
     }
 
     /// What was learned here; `None` before the first answer.
     #[must_use]
     pub fn learned(&self) -> Option<Learned> {
-        let own = self.own.lock();
-        let error = own.as_ref()?.first.error();
-        drop(own);
+        let error = self.own.lock().as_ref()?.error;
         let at = Timestamp(self.answered.load(Relaxed));
         let ([_, per_kilotoken, ..], [per_token, ..]) = (self.first_coefficients(at), self.next_coefficients(at));
         Some(Learned {
@@ -352,28 +378,34 @@ impl EndpointSpeed {
     }
 
     fn observe_first(&self, features: &[f64; FIRST], seconds: f64, now: Timestamp) {
+        let predicted = dot(&self.first_coefficients(now), features).max(1e-6);
         self.answered.store(now.0, Relaxed);
-        let (expected, pool) = self.pool.observe(&self.pool.first, features, seconds, &DEFAULT_FIRST, &SCALE_FIRST);
-        self.pool.published.0.set(&pool);
         let mut own = self.own.lock();
-        let Own { first, slower: [slower, _], lately: [lately, _], .. } =
-            own.get_or_insert_with(|| self.pool.newcomer());
-        let ratio = slower.observe(seconds, expected);
-        let lately = lately.observe(seconds, first.predict(features));
-        first.observe(features, seconds, &pool.map(|c| c * ratio), &SCALE_FIRST);
-        self.first.set(&first.coefficients().map(|c| c * lately));
+        let Own { ratios: [ratio, _], error } = own.get_or_insert_default();
+        // What is far out counts as off by twice what was predicted.
+        *error += (((seconds - predicted) / predicted).abs().min(2.0) - *error) * ERROR_RATE;
+        let mut shape = self.pool.first.lock();
+        shape.observe(ratio, features, seconds, &DEFAULT_FIRST, &SCALE_FIRST);
+        self.pool.published.0.set(shape.fit.coefficients());
+        self.show(0, ratio.ln(), shape.centre);
     }
 
     fn observe_next(&self, features: &[f64; NEXT], seconds: f64) {
-        let (expected, pool) = self.pool.observe(&self.pool.next, features, seconds, &DEFAULT_NEXT, &SCALE_NEXT);
-        self.pool.published.1.set(&pool);
         let mut own = self.own.lock();
-        let Own { next, slower: [_, slower], lately: [_, lately], .. } =
-            own.get_or_insert_with(|| self.pool.newcomer());
-        let ratio = slower.observe(seconds, expected);
-        let lately = lately.observe(seconds, next.predict(features));
-        next.observe(features, seconds, &pool.map(|c| c * ratio), &SCALE_NEXT);
-        self.next.set(&next.coefficients().map(|c| c * lately));
+        let Own { ratios: [_, ratio], .. } = own.get_or_insert_default();
+        let mut shape = self.pool.next.lock();
+        shape.observe(ratio, features, seconds, &DEFAULT_NEXT, &SCALE_NEXT);
+        self.pool.published.1.set(shape.fit.coefficients());
+        self.show(1, ratio.ln(), shape.centre);
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "logarithms of a few units; f32 is precise enough")]
+    fn show(&self, which: usize, own: f64, centre: f64) {
+        for (bits, ln) in [(&self.slower, own), (&self.pool.centres, centre)] {
+            if let Some(bits) = bits.get(which) {
+                bits.store((ln as f32).to_bits(), Relaxed);
+            }
+        }
     }
 }
 
@@ -432,8 +464,8 @@ pub struct Reservation {
     work: Work,
     expectation: Expectation,
     began: Timestamp,
-    /// It stands in the endpoint's `pending`.
-    pending: bool,
+    /// Its name in the endpoint's `pending`, while it stands there.
+    pending: Option<u64>,
     first_token: Option<Timestamp>,
 }
 
@@ -455,12 +487,11 @@ impl Reservation {
             decoding: load.decoding + 1.0,
             kilotokens: load.kilotokens,
         };
+        speed.pool.sent(Self::own_prefill(&c, work), now);
+        let mut pending = None;
         if streams {
-            if speed.pending.fetch_add(1, Relaxed) == 0 {
-                speed.since.store(now.0, Relaxed);
-            }
-            speed.pending_tokens.fetch_add(u64::from(work.uncached_tokens), Relaxed);
-            speed.pending_kilopairs.fetch_add(kilopairs(work), Relaxed);
+            pending =
+                Some(speed.pending.push(Prompt { tokens: work.uncached_tokens, kilopairs: kilopairs(work) }, now));
         } else {
             #[expect(clippy::cast_possible_truncation, reason = "thousands of tokens in f32")]
             let add = |_: u64| {
@@ -469,17 +500,14 @@ impl Reservation {
             // A race between two decisions loses one addition at worst, which drains anyway.
             let _ = speed.unseen.fetch_update(Relaxed, Relaxed, add);
         }
-        Self { endpoint, work, expectation, began: now, pending: streams, first_token: None }
+        Self { endpoint, work, expectation, began: now, pending, first_token: None }
     }
 
     /// The first token came `now`. `tells` says that it was seen as it came, of an answer that is good.
     pub fn first_token(&mut self, tells: bool, now: Timestamp) {
-        if self.release() {
-            self.endpoint.speed.since.store(now.0, Relaxed);
-            if tells {
-                self.first_token = Some(now);
-                self.endpoint.speed.observe_first(&self.expectation.first, now.since(self.began).as_secs_f64(), now);
-            }
+        if self.release(now) && tells {
+            self.first_token = Some(now);
+            self.endpoint.speed.observe_first(&self.expectation.first, now.since(self.began).as_secs_f64(), now);
         }
     }
 
@@ -494,31 +522,37 @@ impl Reservation {
 
     /// It was served elsewhere.
     pub fn move_to(&mut self, endpoint: Arc<Endpoint>, now: Timestamp) {
-        let streams = self.release();
+        let streams = self.release(now);
         *self = Self::begin(endpoint, None, self.work, streams, now);
     }
 
-    fn release(&mut self) -> bool {
-        let was = std::mem::take(&mut self.pending);
-        if was {
-            let speed = &self.endpoint.speed;
-            speed.pending.fetch_sub(1, Relaxed);
-            speed.pending_tokens.fetch_sub(u64::from(self.work.uncached_tokens), Relaxed);
-            speed.pending_kilopairs.fetch_sub(kilopairs(self.work), Relaxed);
+    fn own_prefill(c: &[f64; FIRST], work: Work) -> f64 {
+        EndpointSpeed::prefill_seconds(c, f64::from(work.uncached_tokens) / 1e3, work.mega_pairs())
+    }
+
+    fn release(&mut self, now: Timestamp) -> bool {
+        let name = self.pending.take();
+        if let Some(name) = name {
+            self.endpoint.speed.pending.remove(name, now);
         }
-        was
+        name.is_some()
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.release();
+        // Nobody says when it was given up: whoever comes next is thought to have been worked on since it was sent.
+        self.release(self.began);
     }
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative, and at most 2^63 / 1000")]
-fn kilopairs(work: Work) -> u64 {
-    (work.mega_pairs() * 1e3) as u64
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "not negative; saturates at a prompt of millions of tokens"
+)]
+fn kilopairs(work: Work) -> u32 {
+    (work.mega_pairs() * 1e3) as u32
 }
 
 #[cfg(test)]

@@ -4,10 +4,29 @@
 //!
 //! | module | owns | pure |
 //! |---|---|---|
+//! | [`world`] | virtual time: servers, the picker, how late it hears of them | yes |
+//! | `front` | the picker without its wire | yes |
+//! | `page` | what a simulated server reports | yes |
+//! | [`trace`] | recorded workloads, read from files | no |
+//! | [`synthetic`] | workloads that are made up, by name | yes |
+//! | [`pace`] | the same requests at other times | yes |
+//! | [`draw`], [`names`] | random variables, names of texts | yes |
 //! | [`workload`] | what a workload is: requests, and what follows from their answers | yes |
 //! | [`served`] | what became of one request | yes |
+//! | [`tally`] | what became of all of them, in constant memory | yes |
+//! | [`report`] | what runs showed: comparisons, tables, a page, a picture, assertions | yes |
 //!
 //! Called by `cli::replay` and by tests; imports the pure core and `sim`.
 
+pub mod draw;
+pub mod front;
+pub mod names;
+pub mod pace;
+mod page;
+pub mod report;
 pub mod served;
+pub mod synthetic;
+pub mod tally;
+pub mod trace;
 pub mod workload;
+pub mod world;

@@ -16,7 +16,7 @@ pub enum Role {
 }
 
 /// A part of a prompt. Neighbours with one role are one message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Part {
     /// Who says it.
     pub role: Role,

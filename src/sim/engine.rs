@@ -1,15 +1,23 @@
 //! The simulated inference engine: two queues, a step loop, a paged cache. No clock, no I/O: moments come in, events go out.
 //!
-//! Called by `sim::host` with the wall clock; a discrete-event loop can call it with virtual time. May import `clock` and its
-//! siblings `kv`, `latency`, `sequence`, `stats`. The model is on the module page of [`crate::sim`].
+//! Called by `sim::host` with the wall clock and by `replay` with virtual time. May import `clock` and its siblings `content`, `kv`,
+//! `latency`, `sequence`, `stats`, `tokenizer`. What goes in and comes out is in `job`, who is in the batch in `batch`, what a step does
+//! in `step`. The model is on the module page of [`crate::sim`].
 
 use crate::clock::Timestamp;
-use crate::sim::kv::{BlockHash, KvCache, KvEvent};
-use crate::sim::latency::{LatencyModel, StepWork};
-use crate::sim::sequence::Sequence;
+use crate::sim::engine::batch::Batch;
+use crate::sim::kv::{BlockHash, KvCache};
+use crate::sim::latency::{LatencyModel, StepCosts, StepWork};
+use crate::sim::sequence::{Sequences, Setting};
 use crate::sim::stats::EngineStats;
 use std::collections::VecDeque;
 use std::sync::Arc;
+
+mod batch;
+mod job;
+mod step;
+
+pub use job::{EngineEvent, FinishReason, Job, JobId, JobPrompt, JobReport, KvBatch, Load, Refused};
 
 #[cfg(test)]
 mod tests;
@@ -49,6 +57,9 @@ pub struct EngineConfig {
     pub prefix_caching: bool,
     /// Tell what the cache stores and drops, see [`Engine::take_kv_batches`].
     pub kv_events: bool,
+    /// Tell of every token. Without, an answer costs the machine what its blocks cost and not what its tokens cost; nothing else differs
+    /// but [`Engine::quiet_until`]. Times between tokens are counted either way, those of a step all at once.
+    pub every_token: bool,
     /// What a step costs.
     pub latency: LatencyModel,
 }
@@ -66,6 +77,7 @@ impl Default for EngineConfig {
             max_loras: 1,
             prefix_caching: true,
             kv_events: false,
+            every_token: true,
             latency: LatencyModel::default(),
         }
     }
@@ -79,139 +91,26 @@ impl EngineConfig {
     }
 }
 
-/// Number of a job; its owner gives it out, each once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct JobId(pub u64);
-
-/// What is to be read.
-#[derive(Clone, Debug)]
-pub enum JobPrompt {
-    /// Token ids.
-    Tokens(Vec<u32>),
-    /// A trace that tells blocks by a hash of their content: one for every block, the last of which may be partial.
-    Blocks {
-        /// `ceil(tokens / block_size)` content hashes.
-        contents: Vec<u64>,
-        /// Length in tokens.
-        tokens: u32,
-    },
-}
-
-/// One sequence to generate.
-#[derive(Clone, Debug)]
-pub struct Job {
-    /// Its number.
-    pub id: JobId,
-    /// What is to be read, at least one token.
-    pub prompt: JobPrompt,
-    /// Tokens to generate; 0 reads the prompt and ends (embeddings, scores).
-    pub max_tokens: u32,
-    /// Tokens after which the model is done by itself; no such moment when `None`.
-    pub stops_after: Option<u32>,
-    /// LoRA adapter.
-    pub lora: Option<Arc<str>>,
-    /// Keeps this prompt's blocks apart from those of other salts.
-    pub cache_salt: Option<Arc<str>>,
-    /// What the answer's tokens follow from, see [`crate::sim::tokenizer::answer_token`].
-    pub answer_seed: u64,
-}
-
-/// Why a job was not taken.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
-    /// Prompt and at least one token of answer don't fit.
-    #[error("prompt has {tokens} tokens, at most {limit} fit together with an answer")]
-    TooLong {
-        /// Tokens of the prompt.
-        tokens: u32,
-        /// Tokens that prompt and answer may have together.
-        limit: u32,
-    },
-    /// As many jobs wait as may wait.
-    #[error("{waiting} requests wait already, at most {limit} may")]
-    QueueFull {
-        /// Jobs waiting.
-        waiting: usize,
-        /// Jobs that may wait.
-        limit: u32,
-    },
-    /// A prompt without tokens.
-    #[error("prompt has no tokens, at least 1 is needed")]
-    Empty,
-}
-
-/// How a job ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FinishReason {
-    /// The model was done.
-    Stop,
-    /// It reached its token limit.
-    Length,
-    /// It was cancelled.
-    Abort,
-}
-
-/// What a job came to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct JobReport {
-    /// How it ended.
-    pub reason: FinishReason,
-    /// Tokens of the prompt.
-    pub prompt_tokens: u32,
-    /// Those of them that were found in the cache when it was first scheduled.
-    pub cached_tokens: u32,
-    /// Tokens generated.
-    pub generated_tokens: u32,
-    /// Times it had to start over.
-    pub preemptions: u32,
-}
-
-/// Something that happened, and when.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EngineEvent {
-    /// The first token of the answer.
-    FirstToken { job: JobId, at: Timestamp },
-    /// A further token.
-    Token { job: JobId, at: Timestamp },
-    /// The blocks ran out and the job went back to the queue; what it said so far stands.
-    Preempted { job: JobId, at: Timestamp },
-    /// The end, exactly once for every job that was taken.
-    Finished { job: JobId, at: Timestamp, report: JobReport },
-}
-
-/// What the cache has stored and dropped in one step, in order.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KvBatch {
-    /// The end of the step: when an engine tells of it.
-    pub at: Timestamp,
-    /// At least one.
-    pub events: Vec<KvEvent>,
-}
-
-/// What the queues and the cache hold now.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Load {
-    /// Jobs in the batch.
-    pub running: usize,
-    /// Jobs in the queue.
-    pub waiting: usize,
-    /// Those of them that wait for an adapter's slot.
-    pub deferred: usize,
-    /// Part of the blocks that jobs refer to, 0..=1.
-    pub kv_usage: f64,
-}
-
 /// The engine.
 #[derive(Debug)]
 pub struct Engine {
     config: EngineConfig,
+    costs: StepCosts,
+    /// Of prompts without adapter and salt.
+    root: BlockHash,
     kv: KvCache,
+    sequences: Sequences,
     /// Ordered by arrival; the preempted stand in front.
-    waiting: VecDeque<Sequence>,
+    waiting: VecDeque<u32>,
     /// Ordered by admission; the last is the first to be preempted.
-    running: Vec<Sequence>,
+    batch: Batch,
+    adapters: Adapters,
+    /// The step that is under way, or was last.
+    step_began: Timestamp,
     /// End of the step that is under way.
     step_ends: Option<Timestamp>,
+    /// What it costs.
+    work: StepWork,
     deferred: usize,
     stats: EngineStats,
     kv_batches: Vec<KvBatch>,
@@ -224,20 +123,28 @@ impl Engine {
         let kv = KvCache::new(config.num_blocks);
         let kv = if config.kv_events { kv.recording() } else { kv };
         Self {
-            config,
+            costs: StepCosts::of(&config.latency),
+            root: BlockHash::root(&config.model, None, None),
             kv,
+            sequences: Sequences::default(),
             waiting: VecDeque::new(),
-            running: Vec::new(),
+            batch: Batch::new(config.block_size),
+            adapters: Adapters::default(),
+            step_began: Timestamp(0),
             step_ends: None,
+            work: StepWork::default(),
             deferred: 0,
             stats: EngineStats::default(),
             kv_batches: Vec::new(),
+            config,
         }
     }
 
     /// Ends all jobs and begins anew with an empty cache and nothing counted, as a new process would.
     pub fn restart(&mut self, now: Timestamp, events: &mut Vec<EngineEvent>) {
-        for sequence in self.running.iter().chain(&self.waiting) {
+        for slot in self.batch.seats().iter().map(|seat| seat.slot).chain(self.waiting.iter().copied()) {
+            let sequence = &mut self.sequences[slot];
+            sequence.catch_up(self.batch.step);
             let report = sequence.report(FinishReason::Abort);
             events.push(EngineEvent::Finished { job: sequence.id, at: now, report });
         }
@@ -260,7 +167,7 @@ impl Engine {
     #[must_use]
     pub fn load(&self) -> Load {
         Load {
-            running: self.running.len(),
+            running: self.batch.len(),
             waiting: self.waiting.len(),
             deferred: self.deferred.min(self.waiting.len()),
             kv_usage: f64::from(self.kv.used()) / f64::from(self.kv.total().max(1)),
@@ -270,7 +177,10 @@ impl Engine {
     /// Adapters with running and with waiting jobs, each name once, in order of admission.
     #[must_use]
     pub fn loras(&self) -> (Vec<Arc<str>>, Vec<Arc<str>>) {
-        (distinct_loras(self.running.iter()), distinct_loras(self.waiting.iter()))
+        (
+            self.distinct_loras(self.batch.seats().iter().map(|seat| seat.slot)),
+            self.distinct_loras(self.waiting.iter().copied()),
+        )
     }
 
     /// What the cache stored and dropped in the steps since the last call, oldest first. Whoever builds an engine with
@@ -310,33 +220,62 @@ impl Engine {
             self.stats.rejected_queue_full += 1;
             return Err(Refused::QueueFull { waiting: self.waiting.len(), limit });
         }
-        let root = BlockHash::root(&self.config.model, job.lora.as_deref(), job.cache_salt.as_deref());
-        self.waiting.push_back(Sequence::new(now, job, root, self.config.block_size, room, self.kv.is_recording()));
+        let root = if job.lora.is_none() && job.cache_salt.is_none() {
+            self.root
+        } else {
+            BlockHash::root(&self.config.model, job.lora.as_deref(), job.cache_salt.as_deref())
+        };
+        let setting =
+            Setting { now, root, block_size: self.config.block_size.max(1), room, tells: self.kv.is_recording() };
+        self.waiting.push_back(self.sequences.add(job, setting));
         self.stats.submitted += 1;
         Ok(())
     }
 
     /// Ends a job early and gives its blocks back at once. False when there is no such job any more.
     pub fn cancel(&mut self, now: Timestamp, id: JobId, events: &mut Vec<EngineEvent>) -> bool {
-        let sequence = if let Some(index) = self.running.iter().position(|sequence| sequence.id == id) {
-            self.running.remove(index)
-        } else if let Some(sequence) =
-            self.waiting.iter().position(|sequence| sequence.id == id).and_then(|index| self.waiting.remove(index))
+        let seat = self.batch.seats().iter().find(|seat| self.sequences[seat.slot].id == id).copied();
+        let slot = if let Some(seat) = seat {
+            self.leave(seat);
+            seat.slot
+        } else if let Some(slot) =
+            self.waiting.iter().position(|slot| self.sequences[*slot].id == id).and_then(|i| self.waiting.remove(i))
         {
-            sequence
+            slot
         } else {
             return false;
         };
         self.stats.aborted += 1;
-        events.push(EngineEvent::Finished { job: id, at: now, report: sequence.report(FinishReason::Abort) });
-        self.kv.release(sequence.table);
+        let report = self.sequences[slot].report(FinishReason::Abort);
+        events.push(EngineEvent::Finished { job: id, at: now, report });
+        self.sequences.remove(slot, &mut self.kv);
         true
     }
 
     /// When [`Engine::advance`] has something to do next; `None` while there is nothing to do.
     #[must_use]
     pub fn next_event_at(&self) -> Option<Timestamp> {
-        self.step_ends.or_else(|| self.waiting.front().map(|sequence| sequence.arrived))
+        self.step_ends.or_else(|| self.waiting.front().map(|slot| self.sequences[*slot].arrived))
+    }
+
+    /// No event of [`Engine::advance`] comes before this moment, as long as nobody submits or cancels a job; `None` while there is
+    /// nothing to do. Whoever waits for events only need not come before, but must [`Engine::advance`] to the present before it asks
+    /// for anything else or hands in a job. The bound is the end of the step where tokens are told one by one, where a job is read
+    /// or waits, and where blocks may run out.
+    #[must_use]
+    pub fn quiet_until(&self) -> Option<Timestamp> {
+        let next = self.next_event_at()?;
+        let decoding = self.batch.len() as u64;
+        let steps = self.batch.steps_without_end();
+        let blocks = (steps / u64::from(self.config.block_size.max(1)) + 2).saturating_mul(decoding);
+        let quiet = !self.config.every_token && self.waiting.is_empty() && self.batch.reading.is_empty();
+        if !quiet || blocks > u64::from(self.kv.free()) {
+            return Some(next);
+        }
+        // Contexts only grow: no later step is cheaper than one with the contexts of now.
+        let work = StepWork { decode_sequences: decoding, context_tokens: self.batch.context, ..StepWork::default() };
+        let step = u64::try_from(self.costs.step(work).as_nanos()).unwrap_or(u64::MAX);
+        Some(Timestamp(next.0.saturating_add(step.saturating_mul(steps))))
     }
 
     /// Lets time pass up to `now` and appends what happened, in order. Steps follow each other without a gap while there is work, so a
@@ -350,169 +289,43 @@ impl Engine {
         }
     }
 
-    /// Chooses the work of the next step as vLLM's scheduler does: first what runs, in order of admission, then what waits, as long as
-    /// there are tokens in the budget, seats in the batch and blocks in the cache.
-    fn start_step(&mut self, at: Timestamp, events: &mut Vec<EngineEvent>) {
-        let mut budget = self.config.max_num_batched_tokens.max(1);
-        let mut work = StepWork::default();
-        let preempted = self.schedule_running(at, &mut budget, &mut work, events);
-        self.deferred = 0;
-        if !preempted {
-            self.admit(at, &mut budget, &mut work);
-        }
-        if self.running.iter().any(|sequence| sequence.scheduled > 0) {
-            self.stats.steps += 1;
-            self.step_ends = Some(at.after(self.config.latency.step(work)));
-        }
-    }
-
-    /// True when a job had to give way; nothing new is then admitted in this step.
-    fn schedule_running(
-        &mut self,
-        at: Timestamp,
-        budget: &mut u32,
-        work: &mut StepWork,
-        events: &mut Vec<EngineEvent>,
-    ) -> bool {
-        let mut preempted = false;
-        let mut index = 0;
-        while *budget > 0 && index < self.running.len() {
-            let Some(sequence) = self.running.get_mut(index) else { break };
-            let tokens = sequence.uncomputed().min(*budget);
-            let fresh = sequence.missing_blocks(tokens, self.config.block_size);
-            if self.kv.extend(&mut sequence.table, fresh) {
-                sequence.schedule(tokens, work);
-                sequence.seal(&mut self.kv, self.config.block_size, self.config.prefix_caching);
-                *budget -= tokens;
-                index += 1;
-                continue;
-            }
-            // The one that was admitted last gives way: maybe this one itself, and then the loop ends.
-            if let Some(mut victim) = self.running.pop() {
-                preempted = true;
-                self.stats.preemptions += 1;
-                events.push(EngineEvent::Preempted { job: victim.id, at });
-                self.kv.release(victim.reset());
-                self.waiting.push_front(victim);
+    fn distinct_loras(&self, slots: impl Iterator<Item = u32>) -> Vec<Arc<str>> {
+        let mut names: Vec<Arc<str>> = Vec::new();
+        for lora in slots.filter_map(|slot| self.sequences[slot].lora.as_ref()) {
+            if !names.contains(lora) {
+                names.push(lora.clone());
             }
         }
-        preempted
-    }
-
-    fn admit(&mut self, at: Timestamp, budget: &mut u32, work: &mut StepWork) {
-        let mut active = distinct_loras(self.running.iter());
-        let mut index = 0;
-        while *budget > 0 && self.running.len() < self.config.max_num_seqs.max(1) as usize {
-            let Some(candidate) = self.waiting.get(index).filter(|sequence| sequence.arrived <= at) else { break };
-            if let Some(lora) = &candidate.lora
-                && !active.contains(lora)
-                && active.len() >= self.config.max_loras.max(1) as usize
-            {
-                // Others may pass a job whose adapter has no slot.
-                self.deferred += 1;
-                index += 1;
-                continue;
-            }
-            let Some(mut sequence) = self.waiting.remove(index) else { break };
-            if !self.place(&mut sequence, *budget) {
-                self.waiting.insert(index, sequence);
-                break;
-            }
-            if sequence.admitted.is_none() {
-                sequence.admitted = Some(at);
-                self.stats.queue.observe_time(at.since(sequence.arrived));
-                self.stats.prefix_queries += u64::from(sequence.prompt_tokens);
-                self.stats.prefix_hits += u64::from(sequence.cached_tokens);
-            }
-            let tokens = sequence.uncomputed().min(*budget);
-            sequence.schedule(tokens, work);
-            sequence.seal(&mut self.kv, self.config.block_size, self.config.prefix_caching);
-            *budget -= tokens;
-            if let Some(lora) = sequence.lora.as_ref().filter(|lora| !active.contains(lora)) {
-                active.push(lora.clone());
-            }
-            self.running.push(sequence);
-        }
-    }
-
-    /// Gives a sequence its cached blocks and those for its first chunk; false when there is no room.
-    fn place(&mut self, sequence: &mut Sequence, budget: u32) -> bool {
-        let block_size = self.config.block_size;
-        // The last token is always computed: its output is what the answer starts from.
-        let reusable = sequence.known_tokens().saturating_sub(1) / block_size;
-        let chain = sequence.chain.get(..reusable as usize).unwrap_or_default();
-        let hits = if self.config.prefix_caching { self.kv.matched(chain) } else { 0 };
-        let cached = u32::try_from(hits).unwrap_or(u32::MAX).saturating_mul(block_size);
-        let tokens = sequence.known_tokens().saturating_sub(cached).min(budget);
-        let fresh = (cached + tokens).div_ceil(block_size) - cached / block_size;
-        let Some(table) = self.kv.take(chain.get(..hits).unwrap_or_default(), fresh) else { return false };
-        sequence.table = table;
-        sequence.computed = cached;
-        sequence.sealed = hits;
-        if sequence.admitted.is_none() {
-            sequence.cached_tokens = cached;
-        }
-        true
-    }
-
-    /// Ends the step: whoever has all its known tokens computed says the next one.
-    fn complete_step(&mut self, at: Timestamp, events: &mut Vec<EngineEvent>) {
-        let Self { kv, running, stats, config, kv_batches, .. } = self;
-        for sequence in running.iter_mut() {
-            sequence.computed += std::mem::take(&mut sequence.scheduled);
-            if sequence.uncomputed() > 0 {
-                continue;
-            }
-            if sequence.first_token.is_none() {
-                stats.prompt_tokens += u64::from(sequence.prompt_tokens);
-                stats.ttft.observe_time(at.since(sequence.arrived));
-            }
-            if sequence.target > 0 {
-                if let Some(last) = sequence.last_token {
-                    stats.inter_token.observe_time(at.since(last));
-                }
-                stats.generation_tokens += 1;
-                let job = sequence.id;
-                let first = sequence.say(at, config.block_size);
-                events.push(if first { EngineEvent::FirstToken { job, at } } else { EngineEvent::Token { job, at } });
-            }
-            sequence.done = sequence.generated >= sequence.target;
-        }
-        for sequence in running.extract_if(.., |sequence| sequence.done) {
-            let report = sequence.report(sequence.ends_with);
-            record_end(stats, at, &sequence, report);
-            events.push(EngineEvent::Finished { job: sequence.id, at, report });
-            kv.release(sequence.table);
-        }
-        let events = kv.take_events();
-        if !events.is_empty() {
-            kv_batches.push(KvBatch { at, events });
-        }
+        names
     }
 }
 
-fn record_end(stats: &mut EngineStats, at: Timestamp, sequence: &Sequence, report: JobReport) {
-    match report.reason {
-        FinishReason::Stop => stats.finished_stop += 1,
-        FinishReason::Length => stats.finished_length += 1,
-        FinishReason::Abort => stats.aborted += 1,
-    }
-    let admitted = sequence.admitted.unwrap_or(sequence.arrived);
-    let first = sequence.first_token.unwrap_or(at);
-    stats.e2e.observe_time(at.since(sequence.arrived));
-    stats.inference.observe_time(at.since(admitted));
-    stats.prefill.observe_time(first.since(admitted));
-    stats.decode.observe_time(at.since(first));
-    stats.request_prompt_tokens.observe(f64::from(report.prompt_tokens));
-    stats.request_generation_tokens.observe(f64::from(report.generated_tokens));
-}
+/// Adapters of the batch, each with the number of its sequences.
+#[derive(Debug, Default)]
+struct Adapters(Vec<(Arc<str>, usize)>);
 
-fn distinct_loras<'a>(sequences: impl Iterator<Item = &'a Sequence>) -> Vec<Arc<str>> {
-    let mut names: Vec<Arc<str>> = Vec::new();
-    for lora in sequences.filter_map(|sequence| sequence.lora.as_ref()) {
-        if !names.contains(lora) {
-            names.push(lora.clone());
+impl Adapters {
+    /// Whether a sequence with this adapter may join where `most` adapters may be.
+    fn admit(&self, lora: Option<&Arc<str>>, most: u32) -> bool {
+        lora.is_none_or(|lora| self.0.len() < most.max(1) as usize || self.0.iter().any(|(name, _)| name == lora))
+    }
+
+    fn add(&mut self, lora: Option<&Arc<str>>) {
+        let Some(lora) = lora else { return };
+        match self.0.iter_mut().find(|(name, _)| name == lora) {
+            Some((_, count)) => *count += 1,
+            None => self.0.push((lora.clone(), 1)),
         }
     }
-    names
+
+    fn remove(&mut self, lora: Option<&Arc<str>>) {
+        let Some(lora) = lora else { return };
+        let Some(index) = self.0.iter().position(|(name, _)| name == lora) else { return };
+        if let Some((_, count)) = self.0.get_mut(index) {
+            *count -= 1;
+            if *count == 0 {
+                self.0.swap_remove(index);
+            }
+        }
+    }
 }

@@ -3,17 +3,20 @@
 //!
 //! Owns which block holds what and who refers to it, and on demand a record of what was stored and dropped; the engine owns which
 //! request has which blocks. Called by `sim::engine`.
-//! Imports nothing of the crate. The behaviour is vLLM's (v1 block pool): a freed block keeps its content until it is needed, a
+//! Imports `sim::content`. The behaviour is vLLM's (v1 block pool): a freed block keeps its content until it is needed, a
 //! request's blocks are freed from the tail so that shared heads live longest, and two blocks may hold the same content.
 
-use ahash::RandomState;
-use smallvec::SmallVec;
-use std::collections::HashMap;
+use crate::sim::content::mix;
 use std::sync::Arc;
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use table::Table;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed};
 
+mod table;
 #[cfg(test)]
 mod tests;
+
+/// 8 blocks ahead: what is to be looked up is asked for while eight lookups pass, about as long as memory takes.
+const AHEAD: usize = 8;
 
 /// Identity of a block's content together with everything before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,13 +26,12 @@ impl BlockHash {
     /// What the first block of a prompt chains to. Prompts that differ in any of the three share no block.
     #[must_use]
     pub fn root(model: &str, lora: Option<&str>, cache_salt: Option<&str>) -> Self {
-        let mut hasher = Xxh3::new();
-        for part in [Some(model), lora, cache_salt] {
+        let root = [Some(model), lora, cache_salt].into_iter().fold(0, |before, part| {
             // The length keeps ("ab", "c") apart from ("a", "bc"); u64::MAX keeps a missing part apart from an empty one.
-            hasher.update(&part.map_or(u64::MAX, |text| text.len() as u64).to_le_bytes());
-            hasher.update(part.unwrap_or_default().as_bytes());
-        }
-        Self(hasher.digest())
+            let length = part.map_or(u64::MAX, |text| text.len() as u64);
+            xxh3_64_with_seed(part.unwrap_or_default().as_bytes(), mix(before ^ length))
+        });
+        Self(root)
     }
 
     /// The block that holds `content` after this one.
@@ -46,6 +48,9 @@ impl BlockHash {
 /// The content hash of one block of token ids, without its history.
 #[must_use]
 pub fn content_hash(tokens: &[u32]) -> u64 {
+    if cfg!(target_endian = "little") {
+        return xxh3_64(bytemuck::cast_slice(tokens));
+    }
     let mut hasher = Xxh3::new();
     for token in tokens {
         hasher.update(&token.to_le_bytes());
@@ -62,7 +67,7 @@ pub struct BlockId(u32);
 pub struct KvBlock {
     /// The block and everything before it.
     pub hash: BlockHash,
-    /// The block alone: [`content_hash`] of its tokens, or what a trace calls it.
+    /// The block alone: [`content_hash`] of its tokens, or what [`Contents`](crate::sim::content::Contents) makes of its pieces.
     pub content: u64,
 }
 
@@ -76,7 +81,7 @@ pub enum KvEvent {
         parent: Option<BlockHash>,
         /// At least one.
         blocks: Vec<KvBlock>,
-        /// The token ids of all blocks; empty when the request came as hashes of content.
+        /// The token ids of all blocks; empty when the request came in pieces.
         tokens: Vec<u32>,
         /// The request's adapter.
         lora: Option<Arc<str>>,
@@ -98,12 +103,19 @@ const NIL: u32 = u32::MAX;
 #[derive(Clone, Debug)]
 struct Block {
     refs: u32,
-    /// Set while the block can be found by its content.
-    hash: Option<BlockHash>,
+    /// Whether the block can be found by its content; `hash` and its neighbours in the ring mean nothing otherwise.
+    findable: bool,
+    hash: BlockHash,
     /// Neighbours in the free list; meaningless while `refs > 0`.
     previous: u32,
     next: u32,
+    /// Neighbours in the ring of blocks that hold the same, in the order in which they came to; itself when it is the only one.
+    older: u32,
+    newer: u32,
 }
+
+const EMPTY: Block =
+    Block { refs: 0, findable: false, hash: BlockHash(0), previous: NIL, next: NIL, older: NIL, newer: NIL };
 
 /// The cache. Indexing inside is by ids that only this type gives out, all of them below `blocks.len()`.
 #[derive(Debug)]
@@ -113,7 +125,8 @@ pub struct KvCache {
     free_head: u32,
     free_tail: u32,
     free: u32,
-    cached: HashMap<BlockHash, SmallVec<[u32; 1]>, RandomState>,
+    /// The oldest holder of each; the others follow in its ring.
+    cached: Table,
     evictions: u64,
     /// What happened since it was last asked for; `None` when nobody wants to know.
     record: Option<Vec<KvEvent>>,
@@ -124,11 +137,11 @@ impl KvCache {
     #[must_use]
     pub fn new(total: u32) -> Self {
         let mut cache = Self {
-            blocks: (0..total).map(|_| Block { refs: 0, hash: None, previous: NIL, next: NIL }).collect(),
+            blocks: vec![EMPTY; total as usize],
             free_head: NIL,
             free_tail: NIL,
             free: 0,
-            cached: HashMap::default(),
+            cached: Table::new(total),
             evictions: 0,
             record: None,
         };
@@ -164,7 +177,11 @@ impl KvCache {
 
     /// What can be found, each with the number of its copies, in no order.
     pub fn held(&self) -> impl Iterator<Item = (BlockHash, usize)> {
-        self.cached.iter().map(|(hash, holders)| (*hash, holders.len()))
+        let ring = move |first: u32| {
+            let newer = move |id: &u32| Some(self.blocks[*id as usize].newer).filter(|next| *next != first);
+            std::iter::successors(Some(first), newer)
+        };
+        self.cached.blocks().map(move |first| (self.blocks[first as usize].hash, ring(first).count()))
     }
 
     /// Forgets what all blocks hold; false, and nothing changed, while a request refers to one.
@@ -174,7 +191,7 @@ impl KvCache {
         }
         self.cached.clear();
         for block in &mut self.blocks {
-            block.hash = None;
+            block.findable = false;
         }
         self.note(KvEvent::Cleared);
         true
@@ -204,31 +221,35 @@ impl KvCache {
         self.evictions
     }
 
-    /// How many leading blocks of `chain` are held.
-    #[must_use]
-    pub fn matched(&self, chain: &[BlockHash]) -> usize {
-        chain.iter().take_while(|hash| self.cached.contains_key(hash)).count()
+    /// Appends the holders of the leading blocks of `chain` that are held: what [`KvCache::take`] can take.
+    pub fn find(&self, chain: &[BlockHash], table: &mut Vec<BlockId>) {
+        for (index, hash) in chain.iter().enumerate() {
+            if let Some(later) = chain.get(index + AHEAD) {
+                self.cached.prefetch(*later);
+            }
+            match self.holder(*hash) {
+                Some(id) => table.push(BlockId(id)),
+                None => return,
+            }
+        }
     }
 
-    /// Takes the held blocks of `chain` and `fresh` new ones, in this order; `None`, and nothing changed, when there is no room.
-    /// The whole of `chain` must be held (see [`KvCache::matched`]).
-    pub fn take(&mut self, chain: &[BlockHash], fresh: u32) -> Option<Vec<BlockId>> {
-        let hits: Vec<u32> = chain.iter().filter_map(|hash| self.cached.get(hash)?.first().copied()).collect();
+    /// Takes the blocks of `table`, which [`KvCache::find`] has just found, and appends `fresh` new ones; false, and nothing changed,
+    /// when there is no room.
+    pub fn take(&mut self, table: &mut Vec<BlockId>, fresh: u32) -> bool {
         // A hit on an unreferenced block leaves the free list too, so it can't also serve as a new block.
-        let from_free = hits.iter().filter(|&&id| self.blocks[id as usize].refs == 0).count();
+        let from_free = table.iter().filter(|id| self.blocks[id.0 as usize].refs == 0).count();
         if u64::from(fresh) + from_free as u64 > u64::from(self.free) {
-            return None;
+            return false;
         }
-        let mut table = Vec::with_capacity(hits.len() + fresh as usize);
-        for id in hits {
-            if self.blocks[id as usize].refs == 0 {
-                self.unlink_free(id);
+        for BlockId(id) in table.iter() {
+            if self.blocks[*id as usize].refs == 0 {
+                self.unlink_free(*id);
             }
-            self.blocks[id as usize].refs += 1;
-            table.push(BlockId(id));
+            self.blocks[*id as usize].refs += 1;
         }
-        self.grow(&mut table, fresh);
-        Some(table)
+        self.grow(table, fresh);
+        true
     }
 
     /// Adds `fresh` new blocks to `table`; false, and nothing changed, when there is no room.
@@ -240,18 +261,42 @@ impl KvCache {
         true
     }
 
-    /// Makes a block findable: it is full, and this is what it holds.
-    pub fn seal(&mut self, block: BlockId, hash: BlockHash) {
-        let slot = &mut self.blocks[block.0 as usize];
-        if slot.hash.replace(hash).is_none() {
-            self.cached.entry(hash).or_default().push(block.0);
+    /// Makes blocks findable: they are full, and this is what they hold.
+    pub fn seal(&mut self, blocks: &[BlockId], hashes: &[BlockHash]) {
+        for (index, (BlockId(id), hash)) in blocks.iter().zip(hashes).enumerate() {
+            if let Some(later) = hashes.get(index + AHEAD) {
+                self.cached.prefetch(*later);
+            }
+            self.seal_one(*id, *hash);
         }
     }
 
+    fn seal_one(&mut self, id: u32, hash: BlockHash) {
+        if self.blocks[id as usize].findable {
+            return;
+        }
+        let (older, newer) = match self.holder(hash) {
+            // Behind the newest, which stands before the oldest in the ring.
+            Some(oldest) => (self.blocks[oldest as usize].older, oldest),
+            None => {
+                self.cached.insert(hash, id);
+                (id, id)
+            }
+        };
+        self.blocks[older as usize].newer = id;
+        self.blocks[newer as usize].older = id;
+        let block = &mut self.blocks[id as usize];
+        *block = Block { findable: true, hash, older, newer, ..*block };
+    }
+
+    fn holder(&self, hash: BlockHash) -> Option<u32> {
+        self.cached.get(hash, |id| self.blocks[id as usize].hash == hash)
+    }
+
     /// Gives a request's blocks back, the last one first: it is then also the first to be evicted, and the head, which others are
-    /// more likely to share, the last.
-    pub fn release(&mut self, table: Vec<BlockId>) {
-        for BlockId(id) in table.into_iter().rev() {
+    /// more likely to share, the last. Leaves `table` empty.
+    pub fn release(&mut self, table: &mut Vec<BlockId>) {
+        for BlockId(id) in table.drain(..).rev() {
             let block = &mut self.blocks[id as usize];
             block.refs = block.refs.saturating_sub(1);
             if block.refs == 0 {
@@ -261,11 +306,16 @@ impl KvCache {
     }
 
     fn grow(&mut self, table: &mut Vec<BlockId>, fresh: u32) {
+        let mut ahead = self.free_head;
+        for _ in 0..AHEAD.min(fresh as usize) {
+            ahead = self.prefetch_eviction(ahead);
+        }
         for _ in 0..fresh {
             let id = self.free_head;
             if id == NIL {
                 return;
             }
+            ahead = self.prefetch_eviction(ahead);
             self.unlink_free(id);
             self.forget(id);
             self.blocks[id as usize].refs = 1;
@@ -273,15 +323,33 @@ impl KvCache {
         }
     }
 
+    /// Brings near what will be asked for when this free block is forgotten; the next one.
+    fn prefetch_eviction(&self, id: u32) -> u32 {
+        let Some(block) = self.blocks.get(id as usize) else { return NIL };
+        if block.findable {
+            self.cached.prefetch(block.hash);
+        }
+        block.next
+    }
+
     fn forget(&mut self, id: u32) {
-        let Some(hash) = self.blocks[id as usize].hash.take() else { return };
+        let Block { findable, hash, older, newer, .. } = self.blocks[id as usize];
+        if !findable {
+            return;
+        }
+        self.blocks[id as usize].findable = false;
         self.evictions += 1;
-        self.note(KvEvent::Removed { hash });
-        if let Some(holders) = self.cached.get_mut(&hash) {
-            holders.retain(|holder| *holder != id);
-            if holders.is_empty() {
-                self.cached.remove(&hash);
-            }
+        if self.is_recording() {
+            self.note(KvEvent::Removed { hash });
+        }
+        if newer == id {
+            self.cached.remove(hash, id);
+            return;
+        }
+        self.blocks[older as usize].newer = newer;
+        self.blocks[newer as usize].older = older;
+        if self.holder(hash) == Some(id) {
+            self.cached.replace(hash, id, newer);
         }
     }
 

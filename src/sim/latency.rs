@@ -60,13 +60,43 @@ impl LatencyModel {
     /// How long a step with this work takes; at least 1 ns, so that time moves on.
     #[must_use]
     pub fn step(&self, work: StepWork) -> Duration {
+        StepCosts::of(self).step(work)
+    }
+}
+
+/// The model as an engine asks it, millions of times: in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::sim) struct StepCosts {
+    base: u64,
+    prefill_token: u64,
+    prefill_pair: u64,
+    decode_sequence: u64,
+    context_token: u64,
+    speed: f64,
+}
+
+impl StepCosts {
+    pub(in crate::sim) fn of(model: &LatencyModel) -> Self {
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        Self {
+            base: nanos(model.step_base),
+            prefill_token: nanos(model.per_prefill_token),
+            prefill_pair: nanos(model.per_prefill_pair),
+            decode_sequence: nanos(model.per_decode_sequence),
+            context_token: nanos(model.per_context_token),
+            speed: model.speed,
+        }
+    }
+
+    /// [`LatencyModel::step`].
+    pub(in crate::sim) fn step(&self, work: StepWork) -> Duration {
         // Whole nanoseconds until the division: the sum is the same on every machine.
-        let cost = |unit: Duration, count: u64| unit.as_nanos().saturating_mul(u128::from(count));
-        let nanos = self.step_base.as_nanos()
-            + cost(self.per_prefill_token, work.prefill_tokens)
-            + cost(self.per_prefill_pair, work.prefill_pairs)
-            + cost(self.per_decode_sequence, work.decode_sequences)
-            + cost(self.per_context_token, work.context_tokens);
+        let nanos = self
+            .base
+            .saturating_add(self.prefill_token.saturating_mul(work.prefill_tokens))
+            .saturating_add(self.prefill_pair.saturating_mul(work.prefill_pairs))
+            .saturating_add(self.decode_sequence.saturating_mul(work.decode_sequences))
+            .saturating_add(self.context_token.saturating_mul(work.context_tokens));
         #[expect(
             clippy::cast_precision_loss,
             clippy::cast_possible_truncation,

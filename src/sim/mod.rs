@@ -7,6 +7,7 @@
 //! | [`engine`] | queues, batches, preemption | yes |
 //! | [`kv`] | the paged cache | yes |
 //! | [`latency`] | what a step costs | yes |
+//! | [`profiles`] | engines that have a name | yes |
 //! | [`content`] | prompts that are known by name | yes |
 //! | [`tokenizer`], [`answer`] | text, tokens and what the model says | yes |
 //! | [`stats`] | counts and histograms | yes |
@@ -18,7 +19,7 @@
 //! | `fault_board` | the faults of a running server | no |
 //!
 //! The pure part takes moments and gives events, so the same engine can run under a virtual clock. Called by `cli::sim` and by tests;
-//! imports `clock` and `prefix`.
+//! imports `clock`, `prefix` and `spelling`.
 //!
 //! # The model
 //!
@@ -38,8 +39,14 @@
 //! Then waiting ones are admitted first come, first served, while there is budget, a seat (`max_num_seqs`) and room in the cache; one
 //! whose LoRA adapter has no slot (`max_loras`) lets others pass. A job that arrives during a step waits for its end.
 //!
+//! A simulated step costs the machine what happens in it: blocks that are begun and filled, jobs that come, go or say their first token.
+//! Sequences that only get one more token are not visited (see `engine::batch`); who wants to hear of every token
+//! ([`engine::EngineConfig::every_token`]) pays for the telling alone. Either way every moment, hit and eviction is that of the engine
+//! which visits them all.
+//!
 //! **Cache.** `num_blocks` blocks of `block_size` tokens. A sequence holds `ceil(computed / block_size)` blocks. A full block is known by
-//! `h(i) = xxh3(h(i-1), xxh3(tokens of i))`, where `h(-1)` follows from model, adapter and cache salt. A new sequence of `n` tokens reuses its
+//! `h(i) = xxh3(h(i-1), xxh3(tokens of i))`, where `h(-1)` follows from model, adapter and cache salt; where a prompt is known in pieces of
+//! named text only ([`content`]), what the pieces make of block `i` stands for its tokens. A new sequence of `n` tokens reuses its
 //! longest known chain, at most `floor((n - 1) / block_size)` blocks, since the last token is always computed. Generated tokens are cached
 //! as they fill blocks, all but the last one, which is never computed. When a sequence ends its blocks keep their content and join the
 //! free list, tail first; new blocks are taken from that list's other end, so the least recently freed goes first and of one prompt the
@@ -70,6 +77,7 @@ mod http;
 pub mod kv;
 pub mod kv_events;
 pub mod latency;
+pub mod profiles;
 mod sequence;
 pub mod stats;
 pub mod tokenizer;

@@ -1,31 +1,42 @@
-//! One job inside the engine: how far it is, and the blocks that hold it. Private to the engine.
+//! One job inside the engine: how far it is, the blocks that hold it, and the store of all of them. Private to the engine.
 
 use crate::clock::Timestamp;
+use crate::sim::content::{Contents, Piece};
 use crate::sim::engine::{FinishReason, Job, JobId, JobPrompt, JobReport};
 use crate::sim::kv::{BlockHash, BlockId, KvBlock, KvCache, KvEvent, content_hash};
 use crate::sim::latency::StepWork;
 use crate::sim::tokenizer::answer_token;
+use std::ops::{Index, IndexMut};
 use std::sync::Arc;
-
-impl JobPrompt {
-    /// Length in tokens.
-    #[must_use]
-    pub fn tokens(&self) -> u32 {
-        match self {
-            JobPrompt::Tokens(tokens) => u32::try_from(tokens.len()).unwrap_or(u32::MAX),
-            JobPrompt::Blocks { tokens, .. } => *tokens,
-        }
-    }
-}
 
 /// What the events of a job's blocks tell beyond their hashes; kept only where events are recorded.
 #[derive(Debug, Default)]
 struct Telling {
     /// Of all full blocks.
     contents: Vec<u64>,
-    /// All known tokens; none where the prompt came as hashes of content.
+    /// The tokens of all of `contents` and maybe more; none where the prompt came in pieces.
     tokens: Option<Vec<u32>>,
     cache_salt: Option<Arc<str>>,
+}
+
+/// The known tokens after the last block of the chain.
+#[derive(Debug)]
+enum Tail {
+    Tokens(Vec<u32>),
+    Pieces(Contents),
+}
+
+/// What a sequence is made with, beside its job.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Setting {
+    pub(super) now: Timestamp,
+    pub(super) root: BlockHash,
+    /// Tokens in a block, at least 1.
+    pub(super) block_size: u32,
+    /// Tokens that fit after the prompt.
+    pub(super) room: u32,
+    /// Events of its blocks are wanted.
+    pub(super) tells: bool,
 }
 
 #[derive(Debug)]
@@ -39,13 +50,17 @@ pub(super) struct Sequence {
     pub(super) target: u32,
     /// Why it ends when it has said them.
     pub(super) ends_with: FinishReason,
+    /// Tokens said; while it decodes, those before step `since`.
     pub(super) generated: u32,
-    /// Known tokens (prompt and answer so far) whose keys and values are in `table`.
+    /// Known tokens (prompt and answer so far) whose keys and values are in `table`; while it decodes, those before step `since`.
     pub(super) computed: u32,
-    /// Tokens of the step that is under way.
+    /// Tokens of the step that is under way, while it reads.
     pub(super) scheduled: u32,
-    pub(super) done: bool,
-    /// Hashes of all full blocks of known tokens.
+    /// The step before which it began to decode, or was last looked at; `None` while it doesn't decode.
+    pub(super) since: Option<u64>,
+    /// The number of its admission; 0 while it waits.
+    pub(super) rank: u64,
+    /// Hashes of full blocks of known tokens: all of the prompt's, and of the answer's those that were asked for.
     pub(super) chain: Vec<BlockHash>,
     /// Leading blocks of `table` that can be found by their hash.
     pub(super) sealed: usize,
@@ -53,25 +68,29 @@ pub(super) struct Sequence {
     pub(super) arrived: Timestamp,
     pub(super) admitted: Option<Timestamp>,
     pub(super) first_token: Option<Timestamp>,
+    /// While it doesn't decode.
     pub(super) last_token: Option<Timestamp>,
     preemptions: u32,
     root: BlockHash,
-    /// Known tokens after the last full block.
-    tail: Vec<u32>,
+    block_size: u32,
+    tail: Tail,
+    /// Tokens of the answer that are in `chain` or `tail`.
+    spelled: u32,
     answer_seed: u64,
     telling: Option<Telling>,
 }
 
 impl Sequence {
-    /// `room`: tokens that fit after the prompt. `tells`: events of its blocks are wanted.
-    pub(super) fn new(now: Timestamp, job: Job, root: BlockHash, block_size: u32, room: u32, tells: bool) -> Self {
-        let prompt_tokens = job.prompt.tokens();
-        let limit = job.max_tokens.min(room);
+    /// `chain` and `table` are empty; they only bring their memory.
+    fn new(job: Job, setting: Setting, chain: Vec<BlockHash>, table: Vec<BlockId>) -> Self {
+        let limit = job.max_tokens.min(setting.room);
         let (target, ends_with) = match job.stops_after {
             Some(stop) if stop <= limit => (stop, FinishReason::Stop),
             _ if limit == 0 => (0, FinishReason::Stop),
             _ => (limit, FinishReason::Length),
         };
+        let prompt_tokens = job.prompt.tokens();
+        let block_size = setting.block_size;
         let mut sequence = Self {
             id: job.id,
             lora: job.lora,
@@ -82,39 +101,39 @@ impl Sequence {
             generated: 0,
             computed: 0,
             scheduled: 0,
-            done: false,
-            chain: Vec::with_capacity((prompt_tokens / block_size) as usize),
+            since: None,
+            rank: 0,
+            chain,
             sealed: 0,
-            table: Vec::new(),
-            arrived: now,
+            table,
+            arrived: setting.now,
             admitted: None,
             first_token: None,
             last_token: None,
             preemptions: 0,
-            root,
-            tail: Vec::new(),
+            root: setting.root,
+            block_size,
+            tail: Tail::Tokens(Vec::new()),
+            spelled: 0,
             answer_seed: job.answer_seed,
-            telling: tells.then(|| Telling { cache_salt: job.cache_salt, ..Telling::default() }),
+            telling: setting.tells.then(|| Telling { cache_salt: job.cache_salt, ..Telling::default() }),
         };
+        sequence.chain.reserve((prompt_tokens / block_size) as usize);
         match job.prompt {
             JobPrompt::Tokens(tokens) => {
-                let (blocks, tail) = tokens.split_at(tokens.len() - tokens.len() % block_size as usize);
-                for block in blocks.chunks(block_size as usize) {
-                    sequence.push_block(content_hash(block));
-                }
-                sequence.tail.extend_from_slice(tail);
+                let blocks = tokens.chunks_exact(block_size as usize);
+                sequence.tail = Tail::Tokens(blocks.remainder().to_vec());
+                blocks.for_each(|block| sequence.push_block(content_hash(block)));
                 if let Some(telling) = &mut sequence.telling {
                     telling.tokens = Some(tokens);
                 }
             }
-            JobPrompt::Blocks { contents, .. } => {
-                let full = (prompt_tokens / block_size) as usize;
-                for content in contents.iter().take(full) {
-                    sequence.push_block(*content);
+            JobPrompt::Pieces(pieces) => {
+                let mut contents = Contents::new(block_size);
+                for piece in pieces {
+                    contents.push(piece, |content| sequence.push_block(content));
                 }
-                // Stand-ins for the tokens of the last, partial block, so that an answer's first block follows from them.
-                let partial = contents.get(full).copied().unwrap_or_default();
-                sequence.tail.extend((0..prompt_tokens % block_size).map(|i| answer_token(partial, i)));
+                sequence.tail = Tail::Pieces(contents);
             }
         }
         sequence
@@ -131,34 +150,48 @@ impl Sequence {
     }
 
     /// Blocks to add before `tokens` more can be computed.
-    pub(super) fn missing_blocks(&self, tokens: u32, block_size: u32) -> u32 {
+    pub(super) fn missing_blocks(&self, tokens: u32) -> u32 {
         let held = u32::try_from(self.table.len()).unwrap_or(u32::MAX);
-        (self.computed + tokens).div_ceil(block_size).saturating_sub(held)
+        (self.computed + tokens).div_ceil(self.block_size).saturating_sub(held)
+    }
+
+    /// If it decodes, takes note of the tokens of all steps before `step`.
+    pub(super) fn catch_up(&mut self, step: u64) {
+        if let Some(since) = &mut self.since {
+            // Never more than an answer has.
+            let steps = u32::try_from(step - std::mem::replace(since, step)).unwrap_or(u32::MAX);
+            self.computed += steps;
+            self.generated += steps;
+        }
     }
 
     /// Takes `tokens` into the step and adds their cost.
     pub(super) fn schedule(&mut self, tokens: u32, work: &mut StepWork) {
         self.scheduled = tokens;
         let before = u64::from(self.computed);
-        let tokens = u64::from(tokens);
+        // One that was preempted may have all but its last token in the cache still.
         if self.generated > 0 && self.uncomputed() == 1 {
             work.decode_sequences += 1;
             work.context_tokens += before;
         } else {
+            let tokens = u64::from(tokens);
             work.prefill_tokens += tokens;
             // Token k of the chunk looks at everything before the chunk and at k tokens in it.
             work.prefill_pairs += tokens * before + tokens * (tokens + 1) / 2;
         }
     }
 
-    /// Makes the blocks that this step fills findable. Before the step is over, as vLLM does: who comes in the same step may share.
-    pub(super) fn seal(&mut self, kv: &mut KvCache, block_size: u32, prefix_caching: bool) {
-        let full = ((self.computed + self.scheduled) / block_size) as usize;
+    /// Makes the blocks findable that are full with `computed` tokens computed. Before the step is over, as vLLM does: who comes in the
+    /// same step may share.
+    pub(super) fn seal(&mut self, kv: &mut KvCache, computed: u32, prefix_caching: bool) {
+        let full = (computed / self.block_size) as usize;
         if prefix_caching && full > self.sealed {
-            for (block, hash) in self.table.iter().zip(&self.chain).take(full).skip(self.sealed) {
-                kv.seal(*block, *hash);
+            self.spell(full);
+            if let (Some(blocks), Some(hashes)) = (self.table.get(self.sealed..full), self.chain.get(self.sealed..full))
+            {
+                kv.seal(blocks, hashes);
             }
-            if let Some(event) = self.stored(full, block_size as usize) {
+            if let Some(event) = self.stored(full) {
                 kv.note(event);
             }
         }
@@ -166,8 +199,9 @@ impl Sequence {
     }
 
     /// The event of the blocks after the sealed ones, up to the first `full`.
-    fn stored(&self, full: usize, block_size: usize) -> Option<KvEvent> {
+    fn stored(&self, full: usize) -> Option<KvEvent> {
         let telling = self.telling.as_ref()?;
+        let block_size = self.block_size as usize;
         let hashes = self.chain.get(self.sealed..full)?;
         let contents = telling.contents.get(self.sealed..full)?;
         let tokens = telling.tokens.as_ref().and_then(|tokens| tokens.get(self.sealed * block_size..full * block_size));
@@ -184,31 +218,23 @@ impl Sequence {
         })
     }
 
-    /// Says the next token; true when it is the first.
-    pub(super) fn say(&mut self, at: Timestamp, block_size: u32) -> bool {
-        let token = answer_token(self.answer_seed, self.generated);
-        self.tail.push(token);
-        if let Some(tokens) = self.telling.as_mut().and_then(|telling| telling.tokens.as_mut()) {
-            tokens.push(token);
-        }
+    /// Says a token at the end of a prefill; true when it is the first.
+    pub(super) fn say(&mut self, at: Timestamp) -> bool {
         self.generated += 1;
-        if self.tail.len() >= block_size as usize {
-            self.push_block(content_hash(&self.tail));
-            self.tail.clear();
-        }
         self.last_token = Some(at);
         let first = self.first_token.is_none();
         self.first_token = self.first_token.or(Some(at));
         first
     }
 
-    /// Forgets what was computed and hands the blocks over: the job has to start again.
-    pub(super) fn reset(&mut self) -> Vec<BlockId> {
+    /// Forgets what was computed: the job has to start again. Its blocks must have been released.
+    pub(super) fn reset(&mut self) {
         self.preemptions += 1;
         self.computed = 0;
         self.scheduled = 0;
         self.sealed = 0;
-        std::mem::take(&mut self.table)
+        self.rank = 0;
+        self.spell((self.known_tokens() / self.block_size) as usize);
     }
 
     pub(super) fn report(&self, reason: FinishReason) -> JobReport {
@@ -221,11 +247,86 @@ impl Sequence {
         }
     }
 
+    /// Brings the chain to `full` blocks. An answer's blocks are named when they are needed, and the last of most answers never is.
+    fn spell(&mut self, full: usize) {
+        while self.chain.len() < full {
+            let tokens = match &mut self.tail {
+                Tail::Tokens(tail) => self.block_size - u32::try_from(tail.len()).unwrap_or_default(),
+                Tail::Pieces(contents) => self.block_size - contents.partial(),
+            };
+            let from = self.spelled;
+            self.spelled += tokens;
+            let mut block = None;
+            match &mut self.tail {
+                Tail::Tokens(tail) => {
+                    let answer = (from..self.spelled).map(|index| answer_token(self.answer_seed, index));
+                    tail.extend(answer);
+                    if let Some(told) = self.telling.as_mut().and_then(|telling| telling.tokens.as_mut()) {
+                        told.extend(tail.iter().skip(tail.len() - tokens as usize));
+                    }
+                    block = Some(content_hash(tail));
+                    tail.clear();
+                }
+                Tail::Pieces(contents) => {
+                    contents.push(Piece { name: self.answer_seed, from, tokens }, |content| block = Some(content));
+                }
+            }
+            self.push_block(block.unwrap_or_default());
+        }
+    }
+
     fn push_block(&mut self, content: u64) {
         let parent = self.chain.last().copied().unwrap_or(self.root);
         self.chain.push(parent.then(content));
         if let Some(telling) = &mut self.telling {
             telling.contents.push(content);
         }
+    }
+}
+
+/// All sequences of an engine, each in a slot that it keeps until it is removed. Slots, and the memory in them, are used again.
+/// Indexed by slots that [`Sequences::add`] gave out.
+#[derive(Debug, Default)]
+pub(super) struct Sequences {
+    slots: Vec<Sequence>,
+    unused: Vec<u32>,
+}
+
+impl Sequences {
+    pub(super) fn add(&mut self, job: Job, setting: Setting) -> u32 {
+        if let Some(slot) = self.unused.pop() {
+            let old = &mut self[slot];
+            let mut chain = std::mem::take(&mut old.chain);
+            chain.clear();
+            let table = std::mem::take(&mut old.table);
+            *old = Sequence::new(job, setting, chain, table);
+            return slot;
+        }
+        self.slots.push(Sequence::new(job, setting, Vec::new(), Vec::new()));
+        // 2^32 sequences would not fit into memory.
+        u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
+    }
+
+    /// Gives a slot back, and the sequence's blocks.
+    pub(super) fn remove(&mut self, slot: u32, kv: &mut KvCache) {
+        let sequence = &mut self[slot];
+        kv.release(&mut sequence.table);
+        sequence.rank = 0;
+        sequence.since = None;
+        self.unused.push(slot);
+    }
+}
+
+impl Index<u32> for Sequences {
+    type Output = Sequence;
+
+    fn index(&self, slot: u32) -> &Sequence {
+        &self.slots[slot as usize]
+    }
+}
+
+impl IndexMut<u32> for Sequences {
+    fn index_mut(&mut self, slot: u32) -> &mut Sequence {
+        &mut self.slots[slot as usize]
     }
 }

@@ -37,11 +37,17 @@ impl Histogram {
 
     /// Counts one value.
     pub fn observe(&mut self, value: f64) {
+        self.observe_all(value, 1);
+    }
+
+    /// Counts one value `times` times.
+    #[expect(clippy::cast_precision_loss, reason = "below 2^52 tokens in a step")]
+    pub fn observe_all(&mut self, value: f64, times: u64) {
         let slot = self.bounds.partition_point(|bound| *bound < value);
         if let Some(count) = self.counts.get_mut(slot) {
-            *count += 1;
+            *count += times;
         }
-        self.sum += value;
+        self.sum += value * times as f64;
     }
 
     /// Counts one duration, in seconds.

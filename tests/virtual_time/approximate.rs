@@ -1,9 +1,9 @@
 //! Approximate mode against engines, in virtual time: what the picker thinks a server has cached, and what the server then reports.
 
-use crate::world::{BLOCK, ENGINES, NUM_BLOCKS, Sums, World, mix, text, trace};
+use crate::world::{BLOCK, ENGINES, NUM_BLOCKS, Sums, World, keys, text, trace};
 use attache::clock::Timestamp;
 use attache::ids::EndpointId;
-use attache::prefix::key::BlockKey;
+use attache::sim::content::mix;
 
 /// Twice as fast as it was recorded: requests wait 2 to 3 s in the mean and none is preempted. At 2.5 the engines run out of blocks.
 const SPEED: f64 = 2.0;
@@ -31,15 +31,15 @@ fn on_the_conversation_trace_the_estimate_is_what_engines_report_and_routing_by_
 #[test]
 fn a_turn_finds_the_answer_of_the_turn_before() {
     let mut world = World::by_prefix(&[NUM_BLOCKS; 3]);
-    let mut conversation = text(1, 1_000);
+    let mut conversation = vec![text(1, 1_000)];
     for turn in 0..5 {
         let (sums, answer) = world.ask(&conversation, 333);
         // Full blocks of the last turn's prompt and answer; of an answer the last token is said and not computed.
-        let expected = if turn == 0 { 0 } else { (conversation.len() as u64 - 99 - 1) / 16 * 16 };
+        let tokens: u32 = conversation.iter().map(|piece| piece.tokens).sum();
+        let expected = if turn == 0 { 0 } else { u64::from((tokens - 99 - 1) / 16 * 16) };
         assert_eq!(sums.reported, expected, "turn {turn}");
         assert!(sums.foretold.abs_diff(expected) <= u64::from(BLOCK), "turn {turn}: {sums:?}");
-        conversation.extend(answer);
-        conversation.extend(text(10 + turn, 99));
+        conversation.extend([answer, text(10 + turn, 99)]);
     }
 }
 
@@ -57,7 +57,7 @@ fn a_new_process_is_thought_to_hold_nothing() {
     world.advance(world.next_scrape);
     let snapshot = world.sums[1];
     for request in before.iter().rev().take(50) {
-        let keys: Vec<_> = request.contents.iter().map(|content| BlockKey(*content)).collect();
+        let (keys, _) = keys(&request.prompt);
         let found = world.cache.lookup(&mut &keys[..], world.next_scrape);
         assert_eq!(found.held(EndpointId(1)).any, 0);
     }
@@ -82,9 +82,8 @@ fn an_engine_with_half_the_room_it_tells_of_is_found_out() {
         for i in 0..500 {
             let random = mix(phase * 1_000 + i);
             let document = (random % 64).min(random >> 32 & 63) as u32;
-            let mut prompt = text(document, 50 * BLOCK);
-            prompt.extend(text(1_000 + (phase * 1_000 + i) as u32, 8));
-            world.ask(&prompt, 4);
+            let own = text(1_000 + (phase * 1_000 + i) as u32, 8);
+            world.ask(&[text(document, 50 * BLOCK), own], 4);
         }
         sums.push(world.total() - before);
     }

@@ -1,10 +1,7 @@
 //! What the default strategy buys over others, in virtual time: simulated engines, the real strategies over the real prefix cache and the
 //! real ledger, metrics that are 100 ms old. Deterministic, so the bounds leave room for later changes only.
 
-use crate::world::{BLOCK, ENGINES, Latencies, NUM_BLOCKS, World, engine_config, text, trace};
-use attache::prefix::key::BlockKey;
-use attache::sim::engine::JobPrompt;
-use attache::sim::kv::content_hash;
+use crate::world::{ENGINES, Latencies, NUM_BLOCKS, World, engine_config, text, trace};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -62,8 +59,7 @@ fn a_burst_spreads_before_any_page_tells_of_it() {
     let now = world.next_scrape;
     let mut served = [0; ENGINES];
     for i in 0..3 * ENGINES as u32 {
-        let keys = text(i, 2_000).chunks_exact(BLOCK as usize).map(|block| BlockKey(content_hash(block))).collect();
-        served[world.arrive(now, JobPrompt::Tokens(text(i, 2_000)), keys, Vec::new(), 50)] += 1;
+        served[world.arrive(now, vec![text(i, 2_000)], 50)] += 1;
     }
     assert_eq!(served, [3; ENGINES], "at one moment, with the metrics of before");
 }

@@ -16,9 +16,8 @@ use attache::prefix::key::BlockKey;
 use attache::rng;
 use attache::scheduling::scheduler::Explain;
 use attache::scheduling::{Choices, PickContext, RequestFacts, Scheduler, registry};
+use attache::sim::content::{Contents, Piece};
 use attache::sim::engine::{Engine, EngineConfig, EngineEvent, FinishReason, Job, JobId, JobPrompt, JobReport};
-use attache::sim::kv::content_hash;
-use attache::sim::tokenizer::answer_token;
 use std::collections::BTreeMap;
 use std::ops::{Add, Sub};
 use std::sync::Arc;
@@ -34,13 +33,11 @@ pub(crate) const ENGINES: usize = 8;
 const SCRAPE: Duration = Duration::from_millis(100);
 pub(crate) const SEED: u64 = 11;
 
-/// A request of the trace, in blocks of the engines' size.
+/// A request of the trace.
 #[derive(Clone, Debug)]
 pub(crate) struct Traced {
     pub(crate) at: Timestamp,
-    /// Of all blocks; the last may be partial.
-    pub(crate) contents: Vec<u64>,
-    pub(crate) tokens: u32,
+    pub(crate) prompt: Vec<Piece>,
     pub(crate) answer: u32,
 }
 
@@ -50,31 +47,35 @@ pub(crate) fn trace(speed: f64) -> Vec<Traced> {
     let request = |line: &str| {
         let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
         let number = |name: &str| line[name].as_u64().expect("a number");
-        let tokens = number("input_length") as u32;
-        let part = |i: u32| {
-            let id = line["hash_ids"][(i * BLOCK / TRACE_BLOCK) as usize].as_u64().expect("an id");
-            // Injective, and away from the hashes of answers.
-            mix(id << 8 | u64::from(i % (TRACE_BLOCK / BLOCK)))
+        let mut rest = number("input_length") as u32;
+        let piece = |id: &serde_json::Value| {
+            let tokens = rest.min(TRACE_BLOCK);
+            rest -= tokens;
+            Piece::new(id.as_u64().expect("an id"), tokens)
         };
         Traced {
             at: Timestamp((number("timestamp") as f64 * 1e6 / speed) as u64 + 1),
-            contents: (0..tokens.div_ceil(BLOCK)).map(part).collect(),
-            tokens,
+            prompt: line["hash_ids"].as_array().expect("ids").iter().map(piece).collect(),
             answer: number("output_length") as u32,
         }
     };
     text.lines().map(request).collect()
 }
 
-/// A bijection of 64 bits (the end of splitmix64).
-pub(crate) fn mix(x: u64) -> u64 {
-    let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    x ^ (x >> 31)
+/// The keys of a prompt's full blocks, and what is to be added to them.
+pub(crate) fn keys(prompt: &[Piece]) -> (Vec<BlockKey>, Contents) {
+    let (mut keys, mut contents) = (Vec::new(), Contents::new(BLOCK));
+    prompt.iter().for_each(|piece| contents.push(*piece, |content| keys.push(BlockKey(content))));
+    (keys, contents)
+}
+
+/// The answer to a job: text that no prompt begins with.
+fn answer_name(job: JobId) -> u64 {
+    !job.0
 }
 
 pub(crate) fn engine_config(num_blocks: u32) -> EngineConfig {
-    EngineConfig { num_blocks, max_model_len: 131_072, ..EngineConfig::default() }
+    EngineConfig { num_blocks, max_model_len: 131_072, every_token: false, ..EngineConfig::default() }
 }
 
 /// A request that has not ended.
@@ -83,7 +84,7 @@ struct Running {
     /// The prompt's full blocks.
     keys: Vec<BlockKey>,
     /// The tokens behind them.
-    tail: Vec<u32>,
+    tail: Contents,
     foretold: u64,
     claim: Option<Coming>,
     ticket: Ticket,
@@ -271,15 +272,10 @@ impl World {
     }
 
     /// A request comes. Returns the server that it went to.
-    pub(crate) fn arrive(
-        &mut self,
-        now: Timestamp,
-        prompt: JobPrompt,
-        keys: Vec<BlockKey>,
-        tail: Vec<u32>,
-        answer: u32,
-    ) -> usize {
+    pub(crate) fn arrive(&mut self, now: Timestamp, prompt: Vec<Piece>, answer: u32) -> usize {
         self.advance(now);
+        let (keys, tail) = keys(&prompt);
+        let prompt = JobPrompt::Pieces(prompt);
         let tokens = prompt.tokens();
         let found = self.cache.lookup(&mut &keys[..], now);
         let cx = PickContext {
@@ -319,7 +315,7 @@ impl World {
             stops_after: None,
             lora: None,
             cache_salt: None,
-            answer_seed: id.0,
+            answer_seed: answer_name(id),
         };
         self.engines[server].submit(now, job).expect("room for the job");
         server
@@ -355,8 +351,8 @@ impl World {
         let server = EndpointId(running.server as u32);
         let cached = u64::from(report.cached_tokens);
         self.cache.correct(server, running.foretold, Some(u64::from(report.prompt_tokens)), Some(cached), 0);
-        running.tail.extend((0..report.generated_tokens).map(|i| answer_token(job.0, i)));
-        running.keys.extend(running.tail.chunks_exact(BLOCK as usize).map(|block| BlockKey(content_hash(block))));
+        let answer = Piece::new(answer_name(job), report.generated_tokens);
+        running.tail.push(answer, |content| running.keys.push(BlockKey(content)));
         self.cache.record(server, &running.keys, None, at);
         let sums = &mut self.sums[running.server];
         sums.requests += 1;
@@ -366,24 +362,15 @@ impl World {
     }
 
     pub(crate) fn arrive_traced(&mut self, request: &Traced) -> usize {
-        let full = (request.tokens / BLOCK) as usize;
-        let keys = request.contents[..full].iter().map(|content| BlockKey(*content)).collect();
-        // As the engine has it: stand-ins for the tokens of the partial block.
-        let partial = request.contents.get(full).copied().unwrap_or_default();
-        let tail = (0..request.tokens % BLOCK).map(|i| answer_token(partial, i)).collect();
-        let prompt = JobPrompt::Blocks { contents: request.contents.clone(), tokens: request.tokens };
-        self.arrive(request.at, prompt, keys, tail, request.answer)
+        self.arrive(request.at, request.prompt.clone(), request.answer)
     }
 
-    /// One prompt of tokens with nothing else going on. Returns what that adds to the sums, and the answer.
-    pub(crate) fn ask(&mut self, tokens: &[u32], answer: u32) -> (Sums, Vec<u32>) {
-        let (before, job) = (self.total(), self.next_job);
-        let blocks = tokens.chunks_exact(BLOCK as usize);
-        let tail = blocks.remainder().to_vec();
-        let keys = blocks.map(|block| BlockKey(content_hash(block))).collect();
-        self.arrive(self.next_scrape, JobPrompt::Tokens(tokens.to_vec()), keys, tail, answer);
+    /// One prompt with nothing else going on. Returns what that adds to the sums, and the answer.
+    pub(crate) fn ask(&mut self, prompt: &[Piece], answer: u32) -> (Sums, Piece) {
+        let (before, job) = (self.total(), JobId(self.next_job));
+        self.arrive(self.next_scrape, prompt.to_vec(), answer);
         self.finish();
-        (self.total() - before, (0..answer).map(|i| answer_token(job, i)).collect())
+        (self.total() - before, Piece::new(answer_name(job), answer))
     }
 
     /// A new process takes a server's place: it has nothing, and what was asked of it fails.
@@ -415,7 +402,7 @@ impl World {
     }
 }
 
-/// Tokens that stand nowhere else.
-pub(crate) fn text(seed: u32, length: u32) -> Vec<u32> {
-    (0..length).map(|i| mix(u64::from(seed) << 32 | u64::from(i)) as u32 >> 8).collect()
+/// Text that stands nowhere else, neither in the trace.
+pub(crate) fn text(seed: u32, length: u32) -> Piece {
+    Piece::new(1 << 40 | u64::from(seed), length)
 }

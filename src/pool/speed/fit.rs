@@ -43,11 +43,6 @@ impl<const N: usize> Fit<N> {
         self.count > 0.0
     }
 
-    /// The usual error as a part of what is predicted; a half before anything was measured.
-    pub(super) fn error(&self) -> f64 {
-        self.error
-    }
-
     /// What `features` should take, by what is known.
     pub(super) fn predict(&self, features: &[f64; N]) -> f64 {
         self.coefficients.iter().zip(features).map(|(c, x)| c * x).sum()

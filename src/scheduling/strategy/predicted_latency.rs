@@ -1,14 +1,18 @@
 //! `predicted-latency`: the endpoint where the request costs least time, its own and that of the requests which are there already.
 //!
 //! ```text
-//! cost = first token + stall · own prefill · requests that decode there + replica · own prefill
+//! cost = first token + price · own prefill          price = busy / (1 - busy)
 //! ```
 //!
 //! `first token` is the predicted time to the request's first token there: what others still have to compute, what of this prompt is not
-//! cached, what the batch and the queue cost. `own prefill` is the part of it in which the endpoint computes this prompt; nobody who decodes
-//! there gets a token meanwhile, which the second part charges. The third is the price of one more copy of a prefix: it pushes out
-//! something that another request would have found. All are seconds, learned by [`crate::pool::speed`], per endpoint, from what the picker
-//! sees; nothing is calibrated. What a decision sends counts at once, so a burst spreads as it comes.
+//! cached, what the batch and the queue cost. `own prefill` is the part of it in which the endpoint computes this prompt: the others wait for it,
+//! those who come behind and those who decode beside, and it is what a cached prefix saves. Both are seconds, learned by
+//! [`crate::pool::speed`], per endpoint, from what the picker sees.
+//!
+//! The price is what a second of work costs others: nothing in an idle pool, where only the request's own time counts, and more than the request's own
+//! time where there is hardly room for the work, so that the fuller the pool is the more a cached prefix is worth waiting for. It is that of
+//! a queue (M/M/1: a second of work is followed by `busy / (1 - busy)` seconds of waiting), with the part of the pool that is busy learned from what
+//! was sent. Nothing is calibrated. What a decision sends counts at once, so a burst spreads as it comes.
 //!
 //! When not: a pool whose answers nobody sees (response mode NONE): nothing can be learned, and the pool's first guess decides.
 //! Source: ours; the same question is asked by llm-d's `predicted-latency-producer` (a sidecar with gradient-boosted trees) and Mooncake's
@@ -28,39 +32,43 @@ pub const PLUGIN: Descriptor = Descriptor {
     build: |value| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
 };
 
-/// 0.1: a second in which ten others get no token weighs as much as a second that this one waits.
-const DEFAULT_STALL: f64 = 0.1;
-/// 0.5: what is pushed out would have been found again about every second time.
-const DEFAULT_REPLICA: f64 = 0.5;
+/// A pool is thought to be nine tenths busy at most: what was sent to it is an estimate, and a price beyond all measure would send every
+/// request to whoever holds most of it.
+const FULLEST: f64 = 0.9;
 
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 struct Params {
-    stall: f64,
-    replica: f64,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self { stall: DEFAULT_STALL, replica: DEFAULT_REPLICA }
-    }
+    /// What a second of work costs others, seconds; learned when `None`.
+    work_price: Option<f64>,
 }
 
 impl Params {
     fn build(self) -> Result<PredictedLatency, ParamError> {
-        for (name, value) in [("stall", self.stall), ("replica", self.replica)] {
-            if !(0.0..=1_000.0).contains(&value) {
-                return Err(ParamError(format!("`{name}` is {value}; 0 to 1000 is allowed")));
+        match self.work_price {
+            Some(price) if !(0.0..=1_000.0).contains(&price) => {
+                Err(ParamError(format!("`workPrice` is {price}; 0 to 1000 is allowed, or none to have it learned")))
             }
+            work_price => Ok(PredictedLatency { work_price }),
         }
-        Ok(PredictedLatency { stall: self.stall, replica: self.replica })
     }
 }
 
 #[derive(Debug)]
 struct PredictedLatency {
-    stall: f64,
-    replica: f64,
+    work_price: Option<f64>,
+}
+
+impl PredictedLatency {
+    fn price(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> f64 {
+        let learned = || {
+            let pool = candidates.first().map(|c| c.state.endpoint.speed.pool());
+            let busy = pool.map_or(0.0, |pool| pool.busy(cx.now)) / candidates.len().max(1) as f64;
+            let busy = busy.clamp(0.0, FULLEST);
+            busy / (1.0 - busy)
+        };
+        self.work_price.unwrap_or_else(learned)
+    }
 }
 
 /// What the request can expect of a candidate, and how many requests decode there.
@@ -72,9 +80,10 @@ fn predict(cx: &PickContext<'_>, candidate: &Candidate<'_>) -> (Prediction, f64)
 
 impl Strategy for PredictedLatency {
     fn scores(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
+        let price = self.price(cx, candidates);
         for (cost, candidate) in out.iter_mut().zip(candidates) {
-            let (predicted, decoding) = predict(cx, candidate);
-            *cost = predicted.first_token + predicted.own_prefill * (self.stall * decoding + self.replica);
+            let (predicted, _) = predict(cx, candidate);
+            *cost = predicted.first_token + predicted.own_prefill * price;
         }
         Some(Better::Lower)
     }
@@ -89,6 +98,8 @@ impl Strategy for PredictedLatency {
                 move |i: usize| about.get(i).map_or(f64::NAN, |(p, _)| of(p))
             };
             ranking.note("first token, s", 0.0, candidates, figure(|p| p.first_token));
+            let price = self.price(cx, candidates);
+            ranking.note("price of work", 0.0, candidates, |_| price);
             ranking.note("own prefill, s", 0.0, candidates, figure(|p| p.own_prefill));
             ranking.note("a token, s", 0.0, candidates, figure(|p| p.per_token));
             ranking.note("decoding", 0.0, candidates, |i| about.get(i).map_or(f64::NAN, |(_, d)| *d));

@@ -1,10 +1,13 @@
 use super::*;
+use crate::sim::content::Piece;
 use crate::sim::tokenizer::answer_token;
 use proptest::prelude::*;
 use std::collections::HashMap;
 use std::time::Duration;
 
+mod equal;
 mod kv_events;
+mod plain;
 
 fn job(id: u64, prompt: Vec<u32>, max_tokens: u32) -> Job {
     Job {
@@ -132,19 +135,38 @@ fn generated_tokens_are_cached_except_the_last() {
 }
 
 #[test]
-fn traces_of_block_hashes_hit_like_tokens() {
+fn pieces_hit_like_the_tokens_that_they_stand_for() {
     let mut engine = Engine::new(small(64));
-    let trace = |id: u64, contents: Vec<u64>, tokens: u32| Job {
-        prompt: JobPrompt::Blocks { contents, tokens },
+    let trace = |id: u64, pieces: &[(u64, u32)]| Job {
+        prompt: JobPrompt::Pieces(pieces.iter().map(|(name, tokens)| Piece::new(*name, *tokens)).collect()),
         ..job(id, vec![], 1)
     };
-    engine.submit(Timestamp(0), trace(1, vec![10, 11, 12], 10)).unwrap();
-    run_dry(&mut engine);
-    engine.submit(Timestamp(1 << 40), trace(2, vec![10, 11, 99], 11)).unwrap();
-    engine.submit(Timestamp(1 << 40), trace(3, vec![11, 10, 12], 11)).unwrap();
-    let events = run_dry(&mut engine);
-    assert_eq!(report(&events, 2).cached_tokens, 8);
-    assert_eq!(report(&events, 3).cached_tokens, 0);
+    let mut cached = |id: u64, pieces: &[(u64, u32)]| {
+        engine.submit(Timestamp(id << 40), trace(id, pieces)).unwrap();
+        report(&run_dry(&mut engine), id).cached_tokens
+    };
+    assert_eq!(cached(1, &[(10, 4), (11, 4), (12, 2)]), 0);
+    assert_eq!(cached(2, &[(10, 4), (11, 4), (99, 3)]), 8);
+    assert_eq!(cached(3, &[(11, 4), (10, 4), (12, 3)]), 0);
+    assert_eq!(cached(4, &[(10, 4), (11, 3), (12, 4)]), 4, "another cut inside the block");
+}
+
+#[test]
+fn an_answer_comes_back_as_a_piece_of_its_name() {
+    let mut engine = Engine::new(small(64));
+    let turn = |id: u64, pieces: Vec<Piece>| Job {
+        prompt: JobPrompt::Pieces(pieces),
+        answer_seed: 700 + id,
+        ..job(id, vec![], 10)
+    };
+    let mut history = vec![Piece::new(1, 6)];
+    for id in 1..6 {
+        engine.submit(Timestamp(id << 40), turn(id, history.clone())).unwrap();
+        // Of each earlier turn 6 tokens of prompt and 10 of answer; of the last answer all but one token, which was not computed.
+        let computed = (16 * (id as u32 - 1)).saturating_sub(1);
+        assert_eq!(report(&run_dry(&mut engine), id).cached_tokens, computed / 4 * 4, "turn {id}");
+        history.extend([Piece::new(700 + id, 10), Piece::new(1_000 + id, 6)]);
+    }
 }
 
 #[test]
@@ -281,17 +303,27 @@ fn play(config: &EngineConfig, plans: &[Plan]) -> (Vec<EngineEvent>, usize) {
 }
 
 fn check(engine: &Engine) {
-    assert!(engine.running.len() <= engine.config.max_num_seqs as usize);
-    let scheduled: u32 = engine.running.iter().map(|sequence| sequence.scheduled).sum();
-    assert!(scheduled <= engine.config.max_num_batched_tokens);
+    let batch = &engine.batch;
+    assert!(batch.len() <= engine.config.max_num_seqs as usize);
+    assert!(batch.seats().is_sorted() && batch.seats().ends_with(&batch.reading));
+    let reads: u32 = batch.reading.iter().map(|seat| engine.sequences[seat.slot].scheduled).sum();
+    assert!(batch.decoding().len() as u32 + reads <= engine.config.max_num_batched_tokens);
     let (running, _) = engine.loras();
     assert!(running.len() <= engine.config.max_loras as usize);
-    for sequence in &engine.running {
-        let held = sequence.table.len() as u32 * engine.config.block_size;
-        assert!(sequence.computed + sequence.scheduled <= held);
-        assert!(sequence.computed <= sequence.known_tokens());
+    assert_eq!(running.len(), engine.adapters.0.len());
+    let mut context = 0;
+    for seat in batch.seats() {
+        let sequence = &engine.sequences[seat.slot];
+        let steps = sequence.since.map_or(0, |since| (batch.step - since) as u32);
+        let computed = sequence.computed + steps;
+        context += if sequence.since.is_some() { u64::from(computed) } else { 0 };
+        let scheduled = if sequence.since.is_some() { 1 } else { sequence.scheduled };
+        assert!(computed + scheduled <= sequence.table.len() as u32 * engine.config.block_size);
+        assert!(computed <= sequence.known_tokens() + steps);
+        assert_eq!(sequence.since.is_none(), batch.reading.contains(seat));
     }
-    assert!(engine.waiting.iter().all(|sequence| sequence.table.is_empty()));
+    assert_eq!(context, batch.context);
+    assert!(engine.waiting.iter().all(|slot| engine.sequences[*slot].table.is_empty()));
 }
 
 proptest! {

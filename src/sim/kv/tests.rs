@@ -12,12 +12,24 @@ fn chain(prompt: u64, n: usize) -> Vec<BlockHash> {
         .collect()
 }
 
+/// The held blocks of `chain` and `fresh` new ones.
+fn take(cache: &mut KvCache, chain: &[BlockHash], fresh: u32) -> Option<Vec<BlockId>> {
+    let mut table = vec![];
+    cache.find(chain, &mut table);
+    assert_eq!(table.len(), chain.len());
+    cache.take(&mut table, fresh).then_some(table)
+}
+
+fn matched(cache: &KvCache, chain: &[BlockHash]) -> usize {
+    let mut table = vec![];
+    cache.find(chain, &mut table);
+    table.len()
+}
+
 fn admit(cache: &mut KvCache, chain: &[BlockHash]) -> Option<(usize, Vec<BlockId>)> {
-    let hits = cache.matched(chain);
-    let table = cache.take(&chain[..hits], (chain.len() - hits) as u32)?;
-    for (block, hash) in table.iter().zip(chain) {
-        cache.seal(*block, *hash);
-    }
+    let hits = matched(cache, chain);
+    let table = take(cache, &chain[..hits], (chain.len() - hits) as u32)?;
+    cache.seal(&table, chain);
     Some((hits, table))
 }
 
@@ -37,12 +49,14 @@ impl KvCache {
             let held = tables.iter().flatten().filter(|held| held.0 as usize == id).count();
             assert_eq!(block.refs as usize, held, "references of block {id}");
             assert_eq!(block.refs == 0, listed.contains(&(id as u32)), "block {id} in the free list");
-            if let Some(hash) = block.hash {
-                assert!(self.cached[&hash].contains(&(id as u32)));
+            if block.findable {
+                assert_eq!(self.blocks[block.newer as usize].older, id as u32);
+                assert_eq!(self.blocks[block.newer as usize].hash, block.hash);
+                assert!(self.holder(block.hash).is_some());
             }
         }
-        let findable: usize = self.cached.values().map(SmallVec::len).sum();
-        assert_eq!(findable, self.blocks.iter().filter(|block| block.hash.is_some()).count());
+        let copies: usize = self.held().map(|(_, copies)| copies).sum();
+        assert_eq!(copies, self.blocks.iter().filter(|block| block.findable).count());
     }
 }
 
@@ -50,10 +64,10 @@ impl KvCache {
 fn the_tail_is_evicted_before_the_head() {
     let mut cache = KvCache::new(3);
     let prompt = chain(1, 3);
-    let (_, table) = admit(&mut cache, &prompt).unwrap();
-    cache.release(table);
-    let other = cache.take(&[], 1).unwrap();
-    assert_eq!(cache.matched(&prompt), 2);
+    let (_, mut table) = admit(&mut cache, &prompt).unwrap();
+    cache.release(&mut table);
+    let other = take(&mut cache, &[], 1).unwrap();
+    assert_eq!(matched(&cache, &prompt), 2);
     assert_eq!(cache.evictions(), 1);
     cache.check(&[other]);
 }
@@ -61,10 +75,10 @@ fn the_tail_is_evicted_before_the_head() {
 #[test]
 fn a_hit_needs_the_whole_history() {
     let mut cache = KvCache::new(8);
-    let (_, table) = admit(&mut cache, &chain(1, 2)).unwrap();
-    cache.release(table);
+    let (_, mut table) = admit(&mut cache, &chain(1, 2)).unwrap();
+    cache.release(&mut table);
     let same_content_elsewhere = BlockHash::root("m", None, None).then(1001);
-    assert_eq!(cache.matched(&[same_content_elsewhere]), 0);
+    assert_eq!(matched(&cache, &[same_content_elsewhere]), 0);
 }
 
 #[test]
@@ -85,24 +99,41 @@ fn roots_keep_models_adapters_and_salts_apart() {
 fn a_hit_on_a_free_block_is_not_counted_as_room() {
     let mut cache = KvCache::new(2);
     let prompt = chain(1, 1);
-    let (_, table) = admit(&mut cache, &prompt).unwrap();
-    cache.release(table);
-    assert!(cache.take(&prompt, 2).is_none());
-    assert!(cache.take(&prompt, 1).is_some());
+    let (_, mut table) = admit(&mut cache, &prompt).unwrap();
+    cache.release(&mut table);
+    assert!(take(&mut cache, &prompt, 2).is_none());
+    assert!(take(&mut cache, &prompt, 1).is_some());
 }
 
 #[test]
 fn the_same_content_may_lie_in_two_blocks() {
     let mut cache = KvCache::new(4);
     let prompt = chain(1, 1);
-    let (_, first) = admit(&mut cache, &prompt).unwrap();
+    let (_, mut first) = admit(&mut cache, &prompt).unwrap();
     // What an engine does with an aligned prompt: the last block is computed again although it is held.
-    let second = cache.take(&[], 1).unwrap();
-    cache.seal(second[0], prompt[0]);
-    cache.release(first);
-    let filler = cache.take(&[], 3).unwrap();
-    assert_eq!(cache.matched(&prompt), 1, "the second copy is still there");
+    let second = take(&mut cache, &[], 1).unwrap();
+    cache.seal(&second, &prompt);
+    cache.release(&mut first);
+    let filler = take(&mut cache, &[], 3).unwrap();
+    assert_eq!(matched(&cache, &prompt), 1, "the second copy is still there");
     cache.check(&[second, filler]);
+}
+
+#[test]
+fn of_several_copies_the_oldest_is_found() {
+    let mut cache = KvCache::new(4);
+    let prompt = chain(1, 1);
+    let mut copies: Vec<_> = (0..4).map(|_| take(&mut cache, &[], 1).unwrap()).collect();
+    copies.iter().for_each(|copy| cache.seal(copy, &prompt));
+    for (evicted, oldest) in [(0, 1), (2, 1), (1, 3)] {
+        // The only free block makes room.
+        cache.release(&mut copies[evicted]);
+        copies[evicted] = take(&mut cache, &[], 1).unwrap();
+        let mut found = vec![];
+        cache.find(&prompt, &mut found);
+        assert_eq!(found, copies[oldest]);
+        cache.check(&copies);
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -131,10 +162,10 @@ proptest! {
             match op {
                 Op::Admit { prompt, blocks } => {
                     let chain = chain(prompt, blocks);
-                    let before = (cache.free(), cache.evictions(), cache.matched(&chain));
+                    let before = (cache.free(), cache.evictions(), matched(&cache, &chain));
                     match admit(&mut cache, &chain) {
                         Some((_, table)) => { tables.push(table); chains.push(chain); }
-                        None => prop_assert_eq!(before, (cache.free(), cache.evictions(), cache.matched(&chain))),
+                        None => prop_assert_eq!(before, (cache.free(), cache.evictions(), matched(&cache, &chain))),
                     }
                 }
                 Op::Extend { request, blocks } if !tables.is_empty() => {
@@ -145,17 +176,17 @@ proptest! {
                 Op::Release { request } if !tables.is_empty() => {
                     let slot = request % tables.len();
                     chains.swap_remove(slot);
-                    cache.release(tables.swap_remove(slot));
+                    cache.release(&mut tables.swap_remove(slot));
                 }
                 _ => {}
             }
             cache.check(&tables);
             for chain in &chains {
-                prop_assert_eq!(cache.matched(chain), chain.len(), "a referenced block was evicted");
+                prop_assert_eq!(matched(&cache, chain), chain.len(), "a referenced block was evicted");
             }
         }
-        for table in tables.drain(..) {
-            cache.release(table);
+        for mut table in tables.drain(..) {
+            cache.release(&mut table);
         }
         cache.check(&[]);
         prop_assert_eq!(cache.free(), total);
@@ -166,9 +197,9 @@ proptest! {
 fn the_record_says_what_made_room_and_in_which_order() {
     let mut cache = KvCache::new(3).recording();
     let prompt = chain(1, 3);
-    let (_, table) = admit(&mut cache, &prompt).unwrap();
-    cache.release(table);
-    cache.take(&prompt[..1], 2).unwrap();
+    let (_, mut table) = admit(&mut cache, &prompt).unwrap();
+    cache.release(&mut table);
+    take(&mut cache, &prompt[..1], 2).unwrap();
     let removed = |at: usize| KvEvent::Removed { hash: prompt[at] };
     assert_eq!(cache.take_events(), [removed(2), removed(1)], "the deepest first, and not the one that is in use");
     assert_eq!(cache.take_events(), []);
@@ -179,14 +210,14 @@ fn the_record_says_what_made_room_and_in_which_order() {
 fn a_cache_in_use_is_not_cleared() {
     let mut cache = KvCache::new(4).recording();
     let prompt = chain(1, 2);
-    let (_, table) = admit(&mut cache, &prompt).unwrap();
+    let (_, mut table) = admit(&mut cache, &prompt).unwrap();
     assert!(!cache.clear());
-    assert_eq!(cache.matched(&prompt), 2);
-    cache.release(table);
+    assert_eq!(matched(&cache, &prompt), 2);
+    cache.release(&mut table);
     assert!(cache.clear());
-    assert_eq!((cache.matched(&prompt), cache.held().count()), (0, 0));
+    assert_eq!((matched(&cache, &prompt), cache.held().count()), (0, 0));
     assert_eq!(cache.take_events(), [KvEvent::Cleared]);
-    assert!(cache.take(&[], 4).is_some());
+    assert!(take(&mut cache, &[], 4).is_some());
     assert_eq!(cache.take_events(), [], "what was forgotten is not removed again");
     assert!(!KvCache::new(1).is_recording());
 }

@@ -1,7 +1,8 @@
 //! What an engine tells of its cache, and when.
 
 use super::*;
-use crate::sim::kv::{KvBlock, content_hash};
+use crate::sim::content::Contents;
+use crate::sim::kv::{KvBlock, KvEvent, content_hash};
 use std::collections::BTreeMap;
 
 fn telling(num_blocks: u32) -> Engine {
@@ -122,12 +123,19 @@ fn adapters_and_salts_are_told_with_their_blocks() {
 }
 
 #[test]
-fn a_trace_without_tokens_tells_its_content() {
+fn a_prompt_in_pieces_tells_its_content() {
     let mut engine = telling(64);
-    let prompt = JobPrompt::Blocks { contents: vec![10, 11, 12], tokens: 10 };
+    let pieces = [Piece::new(10, 6), Piece::new(11, 4)];
+    let mut contents = vec![];
+    pieces.iter().fold(Contents::new(4), |mut cut, piece| {
+        cut.push(*piece, |content| contents.push(content));
+        cut
+    });
+    let prompt = JobPrompt::Pieces(pieces.to_vec());
     let told = events(&run(&mut engine, Job { prompt, ..job(1, vec![], 1) }));
     let [KvEvent::Stored { blocks, tokens, .. }] = told.as_slice() else { panic!("{told:?}") };
-    assert_eq!(blocks.iter().map(|block| block.content).collect::<Vec<_>>(), [10, 11]);
+    assert_eq!(blocks.iter().map(|block| block.content).collect::<Vec<_>>(), contents);
+    assert_eq!(contents.len(), 2);
     assert!(tokens.is_empty());
 }
 

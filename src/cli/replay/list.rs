@@ -1,0 +1,27 @@
+//! What `attache replay --list` shows.
+
+use crate::replay::synthetic::WORKLOADS;
+use crate::scheduling::registry;
+use crate::sim::profiles;
+use std::fmt::Write;
+
+/// Workloads, profiles and policies, each with a sentence.
+pub(super) fn all() -> String {
+    let mut out = String::from("Workloads (--workload name:key=value,…):\n");
+    for workload in WORKLOADS {
+        let kind = if workload.is_closed { "waits for answers" } else { "comes when it comes" };
+        let _ = writeln!(out, "  {}: {} ({kind}; {})", workload.name, workload.summary, workload.source);
+        for parameter in workload.parameters {
+            let _ = writeln!(out, "      {}={}  {}", parameter.name, parameter.default, parameter.meaning);
+        }
+    }
+    out.push_str("\nEngine profiles (--profile name[@speed][*number],…):\n");
+    profiles::list().lines().for_each(|line| {
+        let _ = writeln!(out, "  {line}");
+    });
+    out.push_str("\nPolicies (--compare name or name={parameters}):\n");
+    for strategy in registry::STRATEGIES {
+        let _ = writeln!(out, "  {}: {}", strategy.name, strategy.summary);
+    }
+    out
+}

@@ -1,0 +1,149 @@
+//! The prompts that an endpoint still has to compute, in the order in which it does that. Called by [`super`] alone.
+//!
+//! Written once when a request is sent and once when its first token comes; read, without waiting, by every decision.
+
+use crate::clock::Timestamp;
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+/// What one prompt is to compute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Prompt {
+    /// Tokens.
+    pub(super) tokens: u32,
+    /// Thousands of pairs of a token to be computed and one that it looks at.
+    pub(super) kilopairs: u32,
+}
+
+/// The queue.
+#[derive(Debug, Default)]
+pub(super) struct Pending {
+    count: AtomicU32,
+    tokens: AtomicU64,
+    kilopairs: AtomicU64,
+    /// The prompt that is computed first, as one word.
+    head: AtomicU64,
+    /// When that began.
+    since: AtomicU64,
+    order: Mutex<Order>,
+}
+
+#[derive(Debug, Default)]
+struct Order {
+    prompts: VecDeque<(u64, Prompt)>,
+    next: u64,
+}
+
+/// What is left to compute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Left {
+    /// Requests.
+    pub(super) count: u32,
+    /// Tokens of them all.
+    pub(super) tokens: u64,
+    /// Thousands of pairs of them all.
+    pub(super) kilopairs: u64,
+    /// The first of them.
+    pub(super) head: Prompt,
+    /// When it began to be computed.
+    pub(super) since: Timestamp,
+}
+
+impl Pending {
+    /// Adds a prompt; the name by which it is taken out.
+    pub(super) fn push(&self, prompt: Prompt, now: Timestamp) -> u64 {
+        let mut order = self.order.lock();
+        let name = order.next;
+        order.next += 1;
+        order.prompts.push_back((name, prompt));
+        if order.prompts.len() == 1 {
+            self.lead(prompt, now);
+        }
+        self.count.fetch_add(1, Relaxed);
+        self.tokens.fetch_add(prompt.tokens.into(), Relaxed);
+        self.kilopairs.fetch_add(prompt.kilopairs.into(), Relaxed);
+        name
+    }
+
+    /// Takes a prompt out: it is computed, or nobody wants it any more.
+    pub(super) fn remove(&self, name: u64, now: Timestamp) {
+        let mut order = self.order.lock();
+        // Nearly always the first.
+        let Some(at) = order.prompts.iter().position(|(n, _)| *n == name) else { return };
+        let Some((_, prompt)) = order.prompts.remove(at) else { return };
+        self.count.fetch_sub(1, Relaxed);
+        self.tokens.fetch_sub(prompt.tokens.into(), Relaxed);
+        self.kilopairs.fetch_sub(prompt.kilopairs.into(), Relaxed);
+        if at == 0 {
+            self.lead(order.prompts.front().map_or_else(Prompt::default, |(_, p)| *p), now);
+        }
+    }
+
+    fn lead(&self, prompt: Prompt, now: Timestamp) {
+        self.head.store(u64::from(prompt.tokens) << 32 | u64::from(prompt.kilopairs), Relaxed);
+        self.since.store(now.0, Relaxed);
+    }
+
+    /// Requests in it.
+    pub(super) fn count(&self) -> u32 {
+        self.count.load(Relaxed)
+    }
+
+    /// All of it. What is read while somebody writes may be a prompt off.
+    pub(super) fn left(&self) -> Left {
+        let head = self.head.load(Relaxed);
+        #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
+        let head = Prompt { tokens: (head >> 32) as u32, kilopairs: head as u32 };
+        Left {
+            count: self.count(),
+            tokens: self.tokens.load(Relaxed),
+            kilopairs: self.kilopairs.load(Relaxed),
+            head,
+            since: Timestamp(self.since.load(Relaxed)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_head_is_whoever_came_first_of_those_who_are_left() {
+        let pending = Pending::default();
+        let prompt = |tokens| Prompt { tokens, kilopairs: tokens * 2 };
+        let names: Vec<u64> = (1..=3).map(|i| pending.push(prompt(i), Timestamp(u64::from(i)))).collect();
+        assert_eq!((pending.left().head, pending.left().since), (prompt(1), Timestamp(1)));
+        pending.remove(names[1], Timestamp(5));
+        assert_eq!((pending.left().head, pending.left().since), (prompt(1), Timestamp(1)), "who gave up was not first");
+        pending.remove(names[0], Timestamp(7));
+        let left = Left { count: 1, tokens: 3, kilopairs: 6, head: prompt(3), since: Timestamp(7) };
+        assert_eq!(pending.left(), left);
+        pending.remove(names[0], Timestamp(8));
+        assert_eq!(pending.left(), left, "once is enough");
+        pending.remove(names[2], Timestamp(9));
+        assert_eq!(pending.left(), Left { since: Timestamp(9), ..Left::default() });
+    }
+
+    proptest! {
+        #[test]
+        fn sums_are_those_of_the_queue(steps in prop::collection::vec((any::<bool>(), 0u32..1_000, any::<prop::sample::Index>()), 0..100)) {
+            let pending = Pending::default();
+            let mut model: Vec<(u64, u32)> = Vec::new();
+            for (push, tokens, which) in steps {
+                if push || model.is_empty() {
+                    model.push((pending.push(Prompt { tokens, kilopairs: 1 }, Timestamp(1)), tokens));
+                } else {
+                    let (name, _) = model.remove(which.index(model.len()));
+                    pending.remove(name, Timestamp(2));
+                }
+                let left = pending.left();
+                prop_assert_eq!(left.tokens, model.iter().map(|(_, t)| u64::from(*t)).sum::<u64>());
+                prop_assert_eq!(left.head.tokens, model.first().map_or(0, |(_, t)| *t));
+                prop_assert_eq!((left.count as usize, left.kilopairs as usize), (model.len(), model.len()));
+            }
+        }
+    }
+}

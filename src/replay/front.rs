@@ -1,0 +1,247 @@
+//! The picker of one pool without its wire: what `ext_proc` does with a request, for requests that are known by name.
+//!
+//! The scheduler, the strategies, the prefix cache, the ledger, the learned speed and the health are those of production, called in the
+//! order in which the exchange calls them. What is left out is what stands on the wire: parsing, tokenizing (every prompt's tokens are
+//! known), rewrites, subset hints. Called by [`super::world`]; pure.
+
+use super::workload::{Request, Role};
+use crate::clock::Timestamp;
+use crate::error::RequestError;
+use crate::ids::EndpointId;
+use crate::pool::health::Outcome;
+use crate::pool::speed::Work;
+use crate::pool::writer::SourceId;
+use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, PoolEvent, PoolSnapshot, PoolWriter};
+use crate::prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
+use crate::prefix::key::BlockKey;
+use crate::protocol::{Piece, Prompt, Usage};
+use crate::rng;
+use crate::scheduling::plugin::Headers;
+use crate::scheduling::scheduler::Explain;
+use crate::scheduling::{Booking, Chosen, ModelPolicy, Order, PickContext, RequestFacts, Scheduler};
+use crate::sim::content::{Contents, mix};
+use crate::sim::tokenizer::answer_text;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What the replay of a pool needs of its configuration.
+#[derive(Debug)]
+pub struct FrontConfig {
+    /// How it decides.
+    pub scheduler: Scheduler,
+    /// Metrics older than this say nothing.
+    pub stale_after: Duration,
+    /// Tokens in a block.
+    pub block_size: u32,
+    /// Bytes of the index.
+    pub max_index_bytes: u64,
+    /// Part of it that one tenant's guesses may take, 0..=1.
+    pub tenant_share: f32,
+    /// The header that names the tenant.
+    pub tenant_header: Option<String>,
+    /// How long a request that has not answered yet counts as a cached prefix.
+    pub claim_life: Duration,
+    /// Of all that is drawn.
+    pub seed: u64,
+}
+
+/// A request that was sent to a server.
+#[derive(Debug)]
+pub(super) struct Sent {
+    pub(super) booking: Booking,
+    /// Tokens of the prompt that its server was thought to hold.
+    pub(super) foretold: u32,
+    contents: Contents,
+    /// It goes to a server that was ejected, to find out whether it is well again.
+    probe: bool,
+}
+
+/// The only source of endpoints.
+const SOURCE: SourceId = SourceId(0);
+
+/// The picker.
+#[derive(Debug)]
+pub(super) struct Front {
+    config: FrontConfig,
+    writer: PoolWriter,
+    pub(super) snapshot: PoolSnapshot,
+    pub(super) cache: Arc<PrefixCache>,
+    /// Requests asked for so far.
+    sequence: u64,
+}
+
+impl Front {
+    pub(super) fn new(config: FrontConfig) -> Self {
+        let cache = Arc::new(PrefixCache::new(&CacheConfig {
+            unit: BlockUnit::Tokens(config.block_size),
+            max_bytes: config.max_index_bytes,
+            tenant_share: config.tenant_share,
+            claim_life: config.claim_life,
+            seed: config.seed,
+        }));
+        Self { config, writer: PoolWriter::new(vec![SOURCE]), snapshot: PoolSnapshot::default(), cache, sequence: 0 }
+    }
+
+    /// Discovery says which endpoints there are.
+    pub(super) fn discover(&mut self, endpoints: Vec<EndpointSpec>) {
+        self.writer.apply(PoolEvent::Endpoints { source: SOURCE, endpoints });
+        self.publish();
+    }
+
+    /// A page was read; `restarted` says that another process wrote it than the one before.
+    pub(super) fn scraped(&mut self, id: EndpointId, metrics: EndpointMetrics, restarted: bool) {
+        if restarted {
+            self.writer.apply(PoolEvent::Restarted { id });
+        }
+        self.writer.apply(PoolEvent::Scraped { id, metrics: Arc::new(metrics) });
+    }
+
+    /// Shows the requests that come now what was said so far.
+    pub(super) fn publish(&mut self) {
+        if let Some(snapshot) = self.writer.snapshot() {
+            self.cache.reconcile(&snapshot);
+            self.snapshot = snapshot;
+        }
+    }
+
+    /// Decides and books. `base` is the model that a request without an adapter asks for.
+    pub(super) fn send(&mut self, request: &Request, base: &str, now: Timestamp) -> Result<Sent, RequestError> {
+        let rng = &mut rng::for_request(self.config.seed, self.sequence);
+        self.sequence += 1;
+        let headers = headers(request, self.config.tenant_header.as_deref());
+        let model = request.adapter.as_deref().unwrap_or(base);
+        let prompt_tokens = request.prompt_tokens();
+        let facts = RequestFacts { model, prompt_tokens, headers: Headers::of(&headers), ..RequestFacts::default() };
+        let Chosen { choice, filter, .. } = self.config.scheduler.choices.choose(&facts)?;
+        let reads = choice.strategy.reads();
+        let text = reads.prompt.then(|| text(request));
+        let mut contents = Contents::new(self.config.block_size);
+        let keys = if reads.prefix { keys(request, &mut contents) } else { Vec::new() };
+        let found = reads.prefix.then(|| self.cache.lookup(&mut &keys[..], now));
+        let cx = PickContext {
+            now,
+            request: RequestFacts { prompt: text.as_ref(), ..facts },
+            snapshot: &self.snapshot,
+            stale_after: self.config.stale_after,
+            filter: filter.as_ref(),
+            prefix: found.as_ref(),
+            policy: ModelPolicy::default(),
+            preview: false,
+        };
+        let decision = self.config.scheduler.decide(&*choice.strategy, &cx, None, Explain::No, rng)?;
+        let nobody =
+            || RequestError::new(crate::error::Reason::NoReadyEndpoint, "the routing algorithm named no endpoint");
+        let picked = decision.picks.first().cloned().ok_or_else(nobody)?;
+        let matched = found.as_ref().map_or(0, |f| f.tokens(f.depth(picked.id).any)).min(prompt_tokens);
+        let lesson = found.map(|found| {
+            self.cache.decided(prompt_tokens, matched);
+            let whole = !found.is_exact(picked.id);
+            let lesson = found.lesson(picked.id, keys, whole);
+            (self.cache.clone(), crate::prefix::learning::Lesson { tenant: tenant(request, &self.config), ..lesson })
+        });
+        let foretold = lesson.as_ref().map_or(0, |(_, lesson)| lesson.foretold);
+        let state = self.snapshot.position(picked.spec.address).and_then(|p| self.snapshot.get(p));
+        let fresh = state.and_then(|s| s.fresh_metrics(now, self.config.stale_after));
+        let work = Work {
+            prompt_tokens,
+            uncached_tokens: prompt_tokens - matched,
+            adapter_cold: fresh.and_then(|m| m.lora.as_ref()).is_some_and(|l| l.lacks(model)),
+        };
+        let order = Order { work, understood: true, streams: true, lesson };
+        let booking = Booking::new(picked, fresh, order, now);
+        Ok(Sent { booking, foretold, contents, probe: decision.probe })
+    }
+
+    /// The answer begins with `status` 200 when `good`, else with an error of the server's.
+    pub(super) fn first_byte(&self, sent: &mut Sent, good: bool, now: Timestamp) {
+        let outcome = if good { Outcome::Success } else { Outcome::Failure };
+        sent.booking.endpoint().health.record(outcome, now, self.config.scheduler.health());
+        sent.booking.first_byte(good, true, now);
+    }
+
+    /// The answer has ended.
+    pub(super) fn ended(&self, sent: Sent, request: &Request, usage: &Usage, now: Timestamp) {
+        let Sent { booking, mut contents, .. } = sent;
+        let extend = |keys: &mut Vec<BlockKey>| {
+            contents.push(request.answer, |content| keys.push(BlockKey(content)));
+            true
+        };
+        booking.end(true, usage, extend, now);
+    }
+
+    /// The server could not be reached, or its connection broke before or in the answer.
+    pub(super) fn lost(&self, sent: Sent, unreachable: bool, now: Timestamp) {
+        let outcome = if unreachable { Outcome::ConnectFailure } else { Outcome::Failure };
+        let endpoint: &Arc<Endpoint> = sent.booking.endpoint();
+        endpoint.health.record(outcome, now, self.config.scheduler.health());
+        if sent.probe {
+            endpoint.health.probe_lost();
+        }
+        sent.booking.end(false, &Usage::default(), |_| false, now);
+    }
+}
+
+fn tenant(request: &Request, config: &FrontConfig) -> Option<String> {
+    config.tenant_header.as_ref().and(request.tenant.as_deref()).map(str::to_owned)
+}
+
+/// What clients of gateways send beside a body: their session, under the names that sessions are looked for, and who they are.
+fn headers(request: &Request, tenant_header: Option<&str>) -> BTreeMap<String, String> {
+    let mut headers = BTreeMap::new();
+    if let Some(session) = request.session {
+        headers.insert("x-session-id".to_owned(), session.to_string());
+    }
+    if let Some(tenant) = &request.tenant {
+        headers.insert("user".to_owned(), tenant.to_string());
+        headers.extend(tenant_header.map(|name| (name.to_owned(), tenant.to_string())));
+    }
+    headers
+}
+
+/// What the first key of an adapter's prompt is turned by: other adapters, other caches.
+pub(super) fn root(adapter: Option<&str>) -> u64 {
+    adapter.map_or(0, |name| name.bytes().fold(1, |hash, byte| mix(hash ^ u64::from(byte))))
+}
+
+/// The keys of the prompt's full blocks.
+fn keys(request: &Request, contents: &mut Contents) -> Vec<BlockKey> {
+    let mut keys = Vec::new();
+    for part in &request.prompt {
+        contents.push(part.piece, |content| keys.push(BlockKey(content)));
+    }
+    if let Some(first) = keys.first_mut() {
+        first.0 ^= root(request.adapter.as_deref());
+    }
+    keys
+}
+
+/// The prompt as text, for strategies that look at it: four letters a token, equal where the tokens are equal.
+fn text(request: &Request) -> Prompt<'static> {
+    let mut prompt = Prompt { count: 1, ..Prompt::default() };
+    let mut said: Option<(Role, String)> = None;
+    for part in &request.prompt {
+        if said.as_ref().is_none_or(|(role, _)| *role != part.role) {
+            finish(&mut prompt, said.replace((part.role, String::new())));
+        }
+        let Some((_, text)) = &mut said else { continue };
+        let (name, from) = (part.piece.name, part.piece.from);
+        for i in from..from.saturating_add(part.piece.tokens) {
+            text.push_str(answer_text(name, i));
+        }
+    }
+    finish(&mut prompt, said);
+    prompt
+}
+
+fn finish(prompt: &mut Prompt<'static>, said: Option<(Role, String)>) {
+    let Some((role, text)) = said else { return };
+    prompt.text_bytes += text.len() as u64;
+    let role = match role {
+        Role::System => "system",
+        Role::User => "user",
+        Role::Assistant => "assistant",
+    };
+    prompt.pieces.push(Piece::Role(role.into()));
+    prompt.pieces.push(Piece::Text(text.into()));
+}

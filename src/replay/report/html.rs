@@ -1,0 +1,242 @@
+//! The report as one page that needs nothing else: no script, no font, no picture from elsewhere. Called by `cli::replay`. Pure.
+//!
+//! The page follows the reader's light or dark scheme, prints, and says what each figure means. All text that comes from outside (names of
+//! policies and workloads, the command, the config) is escaped.
+
+use super::compare::Verdict;
+use super::json::{Cell, Document, RunFigures};
+use super::number::{percent, seconds, three_digits, whole};
+use super::plots::{self, Inks};
+use super::svg::{self, Colours, DARK, LIGHT, escape};
+use super::table::{Column, VERDICT, columns, first_token, ratio};
+use std::fmt::Write as _;
+
+const STYLE: &str = "
+*{box-sizing:border-box}
+body{margin:0;background:var(--paper);color:var(--text);font:15px/1.5 system-ui,sans-serif}
+main{max-width:1280px;margin:0 auto;padding:24px 20px 64px}
+h1{font-size:26px;margin:0}
+h2{font-size:20px;margin:44px 0 4px;border-top:1px solid var(--grid);padding-top:24px}
+h3{font-size:15px;margin:24px 0 4px}
+p{margin:4px 0 12px;max-width:100ch}
+a{color:var(--s0)}
+.muted,dd{color:var(--muted)}
+.scroll{overflow-x:auto;margin:8px 0 16px}
+table{border-collapse:collapse;font-size:12.5px;font-variant-numeric:tabular-nums;white-space:nowrap}
+th,td{padding:4px 7px;text-align:right;border-bottom:1px solid var(--grid)}
+th{color:var(--muted);font-weight:500}
+.words{text-align:left}
+tr.least td{font-weight:600}
+.better{color:var(--good)}
+.worse{color:var(--bad)}
+.plots{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,500px),1fr));gap:20px}
+.small{grid-template-columns:repeat(auto-fill,minmax(min(100%,340px),1fr));gap:12px}
+svg{width:100%;height:auto;display:block}
+pre{background:var(--card);padding:12px;overflow-x:auto;font-size:12.5px;white-space:pre-wrap;overflow-wrap:anywhere}
+summary{cursor:pointer;font-weight:600}
+dt{font-weight:600}
+dd{margin:0 0 8px}
+@media print{main{max-width:none}section{break-inside:avoid}}
+";
+
+/// What each word means, for those who see such a page for the first time.
+const WORDS: &[(&str, &str)] = &[
+    ("TTFT", "Time to first token: from the request's coming to the first token of its answer, queues included."),
+    ("TPOT", "Time per output token: between two tokens of an answer, in the mean of that answer."),
+    ("p50, p90, p99", "What half, nine tenths, 99 of 100 requests do not exceed. Right to a thousandth."),
+    ("Hit rate", "Part of the prompt tokens that the server still held in its KV cache and did not compute again."),
+    (
+        "Imbalance",
+        "Prompt tokens that the busiest endpoint had to compute, by those of the mean endpoint. 1 is even; a policy may trade evenness for hits.",
+    ),
+    (
+        "Answered, refused, lost",
+        "How requests ended. TTFT counts each request that got a first token, TPOT those answered whole.",
+    ),
+    ("GPU seconds saved", "Cached prompt tokens, by the GPU seconds that computing one takes in this setting."),
+    (
+        "Ratio, interval, verdict",
+        "Mean TTFT by the baseline's, over the same requests. The interval is where the ratio lies with 95 % confidence (circular block \
+         bootstrap over batches of consecutive requests); a verdict is given when the interval of the difference leaves out zero. It \
+         covers chance within this workload, not another workload. Of twenty comparisons of equal policies one shows a difference.",
+    ),
+];
+
+/// The page.
+#[must_use]
+pub fn render(document: &Document) -> String {
+    let cells = document.cells();
+    let mut out = String::from("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
+    out.push_str("<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n");
+    let _ = write!(
+        out,
+        "<title>Replay: what each policy buys</title>\n<style>\n:root{{color-scheme:light dark;{}}}\n@media (prefers-color-scheme:dark){{:root{{{}}}}}{STYLE}</style>\n</head>\n<body>\n<main>\n",
+        properties(&LIGHT, "#f2f1ed", "#006300", "#b3261e"),
+        properties(&DARK, "#262624", "#4cc38a", "#ff8a80"),
+    );
+    let counted = |count: usize, one: &str, more: &str| format!("{count} {}", if count == 1 { one } else { more });
+    let policies = document.policies().len();
+    let compared = if policies > 1 { format!(", compared with {}", escape(&document.baseline)) } else { String::new() };
+    let _ = writeln!(
+        out,
+        "<h1>What each policy buys</h1>\n<p class=\"muted\">{}, {}{compared}. Seed {}. Simulated by attache {}.</p>",
+        counted(policies, "policy", "policies"),
+        counted(cells.len(), "setting", "settings"),
+        document.seed,
+        escape(&document.version)
+    );
+    if cells.len() > 1 {
+        overview(&mut out, document, &cells);
+    }
+    let inks = Inks::of(document);
+    for (number, cell) in cells.iter().enumerate() {
+        section(&mut out, number, cell, document, &inks);
+    }
+    words(&mut out);
+    what_was_run(&mut out, document);
+    out.push_str("</main>\n</body>\n</html>\n");
+    out
+}
+
+fn properties(colours: &Colours, card: &str, good: &str, bad: &str) -> String {
+    let Colours { paper, text, muted, grid, series } = colours;
+    let mut out =
+        format!("--paper:{paper};--text:{text};--muted:{muted};--grid:{grid};--card:{card};--good:{good};--bad:{bad};");
+    for (number, colour) in series.iter().enumerate() {
+        let _ = write!(out, "--s{number}:{colour};");
+    }
+    out
+}
+
+/// Policies by cells: the ratio of each mean TTFT to the baseline's.
+fn overview(out: &mut String, document: &Document, cells: &[Cell<'_>]) {
+    let _ = write!(
+        out,
+        "<h2>All settings</h2>\n<p>Mean TTFT by that of {}; below 1 is better. Bold is the lowest of its column.</p>\n<div class=\"scroll\"><table>\n<tr><th class=\"words\">policy</th>",
+        escape(&document.baseline)
+    );
+    for (number, cell) in cells.iter().enumerate() {
+        let _ = write!(out, "<th><a href=\"#cell-{number}\">{}</a></th>", escape(&cell.name));
+    }
+    out.push_str("</tr>\n");
+    for policy in document.policies() {
+        let _ = write!(out, "<tr><td class=\"words\">{}</td>", escape(policy));
+        for cell in cells {
+            let run = cell.runs.iter().find(|run| run.policy == policy);
+            let ratio = ratio(run.copied(), &document.baseline);
+            let lowest = run.is_some_and(|run| cell.is_lowest(run));
+            let text = if lowest { format!("<strong>{ratio}</strong>") } else { ratio };
+            let _ = write!(out, "<td class=\"{}\">{text}</td>", run.map_or("", |run| class(run)));
+        }
+        out.push_str("</tr>\n");
+    }
+    out.push_str("</table></div>\n");
+}
+
+fn class(run: &RunFigures) -> &'static str {
+    match first_token(run).map(|change| change.verdict) {
+        Some(Verdict::Better) => "better",
+        Some(Verdict::Worse) => "worse",
+        _ => "",
+    }
+}
+
+fn section(out: &mut String, number: usize, cell: &Cell<'_>, document: &Document, inks: &Inks<'_>) {
+    let _ = writeln!(out, "<section id=\"cell-{number}\">\n<h2>{}</h2>", escape(&cell.name));
+    let _ = writeln!(out, "<p>{}</p>", escape(&finding(cell, &document.baseline)));
+    table(out, cell, &document.baseline);
+    out.push_str("<div class=\"plots\">\n");
+    for scene in plots::all(cell, inks) {
+        let _ = writeln!(out, "<figure style=\"margin:0\">{}</figure>", svg::render(&scene));
+    }
+    out.push_str("</div>\n");
+    let small = plots::by_endpoint(cell, inks);
+    if !small.is_empty() {
+        out.push_str("<h3>Requests in flight by endpoint</h3>\n<p class=\"muted\">One line for each endpoint; lines that part show load that a policy did not even out.</p>\n<div class=\"plots small\">\n");
+        for scene in small {
+            let _ = writeln!(out, "<figure style=\"margin:0\">{}</figure>", svg::render(&scene));
+        }
+        out.push_str("</div>\n");
+    }
+    out.push_str("</section>\n");
+}
+
+/// What a cell shows, in a sentence or two.
+fn finding(cell: &Cell<'_>, baseline: &str) -> String {
+    let Some(run) = cell.lowest() else { return "No request got a first token.".to_owned() };
+    let mean = run.ttft.mean.map(seconds).unwrap_or_default();
+    let mut text = format!("Lowest mean TTFT: {}, {mean}", run.policy);
+    if let Some(change) = first_token(run) {
+        let _ = write!(text, ", {} of what {baseline} has", percent(change.ratio));
+        if let Some(interval) = change.ratio_interval {
+            let _ = write!(text, " ({} to {})", percent(interval.low), percent(interval.high));
+        }
+    }
+    text.push('.');
+    let failed = |run: &&&RunFigures| run.requests.total > run.requests.answered;
+    let failed = cell.runs.iter().filter(failed).map(|run| {
+        format!("{} {} of {}", run.policy, whole(run.requests.total - run.requests.answered), whole(run.requests.total))
+    });
+    let failed: Vec<String> = failed.collect();
+    if !failed.is_empty() {
+        let _ = write!(text, " Refused or lost: {}.", failed.join(", "));
+    }
+    if cell.runs.len() == 1 {
+        let _ = write!(text, " Cached prompt tokens saved {} GPU seconds.", three_digits(run.gpu_seconds_saved));
+    }
+    text
+}
+
+fn table(out: &mut String, cell: &Cell<'_>, baseline: &str) {
+    let columns = columns(cell, baseline);
+    let words = |column: &Column| if column.words { " class=\"words\"" } else { "" };
+    out.push_str("<div class=\"scroll\"><table>\n<tr>");
+    for column in &columns {
+        let _ = write!(out, "<th{}>{}</th>", words(column), escape(&column.heading));
+    }
+    out.push_str("</tr>\n");
+    for (row, run) in cell.runs.iter().enumerate() {
+        out.push_str(if cell.is_lowest(run) { "<tr class=\"least\">" } else { "<tr>" });
+        for column in &columns {
+            let text = escape(column.cells.get(row).map(String::as_str).unwrap_or_default());
+            let _ = match column.heading == VERDICT {
+                true => write!(out, "<td class=\"words {}\">{text}</td>", class(run)),
+                false => write!(out, "<td{}>{text}</td>", words(column)),
+            };
+        }
+        out.push_str("</tr>\n");
+    }
+    out.push_str("</table></div>\n");
+}
+
+fn words(out: &mut String) {
+    out.push_str("<section>\n<h2>How to read this</h2>\n<dl>\n");
+    for (word, meaning) in WORDS {
+        let _ = writeln!(out, "<dt>{}</dt><dd>{}</dd>", escape(word), escape(meaning));
+    }
+    out.push_str("</dl>\n</section>\n");
+}
+
+fn what_was_run(out: &mut String, document: &Document) {
+    let _ = write!(
+        out,
+        "<details>\n<summary>What was run</summary>\n<h3>Command</h3>\n<pre>{}</pre>\n<h3>Runs</h3>\n<div class=\"scroll\"><table>\n<tr><th class=\"words\">setting</th><th class=\"words\">policy</th><th>decisions</th><th>virtual time</th><th>real time</th></tr>\n",
+        escape(&document.command)
+    );
+    for run in &document.runs {
+        let _ = writeln!(
+            out,
+            "<tr><td class=\"words\">{}</td><td class=\"words\">{}</td><td><code>{}</code></td><td>{}</td><td>{}</td></tr>",
+            escape(&run.cell_name()),
+            escape(&run.policy),
+            escape(&run.decisions),
+            seconds(run.simulated_seconds),
+            seconds(run.took_seconds)
+        );
+    }
+    out.push_str("</table></div>\n");
+    if !document.config.is_empty() {
+        let _ = write!(out, "<h3>Config</h3>\n<pre>{}</pre>\n", escape(&document.config));
+    }
+    out.push_str("</details>\n");
+}

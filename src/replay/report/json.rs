@@ -1,0 +1,371 @@
+//! All figures of a report under stable names. Called by `cli::replay`; [`super::table`], [`super::html`] and [`super::assertion`] are made
+//! from it, so that no form shows what another lacks. Pure.
+//!
+//! The names of fields are a promise: within one [`Document::schema`] fields are added, but none is renamed or removed. Times are seconds,
+//! parts are 0..=1, and a figure that does not exist is `null`.
+
+use super::compare::{Change, Quantity, compare};
+use super::{Report, Run};
+use crate::replay::tally::latency::Latency;
+use crate::replay::tally::{EndpointCounts, Tally};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The number that is raised when a field is renamed or removed.
+pub const SCHEMA: u32 = 1;
+
+/// A report as figures.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Document {
+    /// [`SCHEMA`] when it was written.
+    pub schema: u32,
+    /// The version of the program that wrote it.
+    pub version: String,
+    /// The command line that makes it again.
+    pub command: String,
+    /// The seed that all chance came from.
+    pub seed: u64,
+    /// The text of the config; empty when none was given.
+    pub config: String,
+    /// The policy that others are compared with.
+    pub baseline: String,
+    /// All runs.
+    pub runs: Vec<RunFigures>,
+}
+
+/// One run as figures.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunFigures {
+    /// The policy.
+    pub policy: String,
+    /// The workload.
+    pub workload: String,
+    /// What else was set, by name.
+    pub cell: BTreeMap<String, String>,
+    /// The hash of all decisions: 16 hexadecimal digits, as JSON's numbers lose the low bits of 64.
+    pub decisions: String,
+    /// Requests by how they ended.
+    pub requests: Requests,
+    /// Time to the first token.
+    #[serde(rename = "ttft_seconds")]
+    pub ttft: Distribution,
+    /// Time between tokens, in the mean of each answer.
+    #[serde(rename = "tpot_seconds")]
+    pub tpot: Distribution,
+    /// Time of whole requests.
+    #[serde(rename = "latency_seconds")]
+    pub latency: Distribution,
+    /// Tokens of the requests that a server took.
+    pub tokens: Tokens,
+    /// Part of the prompt tokens that servers held.
+    pub hit_rate: Option<f64>,
+    /// Part of the requests that were refused or lost.
+    pub error_rate: Option<f64>,
+    /// Part of the requests that kept the targets; `null` without targets.
+    pub goodput: Option<f64>,
+    /// Times that servers started requests over.
+    pub preemptions: u64,
+    /// How evenly the computed prompt tokens lay on the endpoints.
+    pub imbalance: Option<Imbalance>,
+    /// Answers per second of `duration_seconds`.
+    pub requests_per_second: Option<f64>,
+    /// Tokens of answers per second of `duration_seconds`.
+    pub output_tokens_per_second: Option<f64>,
+    /// GPU seconds that the cached prompt tokens did not take.
+    pub gpu_seconds_saved: f64,
+    /// From the first request's coming to the last one's end, virtual time.
+    pub duration_seconds: f64,
+    /// Virtual time that passed.
+    pub simulated_seconds: f64,
+    /// Real time that passed.
+    pub took_seconds: f64,
+    /// By the endpoint's position in the fleet.
+    pub endpoints: Vec<EndpointFigures>,
+    /// Over virtual time.
+    pub timeline: Vec<PointFigures>,
+    /// Against the baseline in the same cell; `null` for the baseline itself and where it did not run.
+    pub versus_baseline: Option<Versus>,
+}
+
+/// Requests by how they ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Requests {
+    /// All.
+    pub total: u64,
+    /// Their answers came whole.
+    pub answered: u64,
+    /// Nobody took them.
+    pub refused: u64,
+    /// Their servers or connections died.
+    pub lost: u64,
+}
+
+/// How one duration was distributed, seconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Distribution {
+    /// How many there were.
+    pub count: u64,
+    /// The mean.
+    pub mean: Option<f64>,
+    /// The median.
+    pub p50: Option<f64>,
+    /// The 90th percentile.
+    pub p90: Option<f64>,
+    /// The 95th percentile.
+    pub p95: Option<f64>,
+    /// The 99th percentile.
+    pub p99: Option<f64>,
+    /// The longest.
+    pub max: Option<f64>,
+    /// `[part, seconds]`: what the part of all (0..=1, ascending) does not exceed.
+    pub quantiles: Vec<(f64, f64)>,
+}
+
+/// Tokens of the requests that a server took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tokens {
+    /// Of their prompts.
+    pub prompt: u64,
+    /// Of those, what the picker thought the server holds.
+    pub foretold: u64,
+    /// Of those, what the server held.
+    pub cached: u64,
+    /// Of their answers.
+    pub generated: u64,
+}
+
+/// How evenly the computed prompt tokens lay on the endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Imbalance {
+    /// The largest share by the mean one: 1 is even.
+    pub max_over_mean: f64,
+    /// The coefficient of variation: 0 is even.
+    pub cv: f64,
+    /// Jain's index: 1 is even.
+    pub jain: f64,
+}
+
+/// What one endpoint was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndpointFigures {
+    /// Requests.
+    pub requests: u64,
+    /// Tokens of their prompts.
+    pub prompt_tokens: u64,
+    /// Of those, what it held.
+    pub cached_tokens: u64,
+}
+
+/// All endpoints over one stretch of time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PointFigures {
+    /// Its first sample.
+    pub from_seconds: f64,
+    /// Its last sample.
+    pub until_seconds: f64,
+    /// Part of the prompt tokens looked up meanwhile that servers held.
+    pub hit_rate: Option<f64>,
+    /// Prompt tokens looked up meanwhile.
+    pub prefix_queries: u64,
+    /// Those of them that servers held.
+    pub prefix_hits: u64,
+    /// Requests in batch and queue, in the mean, by endpoint; to a thousandth.
+    pub in_flight: Vec<f64>,
+    /// Part of the blocks in use, in the mean, by endpoint; to a thousandth.
+    pub kv_usage: Vec<f64>,
+}
+
+/// One run against the baseline in the same cell.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Versus {
+    /// The mean time to the first token.
+    pub ttft: Option<Change>,
+    /// The mean time between tokens.
+    pub tpot: Option<Change>,
+}
+
+/// Runs of one workload with one setting.
+#[derive(Debug)]
+pub struct Cell<'d> {
+    /// The workload and what else was set, in words.
+    pub name: String,
+    /// Its runs, in the report's order.
+    pub runs: Vec<&'d RunFigures>,
+}
+
+impl<'d> Cell<'d> {
+    /// The run with the lowest mean time to the first token; `None` when no request got one.
+    #[must_use]
+    pub fn lowest(&self) -> Option<&'d RunFigures> {
+        let means = self.runs.iter().filter_map(|run| Some((run.ttft.mean?, *run)));
+        means.min_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, run)| run)
+    }
+
+    /// Whether that is `run`.
+    #[must_use]
+    pub fn is_lowest(&self, run: &RunFigures) -> bool {
+        self.lowest().is_some_and(|lowest| std::ptr::eq(lowest, run))
+    }
+}
+
+impl Report {
+    /// All figures. Takes some milliseconds per run, for the intervals.
+    #[must_use]
+    pub fn document(&self) -> Document {
+        let baseline = self.runs.get(self.baseline).map(|run| run.policy.clone()).unwrap_or_default();
+        let base = |run: &Run| {
+            let same = |other: &&Run| other.workload == run.workload && other.cell == run.cell;
+            self.runs.iter().filter(same).find(|other| other.policy == baseline)
+        };
+        Document {
+            schema: SCHEMA,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            command: self.command.clone(),
+            seed: self.seed,
+            config: self.config.clone(),
+            runs: self
+                .runs
+                .iter()
+                .map(|run| figures(run, base(run).filter(|base| !std::ptr::eq(*base, run))))
+                .collect(),
+            baseline,
+        }
+    }
+}
+
+impl Document {
+    /// As JSON on one line: indented it is three times as long, as most of it are series.
+    ///
+    /// # Errors
+    /// None that are known of: all keys are strings, and figures that are not finite are written as `null`.
+    pub fn to_json(&self) -> serde_json::Result<String> {
+        serde_json::to_string(self)
+    }
+
+    /// The policies, in the order in which they first ran.
+    #[must_use]
+    pub fn policies(&self) -> Vec<&str> {
+        let mut policies: Vec<&str> = Vec::new();
+        for run in &self.runs {
+            if !policies.contains(&run.policy.as_str()) {
+                policies.push(&run.policy);
+            }
+        }
+        policies
+    }
+
+    /// Runs by cell, in the order in which they first ran.
+    #[must_use]
+    pub fn cells(&self) -> Vec<Cell<'_>> {
+        let mut cells: Vec<Cell<'_>> = Vec::new();
+        for run in &self.runs {
+            let name = run.cell_name();
+            match cells.iter_mut().find(|cell| cell.name == name) {
+                Some(cell) => cell.runs.push(run),
+                None => cells.push(Cell { name, runs: vec![run] }),
+            }
+        }
+        cells
+    }
+}
+
+impl RunFigures {
+    /// The workload and what else was set, in words.
+    #[must_use]
+    pub fn cell_name(&self) -> String {
+        self.cell.iter().fold(self.workload.clone(), |name, (key, value)| format!("{name}, {key} {value}"))
+    }
+}
+
+fn figures(run: &Run, base: Option<&Run>) -> RunFigures {
+    let tally = &run.tally;
+    let (endings, tokens) = (tally.endings(), tally.tokens());
+    RunFigures {
+        policy: run.policy.clone(),
+        workload: run.workload.clone(),
+        cell: run.cell.clone(),
+        decisions: format!("{:016x}", run.decisions),
+        requests: Requests {
+            total: endings.total(),
+            answered: endings.answered,
+            refused: endings.refused,
+            lost: endings.lost,
+        },
+        ttft: distribution(tally.first_token()),
+        tpot: distribution(tally.per_token()),
+        latency: distribution(tally.total()),
+        tokens: Tokens {
+            prompt: tokens.prompt,
+            foretold: tokens.foretold,
+            cached: tokens.cached,
+            generated: tokens.generated,
+        },
+        hit_rate: tally.hit_rate(),
+        error_rate: tally.error_rate(),
+        goodput: tally.goodput(),
+        preemptions: tally.preemptions(),
+        imbalance: tally.spread().map(|spread| Imbalance {
+            max_over_mean: spread.max_over_mean,
+            cv: spread.variation,
+            jain: spread.jain,
+        }),
+        requests_per_second: tally.throughput(),
+        output_tokens_per_second: tally.output_rate(),
+        gpu_seconds_saved: tokens.cached as f64 * run.gpu_seconds_per_token,
+        duration_seconds: tally.duration().as_secs_f64(),
+        simulated_seconds: run.simulated.as_secs_f64(),
+        took_seconds: run.took.as_secs_f64(),
+        endpoints: tally.endpoints().iter().map(endpoint).collect(),
+        timeline: timeline(tally),
+        versus_baseline: base.map(|base| Versus {
+            ttft: compare(tally.batches(), base.tally.batches(), Quantity::FirstToken),
+            tpot: compare(tally.batches(), base.tally.batches(), Quantity::PerToken),
+        }),
+    }
+}
+
+/// A series has thousands of values, and nobody reads more digits of them.
+fn thousandths(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
+}
+
+fn endpoint(counts: &EndpointCounts) -> EndpointFigures {
+    EndpointFigures {
+        requests: counts.requests,
+        prompt_tokens: counts.prompt_tokens,
+        cached_tokens: counts.cached_tokens,
+    }
+}
+
+fn timeline(tally: &Tally) -> Vec<PointFigures> {
+    let seconds = |at: crate::clock::Timestamp| at.0 as f64 / 1e9;
+    let points = tally.timeline().points().iter().map(|point| PointFigures {
+        from_seconds: seconds(point.from),
+        until_seconds: seconds(point.until),
+        hit_rate: point.hit_rate(),
+        prefix_queries: point.queries(),
+        prefix_hits: point.hits(),
+        in_flight: point.endpoints.iter().map(|endpoint| thousandths(endpoint.mean_in_flight())).collect(),
+        kv_usage: point.endpoints.iter().map(|endpoint| thousandths(endpoint.mean_kv_usage())).collect(),
+    });
+    points.collect()
+}
+
+/// The parts at which a distribution is written: each percent, and a tail that is finer and finer.
+fn parts() -> impl Iterator<Item = f64> {
+    let percents = (0..=98).map(|percent| f64::from(percent) / 100.0);
+    percents.chain([0.985, 0.99, 0.9925, 0.995, 0.9975, 0.999, 0.9995, 0.9999, 1.0])
+}
+
+fn distribution(latency: &Latency) -> Distribution {
+    Distribution {
+        count: latency.count(),
+        mean: latency.mean(),
+        p50: latency.quantile(0.5),
+        p90: latency.quantile(0.9),
+        p95: latency.quantile(0.95),
+        p99: latency.quantile(0.99),
+        max: latency.quantile(1.0),
+        quantiles: parts().filter_map(|part| Some((part, latency.quantile(part)?))).collect(),
+    }
+}

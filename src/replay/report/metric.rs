@@ -1,0 +1,72 @@
+//! The figures that can be asked for by name. Called by [`super::assertion`]. Pure.
+
+use super::json::RunFigures;
+use super::number::Unit;
+
+/// One figure of a run.
+pub struct Metric {
+    /// Its name in `--assert`.
+    pub name: &'static str,
+    /// What it is, in one line.
+    pub doc: &'static str,
+    /// Its unit.
+    pub unit: Unit,
+    /// Takes it from a run; `None` when the run has no such figure.
+    pub of: fn(&RunFigures) -> Option<f64>,
+}
+
+impl std::fmt::Debug for Metric {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+type Of = fn(&RunFigures) -> Option<f64>;
+
+const fn metric(name: &'static str, unit: Unit, doc: &'static str, of: Of) -> Metric {
+    Metric { name, doc, unit, of }
+}
+
+/// All of them.
+pub const METRICS: &[Metric] = &[
+    metric("ttft_mean", Unit::Seconds, "mean time to first token", |r| r.ttft.mean),
+    metric("ttft_p50", Unit::Seconds, "median time to first token", |r| r.ttft.p50),
+    metric("ttft_p90", Unit::Seconds, "90th percentile of the time to first token", |r| r.ttft.p90),
+    metric("ttft_p95", Unit::Seconds, "95th percentile of the time to first token", |r| r.ttft.p95),
+    metric("ttft_p99", Unit::Seconds, "99th percentile of the time to first token", |r| r.ttft.p99),
+    metric("tpot_mean", Unit::Seconds, "mean time between tokens", |r| r.tpot.mean),
+    metric("tpot_p50", Unit::Seconds, "median time between tokens", |r| r.tpot.p50),
+    metric("tpot_p90", Unit::Seconds, "90th percentile of the time between tokens", |r| r.tpot.p90),
+    metric("tpot_p95", Unit::Seconds, "95th percentile of the time between tokens", |r| r.tpot.p95),
+    metric("tpot_p99", Unit::Seconds, "99th percentile of the time between tokens", |r| r.tpot.p99),
+    metric("latency_mean", Unit::Seconds, "mean time of whole requests", |r| r.latency.mean),
+    metric("latency_p50", Unit::Seconds, "median time of whole requests", |r| r.latency.p50),
+    metric("latency_p90", Unit::Seconds, "90th percentile of the time of whole requests", |r| r.latency.p90),
+    metric("latency_p95", Unit::Seconds, "95th percentile of the time of whole requests", |r| r.latency.p95),
+    metric("latency_p99", Unit::Seconds, "99th percentile of the time of whole requests", |r| r.latency.p99),
+    metric("hit_rate", Unit::Share, "part of the prompt tokens that servers held", |r| r.hit_rate),
+    metric("goodput", Unit::Share, "part of the requests that kept the targets", |r| r.goodput),
+    metric("error_rate", Unit::Share, "part of the requests that were refused or lost", |r| r.error_rate),
+    metric("answered", Unit::Plain, "requests that were answered", |r| Some(r.requests.answered as f64)),
+    metric("refused", Unit::Plain, "requests that nobody took", |r| Some(r.requests.refused as f64)),
+    metric("lost", Unit::Plain, "requests whose server or connection died", |r| Some(r.requests.lost as f64)),
+    metric("preemptions", Unit::Plain, "times that servers started requests over", |r| Some(r.preemptions as f64)),
+    metric("imbalance", Unit::Plain, "largest share of prompt work by the mean one; 1 is even", |r| {
+        r.imbalance.map(|i| i.max_over_mean)
+    }),
+    metric("imbalance_cv", Unit::Plain, "coefficient of variation of prompt work; 0 is even", |r| {
+        r.imbalance.map(|i| i.cv)
+    }),
+    metric("jain", Unit::Plain, "Jain's index of prompt work; 1 is even", |r| r.imbalance.map(|i| i.jain)),
+    metric("throughput", Unit::PerSecond, "answers per second", |r| r.requests_per_second),
+    metric("output_tokens", Unit::PerSecond, "tokens of answers per second", |r| r.output_tokens_per_second),
+    metric("gpu_seconds_saved", Unit::Plain, "GPU seconds that cached prompt tokens did not take", |r| {
+        Some(r.gpu_seconds_saved)
+    }),
+];
+
+/// The metric called `name`.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static Metric> {
+    METRICS.iter().find(|metric| metric.name == name)
+}

@@ -1,0 +1,174 @@
+//! The report in a terminal. Called by `cli::replay`. Pure.
+//!
+//! One table for each cell, one row for each policy. Where the terminal is too narrow, the columns that matter least go first.
+
+use super::compare::{Change, Interval, Verdict};
+use super::json::{Cell, Document, RunFigures};
+use super::number::{ColumnUnit, NONE, percent, three_digits, whole};
+use std::fmt::Write as _;
+
+/// The narrowest width that is kept to: below it a table says nothing any more.
+pub const MIN_WIDTH: usize = 40;
+
+/// How a table is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TableStyle {
+    /// Columns of the terminal, at least [`MIN_WIDTH`]; `None` when they don't matter.
+    pub width: Option<usize>,
+    /// Whether verdicts are coloured.
+    pub colour: bool,
+}
+
+/// One column of a table.
+pub(super) struct Column {
+    /// What stands above it.
+    pub(super) heading: String,
+    /// Words stand at the left, figures at the right.
+    pub(super) words: bool,
+    /// How soon it goes when there is no room; 0 is never.
+    goes: u8,
+    /// One for each run.
+    pub(super) cells: Vec<String>,
+}
+
+/// The heading of the column that says what a comparison shows.
+pub(super) const VERDICT: &str = "verdict";
+
+/// All tables.
+#[must_use]
+pub fn render(document: &Document, style: TableStyle) -> String {
+    let mut out = String::new();
+    for cell in document.cells() {
+        if !out.is_empty() {
+            out.push('\n');
+        }
+        let _ = writeln!(out, "{}", cell.name);
+        write_table(&mut out, columns(&cell, &document.baseline), &cell, style);
+        if cell.runs.len() > 1 {
+            let _ = writeln!(out, "ratio: of the mean TTFT to that of {}, over the same requests", document.baseline);
+        }
+    }
+    out
+}
+
+/// The columns for a cell; the first is the policy.
+pub(super) fn columns(cell: &Cell<'_>, baseline: &str) -> Vec<Column> {
+    let least = |of: fn(&RunFigures) -> Option<f64>| {
+        ColumnUnit::of(cell.runs.iter().filter_map(|run| of(run)).fold(f64::INFINITY, f64::min))
+    };
+    let (first, per) = (least(|run| run.ttft.mean), least(|run| run.tpot.mean));
+    let column = |heading: &str, goes: u8, of: &dyn Fn(&RunFigures) -> String| Column {
+        heading: heading.to_owned(),
+        words: heading == "policy" || heading == VERDICT,
+        goes,
+        cells: cell.runs.iter().map(|run| of(run)).collect(),
+    };
+    let or_none = |value: Option<f64>, write: fn(f64) -> String| value.map_or_else(|| NONE.to_owned(), write);
+    let mut columns = vec![
+        column("policy", 0, &|run| run.policy.clone()),
+        column(&format!("TTFT mean, {}", first.name), 0, &|run| first.write(run.ttft.mean).into()),
+        column("p50", 5, &|run| first.write(run.ttft.p50).into()),
+        column("p90", 3, &|run| first.write(run.ttft.p90).into()),
+        column("p99", 2, &|run| first.write(run.ttft.p99).into()),
+        column(&format!("TPOT mean, {}", per.name), 8, &|run| per.write(run.tpot.mean).into()),
+        column("p99", 9, &|run| per.write(run.tpot.p99).into()),
+        column("hit rate", 6, &|run| or_none(run.hit_rate, percent)),
+        column("imbalance", 7, &|run| {
+            or_none(run.imbalance.map(|imbalance| imbalance.max_over_mean), |value| format!("{value:.2}"))
+        }),
+        column("answered", 11, &|run| whole(run.requests.answered)),
+        column("refused", 10, &|run| whole(run.requests.refused)),
+        column("lost", 10, &|run| whole(run.requests.lost)),
+    ];
+    if cell.runs.iter().any(|run| run.goodput.is_some()) {
+        columns.push(column("goodput", 4, &|run| or_none(run.goodput, percent)));
+    }
+    if cell.runs.len() > 1 {
+        let change = |itself: &'static str, of: fn(&Change) -> String| {
+            move |run: &RunFigures| match first_token(run) {
+                Some(change) => of(&change),
+                None => if run.policy == baseline { itself } else { NONE }.to_owned(),
+            }
+        };
+        columns.push(column("ratio", 0, &change("1", |change| three_digits(change.ratio))));
+        columns.push(column("95 % interval", 4, &change(NONE, interval_words)));
+        columns.push(column(VERDICT, 1, &change("baseline", |change| change.verdict.words().to_owned())));
+    }
+    columns
+}
+
+/// How a run's mean time to the first token compares with the baseline's.
+pub(super) fn first_token(run: &RunFigures) -> Option<Change> {
+    run.versus_baseline.and_then(|versus| versus.ttft)
+}
+
+/// The ratio to the baseline, for tables of policies by cells.
+pub(super) fn ratio(run: Option<&RunFigures>, baseline: &str) -> String {
+    match run.map(|run| (first_token(run), run)) {
+        Some((Some(change), _)) => three_digits(change.ratio),
+        Some((None, run)) if run.policy == baseline => "1".to_owned(),
+        _ => NONE.to_owned(),
+    }
+}
+
+fn interval_words(change: &Change) -> String {
+    let words = |interval: Interval| format!("{} .. {}", three_digits(interval.low), three_digits(interval.high));
+    change.ratio_interval.map_or_else(|| NONE.to_owned(), words)
+}
+
+fn length(text: &str) -> usize {
+    text.chars().count()
+}
+
+fn wide(column: &Column) -> usize {
+    column.cells.iter().map(|cell| length(cell)).fold(length(&column.heading), usize::max)
+}
+
+/// Two spaces between columns.
+fn total(columns: &[Column]) -> usize {
+    columns.iter().map(|column| wide(column) + 2).sum::<usize>().saturating_sub(2)
+}
+
+/// Leaves out columns, and then cuts the names of policies, until the table fits.
+fn fit(columns: &mut Vec<Column>, room: usize) {
+    while total(columns) > room {
+        let Some(goes) = columns.iter().map(|column| column.goes).max().filter(|goes| *goes > 0) else { break };
+        columns.retain(|column| column.goes != goes);
+    }
+    let over = total(columns).saturating_sub(room);
+    if let Some(policy) = columns.first_mut().filter(|_| over > 0) {
+        let most = wide(policy).saturating_sub(over).max(length(&policy.heading));
+        for cell in policy.cells.iter_mut().filter(|cell| length(cell) > most) {
+            *cell = cell.chars().take(most.saturating_sub(2)).chain("..".chars()).collect();
+        }
+    }
+}
+
+fn write_table(out: &mut String, mut columns: Vec<Column>, cell: &Cell<'_>, style: TableStyle) {
+    fit(&mut columns, style.width.map_or(usize::MAX, |width| width.max(MIN_WIDTH)));
+    let widths: Vec<usize> = columns.iter().map(wide).collect();
+    let mut line = |row: Option<usize>, colour: Option<&str>| {
+        let mut text = String::new();
+        for (column, width) in columns.iter().zip(&widths) {
+            let of = row.map_or(Some(&column.heading), |row| column.cells.get(row));
+            let of = of.map(String::as_str).unwrap_or_default();
+            let pad = " ".repeat(width.saturating_sub(length(of)));
+            let gap = if text.is_empty() { "" } else { "  " };
+            let _ = match colour.filter(|_| column.heading == VERDICT) {
+                Some(colour) => write!(text, "{gap}{colour}{of}\x1b[0m"),
+                None if column.words => write!(text, "{gap}{of}{pad}"),
+                None => write!(text, "{gap}{pad}{of}"),
+            };
+        }
+        let _ = writeln!(out, "{}", text.trim_end());
+    };
+    line(None, None);
+    for (row, run) in cell.runs.iter().enumerate() {
+        let colour = match first_token(run).map(|change| change.verdict).filter(|_| style.colour) {
+            Some(Verdict::Better) => Some("\x1b[32m"),
+            Some(Verdict::Worse) => Some("\x1b[31m"),
+            _ => None,
+        };
+        line(Some(row), colour);
+    }
+}

@@ -1,0 +1,78 @@
+//! Workloads that are made up: published benchmarks and the shapes of traffic that policies differ on.
+//!
+//! One file each, with its doc, its parameters and its requests, and one line in [`WORKLOADS`]. All that is random follows from the
+//! seed, and a request's texts and lengths follow from its number (in conversations: from the conversation's and the turn's), so that
+//! two runs with one seed ask the same, however fast they are answered. Called by `cli::replay` and tests. Pure.
+
+mod agentic_code;
+mod arrivals;
+mod burst;
+mod conversations;
+mod hot_prefix;
+mod interactive_chat;
+mod long_short;
+mod lora_mix;
+mod multi_turn;
+mod parameters;
+mod shared_prefix;
+mod unique;
+
+use crate::replay::workload::Workload;
+use crate::scheduling::plugin::ParamError;
+use crate::spelling::closest;
+pub use parameters::{Parameter, Values};
+
+/// How a workload is known and made: one `pub const WORKLOAD` in its file, one line in [`WORKLOADS`].
+#[derive(Clone, Copy, Debug)]
+pub struct Descriptor {
+    /// Kebab-case, unique.
+    pub name: &'static str,
+    /// One sentence: what it asks.
+    pub summary: &'static str,
+    /// Where it comes from.
+    pub source: &'static str,
+    /// Whether requests wait for answers (conversations); else they come when they come.
+    pub is_closed: bool,
+    /// What can be set.
+    pub parameters: &'static [Parameter],
+    /// Makes it from its parameters and a seed.
+    pub build: fn(&Values<'_>, u64) -> Result<Box<dyn Workload>, ParamError>,
+}
+
+/// All of them, in the order of their names.
+pub const WORKLOADS: &[&Descriptor] = &[
+    &agentic_code::WORKLOAD,
+    &burst::WORKLOAD,
+    &hot_prefix::WORKLOAD,
+    &interactive_chat::WORKLOAD,
+    &long_short::WORKLOAD,
+    &lora_mix::WORKLOAD,
+    &multi_turn::WORKLOAD,
+    &shared_prefix::SYNTHETIC,
+    &shared_prefix::LADDER,
+    &unique::WORKLOAD,
+];
+
+/// The workload called `name`.
+#[must_use]
+pub fn workload(name: &str) -> Option<&'static Descriptor> {
+    WORKLOADS.iter().copied().find(|d| d.name == name)
+}
+
+/// The workload that `spelling` stands for: its name, and behind a colon its parameters (`unique:qps=20,seconds=60`).
+///
+/// # Errors
+/// When no workload is called so, a parameter is not one of its own, is given twice, or has a value that is not allowed.
+pub fn build(spelling: &str, seed: u64) -> Result<Box<dyn Workload>, ParamError> {
+    let (name, parameters) = spelling.split_once(':').unwrap_or((spelling, ""));
+    let Some(descriptor) = workload(name) else {
+        let name: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
+        let meant = closest(&name, WORKLOADS.iter().map(|d| d.name));
+        let hint = meant.map(|meant| format!("; did you mean `{meant}`?")).unwrap_or_default();
+        return Err(ParamError(format!("no workload is called `{name}`{hint}")));
+    };
+    (descriptor.build)(&Values::read(descriptor, parameters)?, seed)
+}
+
+#[cfg(test)]
+mod tests;

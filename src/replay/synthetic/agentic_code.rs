@@ -1,0 +1,55 @@
+//! `agentic-code`: coding agents. Large tools and instructions in common, the code of a repository for each session, many short turns
+//! with only a tool's run between them.
+//!
+//! The figures are those of llm-d's code generation study (dynamic system prompt of 3,000 to 100,000 tokens with mean 55,000; 2 to 20 turns
+//! with mean 6; 100 to 10,000 tokens in with mean 1,500; 50 to 4,000 out with mean 800; 10 to 100 sessions, of which 60 were the knee of its
+//! best policy), with the shared part and the input's deviation of `agentic_code_generation` and the tool latency of `guide_p2p_1`.
+//! Shapes and the other deviations are not published: lognormal for lengths, normal for turns and instructions.
+//! `agentic_code_generation` itself, which few caches can hold, has clients=40, dynamic=10000..990000~160000~233000,
+//! turns=normal:1..3000~540~500, output=50..10000~425~400 and context=1000000.
+
+use super::Descriptor;
+use super::conversations::Conversations;
+use super::parameters::Parameter;
+
+/// Registry entry.
+pub(super) const WORKLOAD: Descriptor = Descriptor {
+    name: "agentic-code",
+    summary: "60 coding agents with 3,000 shared tokens of tools, 55,000 of their own, and 6 turns of 1,500.",
+    source: "llm-d's sticky-until-saturated study and llm-d-benchmark `agentic_code_generation`",
+    is_closed: true,
+    parameters: &[
+        Parameter {
+            name: "clients",
+            default: "60",
+            meaning: "sessions at a time: the knee of the source's best policy",
+        },
+        Parameter { name: "requests", default: "1200", meaning: "20 for each client, about three sessions" },
+        Parameter { name: "ramp", default: "30", meaning: "seconds over which the clients begin" },
+        Parameter {
+            name: "system",
+            default: "3000",
+            meaning: "tokens that all conversations share: tools and instructions",
+        },
+        Parameter {
+            name: "dynamic",
+            default: "normal:3000..100000~55000~25000",
+            meaning: "tokens of each conversation's own instructions",
+        },
+        Parameter { name: "turns", default: "normal:2..20~6~4", meaning: "turns of a conversation" },
+        Parameter { name: "input", default: "100..10000~1500~1200", meaning: "tokens of a question" },
+        Parameter { name: "output", default: "50..4000~800~600", meaning: "tokens of an answer" },
+        Parameter { name: "think", default: "1..2", meaning: "seconds from an answer to the next question" },
+        Parameter {
+            name: "context",
+            default: "131072",
+            meaning: "tokens that a model takes; a conversation that would need more is over",
+        },
+        Parameter {
+            name: "volatile",
+            default: "false",
+            meaning: "begin every prompt with 32 tokens that nobody else has",
+        },
+    ],
+    build: |values, seed| Ok(Box::new(Conversations::read(values, seed)?)),
+};

@@ -1,0 +1,307 @@
+//! What became of all requests of one run, in memory that does not grow with their number.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`latency`] | the distribution of one duration |
+//! | [`batches`] | means of consecutive requests, by which two runs are compared |
+//! | [`timeline`] | load and hit rate over time |
+//! | [`spread`] | how evenly work lay on the endpoints |
+//!
+//! Fed by `replay`'s players, one [`Served`] for each request and one [`Sample`] for each server about once a virtual second; read by
+//! [`crate::replay::report`]. Pure.
+
+pub mod batches;
+pub mod latency;
+pub mod spread;
+pub mod timeline;
+
+#[cfg(test)]
+mod tests;
+
+use crate::clock::Timestamp;
+use crate::replay::served::{Ending, Sample, Served};
+use batches::Batches;
+use latency::Latency;
+use spread::Spread;
+use std::time::Duration;
+use timeline::Timeline;
+
+/// What a request must keep to be counted as good. A target that is absent is always kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Targets {
+    /// The longest time to the first token.
+    pub first_token: Option<Duration>,
+    /// The longest time between two tokens, in the mean of an answer.
+    pub per_token: Option<Duration>,
+}
+
+impl Targets {
+    fn given(self) -> bool {
+        self.first_token.is_some() || self.per_token.is_some()
+    }
+
+    /// An answer of one token has no time between tokens, and keeps any target for it.
+    fn kept_by(self, served: &Served) -> bool {
+        served.ending == Ending::Answered
+            && self.first_token.is_none_or(|most| served.first_token.is_some_and(|time| time <= most))
+            && self.per_token.is_none_or(|most| served.per_token().is_none_or(|time| time <= most))
+    }
+}
+
+/// Tokens of all requests that a server took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenCounts {
+    /// Of their prompts.
+    pub prompt: u64,
+    /// Of those, what the picker thought the server holds.
+    pub foretold: u64,
+    /// Of those, what the server held.
+    pub cached: u64,
+    /// Of their answers.
+    pub generated: u64,
+}
+
+/// What one endpoint was given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndpointCounts {
+    /// Requests.
+    pub requests: u64,
+    /// Tokens of their prompts.
+    pub prompt_tokens: u64,
+    /// Of those, what the endpoint held.
+    pub cached_tokens: u64,
+}
+
+impl EndpointCounts {
+    /// Prompt tokens that the endpoint had to compute.
+    #[must_use]
+    pub fn work(&self) -> u64 {
+        self.prompt_tokens.saturating_sub(self.cached_tokens)
+    }
+}
+
+/// Requests by how they ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndingCounts {
+    /// Their answers came whole.
+    pub answered: u64,
+    /// Nobody took them.
+    pub refused: u64,
+    /// Their servers died, or their connections broke.
+    pub lost: u64,
+}
+
+impl EndingCounts {
+    /// All of them.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.answered + self.refused + self.lost
+    }
+}
+
+/// What became of all requests of one run.
+///
+/// The time to the first token is counted for each request that got one, also when its server died later; the time between tokens and
+/// the total only for answers that came whole. A policy that refuses much can so have a short time to first token: read it beside
+/// [`Tally::endings`].
+#[derive(Clone, Debug)]
+pub struct Tally {
+    targets: Targets,
+    good: u64,
+    endings: EndingCounts,
+    first_token: Latency,
+    per_token: Latency,
+    total: Latency,
+    tokens: TokenCounts,
+    preemptions: u64,
+    endpoints: Vec<EndpointCounts>,
+    timeline: Timeline,
+    batches: Batches,
+    first_arrival: Option<Timestamp>,
+    last_end: Timestamp,
+}
+
+impl Tally {
+    /// Of no requests yet, for `endpoints` servers. A server with a higher position is added when it is first heard of.
+    #[must_use]
+    pub fn new(endpoints: usize) -> Self {
+        Self {
+            targets: Targets::default(),
+            good: 0,
+            endings: EndingCounts::default(),
+            first_token: Latency::default(),
+            per_token: Latency::default(),
+            total: Latency::default(),
+            tokens: TokenCounts::default(),
+            preemptions: 0,
+            endpoints: vec![EndpointCounts::default(); endpoints],
+            timeline: Timeline::default(),
+            batches: Batches::default(),
+            first_arrival: None,
+            last_end: Timestamp::default(),
+        }
+    }
+
+    /// The same, which also counts the requests that keep `targets`. To be called before the first request is added.
+    #[must_use]
+    pub fn with_targets(mut self, targets: Targets) -> Self {
+        self.targets = targets;
+        self
+    }
+
+    /// Counts one request that has ended. The order does not matter.
+    pub fn add(&mut self, served: &Served) {
+        match served.ending {
+            Ending::Answered => self.endings.answered += 1,
+            Ending::Refused => self.endings.refused += 1,
+            Ending::Lost => self.endings.lost += 1,
+        }
+        let per_token = served.per_token().filter(|_| served.ending == Ending::Answered);
+        if let Some(time) = served.first_token {
+            self.first_token.add(time);
+        }
+        if let Some(time) = per_token {
+            self.per_token.add(time);
+        }
+        if served.ending == Ending::Answered {
+            self.total.add(served.total);
+        }
+        self.good += u64::from(self.targets.kept_by(served));
+        self.batches.add(served.number, served.first_token, per_token);
+        self.first_arrival = Some(self.first_arrival.map_or(served.at, |first| first.min(served.at)));
+        self.last_end = self.last_end.max(served.at.after(served.total));
+        self.preemptions += u64::from(served.preemptions);
+        if let Some(endpoint) = served.endpoint {
+            self.add_tokens(endpoint as usize, served);
+        }
+    }
+
+    fn add_tokens(&mut self, endpoint: usize, served: &Served) {
+        let [prompt, foretold, cached, generated] =
+            [served.prompt_tokens, served.foretold_tokens, served.cached_tokens, served.generated_tokens]
+                .map(u64::from);
+        self.tokens.prompt += prompt;
+        self.tokens.foretold += foretold;
+        self.tokens.cached += cached;
+        self.tokens.generated += generated;
+        if self.endpoints.len() <= endpoint {
+            self.endpoints.resize(endpoint + 1, EndpointCounts::default());
+        }
+        if let Some(counts) = self.endpoints.get_mut(endpoint) {
+            counts.requests += 1;
+            counts.prompt_tokens += prompt;
+            counts.cached_tokens += cached;
+        }
+    }
+
+    /// Notes the state of all servers, by their positions in the fleet. To be called in the order of time, at equal distances.
+    pub fn sample(&mut self, at: Timestamp, samples: &[Sample]) {
+        self.timeline.add(at, samples);
+    }
+
+    /// Requests by how they ended.
+    #[must_use]
+    pub fn endings(&self) -> EndingCounts {
+        self.endings
+    }
+
+    /// Part of the requests that nobody took or that were lost, 0..=1; `None` when there were no requests.
+    #[must_use]
+    pub fn error_rate(&self) -> Option<f64> {
+        share(self.endings.refused + self.endings.lost, self.endings.total())
+    }
+
+    /// From a request's coming to its first token (TTFT).
+    #[must_use]
+    pub fn first_token(&self) -> &Latency {
+        &self.first_token
+    }
+
+    /// Between two tokens, in the mean of each answer (TPOT).
+    #[must_use]
+    pub fn per_token(&self) -> &Latency {
+        &self.per_token
+    }
+
+    /// From a request's coming to the end of its answer.
+    #[must_use]
+    pub fn total(&self) -> &Latency {
+        &self.total
+    }
+
+    /// Tokens of all requests that a server took.
+    #[must_use]
+    pub fn tokens(&self) -> TokenCounts {
+        self.tokens
+    }
+
+    /// Part of the prompt tokens that servers held, 0..=1; `None` when no server took a request.
+    #[must_use]
+    pub fn hit_rate(&self) -> Option<f64> {
+        share(self.tokens.cached, self.tokens.prompt)
+    }
+
+    /// Times that servers started requests over.
+    #[must_use]
+    pub fn preemptions(&self) -> u64 {
+        self.preemptions
+    }
+
+    /// What each endpoint was given, by its position in the fleet.
+    #[must_use]
+    pub fn endpoints(&self) -> &[EndpointCounts] {
+        &self.endpoints
+    }
+
+    /// How evenly the prompt tokens that had to be computed lay on the endpoints; `None` when there were none.
+    #[must_use]
+    pub fn spread(&self) -> Option<Spread> {
+        Spread::of(self.endpoints.iter().map(EndpointCounts::work))
+    }
+
+    /// Part of all requests that kept the targets, 0..=1; `None` without targets or requests.
+    #[must_use]
+    pub fn goodput(&self) -> Option<f64> {
+        share(self.good, self.endings.total()).filter(|_| self.targets.given())
+    }
+
+    /// From the first request's coming to the last one's end, in virtual time.
+    #[must_use]
+    pub fn duration(&self) -> Duration {
+        self.first_arrival.map_or(Duration::ZERO, |first| self.last_end.since(first))
+    }
+
+    /// Answers per second of [`Tally::duration`]; `None` when it is zero.
+    #[must_use]
+    pub fn throughput(&self) -> Option<f64> {
+        self.per_second(self.endings.answered)
+    }
+
+    /// Tokens of answers per second of [`Tally::duration`]; `None` when it is zero.
+    #[must_use]
+    pub fn output_rate(&self) -> Option<f64> {
+        self.per_second(self.tokens.generated)
+    }
+
+    fn per_second(&self, count: u64) -> Option<f64> {
+        let seconds = self.duration().as_secs_f64();
+        (seconds > 0.0).then(|| count as f64 / seconds)
+    }
+
+    /// Load and hit rate over time.
+    #[must_use]
+    pub fn timeline(&self) -> &Timeline {
+        &self.timeline
+    }
+
+    /// Means of consecutive requests.
+    #[must_use]
+    pub fn batches(&self) -> &Batches {
+        &self.batches
+    }
+}
+
+/// `part` of `whole`; `None` when the whole is nothing.
+pub(crate) fn share(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
+}

@@ -1,0 +1,105 @@
+//! Means of consecutive requests. Called by [`super::Tally`] (writes) and `report::compare` (reads). Pure.
+
+use std::time::Duration;
+
+/// The most batches that are kept: far more than an interval of confidence needs, and still only 32 KiB.
+pub const MAX_BATCHES: usize = 1_024;
+
+/// How often, and how long in sum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sum {
+    /// How often.
+    pub count: u64,
+    /// How long in sum, nanoseconds; saturates.
+    pub nanos: u64,
+}
+
+impl Sum {
+    fn add(&mut self, time: Option<Duration>) {
+        if let Some(time) = time {
+            self.join(Sum { count: 1, nanos: u64::try_from(time.as_nanos()).unwrap_or(u64::MAX) });
+        }
+    }
+
+    fn join(&mut self, other: Sum) {
+        self.count += other.count;
+        self.nanos = self.nanos.saturating_add(other.nanos);
+    }
+}
+
+/// Requests with consecutive numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// Their times to the first token.
+    pub first_token: Sum,
+    /// Their times between tokens.
+    pub per_token: Sum,
+}
+
+/// At most [`MAX_BATCHES`] batches of consecutive request numbers, all of one width, which doubles when they become too many. Batch `i`
+/// holds the numbers `i * width .. (i + 1) * width`, in each run alike, so that two runs of one workload can be compared batch by batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Batches {
+    width: u64,
+    batches: Vec<Batch>,
+}
+
+impl Default for Batches {
+    fn default() -> Self {
+        Self { width: 1, batches: Vec::new() }
+    }
+}
+
+impl Batches {
+    /// Adds what is known of the request `number`.
+    pub fn add(&mut self, number: u64, first_token: Option<Duration>, per_token: Option<Duration>) {
+        while number / self.width >= MAX_BATCHES as u64 {
+            self.double();
+        }
+        let at = (number / self.width) as usize;
+        if self.batches.len() <= at {
+            self.batches.resize(at + 1, Batch::default());
+        }
+        if let Some(batch) = self.batches.get_mut(at) {
+            batch.first_token.add(first_token);
+            batch.per_token.add(per_token);
+        }
+    }
+
+    fn double(&mut self) {
+        self.width *= 2;
+        self.batches = self
+            .batches
+            .chunks(2)
+            .map(|pair| {
+                pair.iter().fold(Batch::default(), |mut sum, batch| {
+                    sum.first_token.join(batch.first_token);
+                    sum.per_token.join(batch.per_token);
+                    sum
+                })
+            })
+            .collect();
+    }
+
+    /// Request numbers in a batch: a power of two.
+    #[must_use]
+    pub fn width(&self) -> u64 {
+        self.width
+    }
+
+    /// The batches, by number.
+    #[must_use]
+    pub fn batches(&self) -> &[Batch] {
+        &self.batches
+    }
+
+    /// The same in batches of at least `width` request numbers.
+    #[must_use]
+    pub fn at_width(&self, width: u64) -> Self {
+        let mut wide = self.clone();
+        while wide.width < width {
+            wide.double();
+        }
+        wide
+    }
+}

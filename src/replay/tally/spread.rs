@@ -1,0 +1,37 @@
+//! How evenly something lies on the endpoints. Called by [`super::Tally`]. Pure.
+
+/// Three figures for one thing: no single one tells a lone hot endpoint from a general unevenness.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Spread {
+    /// The largest share by the mean one: 1 when even, the number of endpoints when one has it all.
+    pub max_over_mean: f64,
+    /// Standard deviation (of the whole, not of a sample) by mean: 0 when even.
+    pub variation: f64,
+    /// Jain's index, `(sum x)^2 / (n * sum x^2)`: 1 when even, `1/n` when one has it all. Jain, Chiu, Hawe, "A Quantitative Measure
+    /// of Fairness", DEC-TR-301, 1984.
+    pub jain: f64,
+}
+
+impl Spread {
+    /// Of what each endpoint has; one that has nothing counts. `None` when none has any.
+    #[must_use]
+    pub fn of(loads: impl IntoIterator<Item = u64>) -> Option<Self> {
+        let (mut n, mut sum, mut squares, mut max) = (0.0, 0.0, 0.0, 0.0_f64);
+        for load in loads {
+            let load = load as f64;
+            n += 1.0;
+            sum += load;
+            squares += load * load;
+            max = max.max(load);
+        }
+        if sum <= 0.0 {
+            return None;
+        }
+        let mean = sum / n;
+        Some(Self {
+            max_over_mean: max / mean,
+            variation: (squares / n - mean * mean).max(0.0).sqrt() / mean,
+            jain: sum * sum / (n * squares),
+        })
+    }
+}

@@ -1,0 +1,631 @@
+//! Virtual time: simulated servers, the picker in front of them, and how late it hears of them.
+//!
+//! One thread, one queue of events, every tie settled by order: equal seeds give equal runs, told by [`Outcome::decisions`]. Called by
+//! [`super::run`] and by tests.
+
+use super::front::{Front, FrontConfig, Sent, root};
+use super::page::Pages;
+use super::served::{Ending, Sample, Served};
+use super::workload::{Request, TraceError, Workload};
+use crate::clock::Timestamp;
+use crate::ids::EndpointId;
+use crate::pool::{EndpointMetrics, EndpointSpec};
+use crate::prefix::by_endpoint::ByEndpoint;
+use crate::prefix::index::{HolderId, StoredBlock, Tier};
+use crate::prefix::key::{BlockKey, EngineHash};
+use crate::prefix::residents::{Cache, Resident};
+use crate::prefix::trust::{Trust, TrustCell};
+use crate::protocol::Usage;
+use crate::rng;
+use crate::sim::content::mix;
+use crate::sim::engine::{Engine, EngineConfig, EngineEvent, FinishReason, Job, JobId, JobPrompt, JobReport};
+use crate::sim::kv::KvEvent;
+use ahash::AHashMap;
+use rand::RngExt;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often the servers are looked at for the report.
+const SAMPLE_EVERY: Duration = Duration::from_secs(1);
+
+/// What happens to the fleet in mid-run.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Change {
+    /// Another server of this kind joins.
+    Join(Box<EngineConfig>),
+    /// The server at this position dies: what it was working on is lost.
+    Lose(usize),
+    /// Its process is a new one: the same, but it comes back with an empty cache.
+    Restart(usize),
+}
+
+/// A [`Change`] at a moment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TimedChange {
+    /// When.
+    pub at: Timestamp,
+    /// What.
+    pub change: Change,
+}
+
+/// How the picker hears of its servers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hearing {
+    /// How often each page of metrics is read.
+    pub metrics_every: Duration,
+    /// How long a page is on its way.
+    pub metrics_delay: Duration,
+    /// How long until discovery tells of a server that came or went.
+    pub discovery_delay: Duration,
+    /// KV events, when the engines publish them.
+    pub kv_events: Option<KvHearing>,
+}
+
+/// How KV events come.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KvHearing {
+    /// How long a batch is on its way.
+    pub delay: Duration,
+    /// Part of the batches that get lost, 0..1: the next one shows the gap, and they are replayed with it.
+    pub loss: f64,
+}
+
+/// What is simulated.
+#[derive(Debug)]
+pub struct WorldConfig {
+    /// The picker.
+    pub front: FrontConfig,
+    /// The servers, with what discovery says of each.
+    pub servers: Vec<(EndpointSpec, EngineConfig)>,
+    /// How the picker hears of them.
+    pub hearing: Hearing,
+    /// What happens to them, in the order of time.
+    pub changes: Vec<TimedChange>,
+    /// Of losses of events; that of the picker is in its configuration.
+    pub seed: u64,
+}
+
+/// Who is told what happens.
+pub trait Observer {
+    /// A request has ended.
+    fn served(&mut self, served: &Served);
+
+    /// About once a virtual second: all servers, those that have gone too.
+    fn sampled(&mut self, at: Timestamp, servers: &[Sample]);
+}
+
+/// What a run came to, beside what its observer saw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Requests decided.
+    pub requests: u64,
+    /// A hash of all decisions in order: who, and where to.
+    pub decisions: u64,
+    /// When the last answer ended.
+    pub ended: Timestamp,
+}
+
+#[derive(Debug)]
+struct Server {
+    spec: EndpointSpec,
+    engine: Engine,
+    started: Timestamp,
+    alive: bool,
+    /// In the pool, as far as the picker was told.
+    known: Option<EndpointId>,
+    pages: Pages,
+    /// When its engine is due, as it stands in the queue.
+    due: Option<Timestamp>,
+    events: Option<Link>,
+}
+
+/// The way of one engine's events to the index.
+#[derive(Debug)]
+struct Link {
+    holder: HolderId,
+    trust: Arc<TrustCell>,
+    /// Lost, to be replayed with the next.
+    missed: Vec<KvEvent>,
+    sequence: u64,
+}
+
+#[derive(Debug)]
+struct Flying {
+    request: Request,
+    sent: Sent,
+    server: usize,
+    first_token: Option<Timestamp>,
+}
+
+/// What waits in the queue. The order settles ties: engines first, so that who comes finds what has just become free.
+#[derive(Debug)]
+enum Due {
+    Engine(usize),
+    Page(usize, Box<EndpointMetrics>, bool),
+    Events(usize, Vec<KvEvent>),
+    Change(usize),
+    Discovery,
+    Scrape,
+    Sample,
+    Arrival(Box<Request>),
+}
+
+impl Due {
+    fn rank(&self) -> u8 {
+        match self {
+            Due::Engine(_) => 0,
+            Due::Change(_) => 1,
+            Due::Events(..) => 2,
+            Due::Discovery => 3,
+            Due::Page(..) => 4,
+            Due::Scrape => 5,
+            Due::Sample => 6,
+            Due::Arrival(_) => 7,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Timed {
+    at: Timestamp,
+    sequence: u64,
+    due: Due,
+}
+
+impl Timed {
+    fn key(&self) -> (Timestamp, u8, u64) {
+        (self.at, self.due.rank(), self.sequence)
+    }
+}
+
+impl PartialEq for Timed {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Timed {}
+
+impl PartialOrd for Timed {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Timed {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+/// One run.
+pub struct World<'w> {
+    front: Front,
+    hearing: Hearing,
+    changes: Vec<TimedChange>,
+    servers: Vec<Server>,
+    queue: BinaryHeap<Reverse<Timed>>,
+    sequence: u64,
+    flying: AHashMap<u64, Flying>,
+    workload: &'w mut dyn Workload,
+    observer: &'w mut dyn Observer,
+    /// The next request that comes by itself.
+    coming: Option<Request>,
+    /// Requests that follow from others and have not come yet.
+    follow_ups: usize,
+    seed: u64,
+    outcome: Outcome,
+    scratch: Vec<EngineEvent>,
+    samples: Vec<Sample>,
+}
+
+impl<'w> World<'w> {
+    /// A world before its first request.
+    pub fn new(config: WorldConfig, workload: &'w mut dyn Workload, observer: &'w mut dyn Observer) -> Self {
+        let WorldConfig { front, servers, hearing, changes, seed } = config;
+        let mut world = Self {
+            front: Front::new(front),
+            hearing,
+            changes,
+            servers: Vec::new(),
+            queue: BinaryHeap::new(),
+            sequence: 0,
+            flying: AHashMap::new(),
+            workload,
+            observer,
+            coming: None,
+            follow_ups: 0,
+            seed,
+            outcome: Outcome { requests: 0, decisions: 0, ended: Timestamp(0) },
+            scratch: Vec::new(),
+            samples: Vec::new(),
+        };
+        for (spec, engine) in servers {
+            world.join(spec, engine, Timestamp(0));
+        }
+        world.discover();
+        world.scrape(Timestamp(0));
+        for i in 0..world.changes.len() {
+            let at = world.changes.get(i).map_or(Timestamp(0), |c| c.at);
+            world.push(at, Due::Change(i));
+        }
+        world.push(Timestamp(0).after(SAMPLE_EVERY), Due::Sample);
+        world
+    }
+
+    /// Plays the workload to its end, and until the last answer has ended.
+    ///
+    /// # Errors
+    /// What is wrong with the workload.
+    pub fn run(mut self) -> Result<Outcome, TraceError> {
+        self.coming = self.workload.next()?;
+        loop {
+            let next = self.queue.peek().map(|Reverse(timed)| timed.at);
+            match (&self.coming, next) {
+                (Some(request), next) if next.is_none_or(|at| at > request.at) => {
+                    let Some(request) = self.coming.take() else { break };
+                    self.arrive(request);
+                    self.coming = self.workload.next()?;
+                }
+                (None, _) if self.is_over() => break,
+                _ => {
+                    let Some(Reverse(timed)) = self.queue.pop() else { break };
+                    self.happen(timed);
+                }
+            }
+        }
+        Ok(self.outcome)
+    }
+
+    fn is_over(&self) -> bool {
+        self.flying.is_empty() && self.follow_ups == 0
+    }
+
+    fn push(&mut self, at: Timestamp, due: Due) {
+        self.sequence += 1;
+        self.queue.push(Reverse(Timed { at, sequence: self.sequence, due }));
+    }
+
+    fn happen(&mut self, Timed { at, due, .. }: Timed) {
+        match due {
+            Due::Engine(i) => self.advance(i, at),
+            Due::Arrival(request) => {
+                self.follow_ups -= 1;
+                self.arrive(*request);
+            }
+            Due::Scrape => self.scrape(at),
+            Due::Page(i, page, restarted) => {
+                if let Some(id) = self.servers.get(i).and_then(|s| s.known) {
+                    self.front.scraped(id, *page, restarted);
+                    // Pages that come at one moment are shown together.
+                    if !matches!(self.queue.peek(), Some(Reverse(next)) if next.at == at && matches!(next.due, Due::Page(..)))
+                    {
+                        self.front.publish();
+                    }
+                }
+            }
+            Due::Events(i, events) => self.tell(i, &events),
+            Due::Change(i) => self.change(i, at),
+            Due::Discovery => self.discover(),
+            Due::Sample => {
+                self.sample(at);
+                self.push(at.after(SAMPLE_EVERY), Due::Sample);
+            }
+        }
+    }
+
+    /// Lets a server do what it has to do up to `now`.
+    fn advance(&mut self, i: usize, now: Timestamp) {
+        let mut events = std::mem::take(&mut self.scratch);
+        if let Some(server) = self.servers.get_mut(i).filter(|s| s.due.is_some_and(|due| due <= now)) {
+            server.due = None;
+            server.engine.advance(now, &mut events);
+        }
+        events.drain(..).for_each(|event| self.take(event));
+        self.scratch = events;
+        self.publish_kv(i);
+        self.schedule(i);
+    }
+
+    /// Puts a server's engine into the queue, if it is not there for that moment already.
+    fn schedule(&mut self, i: usize) {
+        let Some(server) = self.servers.get_mut(i) else { return };
+        let next = server.engine.next_event_at();
+        if let Some(at) = next.filter(|at| server.due.is_none_or(|due| *at < due)) {
+            server.due = Some(at);
+            self.push(at, Due::Engine(i));
+        }
+    }
+
+    fn take(&mut self, event: EngineEvent) {
+        match event {
+            EngineEvent::FirstToken { job, at } => {
+                if let Some(flying) = self.flying.get_mut(&job.0) {
+                    flying.first_token = Some(at);
+                    self.front.first_byte(&mut flying.sent, true, at);
+                }
+            }
+            EngineEvent::Finished { job, at, report } => self.finish(job, at, report),
+            EngineEvent::Token { .. } | EngineEvent::Preempted { .. } => {}
+        }
+    }
+
+    fn finish(&mut self, job: JobId, at: Timestamp, report: JobReport) {
+        let Some(flying) = self.flying.remove(&job.0) else { return };
+        let Flying { request, sent, server, first_token } = flying;
+        let ending = if report.reason == FinishReason::Abort { Ending::Lost } else { Ending::Answered };
+        let served = Served {
+            number: request.number,
+            at: request.at,
+            endpoint: u32::try_from(server).ok(),
+            prompt_tokens: report.prompt_tokens,
+            foretold_tokens: sent.foretold,
+            cached_tokens: report.cached_tokens,
+            generated_tokens: report.generated_tokens,
+            first_token: first_token.map(|first| first.since(request.at)),
+            total: at.since(request.at),
+            preemptions: report.preemptions,
+            ending,
+        };
+        if ending == Ending::Lost {
+            self.front.lost(sent, false, at);
+        } else {
+            let usage = Usage {
+                prompt_tokens: Some(report.prompt_tokens.into()),
+                completion_tokens: Some(report.generated_tokens.into()),
+                cached_tokens: Some(report.cached_tokens.into()),
+            };
+            self.front.ended(sent, &request, &usage, at);
+        }
+        self.close(&served, at);
+    }
+
+    /// A request has ended, one way or another.
+    fn close(&mut self, served: &Served, at: Timestamp) {
+        self.outcome.ended = self.outcome.ended.max(at);
+        self.observer.served(served);
+        if let Some(next) = self.workload.ended(served.number, at) {
+            self.follow_ups += 1;
+            self.push(next.at.max(at), Due::Arrival(Box::new(next)));
+        }
+    }
+
+    fn arrive(&mut self, request: Request) {
+        let now = request.at;
+        self.outcome.requests += 1;
+        let base = self.servers.first().map_or_else(|| Arc::from(""), |s| s.engine.config().model.clone());
+        let sent = match self.front.send(&request, &base, now) {
+            Ok(sent) => sent,
+            Err(_) => return self.refuse(&request, None, now),
+        };
+        let id = sent.booking.endpoint().id;
+        let decided = mix(request.number ^ u64::from(id.0) << 40);
+        self.outcome.decisions = mix(self.outcome.decisions ^ decided);
+        let Some(i) = self.servers.iter().position(|s| s.known == Some(id)) else {
+            return self.refuse(&request, Some(sent), now);
+        };
+        let Some(server) = self.servers.get_mut(i) else { return };
+        if !server.alive {
+            self.front.lost(sent, true, now);
+            return self.end_early(&request, u32::try_from(i).ok(), Ending::Lost, now);
+        }
+        let job = Job {
+            id: JobId(request.number),
+            prompt: JobPrompt::Pieces(request.prompt.iter().map(|part| part.piece).collect()),
+            max_tokens: request.answer.tokens.max(1),
+            stops_after: None,
+            lora: request.adapter.clone(),
+            cache_salt: None,
+            answer_seed: request.answer.name,
+        };
+        if server.engine.submit(now, job).is_err() {
+            return self.refuse(&request, Some(sent), now);
+        }
+        self.flying.insert(request.number, Flying { request, sent, server: i, first_token: None });
+        self.schedule(i);
+    }
+
+    /// Nobody could take it, or its server would not.
+    fn refuse(&mut self, request: &Request, sent: Option<Sent>, now: Timestamp) {
+        let endpoint = sent.as_ref().and_then(|s| {
+            let id = s.booking.endpoint().id;
+            self.servers.iter().position(|server| server.known == Some(id)).and_then(|i| u32::try_from(i).ok())
+        });
+        if let Some(mut sent) = sent {
+            self.front.first_byte(&mut sent, false, now);
+        }
+        self.end_early(request, endpoint, Ending::Refused, now);
+    }
+
+    fn end_early(&mut self, request: &Request, endpoint: Option<u32>, ending: Ending, now: Timestamp) {
+        let served = Served {
+            number: request.number,
+            at: request.at,
+            endpoint,
+            prompt_tokens: request.prompt_tokens(),
+            foretold_tokens: 0,
+            cached_tokens: 0,
+            generated_tokens: 0,
+            first_token: None,
+            total: Duration::ZERO,
+            preemptions: 0,
+            ending,
+        };
+        self.close(&served, now);
+    }
+
+    /// Reads every server's page; what is read is known after its delay.
+    fn scrape(&mut self, now: Timestamp) {
+        let delay = self.hearing.metrics_delay;
+        for i in 0..self.servers.len() {
+            self.advance(i, now);
+            let Some(server) = self.servers.get_mut(i).filter(|s| s.alive) else { continue };
+            let Some(id) = server.known else { continue };
+            let in_flight = self.front.snapshot.endpoints.iter().find(|e| e.endpoint.id == id);
+            let in_flight = in_flight.map_or(0, |e| e.endpoint.ledger.in_flight());
+            let (page, restarted) = server.pages.read(&server.engine, server.started, in_flight, now);
+            if delay.is_zero() {
+                self.front.scraped(id, page, restarted);
+            } else {
+                self.push(now.after(delay), Due::Page(i, Box::new(page), restarted));
+            }
+        }
+        self.front.publish();
+        self.push(now.after(self.hearing.metrics_every), Due::Scrape);
+    }
+
+    fn sample(&mut self, at: Timestamp) {
+        for i in 0..self.servers.len() {
+            self.advance(i, at);
+        }
+        self.samples.clear();
+        self.samples.extend(self.servers.iter().map(|server| {
+            let (load, stats) = (server.engine.load(), server.engine.stats());
+            Sample {
+                running: u32::try_from(load.running).unwrap_or(u32::MAX),
+                waiting: u32::try_from(load.waiting).unwrap_or(u32::MAX),
+                #[expect(clippy::cast_possible_truncation, reason = "a part of one")]
+                kv_usage: load.kv_usage as f32,
+                prefix_queries: stats.prefix_queries,
+                prefix_hits: stats.prefix_hits,
+            }
+        }));
+        self.observer.sampled(at, &self.samples);
+    }
+
+    fn join(&mut self, spec: EndpointSpec, mut engine: EngineConfig, now: Timestamp) {
+        engine.every_token = false;
+        engine.kv_events = self.hearing.kv_events.is_some();
+        self.servers.push(Server {
+            spec,
+            engine: Engine::new(engine),
+            started: now,
+            alive: true,
+            known: None,
+            pages: Pages::default(),
+            due: None,
+            events: None,
+        });
+    }
+
+    fn change(&mut self, i: usize, now: Timestamp) {
+        let Some(TimedChange { change, .. }) = self.changes.get(i).cloned() else { return };
+        match change {
+            Change::Join(engine) => {
+                let spec = spec(self.servers.len());
+                self.join(spec, *engine, now);
+                self.push(now.after(self.hearing.discovery_delay), Due::Discovery);
+            }
+            Change::Lose(i) => {
+                self.die(i, now);
+                if let Some(server) = self.servers.get_mut(i) {
+                    server.alive = false;
+                }
+                self.push(now.after(self.hearing.discovery_delay), Due::Discovery);
+            }
+            Change::Restart(i) => {
+                self.die(i, now);
+                if let Some(link) = self.servers.get_mut(i).and_then(|s| s.events.as_mut()) {
+                    link.missed.clear();
+                    self.front.cache.index().clear(link.holder);
+                }
+            }
+        }
+    }
+
+    /// The process of a server ends, and all that it was working on.
+    fn die(&mut self, i: usize, now: Timestamp) {
+        self.advance(i, now);
+        let mut events = Vec::new();
+        if let Some(server) = self.servers.get_mut(i) {
+            server.engine.restart(now, &mut events);
+            server.started = now;
+            server.due = None;
+        }
+        events.into_iter().for_each(|event| self.take(event));
+    }
+
+    /// Discovery tells which servers there are.
+    fn discover(&mut self) {
+        let specs = self.servers.iter().filter(|s| s.alive).map(|s| s.spec.clone()).collect();
+        self.front.discover(specs);
+        for server in &mut self.servers {
+            let at = self.front.snapshot.position(server.spec.address);
+            server.known = at.and_then(|p| self.front.snapshot.get(p)).map(|state| state.endpoint.id);
+            match (&server.events, server.known) {
+                (None, Some(_)) if self.hearing.kv_events.is_some() => {
+                    let trust = Arc::new(TrustCell::default());
+                    trust.set(Trust::Exact);
+                    let holder = self.front.cache.index().add_holder();
+                    server.events = Some(Link { holder, trust, missed: Vec::new(), sequence: 0 });
+                }
+                (Some(link), None) => {
+                    self.front.cache.index().remove_holder(link.holder);
+                    server.events = None;
+                }
+                _ => {}
+            }
+        }
+        let resident = |server: &Server| {
+            let link = server.events.as_ref()?;
+            let cache = Cache { holder: link.holder, trust: link.trust.clone() };
+            Some((server.known?, Resident { caches: [cache].into_iter().collect() }))
+        };
+        let residents: ByEndpoint<Resident> = self.servers.iter().filter_map(resident).collect();
+        self.front.cache.residents().publish(residents);
+    }
+
+    /// Sends off what an engine has told of its cache.
+    fn publish_kv(&mut self, i: usize) {
+        let Some(hearing) = self.hearing.kv_events.clone() else { return };
+        let Some(server) = self.servers.get_mut(i) else { return };
+        let batches = server.engine.take_kv_batches();
+        let Some(link) = &mut server.events else { return };
+        let mut sent = Vec::new();
+        for batch in batches {
+            link.sequence += 1;
+            let mut draw = rng::for_request(self.seed ^ i as u64, link.sequence);
+            if hearing.loss > 0.0 && draw.random_bool(hearing.loss.min(1.0)) {
+                link.missed.extend(batch.events);
+                continue;
+            }
+            let mut events = std::mem::take(&mut link.missed);
+            events.extend(batch.events);
+            sent.push((batch.at.after(hearing.delay), events));
+        }
+        for (at, events) in sent {
+            self.push(at, Due::Events(i, events));
+        }
+    }
+
+    /// Puts into the index what has arrived.
+    fn tell(&mut self, i: usize, events: &[KvEvent]) {
+        let Some(link) = self.servers.get(i).and_then(|s| s.events.as_ref()) else { return };
+        let index = self.front.cache.index();
+        for event in events {
+            match event {
+                KvEvent::Stored { parent, blocks, lora, .. } => {
+                    let turn = if parent.is_none() { root(lora.as_deref()) } else { 0 };
+                    let stored = |(n, block): (usize, &crate::sim::kv::KvBlock)| StoredBlock {
+                        hash: EngineHash(block.hash.0),
+                        key: BlockKey(if n == 0 { block.content ^ turn } else { block.content }),
+                    };
+                    let blocks: Vec<StoredBlock> = blocks.iter().enumerate().map(stored).collect();
+                    // What follows a block that was dropped meanwhile can't be found any more by the engine either.
+                    let _ = index.store(link.holder, Tier::Gpu, parent.map(|p| EngineHash(p.0)), &blocks);
+                }
+                KvEvent::Removed { hash } => index.remove(link.holder, Tier::Gpu, &[EngineHash(hash.0)]),
+                KvEvent::Cleared => index.clear(link.holder),
+            }
+        }
+    }
+}
+
+/// What discovery says of server number `i` when nobody has said more.
+#[must_use]
+pub fn spec(i: usize) -> EndpointSpec {
+    let [_, a, b, c] = u32::try_from(i + 1).unwrap_or(u32::MAX).to_be_bytes();
+    EndpointSpec { name: format!("server-{i}").into(), ..EndpointSpec::at(([10, a, b, c], 8000).into()) }
+}

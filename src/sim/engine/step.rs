@@ -1,0 +1,267 @@
+//! What happens in a step: who is scheduled, who has to give way, who is admitted, who says a token, who ends.
+
+use super::batch::Seat;
+use super::{Engine, EngineEvent, FinishReason, JobReport, KvBatch};
+use crate::clock::Timestamp;
+use crate::sim::latency::StepWork;
+use crate::sim::sequence::Sequence;
+use crate::sim::stats::EngineStats;
+
+impl Engine {
+    /// Chooses the work of the next step as vLLM's scheduler does: first what runs, in order of admission, then what waits, as long as
+    /// there are tokens in the budget, seats in the batch and blocks in the cache.
+    pub(super) fn start_step(&mut self, at: Timestamp, events: &mut Vec<EngineEvent>) {
+        self.work = StepWork::default();
+        let mut preempted = self.schedule_decoding(at, events);
+        let decoding = self.batch.decoding().len();
+        self.work.decode_sequences = decoding as u64;
+        self.work.context_tokens = self.batch.context;
+        let decoding = u32::try_from(decoding).unwrap_or(u32::MAX);
+        let mut budget = self.config.max_num_batched_tokens.max(1).saturating_sub(decoding);
+        preempted |= self.schedule_reading(at, &mut budget, events);
+        self.deferred = 0;
+        if !preempted && !self.waiting.is_empty() {
+            self.admit(at, budget);
+        }
+        if !self.batch.is_empty() {
+            self.stats.steps += 1;
+            self.step_began = at;
+            self.step_ends = Some(at.after(self.costs.step(self.work)));
+        }
+    }
+
+    /// Gives a block to each of those who decode that begins one, and seals the block of each that fills one. True when a job had to
+    /// give way; nothing new is then admitted in this step.
+    fn schedule_decoding(&mut self, at: Timestamp, events: &mut Vec<EngineEvent>) -> bool {
+        let mut preempted = false;
+        let (begun, filled) = self.batch.due();
+        let (mut in_begun, mut in_filled) = (0, 0);
+        loop {
+            let begins = self.batch.listed(begun, in_begun);
+            let fills = self.batch.listed(filled, in_filled).filter(|_| filled != begun);
+            // In order of admission, as blocks are evicted in the order in which they are asked for. Who gives way stands behind, so the
+            // places before it stay.
+            let seat = match (begins, fills) {
+                (Some(begins), Some(fills)) if fills < begins => fills,
+                (Some(begins), _) => begins,
+                (None, Some(fills)) => fills,
+                (None, None) => return preempted,
+            };
+            if Some(seat) == begins {
+                in_begun += 1;
+            } else {
+                in_filled += 1;
+            }
+            self.sequences[seat.slot].catch_up(self.batch.step);
+            while self.sequences[seat.slot].missing_blocks(1) > 0 {
+                if self.kv.extend(&mut self.sequences[seat.slot].table, 1) {
+                    break;
+                }
+                preempted = true;
+                // Maybe this one itself, and then it was the last.
+                if self.preempt_last(at, events) == Some(seat) {
+                    return true;
+                }
+            }
+            let sequence = &mut self.sequences[seat.slot];
+            sequence.seal(&mut self.kv, sequence.computed + 1, self.config.prefix_caching);
+        }
+    }
+
+    /// Goes on with the prompt that the last step left unfinished, if there is one. True when it had to give way.
+    fn schedule_reading(&mut self, at: Timestamp, budget: &mut u32, events: &mut Vec<EngineEvent>) -> bool {
+        let Some(seat) = self.batch.reading.first().copied() else { return false };
+        let sequence = &mut self.sequences[seat.slot];
+        let tokens = sequence.uncomputed().min(*budget);
+        let fresh = sequence.missing_blocks(tokens);
+        if self.kv.extend(&mut sequence.table, fresh) {
+            self.schedule(seat.slot, tokens);
+            *budget -= tokens;
+            return false;
+        }
+        self.preempt_last(at, events);
+        true
+    }
+
+    fn schedule(&mut self, slot: u32, tokens: u32) {
+        let sequence = &mut self.sequences[slot];
+        sequence.schedule(tokens, &mut self.work);
+        sequence.seal(&mut self.kv, sequence.computed + tokens, self.config.prefix_caching);
+    }
+
+    /// The one that was admitted last goes back to the head of the queue.
+    fn preempt_last(&mut self, at: Timestamp, events: &mut Vec<EngineEvent>) -> Option<Seat> {
+        let seat = self.batch.last()?;
+        let decoded = self.sequences[seat.slot].since.is_some();
+        self.leave(seat);
+        let sequence = &mut self.sequences[seat.slot];
+        if decoded {
+            sequence.last_token = Some(at);
+        }
+        self.stats.preemptions += 1;
+        events.push(EngineEvent::Preempted { job: sequence.id, at });
+        self.kv.release(&mut sequence.table);
+        sequence.reset();
+        self.waiting.push_front(seat.slot);
+        Some(seat)
+    }
+
+    /// Takes a sequence out of the batch; it keeps its blocks.
+    pub(super) fn leave(&mut self, seat: Seat) {
+        let sequence = &mut self.sequences[seat.slot];
+        sequence.catch_up(self.batch.step);
+        sequence.since = None;
+        self.batch.leave(seat, sequence.computed);
+        self.adapters.remove(sequence.lora.as_ref());
+    }
+
+    fn admit(&mut self, at: Timestamp, mut budget: u32) {
+        let mut index = 0;
+        while budget > 0 && self.batch.len() < self.config.max_num_seqs.max(1) as usize {
+            let Some(slot) = self.waiting.get(index).copied() else { return };
+            let candidate = &self.sequences[slot];
+            if candidate.arrived > at {
+                return;
+            }
+            if !self.adapters.admit(candidate.lora.as_ref(), self.config.max_loras) {
+                // Others may pass a job whose adapter has no slot.
+                self.deferred += 1;
+                index += 1;
+                continue;
+            }
+            if !self.place(slot, budget) {
+                return;
+            }
+            self.waiting.remove(index);
+            let sequence = &mut self.sequences[slot];
+            if sequence.admitted.is_none() {
+                sequence.admitted = Some(at);
+                self.stats.queue.observe_time(at.since(sequence.arrived));
+                self.stats.prefix_queries += u64::from(sequence.prompt_tokens);
+                self.stats.prefix_hits += u64::from(sequence.cached_tokens);
+            }
+            sequence.rank = self.batch.admit(slot).rank;
+            self.adapters.add(sequence.lora.as_ref());
+            let tokens = sequence.uncomputed().min(budget);
+            self.schedule(slot, tokens);
+            budget -= tokens;
+        }
+    }
+
+    /// Gives a sequence its cached blocks and those for its first chunk; false when there is no room.
+    fn place(&mut self, slot: u32, budget: u32) -> bool {
+        let block_size = self.config.block_size.max(1);
+        let sequence = &mut self.sequences[slot];
+        if self.config.prefix_caching {
+            // The last token is always computed: its output is what the answer starts from.
+            let reusable = (sequence.known_tokens().saturating_sub(1) / block_size) as usize;
+            self.kv.find(sequence.chain.get(..reusable).unwrap_or_default(), &mut sequence.table);
+        }
+        let hits = sequence.table.len();
+        let cached = u32::try_from(hits).unwrap_or(u32::MAX).saturating_mul(block_size);
+        let tokens = sequence.known_tokens().saturating_sub(cached).min(budget);
+        let fresh = (cached + tokens).div_ceil(block_size) - cached / block_size;
+        if !self.kv.take(&mut sequence.table, fresh) {
+            sequence.table.clear();
+            return false;
+        }
+        sequence.computed = cached;
+        sequence.sealed = hits;
+        if sequence.admitted.is_none() {
+            sequence.cached_tokens = cached;
+        }
+        true
+    }
+
+    /// Ends the step: whoever has all its known tokens computed says the next one.
+    pub(super) fn complete_step(&mut self, at: Timestamp, events: &mut Vec<EngineEvent>) {
+        let decoding = self.batch.decoding();
+        if !decoding.is_empty() {
+            let said = decoding.len() as u64;
+            self.stats.generation_tokens += said;
+            // Each of them said its last token when this step began.
+            self.stats.inter_token.observe_all(at.since(self.step_began).as_secs_f64(), said);
+            if self.config.every_token {
+                let token = |seat: &Seat| EngineEvent::Token { job: self.sequences[seat.slot].id, at };
+                events.extend(decoding.iter().map(token));
+            }
+        }
+        self.batch.end_step();
+        let ended_reading = self.complete_reading(at, events);
+        while let Some(seat) = self.batch.ended() {
+            if self.sequences[seat.slot].rank == seat.rank {
+                self.leave(seat);
+                self.finish(seat.slot, at, events);
+            }
+        }
+        for slot in ended_reading {
+            self.finish(slot, at, events);
+        }
+        let told = self.kv.take_events();
+        if !told.is_empty() {
+            self.kv_batches.push(KvBatch { at, events: told });
+        }
+    }
+
+    /// Whoever has read all says a token and decodes from now on. Gives those that end with it.
+    fn complete_reading(&mut self, at: Timestamp, events: &mut Vec<EngineEvent>) -> Vec<u32> {
+        let mut ended = Vec::new();
+        while let Some(seat) = self.batch.reading.first().copied() {
+            let Self { sequences, stats, batch, .. } = self;
+            let sequence = &mut sequences[seat.slot];
+            sequence.computed += std::mem::take(&mut sequence.scheduled);
+            if sequence.uncomputed() > 0 {
+                break;
+            }
+            if sequence.first_token.is_none() {
+                stats.prompt_tokens += u64::from(sequence.prompt_tokens);
+                stats.ttft.observe_time(at.since(sequence.arrived));
+            }
+            if sequence.target > 0 {
+                if let Some(last) = sequence.last_token {
+                    stats.inter_token.observe_time(at.since(last));
+                }
+                stats.generation_tokens += 1;
+                let job = sequence.id;
+                if sequence.say(at) {
+                    events.push(EngineEvent::FirstToken { job, at });
+                } else if self.config.every_token {
+                    events.push(EngineEvent::Token { job, at });
+                }
+            }
+            let rest = sequence.target.saturating_sub(sequence.generated);
+            if rest > 0 {
+                sequence.since = Some(batch.step);
+                batch.begin_to_decode(seat, sequence.computed, rest);
+            } else {
+                self.leave(seat);
+                ended.push(seat.slot);
+            }
+        }
+        ended
+    }
+
+    fn finish(&mut self, slot: u32, at: Timestamp, events: &mut Vec<EngineEvent>) {
+        let sequence = &self.sequences[slot];
+        let report = sequence.report(sequence.ends_with);
+        record_end(&mut self.stats, at, sequence, report);
+        events.push(EngineEvent::Finished { job: sequence.id, at, report });
+        self.sequences.remove(slot, &mut self.kv);
+    }
+}
+
+fn record_end(stats: &mut EngineStats, at: Timestamp, sequence: &Sequence, report: JobReport) {
+    match report.reason {
+        FinishReason::Stop => stats.finished_stop += 1,
+        FinishReason::Length => stats.finished_length += 1,
+        FinishReason::Abort => stats.aborted += 1,
+    }
+    let admitted = sequence.admitted.unwrap_or(sequence.arrived);
+    let first = sequence.first_token.unwrap_or(at);
+    stats.e2e.observe_time(at.since(sequence.arrived));
+    stats.inference.observe_time(at.since(admitted));
+    stats.prefill.observe_time(first.since(admitted));
+    stats.decode.observe_time(at.since(first));
+    stats.request_prompt_tokens.observe(f64::from(report.prompt_tokens));
+    stats.request_generation_tokens.observe(f64::from(report.generated_tokens));
+}
