@@ -282,7 +282,6 @@ impl Args {
             },
             // The host turns events on where there is somebody to tell.
             kv_events: false,
-            // A stream has one event for each.
             every_token: true,
         };
         SimConfig {

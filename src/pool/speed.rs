@@ -55,7 +55,7 @@ const BUSY_HALF_LIFE: f64 = 60.0;
 const LEAST_BUSY_SECONDS: f64 = 5.0;
 /// The usual error of an endpoint's predictions is a mean of some 20 answers.
 const ERROR_RATE: f64 = 0.05;
-/// The mean ratio of a pool's endpoints is a mean of some 100 answers.
+/// The mean ratio of a pool's endpoints, and the length of a usual answer, are means of some 100 answers.
 const CENTRE_RATE: f64 = 0.01;
 /// A cache this full admits nobody before somebody ends.
 const FULL_CACHE: f32 = 0.95;
@@ -69,6 +69,8 @@ pub struct PoolSpeed {
     published: (Published<FIRST>, Published<NEXT>),
     centres: [AtomicU32; 2],
     busy: Mutex<Busy>,
+    /// Tokens of a usual answer; f32 bits.
+    answer_tokens: AtomicU32,
 }
 
 /// What the times of a pool's answers follow from.
@@ -116,6 +118,7 @@ impl Default for PoolSpeed {
             published: (Published::default(), Published::default()),
             centres: Default::default(),
             busy: Mutex::default(),
+            answer_tokens: AtomicU32::new(0),
         };
         pool.published.0.set(&DEFAULT_FIRST);
         pool.published.1.set(&DEFAULT_NEXT);
@@ -127,6 +130,20 @@ impl PoolSpeed {
     fn sent(&self, seconds: f64, now: Timestamp) {
         let mut busy = self.busy.lock();
         *busy = Busy { seconds: busy.left(now) + seconds, at: now, began: busy.began.or(Some(now)) };
+    }
+
+    /// Tokens of a usual answer; 0 before the first.
+    #[must_use]
+    pub fn answer_tokens(&self) -> f64 {
+        f64::from(f32::from_bits(self.answer_tokens.load(Relaxed)))
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "thousands of tokens; f32 is precise enough")]
+    fn answered(&self, tokens: u64) {
+        let usual = self.answer_tokens();
+        let next = if usual == 0.0 { tokens as f64 } else { usual + (tokens as f64 - usual) * CENTRE_RATE };
+        // Of two answers at one moment one may be forgotten.
+        self.answer_tokens.store((next as f32).to_bits(), Relaxed);
     }
 
     /// Servers that would be busy all the time with what was sent to the pool of late.
@@ -193,7 +210,8 @@ pub struct Load {
     pub mega_pairs: f64,
     /// Requests that decode.
     pub decoding: f64,
-    /// Requests that wait for something that is not in `kilotokens`: other pickers' requests, seats.
+    /// Requests that wait for their first token: ours, whose tokens are in `kilotokens`, and other pickers'. Each costs something of its
+    /// own where seats, adapters' slots or blocks are short.
     pub waiting: f64,
     /// Requests that wait in a cache without room, this one included; 0 while there is room.
     pub crowded: f64,
@@ -341,7 +359,7 @@ impl EndpointSpeed {
             kilotokens: kilotokens + unseen,
             mega_pairs,
             decoding: f64::from(requests.saturating_sub(pending).saturating_sub(waiting)),
-            waiting: f64::from(waiting),
+            waiting: f64::from(pending) + f64::from(waiting),
             crowded: if crowded { f64::from(pending + 1) } else { 0.0 },
         }
     }
@@ -514,6 +532,7 @@ impl Reservation {
     /// The answer ended `now` after `tokens` tokens.
     pub fn ended(&mut self, tokens: Option<u64>, now: Timestamp) {
         // Of a few tokens the time between two is mostly chance.
+        tokens.iter().for_each(|tokens| self.endpoint.speed.pool.answered(*tokens));
         let (Some(first), Some(tokens @ 8..)) = (self.first_token.take(), tokens) else { return };
         let seconds = now.since(first).as_secs_f64() / (tokens - 1) as f64;
         let features = [1.0, self.expectation.decoding, self.expectation.kilotokens];

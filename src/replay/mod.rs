@@ -10,6 +10,7 @@
 //! | [`trace`] | recorded workloads, read from files | no |
 //! | [`synthetic`] | workloads that are made up, by name | yes |
 //! | [`pace`] | the same requests at other times | yes |
+//! | [`live`] | real time: a real gateway, and what its clients see | no |
 //! | [`draw`], [`names`] | random variables, names of texts | yes |
 //! | [`workload`] | what a workload is: requests, and what follows from their answers | yes |
 //! | [`served`] | what became of one request | yes |
@@ -20,6 +21,7 @@
 
 pub mod draw;
 pub mod front;
+pub mod live;
 pub mod names;
 pub mod pace;
 mod page;

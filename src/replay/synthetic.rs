@@ -22,6 +22,9 @@ use crate::scheduling::plugin::ParamError;
 use crate::spelling::closest;
 pub use parameters::{Parameter, Values};
 
+/// A workload, or the parameter that it can't be made with.
+pub type Built = Result<Box<dyn Workload>, ParamError>;
+
 /// How a workload is known and made: one `pub const WORKLOAD` in its file, one line in [`WORKLOADS`].
 #[derive(Clone, Copy, Debug)]
 pub struct Descriptor {
@@ -36,7 +39,7 @@ pub struct Descriptor {
     /// What can be set.
     pub parameters: &'static [Parameter],
     /// Makes it from its parameters and a seed.
-    pub build: fn(&Values<'_>, u64) -> Result<Box<dyn Workload>, ParamError>,
+    pub build: fn(&Values<'_>, u64) -> Built,
 }
 
 /// All of them, in the order of their names.
@@ -63,7 +66,7 @@ pub fn workload(name: &str) -> Option<&'static Descriptor> {
 ///
 /// # Errors
 /// When no workload is called so, a parameter is not one of its own, is given twice, or has a value that is not allowed.
-pub fn build(spelling: &str, seed: u64) -> Result<Box<dyn Workload>, ParamError> {
+pub fn build(spelling: &str, seed: u64) -> Built {
     let (name, parameters) = spelling.split_once(':').unwrap_or((spelling, ""));
     let Some(descriptor) = workload(name) else {
         let name: String = name.chars().filter(|c| !c.is_control()).take(64).collect();

@@ -319,8 +319,10 @@ impl<'w> World<'w> {
     /// Lets a server do what it has to do up to `now`.
     fn advance(&mut self, i: usize, now: Timestamp) {
         let mut events = std::mem::take(&mut self.scratch);
-        if let Some(server) = self.servers.get_mut(i).filter(|s| s.due.is_some_and(|due| due <= now)) {
-            server.due = None;
+        if let Some(server) = self.servers.get_mut(i) {
+            if server.due.is_some_and(|due| due <= now) {
+                server.due = None;
+            }
             server.engine.advance(now, &mut events);
         }
         events.drain(..).for_each(|event| self.take(event));
@@ -332,7 +334,9 @@ impl<'w> World<'w> {
     /// Puts a server's engine into the queue, if it is not there for that moment already.
     fn schedule(&mut self, i: usize) {
         let Some(server) = self.servers.get_mut(i) else { return };
-        let next = server.engine.next_event_at();
+        // Steps in which nothing happens are not asked for, unless somebody is told what their blocks hold.
+        let next =
+            if self.hearing.kv_events.is_some() { server.engine.next_event_at() } else { server.engine.quiet_until() };
         if let Some(at) = next.filter(|at| server.due.is_none_or(|due| *at < due)) {
             server.due = Some(at);
             self.push(at, Due::Engine(i));
@@ -406,6 +410,7 @@ impl<'w> World<'w> {
         let Some(i) = self.servers.iter().position(|s| s.known == Some(id)) else {
             return self.refuse(&request, Some(sent), now);
         };
+        self.advance(i, now);
         let Some(server) = self.servers.get_mut(i) else { return };
         if !server.alive {
             self.front.lost(sent, true, now);

@@ -260,7 +260,8 @@ impl Engine {
 
     /// No event of [`Engine::advance`] comes before this moment, as long as nobody submits or cancels a job; `None` while there is
     /// nothing to do. Whoever waits for events only need not come before, but must [`Engine::advance`] to the present before it asks
-    /// for anything else or hands in a job. The bound is the end of the step where tokens are told one by one, where a job is read
+    /// for anything else or hands in a job; what the cache stores and drops meanwhile waits with its time in
+    /// [`Engine::take_kv_batches`]. The bound is the end of the step where tokens are told one by one, where a job is read
     /// or waits, and where blocks may run out.
     #[must_use]
     pub fn quiet_until(&self) -> Option<Timestamp> {

@@ -96,7 +96,8 @@ pub(super) struct EngineHost {
 impl EngineHost {
     /// The engine tells of its cache where there is an output for it.
     pub(super) fn new(clock: Clock, config: EngineConfig, kv: Option<KvOutput>) -> Self {
-        let config = EngineConfig { kv_events: kv.is_some(), ..config };
+        // Streams wait for every token.
+        let config = EngineConfig { kv_events: kv.is_some(), every_token: true, ..config };
         Self {
             clock,
             state: Mutex::new(State {

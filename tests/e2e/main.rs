@@ -12,6 +12,7 @@ mod matrix;
 mod operation;
 mod prefix;
 mod refusals;
+mod replay_live;
 mod routing;
 mod secure;
 mod shipped;

@@ -40,6 +40,8 @@ const DEFAULT_SEED: u64 = 1;
 const DEFAULT_COMPARE: &str = "least-request,pipeline,prefix-cache,random";
 /// 8 servers: what most published comparisons use.
 const DEFAULT_SERVERS: usize = 8;
+/// 4 adapters in a batch: what servers of adapters are started with, where vLLM's own default of 1 has every other adapter wait.
+const DEFAULT_MAX_LORAS: u32 = 4;
 /// The bar moves once for so many requests.
 const PROGRESS_STEP: u64 = 256;
 
@@ -120,6 +122,9 @@ pub(super) struct ReplayArgs {
     /// What they are: `profile[@speed][*number],…`; see --list
     #[arg(long, value_name = "LIST", default_value = "8b-h100", help_heading = "Who serves")]
     profile: String,
+    /// Adapters that each holds at once
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_LORAS, help_heading = "Who serves")]
+    max_loras: u32,
     /// What happens to them: `10m lose 3`, `5m restart 0`, `1h join`
     #[arg(long, value_name = "CHANGE", help_heading = "Who serves")]
     change: Vec<String>,
@@ -454,7 +459,12 @@ fn play(args: &ReplayArgs, job: &Job<'_>, hearing: &Hearing, bar: &ProgressBar) 
     let named = |i: usize| pool.endpoints.get(i).cloned().unwrap_or_else(|| spec(i));
     let config = WorldConfig {
         front,
-        servers: job.engines.iter().enumerate().map(|(i, engine)| (named(i), engine.clone())).collect(),
+        servers: job
+            .engines
+            .iter()
+            .enumerate()
+            .map(|(i, engine)| (named(i), EngineConfig { max_loras: args.max_loras, ..engine.clone() }))
+            .collect(),
         hearing: hearing.clone(),
         changes: job.changes.to_vec(),
         seed: args.seed,

@@ -85,24 +85,25 @@ fn a_limit_cuts_requests_and_time() {
     assert_eq!(drained(&mut Limited::new(inner(), None, None)).len(), 5);
 }
 
-/// A conversation of three turns a second apart for each request of the list; numbers are checked by whoever calls.
+/// A conversation of three turns a second apart for each request of the list, which is its session.
 struct Chats {
     list: List,
-    turn: HashMap<u64, u32>,
+    /// By the number of the request on its way: the conversation and its turn.
+    open: HashMap<u64, (u64, u32)>,
 }
 
 impl Workload for Chats {
     fn next(&mut self) -> Result<Option<Request>, TraceError> {
         let request = self.list.next()?;
-        self.turn.extend(request.iter().map(|request| (request.number, 0)));
-        Ok(request)
+        self.open.extend(request.iter().map(|request| (request.number, (request.number, 1))));
+        Ok(request.map(|request| Request { session: Some(request.number), ..request }))
     }
 
     fn ended(&mut self, number: u64, now: Timestamp) -> Option<Request> {
-        let turn = self.turn.remove(&number).expect("every number that is ended was given out") + 1;
+        let (chat, turn) = self.open.remove(&number).expect("every number that has ended was given out");
         let request = self.list.ended(number, now).filter(|_| turn < 3)?;
-        self.turn.insert(request.number, turn);
-        Some(request)
+        self.open.insert(request.number, (chat, turn + 1));
+        Some(Request { session: Some(chat), ..request })
     }
 }
 
@@ -110,17 +111,15 @@ impl Workload for Chats {
 fn a_limit_leaves_no_gaps_in_the_numbers_of_conversations() {
     let mut list = list(&[0.0, 0.0, 0.0]);
     (list.turns, list.think) = (100, Duration::from_secs(1));
-    let mut limited = Limited::new(Box::new(Chats { list, turn: HashMap::new() }), None, Some(Duration::from_secs(5)));
+    let mut limited = Limited::new(Box::new(Chats { list, open: HashMap::new() }), None, Some(Duration::from_secs(5)));
     assert_eq!(drained(&mut limited).len(), 3);
     assert!(limited.ended(0, seconds(4.5)).is_none(), "it would come at 5.5 s");
-    let follow = limited.ended(1, seconds(1.0)).unwrap();
-    assert_eq!((follow.number, follow.at), (3, seconds(2.0)));
-    let other = limited.ended(2, seconds(1.5)).unwrap();
-    assert_eq!(other.number, 4);
-    assert!(limited.ended(3, seconds(4.5)).is_none());
-    let last = limited.ended(4, seconds(2.0)).unwrap();
-    assert_eq!((last.number, last.at), (5, seconds(3.0)));
-    assert!(limited.ended(5, seconds(3.5)).is_none(), "three turns are over");
+    let shown = |request: Option<Request>| request.map(|r| (r.number, r.session, r.at.0 / 1_000_000));
+    assert_eq!(shown(limited.ended(1, seconds(1.0))), Some((3, Some(1), 2_000)));
+    assert_eq!(shown(limited.ended(2, seconds(1.5))), Some((4, Some(2), 2_500)));
+    assert_eq!(shown(limited.ended(3, seconds(2.5))), Some((5, Some(1), 3_500)));
+    assert_eq!(shown(limited.ended(4, seconds(3.0))), Some((6, Some(2), 4_000)));
+    assert_eq!(shown(limited.ended(5, seconds(3.6))), None, "three turns are over");
 }
 
 #[test]

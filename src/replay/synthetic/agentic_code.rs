@@ -25,6 +25,11 @@ pub(super) const WORKLOAD: Descriptor = Descriptor {
             meaning: "sessions at a time: the knee of the source's best policy",
         },
         Parameter { name: "requests", default: "1200", meaning: "20 for each client, about three sessions" },
+        Parameter {
+            name: "conversations",
+            default: "0",
+            meaning: "conversations that may begin, 0 for as many as `requests` take",
+        },
         Parameter { name: "ramp", default: "30", meaning: "seconds over which the clients begin" },
         Parameter {
             name: "system",

@@ -3,14 +3,13 @@
 //!
 //! Source: ours.
 
-use super::Descriptor;
 use super::parameters::{Parameter, Values};
+use super::{Built, Descriptor};
 use crate::replay::draw;
 use crate::replay::names::{Kind, name};
 use crate::replay::pace::seconds;
 use crate::replay::workload::{Request, TraceError, Workload};
 use crate::rng::{PickRng, for_request};
-use crate::scheduling::plugin::ParamError;
 use crate::sim::content::Piece;
 
 /// Registry entry.
@@ -49,7 +48,7 @@ struct Burst {
     offsets: Vec<f64>,
 }
 
-fn build(values: &Values<'_>, seed: u64) -> Result<Box<dyn Workload>, ParamError> {
+fn build(values: &Values<'_>, seed: u64) -> Built {
     let every = values.number("every", 0.001..=1e6)?;
     Ok(Box::new(Burst {
         bursts: values.whole("bursts", 1..=1_000_000)?.into(),

@@ -26,6 +26,8 @@ const VOLATILE_TOKENS: u32 = 32;
 struct Shape {
     clients: u64,
     requests: u64,
+    /// Conversations that may begin.
+    conversations: u64,
     /// Seconds over which the clients begin.
     ramp: f64,
     system: u32,
@@ -66,11 +68,15 @@ pub(super) struct Conversations {
 }
 
 impl Conversations {
-    /// Reads `clients`, `requests`, `ramp`, `system`, `dynamic`, `turns`, `input`, `output`, `think`, `context` and `volatile`.
+    /// Reads `clients`, `requests`, `conversations`, `ramp`, `system`, `dynamic`, `turns`, `input`, `output`, `think`, `context` and `volatile`.
     pub(super) fn read(values: &Values<'_>, seed: u64) -> Result<Self, ParamError> {
         let shape = Shape {
             clients: values.whole("clients", 1..=1_000_000)?.into(),
             requests: values.whole("requests", 1..=1_000_000_000)?.into(),
+            conversations: match values.whole("conversations", 0..=1_000_000_000)? {
+                0 => u64::MAX,
+                conversations => conversations.into(),
+            },
             ramp: values.number("ramp", 0.0..=86_400.0)?,
             system: values.tokens("system", 0)?,
             dynamic: values.spread("dynamic", 0.0..=MAX_TOKENS)?,
@@ -90,8 +96,12 @@ impl Conversations {
         Ok(Self { shape, seed, clients: 0, conversations: 0, number: 0, open: HashMap::new() })
     }
 
-    fn begin(&mut self) -> Conversation {
+    /// A new one, when there may be more.
+    fn begin(&mut self) -> Option<Conversation> {
         let number = self.conversations;
+        if number >= self.shape.conversations {
+            return None;
+        }
         self.conversations += 1;
         let shape = &self.shape;
         let mut rng = for_request(self.seed, number);
@@ -106,7 +116,7 @@ impl Conversations {
         let said: Vec<Part> = said.into_iter().filter(|part| part.piece.tokens > 0).collect();
         let turns = shape.turns.draw_whole(&mut rng, 1).into();
         let answer = Piece::new(0, 0);
-        Conversation { number, turn: 0, turns, said, said_tokens: shape.system + dynamic, answer, rng }
+        Some(Conversation { number, turn: 0, turns, said, said_tokens: shape.system + dynamic, answer, rng })
     }
 
     /// The next turn of `conversation`, or the first one of a new conversation when that is over or its context full.
@@ -115,11 +125,11 @@ impl Conversations {
             return None;
         }
         if conversation.turn >= conversation.turns {
-            conversation = self.begin();
+            conversation = self.begin()?;
         }
         let (mut input, mut output) = self.lengths(&mut conversation);
         if self.tokens_after(&conversation, input, output) > u64::from(self.shape.context) {
-            conversation = self.begin();
+            conversation = self.begin()?;
             (input, output) = self.lengths(&mut conversation);
         }
         let request = self.number;
@@ -158,7 +168,7 @@ impl Workload for Conversations {
         let at = seconds(self.shape.ramp * self.clients as f64 / self.shape.clients as f64);
         self.clients += 1;
         let conversation = self.begin();
-        Ok(self.ask(conversation, at))
+        Ok(conversation.and_then(|conversation| self.ask(conversation, at)))
     }
 
     fn ended(&mut self, number: u64, now: Timestamp) -> Option<Request> {
@@ -171,6 +181,16 @@ impl Workload for Conversations {
     }
 
     fn total(&self) -> Option<u64> {
-        Some(self.shape.requests)
+        let Shape { requests, conversations, system, volatile, .. } = self.shape;
+        if conversations == u64::MAX {
+            return Some(requests);
+        }
+        // Otherwise it is known only when all have as many turns, none of which the context cuts off.
+        let (fewest, most) = self.shape.turns.ends();
+        let [dynamic, input, output] =
+            [&self.shape.dynamic, &self.shape.input, &self.shape.output].map(|spread| spread.ends().1);
+        let longest = f64::from(system) + f64::from(volatile) + dynamic + most * (input + output);
+        let is_known = fewest == most && longest <= f64::from(self.shape.context);
+        is_known.then(|| requests.min(conversations.saturating_mul(most.round() as u64)))
     }
 }

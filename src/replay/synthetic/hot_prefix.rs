@@ -4,13 +4,11 @@
 //! Source: the hot key of Neutree's bounded-load hashing, whose bound fails on an idle fleet, and KubeAI #519 (a quarter of all requests
 //! with one prefix went to one of hundreds of servers). They name no figures; the figures here are ours.
 
-use super::Descriptor;
 use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, system, user};
 use super::parameters::{Parameter, Values};
+use super::{Built, Descriptor};
 use crate::replay::draw;
 use crate::replay::names::{Kind, name};
-use crate::replay::workload::Workload;
-use crate::scheduling::plugin::ParamError;
 use rand::RngExt;
 
 /// Registry entry.
@@ -41,7 +39,7 @@ pub(super) const WORKLOAD: Descriptor = Descriptor {
     build,
 };
 
-fn build(values: &Values<'_>, seed: u64) -> Result<Box<dyn Workload>, ParamError> {
+fn build(values: &Values<'_>, seed: u64) -> Built {
     let keys = values.whole("keys", 1..=10_000_000)?;
     let peak = values.number("peak", 0.0..=1.0)?;
     let prefix = values.tokens("prefix", 1)?;

@@ -18,6 +18,11 @@ pub(super) const WORKLOAD: Descriptor = Descriptor {
     parameters: &[
         Parameter { name: "clients", default: "50", meaning: "chats at a time: the last of the source's stages" },
         Parameter { name: "requests", default: "1500", meaning: "300 in each of five stages at the source" },
+        Parameter {
+            name: "conversations",
+            default: "0",
+            meaning: "conversations that may begin, 0 for as many as `requests` take",
+        },
         Parameter { name: "ramp", default: "45", meaning: "seconds over which the clients begin" },
         Parameter { name: "system", default: "1000", meaning: "tokens that all conversations share" },
         Parameter {

@@ -3,13 +3,11 @@
 //!
 //! Source: ours, after the mix that llm-d's token load and context-length plugins are made for.
 
-use super::Descriptor;
 use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, user};
 use super::parameters::{MAX_TOKENS, Parameter, Values};
+use super::{Built, Descriptor};
 use crate::replay::draw;
 use crate::replay::names::{Kind, name};
-use crate::replay::workload::Workload;
-use crate::scheduling::plugin::ParamError;
 
 /// Registry entry.
 pub(super) const WORKLOAD: Descriptor = Descriptor {
@@ -34,7 +32,7 @@ pub(super) const WORKLOAD: Descriptor = Descriptor {
     build,
 };
 
-fn build(values: &Values<'_>, seed: u64) -> Result<Box<dyn Workload>, ParamError> {
+fn build(values: &Values<'_>, seed: u64) -> Built {
     let share = values.number("share", 0.0..=1.0)?;
     let long = values.spread("long", 1.0..=MAX_TOKENS)?;
     let short = values.spread("short", 1.0..=MAX_TOKENS)?;

@@ -3,13 +3,11 @@
 //!
 //! Popularity follows Zipf's law, as S-LoRA and Punica assume in their measurements; the figures are ours.
 
-use super::Descriptor;
 use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, system, user};
 use super::parameters::{MAX_TOKENS, Parameter, Values};
+use super::{Built, Descriptor};
 use crate::replay::draw::Zipf;
 use crate::replay::names::{Kind, name};
-use crate::replay::workload::Workload;
-use crate::scheduling::plugin::ParamError;
 use std::sync::Arc;
 
 /// Registry entry.
@@ -33,7 +31,7 @@ pub(super) const WORKLOAD: Descriptor = Descriptor {
     build,
 };
 
-fn build(values: &Values<'_>, seed: u64) -> Result<Box<dyn Workload>, ParamError> {
+fn build(values: &Values<'_>, seed: u64) -> Built {
     let adapters = values.whole("adapters", 1..=100_000)?;
     let popularity = Zipf::new(adapters, values.number("zipf", 0.0..=10.0)?);
     let base = values.number("base", 0.0..=1.0)?;

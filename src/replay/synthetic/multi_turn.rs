@@ -17,12 +17,17 @@ pub(super) const WORKLOAD: Descriptor = Descriptor {
     parameters: &[
         Parameter { name: "clients", default: "800", meaning: "conversations at a time" },
         Parameter { name: "requests", default: "8000", meaning: "KubeAI's number of prompts" },
+        Parameter {
+            name: "conversations",
+            default: "800",
+            meaning: "conversations that may begin, 0 for as many as `requests` take; KubeAI's number",
+        },
         Parameter { name: "ramp", default: "1", meaning: "seconds over which the clients begin" },
         Parameter { name: "system", default: "0", meaning: "tokens that all conversations share" },
         Parameter { name: "dynamic", default: "0", meaning: "tokens of each conversation's own instructions" },
         Parameter { name: "turns", default: "10", meaning: "turns of a conversation" },
-        Parameter { name: "input", default: "4..2000~89", meaning: "tokens of a question" },
-        Parameter { name: "output", default: "2..1000~76", meaning: "tokens of an answer" },
+        Parameter { name: "input", default: "4..800~89", meaning: "tokens of a question" },
+        Parameter { name: "output", default: "2..800~76", meaning: "tokens of an answer" },
         Parameter { name: "think", default: "0", meaning: "seconds from an answer to the next question" },
         Parameter {
             name: "context",

@@ -4,13 +4,11 @@
 //! over, as the generator `shared_prefix` of inference-perf does. The ladder is what llm-d publishes its precise prefix routing
 //! with: 150 × 5 prompts of 6,000 + 1,200 tokens fill 73 % of the caches of eight servers, so who scatters the groups recomputes them.
 
-use super::Descriptor;
 use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, system, user};
 use super::parameters::{Parameter, Values};
+use super::{Built, Descriptor};
 use crate::replay::names::{Kind, name, name_of_pair};
-use crate::replay::workload::Workload;
 use crate::rng::for_request;
-use crate::scheduling::plugin::ParamError;
 use rand::seq::SliceRandom;
 
 /// Registry entry of the ladder.
@@ -63,7 +61,7 @@ pub(super) const SYNTHETIC: Descriptor = Descriptor {
     build,
 };
 
-fn build(values: &Values<'_>, seed: u64) -> Result<Box<dyn Workload>, ParamError> {
+fn build(values: &Values<'_>, seed: u64) -> Built {
     // A million prompts are 8 MB of order.
     let groups = values.whole("groups", 1..=1_000_000)?;
     let prompts = values.whole("prompts", 1..=1_000_000 / groups)?;

@@ -1,6 +1,7 @@
 use super::*;
 use crate::clock::Timestamp;
-use crate::replay::workload::{Request, Role};
+use crate::replay::workload::{Part, Request, Role};
+use crate::sim::content::Piece;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::time::Duration;
@@ -48,6 +49,10 @@ fn played(workload: &mut dyn Workload, limit: usize, most_in_flight: usize) -> V
 
 fn all(spelling: &str) -> Vec<Request> {
     played(&mut *built(spelling), usize::MAX, usize::MAX)
+}
+
+fn pieces(parts: &[Part]) -> Vec<Piece> {
+    parts.iter().map(|part| part.piece).collect()
 }
 
 fn mean(of: impl Iterator<Item = f64>) -> f64 {
@@ -101,6 +106,8 @@ fn all_requests_are_given_and_numbers_have_no_gaps() {
         ("unique:stages=2x3/0x5/1x4,cv=0", 10),
         ("burst:bursts=3,size=7", 21),
         ("interactive-chat:requests=777", 777),
+        ("multi-turn:conversations=9,clients=4", 90),
+        ("multi-turn:conversations=9,clients=40,requests=50", 50),
         ("agentic-code:clients=5,requests=3", 3),
     ] {
         let mut workload = built(spelling);
@@ -159,7 +166,7 @@ fn misspelt_workloads_are_refused() {
         ("burst:prompt=-1", "`prompt` is -1; a whole number from 1 to 10000000 is allowed"),
         ("burst:within=16", "`within` is 16; a number from 0 to 15 is allowed"),
         ("multi-turn:volatile=maybe", "`volatile` is maybe; true or false is allowed"),
-        ("multi-turn:context=2000", "`context` is 2000; at least 3000 is allowed, so that the first turn fits"),
+        ("multi-turn:context=1000", "`context` is 1000; at least 1600 is allowed, so that the first turn fits"),
         (
             "multi-turn:input=0..5",
             "`input` is 0..5; 300, 10..1000, 10..1000~300~150 or normal:10..1000~300~150 are spellings, \
@@ -233,7 +240,7 @@ fn a_turn_quotes_everything_before_it() {
         assert_eq!(request.prompt[0], requests[0].prompt[0], "one shared part");
     }
     assert!(turns > 150, "{turns}");
-    assert_eq!(requests.iter().map(|r| r.prompt[1]).collect::<HashSet<_>>().len(), last.len());
+    assert_eq!(requests.iter().map(|r| r.prompt[1].piece).collect::<HashSet<_>>().len(), last.len());
 }
 
 #[test]
@@ -264,8 +271,8 @@ fn a_volatile_head_is_new_in_every_prompt() {
     assert!(requests.iter().all(|r| r.prompt[0].piece.tokens == 32 && r.prompt[1] == requests[0].prompt[1]));
     let without = all("agentic-code:clients=4,requests=100");
     assert_eq!(without.len(), requests.len());
-    let rest = |r: &Request| (r.session, r.prompt[1..].to_vec());
-    let bare: HashSet<_> = without.iter().map(|r| (r.session, r.prompt.clone())).collect();
+    let rest = |r: &Request| (r.session, pieces(&r.prompt[1..]));
+    let bare: HashSet<_> = without.iter().map(|r| (r.session, pieces(&r.prompt))).collect();
     assert!(requests.iter().filter(|r| bare.contains(&rest(r))).count() > 90, "the rest is as without it");
 }
 
@@ -279,7 +286,8 @@ fn conversations_stay_within_the_context() {
 #[test]
 fn multi_turn_has_the_published_means() {
     let requests = all("multi-turn");
-    assert_eq!(requests.len(), 8_000);
+    assert_eq!((requests.len(), built("multi-turn").total()), (8_000, Some(8_000)));
+    assert_eq!(built("multi-turn:turns=5..15").total(), None);
     let prompt = mean(requests.iter().map(|r| r.prompt_tokens().into()));
     let answer = mean(requests.iter().map(|r| r.answer.tokens.into()));
     assert!(is_near(prompt, 832.0, 0.03), "{prompt}");
@@ -369,6 +377,6 @@ fn a_burst_is_equal_prompts_at_once() {
         assert!(requests.iter().all(|r| r.at.since(begin) <= Duration::from_millis(200)));
         assert!(requests.last().unwrap().at.since(requests[0].at) > Duration::from_millis(100));
     }
-    let prompts: HashSet<_> = requests.iter().map(|r| r.prompt.clone()).collect();
+    let prompts: HashSet<_> = requests.iter().map(|r| pieces(&r.prompt)).collect();
     assert_eq!(prompts.len(), 4);
 }

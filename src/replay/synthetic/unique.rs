@@ -1,11 +1,9 @@
 //! `unique`: prompts that share nothing. Caches are of no use, so a policy can only win by balancing, and loses by looking for prefixes.
 
-use super::Descriptor;
 use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, user};
 use super::parameters::{Parameter, Values};
+use super::{Built, Descriptor};
 use crate::replay::names::{Kind, name};
-use crate::replay::workload::Workload;
-use crate::scheduling::plugin::ParamError;
 
 /// Registry entry.
 pub(super) const WORKLOAD: Descriptor = Descriptor {
@@ -28,7 +26,7 @@ pub(super) const WORKLOAD: Descriptor = Descriptor {
     build,
 };
 
-fn build(values: &Values<'_>, seed: u64) -> Result<Box<dyn Workload>, ParamError> {
+fn build(values: &Values<'_>, seed: u64) -> Built {
     let input = values.spread("input", 1.0..=super::parameters::MAX_TOKENS)?;
     let output = values.spread("output", 1.0..=super::parameters::MAX_TOKENS)?;
     let arrivals = Arrivals::read(values, 0.0, seed)?;

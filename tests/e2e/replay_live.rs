@@ -1,0 +1,183 @@
+//! Workloads played through the real Envoy and the picker to simulated servers.
+
+use crate::shipped::by_header;
+use crate::support::attache::AttacheProcess;
+use crate::support::client;
+use crate::support::envoy::EnvoyProcess;
+use crate::support::sim::SimProcess;
+use attache::clock::Timestamp;
+use attache::replay::live::{LiveApi, LiveConfig, LiveOutcome, play};
+use attache::replay::pace::Closed;
+use attache::replay::served::{Ending, Sample, Served};
+use attache::replay::synthetic;
+use attache::replay::workload::Workload;
+use attache::replay::world::Observer;
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+#[derive(Default)]
+struct Seen {
+    served: Vec<Served>,
+    /// Cancelled by the first request that ends.
+    stop: CancellationToken,
+    stops: bool,
+}
+
+impl Observer for Seen {
+    fn served(&mut self, served: &Served) {
+        self.served.push(*served);
+        if self.stops {
+            self.stop.cancel();
+        }
+    }
+
+    fn sampled(&mut self, _: Timestamp, _: &[Sample]) {}
+}
+
+fn through(envoy: &EnvoyProcess) -> LiveConfig {
+    LiveConfig {
+        timeout: Duration::from_secs(60),
+        ..LiveConfig::new(format!("http://{}", envoy.listener("inference")))
+    }
+}
+
+fn workload(spelling: &str) -> Box<dyn Workload> {
+    synthetic::build(spelling, 1).expect("a workload")
+}
+
+async fn played(config: &LiveConfig, mut workload: Box<dyn Workload>) -> (LiveOutcome, Vec<Served>) {
+    let mut seen = Seen::default();
+    let stop = seen.stop.clone();
+    let outcome = play(config, &mut *workload, &mut seen, &stop).await.expect("a run");
+    (outcome, seen.served)
+}
+
+/// Requests that run or wait, on all servers together.
+async fn load(servers: &[SocketAddr]) -> u64 {
+    let mut all = 0;
+    for server in servers {
+        let page = client::get(*server, "/load").await.expect("an answer").json();
+        all += page["server_load"].as_u64().expect("a number");
+    }
+    all
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_workload_is_answered_and_repeated_prompts_are_found_in_the_caches() {
+    let sim = SimProcess::start(3, &["--model", "sim-8b", "--speed", "100"]).await;
+    let picker = AttacheProcess::start(&sim.servers, &[]).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let ports: BTreeSet<String> = sim.servers.iter().map(|server| server.port().to_string()).collect();
+    // 4 groups of 3 prompts, 48 requests: each prompt four times.
+    let spelling = "shared-prefix:groups=4,prompts=3,system=512,question=64,output=8,stages=48x1,cv=0";
+    for (seed, api) in [(1, LiveApi::Completions), (2, LiveApi::Chat)] {
+        let config = LiveConfig { api, seed, ..through(&envoy) };
+        let (outcome, seen) = played(&config, workload(spelling)).await;
+        assert_eq!(outcome.sent, outcome.answered, "{outcome:?}");
+        assert!(outcome.sent >= 40 && seen.len() as u64 == outcome.sent, "{outcome:?}");
+        assert_eq!(outcome.model, "sim-8b", "asked through the gateway");
+        for served in &seen {
+            assert_eq!((served.ending, served.generated_tokens), (Ending::Answered, 8));
+            let beside = if api == LiveApi::Chat { 14 } else { 0 };
+            assert_eq!(served.prompt_tokens, 576 + beside, "the text has the tokens that the workload says");
+            assert!(served.first_token.is_some_and(|first| first <= served.total), "{served:?}");
+            let place = served.endpoint.and_then(|at| outcome.endpoints.get(at as usize)).expect("a server");
+            assert!(ports.contains(place), "{place}");
+        }
+        let distinct: BTreeSet<&String> = outcome.endpoints.iter().collect();
+        assert_eq!(distinct.len(), outcome.endpoints.len(), "{outcome:?}");
+        // Three servers can hold each of twelve prompts, so at least 12 of 48 are a repetition wherever they go.
+        let repeated = seen.iter().filter(|served| served.cached_tokens >= 512).count();
+        assert!(repeated >= 12, "{repeated} of {} found their prompt: {seen:?}", seen.len());
+    }
+    envoy.assert_picker_was_correct().await;
+    picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_wait_are_never_more_than_there_are() {
+    let sim = SimProcess::start(2, &["--model", "sim-8b"]).await;
+    let picker = AttacheProcess::start(&sim.servers, &[]).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let inner = workload("shared-prefix:groups=4,prompts=3,system=128,question=32,output=12,stages=30x1,cv=0");
+    let closed = Box::new(Closed::new(inner, 3, Duration::ZERO));
+    let config = through(&envoy);
+    let done = CancellationToken::new();
+    let looking = async {
+        let mut most = 0;
+        while !done.is_cancelled() {
+            most = most.max(load(&sim.servers).await);
+        }
+        most
+    };
+    let playing = async {
+        let result = played(&config, closed).await;
+        done.cancel();
+        result
+    };
+    let ((outcome, seen), most) = tokio::join!(playing, looking);
+    assert_eq!((outcome.answered, outcome.most_in_flight), (outcome.sent, 3), "{outcome:?}");
+    assert!(outcome.sent >= 20 && (1..=3).contains(&most), "{most} at a time, {outcome:?}");
+    // As clients see it: whoever sends the next request has had an answer.
+    for served in &seen {
+        let ended = served.at.after(served.total);
+        let open = seen.iter().filter(|other| other.at < ended && served.at < other.at.after(other.total));
+        let beside = open.filter(|other| other.at <= served.at).count();
+        assert!(beside <= 3, "{beside} under way when {served:?} came");
+    }
+    envoy.assert_picker_was_correct().await;
+    picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_picker_and_envoy_refuse_is_counted_by_its_reason() {
+    let draining = "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  endpoints: \
+                    [{address: \"127.0.0.1:9\", draining: true}]\n";
+    let picker = AttacheProcess::configured(draining).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let config = LiveConfig { model: Some("sim-8b".to_owned()), ..through(&envoy) };
+    let few = "unique:qps=20,seconds=0.5,cv=0,input=200,output=50";
+    let (outcome, seen) = played(&config, workload(few)).await;
+    assert!(outcome.sent > 0 && outcome.refused == outcome.sent, "{outcome:?}");
+    assert_eq!(outcome.failures, [("status 503 (no_ready_endpoint)".to_owned(), outcome.sent)].into());
+    assert!(seen.iter().all(|served| served.ending == Ending::Refused && served.endpoint.is_none()), "{seen:?}");
+
+    let unasked = LiveConfig { model: None, ..config };
+    let error = play(&unasked, &mut *workload(few), &mut Seen::default(), &CancellationToken::new()).await;
+    assert!(error.is_err_and(|error| error.to_string().contains("got status 503, want 200")));
+    picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_that_break_are_lost() {
+    // At the model's own speed, so that what came before the break is long on its way to the client.
+    let faults = r#"{"cut_after_tokens": 20}"#;
+    let sim = SimProcess::start(1, &["--model", "sim-8b", "--faults", faults]).await;
+    let picker = AttacheProcess::start(&sim.servers, &[]).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let (outcome, seen) =
+        played(&through(&envoy), workload("unique:qps=20,seconds=0.5,cv=0,input=200,output=50")).await;
+    assert!(outcome.sent > 0, "{outcome:?}");
+    assert_eq!(outcome.lost, outcome.sent, "{outcome:?}");
+    assert_eq!(outcome.failures.values().sum::<u64>(), outcome.lost, "{outcome:?}");
+    assert!(seen.iter().all(|served| served.first_token.is_some() && served.generated_tokens <= 20), "{seen:?}");
+    picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_ends_a_long_run_and_leaves_nothing_behind() {
+    let sim = SimProcess::start(2, &["--model", "sim-8b", "--speed", "100"]).await;
+    let picker = AttacheProcess::start(&sim.servers, &[]).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let mut seen = Seen { stops: true, ..Seen::default() };
+    let stop = seen.stop.clone();
+    // An hour of requests; the first answer stops it.
+    let mut hour = workload("unique:qps=20,seconds=3600,input=200,output=50");
+    let outcome = play(&through(&envoy), &mut *hour, &mut seen, &stop).await.expect("a run");
+    assert!(outcome.stopped && outcome.sent < 1_000, "{outcome:?}");
+    assert_eq!(outcome.answered + outcome.refused + outcome.lost + outcome.cut, outcome.sent, "{outcome:?}");
+    assert_eq!(seen.served.len() as u64, outcome.sent - outcome.cut);
+    picker.assert_settled().await;
+}
