@@ -68,7 +68,15 @@ async fn measure(addresses: &[SocketAddr], settings: ScrapeSettings) -> Option<(
     let stats = scraper.stats();
     let writer = PoolWriter::new(vec![SourceId(0)]);
     let tasks = [
-        tokio::spawn(publish::run(writer, received, store, |_| {}, tell, shutdown.clone())),
+        tokio::spawn(publish::run(
+            writer,
+            received,
+            store,
+            |_| {},
+            tell,
+            attache::record::PoolTape::default(),
+            shutdown.clone(),
+        )),
         tokio::spawn(static_source::run(SourceId(0), specs, events, shutdown.clone())),
         tokio::spawn(scraper.run(shutdown.clone())),
     ];

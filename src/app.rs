@@ -16,6 +16,7 @@ use crate::health::{self, Health, Readiness};
 use crate::pool::writer::SourceId;
 use crate::pool::{PoolEvent, PoolWriter, SnapshotStore};
 use crate::prompt::memo::{DEFAULT_MEMO_BYTES, SegmentCache};
+use crate::record::{RecordSettings, Recorder};
 use crate::rng;
 use crate::scheduling::choice::StrategySpec;
 use crate::scheduling::{Choices, Pool, Router, Scheduler};
@@ -51,16 +52,21 @@ pub struct Reload {
     pub load: Box<dyn Fn() -> Option<Settings> + Send>,
 }
 
-/// Runs the picker until it is told to end. Logs must be set up; `logs` changes their level.
+/// Runs the picker until it is told to end, and records it if `record` says so. Logs must be set up; `logs` changes their level.
 ///
 /// # Errors
-/// When a port can't be bound, a certificate can't be read, or a thread can't be made.
-pub fn run(settings: Settings, reload: Option<Reload>, logs: LogHandle) -> anyhow::Result<()> {
+/// When a port can't be bound, a certificate can't be read, a thread can't be made, or what is served can't be recorded.
+pub fn run(
+    settings: Settings,
+    reload: Option<Reload>,
+    record: Option<RecordSettings>,
+    logs: LogHandle,
+) -> anyhow::Result<()> {
     // reqwest takes the process's provider; a second call, in tests, finds it installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
     // Feeds and admin share one thread, apart from those that serve requests.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let result = runtime.block_on(serve(settings, reload, logs));
+    let result = runtime.block_on(serve(settings, reload, record, logs));
     runtime.shutdown_background();
     result
 }
@@ -77,7 +83,12 @@ struct App {
     clock: Clock,
 }
 
-async fn serve(settings: Settings, reload: Option<Reload>, logs: LogHandle) -> anyhow::Result<()> {
+async fn serve(
+    settings: Settings,
+    reload: Option<Reload>,
+    record: Option<RecordSettings>,
+    logs: LogHandle,
+) -> anyhow::Result<()> {
     let clock = Clock::start();
     let server = settings.server.clone();
     let seed = server.seed.unwrap_or_else(rng::system_seed);
@@ -89,13 +100,15 @@ async fn serve(settings: Settings, reload: Option<Reload>, logs: LogHandle) -> a
     let metrics = Metrics::register(&mut registry);
     let views = Arc::new(PoolViews::new(clock));
     registry.register_collector(Box::new(PoolCollector(views.clone())));
-    let mut feeds = Feeds::new(clock, seed, stop.child_token());
+    let recorder = recorder(record, &settings, seed, &mut registry)?;
+    let mut feeds = Feeds::new(clock, seed, recorder.clone(), stop.child_token());
     feeds.apply(&settings.pools, &readiness).await?;
     let traces = Traces::start(&settings.telemetry)?;
     let segments = Arc::new(SegmentCache::new(DEFAULT_MEMO_BYTES, seed));
     let live = live(&settings, &feeds, &segments, &metrics, clock, &Router::default())?;
     let decisions = Decisions::new(settings.telemetry.decisions_kept);
-    let picker = Arc::new(Picker::new(live, metrics, decisions, traces.tracing(clock), seed));
+    let picker = Picker::new(live, metrics, decisions, traces.tracing(clock), seed).recorded(recorder.clone());
+    let picker = Arc::new(picker);
 
     let shutdown = Shutdown::start(
         shutdown::signals()?,
@@ -151,8 +164,32 @@ async fn serve(settings: Settings, reload: Option<Reload>, logs: LogHandle) -> a
     }
     stop.cancel();
     report_end(&picker);
+    if let Some(recorder) = recorder {
+        recorder.finish();
+    }
     traces.shutdown().await;
     Ok(())
+}
+
+/// What engines tell in KV events changes what decisions see, and no recording holds it yet.
+const NO_KV_EVENTS: &str = "a pool has `prefixCache.kvEvents`, and what engines tell can't be recorded";
+
+/// The recording that is asked for.
+fn recorder(
+    record: Option<RecordSettings>,
+    settings: &Settings,
+    seed: u64,
+    registry: &mut Registry,
+) -> anyhow::Result<Option<Arc<Recorder>>> {
+    let Some(record) = record else { return Ok(None) };
+    anyhow::ensure!(!settings.pools.iter().any(hears_kv_events), "--record can't be had here: {NO_KV_EVENTS}");
+    let recorder = Recorder::start(record, seed, settings.to_json())?;
+    recorder.register(registry);
+    Ok(Some(recorder))
+}
+
+fn hears_kv_events(pool: &PoolSettings) -> bool {
+    pool.prefix.kv_events.is_some()
 }
 
 /// What the admin pages show.
@@ -341,7 +378,12 @@ impl App {
         };
         match applied {
             Ok(live) => {
-                self.picker.reload(live);
+                if let Some(recorder) =
+                    self.picker.recorder.as_ref().filter(|_| settings.pools.iter().any(hears_kv_events))
+                {
+                    recorder.stop(NO_KV_EVENTS);
+                }
+                self.picker.reload(live, || settings.to_json());
                 // What can't change without a restart stays as it is, in the dump too.
                 self.settings = Settings {
                     server: self.settings.server.clone(),

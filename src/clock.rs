@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant, SystemTime};
 
 /// A monotonic moment in nanoseconds since the clock's origin.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Deserialize, serde::Serialize)]
 pub struct Timestamp(pub u64);
 
 impl Timestamp {

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Number of an endpoint inside its pool: given out in order of discovery and never given again while the process lives, so that
 /// state that is kept beside an endpoint (index entries, affinity) can't be inherited by a stranger at the same address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Deserialize, serde::Serialize)]
 pub struct EndpointId(pub u32);
 
 impl fmt::Display for EndpointId {

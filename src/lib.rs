@@ -18,6 +18,7 @@ pub mod pool;
 pub mod prefix;
 pub mod prompt;
 pub mod protocol;
+pub mod record;
 pub mod replay;
 pub mod rng;
 pub mod scheduling;

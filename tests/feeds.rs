@@ -169,7 +169,15 @@ impl Feeds {
             Scraper::new(store.clone(), published.clone(), scrape_settings, events.clone(), Clock::start(), 1).unwrap();
         let (stats, first_round) = (scraper.stats(), scraper.first_round());
         let tasks = vec![
-            tokio::spawn(publish::run(writer, received, store.clone(), |_| {}, tell, shutdown.clone())),
+            tokio::spawn(publish::run(
+                writer,
+                received,
+                store.clone(),
+                |_| {},
+                tell,
+                attache::record::PoolTape::default(),
+                shutdown.clone(),
+            )),
             tokio::spawn(static_source::run(SourceId(0), specs, events, shutdown.clone())),
             tokio::spawn(scraper.run(shutdown.clone())),
         ];

@@ -12,6 +12,8 @@ use crate::kv_events::{Destination, Feed, KvEventStats, Source, Subscription};
 use crate::pool::writer::SourceId;
 use crate::pool::{EndpointSpec, PoolEvent, PoolSnapshot, PoolWriter, Published, SnapshotStore};
 use crate::prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN, CacheConfig, PrefixCache};
+use crate::record::tape::Told;
+use crate::record::{PoolTape, Recorder};
 use crate::scrape::{ScrapeStats, Scraper};
 use crate::tokenize::{RemoteApi, RemotePool, RemoteSettings};
 use anyhow::Context;
@@ -30,6 +32,7 @@ pub struct Feeds {
     pools: BTreeMap<Arc<str>, PoolFeeds>,
     clock: Clock,
     seed: u64,
+    recorder: Option<Arc<Recorder>>,
     shutdown: CancellationToken,
 }
 
@@ -50,6 +53,7 @@ pub struct PoolFeeds {
     kv_events: Option<KvEvents>,
     remote: Option<Remote>,
     published: watch::Receiver<Published>,
+    tape: PoolTape,
     clock: Clock,
     names: Vec<(DnsSource, SourceId, CancellationToken)>,
     next_source: u32,
@@ -71,10 +75,10 @@ struct Remote {
 }
 
 impl Feeds {
-    /// No feeds yet. All of them end on `shutdown`.
+    /// No feeds yet. All of them end on `shutdown`, and tell `recorder` what they change.
     #[must_use]
-    pub fn new(clock: Clock, seed: u64, shutdown: CancellationToken) -> Self {
-        Self { pools: BTreeMap::new(), clock, seed, shutdown }
+    pub fn new(clock: Clock, seed: u64, recorder: Option<Arc<Recorder>>, shutdown: CancellationToken) -> Self {
+        Self { pools: BTreeMap::new(), clock, seed, recorder, shutdown }
     }
 
     /// The feeds of one pool.
@@ -101,8 +105,10 @@ impl Feeds {
                 Some(feeds) => feeds.change(pool, self.seed).await?,
                 None => {
                     let latch = readiness.latch(format!("pool `{}` discovered and scraped once", pool.name));
+                    let tape =
+                        PoolTape::begin(self.recorder.as_ref(), &pool.name, &cache_config(&pool.prefix, self.seed));
                     let feeds =
-                        PoolFeeds::start(pool, self.clock, self.seed, self.shutdown.child_token(), latch).await?;
+                        PoolFeeds::start(pool, self.clock, self.seed, tape, self.shutdown.child_token(), latch).await?;
                     self.pools.insert(pool.name.clone(), feeds);
                 }
             }
@@ -116,6 +122,7 @@ impl PoolFeeds {
         settings: &PoolSettings,
         clock: Clock,
         seed: u64,
+        tape: PoolTape,
         shutdown: CancellationToken,
         latch: Latch,
     ) -> anyhow::Result<Self> {
@@ -140,7 +147,8 @@ impl PoolFeeds {
         let prefix = Arc::new(ArcSwap::from_pointee(cache(&settings.prefix, seed)));
         let to_prepare = prefix.clone();
         let prepare = move |snapshot: &PoolSnapshot| to_prepare.load().reconcile(snapshot);
-        tokio::spawn(publish::run(writer, inbox, store.clone(), prepare, published, shutdown.clone()));
+        let stop = shutdown.clone();
+        tokio::spawn(publish::run(writer, inbox, store.clone(), prepare, published, tape.clone(), stop));
         tokio::spawn(scraper.run(shutdown.clone()));
         tokio::spawn(static_source::run(CONFIGURED, endpoints.subscribe(), events.clone(), shutdown.clone()));
         let dns_stats = Arc::default();
@@ -156,6 +164,7 @@ impl PoolFeeds {
             kv_events: None,
             remote: None,
             published: follow,
+            tape,
             clock,
             names: Vec::new(),
             next_source: 1,
@@ -248,9 +257,13 @@ impl PoolFeeds {
         self.scrape.send_if_modified(|now| replace(now, &settings.scrape));
         if replace(&mut self.prefix_settings, &settings.prefix) {
             // Other blocks, other keys: what was known says nothing any more.
-            let cache = cache(&settings.prefix, seed);
-            cache.reconcile(&self.store.load());
-            self.prefix.store(Arc::new(cache));
+            let config = cache_config(&settings.prefix, seed);
+            let cache = PrefixCache::new(&config);
+            self.tape.change(|tell| {
+                tell(Told::Cache(&config));
+                cache.reconcile(&self.store.load());
+                self.prefix.store(Arc::new(cache));
+            });
             self.hear(seed).await?;
             self.ask(&settings.name, seed)?;
         }
@@ -287,17 +300,21 @@ fn subscription(settings: &KvEventSettings, block_size: u32) -> anyhow::Result<S
 }
 
 pub(super) fn cache(settings: &PrefixSettings, seed: u64) -> PrefixCache {
+    PrefixCache::new(&cache_config(settings, seed))
+}
+
+fn cache_config(settings: &PrefixSettings, seed: u64) -> CacheConfig {
     let unit = match settings.tokenizer {
         TokenizerSettings::Characters => BlockUnit::Bytes(settings.block_size * CHARACTERS_PER_TOKEN),
         _ => BlockUnit::Tokens(settings.block_size),
     };
-    PrefixCache::new(&CacheConfig {
+    CacheConfig {
         unit,
         max_bytes: settings.max_bytes,
         tenant_share: settings.tenant_share,
         claim_life: settings.claim_life,
         seed,
-    })
+    }
 }
 
 fn replace<T: Clone + PartialEq>(now: &mut T, new: &T) -> bool {

@@ -4,6 +4,7 @@
 use crate::config::Overrides;
 use crate::config::aibrix_env::AibrixEnv;
 use crate::config::units::parse_duration;
+use crate::record::{DEFAULT_MAX_BYTES, RecordSettings};
 use clap::{Args, ValueEnum};
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -148,6 +149,12 @@ pub struct RunArgs {
     /// Decisions kept for the page `/decisions` [default: 256]
     #[arg(long, value_name = "N", env = "ATTACHE_DECISIONS_KEPT", help_heading = "What is told")]
     pub decisions_kept: Option<usize>,
+    /// Write what is seen and decided to this file, without any text of prompts, for `attache replay --from-record`
+    #[arg(long, value_name = "FILE", env = "ATTACHE_RECORD", help_heading = "What is told")]
+    pub record: Option<PathBuf>,
+    /// End the recording before its file gets longer than this, bytes
+    #[arg(long, value_name = "N", env = "ATTACHE_RECORD_MAX_BYTES", default_value_t = DEFAULT_MAX_BYTES, help_heading = "What is told")]
+    pub record_max_bytes: u64,
 }
 
 impl RunArgs {
@@ -155,6 +162,13 @@ impl RunArgs {
     #[must_use]
     pub fn has_something_to_serve(&self) -> bool {
         self.config_file.is_some() || self.config_text.is_some() || !self.endpoints.is_empty()
+    }
+
+    /// The recording that is asked for.
+    #[must_use]
+    pub fn record(&self) -> Option<RecordSettings> {
+        let path = self.record.clone()?;
+        Some(RecordSettings { path, max_bytes: self.record_max_bytes })
     }
 
     /// The values that outrank the file.

@@ -5,6 +5,7 @@ use super::source::ReloadSource;
 use super::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_USAGE, colour};
 use crate::app::{self, Reload};
 use crate::config::Settings;
+use crate::record::RecordSettings;
 use crate::telemetry;
 use std::process::ExitCode;
 
@@ -29,7 +30,7 @@ pub(super) fn run(args: &RunArgs) -> ExitCode {
         eprint!("{}", reading.render(colour()));
     }
     let Some(settings) = reading.settings else { return ExitCode::from(EXIT_CONFIG) };
-    match serve(settings, source) {
+    match serve(settings, source, args.record()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -39,10 +40,10 @@ pub(super) fn run(args: &RunArgs) -> ExitCode {
 }
 
 /// Serves until asked to end.
-fn serve(settings: Settings, source: ReloadSource) -> anyhow::Result<()> {
+fn serve(settings: Settings, source: ReloadSource, record: Option<RecordSettings>) -> anyhow::Result<()> {
     let logs = telemetry::logs::init(&settings.telemetry.log_filter, settings.telemetry.log_json)?;
     let reload = source.path.clone().map(|path| Reload { path, load: Box::new(move || reread(&source)) });
-    app::run(settings, reload, logs)
+    app::run(settings, reload, record, logs)
 }
 
 /// Reads the configuration again; what is wrong with it is logged, and the old one stays.

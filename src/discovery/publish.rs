@@ -1,6 +1,8 @@
 //! The pool's writer task: the only one that changes what requests see.
 
 use crate::pool::{PoolEvent, PoolSnapshot, PoolWriter, Published, SnapshotStore};
+use crate::record::PoolTape;
+use crate::record::tape::Told;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -16,21 +18,34 @@ pub const PUBLISH_INTERVAL: Duration = Duration::from_millis(10);
 const BATCH: usize = 256;
 
 /// Applies `events` to `writer` and publishes what comes of them to `store`, at most every [`PUBLISH_INTERVAL`]; `prepare` sees each
-/// snapshot before any request does, and `published` follows it. Ends on `shutdown`, or when all feeds are gone.
+/// snapshot before any request does, and `published` follows it. `tape` is told of each change. Ends on `shutdown`, or when all feeds are
+/// gone.
 pub async fn run(
     mut writer: PoolWriter,
     mut events: mpsc::Receiver<PoolEvent>,
     store: Arc<SnapshotStore>,
     prepare: impl Fn(&PoolSnapshot) + Send,
     published: watch::Sender<Published>,
+    tape: PoolTape,
     shutdown: CancellationToken,
 ) {
     let publish = |writer: &mut PoolWriter| {
         if let Some(snapshot) = writer.snapshot() {
-            prepare(&snapshot);
-            store.publish(snapshot);
+            tape.change(|tell| {
+                tell(Told::Publish);
+                prepare(&snapshot);
+                store.publish(snapshot);
+            });
             published.send_replace(writer.published());
         }
+    };
+    let take_in = |writer: &mut PoolWriter, batch: &mut Vec<PoolEvent>| {
+        tape.change(|tell| {
+            for event in batch.drain(..) {
+                tell(Told::Event(&event));
+                writer.apply(event);
+            }
+        });
     };
     let mut batch = Vec::with_capacity(BATCH);
     let mut not_before = Instant::now();
@@ -49,7 +64,7 @@ pub async fn run(
                 return;
             }
             Some(_) => {
-                batch.drain(..).for_each(|event| writer.apply(event));
+                take_in(&mut writer, &mut batch);
                 pending = true;
             }
             None => {

@@ -4,18 +4,22 @@ use super::head::Head;
 use super::lookup::{self, Looked};
 use super::picker::{Live, Picker};
 use super::prefix::{Asked, PoolPrefix, Tail, Warming};
+use super::recording::{Notes, Sheet};
 use crate::clock::Timestamp;
 use crate::config::settings::OnUnparseable;
 use crate::error::{Fault, Reason, RequestError};
-use crate::pool::{EndpointState, PoolSnapshot};
+use crate::pool::speed::Work;
+use crate::pool::{Endpoint, EndpointState, PoolSnapshot};
+use crate::prefix::cache::PrefixCache;
 use crate::prefix::learning::Lesson;
 use crate::protocol::{self, Api, Request};
+use crate::record::{Booked, Decided};
 use crate::rng::PickRng;
 use crate::scheduling::decision::Ranking;
 use crate::scheduling::plugin::Headers;
 use crate::scheduling::router::RouteFacts;
 use crate::scheduling::scheduler::{Explain, Subset};
-use crate::scheduling::{Choice, Chosen, Decision, PickContext, Pool, RequestFacts, Strategy};
+use crate::scheduling::{Booking, Choice, Chosen, Decision, Order, PickContext, Pool, RequestFacts, Strategy};
 use crate::telemetry::explained::Explained;
 use crate::telemetry::metrics::{Degraded, Limit, PoolMetrics};
 use rand::RngExt;
@@ -78,14 +82,14 @@ pub struct Plan {
     pub understood: bool,
     /// Estimated length of the prompt, tokens.
     pub prompt_tokens: u32,
-    /// The answer comes token by token, and its first byte with the first.
-    pub streams: bool,
     /// The model that the server is asked for; empty when unknown.
     pub target: Arc<str>,
     /// Tokens of the prompt that the first pick is thought to hold, what is on its way there included.
     pub matched_tokens: u32,
-    /// What is learned from the prompt, when anything is.
-    pub lesson: Option<Taught>,
+    /// What the first pick has booked for the request.
+    pub booked: Option<Booked>,
+    /// What the keys of the answer follow from, when they are learned.
+    pub tail: Option<(Arc<PoolPrefix>, Tail)>,
     /// The model that the client asked for, when the server is asked for another.
     pub renamed_from: Option<Arc<str>>,
     /// The body to send in place of what was seen of the client's.
@@ -114,6 +118,14 @@ pub struct Taught {
     pub lesson: Lesson,
     /// What the answer goes on from.
     pub tail: Option<Tail>,
+}
+
+impl Taught {
+    /// What is learned of the caches, and what the answer goes on from.
+    fn apart(self) -> (Option<(Arc<PrefixCache>, Lesson)>, Option<(Arc<PoolPrefix>, Tail)>) {
+        let Self { prefix, lesson, tail } = self;
+        (Some((prefix.cache.clone(), lesson)), tail.map(|tail| (prefix, tail)))
+    }
 }
 
 /// What comes of a question.
@@ -146,17 +158,19 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
     let estimated = request.as_ref().map_or(0, |r| r.prompt.estimated_tokens().0);
     let priority = q.head.objective().filter(|_| live.exchange.trust_client_headers);
     let priority = priority.and_then(|o| live.exchange.objectives.get(o)).copied().unwrap_or(0);
+    let notes = Notes::of(picker, q);
+    let headers = notes.as_ref().map_or_else(|| Headers::of(q.head), Notes::headers);
     let facts = RequestFacts {
         model: &target,
         prompt_tokens: estimated,
         max_tokens: request.as_ref().and_then(|r| r.max_tokens),
         priority,
         // What is asked for on a path that we don't know is not refused, whatever its headers say.
-        headers: if q.api == Api::Other && request.is_none() { Headers::default() } else { Headers::of(q.head) },
+        headers: if q.api == Api::Other && request.is_none() { Headers::default() } else { headers },
         prompt: request.as_ref().map(|r| &r.prompt),
+        digests: notes.as_ref().map(|n| &n.digests),
     };
     let Chosen { choice, profile, filter } = pool.scheduler.choices.choose(&facts)?;
-    let snapshot = pool.store.load();
     let asking = Asked { api: q.api, body, content_type: q.head.content_type(), target: &target };
     let prefix = live.prefix(position).filter(|_| choice.strategy.reads().prefix);
     let prepare = |prefix| lookup::prepare(picker, prefix, q, asking, request.as_ref());
@@ -164,12 +178,41 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
         Ok(prepared) => prepared.flatten(),
         Err(warming) => return Ok(Step::Warm(warming)),
     };
+    let settings = live.exchange.explain;
+    let log = settings.log_ratio > 0.0 && rng.random_bool(settings.log_ratio.min(1.0));
+    let explain = if log || settings.metadata { Explain::Yes } else { Explain::No };
+    // From here to the booking it is one step of the recording.
+    let mut sheet = Sheet::begin(picker, rng);
+    let snapshot = pool.store.load();
     let looked = prepared.as_ref().map(|p| Looked::up(picker, live, p, q, asking, &snapshot)).transpose();
-    let looked = match looked {
+    let mut looked = match looked {
         Ok(looked) => looked.flatten(),
         Err(warming) => return Ok(Step::Warm(warming)),
     };
     let prompt_tokens = looked.as_ref().map_or(estimated, Looked::prompt_tokens);
+    let streams = q.api.first_byte_is_first_token() && request.as_ref().is_some_and(|r| r.stream);
+    let streams = streams || !q.api.generates();
+    if let Some(sheet) = &mut sheet {
+        let prompt = looked.as_mut().map(|l| l.recorded(q));
+        sheet.asks(|line| {
+            *line = Decided {
+                at: q.now,
+                live: live.number,
+                pool: pool.name.clone(),
+                model: target.clone(),
+                readable: request.is_some(),
+                estimated,
+                max_tokens: facts.max_tokens,
+                priority,
+                subset: q.subset.map(|s| s.entries().collect()),
+                policy: picker.policies.of(&target),
+                prompt,
+                streams,
+                strategy: choice.name.clone(),
+                ..std::mem::take(line)
+            };
+        });
+    }
     let cx = PickContext {
         now: q.now,
         request: RequestFacts { prompt_tokens, ..facts },
@@ -180,15 +223,26 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
         policy: picker.policies.of(&target),
         preview: false,
     };
-    let settings = live.exchange.explain;
-    let log = settings.log_ratio > 0.0 && rng.random_bool(settings.log_ratio.min(1.0));
-    let explain = if log || settings.metadata { Explain::Yes } else { Explain::No };
     let previous = q.response_id.or_else(|| request.as_ref().and_then(|r| r.previous_response_id.as_deref()));
-    let decision = match preset(picker, live, q, &cx, &pool.name, previous)? {
-        Some(decision) => decision,
-        None => schedule(picker, live, pool, &choice, request.is_some(), |strategy| {
-            pool.scheduler.decide(strategy, &cx, q.subset, explain, rng)
-        })?,
+    let named = preset(picker, live, q, &cx, &pool.name, previous)?;
+    let is_preset = named.is_some();
+    let decision = match named {
+        Some(decision) => Ok(decision),
+        None => {
+            let rng = sheet.as_mut().map_or(rng, |sheet| &mut sheet.rng);
+            schedule(picker, live, pool, &choice, request.is_some(), |strategy| {
+                pool.scheduler.decide(strategy, &cx, q.subset, explain, rng)
+            })
+        }
+    };
+    let decision = match decision {
+        Ok(decision) => decision,
+        Err(error) => {
+            if let Some(sheet) = sheet {
+                sheet.refused(notes.as_ref(), &error);
+            }
+            return Err(error);
+        }
     };
     if log {
         Explained { pool: &pool.name, strategy: &choice.name, model: &target, prompt_tokens, decision: &decision }
@@ -203,14 +257,27 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
     if decision.ejection_ignored {
         picker.metrics.degraded(Degraded::AllEjected);
     }
-    let learned = looked.map(|l| l.learn(&decision, q));
+    let (matched_tokens, taught) = looked.map(|l| l.learn(&decision, q)).unzip();
+    let (matched_tokens, understood) = (matched_tokens.unwrap_or(0), request.is_some());
+    let (lesson, tail) = taught.map_or((None, None), Taught::apart);
+    let booked = decision.picks.first().map(|picked| {
+        let asking = Asking { prompt_tokens, matched_tokens, target: &target, understood, streams };
+        let book = || book(pool, &snapshot, picked, &asking, lesson, q.now);
+        match sheet {
+            Some(mut sheet) => {
+                sheet.asks(|line| line.preset = is_preset);
+                sheet.booked(notes.as_ref(), &decision, matched_tokens, book)
+            }
+            None => Booked::new(book(), None),
+        }
+    });
     Ok(Step::Decided(Box::new(Plan {
         decision,
-        matched_tokens: learned.as_ref().map_or(0, |(matched, _)| *matched),
-        lesson: learned.map(|(_, taught)| taught),
+        matched_tokens,
+        booked,
+        tail,
         metrics: live.pool_metrics.get(position).cloned(),
-        understood: request.is_some(),
-        streams: q.api.first_byte_is_first_token() && request.as_ref().is_some_and(|r| r.stream),
+        understood,
         prompt_tokens,
         renamed_from: renamed.map(|m| (&*m.name).into()),
         new_body,
@@ -220,6 +287,35 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
         pool: pool.clone(),
         target,
     })))
+}
+
+/// Counts what the request will have its endpoint compute.
+fn book(
+    pool: &Pool,
+    snapshot: &PoolSnapshot,
+    picked: &Arc<Endpoint>,
+    request: &Asking<'_>,
+    lesson: Option<(Arc<PrefixCache>, Lesson)>,
+    now: Timestamp,
+) -> Booking {
+    let state = snapshot.position(picked.spec.address).and_then(|p| snapshot.get(p));
+    let fresh = state.and_then(|s| s.fresh_metrics(now, pool.stale_after));
+    let work = Work {
+        prompt_tokens: request.prompt_tokens,
+        uncached_tokens: request.prompt_tokens.saturating_sub(request.matched_tokens),
+        adapter_cold: fresh.and_then(|m| m.lora.as_ref()).is_some_and(|l| l.lacks(request.target)),
+    };
+    let order = Order { work, understood: request.understood, streams: request.streams, lesson };
+    Booking::new(picked.clone(), fresh, order, now)
+}
+
+/// What a booking needs of a request.
+struct Asking<'a> {
+    prompt_tokens: u32,
+    matched_tokens: u32,
+    target: &'a str,
+    understood: bool,
+    streams: bool,
 }
 
 /// Reads the body; `None` when there is nothing to read, or nothing that can be read and the request is routed all the same.

@@ -452,15 +452,15 @@ impl Exchange {
         (response, Some(metadata::destination(&value, &scores)))
     }
 
-    fn begin_routed(&mut self, plan: Plan, now: Timestamp) {
+    fn begin_routed(&mut self, mut plan: Plan, now: Timestamp) {
         self.settle(if plan.understood { Outcome::Routed } else { Outcome::Skipped });
-        let Some(picked) = plan.decision.picks.first().cloned() else { return };
+        let Some(booked) = plan.booked.take() else { return };
         if let Some(span) = &mut self.span {
-            span.decided(&plan.target, &picked.authority, plan.decision.reason, now);
+            span.decided(&plan.target, &booked.endpoint().authority, plan.decision.reason, now);
         }
         let keep_id = self.picker.decisions.enabled();
         let request_id = if keep_id { self.head.request_id() } else { String::new() };
-        let mut routed = Routed::new(plan, picked, self.api, self.opened, now, request_id);
+        let mut routed = Routed::new(plan, booked, self.api, self.opened, request_id);
         routed.trace(self.span.take());
         routed.for_conformance(self.live.exchange.conformance_headers);
         self.routed = Some(routed);

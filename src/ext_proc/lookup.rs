@@ -8,6 +8,7 @@ use crate::prefix::cache::Found;
 use crate::prefix::key::BlockKeys;
 use crate::prefix::learning::Lesson;
 use crate::protocol::Request;
+use crate::record;
 use crate::scheduling::Decision;
 use crate::telemetry::metrics::Degraded;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -92,9 +93,30 @@ impl<'p> Looked<'p> {
         self.found.prompt_tokens(&self.request.prompt)
     }
 
+    /// The prompt as a recording holds it.
+    pub(super) fn recorded(&mut self, q: &Question<'_>) -> record::Looked {
+        let prompt = &self.request.prompt;
+        record::Looked {
+            keys: self.keys.upto(0).to_vec(),
+            cold: self.keys.is_cold(),
+            own_keys: self.found.has_own_keys(),
+            skips_cache: self.request.skips_cache,
+            text_bytes: prompt.text_bytes,
+            token_ids: prompt.token_ids,
+            media_tokens: prompt.media_tokens,
+            count: prompt.count,
+            tenant: self.tenant(q).map(record::headers::hash),
+        }
+    }
+
+    fn tenant<'h>(&self, q: &Question<'h>) -> Option<&'h str> {
+        self.prefix.tenant_header.as_deref().and_then(|name| q.head.get(name))
+    }
+
     /// The decision is made: the tokens that the first pick is thought to hold, and what is to be learned. Where caches are guessed all blocks
     /// are wanted for that, where engines tell only those that were asked for.
     pub(super) fn learn(self, decision: &Decision, q: &Question<'_>) -> (u32, Taught) {
+        let tenant = self.tenant(q).map(str::to_owned);
         let Self { prefix, request, keys, found } = self;
         let prompt = &request.prompt;
         let first = decision.picks.first().map(|e| e.id);
@@ -106,7 +128,7 @@ impl<'p> Looked<'p> {
         let (keys, tail) = if whole { keys.finish() } else { (keys.made(), None) };
         let only_text = prompt.media_tokens == 0 && prompt.token_ids == 0 && prompt.count == 1;
         let lesson = Lesson {
-            tenant: prefix.tenant_header.as_deref().and_then(|name| q.head.get(name)).map(str::to_owned),
+            tenant,
             text_bytes: if only_text { prompt.text_bytes } else { 0 },
             tells_cached: !request.skips_cache,
             ..first.map_or_else(Lesson::default, |id| found.lesson(id, keys, whole))

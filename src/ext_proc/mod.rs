@@ -17,6 +17,7 @@ pub mod metadata;
 pub mod mode;
 pub mod picker;
 pub mod prefix;
+mod recording;
 pub mod reply;
 pub mod response;
 pub mod service;

@@ -6,6 +6,7 @@ use super::prefix::PoolPrefix;
 use super::warmer::Warmer;
 use crate::config::settings::ExchangeSettings;
 use crate::limits::Limits;
+use crate::record::{Recorder, Turn};
 use crate::scheduling::plugin::Strategy;
 use crate::scheduling::{ModelPolicies, Router, scheduler};
 use crate::telemetry::decisions::Decisions;
@@ -26,6 +27,8 @@ pub struct Live {
     pub exchange: ExchangeSettings,
     /// Metrics by position of the pool in the router.
     pub pool_metrics: Vec<Arc<PoolMetrics>>,
+    /// Which configuration it is, in a recording.
+    pub number: u32,
     /// For requests that carry nothing to decide by.
     pub least_loaded: Arc<dyn Strategy>,
     /// What turns prompts into blocks, and who holds them, by position of the pool in the router.
@@ -38,7 +41,7 @@ impl Live {
     pub fn new(router: Router, limits: Limits, exchange: ExchangeSettings, metrics: &Metrics) -> Self {
         let pool_metrics = router.pools().iter().map(|p| Arc::new(metrics.pool(&p.name))).collect();
         let least_loaded = scheduler::least_loaded();
-        Self { router, limits, exchange, pool_metrics, least_loaded, prefix: Vec::new() }
+        Self { router, limits, exchange, pool_metrics, number: 0, least_loaded, prefix: Vec::new() }
     }
 
     /// With what turns the prompts of each pool into blocks, in the order of the router's pools. Without it no prompt is looked up.
@@ -73,6 +76,8 @@ pub struct Picker {
     pub policies: Arc<ModelPolicies>,
     /// Where long reading is done.
     pub warmer: Warmer,
+    /// What is told of every decision, when a recording is made.
+    pub recorder: Option<Arc<Recorder>>,
     seed: u64,
     sequence: AtomicU64,
 }
@@ -85,6 +90,7 @@ impl Picker {
             live: ArcSwap::from_pointee(live),
             policies: Arc::default(),
             warmer: Warmer::default(),
+            recorder: None,
             metrics,
             responses: ResponseTable::new(DEFAULT_REMEMBERED_RESPONSES),
             decisions,
@@ -95,15 +101,29 @@ impl Picker {
         }
     }
 
+    /// The same, and `recorder` is told of all that it decides.
+    #[must_use]
+    pub fn recorded(self, recorder: Option<Arc<Recorder>>) -> Self {
+        Self { recorder, ..self }
+    }
+
+    /// A turn in the recording, when one is made.
+    #[must_use]
+    pub fn turn(&self) -> Option<Turn<'_>> {
+        self.recorder.as_deref().and_then(Recorder::turn)
+    }
+
     /// The configuration of now.
     #[must_use]
     pub fn live(&self) -> Arc<Live> {
         self.live.load_full()
     }
 
-    /// Replaces the configuration for the streams that open from now on.
-    pub fn reload(&self, live: Live) {
-        self.live.store(Arc::new(live));
+    /// Replaces the configuration for the streams that open from now on; `shown` is what a recording is told of it.
+    pub fn reload(&self, live: Live, shown: impl FnOnce() -> serde_json::Value) {
+        let mut turn = self.turn();
+        let number = turn.as_mut().map_or(0, |turn| turn.live(shown()));
+        self.live.store(Arc::new(Live { number, ..live }));
     }
 
     /// The random numbers of the next request.

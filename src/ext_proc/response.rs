@@ -1,6 +1,6 @@
 //! Watching an answer go by: its status, first byte, usage and end. Nothing is held back but a model name cut in two.
 
-use super::decide::{Plan, Taught};
+use super::decide::Plan;
 use super::metadata;
 use super::mode::BodyMode;
 use super::picker::Picker;
@@ -10,13 +10,12 @@ use crate::clock::Timestamp;
 use crate::config::settings::{ReportUsage, UsageCount};
 use crate::pool::Endpoint;
 use crate::pool::health::Outcome as Health;
-use crate::pool::speed::Work;
 use crate::prefix::key::BlockKey;
 use crate::protocol::answer::{AnswerFormat, AnswerText, DEFAULT_MAX_ANSWER_BYTES};
 use crate::protocol::grpc::GrpcUsageScanner;
 use crate::protocol::usage::Watch;
 use crate::protocol::{Api, BodyFormat, ModelRenamer, Usage, UsageScanner};
-use crate::scheduling::{Booking, Order};
+use crate::record::Booked;
 use crate::telemetry::decisions::DecisionRecord;
 use crate::telemetry::metrics::End;
 use crate::telemetry::trace::RequestSpan;
@@ -32,7 +31,7 @@ use std::time::Duration;
 pub struct Routed {
     plan: Plan,
     picked: Arc<Endpoint>,
-    booking: Booking,
+    booking: Booked,
     /// What the keys of the answer follow from.
     tail: Option<(Arc<PoolPrefix>, Tail)>,
     api: Api,
@@ -60,50 +59,15 @@ pub struct ResponseHead {
     pub attributes: HashMap<String, Struct>,
 }
 
-/// Counts what the request will have its endpoint compute.
-fn book(
-    plan: &mut Plan,
-    picked: &Arc<Endpoint>,
-    api: Api,
-    now: Timestamp,
-) -> (Booking, Option<(Arc<PoolPrefix>, Tail)>) {
-    let snapshot = plan.pool.store.load();
-    let state = snapshot.position(picked.spec.address).and_then(|p| snapshot.get(p));
-    let fresh = state.and_then(|s| s.fresh_metrics(now, plan.pool.stale_after));
-    let work = Work {
-        prompt_tokens: plan.prompt_tokens,
-        uncached_tokens: plan.prompt_tokens.saturating_sub(plan.matched_tokens),
-        adapter_cold: fresh.and_then(|m| m.lora.as_ref()).is_some_and(|l| l.lacks(&plan.target)),
-    };
-    let taught = plan.lesson.take();
-    let (lesson, tail) = match taught {
-        Some(Taught { prefix, lesson, tail }) => {
-            (Some((prefix.cache.clone(), lesson)), tail.map(|tail| (prefix, tail)))
-        }
-        None => (None, None),
-    };
-    let streams = plan.streams || !api.generates();
-    let order = Order { work, understood: plan.understood, streams, lesson };
-    (Booking::new(picked.clone(), fresh, order, now), tail)
-}
-
 impl Routed {
-    /// Books `plan` and begins to watch.
+    /// Begins to watch the answer to what `plan` has `booked`.
     #[must_use]
-    pub fn new(
-        mut plan: Plan,
-        picked: Arc<Endpoint>,
-        api: Api,
-        opened: Timestamp,
-        now: Timestamp,
-        request_id: String,
-    ) -> Self {
-        let (booking, tail) = book(&mut plan, &picked, api, now);
+    pub fn new(mut plan: Plan, booked: Booked, api: Api, opened: Timestamp, request_id: String) -> Self {
         Self {
-            booking,
-            tail,
+            picked: booked.endpoint().clone(),
+            booking: booked,
+            tail: plan.tail.take(),
             answer: None,
-            picked,
             api,
             opened,
             request_id,
@@ -193,7 +157,7 @@ impl Routed {
     }
 
     fn record(&self, endpoint: &Endpoint, outcome: Health, now: Timestamp, picker: &Picker) {
-        if endpoint.health.record(outcome, now, self.plan.pool.scheduler.health()) {
+        if self.booking.judge(endpoint, outcome, now, self.plan.pool.scheduler.health()) {
             picker.metrics.ejections.inc();
             tracing::warn!(pool = %self.plan.pool.name, endpoint = %endpoint.authority, ?outcome, "endpoint ejected");
         }
@@ -287,12 +251,12 @@ impl Routed {
             (Some((prefix, mut tail)), Some(answer)) => prefix.extend(&mut tail, api, answer, keys),
             _ => false,
         };
+        if self.status == 0 && self.plan.decision.probe {
+            self.booking.probe_lost(&self.picked);
+        }
         self.booking.end(complete, &usage, extend, now);
         if self.scanner.as_ref().is_some_and(Scanner::found_error) {
             picker.metrics.errors_in_stream.inc();
-        }
-        if self.status == 0 && self.plan.decision.probe {
-            self.picked.health.probe_lost();
         }
         if let Some(span) = self.span.take() {
             span.end(self.status, usage.completion_tokens, now);

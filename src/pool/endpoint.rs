@@ -29,7 +29,7 @@ pub enum Engine {
 }
 
 /// Where an endpoint's metrics are read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 pub struct MetricsSource {
     /// `http` or `https`.
     pub scheme: Arc<str>,
@@ -46,7 +46,7 @@ impl Default for MetricsSource {
 }
 
 /// What discovery says about one endpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 pub struct EndpointSpec {
     /// The name people know it by (a pod's name, or the address).
     pub name: Arc<str>,

@@ -49,7 +49,8 @@ impl Default for HealthPolicy {
 }
 
 /// What a request told about the endpoint that served it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// It answered, and not with a 5xx.
     Success,

@@ -5,7 +5,7 @@ use crate::clock::Timestamp;
 use std::sync::Arc;
 
 /// The LoRA adapters of a server, as its metrics tell.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 pub struct LoraState {
     /// Adapters that fit in GPU memory at once; 0 when the server does not say.
     pub max: u32,
@@ -26,7 +26,7 @@ impl LoraState {
 }
 
 /// One scrape of one endpoint, series of several engines on one page already added up.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct EndpointMetrics {
     /// When the page was read.
     pub scraped_at: Timestamp,

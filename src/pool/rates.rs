@@ -69,7 +69,7 @@ impl Counter {
 }
 
 /// Counters of one page, or what was added to them between two; `None` where the server has no such counter.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct Counters([Option<f64>; COUNTERS]);
 
 impl Counters {
@@ -110,7 +110,7 @@ impl Counters {
 }
 
 /// Means over requests; `None` without a request, or when the server does not report what is needed.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct Means {
     /// Waiting, seconds.
     pub queue_seconds: Option<f64>,
@@ -151,7 +151,7 @@ impl Means {
 }
 
 /// What a server did in the last minute or so; all `None` in the first [`MIN_WINDOW`] after its start or ours.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct Rates {
     /// Prompt tokens a second.
     pub prompt_tokens: Option<f64>,

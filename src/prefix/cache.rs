@@ -44,7 +44,8 @@ const CAPACITY_STEP: f64 = 0.1;
 const LEAST_CAPACITY: f64 = 0.1;
 
 /// What a block holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum BlockUnit {
     /// This many token ids.
     Tokens(u32),
@@ -53,7 +54,7 @@ pub enum BlockUnit {
 }
 
 /// How a pool's cache knowledge is kept.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct CacheConfig {
     /// What a block holds.
     pub unit: BlockUnit,

@@ -6,6 +6,8 @@
 //! |---|---|---|
 //! | [`world`] | virtual time: servers, the picker, how late it hears of them | yes |
 //! | `front` | the picker without its wire | yes |
+//! | [`record`] | recorded runs, decided again | no |
+//! | `queue` | what will happen, in order | yes |
 //! | `page` | what a simulated server reports | yes |
 //! | [`trace`] | recorded workloads, read from files | no |
 //! | [`synthetic`] | workloads that are made up, by name | yes |
@@ -25,6 +27,8 @@ pub mod live;
 pub mod names;
 pub mod pace;
 mod page;
+mod queue;
+pub mod record;
 pub mod report;
 pub mod served;
 pub mod synthetic;

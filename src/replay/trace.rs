@@ -6,6 +6,7 @@
 //! | [`azure`] | CSV `TIMESTAMP,ContextTokens,GeneratedTokens` | lengths only | Azure LLM inference traces 2023 and 2024 |
 //! | [`burstgpt`] | CSV `Timestamp,Model,Request tokens,Response tokens,…` | lengths, conversations | BurstGPT |
 //! | [`native`] | JSONL that begins with `{"format":"attache.trace.v1"}` | by the names of their parts | this project |
+//! | [`recording`] | JSONL that begins with `{"format":"attache.record.v1",…}` | by the keys of their blocks | `attache run --record` |
 //!
 //! The format is told from the first row. Prompts of which only the length is known share nothing with each other. Times of foreign
 //! traces count from their first row. Called by `cli::replay` and tests.
@@ -15,6 +16,7 @@ pub mod burstgpt;
 mod fields;
 pub mod mooncake;
 pub mod native;
+pub mod recording;
 mod rows;
 
 use crate::clock::Timestamp;
@@ -55,6 +57,8 @@ pub enum Format {
     BurstGpt,
     /// See [`native`].
     Native,
+    /// See [`recording`].
+    Recording,
 }
 
 /// Opens the trace at `path`; `-` is standard input.
@@ -91,6 +95,7 @@ pub fn read(source: impl BufRead + Send + 'static, options: &Options) -> Result<
             Box::new(Trace::new(rows, burstgpt))
         }
         Format::Native => Box::new(Trace::new(rows, native::Native)),
+        Format::Recording => Box::new(recording::Recording::new(rows)),
     })
 }
 
@@ -111,10 +116,12 @@ pub fn format_of(first: &str) -> Result<Format, TraceError> {
         let marks: Option<Marks<'_>> = serde_json::from_str(first).ok();
         return match marks {
             Some(Marks { format: Some(format), .. }) if native::is_header(format.get()) => Ok(Format::Native),
+            Some(Marks { format: Some(format), .. }) if recording::is_header(format.get()) => Ok(Format::Recording),
             Some(Marks { format: Some(format), .. }) => Err(TraceError::Format(format!(
-                "`format` is {}; \"{}\" is allowed",
+                "`format` is {}; \"{}\" and \"{}\" are allowed",
                 fields::shown(format.get()),
-                native::FORMAT
+                native::FORMAT,
+                crate::record::FORMAT
             ))),
             Some(Marks { hash_ids: Some(_), .. }) => Ok(Format::Mooncake),
             _ => Err(unknown(first)),

@@ -5,11 +5,12 @@
 
 use super::front::{Front, FrontConfig, Sent, root};
 use super::page::Pages;
+use super::queue::{Due, Queue};
 use super::served::{Ending, Sample, Served};
 use super::workload::{Request, TraceError, Workload};
 use crate::clock::Timestamp;
 use crate::ids::EndpointId;
-use crate::pool::{EndpointMetrics, EndpointSpec};
+use crate::pool::EndpointSpec;
 use crate::prefix::by_endpoint::ByEndpoint;
 use crate::prefix::index::{HolderId, StoredBlock, Tier};
 use crate::prefix::key::{BlockKey, EngineHash};
@@ -22,8 +23,6 @@ use crate::sim::engine::{Engine, EngineConfig, EngineEvent, FinishReason, Job, J
 use crate::sim::kv::KvEvent;
 use ahash::AHashMap;
 use rand::RngExt;
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -139,75 +138,13 @@ struct Flying {
     first_token: Option<Timestamp>,
 }
 
-/// What waits in the queue. The order settles ties: engines first, so that who comes finds what has just become free.
-#[derive(Debug)]
-enum Due {
-    Engine(usize),
-    Page(usize, Box<EndpointMetrics>, bool),
-    Events(usize, Vec<KvEvent>),
-    Change(usize),
-    Discovery,
-    Scrape,
-    Sample,
-    Arrival(Box<Request>),
-}
-
-impl Due {
-    fn rank(&self) -> u8 {
-        match self {
-            Due::Engine(_) => 0,
-            Due::Change(_) => 1,
-            Due::Events(..) => 2,
-            Due::Discovery => 3,
-            Due::Page(..) => 4,
-            Due::Scrape => 5,
-            Due::Sample => 6,
-            Due::Arrival(_) => 7,
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Timed {
-    at: Timestamp,
-    sequence: u64,
-    due: Due,
-}
-
-impl Timed {
-    fn key(&self) -> (Timestamp, u8, u64) {
-        (self.at, self.due.rank(), self.sequence)
-    }
-}
-
-impl PartialEq for Timed {
-    fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl Eq for Timed {}
-
-impl PartialOrd for Timed {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Timed {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.key().cmp(&other.key())
-    }
-}
-
 /// One run.
 pub struct World<'w> {
     front: Front,
     hearing: Hearing,
     changes: Vec<TimedChange>,
     servers: Vec<Server>,
-    queue: BinaryHeap<Reverse<Timed>>,
-    sequence: u64,
+    queue: Queue,
     flying: AHashMap<u64, Flying>,
     workload: &'w mut dyn Workload,
     observer: &'w mut dyn Observer,
@@ -230,8 +167,7 @@ impl<'w> World<'w> {
             hearing,
             changes,
             servers: Vec::new(),
-            queue: BinaryHeap::new(),
-            sequence: 0,
+            queue: Queue::default(),
             flying: AHashMap::new(),
             workload,
             observer,
@@ -249,9 +185,9 @@ impl<'w> World<'w> {
         world.scrape(Timestamp(0));
         for i in 0..world.changes.len() {
             let at = world.changes.get(i).map_or(Timestamp(0), |c| c.at);
-            world.push(at, Due::Change(i));
+            world.queue.push(at, Due::Change(i));
         }
-        world.push(Timestamp(0).after(SAMPLE_EVERY), Due::Sample);
+        world.queue.push(Timestamp(0).after(SAMPLE_EVERY), Due::Sample);
         world
     }
 
@@ -262,7 +198,7 @@ impl<'w> World<'w> {
     pub fn run(mut self) -> Result<Outcome, TraceError> {
         self.coming = self.workload.next()?;
         loop {
-            let next = self.queue.peek().map(|Reverse(timed)| timed.at);
+            let next = self.queue.next_at();
             match (&self.coming, next) {
                 (Some(request), next) if next.is_none_or(|at| at > request.at) => {
                     let Some(request) = self.coming.take() else { break };
@@ -271,8 +207,8 @@ impl<'w> World<'w> {
                 }
                 (None, _) if self.is_over() => break,
                 _ => {
-                    let Some(Reverse(timed)) = self.queue.pop() else { break };
-                    self.happen(timed);
+                    let Some((at, due)) = self.queue.pop() else { break };
+                    self.happen(at, due);
                 }
             }
         }
@@ -283,12 +219,7 @@ impl<'w> World<'w> {
         self.flying.is_empty() && self.follow_ups == 0
     }
 
-    fn push(&mut self, at: Timestamp, due: Due) {
-        self.sequence += 1;
-        self.queue.push(Reverse(Timed { at, sequence: self.sequence, due }));
-    }
-
-    fn happen(&mut self, Timed { at, due, .. }: Timed) {
+    fn happen(&mut self, at: Timestamp, due: Due) {
         match due {
             Due::Engine(i) => self.advance(i, at),
             Due::Arrival(request) => {
@@ -300,8 +231,7 @@ impl<'w> World<'w> {
                 if let Some(id) = self.servers.get(i).and_then(|s| s.known) {
                     self.front.scraped(id, *page, restarted);
                     // Pages that come at one moment are shown together.
-                    if !matches!(self.queue.peek(), Some(Reverse(next)) if next.at == at && matches!(next.due, Due::Page(..)))
-                    {
+                    if !self.queue.has_page_at(at) {
                         self.front.publish();
                     }
                 }
@@ -311,7 +241,7 @@ impl<'w> World<'w> {
             Due::Discovery => self.discover(),
             Due::Sample => {
                 self.sample(at);
-                self.push(at.after(SAMPLE_EVERY), Due::Sample);
+                self.queue.push(at.after(SAMPLE_EVERY), Due::Sample);
             }
         }
     }
@@ -339,7 +269,7 @@ impl<'w> World<'w> {
             if self.hearing.kv_events.is_some() { server.engine.next_event_at() } else { server.engine.quiet_until() };
         if let Some(at) = next.filter(|at| server.due.is_none_or(|due| *at < due)) {
             server.due = Some(at);
-            self.push(at, Due::Engine(i));
+            self.queue.push(at, Due::Engine(i));
         }
     }
 
@@ -392,7 +322,7 @@ impl<'w> World<'w> {
         self.observer.served(served);
         if let Some(next) = self.workload.ended(served.number, at) {
             self.follow_ups += 1;
-            self.push(next.at.max(at), Due::Arrival(Box::new(next)));
+            self.queue.push(next.at.max(at), Due::Arrival(Box::new(next)));
         }
     }
 
@@ -474,11 +404,11 @@ impl<'w> World<'w> {
             if delay.is_zero() {
                 self.front.scraped(id, page, restarted);
             } else {
-                self.push(now.after(delay), Due::Page(i, Box::new(page), restarted));
+                self.queue.push(now.after(delay), Due::Page(i, Box::new(page), restarted));
             }
         }
         self.front.publish();
-        self.push(now.after(self.hearing.metrics_every), Due::Scrape);
+        self.queue.push(now.after(self.hearing.metrics_every), Due::Scrape);
     }
 
     fn sample(&mut self, at: Timestamp) {
@@ -521,14 +451,14 @@ impl<'w> World<'w> {
             Change::Join(engine) => {
                 let spec = spec(self.servers.len());
                 self.join(spec, *engine, now);
-                self.push(now.after(self.hearing.discovery_delay), Due::Discovery);
+                self.queue.push(now.after(self.hearing.discovery_delay), Due::Discovery);
             }
             Change::Lose(i) => {
                 self.die(i, now);
                 if let Some(server) = self.servers.get_mut(i) {
                     server.alive = false;
                 }
-                self.push(now.after(self.hearing.discovery_delay), Due::Discovery);
+                self.queue.push(now.after(self.hearing.discovery_delay), Due::Discovery);
             }
             Change::Restart(i) => {
                 self.die(i, now);
@@ -601,7 +531,7 @@ impl<'w> World<'w> {
             sent.push((batch.at.after(hearing.delay), events));
         }
         for (at, events) in sent {
-            self.push(at, Due::Events(i, events));
+            self.queue.push(at, Due::Events(i, events));
         }
     }
 

@@ -9,6 +9,7 @@ pub mod booking;
 pub mod candidates;
 pub mod choice;
 pub mod decision;
+pub mod digest;
 pub mod facts;
 pub mod filter;
 pub mod messages;

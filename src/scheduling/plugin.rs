@@ -2,6 +2,7 @@
 
 use super::candidates::Candidate;
 use super::decision::{Ranking, Signal};
+use super::digest::{Digest, Digests};
 use super::policy::ModelPolicy;
 use super::selector::LabelSelector;
 use crate::clock::Timestamp;
@@ -62,6 +63,19 @@ pub struct RequestFacts<'a> {
     pub headers: Headers<'a>,
     /// Its prompt; `None` when the body could not be read.
     pub prompt: Option<&'a Prompt<'a>>,
+    /// What is made of the prompt's text, where decisions are recorded or replayed.
+    pub digests: Option<&'a Digests>,
+}
+
+impl RequestFacts<'_> {
+    /// What `make` makes of the prompt; `None` when there is no prompt. `name` says what that is, its parameters included, and is asked for
+    /// only where decisions are recorded or replayed.
+    pub fn digest(&self, name: impl FnOnce() -> String, make: impl FnOnce(&Prompt<'_>) -> Digest) -> Option<Digest> {
+        match self.digests {
+            None => self.prompt.map(make),
+            Some(digests) => digests.get(name(), self.prompt, make),
+        }
+    }
 }
 
 /// All that a decision may depend on.

@@ -28,7 +28,7 @@ pub enum RoutePolicy {
 }
 
 /// What is said about a model; `None` is the strategy's parameter.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Deserialize, Serialize)]
 pub struct ModelPolicy {
     /// How its requests are routed.
     pub route_policy: Option<RoutePolicy>,

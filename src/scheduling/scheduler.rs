@@ -30,6 +30,14 @@ impl Subset {
         parsed.is_some()
     }
 
+    /// The entries, as [`Subset::add`] takes them.
+    pub fn entries(&self) -> impl Iterator<Item = String> {
+        self.0.iter().map(|(ip, port)| match port {
+            Some(port) => SocketAddr::new(*ip, *port).to_string(),
+            None => ip.to_string(),
+        })
+    }
+
     /// Whether the gateway allows `address`.
     #[must_use]
     pub fn allows(&self, address: SocketAddr) -> bool {

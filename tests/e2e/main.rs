@@ -11,6 +11,7 @@ mod load;
 mod matrix;
 mod operation;
 mod prefix;
+mod record;
 mod refusals;
 mod replay_live;
 mod routing;

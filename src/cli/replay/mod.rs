@@ -1,7 +1,9 @@
 //! `attache replay`: what each policy buys, on traces and made-up workloads, in virtual time.
 
 mod list;
+mod live;
 mod plan;
+mod record;
 
 use super::source::ReloadSource;
 use super::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_USAGE, colour};
@@ -63,10 +65,17 @@ Examples:
   In CI: fails with exit code 2 when it does not hold:
     attache replay --trace t.jsonl --assert 'predicted-latency:ttft_mean<0.7*pipeline:ttft_mean'
 
+  The same workload to a real gateway, at real time:
+    attache replay --workload multi-turn:clients=8 --target http://127.0.0.1:10000
+
+  What `attache run --record run.jsonl` has seen, decided again; and by another configuration:
+    attache replay --from-record run.jsonl
+    attache replay --from-record run.jsonl --config-file other.yaml
+
   All workloads, profiles and policies:
     attache replay --list
 
-Exit codes: 0 good, 2 an --assert does not hold, 64 wrong usage, 70 internal error, 78 wrong configuration.";
+Exit codes: 0 good, 2 an --assert does not hold or a recorded decision came out otherwise, 64 wrong usage, 70 internal error, 78 wrong configuration.";
 
 /// Play a workload to simulated servers in virtual time, once with each policy, and compare.
 #[derive(Args, Debug)]
@@ -141,6 +150,12 @@ pub(super) struct ReplayArgs {
     #[arg(long, value_name = "TIME[,PART]", num_args = 0..=1, default_missing_value = "10ms", help_heading = "Who serves")]
     kv_events: Option<String>,
 
+    #[command(flatten)]
+    live: live::LiveArgs,
+    /// Decide again what `attache run --record` has written
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["trace", "workload"], help_heading = "A recorded run")]
+    from_record: Option<PathBuf>,
+
     /// The longest time to the first token that is good
     #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "What is shown")]
     ttft_target: Option<Duration>,
@@ -184,7 +199,12 @@ pub(super) fn run(args: &ReplayArgs) -> ExitCode {
         print!("{}", list::all());
         return ExitCode::SUCCESS;
     }
-    match replay(args) {
+    let result = match (&args.from_record, &args.live.target) {
+        (Some(file), _) => record::run(file, args.config_file.as_deref()),
+        (None, Some(target)) => live::run(args, target),
+        (None, None) => replay(args),
+    };
+    match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(EXIT_ASSERTION),
         Err(Failure(code, error)) => {
@@ -406,19 +426,23 @@ fn progress(args: &ReplayArgs, jobs: &[Job<'_>]) -> anyhow::Result<ProgressBar> 
         };
         total = total.zip(one).map(|(all, one)| all + one);
     }
+    Ok(progress_of(total))
+}
+
+/// A bar of so many requests, or of a number that is not known.
+fn progress_of(total: Option<u64>) -> ProgressBar {
+    let style = |template| ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     let bar = match total {
-        Some(total) => ProgressBar::new(total).with_style(ProgressStyle::with_template(
-            "{bar:30} {human_pos}/{human_len} requests, {per_sec}, {eta} left",
-        )?),
-        None => ProgressBar::new_spinner()
-            .with_style(ProgressStyle::with_template("{spinner} {human_pos} requests, {per_sec}")?),
+        Some(total) => ProgressBar::new(total)
+            .with_style(style("{bar:30} {human_pos}/{human_len} requests, {per_sec}, {eta} left")),
+        None => ProgressBar::new_spinner().with_style(style("{spinner} {human_pos} requests, {per_sec}")),
     };
     bar.set_draw_target(if std::io::stderr().is_terminal() {
         ProgressDrawTarget::stderr()
     } else {
         ProgressDrawTarget::hidden()
     });
-    Ok(bar)
+    bar
 }
 
 /// Counts what happens.

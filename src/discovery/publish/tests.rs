@@ -17,8 +17,15 @@ fn start() -> Pool {
     let (events, received) = mpsc::channel(EVENT_QUEUE);
     let (tell, published) = watch::channel(Published::default());
     let (store, shutdown) = (Arc::new(SnapshotStore::default()), CancellationToken::new());
-    let task =
-        tokio::spawn(run(PoolWriter::new(vec![SOURCE]), received, store.clone(), |_| {}, tell, shutdown.clone()));
+    let task = tokio::spawn(run(
+        PoolWriter::new(vec![SOURCE]),
+        received,
+        store.clone(),
+        |_| {},
+        tell,
+        PoolTape::default(),
+        shutdown.clone(),
+    ));
     Pool { events, store, published, shutdown, task }
 }
 

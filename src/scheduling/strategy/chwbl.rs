@@ -174,7 +174,9 @@ pub(super) fn tell(found: Found, ranking: &mut Ranking) {
 
 impl Strategy for Chwbl {
     fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
-        let Some(key) = cx.request.prompt.and_then(|prompt| self.key(prompt)) else {
+        let name = || format!("chwbl {}", self.params.max_user_messages_for_cache);
+        let digest = cx.request.digest(name, |prompt| self.key(prompt).into_iter().collect());
+        let Some(key) = digest.and_then(|digest| digest.first().copied()) else {
             ranking.lacks(Signal::Prompt);
             return LeastRequest.rank(cx, candidates, rng, ranking);
         };

@@ -27,6 +27,7 @@ use super::round_robin::RoundRobin;
 use crate::clock::Timestamp;
 use crate::ids::EndpointId;
 use crate::pool::Endpoint;
+use crate::protocol::Prompt;
 use crate::rng::PickRng;
 use crate::scheduling::plugin::{Descriptor, ParamError, params};
 use crate::scheduling::policy::RoutePolicy;
@@ -167,8 +168,10 @@ impl PrefixAffinity {
     }
 
     fn chain(&self, cx: &PickContext<'_>) -> Chain {
-        let of = |prompt| chain::of_prompt(cx.request.model, prompt, self.params.window_bytes, self.params.max_depth);
-        cx.request.prompt.map(of).unwrap_or_default()
+        let Params { window_bytes, max_depth, .. } = self.params;
+        let name = || format!("prefix-affinity {window_bytes} {max_depth}");
+        let of = |prompt: &Prompt<'_>| chain::of_prompt(cx.request.model, prompt, window_bytes, max_depth);
+        cx.request.digest(name, of).unwrap_or_default()
     }
 
     /// The memory, without what is too old.

@@ -132,7 +132,9 @@ impl PrefixHash {
 
 impl Strategy for PrefixHash {
     fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
-        let Some(key) = cx.request.prompt.and_then(|prompt| self.key(cx.request.model, prompt)) else {
+        let name = || format!("prefix-hash {} {}", self.params.prefix_char_length, self.params.compat);
+        let digest = cx.request.digest(name, |prompt| self.key(cx.request.model, prompt).into_iter().collect());
+        let Some(key) = digest.and_then(|digest| digest.first().copied()) else {
             ranking.lacks(Signal::Prompt);
             return LeastRequest.rank(cx, candidates, rng, ranking);
         };

@@ -2,13 +2,13 @@
 
 use crate::protocol::Prompt;
 use crate::protocol::prompt::Piece;
+use crate::scheduling::digest::Digest;
 use crate::scheduling::messages::{messages, texts};
-use smallvec::SmallVec;
 use std::borrow::Cow;
 use xxhash_rust::xxh64::{Xxh64, xxh64};
 
 /// One hash a block, each of which stands for everything up to the end of its block.
-pub(super) type Chain = SmallVec<[u64; 64]>;
+pub(super) type Chain = Digest;
 
 /// `h[0]` of xxh64(model), then `h[i] = xxh64(h[i-1] little-endian, block i)`.
 struct Chainer {

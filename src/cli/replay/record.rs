@@ -1,0 +1,25 @@
+//! `attache replay --from-record`: a recorded run, decided again.
+
+use super::{EXIT_CONFIG, EXIT_INTERNAL, Failure, colour};
+use crate::cli::source::ReloadSource;
+use crate::replay::record::{Summary, replay_file};
+use anyhow::Context;
+use std::path::Path;
+
+/// Decides again what `file` holds, with its own configuration or with `config`; whether all decisions are equal.
+pub(super) fn run(file: &Path, config: Option<&Path>) -> Result<bool, Failure> {
+    let other = match config {
+        None => None,
+        Some(path) => {
+            let reading = ReloadSource::of_file_alone(path.to_owned()).read();
+            eprint!("{}", reading.render(colour()));
+            let settings = reading.settings.with_context(|| format!("{} can't be used", path.display()));
+            Some(settings.map_err(|e| Failure(EXIT_CONFIG, e))?)
+        }
+    };
+    let summary = replay_file(file, other.as_ref()).with_context(|| format!("{}", file.display()));
+    let summary: Summary = summary.map_err(|e| Failure(EXIT_INTERNAL, e))?;
+    print!("{summary}");
+    // Another configuration is meant to differ.
+    Ok(config.is_some() || summary.is_exact())
+}

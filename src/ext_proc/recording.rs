@@ -1,0 +1,93 @@
+//! A decision as a recording holds it.
+
+use super::decide::Question;
+use super::picker::Picker;
+use crate::error::RequestError;
+use crate::record::headers::Noted;
+use crate::record::{self, Booked, Recorder, Turn, booked};
+use crate::rng::PickRng;
+use crate::scheduling::digest::Digests;
+use crate::scheduling::plugin::Headers;
+use crate::scheduling::{Booking, Decision};
+use rand::{RngExt, SeedableRng};
+use std::sync::Arc;
+
+/// What a decision asks a request for, noted as it asks.
+#[derive(Debug)]
+pub(super) struct Notes<'a> {
+    headers: Noted<'a>,
+    pub(super) digests: Digests,
+}
+
+impl<'a> Notes<'a> {
+    /// `None` when nothing is recorded.
+    pub(super) fn of(picker: &Picker, q: &Question<'a>) -> Option<Self> {
+        picker.recorder.is_some().then(|| Self { headers: Noted::of(q.head), digests: Digests::default() })
+    }
+
+    pub(super) fn headers(&self) -> Headers<'_> {
+        Headers::of(&self.headers)
+    }
+}
+
+/// One decision that is being recorded.
+#[derive(Debug)]
+pub(super) struct Sheet<'t> {
+    recorder: Arc<Recorder>,
+    turn: Turn<'t>,
+    line: record::Decided,
+    /// The decision's own generator, so that a replay needs nothing of what was drawn before.
+    pub(super) rng: PickRng,
+}
+
+impl<'t> Sheet<'t> {
+    /// Takes a turn; `None` when nothing is recorded. From here to [`Sheet::booked`] or [`Sheet::refused`] nobody else decides.
+    pub(super) fn begin(picker: &'t Picker, rng: &mut PickRng) -> Option<Self> {
+        let mut turn = picker.turn()?;
+        let recorder = picker.recorder.clone()?;
+        let seed = rng.random();
+        let line = record::Decided { r: turn.request(), rng: seed, ..record::Decided::default() };
+        Some(Self { recorder, turn, line, rng: PickRng::seed_from_u64(seed) })
+    }
+
+    /// What the request is.
+    pub(super) fn asks(&mut self, fill: impl FnOnce(&mut record::Decided)) {
+        fill(&mut self.line);
+    }
+
+    /// What was asked for on the way.
+    fn note(&mut self, notes: Option<&Notes<'_>>) {
+        if let Some(notes) = notes {
+            self.line.headers = notes.headers.asked();
+            self.line.digests = notes.digests.known();
+        }
+    }
+
+    /// Nobody was named.
+    pub(super) fn refused(mut self, notes: Option<&Notes<'_>>, error: &RequestError) {
+        self.note(notes);
+        self.line.reason = error.reason.code().to_owned();
+        self.turn.write(&record::Line::Decide(Box::new(self.line)));
+    }
+
+    /// Where the request goes, and its booking.
+    pub(super) fn booked(
+        mut self,
+        notes: Option<&Notes<'_>>,
+        decision: &Decision,
+        matched: u32,
+        book: impl FnOnce() -> Booking,
+    ) -> Booked {
+        self.note(notes);
+        let Self { recorder, mut turn, line, .. } = self;
+        let r = line.r;
+        turn.write(&record::Line::Decide(Box::new(record::Decided {
+            picks: booked::ids(&decision.picks),
+            reason: decision.reason.to_owned(),
+            matched,
+            probe: decision.probe,
+            ..line
+        })));
+        Booked::new(book(), Some((recorder, r)))
+    }
+}

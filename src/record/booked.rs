@@ -1,0 +1,128 @@
+//! A request's bookings that tell the recording what they change, each change in a turn of its own.
+//!
+//! Made by the decision, kept by the watch over the answer. Without a recording it is a [`Booking`] and nothing else.
+
+use super::line::{Ended, Line};
+use super::tape::{Recorder, Turn};
+use crate::clock::Timestamp;
+use crate::ids::EndpointId;
+use crate::pool::Endpoint;
+use crate::pool::health::{HealthPolicy, Outcome};
+use crate::prefix::key::BlockKey;
+use crate::protocol::Usage;
+use crate::scheduling::Booking;
+use std::sync::Arc;
+
+/// One routed request.
+#[derive(Debug)]
+pub struct Booked {
+    /// `None` when it has ended.
+    booking: Option<Booking>,
+    endpoint: Arc<Endpoint>,
+    /// The recording that it is in, and its number there.
+    tape: Option<(Arc<Recorder>, u64)>,
+}
+
+impl Booked {
+    /// A booking that was made in the turn of its decision, of the request with this number.
+    #[must_use]
+    pub fn new(booking: Booking, tape: Option<(Arc<Recorder>, u64)>) -> Self {
+        Self { endpoint: booking.endpoint().clone(), booking: Some(booking), tape }
+    }
+
+    /// The endpoint that is booked.
+    #[must_use]
+    pub fn endpoint(&self) -> &Arc<Endpoint> {
+        &self.endpoint
+    }
+
+    /// As [`Booking::learns_answer`].
+    #[must_use]
+    pub fn learns_answer(&self) -> bool {
+        self.booking.as_ref().is_some_and(Booking::learns_answer)
+    }
+
+    /// As [`Booking::move_to`].
+    pub fn move_to(&mut self, endpoint: &Arc<Endpoint>, now: Timestamp) {
+        let _turn = turn(self.tape.as_ref(), |r| Line::Moved { r, at: now, to: endpoint.id });
+        if let Some(booking) = &mut self.booking {
+            booking.move_to(endpoint, now);
+        }
+        self.endpoint = endpoint.clone();
+    }
+
+    /// What became of the request tells of `endpoint`; true when it ejected it.
+    pub fn judge(&self, endpoint: &Endpoint, outcome: Outcome, now: Timestamp, policy: &HealthPolicy) -> bool {
+        let _turn = turn(self.tape.as_ref(), |r| Line::Health { r, at: now, id: endpoint.id, outcome });
+        endpoint.health.record(outcome, now, policy)
+    }
+
+    /// The request was a probe of `endpoint` and told nothing.
+    pub fn probe_lost(&self, endpoint: &Endpoint) {
+        let _turn = turn(self.tape.as_ref(), |r| Line::ProbeLost { r, id: endpoint.id });
+        endpoint.health.probe_lost();
+    }
+
+    /// As [`Booking::first_byte`].
+    pub fn first_byte(&mut self, good: bool, tells: bool, now: Timestamp) {
+        let _turn = turn(self.tape.as_ref(), |r| Line::First { r, at: now, good, tells });
+        if let Some(booking) = &mut self.booking {
+            booking.first_byte(good, tells, now);
+        }
+    }
+
+    /// As [`Booking::end`].
+    pub fn end(
+        &mut self,
+        complete: bool,
+        usage: &Usage,
+        extend: impl FnOnce(&mut Vec<BlockKey>) -> bool,
+        now: Timestamp,
+    ) {
+        let Some(booking) = self.booking.take() else { return };
+        let Some((recorder, r)) = &self.tape else { return booking.end(complete, usage, extend, now) };
+        let Some(mut turn) = recorder.turn() else { return booking.end(complete, usage, extend, now) };
+        let mut added = None;
+        let noted = |keys: &mut Vec<BlockKey>| {
+            let before = keys.len();
+            let extended = extend(keys);
+            added = extended.then(|| keys.get(before..).unwrap_or_default().to_vec());
+            extended
+        };
+        booking.end(complete, usage, noted, now);
+        turn.write(&Line::End(Ended {
+            r: *r,
+            at: now,
+            complete,
+            prompt_tokens: usage.prompt_tokens,
+            completion_tokens: usage.completion_tokens,
+            cached_tokens: usage.cached_tokens,
+            keys: added,
+        }));
+    }
+}
+
+/// What is booked is given back in the same turn in which that is told.
+impl Drop for Booked {
+    fn drop(&mut self) {
+        if let Some(booking) = self.booking.take() {
+            let turn = turn(self.tape.as_ref(), |r| Line::Drop { r });
+            drop(booking);
+            drop(turn);
+        }
+    }
+}
+
+/// A turn that begins with the line that `line` makes of the request's number.
+fn turn(tape: Option<&(Arc<Recorder>, u64)>, line: impl FnOnce(u64) -> Line) -> Option<Turn<'_>> {
+    let (recorder, r) = tape?;
+    let mut turn = recorder.turn()?;
+    turn.write(&line(*r));
+    Some(turn)
+}
+
+/// The numbers of the endpoints of a decision.
+#[must_use]
+pub fn ids<'a>(picks: impl IntoIterator<Item = &'a Arc<Endpoint>>) -> Vec<EndpointId> {
+    picks.into_iter().map(|endpoint| endpoint.id).collect()
+}

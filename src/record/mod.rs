@@ -1,0 +1,20 @@
+//! Recording what a running picker sees and decides, so that every decision can be made again, exactly.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`line`] | the format |
+//! | [`tape`] | the file: one order of all changes, a thread that writes, an end that never hurts serving |
+//! | [`booked`] | a request's bookings, which tell the tape what they change |
+//! | [`headers`] | which headers a decision asks for |
+//!
+//! Told by the decision, the pools' publishers and the composition; read by `replay::record`. Without `--record` it costs one look at an
+//! `Option`. May import L1.
+
+pub mod booked;
+pub mod headers;
+pub mod line;
+pub mod tape;
+
+pub use booked::Booked;
+pub use line::{Decided, Ended, FORMAT, Header, Line, Looked};
+pub use tape::{DEFAULT_MAX_BYTES, PoolTape, RecordSettings, Recorder, Turn};

@@ -1,0 +1,130 @@
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that can't go on fails")]
+
+use super::*;
+use crate::clock::Timestamp;
+use crate::ids::EndpointId;
+use crate::pool::{Counter as Count, EndpointMetrics};
+use crate::prefix::key::BlockKey;
+use crate::record::{Decided, Ended, Looked};
+use proptest::prelude::*;
+use serde_json::json;
+use std::path::Path;
+
+fn settings(path: &Path, max_bytes: u64) -> RecordSettings {
+    RecordSettings { path: path.to_owned(), max_bytes }
+}
+
+fn lines(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap();
+    assert!(text.ends_with('\n'), "the last line is whole");
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn lines_are_in_the_order_in_which_turns_were_taken_whoever_took_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.jsonl");
+    let recorder = Recorder::start(settings(&path, DEFAULT_MAX_BYTES), 7, json!({"pools": []})).unwrap();
+    let order = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..500 {
+                    let mut turn = recorder.turn().unwrap();
+                    let r = turn.request();
+                    order.lock().push(r);
+                    turn.write(&Line::Drop { r });
+                }
+            });
+        }
+    });
+    recorder.finish();
+    assert!(recorder.turn().is_none(), "what comes late is not recorded");
+    let lines = lines(&path);
+    assert_eq!(lines[0]["format"], FORMAT);
+    assert_eq!((&lines[0]["seed"], &lines[0]["settings"]), (&json!(7), &json!({"pools": []})));
+    let told: Vec<u64> = lines[1..].iter().map(|line| line["drop"]["r"].as_u64().unwrap()).collect();
+    assert_eq!(told, order.into_inner());
+    assert_eq!(told, (0..2_000).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_full_recording_ends_with_a_whole_line_and_what_follows_is_done_unrecorded() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.jsonl");
+    let recorder = Recorder::start(settings(&path, 1_000), 7, Value::Null).unwrap();
+    let tape = PoolTape::begin(
+        Some(&recorder),
+        &"p".into(),
+        &CacheConfig {
+            unit: crate::prefix::cache::BlockUnit::Tokens(16),
+            max_bytes: 1,
+            tenant_share: 0.25,
+            claim_life: Duration::from_secs(1),
+            seed: 7,
+        },
+    );
+    let mut done = 0;
+    for _ in 0..200 {
+        tape.change(|tell| {
+            tell(Told::Publish);
+            done += 1;
+        });
+    }
+    assert_eq!(done, 200);
+    assert_eq!(recorder.shared.recording.get(), 0);
+    recorder.finish();
+    let length = std::fs::metadata(&path).unwrap().len();
+    assert!((900..=1_000).contains(&length), "{length}");
+    assert_eq!(lines(&path).len() as u64, recorder.shared.lines.get());
+    assert_eq!(length, recorder.shared.bytes.get());
+}
+
+#[test]
+fn a_file_that_can_not_be_made_is_named() {
+    let error = Recorder::start(settings(Path::new("/nowhere/run.jsonl"), 1), 7, Value::Null).unwrap_err();
+    assert!(error.to_string().starts_with("can't record to `/nowhere/run.jsonl`: "), "{error}");
+}
+
+/// A disk without room, as Linux has one to test with.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_disk_without_room_ends_the_recording() {
+    let recorder = Recorder::start(settings(Path::new("/dev/full"), DEFAULT_MAX_BYTES), 7, Value::Null).unwrap();
+    recorder.finish();
+    assert_eq!(recorder.shared.recording.get(), 0);
+    assert!(recorder.turn().is_none());
+}
+
+proptest! {
+    /// What is written is what is read, to the last bit.
+    #[test]
+    fn lines_survive_being_written(
+        keys in prop::collection::vec(any::<u64>(), 0..40),
+        figures in prop::collection::vec(prop::num::f64::NORMAL | prop::num::f64::ZERO, 2),
+        kv_usage in 0f32..1.0,
+        at in any::<u64>(),
+        cold in any::<bool>(),
+    ) {
+        let keys: Vec<BlockKey> = keys.into_iter().map(BlockKey).collect();
+        let mut metrics = EndpointMetrics { kv_usage, prefix_hits: Some(figures[0]), scraped_at: Timestamp(at), ..Default::default() };
+        metrics.counters.set(Count::Finished, figures[1]);
+        let looked = Looked { keys: keys.clone(), cold, text_bytes: at, ..Looked::default() };
+        let decided = Decided {
+            at: Timestamp(at),
+            prompt: Some(looked),
+            picks: vec![EndpointId(3)],
+            headers: [("a".to_owned(), None), ("b".to_owned(), Some("\u{1}é\"".to_owned()))].into(),
+            ..Decided::default()
+        };
+        for line in [
+            Line::Page { pool: 1, id: EndpointId(2), metrics: Arc::new(metrics) },
+            Line::Decide(Box::new(decided)),
+            Line::End(Ended { keys: Some(keys), ..Ended::default() }),
+        ] {
+            let text = serde_json::to_string(&line).unwrap();
+            prop_assert!(!text.contains('\n'));
+            prop_assert_eq!(serde_json::from_str::<Line>(&text).unwrap(), line);
+        }
+    }
+}

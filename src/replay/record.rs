@@ -1,0 +1,215 @@
+//! A recorded run, decided again: with the configuration of the recording every decision must come out as it did; with another one it
+//! shows what would have gone elsewhere.
+//!
+//! The scheduler, the strategies, the prefix cache, the ledger, the learned speed and the health are those of production; the lines of
+//! the recording are applied to them in the order in which the live picker changed its own. A decision is made with the generator that
+//! the live one had, and booked where it came out, not where the live one did; pages of metrics, first bytes, ends and failures come as
+//! they were recorded. So with another configuration the picker follows its own picks, while servers answer as they did to the recorded
+//! ones: what that means for latency is a question for a simulated world, which plays recordings too (`super::trace`).
+//!
+//! The tokenizer and the block size are always those of the recording, for prompts are recorded as keys. Where the other configuration
+//! asks for something that the recorded one did not (a header, what an algorithm makes of the text), it is missing, and
+//! [`Summary::missing`] says so. Called by `cli::replay` and tests.
+
+mod player;
+
+use crate::config::{self, ConfigText, Settings, Sources};
+use crate::record::{FORMAT, Header, Line};
+use player::Player;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
+
+/// Differences that are told one by one: more say nothing new.
+pub const MAX_DIFFERENCES: usize = 20;
+/// Longer lines are no recording's: a prompt of ten million tokens has 7 MB of keys.
+const MAX_LINE_BYTES: u64 = 64 << 20;
+/// Read in pieces of 256 KiB, as traces are.
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// A recording that can't be replayed.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// The file can't be read.
+    #[error("{0}")]
+    Read(#[from] io::Error),
+    /// This line (from 1, as editors count) is wrong.
+    #[error("line {line}: {message}")]
+    Line {
+        /// Its number.
+        line: u64,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// The whole is wrong.
+    #[error("{0}")]
+    Format(String),
+}
+
+/// A decision that came out otherwise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// The line of the recording.
+    pub line: u64,
+    /// The request's number in it.
+    pub request: u64,
+    /// The endpoints (`ip:port`) that the live picker named, best first; none when it refused.
+    pub recorded: Vec<String>,
+    /// Why.
+    pub recorded_reason: String,
+    /// The endpoints that were named now.
+    pub replayed: Vec<String>,
+    /// Why.
+    pub replayed_reason: String,
+}
+
+/// Requests of which an endpoint was the first pick.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Requests {
+    /// Live.
+    pub recorded: u64,
+    /// Now.
+    pub replayed: u64,
+}
+
+/// What a replay came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// The version of the picker that recorded.
+    pub version: String,
+    /// Lines that were applied, the first included.
+    pub lines: u64,
+    /// Decisions, refusals included. Those that no algorithm made are not among them.
+    pub decisions: u64,
+    /// Those of them that named the same endpoints in the same order.
+    pub equal: u64,
+    /// Requests that went where an earlier answer lives or a test wanted them; taken over as they were.
+    pub preset: u64,
+    /// The first decisions that came out otherwise.
+    pub differences: Vec<Difference>,
+    /// By `ip:port`.
+    pub endpoints: BTreeMap<String, Requests>,
+    /// Tokens of the prompts that were looked up.
+    pub prompt_tokens: u64,
+    /// Tokens of them that the picked endpoints were thought to hold, live.
+    pub matched_recorded: u64,
+    /// And now.
+    pub matched_replayed: u64,
+    /// What the configuration asked for and the recording does not hold: decisions that rest on it are made without it.
+    pub missing: BTreeSet<String>,
+    /// The last line, when it is cut off: the picker was killed while it wrote.
+    pub cut: Option<u64>,
+}
+
+impl Summary {
+    /// Whether every decision came out as it was recorded.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        self.equal == self.decisions
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let percent = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 };
+        writeln!(f, "{} lines, recorded by attache {}", self.lines, self.version)?;
+        let Self { decisions, equal, .. } = self;
+        writeln!(f, "{equal} of {decisions} decisions are equal ({:.2} %)", percent(*equal, *decisions))?;
+        if self.preset > 0 {
+            writeln!(f, "{} requests went where no algorithm sent them, and do so here", self.preset)?;
+        }
+        let all = self.prompt_tokens;
+        let (then, now) = (percent(self.matched_recorded, all), percent(self.matched_replayed, all));
+        writeln!(f, "cached tokens foretold: {then:.1} % of {all} then, {now:.1} % now")?;
+        for (name, requests) in &self.endpoints {
+            writeln!(f, "  {name}: {} requests then, {} now", requests.recorded, requests.replayed)?;
+        }
+        for d in &self.differences {
+            let (then, now) = (d.recorded.join(","), d.replayed.join(","));
+            writeln!(
+                f,
+                "line {}, request {}: [{then}] ({}) then, [{now}] ({}) now",
+                d.line, d.request, d.recorded_reason, d.replayed_reason
+            )?;
+        }
+        let told = self.differences.len() as u64;
+        if decisions - equal > told {
+            writeln!(f, "and {} more", decisions - equal - told)?;
+        }
+        for missing in &self.missing {
+            writeln!(f, "the recording does not hold {missing}, which this configuration asks for")?;
+        }
+        if let Some(line) = self.cut {
+            writeln!(f, "line {line} is cut off: the picker was killed while it wrote; what stands before it counts")?;
+        }
+        Ok(())
+    }
+}
+
+/// Replays the recording at `path`, with the `other` configuration in place of the recorded one if there is one.
+///
+/// # Errors
+/// When the file can't be read, a line is wrong, or the other configuration has no pool for a recorded one.
+pub fn replay_file(path: &Path, other: Option<&Settings>) -> Result<Summary, RecordError> {
+    let named = |e: io::Error| io::Error::new(e.kind(), format!("`{}`: {e}", path.display()));
+    let file = File::open(path).map_err(named)?;
+    replay(BufReader::with_capacity(BUFFER_BYTES, file), other)
+}
+
+/// Replays a recording, as [`replay_file`].
+///
+/// # Errors
+/// As [`replay_file`].
+pub fn replay(mut source: impl BufRead, other: Option<&Settings>) -> Result<Summary, RecordError> {
+    let mut text = Vec::new();
+    let (mut number, mut cut) = (1, None);
+    if !next_line(&mut source, &mut text, number)? {
+        return Err(RecordError::Format("the recording is empty".to_owned()));
+    }
+    let header: Header = serde_json::from_slice(&text).map_err(|e| wrong(1, e.to_string()))?;
+    if header.format != FORMAT {
+        return Err(wrong(1, format!("`format` is `{}`; `{FORMAT}` is allowed", header.format)));
+    }
+    let mut player = Player::new(&header, other)?;
+    while next_line(&mut source, &mut text, number + 1)? {
+        number += 1;
+        if !text.ends_with(b"\n") {
+            cut = Some(number);
+            break;
+        }
+        let line: Line = serde_json::from_slice(&text).map_err(|e| wrong(number, e.to_string()))?;
+        player.apply(line, number)?;
+    }
+    let lines = if cut.is_some() { number - 1 } else { number };
+    Ok(Summary { version: header.version, lines, cut, ..player.summary() })
+}
+
+/// Reads one line, its end included; false when there are no more.
+fn next_line(source: &mut impl BufRead, text: &mut Vec<u8>, number: u64) -> Result<bool, RecordError> {
+    text.clear();
+    let taken = source.take(MAX_LINE_BYTES + 1).read_until(b'\n', text)?;
+    if taken as u64 > MAX_LINE_BYTES {
+        return Err(wrong(number, format!("it has more than {MAX_LINE_BYTES} bytes")));
+    }
+    Ok(taken > 0)
+}
+
+fn wrong(line: u64, message: String) -> RecordError {
+    RecordError::Line { line, message }
+}
+
+/// The settings that a recording holds.
+fn settings(shown: &Value, line: u64) -> Result<Settings, RecordError> {
+    let text = ConfigText { name: "recording".to_owned(), bytes: shown.to_string().into_bytes() };
+    let sources = Sources { text: Some(text), ..Sources::default() };
+    config::load(&sources).map(|(settings, _)| settings).map_err(|diagnostics| {
+        let message = diagnostics.iter().find(|d| d.is_error()).map_or("", |d| d.message.as_str());
+        wrong(line, format!("`settings` can't be used: {message}"))
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,438 @@
+//! The picker of a recording: applies line after line and compares what comes out.
+
+use super::{Difference, MAX_DIFFERENCES, RecordError, Summary, settings, wrong};
+use crate::config::Settings;
+use crate::config::settings::PoolSettings;
+use crate::ids::EndpointId;
+use crate::pool::speed::Work;
+use crate::pool::{Endpoint, PoolEvent, PoolSnapshot, PoolWriter};
+use crate::prefix::cache::{CacheConfig, Found, PrefixCache};
+use crate::prefix::learning::Lesson;
+use crate::protocol::Prompt;
+use crate::record::{Decided, Ended, Header, Line};
+use crate::rng::PickRng;
+use crate::scheduling::choice::StrategySpec;
+use crate::scheduling::digest::Digests;
+use crate::scheduling::plugin::{HeaderSource, Headers};
+use crate::scheduling::scheduler::{self, Explain, Subset};
+use crate::scheduling::{Booking, Choices, Order, PickContext, RequestFacts, Scheduler};
+use rand::SeedableRng;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A pool as it was recorded.
+#[derive(Debug)]
+struct PoolState {
+    name: Arc<str>,
+    writer: PoolWriter,
+    snapshot: Arc<PoolSnapshot>,
+    cache: Arc<PrefixCache>,
+    /// All endpoints that there ever were.
+    known: BTreeMap<EndpointId, Arc<Endpoint>>,
+}
+
+/// A pool in one configuration.
+#[derive(Debug)]
+struct LivePool {
+    number: u32,
+    cache: Arc<PrefixCache>,
+    scheduler: Scheduler,
+    stale_after: Duration,
+}
+
+/// One configuration.
+#[derive(Debug)]
+struct Live {
+    settings: Settings,
+    pools: BTreeMap<Arc<str>, LivePool>,
+}
+
+/// A request that has not ended.
+#[derive(Debug)]
+struct Open {
+    live: u32,
+    pool: Arc<str>,
+    /// `None` when it was refused here.
+    booking: Option<Booking>,
+    /// Where the live picker sent it.
+    recorded: EndpointId,
+}
+
+/// The headers of a recorded request.
+#[derive(Debug)]
+struct Recorded<'a> {
+    known: &'a BTreeMap<String, Option<String>>,
+    missed: RefCell<BTreeSet<String>>,
+}
+
+impl HeaderSource for Recorded<'_> {
+    fn header(&self, name: &str) -> Option<&str> {
+        match self.known.get(name) {
+            Some(value) => value.as_deref(),
+            None => {
+                self.missed.borrow_mut().insert(name.to_owned());
+                None
+            }
+        }
+    }
+}
+
+/// What came of a decision here.
+struct Came {
+    picks: Vec<Arc<Endpoint>>,
+    reason: String,
+    matched: u32,
+    prompt_tokens: u32,
+    booking: Option<Booking>,
+}
+
+#[derive(Debug)]
+pub(super) struct Player<'a> {
+    other: Option<&'a Settings>,
+    pools: BTreeMap<u32, PoolState>,
+    /// The pool that has a name now.
+    named: BTreeMap<Arc<str>, u32>,
+    lives: BTreeMap<u32, Live>,
+    open: HashMap<u64, Open>,
+    summary: Summary,
+}
+
+impl<'a> Player<'a> {
+    pub(super) fn new(header: &Header, other: Option<&'a Settings>) -> Result<Self, RecordError> {
+        let first = Live { settings: settings(&header.settings, 1)?, pools: BTreeMap::new() };
+        Ok(Self {
+            other,
+            pools: BTreeMap::new(),
+            named: BTreeMap::new(),
+            lives: BTreeMap::from([(0, first)]),
+            open: HashMap::new(),
+            summary: Summary::default(),
+        })
+    }
+
+    pub(super) fn summary(self) -> Summary {
+        self.summary
+    }
+
+    pub(super) fn apply(&mut self, line: Line, number: u64) -> Result<(), RecordError> {
+        match line {
+            Line::Pool { pool, name, cache } => self.begin_pool(pool, name, &cache, number),
+            Line::Cache { pool, cache } => {
+                let cache = Arc::new(PrefixCache::new(&self.cache_config(pool, cache)));
+                let state = self.pool(pool, number)?;
+                cache.reconcile(&state.snapshot);
+                state.cache = cache;
+                Ok(())
+            }
+            Line::Endpoints { pool, source, endpoints } => {
+                self.event(pool, PoolEvent::Endpoints { source, endpoints }, number)
+            }
+            Line::Gone { pool, source } => self.event(pool, PoolEvent::SourceGone { source }, number),
+            Line::Expect { pool, sources } => self.event(pool, PoolEvent::Expect { sources }, number),
+            Line::Page { pool, id, metrics } => self.event(pool, PoolEvent::Scraped { id, metrics }, number),
+            Line::Restart { pool, id } => self.event(pool, PoolEvent::Restarted { id }, number),
+            Line::Publish { pool } => self.publish(pool, number),
+            Line::Live { live, settings: shown } => self.begin_live(live, settings(&shown, number)?, number),
+            Line::Decide(decided) => self.decide(&decided, number),
+            Line::Moved { r, at, to } => {
+                let endpoint = self.endpoint(r, to);
+                if let (Some(open), Some(endpoint)) = (self.open.get_mut(&r), endpoint) {
+                    let there = |b: &&mut Booking| b.endpoint().id == open.recorded;
+                    if let Some(booking) = open.booking.as_mut().filter(there) {
+                        booking.move_to(&endpoint, at);
+                    }
+                    open.recorded = to;
+                }
+                Ok(())
+            }
+            Line::Health { r, at, id, outcome } => {
+                if let (Some(endpoint), Some(pool)) = (self.endpoint(r, id), self.live_pool(r)) {
+                    endpoint.health.record(outcome, at, pool.scheduler.health());
+                }
+                Ok(())
+            }
+            Line::ProbeLost { r, id } => {
+                if let Some(endpoint) = self.endpoint(r, id) {
+                    endpoint.health.probe_lost();
+                }
+                Ok(())
+            }
+            Line::First { r, at, good, tells } => {
+                if let Some(booking) = self.open.get_mut(&r).and_then(|open| open.booking.as_mut()) {
+                    booking.first_byte(good, tells, at);
+                }
+                Ok(())
+            }
+            Line::End(ended) => {
+                self.end(&ended);
+                Ok(())
+            }
+            Line::Drop { r } => {
+                self.open.remove(&r);
+                Ok(())
+            }
+        }
+    }
+
+    fn pool(&mut self, pool: u32, line: u64) -> Result<&mut PoolState, RecordError> {
+        self.pools.get_mut(&pool).ok_or_else(|| wrong(line, format!("`pool` is {pool}, which has not begun")))
+    }
+
+    /// The pool of a request that is open, in its configuration.
+    fn live_pool(&self, r: u64) -> Option<&LivePool> {
+        let open = self.open.get(&r)?;
+        self.lives.get(&open.live)?.pools.get(&open.pool)
+    }
+
+    fn endpoint(&self, r: u64, id: EndpointId) -> Option<Arc<Endpoint>> {
+        self.pools.get(&self.live_pool(r)?.number)?.known.get(&id).cloned()
+    }
+
+    /// The settings of a pool: the recorded ones, or those of the other configuration.
+    fn pool_settings<'s>(&'s self, recorded: &'s Settings, name: &str) -> Option<&'s PoolSettings> {
+        let settings = self.other.unwrap_or(recorded);
+        match (settings.pools.iter().find(|p| *p.name == *name), settings.pools.as_slice()) {
+            (Some(pool), _) => Some(pool),
+            (None, [only]) => Some(only),
+            _ => None,
+        }
+    }
+
+    /// Blocks are the recording's; bounds are those of the configuration that is replayed.
+    fn cache_config(&self, pool: u32, recorded: CacheConfig) -> CacheConfig {
+        let settings = self.other.zip(self.pools.get(&pool));
+        match settings.and_then(|(other, state)| self.pool_settings(other, &state.name)) {
+            Some(PoolSettings { prefix, .. }) => CacheConfig {
+                max_bytes: prefix.max_bytes,
+                tenant_share: prefix.tenant_share,
+                claim_life: prefix.claim_life,
+                ..recorded
+            },
+            None => recorded,
+        }
+    }
+
+    fn begin_pool(&mut self, pool: u32, name: Arc<str>, cache: &CacheConfig, line: u64) -> Result<(), RecordError> {
+        let state = PoolState {
+            name: name.clone(),
+            writer: PoolWriter::new(Vec::new()),
+            snapshot: Arc::default(),
+            cache: Arc::new(PrefixCache::new(cache)),
+            known: BTreeMap::new(),
+        };
+        self.pools.insert(pool, state);
+        let config = self.cache_config(pool, cache.clone());
+        self.pool(pool, line)?.cache = Arc::new(PrefixCache::new(&config));
+        self.named.insert(name.clone(), pool);
+        // The pools of the first configuration begin behind it; those of a reload before it.
+        if let (1, Some(first)) = (self.lives.len(), self.lives.get(&0))
+            && first.settings.pools.iter().any(|p| p.name == name)
+        {
+            let live = self.live_pool_of(&first.settings, &name, line)?;
+            if let Some(first) = self.lives.get_mut(&0) {
+                first.pools.insert(name, live);
+            }
+        }
+        Ok(())
+    }
+
+    fn begin_live(&mut self, live: u32, settings: Settings, line: u64) -> Result<(), RecordError> {
+        let mut pools = BTreeMap::new();
+        for pool in &settings.pools {
+            pools.insert(pool.name.clone(), self.live_pool_of(&settings, &pool.name, line)?);
+        }
+        self.lives.insert(live, Live { settings, pools });
+        Ok(())
+    }
+
+    fn live_pool_of(&self, recorded: &Settings, name: &Arc<str>, line: u64) -> Result<LivePool, RecordError> {
+        let missing = || RecordError::Format(format!("the configuration has no pool `{name}`, which was recorded"));
+        let p = self.pool_settings(recorded, name).ok_or_else(missing)?;
+        let unknown = || wrong(line, format!("the pool `{name}` has not begun"));
+        let number = *self.named.get(name).ok_or_else(unknown)?;
+        let state = self.pools.get(&number).ok_or_else(unknown)?;
+        let before = self.lives.values().next_back().and_then(|live| live.pools.get(name));
+        let default = StrategySpec { name: p.strategy.clone(), parameters: p.strategy_parameters.clone() };
+        let previous = before.map(|pool| &pool.scheduler.choices);
+        let choices = Choices::build(&default, &p.rules, p.by_request.as_ref(), previous)
+            .map_err(|e| wrong(line, format!("the pool `{name}`: {e}")))?;
+        Ok(LivePool {
+            number,
+            cache: state.cache.clone(),
+            scheduler: Scheduler::new(choices, p.health.clone(), p.max_destinations),
+            stale_after: p.scrape.stale_after,
+        })
+    }
+
+    fn event(&mut self, pool: u32, event: PoolEvent, line: u64) -> Result<(), RecordError> {
+        self.pool(pool, line)?.writer.apply(event);
+        Ok(())
+    }
+
+    fn publish(&mut self, pool: u32, line: u64) -> Result<(), RecordError> {
+        let state = self.pool(pool, line)?;
+        if let Some(snapshot) = state.writer.snapshot() {
+            state.cache.reconcile(&snapshot);
+            for endpoint in snapshot.endpoints.iter().map(|s| &s.endpoint) {
+                state.known.insert(endpoint.id, endpoint.clone());
+            }
+            state.snapshot = Arc::new(snapshot);
+        }
+        Ok(())
+    }
+
+    fn decide(&mut self, d: &Decided, line: u64) -> Result<(), RecordError> {
+        let unknown = || wrong(line, format!("there is no pool `{}` in the configuration number {}", d.pool, d.live));
+        let pool = self.lives.get(&d.live).and_then(|live| live.pools.get(&d.pool)).ok_or_else(unknown)?;
+        let state = self.pools.get(&pool.number).ok_or_else(unknown)?;
+        let mut missing = BTreeSet::new();
+        let came = decide(pool, state, d, self.other.is_some(), &mut missing);
+        let authority =
+            |id: &EndpointId| state.known.get(id).map_or_else(|| id.to_string(), |e| e.authority.to_string());
+        let recorded: Vec<String> = d.picks.iter().map(authority).collect();
+        let replayed: Vec<String> = came.picks.iter().map(|e| e.authority.to_string()).collect();
+        let summary = &mut self.summary;
+        summary.missing.append(&mut missing);
+        summary.prompt_tokens += u64::from(came.prompt_tokens);
+        summary.matched_recorded += u64::from(d.matched);
+        summary.matched_replayed += u64::from(came.matched);
+        if let Some(first) = recorded.first() {
+            summary.endpoints.entry(first.clone()).or_default().recorded += 1;
+        }
+        if let Some(first) = replayed.first() {
+            summary.endpoints.entry(first.clone()).or_default().replayed += 1;
+        }
+        if d.preset {
+            summary.preset += 1;
+        } else {
+            summary.decisions += 1;
+            summary.equal += u64::from(recorded == replayed);
+            if recorded != replayed && summary.differences.len() < MAX_DIFFERENCES {
+                summary.differences.push(Difference {
+                    line,
+                    request: d.r,
+                    recorded,
+                    recorded_reason: d.reason.clone(),
+                    replayed,
+                    replayed_reason: came.reason,
+                });
+            }
+        }
+        // What was refused has no end: it books nothing here either.
+        if let Some(recorded) = d.picks.first() {
+            let open = Open { live: d.live, pool: d.pool.clone(), booking: came.booking, recorded: *recorded };
+            self.open.insert(d.r, open);
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, ended: &Ended) {
+        let Some(booking) = self.open.remove(&ended.r).and_then(|open| open.booking) else { return };
+        let extend = |keys: &mut Vec<_>| match &ended.keys {
+            Some(added) => {
+                keys.extend(added);
+                true
+            }
+            None => false,
+        };
+        booking.end(ended.complete, &ended.usage(), extend, ended.at);
+    }
+}
+
+/// Decides as the live picker does, in the same order.
+fn decide(pool: &LivePool, state: &PoolState, d: &Decided, other: bool, missing: &mut BTreeSet<String>) -> Came {
+    let headers = Recorded { known: &d.headers, missed: RefCell::default() };
+    let digests = Digests::replayed(d.digests.clone());
+    let looked = d.prompt.as_ref();
+    let prompt = Prompt {
+        text_bytes: looked.map_or(0, |l| l.text_bytes),
+        token_ids: looked.map_or(0, |l| l.token_ids),
+        media_tokens: looked.map_or(0, |l| l.media_tokens),
+        count: looked.map_or(0, |l| l.count),
+        ..Prompt::default()
+    };
+    let facts = RequestFacts {
+        model: &d.model,
+        prompt_tokens: d.estimated,
+        max_tokens: d.max_tokens,
+        priority: d.priority,
+        headers: Headers::of(&headers),
+        prompt: d.readable.then_some(&prompt),
+        digests: Some(&digests),
+    };
+    let refused = |reason: String| Came { picks: Vec::new(), reason, matched: 0, prompt_tokens: 0, booking: None };
+    let chosen = match pool.scheduler.choices.choose(&facts) {
+        Ok(chosen) => chosen,
+        Err(error) => return refused(error.reason.code().to_owned()),
+    };
+    let reads = chosen.choice.strategy.reads();
+    // Looked up whatever the strategy reads, to tell what was cached where; it is shown to strategies that read it.
+    let found: Option<Found> = looked.map(|l| pool.cache.lookup(&mut &l.keys[..], d.at).of_own_keys(l.own_keys));
+    let prompt_tokens = found.as_ref().filter(|_| reads.prefix).map_or(d.estimated, |f| f.prompt_tokens(&prompt));
+    let cx = PickContext {
+        now: d.at,
+        request: RequestFacts { prompt_tokens, ..facts },
+        snapshot: &state.snapshot,
+        stale_after: pool.stale_after,
+        filter: chosen.filter.as_ref(),
+        prefix: found.as_ref().filter(|_| reads.prefix),
+        policy: d.policy,
+        preview: false,
+    };
+    let decided = if d.preset {
+        let picks: Vec<_> = d.picks.iter().filter_map(|id| state.known.get(id).cloned()).collect();
+        Ok((picks, d.reason.clone()))
+    } else {
+        let least_loaded = scheduler::least_loaded();
+        let strategy = if d.readable { &*chosen.choice.strategy } else { &*least_loaded };
+        let subset = d.subset.as_ref().map(|entries| {
+            let mut subset = Subset::default();
+            entries.iter().for_each(|entry| _ = subset.add(entry));
+            subset
+        });
+        let mut rng = PickRng::seed_from_u64(d.rng);
+        let decision = pool.scheduler.decide(strategy, &cx, subset.as_ref(), Explain::No, &mut rng);
+        decision.map(|decision| (decision.picks.to_vec(), decision.reason.to_owned()))
+    };
+    if other {
+        missing.extend(headers.missed.take().iter().map(|name| format!("the header `{name}` of some requests")));
+        if reads.prefix && d.readable && looked.is_none() {
+            missing.insert("the keys of some prompts".to_owned());
+        }
+        if digests.missed() {
+            missing.insert(format!("what `{}` makes of a prompt's text", chosen.choice.name));
+        }
+    }
+    let (picks, reason) = match decided {
+        Ok(decided) => decided,
+        Err(error) => return refused(error.reason.code().to_owned()),
+    };
+    let Some(first) = picks.first() else { return refused(reason) };
+    let of_use = looked.is_some_and(|l| !l.skips_cache);
+    let held = found.as_ref().filter(|_| of_use).map_or(0, |f| f.tokens(f.depth(first.id).any));
+    let matched = held.min(prompt_tokens);
+    let lesson = found.as_ref().zip(looked).map(|(found, l)| {
+        let whole = !found.is_exact(first.id) && !l.cold;
+        let only_text = l.media_tokens == 0 && l.token_ids == 0 && l.count == 1;
+        let lesson = Lesson {
+            tenant: l.tenant.clone(),
+            text_bytes: if only_text { l.text_bytes } else { 0 },
+            tells_cached: !l.skips_cache,
+            ..found.lesson(first.id, l.keys.clone(), whole)
+        };
+        (pool.cache.clone(), lesson)
+    });
+    let fresh = state.snapshot.position(first.spec.address).and_then(|p| state.snapshot.get(p));
+    let fresh = fresh.and_then(|s| s.fresh_metrics(d.at, pool.stale_after));
+    let work = Work {
+        prompt_tokens,
+        uncached_tokens: prompt_tokens.saturating_sub(matched),
+        adapter_cold: fresh.and_then(|m| m.lora.as_ref()).is_some_and(|l| l.lacks(&d.model)),
+    };
+    let order = Order { work, understood: d.readable, streams: d.streams, lesson };
+    let booking = Booking::new(first.clone(), fresh, order, d.at);
+    let prompt_tokens = if looked.is_some() { prompt_tokens } else { 0 };
+    Came { picks, reason, matched, prompt_tokens, booking: Some(booking) }
+}

@@ -1,0 +1,176 @@
+//! A live run through real Envoy is recorded, and every one of its decisions comes out again.
+
+use crate::shipped::by_header;
+use crate::support::attache::AttacheProcess;
+use crate::support::client;
+use crate::support::envoy::EnvoyProcess;
+use crate::support::process::scratch;
+use crate::support::sim::SimProcess;
+use attache::replay::record::{Summary, replay, replay_file};
+use bytes::Bytes;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::path::Path;
+use tokio::task::JoinSet;
+
+/// Words that must not be found in a recording: of a prompt, and of a credential.
+const SECRET: &str = "xylophone-in-the-cellar";
+const CREDENTIAL: &str = "sk-never-to-be-seen";
+
+fn configuration(round: u32, strategy: &str, servers: &[SocketAddr]) -> String {
+    let endpoints: Vec<String> = servers.iter().map(|s| format!("\"{s}\"")).collect();
+    format!(
+        "# round {round}\napiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  strategy: {strategy}\n  \
+         health: {{consecutiveFailures: 2, ejection: 100ms}}\n  prefixCache: {{tenantHeader: authorization}}\n  \
+         endpoints: [{}]\n",
+        endpoints.join(", ")
+    )
+}
+
+/// Turns of one conversation; every second one is streamed. A server that fails ends it.
+async fn converse(to: SocketAddr, client_number: u32, turns: usize) -> usize {
+    let head = client_number % 4;
+    let rules: String = (0..60).map(|i| format!("rule {i} of {SECRET} number {head}. ")).collect();
+    let mut messages = vec![json!({"role": "system", "content": rules})];
+    for turn in 0..turns {
+        messages.push(json!({"role": "user", "content": format!("question {turn} of {client_number}, and why so?")}));
+        let stream = (client_number + u32::try_from(turn).expect("few turns")) % 2 == 0;
+        let body = json!({"model": "sim-8b", "messages": messages, "max_tokens": 20, "stream": stream});
+        let payload = crate::support::body::Payload::sized(Bytes::from(body.to_string()));
+        let mut request = client::request("POST", to, client::Http::H1, "/v1/chat/completions", payload);
+        let headers = request.headers_mut();
+        headers.insert("authorization", format!("Bearer {CREDENTIAL}").parse().expect("a value"));
+        headers.insert("x-session-id", client_number.to_string().parse().expect("a value"));
+        let reply = client::send(to, client::Http::H1, request).await.expect("an answer");
+        if reply.status != 200 {
+            return turn;
+        }
+        let answer = if stream { json!({"role": "assistant", "content": "so it is"}) } else { answer(&reply.json()) };
+        messages.push(answer);
+    }
+    turns
+}
+
+fn answer(reply: &Value) -> Value {
+    reply["choices"][0]["message"].clone()
+}
+
+/// Conversations beside each other, with a server that fails now and then; how many turns were answered.
+async fn traffic(to: SocketAddr, failing: SocketAddr, clients: std::ops::Range<u32>) -> usize {
+    let mut open = JoinSet::new();
+    for number in clients {
+        if number % 10 == 5 {
+            let faults = json!({"fail_next": {"count": 4, "status": 503}});
+            client::post(failing, "/sim/faults", Bytes::from(faults.to_string())).await.expect("an answer");
+        }
+        open.spawn(converse(to, number, 5));
+        if open.len() >= 16 {
+            open.join_next().await;
+        }
+    }
+    open.join_all().await.into_iter().sum()
+}
+
+/// Records a run by `strategies`, one after the other by reloads, and replays it with its own configuration.
+async fn recorded(strategies: &[&str], record: &Path) -> Summary {
+    let sim = SimProcess::start(3, &["--model", "sim-8b"]).await;
+    let files = scratch("record");
+    let file = files.path().join("attache.yaml");
+    let write = |round: usize, strategy: &str| {
+        let round = u32::try_from(round).expect("few rounds");
+        std::fs::write(&file, configuration(round, strategy, &sim.servers)).expect("a file");
+    };
+    write(0, strategies[0]);
+    let mut picker =
+        AttacheProcess::with_file(&file, &["--record", &record.display().to_string(), "--drain-min-delay", "100ms"])
+            .await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    for (round, strategy) in strategies.iter().enumerate() {
+        if round > 0 {
+            write(round, strategy);
+            picker.until_metric("attache_config_reloads_total", round as f64).await;
+        }
+        let first = u32::try_from(round).expect("few rounds") * 100;
+        let answered = traffic(to, sim.servers[0], first..first + 40).await;
+        assert!(answered > 20, "{answered} turns were answered");
+    }
+    picker.assert_settled().await;
+    assert!(picker.metric("attache_recorded_bytes_total").await > 10_000.0);
+    drop(envoy);
+    picker.process.signal("TERM");
+    assert!(picker.process.wait().await.success());
+    let text = std::fs::read_to_string(record).expect("a recording");
+    for secret in [SECRET, CREDENTIAL, "question 3", "so it is"] {
+        assert!(!text.contains(secret), "`{secret}` is in the recording");
+    }
+    let summary = replay_file(record, None).expect("a replay");
+    assert_eq!(summary.cut, None);
+    assert!(summary.is_exact(), "{summary}");
+    // The comparison sees what is missing.
+    let without_ends: String = text.lines().filter(|l| !l.starts_with("{\"end\"")).flat_map(|l| [l, "\n"]).collect();
+    let mangled = replay(without_ends.as_bytes(), None).expect("a replay");
+    assert!(!mangled.is_exact(), "{mangled}");
+    assert!(summary.decisions >= 150 * strategies.len() as u64, "{summary}");
+    summary
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_decision_of_the_default_comes_out_again_and_another_policy_shows_what_it_would_change() {
+    let files = scratch("recording");
+    let record = files.path().join("run.jsonl");
+    let summary = recorded(
+        &[
+            "predicted-latency",
+            "{name: pipeline, parameters: {scorers: [{type: prefix-cache-scorer}, {type: queue-scorer}]}}",
+            "predicted-latency",
+        ],
+        &record,
+    )
+    .await;
+    assert!(summary.matched_recorded > 1_000, "something was cached: {summary}");
+    assert_eq!(summary.matched_recorded, summary.matched_replayed);
+    let text = std::fs::read_to_string(&record).expect("a recording");
+    assert!(text.contains("\"outcome\":\"failure\""), "the failing server was seen");
+
+    let settings = |strategy: &str| {
+        let text = configuration(0, strategy, &[]).replace("endpoints: []", "endpoints: [\"127.0.0.1:1\"]");
+        let text = attache::config::ConfigText { name: "other".into(), bytes: text.into_bytes() };
+        let sources = attache::config::Sources { text: Some(text), ..Default::default() };
+        attache::config::load(&sources).expect("settings").0
+    };
+    let other = replay_file(&record, Some(&settings("random"))).expect("a replay");
+    assert_eq!(other.decisions, summary.decisions);
+    assert!(other.equal < other.decisions * 2 / 3, "{other}");
+    assert!(other.matched_replayed < other.matched_recorded, "{other}");
+    let requests: u64 = other.endpoints.values().map(|r| r.replayed).sum();
+    assert_eq!(requests, other.decisions, "{other}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn decisions_that_draw_or_look_at_the_text_or_remember_sessions_come_out_again() {
+    let files = scratch("recording");
+    let strategies = ["random", "power-of-two", "chwbl", "prefix-affinity", "session-affinity"];
+    recorded(&strategies, &files.path().join("run.jsonl")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recording_that_is_full_ends_and_requests_are_served_on() {
+    let sim = SimProcess::start(1, &["--model", "sim-8b"]).await;
+    let files = scratch("recording");
+    let record = files.path().join("run.jsonl");
+    let arguments =
+        ["--record", &record.display().to_string(), "--record-max-bytes", "20000", "--drain-min-delay", "100ms"];
+    let mut picker = AttacheProcess::start(&sim.servers, &arguments).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    assert_eq!(traffic(envoy.listener("inference"), sim.servers[0], 0..3).await, 15);
+    assert_eq!(picker.metric("attache_recording").await, 0.0);
+    picker.assert_settled().await;
+    drop(envoy);
+    picker.process.signal("TERM");
+    assert!(picker.process.wait().await.success());
+    let length = std::fs::metadata(&record).expect("a recording").len();
+    assert!((10_000..=20_000).contains(&length), "{length} bytes");
+    let summary = replay_file(&record, None).expect("what is there is whole");
+    assert!(summary.is_exact() && summary.cut.is_none(), "{summary}");
+}
