@@ -51,7 +51,7 @@ fn the_configuration_is_accepted() {
 #[test]
 fn every_flag_exists() {
     let mut known = String::new();
-    for verb in ["run", "check", "sim"] {
+    for verb in ["run", "check", "sim", "replay"] {
         let output = Command::new(env!("CARGO_BIN_EXE_attache")).args([verb, "--help"]).output().unwrap();
         known.push_str(&String::from_utf8(output.stdout).unwrap());
     }

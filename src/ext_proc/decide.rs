@@ -120,14 +120,6 @@ pub struct Taught {
     pub tail: Option<Tail>,
 }
 
-impl Taught {
-    /// What is learned of the caches, and what the answer goes on from.
-    fn apart(self) -> (Option<(Arc<PrefixCache>, Lesson)>, Option<(Arc<PoolPrefix>, Tail)>) {
-        let Self { prefix, lesson, tail } = self;
-        (Some((prefix.cache.clone(), lesson)), tail.map(|tail| (prefix, tail)))
-    }
-}
-
 /// What comes of a question.
 #[derive(Debug)]
 pub enum Step {
@@ -259,7 +251,12 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
     }
     let (matched_tokens, taught) = looked.map(|l| l.learn(&decision, q)).unzip();
     let (matched_tokens, understood) = (matched_tokens.unwrap_or(0), request.is_some());
-    let (lesson, tail) = taught.map_or((None, None), Taught::apart);
+    let (lesson, tail) = match taught {
+        Some(Taught { prefix, lesson, tail }) => {
+            (Some((prefix.cache.clone(), lesson)), tail.map(|tail| (prefix, tail)))
+        }
+        None => (None, None),
+    };
     let booked = decision.picks.first().map(|picked| {
         let asking = Asking { prompt_tokens, matched_tokens, target: &target, understood, streams };
         let book = || book(pool, &snapshot, picked, &asking, lesson, q.now);

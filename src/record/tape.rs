@@ -124,7 +124,7 @@ impl Recorder {
         }
         let tape = shared.tape.lock();
         // It may have ended while we waited.
-        shared.on.load(Relaxed).then_some(Turn { tape, shared })
+        (shared.on.load(Relaxed) && !tape.closing).then_some(Turn { tape, shared })
     }
 
     /// Ends the recording because of something that it can't hold.
@@ -137,7 +137,6 @@ impl Recorder {
     /// Ends the recording; all of it is in the file then.
     pub fn finish(&self) {
         self.shared.tape.lock().closing = true;
-        self.shared.on.store(false, Relaxed);
         self.shared.wake.notify_one();
         if let Some(writer) = self.writer.lock().take() {
             // A writer that panicked has lost what it had; there is nothing to be done about it.
@@ -179,6 +178,7 @@ impl Shared {
             }
             lines.clear();
             if closing {
+                self.on.store(false, Relaxed);
                 self.recording.set(0);
                 return;
             }

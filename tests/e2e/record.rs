@@ -34,7 +34,7 @@ async fn converse(to: SocketAddr, client_number: u32, turns: usize) -> usize {
     let mut messages = vec![json!({"role": "system", "content": rules})];
     for turn in 0..turns {
         messages.push(json!({"role": "user", "content": format!("question {turn} of {client_number}, and why so?")}));
-        let stream = (client_number + u32::try_from(turn).expect("few turns")) % 2 == 0;
+        let stream = (client_number + u32::try_from(turn).expect("few turns")).is_multiple_of(2);
         let body = json!({"model": "sim-8b", "messages": messages, "max_tokens": 20, "stream": stream});
         let payload = crate::support::body::Payload::sized(Bytes::from(body.to_string()));
         let mut request = client::request("POST", to, client::Http::H1, "/v1/chat/completions", payload);

@@ -102,7 +102,7 @@ async fn clients_that_wait_are_never_more_than_there_are() {
     let picker = AttacheProcess::start(&sim.servers, &[]).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let inner = workload("shared-prefix:groups=4,prompts=3,system=128,question=32,output=12,stages=30x1,cv=0");
-    let closed = Box::new(Closed::new(inner, 3, Duration::ZERO));
+    let closed = Box::new(Closed::new(inner, 3, Duration::ZERO).unwrap());
     let config = through(&envoy);
     let done = CancellationToken::new();
     let looking = async {

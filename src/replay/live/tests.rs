@@ -274,7 +274,7 @@ async fn a_torn_trace_is_told_after_what_was_sent_has_ended() {
 async fn a_trace_that_tears_while_clients_wait_is_told_too() {
     let fleet = fleet(1, |_| {});
     let torn = List { broken: true, ..list(5, Duration::ZERO) };
-    let mut workload = Closed::new(Box::new(torn), 2, Duration::from_millis(1));
+    let mut workload = Closed::new(Box::new(torn), 2, Duration::from_millis(1)).unwrap();
     let mut seen = Seen::default();
     let error = play(&to(&fleet), &mut workload, &mut seen, &CancellationToken::new()).await.unwrap_err();
     assert_eq!(error.to_string(), "row 9: it is torn off");

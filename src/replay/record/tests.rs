@@ -18,6 +18,7 @@ fn header(strategy: &str) -> String {
         "pools": [{
             "name": "p",
             "strategy": {"name": strategy},
+            "destination": {"mode": "list", "max": 1},
             "health": {"consecutiveFailures": 2, "ejection": "10s"},
             "endpoints": [{"address": "127.0.0.1:8000"}, {"address": "127.0.0.1:8001"}],
         }],

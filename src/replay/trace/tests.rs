@@ -279,7 +279,7 @@ fn traces_that_are_none_are_refused() {
         ("{\"a\": 1}", format!("the first row is {{\"a\": 1}}; {known}")),
         (
             "{\"format\": \"attache.trace.v2\"}",
-            "`format` is \"attache.trace.v2\"; \"attache.trace.v1\" is allowed".to_owned(),
+            "`format` is \"attache.trace.v2\"; \"attache.trace.v1\" and \"attache.record.v1\" are allowed".to_owned(),
         ),
         ("{\"format\": \"attache.trace.v1\"}\n", "the trace has no requests".to_owned()),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "the trace has no requests".to_owned()),

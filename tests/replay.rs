@@ -1,0 +1,300 @@
+//! `attache replay` from outside: the world in virtual time, what it shows, and the command line.
+//!
+//! `data/conversation-2000.jsonl` is the beginning of the conversation trace published with Mooncake (FAST'25, `kvcache-ai/Mooncake`,
+//! Apache-2.0). Everything follows from seeds, so the bounds leave room for later changes only.
+
+use attache::clock::Timestamp;
+use attache::pool::health::HealthPolicy;
+use attache::replay::front::FrontConfig;
+use attache::replay::pace::{Limited, Scaled};
+use attache::replay::served::{Ending, Sample, Served};
+use attache::replay::workload::Workload;
+use attache::replay::world::{Change, Hearing, KvHearing, Observer, Outcome, TimedChange, World, WorldConfig, spec};
+use attache::replay::{synthetic, trace};
+use attache::scheduling::{Choices, Scheduler, registry};
+use attache::sim::engine::EngineConfig;
+use attache::sim::profiles;
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+#[derive(Default)]
+struct Seen {
+    served: Vec<Served>,
+    samples: usize,
+}
+
+impl Observer for Seen {
+    fn served(&mut self, served: &Served) {
+        self.served.push(*served);
+    }
+
+    fn sampled(&mut self, _: Timestamp, servers: &[Sample]) {
+        assert!(servers.iter().all(|s| (0.0..=1.0).contains(&s.kv_usage) && s.prefix_hits <= s.prefix_queries));
+        self.samples += 1;
+    }
+}
+
+impl Seen {
+    fn mean_first_token(&self) -> f64 {
+        let times: Vec<f64> = self.served.iter().filter_map(|s| s.first_token).map(|t| t.as_secs_f64()).collect();
+        times.iter().sum::<f64>() / times.len() as f64
+    }
+
+    fn sum(&self, of: fn(&Served) -> u32) -> f64 {
+        self.served.iter().map(|s| f64::from(of(s))).sum()
+    }
+
+    fn count(&self, ending: Ending) -> usize {
+        self.served.iter().filter(|s| s.ending == ending).count()
+    }
+}
+
+/// What is played, to whom, and how they are heard of.
+struct Plan {
+    engines: Vec<EngineConfig>,
+    hearing: Hearing,
+    changes: Vec<TimedChange>,
+    seed: u64,
+}
+
+impl Plan {
+    fn of(profile: &str, servers: usize) -> Self {
+        let hearing = Hearing {
+            metrics_every: Duration::from_secs(1),
+            metrics_delay: Duration::ZERO,
+            discovery_delay: Duration::from_secs(1),
+            kv_events: None,
+        };
+        let engines = vec![profiles::by_name(profile).unwrap(); servers];
+        Self { engines, hearing, changes: Vec::new(), seed: 3 }
+    }
+
+    fn play(&self, policy: &str, mut workload: Box<dyn Workload>) -> (Outcome, Seen) {
+        let (name, parameters) = policy.split_once('=').unwrap_or((policy, "null"));
+        let strategy = registry::build(name, &serde_json::from_str::<Value>(parameters).unwrap()).unwrap();
+        let front = FrontConfig {
+            scheduler: Scheduler::new(Choices::only(name, strategy), HealthPolicy::default(), 1),
+            stale_after: Duration::from_secs(3),
+            block_size: self.engines[0].block_size,
+            max_index_bytes: 256 << 20,
+            tenant_share: 1.0,
+            tenant_header: None,
+            claim_life: Duration::from_secs(30),
+            seed: self.seed,
+        };
+        let config = WorldConfig {
+            front,
+            servers: self.engines.iter().cloned().enumerate().map(|(i, e)| (spec(i), e)).collect(),
+            hearing: self.hearing.clone(),
+            changes: self.changes.clone(),
+            seed: self.seed,
+        };
+        let mut seen = Seen::default();
+        let outcome = World::new(config, &mut *workload, &mut seen).run().unwrap();
+        assert_eq!(outcome.requests, seen.served.len() as u64, "every request has one end");
+        (outcome, seen)
+    }
+}
+
+fn conversations(speed: f64, requests: u64) -> Box<dyn Workload> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/conversation-2000.jsonl");
+    let trace = trace::open(&path, &trace::Options::default()).unwrap();
+    Box::new(Limited::new(Box::new(Scaled::new(trace, speed).unwrap()), Some(requests), None))
+}
+
+fn made_up(spelling: &str) -> Box<dyn Workload> {
+    synthetic::build(spelling, 3).unwrap()
+}
+
+#[test]
+fn equal_seeds_decide_equally_and_others_do_not() {
+    let plan = Plan::of("8b-h100", 4);
+    for policy in ["predicted-latency", "random", "pipeline", "chwbl"] {
+        let (a, seen) = plan.play(policy, conversations(2.0, 600));
+        let (b, again) = plan.play(policy, conversations(2.0, 600));
+        assert_eq!((a, &seen.served), (b, &again.served), "{policy}");
+        assert!(seen.samples > 60);
+        let (c, _) = Plan { seed: 4, ..Plan::of("8b-h100", 4) }.play(policy, conversations(2.0, 600));
+        assert!(policy != "random" || a.decisions != c.decisions);
+    }
+}
+
+#[test]
+fn the_default_beats_the_other_policies_on_conversations() {
+    let plan = Plan::of("prefill-6000", 8);
+    let (_, ours) = plan.play("predicted-latency", conversations(1.15, 2_000));
+    let ours = ours.mean_first_token();
+    // What each may be, as a part of theirs.
+    let affinity = r#"pipeline={"filters":[{"type":"prefix-cache-affinity-filter","parameters":{"affinityThreshold":0.8,
+        "peakPrefillThroughput":6000}}],"scorers":[{"type":"token-load-scorer"}]}"#;
+    for (policy, part) in [
+        ("pipeline", 0.7),
+        (affinity, 0.97),
+        ("prefix-cache", 0.75),
+        ("least-request", 0.5),
+        ("random", 0.25),
+        ("prefix-cache-preble", 0.7),
+        ("dynamo-kv", 0.7),
+    ] {
+        let theirs = plan.play(policy, conversations(1.15, 2_000)).1.mean_first_token();
+        assert!(ours <= part * theirs, "{ours:.3} s, more than {part} of the {theirs:.3} s of {policy}");
+    }
+    let mut pooled = Plan::of("prefill-6000", 1);
+    pooled.engines[0].num_blocks *= 8;
+    pooled.engines[0].max_num_batched_tokens *= 8;
+    pooled.engines[0] = pooled.engines[0].clone().scaled(8.0).unwrap();
+    let bound = pooled.play("random", conversations(1.15, 2_000)).1.mean_first_token();
+    assert!(ours <= 1.6 * bound, "{ours:.3} s, one server with all the speed and all the cache {bound:.3} s");
+}
+
+#[test]
+fn what_a_hot_prefix_gathers_is_spread_again() {
+    let plan = Plan::of("qwen3-32b-2xh100", 8);
+    let mean = |policy| plan.play(policy, made_up("hot-prefix")).1.mean_first_token();
+    let (ours, affinity_alone) = (mean("predicted-latency"), mean("pipeline"));
+    assert!(ours < 0.5 * affinity_alone, "{ours:.4} s beside {affinity_alone:.4} s");
+    assert!(ours < 1.05 * mean("prefix-cache"), "{ours:.4} s");
+}
+
+#[test]
+fn llm_ds_ladder_comes_out_in_its_published_order() {
+    // Half of the ladder's groups on half of its servers, at its 20 requests a second.
+    let ladder = || made_up("shared-prefix-ladder:groups=75,qps=10,seconds=120");
+    let mut plan = Plan::of("qwen3-32b-2xh100", 4);
+    let weights = r#"pipeline={"scorers":[{"type":"prefix-cache-scorer","weight":3},{"type":"queue-scorer","weight":2},
+        {"type":"kv-cache-utilization-scorer","weight":2}]}"#;
+    let random = plan.play("random", ladder()).1.mean_first_token();
+    let approximate = plan.play(weights, ladder()).1.mean_first_token();
+    plan.hearing.kv_events = Some(KvHearing { delay: Duration::from_millis(10), loss: 0.0 });
+    let precise = plan.play(weights, ladder()).1.mean_first_token();
+    assert!(approximate < 0.7 * random, "approximate {approximate:.3} s, random {random:.3} s");
+    assert!(precise < 1.05 * approximate, "precise {precise:.3} s, approximate {approximate:.3} s");
+}
+
+#[test]
+fn events_tell_what_engines_hold_also_when_some_are_lost() {
+    let mut plan = Plan::of("8b-h100", 4);
+    // Nothing is pushed out between a decision and the start of its prefill.
+    plan.engines.iter_mut().for_each(|engine| engine.num_blocks = 400_000);
+    let error = |seen: &Seen| seen.sum(|s| s.foretold_tokens) / seen.sum(|s| s.cached_tokens) - 1.0;
+    for (loss, most) in [(0.0, 0.005), (0.1, 0.02)] {
+        plan.hearing.kv_events = Some(KvHearing { delay: Duration::from_millis(5), loss });
+        let (_, seen) = plan.play("predicted-latency", conversations(1.0, 1_000));
+        assert!(seen.sum(|s| s.cached_tokens) > 100_000.0);
+        assert!(error(&seen).abs() < most, "loss {loss}: {:.4}", error(&seen));
+    }
+}
+
+#[test]
+fn a_server_that_dies_loses_what_it_had_and_no_more() {
+    let at = |seconds: u64| Timestamp(seconds * 1_000_000_000);
+    let mut plan = Plan::of("qwen3-32b-2xh100", 4);
+    plan.changes = vec![
+        TimedChange { at: at(20), change: Change::Lose(1) },
+        TimedChange { at: at(40), change: Change::Join(Box::new(plan.engines[0].clone())) },
+        TimedChange { at: at(60), change: Change::Restart(2) },
+    ];
+    let (_, seen) = plan.play("predicted-latency", made_up("unique:qps=8,seconds=90"));
+    let on = |server, from, to| {
+        let between = |s: &&Served| s.endpoint == Some(server) && s.at >= at(from) && s.at < at(to);
+        seen.served.iter().filter(between).count()
+    };
+    assert!(on(1, 0, 20) > 10 && on(1, 25, 200) == 0, "nobody goes to the dead one once discovery has told");
+    assert!(on(4, 42, 200) > 10 && on(4, 0, 40) == 0, "the new one serves");
+    assert!(on(2, 62, 200) > 10, "who came back serves again");
+    let lost = seen.count(Ending::Lost);
+    assert!((1..80).contains(&lost), "{lost} were on them, or sent before it was known");
+    assert_eq!(seen.count(Ending::Answered) + lost, seen.served.len());
+}
+
+#[test]
+fn a_prompt_that_no_server_takes_is_refused() {
+    let mut plan = Plan::of("8b-h100", 2);
+    plan.engines.iter_mut().for_each(|engine| engine.max_model_len = 1_000);
+    let (_, seen) = plan.play("predicted-latency", conversations(1.0, 100));
+    assert!(seen.count(Ending::Refused) > 50 && seen.count(Ending::Answered) > 0);
+}
+
+fn attache(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_attache")).arg("replay").args(args).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn the_command_writes_every_form_and_keeps_its_exit_codes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (json, html, png, markdown) = (path("r.json"), path("r.html"), path("r.png"), path("r.md"));
+    let short =
+        ["--workload", "shared-prefix:qps=5,seconds=30", "--endpoints", "4", "--compare", "random,least-request"];
+    let good =
+        attache(&[&short[..], &["--json", &json, "--html", &html, "--png", &png, "--markdown", &markdown]].concat());
+    assert!(good.status.success(), "{}", text(&good.stderr));
+    let shown = text(&good.stdout);
+    assert!(["predicted-latency", "random", "least-request", "TTFT mean"].iter().all(|w| shown.contains(w)), "{shown}");
+    let document: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    assert_eq!(document["runs"].as_array().unwrap().len(), 3);
+    assert!(std::fs::read_to_string(&html).unwrap().contains("<svg"));
+    assert!(std::fs::read(&png).unwrap().starts_with(b"\x89PNG"));
+    assert!(std::fs::read_to_string(&markdown).unwrap().contains("| random |"));
+
+    let holds = attache(&[&short[..], &["--assert", "predicted-latency:ttft_mean<=random:ttft_mean"]].concat());
+    assert_eq!(holds.status.code(), Some(0), "{}", text(&holds.stdout));
+    let fails = attache(&[&short[..], &["--assert", "ttft_p50<1us"]].concat());
+    assert_eq!(fails.status.code(), Some(2));
+    assert!(text(&fails.stdout).contains("FAIL"));
+    for (args, code, word) in [
+        (vec![], 64, "nothing to play"),
+        (vec!["--workload", "shared-prefx"], 64, "did you mean `shared-prefix`"),
+        (vec!["--workload", "unique", "--compare", "randm"], 64, "randm"),
+        (vec!["--workload", "unique", "--compare", "random={\"x\":1}"], 64, "random"),
+        (vec!["--workload", "unique", "--profile", "h100"], 64, "profile"),
+        (vec!["--workload", "unique", "--assert", "ttft_p50<1"], 64, "ttft_p50"),
+        (vec!["--workload", "unique", "--change", "10m explode"], 64, "explode"),
+        (vec!["--workload", "unique", "--baseline", "nobody"], 64, "nobody"),
+        (vec!["--trace", "/no/such/file"], 64, "/no/such/file"),
+        (vec!["--workload", "unique", "--config-file", "/no/such/file"], 78, "/no/such/file"),
+    ] {
+        let out = attache(&args);
+        let said = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(code), "{args:?}: {said}");
+        assert!(said.contains(word), "{args:?}: {said}");
+    }
+    let list = text(&attache(&["--list"]).stdout);
+    assert!(["multi-turn", "8b-h100", "predicted-latency"].iter().all(|w| list.contains(w)), "{list}");
+}
+
+#[test]
+fn the_configuration_of_production_is_what_is_played() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("attache.yaml");
+    std::fs::write(
+        &config,
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: a\n  strategy: random\n  endpoints:\n  - address: 10.0.0.1:8000\n  - address: 10.0.0.2:8000\n",
+    )
+    .unwrap();
+    let epp = folder.path().join("epp.yaml");
+    std::fs::write(
+        &epp,
+        "apiVersion: inference.networking.x-k8s.io/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: queue-scorer\n- type: max-score-picker\n\
+         schedulingProfiles:\n- name: default\n  plugins:\n  - pluginRef: queue-scorer\n  - pluginRef: max-score-picker\n",
+    )
+    .unwrap();
+    let other = format!("gie={}", epp.display());
+    let out = attache(&[
+        "--config-file",
+        &config.display().to_string(),
+        "--compare",
+        &other,
+        "--workload",
+        "unique:qps=5,seconds=20",
+    ]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let shown = text(&out.stdout);
+    assert!(shown.contains("endpoints 2") && shown.contains("random") && shown.contains("gie"), "{shown}");
+}
