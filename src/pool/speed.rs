@@ -400,8 +400,9 @@ impl EndpointSpeed {
         self.answered.store(now.0, Relaxed);
         let mut own = self.own.lock();
         let Own { ratios: [ratio, _], error } = own.get_or_insert_default();
-        // What is far out counts as off by twice what was predicted.
-        *error += (((seconds - predicted) / predicted).abs().min(2.0) - *error) * ERROR_RATE;
+        // What is far out moves the usual error by no more than three times itself.
+        let off = ((seconds - predicted) / predicted.max(seconds * 0.1)).abs();
+        *error += (off.min(3.0 * error.max(0.1)) - *error) * ERROR_RATE;
         let mut shape = self.pool.first.lock();
         shape.observe(ratio, features, seconds, &DEFAULT_FIRST, &SCALE_FIRST);
         self.pool.published.0.set(shape.fit.coefficients());

@@ -69,9 +69,9 @@ fn predictions_come_true() {
     let world = play("predicted-latency", 1.7, &[1.0, 1.0, 0.5, 2.0, 1.0, 1.0, 0.5, 0.25]);
     let errors: Vec<f64> =
         world.endpoints().iter().map(|e| e.speed.learned().expect("answers").first_token_error).collect();
-    assert!(Latencies::mean(&errors) < 0.35, "{errors:.2?}");
+    assert!(Latencies::mean(&errors) < 0.5, "{errors:.2?}");
     let speeds: Vec<f64> =
         world.endpoints().iter().map(|e| e.speed.learned().expect("answers").prefill_tokens_per_second).collect();
-    // 25,000 tokens a second at speed 1, less what attention costs where it was taken for tokens.
-    assert!(speeds[3] > 1.3 * speeds[0] && speeds[0] > 1.4 * speeds[2] && speeds[2] > 1.4 * speeds[7], "{speeds:.0?}");
+    // 25,000 tokens a second at speed 1, less what attention costs where it was taken for tokens. Differences are believed in part only.
+    assert!(speeds[3] > 1.3 * speeds[0] && speeds[0] > 1.1 * speeds[2] && speeds[2] > 1.4 * speeds[7], "{speeds:.0?}");
 }

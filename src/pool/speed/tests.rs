@@ -56,7 +56,7 @@ fn each_endpoint_shows_its_own_speed() {
         [(&fast, 4_000, 0.21), (&slow, 4_000, 1.61), (&fast, 1_000, 0.06), (&slow, 1_000, 0.41)]
     {
         let predicted = predicted(endpoint, 990_500, tokens);
-        assert!((predicted / seconds - 1.0).abs() < 0.3, "{tokens} tokens: {predicted:.3} s for {seconds} s");
+        assert!((predicted / seconds - 1.0).abs() < 0.35, "{tokens} tokens: {predicted:.3} s for {seconds} s");
     }
     let stranger = predicted(&new, 990_500, 4_000);
     assert!((0.21..1.61).contains(&stranger), "a newcomer is thought to be as the pool is: {stranger}");
