@@ -8,9 +8,7 @@ use super::recording::{Notes, Sheet};
 use crate::clock::Timestamp;
 use crate::config::settings::OnUnparseable;
 use crate::error::{Fault, Reason, RequestError};
-use crate::pool::speed::Work;
-use crate::pool::{Endpoint, EndpointState, PoolSnapshot};
-use crate::prefix::cache::PrefixCache;
+use crate::pool::{EndpointState, PoolSnapshot};
 use crate::prefix::learning::Lesson;
 use crate::protocol::{self, Api, Request};
 use crate::record::{Booked, Decided};
@@ -258,8 +256,8 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
         None => (None, None),
     };
     let booked = decision.picks.first().map(|picked| {
-        let asking = Asking { prompt_tokens, matched_tokens, target: &target, understood, streams };
-        let book = || book(pool, &snapshot, picked, &asking, lesson, q.now);
+        let order = Order { model: &target, prompt_tokens, cached_tokens: matched_tokens, understood, streams, lesson };
+        let book = || Booking::new(picked.clone(), &snapshot, pool.stale_after, order, q.now);
         match sheet {
             Some(mut sheet) => {
                 sheet.asks(|line| line.preset = is_preset);
@@ -284,35 +282,6 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
         pool: pool.clone(),
         target,
     })))
-}
-
-/// Counts what the request will have its endpoint compute.
-fn book(
-    pool: &Pool,
-    snapshot: &PoolSnapshot,
-    picked: &Arc<Endpoint>,
-    request: &Asking<'_>,
-    lesson: Option<(Arc<PrefixCache>, Lesson)>,
-    now: Timestamp,
-) -> Booking {
-    let state = snapshot.position(picked.spec.address).and_then(|p| snapshot.get(p));
-    let fresh = state.and_then(|s| s.fresh_metrics(now, pool.stale_after));
-    let work = Work {
-        prompt_tokens: request.prompt_tokens,
-        uncached_tokens: request.prompt_tokens.saturating_sub(request.matched_tokens),
-        adapter_cold: fresh.and_then(|m| m.lora.as_ref()).is_some_and(|l| l.lacks(request.target)),
-    };
-    let order = Order { work, understood: request.understood, streams: request.streams, lesson };
-    Booking::new(picked.clone(), fresh, order, now)
-}
-
-/// What a booking needs of a request.
-struct Asking<'a> {
-    prompt_tokens: u32,
-    matched_tokens: u32,
-    target: &'a str,
-    understood: bool,
-    streams: bool,
 }
 
 /// Reads the body; `None` when there is nothing to read, or nothing that can be read and the request is routed all the same.

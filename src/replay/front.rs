@@ -9,7 +9,6 @@ use crate::clock::Timestamp;
 use crate::error::RequestError;
 use crate::ids::EndpointId;
 use crate::pool::health::Outcome;
-use crate::pool::speed::Work;
 use crate::pool::writer::SourceId;
 use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, PoolEvent, PoolSnapshot, PoolWriter};
 use crate::prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
@@ -141,15 +140,8 @@ impl Front {
             (self.cache.clone(), crate::prefix::learning::Lesson { tenant: tenant(request, &self.config), ..lesson })
         });
         let foretold = lesson.as_ref().map_or(0, |(_, lesson)| lesson.foretold);
-        let state = self.snapshot.position(picked.spec.address).and_then(|p| self.snapshot.get(p));
-        let fresh = state.and_then(|s| s.fresh_metrics(now, self.config.stale_after));
-        let work = Work {
-            prompt_tokens,
-            uncached_tokens: prompt_tokens - matched,
-            adapter_cold: fresh.and_then(|m| m.lora.as_ref()).is_some_and(|l| l.lacks(model)),
-        };
-        let order = Order { work, understood: true, streams: true, lesson };
-        let booking = Booking::new(picked, fresh, order, now);
+        let order = Order { model, prompt_tokens, cached_tokens: matched, understood: true, streams: true, lesson };
+        let booking = Booking::new(picked, &self.snapshot, self.config.stale_after, order, now);
         Ok(Sent { booking, foretold, contents, probe: decision.probe })
     }
 

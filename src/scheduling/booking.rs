@@ -7,24 +7,38 @@
 use crate::clock::Timestamp;
 use crate::pool::ledger::Ticket;
 use crate::pool::speed::{Reservation, Work};
-use crate::pool::{Endpoint, EndpointMetrics};
+use crate::pool::{Endpoint, EndpointMetrics, PoolSnapshot};
 use crate::prefix::cache::PrefixCache;
 use crate::prefix::key::BlockKey;
 use crate::prefix::learning::{Learning, Lesson};
 use crate::protocol::Usage;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What is known of a request when it is booked.
 #[derive(Debug)]
-pub struct Order {
-    /// What its endpoint will have to compute.
-    pub work: Work,
+pub struct Order<'a> {
+    /// The model or adapter that the server is asked for.
+    pub model: &'a str,
+    /// Tokens of its prompt.
+    pub prompt_tokens: u32,
+    /// Those of them that its endpoint is thought to hold.
+    pub cached_tokens: u32,
     /// It was read, so that its work is known: a speed can be learned from it.
     pub understood: bool,
     /// Its first token will be seen as it comes.
     pub streams: bool,
     /// What its prompt teaches, and whom.
     pub lesson: Option<(Arc<PrefixCache>, Lesson)>,
+}
+
+/// What a prompt of `prompt_tokens`, of which `cached_tokens` are cached, would have an endpoint compute that reports `fresh`.
+pub(super) fn work(prompt_tokens: u32, cached_tokens: u32, fresh: Option<&EndpointMetrics>, model: &str) -> Work {
+    Work {
+        prompt_tokens,
+        uncached_tokens: prompt_tokens.saturating_sub(cached_tokens),
+        adapter_cold: fresh.and_then(|m| m.lora.as_ref()).is_some_and(|l| l.lacks(model)),
+    }
 }
 
 /// One routed request.
@@ -36,10 +50,19 @@ pub struct Booking {
 }
 
 impl Booking {
-    /// Books `order` on `endpoint`, which reports `fresh`.
+    /// Books `order` on `endpoint`, of which `snapshot` says what it reports; metrics older than `stale_after` say nothing.
     #[must_use]
-    pub fn new(endpoint: Arc<Endpoint>, fresh: Option<&EndpointMetrics>, order: Order, now: Timestamp) -> Self {
-        let Order { work, understood, streams, lesson } = order;
+    pub fn new(
+        endpoint: Arc<Endpoint>,
+        snapshot: &PoolSnapshot,
+        stale_after: Duration,
+        order: Order<'_>,
+        now: Timestamp,
+    ) -> Self {
+        let Order { model, prompt_tokens, cached_tokens, understood, streams, lesson } = order;
+        let state = snapshot.position(endpoint.spec.address).and_then(|p| snapshot.get(p));
+        let fresh = state.and_then(|s| s.fresh_metrics(now, stale_after));
+        let work = work(prompt_tokens, cached_tokens, fresh, model);
         // Before the ticket: what is expected of the endpoint is what it has to do without this request.
         let reservation = understood.then(|| Reservation::begin(endpoint.clone(), fresh, work, streams, now));
         let learning = lesson.map(|(cache, lesson)| Learning::begin(cache, lesson, endpoint.id, now));

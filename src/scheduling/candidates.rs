@@ -1,5 +1,6 @@
 //! The endpoints that a request may go to.
 
+use super::booking;
 use super::plugin::PickContext;
 use crate::clock::Timestamp;
 use crate::pool::speed::Work;
@@ -52,12 +53,7 @@ impl<'a> Candidate<'a> {
     /// What the request would have it compute.
     #[must_use]
     pub fn work(&self, cx: &PickContext<'_>) -> Work {
-        let prompt_tokens = cx.request.prompt_tokens;
-        Work {
-            prompt_tokens,
-            uncached_tokens: prompt_tokens.saturating_sub(self.cached.any),
-            adapter_cold: self.metrics.and_then(|m| m.lora.as_ref()).is_some_and(|l| l.lacks(cx.request.model)),
-        }
+        booking::work(cx.request.prompt_tokens, self.cached.any, self.metrics, cx.request.model)
     }
 
     /// The candidate with what `cx` has found of the prompt in its cache.

@@ -4,7 +4,6 @@ use super::{Difference, MAX_DIFFERENCES, RecordError, Summary, settings, wrong};
 use crate::config::Settings;
 use crate::config::settings::PoolSettings;
 use crate::ids::EndpointId;
-use crate::pool::speed::Work;
 use crate::pool::{Endpoint, PoolEvent, PoolSnapshot, PoolWriter};
 use crate::prefix::cache::{CacheConfig, Found, PrefixCache};
 use crate::prefix::learning::Lesson;
@@ -424,15 +423,15 @@ fn decide(pool: &LivePool, state: &PoolState, d: &Decided, other: bool, missing:
         };
         (pool.cache.clone(), lesson)
     });
-    let fresh = state.snapshot.position(first.spec.address).and_then(|p| state.snapshot.get(p));
-    let fresh = fresh.and_then(|s| s.fresh_metrics(d.at, pool.stale_after));
-    let work = Work {
+    let order = Order {
+        model: &d.model,
         prompt_tokens,
-        uncached_tokens: prompt_tokens.saturating_sub(matched),
-        adapter_cold: fresh.and_then(|m| m.lora.as_ref()).is_some_and(|l| l.lacks(&d.model)),
+        cached_tokens: matched,
+        understood: d.readable,
+        streams: d.streams,
+        lesson,
     };
-    let order = Order { work, understood: d.readable, streams: d.streams, lesson };
-    let booking = Booking::new(first.clone(), fresh, order, d.at);
+    let booking = Booking::new(first.clone(), &state.snapshot, pool.stale_after, order, d.at);
     let prompt_tokens = if looked.is_some() { prompt_tokens } else { 0 };
     Came { picks, reason, matched, prompt_tokens, booking: Some(booking) }
 }
