@@ -144,6 +144,8 @@ pub struct World<'w> {
     hearing: Hearing,
     changes: Vec<TimedChange>,
     servers: Vec<Server>,
+    /// Positions of the servers that the picker was told of, by what it calls them.
+    places: AHashMap<EndpointId, usize>,
     queue: Queue,
     flying: AHashMap<u64, Flying>,
     workload: &'w mut dyn Workload,
@@ -167,6 +169,7 @@ impl<'w> World<'w> {
             hearing,
             changes,
             servers: Vec::new(),
+            places: AHashMap::new(),
             queue: Queue::default(),
             flying: AHashMap::new(),
             workload,
@@ -337,7 +340,7 @@ impl<'w> World<'w> {
         let id = sent.booking.endpoint().id;
         let decided = mix(request.number ^ u64::from(id.0) << 40);
         self.outcome.decisions = mix(self.outcome.decisions ^ decided);
-        let Some(i) = self.servers.iter().position(|s| s.known == Some(id)) else {
+        let Some(i) = self.places.get(&id).copied() else {
             return self.refuse(&request, Some(sent), now);
         };
         self.advance(i, now);
@@ -364,10 +367,8 @@ impl<'w> World<'w> {
 
     /// Nobody could take it, or its server would not.
     fn refuse(&mut self, request: &Request, sent: Option<Sent>, now: Timestamp) {
-        let endpoint = sent.as_ref().and_then(|s| {
-            let id = s.booking.endpoint().id;
-            self.servers.iter().position(|server| server.known == Some(id)).and_then(|i| u32::try_from(i).ok())
-        });
+        let place = sent.as_ref().and_then(|s| self.places.get(&s.booking.endpoint().id));
+        let endpoint = place.and_then(|i| u32::try_from(*i).ok());
         if let Some(mut sent) = sent {
             self.front.first_byte(&mut sent, false, now);
         }
@@ -398,8 +399,9 @@ impl<'w> World<'w> {
             self.advance(i, now);
             let Some(server) = self.servers.get_mut(i).filter(|s| s.alive) else { continue };
             let Some(id) = server.known else { continue };
-            let in_flight = self.front.snapshot.endpoints.iter().find(|e| e.endpoint.id == id);
-            let in_flight = in_flight.map_or(0, |e| e.endpoint.ledger.in_flight());
+            let snapshot = &self.front.snapshot;
+            let state = snapshot.position(server.spec.address).and_then(|p| snapshot.get(p));
+            let in_flight = state.map_or(0, |s| s.endpoint.ledger.in_flight());
             let (page, restarted) = server.pages.read(&server.engine, server.started, in_flight, now);
             if delay.is_zero() {
                 self.front.scraped(id, page, restarted);
@@ -486,9 +488,11 @@ impl<'w> World<'w> {
     fn discover(&mut self) {
         let specs = self.servers.iter().filter(|s| s.alive).map(|s| s.spec.clone()).collect();
         self.front.discover(specs);
-        for server in &mut self.servers {
+        self.places.clear();
+        for (i, server) in self.servers.iter_mut().enumerate() {
             let at = self.front.snapshot.position(server.spec.address);
             server.known = at.and_then(|p| self.front.snapshot.get(p)).map(|state| state.endpoint.id);
+            self.places.extend(server.known.map(|id| (id, i)));
             match (&server.events, server.known) {
                 (None, Some(_)) if self.hearing.kv_events.is_some() => {
                     let trust = Arc::new(TrustCell::default());
