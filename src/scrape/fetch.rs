@@ -1,7 +1,7 @@
 //! Fetches one page: bounded in time and size, no redirects, no proxies, nothing compressed.
 
 use reqwest::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING};
-use reqwest::{Client, Url, redirect};
+use reqwest::{Client, ClientBuilder, Url, redirect};
 use std::time::Duration;
 
 /// Idle connections are closed by us after 4 s, before uvicorn (vLLM, SGLang) closes them after 5 s: a request that meets a closing
@@ -74,6 +74,13 @@ impl Clients {
 }
 
 fn build(verify: bool) -> Result<Client, FetchError> {
+    client(verify, 1).build().map_err(|e| FetchError::Url(cause(&e)))
+}
+
+/// A client that asks servers as this program does: HTTP/1.1, no redirects, no proxies, and `idle_connections` kept open for each server.
+/// Certificates are checked with the system's store, which is needed only then.
+#[must_use]
+pub fn client(verify: bool, idle_connections: usize) -> ClientBuilder {
     if rustls::crypto::CryptoProvider::get_default().is_none() {
         // Another thread may have installed one in between: then that one stays, which is as good.
         drop(rustls::crypto::ring::default_provider().install_default());
@@ -85,10 +92,8 @@ fn build(verify: bool) -> Result<Client, FetchError> {
         .http1_only()
         .referer(false)
         .pool_idle_timeout(DEFAULT_POOL_IDLE)
-        .pool_max_idle_per_host(1)
+        .pool_max_idle_per_host(idle_connections)
         .tls_danger_accept_invalid_certs(!verify)
-        .build()
-        .map_err(|e| FetchError::Url(chain(&e)))
 }
 
 /// Fetches `url` into `page`, which is emptied first; at most `max_bytes` within `timeout`.
@@ -112,9 +117,9 @@ pub async fn fetch(
 async fn fetch_untimed(client: &Client, url: Url, max_bytes: u64, page: &mut Vec<u8>) -> Result<(), FetchError> {
     let request = client.get(url).header(ACCEPT, "text/plain").header(ACCEPT_ENCODING, "identity");
     let mut response = request.send().await.map_err(|e| match () {
-        () if e.is_builder() => FetchError::Url(chain(&e)),
-        () if e.is_connect() => FetchError::Connect(chain(&e)),
-        () => FetchError::Broken(chain(&e)),
+        () if e.is_builder() => FetchError::Url(cause(&e)),
+        () if e.is_connect() => FetchError::Connect(cause(&e)),
+        () => FetchError::Broken(cause(&e)),
     })?;
     let status = response.status();
     if status.is_redirection() {
@@ -129,7 +134,7 @@ async fn fetch_untimed(client: &Client, url: Url, max_bytes: u64, page: &mut Vec
     if response.content_length().is_some_and(|length| length > max_bytes) {
         return Err(FetchError::TooLarge(max_bytes));
     }
-    while let Some(chunk) = response.chunk().await.map_err(|e| FetchError::Broken(chain(&e)))? {
+    while let Some(chunk) = response.chunk().await.map_err(|e| FetchError::Broken(cause(&e)))? {
         if (page.len() + chunk.len()) as u64 > max_bytes {
             return Err(FetchError::TooLarge(max_bytes));
         }
@@ -139,7 +144,8 @@ async fn fetch_untimed(client: &Client, url: Url, max_bytes: u64, page: &mut Vec
 }
 
 /// The innermost cause of a reqwest error: what people need ("connection refused"), without the URL around it.
-fn chain(error: &reqwest::Error) -> String {
+#[must_use]
+pub fn cause(error: &reqwest::Error) -> String {
     let mut cause: &dyn std::error::Error = error;
     while let Some(inner) = cause.source() {
         cause = inner;

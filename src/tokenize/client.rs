@@ -1,10 +1,10 @@
 //! One call to a tokenizer: bounded in time and size, no redirects, no proxies, nothing compressed.
 
 use super::list::TokenListError;
-use crate::scrape::fetch::DEFAULT_POOL_IDLE;
+use crate::scrape::fetch::{self, cause};
 use bytes::Bytes;
 use reqwest::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE};
-use reqwest::{Client, StatusCode, redirect};
+use reqwest::{Client, StatusCode};
 use std::time::Duration;
 
 /// Idle connections that are kept for each server.
@@ -48,23 +48,9 @@ pub(super) enum Answer {
     Refused(u16),
 }
 
-/// Makes the client. Certificates are checked with the system's store, which is needed only then.
+/// Makes the client.
 pub(super) fn build(verify: bool) -> Result<Client, String> {
-    if rustls::crypto::CryptoProvider::get_default().is_none() {
-        // Another thread may have installed one in between: then that one stays, which is as good.
-        drop(rustls::crypto::ring::default_provider().install_default());
-    }
-    Client::builder()
-        .user_agent(concat!("attache/", env!("CARGO_PKG_VERSION")))
-        .redirect(redirect::Policy::none())
-        .no_proxy()
-        .http1_only()
-        .referer(false)
-        .pool_idle_timeout(DEFAULT_POOL_IDLE)
-        .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS)
-        .tls_danger_accept_invalid_certs(!verify)
-        .build()
-        .map_err(|e| chain(&e))
+    fetch::client(verify, MAX_IDLE_CONNECTIONS).build().map_err(|e| cause(&e))
 }
 
 /// Posts `body` to `url`.
@@ -88,8 +74,8 @@ async fn post_untimed(client: &Client, url: &str, body: Bytes, max_bytes: u64) -
         .header(ACCEPT_ENCODING, "identity")
         .body(body);
     let mut response = request.send().await.map_err(|e| match () {
-        () if e.is_connect() || e.is_builder() => CallError::Connect(chain(&e)),
-        () => CallError::Broken(chain(&e)),
+        () if e.is_connect() || e.is_builder() => CallError::Connect(cause(&e)),
+        () => CallError::Broken(cause(&e)),
     })?;
     let status = response.status();
     match status {
@@ -111,20 +97,11 @@ async fn post_untimed(client: &Client, url: &str, body: Bytes, max_bytes: u64) -
         return Err(CallError::TooLarge(max_bytes));
     }
     let mut answer = Vec::with_capacity(usize::try_from(length).unwrap_or(0));
-    while let Some(chunk) = response.chunk().await.map_err(|e| CallError::Broken(chain(&e)))? {
+    while let Some(chunk) = response.chunk().await.map_err(|e| CallError::Broken(cause(&e)))? {
         if (answer.len() + chunk.len()) as u64 > max_bytes {
             return Err(CallError::TooLarge(max_bytes));
         }
         answer.extend_from_slice(&chunk);
     }
     Ok(Answer::Body(answer))
-}
-
-/// The innermost cause of a reqwest error: what people need ("connection refused"), without the URL around it.
-fn chain(error: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    cause.to_string()
 }

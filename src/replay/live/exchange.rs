@@ -1,7 +1,7 @@
 //! One request to a gateway: its body, its answer, and what a client sees of both. Called by [`super`], one task a request.
 
 use super::events::Events;
-use super::gateway::{Gateway, cause, read};
+use super::gateway::{Gateway, read};
 use super::{LiveApi, text};
 use crate::clock::Timestamp;
 use crate::protocol::answer::DEFAULT_MAX_ANSWER_BYTES;
@@ -9,6 +9,7 @@ use crate::protocol::usage::{StreamError, Watch};
 use crate::protocol::{AnswerFormat, AnswerText, Api, UsageScanner};
 use crate::replay::served::{Ending, Served};
 use crate::replay::workload::Request;
+use crate::scrape::fetch::cause;
 use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use reqwest::{Response, StatusCode};
 use serde::Deserialize;

@@ -3,9 +3,9 @@
 use super::{DEFAULT_SERVED_HEADERS, LiveApi, LiveConfig, LiveError};
 use crate::clock::{Clock, Timestamp};
 use crate::replay::live::text::Writing;
-use crate::scrape::fetch::DEFAULT_POOL_IDLE;
+use crate::scrape::fetch::{self, cause};
 use reqwest::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
-use reqwest::{Client, Response, Url, redirect};
+use reqwest::{Client, Response, Url};
 use serde::Deserialize;
 use std::time::Duration;
 
@@ -46,7 +46,9 @@ impl Gateway {
             None => DEFAULT_SERVED_HEADERS.to_vec(),
         };
         let served_headers = served.into_iter().map(header_name).collect::<Result<_, _>>()?;
-        let client = build(base.scheme() == "https", config.max_in_flight).map_err(|e| LiveError::Client(cause(&e)))?;
+        // Without https nothing is verified, and the system's certificates need not be there.
+        let client = fetch::client(base.scheme() == "https", config.max_in_flight).connect_timeout(CONNECT_TIMEOUT);
+        let client = client.build().map_err(|e| LiveError::Client(cause(&e)))?;
         let model = match &config.model {
             Some(model) => model.clone(),
             None => first_model(&client, &below(&base, "models")?, &headers).await?,
@@ -105,25 +107,6 @@ impl Gateway {
 
 /// Names of servers are cut behind so many characters.
 const MAX_PLACE_CHARACTERS: usize = 256;
-
-fn build(verify: bool, connections: usize) -> reqwest::Result<Client> {
-    if rustls::crypto::CryptoProvider::get_default().is_none() {
-        // Another thread may have installed one in between: then that one stays, which is as good.
-        drop(rustls::crypto::ring::default_provider().install_default());
-    }
-    Client::builder()
-        .user_agent(concat!("attache/", env!("CARGO_PKG_VERSION")))
-        .redirect(redirect::Policy::none())
-        .no_proxy()
-        .http1_only()
-        .referer(false)
-        .connect_timeout(CONNECT_TIMEOUT)
-        .pool_idle_timeout(DEFAULT_POOL_IDLE)
-        .pool_max_idle_per_host(connections)
-        // Without https nothing is verified, and the system's certificates need not be there.
-        .tls_danger_accept_invalid_certs(!verify)
-        .build()
-}
 
 /// The URL below which the API lies, with `/v1/` at its end.
 fn base(target: &str) -> Result<Url, LiveError> {
@@ -207,15 +190,6 @@ pub(super) async fn read(answer: &mut Response, max_bytes: usize) -> reqwest::Re
         }
     }
     Ok(page)
-}
-
-/// The innermost cause of a reqwest error: what people need ("connection refused"), without the URL around it.
-pub(super) fn cause(error: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    cause.to_string()
 }
 
 #[cfg(test)]
