@@ -94,8 +94,6 @@ pub struct LiveConfig {
     pub headers: Vec<(String, String)>,
     /// What texts follow from, beside their names: runs with other seeds find nothing of theirs in the caches.
     pub seed: u64,
-    /// Nothing is sent from this moment on; what is under way ends.
-    pub until: Option<Duration>,
     /// The header of answers that names the server; one of [`DEFAULT_SERVED_HEADERS`] when `None`.
     pub served_header: Option<String>,
     /// How long what is under way may go on when the run is stopped.
@@ -117,7 +115,6 @@ impl LiveConfig {
             timeout: DEFAULT_TIMEOUT,
             headers: Vec::new(),
             seed: 0,
-            until: None,
             served_header: None,
             grace: DEFAULT_GRACE,
             max_remembered_bytes: DEFAULT_MAX_REMEMBERED_BYTES,
@@ -204,7 +201,6 @@ pub async fn play(
     let outcome = LiveOutcome { model: gateway.model.clone(), ..LiveOutcome::default() };
     let player = Player {
         config,
-        until: config.until.map(|until| Timestamp(0).after(until)),
         gateway,
         workload,
         observer,
@@ -224,7 +220,6 @@ pub async fn play(
 /// One run.
 struct Player<'p> {
     config: &'p LiveConfig,
-    until: Option<Timestamp>,
     gateway: Arc<Gateway>,
     workload: &'p mut dyn Workload,
     observer: &'p mut dyn Observer,
@@ -294,9 +289,7 @@ impl Player<'_> {
         }
         let coming = self.coming.as_ref().map(|request| request.at);
         let follow_up = self.follow_ups.first_key_value().map(|((at, _), _)| *at);
-        let next = [coming, follow_up].into_iter().flatten().min()?;
-        let is_over = |until: Timestamp| next >= until || self.gateway.now() >= until;
-        (!self.until.is_some_and(is_over)).then_some(next)
+        [coming, follow_up].into_iter().flatten().min()
     }
 
     /// Sends the request that is due next.
