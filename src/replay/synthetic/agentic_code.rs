@@ -9,7 +9,9 @@
 //! turns=normal:1..3000~540~500, output=50..10000~425~400 and context=1000000.
 
 use super::Descriptor;
-use super::conversations::Conversations;
+use super::conversations::{
+    CONTEXT, CONVERSATIONS, Conversations, DYNAMIC, INPUT, OUTPUT, RAMP, THINK, TURNS, VOLATILE,
+};
 use super::parameters::Parameter;
 
 /// Registry entry.
@@ -25,36 +27,20 @@ pub(super) const WORKLOAD: Descriptor = Descriptor {
             meaning: "sessions at a time: the knee of the source's best policy",
         },
         Parameter { name: "requests", default: "1200", meaning: "20 for each client, about three sessions" },
-        Parameter {
-            name: "conversations",
-            default: "0",
-            meaning: "conversations that may begin, 0 for as many as `requests` take",
-        },
-        Parameter { name: "ramp", default: "30", meaning: "seconds over which the clients begin" },
+        CONVERSATIONS,
+        Parameter { default: "30", ..RAMP },
         Parameter {
             name: "system",
             default: "3000",
             meaning: "tokens that all conversations share: tools and instructions",
         },
-        Parameter {
-            name: "dynamic",
-            default: "normal:3000..100000~55000~25000",
-            meaning: "tokens of each conversation's own instructions",
-        },
-        Parameter { name: "turns", default: "normal:2..20~6~4", meaning: "turns of a conversation" },
-        Parameter { name: "input", default: "100..10000~1500~1200", meaning: "tokens of a question" },
-        Parameter { name: "output", default: "50..4000~800~600", meaning: "tokens of an answer" },
-        Parameter { name: "think", default: "1..2", meaning: "seconds from an answer to the next question" },
-        Parameter {
-            name: "context",
-            default: "131072",
-            meaning: "tokens that a model takes; a conversation that would need more is over",
-        },
-        Parameter {
-            name: "volatile",
-            default: "false",
-            meaning: "begin every prompt with 32 tokens that nobody else has",
-        },
+        Parameter { default: "normal:3000..100000~55000~25000", ..DYNAMIC },
+        Parameter { default: "normal:2..20~6~4", ..TURNS },
+        Parameter { default: "100..10000~1500~1200", ..INPUT },
+        Parameter { default: "50..4000~800~600", ..OUTPUT },
+        Parameter { default: "1..2", ..THINK },
+        CONTEXT,
+        VOLATILE,
     ],
     build: |values, seed| Ok(Box::new(Conversations::read(values, seed)?)),
 };

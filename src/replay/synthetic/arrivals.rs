@@ -18,6 +18,9 @@ const MAX_STAGES: usize = 1_000;
 /// So many gaps are drawn in a tenth of a second.
 const MAX_COUNTED: f64 = 5e6;
 
+/// When requests come; each workload puts its own default in place of the empty one.
+pub(super) const STAGES: Parameter =
+    Parameter { name: "stages", default: "", meaning: "QPSxSECONDS with / between them" };
 /// The rate of one stage in place of the workload's own.
 pub(super) const QPS: Parameter =
     Parameter { name: "qps", default: "", meaning: "requests a second: one stage of `seconds` in place of `stages`" };

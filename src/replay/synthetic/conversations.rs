@@ -5,7 +5,7 @@
 //! number alone; which client holds it follows from who was free first.
 
 use super::arrivals::{system, user};
-use super::parameters::{MAX_TOKENS, Values};
+use super::parameters::{MAX_TOKENS, Parameter, Values};
 use crate::clock::Timestamp;
 use crate::replay::draw::Spread;
 use crate::replay::names::{Kind, name, name_of_pair};
@@ -21,6 +21,42 @@ use std::time::Duration;
 const MAX_TURNS: f64 = 1_000_000.0;
 /// Tokens of a volatile head: Claude Code's billing header has some thirty.
 const VOLATILE_TOKENS: u32 = 32;
+
+// The parameters that all such workloads have. Where the default is empty, each puts the one of its source in its place.
+
+/// How long the clients take to begin.
+pub(super) const RAMP: Parameter =
+    Parameter { name: "ramp", default: "", meaning: "seconds over which the clients begin" };
+/// How many conversations there are.
+pub(super) const CONVERSATIONS: Parameter = Parameter {
+    name: "conversations",
+    default: "0",
+    meaning: "conversations that may begin, 0 for as many as `requests` take",
+};
+/// What all have in common.
+pub(super) const SYSTEM: Parameter =
+    Parameter { name: "system", default: "", meaning: "tokens that all conversations share" };
+/// What each has for itself.
+pub(super) const DYNAMIC: Parameter =
+    Parameter { name: "dynamic", default: "", meaning: "tokens of each conversation's own instructions" };
+/// How long they are.
+pub(super) const TURNS: Parameter = Parameter { name: "turns", default: "", meaning: "turns of a conversation" };
+/// How much is asked.
+pub(super) const INPUT: Parameter = Parameter { name: "input", default: "", meaning: "tokens of a question" };
+/// How much is answered.
+pub(super) const OUTPUT: Parameter = Parameter { name: "output", default: "", meaning: "tokens of an answer" };
+/// How soon it goes on.
+pub(super) const THINK: Parameter =
+    Parameter { name: "think", default: "", meaning: "seconds from an answer to the next question" };
+/// Where they end: the context of Llama 3.1.
+pub(super) const CONTEXT: Parameter = Parameter {
+    name: "context",
+    default: "131072",
+    meaning: "tokens that a model takes; a conversation that would need more is over",
+};
+/// Whether their heads change from request to request.
+pub(super) const VOLATILE: Parameter =
+    Parameter { name: "volatile", default: "false", meaning: "begin every prompt with 32 tokens that nobody else has" };
 
 /// What the conversations of one workload are like.
 struct Shape {

@@ -6,7 +6,9 @@
 //! time, 300 requests each, are one stage of 50 here.
 
 use super::Descriptor;
-use super::conversations::Conversations;
+use super::conversations::{
+    CONTEXT, CONVERSATIONS, Conversations, DYNAMIC, INPUT, OUTPUT, RAMP, SYSTEM, THINK, TURNS, VOLATILE,
+};
 use super::parameters::Parameter;
 
 /// Registry entry.
@@ -18,32 +20,16 @@ pub(super) const WORKLOAD: Descriptor = Descriptor {
     parameters: &[
         Parameter { name: "clients", default: "50", meaning: "chats at a time: the last of the source's stages" },
         Parameter { name: "requests", default: "1500", meaning: "300 in each of five stages at the source" },
-        Parameter {
-            name: "conversations",
-            default: "0",
-            meaning: "conversations that may begin, 0 for as many as `requests` take",
-        },
-        Parameter { name: "ramp", default: "45", meaning: "seconds over which the clients begin" },
-        Parameter { name: "system", default: "1000", meaning: "tokens that all conversations share" },
-        Parameter {
-            name: "dynamic",
-            default: "500..15000~4000~2500",
-            meaning: "tokens of each conversation's own instructions",
-        },
-        Parameter { name: "turns", default: "normal:1..15~4~3", meaning: "turns of a conversation" },
-        Parameter { name: "input", default: "10..1000~50~40", meaning: "tokens of a question" },
-        Parameter { name: "output", default: "normal:10..1000~300~150", meaning: "tokens of an answer" },
-        Parameter { name: "think", default: "5..300~45", meaning: "seconds from an answer to the next question" },
-        Parameter {
-            name: "context",
-            default: "131072",
-            meaning: "tokens that a model takes; a conversation that would need more is over",
-        },
-        Parameter {
-            name: "volatile",
-            default: "false",
-            meaning: "begin every prompt with 32 tokens that nobody else has",
-        },
+        CONVERSATIONS,
+        Parameter { default: "45", ..RAMP },
+        Parameter { default: "1000", ..SYSTEM },
+        Parameter { default: "500..15000~4000~2500", ..DYNAMIC },
+        Parameter { default: "normal:1..15~4~3", ..TURNS },
+        Parameter { default: "10..1000~50~40", ..INPUT },
+        Parameter { default: "normal:10..1000~300~150", ..OUTPUT },
+        Parameter { default: "5..300~45", ..THINK },
+        CONTEXT,
+        VOLATILE,
     ],
     build: |values, seed| Ok(Box::new(Conversations::read(values, seed)?)),
 };

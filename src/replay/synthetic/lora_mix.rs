@@ -3,7 +3,7 @@
 //!
 //! Popularity follows Zipf's law, as S-LoRA and Punica assume in their measurements; the figures are ours.
 
-use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, system, user};
+use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, STAGES, system, user};
 use super::parameters::{MAX_TOKENS, Parameter, Values};
 use super::{Built, Descriptor};
 use crate::replay::draw::Zipf;
@@ -23,7 +23,7 @@ pub(super) const WORKLOAD: Descriptor = Descriptor {
         Parameter { name: "system", default: "200", meaning: "tokens of each adapter's system prompt" },
         Parameter { name: "input", default: "20..1000~200~150", meaning: "tokens of a question" },
         Parameter { name: "output", default: "10..500~100~80", meaning: "tokens of an answer" },
-        Parameter { name: "stages", default: "40x120", meaning: "QPSxSECONDS with / between them" },
+        Parameter { default: "40x120", ..STAGES },
         QPS,
         SECONDS,
         CV,

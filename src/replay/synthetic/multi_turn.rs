@@ -5,7 +5,7 @@
 //! t - 1 of both. How the lengths are spread is not published; here they are lognormal with a deviation as large as the mean.
 
 use super::Descriptor;
-use super::conversations::Conversations;
+use super::conversations::{CONTEXT, Conversations, DYNAMIC, INPUT, OUTPUT, RAMP, SYSTEM, THINK, TURNS, VOLATILE};
 use super::parameters::Parameter;
 
 /// Registry entry.
@@ -22,23 +22,15 @@ pub(super) const WORKLOAD: Descriptor = Descriptor {
             default: "800",
             meaning: "conversations that may begin, 0 for as many as `requests` take; KubeAI's number",
         },
-        Parameter { name: "ramp", default: "1", meaning: "seconds over which the clients begin" },
-        Parameter { name: "system", default: "0", meaning: "tokens that all conversations share" },
-        Parameter { name: "dynamic", default: "0", meaning: "tokens of each conversation's own instructions" },
-        Parameter { name: "turns", default: "10", meaning: "turns of a conversation" },
-        Parameter { name: "input", default: "4..800~89", meaning: "tokens of a question" },
-        Parameter { name: "output", default: "2..800~76", meaning: "tokens of an answer" },
-        Parameter { name: "think", default: "0", meaning: "seconds from an answer to the next question" },
-        Parameter {
-            name: "context",
-            default: "16384",
-            meaning: "tokens that a model takes; a conversation that would need more is over",
-        },
-        Parameter {
-            name: "volatile",
-            default: "false",
-            meaning: "begin every prompt with 32 tokens that nobody else has",
-        },
+        Parameter { default: "1", ..RAMP },
+        Parameter { default: "0", ..SYSTEM },
+        Parameter { default: "0", ..DYNAMIC },
+        Parameter { default: "10", ..TURNS },
+        Parameter { default: "4..800~89", ..INPUT },
+        Parameter { default: "2..800~76", ..OUTPUT },
+        Parameter { default: "0", ..THINK },
+        Parameter { default: "16384", ..CONTEXT },
+        VOLATILE,
     ],
     build: |values, seed| Ok(Box::new(Conversations::read(values, seed)?)),
 };

@@ -4,7 +4,7 @@
 //! over, as the generator `shared_prefix` of inference-perf does. The ladder is what llm-d publishes its precise prefix routing
 //! with: 150 × 5 prompts of 6,000 + 1,200 tokens fill 73 % of the caches of eight servers, so who scatters the groups recomputes them.
 
-use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, system, user};
+use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, STAGES, system, user};
 use super::parameters::{Parameter, Values};
 use super::{Built, Descriptor};
 use crate::replay::names::{Kind, name, name_of_pair};
@@ -48,11 +48,7 @@ pub(super) const SYNTHETIC: Descriptor = Descriptor {
         Parameter { name: "system", default: "2048", meaning: "tokens of a system prompt" },
         Parameter { name: "question", default: "256", meaning: "tokens of a question" },
         Parameter { name: "output", default: "256", meaning: "tokens of an answer" },
-        Parameter {
-            name: "stages",
-            default: "2x50/5x50/8x50/10x50/12x50/15x50/20x50",
-            meaning: "QPSxSECONDS with / between them",
-        },
+        Parameter { default: "2x50/5x50/8x50/10x50/12x50/15x50/20x50", ..STAGES },
         Parameter { name: "pause", default: "0", meaning: "seconds of silence between stages" },
         QPS,
         SECONDS,
