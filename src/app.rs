@@ -18,8 +18,7 @@ use crate::pool::{PoolEvent, PoolWriter, SnapshotStore};
 use crate::prompt::memo::{DEFAULT_MEMO_BYTES, SegmentCache};
 use crate::record::{RecordSettings, Recorder};
 use crate::rng;
-use crate::scheduling::choice::StrategySpec;
-use crate::scheduling::{Choices, Pool, Router, Scheduler};
+use crate::scheduling::{Pool, Router};
 use crate::server::Shards;
 use crate::shutdown::{self, DrainTimes, Phase, Shutdown};
 use crate::telemetry::decisions::Decisions;
@@ -455,23 +454,13 @@ fn feeds_of<'a>(settings: &PoolSettings, feeds: &'a Feeds) -> anyhow::Result<&'a
     feeds.pool(&settings.name).with_context(|| format!("pool `{}` has no feeds", settings.name))
 }
 
-/// A pool's way to decide. Strategies that `previous` has as well keep their memory.
-///
-/// # Errors
-/// When a strategy can't be built.
-pub fn scheduler(settings: &PoolSettings, previous: Option<&Choices>) -> anyhow::Result<Scheduler> {
-    let default = StrategySpec { name: settings.strategy.clone(), parameters: settings.strategy_parameters.clone() };
-    let choices = Choices::build(&default, &settings.rules, settings.by_request.as_ref(), previous)?;
-    Ok(Scheduler::new(choices, settings.health.clone(), settings.max_destinations))
-}
-
 fn pool(settings: &PoolSettings, store: Arc<SnapshotStore>, before: &Router) -> anyhow::Result<Arc<Pool>> {
     let previous = before.pools().iter().find(|p| p.name == settings.name).map(|p| &p.scheduler.choices);
     Ok(Arc::new(Pool {
         name: settings.name.clone(),
         matches: settings.matches.clone(),
         store,
-        scheduler: scheduler(settings, previous)?,
+        scheduler: settings.scheduler(previous)?,
         rewrites: settings.rewrites.clone(),
         reject_unknown_models: settings.reject_unknown_models,
         stale_after: settings.scrape.stale_after,

@@ -3,8 +3,10 @@
 use crate::limits::Limits;
 use crate::pool::health::HealthPolicy;
 use crate::pool::{EndpointSpec, Engine, MetricsSource};
-use crate::scheduling::choice::{ModelRule, RequestSpec};
+use crate::scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
+use crate::scheduling::registry::BuildError;
 use crate::scheduling::router::{Destination, ModelRewrites, PoolMatch};
+use crate::scheduling::{Choices, Scheduler};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -178,6 +180,18 @@ pub struct PoolSettings {
     pub health: HealthPolicy,
     /// What is known of the servers' KV caches.
     pub prefix: PrefixSettings,
+}
+
+impl PoolSettings {
+    /// The pool's way to decide. Strategies that `previous` has as well keep their memory.
+    ///
+    /// # Errors
+    /// When a strategy can't be built.
+    pub fn scheduler(&self, previous: Option<&Choices>) -> Result<Scheduler, BuildError> {
+        let default = StrategySpec { name: self.strategy.clone(), parameters: self.strategy_parameters.clone() };
+        let choices = Choices::build(&default, &self.rules, self.by_request.as_ref(), previous)?;
+        Ok(Scheduler::new(choices, self.health.clone(), self.max_destinations))
+    }
 }
 
 /// How a pool's prompts become block keys, and where the knowledge of who holds them comes from. A change starts that knowledge anew.

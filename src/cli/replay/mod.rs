@@ -7,7 +7,6 @@ mod record;
 
 use super::source::ReloadSource;
 use super::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_USAGE, colour};
-use crate::app;
 use crate::clock::{Clock, Timestamp};
 use crate::config::settings::PoolSettings;
 use crate::config::units::parse_duration;
@@ -137,7 +136,7 @@ pub(super) struct ReplayArgs {
     /// What happens to them: `10m lose 3`, `5m restart 0`, `1h join`
     #[arg(long, value_name = "CHANGE", help_heading = "Who serves")]
     change: Vec<String>,
-    /// How often metrics are read [default: the configuration's]
+    /// How often metrics are read [default: the configuration's]; what is older than its `staleAfter` says nothing
     #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Who serves")]
     metrics_every: Option<Duration>,
     /// How long they are on their way
@@ -245,9 +244,7 @@ fn replay(args: &ReplayArgs) -> Result<bool, Failure> {
     let policies = plan::policies(&base, &args.compare, |file| pool_of(file, None).map(|(pool, _)| pool))
         .map_err(Failure::usage)?;
     for policy in &policies {
-        app::scheduler(&policy.pool, None)
-            .with_context(|| format!("policy `{}`", policy.name))
-            .map_err(Failure::usage)?;
+        (policy.pool.scheduler(None)).with_context(|| format!("policy `{}`", policy.name)).map_err(Failure::usage)?;
     }
     let names: Vec<&str> = policies.iter().map(|p| p.name.as_str()).collect();
     let assertions = args.assert.iter().map(|text| Assertion::parse(text, &names)).collect::<Result<Vec<_>, _>>();
@@ -471,8 +468,8 @@ fn play(args: &ReplayArgs, job: &Job<'_>, hearing: &Hearing, bar: &ProgressBar) 
     let began = clock.now();
     let pool = &job.policy.pool;
     let front = FrontConfig {
-        scheduler: app::scheduler(pool, None)?,
-        stale_after: pool.scrape.stale_after.max(hearing.metrics_every.saturating_mul(2) + hearing.metrics_delay),
+        scheduler: pool.scheduler(None)?,
+        stale_after: pool.scrape.stale_after,
         block_size: pool.prefix.block_size,
         max_index_bytes: pool.prefix.max_bytes,
         tenant_share: pool.prefix.tenant_share,

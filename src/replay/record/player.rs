@@ -10,11 +10,10 @@ use crate::prefix::learning::Lesson;
 use crate::protocol::Prompt;
 use crate::record::{Decided, Ended, Header, Line};
 use crate::rng::PickRng;
-use crate::scheduling::choice::StrategySpec;
 use crate::scheduling::digest::Digests;
 use crate::scheduling::plugin::{HeaderSource, Headers};
 use crate::scheduling::scheduler::{self, Explain, Subset};
-use crate::scheduling::{Booking, Choices, Order, PickContext, RequestFacts, Scheduler};
+use crate::scheduling::{Booking, Order, PickContext, RequestFacts, Scheduler};
 use rand::SeedableRng;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -253,16 +252,9 @@ impl<'a> Player<'a> {
         let number = *self.named.get(name).ok_or_else(unknown)?;
         let state = self.pools.get(&number).ok_or_else(unknown)?;
         let before = self.lives.values().next_back().and_then(|live| live.pools.get(name));
-        let default = StrategySpec { name: p.strategy.clone(), parameters: p.strategy_parameters.clone() };
         let previous = before.map(|pool| &pool.scheduler.choices);
-        let choices = Choices::build(&default, &p.rules, p.by_request.as_ref(), previous)
-            .map_err(|e| wrong(line, format!("the pool `{name}`: {e}")))?;
-        Ok(LivePool {
-            number,
-            cache: state.cache.clone(),
-            scheduler: Scheduler::new(choices, p.health.clone(), p.max_destinations),
-            stale_after: p.scrape.stale_after,
-        })
+        let scheduler = p.scheduler(previous).map_err(|e| wrong(line, format!("the pool `{name}`: {e}")))?;
+        Ok(LivePool { number, cache: state.cache.clone(), scheduler, stale_after: p.scrape.stale_after })
     }
 
     fn event(&mut self, pool: u32, event: PoolEvent, line: u64) -> Result<(), RecordError> {
