@@ -64,6 +64,7 @@ impl Plan {
         let hearing = Hearing {
             metrics_every: Duration::from_secs(1),
             metrics_delay: Duration::ZERO,
+            blocks_told: None,
             discovery_delay: Duration::from_secs(1),
             kv_events: None,
         };

@@ -10,8 +10,9 @@ use super::served::{Ending, Sample, Served};
 use super::workload::{Request, TraceError, Workload};
 use crate::clock::Timestamp;
 use crate::ids::EndpointId;
-use crate::pool::EndpointSpec;
+use crate::pool::{EndpointSpec, PoolSnapshot};
 use crate::prefix::by_endpoint::ByEndpoint;
+use crate::prefix::cache::PrefixCache;
 use crate::prefix::index::{HolderId, StoredBlock, Tier};
 use crate::prefix::key::{BlockKey, EngineHash};
 use crate::prefix::residents::{Cache, Resident};
@@ -56,6 +57,8 @@ pub struct Hearing {
     pub metrics_every: Duration,
     /// How long a page is on its way.
     pub metrics_delay: Duration,
+    /// How many blocks each page says that there are: engines that tell more than they have. The truth when `None`.
+    pub blocks_told: Option<u32>,
     /// How long until discovery tells of a server that came or went.
     pub discovery_delay: Duration,
     /// KV events, when the engines publish them.
@@ -198,7 +201,7 @@ impl<'w> World<'w> {
     ///
     /// # Errors
     /// What is wrong with the workload.
-    pub fn run(mut self) -> Result<Outcome, TraceError> {
+    pub fn run(&mut self) -> Result<Outcome, TraceError> {
         self.coming = self.workload.next()?;
         loop {
             let next = self.queue.next_at();
@@ -216,6 +219,18 @@ impl<'w> World<'w> {
             }
         }
         Ok(self.outcome)
+    }
+
+    /// The pool as the picker was told of it last.
+    #[must_use]
+    pub fn snapshot(&self) -> &PoolSnapshot {
+        &self.front.snapshot
+    }
+
+    /// What the picker thinks that servers hold.
+    #[must_use]
+    pub fn cache(&self) -> &PrefixCache {
+        &self.front.cache
     }
 
     fn is_over(&self) -> bool {
@@ -402,7 +417,8 @@ impl<'w> World<'w> {
             let snapshot = &self.front.snapshot;
             let state = snapshot.position(server.spec.address).and_then(|p| snapshot.get(p));
             let in_flight = state.map_or(0, |s| s.endpoint.ledger.in_flight());
-            let (page, restarted) = server.pages.read(&server.engine, server.started, in_flight, now);
+            let (mut page, restarted) = server.pages.read(&server.engine, server.started, in_flight, now);
+            page.num_blocks = self.hearing.blocks_told.or(page.num_blocks);
             if delay.is_zero() {
                 self.front.scraped(id, page, restarted);
             } else {

@@ -1,5 +1,5 @@
 //! Simulated engines and the real picker in virtual time.
 
 mod approximate;
+mod play;
 mod policies;
-mod world;

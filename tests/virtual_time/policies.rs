@@ -1,33 +1,45 @@
-//! What the default strategy buys over others, in virtual time: simulated engines, the real strategies over the real prefix cache and the
-//! real ledger, metrics that are 100 ms old. Deterministic, so the bounds leave room for later changes only.
+//! What the default strategy buys over others, in virtual time: simulated engines, the real picker in front of them, metrics that are
+//! 100 ms old. Deterministic, so the bounds leave room for later changes only.
 
-use crate::world::{ENGINES, Latencies, NUM_BLOCKS, World, engine_config, text, trace};
-use serde_json::Value;
+use crate::play::{ENGINES, Open, Played, Pool, SCRAPE, conversations, request, text};
+use attache::clock::Timestamp;
+use attache::replay::served::{Ending, Served};
 use std::collections::BTreeMap;
 
 /// Requests of the trace that are played: enough for caches to fill and speeds to be learned.
-const REQUESTS: usize = 1_200;
+const REQUESTS: u64 = 1_200;
 
 /// Plays the trace, `pace` times as fast as it was recorded, to engines of these speeds.
-fn play(strategy: &str, pace: f64, speeds: &[f64]) -> World {
-    let config = |speed: &f64| {
-        let mut config = engine_config(NUM_BLOCKS);
-        config.latency.speed = *speed;
-        config
-    };
-    let configs: Vec<_> = speeds.iter().map(config).collect();
-    let mut world = World::of(strategy, Value::Null, &configs);
-    world.play(&trace(pace)[..REQUESTS]);
-    world
+fn play(strategy: &str, pace: f64, speeds: &[f64]) -> Played {
+    Pool::of_speeds(speeds).play(strategy, &mut *conversations(pace, REQUESTS))
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// The value that `part` of them don't exceed.
+fn quantile(values: &[f64], part: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[((sorted.len() - 1) as f64 * part) as usize]
+}
+
+/// Seconds to the first token; seconds between two tokens, in the mean of each answer.
+fn latencies(served: &[Served]) -> (Vec<f64>, Vec<f64>) {
+    let first = |s: &Served| s.first_token.expect("an answer").as_secs_f64();
+    let per_token = |s: &Served| (s.total.as_secs_f64() - first(s)) / f64::from(s.generated_tokens - 1);
+    let several = served.iter().filter(|s| s.generated_tokens > 1);
+    (served.iter().map(first).collect(), several.map(per_token).collect())
 }
 
 /// The predicted strategy's mean and 90th percentile of the time to the first token, and mean time between tokens, each as a part of every
 /// other strategy's.
 fn against(others: &[&str], pace: f64, speeds: &[f64]) -> BTreeMap<String, [f64; 3]> {
-    let figures = |world: &World| {
-        let l = &world.latencies;
-        assert_eq!(l.first_token.len(), REQUESTS);
-        [Latencies::mean(&l.first_token), Latencies::quantile(&l.first_token, 0.9), Latencies::mean(&l.per_token)]
+    let figures = |played: &Played| {
+        assert!(played.served.len() as u64 == REQUESTS && played.served.iter().all(|s| s.ending == Ending::Answered));
+        let (first_token, per_token) = latencies(&played.served);
+        [mean(&first_token), quantile(&first_token, 0.9), mean(&per_token)]
     };
     let ours = figures(&play("predicted-latency", pace, speeds));
     let part = |name: &&str| {
@@ -55,23 +67,21 @@ fn on_servers_of_unequal_speed_nobody_calibrates_anything() {
 
 #[test]
 fn a_burst_spreads_before_any_page_tells_of_it() {
-    let mut world = World::new("predicted-latency", Value::Null, &[NUM_BLOCKS; ENGINES]);
-    let now = world.next_scrape;
+    let at = Timestamp(0).after(SCRAPE / 2);
+    let burst = (0..3 * ENGINES as u32).map(|i| request(i.into(), at, &[text(i, 2_000)], 50)).collect();
+    let played = Pool::of_speeds(&[1.0; ENGINES]).play("predicted-latency", &mut Open::new(burst));
     let mut served = [0; ENGINES];
-    for i in 0..3 * ENGINES as u32 {
-        served[world.arrive(now, vec![text(i, 2_000)], 50)] += 1;
-    }
+    played.served.iter().for_each(|s| served[s.endpoint.expect("a server") as usize] += 1);
     assert_eq!(served, [3; ENGINES], "at one moment, with the metrics of before");
 }
 
 #[test]
 fn predictions_come_true() {
-    let world = play("predicted-latency", 1.7, &[1.0, 1.0, 0.5, 2.0, 1.0, 1.0, 0.5, 0.25]);
-    let errors: Vec<f64> =
-        world.endpoints().iter().map(|e| e.speed.learned().expect("answers").first_token_error).collect();
-    assert!(Latencies::mean(&errors) < 0.5, "{errors:.2?}");
-    let speeds: Vec<f64> =
-        world.endpoints().iter().map(|e| e.speed.learned().expect("answers").prefill_tokens_per_second).collect();
+    let played = play("predicted-latency", 1.7, &[1.0, 1.0, 0.5, 2.0, 1.0, 1.0, 0.5, 0.25]);
+    let learned: Vec<_> = played.endpoints.iter().map(|e| e.speed.learned().expect("answers")).collect();
+    let errors: Vec<f64> = learned.iter().map(|l| l.first_token_error).collect();
+    assert!(mean(&errors) < 0.5, "{errors:.2?}");
+    let speeds: Vec<f64> = learned.iter().map(|l| l.prefill_tokens_per_second).collect();
     // 25,000 tokens a second at speed 1, less what attention costs where it was taken for tokens. Differences are believed in part only.
     assert!(speeds[3] > 1.3 * speeds[0] && speeds[0] > 1.1 * speeds[2] && speeds[2] > 1.4 * speeds[7], "{speeds:.0?}");
 }

@@ -360,7 +360,13 @@ fn hearing(args: &ReplayArgs, base: &PoolSettings) -> anyhow::Result<Hearing> {
     };
     let metrics_every = args.metrics_every.unwrap_or(base.scrape.interval);
     ensure!(!metrics_every.is_zero(), "--metrics-every is 0; a time is needed");
-    Ok(Hearing { metrics_every, metrics_delay: args.metrics_delay, discovery_delay: args.discovery_delay, kv_events })
+    Ok(Hearing {
+        metrics_every,
+        metrics_delay: args.metrics_delay,
+        blocks_told: None,
+        discovery_delay: args.discovery_delay,
+        kv_events,
+    })
 }
 
 /// One workload, from its beginning.

@@ -1,0 +1,207 @@
+//! One pool of simulated engines, what is asked of it, and what came of it. Nothing but the requests and the seed decides, so equal runs
+//! are equal.
+//!
+//! `data/conversation-2000.jsonl` is the beginning of the conversation trace published with Mooncake (FAST'25, `kvcache-ai/Mooncake`,
+//! Apache-2.0): one request a line, `hash_ids` name the prompt's 512-token blocks, and an id implies all before it.
+
+use attache::clock::Timestamp;
+use attache::pool::Endpoint;
+use attache::pool::health::HealthPolicy;
+use attache::prefix::claims::DEFAULT_CLAIM_LIFE;
+use attache::replay::front::FrontConfig;
+use attache::replay::pace::{Limited, Scaled};
+use attache::replay::served::{Ending, Sample, Served};
+use attache::replay::trace;
+use attache::replay::workload::{Part, Request, Role, TraceError, Workload};
+use attache::replay::world::{Hearing, Observer, TimedChange, World, WorldConfig, spec};
+use attache::scheduling::{Choices, Scheduler, registry};
+use attache::sim::content::Piece;
+use attache::sim::engine::EngineConfig;
+use serde_json::Value;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(crate) const BLOCK: u32 = 16;
+/// The cache of an 8B model on an 80 GB card.
+pub(crate) const NUM_BLOCKS: u32 = 27_000;
+pub(crate) const ENGINES: usize = 8;
+/// How often metrics pages are read.
+pub(crate) const SCRAPE: Duration = Duration::from_millis(100);
+pub(crate) const SEED: u64 = 11;
+
+/// The first requests of the trace, `speed` times as fast as it was recorded.
+pub(crate) fn conversations(speed: f64, requests: u64) -> Box<dyn Workload> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/conversation-2000.jsonl");
+    let trace = trace::open(&path, &trace::Options::default()).expect("the trace");
+    Box::new(Limited::new(Box::new(Scaled::new(trace, speed).expect("a speed")), Some(requests), None))
+}
+
+/// Text that stands nowhere else, neither in the trace.
+pub(crate) fn text(seed: u32, length: u32) -> Piece {
+    Piece::new(1 << 40 | u64::from(seed), length)
+}
+
+/// A request for an answer that no prompt quotes.
+pub(crate) fn request(number: u64, at: Timestamp, prompt: &[Piece], answer: u32) -> Request {
+    let part = |piece: &Piece| Part { role: Role::User, piece: *piece };
+    Request {
+        number,
+        at,
+        prompt: prompt.iter().map(part).collect(),
+        answer: Piece::new(!number, answer),
+        adapter: None,
+        session: None,
+        tenant: None,
+    }
+}
+
+/// Requests that come when they come.
+pub(crate) struct Open(std::vec::IntoIter<Request>);
+
+impl Open {
+    pub(crate) fn new(requests: Vec<Request>) -> Self {
+        Self(requests.into_iter())
+    }
+}
+
+impl Workload for Open {
+    fn next(&mut self) -> Result<Option<Request>, TraceError> {
+        Ok(self.0.next())
+    }
+}
+
+/// Each comes a page of metrics after the answer to the one before it: nothing else is going on.
+pub(crate) struct OneByOne {
+    requests: std::vec::IntoIter<Request>,
+    begun: bool,
+}
+
+impl OneByOne {
+    pub(crate) fn new(requests: Vec<Request>) -> Self {
+        Self { requests: requests.into_iter(), begun: false }
+    }
+}
+
+impl Workload for OneByOne {
+    fn next(&mut self) -> Result<Option<Request>, TraceError> {
+        let is_first = !std::mem::replace(&mut self.begun, true);
+        Ok(if is_first { self.requests.next() } else { None })
+    }
+
+    fn ended(&mut self, _: u64, now: Timestamp) -> Option<Request> {
+        self.requests.next().map(|request| Request { at: now.after(SCRAPE), ..request })
+    }
+}
+
+/// A pool of engines.
+pub(crate) struct Pool {
+    pub(crate) engines: Vec<EngineConfig>,
+    pub(crate) changes: Vec<TimedChange>,
+    /// What the engines' pages say of their size.
+    pub(crate) blocks_told: Option<u32>,
+}
+
+/// What came of a run.
+pub(crate) struct Played {
+    /// Every request, by its number.
+    pub(crate) served: Vec<Served>,
+    /// What the picker knows in the end.
+    pub(crate) endpoints: Vec<Arc<Endpoint>>,
+    /// Blocks that it took for pushed out.
+    pub(crate) evictions: u64,
+}
+
+#[derive(Default)]
+struct Seen(Vec<Served>);
+
+impl Observer for Seen {
+    fn served(&mut self, served: &Served) {
+        self.0.push(*served);
+    }
+
+    fn sampled(&mut self, _: Timestamp, _: &[Sample]) {}
+}
+
+impl Pool {
+    /// Engines of these sizes, all equally fast.
+    pub(crate) fn of_sizes(sizes: &[u32]) -> Self {
+        let engine = |n: &u32| EngineConfig { num_blocks: *n, max_model_len: 131_072, ..EngineConfig::default() };
+        Self { engines: sizes.iter().map(engine).collect(), changes: Vec::new(), blocks_told: None }
+    }
+
+    /// Engines of these speeds, all equally large.
+    pub(crate) fn of_speeds(speeds: &[f64]) -> Self {
+        let mut pool = Self::of_sizes(&vec![NUM_BLOCKS; speeds.len()]);
+        pool.engines.iter_mut().zip(speeds).for_each(|(engine, speed)| engine.latency.speed = *speed);
+        pool
+    }
+
+    /// Plays `workload` to it. A policy is a name, or `name={…}` with parameters.
+    pub(crate) fn play(&self, policy: &str, workload: &mut dyn Workload) -> Played {
+        let (name, parameters) = policy.split_once('=').unwrap_or((policy, "null"));
+        let parameters: Value = serde_json::from_str(parameters).expect("JSON");
+        let strategy = registry::build(name, &parameters).expect("a strategy");
+        let config = WorldConfig {
+            front: FrontConfig {
+                scheduler: Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 1),
+                stale_after: Duration::from_secs(2),
+                block_size: BLOCK,
+                max_index_bytes: 64 << 20,
+                tenant_share: 1.0,
+                tenant_header: None,
+                claim_life: DEFAULT_CLAIM_LIFE,
+                seed: SEED,
+            },
+            servers: self.engines.iter().cloned().enumerate().map(|(i, engine)| (spec(i), engine)).collect(),
+            hearing: Hearing {
+                metrics_every: SCRAPE,
+                metrics_delay: Duration::ZERO,
+                blocks_told: self.blocks_told,
+                discovery_delay: SCRAPE,
+                kv_events: None,
+            },
+            changes: self.changes.clone(),
+            seed: SEED,
+        };
+        let mut seen = Seen::default();
+        let mut world = World::new(config, workload, &mut seen);
+        let outcome = world.run().expect("a workload without mistakes");
+        let endpoints = world.snapshot().endpoints.iter().map(|state| state.endpoint.clone()).collect();
+        let evictions = world.cache().index().stats().evicted_for_capacity;
+        seen.0.sort_by_key(|served| served.number);
+        assert_eq!(seen.0.len() as u64, outcome.requests, "every request has one end");
+        Played { served: seen.0, endpoints, evictions }
+    }
+}
+
+/// What was thought to be cached and what was, tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Sums {
+    pub(crate) requests: u64,
+    pub(crate) prompt: u64,
+    pub(crate) foretold: u64,
+    pub(crate) reported: u64,
+}
+
+impl Sums {
+    /// Over those that were answered.
+    pub(crate) fn of<'a>(served: impl IntoIterator<Item = &'a Served>) -> Self {
+        let mut sums = Self::default();
+        for served in served.into_iter().filter(|s| s.ending == Ending::Answered) {
+            sums.requests += 1;
+            sums.prompt += u64::from(served.prompt_tokens);
+            sums.foretold += u64::from(served.foretold_tokens);
+            sums.reported += u64::from(served.cached_tokens);
+        }
+        sums
+    }
+
+    pub(crate) fn error(&self) -> f64 {
+        self.foretold as f64 / self.reported as f64 - 1.0
+    }
+
+    pub(crate) fn hit_ratio(&self) -> f64 {
+        self.reported as f64 / self.prompt as f64
+    }
+}
