@@ -79,7 +79,6 @@ fn build(verify: bool) -> Result<Client, FetchError> {
 
 /// A client that asks servers as this program does: HTTP/1.1, no redirects, no proxies, and `idle_connections` kept open for each server.
 /// Certificates are checked with the system's store, which is needed only then.
-#[must_use]
 pub fn client(verify: bool, idle_connections: usize) -> ClientBuilder {
     if rustls::crypto::CryptoProvider::get_default().is_none() {
         // Another thread may have installed one in between: then that one stays, which is as good.
