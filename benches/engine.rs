@@ -5,7 +5,7 @@
 
 use attache::clock::Timestamp;
 use attache::sim::content::Piece;
-use attache::sim::engine::{Engine, EngineConfig, EngineEvent, Job, JobId, JobPrompt};
+use attache::sim::engine::{Engine, EngineConfig, EngineEvent, Handoff, Job, JobId, JobPrompt};
 
 /// Tokens of a prompt: a beginning that every hundredth request has, and its own.
 const SHARED: u32 = 64;
@@ -50,6 +50,7 @@ fn job(number: u64, prompt: Vec<Piece>, answer: u32) -> Job {
         lora: None,
         cache_salt: None,
         answer_seed: u64::MAX - number,
+        handoff: Handoff::default(),
     }
 }
 

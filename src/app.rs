@@ -465,5 +465,6 @@ fn pool(settings: &PoolSettings, store: Arc<SnapshotStore>, before: &Router) -> 
         reject_unknown_models: settings.reject_unknown_models,
         stale_after: settings.scrape.stale_after,
         destination: settings.destination,
+        disagg: settings.disaggregation.as_ref().map(|d| Arc::new(d.mode.clone())),
     }))
 }

@@ -18,6 +18,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("prefix", 1),
     ("prompt", 1),
     ("scheduling", 1),
+    ("disagg", 1),
     ("record", 2),
     ("scrape", 2),
     ("discovery", 2),

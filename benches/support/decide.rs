@@ -4,6 +4,7 @@ use attache::clock::{Clock, Timestamp};
 use attache::ids::EndpointId;
 use attache::pool::health::HealthPolicy;
 use attache::pool::ledger::Ticket;
+use attache::pool::speed::{Reservation, Work};
 use attache::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
 use attache::prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
 use attache::prefix::key::BlockKey;
@@ -23,14 +24,17 @@ const HEAD: usize = 24;
 /// Decisions in a batch; batches are compared.
 const DECISIONS: u64 = 500;
 const BATCHES: usize = 21;
+/// Answers of each server that were seen.
+const ANSWERS: u32 = 12;
 
-/// A pool that has been in use.
+/// A pool that has been in use, and knows how fast its servers are.
 pub(crate) struct Pool {
     snapshot: PoolSnapshot,
     cache: PrefixCache,
     chat: Vec<BlockKey>,
     now: Timestamp,
     _running: Vec<Ticket>,
+    _pending: Vec<Reservation>,
 }
 
 fn mix(x: u64) -> u64 {
@@ -42,10 +46,30 @@ fn prompt(seed: u64) -> Vec<BlockKey> {
     (0..PROMPT as u64).map(|i| BlockKey(mix(seed << 20 | i | 1 << 60))).collect()
 }
 
+/// A request whose whole prompt, as long as the chat, is to be computed.
+fn begin(endpoint: &Arc<Endpoint>, at: Timestamp) -> Reservation {
+    let work = Work { prompt_tokens: 1_024, uncached_tokens: 1_024, adapter_cold: false };
+    Reservation::begin(endpoint.clone(), None, work, true, at)
+}
+
+/// Shows the picker answers of a server, the last of them within the last minute; of three servers one takes twice as long as the others.
+fn answer(endpoint: &Arc<Endpoint>, now: Timestamp) {
+    let i = endpoint.id.0;
+    let slower = 1 + u32::from(i % 3 == 0);
+    let last = now.0 - mix(u64::from(i) + 13) % 60_000_000_000;
+    for n in 0..ANSWERS {
+        let sent = Timestamp(last - u64::from(ANSWERS - n) * 10_000_000_000);
+        let mut request = begin(endpoint, sent);
+        let first = sent.after(Duration::from_millis((60 * slower).into()));
+        request.first_token(true, first);
+        request.ended(Some(200), first.after(Duration::from_millis((2_000 * slower).into())));
+    }
+}
+
 impl Pool {
     /// `count` servers with some load each.
     pub(crate) fn new(count: u32) -> Self {
-        let now = Timestamp(10_000_000_000);
+        let now = Timestamp(1_000_000_000_000);
         let pool = Arc::default();
         let mut running = Vec::new();
         let states: Vec<EndpointState> = (0..count)
@@ -64,6 +88,8 @@ impl Pool {
                 EndpointState { endpoint, metrics: Some(Arc::new(metrics)) }
             })
             .collect();
+        states.iter().for_each(|state| answer(&state.endpoint, now));
+        let pending = states.iter().step_by(4).map(|state| begin(&state.endpoint, now)).collect();
         let snapshot = PoolSnapshot::new(1, true, states);
         let cache = PrefixCache::new(&CacheConfig {
             unit: BlockUnit::Bytes(64),
@@ -80,7 +106,7 @@ impl Pool {
         for i in (0..count).step_by(10) {
             cache.record(EndpointId(i), &chat[..HEAD], None, now);
         }
-        Self { snapshot, cache, chat, now, _running: running }
+        Self { snapshot, cache, chat, now, _running: running, _pending: pending }
     }
 
     /// The median time of one decision.

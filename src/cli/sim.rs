@@ -163,6 +163,12 @@ struct LatencyArgs {
     /// Cost of a cached token that a decoding sequence reads.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(latency::DEFAULT_PER_CONTEXT_TOKEN))]
     per_context_token: Time,
+    /// Time from one server's blocks to another's before the first byte.
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(latency::DEFAULT_TRANSFER_SETUP))]
+    transfer_setup: Time,
+    /// Time that a received token's keys and values are under way.
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(latency::DEFAULT_PER_RECEIVED_TOKEN))]
+    per_received_token: Time,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -278,6 +284,8 @@ impl Args {
                 per_prefill_pair: latency.per_prefill_pair.0,
                 per_decode_sequence: latency.per_decode_seq.0,
                 per_context_token: latency.per_context_token.0,
+                transfer_setup: latency.transfer_setup.0,
+                per_received_token: latency.per_received_token.0,
                 speed: latency.speed,
             },
             // The host turns events on where there is somebody to tell.

@@ -1,7 +1,11 @@
 //! Settings as JSON, for `/config_dump`: what is in force after flags, environment, file and defaults were merged.
 
-use super::settings::{PoolSettings, PrefixSettings, Settings, TlsSettings, TokenizerSettings, UsageCount};
+use super::settings::{
+    Disaggregation, PoolSettings, PrefixSettings, Settings, TlsSettings, TokenizerSettings, UsageCount,
+};
 use super::units::show_duration;
+use crate::disagg::Mode;
+use crate::scheduling::Decider;
 use crate::scheduling::choice::{ModelRule, ProfileSpec, StrategySpec};
 use crate::scheduling::router::{Destination, RewriteTarget};
 use serde_json::{Map, Value, json};
@@ -140,6 +144,7 @@ fn pool(p: &PoolSettings) -> Value {
             "slowStart": show_duration(p.health.slow_start),
         },
         "prefixCache": prefix_cache(&p.prefix),
+        "disaggregation": p.disaggregation.as_ref().map(disaggregation),
     })
 }
 
@@ -195,6 +200,32 @@ fn prefix_cache(p: &PrefixSettings) -> Value {
             "bind": k.bind,
         })),
     })
+}
+
+fn disaggregation(d: &Disaggregation) -> Value {
+    let decider = match d.split.decider {
+        Decider::Predicted => json!("predicted"),
+        Decider::Always => json!("always"),
+        Decider::Never => json!("never"),
+        Decider::PrefixBased { non_cached_tokens, prompt_tokens } => {
+            json!({"type": "prefix-based", "nonCachedTokens": non_cached_tokens, "promptTokens": prompt_tokens})
+        }
+    };
+    let mut said = json!({"mode": "header", "decider": decider, "together": d.split.together});
+    if let (Mode::Direct(direct), Value::Object(said)) = (&d.mode, &mut said) {
+        let direct = json!({
+            "mode": "direct",
+            "connector": direct.connector.name(),
+            "prefillTimeout": show_duration(direct.bounds.timeout),
+            "hedgeAfter": direct.bounds.hedge_after.map(show_duration),
+            "fallback": direct.fallback,
+            "scheme": direct.scheme,
+            "insecureSkipVerify": direct.insecure_skip_verify,
+            "bootstrapPort": direct.bootstrap_port,
+        });
+        said.extend(direct.as_object().into_iter().flatten().map(|(key, value)| (key.clone(), value.clone())));
+    }
+    said
 }
 
 fn targets(targets: &[RewriteTarget]) -> Vec<Value> {

@@ -8,6 +8,7 @@ use super::diagnostic::{At, Code, Diagnostic, Span};
 use super::document::{Node, Value};
 use super::endpoint_picker;
 use super::settings::{OnUnparseable, UsageCount};
+use crate::disagg::Fallback;
 use crate::pool::Engine;
 use crate::scheduling::router::Destination;
 use std::net::IpAddr;
@@ -239,6 +240,19 @@ sections! {
         "topic" => topic: String,
         "bind" => bind: String,
     }
+    /// Prefill and decode on different servers.
+    Disaggregation {
+        "mode" => mode: DisaggregationMode,
+        "connector" => connector: String,
+        "decider" => decider: Decider,
+        "together" => together: Vec<At<String>>,
+        "prefillTimeout" => prefill_timeout: Duration,
+        "hedgeAfter" => hedge_after: Duration,
+        "fallback" => fallback: Fallback,
+        "scheme" => scheme: Scheme,
+        "insecureSkipVerify" => insecure_skip_verify: bool,
+        "bootstrapPort" => bootstrap_port: u16,
+    }
     /// One target of a rewrite.
     Target {
         "model" => model: String,
@@ -275,6 +289,8 @@ pub struct Pool {
     pub health: Health,
     /// `prefixCache`
     pub prefix_cache: Opt<PrefixCache>,
+    /// `disaggregation`
+    pub disaggregation: Opt<Disaggregation>,
     /// The file is of a kind that names no endpoints: all come from flags, and are like this.
     pub from_flags: Option<FromFlags>,
 }
@@ -307,6 +323,7 @@ impl Read for Pool {
             scrape: section(&mut f, "scrape", sink),
             health: section(&mut f, "health", sink),
             prefix_cache: f.get("prefixCache", sink),
+            disaggregation: f.get("disaggregation", sink),
             from_flags: None,
         };
         f.finish(sink);
@@ -355,6 +372,53 @@ impl Read for Tokenizer {
     }
 }
 
+/// Who says whether a request is split: a word, or one with what it needs.
+#[derive(Debug)]
+pub struct Decider {
+    /// `type`
+    pub kind: At<DeciderKind>,
+    /// `nonCachedTokens`, of prefix-based.
+    pub non_cached_tokens: Opt<u32>,
+    /// `promptTokens`, of prefix-based.
+    pub prompt_tokens: Opt<u32>,
+}
+
+impl Read for Decider {
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        if let Value::Text(_) = node.value {
+            let kind = At { value: DeciderKind::read(node, path, sink)?, span: node.span };
+            return Some(Self { kind, non_cached_tokens: None, prompt_tokens: None });
+        }
+        let mut f = Fields::of(node, path, sink)?;
+        let kind = f.required("type", sink);
+        let (non_cached_tokens, prompt_tokens) = (f.get("nonCachedTokens", sink), f.get("promptTokens", sink));
+        f.finish(sink);
+        Some(Self { kind: kind?, non_cached_tokens, prompt_tokens })
+    }
+}
+
+/// Who says whether a request is split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeciderKind {
+    /// Predicted times.
+    Predicted,
+    /// Nobody: it is.
+    Always,
+    /// Nobody: it is not.
+    Never,
+    /// What the decode server lacks.
+    PrefixBased,
+}
+
+/// Who sends the prefill's part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DisaggregationMode {
+    /// The picker.
+    Direct,
+    /// A sidecar that is told in a header.
+    Header,
+}
+
 /// What turns prompts into tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenizerKind {
@@ -398,6 +462,8 @@ pub struct Endpoint {
     pub address: At<String>,
     /// `name`
     pub name: Opt<String>,
+    /// `role`
+    pub role: Opt<String>,
     /// `labels`
     pub labels: Vec<(At<String>, At<String>)>,
     /// `engine`
@@ -413,15 +479,17 @@ impl Read for Endpoint {
         if let Value::Text(_) = node.value {
             let value = String::read(node, path, sink)?;
             let address = At { value, span: node.span };
-            return Some(Self { address, name: None, labels: Vec::new(), engine: None, metrics: None, draining: None });
+            let (name, role, labels) = (None, None, Vec::new());
+            return Some(Self { address, name, role, labels, engine: None, metrics: None, draining: None });
         }
         let mut f = Fields::of(node, path, sink)?;
         let address = f.required("address", sink);
         let name = f.get("name", sink);
+        let role = f.get("role", sink);
         let labels = f.get("labels", sink).map(|at| at.value).unwrap_or_default();
         let (engine, metrics, draining) = (f.get("engine", sink), f.get("metrics", sink), f.get("draining", sink));
         f.finish(sink);
-        Some(Self { address: address?, name, labels, engine, metrics, draining })
+        Some(Self { address: address?, name, role, labels, engine, metrics, draining })
     }
 }
 
@@ -513,6 +581,10 @@ macro_rules! keywords {
 keywords! {
     TlsMode: "off" => TlsMode::Off, "self-signed" => TlsMode::SelfSigned, "files" => TlsMode::Files;
     LogFormat: "text" => LogFormat::Text, "json" => LogFormat::Json;
+    DisaggregationMode: "direct" => DisaggregationMode::Direct, "header" => DisaggregationMode::Header;
+    DeciderKind: "predicted" => DeciderKind::Predicted, "always" => DeciderKind::Always,
+        "never" => DeciderKind::Never, "prefix-based" => DeciderKind::PrefixBased;
+    Fallback: "local" => Fallback::Local, "fail" => Fallback::Fail;
     TokenizerKind: "characters" => TokenizerKind::Characters, "tiktoken" => TokenizerKind::Tiktoken,
         "huggingface" => TokenizerKind::HuggingFace, "remote" => TokenizerKind::Remote;
     Scheme: "http" => Scheme::Http, "https" => Scheme::Https;

@@ -1,12 +1,13 @@
 //! What the process runs by, after flags, environment and file have been merged and checked. The serving code reads only this.
 
+use crate::disagg;
 use crate::limits::Limits;
 use crate::pool::health::HealthPolicy;
 use crate::pool::{EndpointSpec, Engine, MetricsSource};
 use crate::scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
 use crate::scheduling::registry::BuildError;
 use crate::scheduling::router::{Destination, ModelRewrites, PoolMatch};
-use crate::scheduling::{Choices, Scheduler};
+use crate::scheduling::{Choices, Scheduler, SplitPolicy};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -180,6 +181,17 @@ pub struct PoolSettings {
     pub health: HealthPolicy,
     /// What is known of the servers' KV caches.
     pub prefix: PrefixSettings,
+    /// Prefill and decode on different servers.
+    pub disaggregation: Option<Disaggregation>,
+}
+
+/// Which requests are split between prefill and decode servers, and how.
+#[derive(Clone, Debug)]
+pub struct Disaggregation {
+    /// Which requests, and over which servers.
+    pub split: SplitPolicy,
+    /// How.
+    pub mode: disagg::Mode,
 }
 
 impl PoolSettings {
@@ -190,7 +202,8 @@ impl PoolSettings {
     pub fn scheduler(&self, previous: Option<&Choices>) -> Result<Scheduler, BuildError> {
         let default = StrategySpec { name: self.strategy.clone(), parameters: self.strategy_parameters.clone() };
         let choices = Choices::build(&default, &self.rules, self.by_request.as_ref(), previous)?;
-        Ok(Scheduler::new(choices, self.health.clone(), self.max_destinations))
+        let scheduler = Scheduler::new(choices, self.health.clone(), self.max_destinations);
+        Ok(scheduler.splitting(self.disaggregation.as_ref().map(|d| d.split.clone())))
     }
 }
 

@@ -5,12 +5,14 @@ use super::lookup::{self, Looked};
 use super::picker::{Live, Picker};
 use super::prefix::{Asked, PoolPrefix, Tail, Warming};
 use super::recording::{Notes, Sheet};
+use super::split::Course;
 use crate::clock::Timestamp;
 use crate::config::settings::OnUnparseable;
+use crate::disagg::{self, LegApi, Mode};
 use crate::error::{Fault, Reason, RequestError};
 use crate::pool::{EndpointState, PoolSnapshot};
 use crate::prefix::learning::Lesson;
-use crate::protocol::{self, Api, Request};
+use crate::protocol::{self, Api, BodyFormat, Request};
 use crate::record::{Booked, Decided};
 use crate::rng::PickRng;
 use crate::scheduling::decision::Ranking;
@@ -19,8 +21,9 @@ use crate::scheduling::router::RouteFacts;
 use crate::scheduling::scheduler::{Explain, Subset};
 use crate::scheduling::{Booking, Choice, Chosen, Decision, Order, PickContext, Pool, RequestFacts, Strategy};
 use crate::telemetry::explained::Explained;
-use crate::telemetry::metrics::{Degraded, Limit, PoolMetrics};
+use crate::telemetry::metrics::{self, Degraded, Limit, PoolMetrics};
 use rand::RngExt;
+use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -61,6 +64,8 @@ pub struct Question<'a> {
     pub now: Timestamp,
     /// It was asked before: what is not at hand by now is done without.
     pub last: bool,
+    /// There is time to have another server compute the prompt before the request goes on, should the picker be the one to ask it.
+    pub may_split: bool,
 }
 
 /// What was decided, and what the rest of the stream needs of it.
@@ -86,6 +91,14 @@ pub struct Plan {
     pub matched_tokens: u32,
     /// What the first pick has booked for the request.
     pub booked: Option<Booked>,
+    /// What the server that computes the prompt for the first pick has booked, when the decision splits the request.
+    pub prefill: Option<Booking>,
+    /// Two servers might share it.
+    pub splittable: bool,
+    /// How the prompt comes to be computed elsewhere, once that is known.
+    pub course: Option<Course>,
+    /// The id that both servers know the request by, when the client gave none.
+    pub request_id: Option<Box<str>>,
     /// What the keys of the answer follow from, when they are learned.
     pub tail: Option<(Arc<PoolPrefix>, Tail)>,
     /// The model that the client asked for, when the server is asked for another.
@@ -97,6 +110,22 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// What became of the request, if two servers might have shared it.
+    #[must_use]
+    pub fn kind_of_course(&self) -> Option<metrics::Course> {
+        match &self.course {
+            Some(course) if course.failure.is_some() => Some(metrics::Course::Local),
+            Some(_) => Some(metrics::Course::Split),
+            None => self.splittable.then_some(metrics::Course::Whole),
+        }
+    }
+
+    /// Another server computes the prompt.
+    #[must_use]
+    pub fn is_split(&self) -> bool {
+        self.decision.split.is_some()
+    }
+
     /// The length of the new body, of which `announced` is the old one; `None` when nothing changes or it is not known.
     #[must_use]
     pub fn new_length(&self, announced: Option<u64>) -> Option<u64> {
@@ -114,6 +143,8 @@ pub struct Taught {
     pub prefix: Arc<PoolPrefix>,
     /// About the caches.
     pub lesson: Lesson,
+    /// About the cache of the server that computes the prompt for another.
+    pub prefill: Option<Lesson>,
     /// What the answer goes on from.
     pub tail: Option<Tail>,
 }
@@ -144,6 +175,7 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
     let renamed = asked.filter(|m| *m.name != *target && !m.span.is_empty());
     let body = q.body.bytes();
     let new_body = renamed.map(|model| protocol::replace_model(body, model.span.clone(), &target));
+    let new_body = if pool.disagg.is_some() { distrusted(q, body, new_body) } else { new_body };
 
     let estimated = request.as_ref().map_or(0, |r| r.prompt.estimated_tokens().0);
     let priority = q.head.objective().filter(|_| live.exchange.trust_client_headers);
@@ -203,6 +235,7 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
             };
         });
     }
+    let splittable = splittable(pool, q, request.as_ref());
     let cx = PickContext {
         now: q.now,
         request: RequestFacts { prompt_tokens, ..facts },
@@ -211,6 +244,7 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
         filter: filter.as_ref(),
         prefix: looked.as_ref().map(|l| &l.found),
         policy: picker.policies.of(&target),
+        splittable,
         preview: false,
     };
     let previous = q.response_id.or_else(|| request.as_ref().and_then(|r| r.previous_response_id.as_deref()));
@@ -249,14 +283,18 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
     }
     let (matched_tokens, taught) = looked.map(|l| l.learn(&decision, q)).unzip();
     let (matched_tokens, understood) = (matched_tokens.unwrap_or(0), request.is_some());
+    let mut prefill_lesson = None;
     let (lesson, tail) = match taught {
-        Some(Taught { prefix, lesson, tail }) => {
+        Some(Taught { prefix, lesson, prefill, tail }) => {
+            prefill_lesson = prefill.map(|lesson| (prefix.cache.clone(), lesson));
             (Some((prefix.cache.clone(), lesson)), tail.map(|tail| (prefix, tail)))
         }
         None => (None, None),
     };
     let booked = decision.picks.first().map(|picked| {
-        let order = Order { model: &target, prompt_tokens, cached_tokens: matched_tokens, understood, streams, lesson };
+        let arrives = decision.split.is_some();
+        let cached_tokens = matched_tokens;
+        let order = Order { model: &target, prompt_tokens, cached_tokens, understood, streams, arrives, lesson };
         let book = || Booking::new(picked.clone(), &snapshot, pool.stale_after, order, q.now);
         match sheet {
             Some(mut sheet) => {
@@ -266,10 +304,23 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
             None => Booked::new(book(), None),
         }
     });
+    let prefill = decision.split.as_ref().and_then(|split| {
+        let (endpoint, cached_tokens) = (split.prefill.first()?.clone(), split.prefill_cached);
+        let lesson = prefill_lesson;
+        // Its answer is one token long: its first is its end.
+        let (streams, arrives) = (true, false);
+        let order = Order { model: &target, prompt_tokens, cached_tokens, understood, streams, arrives, lesson };
+        Some(Booking::new(endpoint, &snapshot, pool.stale_after, order, q.now))
+    });
+    let matched_tokens = decision.split.as_ref().map_or(matched_tokens, |split| split.prefill_cached);
     Ok(Step::Decided(Box::new(Plan {
         decision,
         matched_tokens,
         booked,
+        prefill,
+        splittable,
+        course: None,
+        request_id: None,
         tail,
         metrics: live.pool_metrics.get(position).cloned(),
         understood,
@@ -282,6 +333,30 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
         pool: pool.clone(),
         target,
     })))
+}
+
+/// The body without what only whoever splits requests may say in it.
+fn distrusted(q: &Question<'_>, body: &[u8], new_body: Option<Vec<u8>>) -> Option<Vec<u8>> {
+    if q.api.body_format() != BodyFormat::Json || !matches!(q.body, Seen::Whole(_)) {
+        return new_body;
+    }
+    match disagg::without_controlled(new_body.as_deref().unwrap_or(body)) {
+        Ok(Cow::Owned(clean)) => Some(clean),
+        Ok(Cow::Borrowed(_)) | Err(_) => new_body,
+    }
+}
+
+/// Whether a request may be split: one prompt and one answer, whole and readable, in an API of which the pool's servers know how.
+fn splittable(pool: &Pool, q: &Question<'_>, request: Option<&Request<'_>>) -> bool {
+    let (Some(mode), Some(request)) = (pool.disagg.as_deref(), request) else { return false };
+    let Some(api) = LegApi::from_path(q.head.path()) else { return false };
+    let by_us = match mode {
+        Mode::Header => true,
+        Mode::Direct(direct) => q.may_split && direct.connector.speaks(api),
+    };
+    // What a server has computed of a response lives there, and so does its next turn.
+    let alone = request.previous_response_id.is_none() && request.conversation.is_none();
+    by_us && alone && request.choices == 1 && request.prompt.count <= 1 && !request.skips_cache
 }
 
 /// Reads the body; `None` when there is nothing to read, or nothing that can be read and the request is routed all the same.

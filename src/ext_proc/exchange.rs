@@ -14,16 +14,20 @@
 
 use super::body::{Body, too_large};
 use super::decide::{self, Plan, Question, Seen, Step};
-use super::head::{DESTINATION, Head};
+use super::head::{DESTINATION, ENCODERS, Head, PREFILLER};
 use super::metadata;
 use super::mode::{BodyMode, Modes};
 use super::picker::{Live, Picker};
 use super::prefix::Warming;
 use super::reply::{self, Direction};
 use super::response::{ResponseHead, Routed};
+use super::split::Told;
 use crate::clock::Timestamp;
+use crate::disagg::Mode;
+use crate::disagg::attempts::Attempt;
 use crate::error::{Fault, Reason, RequestError};
 use crate::protocol::{self, Api, BodyFormat};
+use crate::scheduling::Split;
 use crate::scheduling::router::Destination;
 use crate::scheduling::scheduler::Subset;
 use crate::telemetry::metrics::{End, Limit, Outcome};
@@ -34,9 +38,13 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
     CommonResponse, HeaderMutation, HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
 };
 use envoy_types::pb::google::protobuf::Struct;
+use splitting::Splitting;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
+
+mod answering;
+mod splitting;
 
 /// How long a STREAMED body may pause where it may be a whole JSON object, before it is decided on.
 const PAUSE_AFTER_JSON: Duration = Duration::from_millis(50);
@@ -52,6 +60,8 @@ pub enum Event {
     Deadline,
     /// What [`Exchange::warming`] gave has run.
     Warmed,
+    /// What came of a question that [`Exchange::asks`] gave.
+    Told(Attempt, Told),
 }
 
 /// A message that the protocol does not allow here. The stream ends with it; the request was not ours to save.
@@ -66,6 +76,8 @@ pub type Actions = VecDeque<ProcessingResponse>;
 enum RequestSide {
     Opened,
     Collecting,
+    /// Decided; another server computes the prompt.
+    Prefilling,
     Flowing,
     Ended,
     Refused,
@@ -112,6 +124,7 @@ pub struct Exchange {
     outcome: Option<Outcome>,
     last_seen: Timestamp,
     warming: Option<Warming>,
+    split: Splitting,
 }
 
 impl Exchange {
@@ -135,6 +148,7 @@ impl Exchange {
             outcome: None,
             last_seen: now,
             warming: None,
+            split: Splitting::default(),
             picker,
         }
     }
@@ -148,7 +162,7 @@ impl Exchange {
                 let end = self.opened.after(self.live.limits.request_timeout);
                 Some(self.patience_ends().map_or(end, |at| at.min(end)))
             }
-            _ => None,
+            _ => self.split.deadline(),
         }
     }
 
@@ -189,6 +203,10 @@ impl Exchange {
                 if self.request == RequestSide::Collecting {
                     self.decide_on_body(Close::WholeAndWarm, now, out);
                 }
+                Ok(())
+            }
+            Event::Told(attempt, told) => {
+                self.on_told(attempt, &told, now, out);
                 Ok(())
             }
         }
@@ -314,7 +332,9 @@ impl Exchange {
         match self.request {
             RequestSide::Opened => return Err(ProtocolError("request body before request headers")),
             // Envoy 1.35 to 1.37 ended long bodies twice.
-            RequestSide::Ended | RequestSide::Refused | RequestSide::Observed => return Ok(()),
+            RequestSide::Ended | RequestSide::Prefilling | RequestSide::Refused | RequestSide::Observed => {
+                return Ok(());
+            }
             RequestSide::Flowing => {
                 if message.end_of_stream {
                     self.request = RequestSide::Ended;
@@ -353,6 +373,8 @@ impl Exchange {
             RequestSide::Opened => return Err(ProtocolError("request trailers before request headers")),
             RequestSide::Collecting => self.decide_on_body(Close::Trailers, now, out),
             RequestSide::Flowing | RequestSide::Ended => {}
+            // The body had its end: what comes after it is Envoy's to send on.
+            RequestSide::Prefilling => return Ok(()),
             RequestSide::Refused | RequestSide::Observed => return Ok(()),
         }
         if self.request != RequestSide::Refused {
@@ -365,7 +387,7 @@ impl Exchange {
     fn decide_at_headers(&mut self, end_of_stream: bool, now: Timestamp, out: &mut Actions) {
         // A POST that ends with its headers has an empty body, and the parser has the word; a GET has none.
         let empty_body = end_of_stream && self.head.method() == "POST" && self.api.body_format() == BodyFormat::Json;
-        match self.decide(if empty_body { Seen::Whole(&[]) } else { Seen::Nothing }, true, now) {
+        match self.decide(if empty_body { Seen::Whole(&[]) } else { Seen::Nothing }, true, false, now) {
             Err(error) => self.refuse(&error, now, out),
             // Without a body there is nothing to wait for.
             Ok(Step::Warm(_)) => {}
@@ -387,31 +409,39 @@ impl Exchange {
         let complete = close != Close::Cut;
         // What ends in trailers or is cut has waited already, or can't wait.
         let last = close != Close::Whole;
-        let planned = self.decide(if complete { Seen::Whole(bytes) } else { Seen::Head(bytes) }, last, now);
+        let may_split =
+            matches!(close, Close::Whole | Close::WholeAndWarm) && self.modes().request == BodyMode::FullDuplex;
+        let seen = if complete { Seen::Whole(bytes) } else { Seen::Head(bytes) };
+        let planned = self.decide(seen, last, may_split, now);
         match planned {
             Err(error) => self.refuse(&error, now, out),
             Ok(Step::Warm(warming)) => {
                 self.body = body;
                 self.warming = Some(warming);
             }
-            Ok(Step::Decided(mut plan)) => {
-                let (response, dynamic_metadata) = self.destination(&plan);
-                let new_body = plan.new_body.take();
-                let mode = self.modes().request;
-                if mode == BodyMode::Buffered {
-                    out.push_back(ProcessingResponse { dynamic_metadata, ..reply::buffered_body(response, new_body) });
-                } else {
-                    let head = ProcessingResponse { dynamic_metadata, ..reply::request_headers(response) };
-                    reply::forward(mode, head, body, new_body, complete && close != Close::Trailers, out);
-                }
-                let ended = complete || self.modes().request == BodyMode::Buffered;
-                self.request = if ended { RequestSide::Ended } else { RequestSide::Flowing };
-                self.begin_routed(*plan, now);
-            }
+            Ok(Step::Decided(plan)) if plan.is_split() => self.begin_split(plan, body, close, now, out),
+            Ok(Step::Decided(plan)) => self.go_on(plan, body, close, now, out),
         }
     }
 
-    fn decide(&self, body: Seen<'_>, last: bool, now: Timestamp) -> Result<Step, RequestError> {
+    /// The request goes to its endpoint, its body answered in the mode's own way.
+    fn go_on(&mut self, mut plan: Box<Plan>, body: Body, close: Close, now: Timestamp, out: &mut Actions) {
+        let complete = close != Close::Cut;
+        let (response, dynamic_metadata) = self.destination(&plan);
+        let new_body = plan.new_body.take();
+        let mode = self.modes().request;
+        if mode == BodyMode::Buffered {
+            out.push_back(ProcessingResponse { dynamic_metadata, ..reply::buffered_body(response, new_body) });
+        } else {
+            let head = ProcessingResponse { dynamic_metadata, ..reply::request_headers(response) };
+            reply::forward(mode, head, body, new_body, complete && close != Close::Trailers, out);
+        }
+        let ended = complete || mode == BodyMode::Buffered;
+        self.request = if ended { RequestSide::Ended } else { RequestSide::Flowing };
+        self.begin_routed(*plan, now);
+    }
+
+    fn decide(&self, body: Seen<'_>, last: bool, may_split: bool, now: Timestamp) -> Result<Step, RequestError> {
         let question = Question {
             head: &self.head,
             api: self.api,
@@ -420,6 +450,7 @@ impl Exchange {
             body,
             now,
             last,
+            may_split,
         };
         decide::decide(&self.picker, &self.live, &question, &mut self.picker.next_rng())
     }
@@ -444,7 +475,13 @@ impl Exchange {
             set_headers.push(reply::set("traceparent", span.traceparent()));
         }
         let spoofed = self.head.spoofed().iter().filter(|name| **name != DESTINATION);
-        let remove_headers = spoofed.map(|name| (*name).to_owned()).collect();
+        let mut remove_headers: Vec<String> = spoofed.map(|name| (*name).to_owned()).collect();
+        if let (Some(split), Some(Mode::Header)) = (&plan.decision.split, plan.pool.disagg.as_deref()) {
+            tell_sidecar(split, &mut set_headers, &mut remove_headers);
+        }
+        if let Some(id) = &plan.request_id {
+            set_headers.push(reply::set("x-request-id", &**id));
+        }
         let mut response = reply::common(HeaderMutation { set_headers, remove_headers });
         response.clear_route_cache = true;
         let told = self.live.exchange.explain.metadata;
@@ -454,6 +491,9 @@ impl Exchange {
 
     fn begin_routed(&mut self, mut plan: Plan, now: Timestamp) {
         self.settle(if plan.understood { Outcome::Routed } else { Outcome::Skipped });
+        if let (Some(metrics), Some(course)) = (&plan.metrics, plan.kind_of_course()) {
+            metrics.course(course);
+        }
         let Some(booked) = plan.booked.take() else { return };
         if let Some(span) = &mut self.span {
             span.decided(&plan.target, &booked.endpoint().authority, plan.decision.reason, now);
@@ -502,7 +542,10 @@ impl Exchange {
                 self.refuse(&RequestError::new(Reason::RequestTimeout, message), now, out);
                 Ok(())
             }
-            _ => Ok(()),
+            _ => {
+                self.on_split_deadline(now, out);
+                Ok(())
+            }
         }
     }
 
@@ -518,70 +561,6 @@ impl Exchange {
         Err(ProtocolError("internal error while an answer was passing"))
     }
 
-    // === the response ===
-
-    fn on_response_headers(
-        &mut self,
-        message: HttpHeaders,
-        metadata: Option<Metadata>,
-        attributes: HashMap<String, Struct>,
-        now: Timestamp,
-        out: &mut Actions,
-    ) -> Result<(), ProtocolError> {
-        if self.response != ResponseSide::Awaited {
-            return Err(ProtocolError("response headers twice"));
-        }
-        self.response = ResponseSide::Streaming;
-        let mode = self.modes().response;
-        let mut mutation = HeaderMutation::default();
-        if let Some(routed) = &mut self.routed {
-            let head = ResponseHead { headers: message.headers, metadata, attributes };
-            mutation = routed.headers(&head, mode, now, &self.picker);
-        }
-        out.push_back(reply::response_headers(mutation));
-        if message.end_of_stream {
-            self.end_response(End::Complete, now);
-        } else if mode == BodyMode::None {
-            self.end_response(End::Unwatched, now);
-        }
-        Ok(())
-    }
-
-    fn on_response_body(&mut self, message: HttpBody, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
-        if self.response == ResponseSide::Awaited {
-            return Err(ProtocolError("response body before response headers"));
-        }
-        let mode = self.modes().response;
-        let end = message.end_of_stream;
-        out.push_back(match &mut self.routed {
-            Some(routed) => routed.body(message, mode, now, &self.picker, self.live.exchange.report_usage.as_ref()),
-            None => reply::echo(Direction::Response, mode, message),
-        });
-        if end {
-            self.end_response(End::Complete, now);
-        }
-        Ok(())
-    }
-
-    fn on_response_trailers(&mut self, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
-        let mode = self.modes().response;
-        if mode == BodyMode::FullDuplex
-            && let Some(bytes) = self.routed.as_mut().and_then(Routed::leftover)
-        {
-            out.push_back(reply::replace(Direction::Response, mode, bytes, false));
-        }
-        out.push_back(reply::response_trailers());
-        self.end_response(End::Complete, now);
-        Ok(())
-    }
-
-    fn end_response(&mut self, end: End, now: Timestamp) {
-        self.response = ResponseSide::Ended;
-        if let Some(routed) = self.routed.take() {
-            routed.end(end, now, &self.picker);
-        }
-    }
-
     fn settle(&mut self, outcome: Outcome) {
         self.outcome.get_or_insert(outcome);
     }
@@ -595,6 +574,19 @@ impl Drop for Exchange {
             routed.end(End::ClientGone, now, &self.picker);
         }
         self.picker.metrics.outcome(self.outcome.unwrap_or(Outcome::ClientAborted));
+    }
+}
+
+/// The headers by which llm-d's sidecar knows who computes the prompt.
+fn tell_sidecar(split: &Split, set: &mut Vec<HeaderValueOption>, remove: &mut Vec<String>) {
+    let encoders: Vec<&str> = split.encode.iter().map(|e| &*e.authority).collect();
+    let prefiller = split.prefill.first().map(|p| p.authority.to_string());
+    let encoders = (!encoders.is_empty()).then(|| encoders.join(","));
+    for (name, value) in [(PREFILLER, prefiller), (ENCODERS, encoders)] {
+        if let Some(value) = value {
+            remove.retain(|removed| removed != name);
+            set.push(reply::set(name, value));
+        }
     }
 }
 

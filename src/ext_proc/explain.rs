@@ -112,8 +112,16 @@ pub async fn explain(
     let snapshot = pool.store.load_full();
     let head = Head::default();
     let ask = Asked { api, body, content_type, target: &target };
-    let question =
-        |last| Question { head: &head, api, response_id: None, subset: None, body: Seen::Whole(body), now, last };
+    let question = |last| Question {
+        head: &head,
+        api,
+        response_id: None,
+        subset: None,
+        body: Seen::Whole(body),
+        now,
+        last,
+        may_split: true,
+    };
     let reading = match prefix.read(&question(false), ask, &request) {
         Read::Warm(warming) => {
             run(warming).await;

@@ -11,6 +11,11 @@ pub const SCORES: &str = "x-gateway-destination-endpoint-scores";
 /// The endpoint that served, as gateways report it.
 pub const DESTINATION_SERVED: &str = "x-gateway-destination-endpoint-served";
 
+/// The prefill server, for llm-d's sidecar in front of the decode server.
+pub const PREFILLER: &str = "x-prefiller-host-port";
+/// The servers that encode images and sounds, for the same.
+pub const ENCODERS: &str = "x-encoder-hosts-ports";
+
 /// Headers that only the picker or the gateway may set, or that are meant for the picker alone: they never reach a server.
 const OURS: &[&str] = &[
     DESTINATION,
@@ -24,8 +29,8 @@ const OURS: &[&str] = &[
     "x-llm-d-inference-fairness-id",
     "x-llm-d-inference-objective",
     "x-llm-d-model-name-rewrite",
-    "x-prefiller-host-port",
-    "x-encoder-hosts-ports",
+    PREFILLER,
+    ENCODERS,
     "x-kv-cache-source-host-port",
     "x-data-parallel-host-port",
     "test-epp-endpoint-selection",

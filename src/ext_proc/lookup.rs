@@ -5,7 +5,7 @@ use super::picker::{Live, Picker};
 use super::prefix::{Asked, PoolPrefix, PromptKeys, Read, Reading, Warming};
 use crate::pool::PoolSnapshot;
 use crate::prefix::cache::Found;
-use crate::prefix::key::BlockKeys;
+use crate::prefix::key::{BlockKey, BlockKeys};
 use crate::prefix::learning::Lesson;
 use crate::protocol::Request;
 use crate::record;
@@ -120,20 +120,31 @@ impl<'p> Looked<'p> {
         let Self { prefix, request, keys, found } = self;
         let prompt = &request.prompt;
         let first = decision.picks.first().map(|e| e.id);
+        let prefill = decision.split.as_ref().and_then(|split| split.prefill.first()).map(|e| e.id);
         let prompt_tokens = found.prompt_tokens(prompt);
-        let of_use = first.filter(|_| !request.skips_cache);
-        let matched = of_use.map_or(0, |id| found.tokens(found.depth(id).any)).min(prompt_tokens);
-        prefix.cache.decided(prompt_tokens, matched);
-        let whole = first.is_some_and(|id| !found.is_exact(id)) && !keys.is_cold();
+        let held = |id| if request.skips_cache { 0 } else { found.tokens(found.depth(id).any).min(prompt_tokens) };
+        let matched = first.map_or(0, held);
+        // Whoever computes the prompt makes use of what it holds.
+        prefix.cache.decided(prompt_tokens, prefill.map_or(matched, held));
+        let whole = first.into_iter().chain(prefill).any(|id| !found.is_exact(id)) && !keys.is_cold();
         let (keys, tail) = if whole { keys.finish() } else { (keys.made(), None) };
         let only_text = prompt.media_tokens == 0 && prompt.token_ids == 0 && prompt.count == 1;
-        let lesson = Lesson {
+        let base = Lesson {
             tenant,
             text_bytes: if only_text { prompt.text_bytes } else { 0 },
             tells_cached: !request.skips_cache,
-            ..first.map_or_else(Lesson::default, |id| found.lesson(id, keys, whole))
+            ..Lesson::default()
         };
-        (matched, Taught { prefix: prefix.clone(), lesson, tail })
+        let of = |id, keys: Vec<BlockKey>| {
+            let whole = whole && !found.is_exact(id);
+            let Lesson { tenant, text_bytes, tells_cached, .. } = base.clone();
+            Lesson { tenant, text_bytes, tells_cached, ..found.lesson(id, keys, whole) }
+        };
+        let prefill = prefill.map(|id| of(id, keys.clone()));
+        let lesson = first.map_or(base.clone(), |id| of(id, keys));
+        // What an answer says to be cached was so where its prompt was computed.
+        let lesson = Lesson { tells_cached: lesson.tells_cached && prefill.is_none(), ..lesson };
+        (matched, Taught { prefix: prefix.clone(), lesson, prefill, tail })
     }
 }
 

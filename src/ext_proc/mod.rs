@@ -16,11 +16,13 @@ pub mod lookup;
 pub mod metadata;
 pub mod mode;
 pub mod picker;
+pub mod prefiller;
 pub mod prefix;
 mod recording;
 pub mod reply;
 pub mod response;
 pub mod service;
+pub mod split;
 pub mod warmer;
 
 pub use exchange::{Event, Exchange};

@@ -2,6 +2,7 @@
 
 use super::affinity::{DEFAULT_REMEMBERED_RESPONSES, ResponseTable};
 use super::body::Buffered;
+use super::prefiller::Prefiller;
 use super::prefix::PoolPrefix;
 use super::warmer::Warmer;
 use crate::config::settings::ExchangeSettings;
@@ -76,6 +77,8 @@ pub struct Picker {
     pub policies: Arc<ModelPolicies>,
     /// Where long reading is done.
     pub warmer: Warmer,
+    /// Asks prefill servers.
+    pub prefiller: Prefiller,
     /// What is told of every decision, when a recording is made.
     pub recorder: Option<Arc<Recorder>>,
     seed: u64,
@@ -90,6 +93,7 @@ impl Picker {
             live: ArcSwap::from_pointee(live),
             policies: Arc::default(),
             warmer: Warmer::default(),
+            prefiller: Prefiller::default(),
             recorder: None,
             metrics,
             responses: ResponseTable::new(DEFAULT_REMEMBERED_RESPONSES),

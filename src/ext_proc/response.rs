@@ -8,6 +8,7 @@ use super::prefix::{PoolPrefix, Tail};
 use super::reply::{self, Direction};
 use crate::clock::Timestamp;
 use crate::config::settings::{ReportUsage, UsageCount};
+use crate::disagg::Failure;
 use crate::pool::Endpoint;
 use crate::pool::health::Outcome as Health;
 use crate::prefix::key::BlockKey;
@@ -127,6 +128,9 @@ impl Routed {
         if let Some(profile) = &self.plan.profile {
             mutation.set_headers.push(reply::set("x-aibrix-config-profile", &**profile));
         }
+        if let Some(course) = &self.plan.course {
+            mutation.set_headers.extend(course.headers().map(|(name, value)| reply::set(name, value)));
+        }
         if self.conformance {
             let served = served.map_or_else(|| self.booking.endpoint().authority.to_string(), |a| a.to_string());
             mutation.set_headers.push(reply::set("x-conformance-test-served-endpoint", served));
@@ -196,7 +200,12 @@ impl Routed {
             self.first_byte = Some(now);
             // Of an answer that comes whole the first byte is its end.
             let tells = self.sse || !self.api.generates();
-            self.booking.first_byte((200..300).contains(&self.status), tells, now);
+            let good = (200..300).contains(&self.status);
+            self.booking.first_byte(good, tells, now);
+            // Its sidecar has had the prompt computed; when that was, nobody says.
+            if let Some(prefill) = &mut self.plan.prefill {
+                prefill.first_byte(good, false, now);
+            }
             if let Some(metrics) = &self.plan.metrics {
                 metrics.first_byte(now.since(self.opened));
             }
@@ -255,6 +264,9 @@ impl Routed {
             self.booking.probe_lost(&self.picked);
         }
         self.booking.end(complete, &usage, extend, now);
+        if let Some(prefill) = self.plan.prefill.take() {
+            prefill.end(complete, &Usage { completion_tokens: None, ..usage }, |_| false, now);
+        }
         if self.scanner.as_ref().is_some_and(Scanner::found_error) {
             picker.metrics.errors_in_stream.inc();
         }
@@ -271,6 +283,9 @@ impl Routed {
                 model: self.plan.target.clone(),
                 endpoint: self.picked.authority.clone(),
                 served: (served.id != self.picked.id).then(|| served.authority.clone()),
+                prefill: self.plan.course.as_ref().and_then(|c| c.prefill.as_ref()).map(|e| e.authority.clone()),
+                prefill_failure: self.plan.course.as_ref().and_then(|c| c.failure).map(Failure::code),
+                prefill_ms: self.plan.course.as_ref().and_then(|c| c.took).map(milliseconds),
                 reason: self.plan.decision.reason,
                 estimated_prompt_tokens: self.plan.prompt_tokens,
                 estimated_cached_tokens: self.plan.matched_tokens,

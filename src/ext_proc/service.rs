@@ -5,13 +5,16 @@
 
 use super::exchange::{Actions, Event, Exchange, ProtocolError};
 use super::picker::Picker;
+use super::prefiller::Asking;
 use super::warmer::Running;
 use crate::clock::{Clock, Timestamp};
+use crate::disagg::attempts::Attempt;
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::{
     ExternalProcessor, ExternalProcessorServer,
 };
 use envoy_types::pb::envoy::service::ext_proc::v3::{ProcessingRequest, ProcessingResponse};
 use futures_core::Stream;
+use smallvec::SmallVec;
 use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -65,6 +68,7 @@ impl ExternalProcessor for Service {
             clock: self.clock,
             timer: None,
             warming: None,
+            asking: SmallVec::new(),
             failed: false,
         }))
     }
@@ -80,6 +84,8 @@ pub struct Pump {
     clock: Clock,
     timer: Option<(Timestamp, Pin<Box<Sleep>>)>,
     warming: Option<Running>,
+    /// Questions to other servers, of which answers are awaited.
+    asking: SmallVec<[(Attempt, Asking); 1]>,
     failed: bool,
 }
 
@@ -104,6 +110,30 @@ impl Pump {
         tracing::debug!(%error, "stream ended with an error");
         self.failed = true;
         Status::failed_precondition(error.0)
+    }
+
+    /// Sends off what the exchange has to ask, gives up what it no longer waits for, and takes in one answer that has come.
+    fn poll_asking(&mut self, cx: &mut Context<'_>) -> Option<Event> {
+        for ask in self.exchange.asks() {
+            match ask.attempt {
+                Some(attempt) => self.asking.push((attempt, self.picker.prefiller.start(ask))),
+                None => self.picker.prefiller.send_off(ask),
+            }
+        }
+        if self.asking.is_empty() {
+            return None;
+        }
+        let exchange = &self.exchange;
+        self.asking.retain(|(attempt, _)| exchange.awaits(*attempt));
+        let told =
+            self.asking.iter_mut().enumerate().find_map(|(at, (attempt, asking))| match Pin::new(asking).poll(cx) {
+                Poll::Ready(told) => Some((at, *attempt, told)),
+                Poll::Pending => None,
+            });
+        told.map(|(at, attempt, told)| {
+            self.asking.remove(at);
+            Event::Told(attempt, told)
+        })
     }
 
     /// Ready when the exchange's deadline has come.
@@ -145,20 +175,23 @@ impl Stream for Pump {
                 }
                 continue;
             }
-            let event = match Pin::new(&mut this.inbound).poll_next(cx) {
-                Poll::Ready(Some(Ok(message))) => Event::Message(Box::new(message)),
-                // A message that can't be decoded gets a status; an end, clean or by reset, is the stream's normal end.
-                Poll::Ready(Some(Err(status))) => {
-                    let Some(status) = unreadable(&status) else { return Poll::Ready(None) };
-                    this.picker.metrics.protocol_errors.inc();
-                    this.failed = true;
-                    return Poll::Ready(Some(Err(status)));
-                }
-                Poll::Ready(None) => return Poll::Ready(None),
-                Poll::Pending => {
-                    ready!(this.poll_deadline(cx));
-                    Event::Deadline
-                }
+            let event = match this.poll_asking(cx) {
+                Some(told) => told,
+                None => match Pin::new(&mut this.inbound).poll_next(cx) {
+                    Poll::Ready(Some(Ok(message))) => Event::Message(Box::new(message)),
+                    // A message that can't be decoded gets a status; an end, clean or by reset, is the stream's normal end.
+                    Poll::Ready(Some(Err(status))) => {
+                        let Some(status) = unreadable(&status) else { return Poll::Ready(None) };
+                        this.picker.metrics.protocol_errors.inc();
+                        this.failed = true;
+                        return Poll::Ready(Some(Err(status)));
+                    }
+                    Poll::Ready(None) => return Poll::Ready(None),
+                    Poll::Pending => {
+                        ready!(this.poll_deadline(cx));
+                        Event::Deadline
+                    }
+                },
             };
             if let Err(error) = this.feed(event) {
                 return Poll::Ready(Some(Err(this.fail(&error))));

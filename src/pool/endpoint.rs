@@ -2,6 +2,7 @@
 
 use super::health::EndpointHealth;
 use super::ledger::EndpointLedger;
+use super::role::Roles;
 use super::speed::{EndpointSpeed, PoolSpeed};
 use crate::ids::EndpointId;
 use std::collections::BTreeMap;
@@ -99,6 +100,8 @@ pub struct Endpoint {
     pub spec: EndpointSpec,
     /// `ip:port` as Envoy wants it, IPv6 in brackets.
     pub authority: Arc<str>,
+    /// What it is there for, by its labels.
+    pub roles: Roles,
     /// What was sent there and has not ended. Survives a change of the spec.
     pub ledger: Arc<EndpointLedger>,
     /// What became of what was sent there. Survives a change of the spec.
@@ -120,6 +123,7 @@ impl Endpoint {
         Self {
             id,
             authority: spec.address.to_string().into(),
+            roles: Roles::of_labels(&spec.labels),
             spec,
             ledger: Arc::default(),
             health: Arc::default(),
@@ -133,6 +137,7 @@ impl Endpoint {
         Self {
             id: self.id,
             authority: spec.address.to_string().into(),
+            roles: Roles::of_labels(&spec.labels),
             spec,
             ledger: self.ledger.clone(),
             health: self.health.clone(),

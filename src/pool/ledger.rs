@@ -78,6 +78,14 @@ impl Ticket {
         &self.endpoint
     }
 
+    /// The endpoint computes `prompt_tokens` after all, which were to come from elsewhere.
+    pub fn prefills(&mut self, prompt_tokens: u32) {
+        if self.prefilling {
+            self.endpoint.ledger.prefill_tokens.fetch_add(u64::from(prompt_tokens), Relaxed);
+            self.prompt_tokens += prompt_tokens;
+        }
+    }
+
     /// The first byte of the answer has come: the prompt is computed.
     pub fn first_byte(&mut self) {
         if std::mem::take(&mut self.prefilling) {

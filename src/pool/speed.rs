@@ -20,17 +20,20 @@
 mod fit;
 mod pending;
 mod ratio;
+mod transfer;
 
 use super::endpoint::Endpoint;
 use super::ledger;
 use super::metrics::EndpointMetrics;
+use super::role::Roles;
 use crate::clock::Timestamp;
 use fit::Fit;
 use parking_lot::Mutex;
 use pending::{Pending, Prompt};
 use ratio::Ratio;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+pub use transfer::TransferSpeed;
 
 /// Features of the time to the first token.
 const FIRST: usize = 7;
@@ -49,6 +52,8 @@ const SCALE_NEXT: [f64; NEXT] = [1.0, 10.0, 2.0];
 /// 30 s: what an endpoint showed counts half when it has answered nothing for so long. Without it one that was slow while it warmed up
 /// would never be asked again.
 const HALF_LIFE: f64 = 30.0;
+/// 1 s: what was shown less than this ago counts whole (it would count 98 %), and need not be worked out.
+const YOUNG: f64 = HALF_LIFE / 30.0;
 /// 60 s: how much there is to do is a mean over a minute or so, longer than a burst and shorter than a rush hour.
 const BUSY_HALF_LIFE: f64 = 60.0;
 /// Less than 5 s of requests say nothing of how much there is to do.
@@ -65,10 +70,14 @@ const FULL_CACHE: f32 = 0.95;
 pub struct PoolSpeed {
     first: Mutex<Shape<FIRST>>,
     next: Mutex<Shape<NEXT>>,
-    /// The coefficients, as readers take them, and the centres.
+    /// The coefficients, as readers take them, and what its endpoints have in common beside them.
     published: (Published<FIRST>, Published<NEXT>),
-    centres: [AtomicU32; 2],
-    busy: Mutex<Busy>,
+    centres: Factors,
+    /// The coefficients come from answers.
+    learned: AtomicBool,
+    /// By [`Roles::kind`].
+    busy: [Mutex<Busy>; Roles::KINDS],
+    transfer: TransferSpeed,
     /// Tokens of a usual answer; f32 bits.
     answer_tokens: AtomicU32,
 }
@@ -116,8 +125,10 @@ impl Default for PoolSpeed {
             first: Mutex::new(Shape::new(DEFAULT_FIRST)),
             next: Mutex::new(Shape::new(DEFAULT_NEXT)),
             published: (Published::default(), Published::default()),
-            centres: Default::default(),
-            busy: Mutex::default(),
+            centres: Factors::default(),
+            learned: AtomicBool::new(false),
+            busy: Default::default(),
+            transfer: TransferSpeed::default(),
             answer_tokens: AtomicU32::new(0),
         };
         pool.published.0.set(&DEFAULT_FIRST);
@@ -127,8 +138,15 @@ impl Default for PoolSpeed {
 }
 
 impl PoolSpeed {
-    fn sent(&self, seconds: f64, now: Timestamp) {
-        let mut busy = self.busy.lock();
+    /// How long KV caches take from server to server.
+    #[must_use]
+    pub fn transfer(&self) -> &TransferSpeed {
+        &self.transfer
+    }
+
+    fn sent(&self, to: Roles, seconds: f64, now: Timestamp) {
+        let Some(busy) = self.busy.get(to.kind()) else { return };
+        let mut busy = busy.lock();
         *busy = Busy { seconds: busy.left(now) + seconds, at: now, began: busy.began.or(Some(now)) };
     }
 
@@ -146,10 +164,10 @@ impl PoolSpeed {
         self.answer_tokens.store((next as f32).to_bits(), Relaxed);
     }
 
-    /// Servers that would be busy all the time with what was sent to the pool of late.
+    /// Servers that would be busy all the time with what was sent to those of one [`Roles::kind`] of late.
     #[must_use]
-    pub fn busy(&self, now: Timestamp) -> f64 {
-        let busy = *self.busy.lock();
+    pub fn busy(&self, kind: usize, now: Timestamp) -> f64 {
+        let Some(busy) = self.busy.get(kind).map(|busy| *busy.lock()) else { return 0.0 };
         let Some(began) = busy.began else { return 0.0 };
         let elapsed = now.since(began).as_secs_f64().max(LEAST_BUSY_SECONDS);
         // The integral of what counts, from the beginning until now.
@@ -179,6 +197,30 @@ impl<const N: usize> Published<N> {
 
     fn get(&self) -> [f64; N] {
         self.0.each_ref().map(|c| f64::from(f32::from_bits(c.load(Relaxed))))
+    }
+}
+
+/// How many times slower than the pool's fit, before the first token and after it; f32 bits, 0 for 1.
+#[derive(Debug, Default)]
+struct Factors([AtomicU32; 2]);
+
+impl Factors {
+    #[expect(clippy::cast_possible_truncation, reason = "factors of a few units; f32 is precise enough")]
+    fn set(&self, which: usize, ln: f64) {
+        if let Some(bits) = self.0.get(which) {
+            bits.store((ln.exp() as f32).to_bits(), Relaxed);
+        }
+    }
+
+    fn get(&self) -> [f32; 2] {
+        self.0.each_ref().map(|bits| match bits.load(Relaxed) {
+            0 => 1.0,
+            bits => f32::from_bits(bits),
+        })
+    }
+
+    fn reset(&self) {
+        self.0.iter().for_each(|bits| bits.store(0, Relaxed));
     }
 }
 
@@ -245,14 +287,20 @@ impl Default for Own {
 pub struct EndpointSpeed {
     pool: Arc<PoolSpeed>,
     own: Mutex<Option<Own>>,
-    /// The logarithms of its ratios, as readers take them; f32 bits.
-    slower: [AtomicU32; 2],
+    /// Its ratios, as readers take them.
+    slower: Factors,
     /// When it last showed anything; 0 when it never has.
     answered: AtomicU64,
     /// Requests whose first token will be seen.
     pending: Pending,
     /// Thousands of tokens of those whose first token won't be seen (f32 bits), and when that was so (ms): they drain.
     unseen: AtomicU64,
+}
+
+/// `usual · (own / usual)^counts`, without its logarithm: exact at both ends and nearly so between (Padé's approximation of first order).
+fn between(usual: f32, own: f32, counts: f64) -> f64 {
+    let (usual, own, less) = (f64::from(usual), f64::from(own), 1.0 - counts);
+    usual * ((1.0 + counts) * own + less * usual) / (less * own + (1.0 + counts) * usual)
 }
 
 fn dot<const N: usize>(a: &[f64; N], b: &[f64; N]) -> f64 {
@@ -266,30 +314,27 @@ impl EndpointSpeed {
         Self { pool, ..Self::default() }
     }
 
-    fn first_coefficients(&self, now: Timestamp) -> [f64; FIRST] {
-        let slower = self.slower(0, now);
-        self.pool.published.0.get().map(|c| c * slower)
-    }
-
-    fn next_coefficients(&self, now: Timestamp) -> [f64; NEXT] {
-        let slower = self.slower(1, now);
-        self.pool.published.1.get().map(|c| c * slower)
+    fn coefficients(&self, now: Timestamp) -> ([f64; FIRST], [f64; NEXT]) {
+        let [before, after] = self.slower(now);
+        let (first, next) = &self.pool.published;
+        (first.get().map(|c| c * before), next.get().map(|c| c * after))
     }
 
     /// How many times slower than the pool's fit it is, the nearer to what is usual the longer ago it showed anything.
-    fn slower(&self, which: usize, now: Timestamp) -> f64 {
-        let read = |bits: &[AtomicU32; 2]| bits.get(which).map_or(0.0, |b| f64::from(f32::from_bits(b.load(Relaxed))));
-        let (own, usual) = (read(&self.slower), read(&self.pool.centres));
-        // So it is with equal servers.
-        if own == 0.0 && usual == 0.0 {
-            return 1.0;
-        }
+    fn slower(&self, now: Timestamp) -> [f64; 2] {
+        let (own, usual) = (self.slower.get(), self.pool.centres.get());
         let answered = self.answered.load(Relaxed);
-        if answered == 0 {
-            return usual.exp();
+        if own == usual || answered == 0 {
+            return usual.map(f64::from);
         }
         let age = now.since(Timestamp(answered)).as_secs_f64();
-        (usual + (own - usual) * (-age / HALF_LIFE).exp2()).exp()
+        if age < YOUNG {
+            return own.map(f64::from);
+        }
+        let counts = (-age / HALF_LIFE).exp2();
+        let [before, after] = own;
+        let [usual_before, usual_after] = usual;
+        [between(usual_before, before, counts), between(usual_after, after, counts)]
     }
 
     /// The whole pool's.
@@ -307,6 +352,7 @@ impl EndpointSpeed {
     /// A new process: what the old one showed is void.
     pub fn reset(&self) {
         *self.own.lock() = None;
+        self.slower.reset();
         self.answered.store(0, Relaxed);
     }
 
@@ -325,12 +371,12 @@ impl EndpointSpeed {
         work: Work,
         now: Timestamp,
     ) -> (Load, Prediction) {
-        let first = self.first_coefficients(now);
+        let (first, next) = self.coefficients(now);
         let load = self.load(&first, endpoint, fresh, now);
         let decode = [1.0, load.decoding + 1.0, load.kilotokens];
         let prediction = Prediction {
             first_token: dot(&first, &first_features(&load, work)),
-            per_token: dot(&self.next_coefficients(now), &decode),
+            per_token: dot(&next, &decode),
             own_prefill: Self::prefill_seconds(&first, f64::from(work.uncached_tokens) / 1e3, work.mega_pairs()),
         };
         (load, prediction)
@@ -379,7 +425,7 @@ impl EndpointSpeed {
     /// Whether any answer of this endpoint or of its pool has been learned from.
     #[must_use]
     pub fn is_learned(&self) -> bool {
-        self.pool.first.lock().fit.is_learned()
+        self.pool.learned.load(Relaxed)
     }
 
     /// What was learned here; `None` before the first answer.
@@ -387,7 +433,7 @@ impl EndpointSpeed {
     pub fn learned(&self) -> Option<Learned> {
         let error = self.own.lock().as_ref()?.error;
         let at = Timestamp(self.answered.load(Relaxed));
-        let ([_, per_kilotoken, ..], [per_token, ..]) = (self.first_coefficients(at), self.next_coefficients(at));
+        let ([_, per_kilotoken, ..], [per_token, ..]) = self.coefficients(at);
         Some(Learned {
             prefill_tokens_per_second: 1e3 / per_kilotoken.max(1e-9),
             seconds_per_token: per_token,
@@ -396,7 +442,7 @@ impl EndpointSpeed {
     }
 
     fn observe_first(&self, features: &[f64; FIRST], seconds: f64, now: Timestamp) {
-        let predicted = dot(&self.first_coefficients(now), features).max(1e-6);
+        let predicted = dot(&self.coefficients(now).0, features).max(1e-6);
         self.answered.store(now.0, Relaxed);
         let mut own = self.own.lock();
         let Own { ratios: [ratio, _], error } = own.get_or_insert_default();
@@ -406,6 +452,7 @@ impl EndpointSpeed {
         let mut shape = self.pool.first.lock();
         shape.observe(ratio, features, seconds, &DEFAULT_FIRST, &SCALE_FIRST);
         self.pool.published.0.set(shape.fit.coefficients());
+        self.pool.learned.store(shape.fit.is_learned(), Relaxed);
         self.show(0, ratio.ln(), shape.centre);
     }
 
@@ -418,13 +465,9 @@ impl EndpointSpeed {
         self.show(1, ratio.ln(), shape.centre);
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "logarithms of a few units; f32 is precise enough")]
     fn show(&self, which: usize, own: f64, centre: f64) {
-        for (bits, ln) in [(&self.slower, own), (&self.pool.centres, centre)] {
-            if let Some(bits) = bits.get(which) {
-                bits.store((ln as f32).to_bits(), Relaxed);
-            }
-        }
+        self.slower.set(which, own);
+        self.pool.centres.set(which, centre);
     }
 }
 
@@ -486,6 +529,17 @@ pub struct Reservation {
     /// Its name in the endpoint's `pending`, while it stands there.
     pending: Option<u64>,
     first_token: Option<Timestamp>,
+    /// Its prompt is computed elsewhere.
+    arriving: Option<Arriving>,
+}
+
+/// A prompt that another server computes.
+#[derive(Clone, Copy, Debug)]
+struct Arriving {
+    /// Tokens that have to be transferred.
+    tokens: u32,
+    /// Seconds from the beginning to the first token, without the transfer.
+    expected: f64,
 }
 
 impl Reservation {
@@ -499,14 +553,14 @@ impl Reservation {
         now: Timestamp,
     ) -> Self {
         let speed = &endpoint.speed;
-        let c = speed.first_coefficients(now);
+        let (c, _) = speed.coefficients(now);
         let load = speed.load(&c, &endpoint, fresh, now);
         let expectation = Expectation {
             first: first_features(&load, work),
             decoding: load.decoding + 1.0,
             kilotokens: load.kilotokens,
         };
-        speed.pool.sent(Self::own_prefill(&c, work), now);
+        speed.pool.sent(endpoint.roles, Self::own_prefill(&c, work), now);
         let mut pending = None;
         if streams {
             pending =
@@ -519,14 +573,44 @@ impl Reservation {
             // A race between two decisions loses one addition at worst, which drains anyway.
             let _ = speed.unseen.fetch_update(Relaxed, Relaxed, add);
         }
-        Self { endpoint, work, expectation, began: now, pending, first_token: None }
+        Self { endpoint, work, expectation, began: now, pending, first_token: None, arriving: None }
+    }
+
+    /// Counts a request on `endpoint` whose prompt, `lacking` tokens of which are not there, arrives in some `before` seconds, the transfer
+    /// apart: what it takes longer than that teaches how fast KV caches travel, and nothing else.
+    #[must_use]
+    pub fn arriving(
+        endpoint: Arc<Endpoint>,
+        fresh: Option<&EndpointMetrics>,
+        work: Work,
+        before: f64,
+        streams: bool,
+        now: Timestamp,
+    ) -> Self {
+        let received = Work { uncached_tokens: 0, ..work };
+        let (_, predicted) = endpoint.speed.forecast(&endpoint, fresh, received, now);
+        let arriving = Arriving { tokens: work.uncached_tokens, expected: before + predicted.first_token };
+        let mut reservation = Self::begin(endpoint, fresh, received, streams, now);
+        reservation.arriving = Some(arriving);
+        reservation
+    }
+
+    /// Seconds to the first token, as predicted when it began.
+    #[must_use]
+    pub fn expected(&self) -> f64 {
+        let before = self.arriving.map_or(0.0, |arriving| arriving.expected);
+        before.max(dot(&self.endpoint.speed.coefficients(self.began).0, &self.expectation.first))
     }
 
     /// The first token came `now`. `tells` says that it was seen as it came, of an answer that is good.
     pub fn first_token(&mut self, tells: bool, now: Timestamp) {
         if self.release(now) && tells {
             self.first_token = Some(now);
-            self.endpoint.speed.observe_first(&self.expectation.first, now.since(self.began).as_secs_f64(), now);
+            let (speed, seconds) = (&self.endpoint.speed, now.since(self.began).as_secs_f64());
+            match self.arriving {
+                None => speed.observe_first(&self.expectation.first, seconds, now),
+                Some(Arriving { tokens, expected }) => speed.pool.transfer.observe(tokens, seconds - expected),
+            }
         }
     }
 

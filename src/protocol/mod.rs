@@ -7,6 +7,7 @@
 pub mod answer;
 pub mod api;
 pub mod dialect;
+pub mod edit;
 pub mod grpc;
 mod json;
 pub mod multipart;

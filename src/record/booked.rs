@@ -6,12 +6,13 @@ use super::line::{Ended, Line};
 use super::tape::{Recorder, Turn};
 use crate::clock::Timestamp;
 use crate::ids::EndpointId;
-use crate::pool::Endpoint;
 use crate::pool::health::{HealthPolicy, Outcome};
+use crate::pool::{Endpoint, PoolSnapshot};
 use crate::prefix::key::BlockKey;
 use crate::protocol::Usage;
-use crate::scheduling::Booking;
+use crate::scheduling::{Booking, Dispatch};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// One routed request.
 #[derive(Debug)]
@@ -49,6 +50,13 @@ impl Booked {
             booking.move_to(endpoint, now);
         }
         self.endpoint = endpoint.clone();
+    }
+
+    /// As [`Booking::dispatch`]. Requests that are split are not recorded.
+    pub fn dispatch(&mut self, how: Dispatch, snapshot: &PoolSnapshot, stale_after: Duration, now: Timestamp) {
+        if let Some(booking) = &mut self.booking {
+            booking.dispatch(how, snapshot, stale_after, now);
+        }
     }
 
     /// What became of the request tells of `endpoint`; true when it ejected it.

@@ -126,6 +126,7 @@ impl Front {
             filter: filter.as_ref(),
             prefix: found.as_ref(),
             policy: ModelPolicy::default(),
+            splittable: false,
             preview: false,
         };
         let decision = self.config.scheduler.decide(&*choice.strategy, &cx, None, Explain::No, rng)?;
@@ -140,7 +141,15 @@ impl Front {
             (self.cache.clone(), crate::prefix::learning::Lesson { tenant: tenant(request, &self.config), ..lesson })
         });
         let foretold = lesson.as_ref().map_or(0, |(_, lesson)| lesson.foretold);
-        let order = Order { model, prompt_tokens, cached_tokens: matched, understood: true, streams: true, lesson };
+        let order = Order {
+            model,
+            prompt_tokens,
+            cached_tokens: matched,
+            understood: true,
+            streams: true,
+            arrives: false,
+            lesson,
+        };
         let booking = Booking::new(picked, &self.snapshot, self.config.stale_after, order, now);
         Ok(Sent { booking, foretold, contents, probe: decision.probe })
     }

@@ -20,7 +20,7 @@ use crate::prefix::trust::{Trust, TrustCell};
 use crate::protocol::Usage;
 use crate::rng;
 use crate::sim::content::mix;
-use crate::sim::engine::{Engine, EngineConfig, EngineEvent, FinishReason, Job, JobId, JobPrompt, JobReport};
+use crate::sim::engine::{Engine, EngineConfig, EngineEvent, FinishReason, Handoff, Job, JobId, JobPrompt, JobReport};
 use crate::sim::kv::KvEvent;
 use ahash::AHashMap;
 use rand::RngExt;
@@ -300,7 +300,7 @@ impl<'w> World<'w> {
                 }
             }
             EngineEvent::Finished { job, at, report } => self.finish(job, at, report),
-            EngineEvent::Token { .. } | EngineEvent::Preempted { .. } => {}
+            EngineEvent::Token { .. } | EngineEvent::Preempted { .. } | EngineEvent::Received { .. } => {}
         }
     }
 
@@ -372,6 +372,7 @@ impl<'w> World<'w> {
             lora: request.adapter.clone(),
             cache_salt: None,
             answer_seed: request.answer.name,
+            handoff: Handoff::default(),
         };
         if server.engine.submit(now, job).is_err() {
             return self.refuse(&request, Some(sent), now);

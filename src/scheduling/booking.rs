@@ -28,6 +28,8 @@ pub struct Order<'a> {
     pub understood: bool,
     /// Its first token will be seen as it comes.
     pub streams: bool,
+    /// Another server computes its prompt, which arrives here later: nothing is expected of the endpoint until [`Booking::dispatch`].
+    pub arrives: bool,
     /// What its prompt teaches, and whom.
     pub lesson: Option<(Arc<PrefixCache>, Lesson)>,
 }
@@ -41,12 +43,41 @@ pub(super) fn work(prompt_tokens: u32, cached_tokens: u32, fresh: Option<&Endpoi
     }
 }
 
+/// What `endpoint` reports, unless that is too old.
+fn fresh<'s>(
+    endpoint: &Endpoint,
+    snapshot: &'s PoolSnapshot,
+    stale_after: Duration,
+    now: Timestamp,
+) -> Option<&'s EndpointMetrics> {
+    let state = snapshot.position(endpoint.spec.address).and_then(|p| snapshot.get(p))?;
+    state.fresh_metrics(now, stale_after)
+}
+
 /// One routed request.
 #[derive(Debug)]
 pub struct Booking {
     ticket: Ticket,
     reservation: Option<Reservation>,
     learning: Option<Learning>,
+    /// What it will be, of a request that has not been dispatched.
+    later: Option<Later>,
+}
+
+/// A request that is booked and not sent yet.
+#[derive(Clone, Copy, Debug)]
+struct Later {
+    work: Work,
+    streams: bool,
+}
+
+/// How a request's prompt comes to be on its endpoint.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Dispatch {
+    /// Another server has computed it, or will have in so many seconds.
+    Arrives(f64),
+    /// It computes it itself.
+    Whole,
 }
 
 impl Booking {
@@ -59,21 +90,43 @@ impl Booking {
         order: Order<'_>,
         now: Timestamp,
     ) -> Self {
-        let Order { model, prompt_tokens, cached_tokens, understood, streams, lesson } = order;
-        let state = snapshot.position(endpoint.spec.address).and_then(|p| snapshot.get(p));
-        let fresh = state.and_then(|s| s.fresh_metrics(now, stale_after));
+        let Order { model, prompt_tokens, cached_tokens, understood, streams, arrives, lesson } = order;
+        let fresh = fresh(&endpoint, snapshot, stale_after, now);
         let work = work(prompt_tokens, cached_tokens, fresh, model);
         // Before the ticket: what is expected of the endpoint is what it has to do without this request.
-        let reservation = understood.then(|| Reservation::begin(endpoint.clone(), fresh, work, streams, now));
+        let reservation =
+            (understood && !arrives).then(|| Reservation::begin(endpoint.clone(), fresh, work, streams, now));
         let learning = lesson.map(|(cache, lesson)| Learning::begin(cache, lesson, endpoint.id, now));
-        // What is cached is not computed again.
-        Self { ticket: Ticket::book(endpoint, work.uncached_tokens), reservation, learning }
+        // What is cached is not computed again, nor what arrives.
+        let to_prefill = if arrives { 0 } else { work.uncached_tokens };
+        let later = (understood && arrives).then_some(Later { work, streams });
+        Self { ticket: Ticket::book(endpoint, to_prefill), reservation, learning, later }
+    }
+
+    /// The request, whose prompt was to arrive from elsewhere, is sent off.
+    pub fn dispatch(&mut self, how: Dispatch, snapshot: &PoolSnapshot, stale_after: Duration, now: Timestamp) {
+        let Some(Later { work, streams }) = self.later.take() else { return };
+        let endpoint = self.ticket.endpoint().clone();
+        let fresh = fresh(&endpoint, snapshot, stale_after, now);
+        self.reservation = Some(match how {
+            Dispatch::Arrives(seconds) => Reservation::arriving(endpoint.clone(), fresh, work, seconds, streams, now),
+            Dispatch::Whole => {
+                self.ticket.prefills(work.uncached_tokens);
+                Reservation::begin(endpoint.clone(), fresh, work, streams, now)
+            }
+        });
     }
 
     /// The endpoint that is booked.
     #[must_use]
     pub fn endpoint(&self) -> &Arc<Endpoint> {
         self.ticket.endpoint()
+    }
+
+    /// Seconds from the booking to the first token, as predicted; 0 where nothing is expected of the endpoint.
+    #[must_use]
+    pub fn expected(&self) -> f64 {
+        self.reservation.as_ref().map_or(0.0, Reservation::expected)
     }
 
     /// Whether the answer's own blocks can be learned.

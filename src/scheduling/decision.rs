@@ -1,6 +1,7 @@
 //! What came of a decision.
 
 use super::candidates::Candidate;
+use super::split::Split;
 use crate::ids::EndpointId;
 use crate::pool::Endpoint;
 use ahash::AHashMap;
@@ -87,6 +88,12 @@ impl Ranking {
             let figures = candidates.iter().enumerate().map(|(i, c)| (c.state.endpoint.clone(), figure(i))).collect();
             parts.push(Part { name, weight, figures });
         }
+    }
+
+    /// What the parts said, when that was wanted.
+    #[must_use]
+    pub fn into_parts(self) -> Vec<Part> {
+        self.parts.unwrap_or_default()
     }
 
     /// Says that the algorithm had to do without `signal`. The first one stands.
@@ -177,6 +184,7 @@ impl Ranking {
             lacking: self.lacking,
             diverted: self.diverted,
             parts: self.parts,
+            split: None,
             probe: false,
             ejection_ignored: false,
         })
@@ -218,6 +226,8 @@ pub struct Decision {
     pub diverted: bool,
     /// What each of its parts made of each candidate, when that was asked for.
     pub parts: Option<Vec<Part>>,
+    /// Another server computes the prompt for the first pick; boxed, since most requests are not split.
+    pub split: Option<Box<Split>>,
     /// The first one is half open and this request is its probe: should the request end without an outcome, the endpoint's
     /// [`probe_lost`](crate::pool::health::EndpointHealth::probe_lost) lets another probe go.
     pub probe: bool,

@@ -23,10 +23,11 @@ pub mod router;
 pub mod scheduler;
 pub mod scorer;
 pub mod selector;
+pub mod split;
 pub mod strategy;
 mod window;
 
-pub use booking::{Booking, Order};
+pub use booking::{Booking, Dispatch, Order};
 pub use candidates::Candidate;
 pub use choice::{Choice, Choices, Chosen};
 pub use decision::{Decision, Ranking, Signal};
@@ -34,6 +35,7 @@ pub use plugin::{PickContext, Reads, RequestFacts, Strategy};
 pub use policy::{ModelPolicies, ModelPolicy};
 pub use router::{Pool, Router};
 pub use scheduler::Scheduler;
+pub use split::{Decider, Split, SplitPolicy};
 
 #[cfg(test)]
 mod tests;

@@ -5,8 +5,9 @@ use super::decision::{Ranking, Signal};
 use super::digest::{Digest, Digests};
 use super::policy::ModelPolicy;
 use super::selector::LabelSelector;
+use super::split::{self, Field, Pair};
 use crate::clock::Timestamp;
-use crate::pool::{Endpoint, PoolSnapshot};
+use crate::pool::{Endpoint, PoolSnapshot, Roles};
 use crate::prefix::cache::Found;
 use crate::protocol::Prompt;
 use crate::rng::PickRng;
@@ -95,6 +96,8 @@ pub struct PickContext<'a> {
     pub prefix: Option<&'a Found>,
     /// What operators say about the request's model.
     pub policy: ModelPolicy,
+    /// Its prompt and its answer may be computed by two servers.
+    pub splittable: bool,
     /// Somebody asks where the request would go: nothing may be remembered of it.
     pub preview: bool,
 }
@@ -104,7 +107,8 @@ impl<'a> PickContext<'a> {
     #[must_use]
     pub fn new(snapshot: &'a PoolSnapshot, now: Timestamp, stale_after: Duration) -> Self {
         let (request, policy) = (RequestFacts::default(), ModelPolicy::default());
-        Self { now, request, snapshot, stale_after, filter: None, prefix: None, policy, preview: false }
+        let (filter, prefix) = (None, None);
+        Self { now, request, snapshot, stale_after, filter, prefix, policy, splittable: false, preview: false }
     }
 }
 
@@ -161,8 +165,25 @@ pub trait Strategy: Send + Sync + Debug {
         None
     }
 
+    /// Chooses who computes the prompt and who makes the answer, should the request be split between two servers; `None` when there is no
+    /// pair. `ranking` is empty and says how many are wanted and whether to explain. Changes nothing, as [`Strategy::rank`].
+    ///
+    /// As given here: the answer where the whole request would go, the prompt where this strategy would send it among the prefill
+    /// servers that go together with that.
+    fn pair(&self, cx: &PickContext<'_>, field: &Field<'_, '_>, rng: &mut PickRng, ranking: Ranking) -> Option<Pair> {
+        split::by_rank(self, cx, field, rng, ranking)
+    }
+
+    /// What an endpoint must be there for to be put before it; [`Roles::NONE`] when it sorts out roles by itself.
+    fn roles(&self, _: &PickContext<'_>) -> Roles {
+        Roles::DECODE
+    }
+
     /// The request goes to `endpoint`: what the algorithm remembers of its decisions, it notes here. Not called for previews.
     fn picked(&self, _: &PickContext<'_>, _: &Endpoint) {}
+
+    /// `endpoint` computes the prompt of a request whose answer another makes: as [`Strategy::picked`].
+    fn picked_prefill(&self, _: &PickContext<'_>, _: &Endpoint) {}
 
     /// Headers for the client, once it is known who served.
     fn answer_headers(&self, _: &Endpoint, _: &mut AnswerHeaders) {}

@@ -1,6 +1,7 @@
 //! Which pool serves a request, and under which model name.
 
 use super::scheduler::Scheduler;
+use crate::disagg;
 use crate::error::{Reason, RequestError};
 use crate::pool::SnapshotStore;
 use crate::rng::PickRng;
@@ -88,6 +89,8 @@ pub struct Pool {
     pub stale_after: Duration,
     /// How endpoints are told.
     pub destination: Destination,
+    /// How a split request's prompt comes to be computed elsewhere; `None` splits none.
+    pub disagg: Option<Arc<disagg::Mode>>,
 }
 
 impl Pool {

@@ -5,11 +5,12 @@ use super::choice::Choices;
 use super::decision::{Decision, Ranking};
 use super::plugin::{PickContext, Strategy};
 use super::selector::LabelSelector;
+use super::split::{self, Decider, Pair, Split, SplitPolicy};
 use super::strategy::least_request::LeastRequest;
 use crate::error::{Reason, RequestError};
 use crate::ids::EndpointId;
-use crate::pool::EndpointState;
 use crate::pool::health::{Availability, HealthPolicy};
+use crate::pool::{EndpointState, Roles};
 use crate::rng::PickRng;
 use smallvec::SmallVec;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -66,6 +67,7 @@ pub struct Scheduler {
     pub choices: Choices,
     health: HealthPolicy,
     wanted: usize,
+    split: Option<SplitPolicy>,
 }
 
 /// Whether a decision says what each part of the algorithm made of every endpoint.
@@ -82,7 +84,20 @@ impl Scheduler {
     /// Decides by `choices`; a decision names up to `wanted` endpoints.
     #[must_use]
     pub fn new(choices: Choices, health: HealthPolicy, wanted: usize) -> Self {
-        Self { choices, health, wanted: wanted.max(1) }
+        Self { choices, health, wanted: wanted.max(1), split: None }
+    }
+
+    /// The same, and requests may be split between prefill and decode servers.
+    #[must_use]
+    pub fn splitting(mut self, policy: Option<SplitPolicy>) -> Self {
+        self.split = policy;
+        self
+    }
+
+    /// How requests are split, if they are.
+    #[must_use]
+    pub fn split(&self) -> Option<&SplitPolicy> {
+        self.split.as_ref()
     }
 
     /// When endpoints are ejected.
@@ -100,13 +115,14 @@ impl Scheduler {
     #[must_use]
     pub fn preview(&self, strategy: &dyn Strategy, cx: &PickContext<'_>, rng: &mut PickRng) -> Option<Decision> {
         let cx = PickContext { preview: true, ..*cx };
-        let field = self.candidates(&cx, None);
+        let field = self.candidates(&cx, None, strategy.roles(&cx));
         if field.candidates.is_empty() {
             return None;
         }
         let mut ranking = self.ranking(Explain::Yes);
         strategy.rank(&cx, &field.candidates, rng, &mut ranking);
-        ranking.decide()
+        let whole = ranking.decide()?;
+        Some(self.divide(strategy, &cx, None, Explain::Yes, &field.candidates, whole, rng))
     }
 
     /// Decides by `strategy` where the request goes, among the endpoints that `subset` allows (all, when `None`), and lets the strategy
@@ -126,6 +142,9 @@ impl Scheduler {
         if let Some(first) = decision.picks.first() {
             strategy.picked(cx, first);
         }
+        if let Some(prefill) = decision.split.as_ref().and_then(|split| split.prefill.first()) {
+            strategy.picked_prefill(cx, prefill);
+        }
         Ok(decision)
     }
 
@@ -137,9 +156,9 @@ impl Scheduler {
         explain: Explain,
         rng: &mut PickRng,
     ) -> Result<Decision, RequestError> {
-        let mut field = self.candidates(cx, subset);
+        let mut field = self.candidates(cx, subset, strategy.roles(cx));
         if field.candidates.is_empty() {
-            return Err(nothing_to_pick(cx, subset));
+            return Err(nothing_to_pick(cx, subset, strategy.roles(cx)));
         }
         // Each round either decides or drops a candidate that others took or lost meanwhile; when none is left that the algorithm wants,
         // ejection is ignored and the next round decides.
@@ -156,6 +175,7 @@ impl Scheduler {
                 continue;
             };
             decision.ejection_ignored = field.ejection_ignored;
+            decision = self.divide(strategy, cx, subset, explain, &field.candidates, decision, rng);
             let Some(first) = decision.picks.first().filter(|_| !field.ejection_ignored) else { return Ok(decision) };
             let granted = match first.health.availability(cx.now, &self.health) {
                 Availability::Open | Availability::SlowStart(_) => true,
@@ -176,27 +196,83 @@ impl Scheduler {
         }
     }
 
-    /// The endpoints that may serve the request. When every one of them is ejected, ejection is ignored: a pool that looks dead
-    /// as a whole is more likely to be judged wrongly than to be dead, and trying costs nothing.
-    fn candidates<'a>(&self, cx: &PickContext<'a>, subset: Option<&Subset>) -> Field<'a> {
+    /// Asks the strategy for a pair, and whoever has the word whether it is used in place of `whole`.
+    #[expect(clippy::too_many_arguments, reason = "all of a decision's parts")]
+    fn divide(
+        &self,
+        strategy: &dyn Strategy,
+        cx: &PickContext<'_>,
+        subset: Option<&Subset>,
+        explain: Explain,
+        decode: &[Candidate<'_>],
+        whole: Decision,
+        rng: &mut PickRng,
+    ) -> Decision {
+        let Some(policy) = self.split.as_ref().filter(|policy| cx.splittable && policy.decider != Decider::Never)
+        else {
+            return whole;
+        };
+        // A prefill server that is ejected is not tried: the answer's own server can do what it does.
+        let prefill = self.open(cx, subset, Roles::PREFILL, |_| {});
+        if prefill.is_empty() {
+            return whole;
+        }
+        let field = split::Field { prefill: &prefill, decode, whole: &whole, policy };
+        let Some(mut pair) = strategy.pair(cx, &field, rng, self.ranking(explain)) else { return whole };
+        let split = pair.split.unwrap_or_else(|| split::is_split(cx, &field, &pair, policy.decider));
+        let held = pair.prefill.first().and_then(|p| prefill.iter().find(|c| c.state.endpoint.id == p.id));
+        let (Some(held), false) = (held.map(|c| c.cached.any), pair.decode.is_empty()) else { return whole };
+        let mut decision = whole;
+        if let Some(parts) = &mut decision.parts {
+            parts.append(&mut pair.parts);
+        }
+        if split {
+            let Pair { prefill, decode, encode, reason, .. } = pair;
+            decision.picks = decode;
+            decision.split = Some(Box::new(Split { prefill, encode, prefill_cached: held, reason }));
+        }
+        decision
+    }
+
+    /// The endpoints with all of `roles` that may serve the request; those that are ejected go to `ejected`.
+    fn open<'a>(
+        &self,
+        cx: &PickContext<'a>,
+        subset: Option<&Subset>,
+        roles: Roles,
+        mut ejected: impl FnMut(&'a EndpointState),
+    ) -> SmallVec<[Candidate<'a>; 16]> {
         let mut candidates = SmallVec::with_capacity(cx.snapshot.endpoints.len());
-        let mut ejected: SmallVec<[&'a EndpointState; 4]> = SmallVec::new();
         for state in &cx.snapshot.endpoints {
             let spec = &state.endpoint.spec;
             let left_out = |f: &LabelSelector<'_>| !f.matches(&spec.labels);
-            if spec.draining || subset.is_some_and(|s| !s.allows(spec.address)) || cx.filter.is_some_and(left_out) {
+            let held = state.endpoint.roles;
+            if spec.draining
+                || held == Roles::NONE
+                || !held.has(roles)
+                || subset.is_some_and(|s| !s.allows(spec.address))
+                || cx.filter.is_some_and(left_out)
+            {
                 continue;
             }
             let surcharge = match state.endpoint.health.availability(cx.now, &self.health) {
                 Availability::Open | Availability::HalfOpen => 0,
                 Availability::SlowStart(percent) => percent,
                 Availability::Ejected => {
-                    ejected.push(state);
+                    ejected(state);
                     continue;
                 }
             };
             candidates.push(Candidate::new(state, cx.now, cx.stale_after, surcharge).holding(cx));
         }
+        candidates
+    }
+
+    /// The endpoints that may serve the request. When every one of them is ejected, ejection is ignored: a pool that looks dead
+    /// as a whole is more likely to be judged wrongly than to be dead, and trying costs nothing.
+    fn candidates<'a>(&self, cx: &PickContext<'a>, subset: Option<&Subset>, roles: Roles) -> Field<'a> {
+        let mut ejected: SmallVec<[&'a EndpointState; 4]> = SmallVec::new();
+        let candidates = self.open(cx, subset, roles, |state| ejected.push(state));
         let mut field = Field { candidates, ejected, ejection_ignored: false };
         if field.candidates.is_empty() {
             field.ignore_ejection(cx);
@@ -242,7 +318,7 @@ fn nobody_named(emptied_by: Option<&'static str>) -> RequestError {
     RequestError::new(Reason::NoReadyEndpoint, message)
 }
 
-fn nothing_to_pick(cx: &PickContext<'_>, subset: Option<&Subset>) -> RequestError {
+fn nothing_to_pick(cx: &PickContext<'_>, subset: Option<&Subset>, roles: Roles) -> RequestError {
     let snapshot = cx.snapshot;
     let total = snapshot.endpoints.len();
     let draining = snapshot.endpoints.iter().filter(|s| s.endpoint.spec.draining).count();
@@ -258,9 +334,11 @@ fn nothing_to_pick(cx: &PickContext<'_>, subset: Option<&Subset>) -> RequestErro
         let message = format!("the request's label selector leaves none of the pool's {total} endpoints");
         return RequestError::new(Reason::NoReadyEndpoint, message);
     }
+    let other = snapshot.endpoints.iter().filter(|s| !s.endpoint.roles.has(roles)).count();
+    let other = if other == 0 { String::new() } else { format!(", {other} do not make answers") };
     RequestError::new(
         Reason::NoReadyEndpoint,
-        format!("no endpoint of the pool is ready ({total} known, {draining} draining)"),
+        format!("no endpoint of the pool is ready ({total} known, {draining} draining{other})"),
     )
 }
 

@@ -2,10 +2,11 @@
 //!
 //! Called by `sim::host` with the wall clock and by `replay` with virtual time. May import `clock` and its siblings `content`, `kv`,
 //! `latency`, `sequence`, `stats`, `tokenizer`. What goes in and comes out is in `job`, who is in the batch in `batch`, what a step does
-//! in `step`. The model is on the module page of [`crate::sim`].
+//! in `step`, what passes between engines in `handoff`. The model is on the module page of [`crate::sim`].
 
 use crate::clock::Timestamp;
 use crate::sim::engine::batch::Batch;
+use crate::sim::engine::handoff::{Pins, Transfers};
 use crate::sim::kv::{BlockHash, KvCache};
 use crate::sim::latency::{LatencyModel, StepCosts, StepWork};
 use crate::sim::sequence::{Sequences, Setting};
@@ -14,9 +15,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 mod batch;
+mod handoff;
 mod job;
 mod step;
 
+pub use handoff::{DEFAULT_LEASE, Handoff, Pinned};
 pub use job::{EngineEvent, FinishReason, Job, JobId, JobPrompt, JobReport, KvBatch, Load, Refused};
 
 #[cfg(test)]
@@ -104,6 +107,14 @@ pub struct Engine {
     waiting: VecDeque<u32>,
     /// Ordered by admission; the last is the first to be preempted.
     batch: Batch,
+    /// Those who receive, or have received, what another server computed, and are not in the batch yet.
+    transfers: Transfers,
+    /// Blocks of jobs that have ended.
+    pins: Pins,
+    /// When it was last looked whether something can begin.
+    looked: Timestamp,
+    /// Nothing could, for want of blocks that transfers or leases hold: it is of no use to look again before one ends.
+    blocked: bool,
     adapters: Adapters,
     /// The step that is under way, or was last.
     step_began: Timestamp,
@@ -129,6 +140,10 @@ impl Engine {
             sequences: Sequences::default(),
             waiting: VecDeque::new(),
             batch: Batch::new(config.block_size),
+            transfers: Transfers::default(),
+            pins: Pins::default(),
+            looked: Timestamp(0),
+            blocked: false,
             adapters: Adapters::default(),
             step_began: Timestamp(0),
             step_ends: None,
@@ -142,7 +157,8 @@ impl Engine {
 
     /// Ends all jobs and begins anew with an empty cache and nothing counted, as a new process would.
     pub fn restart(&mut self, now: Timestamp, events: &mut Vec<EngineEvent>) {
-        for slot in self.batch.seats().iter().map(|seat| seat.slot).chain(self.waiting.iter().copied()) {
+        let outside: Vec<u32> = self.transfers.slots().chain(self.waiting.iter().copied()).collect();
+        for slot in self.batch.seats().iter().map(|seat| seat.slot).chain(outside) {
             let sequence = &mut self.sequences[slot];
             sequence.catch_up(self.batch.step);
             let report = sequence.report(FinishReason::Abort);
@@ -168,10 +184,14 @@ impl Engine {
     pub fn load(&self) -> Load {
         Load {
             running: self.batch.len(),
-            waiting: self.waiting.len(),
-            deferred: self.deferred.min(self.waiting.len()),
+            waiting: self.queued(),
+            deferred: (self.deferred + self.transfers.under_way()).min(self.queued()),
             kv_usage: f64::from(self.kv.used()) / f64::from(self.kv.total().max(1)),
         }
+    }
+
+    fn queued(&self) -> usize {
+        self.waiting.len() + self.transfers.len()
     }
 
     /// Adapters with running and with waiting jobs, each name once, in order of admission.
@@ -179,7 +199,7 @@ impl Engine {
     pub fn loras(&self) -> (Vec<Arc<str>>, Vec<Arc<str>>) {
         (
             self.distinct_loras(self.batch.seats().iter().map(|seat| seat.slot)),
-            self.distinct_loras(self.waiting.iter().copied()),
+            self.distinct_loras(self.transfers.slots().chain(self.waiting.iter().copied())),
         )
     }
 
@@ -215,10 +235,10 @@ impl Engine {
             return Err(Refused::TooLong { tokens, limit });
         }
         if let Some(limit) = self.config.max_num_queued
-            && self.waiting.len() >= limit as usize
+            && self.queued() >= limit as usize
         {
             self.stats.rejected_queue_full += 1;
-            return Err(Refused::QueueFull { waiting: self.waiting.len(), limit });
+            return Err(Refused::QueueFull { waiting: self.queued(), limit });
         }
         let root = if job.lora.is_none() && job.cache_salt.is_none() {
             self.root
@@ -228,6 +248,7 @@ impl Engine {
         let setting =
             Setting { now, root, block_size: self.config.block_size.max(1), room, tells: self.kv.is_recording() };
         self.waiting.push_back(self.sequences.add(job, setting));
+        self.blocked = false;
         self.stats.submitted += 1;
         Ok(())
     }
@@ -243,8 +264,12 @@ impl Engine {
         {
             slot
         } else {
-            return false;
+            let found = self.transfers.slots().find(|slot| self.sequences[*slot].id == id);
+            let Some(slot) = found else { return false };
+            self.transfers.remove(slot);
+            slot
         };
+        self.look_again(now);
         self.stats.aborted += 1;
         let report = self.sequences[slot].report(FinishReason::Abort);
         events.push(EngineEvent::Finished { job: id, at: now, report });
@@ -255,11 +280,17 @@ impl Engine {
     /// When [`Engine::advance`] has something to do next; `None` while there is nothing to do.
     #[must_use]
     pub fn next_event_at(&self) -> Option<Timestamp> {
-        self.step_ends.or_else(|| self.waiting.front().map(|slot| self.sequences[*slot].arrived))
+        if self.step_ends.is_some() {
+            return self.step_ends;
+        }
+        let arrived = self.waiting.front().map(|slot| self.sequences[*slot].arrived);
+        let waiting = arrived.filter(|at| !self.blocked || *at > self.looked).map(|at| at.max(self.looked));
+        let ready = (!self.blocked && !self.transfers.ready.is_empty()).then_some(self.looked);
+        [waiting, ready, self.transfers.next_end(), self.pins.next_end()].into_iter().flatten().min()
     }
 
-    /// No event of [`Engine::advance`] comes before this moment, as long as nobody submits or cancels a job; `None` while there is
-    /// nothing to do. Whoever waits for events only need not come before, but must [`Engine::advance`] to the present before it asks
+    /// No event of [`Engine::advance`] comes before this moment, as long as nobody submits or cancels a job or releases blocks; `None`
+    /// while there is nothing to do. Whoever waits for events only need not come before, but must [`Engine::advance`] to the present before it asks
     /// for anything else or hands in a job; what the cache stores and drops meanwhile waits with its time in
     /// [`Engine::take_kv_batches`]. The bound is the end of the step where tokens are told one by one, where a job is read
     /// or waits, and where blocks may run out.
@@ -269,14 +300,17 @@ impl Engine {
         let decoding = self.batch.len() as u64;
         let steps = self.batch.steps_without_end();
         let blocks = (steps / u64::from(self.config.block_size.max(1)) + 2).saturating_mul(decoding);
-        let quiet = !self.config.every_token && self.waiting.is_empty() && self.batch.reading.is_empty();
+        let queued = !self.waiting.is_empty() || !self.transfers.ready.is_empty();
+        let quiet = !self.config.every_token && !queued && self.batch.reading.is_empty();
         if !quiet || blocks > u64::from(self.kv.free()) {
             return Some(next);
         }
         // Contexts only grow: no later step is cheaper than one with the contexts of now.
         let work = StepWork { decode_sequences: decoding, context_tokens: self.batch.context, ..StepWork::default() };
         let step = u64::try_from(self.costs.step(work).as_nanos()).unwrap_or(u64::MAX);
-        Some(Timestamp(next.0.saturating_add(step.saturating_mul(steps))))
+        let quiet = Timestamp(next.0.saturating_add(step.saturating_mul(steps)));
+        // A transfer that ends during a step is noticed when the step is over.
+        Some(self.transfers.next_end().map_or(quiet, |ends| ends.min(quiet)).max(next))
     }
 
     /// Lets time pass up to `now` and appends what happened, in order. Steps follow each other without a gap while there is work, so a

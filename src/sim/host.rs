@@ -255,7 +255,7 @@ impl State {
             let (job, news) = match event {
                 EngineEvent::FirstToken { job, .. } | EngineEvent::Token { job, .. } => (job, News::Token),
                 EngineEvent::Finished { job, report, .. } => (job, News::Finished(report)),
-                EngineEvent::Preempted { .. } => continue,
+                EngineEvent::Preempted { .. } | EngineEvent::Received { .. } => continue,
             };
             let Some(listener) = self.listeners.get(&job) else { continue };
             // A failed send means that the reader is going away; its drop cancels the job.

@@ -62,6 +62,14 @@ pub fn content_hash(tokens: &[u32]) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockId(u32);
 
+impl BlockId {
+    /// The number.
+    #[must_use]
+    pub fn number(self) -> u32 {
+        self.0
+    }
+}
+
 /// A full block that can now be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvBlock {

@@ -12,6 +12,10 @@ pub const DEFAULT_PER_DECODE_SEQUENCE: Duration = Duration::from_micros(30);
 pub const DEFAULT_PER_CONTEXT_TOKEN: Duration = Duration::from_nanos(49);
 /// 1 ns: 0.5 MFLOP for one token looking at one other (4 x 32 layers x 4,096) at half of an H100's 989 TFLOP/s.
 pub const DEFAULT_PER_PREFILL_PAIR: Duration = Duration::from_nanos(1);
+/// 1 ms to set up a transfer between servers: RDMA takes 0.5 to 2 ms (llm-d's simulator).
+pub const DEFAULT_TRANSFER_SETUP: Duration = Duration::from_millis(1);
+/// 3,277 ns: 128 KiB of keys and values a token over 400 Gbit/s InfiniBand, which moves 40 GB/s.
+pub const DEFAULT_PER_RECEIVED_TOKEN: Duration = Duration::from_nanos(3_277);
 
 /// The work of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,7 +30,7 @@ pub struct StepWork {
     pub context_tokens: u64,
 }
 
-/// Linear costs of a step; `sim`'s module page has the formula.
+/// Linear costs of a step and of a transfer; `sim`'s module page has the formulas.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatencyModel {
     /// Cost of any step.
@@ -39,6 +43,10 @@ pub struct LatencyModel {
     pub per_decode_sequence: Duration,
     /// Cost of a cached token that a decoding sequence reads.
     pub per_context_token: Duration,
+    /// Time from one server's blocks to another's before the first byte.
+    pub transfer_setup: Duration,
+    /// Time that a token's keys and values are under way.
+    pub per_received_token: Duration,
     /// How many times faster than the model everything goes; greater than 0.
     pub speed: f64,
 }
@@ -51,6 +59,8 @@ impl Default for LatencyModel {
             per_prefill_pair: DEFAULT_PER_PREFILL_PAIR,
             per_decode_sequence: DEFAULT_PER_DECODE_SEQUENCE,
             per_context_token: DEFAULT_PER_CONTEXT_TOKEN,
+            transfer_setup: DEFAULT_TRANSFER_SETUP,
+            per_received_token: DEFAULT_PER_RECEIVED_TOKEN,
             speed: 1.0,
         }
     }
@@ -62,6 +72,12 @@ impl LatencyModel {
     pub fn step(&self, work: StepWork) -> Duration {
         StepCosts::of(self).step(work)
     }
+
+    /// How long the keys and values of so many tokens are under way from another server.
+    #[must_use]
+    pub fn transfer(&self, tokens: u32) -> Duration {
+        StepCosts::of(self).transfer(tokens)
+    }
 }
 
 /// The model as an engine asks it, millions of times: in nanoseconds.
@@ -72,6 +88,8 @@ pub(in crate::sim) struct StepCosts {
     prefill_pair: u64,
     decode_sequence: u64,
     context_token: u64,
+    transfer: u64,
+    received_token: u64,
     speed: f64,
 }
 
@@ -84,6 +102,8 @@ impl StepCosts {
             prefill_pair: nanos(model.per_prefill_pair),
             decode_sequence: nanos(model.per_decode_sequence),
             context_token: nanos(model.per_context_token),
+            transfer: nanos(model.transfer_setup),
+            received_token: nanos(model.per_received_token),
             speed: model.speed,
         }
     }
@@ -97,6 +117,15 @@ impl StepCosts {
             .saturating_add(self.prefill_pair.saturating_mul(work.prefill_pairs))
             .saturating_add(self.decode_sequence.saturating_mul(work.decode_sequences))
             .saturating_add(self.context_token.saturating_mul(work.context_tokens));
+        self.scaled(nanos)
+    }
+
+    /// [`LatencyModel::transfer`].
+    pub(in crate::sim) fn transfer(&self, tokens: u32) -> Duration {
+        self.scaled(self.transfer.saturating_add(self.received_token.saturating_mul(u64::from(tokens))))
+    }
+
+    fn scaled(&self, nanos: u64) -> Duration {
         #[expect(
             clippy::cast_precision_loss,
             clippy::cast_possible_truncation,
@@ -121,6 +150,7 @@ mod tests {
         assert_eq!(model.step(work), Duration::from_nanos(6_000_000 + 40_000_000 + 500_000 + 300_000 + 490_000));
         model.speed = 100.0;
         assert_eq!(model.step(work), Duration::from_nanos(472_900));
+        assert_eq!(model.transfer(1_000), Duration::from_nanos((1_000_000 + 3_277_000) / 100));
     }
 
     #[test]
@@ -132,8 +162,11 @@ mod tests {
             per_prefill_pair: zero,
             per_decode_sequence: zero,
             per_context_token: zero,
+            transfer_setup: zero,
+            per_received_token: zero,
             speed: 1e9,
         };
         assert_eq!(model.step(StepWork::default()), Duration::from_nanos(1));
+        assert_eq!(model.transfer(0), Duration::from_nanos(1));
     }
 }

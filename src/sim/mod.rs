@@ -59,6 +59,18 @@
 //! **Preemption.** When a running sequence needs a block and none is free, the sequence that was admitted last gives up all its blocks, goes
 //! to the head of the queue, and later computes prompt and answer anew, as far as they are not still cached. What it has said stands.
 //!
+//! **Prefill and decode apart.** The blocks of a job that asks for it stay after its end, and count as used, until they are released or
+//! its lease ends, which heartbeats begin anew. A job may receive a head of its prompt from another server: it gets its cached blocks and
+//! those for what is missing when it is admitted, then waits outside the batch, without a seat, for
+//!
+//! ```text
+//! t = (transfer_setup + c_received * missing tokens) / speed
+//! ```
+//!
+//! and joins at the start of the first step after that, before those who wait. What it received can be found in its cache from then on
+//! and is told in KV events; the last token of a prompt is always computed. Transfers don't slow each other down. Once started over, a
+//! job computes what it had received.
+//!
 //! **Limits.** A prompt that leaves no room for one token of answer in `min(max_model_len, num_blocks * block_size)` is refused; a longer
 //! answer is cut there. With `max_num_queued` set, a job that finds as many waiting is refused.
 //!

@@ -5,10 +5,13 @@
 //! well and forecast no one's servers exactly. A profile leaves the model's name, adapters and queue bound as they are by default.
 //!
 //! What recurs in the derivations: a card reads at 3.35 TB/s and computes 989 TFLOP/s in bf16 (H100 SXM), of which a prefill gets 40 %,
-//! attention 50 %, and the reading of keys and values 80 % of the bandwidth; vLLM keeps 90 % of a card's memory.
+//! attention 50 %, and the reading of keys and values 80 % of the bandwidth; vLLM keeps 90 % of a card's memory. Keys and values go from
+//! server to server at 40 GB/s (400 Gbit/s InfiniBand): a token of 128 KiB takes 3.3 us, one of 320 KiB 8.2 us.
 
 use crate::sim::engine::{DEFAULT_BLOCK_SIZE, EngineConfig};
-use crate::sim::latency::{DEFAULT_PER_DECODE_SEQUENCE, LatencyModel};
+use crate::sim::latency::{
+    DEFAULT_PER_DECODE_SEQUENCE, DEFAULT_PER_RECEIVED_TOKEN, DEFAULT_TRANSFER_SETUP, LatencyModel,
+};
 use crate::spelling::closest;
 use std::time::Duration;
 
@@ -144,6 +147,8 @@ fn seventy_billion() -> EngineConfig {
             per_prefill_pair: Duration::from_nanos(1),
             per_decode_sequence: DEFAULT_PER_DECODE_SEQUENCE,
             per_context_token: Duration::from_nanos(31),
+            transfer_setup: DEFAULT_TRANSFER_SETUP,
+            per_received_token: Duration::from_nanos(8_192),
             speed: 1.0,
         },
         ..EngineConfig::default()
@@ -168,6 +173,8 @@ fn qwen3_32b() -> EngineConfig {
             per_prefill_pair: Duration::from_nanos(2),
             per_decode_sequence: DEFAULT_PER_DECODE_SEQUENCE,
             per_context_token: Duration::from_nanos(49),
+            transfer_setup: DEFAULT_TRANSFER_SETUP,
+            per_received_token: Duration::from_nanos(6_554),
             speed: 1.0,
         },
         ..EngineConfig::default()
@@ -192,6 +199,8 @@ fn small() -> EngineConfig {
             per_prefill_pair: Duration::from_nanos(2),
             per_decode_sequence: DEFAULT_PER_DECODE_SEQUENCE,
             per_context_token: Duration::from_nanos(166),
+            transfer_setup: DEFAULT_TRANSFER_SETUP,
+            per_received_token: Duration::from_nanos(2_867),
             speed: 1.0,
         },
         ..EngineConfig::default()
@@ -212,6 +221,8 @@ fn prefill_bound() -> EngineConfig {
             per_prefill_pair: Duration::ZERO,
             per_decode_sequence: DEFAULT_PER_DECODE_SEQUENCE,
             per_context_token: Duration::ZERO,
+            transfer_setup: DEFAULT_TRANSFER_SETUP,
+            per_received_token: DEFAULT_PER_RECEIVED_TOKEN,
             speed: 1.0,
         },
         ..EngineConfig::default()

@@ -8,6 +8,7 @@ use crate::sim::latency::StepWork;
 use crate::sim::tokenizer::answer_token;
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What the events of a job's blocks tell beyond their hashes; kept only where events are recorded.
 #[derive(Debug, Default)]
@@ -46,6 +47,14 @@ pub(super) struct Sequence {
     pub(super) prompt_tokens: u32,
     /// Found in the cache at the first admission.
     pub(super) cached_tokens: u32,
+    /// That was.
+    pub(super) looked_up: bool,
+    /// Leading tokens of the prompt that another server has; 0 once they are here, or are to be computed after all.
+    pub(super) received: u32,
+    /// Those of them that came from there.
+    pub(super) received_tokens: u32,
+    /// How long its blocks stay after its end.
+    pub(super) hold: Option<Duration>,
     /// Tokens it will say.
     pub(super) target: u32,
     /// Why it ends when it has said them.
@@ -96,6 +105,10 @@ impl Sequence {
             lora: job.lora,
             prompt_tokens,
             cached_tokens: 0,
+            looked_up: false,
+            received: job.handoff.received.min(prompt_tokens),
+            received_tokens: 0,
+            hold: job.handoff.hold,
             target,
             ends_with,
             generated: 0,
@@ -153,6 +166,11 @@ impl Sequence {
     pub(super) fn missing_blocks(&self, tokens: u32) -> u32 {
         let held = u32::try_from(self.table.len()).unwrap_or(u32::MAX);
         (self.computed + tokens).div_ceil(self.block_size).saturating_sub(held)
+    }
+
+    /// Tokens to receive where the first `cached` are here.
+    pub(super) fn to_receive(&self, cached: u32) -> u32 {
+        self.received.saturating_sub(cached)
     }
 
     /// If it decodes, takes note of the tokens of all steps before `step`.
@@ -230,6 +248,7 @@ impl Sequence {
     /// Forgets what was computed: the job has to start again. Its blocks must have been released.
     pub(super) fn reset(&mut self) {
         self.preemptions += 1;
+        self.received = 0;
         self.computed = 0;
         self.scheduled = 0;
         self.sealed = 0;
@@ -242,6 +261,7 @@ impl Sequence {
             reason,
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached_tokens,
+            received_tokens: self.received_tokens,
             generated_tokens: self.generated,
             preemptions: self.preemptions,
         }

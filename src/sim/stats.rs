@@ -18,6 +18,8 @@ pub const REQUEST_BUCKETS: &[f64] = &[
 /// Buckets of token counts: vLLM's 1-2-5 series.
 pub const TOKEN_BUCKETS: &[f64] =
     &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5];
+/// Buckets of the time of a transfer between servers, seconds: vLLM's for NIXL.
+pub const TRANSFER_BUCKETS: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0];
 
 /// Observations by upper bound.
 #[derive(Clone, Debug)]
@@ -99,6 +101,10 @@ pub struct EngineStats {
     pub prefix_queries: u64,
     /// Prompt tokens found there.
     pub prefix_hits: u64,
+    /// Prompt tokens that came from other servers.
+    pub received_tokens: u64,
+    /// Jobs that have ended and whose blocks nobody fetched in time.
+    pub leases_expired: u64,
     /// Steps taken.
     pub steps: u64,
     /// Arrival to first token.
@@ -115,6 +121,8 @@ pub struct EngineStats {
     pub decode: Histogram,
     /// First step to end.
     pub inference: Histogram,
+    /// Transfers from other servers, each when it began.
+    pub transfer: Histogram,
     /// Prompt tokens a finished job.
     pub request_prompt_tokens: Histogram,
     /// Tokens generated a finished job.
@@ -134,6 +142,8 @@ impl Default for EngineStats {
             generation_tokens: 0,
             prefix_queries: 0,
             prefix_hits: 0,
+            received_tokens: 0,
+            leases_expired: 0,
             steps: 0,
             ttft: Histogram::new(TTFT_BUCKETS),
             inter_token: Histogram::new(INTER_TOKEN_BUCKETS),
@@ -142,6 +152,7 @@ impl Default for EngineStats {
             prefill: Histogram::new(REQUEST_BUCKETS),
             decode: Histogram::new(REQUEST_BUCKETS),
             inference: Histogram::new(REQUEST_BUCKETS),
+            transfer: Histogram::new(TRANSFER_BUCKETS),
             request_prompt_tokens: Histogram::new(TOKEN_BUCKETS),
             request_generation_tokens: Histogram::new(TOKEN_BUCKETS),
         }

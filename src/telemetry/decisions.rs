@@ -25,6 +25,12 @@ pub struct DecisionRecord {
     pub endpoint: Arc<str>,
     /// The endpoint that served, when the gateway says that it was another one.
     pub served: Option<Arc<str>>,
+    /// The server that computed the prompt for it.
+    pub prefill: Option<Arc<str>>,
+    /// Why no other server computed the prompt, when one should have.
+    pub prefill_failure: Option<&'static str>,
+    /// From the decision until the prompt was computed elsewhere, milliseconds.
+    pub prefill_ms: Option<f64>,
     /// Why.
     pub reason: &'static str,
     /// Estimated prompt length, tokens.

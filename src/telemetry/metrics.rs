@@ -2,6 +2,7 @@
 //!
 //! Labels never come from clients: pools, outcomes, reasons and limits are ours to name, so their number is bounded.
 
+use crate::disagg::Failure;
 use crate::error::Reason;
 use crate::scheduling::Signal;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -63,11 +64,13 @@ pub enum End {
     Unwatched,
     /// The stream ended before the answer did.
     ClientGone,
+    /// The picker ended it: no prefill server computed the prompt.
+    Aborted,
 }
 
 impl End {
     /// All of them.
-    pub const ALL: [End; 3] = [End::Complete, End::Unwatched, End::ClientGone];
+    pub const ALL: [End; 4] = [End::Complete, End::Unwatched, End::ClientGone, End::Aborted];
 
     /// The label.
     #[must_use]
@@ -76,9 +79,42 @@ impl End {
             End::Complete => "complete",
             End::Unwatched => "unwatched",
             End::ClientGone => "client_gone",
+            End::Aborted => "aborted",
         }
     }
 }
+
+/// What became of a request that two servers might have shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Course {
+    /// They did.
+    Split,
+    /// One server served it: that was predicted to be better, or decided by rule.
+    Whole,
+    /// The server of the answer computed the prompt as well: no prefill server did.
+    Local,
+    /// It was refused: no prefill server computed the prompt.
+    Refused,
+}
+
+impl Course {
+    /// All of them.
+    pub const ALL: [Course; 4] = [Course::Split, Course::Whole, Course::Local, Course::Refused];
+
+    /// The label.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Course::Split => "split",
+            Course::Whole => "whole",
+            Course::Local => "local",
+            Course::Refused => "refused",
+        }
+    }
+}
+
+/// What came of a question to a prefill server that computed the prompt.
+pub const LEG_OK: &str = "ok";
 
 /// Which bound was hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -108,6 +144,8 @@ pub enum Degraded {
     ReadingLate,
     /// The prompt can't be tokenized or its template not rendered: routed without looking at caches.
     Untokenized,
+    /// The gateway's body mode leaves no time to have a prompt computed elsewhere.
+    NoTimeToSplit,
     /// The routing algorithm had to do without something that it decides by.
     Lacking(Signal),
 }
@@ -135,6 +173,12 @@ struct ModeLabel {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PoolLabel {
     pool: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PoolCourseLabel {
+    pool: String,
+    course: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -176,7 +220,7 @@ pub struct Metrics {
     outcomes: [Counter; 6],
     rejections: Vec<(Reason, Counter)>,
     limits: [(Limit, Counter); 6],
-    degraded: [(Degraded, Counter); 12],
+    degraded: [(Degraded, Counter); 13],
     ends: Family<PoolEndLabel, Counter>,
     statuses: Family<PoolStatusLabel, Counter>,
     ttft: Family<PoolLabel, Histogram>,
@@ -185,6 +229,9 @@ pub struct Metrics {
     cached_tokens: Family<PoolLabel, Counter>,
     completion_tokens: Family<PoolLabel, Counter>,
     diverted: Family<PoolLabel, Counter>,
+    splits: Family<PoolCourseLabel, Counter>,
+    prefill_seconds: Family<PoolLabel, Histogram>,
+    legs: Family<OutcomeLabel, Counter>,
 }
 
 impl Metrics {
@@ -245,6 +292,7 @@ impl Metrics {
                 mode(Degraded::LookupPanic, "lookup_panic"),
                 mode(Degraded::ReadingLate, "reading_late"),
                 mode(Degraded::Untokenized, "untokenized"),
+                mode(Degraded::NoTimeToSplit, "no_time_to_split"),
                 mode(Degraded::Lacking(Signal::Metrics), "no_metrics"),
                 mode(Degraded::Lacking(Signal::Prefix), "no_prefix"),
                 mode(Degraded::Lacking(Signal::Prompt), "no_prompt"),
@@ -259,7 +307,13 @@ impl Metrics {
             cached_tokens: Family::default(),
             completion_tokens: Family::default(),
             diverted: Family::default(),
+            splits: Family::default(),
+            prefill_seconds: Family::new_with_constructor(latency),
+            legs: Family::default(),
         };
+        for outcome in Failure::CODES.into_iter().chain([LEG_OK]) {
+            drop(metrics.legs.get_or_create_owned(&OutcomeLabel { outcome }));
+        }
         registry.register("requests_ended", "routed requests, by how they ended", metrics.ends.clone());
         registry.register("responses", "answers, by class of their status", metrics.statuses.clone());
         let seconds = Unit::Seconds;
@@ -280,6 +334,12 @@ impl Metrics {
         registry.register("completion_tokens", "tokens generated", metrics.completion_tokens.clone());
         let help = "requests that load alone kept from the endpoint that their prompts belong to";
         registry.register("diverted", help, metrics.diverted.clone());
+        let help = "requests that two servers might have shared, by what became of that";
+        registry.register("disaggregation", help, metrics.splits.clone());
+        let help = "questions to prefill servers, by what came of them";
+        registry.register("prefill_legs", help, metrics.legs.clone());
+        let help = "from the decision until the prompt was computed elsewhere, over all tries";
+        registry.register_with_unit("prefill", help, Unit::Seconds, metrics.prefill_seconds.clone());
         Arc::new(metrics)
     }
 
@@ -328,6 +388,11 @@ impl Metrics {
         };
     }
 
+    /// Counts a question to a prefill server: [`LEG_OK`] or a [`Failure::code`].
+    pub fn prefill_leg(&self, outcome: &'static str) {
+        self.legs.get_or_create_owned(&OutcomeLabel { outcome }).inc();
+    }
+
     /// Records how long a decision took.
     pub fn decided_in(&self, duration: Duration) {
         self.decision_seconds.observe(duration.as_secs_f64());
@@ -348,6 +413,10 @@ impl Metrics {
             cached_tokens: self.cached_tokens.get_or_create_owned(&label),
             completion_tokens: self.completion_tokens.get_or_create_owned(&label),
             diverted: self.diverted.get_or_create_owned(&label),
+            splits: Course::ALL.map(|course| {
+                self.splits.get_or_create_owned(&PoolCourseLabel { pool: name.to_owned(), course: course.label() })
+            }),
+            prefill_seconds: self.prefill_seconds.get_or_create_owned(&label),
         }
     }
 }
@@ -359,7 +428,7 @@ fn latency() -> Histogram {
 /// The metrics of one pool.
 #[derive(Debug)]
 pub struct PoolMetrics {
-    ends: [Counter; 3],
+    ends: [Counter; 4],
     statuses: [Counter; 5],
     ttft: Histogram,
     duration: Histogram,
@@ -371,9 +440,23 @@ pub struct PoolMetrics {
     pub completion_tokens: Counter,
     /// Requests that load alone kept from the endpoint that their prompts belong to.
     pub diverted: Counter,
+    splits: [Counter; 4],
+    prefill_seconds: Histogram,
 }
 
 impl PoolMetrics {
+    /// A request that two servers might have shared was served.
+    pub fn course(&self, course: Course) {
+        if let Some(counter) = Course::ALL.iter().position(|c| *c == course).and_then(|i| self.splits.get(i)) {
+            counter.inc();
+        }
+    }
+
+    /// A prompt was computed elsewhere.
+    pub fn prefilled(&self, after: Duration) {
+        self.prefill_seconds.observe(after.as_secs_f64());
+    }
+
     /// A routed request ended.
     pub fn ended(&self, end: End, duration: Duration) {
         if let Some(counter) = End::ALL.iter().position(|e| *e == end).and_then(|i| self.ends.get(i)) {

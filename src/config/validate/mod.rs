@@ -1,5 +1,6 @@
 //! Merges flags, file and defaults, and checks what may be combined.
 
+mod disaggregation;
 mod pools;
 mod prefix;
 mod strategies;

@@ -1,6 +1,6 @@
 //! The checks of pools: names, conditions, endpoints, algorithms, rewrites, intervals.
 
-use super::{given, pick, positive, prefix, strategies};
+use super::{disaggregation, given, pick, positive, prefix, strategies};
 use crate::config::Overrides;
 use crate::config::aibrix_env::AibrixDefaults;
 use crate::config::decode::Sink;
@@ -65,6 +65,7 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
         scrape: scrape(&schema::Scrape::default(), "pools[0].scrape", flags, sink),
         health: HealthPolicy::default(),
         prefix: prefix::prefix(schema::PrefixCache::default(), "pools[0].prefixCache", env, sink),
+        disaggregation: None,
     }
 }
 
@@ -135,6 +136,9 @@ fn pool(index: usize, at: At<schema::Pool>, flags: &Overrides, env: &AibrixDefau
             env,
             sink,
         ),
+        disaggregation: pool
+            .disaggregation
+            .and_then(|at| disaggregation::disaggregation(at.value, &format!("{path}.disaggregation"), sink)),
     }
 }
 
@@ -248,7 +252,7 @@ fn endpoints(file: &[At<schema::Endpoint>], path: &str, sink: &mut Sink) -> Vec<
         let plain = EndpointSpec::at(address);
         read.push(EndpointSpec {
             name: e.name.as_ref().map_or(plain.name.clone(), |at| at.value.as_str().into()),
-            labels: e.labels.iter().map(|(k, v)| (k.value.as_str().into(), v.value.as_str().into())).collect(),
+            labels: disaggregation::labels(&e.labels, e.role.as_ref(), &path, sink),
             engine: given(e.engine, plain.engine),
             metrics: metrics(e.metrics.as_ref().map(|at| &at.value), &path, sink),
             draining: given(e.draining, false),

@@ -7,18 +7,21 @@ mod hermetic;
 mod modes;
 mod order;
 mod prefix;
+mod splitting;
 
 use super::*;
 use crate::config::settings::{ExchangeSettings, ExplainSettings, ReportUsage, UsageCount};
+use crate::disagg;
 use crate::ext_proc::prefix::{PoolPrefix, Tokenizer};
 use crate::ids::EndpointId;
 use crate::limits::Limits;
 use crate::pool::health::HealthPolicy;
+use crate::pool::role::ROLE_LABEL;
 use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, LoraState, PoolSnapshot, SnapshotStore};
 use crate::prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
 use crate::prompt::characters::Characters;
 use crate::scheduling::router::{ModelRewrites, PoolMatch, RewriteTarget};
-use crate::scheduling::{Choices, Pool, Router, Scheduler, registry};
+use crate::scheduling::{Choices, Pool, Router, Scheduler, SplitPolicy, registry};
 use crate::telemetry::decisions::Decisions;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::trace::Tracing;
@@ -50,6 +53,9 @@ struct Setup {
     limits: Limits,
     tokenizer: Option<Tokenizer>,
     engines_tell: bool,
+    /// `llm-d.ai/role` of each server; the rest have none.
+    roles: &'static [&'static str],
+    disagg: Option<(SplitPolicy, disagg::Mode)>,
 }
 
 impl Default for Setup {
@@ -66,25 +72,30 @@ impl Default for Setup {
             limits: Limits::default(),
             tokenizer: None,
             engines_tell: false,
+            roles: &[],
+            disagg: None,
         }
     }
 }
 
 impl Setup {
     fn build(self) -> World {
-        let endpoints = self.servers.iter().zip(0u32..).map(|(server, i)| state(i, *server)).collect();
+        let role = |i: u32| self.roles.get(i as usize).copied();
+        let endpoints = self.servers.iter().zip(0u32..).map(|(server, i)| state(i, *server, role(i))).collect();
         let store = Arc::new(SnapshotStore::default());
         store.publish(PoolSnapshot::new(1, true, endpoints));
         let strategy = (registry::strategy(self.strategy).unwrap().build)(&self.parameters).unwrap();
+        let (policy, mode) = self.disagg.unzip();
         let pool = Pool {
             name: "pool".into(),
             matches: PoolMatch::default(),
             store: store.clone(),
-            scheduler: Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 3),
+            scheduler: Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 3).splitting(policy),
             rewrites: self.rewrites,
             reject_unknown_models: false,
             stale_after: Duration::from_secs(2),
             destination: self.destination,
+            disagg: mode.map(Arc::new),
         };
         let metrics = Metrics::register(&mut prometheus_client::registry::Registry::default());
         let cache = Arc::new(PrefixCache::new(&CacheConfig {
@@ -105,7 +116,7 @@ impl Setup {
     }
 }
 
-fn state(i: u32, (waiting, kv_usage, loras): Server) -> EndpointState {
+fn state(i: u32, (waiting, kv_usage, loras): Server, role: Option<&str>) -> EndpointState {
     let address = ([192, 168, 1, u8::try_from(i + 1).unwrap()], 8000).into();
     let running = loras.iter().map(|l| Arc::from(*l)).collect();
     let metrics = EndpointMetrics {
@@ -115,10 +126,9 @@ fn state(i: u32, (waiting, kv_usage, loras): Server) -> EndpointState {
         lora: Some(LoraState { max: 0, running, waiting: Vec::new() }),
         ..EndpointMetrics::default()
     };
-    EndpointState {
-        endpoint: Arc::new(Endpoint::new(EndpointId(i), EndpointSpec::at(address))),
-        metrics: Some(Arc::new(metrics)),
-    }
+    let labels = role.iter().map(|role| (ROLE_LABEL.into(), (*role).into())).collect();
+    let spec = EndpointSpec { labels, ..EndpointSpec::at(address) };
+    EndpointState { endpoint: Arc::new(Endpoint::new(EndpointId(i), spec)), metrics: Some(Arc::new(metrics)) }
 }
 
 impl World {

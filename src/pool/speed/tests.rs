@@ -197,17 +197,17 @@ proptest! {
 fn how_much_there_is_to_do_is_told_by_what_was_sent() {
     let pool: Arc<PoolSpeed> = Arc::default();
     let e = endpoint(&pool, 0);
-    assert_eq!(pool.busy(at(0)), 0.0);
+    assert_eq!(pool.busy(0, at(0)), 0.0);
     // 10,000 tokens of 40 us, with 50 million pairs of 1 ns: 0.45 s of work a second.
     for second in 0..300 {
         drop(Reservation::begin(e.clone(), None, work(10_000), true, at(second * 1_000)));
         if second == 30 {
-            let busy = pool.busy(at(30_900));
+            let busy = pool.busy(0, at(30_900));
             assert!((0.4..0.5).contains(&busy), "no need to wait for the half-life: {busy}");
         }
     }
-    assert!((0.4..0.5).contains(&pool.busy(at(300_000))), "{}", pool.busy(at(300_000)));
-    let (minute, idle) = (pool.busy(at(360_000)), pool.busy(at(900_000)));
+    assert!((0.4..0.5).contains(&pool.busy(0, at(300_000))), "{}", pool.busy(0, at(300_000)));
+    let (minute, idle) = (pool.busy(0, at(360_000)), pool.busy(0, at(900_000)));
     assert!((0.2..0.25).contains(&minute) && idle < 0.001, "{minute} {idle}");
 }
 

@@ -370,6 +370,7 @@ fn decide(pool: &LivePool, state: &PoolState, d: &Decided, other: bool, missing:
         filter: chosen.filter.as_ref(),
         prefix: found.as_ref().filter(|_| reads.prefix),
         policy: d.policy,
+        splittable: false,
         preview: false,
     };
     let decided = if d.preset {
@@ -421,6 +422,7 @@ fn decide(pool: &LivePool, state: &PoolState, d: &Decided, other: bool, missing:
         cached_tokens: matched,
         understood: d.readable,
         streams: d.streams,
+        arrives: false,
         lesson,
     };
     let booking = Booking::new(first.clone(), &state.snapshot, pool.stale_after, order, d.at);

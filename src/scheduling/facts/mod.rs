@@ -1,6 +1,7 @@
 //! What several filters and scorers know about requests and endpoints in the same words: figures that configurations name, the
 //! server that a session belongs to, who is near whom, how long an answer would take.
 
+pub mod cost;
 pub mod figure;
 pub mod prediction;
 pub mod session;

@@ -1,4 +1,5 @@
-//! `encode-filter`, `prefill-filter`, `decode-filter`: endpoints that serve one stage of an answer, by the label `llm-d.ai/role`.
+//! `encode-filter`, `prefill-filter`, `decode-filter`: endpoints that serve one stage of an answer, by the label `llm-d.ai/role`
+//! (or AIBrix's `role-name`, see [`crate::pool::role`]).
 //!
 //! ```text
 //! encode    encode, encode-prefill, encode-decode, encode-prefill-decode
@@ -8,14 +9,12 @@
 //!
 //! When not: every endpoint does everything; then nothing is labelled, and `encode` and `prefill` leave nobody. Source: llm-d.
 
+use crate::pool::Roles;
 use crate::rng::PickRng;
 use crate::scheduling::plugin::{Filter, NoParams, ParamError, Plugin, PluginDescriptor, params};
 use crate::scheduling::{Candidate, PickContext};
 use serde_json::Value;
 use std::sync::Arc;
-
-/// The label that tells an endpoint's role.
-pub const ROLE_LABEL: &str = "llm-d.ai/role";
 
 /// Registry entry.
 pub const ENCODE: PluginDescriptor = PluginDescriptor {
@@ -24,7 +23,7 @@ pub const ENCODE: PluginDescriptor = PluginDescriptor {
     kind: "filter",
     summary: "Keeps endpoints whose role takes in the encoding of media.",
     source: "llm-d `encode-filter`",
-    build: |value| build(value, Stage::Encode),
+    build: |value| build(value, Roles::ENCODE),
 };
 
 /// Registry entry.
@@ -32,7 +31,7 @@ pub const PREFILL: PluginDescriptor = PluginDescriptor {
     name: "prefill-filter",
     summary: "Keeps endpoints whose role takes in prefill.",
     source: "llm-d `prefill-filter`",
-    build: |value| build(value, Stage::Prefill),
+    build: |value| build(value, Roles::PREFILL),
     ..ENCODE
 };
 
@@ -41,48 +40,23 @@ pub const DECODE: PluginDescriptor = PluginDescriptor {
     name: "decode-filter",
     summary: "Keeps endpoints whose role takes in decoding, and those without a role.",
     source: "llm-d `decode-filter`",
-    build: |value| build(value, Stage::Decode),
+    build: |value| build(value, Roles::DECODE),
     ..ENCODE
 };
 
-fn build(value: &Value, stage: Stage) -> Result<Plugin, ParamError> {
+fn build(value: &Value, stage: Roles) -> Result<Plugin, ParamError> {
     params::<NoParams>(value).map(|NoParams {}| Plugin::Filter(Arc::new(Role { stage })))
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Encode,
-    Prefill,
-    Decode,
-}
-
-impl Stage {
-    fn is_served_by(self, role: Option<&str>) -> bool {
-        use Stage::{Decode, Encode, Prefill};
-        let stages: &[Stage] = match role {
-            None | Some("decode") => &[Decode],
-            Some("encode") => &[Encode],
-            Some("prefill") => &[Prefill],
-            Some("encode-prefill") => &[Encode, Prefill],
-            Some("encode-decode") => &[Encode, Decode],
-            Some("prefill-decode" | "both") => &[Prefill, Decode],
-            Some("encode-prefill-decode") => &[Encode, Prefill, Decode],
-            Some(_) => &[],
-        };
-        stages.contains(&self)
-    }
 }
 
 #[derive(Debug)]
 struct Role {
-    stage: Stage,
+    stage: Roles,
 }
 
 impl Filter for Role {
     fn keep(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], _: &mut PickRng, keep: &mut [bool]) {
         for (keep, candidate) in keep.iter_mut().zip(candidates) {
-            let role = candidate.state.endpoint.spec.labels.get(ROLE_LABEL);
-            *keep = self.stage.is_served_by(role.map(|role| &**role));
+            *keep = candidate.state.endpoint.roles.has(self.stage);
         }
     }
 }

@@ -14,6 +14,7 @@ fn pool(name: &str, matches: PoolMatch) -> Pool {
         reject_unknown_models: false,
         stale_after: Duration::from_secs(2),
         destination: Destination::Single,
+        disagg: None,
     }
 }
 

@@ -7,7 +7,7 @@
 //! `first token` is the predicted time to the request's first token there: what others still have to compute, what of this prompt is not
 //! cached, what the batch and the queue cost. `own prefill` is the part of it in which the endpoint computes this prompt: the others wait for it,
 //! those who come behind and those who decode beside, and it is what a cached prefix saves. Both are seconds, learned by
-//! [`crate::pool::speed`], per endpoint, from what the picker sees.
+//! [`crate::pool::speed`], per endpoint, from what the picker sees. [`crate::scheduling::facts::cost`] has the formulas.
 //!
 //! `answer` is how long a usual answer takes there, from its first token to its last: longer in a fuller batch. Its small weight keeps a prefix
 //! that everybody asks for from gathering everybody on the server that holds it, where one more copy of it would serve all better.
@@ -21,11 +21,17 @@
 //! Source: ours; the same question is asked by llm-d's `predicted-latency-producer` (a sidecar with gradient-boosted trees) and Mooncake's
 //! KVCache-centric scheduling (Qin et al., FAST'25).
 
-use crate::pool::speed::Prediction;
+use crate::pool::Endpoint;
+use crate::pool::speed::{Load, Prediction};
 use crate::rng::PickRng;
+use crate::scheduling::facts::cost::{self, DEFAULT_TOKEN_WEIGHT, Prices};
 use crate::scheduling::plugin::{Better, Descriptor, ParamError, params, rank_by_scores};
+use crate::scheduling::split::{Decider, Field, MAX_TRIES, Pair};
 use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Strategy};
+use rand::RngExt;
 use serde::Deserialize;
+use smallvec::{SmallVec, smallvec};
+use std::sync::Arc;
 
 /// Registry entry.
 pub const PLUGIN: Descriptor = Descriptor {
@@ -34,13 +40,6 @@ pub const PLUGIN: Descriptor = Descriptor {
     source: "ours; llm-d `predicted-latency-producer`, Mooncake (FAST'25)",
     build: |value| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
 };
-
-/// 0.02: a second in which tokens come weighs a fiftieth of one without any. From 0.02 to 0.1 every workload of `attache replay` fares alike; without it
-/// those with a hot prefix wait up to 30 % longer.
-const DEFAULT_TOKEN_WEIGHT: f64 = 0.02;
-/// A pool is thought to be nine tenths busy at most: what was sent to it is an estimate, and a price beyond all measure would send every
-/// request to whoever holds most of it.
-const FULLEST: f64 = 0.9;
 
 #[derive(Debug, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
@@ -77,31 +76,16 @@ struct PredictedLatency {
 }
 
 impl PredictedLatency {
-    fn price(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> f64 {
-        let learned = || {
-            let pool = candidates.first().map(|c| c.state.endpoint.speed.pool());
-            let busy = pool.map_or(0.0, |pool| pool.busy(cx.now)) / candidates.len().max(1) as f64;
-            let busy = busy.clamp(0.0, FULLEST);
-            busy / (1.0 - busy)
-        };
-        self.work_price.unwrap_or_else(learned)
+    fn prices<const N: usize>(&self, cx: &PickContext<'_>, fields: [&[Candidate<'_>]; N]) -> Prices {
+        Prices::learned(cx, fields, self.token_weight).at(self.work_price)
     }
-}
-
-/// What the request can expect of a candidate, and how many requests decode there.
-fn predict(cx: &PickContext<'_>, candidate: &Candidate<'_>) -> (Prediction, f64) {
-    let endpoint = &candidate.state.endpoint;
-    let (load, predicted) = endpoint.speed.forecast(endpoint, candidate.metrics, candidate.work(cx), cx.now);
-    (predicted, load.decoding)
 }
 
 impl Strategy for PredictedLatency {
     fn scores(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
-        let price = self.price(cx, candidates);
+        let prices = self.prices(cx, [candidates]);
         for (cost, candidate) in out.iter_mut().zip(candidates) {
-            let (predicted, _) = predict(cx, candidate);
-            let answer = predicted.per_token * candidate.state.endpoint.speed.pool().answer_tokens();
-            *cost = predicted.first_token + predicted.own_prefill * price + answer * self.token_weight;
+            *cost = cost::whole(cx, candidate, &prices);
         }
         Some(Better::Lower)
     }
@@ -110,18 +94,69 @@ impl Strategy for PredictedLatency {
         rank_by_scores(self, cx, candidates, rng, ranking);
         ranking.because("least predicted cost");
         if ranking.is_explained() {
-            let about: Vec<(Prediction, f64)> = candidates.iter().map(|c| predict(cx, c)).collect();
-            let figure = |of: fn(&Prediction) -> f64| {
+            let about: Vec<(Load, Prediction)> = candidates.iter().map(|c| cost::forecast(cx, c)).collect();
+            let figure = |of: fn(&(Load, Prediction)) -> f64| {
                 let about = &about;
-                move |i: usize| about.get(i).map_or(f64::NAN, |(p, _)| of(p))
+                move |i: usize| about.get(i).map_or(f64::NAN, of)
             };
-            ranking.note("first token, s", 0.0, candidates, figure(|p| p.first_token));
-            let price = self.price(cx, candidates);
-            ranking.note("price of work", 0.0, candidates, |_| price);
-            ranking.note("own prefill, s", 0.0, candidates, figure(|p| p.own_prefill));
-            ranking.note("a token, s", 0.0, candidates, figure(|p| p.per_token));
-            ranking.note("decoding", 0.0, candidates, |i| about.get(i).map_or(f64::NAN, |(_, d)| *d));
+            ranking.note("first token, s", 0.0, candidates, figure(|(_, p)| p.first_token));
+            let prices = self.prices(cx, [candidates]);
+            let price = |i: usize| candidates.get(i).map_or(f64::NAN, |c| prices.work(&c.state.endpoint));
+            ranking.note("price of work", 0.0, candidates, price);
+            ranking.note("own prefill, s", 0.0, candidates, figure(|(_, p)| p.own_prefill));
+            ranking.note("a token, s", 0.0, candidates, figure(|(_, p)| p.per_token));
+            ranking.note("decoding", 0.0, candidates, figure(|(load, _)| load.decoding));
         }
+    }
+
+    /// The cheapest pair: the sum is least where both parts are, so all pairs are looked at in one pass over each side, group by group.
+    fn pair(&self, cx: &PickContext<'_>, field: &Field<'_, '_>, rng: &mut PickRng, ranking: Ranking) -> Option<Pair> {
+        let prices = self.prices(cx, [field.decode, field.prefill]);
+        let priced = |side: &[Candidate<'_>], cost: fn(&PickContext<'_>, &Candidate<'_>, &Prices) -> f64| {
+            side.iter().map(|c| cost(cx, c, &prices)).collect::<SmallVec<[f64; 16]>>()
+        };
+        let (prefill, decode) = (priced(field.prefill, cost::prefill), priced(field.decode, cost::decode));
+        // Ties go to neither end of the list.
+        let turn = rng.random_range(0..field.decode.len());
+        let mut cheapest: Option<(f64, usize, usize)> = None;
+        for at in (0..field.decode.len()).map(|i| (i + turn) % field.decode.len()) {
+            let (Some(d), Some(cost)) = (field.decode.get(at), decode.get(at)) else { continue };
+            if cheapest.is_some_and(|(least, ..)| *cost >= least) {
+                continue;
+            }
+            let partners = field.prefill.iter().zip(&prefill).enumerate();
+            let best = partners
+                .filter(|(_, (p, _))| field.go_together(&p.state.endpoint, &d.state.endpoint))
+                .min_by(|(_, (_, a)), (_, (_, b))| a.total_cmp(b));
+            if let Some((partner, (_, more))) = best
+                && cheapest.is_none_or(|(least, ..)| cost + more < least)
+            {
+                cheapest = Some((cost + more, partner, at));
+            }
+        }
+        let (cost, partner, at) = cheapest?;
+        let (partner, decoder) = (field.prefill.get(partner)?, field.decode.get(at)?);
+        let mut others: SmallVec<[(f64, &Arc<Endpoint>); 16]> =
+            prefill.iter().copied().zip(field.prefill.iter().map(|c| &c.state.endpoint)).collect();
+        others.retain(|(_, p)| field.go_together(p, &decoder.state.endpoint) && p.id != partner.state.endpoint.id);
+        others.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+        let retries = others.into_iter().take(ranking.wanted().max(MAX_TRIES) - 1).map(|(_, p)| p.clone());
+        let picks = std::iter::once(partner.state.endpoint.clone()).chain(retries).collect();
+        let mut decoders = smallvec![decoder.state.endpoint.clone()];
+        let local = field.whole.picks.iter().filter(|e| e.id != decoder.state.endpoint.id).cloned();
+        decoders.extend(local.take(ranking.wanted() - 1));
+        let whole = field.whole.picks.first().and_then(|e| field.decoder(e)).map(|c| cost::whole(cx, c, &prices))?;
+        let mut pair = Pair::proposed(picks, decoders, "least predicted cost of both");
+        if ranking.is_explained() {
+            let mut ranking = ranking;
+            ranking.note("prefill for another, s", 0.0, field.prefill, |i| prefill.get(i).copied().unwrap_or(f64::NAN));
+            ranking.note("decode for another, s", 0.0, field.decode, |i| decode.get(i).copied().unwrap_or(f64::NAN));
+            pair.parts = ranking.into_parts();
+        }
+        if field.policy.decider == Decider::Predicted {
+            pair.split = Some(decoder.state.endpoint.speed.pool().transfer().decides(whole, cost));
+        }
+        Some(pair)
     }
 
     fn reads(&self) -> Reads {

@@ -1,6 +1,7 @@
 //! What goes into an engine and what comes out of it: jobs, refusals, events, reports. Part of the engine's public face; the engine
 //! makes the events, its owner the jobs.
 
+use super::handoff::Handoff;
 use crate::clock::Timestamp;
 use crate::sim::content::Piece;
 use crate::sim::kv::KvEvent;
@@ -48,6 +49,8 @@ pub struct Job {
     pub cache_salt: Option<Arc<str>>,
     /// What the answer's tokens follow from; of a prompt in pieces, the answer's name.
     pub answer_seed: u64,
+    /// What passes between this server and others.
+    pub handoff: Handoff,
 }
 
 /// Why a job was not taken.
@@ -94,6 +97,8 @@ pub struct JobReport {
     pub prompt_tokens: u32,
     /// Those of them that were found in the cache when it was first scheduled.
     pub cached_tokens: u32,
+    /// Those of them that another server had computed and that came from there.
+    pub received_tokens: u32,
     /// Tokens generated.
     pub generated_tokens: u32,
     /// Times it had to start over.
@@ -107,6 +112,9 @@ pub enum EngineEvent {
     FirstToken { job: JobId, at: Timestamp },
     /// A further token; only with [`EngineConfig::every_token`](super::EngineConfig::every_token).
     Token { job: JobId, at: Timestamp },
+    /// What another server had computed of the prompt ([`Handoff::received`]) is here, or nothing of it was needed; the job is about to
+    /// be read on, and the other server's blocks are free to go.
+    Received { job: JobId, at: Timestamp },
     /// The blocks ran out and the job went back to the queue; what it said so far stands.
     Preempted { job: JobId, at: Timestamp },
     /// The end, exactly once for every job that was taken.
@@ -127,9 +135,9 @@ pub struct KvBatch {
 pub struct Load {
     /// Jobs in the batch.
     pub running: usize,
-    /// Jobs in the queue.
+    /// Jobs in the queue, and those that wait for what they receive.
     pub waiting: usize,
-    /// Those of them that wait for an adapter's slot.
+    /// Those of them that wait for an adapter's slot or a transfer.
     pub deferred: usize,
     /// Part of the blocks that jobs refer to, 0..=1.
     pub kv_usage: f64,

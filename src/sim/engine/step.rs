@@ -8,9 +8,12 @@ use crate::sim::sequence::Sequence;
 use crate::sim::stats::EngineStats;
 
 impl Engine {
-    /// Chooses the work of the next step as vLLM's scheduler does: first what runs, in order of admission, then what waits, as long as
-    /// there are tokens in the budget, seats in the batch and blocks in the cache.
+    /// Chooses the work of the next step as vLLM's scheduler does: first what runs, in order of admission, then what has received its
+    /// prompt, then what waits, as long as there are tokens in the budget, seats in the batch and blocks in the cache.
     pub(super) fn start_step(&mut self, at: Timestamp, events: &mut Vec<EngineEvent>) {
+        self.looked = self.looked.max(at);
+        self.expire(at);
+        self.receive(at, events);
         self.work = StepWork::default();
         let mut preempted = self.schedule_decoding(at, events);
         let decoding = self.batch.decoding().len();
@@ -20,9 +23,10 @@ impl Engine {
         let mut budget = self.config.max_num_batched_tokens.max(1).saturating_sub(decoding);
         preempted |= self.schedule_reading(at, &mut budget, events);
         self.deferred = 0;
-        if !preempted && !self.waiting.is_empty() {
-            self.admit(at, budget);
+        if !preempted || self.batch.is_empty() {
+            self.admit(at, budget, events);
         }
+        self.blocked = self.batch.is_empty();
         if !self.batch.is_empty() {
             self.stats.steps += 1;
             self.step_began = at;
@@ -94,16 +98,21 @@ impl Engine {
         let seat = self.batch.last()?;
         let decoded = self.sequences[seat.slot].since.is_some();
         self.leave(seat);
-        let sequence = &mut self.sequences[seat.slot];
         if decoded {
-            sequence.last_token = Some(at);
+            self.sequences[seat.slot].last_token = Some(at);
         }
+        self.start_over(seat.slot, at, events);
+        Some(seat)
+    }
+
+    /// Sends a sequence back to the queue without blocks.
+    fn start_over(&mut self, slot: u32, at: Timestamp, events: &mut Vec<EngineEvent>) {
+        let sequence = &mut self.sequences[slot];
         self.stats.preemptions += 1;
         events.push(EngineEvent::Preempted { job: sequence.id, at });
         self.kv.release(&mut sequence.table);
         sequence.reset();
-        self.waiting.push_front(seat.slot);
-        Some(seat)
+        self.waiting.push_front(slot);
     }
 
     /// Takes a sequence out of the batch; it keeps its blocks.
@@ -115,9 +124,42 @@ impl Engine {
         self.adapters.remove(sequence.lora.as_ref());
     }
 
-    fn admit(&mut self, at: Timestamp, mut budget: u32) {
+    fn has_seat(&self) -> bool {
+        self.batch.len() < self.config.max_num_seqs.max(1) as usize
+    }
+
+    /// Takes those into the batch whose prompt has come from elsewhere, in the order in which it came. False when one finds no room.
+    fn admit_received(&mut self, at: Timestamp, budget: &mut u32, events: &mut Vec<EngineEvent>) -> bool {
         let mut index = 0;
-        while budget > 0 && self.batch.len() < self.config.max_num_seqs.max(1) as usize {
+        while *budget > 0 && self.has_seat() {
+            let Some(slot) = self.transfers.ready.get(index).copied() else { return true };
+            let sequence = &mut self.sequences[slot];
+            if !self.adapters.admit(sequence.lora.as_ref(), self.config.max_loras) {
+                self.deferred += 1;
+                index += 1;
+                continue;
+            }
+            let fresh = sequence.missing_blocks(sequence.uncomputed().min(*budget));
+            if self.kv.extend(&mut sequence.table, fresh) {
+                self.transfers.remove(slot);
+                self.join(slot, at, budget);
+                continue;
+            }
+            // With nobody in the batch no block comes free by itself: those who hold some without going on must not wait for each other.
+            let last = self.transfers.ready.last().copied().filter(|last| self.batch.is_empty() && *last != slot);
+            let Some(last) = last else { return false };
+            self.transfers.remove(last);
+            self.start_over(last, at, events);
+        }
+        true
+    }
+
+    fn admit(&mut self, at: Timestamp, mut budget: u32, events: &mut Vec<EngineEvent>) {
+        if !self.admit_received(at, &mut budget, events) {
+            return;
+        }
+        let mut index = 0;
+        while budget > 0 && self.has_seat() {
             let Some(slot) = self.waiting.get(index).copied() else { return };
             let candidate = &self.sequences[slot];
             if candidate.arrived > at {
@@ -134,21 +176,31 @@ impl Engine {
             }
             self.waiting.remove(index);
             let sequence = &mut self.sequences[slot];
-            if sequence.admitted.is_none() {
-                sequence.admitted = Some(at);
-                self.stats.queue.observe_time(at.since(sequence.arrived));
+            if !std::mem::replace(&mut sequence.looked_up, true) {
                 self.stats.prefix_queries += u64::from(sequence.prompt_tokens);
                 self.stats.prefix_hits += u64::from(sequence.cached_tokens);
             }
-            sequence.rank = self.batch.admit(slot).rank;
-            self.adapters.add(sequence.lora.as_ref());
-            let tokens = sequence.uncomputed().min(budget);
-            self.schedule(slot, tokens);
-            budget -= tokens;
+            if !self.begin_transfer(slot, at, events) {
+                self.join(slot, at, &mut budget);
+            }
         }
     }
 
-    /// Gives a sequence its cached blocks and those for its first chunk; false when there is no room.
+    /// Makes a sequence, which has the blocks for that, the last one of the batch.
+    fn join(&mut self, slot: u32, at: Timestamp, budget: &mut u32) {
+        let sequence = &mut self.sequences[slot];
+        if sequence.admitted.is_none() {
+            sequence.admitted = Some(at);
+            self.stats.queue.observe_time(at.since(sequence.arrived));
+        }
+        sequence.rank = self.batch.admit(slot).rank;
+        self.adapters.add(sequence.lora.as_ref());
+        let tokens = sequence.uncomputed().min(*budget);
+        self.schedule(slot, tokens);
+        *budget -= tokens;
+    }
+
+    /// Gives a sequence its cached blocks and those for what it receives or for its first chunk; false when there is no room.
     fn place(&mut self, slot: u32, budget: u32) -> bool {
         let block_size = self.config.block_size.max(1);
         let sequence = &mut self.sequences[slot];
@@ -159,7 +211,10 @@ impl Engine {
         }
         let hits = sequence.table.len();
         let cached = u32::try_from(hits).unwrap_or(u32::MAX).saturating_mul(block_size);
-        let tokens = sequence.known_tokens().saturating_sub(cached).min(budget);
+        let tokens = match sequence.to_receive(cached) {
+            0 => sequence.known_tokens().saturating_sub(cached).min(budget),
+            tokens => tokens,
+        };
         let fresh = (cached + tokens).div_ceil(block_size) - cached / block_size;
         if !self.kv.take(&mut sequence.table, fresh) {
             sequence.table.clear();
@@ -167,7 +222,7 @@ impl Engine {
         }
         sequence.computed = cached;
         sequence.sealed = hits;
-        if sequence.admitted.is_none() {
+        if !sequence.looked_up {
             sequence.cached_tokens = cached;
         }
         true
@@ -246,6 +301,7 @@ impl Engine {
         let report = sequence.report(sequence.ends_with);
         record_end(&mut self.stats, at, sequence, report);
         events.push(EngineEvent::Finished { job: sequence.id, at, report });
+        self.pin(slot, at);
         self.sequences.remove(slot, &mut self.kv);
     }
 }

@@ -2,10 +2,11 @@ use super::*;
 use crate::sim::content::Piece;
 use crate::sim::tokenizer::answer_token;
 use proptest::prelude::*;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 mod equal;
+mod handoff;
 mod kv_events;
 mod plain;
 
@@ -18,6 +19,7 @@ fn job(id: u64, prompt: Vec<u32>, max_tokens: u32) -> Job {
         lora: None,
         cache_salt: None,
         answer_seed: id,
+        handoff: Handoff::default(),
     }
 }
 
@@ -244,6 +246,14 @@ struct Plan {
     lora: Option<u8>,
     /// Cancelled this long after its arrival.
     cancel_after: Option<u64>,
+    handoff: Handoff,
+    /// Its blocks are asked for so long after its arrival: given back, or kept longer.
+    touch: Option<(u64, bool)>,
+}
+
+fn handoffs() -> impl Strategy<Value = Handoff> {
+    (prop::option::weighted(0.3, 0..400_000_000u64), prop_oneof![3 => Just(0), 2 => 0..70u32])
+        .prop_map(|(hold, received)| Handoff { hold: hold.map(Duration::from_nanos), received })
 }
 
 fn plans() -> impl Strategy<Value = Vec<Plan>> {
@@ -254,14 +264,18 @@ fn plans() -> impl Strategy<Value = Vec<Plan>> {
         0..30u32,
         prop::option::weighted(0.3, 0..3u8),
         prop::option::weighted(0.2, 0..60_000_000u64),
+        handoffs(),
+        prop::option::weighted(0.5, (0..400_000_000u64, any::<bool>())),
     )
-        .prop_map(|(gap, prompt, length, max_tokens, lora, cancel_after)| Plan {
+        .prop_map(|(gap, prompt, length, max_tokens, lora, cancel_after, handoff, touch)| Plan {
             gap,
             prompt,
             length,
             max_tokens,
             lora,
             cancel_after,
+            handoff,
+            touch,
         });
     prop::collection::vec(plan, 1..40)
 }
@@ -290,6 +304,7 @@ fn play(config: &EngineConfig, plans: &[Plan]) -> (Vec<EngineEvent>, usize) {
             let plan = &plans[index];
             let job = Job {
                 lora: plan.lora.map(|n| n.to_string().into()),
+                handoff: plan.handoff,
                 ..job(index as u64, tokens(plan.prompt, plan.length), plan.max_tokens)
             };
             accepted += usize::from(engine.submit(Timestamp(at), job).is_ok());
@@ -324,6 +339,16 @@ fn check(engine: &Engine) {
     }
     assert_eq!(context, batch.context);
     assert!(engine.waiting.iter().all(|slot| engine.sequences[*slot].table.is_empty()));
+    // Whoever has blocks is in the batch, outside it with what it received, or at its end with a lease: nothing leaks.
+    let held: HashSet<_> = batch
+        .seats()
+        .iter()
+        .map(|seat| seat.slot)
+        .chain(engine.transfers.slots())
+        .flat_map(|slot| engine.sequences[slot].table.iter().copied())
+        .chain(engine.pins.tables().flatten().copied())
+        .collect();
+    assert_eq!(held.len(), engine.kv.used() as usize);
 }
 
 proptest! {
@@ -346,6 +371,7 @@ proptest! {
         let (events, accepted) = play(&config, &plans);
         let mut said: HashMap<JobId, u32> = HashMap::new();
         let mut ended: HashMap<JobId, JobReport> = HashMap::new();
+        let mut received = HashSet::new();
         let mut clock = Timestamp(0);
         for event in &events {
             let (job, at) = match event {
@@ -360,6 +386,10 @@ proptest! {
                     (job, at)
                 }
                 EngineEvent::Preempted { job, at } => (job, at),
+                EngineEvent::Received { job, at } => {
+                    prop_assert!(plans[job.0 as usize].handoff.received > 0 && received.insert(*job), "received twice");
+                    (job, at)
+                }
                 EngineEvent::Finished { job, at, report } => {
                     prop_assert!(ended.insert(*job, *report).is_none(), "ended twice");
                     prop_assert_eq!(report.generated_tokens, said.get(job).copied().unwrap_or(0));
@@ -376,7 +406,9 @@ proptest! {
         prop_assert_eq!(ended.len(), accepted);
         for (job, report) in &ended {
             let plan = &plans[job.0 as usize];
+            prop_assert!(report.received_tokens <= plan.handoff.received);
             if report.reason != FinishReason::Abort {
+                prop_assert_eq!(received.contains(job), plan.handoff.received > 0);
                 let room = config.max_request_tokens() - plan.length;
                 prop_assert_eq!(report.generated_tokens, plan.max_tokens.min(room));
             }

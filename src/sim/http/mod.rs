@@ -17,7 +17,7 @@ mod stream;
 use crate::clock::Clock;
 use crate::sim::answer::{Answer, AnswerLimits};
 use crate::sim::config::{MetricsStyle, ServerConfig};
-use crate::sim::engine::{EngineConfig, Job, JobId, JobPrompt};
+use crate::sim::engine::{EngineConfig, Handoff, Job, JobId, JobPrompt};
 use crate::sim::fault_board::FaultBoard;
 use crate::sim::faults::{DEFAULT_HUGE_METRICS_BYTES, MetricsFault};
 use crate::sim::host::{EngineHost, KvOutput, Subscription};
@@ -363,6 +363,7 @@ impl Server {
                     lora: model.lora.clone(),
                     cache_salt: cache_salt.clone(),
                     answer_seed: seed,
+                    handoff: Handoff::default(),
                 });
                 answers.push(answer);
             }

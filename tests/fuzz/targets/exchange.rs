@@ -60,6 +60,7 @@ fn world(rename: bool) -> World {
         reject_unknown_models: false,
         stale_after: Duration::from_secs(2),
         destination: Destination::List,
+        disagg: None,
     };
     let cache = Arc::new(PrefixCache::new(&CacheConfig {
         unit: BlockUnit::Bytes(8),

@@ -38,21 +38,38 @@ fn planned(index: usize, plan: &Plan, in_pieces: bool) -> Job {
         } else {
             JobPrompt::Tokens(tokens(plan.prompt, plan.length))
         },
+        handoff: plan.handoff,
         stops_after: plan.length.is_multiple_of(4).then_some(plan.length % 11),
         answer_seed: 1_000 + u64::from(plan.prompt),
         ..job(index as u64, vec![], plan.max_tokens)
     }
 }
 
-/// Arrivals and cancellations (`true`), in the order of time.
-fn actions(plans: &[Plan]) -> Vec<(u64, usize, bool)> {
+/// What is done with a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Act {
+    Submit,
+    Cancel,
+    Release,
+    Heartbeat,
+    /// Nothing: time goes by.
+    Wait,
+}
+
+/// The end of time.
+const END: (u64, usize, Act) = (u64::MAX / 2, 0, Act::Wait);
+
+/// What is done, in the order of time.
+fn actions(plans: &[Plan]) -> Vec<(u64, usize, Act)> {
     let mut actions = vec![];
     let mut arrival = 0;
     for (index, plan) in plans.iter().enumerate() {
         // Every third comes at the same moment as the one before.
         arrival += if plan.gap % 3 == 0 { 0 } else { plan.gap };
-        actions.push((arrival, index, false));
-        actions.extend(plan.cancel_after.map(|after| (arrival + after, index, true)));
+        actions.push((arrival, index, Act::Submit));
+        actions.extend(plan.cancel_after.map(|after| (arrival + after, index, Act::Cancel)));
+        let act = |longer| if longer { Act::Heartbeat } else { Act::Release };
+        actions.extend(plan.touch.map(|(after, longer)| (arrival + after, index, act(longer))));
     }
     actions.sort_unstable();
     actions
@@ -66,8 +83,7 @@ fn without_tokens(events: Vec<EngineEvent>) -> Vec<EngineEvent> {
 fn side_by_side(config: &EngineConfig, plans: &[Plan], in_pieces: bool) -> Result<u64, TestCaseError> {
     let tell = |events| if config.every_token { events } else { without_tokens(events) };
     let (mut engine, mut plain) = (Engine::new(config.clone()), Plain::new(config.clone()));
-    let end = (u64::MAX / 2, usize::MAX, true);
-    for (at, index, cancel) in actions(plans).into_iter().chain([end]) {
+    for (at, index, act) in actions(plans).into_iter().chain([END]) {
         while let Some(next) = engine.next_event_at().filter(|next| next.0 <= at) {
             prop_assert_eq!(plain.next_event_at(), Some(next));
             let (mut ours, mut theirs) = (vec![], vec![]);
@@ -78,13 +94,29 @@ fn side_by_side(config: &EngineConfig, plans: &[Plan], in_pieces: bool) -> Resul
             check(&engine);
         }
         let (mut ours, mut theirs) = (vec![], vec![]);
-        if cancel {
-            engine.cancel(Timestamp(at), JobId(index as u64), &mut ours);
-            plain.cancel(Timestamp(at), JobId(index as u64), &mut theirs);
-        } else {
-            let job = planned(index, &plans[index], in_pieces);
-            prop_assert_eq!(engine.submit(Timestamp(at), job.clone()).is_ok(), plain.submit(Timestamp(at), job));
+        let (now, id) = (Timestamp(at), JobId(index as u64));
+        match act {
+            Act::Submit => {
+                let job = planned(index, &plans[index], in_pieces);
+                prop_assert_eq!(engine.submit(now, job.clone()).is_ok(), plain.submit(now, job));
+            }
+            Act::Cancel => {
+                engine.cancel(now, id, &mut ours);
+                plain.cancel(now, id, &mut theirs);
+            }
+            Act::Release => prop_assert_eq!(engine.release(now, id), plain.let_go(now, id)),
+            Act::Heartbeat => {
+                let lease = plans[index].handoff.hold.unwrap_or_default();
+                prop_assert_eq!(engine.heartbeat(now, id), plain.heartbeat(now, id, lease));
+            }
+            Act::Wait => {}
         }
+        check(&engine);
+        for (id, tokens, blocks, until) in plain.pinned() {
+            let pinned = engine.pinned(Timestamp(0), id).map(|pin| (pin.tokens, pin.blocks.len(), pin.until));
+            prop_assert_eq!(pinned, Some((tokens, blocks, until)));
+        }
+        prop_assert_eq!(engine.pins().0, plain.pinned().len());
         prop_assert_eq!(ours, theirs);
         prop_assert_eq!(engine.next_event_at(), plain.next_event_at());
         prop_assert_eq!(engine.held_blocks().collect::<BTreeMap<_, _>>(), plain.held());
@@ -93,6 +125,8 @@ fn side_by_side(config: &EngineConfig, plans: &[Plan], in_pieces: bool) -> Resul
     let stats = engine.stats();
     prop_assert_eq!((stats.steps, stats.generation_tokens), (plain.steps, plain.said));
     prop_assert_eq!(stats.ttft.count(), plain.read);
+    prop_assert_eq!(stats.leases_expired, plain.expired);
+    prop_assert_eq!(engine.kv.used(), 0, "blocks are left over");
     let (ours, theirs) = (&stats.inter_token, &plain.inter_token);
     prop_assert!(ours.cumulative().eq(theirs.cumulative()) && ours.count() == theirs.count());
     prop_assert!((ours.sum() - theirs.sum()).abs() <= 1e-9 * theirs.sum(), "{} and {}", ours.sum(), theirs.sum());
@@ -101,7 +135,16 @@ fn side_by_side(config: &EngineConfig, plans: &[Plan], in_pieces: bool) -> Resul
 
 #[test]
 fn preempted_jobs_are_among_them() {
-    let plan = |prompt| Plan { gap: 1, prompt, length: 17, max_tokens: 30, lora: None, cancel_after: None };
+    let plan = |prompt| Plan {
+        gap: 1,
+        prompt,
+        length: 17,
+        max_tokens: 30,
+        lora: None,
+        cancel_after: None,
+        handoff: Handoff::default(),
+        touch: None,
+    };
     let plans: Vec<_> = (0..8).map(|i| plan(i % 4)).collect();
     for (block_size, num_blocks, in_pieces) in [(1, 80, false), (3, 30, true), (4, 20, false), (5, 17, true)] {
         let config = EngineConfig { block_size, kv_events: true, every_token: false, ..small(num_blocks) };
@@ -126,8 +169,7 @@ proptest! {
     ) {
         let config = EngineConfig { num_blocks: config.num_blocks + room, every_token: false, ..config };
         let (mut rare, mut often) = (Engine::new(config.clone()), Engine::new(config));
-        let end = (u64::MAX / 2, usize::MAX, true);
-        for (at, index, cancel) in actions(&plans).into_iter().chain([end]) {
+        for (at, index, act) in actions(&plans).into_iter().chain([END]) {
             let (mut ours, mut theirs) = (vec![], vec![]);
             while let Some(next) = often.next_event_at().filter(|next| next.0 <= at) {
                 often.advance(next, &mut theirs);
@@ -139,6 +181,7 @@ proptest! {
                     let (EngineEvent::FirstToken { at, .. }
                     | EngineEvent::Token { at, .. }
                     | EngineEvent::Preempted { at, .. }
+                    | EngineEvent::Received { at, .. }
                     | EngineEvent::Finished { at, .. }) = event;
                     prop_assert!(*at >= next, "{:?} came before {:?}", event, next);
                 }
@@ -148,10 +191,13 @@ proptest! {
             prop_assert_eq!(before, ours.len(), "something happened before it was foretold");
             prop_assert_eq!(rare.load(), often.load());
             for (engine, events) in [(&mut rare, &mut ours), (&mut often, &mut theirs)] {
-                if cancel {
-                    engine.cancel(Timestamp(at), JobId(index as u64), events);
-                } else {
-                    let _ = engine.submit(Timestamp(at), planned(index, &plans[index], in_pieces));
+                let (now, id) = (Timestamp(at), JobId(index as u64));
+                match act {
+                    Act::Submit => drop(engine.submit(now, planned(index, &plans[index], in_pieces))),
+                    Act::Cancel => drop(engine.cancel(now, id, events)),
+                    Act::Release => drop(engine.release(now, id)),
+                    Act::Heartbeat => drop(engine.heartbeat(now, id)),
+                    Act::Wait => {}
                 }
             }
             prop_assert_eq!(ours, theirs);

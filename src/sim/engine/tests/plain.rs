@@ -28,6 +28,16 @@ struct Running {
     read: bool,
     last_token: Option<Timestamp>,
     preemptions: u32,
+    received: u32,
+    came: u32,
+}
+
+/// Blocks of a job that has ended.
+struct Kept {
+    id: JobId,
+    tokens: u32,
+    table: Vec<usize>,
+    until: Timestamp,
 }
 
 impl Running {
@@ -69,6 +79,7 @@ impl Running {
             reason,
             prompt_tokens: self.job.prompt.tokens(),
             cached_tokens: self.cached.unwrap_or(0),
+            received_tokens: self.came,
             generated_tokens: self.generated,
             preemptions: self.preemptions,
         }
@@ -82,6 +93,13 @@ pub(super) struct Plain {
     sealings: u64,
     waiting: VecDeque<Running>,
     running: Vec<Running>,
+    receiving: Vec<(Timestamp, Running)>,
+    ready: VecDeque<Running>,
+    kept: Vec<Kept>,
+    pub(super) expired: u64,
+    looked: Timestamp,
+    /// Looked at when nobody could begin.
+    stuck: bool,
     step_ends: Option<Timestamp>,
     deferred: usize,
     record: Vec<KvEvent>,
@@ -101,6 +119,12 @@ impl Plain {
             sealings: 0,
             waiting: VecDeque::new(),
             running: vec![],
+            receiving: vec![],
+            ready: VecDeque::new(),
+            kept: vec![],
+            expired: 0,
+            looked: Timestamp(0),
+            stuck: false,
             step_ends: None,
             deferred: 0,
             record: vec![],
@@ -116,10 +140,19 @@ impl Plain {
     pub(super) fn load(&self) -> Load {
         Load {
             running: self.running.len(),
-            waiting: self.waiting.len(),
-            deferred: self.deferred.min(self.waiting.len()),
+            waiting: self.queued(),
+            deferred: (self.deferred + self.receiving.len()).min(self.queued()),
             kv_usage: (self.blocks.len() - self.free.len()) as f64 / self.blocks.len() as f64,
         }
+    }
+
+    fn queued(&self) -> usize {
+        self.waiting.len() + self.receiving.len() + self.ready.len()
+    }
+
+    /// Ended jobs with the tokens, the number of blocks and the end of the lease.
+    pub(super) fn pinned(&self) -> Vec<(JobId, u32, usize, Timestamp)> {
+        self.kept.iter().map(|kept| (kept.id, kept.tokens, kept.table.len(), kept.until)).collect()
     }
 
     pub(super) fn held(&self) -> BTreeMap<BlockHash, usize> {
@@ -131,7 +164,7 @@ impl Plain {
 
     pub(super) fn submit(&mut self, now: Timestamp, job: Job) -> bool {
         let (tokens, limit) = (job.prompt.tokens(), self.config.max_request_tokens());
-        let full = self.config.max_num_queued.is_some_and(|most| self.waiting.len() >= most as usize);
+        let full = self.config.max_num_queued.is_some_and(|most| self.queued() >= most as usize);
         if tokens == 0 || tokens > limit || (tokens == limit && job.max_tokens > 0) || full {
             return false;
         }
@@ -141,7 +174,10 @@ impl Plain {
             _ if most == 0 => (0, FinishReason::Stop),
             _ => (most, FinishReason::Length),
         };
+        self.stuck = false;
         self.waiting.push_back(Running {
+            received: job.handoff.received.min(tokens),
+            came: 0,
             job,
             arrived: now,
             target,
@@ -163,20 +199,86 @@ impl Plain {
         let place = self.running.iter().position(|r| r.job.id == id).map(|i| self.running.remove(i));
         let place =
             place.or_else(|| self.waiting.iter().position(|r| r.job.id == id).and_then(|i| self.waiting.remove(i)));
+        let place = place
+            .or_else(|| self.ready.iter().position(|r| r.job.id == id).and_then(|i| self.ready.remove(i)))
+            .or_else(|| self.receiving.iter().position(|(_, r)| r.job.id == id).map(|i| self.receiving.remove(i).1));
         if let Some(running) = place {
+            self.again(now);
             events.push(EngineEvent::Finished { job: id, at: now, report: running.report(FinishReason::Abort) });
             self.release(running.table);
         }
     }
 
     pub(super) fn next_event_at(&self) -> Option<Timestamp> {
-        self.step_ends.or_else(|| self.waiting.front().map(|r| r.arrived))
+        if self.step_ends.is_some() {
+            return self.step_ends;
+        }
+        let mut moments: Vec<Timestamp> = vec![];
+        if let Some(first) = self.waiting.front().filter(|r| !self.stuck || r.arrived > self.looked) {
+            moments.push(first.arrived.max(self.looked));
+        }
+        if !self.stuck && !self.ready.is_empty() {
+            moments.push(self.looked);
+        }
+        moments.extend(self.receiving.iter().map(|(ends, _)| *ends));
+        moments.extend(self.kept.iter().map(|kept| kept.until));
+        moments.into_iter().min()
+    }
+
+    fn again(&mut self, now: Timestamp) {
+        self.stuck = false;
+        self.looked = self.looked.max(now);
+    }
+
+    fn expire(&mut self, now: Timestamp) {
+        self.kept.sort_by_key(|kept| (kept.until, kept.id));
+        while self.kept.first().is_some_and(|kept| kept.until <= now) {
+            let kept = self.kept.remove(0);
+            self.release(kept.table);
+            self.expired += 1;
+            self.again(now);
+        }
+    }
+
+    pub(super) fn let_go(&mut self, now: Timestamp, id: JobId) -> bool {
+        self.expire(now);
+        let Some(index) = self.kept.iter().position(|kept| kept.id == id) else { return false };
+        let kept = self.kept.remove(index);
+        self.release(kept.table);
+        self.again(now);
+        true
+    }
+
+    pub(super) fn heartbeat(&mut self, now: Timestamp, id: JobId, lease: Duration) -> bool {
+        self.expire(now);
+        let Some(kept) = self.kept.iter_mut().find(|kept| kept.id == id) else { return false };
+        kept.until = now.after(lease);
+        true
+    }
+
+    /// Takes in what has come.
+    fn receive(&mut self, at: Timestamp, events: &mut Vec<EngineEvent>) {
+        self.receiving.sort_by_key(|(ends, _)| *ends);
+        while self.receiving.first().is_some_and(|(ends, _)| *ends <= at) {
+            let (_, mut running) = self.receiving.remove(0);
+            let full = (running.received / self.config.block_size) as usize;
+            if self.config.prefix_caching && full > running.sealed {
+                self.seal(&mut running, full);
+            }
+            running.computed = running.received.min(running.known() - 1);
+            running.received = 0;
+            events.push(EngineEvent::Received { job: running.job.id, at });
+            self.ready.push_back(running);
+        }
     }
 
     pub(super) fn step(&mut self, at: Timestamp, events: &mut Vec<EngineEvent>) {
         if self.step_ends.take().is_some() {
             self.complete(at, events);
         }
+        self.looked = self.looked.max(at);
+        self.expire(at);
+        self.receive(at, events);
         let mut budget = self.config.max_num_batched_tokens;
         let mut work = StepWork::default();
         let (mut index, mut preempted) = (0, false);
@@ -192,34 +294,79 @@ impl Plain {
                 continue;
             }
             self.running.insert(index, running);
-            let mut victim = self.running.pop().expect("the one that was looked at");
+            let victim = self.running.pop().expect("the one that was looked at");
             preempted = true;
-            events.push(EngineEvent::Preempted { job: victim.job.id, at });
-            let table = std::mem::take(&mut victim.table);
-            self.release(table);
-            (victim.computed, victim.scheduled, victim.sealed) = (0, 0, 0);
-            victim.preemptions += 1;
-            self.waiting.push_front(victim);
+            self.start_over(victim, at, events);
         }
         self.deferred = 0;
-        if !preempted {
-            self.admit(at, budget, &mut work);
+        if !preempted || self.running.is_empty() {
+            self.admit(at, budget, &mut work, events);
         }
+        self.stuck = self.running.is_empty();
         if !self.running.is_empty() {
             self.steps += 1;
             self.step_ends = Some(at.after(self.config.latency.step(work)));
         }
     }
 
-    fn admit(&mut self, at: Timestamp, mut budget: u32, work: &mut StepWork) {
+    fn start_over(&mut self, mut victim: Running, at: Timestamp, events: &mut Vec<EngineEvent>) {
+        events.push(EngineEvent::Preempted { job: victim.job.id, at });
+        let table = std::mem::take(&mut victim.table);
+        self.release(table);
+        (victim.computed, victim.scheduled, victim.sealed, victim.received) = (0, 0, 0, 0);
+        victim.preemptions += 1;
+        self.waiting.push_front(victim);
+    }
+
+    fn adapter_fits(&self, candidate: &Running) -> bool {
+        let mut loras: Vec<_> = self.running.iter().filter_map(|r| r.job.lora.clone()).collect();
+        loras.sort_unstable();
+        loras.dedup();
+        let known = candidate.job.lora.as_ref().is_none_or(|lora| loras.contains(lora));
+        known || loras.len() < self.config.max_loras as usize
+    }
+
+    fn admit_ready(
+        &mut self,
+        at: Timestamp,
+        budget: &mut u32,
+        work: &mut StepWork,
+        events: &mut Vec<EngineEvent>,
+    ) -> bool {
+        let mut index = 0;
+        while *budget > 0 && self.running.len() < self.config.max_num_seqs as usize && index < self.ready.len() {
+            if !self.adapter_fits(&self.ready[index]) {
+                self.deferred += 1;
+                index += 1;
+                continue;
+            }
+            let running = &self.ready[index];
+            let tokens = (running.known() - running.computed).min(*budget);
+            let blocks = (running.computed + tokens).div_ceil(self.config.block_size) as usize;
+            let fresh = blocks.saturating_sub(running.table.len());
+            if fresh <= self.free.len() {
+                let mut running = self.ready.remove(index).expect("the candidate");
+                self.schedule(&mut running, tokens, fresh, work);
+                *budget -= tokens;
+                self.running.push(running);
+            } else if self.running.is_empty() && index + 1 < self.ready.len() {
+                let last = self.ready.pop_back().expect("two or more");
+                self.start_over(last, at, events);
+            } else {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn admit(&mut self, at: Timestamp, mut budget: u32, work: &mut StepWork, events: &mut Vec<EngineEvent>) {
+        if !self.admit_ready(at, &mut budget, work, events) {
+            return;
+        }
         let mut index = 0;
         while budget > 0 && self.running.len() < self.config.max_num_seqs as usize {
             let Some(candidate) = self.waiting.get(index).filter(|r| r.arrived <= at) else { return };
-            let mut loras: Vec<_> = self.running.iter().filter_map(|r| r.job.lora.clone()).collect();
-            loras.sort_unstable();
-            loras.dedup();
-            let known = candidate.job.lora.as_ref().is_none_or(|lora| loras.contains(lora));
-            if !known && loras.len() >= self.config.max_loras as usize {
+            if !self.adapter_fits(candidate) {
                 self.deferred += 1;
                 index += 1;
                 continue;
@@ -234,7 +381,8 @@ impl Plain {
                 }
             }
             let cached = hits.len() as u32 * self.config.block_size;
-            let tokens = (candidate.known() - cached).min(budget);
+            let missing = candidate.received.saturating_sub(cached);
+            let tokens = if missing > 0 { missing } else { (candidate.known() - cached).min(budget) };
             let fresh = tokens.div_ceil(self.config.block_size) as usize;
             if fresh + hits.iter().filter(|id| self.blocks[**id].refs == 0).count() > self.free.len() {
                 return;
@@ -246,13 +394,22 @@ impl Plain {
             }
             (running.computed, running.sealed, running.table) = (cached, hits.len(), hits);
             running.cached = running.cached.or(Some(cached));
+            if missing > 0 {
+                running.came = missing;
+                self.take_blocks(&mut running, fresh);
+                self.receiving.push((at.after(self.config.latency.transfer(missing)), running));
+                continue;
+            }
+            if std::mem::take(&mut running.received) > 0 {
+                events.push(EngineEvent::Received { job: running.job.id, at });
+            }
             self.schedule(&mut running, tokens, fresh, work);
             budget -= tokens;
             self.running.push(running);
         }
     }
 
-    fn schedule(&mut self, running: &mut Running, tokens: u32, fresh: usize, work: &mut StepWork) {
+    fn take_blocks(&mut self, running: &mut Running, fresh: usize) {
         for _ in 0..fresh {
             let id = self.free.pop_front().expect("there is room");
             if let Some((_, hash)) = self.blocks[id].holds.take() {
@@ -261,6 +418,10 @@ impl Plain {
             self.blocks[id].refs = 1;
             running.table.push(id);
         }
+    }
+
+    fn schedule(&mut self, running: &mut Running, tokens: u32, fresh: usize, work: &mut StepWork) {
+        self.take_blocks(running, fresh);
         let (before, n) = (u64::from(running.computed), u64::from(tokens));
         if running.generated > 0 && running.known() - running.computed == 1 {
             work.decode_sequences += 1;
@@ -331,8 +492,15 @@ impl Plain {
         }
         for running in ends {
             let report = running.report(running.reason);
-            events.push(EngineEvent::Finished { job: running.job.id, at, report });
-            self.release(running.table);
+            let id = running.job.id;
+            events.push(EngineEvent::Finished { job: id, at, report });
+            match running.job.handoff.hold {
+                Some(lease) => {
+                    let (tokens, table) = (running.computed, running.table);
+                    self.kept.push(Kept { id, tokens, table, until: at.after(lease) });
+                }
+                None => self.release(running.table),
+            }
         }
         let events = std::mem::take(&mut self.record);
         if self.config.kv_events && !events.is_empty() {

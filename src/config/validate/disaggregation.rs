@@ -1,0 +1,125 @@
+//! The checks of `disaggregation` and of endpoints' roles.
+
+use super::{given, positive};
+use crate::config::decode::Sink;
+use crate::config::diagnostic::{At, Code, Diagnostic};
+use crate::config::schema::{self, DeciderKind, DisaggregationMode, Scheme};
+use crate::config::settings::Disaggregation;
+use crate::disagg::attempts::Bounds;
+use crate::disagg::connector;
+use crate::disagg::policy::{DEFAULT_BOOTSTRAP_PORT, DEFAULT_PREFILL_TIMEOUT, Direct, Fallback, Mode, ROLESET_LABEL};
+use crate::pool::Roles;
+use crate::pool::role::ROLE_LABEL;
+use crate::scheduling::{Decider, SplitPolicy};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The connector that most servers speak.
+const DEFAULT_CONNECTOR: &str = "nixl";
+
+/// The labels of an endpoint, its `role` among them.
+pub(super) fn labels(
+    file: &[(At<String>, At<String>)],
+    role: Option<&At<String>>,
+    path: &str,
+    sink: &mut Sink,
+) -> BTreeMap<Arc<str>, Arc<str>> {
+    let mut labels: BTreeMap<Arc<str>, Arc<str>> =
+        file.iter().map(|(k, v)| (k.value.as_str().into(), v.value.as_str().into())).collect();
+    let said = file.iter().find(|(key, _)| key.value == ROLE_LABEL).map(|(_, value)| value);
+    for (at, path) in
+        role.map(|at| (at, format!("{path}.role"))).into_iter().chain(said.map(|at| (at, path.to_owned())))
+    {
+        if Roles::of_word(&at.value).is_none() {
+            let shown: String = at.value.chars().take(60).collect();
+            sink.out_of_range(at.span, &path, format!("`{shown}`"), &Roles::words().join(", "));
+        }
+    }
+    if let Some(role) = role {
+        if let Some(label) = said.filter(|label| label.value != role.value) {
+            let message = format!("`role` is {}, and the label `{ROLE_LABEL}` says {}", role.value, label.value);
+            sink.push(Diagnostic::new(Code::Contradiction, format!("{path}.role"), message).at(role.span));
+        }
+        labels.insert(ROLE_LABEL.into(), role.value.as_str().into());
+    }
+    labels
+}
+
+/// `None` when its connector is not known.
+pub(super) fn disaggregation(file: schema::Disaggregation, path: &str, sink: &mut Sink) -> Option<Disaggregation> {
+    let together = match &file.together {
+        None => vec![ROLESET_LABEL.into()],
+        Some(at) => at.value.iter().map(|label| label.value.as_str().into()).collect(),
+    };
+    let split = SplitPolicy { decider: decider(file.decider.as_ref(), path, sink), together };
+    let direct_only: [(&str, Option<_>); 7] = [
+        ("connector", file.connector.as_ref().map(|at| at.span)),
+        ("prefillTimeout", file.prefill_timeout.map(|at| at.span)),
+        ("hedgeAfter", file.hedge_after.map(|at| at.span)),
+        ("fallback", file.fallback.map(|at| at.span)),
+        ("scheme", file.scheme.map(|at| at.span)),
+        ("insecureSkipVerify", file.insecure_skip_verify.map(|at| at.span)),
+        ("bootstrapPort", file.bootstrap_port.map(|at| at.span)),
+    ];
+    if given(file.mode, DisaggregationMode::Direct) == DisaggregationMode::Header {
+        for (key, span) in direct_only.into_iter().filter_map(|(key, span)| Some((key, span?))) {
+            let message = format!("`{key}` is the sidecar's business with `mode: header`");
+            sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.{key}"), message).at(span));
+        }
+        return Some(Disaggregation { split, mode: Mode::Header });
+    }
+    let name = file.connector.as_ref().map_or(DEFAULT_CONNECTOR, |at| at.value.as_str());
+    let Some(descriptor) = connector::named(name) else {
+        let names: Vec<&str> = connector::CONNECTORS.iter().map(|d| d.name).collect();
+        let span = file.connector.as_ref().map(|at| at.span).unwrap_or_default();
+        let shown: String = name.chars().take(60).collect();
+        sink.out_of_range(span, &format!("{path}.connector"), format!("`{shown}`"), &names.join(", "));
+        return None;
+    };
+    let timeout = positive(&format!("{path}.prefillTimeout"), file.prefill_timeout, DEFAULT_PREFILL_TIMEOUT, sink);
+    let hedge_after =
+        file.hedge_after.map(|at| positive(&format!("{path}.hedgeAfter"), Some(at), Duration::ZERO, sink));
+    if let (Some(after), Some(at)) = (hedge_after.filter(|after| *after >= timeout), file.hedge_after) {
+        let message = format!("a second server is asked after {after:?}, when the prefill has ended after {timeout:?}");
+        sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.hedgeAfter"), message).at(at.span));
+    }
+    if let Some(at) = file.bootstrap_port.filter(|at| at.value == 0) {
+        sink.out_of_range(at.span, &format!("{path}.bootstrapPort"), at.value, "1 to 65535");
+    }
+    let scheme = if given(file.scheme, Scheme::Http) == Scheme::Https { "https" } else { "http" };
+    let direct = Direct {
+        connector: descriptor.connector,
+        bounds: Bounds { timeout, hedge_after },
+        fallback: given(file.fallback, Fallback::default()),
+        scheme: scheme.into(),
+        insecure_skip_verify: given(file.insecure_skip_verify, false),
+        bootstrap_port: given(file.bootstrap_port, DEFAULT_BOOTSTRAP_PORT),
+    };
+    Some(Disaggregation { split, mode: Mode::Direct(direct) })
+}
+
+fn decider(file: Option<&At<schema::Decider>>, path: &str, sink: &mut Sink) -> Decider {
+    let Some(At { value: file, .. }) = file else { return Decider::default() };
+    let numbers = [("nonCachedTokens", file.non_cached_tokens), ("promptTokens", file.prompt_tokens)];
+    if file.kind.value != DeciderKind::PrefixBased {
+        for (key, at) in numbers.iter().filter_map(|(key, at)| Some((key, (*at)?))) {
+            let message = format!("`{key}` belongs to `type: prefix-based`");
+            sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.decider.{key}"), message).at(at.span));
+        }
+    }
+    match file.kind.value {
+        DeciderKind::Predicted => Decider::Predicted,
+        DeciderKind::Always => Decider::Always,
+        DeciderKind::Never => Decider::Never,
+        DeciderKind::PrefixBased => {
+            let non_cached_tokens = given(file.non_cached_tokens, 0);
+            if non_cached_tokens == 0 {
+                let message = "no request is split: `nonCachedTokens` is 0";
+                let diagnostic = Diagnostic::new(Code::NoEffect, format!("{path}.decider"), message);
+                sink.push(diagnostic.at(file.kind.span).help("give the tokens that are worth a transfer, such as 16"));
+            }
+            Decider::PrefixBased { non_cached_tokens, prompt_tokens: given(file.prompt_tokens, 0) }
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! The APIs whose requests can be split, told from the path.
+
+use crate::protocol::Api;
+
+/// An API whose requests can be served by two servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LegApi {
+    /// `/v1/chat/completions`
+    ChatCompletions,
+    /// `/v1/completions`
+    Completions,
+    /// `/v1/messages` (Anthropic)
+    Messages,
+    /// `/v1/responses`
+    Responses,
+    /// `/inference/v1/generate`: token ids in, token ids out (vLLM).
+    Generate,
+}
+
+impl LegApi {
+    /// All of them.
+    pub const ALL: &'static [LegApi] =
+        &[LegApi::ChatCompletions, LegApi::Completions, LegApi::Messages, LegApi::Responses, LegApi::Generate];
+
+    /// The API that `path` names; `None` when its requests are not split. Prefixes and the query don't matter, as in
+    /// [`Api::from_path`].
+    #[must_use]
+    pub fn from_path(path: &str) -> Option<Self> {
+        match Api::from_path(path).0 {
+            Api::ChatCompletions => Some(LegApi::ChatCompletions),
+            Api::Completions => Some(LegApi::Completions),
+            Api::Messages => Some(LegApi::Messages),
+            Api::Responses => Some(LegApi::Responses),
+            _ => {
+                let path = path.split(['?', '#']).next()?.trim_end_matches('/');
+                path.ends_with("/inference/v1/generate").then_some(LegApi::Generate)
+            }
+        }
+    }
+
+    /// The name in metric labels and logs: snake_case, stable.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            LegApi::ChatCompletions => Api::ChatCompletions.name(),
+            LegApi::Completions => Api::Completions.name(),
+            LegApi::Messages => Api::Messages.name(),
+            LegApi::Responses => Api::Responses.name(),
+            LegApi::Generate => "generate",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_name_apis() {
+        for (path, api) in [
+            ("/v1/chat/completions", Some(LegApi::ChatCompletions)),
+            ("/openai/v1/completions?x=1", Some(LegApi::Completions)),
+            ("/v1/messages", Some(LegApi::Messages)),
+            ("/v1/responses", Some(LegApi::Responses)),
+            ("/inference/v1/generate", Some(LegApi::Generate)),
+            ("/p/inference/v1/generate/?x", Some(LegApi::Generate)),
+            ("/generate", None),
+            ("/v1/responses/resp_1", None),
+            ("/v1/chat/completions/batch", None),
+            ("/v1/messages/count_tokens", None),
+            ("/v1/embeddings", None),
+            ("", None),
+        ] {
+            assert_eq!(LegApi::from_path(path), api, "{path}");
+        }
+        let mut names: Vec<_> = LegApi::ALL.iter().map(|api| api.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), LegApi::ALL.len());
+    }
+}

@@ -1,0 +1,309 @@
+//! Which prefill server computes a prompt, when one after the other may fail: tries, a second one beside a slow one, and when to give up.
+//! No I/O and no clock; the exchange asks, and does what it is told.
+//!
+//! ```text
+//! failed (refused, broken off, 429, 5xx, an answer of no use)  the next server, else give up
+//! too slow (`timeout`)                                         give up: the time for another one has been used
+//! slow (`hedge_after`), when asked for                         the next server as well; the first answer wins
+//! any other status                                             give up: what is wrong with the request, its own server says best
+//! ```
+//!
+//! Giving up is no error by itself: the answer's own server can compute the prompt.
+
+use crate::clock::Timestamp;
+use crate::pool::Endpoint;
+use crate::scheduling::split::Picks;
+use smallvec::SmallVec;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What ended one try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// No connection came about.
+    Refused,
+    /// The connection broke before the answer was whole.
+    Broken,
+    /// It answered with this status.
+    Status(u16),
+    /// Its answer has nothing for the decode server to go on from.
+    Unusable,
+    /// No answer came in time.
+    Late,
+}
+
+impl Failure {
+    /// In a header and as a label.
+    #[must_use]
+    pub fn code(self) -> &'static str {
+        match self {
+            Failure::Refused => "prefill_refused",
+            Failure::Broken => "prefill_broken",
+            Failure::Status(429) => "prefill_busy",
+            Failure::Status(500..=599) => "prefill_failed",
+            Failure::Status(_) => "prefill_declined",
+            Failure::Unusable => "prefill_unusable",
+            Failure::Late => "prefill_late",
+        }
+    }
+
+    /// All codes.
+    pub const CODES: [&'static str; 7] = [
+        "prefill_refused",
+        "prefill_broken",
+        "prefill_busy",
+        "prefill_failed",
+        "prefill_declined",
+        "prefill_unusable",
+        "prefill_late",
+    ];
+
+    fn another_may_do_better(self) -> bool {
+        match self {
+            Failure::Refused | Failure::Broken | Failure::Unusable => true,
+            Failure::Status(status) => status == 429 || status >= 500,
+            Failure::Late => false,
+        }
+    }
+}
+
+/// One try's number within its request.
+pub type Attempt = usize;
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Nothing, for now.
+    Wait,
+    /// Ask the server of this try.
+    Send(Attempt),
+    /// Nobody computes the prompt for another.
+    GiveUp(Failure),
+}
+
+/// Bounds of the tries of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Longest wait for an answer, over all tries together.
+    pub timeout: Duration,
+    /// A try that has no answer by then gets company.
+    pub hedge_after: Option<Duration>,
+}
+
+/// The tries of one request.
+#[derive(Debug)]
+pub struct Attempts {
+    bounds: Bounds,
+    servers: Picks,
+    /// When each try began; as many as servers were asked.
+    begun: SmallVec<[Timestamp; 4]>,
+    /// Those that may still answer.
+    open: SmallVec<[Attempt; 4]>,
+    first: Timestamp,
+    last: Failure,
+}
+
+impl Attempts {
+    /// The first of `servers` is asked `now`: its try is number 0.
+    #[must_use]
+    pub fn begin(servers: Picks, bounds: Bounds, now: Timestamp) -> Self {
+        let mut attempts =
+            Self { bounds, servers, begun: SmallVec::new(), open: SmallVec::new(), first: now, last: Failure::Late };
+        attempts.next(now);
+        attempts
+    }
+
+    fn next(&mut self, now: Timestamp) -> Option<Attempt> {
+        let attempt = self.begun.len();
+        self.servers.get(attempt)?;
+        self.begun.push(now);
+        self.open.push(attempt);
+        Some(attempt)
+    }
+
+    /// The server of a try.
+    #[must_use]
+    pub fn server(&self, attempt: Attempt) -> Option<&Arc<Endpoint>> {
+        self.servers.get(attempt).filter(|_| attempt < self.begun.len())
+    }
+
+    /// When a try began.
+    #[must_use]
+    pub fn begun(&self, attempt: Attempt) -> Option<Timestamp> {
+        self.begun.get(attempt).copied()
+    }
+
+    /// Whether a try may still answer.
+    #[must_use]
+    pub fn awaits(&self, attempt: Attempt) -> bool {
+        self.open.contains(&attempt)
+    }
+
+    /// Tries so far.
+    #[must_use]
+    pub fn tried(&self) -> usize {
+        self.begun.len()
+    }
+
+    /// When [`Attempts::on_deadline`] is due.
+    #[must_use]
+    pub fn deadline(&self) -> Timestamp {
+        let end = self.first.after(self.bounds.timeout);
+        self.hedge_at().map_or(end, |at| at.min(end))
+    }
+
+    fn hedge_at(&self) -> Option<Timestamp> {
+        let untried = self.begun.len() < self.servers.len();
+        let last = self.begun.last().filter(|_| untried && !self.open.is_empty())?;
+        Some(last.after(self.bounds.hedge_after?))
+    }
+
+    /// A try has failed; its server is not asked again.
+    pub fn failed(&mut self, attempt: Attempt, failure: Failure, now: Timestamp) -> Next {
+        let before = self.open.len();
+        self.open.retain(|open| *open != attempt);
+        if self.open.len() == before {
+            return Next::Wait;
+        }
+        self.last = failure;
+        let again = failure.another_may_do_better() && now < self.first.after(self.bounds.timeout);
+        match if again { self.next(now) } else { None } {
+            Some(next) => Next::Send(next),
+            None if !self.open.is_empty() && failure.another_may_do_better() => Next::Wait,
+            None => {
+                self.open.clear();
+                Next::GiveUp(failure)
+            }
+        }
+    }
+
+    /// The moment of [`Attempts::deadline`] has come.
+    pub fn on_deadline(&mut self, now: Timestamp) -> Next {
+        if now >= self.first.after(self.bounds.timeout) {
+            self.open.clear();
+            return Next::GiveUp(Failure::Late);
+        }
+        match self.hedge_at().filter(|at| *at <= now).and_then(|_| self.next(now)) {
+            Some(next) => Next::Send(next),
+            None => Next::Wait,
+        }
+    }
+
+    /// A try has answered: the others are not awaited any longer.
+    pub fn answered(&mut self) {
+        self.open.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::EndpointId;
+    use crate::pool::EndpointSpec;
+    use proptest::prelude::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn servers(count: u32) -> Picks {
+        let one = |id: u32| {
+            let port = 8_000 + u16::try_from(id).unwrap();
+            Arc::new(Endpoint::new(EndpointId(id), EndpointSpec::at(([127, 0, 0, 1], port).into())))
+        };
+        (0..count).map(one).collect()
+    }
+
+    fn bounds(hedge: Option<u64>) -> Bounds {
+        Bounds { timeout: Duration::from_secs(30), hedge_after: hedge.map(Duration::from_secs) }
+    }
+
+    fn at(seconds: u64) -> Timestamp {
+        Timestamp(seconds * SECOND)
+    }
+
+    #[test]
+    fn failures_that_another_server_may_not_have_are_tried_there() {
+        for failure in
+            [Failure::Refused, Failure::Broken, Failure::Unusable, Failure::Status(503), Failure::Status(429)]
+        {
+            let mut tries = Attempts::begin(servers(2), bounds(None), at(0));
+            assert_eq!(tries.failed(0, failure, at(1)), Next::Send(1), "{failure:?}");
+            assert_eq!(tries.failed(1, failure, at(2)), Next::GiveUp(failure), "{failure:?}");
+        }
+        for failure in [Failure::Status(400), Failure::Status(404), Failure::Late] {
+            let mut tries = Attempts::begin(servers(2), bounds(None), at(0));
+            assert_eq!(tries.failed(0, failure, at(1)), Next::GiveUp(failure), "{failure:?}");
+        }
+    }
+
+    #[test]
+    fn a_slow_server_gets_company_once_each_and_the_end_is_the_end() {
+        let mut tries = Attempts::begin(servers(3), bounds(Some(2)), at(0));
+        assert_eq!(tries.deadline(), at(2));
+        assert_eq!(tries.on_deadline(at(2)), Next::Send(1));
+        assert_eq!(tries.deadline(), at(4));
+        assert_eq!(tries.on_deadline(at(3)), Next::Wait);
+        assert_eq!(tries.on_deadline(at(4)), Next::Send(2));
+        assert_eq!(tries.deadline(), at(30));
+        assert!(tries.awaits(0) && tries.awaits(1) && tries.awaits(2));
+        // One of three fails: the others may still answer.
+        assert_eq!(tries.failed(1, Failure::Broken, at(5)), Next::Wait);
+        assert_eq!(tries.failed(1, Failure::Broken, at(6)), Next::Wait);
+        assert_eq!(tries.on_deadline(at(30)), Next::GiveUp(Failure::Late));
+        assert!(!tries.awaits(0) && !tries.awaits(2));
+    }
+
+    #[test]
+    fn without_hedging_only_the_end_is_waited_for() {
+        let mut tries = Attempts::begin(servers(2), bounds(None), at(0));
+        assert_eq!(tries.deadline(), at(30));
+        assert_eq!(tries.on_deadline(at(29)), Next::Wait);
+        assert_eq!(tries.on_deadline(at(30)), Next::GiveUp(Failure::Late));
+    }
+
+    #[test]
+    fn a_server_that_fails_after_the_end_has_no_successor() {
+        let mut tries = Attempts::begin(servers(2), bounds(None), at(0));
+        assert_eq!(tries.failed(0, Failure::Broken, at(30)), Next::GiveUp(Failure::Broken));
+    }
+
+    proptest! {
+        /// However servers fail, each is asked once at most, and the tries come to an end by the timeout.
+        #[test]
+        fn every_course_ends(
+            count in 1u32..5,
+            hedge in proptest::option::of(1u64..40),
+            steps in proptest::collection::vec((0usize..5, 0u8..7, 0u64..8), 0..30),
+        ) {
+            let failures = [
+                Failure::Refused, Failure::Broken, Failure::Unusable, Failure::Late,
+                Failure::Status(500), Failure::Status(429), Failure::Status(400),
+            ];
+            let mut tries = Attempts::begin(servers(count), bounds(hedge), at(0));
+            let (mut now, mut sent, mut over) = (0, vec![0], false);
+            for (attempt, failure, wait) in steps {
+                now += wait;
+                let next = if tries.deadline() <= at(now) {
+                    tries.on_deadline(at(now))
+                } else {
+                    tries.failed(attempt, failures[usize::from(failure)], at(now))
+                };
+                match next {
+                    Next::Send(attempt) => {
+                        prop_assert!(!over && now < 30 && !sent.contains(&attempt));
+                        prop_assert!(tries.server(attempt).is_some());
+                        sent.push(attempt);
+                    }
+                    Next::GiveUp(_) => {
+                        over = true;
+                        prop_assert!(sent.iter().all(|a| !tries.awaits(*a)));
+                        break;
+                    }
+                    Next::Wait => prop_assert!(sent.iter().any(|a| tries.awaits(*a)), "somebody is waited for"),
+                }
+            }
+            if !over {
+                prop_assert_eq!(tries.on_deadline(at(30)), Next::GiveUp(Failure::Late));
+            }
+        }
+    }
+}

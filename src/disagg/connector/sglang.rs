@@ -1,0 +1,100 @@
+//! `sglang`: SGLang's prefill/decode disaggregation.
+//!
+//! Both servers get the request at once, with the same three fields: where the prefill server's bootstrap server listens, and a room
+//! number under which the two find each other there. The decode server waits for the prefill server for minutes; when the prefill leg
+//! fails, only an [abort](Connector::abort_request) of its `rid` ends that.
+//!
+//! Several prompts and several answers are counted by the servers themselves (room, room + 1, …), so `n` stays in both bodies.
+//! `min_tokens` goes from the prefill leg: more of it than `max_tokens` is refused.
+//!
+//! Source: SGLang's `bootstrap_*` request fields, llm-d `sglang`, AIBrix `pd` for SGLang and its #2746 for `rid`.
+
+use super::{Connector, Descriptor, Sequence, json_string};
+use crate::disagg::api::LegApi;
+use crate::disagg::leg::{AbortRequest, DecodeBody, Leg, LegError};
+use crate::disagg::prefill::{Allowed, distrust, splittable};
+use crate::disagg::reply::{Prefilled, Reply};
+use crate::protocol::edit::Edits;
+
+/// Its line in the registry.
+pub const CONNECTOR: Descriptor = Descriptor {
+    name: "sglang",
+    aliases: &[],
+    summary: "SGLang: both servers get the request at once and meet in a bootstrap room.",
+    source: "SGLang; llm-d sglang; AIBrix pd",
+    connector: &SgLang,
+};
+
+/// 8998: where SGLang's bootstrap server listens unless `--disaggregation-bootstrap-port` says otherwise.
+pub const DEFAULT_BOOTSTRAP_PORT: u16 = 8998;
+
+const FIELDS: &[&str] = &["bootstrap_host", "bootstrap_port", "bootstrap_room"];
+
+/// The connector.
+#[derive(Clone, Copy, Debug)]
+pub struct SgLang;
+
+impl SgLang {
+    /// What both bodies have in common.
+    fn meet(self, leg: &Leg<'_>) -> Result<Edits<'static>, LegError> {
+        if !self.speaks(leg.api) {
+            return Err(LegError::Api { connector: self.name(), api: leg.api });
+        }
+        splittable(leg, Allowed::Several)?;
+        Ok(distrust(FIELDS)
+            .set("bootstrap_host", json_string(leg.prefill_host))
+            .set("bootstrap_port", leg.bootstrap_port.to_string().into_bytes())
+            .set("bootstrap_room", room(leg).to_string().into_bytes())
+            .set("rid", json_string(&rid(leg))))
+    }
+}
+
+/// Rooms are signed numbers of 64 bits.
+fn room(leg: &Leg<'_>) -> u64 {
+    leg.room & (u64::MAX >> 1)
+}
+
+/// The server's name for the request. SGLang aborts all requests whose name begins with the one given, so a part of fixed length that
+/// nobody else has ends it.
+fn rid(leg: &Leg<'_>) -> String {
+    format!("{}-{:016x}", leg.request_id, room(leg))
+}
+
+impl Connector for SgLang {
+    fn name(&self) -> &'static str {
+        CONNECTOR.name
+    }
+
+    fn sequence(&self) -> Sequence {
+        Sequence::Together
+    }
+
+    fn speaks(&self, api: LegApi) -> bool {
+        matches!(api, LegApi::ChatCompletions | LegApi::Completions)
+    }
+
+    fn prefill_body(&self, leg: &Leg<'_>) -> Result<Vec<u8>, LegError> {
+        let mut edits = self.meet(leg)?.set("max_tokens", b"1").set("stream", b"false");
+        if leg.api == LegApi::ChatCompletions {
+            edits = edits.set("max_completion_tokens", b"1");
+        }
+        let edits = edits.remove_all(&["stream_options", "min_tokens"]);
+        Ok(edits.apply(leg.body).map_err(LegError::Request)?.into_owned())
+    }
+
+    /// The reply, if there is one already, only tells the counts.
+    fn decode_body<'a>(&self, leg: &Leg<'a>, reply: Option<&[u8]>) -> Result<DecodeBody<'a>, LegError> {
+        let body = self.meet(leg)?.apply(leg.body).map_err(LegError::Request)?;
+        let prefilled = match reply {
+            Some(reply) => Reply::read(leg.api, reply).map_err(LegError::Reply)?.prefilled(),
+            None => Prefilled::default(),
+        };
+        Ok(DecodeBody { body, prefilled })
+    }
+
+    fn abort_request(&self, leg: &Leg<'_>) -> Option<AbortRequest> {
+        let rid = json_string(&rid(leg));
+        let body = [b"{\"rid\":", rid.as_slice(), b"}"].concat();
+        Some(AbortRequest { path: "/abort_request", body })
+    }
+}

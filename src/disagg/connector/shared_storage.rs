@@ -1,0 +1,79 @@
+//! `shared-storage`: servers that share a store of KV blocks (vLLM's ExampleConnector on a shared directory, LMCache, Mooncake's store).
+//!
+//! Nothing ties the legs together: the prefill server puts the prompt's blocks into the store, and the decode server, sent the client's
+//! body, finds them there by their content. Several prompts and answers are therefore fine.
+//!
+//! A request with `cache_hit_threshold` asks the decode server first: one that holds less than that share of the prompt ends at once with
+//! `cache_threshold`, and only then the request is split, with a threshold of 0 on both legs. llm-d's sidecar passes the decode
+//! server's answer on; a picker can't, so the question is one token long.
+//!
+//! Source: llm-d `shared-storage` (before: `lmcache`), vLLM #24256.
+
+use super::{Connector, Descriptor, Sequence};
+use crate::disagg::api::LegApi;
+use crate::disagg::leg::{DecodeBody, Leg, LegError};
+use crate::disagg::prefill::{Allowed, distrust, one_token, splittable};
+use crate::disagg::reply::{Prefilled, Reply};
+use crate::protocol::edit::Members;
+
+/// Its line in the registry.
+pub const CONNECTOR: Descriptor = Descriptor {
+    name: "shared-storage",
+    aliases: &["lmcache"],
+    summary: "Servers with one store of KV blocks: the prompt is prefilled on one, then served on the other.",
+    source: "llm-d shared-storage; vLLM ExampleConnector, LMCache",
+    connector: &SharedStorage,
+};
+
+const THRESHOLD: &str = "cache_hit_threshold";
+
+/// The connector.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedStorage;
+
+impl Connector for SharedStorage {
+    fn name(&self) -> &'static str {
+        CONNECTOR.name
+    }
+
+    fn sequence(&self) -> Sequence {
+        Sequence::PrefillFirst
+    }
+
+    fn speaks(&self, _api: LegApi) -> bool {
+        true
+    }
+
+    fn probe_body(&self, leg: &Leg<'_>) -> Result<Option<Vec<u8>>, LegError> {
+        let mut asks = false;
+        for member in Members::new(leg.body).map_err(LegError::Request)? {
+            let member = member.map_err(LegError::Request)?;
+            asks |= member.is(THRESHOLD) && member.given().is_some();
+        }
+        if !asks {
+            return Ok(None);
+        }
+        let body = one_token(leg.api, &[]).apply(leg.body).map_err(LegError::Request)?;
+        Ok(Some(body.into_owned()))
+    }
+
+    fn prefill_body(&self, leg: &Leg<'_>) -> Result<Vec<u8>, LegError> {
+        splittable(leg, Allowed::Several)?;
+        let edits = one_token(leg.api, &[]).replace(THRESHOLD, b"0");
+        Ok(edits.apply(leg.body).map_err(LegError::Request)?.into_owned())
+    }
+
+    /// The reply, if it is given, must have come to its end: the store may lack what an aborted prefill did not write.
+    fn decode_body<'a>(&self, leg: &Leg<'a>, reply: Option<&[u8]>) -> Result<DecodeBody<'a>, LegError> {
+        let prefilled = match reply {
+            Some(reply) => {
+                let reply = Reply::read(leg.api, reply).map_err(LegError::Reply)?;
+                reply.finished()?;
+                reply.prefilled()
+            }
+            None => Prefilled::default(),
+        };
+        let edits = distrust(&[]).replace(THRESHOLD, b"0");
+        Ok(DecodeBody { body: edits.apply(leg.body).map_err(LegError::Request)?, prefilled })
+    }
+}

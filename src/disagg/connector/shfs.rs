@@ -1,0 +1,60 @@
+//! `shfs`: vLLM as AIBrix runs it unless told otherwise.
+//!
+//! As [`nixl`], with two differences: the decode server is told the prefill server's address as `remote_host`, whatever the
+//! answer says there (servers that listen on all addresses answer with one that nobody can reach); and an answer without
+//! `kv_transfer_params` is no error, because the decode server may find the blocks in the shared pool: it gets the client's body.
+//!
+//! Source: AIBrix `pd` router, connector `shfs`.
+
+use super::nixl::{self, PARAMS};
+use super::{Connector, Descriptor, Sequence, json_string, object, reply_of};
+use crate::disagg::api::LegApi;
+use crate::disagg::leg::{DecodeBody, Leg, LegError};
+use crate::disagg::prefill::distrust;
+use crate::protocol::edit::Edits;
+
+/// Its line in the registry.
+pub const CONNECTOR: Descriptor = Descriptor {
+    name: "shfs",
+    aliases: &[],
+    summary: "vLLM as AIBrix runs it: as nixl, with the prefill server's address as remote_host.",
+    source: "AIBrix pd, connector shfs",
+    connector: &Shfs,
+};
+
+/// The connector.
+#[derive(Clone, Copy, Debug)]
+pub struct Shfs;
+
+impl Connector for Shfs {
+    fn name(&self) -> &'static str {
+        CONNECTOR.name
+    }
+
+    fn sequence(&self) -> Sequence {
+        Sequence::PrefillFirst
+    }
+
+    fn speaks(&self, _api: LegApi) -> bool {
+        true
+    }
+
+    fn prefill_body(&self, leg: &Leg<'_>) -> Result<Vec<u8>, LegError> {
+        nixl::prefill_body(leg)
+    }
+
+    fn decode_body<'a>(&self, leg: &Leg<'a>, reply: Option<&[u8]>) -> Result<DecodeBody<'a>, LegError> {
+        let reply = reply_of(self.name(), leg, reply)?;
+        let mut edits = distrust(&[PARAMS]);
+        edits = match reply.kv_transfer_params {
+            None => edits.remove(PARAMS),
+            Some(params) => {
+                let host = Edits::new().set("remote_host", json_string(leg.prefill_host));
+                let params = host.apply(object(PARAMS, params)?).map_err(LegError::Reply)?;
+                edits.set(PARAMS, params.into_owned())
+            }
+        };
+        let body = edits.apply(leg.body).map_err(LegError::Request)?;
+        Ok(DecodeBody { body, prefilled: reply.prefilled() })
+    }
+}

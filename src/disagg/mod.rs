@@ -1,0 +1,47 @@
+//! One request served by two servers: one reads the prompt (prefill), another generates (decode), and the KV cache goes from the first to
+//! the second.
+//!
+//! Here is what each of them is sent. A [`Connector`] makes the bodies of both legs of a [`Leg`] as the servers' way to move KV caches
+//! wants them; [`reply`] reads what the prefill server answers. Who is asked, when, and what happens if it fails is the caller's,
+//! `ext_proc`.
+//!
+//! May import: `protocol`, `pool`, `scheduling`, `clock`. No I/O, no clock, no random numbers: addresses, ids and rooms are arguments.
+
+pub mod api;
+pub mod attempts;
+pub mod connector;
+pub mod leg;
+pub mod policy;
+mod prefill;
+pub mod reply;
+
+pub use api::LegApi;
+pub use attempts::{Attempts, Failure, Next};
+pub use connector::{CONNECTORS, Connector, Descriptor, Sequence};
+pub use leg::{AbortRequest, DecodeBody, Leg, LegError};
+pub use policy::{Direct, Fallback, Mode};
+pub use reply::{Prefilled, Reply, Transfer};
+
+use crate::protocol::edit::{EditError, Edits};
+use std::borrow::Cow;
+
+/// Members of a request that only whoever splits it may write: they name servers, ports and memory to read from.
+pub const CONTROLLED: &[&str] = &[
+    "kv_transfer_params",
+    "disagg_prefill_resp",
+    "disaggregated_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+];
+
+/// A client's body without [`CONTROLLED`] members: for requests that are not split. Borrowed when it has none.
+///
+/// # Errors
+/// It is no JSON object.
+pub fn without_controlled(body: &[u8]) -> Result<Cow<'_, [u8]>, EditError> {
+    Edits::new().remove_all(CONTROLLED).apply(body)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,62 @@
+//! How a pool's requests are split between prefill and decode servers: who sends the prefill's part, in whose words, with which bounds.
+
+use super::attempts::Bounds;
+use super::connector::Connector;
+use crate::pool::Endpoint;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// 30 s for a prefill over all its tries, as AIBrix; vLLM keeps what was computed for 30 s as well.
+pub const DEFAULT_PREFILL_TIMEOUT: Duration = Duration::from_secs(30);
+/// SGLang's own port for the handshake between prefill and decode servers.
+pub const DEFAULT_BOOTSTRAP_PORT: u16 = 8998;
+/// AIBrix's label (an annotation there) for that port.
+pub const BOOTSTRAP_PORT_LABEL: &str = "model.aibrix.ai/sglang-bootstrap-port";
+/// AIBrix's label that keeps the prefill and decode servers of one set together.
+pub const ROLESET_LABEL: &str = "roleset-name";
+
+/// Who sends the prefill's part of a request.
+#[derive(Clone, Debug)]
+pub enum Mode {
+    /// The picker itself, inside the exchange; the decode server needs no sidecar.
+    Direct(Direct),
+    /// llm-d's sidecar in front of the decode server: it is told the prefill server in a header.
+    Header,
+}
+
+/// The picker's own way.
+#[derive(Clone, Debug)]
+pub struct Direct {
+    /// The servers' words.
+    pub connector: &'static dyn Connector,
+    /// Bounds of the prefill.
+    pub bounds: Bounds,
+    /// What becomes of a request whose prompt no prefill server has computed.
+    pub fallback: Fallback,
+    /// `http` or `https`, towards prefill servers.
+    pub scheme: Arc<str>,
+    /// Whether their certificates are believed unseen.
+    pub insecure_skip_verify: bool,
+    /// SGLang's port, where no label says another.
+    pub bootstrap_port: u16,
+}
+
+impl Direct {
+    /// The bootstrap port of `endpoint`.
+    #[must_use]
+    pub fn bootstrap_port_of(&self, endpoint: &Endpoint) -> u16 {
+        let label = endpoint.spec.labels.get(BOOTSTRAP_PORT_LABEL);
+        label.and_then(|port| port.parse().ok()).unwrap_or(self.bootstrap_port)
+    }
+}
+
+/// What becomes of a request whose prompt no prefill server has computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fallback {
+    /// The decode server computes it as well.
+    #[default]
+    Local,
+    /// 503.
+    Fail,
+}

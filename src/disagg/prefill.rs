@@ -1,0 +1,136 @@
+//! What all prefill legs have in common: which requests can't be split, and how one asks for a single token in each API.
+
+use super::CONTROLLED;
+use super::api::LegApi;
+use super::leg::{Leg, LegError};
+use crate::protocol::edit::{Edits, Member, Members, elements};
+
+/// Members that cost the prefill server work, or make its answer longer, for an answer that nobody reads; and those that could end it
+/// with no token or with several answers. None of them changes which tokens the prompt becomes.
+const DROPPED: &[&str] = &[
+    "stream_options",
+    "n",
+    "best_of",
+    "min_tokens",
+    "min_completion_tokens",
+    "stop",
+    "stop_token_ids",
+    "logprobs",
+    "top_logprobs",
+    "prompt_logprobs",
+    "echo",
+    "return_token_ids",
+    "return_prompt_text",
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "guided_decoding_backend",
+    "guided_whitespace_pattern",
+];
+
+/// The same of the Responses API. `text` stays, because a format may be told to the model; `background` would answer before anything
+/// is computed.
+const DROPPED_RESPONSES: &[&str] = &["stream_options", "background", "include", "top_logprobs"];
+
+/// The same of the Messages API.
+const DROPPED_MESSAGES: &[&str] = &["stream_options", "stop_sequences"];
+
+/// The edits that make a client's body ask for one token, not streamed, and drop what only the other leg needs. What a client says in
+/// [`CONTROLLED`] members goes, but for those of `own`, which the caller sets.
+pub(super) fn one_token<'v>(api: LegApi, own: &[&'static str]) -> Edits<'v> {
+    let edits = distrust(own).set("stream", b"false");
+    match api {
+        LegApi::ChatCompletions => edits.set("max_tokens", b"1").set("max_completion_tokens", b"1").remove_all(DROPPED),
+        LegApi::Completions => edits.set("max_tokens", b"1").remove_all(DROPPED),
+        LegApi::Messages => edits.set("max_tokens", b"1").remove_all(DROPPED_MESSAGES),
+        LegApi::Responses => edits.set("max_output_tokens", b"1").remove_all(DROPPED_RESPONSES),
+        LegApi::Generate => {
+            let sampling = Edits::new().set("max_tokens", b"1").remove_all(DROPPED);
+            edits.remove("stream_options").inside("sampling_params", sampling)
+        }
+    }
+}
+
+/// The edits that take a client's [`CONTROLLED`] members out, but for those of `own`.
+pub(super) fn distrust<'v>(own: &[&'static str]) -> Edits<'v> {
+    CONTROLLED.iter().filter(|key| !own.contains(key)).fold(Edits::new(), |edits, key| edits.remove(key))
+}
+
+/// What of a request may be split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Allowed {
+    /// One prompt, one answer: one object tells where one prompt's blocks are, and the first answer that has them frees them.
+    One,
+    /// Also several prompts and several answers.
+    Several,
+}
+
+/// Refuses what can't be split.
+///
+/// # Errors
+/// [`LegError::Unsplittable`], or the body is no JSON object.
+pub(super) fn splittable(leg: &Leg<'_>, allowed: Allowed) -> Result<(), LegError> {
+    let (mut echo, mut logprobs) = (false, false);
+    for member in Members::new(leg.body).map_err(LegError::Request)? {
+        let member = member.map_err(LegError::Request)?;
+        match (&*member.name(), leg.api) {
+            ("previous_response_id" | "conversation", LegApi::Responses) => {
+                refuse(member.given().is_some(), &member, "the turns before are known to one server only")?;
+            }
+            ("sampling_params", LegApi::Generate) if member.value.starts_with(b"{") => {
+                for inner in Members::new(member.value).map_err(LegError::Request)? {
+                    sampling(&inner.map_err(LegError::Request)?, allowed)?;
+                }
+            }
+            ("prompt", LegApi::Completions) => {
+                refuse(allowed == Allowed::One && several_prompts(member.value), &member, "it holds several prompts")?;
+            }
+            ("echo", LegApi::Completions) => echo = member.value == b"true",
+            ("logprobs", LegApi::Completions) => logprobs = member.given().is_some(),
+            (_, LegApi::ChatCompletions | LegApi::Completions) => sampling(&member, allowed)?,
+            _ => {}
+        }
+    }
+    match echo && logprobs {
+        true => Err(LegError::Unsplittable { field: "echo", why: ALL_COMPUTED }),
+        false => Ok(()),
+    }
+}
+
+const ALL_COMPUTED: &str = "the server that answers has to compute all of the prompt";
+
+fn sampling(member: &Member<'_>, allowed: Allowed) -> Result<(), LegError> {
+    let one = allowed == Allowed::One;
+    match &*member.name() {
+        "n" | "best_of" => refuse(one && more_than_one(member.value), member, "it asks for several answers"),
+        "use_beam_search" => refuse(one && member.value == b"true", member, "it asks for several answers"),
+        "prompt_logprobs" => refuse(member.given().is_some(), member, ALL_COMPUTED),
+        _ => Ok(()),
+    }
+}
+
+/// Names of members that a request is refused for.
+const REFUSED: &[&str] =
+    &["n", "best_of", "use_beam_search", "prompt_logprobs", "prompt", "previous_response_id", "conversation"];
+
+fn refuse(wrong: bool, member: &Member<'_>, why: &'static str) -> Result<(), LegError> {
+    match REFUSED.iter().find(|name| wrong && member.is(name)) {
+        Some(field) => Err(LegError::Unsplittable { field, why }),
+        None => Ok(()),
+    }
+}
+
+/// Anything but a whole number up to 1 and null: what a server makes of it is not known.
+fn more_than_one(value: &[u8]) -> bool {
+    !matches!(value, b"1" | b"0" | b"null")
+}
+
+/// Whether a `prompt` is a list of more than one string or list of tokens.
+fn several_prompts(prompt: &[u8]) -> bool {
+    let mut prompts = elements(prompt);
+    let first = prompts.next().and_then(|first| first.first().copied());
+    matches!(first, Some(b'"' | b'[' | b'{')) && prompts.next().is_some()
+}

@@ -1,0 +1,195 @@
+//! What a prefill server answers, read in one pass over its top level; what goes on to the decode server stays as it was written.
+
+use super::api::LegApi;
+use super::leg::LegError;
+use crate::protocol::edit::{EditError, Members, elements};
+use crate::protocol::usage::{Usage, UsageScanner, Watch};
+use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny};
+use std::borrow::Cow;
+
+/// A server's answer that is not streamed, borrowed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Reply<'r> {
+    /// The whole of it, without white space around.
+    pub raw: &'r [u8],
+    /// vLLM's `kv_transfer_params`, at the top level or in the first choice; `None` when absent or null.
+    pub kv_transfer_params: Option<&'r [u8]>,
+    /// TensorRT-LLM's `disaggregated_params`, likewise.
+    pub disaggregated_params: Option<&'r [u8]>,
+    /// The tokens of the prompt, where the server tells them.
+    pub prompt_token_ids: Option<&'r [u8]>,
+    /// Token counts.
+    pub usage: Usage,
+    /// Why it ended, in the API's words: `finish_reason` of the first choice, `stop_reason` (Messages), and of the Responses API the
+    /// reason why it is incomplete, else its `status`. `None` when it does not say.
+    pub finish: Option<Cow<'r, str>>,
+}
+
+impl<'r> Reply<'r> {
+    /// Reads an answer of `api`.
+    ///
+    /// # Errors
+    /// It is no JSON object.
+    pub fn read(api: LegApi, reply: &'r [u8]) -> Result<Self, EditError> {
+        let mut read = Self { raw: reply.trim_ascii(), ..Self::default() };
+        let (mut incomplete, mut choice) = (None, None);
+        for member in Members::new(reply)? {
+            let member = member?;
+            match &*member.name() {
+                "kv_transfer_params" => read.kv_transfer_params = member.given(),
+                "disaggregated_params" => read.disaggregated_params = member.given(),
+                "prompt_token_ids" => read.prompt_token_ids = member.given(),
+                "usage" => read.usage = usage(member.value),
+                "choices" => choice = elements(member.value).next(),
+                "status" if api == LegApi::Responses => read.finish = word(member.value),
+                "incomplete_details" if api == LegApi::Responses => incomplete = member.given(),
+                "stop_reason" if api == LegApi::Messages => read.finish = word(member.value),
+                _ => {}
+            }
+        }
+        if let Some(reason) = incomplete.and_then(reason) {
+            read.finish = Some(reason);
+        }
+        if let Some(choice) = choice.filter(|choice| choice.starts_with(b"{")) {
+            read.choice(choice)?;
+        }
+        Ok(read)
+    }
+
+    fn choice(&mut self, choice: &'r [u8]) -> Result<(), EditError> {
+        for member in Members::new(choice)? {
+            let member = member?;
+            match &*member.name() {
+                "finish_reason" => self.finish = word(member.value),
+                "kv_transfer_params" => self.kv_transfer_params = self.kv_transfer_params.or(member.given()),
+                "disaggregated_params" => self.disaggregated_params = self.disaggregated_params.or(member.given()),
+                "prompt_token_ids" => self.prompt_token_ids = self.prompt_token_ids.or(member.given()),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the prefill came to its end, so that what it computed can be had: its one token was made. What an answer that does not
+    /// say counts as is left to what it holds.
+    ///
+    /// # Errors
+    /// It was aborted, refused, or has not ended.
+    pub fn finished(&self) -> Result<(), LegError> {
+        match self.finish.as_deref() {
+            // The API's words for "length" and for "stop"; TensorRT-LLM says of a context-only request that it has not finished.
+            None
+            | Some("length" | "max_tokens" | "max_output_tokens" | "not_finished")
+            | Some("stop" | "end_turn" | "stop_sequence" | "tool_calls" | "tool_use" | "completed") => Ok(()),
+            Some(other) => Err(LegError::NotFinished { got: other.chars().take(MAX_FINISH).collect() }),
+        }
+    }
+
+    /// Whether a server declined to serve the request because it has too little of the prompt cached (`cache_hit_threshold`, llm-d's
+    /// shared storage): the prompt is to be prefilled elsewhere first.
+    #[must_use]
+    pub fn wants_prefill(&self) -> bool {
+        self.finish.as_deref() == Some("cache_threshold")
+    }
+
+    /// What there is to learn from it.
+    #[must_use]
+    pub fn prefilled(&self) -> Prefilled {
+        let transfer = self.kv_transfer_params.and_then(Transfer::read);
+        let cached = transfer.as_ref().and_then(|t| t.prefill_cached_tokens);
+        Prefilled {
+            prompt_tokens: self.usage.prompt_tokens,
+            cached_tokens: cached.or(self.usage.cached_tokens),
+            transfer,
+        }
+    }
+}
+
+/// Characters of a server's finish reason that an error repeats.
+const MAX_FINISH: usize = 64;
+
+fn word(value: &[u8]) -> Option<Cow<'_, str>> {
+    serde_json::from_slice(value).ok()
+}
+
+fn reason(details: &[u8]) -> Option<Cow<'_, str>> {
+    let mut members = Members::new(details).ok()?;
+    members.find_map(|member| member.ok().filter(|m| m.is("reason"))).and_then(|member| word(member.value))
+}
+
+/// The counts of a `usage`, in any API's words.
+fn usage(value: &[u8]) -> Usage {
+    let mut scanner = UsageScanner::new(Watch::default());
+    scanner.push(b"\"usage\":");
+    scanner.push(value);
+    scanner.usage().unwrap_or_default()
+}
+
+/// What a prefill server told of its work.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Prefilled {
+    /// Tokens of the prompt, cached ones included.
+    pub prompt_tokens: Option<u64>,
+    /// Those of them that it had in its cache, or got from the decode server of the turn before.
+    pub cached_tokens: Option<u64>,
+    /// What it holds for the decode server.
+    pub transfer: Option<Transfer>,
+}
+
+/// vLLM's `kv_transfer_params`, as far as bookkeeping asks. What is absent or of the wrong sort is `None`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub struct Transfer {
+    /// The engine whose memory holds the blocks.
+    #[serde(rename = "remote_engine_id", default, deserialize_with = "lenient")]
+    pub engine_id: Option<String>,
+    /// The request of that engine that they belong to.
+    #[serde(rename = "remote_request_id", default, deserialize_with = "lenient")]
+    pub request_id: Option<String>,
+    /// Where the engine listens for transfers.
+    #[serde(rename = "remote_host", default, deserialize_with = "lenient")]
+    pub host: Option<String>,
+    #[serde(rename = "remote_port", default, deserialize_with = "lenient")]
+    pub port: Option<u16>,
+    /// Tokens whose KV cache it holds.
+    #[serde(rename = "remote_num_tokens", default, deserialize_with = "lenient")]
+    pub num_tokens: Option<u64>,
+    /// When it lets go of the blocks, seconds of the server's own clock; `None` where leases are renewed by heartbeats.
+    #[serde(rename = "remote_blocks_expiry_time", default, deserialize_with = "lenient")]
+    pub expiry_time: Option<f64>,
+    /// Tokens of the prompt that it had in its cache.
+    #[serde(rename = "remote_prefill_cached_tokens", default, deserialize_with = "lenient")]
+    pub prefill_cached_tokens: Option<u64>,
+    /// The blocks are for a server that prefills: told by a decode server at the end of a turn (bidirectional transfer).
+    #[serde(rename = "do_remote_decode", default, deserialize_with = "lenient")]
+    pub for_prefill: Option<bool>,
+    /// `pull` or `push`.
+    #[serde(default, deserialize_with = "lenient")]
+    pub transfer_mode: Option<String>,
+}
+
+impl Transfer {
+    /// Reads one; `None` when it is no object.
+    #[must_use]
+    pub fn read(params: &[u8]) -> Option<Self> {
+        // An array is no object, though serde would take it for one.
+        params.trim_ascii_start().starts_with(b"{").then(|| serde_json::from_slice(params).ok()).flatten()
+    }
+}
+
+/// A value of the sort that is wanted, or nothing.
+fn lenient<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Value<T> {
+        Wanted(T),
+        Other(IgnoredAny),
+    }
+    Ok(match Value::deserialize(deserializer)? {
+        Value::Wanted(value) => Some(value),
+        Value::Other(IgnoredAny) => None,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,73 @@
+//! The response side of the exchange: every message is answered as it comes, and watched.
+
+use super::*;
+use crate::telemetry::metrics::End;
+
+impl Exchange {
+    pub(super) fn on_response_headers(
+        &mut self,
+        message: HttpHeaders,
+        metadata: Option<Metadata>,
+        attributes: HashMap<String, Struct>,
+        now: Timestamp,
+        out: &mut Actions,
+    ) -> Result<(), ProtocolError> {
+        if self.response != ResponseSide::Awaited {
+            return Err(ProtocolError("response headers twice"));
+        }
+        self.response = ResponseSide::Streaming;
+        let mode = self.modes().response;
+        let mut mutation = HeaderMutation::default();
+        if let Some(routed) = &mut self.routed {
+            let head = ResponseHead { headers: message.headers, metadata, attributes };
+            mutation = routed.headers(&head, mode, now, &self.picker);
+        }
+        out.push_back(reply::response_headers(mutation));
+        if message.end_of_stream {
+            self.end_response(End::Complete, now);
+        } else if mode == BodyMode::None {
+            self.end_response(End::Unwatched, now);
+        }
+        Ok(())
+    }
+
+    pub(super) fn on_response_body(
+        &mut self,
+        message: HttpBody,
+        now: Timestamp,
+        out: &mut Actions,
+    ) -> Result<(), ProtocolError> {
+        if self.response == ResponseSide::Awaited {
+            return Err(ProtocolError("response body before response headers"));
+        }
+        let mode = self.modes().response;
+        let end = message.end_of_stream;
+        out.push_back(match &mut self.routed {
+            Some(routed) => routed.body(message, mode, now, &self.picker, self.live.exchange.report_usage.as_ref()),
+            None => reply::echo(Direction::Response, mode, message),
+        });
+        if end {
+            self.end_response(End::Complete, now);
+        }
+        Ok(())
+    }
+
+    pub(super) fn on_response_trailers(&mut self, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
+        let mode = self.modes().response;
+        if mode == BodyMode::FullDuplex
+            && let Some(bytes) = self.routed.as_mut().and_then(Routed::leftover)
+        {
+            out.push_back(reply::replace(Direction::Response, mode, bytes, false));
+        }
+        out.push_back(reply::response_trailers());
+        self.end_response(End::Complete, now);
+        Ok(())
+    }
+
+    pub(super) fn end_response(&mut self, end: End, now: Timestamp) {
+        self.response = ResponseSide::Ended;
+        if let Some(routed) = self.routed.take() {
+            routed.end(end, now, &self.picker);
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The exchange of a request that two servers share: it waits for the prompt to be computed, or watches over that while the answer's
+//! server is asked at the same time.
+//!
+//! ```text
+//! Collecting ─end of body─▶ (decide) ─▶ Prefilling ─computed, or given up─▶ Ended      the prefill first
+//!                                   └─▶ Ended, and watched until the prefill has ended  both at once
+//! ```
+
+use super::*;
+use crate::disagg::policy::{Direct, Mode};
+use crate::ext_proc::split::{Ask, Came, Course, Stage};
+use crate::scheduling::{Booking, Dispatch};
+use crate::telemetry::metrics;
+use rand::RngExt;
+use smallvec::SmallVec;
+
+/// Lowest number that names a request to both of its servers: TensorRT-LLM gives out the lower ones itself.
+const LEAST_ROOM: u64 = 1 << 42;
+/// Largest: what a signed number holds, as SGLang and TensorRT-LLM read it.
+const GREATEST_ROOM: u64 = i64::MAX as u64;
+
+/// What a split request waits for.
+#[derive(Debug, Default)]
+pub(super) struct Splitting {
+    stage: Option<Box<Stage>>,
+    /// What goes on when the stage has come to an end; `None` when it has gone on already.
+    held: Option<(Box<Plan>, Body)>,
+    /// Questions that nobody waits for.
+    parting: SmallVec<[Ask; 1]>,
+}
+
+impl Splitting {
+    pub(super) fn deadline(&self) -> Option<Timestamp> {
+        self.stage.as_ref().map(|stage| stage.deadline())
+    }
+}
+
+impl Exchange {
+    /// What is to be asked of other servers now. What comes of those with an attempt is told by [`Event::Told`].
+    pub fn asks(&mut self) -> SmallVec<[Ask; 1]> {
+        let mut asks = self.split.stage.as_mut().map(|stage| stage.take_asks()).unwrap_or_default();
+        asks.append(&mut self.split.parting);
+        asks
+    }
+
+    /// Whether the answer to this try still matters.
+    #[must_use]
+    pub fn awaits(&self, attempt: Attempt) -> bool {
+        self.split.stage.as_ref().is_some_and(|stage| stage.awaits(attempt))
+    }
+
+    /// Has the prompt of `plan` computed by another server, or has the sidecar do so.
+    pub(super) fn begin_split(
+        &mut self,
+        mut plan: Box<Plan>,
+        body: Body,
+        close: Close,
+        now: Timestamp,
+        out: &mut Actions,
+    ) {
+        let mode = plan.pool.disagg.clone();
+        let Some(Mode::Direct(direct)) = mode.as_deref() else {
+            let before = plan.prefill.as_ref().map_or(0.0, Booking::expected);
+            plan.dispatch(Dispatch::Arrives(before), now);
+            let prefill = plan.prefill.as_ref().map(|booking| booking.endpoint().clone());
+            plan.course = Some(Course { prefill, ..Course::default() });
+            return self.go_on(plan, body, close, now, out);
+        };
+        let stage = self.stage(&mut plan, &body, direct, now);
+        // The connector may find that it can't split this request after all.
+        let Some((stage, decode)) = stage.and_then(|stage| stage.with_decode_leg()) else {
+            plan.prefill = None;
+            plan.decision.split = None;
+            plan.dispatch(Dispatch::Whole, now);
+            return self.go_on(plan, body, close, now, out);
+        };
+        plan.request_id = stage.new_request_id();
+        let Some(decode) = decode else {
+            self.request = RequestSide::Prefilling;
+            self.split = Splitting { stage: Some(stage), held: Some((plan, body)), ..Splitting::default() };
+            return;
+        };
+        plan.new_body = Some(decode);
+        plan.dispatch(Dispatch::Arrives(stage.expected()), now);
+        plan.course = Some(Course { prefill: stage.server(0).cloned(), ..Course::default() });
+        self.split.stage = Some(stage);
+        self.go_on(plan, body, close, now, out);
+    }
+
+    fn stage(&self, plan: &mut Plan, body: &Body, direct: &Direct, now: Timestamp) -> Option<Box<Stage>> {
+        let room = self.picker.next_rng().random_range(LEAST_ROOM..GREATEST_ROOM);
+        let mut scratch = Vec::new();
+        let renamed = plan.new_body.take();
+        let bytes = renamed.as_deref().unwrap_or_else(|| body.contiguous(&mut scratch));
+        let stage = Stage::begin(plan, direct, bytes, &self.head, room, now);
+        plan.new_body = renamed;
+        stage.map(Box::new)
+    }
+
+    pub(super) fn on_told(&mut self, attempt: Attempt, told: &Told, now: Timestamp, out: &mut Actions) {
+        let Some(stage) = &mut self.split.stage else { return };
+        let came = stage.on_told(attempt, told, now, &self.picker);
+        self.after_prefill(came, now, out);
+    }
+
+    pub(super) fn on_split_deadline(&mut self, now: Timestamp, out: &mut Actions) {
+        let Some(stage) = &mut self.split.stage else { return };
+        let came = stage.on_deadline(now, &self.picker);
+        self.after_prefill(came, now, out);
+    }
+
+    fn after_prefill(&mut self, came: Came, now: Timestamp, out: &mut Actions) {
+        let ended = match came {
+            Came::Waiting => return,
+            Came::On(new_body, course) => match self.split.held.take() {
+                Some((mut plan, body)) => {
+                    self.split.stage = None;
+                    if let (Some(metrics), Some(took), true) = (&plan.metrics, course.took, course.prefill.is_some()) {
+                        metrics.prefilled(took);
+                    }
+                    plan.new_body = new_body.or(plan.new_body.take());
+                    let how = if course.prefill.is_some() { Dispatch::Arrives(0.0) } else { Dispatch::Whole };
+                    plan.dispatch(how, now);
+                    plan.course = Some(course);
+                    return self.go_on(plan, body, Close::Whole, now, out);
+                }
+                // Both were asked at once: the prefill's part is over.
+                None => None,
+            },
+            Came::Refused(failure) => Some(failure),
+        };
+        let stage = self.split.stage.take();
+        let held = self.split.held.take();
+        let Some(failure) = ended else { return };
+        if let Some(metrics) = held.as_ref().and_then(|(plan, _)| plan.metrics.as_ref()) {
+            metrics.course(metrics::Course::Refused);
+        }
+        drop(held);
+        // The answer's server waits for a prompt that will not come.
+        self.split.parting.extend(stage.and_then(|stage| stage.abort()));
+        if self.response == ResponseSide::Awaited {
+            if let Some(routed) = self.routed.take() {
+                routed.end(End::Aborted, now, &self.picker);
+            }
+            let message = format!("no prefill server computed the prompt ({})", failure.code());
+            self.refuse(&RequestError::new(Reason::PrefillFailed, message), now, out);
+        }
+    }
+}

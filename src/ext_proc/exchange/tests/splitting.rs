@@ -1,0 +1,375 @@
+//! Requests that a prefill and a decode server share: what is asked of whom, what the gateway is told, and that nothing stays booked,
+//! however the prefill fares and whoever leaves.
+
+use super::*;
+use crate::disagg::attempts::Bounds;
+use crate::disagg::policy::DEFAULT_BOOTSTRAP_PORT;
+use crate::disagg::{Direct, Failure, Fallback, Mode, connector};
+use crate::ext_proc::split::{Ask, COURSE_HEADER, PREFILL_HEADER, Told};
+use crate::scheduling::Decider;
+use bytes::Bytes;
+use proptest::prelude::*;
+use smallvec::SmallVec;
+
+const PARAMS: &str =
+    r#"{"do_remote_prefill":true,"remote_block_ids":[[7,8]],"remote_engine_id":"e","new_in_2027":1.50}"#;
+/// Two prefill servers, two decode servers: 192.168.1.1 to .4.
+const ROLES: &[&str] = &["prefill", "prefill", "decode", "decode"];
+
+fn direct(name: &str) -> Direct {
+    Direct {
+        connector: connector::named(name).unwrap().connector,
+        bounds: Bounds { timeout: Duration::from_secs(30), hedge_after: None },
+        fallback: Fallback::Local,
+        scheme: "http".into(),
+        insecure_skip_verify: false,
+        bootstrap_port: DEFAULT_BOOTSTRAP_PORT,
+    }
+}
+
+fn splitting(mode: Mode, decider: Decider) -> World {
+    let policy = SplitPolicy { decider, together: vec!["roleset-name".into()] };
+    Setup {
+        servers: vec![(0, 0.0, &[]); 4],
+        roles: ROLES,
+        disagg: Some((policy, mode)),
+        strategy: "predicted-latency",
+        parameters: serde_json::Value::Null,
+        ..Setup::default()
+    }
+    .build()
+}
+
+/// A streamed request as far as its decision.
+fn asked(world: &World, extra: &[(&str, &str)]) -> (Exchange, Vec<ProcessingResponse>, SmallVec<[Ask; 1]>) {
+    let mut exchange = world.exchange();
+    let all: Vec<(&str, &str)> = [PATH, (":method", "POST")].iter().chain(extra).copied().collect();
+    send(&mut exchange, request(Message::RequestHeaders(headers(&all, false))));
+    let out = send(&mut exchange, request(Message::RequestBody(body(SENT.as_bytes(), true))));
+    let asks = exchange.asks();
+    (exchange, out, asks)
+}
+
+const SENT: &str = r#"{"model":"m", "prompt":"a long prompt","stream":true,"stream_options":{"include_usage":true},"n":1,"kv_transfer_params":{"remote_host":"10.6.6.6"}}"#;
+
+fn told(exchange: &mut Exchange, attempt: usize, told: Told, after: u64) -> Answered {
+    let mut out = Actions::new();
+    exchange.on(Event::Told(attempt, told), NOW.after(Duration::from_millis(after)), &mut out).unwrap();
+    Answered::of(&Vec::from(out))
+}
+
+fn reply(status: u16, body: &str) -> Told {
+    Told::Reply { status, body: Bytes::copy_from_slice(body.as_bytes()) }
+}
+
+fn good() -> Told {
+    reply(
+        200,
+        &format!(
+            r#"{{"id":"x","choices":[{{"finish_reason":"length"}}],"usage":{{"prompt_tokens":5}},"kv_transfer_params":{PARAMS}}}"#
+        ),
+    )
+}
+
+/// The answer's first message and its end; the headers that the client gets.
+fn answer(exchange: &mut Exchange) -> Answered {
+    let pairs = [(":status", "200"), ("content-type", "text/event-stream")];
+    let first = send(exchange, request(Message::ResponseHeaders(headers(&pairs, false))));
+    send(exchange, request(Message::ResponseBody(body(b"data: {}\n\n", false))));
+    send(exchange, request(Message::ResponseBody(body(b"", true))));
+    Answered::of(&first)
+}
+
+#[test]
+fn the_prefill_server_is_asked_first_and_the_decode_server_gets_what_it_told() {
+    let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
+    let given = [("x-request-id", "r-1"), ("authorization", "Bearer k"), ("cookie", "c")];
+    let (mut exchange, out, asks) = asked(&world, &given);
+    assert!(out.is_empty() && !exchange.is_routed(), "the gateway waits");
+    let [ask] = asks.as_slice() else { panic!("{asks:?}") };
+    assert!(["http://192.168.1.1:8000/v1/completions", "http://192.168.1.2:8000/v1/completions"].contains(&&*ask.url));
+    assert!(
+        ask.headers.contains(&("x-request-id", "r-1".into()))
+            && ask.headers.contains(&("authorization", "Bearer k".into()))
+    );
+    assert!(!ask.headers.iter().any(|(name, _)| *name == "cookie"));
+    let prefill: serde_json::Value = serde_json::from_slice(&ask.body).unwrap();
+    assert_eq!((&prefill["max_tokens"], &prefill["stream"]), (&1.into(), &false.into()));
+    assert_eq!(prefill["kv_transfer_params"]["remote_host"], serde_json::Value::Null, "a client is not believed");
+    let booked: Vec<u32> = world.snapshot.load().endpoints.iter().map(|s| s.endpoint.ledger.in_flight()).collect();
+    assert_eq!((booked[0] + booked[1], booked[2] + booked[3]), (1, 1), "both servers have it on their books");
+
+    let all = told(&mut exchange, 0, good(), 40);
+    assert!(["192.168.1.3:8000", "192.168.1.4:8000"].contains(&&*all.set[DESTINATION]), "{all:?}");
+    assert_eq!(all.text(), SENT.replace(r#"{"remote_host":"10.6.6.6"}"#, PARAMS), "all else is as the client wrote it");
+    assert_eq!(all.ended, 1);
+    assert!(!all.set.contains_key("x-request-id"), "the client's own stays");
+    let after: Vec<u32> = world.snapshot.load().endpoints.iter().map(|s| s.endpoint.ledger.in_flight()).collect();
+    assert_eq!((after[0] + after[1], after[2] + after[3]), (0, 1));
+
+    let seen = answer(&mut exchange);
+    assert_eq!(seen.set[COURSE_HEADER], "split");
+    assert!(ask.url.contains(&seen.set[PREFILL_HEADER]));
+    drop(exchange);
+    world.assert_books_closed(1);
+}
+
+#[test]
+fn a_request_without_an_id_gets_one_for_both_servers() {
+    let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
+    let (mut exchange, _, asks) = asked(&world, &[]);
+    let id = asks[0].headers.iter().find(|(name, _)| *name == "x-request-id").unwrap().1.clone();
+    let all = told(&mut exchange, 0, good(), 40);
+    assert_eq!(all.set["x-request-id"], id);
+}
+
+#[test]
+fn failures_go_to_the_other_prefill_server_and_then_home() {
+    for (failure, code) in [
+        (Told::Failed(Failure::Refused), "prefill_refused"),
+        (Told::Failed(Failure::Broken), "prefill_broken"),
+        (reply(500, "{}"), "prefill_failed"),
+        (reply(503, ""), "prefill_failed"),
+        (reply(429, ""), "prefill_busy"),
+        (reply(200, "{}"), "prefill_unusable"),
+        (reply(200, r#"{"kv_transfer_params":null}"#), "prefill_unusable"),
+        (reply(200, "no json"), "prefill_unusable"),
+        (
+            reply(200, &format!(r#"{{"choices":[{{"finish_reason":"abort"}}],"kv_transfer_params":{PARAMS}}}"#)),
+            "prefill_unusable",
+        ),
+    ] {
+        // The other one does better.
+        let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
+        let (mut exchange, _, first) = asked(&world, &[]);
+        assert!(told(&mut exchange, 0, failure.clone(), 5).kinds.is_empty(), "{code}");
+        let second = exchange.asks();
+        assert_eq!(second.len(), 1, "{code}");
+        assert_ne!(first[0].url, second[0].url);
+        assert!(!exchange.awaits(0) && exchange.awaits(1));
+        // Word from the first one comes too late.
+        assert!(told(&mut exchange, 0, good(), 6).kinds.is_empty());
+        assert!(told(&mut exchange, 1, good(), 50).text().contains("new_in_2027"), "{code}");
+        let seen = answer(&mut exchange);
+        assert_eq!(seen.set[COURSE_HEADER], "split");
+        drop(exchange);
+        world.assert_books_closed(1);
+
+        // Nobody does.
+        let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
+        let (mut exchange, ..) = asked(&world, &[]);
+        told(&mut exchange, 0, failure.clone(), 5);
+        let home = told(&mut exchange, 1, failure, 9);
+        let clean = SENT.replace(r#","kv_transfer_params":{"remote_host":"10.6.6.6"}"#, "");
+        assert_eq!(home.text(), clean, "{code}");
+        let waits: u64 = world.snapshot.load().endpoints.iter().map(|s| s.endpoint.ledger.prefill_tokens()).sum();
+        assert!(waits > 0, "the decode server computes the prompt now");
+        assert_eq!(answer(&mut exchange).set[COURSE_HEADER], format!("local; reason={code}"));
+        drop(exchange);
+        world.assert_books_closed(1);
+    }
+}
+
+#[test]
+fn what_is_wrong_with_the_request_its_own_server_says() {
+    let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
+    let (mut exchange, ..) = asked(&world, &[]);
+    let all = told(&mut exchange, 0, reply(400, r#"{"error":{"message":"no"}}"#), 5);
+    assert!(all.set.contains_key(DESTINATION) && exchange.asks().is_empty());
+    assert_eq!(answer(&mut exchange).set[COURSE_HEADER], "local; reason=prefill_declined");
+}
+
+#[test]
+fn a_prefill_that_hangs_ends_at_its_deadline_or_gets_company() {
+    let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
+    let (mut exchange, ..) = asked(&world, &[]);
+    let due = exchange.deadline().unwrap();
+    assert_eq!(due, NOW.after(Duration::from_secs(30)));
+    let mut out = Actions::new();
+    exchange.on(Event::Deadline, due, &mut out).unwrap();
+    assert!(Answered::of(&Vec::from(out)).set.contains_key(DESTINATION));
+    assert!(!exchange.awaits(0), "the question is given up");
+    assert_eq!(answer(&mut exchange).set[COURSE_HEADER], "local; reason=prefill_late");
+
+    let mode = Direct {
+        bounds: Bounds { hedge_after: Some(Duration::from_secs(2)), ..direct("nixl").bounds },
+        ..direct("nixl")
+    };
+    let world = splitting(Mode::Direct(mode), Decider::Always);
+    let (mut exchange, ..) = asked(&world, &[]);
+    let mut out = Actions::new();
+    exchange.on(Event::Deadline, NOW.after(Duration::from_secs(2)), &mut out).unwrap();
+    assert!(out.is_empty() && exchange.asks().len() == 1 && exchange.awaits(0) && exchange.awaits(1));
+    assert!(told(&mut exchange, 1, good(), 2_100).set.contains_key(DESTINATION));
+    assert!(!exchange.awaits(0) && !exchange.awaits(1));
+    answer(&mut exchange);
+    drop(exchange);
+    world.assert_books_closed(1);
+}
+
+#[test]
+fn where_no_fallback_is_wanted_the_client_hears_why() {
+    let mode = Direct { fallback: Fallback::Fail, ..direct("nixl") };
+    let world = splitting(Mode::Direct(mode), Decider::Always);
+    let (mut exchange, ..) = asked(&world, &[]);
+    told(&mut exchange, 0, Told::Failed(Failure::Refused), 5);
+    let all = told(&mut exchange, 1, Told::Failed(Failure::Refused), 6);
+    let (status, text) = all.refused.clone().unwrap();
+    assert_eq!((status, all.set["x-attache-reason"].as_str()), (503, "prefill_failed"));
+    assert!(text.contains("prefill_refused"), "{text}");
+    drop(exchange);
+    world.assert_books_closed(1);
+}
+
+#[test]
+fn sglang_servers_are_asked_at_once_and_a_failed_prefill_ends_the_decode() {
+    let world = splitting(Mode::Direct(direct("sglang")), Decider::Always);
+    let (mut exchange, out, asks) = asked(&world, &[("x-request-id", "r-9")]);
+    let all = Answered::of(&out);
+    let decode: serde_json::Value = serde_json::from_str(all.text()).unwrap();
+    let prefill: serde_json::Value = serde_json::from_slice(&asks[0].body).unwrap();
+    assert_eq!(decode["bootstrap_room"], prefill["bootstrap_room"]);
+    assert!(asks[0].url.contains(decode["bootstrap_host"].as_str().unwrap()));
+    assert_eq!(decode["bootstrap_port"], 8998);
+    // The prefill fails while the decode server waits for it.
+    let refused = told(&mut exchange, 0, reply(500, "{}"), 5);
+    assert_eq!(refused.refused.unwrap().0, 503);
+    let aborts = exchange.asks();
+    assert_eq!(aborts.len(), 1, "no other server is asked: the decode server waits for this one");
+    assert!(aborts[0].url.ends_with("/abort_request") && aborts[0].attempt.is_none());
+    assert!(aborts[0].url.contains(&all.set[DESTINATION]));
+    drop(exchange);
+    world.assert_books_closed(1);
+
+    // It comes to an end, before or after the answer begins.
+    for early in [true, false] {
+        let world = splitting(Mode::Direct(direct("sglang")), Decider::Always);
+        let (mut exchange, ..) = asked(&world, &[]);
+        if early {
+            told(&mut exchange, 0, reply(200, "{}"), 5);
+        }
+        assert_eq!(answer(&mut exchange).set[COURSE_HEADER], "split");
+        if !early {
+            told(&mut exchange, 0, reply(200, "{}"), 9);
+        }
+        assert!(exchange.deadline().is_none());
+        drop(exchange);
+        world.assert_books_closed(1);
+    }
+}
+
+#[test]
+fn a_sidecar_is_told_the_prefill_server() {
+    let world = splitting(Mode::Header, Decider::Always);
+    let (mut exchange, out, asks) = asked(&world, &[("x-prefiller-host-port", "10.6.6.6:1")]);
+    assert!(asks.is_empty());
+    let all = Answered::of(&out);
+    let named = &all.set["x-prefiller-host-port"];
+    assert!(["192.168.1.1:8000", "192.168.1.2:8000"].contains(&&**named));
+    assert!(["192.168.1.3:8000", "192.168.1.4:8000"].contains(&&*all.set[DESTINATION]));
+    assert!(!all.removed.iter().any(|name| name == "x-prefiller-host-port"), "what is set is not removed again");
+    let booked: u32 = world.snapshot.load().endpoints.iter().map(|s| s.endpoint.ledger.in_flight()).sum();
+    assert_eq!(booked, 2);
+    assert_eq!(answer(&mut exchange).set[PREFILL_HEADER], *named);
+    drop(exchange);
+    world.assert_books_closed(1);
+}
+
+#[test]
+fn what_can_not_be_split_goes_to_a_decode_server_whole() {
+    let never = |decider| splitting(Mode::Direct(direct("nixl")), decider);
+    for (world, sent, mode, why) in [
+        (never(Decider::Never), SENT, BodySendMode::FullDuplexStreamed, "the decider"),
+        (
+            never(Decider::Always),
+            r#"{"model":"m","prompt":"p","n":2}"#,
+            BodySendMode::FullDuplexStreamed,
+            "two answers",
+        ),
+        (
+            never(Decider::Always),
+            r#"{"model":"m","prompt":["p","q"]}"#,
+            BodySendMode::FullDuplexStreamed,
+            "two prompts",
+        ),
+        (
+            never(Decider::Always),
+            r#"{"model":"m","prompt":"p","prompt_logprobs":1}"#,
+            BodySendMode::FullDuplexStreamed,
+            "all computed",
+        ),
+        (never(Decider::Always), SENT, BodySendMode::Buffered, "Envoy's message timeout"),
+    ] {
+        let mut exchange = world.exchange();
+        let first = Message::RequestHeaders(headers(&[PATH, (":method", "POST")], false));
+        send(&mut exchange, ProcessingRequest { protocol_config: Some(config(mode, mode, false)), ..request(first) });
+        let out = send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true))));
+        let all = Answered::of(&out);
+        assert!(exchange.asks().is_empty() && exchange.is_routed(), "{why}");
+        assert!(["192.168.1.3:8000", "192.168.1.4:8000"].contains(&&*all.set[DESTINATION]), "{why}: {all:?}");
+        assert!(!all.text().contains("10.6.6.6"), "{why}: a client's transfer parameters do not pass");
+        assert!(!answer(&mut exchange).set.contains_key(COURSE_HEADER), "{why}");
+        drop(exchange);
+        world.assert_books_closed(1);
+    }
+}
+
+#[test]
+fn a_request_of_headers_alone_never_goes_to_a_prefill_server() {
+    let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
+    for _ in 0..32 {
+        let mut exchange = world.exchange();
+        let pairs = [(":path", "/v1/models"), (":method", "GET")];
+        let out = send(&mut exchange, request(Message::RequestHeaders(headers(&pairs, true))));
+        let to = Answered::of(&out).set[DESTINATION].clone();
+        assert!(["192.168.1.3:8000", "192.168.1.4:8000"].contains(&&*to), "{to}");
+    }
+}
+
+proptest! {
+    /// Whatever is told, in whatever order, and whenever the client leaves: each question is asked once, the gateway gets one destination or
+    /// one refusal, and no booking stays.
+    #[test]
+    fn no_course_of_events_leaves_anything_booked(
+        together: bool,
+        fail: bool,
+        hedge: bool,
+        events in proptest::collection::vec((0usize..4, 0usize..3), 0..12),
+    ) {
+        let base = direct(if together { "sglang" } else { "nixl" });
+        let mode = Direct {
+            fallback: if fail { Fallback::Fail } else { Fallback::Local },
+            bounds: Bounds { hedge_after: hedge.then(|| Duration::from_secs(1)), ..base.bounds },
+            ..base
+        };
+        let world = splitting(Mode::Direct(mode), Decider::Always);
+        let (mut exchange, out, asks) = asked(&world, &[]);
+        let mut urls: Vec<String> = asks.iter().map(|a| a.url.clone()).collect();
+        let mut all = Answered::of(&out);
+        let mut ended = false;
+        for (step, (kind, attempt)) in events.into_iter().enumerate() {
+            let mut out = Actions::new();
+            let now = NOW.after(Duration::from_secs(step as u64 * 7));
+            match kind {
+                0 => exchange.on(Event::Told(attempt, good()), now, &mut out).unwrap(),
+                1 => exchange.on(Event::Told(attempt, reply(500, "")), now, &mut out).unwrap(),
+                2 => exchange.on(Event::Deadline, exchange.deadline().map_or(now, |due| due.max(now)), &mut out).unwrap(),
+                _ if exchange.is_routed() && !ended => {
+                    ended = true;
+                    answer(&mut exchange);
+                }
+                _ => {}
+            }
+            urls.extend(exchange.asks().into_iter().filter(|a| a.attempt.is_some()).map(|a| a.url));
+            Vec::from(out).iter().for_each(|a| all.add(a));
+        }
+        drop(exchange);
+        let told = all.kinds.iter().filter(|k| ["request_headers", "immediate"].contains(k)).count();
+        prop_assert!(told <= if together { 2 } else { 1 }, "{:?}", all.kinds);
+        let asked = urls.len();
+        urls.sort_unstable();
+        urls.dedup();
+        prop_assert_eq!(asked, urls.len(), "a server was asked twice");
+        world.assert_books_closed(1);
+    }
+}

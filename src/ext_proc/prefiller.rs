@@ -1,0 +1,140 @@
+//! Asks prefill servers. One task a question, so that an answer which nobody waits for any longer is still dealt with: before its headers
+//! have come the connection is closed, which ends the work on the server; after that what the answer pins is freed.
+
+use super::split::{Ask, Release, Told};
+use crate::disagg::Failure;
+use crate::scrape::fetch;
+use bytes::{Bytes, BytesMut};
+use reqwest::{Client, RequestBuilder, Response};
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::OnceLock;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+/// 1,024 idle connections a server are kept, as llm-d's sidecar does: every one that is opened anew costs a split request a round trip.
+const IDLE_CONNECTIONS: usize = 1024;
+/// 16 MiB: an answer of one token and its parameters, which name every block of the prompt. Larger is no such answer.
+const MAX_REPLY_BYTES: usize = 16 << 20;
+/// 10 s for an answer that nobody waits for to be read and freed; then its lease is near its end anyway.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The clients, made when the first request is split.
+#[derive(Debug, Default)]
+pub struct Prefiller {
+    verified: OnceLock<Client>,
+    unverified: OnceLock<Client>,
+}
+
+/// An answer that is waited for; given up on Drop.
+pub struct Asking {
+    told: oneshot::Receiver<Told>,
+    /// Dropped with this, which tells the task.
+    _waits: oneshot::Sender<()>,
+}
+
+impl Future for Asking {
+    type Output = Told;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Told> {
+        // A task that is gone without a word has panicked.
+        Pin::new(&mut self.told).poll(cx).map(|told| told.unwrap_or(Told::Failed(Failure::Broken)))
+    }
+}
+
+impl fmt::Debug for Asking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Asking")
+    }
+}
+
+impl Prefiller {
+    fn client(&self, ask: &Ask) -> Option<Client> {
+        let verify = ask.url.starts_with("https:") && !ask.insecure_skip_verify;
+        let slot = if verify { &self.verified } else { &self.unverified };
+        if let Some(client) = slot.get() {
+            return Some(client.clone());
+        }
+        let client = fetch::client(verify, IDLE_CONNECTIONS).tcp_nodelay(true).build().ok()?;
+        Some(slot.get_or_init(|| client).clone())
+    }
+
+    /// Asks.
+    #[must_use]
+    pub fn start(&self, ask: Ask) -> Asking {
+        let (tell, told) = oneshot::channel();
+        let (waits, waiting) = oneshot::channel();
+        match self.client(&ask) {
+            Some(client) => drop(tokio::spawn(run(client, ask, tell, waiting))),
+            // The certificate store can't be read.
+            None => drop(tell.send(Told::Failed(Failure::Refused))),
+        }
+        Asking { told, _waits: waits }
+    }
+
+    /// Asks, and nobody waits for the answer.
+    pub fn send_off(&self, ask: Ask) {
+        let Some(client) = self.client(&ask) else { return };
+        tokio::spawn(async move {
+            let patience = ask.timeout;
+            let sent = timeout(patience, request(&client, &ask).send()).await;
+            if !matches!(&sent, Ok(Ok(response)) if response.status().is_success()) {
+                tracing::debug!(url = ask.url, ?sent, "a server did not take a message");
+            }
+        });
+    }
+}
+
+fn request(client: &Client, ask: &Ask) -> RequestBuilder {
+    let request = client.post(&ask.url).header("content-type", "application/json").body(ask.body.clone());
+    ask.headers.iter().fold(request, |request, (name, value)| request.header(*name, value))
+}
+
+async fn run(client: Client, ask: Ask, tell: oneshot::Sender<Told>, waiting: oneshot::Receiver<()>) {
+    let response = tokio::select! {
+        // Nobody waits: dropping the request closes its connection, and the server ends what it was doing.
+        _ = waiting => return,
+        response = timeout(ask.timeout, request(&client, &ask).send()) => response,
+    };
+    let told = match response {
+        Err(_) => Told::Failed(Failure::Late),
+        Ok(Err(error)) if error.is_connect() => Told::Failed(Failure::Refused),
+        Ok(Err(_)) => Told::Failed(Failure::Broken),
+        Ok(Ok(response)) => {
+            let status = response.status().as_u16();
+            match timeout(ask.timeout, read(response)).await {
+                Ok(Some(body)) => Told::Reply { status, body },
+                Ok(None) => Told::Failed(Failure::Broken),
+                Err(_) => Told::Failed(Failure::Late),
+            }
+        }
+    };
+    if let Err(Told::Reply { status: 200..=299, body }) = tell.send(told)
+        && let Some(release) = &ask.release
+    {
+        free(&client, &ask, release, &body).await;
+    }
+}
+
+async fn read(mut response: Response) -> Option<Bytes> {
+    let mut body = BytesMut::new();
+    while let Some(chunk) = response.chunk().await.ok()? {
+        if body.len() + chunk.len() > MAX_REPLY_BYTES {
+            return None;
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Some(body.freeze())
+}
+
+/// Nobody goes on from what was computed: the decode server fetches it, so that its memory is free again.
+async fn free(client: &Client, ask: &Ask, release: &Release, reply: &[u8]) {
+    let Some((url, body)) = release.of(reply) else { return };
+    let request = client.post(url).header("content-type", "application/json").body(body);
+    let request = ask.headers.iter().fold(request, |request, (name, value)| request.header(*name, value));
+    let freed = timeout(RELEASE_PATIENCE, request.send()).await;
+    tracing::debug!(freed = matches!(&freed, Ok(Ok(r)) if r.status().is_success()), "a prompt that nobody waits for");
+}

@@ -1,0 +1,434 @@
+//! A request whose prompt another server computes, between the decision and the decode server: which prefill server is asked, with which
+//! body, and what comes of it. Pure; [`super::prefiller`] does the asking.
+
+use super::decide::Plan;
+use super::head::Head;
+use super::picker::Picker;
+use crate::clock::Timestamp;
+use crate::disagg::attempts::Attempt;
+use crate::disagg::{Attempts, Direct, Failure, Fallback, Leg, LegApi, Next, Sequence};
+use crate::pool::Endpoint;
+use crate::pool::health::Outcome as Health;
+use crate::protocol::Usage;
+use crate::scheduling::{Booking, Dispatch, Pool};
+use crate::telemetry::metrics::LEG_OK;
+use bytes::Bytes;
+use smallvec::SmallVec;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Headers of the client that the prefill server gets as well; everything else is between the client and who answers it.
+const FORWARDED: &[&str] =
+    &["authorization", "x-api-key", "anthropic-version", "openai-organization", "traceparent", "tracestate"];
+
+/// Something to be asked of a server, beside the request itself.
+#[derive(Debug)]
+pub struct Ask {
+    /// Which try of the request it is; `None` when nobody waits for the answer.
+    pub attempt: Option<Attempt>,
+    /// The whole URL.
+    pub url: String,
+    /// Headers besides the body's own.
+    pub headers: Vec<(&'static str, String)>,
+    /// JSON.
+    pub body: Bytes,
+    /// Longest wait, also when nobody else sets an end to it.
+    pub timeout: Duration,
+    /// Whether the server's certificate is believed unseen.
+    pub insecure_skip_verify: bool,
+    /// What frees the memory that an answer pins when it comes and nobody waits for it any longer.
+    pub release: Option<Release>,
+}
+
+/// A decode leg for an answer that nobody waits for: of one token, so that the server fetches what is pinned and frees it.
+#[derive(Debug)]
+pub struct Release {
+    direct: Direct,
+    leg: Facts,
+    body: Bytes,
+    server: Arc<Endpoint>,
+    url: String,
+}
+
+impl Release {
+    /// URL and body; `None` when the answer pins nothing.
+    #[must_use]
+    pub fn of(&self, reply: &[u8]) -> Option<(String, Bytes)> {
+        let leg = self.leg.leg(&self.direct, &self.server, &self.body);
+        let decode = self.direct.connector.decode_body(&leg, Some(reply)).ok()?;
+        Some((self.url.clone(), Bytes::from(decode.body.into_owned())))
+    }
+}
+
+/// What became of a question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// An answer.
+    Reply {
+        /// Its status.
+        status: u16,
+        /// Its body.
+        body: Bytes,
+    },
+    /// None.
+    Failed(Failure),
+}
+
+/// What of a request its legs depend on.
+#[derive(Clone, Debug)]
+struct Facts {
+    api: LegApi,
+    path: Box<str>,
+    request_id: Box<str>,
+    room: u64,
+}
+
+impl Facts {
+    fn leg<'a>(&'a self, direct: &Direct, server: &'a Endpoint, body: &'a [u8]) -> Leg<'a> {
+        let host = server.authority.rsplit_once(':').map_or(&*server.authority, |(host, _)| host);
+        Leg {
+            api: self.api,
+            body,
+            prefill_host: host.trim_start_matches('[').trim_end_matches(']'),
+            prefill_address: server.spec.address,
+            bootstrap_port: direct.bootstrap_port_of(server),
+            room: self.room,
+            request_id: &self.request_id,
+            carried: None,
+        }
+    }
+}
+
+/// How a request's prompt came to be computed, for the client, the record and the metrics.
+#[derive(Clone, Debug, Default)]
+pub struct Course {
+    /// The server that computed the prompt.
+    pub prefill: Option<Arc<Endpoint>>,
+    /// Why no other server did, when one should have.
+    pub failure: Option<Failure>,
+    /// Tries beyond the first.
+    pub retries: usize,
+    /// How long it took, over all tries.
+    pub took: Option<Duration>,
+}
+
+/// Tells clients and people how the two servers shared a request, on the answer.
+pub const COURSE_HEADER: &str = "x-attache-disaggregation";
+/// The server that computed the prompt, on the answer.
+pub const PREFILL_HEADER: &str = "x-attache-prefill-endpoint";
+
+impl Course {
+    /// Headers of the answer.
+    pub fn headers(&self) -> impl Iterator<Item = (&'static str, String)> + use<> {
+        let how = match self.failure {
+            Some(failure) => format!("local; reason={}", failure.code()),
+            None => "split".to_owned(),
+        };
+        let server = self.prefill.as_ref().map(|server| (PREFILL_HEADER, server.authority.to_string()));
+        std::iter::once((COURSE_HEADER, how)).chain(server)
+    }
+}
+
+/// A request whose prompt is being computed.
+#[derive(Debug)]
+pub struct Stage {
+    pool: Arc<Pool>,
+    decode: Arc<Endpoint>,
+    /// What the prefill server has booked; `None` when that is settled.
+    booking: Option<Booking>,
+    direct: Direct,
+    facts: Facts,
+    /// The body that both legs are made from.
+    base: Bytes,
+    headers: Vec<(&'static str, String)>,
+    names_request: bool,
+    attempts: Attempts,
+    began: Timestamp,
+    asks: SmallVec<[Ask; 1]>,
+}
+
+/// What a stage has come to.
+#[derive(Debug)]
+pub enum Came {
+    /// Nothing yet.
+    Waiting,
+    /// The request goes on to its decode server, with this body (as it came, when `None`).
+    On(Option<Vec<u8>>, Course),
+    /// It can't be served.
+    Refused(Failure),
+}
+
+impl Stage {
+    /// Begins to have the prompt of `plan` computed, whose `body` the servers would be sent; `None` when the connector can't split this
+    /// request after all.
+    #[must_use]
+    pub fn begin(
+        plan: &mut Plan,
+        direct: &Direct,
+        body: &[u8],
+        head: &Head,
+        room: u64,
+        now: Timestamp,
+    ) -> Option<Self> {
+        let (split, api) = (plan.decision.split.as_ref()?, LegApi::from_path(head.path())?);
+        let decode = plan.decision.picks.first()?.clone();
+        let base = Bytes::copy_from_slice(body);
+        let given = head.request_id();
+        let names_request = given.is_empty();
+        let request_id = if names_request { format!("attache-{room:016x}") } else { given };
+        let mut headers: Vec<(&'static str, String)> =
+            FORWARDED.iter().filter_map(|name| Some((*name, head.get(name)?.to_owned()))).collect();
+        headers.push(("x-request-id", request_id.clone()));
+        let facts = Facts { api, path: head.path().into(), request_id: request_id.into(), room };
+        // A decode server that waits for one prefill server can't be told of another.
+        let tries = if is_together(direct) { 1 } else { split.prefill.len() };
+        let attempts = Attempts::begin(split.prefill.iter().take(tries).cloned().collect(), direct.bounds, now);
+        let mut stage = Self {
+            pool: plan.pool.clone(),
+            decode,
+            booking: plan.prefill.take(),
+            direct: direct.clone(),
+            facts,
+            base,
+            headers,
+            names_request,
+            attempts,
+            began: now,
+            asks: SmallVec::new(),
+        };
+        stage.ask(0)?;
+        Some(stage)
+    }
+
+    /// The stage and, where both servers are asked at once, the decode leg; `None` when that has no body.
+    #[must_use]
+    pub fn with_decode_leg(self: Box<Self>) -> Option<(Box<Self>, Option<Vec<u8>>)> {
+        if !is_together(&self.direct) {
+            return Some((self, None));
+        }
+        let server = self.attempts.server(0)?;
+        let leg = self.facts.leg(&self.direct, server, &self.base);
+        let decode = self.direct.connector.decode_body(&leg, None).ok()?.body.into_owned();
+        Some((self, Some(decode)))
+    }
+
+    /// The request id that both legs carry, when the client gave none.
+    #[must_use]
+    pub fn new_request_id(&self) -> Option<Box<str>> {
+        self.names_request.then(|| self.facts.request_id.clone())
+    }
+
+    /// The server of a try.
+    #[must_use]
+    pub fn server(&self, attempt: Attempt) -> Option<&Arc<Endpoint>> {
+        self.attempts.server(attempt)
+    }
+
+    /// Seconds until the prompt is computed, as predicted.
+    #[must_use]
+    pub fn expected(&self) -> f64 {
+        self.booking.as_ref().map_or(0.0, Booking::expected)
+    }
+
+    /// Puts the question of a try into the queue; `None` when it has no body.
+    fn ask(&mut self, attempt: Attempt) -> Option<()> {
+        let server = self.attempts.server(attempt)?.clone();
+        let leg = self.facts.leg(&self.direct, &server, &self.base);
+        let body = match self.direct.connector.prefill_body(&leg) {
+            Ok(body) => Bytes::from(body),
+            Err(error) => {
+                tracing::debug!(%error, "a request is not split");
+                return None;
+            }
+        };
+        let url = |endpoint: &Endpoint| format!("{}://{}{}", self.direct.scheme, endpoint.authority, self.facts.path);
+        let release = (!is_together(&self.direct)).then(|| Release {
+            direct: self.direct.clone(),
+            leg: self.facts.clone(),
+            body: body.clone(),
+            server: server.clone(),
+            url: url(&self.decode),
+        });
+        self.asks.push(Ask {
+            attempt: Some(attempt),
+            url: url(&server),
+            headers: self.headers.clone(),
+            body,
+            timeout: self.direct.bounds.timeout,
+            insecure_skip_verify: self.direct.insecure_skip_verify,
+            release,
+        });
+        Some(())
+    }
+
+    /// What is to be asked now.
+    pub fn take_asks(&mut self) -> SmallVec<[Ask; 1]> {
+        std::mem::take(&mut self.asks)
+    }
+
+    /// Whether somebody waits for the answer to a try.
+    #[must_use]
+    pub fn awaits(&self, attempt: Attempt) -> bool {
+        self.attempts.awaits(attempt)
+    }
+
+    /// When [`Stage::on_deadline`] is due.
+    #[must_use]
+    pub fn deadline(&self) -> Timestamp {
+        self.attempts.deadline()
+    }
+
+    /// What ends the decode leg when the prefill leg has failed, where closing the connection doesn't.
+    #[must_use]
+    pub fn abort(&self) -> Option<Ask> {
+        let server = self.attempts.server(0)?;
+        let leg = self.facts.leg(&self.direct, server, &self.base);
+        let abort = self.direct.connector.abort_request(&leg)?;
+        Some(Ask {
+            attempt: None,
+            url: format!("{}://{}{}", self.direct.scheme, self.decode.authority, abort.path),
+            headers: self.headers.clone(),
+            body: abort.body.into(),
+            timeout: self.direct.bounds.timeout,
+            insecure_skip_verify: self.direct.insecure_skip_verify,
+            release: None,
+        })
+    }
+
+    /// The moment of [`Stage::deadline`] has come.
+    pub fn on_deadline(&mut self, now: Timestamp, picker: &Picker) -> Came {
+        let late: SmallVec<[Attempt; 4]> =
+            (0..self.attempts.tried()).filter(|attempt| self.attempts.awaits(*attempt)).collect();
+        let next = self.attempts.on_deadline(now);
+        if let Next::GiveUp(_) = next {
+            for server in late.iter().filter_map(|attempt| self.attempts.server(*attempt)) {
+                self.judge(server, Health::Failure, now, picker);
+            }
+        }
+        self.follow(next, now, picker)
+    }
+
+    /// A question has been answered, or has not.
+    pub fn on_told(&mut self, attempt: Attempt, told: &Told, now: Timestamp, picker: &Picker) -> Came {
+        let Some(server) = self.attempts.server(attempt).filter(|_| self.attempts.awaits(attempt)).cloned() else {
+            return Came::Waiting;
+        };
+        let failure = match told {
+            Told::Reply { status: 200..=299, body } => {
+                self.judge(&server, Health::Success, now, picker);
+                match self.read(&server, body) {
+                    Ok((decode, usage)) => return self.done(attempt, &server, decode, &usage, now, picker),
+                    Err(failure) => failure,
+                }
+            }
+            Told::Reply { status, .. } => {
+                let outcome = if *status >= 500 { Health::Failure } else { Health::Success };
+                self.judge(&server, outcome, now, picker);
+                Failure::Status(*status)
+            }
+            Told::Failed(failure) => {
+                let refused = *failure == Failure::Refused;
+                self.judge(&server, if refused { Health::ConnectFailure } else { Health::Failure }, now, picker);
+                *failure
+            }
+        };
+        picker.metrics.prefill_leg(failure.code());
+        let next = self.attempts.failed(attempt, failure, now);
+        self.follow(next, now, picker)
+    }
+
+    /// The decode leg that follows from a reply, and what the reply told.
+    fn read(&self, server: &Endpoint, reply: &[u8]) -> Result<(Option<Vec<u8>>, Usage), Failure> {
+        if is_together(&self.direct) {
+            return Ok((None, Usage::default()));
+        }
+        let leg = self.facts.leg(&self.direct, server, &self.base);
+        let decode = self.direct.connector.decode_body(&leg, Some(reply)).map_err(|error| {
+            tracing::warn!(prefill = %server.authority, %error, "a prefill server's answer is of no use");
+            Failure::Unusable
+        })?;
+        let prefilled = &decode.prefilled;
+        let usage = Usage {
+            prompt_tokens: prefilled.prompt_tokens,
+            cached_tokens: prefilled.cached_tokens,
+            completion_tokens: None,
+        };
+        Ok((Some(decode.body.into_owned()), usage))
+    }
+
+    fn done(
+        &mut self,
+        attempt: Attempt,
+        server: &Arc<Endpoint>,
+        decode: Option<Vec<u8>>,
+        usage: &Usage,
+        now: Timestamp,
+        picker: &Picker,
+    ) -> Came {
+        if let Some(mut booking) = self.booking.take() {
+            if booking.endpoint().id != server.id {
+                booking.move_to(server, now);
+            }
+            // What a second try took says nothing of its server's speed as the first try's beginning would have it.
+            booking.first_byte(true, attempt == 0, now);
+            booking.end(true, usage, |_| false, now);
+        }
+        self.attempts.answered();
+        picker.metrics.prefill_leg(LEG_OK);
+        let took = Some(now.since(self.began));
+        let retries = self.attempts.tried() - 1;
+        Came::On(decode, Course { prefill: Some(server.clone()), failure: None, retries, took })
+    }
+
+    fn follow(&mut self, next: Next, now: Timestamp, picker: &Picker) -> Came {
+        match next {
+            Next::Wait => Came::Waiting,
+            // The bodies of all tries are made alike: what worked for the first works for this one.
+            Next::Send(attempt) if self.ask(attempt).is_some() => {
+                let server = self.attempts.server(attempt).cloned();
+                let alone = (0..attempt).all(|earlier| !self.attempts.awaits(earlier));
+                if let (Some(server), Some(booking), true) = (server, &mut self.booking, alone) {
+                    booking.move_to(&server, now);
+                }
+                Came::Waiting
+            }
+            Next::Send(_) => self.give_up(Failure::Unusable, now, picker),
+            Next::GiveUp(failure) => self.give_up(failure, now, picker),
+        }
+    }
+
+    fn give_up(&mut self, failure: Failure, now: Timestamp, picker: &Picker) -> Came {
+        if failure == Failure::Late {
+            picker.metrics.prefill_leg(failure.code());
+        }
+        // What the booking holds is given back: nobody computes this prompt there.
+        self.booking = None;
+        if self.direct.fallback == Fallback::Fail || is_together(&self.direct) {
+            return Came::Refused(failure);
+        }
+        let (took, retries) = (Some(now.since(self.began)), self.attempts.tried() - 1);
+        Came::On(None, Course { prefill: None, failure: Some(failure), retries, took })
+    }
+
+    fn judge(&self, server: &Endpoint, outcome: Health, now: Timestamp, picker: &Picker) {
+        if server.health.record(outcome, now, self.pool.scheduler.health()) {
+            picker.metrics.ejections.inc();
+            tracing::warn!(pool = %self.pool.name, endpoint = %server.authority, ?outcome, "prefill server ejected");
+        }
+    }
+}
+
+/// Whether the decode server is asked at once, and not when the prompt has been computed.
+fn is_together(direct: &Direct) -> bool {
+    direct.connector.sequence() == Sequence::Together
+}
+
+impl Plan {
+    /// The request, which was to be split, goes to its first pick.
+    pub fn dispatch(&mut self, how: Dispatch, now: Timestamp) {
+        if let Some(booked) = &mut self.booked {
+            let snapshot = self.pool.store.load();
+            booked.dispatch(how, &snapshot, self.pool.stale_after, now);
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Prefill on one server, decode on another: whether a request is split, and over which pair.
+//!
+//! [`Scheduler::decide`](super::Scheduler::decide) first finds who would serve the request whole, then asks the strategy for a
+//! [`Pair`]; unless the strategy has settled the matter by a rule of its own, the pool's [`Decider`] compares the two. The times are
+//! those of [`super::facts::cost`]: learned, nothing is calibrated.
+//!
+//! ```text
+//! whole  = first token on D, the uncached prompt included           + price · own prefill on D
+//! split  = first token on P + transfer of what D lacks + D's queue  + price · own prefill on P
+//! split when split < whole, by more than the transfer's time is uncertain when the last request went the other way
+//! ```
+//!
+//! Pure. Source: the two-stage choice of llm-d's `disagg-profile-handler` and AIBrix's `pd`, made as one.
+
+use super::candidates::Candidate;
+use super::decision::{Decision, Part, Ranking};
+use super::facts::cost::{self, Prices};
+use super::plugin::{PickContext, Strategy};
+use crate::pool::Endpoint;
+use crate::rng::PickRng;
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// 3 prefill servers are named: when two have failed within one request, the answer's own server computes the prompt.
+pub const MAX_TRIES: usize = 3;
+
+/// Endpoints in the order in which they should be tried.
+pub type Picks = SmallVec<[Arc<Endpoint>; 4]>;
+
+/// How a pool splits requests.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SplitPolicy {
+    /// Whether a request is split, when the strategy leaves that open.
+    pub decider: Decider,
+    /// Labels that a prefill server must have in common with the decode server, where the latter has them.
+    pub together: Vec<Arc<str>>,
+}
+
+/// Says whether a request is split.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Decider {
+    /// When the first token is predicted to come sooner, what the others wait for it included.
+    #[default]
+    Predicted,
+    /// Whenever there is a pair.
+    Always,
+    /// Never.
+    Never,
+    /// llm-d's `prefix-based-pd-decider`: when the prompt has at least `prompt_tokens`, and the decode server lacks at least
+    /// `non_cached_tokens` of them; 0 of the latter never splits.
+    PrefixBased {
+        /// Tokens that the decode server lacks.
+        non_cached_tokens: u32,
+        /// Tokens of the prompt.
+        prompt_tokens: u32,
+    },
+}
+
+/// What a strategy may choose a pair from.
+#[derive(Clone, Copy, Debug)]
+pub struct Field<'f, 'a> {
+    /// Servers that may compute the prompt; never empty.
+    pub prefill: &'f [Candidate<'a>],
+    /// Servers that may make the answer; never empty.
+    pub decode: &'f [Candidate<'a>],
+    /// Who would serve the request whole.
+    pub whole: &'f Decision,
+    /// The pool's policy.
+    pub policy: &'f SplitPolicy,
+}
+
+impl<'a> Field<'_, 'a> {
+    /// The candidate that is `endpoint`.
+    #[must_use]
+    pub fn decoder(&self, endpoint: &Endpoint) -> Option<&Candidate<'a>> {
+        self.decode.iter().find(|c| c.state.endpoint.id == endpoint.id)
+    }
+
+    /// Whether `prefill` may compute what `decode` goes on from: another server, with the same labels where that matters.
+    #[must_use]
+    pub fn go_together(&self, prefill: &Endpoint, decode: &Endpoint) -> bool {
+        let labels = |e: &'_ Endpoint, name: &str| e.spec.labels.get(name).cloned();
+        let same = |name: &Arc<str>| {
+            labels(decode, name).is_none_or(|wanted| labels(prefill, name).is_some_and(|has| has == wanted))
+        };
+        prefill.id != decode.id && self.policy.together.iter().all(same)
+    }
+
+    /// Those that may compute what `decode` goes on from.
+    #[must_use]
+    pub fn partners(&self, decode: &Endpoint) -> SmallVec<[Candidate<'a>; 16]> {
+        self.prefill.iter().filter(|p| self.go_together(&p.state.endpoint, decode)).copied().collect()
+    }
+}
+
+/// Two servers, or more of each to fall back on, for one request.
+#[derive(Clone, Debug)]
+pub struct Pair {
+    /// Who computes the prompt.
+    pub prefill: Picks,
+    /// Who makes the answer.
+    pub decode: Picks,
+    /// Who turns its images and sounds into embeddings, where a sidecar asks for that.
+    pub encode: Picks,
+    /// Whether the request is split: `None` leaves it to the pool's decider.
+    pub split: Option<bool>,
+    /// Why, for people.
+    pub reason: &'static str,
+    /// What was compared, when somebody wants to know.
+    pub parts: Vec<Part>,
+}
+
+impl Pair {
+    /// A pair of which the pool's decider says whether it is used.
+    #[must_use]
+    pub fn proposed(prefill: Picks, decode: Picks, reason: &'static str) -> Self {
+        Self { prefill, decode, encode: Picks::new(), split: None, reason, parts: Vec::new() }
+    }
+}
+
+/// How a request is split.
+#[derive(Clone, Debug)]
+pub struct Split {
+    /// Who computes the prompt, in the order in which they should be tried. Never empty.
+    pub prefill: Picks,
+    /// Who turns its images and sounds into embeddings.
+    pub encode: Picks,
+    /// Prompt tokens that the first of `prefill` is thought to hold.
+    pub prefill_cached: u32,
+    /// Why.
+    pub reason: &'static str,
+}
+
+/// The pair of a strategy that knows nothing of pairs: the answer where it would send the whole request, the prompt where it would send that among
+/// the servers which go together with it.
+pub(super) fn by_rank<S: Strategy + ?Sized>(
+    strategy: &S,
+    cx: &PickContext<'_>,
+    field: &Field<'_, '_>,
+    rng: &mut PickRng,
+    mut ranking: Ranking,
+) -> Option<Pair> {
+    let decode = field.whole.picks.first()?;
+    let partners = field.partners(decode);
+    if partners.is_empty() {
+        return None;
+    }
+    strategy.rank(cx, &partners, rng, &mut ranking);
+    let prefill = ranking.decide()?;
+    let parts = prefill.parts.unwrap_or_default();
+    Some(Pair { parts, ..Pair::proposed(prefill.picks, field.whole.picks.clone(), "the strategy's choice of each") })
+}
+
+/// What `decider` makes of a pair.
+#[must_use]
+pub fn is_split(cx: &PickContext<'_>, field: &Field<'_, '_>, pair: &Pair, decider: Decider) -> bool {
+    let first = |picks: &Picks| picks.first().cloned();
+    let (Some(prefill), Some(decode)) = (first(&pair.prefill), first(&pair.decode)) else { return false };
+    let Some(decoder) = field.decoder(&decode) else { return false };
+    match decider {
+        Decider::Always => true,
+        Decider::Never => false,
+        Decider::PrefixBased { non_cached_tokens, prompt_tokens } => {
+            let tokens = cx.request.prompt_tokens;
+            let lacking = tokens.saturating_sub(decoder.cached.any);
+            non_cached_tokens > 0 && tokens >= prompt_tokens && lacking >= non_cached_tokens
+        }
+        Decider::Predicted => {
+            let whole = field.whole.picks.first().and_then(|e| field.decoder(e));
+            let partner = field.prefill.iter().find(|c| c.state.endpoint.id == prefill.id);
+            let (Some(whole), Some(partner)) = (whole, partner) else { return false };
+            let prices = Prices::learned(cx, [field.decode, field.prefill], cost::DEFAULT_TOKEN_WEIGHT);
+            let whole = cost::whole(cx, whole, &prices);
+            let split = cost::prefill(cx, partner, &prices) + cost::decode(cx, decoder, &prices);
+            decode.speed.pool().transfer().decides(whole, split)
+        }
+    }
+}
