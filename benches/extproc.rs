@@ -1,6 +1,6 @@
 //! What the picker costs, as ratios in one run: against a no-op ext-proc server, and with Envoy in front.
 //!
-//! `cargo bench --bench extproc -- [--rows direct,decide,prefix,chunk,envoy,idle] [--seconds 1] [--rounds 5]` prints a Markdown table. Servers are
+//! `cargo bench --bench extproc -- [--rows direct,decide,prefix,chunk,split,envoy,idle] [--seconds 1] [--rounds 5]` prints a Markdown table. Servers are
 //! processes of their own, so that their CPU time can be told apart; rounds alternate between them, and medians are compared.
 
 #[path = "support/decide.rs"]
@@ -11,6 +11,8 @@ mod http_load;
 mod load;
 #[path = "support/measure.rs"]
 mod measure;
+#[path = "support/split.rs"]
+mod split;
 #[allow(dead_code, reason = "shared with the end-to-end tests, which use all of it")]
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -55,14 +57,15 @@ fn main() -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["serve-noop", destination] => runtime.block_on(serve_noop(destination)),
-        ["serve-upstream", count] => runtime.block_on(serve_upstream(count.parse()?)),
+        ["serve-upstream", count] => runtime.block_on(serve_upstream(count.parse()?, http_load::ANSWER)),
+        ["serve-prefill"] => runtime.block_on(serve_upstream(1, split::PREFILLED)),
         _ => runtime.block_on(compare(&options(&arguments)?)),
     }
 }
 
 fn options(arguments: &[String]) -> Result<Options, Error> {
     let mut options = Options {
-        rows: ["direct", "decide", "prefix", "chunk", "envoy", "idle"].map(str::to_owned).to_vec(),
+        rows: ["direct", "decide", "prefix", "chunk", "split", "envoy", "idle"].map(str::to_owned).to_vec(),
         time: Duration::from_secs(1),
         rounds: 5,
     };
@@ -84,12 +87,12 @@ async fn serve_noop(destination: &str) -> Result<(), Error> {
     Ok(())
 }
 
-async fn serve_upstream(count: usize) -> Result<(), Error> {
+async fn serve_upstream(count: usize, answer: &'static [u8]) -> Result<(), Error> {
     let (mut servers, mut addresses) = (tokio::task::JoinSet::new(), Vec::new());
     for _ in 0..count {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         addresses.push(listener.local_addr()?.to_string());
-        servers.spawn(http_load::upstream(listener));
+        servers.spawn(http_load::upstream(listener, answer));
     }
     println!("{}", serde_json::json!({ "listening": addresses }));
     servers.join_all().await;
@@ -137,9 +140,16 @@ async fn compare(options: &Options) -> Result<(), Error> {
             "decide" => decide(&mut bench, options).await?,
             "prefix" => prefix(&mut bench, options).await?,
             "chunk" => chunk(&mut bench, options).await?,
+            "split" => {
+                let (_prefill, addresses) = own("prefill", &["serve-prefill"]).await?;
+                let rows = split::rows(addresses[0], bench.upstreams[0], options.time, options.rounds.min(5)).await?;
+                bench.table.extend(rows);
+            }
             "envoy" => through_envoy(&mut bench, options).await?,
             "idle" => idle(&mut bench).await?,
-            other => return Err(format!("unknown row {other:?}: direct, decide, prefix, chunk, envoy, idle").into()),
+            other => {
+                return Err(format!("unknown row {other:?}: direct, decide, prefix, chunk, split, envoy, idle").into());
+            }
         }
     }
     bench.picker.assert_settled().await;
@@ -394,7 +404,7 @@ impl Through {
     async fn measure(envoy: &EnvoyProcess, behind: Behind, body: &[u8], time: Duration) -> Result<Self, Error> {
         let picker = behind.map(|(pid, ..)| pid);
         let before = (cpu(envoy.id()), picker.map_or(Duration::ZERO, cpu));
-        let times = http_load::closed_loop(envoy.listener("inference"), body, CLIENTS, time).await?;
+        let times = http_load::closed_loop(envoy.listener("inference"), body, CLIENTS, time, http_load::ANSWER).await?;
         let after = (cpu(envoy.id()), picker.map_or(Duration::ZERO, cpu));
         let count = times.len() as f64;
         Ok(Self {

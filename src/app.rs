@@ -170,8 +170,15 @@ async fn serve(
     Ok(())
 }
 
-/// What engines tell in KV events changes what decisions see, and no recording holds it yet.
-const NO_KV_EVENTS: &str = "a pool has `prefixCache.kvEvents`, and what engines tell can't be recorded";
+/// Why decisions by these settings can't be recorded; `None` when they can.
+fn unrecordable(settings: &Settings) -> Option<&'static str> {
+    let any = |has: fn(&PoolSettings) -> bool| settings.pools.iter().any(has);
+    if any(|pool| pool.prefix.kv_events.is_some()) {
+        return Some("a pool has `prefixCache.kvEvents`, and what engines tell is not recorded");
+    }
+    any(|pool| pool.disaggregation.is_some())
+        .then_some("a pool has `disaggregation`, and what prefill servers do is not recorded")
+}
 
 /// The recording that is asked for.
 fn recorder(
@@ -181,14 +188,12 @@ fn recorder(
     registry: &mut Registry,
 ) -> anyhow::Result<Option<Arc<Recorder>>> {
     let Some(record) = record else { return Ok(None) };
-    anyhow::ensure!(!settings.pools.iter().any(hears_kv_events), "--record can't be had here: {NO_KV_EVENTS}");
+    if let Some(why) = unrecordable(settings) {
+        anyhow::bail!("--record can't be had here: {why}");
+    }
     let recorder = Recorder::start(record, seed, settings.to_json())?;
     recorder.register(registry);
     Ok(Some(recorder))
-}
-
-fn hears_kv_events(pool: &PoolSettings) -> bool {
-    pool.prefix.kv_events.is_some()
 }
 
 /// What the admin pages show.
@@ -377,10 +382,8 @@ impl App {
         };
         match applied {
             Ok(live) => {
-                if let Some(recorder) =
-                    self.picker.recorder.as_ref().filter(|_| settings.pools.iter().any(hears_kv_events))
-                {
-                    recorder.stop(NO_KV_EVENTS);
+                if let (Some(recorder), Some(why)) = (&self.picker.recorder, unrecordable(&settings)) {
+                    recorder.stop(why);
                 }
                 self.picker.reload(live, || settings.to_json());
                 // What can't change without a restart stays as it is, in the dump too.

@@ -1,6 +1,7 @@
 //! What the README says is so: its tables, its configuration, its flags and the tests that it names.
 
 use attache::config::{ConfigText, Overrides, Sources, Surroundings, load};
+use attache::disagg::CONNECTORS;
 use attache::scheduling::registry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -32,6 +33,14 @@ fn the_plugin_tables_are_the_registry() {
     assert_eq!(said("| strategy |"), strategies);
     let plugins: Vec<_> = registry::PLUGINS.iter().map(|d| vec![d.name, d.kind, d.summary, d.source]).collect();
     assert_eq!(said("| plugin |"), plugins);
+}
+
+#[test]
+fn the_connector_table_is_the_registry() {
+    let said: Vec<Vec<&str>> =
+        rows("| connector |").into_iter().map(|row| [&[plain(row[0])], &row[1..]].concat()).collect();
+    let known: Vec<_> = CONNECTORS.iter().map(|d| vec![d.name, d.summary, d.source]).collect();
+    assert_eq!(said, known);
 }
 
 #[test]

@@ -6,6 +6,7 @@
 use attache::clock::Timestamp;
 use attache::pool::health::HealthPolicy;
 use attache::replay::front::FrontConfig;
+use attache::replay::legs::Patience;
 use attache::replay::pace::{Limited, Scaled};
 use attache::replay::served::{Ending, Sample, Served};
 use attache::replay::workload::Workload;
@@ -77,6 +78,7 @@ impl Plan {
         let strategy = registry::build(name, &serde_json::from_str::<Value>(parameters).unwrap()).unwrap();
         let front = FrontConfig {
             scheduler: Scheduler::new(Choices::only(name, strategy), HealthPolicy::default(), 1),
+            patience: Patience::default(),
             stale_after: Duration::from_secs(3),
             block_size: self.engines[0].block_size,
             max_index_bytes: 256 << 20,
@@ -233,7 +235,7 @@ fn a_server_that_dies_loses_what_it_had_and_no_more() {
     let mut plan = Plan::of("qwen3-32b-2xh100", 4);
     plan.changes = vec![
         TimedChange { at: at(20), change: Change::Lose(1) },
-        TimedChange { at: at(40), change: Change::Join(Box::new(plan.engines[0].clone())) },
+        TimedChange { at: at(40), change: Change::Join(Box::new(plan.engines[0].clone()), None) },
         TimedChange { at: at(60), change: Change::Restart(2) },
     ];
     let (_, seen) = plan.play("predicted-latency", made_up("unique:qps=8,seconds=90"));

@@ -19,6 +19,8 @@ use std::time::Duration;
 #[cfg(feature = "zmq")]
 #[path = "sim/kv_events.rs"]
 mod kv_events;
+#[path = "sim/pd.rs"]
+mod pd;
 
 /// No page or stream of these tests is larger.
 const MAX_BODY: usize = 4 << 20;

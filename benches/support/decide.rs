@@ -55,7 +55,7 @@ fn begin(endpoint: &Arc<Endpoint>, at: Timestamp) -> Reservation {
 /// Shows the picker answers of a server, the last of them within the last minute; of three servers one takes twice as long as the others.
 fn answer(endpoint: &Arc<Endpoint>, now: Timestamp) {
     let i = endpoint.id.0;
-    let slower = 1 + u32::from(i % 3 == 0);
+    let slower = 1 + u32::from(i.is_multiple_of(3));
     let last = now.0 - mix(u64::from(i) + 13) % 60_000_000_000;
     for n in 0..ANSWERS {
         let sent = Timestamp(last - u64::from(ANSWERS - n) * 10_000_000_000);

@@ -14,15 +14,15 @@ use tokio::time::Instant;
 /// A short completion with usage, as an unstreamed answer of few tokens.
 pub(crate) const ANSWER: &[u8] = br#"{"id":"chatcmpl-1","object":"chat.completion","model":"sim-8b","choices":[{"index":0,"message":{"role":"assistant","content":"Yes."},"finish_reason":"stop"}],"usage":{"prompt_tokens":512,"completion_tokens":2,"total_tokens":514}}"#;
 
-/// Serves [`ANSWER`] for everything.
-pub(crate) async fn upstream(listener: TcpListener) {
+/// Serves `answer` for everything.
+pub(crate) async fn upstream(listener: TcpListener, answer: &'static [u8]) {
     loop {
         let Ok((stream, _)) = listener.accept().await else { continue };
         let _ = stream.set_nodelay(true);
-        let service = hyper::service::service_fn(|request: http::Request<hyper::body::Incoming>| async move {
+        let service = hyper::service::service_fn(move |request: http::Request<hyper::body::Incoming>| async move {
             let mut body = request.into_body();
             while let Some(Ok(_)) = body.frame().await {}
-            let mut response = http::Response::new(Full::new(Bytes::from_static(ANSWER)));
+            let mut response = http::Response::new(Full::new(Bytes::from_static(answer)));
             response.headers_mut().insert("content-type", http::HeaderValue::from_static("application/json"));
             Ok::<_, std::convert::Infallible>(response)
         });
@@ -30,12 +30,14 @@ pub(crate) async fn upstream(listener: TcpListener) {
     }
 }
 
-/// Sends chat requests with `body` over `connections` for `time`, one at a time on each; round-trip times in microseconds.
+/// Sends chat requests with `body` over `connections` for `time`, one at a time on each, whose answers must hold `answer`; round-trip times in
+/// microseconds.
 pub(crate) async fn closed_loop(
     to: SocketAddr,
     body: &[u8],
     connections: usize,
     time: Duration,
+    answer: &'static [u8],
 ) -> Result<Histogram<u64>, Error> {
     let head = format!(
         "POST /v1/chat/completions HTTP/1.1\r\nhost: inference\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
@@ -45,7 +47,7 @@ pub(crate) async fn closed_loop(
     let end = Instant::now() + time;
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..connections {
-        tasks.spawn(client(to, request.clone(), end));
+        tasks.spawn(client(to, request.clone(), end, answer));
     }
     let mut total = Histogram::new(3)?;
     while let Some(result) = tasks.join_next().await {
@@ -54,7 +56,7 @@ pub(crate) async fn closed_loop(
     Ok(total)
 }
 
-async fn client(to: SocketAddr, request: Bytes, end: Instant) -> Result<Histogram<u64>, Error> {
+async fn client(to: SocketAddr, request: Bytes, end: Instant, expected: &[u8]) -> Result<Histogram<u64>, Error> {
     let mut stream = TcpStream::connect(to).await?;
     stream.set_nodelay(true)?;
     let mut times = Histogram::new(3)?;
@@ -69,7 +71,7 @@ async fn client(to: SocketAddr, request: Bytes, end: Instant) -> Result<Histogra
             }
         }
         times.record(u64::try_from(started.elapsed().as_micros())?)?;
-        if !answer.starts_with(b"HTTP/1.1 200") || memchr::memmem::find(&answer, ANSWER).is_none() {
+        if !answer.starts_with(b"HTTP/1.1 200") || memchr::memmem::find(&answer, expected).is_none() {
             return Err(format!("a wrong answer: {}", String::from_utf8_lossy(&answer)).into());
         }
     }

@@ -29,6 +29,7 @@ fn endpoint(state: &EndpointState, view: &PoolView, now: Timestamp) -> Value {
         "name": &*spec.name,
         "address": &*endpoint.authority,
         "engine": spec.engine,
+        "roles": endpoint.roles.to_string(),
         "labels": spec.labels.iter().map(|(k, v)| (k.to_string(), json!(&**v))).collect::<serde_json::Map<_, _>>(),
         "status": status,
         "in_flight": endpoint.ledger.in_flight(),

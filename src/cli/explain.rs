@@ -201,6 +201,10 @@ fn show(e: &Value, all_blocks: bool) -> String {
             text(&e["reason"])
         ),
     );
+    let prefill: Vec<String> = list(&e["prefill"]).iter().map(text).collect();
+    if !prefill.is_empty() {
+        line("prompt at", prefill.join(", "));
+    }
     let _ = writeln!(
         out,
         "\n{:<24} {:>14} {:>8} {:>8} {:>9}  {:<8}",

@@ -6,6 +6,7 @@ use crate::sim::engine::{self, EngineConfig};
 use crate::sim::faults::Faults;
 use crate::sim::kv_events::{self, EventEncoding, HashForm, KvEventsConfig, Outlet, ReplayFormat};
 use crate::sim::latency::{self, LatencyModel};
+use crate::sim::pd::{self, Connector, LoadFailure, PdConfig, Role};
 use crate::sim::{answer, serve};
 use anyhow::Context;
 use serde_json::json;
@@ -46,6 +47,23 @@ Examples:
     curl -s localhost:8001/kv_event_sources
     curl -s localhost:8001/sim/kv_blocks
 
+  Two prefill and three decode servers with vLLM's NIXL exchange; a prefill leg, whose reply has the
+  kv_transfer_params that the decode leg must bring to a decode server; what the prefill server keeps meanwhile:
+    attache sim --role prefill=2,decode=3
+    curl -s localhost:8001/v1/completions -H 'content-type: application/json' \\
+      -d '{\"prompt\":\"Hello\",\"max_tokens\":1,\"kv_transfer_params\":{\"do_remote_decode\":true}}'
+    curl -s localhost:8001/sim/pd
+
+Prefill and decode (connectors; GET /sim/pd counts legs, transfers, kept blocks, expired leases and failed loads by cause):
+  nixl            vLLM: the decode leg names engine, address, request and blocks of the prefill, and fails with a 500
+                  if one is wrong, the lease is over, or the blocks hold another prompt than its own; blocks are
+                  free when they were read or the decode's client has gone. Any server takes either leg.
+  sglang          both legs at once with the same bootstrap_room, told apart by the servers' roles; the decode leg
+                  waits for the prefill leg; POST /abort_request {\"rid\":…} ends the wait.
+  trtllm          disaggregated_params: context_only, then generation_only with what the first leg answered.
+  shared-storage  vLLM's ExampleConnector: what one server has computed the others load; nothing to ask for.
+  A transfer takes --transfer-setup and --per-received-token; servers of another process are unknown.
+
 Faults (JSON, all keys optional; POST /sim/faults replaces the set, {} clears it):
   refuse: true                          503 on everything
   fail_next: {count, status}            the next requests fail
@@ -53,6 +71,9 @@ Faults (JSON, all keys optional; POST /sim/faults replaces the set, {} clears it
   first_byte_delay_ms: 500              every answer comes later
   cut_after_tokens: 3                   a stream's connection breaks
   error_after_tokens: 3                 a stream ends with an error event in a 200
+  prefill: {no_params: true}            prefill legs answer without parameters; their blocks stay for the lease
+  prefill: {hang: true}                 prefill legs wait until this is over
+  prefill: {die_after_reply: true}      after the next prefill leg the server is gone, and its blocks
   kv_events: {drop_next: 5}             KV event messages are lost; a replay still has them
   kv_events: {pause: true}              they wait until this is over
   kv_events: {delay_ms: 200}            they come later
@@ -91,6 +112,8 @@ pub struct Args {
     engine: EngineArgs,
     #[command(flatten)]
     latency: LatencyArgs,
+    #[command(flatten)]
+    pd: PdArgs,
     #[command(flatten)]
     kv_events: KvEventsArgs,
     /// Tokens after which an answer ends by itself (unless ignore_eos).
@@ -228,6 +251,67 @@ impl KvEventsArgs {
     }
 }
 
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Prefill and decode on different servers")]
+struct PdArgs {
+    /// Servers by what they are for, in this order, comma-separated: prefill=2,decode=3,both=1. In place of --endpoints.
+    #[arg(long, value_name = "ROLE=N", value_delimiter = ',', value_parser = parse_role, conflicts_with = "endpoints")]
+    role: Vec<(Role, u16)>,
+    /// How keys and values get from server to server.
+    #[arg(long, value_enum, default_value_t)]
+    kv_connector: Connector,
+    /// How long a prefill's blocks stay without a heartbeat of who is to read them.
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(engine::DEFAULT_LEASE))]
+    kv_lease: Time,
+    /// A decode's last reply names its blocks too, for the prefill of the conversation's next turn.
+    #[arg(long)]
+    bidirectional_kv: bool,
+    /// How long these stay.
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(pd::DEFAULT_DECODER_TTL))]
+    decoder_kv_ttl: Time,
+    /// What becomes of a request whose prompt can't be fetched.
+    #[arg(long, value_enum, default_value_t)]
+    kv_load_failure_policy: LoadFailure,
+    /// How long it takes to notice (a real server: 5 to 30 s).
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(Duration::ZERO))]
+    kv_load_failure_delay: Time,
+    /// How long an SGLang leg waits for the other.
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(pd::DEFAULT_BOOTSTRAP_TIMEOUT))]
+    bootstrap_timeout: Time,
+}
+
+impl PdArgs {
+    fn config(&self) -> PdConfig {
+        PdConfig {
+            connector: self.kv_connector,
+            lease: self.kv_lease.0,
+            bidirectional: self.bidirectional_kv,
+            decoder_ttl: self.decoder_kv_ttl.0,
+            load_failure: self.kv_load_failure_policy,
+            load_failure_delay: self.kv_load_failure_delay.0,
+            bootstrap_timeout: self.bootstrap_timeout.0,
+        }
+    }
+
+    fn roles(&self) -> Vec<Role> {
+        self.role.iter().flat_map(|(role, count)| std::iter::repeat_n(*role, usize::from(*count))).collect()
+    }
+
+    /// `None` where no roles are given.
+    fn endpoints(&self) -> Option<u16> {
+        self.role.iter().map(|(_, count)| *count).reduce(u16::saturating_add)
+    }
+}
+
+/// `prefill=2`
+fn parse_role(text: &str) -> Result<(Role, u16), String> {
+    let wrong = || format!("got {text:?}, allowed are prefill=N, decode=N and both=N with N from 1 to 65535");
+    let (role, count) = text.split_once('=').ok_or_else(wrong)?;
+    let role = [Role::Prefill, Role::Decode, Role::Both].into_iter().find(|known| known.name() == role);
+    let count: u16 = count.parse().map_err(|_| wrong())?;
+    role.filter(|_| count > 0).map(|role| (role, count)).ok_or_else(wrong)
+}
+
 /// A duration as flags spell it: `6ms`, `40us`, `49ns`, `1.5s`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Time(Duration);
@@ -238,6 +322,7 @@ impl From<Time> for clap::builder::OsStr {
     fn from(Time(time): Time) -> Self {
         let nanos = time.as_nanos();
         let text = match nanos {
+            _ if nanos > 0 && nanos % 1_000_000_000 == 0 => format!("{}s", nanos / 1_000_000_000),
             _ if nanos % 1_000_000 == 0 => format!("{}ms", nanos / 1_000_000),
             _ if nanos % 1_000 == 0 => format!("{}us", nanos / 1_000),
             _ => format!("{nanos}ns"),
@@ -293,9 +378,10 @@ impl Args {
             every_token: true,
         };
         SimConfig {
-            endpoints: self.endpoints,
+            endpoints: self.pd.endpoints().unwrap_or(self.endpoints),
             bind: self.bind,
             port: self.port,
+            roles: self.pd.roles(),
             server: ServerConfig {
                 engine,
                 models: self.model,
@@ -306,6 +392,7 @@ impl Args {
                 echo_body_sha256: self.echo_body_sha256,
                 max_body_bytes: self.max_body_bytes,
                 kv_events: self.kv_events.config(),
+                pd: self.pd.config(),
                 faults: self.faults,
             },
         }
@@ -333,6 +420,9 @@ async fn serve_until_told(config: &SimConfig) -> anyhow::Result<()> {
     let fleet = serve(config)?;
     let listening: Vec<String> = fleet.addresses().iter().map(ToString::to_string).collect();
     let mut line = json!({"listening": listening});
+    if !config.roles.is_empty() {
+        line["roles"] = config.roles.iter().map(|role| role.name()).collect();
+    }
     if !fleet.kv_event_sources().is_empty() {
         line["kv_events"] = fleet.kv_event_sources().iter().map(|source| source.endpoint.as_str()).collect();
     }
@@ -383,6 +473,30 @@ mod tests {
         assert_eq!(&*config.server.engine.model, "a");
         assert_eq!(config.server.engine.latency.step_base, Duration::from_micros(1_500));
         assert_eq!(config.server.engine.max_num_queued, Some(7));
+    }
+
+    #[test]
+    fn roles_make_the_fleet_and_settings_reach_it() {
+        let config = parse(&["--role", "prefill=2,decode=1"]).unwrap();
+        assert_eq!((config.endpoints, config.roles), (3, vec![Role::Prefill, Role::Prefill, Role::Decode]));
+        assert_eq!(config.server.pd, PdConfig::default());
+        let flags = "--kv-connector sglang --kv-lease 2s --bidirectional-kv --decoder-kv-ttl 3s \
+                     --kv-load-failure-policy recompute --kv-load-failure-delay 4ms --bootstrap-timeout 5s";
+        let config = parse(&flags.split_whitespace().collect::<Vec<_>>()).unwrap();
+        let expected = PdConfig {
+            connector: Connector::Sglang,
+            lease: Duration::from_secs(2),
+            bidirectional: true,
+            decoder_ttl: Duration::from_secs(3),
+            load_failure: LoadFailure::Recompute,
+            load_failure_delay: Duration::from_millis(4),
+            bootstrap_timeout: Duration::from_secs(5),
+        };
+        assert_eq!((config.server.pd, config.roles), (expected, vec![]));
+        assert!(parse(&["--role", "both=1", "--endpoints", "1"]).is_err());
+        for wrong in ["prefill", "prefill=0", "prefil=1", "decode=x"] {
+            assert!(parse(&["--role", wrong]).unwrap_err().contains("allowed are prefill=N"), "{wrong}");
+        }
     }
 
     #[test]

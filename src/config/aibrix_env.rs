@@ -37,18 +37,28 @@ enum Kind {
     Whole,
     Number,
     Word,
+    Flag,
 }
 
 /// The default strategy.
 const ROUTING_ALGORITHM: &str = "ROUTING_ALGORITHM";
 /// Every other variable that is looked at begins so.
-const PREFIXES: [&str; 2] = ["AIBRIX_PREFIX_CACHE_", "AIBRIX_ROUTER_"];
+const PREFIXES: [&str; 6] = [
+    "AIBRIX_DECODE_",
+    "AIBRIX_KV_CONNECTOR_TYPE",
+    "AIBRIX_PREFILL_",
+    "AIBRIX_PREFIX_CACHE_",
+    "AIBRIX_PROMPT_LENGTH_BUCKETING",
+    "AIBRIX_ROUTER_",
+];
 
+/// All of them; one that is a parameter of several strategies has a row for each.
 const VARIABLES: &[(&str, Meaning)] = {
-    use Kind::{Number, Whole, Word};
+    use Kind::{Flag, Number, Whole, Word};
     use Meaning::{BlockBytes, Nothing, Parameter, Strategy, Tokenizer};
     const VTC: &str = "vtc-basic";
     const PREBLE: &str = "prefix-cache-preble";
+    const PD: &str = "pd";
     const BY_ROOM: &str = "blocks are forgotten when room runs out; `prefixCache.maxBytes` bounds it";
     const BY_FILE: &str = "KV events are configured in the file, under `prefixCache`";
     &[
@@ -57,6 +67,7 @@ const VARIABLES: &[(&str, Meaning)] = {
         ("AIBRIX_PREFIX_CACHE_BLOCK_SIZE", BlockBytes),
         ("AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", Parameter("prefix-cache", "imbalance", Whole)),
         ("AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR", Parameter("prefix-cache", "deviations", Number)),
+        ("AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR", Parameter(PD, "standardDeviationFactor", Number)),
         ("AIBRIX_PREFIX_CACHE_BLOCK_NUMBER", Nothing(BY_ROOM)),
         ("AIBRIX_PREFIX_CACHE_EVICTION_INTERVAL_SECONDS", Nothing(BY_ROOM)),
         ("AIBRIX_PREFIX_CACHE_EVICTION_DURATION_MINS", Nothing(BY_ROOM)),
@@ -78,6 +89,17 @@ const VARIABLES: &[(&str, Meaning)] = {
         ("AIBRIX_ROUTER_VTC_BASIC_MAX_POD_LOAD", Parameter(VTC, "maxPodLoad", Number)),
         ("AIBRIX_ROUTER_VTC_BASIC_FAIRNESS_WEIGHT", Parameter(VTC, "fairnessWeight", Number)),
         ("AIBRIX_ROUTER_VTC_BASIC_UTILIZATION_WEIGHT", Parameter(VTC, "utilizationWeight", Number)),
+        ("AIBRIX_PREFILL_SCORE_POLICY", Parameter(PD, "prefillScorePolicy", Word)),
+        ("AIBRIX_DECODE_SCORE_POLICY", Parameter(PD, "decodeScorePolicy", Word)),
+        ("AIBRIX_PREFILL_LOAD_IMBALANCE_MIN_SPREAD", Parameter(PD, "prefillLoadImbalanceMinSpread", Whole)),
+        ("AIBRIX_DECODE_LOAD_IMBALANCE_MIN_SPREAD", Parameter(PD, "decodeLoadImbalanceMinSpread", Number)),
+        ("AIBRIX_DECODE_THROUGHPUT_IMBALANCE_MIN_SPREAD", Parameter(PD, "decodeThroughputImbalanceMinSpread", Number)),
+        ("AIBRIX_DECODE_SCORE_RATIO_THRESHOLD", Parameter(PD, "decodeScoreRatioThreshold", Number)),
+        ("AIBRIX_DECODE_LB_WEIGHT_RUNNING", Parameter(PD, "decodeLBWeightRunning", Number)),
+        ("AIBRIX_DECODE_LB_WEIGHT_THROUGHPUT", Parameter(PD, "decodeLBWeightThroughput", Number)),
+        ("AIBRIX_PROMPT_LENGTH_BUCKETING", Parameter(PD, "promptLengthBucketing", Flag)),
+        ("AIBRIX_PREFILL_REQUEST_TIMEOUT", Nothing("`disaggregation.prefillTimeout` in the file says it")),
+        ("AIBRIX_KV_CONNECTOR_TYPE", Nothing("`disaggregation.connector` in the file says it")),
     ]
 };
 
@@ -94,27 +116,14 @@ impl AibrixEnv {
     pub(super) fn read(&self, sink: &mut Sink) -> AibrixDefaults {
         let mut defaults = AibrixDefaults::default();
         for (name, value) in &self.0 {
-            let known = VARIABLES.iter().find(|(n, _)| n == name);
-            let set = match known.map(|(_, meaning)| *meaning) {
-                Some(Meaning::Strategy) => {
-                    defaults.strategy = Some(value.clone());
-                    Ok(())
-                }
-                Some(Meaning::Tokenizer) => tokenizer(value).map(|kind| defaults.tokenizer = Some(kind)),
-                Some(Meaning::BlockBytes) => block_size(value).map(|size| defaults.block_size = Some(size)),
-                Some(Meaning::Parameter(strategy, parameter, kind)) => {
-                    checked(strategy, parameter, kind, value).map(|value| {
-                        defaults.parameters.entry(strategy).or_default().insert(parameter.to_owned(), value);
-                    })
-                }
-                Some(Meaning::Nothing(why)) => {
+            let mut meanings = VARIABLES.iter().filter(|(n, _)| n == name).map(|(_, meaning)| *meaning).peekable();
+            let set = match meanings.peek() {
+                None | Some(Meaning::Nothing(_)) => {
+                    let why = if let Some(Meaning::Nothing(why)) = meanings.next() { why } else { "it is not read" };
                     sink.push(Diagnostic::new(Code::NoEffect, name, format!("`{name}` has no effect: {why}")));
                     Ok(())
                 }
-                None => {
-                    sink.push(Diagnostic::new(Code::NoEffect, name, format!("`{name}` has no effect: it is not read")));
-                    Ok(())
-                }
+                Some(_) => meanings.try_for_each(|meaning| defaults.set(meaning, value)),
             };
             if let Err(allowed) = set {
                 let shown: String = value.chars().take(60).collect();
@@ -151,6 +160,11 @@ fn checked(strategy: &str, parameter: &str, kind: Kind, text: &str) -> Result<Va
             Value::from(number.ok_or_else(|| "a number".to_owned())?)
         }
         Kind::Word => Value::from(text),
+        Kind::Flag => match text.to_ascii_lowercase().as_str() {
+            "true" | "t" | "1" => Value::from(true),
+            "false" | "f" | "0" => Value::from(false),
+            _ => return Err("true, false".to_owned()),
+        },
     };
     let alone = Value::Object(Map::from_iter([(parameter.to_owned(), value.clone())]));
     match registry::build(strategy, &alone) {
@@ -172,6 +186,21 @@ pub(super) struct AibrixDefaults {
 }
 
 impl AibrixDefaults {
+    /// Takes in what a variable says. `Err`: what is allowed.
+    fn set(&mut self, meaning: Meaning, value: &str) -> Result<(), String> {
+        match meaning {
+            Meaning::Strategy => self.strategy = Some(value.to_owned()),
+            Meaning::Tokenizer => self.tokenizer = Some(tokenizer(value)?),
+            Meaning::BlockBytes => self.block_size = Some(block_size(value)?),
+            Meaning::Parameter(strategy, parameter, kind) => {
+                let value = checked(strategy, parameter, kind, value)?;
+                self.parameters.entry(strategy).or_default().insert(parameter.to_owned(), value);
+            }
+            Meaning::Nothing(_) => {}
+        }
+        Ok(())
+    }
+
     /// The parameters of `strategy`, which the file `given` says, with what the environment adds. Parts of a weighted name have their own.
     pub(super) fn parameters(&self, strategy: &str, given: Value) -> Value {
         if self.parameters.is_empty() {
@@ -222,6 +251,8 @@ mod tests {
                 Meaning::BlockBytes => "128",
                 Meaning::Parameter(_, "targetGPU", _) => "A6000",
                 Meaning::Parameter(_, "timeUnit", _) => "seconds",
+                Meaning::Parameter(_, "prefillScorePolicy" | "decodeScorePolicy", _) => "conductor",
+                Meaning::Parameter(_, _, Kind::Flag) => "True",
                 Meaning::Parameter(..) => "7",
                 Meaning::Nothing(_) => "true",
             };
@@ -251,6 +282,9 @@ mod tests {
             ("AIBRIX_ROUTER_VTC_TOKEN_TRACKER_TIME_UNIT", "hours", "`vtc-basic`"),
             ("AIBRIX_ROUTER_VTC_TOKEN_TRACKER_WINDOW_SIZE", "0", "`vtc-basic`"),
             ("AIBRIX_ROUTER_PREBLE_TARGET_GPU", "H100", "`prefix-cache-preble`"),
+            ("AIBRIX_PREFILL_SCORE_POLICY", "token_load", "`pd`"),
+            ("AIBRIX_DECODE_SCORE_RATIO_THRESHOLD", "-1", "`pd`"),
+            ("AIBRIX_PROMPT_LENGTH_BUCKETING", "maybe", "true, false"),
         ] {
             let (_, diagnostics) = read(&[(name, value)]);
             let [error] = diagnostics.as_slice() else { panic!("{name}: {diagnostics:?}") };
@@ -266,6 +300,14 @@ mod tests {
         let (defaults, diagnostics) = read(&[("AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", "0")]);
         assert!(diagnostics.is_empty());
         assert_eq!(defaults.parameters("prefix-cache", Value::Null), json!({"imbalance": 0}));
+    }
+
+    #[test]
+    fn one_variable_may_be_a_parameter_of_two_strategies() {
+        let (defaults, diagnostics) = read(&[("AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR", "1")]);
+        assert!(diagnostics.is_empty());
+        assert_eq!(defaults.parameters("prefix-cache", Value::Null), json!({"deviations": 1.0}));
+        assert_eq!(defaults.parameters("pd", Value::Null), json!({"standardDeviationFactor": 1.0}));
     }
 
     #[test]

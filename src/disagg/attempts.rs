@@ -28,6 +28,8 @@ pub enum Failure {
     Status(u16),
     /// Its answer has nothing for the decode server to go on from.
     Unusable,
+    /// The answer ended with the token that it made: there is nothing to go on with.
+    Ended,
     /// No answer came in time.
     Late,
 }
@@ -43,18 +45,20 @@ impl Failure {
             Failure::Status(500..=599) => "prefill_failed",
             Failure::Status(_) => "prefill_declined",
             Failure::Unusable => "prefill_unusable",
+            Failure::Ended => "prefill_ended",
             Failure::Late => "prefill_late",
         }
     }
 
     /// All codes.
-    pub const CODES: [&'static str; 7] = [
+    pub const CODES: [&'static str; 8] = [
         "prefill_refused",
         "prefill_broken",
         "prefill_busy",
         "prefill_failed",
         "prefill_declined",
         "prefill_unusable",
+        "prefill_ended",
         "prefill_late",
     ];
 
@@ -62,7 +66,7 @@ impl Failure {
         match self {
             Failure::Refused | Failure::Broken | Failure::Unusable => true,
             Failure::Status(status) => status == 429 || status >= 500,
-            Failure::Late => false,
+            Failure::Ended | Failure::Late => false,
         }
     }
 }

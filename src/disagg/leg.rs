@@ -18,10 +18,10 @@ pub struct Leg<'a> {
     pub prefill_host: &'a str,
     /// Where the prefill leg goes.
     pub prefill_address: SocketAddr,
-    /// The port of the prefill server's bootstrap server (SGLang); [`DEFAULT_BOOTSTRAP_PORT`](super::connector::sglang) unless told.
+    /// The port of the prefill server's bootstrap server (SGLang); [`DEFAULT_BOOTSTRAP_PORT`](super::connector::sglang::DEFAULT_BOOTSTRAP_PORT) unless told.
     pub bootstrap_port: u16,
     /// A number that no other request in flight has: SGLang's bootstrap room (63 bits count), TensorRT-LLM's
-    /// [`disagg_request_id`](super::connector::trtllm::disagg_request_id).
+    /// `disagg_request_id`, from [`LEAST_SHARED_ID`](super::connector::trtllm::LEAST_SHARED_ID) on.
     pub room: u64,
     /// `x-request-id`, the same on both legs.
     pub request_id: &'a str,
@@ -75,6 +75,9 @@ pub enum LegError {
     /// The prefill ended otherwise than it should: what it computed is gone.
     #[error("the prefill ended with `{got}`, expected length or stop")]
     NotFinished { got: String },
+    /// The prefill server's token is the last of the answer: there is nothing left for the decode server, which would go on from it.
+    #[error("the answer ended with its first token")]
+    Ended,
 }
 
 impl LegError {

@@ -38,8 +38,8 @@ const DROPPED_RESPONSES: &[&str] = &["stream_options", "background", "include", 
 /// The same of the Messages API.
 const DROPPED_MESSAGES: &[&str] = &["stream_options", "stop_sequences"];
 
-/// The edits that make a client's body ask for one token, not streamed, and drop what only the other leg needs. What a client says in
-/// [`CONTROLLED`] members goes, but for those of `own`, which the caller sets.
+/// The edits that make a client's body ask for one token, not streamed, and drop what only the other leg needs: the token is thrown
+/// away. What a client says in [`CONTROLLED`] members goes, but for those of `own`, which the caller sets.
 pub(super) fn one_token<'v>(api: LegApi, own: &[&'static str]) -> Edits<'v> {
     let edits = distrust(own).set("stream", b"false");
     match api {
@@ -52,6 +52,17 @@ pub(super) fn one_token<'v>(api: LegApi, own: &[&'static str]) -> Edits<'v> {
             edits.remove("stream_options").inside("sampling_params", sampling)
         }
     }
+}
+
+/// The same for servers whose decode side goes on from the prefill side's token in place of making it again: what that token is chosen
+/// by, and told with, stays. More of `min_tokens` than `max_tokens` would be refused.
+pub(super) fn first_token<'v>(api: LegApi, own: &[&'static str]) -> Edits<'v> {
+    let edits = distrust(own).set("stream", b"false").set("max_tokens", b"1");
+    let edits = match api {
+        LegApi::ChatCompletions => edits.set("max_completion_tokens", b"1"),
+        _ => edits,
+    };
+    edits.remove_all(&["stream_options", "min_tokens"])
 }
 
 /// The edits that take a client's [`CONTROLLED`] members out, but for those of `own`.

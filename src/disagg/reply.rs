@@ -78,12 +78,17 @@ impl<'r> Reply<'r> {
     /// It was aborted, refused, or has not ended.
     pub fn finished(&self) -> Result<(), LegError> {
         match self.finish.as_deref() {
-            // The API's words for "length" and for "stop"; TensorRT-LLM says of a context-only request that it has not finished.
-            None
-            | Some("length" | "max_tokens" | "max_output_tokens" | "not_finished")
-            | Some("stop" | "end_turn" | "stop_sequence" | "tool_calls" | "tool_use" | "completed") => Ok(()),
+            // The APIs' words for "length"; TensorRT-LLM says of a context-only request that it has not finished.
+            None | Some("length" | "max_tokens" | "max_output_tokens" | "not_finished") => Ok(()),
+            Some(stop) if STOPPED.contains(&stop) => Ok(()),
             Some(other) => Err(LegError::NotFinished { got: other.chars().take(MAX_FINISH).collect() }),
         }
+    }
+
+    /// Whether it ended because the model said so, or a stop condition did, not because of the limit.
+    #[must_use]
+    pub fn stopped(&self) -> bool {
+        self.finish.as_deref().is_some_and(|finish| STOPPED.contains(&finish))
     }
 
     /// Whether a server declined to serve the request because it has too little of the prompt cached (`cache_hit_threshold`, llm-d's
@@ -105,6 +110,9 @@ impl<'r> Reply<'r> {
         }
     }
 }
+
+/// The APIs' words for "stop".
+const STOPPED: &[&str] = &["stop", "end_turn", "stop_sequence", "tool_calls", "tool_use", "completed"];
 
 /// Characters of a server's finish reason that an error repeats.
 const MAX_FINISH: usize = 64;
@@ -154,7 +162,9 @@ pub struct Transfer {
     /// Tokens whose KV cache it holds.
     #[serde(rename = "remote_num_tokens", default, deserialize_with = "lenient")]
     pub num_tokens: Option<u64>,
-    /// When it lets go of the blocks, seconds of the server's own clock; `None` where leases are renewed by heartbeats.
+    /// When it lets go of the blocks, told by decode servers only (bidirectional transfer). Seconds of a clock of the server's own that
+    /// counts from anywhere (Python's `perf_counter`): the other server knows the offset, nobody else does. Whoever keeps the params
+    /// counts from when they came (vLLM's `decoder_kv_blocks_ttl`, 480 s unless told otherwise).
     #[serde(rename = "remote_blocks_expiry_time", default, deserialize_with = "lenient")]
     pub expiry_time: Option<f64>,
     /// Tokens of the prompt that it had in its cache.

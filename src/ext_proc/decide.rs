@@ -235,7 +235,11 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
             };
         });
     }
-    let splittable = splittable(pool, q, request.as_ref());
+    let mut splittable = splittable(pool, q.head.path(), request.as_ref());
+    if splittable && !q.may_split && !matches!(pool.disagg.as_deref(), Some(Mode::Header)) {
+        splittable = false;
+        picker.metrics.degraded(Degraded::NoTimeToSplit);
+    }
     let cx = PickContext {
         now: q.now,
         request: RequestFacts { prompt_tokens, ..facts },
@@ -346,17 +350,18 @@ fn distrusted(q: &Question<'_>, body: &[u8], new_body: Option<Vec<u8>>) -> Optio
     }
 }
 
-/// Whether a request may be split: one prompt and one answer, whole and readable, in an API of which the pool's servers know how.
-fn splittable(pool: &Pool, q: &Question<'_>, request: Option<&Request<'_>>) -> bool {
-    let (Some(mode), Some(request)) = (pool.disagg.as_deref(), request) else { return false };
-    let Some(api) = LegApi::from_path(q.head.path()) else { return false };
-    let by_us = match mode {
-        Mode::Header => true,
-        Mode::Direct(direct) => q.may_split && direct.connector.speaks(api),
+/// Whether two servers may share a request: one prompt and one answer, readable, in an API of which the pool's servers know how.
+pub(super) fn splittable(pool: &Pool, path: &str, request: Option<&Request<'_>>) -> bool {
+    let (Some(mode), Some(request), Some(api)) = (pool.disagg.as_deref(), request, LegApi::from_path(path)) else {
+        return false;
     };
     // What a server has computed of a response lives there, and so does its next turn.
     let alone = request.previous_response_id.is_none() && request.conversation.is_none();
-    by_us && alone && request.choices == 1 && request.prompt.count <= 1 && !request.skips_cache
+    let spoken = match mode {
+        Mode::Header => true,
+        Mode::Direct(direct) => direct.connector.speaks(api),
+    };
+    spoken && alone && request.choices == 1 && request.prompt.count <= 1 && !request.skips_cache
 }
 
 /// Reads the body; `None` when there is nothing to read, or nothing that can be read and the request is routed all the same.

@@ -1,7 +1,7 @@
 //! What the picker makes of one request, in full: its tokens and blocks, who holds how many of them, and who would get it. Decides nothing
 //! and books nothing.
 
-use super::decide::{Question, Seen};
+use super::decide::{self, Question, Seen};
 use super::head::Head;
 use super::picker::{Live, Picker};
 use super::prefix::{Asked, Read, Shown, Warming};
@@ -41,6 +41,8 @@ pub struct Explanation {
     pub endpoints: Vec<Holding>,
     /// Where the request would go now, the best first.
     pub picks: Vec<String>,
+    /// Who would compute the prompt for the first of them; empty when that one would do so itself.
+    pub prefill: Vec<String>,
     /// Why.
     pub reason: String,
     /// What chose.
@@ -148,6 +150,7 @@ pub async fn explain(
         request: facts,
         prefix: Some(&found),
         policy: picker.policies.of(&target),
+        splittable: decide::splittable(pool, path, Some(&request)),
         ..PickContext::new(&snapshot, now, pool.stale_after)
     };
     let chosen = pool.scheduler.choices.choose(&facts)?;
@@ -168,6 +171,7 @@ pub async fn explain(
     let endpoints = holding.collect();
     let shown = prefix.show(&reading);
     let keys = keys.upto(usize::MAX).to_vec();
+    let split = decision.as_ref().and_then(|d| d.split.as_deref());
     Ok(Explanation {
         pool: pool.name.to_string(),
         api: api.name(),
@@ -186,9 +190,12 @@ pub async fn explain(
         blocks: blocks(&keys, &shown, prefix.cache.unit()),
         endpoints,
         picks: decision.iter().flat_map(|d| &d.picks).map(|e| e.authority.to_string()).collect(),
+        prefill: split.iter().flat_map(|s| &s.prefill).map(|e| e.authority.to_string()).collect(),
         strategy: chosen.choice.name.to_string(),
         parts: decision.as_ref().map_or_else(|| serde_json::json!([]), parts),
-        reason: decision.map_or("no endpoint is ready", |d| d.reason).to_owned(),
+        reason: split
+            .map_or_else(|| decision.as_ref().map_or("no endpoint is ready", |d| d.reason), |s| s.reason)
+            .to_owned(),
     })
 }
 

@@ -344,8 +344,8 @@ impl Stage {
         }
         let leg = self.facts.leg(&self.direct, server, &self.base);
         let decode = self.direct.connector.decode_body(&leg, Some(reply)).map_err(|error| {
-            tracing::warn!(prefill = %server.authority, %error, "a prefill server's answer is of no use");
-            Failure::Unusable
+            tracing::debug!(prefill = %server.authority, %error, "a prefill server's answer is of no use");
+            if error.retryable() { Failure::Unusable } else { Failure::Ended }
         })?;
         let prefilled = &decode.prefilled;
         let usage = Usage {

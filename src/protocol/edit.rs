@@ -1,8 +1,8 @@
 //! Changing the members of a JSON object in bytes that otherwise stay as they are: order, white space, numbers, escapes, and whatever
 //! the members that nobody named hold.
 //!
-//! Values are stepped over, not parsed: a body that the picker edits has been read before, and a server reads it again. Called by
-//! `disagg`. Imports nothing of the crate but [`text`](super::text).
+//! Values are stepped over, not parsed, and brackets counted, not matched: a body that the picker edits has been read before, and a
+//! server reads it again. Called by `disagg`. Imports nothing of the crate but [`text`](super::text).
 
 use super::text::unescaped;
 use memchr::memchr;
@@ -113,7 +113,9 @@ impl<'v> Edits<'v> {
         let mut seen = vec![false; self.edits.len()];
         for member in &mut members {
             let member = member?;
-            let found = self.edits.iter().zip(&mut seen).find(|(edit, _)| member.is(edit.key));
+            // Unescaped once, whatever the number of edits.
+            let name = member.name();
+            let found = self.edits.iter().zip(&mut seen).find(|(edit, _)| name == edit.key);
             let Some((edit, seen)) = found else {
                 splice.keep(&member);
                 continue;

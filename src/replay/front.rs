@@ -4,20 +4,23 @@
 //! order in which the exchange calls them. What is left out is what stands on the wire: parsing, tokenizing (every prompt's tokens are
 //! known), rewrites, subset hints. Called by [`super::world`]; pure.
 
+use super::legs::{Legs, Patience};
 use super::workload::{Request, Role};
 use crate::clock::Timestamp;
+use crate::disagg::Attempts;
 use crate::error::RequestError;
 use crate::ids::EndpointId;
 use crate::pool::health::Outcome;
 use crate::pool::writer::SourceId;
 use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, PoolEvent, PoolSnapshot, PoolWriter};
-use crate::prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
+use crate::prefix::cache::{BlockUnit, CacheConfig, Found, PrefixCache};
 use crate::prefix::key::BlockKey;
+use crate::prefix::learning;
 use crate::protocol::{Piece, Prompt, Usage};
 use crate::rng;
 use crate::scheduling::plugin::Headers;
 use crate::scheduling::scheduler::Explain;
-use crate::scheduling::{Booking, Chosen, ModelPolicy, Order, PickContext, RequestFacts, Scheduler};
+use crate::scheduling::{Booking, Chosen, Decision, ModelPolicy, Order, PickContext, RequestFacts, Scheduler};
 use crate::sim::content::{Contents, mix};
 use crate::sim::tokenizer::answer_text;
 use std::collections::BTreeMap;
@@ -27,8 +30,10 @@ use std::time::Duration;
 /// What the replay of a pool needs of its configuration.
 #[derive(Debug)]
 pub struct FrontConfig {
-    /// How it decides.
+    /// How it decides; whether requests are split, too.
     pub scheduler: Scheduler,
+    /// How it waits for prefill servers.
+    pub patience: Patience,
     /// Metrics older than this say nothing.
     pub stale_after: Duration,
     /// Tokens in a block.
@@ -45,12 +50,17 @@ pub struct FrontConfig {
     pub seed: u64,
 }
 
+/// What a prompt teaches, and whom.
+type Lesson = Option<(Arc<PrefixCache>, learning::Lesson)>;
+
 /// A request that was sent to a server.
 #[derive(Debug)]
 pub(super) struct Sent {
     pub(super) booking: Booking,
     /// Tokens of the prompt that its server was thought to hold.
     pub(super) foretold: u32,
+    /// How another server is to compute the prompt first; `None` when its own does.
+    pub(super) legs: Option<Legs>,
     contents: Contents,
     /// It goes to a server that was ejected, to find out whether it is well again.
     probe: bool,
@@ -126,39 +136,77 @@ impl Front {
             filter: filter.as_ref(),
             prefix: found.as_ref(),
             policy: ModelPolicy::default(),
-            splittable: false,
+            splittable: self.config.scheduler.split().is_some(),
             preview: false,
         };
         let decision = self.config.scheduler.decide(&*choice.strategy, &cx, None, Explain::No, rng)?;
         let nobody =
             || RequestError::new(crate::error::Reason::NoReadyEndpoint, "the routing algorithm named no endpoint");
         let picked = decision.picks.first().cloned().ok_or_else(nobody)?;
-        let matched = found.as_ref().map_or(0, |f| f.tokens(f.depth(picked.id).any)).min(prompt_tokens);
-        let lesson = found.map(|found| {
-            self.cache.decided(prompt_tokens, matched);
-            let whole = !found.is_exact(picked.id);
-            let lesson = found.lesson(picked.id, keys, whole);
-            (self.cache.clone(), crate::prefix::learning::Lesson { tenant: tenant(request, &self.config), ..lesson })
-        });
-        let foretold = lesson.as_ref().map_or(0, |(_, lesson)| lesson.foretold);
-        let order = Order {
-            model,
-            prompt_tokens,
-            cached_tokens: matched,
-            understood: true,
-            streams: true,
-            arrives: false,
-            lesson,
+        let (cached, [lesson, prefill_lesson]) = self.teach(request, &decision, found, keys);
+        let foretold = |lesson: &Lesson| lesson.as_ref().map_or(0, |(_, lesson)| lesson.foretold);
+        let (foretold, prefill_foretold) = (foretold(&lesson), foretold(&prefill_lesson));
+        let arrives = decision.split.is_some();
+        let book = |endpoint: Arc<Endpoint>, cached_tokens, arrives, lesson| {
+            let order = Order { model, prompt_tokens, cached_tokens, understood: true, streams: true, arrives, lesson };
+            Booking::new(endpoint, &self.snapshot, self.config.stale_after, order, now)
         };
-        let booking = Booking::new(picked, &self.snapshot, self.config.stale_after, order, now);
-        Ok(Sent { booking, foretold, contents, probe: decision.probe })
+        let booking = book(picked, cached, arrives, lesson);
+        let legs = decision.split.and_then(|split| {
+            let first = split.prefill.first()?.clone();
+            let booking = Some(book(first, split.prefill_cached, false, prefill_lesson));
+            let attempts = Attempts::begin(split.prefill, self.config.patience.bounds, now);
+            Some(Legs { booking, attempts, foretold: prefill_foretold })
+        });
+        Ok(Sent { booking, foretold, legs, contents, probe: decision.probe })
+    }
+
+    /// What the decision's servers learn of the prompt's `keys`: the one that answers and the one that computes the prompt for it. Also the
+    /// tokens that the former is thought to hold.
+    fn teach(
+        &self,
+        request: &Request,
+        decision: &Decision,
+        found: Option<Found>,
+        keys: Vec<BlockKey>,
+    ) -> (u32, [Lesson; 2]) {
+        let (Some(found), Some(picked)) = (found, decision.picks.first()) else { return (0, [None, None]) };
+        let prompt_tokens = request.prompt_tokens();
+        let held = |id| found.tokens(found.depth(id).any).min(prompt_tokens);
+        let prefill = decision.split.as_ref().and_then(|split| split.prefill.first());
+        let matched = held(picked.id);
+        // Whoever computes the prompt makes use of what it holds.
+        self.cache.decided(prompt_tokens, prefill.map_or(matched, |p| held(p.id)));
+        let of = |id, keys, tells_cached| {
+            let whole = !found.is_exact(id);
+            let lesson = found.lesson(id, keys, whole);
+            Some((
+                self.cache.clone(),
+                learning::Lesson { tenant: tenant(request, &self.config), tells_cached, ..lesson },
+            ))
+        };
+        let second = prefill.and_then(|p| of(p.id, keys.clone(), true));
+        // What an answer says to be cached was so where its prompt was computed.
+        (matched, [of(picked.id, keys, prefill.is_none()), second])
     }
 
     /// The answer begins with `status` 200 when `good`, else with an error of the server's.
     pub(super) fn first_byte(&self, sent: &mut Sent, good: bool, now: Timestamp) {
         let outcome = if good { Outcome::Success } else { Outcome::Failure };
-        sent.booking.endpoint().health.record(outcome, now, self.config.scheduler.health());
+        self.judge(sent.booking.endpoint(), outcome, now);
         sent.booking.first_byte(good, true, now);
+    }
+
+    pub(super) fn judge(&self, endpoint: &Endpoint, outcome: Outcome, now: Timestamp) {
+        endpoint.health.record(outcome, now, self.config.scheduler.health());
+    }
+
+    pub(super) fn patience(&self) -> Patience {
+        self.config.patience
+    }
+
+    pub(super) fn stale_after(&self) -> Duration {
+        self.config.stale_after
     }
 
     /// The answer has ended.
@@ -175,7 +223,7 @@ impl Front {
     pub(super) fn lost(&self, sent: Sent, unreachable: bool, now: Timestamp) {
         let outcome = if unreachable { Outcome::ConnectFailure } else { Outcome::Failure };
         let endpoint: &Arc<Endpoint> = sent.booking.endpoint();
-        endpoint.health.record(outcome, now, self.config.scheduler.health());
+        self.judge(endpoint, outcome, now);
         if sent.probe {
             endpoint.health.probe_lost();
         }

@@ -6,6 +6,7 @@
 //! |---|---|---|
 //! | [`world`] | virtual time: servers, the picker, how late it hears of them | yes |
 //! | `front` | the picker without its wire | yes |
+//! | [`legs`] | prompts that other servers compute, at the picker | yes |
 //! | [`record`] | recorded runs, decided again | no |
 //! | `queue` | what will happen, in order | yes |
 //! | `page` | what a simulated server reports | yes |
@@ -23,6 +24,7 @@
 
 pub mod draw;
 pub mod front;
+pub mod legs;
 pub mod live;
 pub mod names;
 pub mod pace;

@@ -2,7 +2,9 @@
 
 use super::workload::Request;
 use crate::clock::Timestamp;
+use crate::disagg::attempts::Attempt;
 use crate::pool::EndpointMetrics;
+use crate::sim::engine::{JobId, JobReport};
 use crate::sim::kv::KvEvent;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -54,6 +56,12 @@ pub(super) enum Due {
     Scrape,
     /// All servers are looked at.
     Sample,
+    /// A prefill server's answer is back at the picker: of the request with this number, which try it was, and what became of it.
+    Reply(u64, Attempt, JobReport),
+    /// The request with this number has waited for its prompt as long as it may, or so long that another server is asked as well.
+    Late(u64),
+    /// The blocks that the server at this position keeps of a job are free to go.
+    Release(usize, JobId),
     /// A request that follows from another comes.
     Arrival(Box<Request>),
 }
@@ -62,13 +70,16 @@ impl Due {
     fn rank(&self) -> u8 {
         match self {
             Due::Engine(_) => 0,
-            Due::Change(_) => 1,
-            Due::Events(..) => 2,
-            Due::Discovery => 3,
-            Due::Page(..) => 4,
-            Due::Scrape => 5,
-            Due::Sample => 6,
-            Due::Arrival(_) => 7,
+            Due::Release(..) => 1,
+            Due::Change(_) => 2,
+            Due::Events(..) => 3,
+            Due::Discovery => 4,
+            Due::Page(..) => 5,
+            Due::Scrape => 6,
+            Due::Sample => 7,
+            Due::Reply(..) => 8,
+            Due::Late(_) => 9,
+            Due::Arrival(_) => 10,
         }
     }
 }

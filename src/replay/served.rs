@@ -21,13 +21,13 @@ pub struct Served {
     pub number: u64,
     /// When it came.
     pub at: Timestamp,
-    /// The position of its server in the fleet; `None` when nobody took it.
+    /// The position in the fleet of the server that made its answer; `None` when nobody took it.
     pub endpoint: Option<u32>,
     /// Tokens of its prompt.
     pub prompt_tokens: u32,
-    /// Tokens of it that the picker thought the server holds.
+    /// Tokens of it that the picker thought to be held by the server that computed it.
     pub foretold_tokens: u32,
-    /// Tokens of it that the server held.
+    /// Tokens of it that this server held.
     pub cached_tokens: u32,
     /// Tokens of the answer.
     pub generated_tokens: u32,
@@ -39,6 +39,21 @@ pub struct Served {
     pub preemptions: u32,
     /// How it ended.
     pub ending: Ending,
+    /// How its prompt came from the server that computed it, when that was another one.
+    pub handover: Option<Handover>,
+    /// Another server was to compute the prompt, and none did.
+    pub fell_back: bool,
+}
+
+/// What passed from the server that computed a prompt to the one that made the answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handover {
+    /// The position in the fleet of the server that computed the prompt.
+    pub prefill: u32,
+    /// Tokens whose keys and values were transferred; the others were there.
+    pub received_tokens: u32,
+    /// How long that took.
+    pub transfer: Duration,
 }
 
 impl Served {

@@ -19,6 +19,7 @@ pub mod timeline;
 mod tests;
 
 use crate::clock::Timestamp;
+use crate::pool::Roles;
 use crate::replay::served::{Ending, Sample, Served};
 use batches::Batches;
 use latency::Latency;
@@ -64,12 +65,31 @@ pub struct TokenCounts {
 /// What one endpoint was given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointCounts {
-    /// Requests.
+    /// Requests that it answered.
     pub requests: u64,
-    /// Tokens of their prompts.
+    /// Tokens of the prompts that it computed, whoever answered them.
     pub prompt_tokens: u64,
     /// Of those, what the endpoint held.
     pub cached_tokens: u64,
+    /// Prompts that it computed for others.
+    pub prefills: u64,
+    /// Times that it was looked at.
+    pub samples: u64,
+    /// Those of them at which it had something to do.
+    pub busy: u64,
+}
+
+/// Requests that two servers shared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SplitCounts {
+    /// How many there were.
+    pub requests: u64,
+    /// How many more there should have been, had not every prefill server failed.
+    pub fell_back: u64,
+    /// Tokens that were transferred.
+    pub received_tokens: u64,
+    /// How long that took, over all of them.
+    pub transfer: Duration,
 }
 
 impl EndpointCounts {
@@ -115,6 +135,8 @@ pub struct Tally {
     tokens: TokenCounts,
     preemptions: u64,
     endpoints: Vec<EndpointCounts>,
+    roles: Vec<Roles>,
+    split: SplitCounts,
     timeline: Timeline,
     batches: Batches,
     first_arrival: Option<Timestamp>,
@@ -135,6 +157,8 @@ impl Tally {
             tokens: TokenCounts::default(),
             preemptions: 0,
             endpoints: vec![EndpointCounts::default(); endpoints],
+            roles: Vec::new(),
+            split: SplitCounts::default(),
             timeline: Timeline::default(),
             batches: Batches::default(),
             first_arrival: None,
@@ -146,6 +170,13 @@ impl Tally {
     #[must_use]
     pub fn with_targets(mut self, targets: Targets) -> Self {
         self.targets = targets;
+        self
+    }
+
+    /// The same, of servers that are there for these, by their positions in the fleet.
+    #[must_use]
+    pub fn with_roles(mut self, roles: Vec<Roles>) -> Self {
+        self.roles = roles;
         self
     }
 
@@ -184,18 +215,39 @@ impl Tally {
         self.tokens.foretold += foretold;
         self.tokens.cached += cached;
         self.tokens.generated += generated;
+        self.split.fell_back += u64::from(served.fell_back);
+        // What was held and what was not is a matter of who computed the prompt.
+        let computed = match served.handover {
+            None => endpoint,
+            Some(handover) => {
+                self.split.requests += 1;
+                self.split.received_tokens += u64::from(handover.received_tokens);
+                self.split.transfer += handover.transfer;
+                self.counts(handover.prefill as usize).prefills += 1;
+                handover.prefill as usize
+            }
+        };
+        self.counts(endpoint).requests += 1;
+        let counts = self.counts(computed);
+        counts.prompt_tokens += prompt;
+        counts.cached_tokens += cached;
+    }
+
+    fn counts(&mut self, endpoint: usize) -> &mut EndpointCounts {
         if self.endpoints.len() <= endpoint {
             self.endpoints.resize(endpoint + 1, EndpointCounts::default());
         }
-        if let Some(counts) = self.endpoints.get_mut(endpoint) {
-            counts.requests += 1;
-            counts.prompt_tokens += prompt;
-            counts.cached_tokens += cached;
-        }
+        #[expect(clippy::indexing_slicing, reason = "it was made long enough")]
+        &mut self.endpoints[endpoint]
     }
 
     /// Notes the state of all servers, by their positions in the fleet. To be called in the order of time, at equal distances.
     pub fn sample(&mut self, at: Timestamp, samples: &[Sample]) {
+        for (i, sample) in samples.iter().enumerate() {
+            let counts = self.counts(i);
+            counts.samples += 1;
+            counts.busy += u64::from(sample.running > 0);
+        }
         self.timeline.add(at, samples);
     }
 
@@ -251,6 +303,32 @@ impl Tally {
     #[must_use]
     pub fn endpoints(&self) -> &[EndpointCounts] {
         &self.endpoints
+    }
+
+    /// Requests that two servers shared.
+    #[must_use]
+    pub fn split(&self) -> SplitCounts {
+        self.split
+    }
+
+    /// What each endpoint is there for, by its position in the fleet; may be shorter than that.
+    #[must_use]
+    pub fn roles(&self) -> &[Roles] {
+        &self.roles
+    }
+
+    /// Whether requests could be split.
+    #[must_use]
+    pub fn has_prefill_servers(&self) -> bool {
+        self.roles.iter().any(|roles| roles.has(Roles::PREFILL))
+    }
+
+    /// Part of the time in which servers of one [`Roles::kind`] had something to do, 0..=1, in their mean; `None` when there are none.
+    #[must_use]
+    pub fn busy(&self, kind: usize) -> Option<f64> {
+        let of_kind = || self.endpoints.iter().zip(&self.roles).filter(|(_, roles)| roles.kind() == kind);
+        let sum = |of: fn(&EndpointCounts) -> u64| of_kind().map(|(counts, _)| of(counts)).sum();
+        share(sum(|counts| counts.busy), sum(|counts| counts.samples))
     }
 
     /// How evenly the prompt tokens that had to be computed lay on the endpoints; `None` when there were none.

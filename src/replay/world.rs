@@ -3,27 +3,29 @@
 //! One thread, one queue of events, every tie settled by order: equal seeds give equal runs, told by [`Outcome::decisions`]. Called by
 //! [`super::run`] and by tests.
 
-use super::front::{Front, FrontConfig, Sent, root};
+mod hearsay;
+mod parting;
+
+use super::front::{Front, FrontConfig, Sent};
 use super::page::Pages;
 use super::queue::{Due, Queue};
 use super::served::{Ending, Sample, Served};
 use super::workload::{Request, TraceError, Workload};
 use crate::clock::Timestamp;
 use crate::ids::EndpointId;
+use crate::pool::role::ROLE_LABEL;
 use crate::pool::{EndpointSpec, PoolSnapshot};
 use crate::prefix::by_endpoint::ByEndpoint;
 use crate::prefix::cache::PrefixCache;
-use crate::prefix::index::{HolderId, StoredBlock, Tier};
-use crate::prefix::key::{BlockKey, EngineHash};
+use crate::prefix::index::HolderId;
 use crate::prefix::residents::{Cache, Resident};
 use crate::prefix::trust::{Trust, TrustCell};
 use crate::protocol::Usage;
-use crate::rng;
 use crate::sim::content::mix;
-use crate::sim::engine::{Engine, EngineConfig, EngineEvent, FinishReason, Handoff, Job, JobId, JobPrompt, JobReport};
+use crate::sim::engine::{Engine, EngineConfig, EngineEvent, FinishReason, JobId, JobReport};
 use crate::sim::kv::KvEvent;
 use ahash::AHashMap;
-use rand::RngExt;
+use parting::Parted;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,8 +35,8 @@ const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 /// What happens to the fleet in mid-run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
-    /// Another server of this kind joins.
-    Join(Box<EngineConfig>),
+    /// Another server of this kind joins, and is there for this (see [`crate::pool::role`]).
+    Join(Box<EngineConfig>, Option<Arc<str>>),
     /// The server at this position dies: what it was working on is lost.
     Lose(usize),
     /// Its process is a new one: the same, but it comes back with an empty cache.
@@ -139,6 +141,24 @@ struct Flying {
     sent: Sent,
     server: usize,
     first_token: Option<Timestamp>,
+    origin: Origin,
+}
+
+/// Who computes the prompt of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// The server that answers it.
+    Own,
+    /// The same, as no other one did that was to.
+    FellBack,
+    /// Another one, whose leg was `job`, and which held so much of it.
+    Server {
+        server: usize,
+        job: JobId,
+        cached_tokens: u32,
+        /// It keeps the prompt's blocks until they were received.
+        pinned: bool,
+    },
 }
 
 /// One run.
@@ -151,6 +171,7 @@ pub struct World<'w> {
     places: AHashMap<EndpointId, usize>,
     queue: Queue,
     flying: AHashMap<u64, Flying>,
+    parted: AHashMap<u64, Parted>,
     workload: &'w mut dyn Workload,
     observer: &'w mut dyn Observer,
     /// The next request that comes by itself.
@@ -175,6 +196,7 @@ impl<'w> World<'w> {
             places: AHashMap::new(),
             queue: Queue::default(),
             flying: AHashMap::new(),
+            parted: AHashMap::new(),
             workload,
             observer,
             coming: None,
@@ -234,7 +256,7 @@ impl<'w> World<'w> {
     }
 
     fn is_over(&self) -> bool {
-        self.flying.is_empty() && self.follow_ups == 0
+        self.flying.is_empty() && self.parted.is_empty() && self.follow_ups == 0
     }
 
     fn happen(&mut self, at: Timestamp, due: Due) {
@@ -257,6 +279,9 @@ impl<'w> World<'w> {
             Due::Events(i, events) => self.tell(i, &events),
             Due::Change(i) => self.change(i, at),
             Due::Discovery => self.discover(),
+            Due::Reply(number, attempt, report) => self.reply(number, attempt, report, at),
+            Due::Late(number) => self.late(number, at),
+            Due::Release(i, job) => self.release(i, job, at),
             Due::Sample => {
                 self.sample(at);
                 self.queue.push(at.after(SAMPLE_EVERY), Due::Sample);
@@ -300,13 +325,18 @@ impl<'w> World<'w> {
                 }
             }
             EngineEvent::Finished { job, at, report } => self.finish(job, at, report),
-            EngineEvent::Token { .. } | EngineEvent::Preempted { .. } | EngineEvent::Received { .. } => {}
+            EngineEvent::Received { job, at } => self.received(job, at),
+            EngineEvent::Token { .. } | EngineEvent::Preempted { .. } => {}
         }
     }
 
     fn finish(&mut self, job: JobId, at: Timestamp, report: JobReport) {
+        if self.finish_leg(job, at, report) {
+            return;
+        }
         let Some(flying) = self.flying.remove(&job.0) else { return };
-        let Flying { request, sent, server, first_token } = flying;
+        let handover = self.handover(&flying, &report);
+        let Flying { request, sent, server, first_token, origin } = flying;
         let ending = if report.reason == FinishReason::Abort { Ending::Lost } else { Ending::Answered };
         let served = Served {
             number: request.number,
@@ -314,12 +344,17 @@ impl<'w> World<'w> {
             endpoint: u32::try_from(server).ok(),
             prompt_tokens: report.prompt_tokens,
             foretold_tokens: sent.foretold,
-            cached_tokens: report.cached_tokens,
+            cached_tokens: match origin {
+                Origin::Server { cached_tokens, .. } => cached_tokens,
+                Origin::Own | Origin::FellBack => report.cached_tokens,
+            },
             generated_tokens: report.generated_tokens,
             first_token: first_token.map(|first| first.since(request.at)),
             total: at.since(request.at),
             preemptions: report.preemptions,
             ending,
+            handover,
+            fell_back: origin == Origin::FellBack,
         };
         if ending == Ending::Lost {
             self.front.lost(sent, false, at);
@@ -348,37 +383,21 @@ impl<'w> World<'w> {
         let now = request.at;
         self.outcome.requests += 1;
         let base = self.servers.first().map_or_else(|| Arc::from(""), |s| s.engine.config().model.clone());
-        let sent = match self.front.send(&request, &base, now) {
+        let mut sent = match self.front.send(&request, &base, now) {
             Ok(sent) => sent,
             Err(_) => return self.refuse(&request, None, now),
         };
         let id = sent.booking.endpoint().id;
         let decided = mix(request.number ^ u64::from(id.0) << 40);
         self.outcome.decisions = mix(self.outcome.decisions ^ decided);
-        let Some(i) = self.places.get(&id).copied() else {
-            return self.refuse(&request, Some(sent), now);
-        };
-        self.advance(i, now);
-        let Some(server) = self.servers.get_mut(i) else { return };
-        if !server.alive {
-            self.front.lost(sent, true, now);
-            return self.end_early(&request, u32::try_from(i).ok(), Ending::Lost, now);
+        match sent.legs.take() {
+            None => self.submit(request, sent, Origin::Own, now),
+            Some(legs) => {
+                let prefill = legs.server(0).map_or(0, |server| u64::from(server.id.0));
+                self.outcome.decisions = mix(self.outcome.decisions ^ prefill << 20);
+                self.part(request, sent, legs, now);
+            }
         }
-        let job = Job {
-            id: JobId(request.number),
-            prompt: JobPrompt::Pieces(request.prompt.iter().map(|part| part.piece).collect()),
-            max_tokens: request.answer.tokens.max(1),
-            stops_after: None,
-            lora: request.adapter.clone(),
-            cache_salt: None,
-            answer_seed: request.answer.name,
-            handoff: Handoff::default(),
-        };
-        if server.engine.submit(now, job).is_err() {
-            return self.refuse(&request, Some(sent), now);
-        }
-        self.flying.insert(request.number, Flying { request, sent, server: i, first_token: None });
-        self.schedule(i);
     }
 
     /// Nobody could take it, or its server would not.
@@ -401,9 +420,11 @@ impl<'w> World<'w> {
             cached_tokens: 0,
             generated_tokens: 0,
             first_token: None,
-            total: Duration::ZERO,
+            total: now.since(request.at),
             preemptions: 0,
             ending,
+            handover: None,
+            fell_back: false,
         };
         self.close(&served, now);
     }
@@ -467,8 +488,8 @@ impl<'w> World<'w> {
     fn change(&mut self, i: usize, now: Timestamp) {
         let Some(TimedChange { change, .. }) = self.changes.get(i).cloned() else { return };
         match change {
-            Change::Join(engine) => {
-                let spec = spec(self.servers.len());
+            Change::Join(engine, role) => {
+                let spec = with_role(spec(self.servers.len()), role.as_ref());
                 self.join(spec, *engine, now);
                 self.queue.push(now.after(self.hearing.discovery_delay), Due::Discovery);
             }
@@ -499,6 +520,7 @@ impl<'w> World<'w> {
             server.due = None;
         }
         events.into_iter().for_each(|event| self.take(event));
+        self.forsake(i, now);
     }
 
     /// Discovery tells which servers there are.
@@ -532,51 +554,6 @@ impl<'w> World<'w> {
         let residents: ByEndpoint<Resident> = self.servers.iter().filter_map(resident).collect();
         self.front.cache.residents().publish(residents);
     }
-
-    /// Sends off what an engine has told of its cache.
-    fn publish_kv(&mut self, i: usize) {
-        let Some(hearing) = self.hearing.kv_events.clone() else { return };
-        let Some(server) = self.servers.get_mut(i) else { return };
-        let batches = server.engine.take_kv_batches();
-        let Some(link) = &mut server.events else { return };
-        let mut sent = Vec::new();
-        for batch in batches {
-            link.sequence += 1;
-            let mut draw = rng::for_request(self.seed ^ i as u64, link.sequence);
-            if hearing.loss > 0.0 && draw.random_bool(hearing.loss.min(1.0)) {
-                link.missed.extend(batch.events);
-                continue;
-            }
-            let mut events = std::mem::take(&mut link.missed);
-            events.extend(batch.events);
-            sent.push((batch.at.after(hearing.delay), events));
-        }
-        for (at, events) in sent {
-            self.queue.push(at, Due::Events(i, events));
-        }
-    }
-
-    /// Puts into the index what has arrived.
-    fn tell(&mut self, i: usize, events: &[KvEvent]) {
-        let Some(link) = self.servers.get(i).and_then(|s| s.events.as_ref()) else { return };
-        let index = self.front.cache.index();
-        for event in events {
-            match event {
-                KvEvent::Stored { parent, blocks, lora, .. } => {
-                    let turn = if parent.is_none() { root(lora.as_deref()) } else { 0 };
-                    let stored = |(n, block): (usize, &crate::sim::kv::KvBlock)| StoredBlock {
-                        hash: EngineHash(block.hash.0),
-                        key: BlockKey(if n == 0 { block.content ^ turn } else { block.content }),
-                    };
-                    let blocks: Vec<StoredBlock> = blocks.iter().enumerate().map(stored).collect();
-                    // What follows a block that was dropped meanwhile can't be found any more by the engine either.
-                    let _ = index.store(link.holder, Tier::Gpu, parent.map(|p| EngineHash(p.0)), &blocks);
-                }
-                KvEvent::Removed { hash } => index.remove(link.holder, Tier::Gpu, &[EngineHash(hash.0)]),
-                KvEvent::Cleared => index.clear(link.holder),
-            }
-        }
-    }
 }
 
 /// What discovery says of server number `i` when nobody has said more.
@@ -584,4 +561,13 @@ impl<'w> World<'w> {
 pub fn spec(i: usize) -> EndpointSpec {
     let [_, a, b, c] = u32::try_from(i + 1).unwrap_or(u32::MAX).to_be_bytes();
     EndpointSpec { name: format!("server-{i}").into(), ..EndpointSpec::at(([10, a, b, c], 8000).into()) }
+}
+
+/// The same server, there for `role`, when there is a word for that.
+#[must_use]
+pub fn with_role(mut spec: EndpointSpec, role: Option<&Arc<str>>) -> EndpointSpec {
+    if let Some(role) = role {
+        spec.labels.insert(ROLE_LABEL.into(), role.clone());
+    }
+    spec
 }

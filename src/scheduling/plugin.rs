@@ -4,6 +4,7 @@ use super::candidates::Candidate;
 use super::decision::{Ranking, Signal};
 use super::digest::{Digest, Digests};
 use super::policy::ModelPolicy;
+use super::profile::division::Division;
 use super::selector::LabelSelector;
 use super::split::{self, Field, Pair};
 use crate::clock::Timestamp;
@@ -23,6 +24,11 @@ use std::time::Duration;
 pub trait HeaderSource: Debug {
     /// The first value of a header (lower-case name), when it is UTF-8.
     fn header(&self, name: &str) -> Option<&str>;
+
+    /// The endpoint that was picked for another stage of the same request; no client can say that.
+    fn peer(&self) -> Option<&Endpoint> {
+        None
+    }
 }
 
 impl HeaderSource for BTreeMap<String, String> {
@@ -46,6 +52,31 @@ impl<'a> Headers<'a> {
     #[must_use]
     pub fn get(self, name: &str) -> Option<&'a str> {
         self.0?.header(name)
+    }
+
+    /// The endpoint that was picked for another stage of the same request.
+    #[must_use]
+    pub fn peer(self) -> Option<&'a Endpoint> {
+        self.0?.peer()
+    }
+}
+
+/// The headers of a request of which one stage has its endpoint already.
+#[derive(Debug)]
+pub struct Beside<'a> {
+    /// The request's own.
+    pub headers: Headers<'a>,
+    /// The other stage's endpoint.
+    pub peer: &'a Endpoint,
+}
+
+impl HeaderSource for Beside<'_> {
+    fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name)
+    }
+
+    fn peer(&self) -> Option<&Endpoint> {
+        Some(self.peer)
     }
 }
 
@@ -317,6 +348,22 @@ pub trait ProfileHandler: Send + Sync + Debug {
     /// The position of the profile for this request among the eligible ones, whose names are given; `None` when there is none for it,
     /// and then the request can't be served.
     fn choose(&self, cx: &PickContext<'_>, eligible: &[&str]) -> Option<usize>;
+
+    /// How requests are split between servers.
+    fn division(&self) -> Division {
+        Division::ByPool
+    }
+}
+
+/// Says whether a stage of a request runs on a server of its own.
+pub trait StageDecider: Send + Sync + Debug {
+    /// Whether it does. `decoder` makes the answer; `None` when it is not picked yet.
+    fn runs(&self, cx: &PickContext<'_>, decoder: Option<&Candidate<'_>>) -> bool;
+
+    /// As [`Strategy::reads`].
+    fn reads(&self) -> Reads {
+        Reads::NOTHING
+    }
 }
 
 /// A part of a `pipeline`, made. One instance may stand in several profiles.
@@ -332,6 +379,8 @@ pub enum Plugin {
     Picker(Arc<dyn Picker>),
     /// Chooses the profile.
     Handler(Arc<dyn ProfileHandler>),
+    /// Says whether a stage runs.
+    Decider(Arc<dyn StageDecider>),
 }
 
 impl Plugin {
@@ -340,7 +389,7 @@ impl Plugin {
         match self {
             Plugin::Filter(filter) | Plugin::FilterAndScorer(filter, _) => filter.picked(cx, endpoint),
             Plugin::Scorer(scorer) => scorer.picked(cx, endpoint),
-            Plugin::Picker(_) | Plugin::Handler(_) => {}
+            Plugin::Picker(_) | Plugin::Handler(_) | Plugin::Decider(_) => {}
         }
     }
 
@@ -349,7 +398,7 @@ impl Plugin {
         match self {
             Plugin::Filter(filter) | Plugin::FilterAndScorer(filter, _) => filter.answer_headers(endpoint, headers),
             Plugin::Scorer(scorer) => scorer.answer_headers(endpoint, headers),
-            Plugin::Picker(_) | Plugin::Handler(_) => {}
+            Plugin::Picker(_) | Plugin::Handler(_) | Plugin::Decider(_) => {}
         }
     }
 
@@ -359,6 +408,7 @@ impl Plugin {
         match self {
             Plugin::Filter(filter) | Plugin::FilterAndScorer(filter, _) => filter.reads(),
             Plugin::Scorer(scorer) => scorer.reads(),
+            Plugin::Decider(decider) => decider.reads(),
             Plugin::Picker(_) | Plugin::Handler(_) => Reads::NOTHING,
         }
     }
@@ -371,7 +421,7 @@ pub struct PluginDescriptor {
     pub name: &'static str,
     /// Types of older versions that mean the same.
     pub aliases: &'static [&'static str],
-    /// `filter`, `scorer`, `picker`, `handler`; several with `, ` between them.
+    /// `filter`, `scorer`, `picker`, `handler`, `decider`; several with `, ` between them.
     pub kind: &'static str,
     /// One sentence: what it does.
     pub summary: &'static str,

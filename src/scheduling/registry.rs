@@ -18,6 +18,7 @@ pub const STRATEGIES: &[&Descriptor] = &[
     &strategy::least_request::PLUGIN,
     &strategy::least_utilization::PLUGIN,
     &strategy::load_balance::PLUGIN,
+    &strategy::pd::PLUGIN,
     &strategy::pipeline::PLUGIN,
     &strategy::power_of_two::PLUGIN,
     &strategy::predicted_latency::PLUGIN,
@@ -35,6 +36,8 @@ pub const STRATEGIES: &[&Descriptor] = &[
 /// All parts of the `pipeline` strategy, by name.
 pub const PLUGINS: &[&PluginDescriptor] = &[
     &scorer::active_request::PLUGIN,
+    &profile::decider::ALWAYS_MULTIMODAL,
+    &profile::decider::ALWAYS,
     &filter::concurrency_detector::PLUGIN,
     &filter::context_length_aware::PLUGIN,
     &profile::data_parallel::PLUGIN,
@@ -56,6 +59,7 @@ pub const PLUGINS: &[&PluginDescriptor] = &[
     &profile::disagg::PD,
     &scorer::precise_prefix_cache::PLUGIN,
     &filter::role::PREFILL,
+    &profile::decider::PREFIX_BASED,
     &filter::prefix_cache_affinity::PLUGIN,
     &scorer::prefix_cache::PLUGIN,
     &scorer::queue::PLUGIN,

@@ -217,7 +217,8 @@ impl Scheduler {
         if prefill.is_empty() {
             return whole;
         }
-        let field = split::Field { prefill: &prefill, decode, whole: &whole, policy };
+        let encode = self.open(cx, subset, Roles::ENCODE, |_| {});
+        let field = split::Field { prefill: &prefill, decode, encode: &encode, whole: &whole, policy };
         let Some(mut pair) = strategy.pair(cx, &field, rng, self.ranking(explain)) else { return whole };
         let split = pair.split.unwrap_or_else(|| split::is_split(cx, &field, &pair, policy.decider));
         let held = pair.prefill.first().and_then(|p| prefill.iter().find(|c| c.state.endpoint.id == p.id));

@@ -63,6 +63,8 @@ pub struct Field<'f, 'a> {
     pub prefill: &'f [Candidate<'a>],
     /// Servers that may make the answer; never empty.
     pub decode: &'f [Candidate<'a>],
+    /// Servers that may turn images and sounds into embeddings.
+    pub encode: &'f [Candidate<'a>],
     /// Who would serve the request whole.
     pub whole: &'f Decision,
     /// The pool's policy.
@@ -151,6 +153,18 @@ pub(super) fn by_rank<S: Strategy + ?Sized>(
     Some(Pair { parts, ..Pair::proposed(prefill.picks, field.whole.picks.clone(), "the strategy's choice of each") })
 }
 
+/// The rule of [`Decider::PrefixBased`].
+pub(super) fn lacks_enough(
+    cx: &PickContext<'_>,
+    decoder: &Candidate<'_>,
+    non_cached_tokens: u32,
+    prompt_tokens: u32,
+) -> bool {
+    let tokens = cx.request.prompt_tokens;
+    let lacking = tokens.saturating_sub(decoder.cached.any);
+    non_cached_tokens > 0 && tokens >= prompt_tokens && lacking >= non_cached_tokens
+}
+
 /// What `decider` makes of a pair.
 #[must_use]
 pub fn is_split(cx: &PickContext<'_>, field: &Field<'_, '_>, pair: &Pair, decider: Decider) -> bool {
@@ -161,9 +175,7 @@ pub fn is_split(cx: &PickContext<'_>, field: &Field<'_, '_>, pair: &Pair, decide
         Decider::Always => true,
         Decider::Never => false,
         Decider::PrefixBased { non_cached_tokens, prompt_tokens } => {
-            let tokens = cx.request.prompt_tokens;
-            let lacking = tokens.saturating_sub(decoder.cached.any);
-            non_cached_tokens > 0 && tokens >= prompt_tokens && lacking >= non_cached_tokens
+            lacks_enough(cx, decoder, non_cached_tokens, prompt_tokens)
         }
         Decider::Predicted => {
             let whole = field.whole.picks.first().and_then(|e| field.decoder(e));
@@ -176,3 +188,6 @@ pub fn is_split(cx: &PickContext<'_>, field: &Field<'_, '_>, pair: &Pair, decide
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -261,6 +261,7 @@ fn the_registry_holds_together() {
             Plugin::FilterAndScorer(..) => vec!["filter", "scorer"],
             Plugin::Picker(_) => vec!["picker"],
             Plugin::Handler(_) => vec!["handler"],
+            Plugin::Decider(_) => vec!["decider"],
         };
         assert_eq!(kinds, made, "{}", plugin.name);
         let error = (plugin.build)(&serde_json::json!({"wieght": 1})).unwrap_err();

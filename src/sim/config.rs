@@ -4,6 +4,7 @@ use crate::sim::answer::DEFAULT_OUTPUT_TOKENS;
 use crate::sim::engine::EngineConfig;
 use crate::sim::faults::Faults;
 use crate::sim::kv_events::KvEventsConfig;
+use crate::sim::pd::{PdConfig, Role};
 use std::net::{IpAddr, Ipv4Addr};
 
 /// 4 servers: enough that a good choice and a bad one differ.
@@ -61,6 +62,8 @@ pub struct ServerConfig {
     pub max_body_bytes: usize,
     /// Whom it tells what its cache holds; nobody when `None`.
     pub kv_events: Option<KvEventsConfig>,
+    /// Prefill and decode on different servers.
+    pub pd: PdConfig,
     /// What goes wrong from the start.
     pub faults: Faults,
 }
@@ -77,6 +80,7 @@ impl Default for ServerConfig {
             echo_body_sha256: false,
             max_body_bytes: DEFAULT_MAX_BODY_BYTES,
             kv_events: None,
+            pd: PdConfig::default(),
             faults: Faults::default(),
         }
     }
@@ -91,6 +95,8 @@ pub struct SimConfig {
     pub bind: IpAddr,
     /// The first one's port, the others follow; 0 lets the system choose each.
     pub port: u16,
+    /// What each is for, in order; those beyond the end are for both.
+    pub roles: Vec<Role>,
     /// What each is.
     pub server: ServerConfig,
 }
@@ -101,6 +107,7 @@ impl Default for SimConfig {
             endpoints: DEFAULT_ENDPOINTS,
             bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
             port: DEFAULT_PORT,
+            roles: Vec::new(),
             server: ServerConfig::default(),
         }
     }

@@ -23,7 +23,6 @@ impl FaultBoard {
     }
 
     /// To be told of changes.
-    #[cfg(feature = "zmq")]
     pub(super) fn watch(&self) -> watch::Receiver<Faults> {
         self.faults.subscribe()
     }

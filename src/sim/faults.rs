@@ -21,8 +21,22 @@ pub struct Faults {
     pub cut_after_tokens: Option<u32>,
     /// End a stream after so many tokens with an error event, status 200, as vLLM does when its engine dies.
     pub error_after_tokens: Option<u32>,
+    /// What is wrong with prefill legs.
+    pub prefill: PrefillFaults,
     /// What is wrong with the KV events.
     pub kv_events: KvEventsFaults,
+}
+
+/// What is wrong with a server's prefill legs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PrefillFaults {
+    /// Answers say nothing of the blocks, which stay until their lease ends.
+    pub no_params: bool,
+    /// No answer comes until this is over.
+    pub hang: bool,
+    /// The server is gone after the next answer: its blocks are lost and it refuses everything.
+    pub die_after_reply: bool,
 }
 
 /// What is wrong with a server's KV events.
@@ -110,6 +124,7 @@ mod tests {
         assert!(Faults::parse(br#"{"refuze":true}"#).unwrap_err().contains("refuze"));
         assert!(Faults::parse(br#"{"fail_next":{"count":1,"status":200}}"#).unwrap_err().contains("200"));
         assert_eq!(Faults::parse(b"{}").unwrap(), Faults::default());
+        assert!(Faults::parse(br#"{"prefill":{"hang":true}}"#).unwrap().prefill.hang);
         assert_eq!(Faults::parse(br#"{"metrics":"hang"}"#).unwrap().metrics, Some(MetricsFault::Hang));
         assert!(Faults::parse(br#"{"kv_events":{"drop":1}}"#).unwrap_err().contains("drop_next"));
         assert_eq!(Faults::parse(br#"{"kv_events":{"drop_next":2}}"#).unwrap().kv_events.drop_next, 2);

@@ -5,16 +5,17 @@
 use crate::clock::Clock;
 use crate::sim::config::SimConfig;
 use crate::sim::fault_board::FaultBoard;
-use crate::sim::http::Server;
+use crate::sim::http::{Place, Server};
 #[cfg(feature = "zmq")]
 use crate::sim::kv_events::publish;
 use crate::sim::kv_events::{KvEventSource, KvLink};
+use crate::sim::pd::{DEFAULT_SIDE_CHANNEL_PORT, Peers};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,6 +40,7 @@ const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
 pub struct SimHandle {
     addresses: Vec<SocketAddr>,
     kv_event_sources: Vec<KvEventSource>,
+    peers: Arc<Peers>,
     tasks: TaskTracker,
     /// No new connections and requests.
     stop: CancellationToken,
@@ -100,6 +102,7 @@ pub fn serve(config: &SimConfig) -> io::Result<SimHandle> {
     let mut fleet = SimHandle {
         addresses: Vec::with_capacity(listeners.len()),
         kv_event_sources: Vec::new(),
+        peers: Arc::default(),
         tasks: TaskTracker::new(),
         stop: CancellationToken::new(),
         abort: CancellationToken::new(),
@@ -118,7 +121,16 @@ impl SimHandle {
         let link = self.start_publisher(config, index, address, clock, &faults)?;
         self.addresses.push(address);
         self.kv_event_sources.extend(link.as_ref().map(|link| link.source.clone()));
-        let server = Arc::new(Server::new(address.port(), clock, config.server.clone(), faults, link));
+        let place = Place {
+            address,
+            // Who listens everywhere is found here.
+            host: if address.ip().is_unspecified() { Ipv4Addr::LOCALHOST.into() } else { address.ip() },
+            // Numbers only: nobody listens there.
+            side_channel: DEFAULT_SIDE_CHANNEL_PORT.wrapping_add(index),
+            role: config.roles.get(usize::from(index)).copied().unwrap_or_default(),
+            peers: self.peers.clone(),
+        };
+        let server = Arc::new(Server::new(place, clock, config.server.clone(), faults, link));
         let engine = server.host().clone();
         let aborted = self.abort.clone();
         // The engine outlives the stop: what is under way shall end.

@@ -7,13 +7,14 @@ use crate::clock::{Clock, Timestamp};
 use crate::prefix::vllm_hash::Digest;
 use crate::sim::engine::{Engine, EngineConfig, EngineEvent, Job, JobId, JobReport, Load, Refused};
 use crate::sim::kv_events::encode::{KvEncoder, KvFrame};
+use crate::sim::pd::Claim;
 use crate::sim::stats::EngineStats;
 use ahash::RandomState;
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 use tokio::sync::{Notify, mpsc};
 
 /// 32 label sets of `lora_requests_info` are remembered; a real server remembers them all.
@@ -30,7 +31,20 @@ pub(super) struct Update {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum News {
     Token,
+    /// What another server had computed is here.
+    Received,
+    /// It had gone before it was here; no more news comes.
+    Lost,
     Finished(JobReport),
+}
+
+/// Blocks that are kept of an ended job.
+#[derive(Clone, Debug)]
+pub(super) struct Pinned {
+    pub(super) tokens: u32,
+    pub(super) blocks: Vec<u32>,
+    /// What is left of the lease.
+    pub(super) left: Duration,
 }
 
 /// Adapters that ran and waited at a moment.
@@ -47,6 +61,8 @@ pub(super) struct HostSnapshot {
     pub(super) load: Load,
     pub(super) stats: EngineStats,
     pub(super) loras: Vec<LoraSet>,
+    /// Ended jobs whose blocks are kept, and the number of these blocks.
+    pub(super) pins: (usize, usize),
     /// When the engine began, or began anew.
     pub(super) started: Timestamp,
 }
@@ -131,15 +147,14 @@ impl EngineHost {
         }
     }
 
-    /// Hands jobs in, all or none; their ids are given out here.
-    pub(super) fn submit(self: &Arc<Self>, jobs: Vec<Job>) -> Result<Subscription, Refused> {
+    /// Hands jobs in, all or none; their ids are given out here. `claim`: what the first one receives.
+    pub(super) fn submit(self: &Arc<Self>, jobs: Vec<Job>, claim: Option<Claim>) -> Result<Subscription, Refused> {
         // Unbounded, yet small: a job sends at most one update a token, and a real server does not wait for slow readers either.
         let (sink, updates) = mpsc::unbounded_channel();
         let mut subscription =
-            Subscription { host: self.clone(), jobs: Vec::with_capacity(jobs.len()), open: 0, updates };
+            Subscription { host: self.clone(), jobs: Vec::with_capacity(jobs.len()), open: 0, updates, claim };
         let mut state = self.state.lock();
         let now = state.advance(&self.clock);
-        let idle = state.engine.next_event_at().is_none();
         for (choice, mut job) in jobs.into_iter().enumerate() {
             let id = JobId(state.next_job);
             state.next_job += 1;
@@ -153,7 +168,8 @@ impl EngineHost {
             subscription.jobs.push(id);
             subscription.open += 1;
         }
-        if idle {
+        // No step is under way, whatever else the driver waits for.
+        if state.engine.next_event_at().is_some_and(|at| at <= now) {
             state.advance(&self.clock);
             self.wake.notify_one();
         }
@@ -168,6 +184,7 @@ impl EngineHost {
             load: state.engine.load(),
             stats: state.engine.stats().clone(),
             loras: state.loras.iter().cloned().collect(),
+            pins: state.engine.pins(),
             started: state.started,
         }
     }
@@ -189,6 +206,35 @@ impl EngineHost {
         let mut state = self.state.lock();
         state.advance(&self.clock);
         state.engine.reset_prefix_cache()
+    }
+
+    /// What is kept of a job that has ended; `None` when nothing is.
+    pub(super) fn pinned(&self, job: JobId) -> Option<Pinned> {
+        let mut state = self.state.lock();
+        let now = state.advance(&self.clock);
+        let pinned = state.engine.pinned(now, job)?;
+        Some(Pinned {
+            tokens: pinned.tokens,
+            blocks: pinned.blocks.iter().map(|block| block.number()).collect(),
+            left: pinned.until.since(now),
+        })
+    }
+
+    /// Gives back what is kept of a job; false when nothing is.
+    pub(super) fn release(&self, job: JobId) -> bool {
+        let mut state = self.state.lock();
+        let now = state.advance(&self.clock);
+        let released = state.engine.release(now, job);
+        // Somebody may have waited for these blocks.
+        self.wake.notify_one();
+        released
+    }
+
+    /// Begins the lease of what is kept of a job anew.
+    pub(super) fn heartbeat(&self, job: JobId) {
+        let mut state = self.state.lock();
+        let now = state.advance(&self.clock);
+        state.engine.heartbeat(now, job);
     }
 
     /// Takes note of where an adapter was loaded from.
@@ -223,6 +269,8 @@ impl EngineHost {
             }
         }
         events.clear();
+        // Somebody may have waited for these blocks.
+        self.wake.notify_one();
     }
 }
 
@@ -255,7 +303,8 @@ impl State {
             let (job, news) = match event {
                 EngineEvent::FirstToken { job, .. } | EngineEvent::Token { job, .. } => (job, News::Token),
                 EngineEvent::Finished { job, report, .. } => (job, News::Finished(report)),
-                EngineEvent::Preempted { .. } | EngineEvent::Received { .. } => continue,
+                EngineEvent::Received { job, .. } => (job, News::Received),
+                EngineEvent::Preempted { .. } => continue,
             };
             let Some(listener) = self.listeners.get(&job) else { continue };
             // A failed send means that the reader is going away; its drop cancels the job.
@@ -285,30 +334,45 @@ pub(super) struct Subscription {
     jobs: Vec<JobId>,
     open: usize,
     updates: mpsc::UnboundedReceiver<Update>,
+    /// Blocks of another server that the first job reads. Given back when it has, or when nobody waits for it any more.
+    claim: Option<Claim>,
 }
 
 impl Subscription {
+    /// The job of a choice.
+    pub(super) fn job(&self, choice: usize) -> Option<JobId> {
+        self.jobs.get(choice).copied()
+    }
+
     /// The next update; `None` when all jobs have ended.
     pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Update>> {
         if self.open == 0 {
             return Poll::Ready(None);
         }
-        let update = std::task::ready!(self.updates.poll_recv(cx));
+        let mut update = std::task::ready!(self.updates.poll_recv(cx));
+        if let Some(Update { choice: 0, news: News::Received }) = update
+            && self.claim.take().is_some_and(|claim| !claim.done())
+        {
+            update = Some(Update { choice: 0, news: News::Lost });
+        }
         if let Some(Update { news: News::Finished(_), .. }) = update {
             self.open -= 1;
         }
         Poll::Ready(update)
     }
 
-    /// Waits for the end of all jobs; their reports in the order in which the jobs were handed in.
-    pub(super) async fn finished(mut self) -> Vec<JobReport> {
+    /// Waits for the end of all jobs; their reports in the order in which the jobs were handed in. `None` when what one of them was to
+    /// receive was lost.
+    pub(super) async fn finished(&mut self) -> Option<Vec<JobReport>> {
         let mut reports: Vec<Option<JobReport>> = vec![None; self.jobs.len()];
         while let Some(update) = std::future::poll_fn(|cx| self.poll_next(cx)).await {
-            if let (News::Finished(report), Some(slot)) = (update.news, reports.get_mut(update.choice)) {
-                *slot = Some(report);
+            match (update.news, reports.get_mut(update.choice)) {
+                (News::Finished(report), Some(slot)) => *slot = Some(report),
+                (News::Lost, _) => return None,
+                _ => {}
             }
         }
-        reports.into_iter().flatten().collect()
+        Some(reports.into_iter().flatten().collect())
     }
 }
 

@@ -13,6 +13,7 @@
 //! | [`stats`] | counts and histograms | yes |
 //! | [`kv_events`] | what the cache tells: encoding pure, sockets not | partly |
 //! | `host` | an engine on the wall clock | no |
+//! | [`pd`] | prefill and decode on different servers | no |
 //! | `http` | the APIs of one server | no |
 //! | `fleet` | listeners and connections | no |
 //! | [`config`], [`faults`] | what it is built with, what goes wrong on demand | yes |
@@ -89,6 +90,7 @@ mod http;
 pub mod kv;
 pub mod kv_events;
 pub mod latency;
+pub mod pd;
 pub mod profiles;
 mod sequence;
 pub mod stats;

@@ -28,6 +28,7 @@ impl Explained<'_> {
             model = self.model,
             prompt_tokens = self.prompt_tokens,
             picks = picks.join(","),
+            prefill = self.decision.split.as_ref().and_then(|s| s.prefill.first()).map(|e| &*e.authority),
             reason = self.decision.reason,
             parts = %parts(self.decision),
             "decision"

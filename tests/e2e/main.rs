@@ -4,6 +4,7 @@
 mod support;
 
 mod choosing;
+mod disagg;
 mod faults;
 mod fleet;
 mod inputs;

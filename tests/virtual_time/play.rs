@@ -9,6 +9,7 @@ use attache::pool::Endpoint;
 use attache::pool::health::HealthPolicy;
 use attache::prefix::claims::DEFAULT_CLAIM_LIFE;
 use attache::replay::front::FrontConfig;
+use attache::replay::legs::Patience;
 use attache::replay::pace::{Limited, Scaled};
 use attache::replay::served::{Ending, Sample, Served};
 use attache::replay::trace;
@@ -145,6 +146,7 @@ impl Pool {
         let config = WorldConfig {
             front: FrontConfig {
                 scheduler: Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 1),
+                patience: Patience::default(),
                 stale_after: Duration::from_secs(2),
                 block_size: BLOCK,
                 max_index_bytes: 64 << 20,

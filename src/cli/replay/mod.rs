@@ -11,6 +11,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::config::settings::PoolSettings;
 use crate::config::units::parse_duration;
 use crate::config::{Overrides, Settings};
+use crate::pool::Roles;
 use crate::replay::front::FrontConfig;
 use crate::replay::pace::{Closed, Limited, Resampled, Scaled};
 use crate::replay::report::assertion::Assertion;
@@ -26,7 +27,7 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use parking_lot::Mutex;
-use plan::Policy;
+use plan::{Policy, Server};
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -60,6 +61,10 @@ Examples:
 
   A pool of unequal servers whose KV events come 50 ms late, and one in a hundred not at all:
     attache replay --trace t.jsonl --profile '8b-h100*6,8b-h100@0.5*2' --kv-events 50ms,0.01
+
+  Two servers compute prompts for six others, or every server serves whole requests:
+    attache replay --workload unique --profile '8b-h100:prefill*2,8b-h100:decode*6' --disaggregation predicted,always,never --compare ''
+    attache replay --workload unique --profile '8b-h100*8'
 
   In CI: fails with exit code 2 when it does not hold:
     attache replay --trace t.jsonl --assert 'predicted-latency:ttft_mean<0.7*pipeline:ttft_mean'
@@ -114,6 +119,10 @@ pub(super) struct ReplayArgs {
     /// Which of its pools [default: the first]
     #[arg(long, value_name = "NAME", help_heading = "Who decides")]
     pool: Option<String>,
+    /// Whether requests are split between prefill and decode servers: `predicted`, `always`, `never`, `prefix-based:TOKENS`; several make
+    /// as many of each policy [default: the configuration's]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Who decides")]
+    disaggregation: Vec<String>,
     /// Policies beside the configuration's: `name`, `name={…}` with parameters, `label=file.yaml`
     #[arg(long, value_name = "LIST", default_value = DEFAULT_COMPARE, help_heading = "Who decides")]
     compare: Vec<String>,
@@ -127,7 +136,7 @@ pub(super) struct ReplayArgs {
     /// How many servers; several give a table each [default: as many as the configuration names, or 8]
     #[arg(long, value_name = "N", value_delimiter = ',', help_heading = "Who serves")]
     endpoints: Vec<usize>,
-    /// What they are: `profile[@speed][*number],…`; see --list
+    /// What they are: `profile[@speed][:role][*number],…`; see --list
     #[arg(long, value_name = "LIST", default_value = "8b-h100", help_heading = "Who serves")]
     profile: String,
     /// Adapters that each holds at once
@@ -233,7 +242,7 @@ impl Source {
 struct Job<'p> {
     source: &'p Source,
     speed: f64,
-    engines: &'p [EngineConfig],
+    servers: &'p [Server],
     changes: &'p [TimedChange],
     policy: &'p Policy,
 }
@@ -241,7 +250,9 @@ struct Job<'p> {
 /// Plays everything and shows it; whether all assertions hold.
 fn replay(args: &ReplayArgs) -> Result<bool, Failure> {
     let (base, config_text) = configuration(args)?;
+    let fleets = fleets(args, &base).map_err(Failure::usage)?;
     let policies = plan::policies(&base, &args.compare, |file| pool_of(file, None).map(|(pool, _)| pool))
+        .and_then(|policies| plan::split_by(policies, &args.disaggregation, plan::may_split(&fleets)))
         .map_err(Failure::usage)?;
     for policy in &policies {
         (policy.pool.scheduler(None)).with_context(|| format!("policy `{}`", policy.name)).map_err(Failure::usage)?;
@@ -251,7 +262,6 @@ fn replay(args: &ReplayArgs) -> Result<bool, Failure> {
     let assertions = assertions.map_err(|e| Failure::usage(e.into()))?;
     let baseline = baseline(args, &names).map_err(Failure::usage)?;
     let sources = sources(args).map_err(Failure::usage)?;
-    let fleets = fleets(args, &base).map_err(Failure::usage)?;
     let changes = changes(args, &fleets).map_err(Failure::usage)?;
     let hearing = hearing(args, &base).map_err(Failure::usage)?;
 
@@ -260,7 +270,7 @@ fn replay(args: &ReplayArgs) -> Result<bool, Failure> {
         for fleet in &fleets {
             for speed in &args.speed {
                 for policy in &policies {
-                    jobs.push(Job { source, speed: *speed, engines: fleet, changes: &changes, policy });
+                    jobs.push(Job { source, speed: *speed, servers: fleet, changes: &changes, policy });
                 }
             }
         }
@@ -325,21 +335,21 @@ fn sources(args: &ReplayArgs) -> anyhow::Result<Vec<Source>> {
     Ok(sources)
 }
 
-fn fleets(args: &ReplayArgs, base: &PoolSettings) -> anyhow::Result<Vec<Vec<EngineConfig>>> {
+fn fleets(args: &ReplayArgs, base: &PoolSettings) -> anyhow::Result<Vec<Vec<Server>>> {
     if !args.endpoints.is_empty() {
-        return args.endpoints.iter().map(|n| plan::engines(&args.profile, Some(*n))).collect();
+        return args.endpoints.iter().map(|n| plan::servers(&args.profile, Some(*n))).collect();
     }
-    let listed = plan::engines(&args.profile, None)?;
+    let listed = plan::servers(&args.profile, None)?;
     // A list with numbers says how many there are.
     let count = match (base.endpoints.len(), listed.len()) {
         (0, 1) => Some(DEFAULT_SERVERS),
         (0, _) => None,
         (n, _) => Some(n),
     };
-    Ok(vec![plan::engines(&args.profile, count)?])
+    Ok(vec![plan::servers(&args.profile, count)?])
 }
 
-fn changes(args: &ReplayArgs, fleets: &[Vec<EngineConfig>]) -> anyhow::Result<Vec<TimedChange>> {
+fn changes(args: &ReplayArgs, fleets: &[Vec<Server>]) -> anyhow::Result<Vec<TimedChange>> {
     let first = fleets.first().map(Vec::as_slice).unwrap_or_default();
     let mut changes = args.change.iter().map(|c| plan::change(c, first)).collect::<anyhow::Result<Vec<_>>>()?;
     changes.sort_by_key(|c| c.at);
@@ -475,6 +485,7 @@ fn play(args: &ReplayArgs, job: &Job<'_>, hearing: &Hearing, bar: &ProgressBar) 
     let pool = &job.policy.pool;
     let front = FrontConfig {
         scheduler: pool.scheduler(None)?,
+        patience: plan::patience(pool),
         stale_after: pool.scrape.stale_after,
         block_size: pool.prefix.block_size,
         max_index_bytes: pool.prefix.max_bytes,
@@ -487,26 +498,28 @@ fn play(args: &ReplayArgs, job: &Job<'_>, hearing: &Hearing, bar: &ProgressBar) 
     let config = WorldConfig {
         front,
         servers: job
-            .engines
+            .servers
             .iter()
             .enumerate()
-            .map(|(i, engine)| (named(i), EngineConfig { max_loras: args.max_loras, ..engine.clone() }))
+            .map(|(i, s)| (s.spec(named(i)), EngineConfig { max_loras: args.max_loras, ..s.engine.clone() }))
             .collect(),
         hearing: hearing.clone(),
         changes: job.changes.to_vec(),
         seed: args.seed,
     };
     let targets = Targets { first_token: args.ttft_target, per_token: args.tpot_target };
-    let tally = Tally::new(job.engines.len()).with_targets(targets);
+    let roles = config.servers.iter().map(|(spec, _)| Roles::of_labels(&spec.labels)).collect();
+    let tally = Tally::new(job.servers.len()).with_targets(targets).with_roles(roles);
     let mut observer = Counting { tally, bar, unshown: 0 };
     let mut workload = workload(args, job.source, job.speed)?;
     let outcome = World::new(config, &mut *workload, &mut observer).run()?;
     bar.inc(observer.unshown);
-    let mut cell = BTreeMap::from([("endpoints".to_owned(), job.engines.len().to_string())]);
+    let mut cell = BTreeMap::from([("endpoints".to_owned(), job.servers.len().to_string())]);
     if args.speed.len() > 1 || job.speed != 1.0 {
         cell.insert("speed".to_owned(), job.speed.to_string());
     }
-    let per_token = job.engines.first().map_or(0.0, |e| e.latency.per_prefill_token.as_secs_f64() / e.latency.speed);
+    let per_token = job.servers.first().map(|s| &s.engine.latency);
+    let per_token = per_token.map_or(0.0, |l| l.per_prefill_token.as_secs_f64() / l.speed);
     Ok(Run {
         policy: job.policy.name.clone(),
         workload: job.source.name(),

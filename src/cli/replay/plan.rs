@@ -1,14 +1,20 @@
 //! The words of `attache replay`: policies, servers, changes.
 
 use crate::clock::Timestamp;
-use crate::config::settings::PoolSettings;
+use crate::config::settings::{Disaggregation, PoolSettings};
 use crate::config::units::parse_duration;
-use crate::replay::world::{Change, TimedChange};
+use crate::disagg::Mode;
+use crate::disagg::policy::ROLESET_LABEL;
+use crate::pool::{EndpointSpec, Roles};
+use crate::replay::legs::Patience;
+use crate::replay::world::{Change, TimedChange, with_role};
+use crate::scheduling::{Decider, SplitPolicy};
 use crate::sim::engine::EngineConfig;
 use crate::sim::profiles;
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 use std::path::Path;
+use std::sync::Arc;
 
 /// More servers than any pool has; each has a page table of its own.
 const MAX_SERVERS: usize = 10_000;
@@ -92,13 +98,91 @@ pub(super) fn policies(
     Ok(policies)
 }
 
-/// The engines that `8b-h100*6,small-l40s@0.5*2` stands for: profile, speed and number of each. With `count` the list is repeated
-/// until there are so many.
+/// A server that is simulated.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Server {
+    pub(super) engine: EngineConfig,
+    /// What it is there for, in a role label's word; for everything on its own when `None`.
+    pub(super) role: Option<Arc<str>>,
+}
+
+impl Server {
+    /// What discovery says of it, when it says `spec` of its address.
+    pub(super) fn spec(&self, spec: EndpointSpec) -> EndpointSpec {
+        with_role(spec, self.role.as_ref())
+    }
+}
+
+/// Whether any server computes prompts for others.
+pub(super) fn may_split(fleets: &[Vec<Server>]) -> bool {
+    let roles = |s: &Server| s.role.as_deref().and_then(Roles::of_word).unwrap_or_default();
+    fleets.iter().flatten().any(|server| roles(server).has(Roles::PREFILL))
+}
+
+/// Whether to split requests, as `--disaggregation` spells it: `predicted`, `always`, `never`, `prefix-based:16`.
+///
+/// # Errors
+/// What is wrong with the word.
+pub(super) fn decider(spelling: &str) -> anyhow::Result<Decider> {
+    let form = || format!("--disaggregation `{spelling}`: predicted, always, never or prefix-based:TOKENS is allowed");
+    Ok(match spelling.split_once(':') {
+        None if spelling == "predicted" => Decider::Predicted,
+        None if spelling == "always" => Decider::Always,
+        None if spelling == "never" => Decider::Never,
+        Some(("prefix-based", tokens)) => {
+            Decider::PrefixBased { non_cached_tokens: tokens.parse().ok().with_context(form)?, prompt_tokens: 0 }
+        }
+        _ => bail!(form()),
+    })
+}
+
+/// The policies with each of the `deciders` that `--disaggregation` names, in place of their own; several give each policy a name for each.
+/// Without any, a fleet `with_roles` is one for a pool of that kind: what its configuration does not say is the default.
+///
+/// # Errors
+/// What is wrong with a word.
+pub(super) fn split_by(policies: Vec<Policy>, deciders: &[String], with_roles: bool) -> anyhow::Result<Vec<Policy>> {
+    let splitting = |policy: &Policy, decider: Decider| {
+        let before = policy.pool.disaggregation.clone();
+        let Disaggregation { split, mode } = before.unwrap_or_else(|| Disaggregation {
+            split: SplitPolicy { decider, together: vec![ROLESET_LABEL.into()] },
+            mode: Mode::Header,
+        });
+        let split = SplitPolicy { decider, ..split };
+        PoolSettings { disaggregation: Some(Disaggregation { split, mode }), ..policy.pool.clone() }
+    };
+    if deciders.is_empty() {
+        let unsaid = |policy: &Policy| with_roles && policy.pool.disaggregation.is_none();
+        return Ok(policies
+            .into_iter()
+            .map(|p| if unsaid(&p) { Policy { pool: splitting(&p, Decider::default()), ..p } } else { p })
+            .collect());
+    }
+    let mut all = Vec::new();
+    for policy in &policies {
+        for word in deciders {
+            let name = if deciders.len() > 1 { format!("{}+{word}", policy.name) } else { policy.name.clone() };
+            all.push(Policy { name, pool: splitting(policy, decider(word)?) });
+        }
+    }
+    Ok(all)
+}
+
+/// How the picker of a pool waits for prefill servers.
+pub(super) fn patience(pool: &PoolSettings) -> Patience {
+    match pool.disaggregation.as_ref().map(|d| &d.mode) {
+        Some(Mode::Direct(direct)) => Patience { bounds: direct.bounds, fallback: direct.fallback },
+        _ => Patience::default(),
+    }
+}
+
+/// The servers that `8b-h100*6,small-l40s@0.5:prefill*2` stands for: profile, speed, role and number of each. With `count` the list is
+/// repeated until there are so many.
 ///
 /// # Errors
 /// What is wrong with a part.
-pub(super) fn engines(spelling: &str, count: Option<usize>) -> anyhow::Result<Vec<EngineConfig>> {
-    let mut engines = Vec::new();
+pub(super) fn servers(spelling: &str, count: Option<usize>) -> anyhow::Result<Vec<Server>> {
+    let mut servers = Vec::new();
     for part in split(spelling) {
         let (kind, number) = match part.rsplit_once('*') {
             Some((kind, n)) => (
@@ -107,6 +191,13 @@ pub(super) fn engines(spelling: &str, count: Option<usize>) -> anyhow::Result<Ve
             ),
             None => (part, 1),
         };
+        let (kind, role) = match kind.split_once(':') {
+            Some((kind, role)) => (kind, Some(role.trim())),
+            None => (kind, None),
+        };
+        if let Some(role) = role.filter(|role| Roles::of_word(role).is_none()) {
+            bail!("`{part}`: `{role}` is no role; {} are allowed", Roles::words().join(", "));
+        }
         let (name, speed) = match kind.split_once('@') {
             Some((name, s)) => {
                 (name, s.trim().parse::<f64>().ok().with_context(|| format!("`{part}`: `{s}` is no speed"))?)
@@ -115,22 +206,22 @@ pub(super) fn engines(spelling: &str, count: Option<usize>) -> anyhow::Result<Ve
         };
         let engine = profiles::by_name(name.trim())?.scaled(speed)?;
         ensure!(number <= MAX_SERVERS, "`{part}`: {number} servers, at most {MAX_SERVERS} are simulated");
-        engines.extend(std::iter::repeat_n(engine, number));
+        servers.extend(std::iter::repeat_n(Server { engine, role: role.map(Arc::from) }, number));
     }
-    ensure!(!engines.is_empty(), "no servers are named; a profile is needed, as in `8b-h100`");
+    ensure!(!servers.is_empty(), "no servers are named; a profile is needed, as in `8b-h100`");
     if let Some(count) = count {
         ensure!((1..=MAX_SERVERS).contains(&count), "{count} servers; 1 to {MAX_SERVERS} can be simulated");
-        engines = engines.iter().cycle().take(count).cloned().collect();
+        servers = servers.iter().cycle().take(count).cloned().collect();
     }
-    ensure!(engines.len() <= MAX_SERVERS, "{} servers, at most {MAX_SERVERS} are simulated", engines.len());
-    Ok(engines)
+    ensure!(servers.len() <= MAX_SERVERS, "{} servers, at most {MAX_SERVERS} are simulated", servers.len());
+    Ok(servers)
 }
 
 /// The change that `10m lose 3`, `5m restart 0` or `1h join small-l40s` stands for; `join` alone is one more of the first kind.
 ///
 /// # Errors
 /// What is wrong with it.
-pub(super) fn change(spelling: &str, engines: &[EngineConfig]) -> anyhow::Result<TimedChange> {
+pub(super) fn change(spelling: &str, fleet: &[Server]) -> anyhow::Result<TimedChange> {
     let form = "a change is a moment, `lose N`, `restart N` or `join [PROFILE]`, as in `10m lose 3`";
     let mut words = spelling.split_whitespace();
     let at = words.next().context(form)?;
@@ -144,17 +235,20 @@ pub(super) fn change(spelling: &str, engines: &[EngineConfig]) -> anyhow::Result
     let change = match what {
         Some("lose") => Change::Lose(server()?),
         Some("restart") => Change::Restart(server()?),
-        Some("join") => Change::Join(Box::new(match which {
-            Some(profile) => engines_of_one(profile)?,
-            None => engines.first().context("there is no server to be like")?.clone(),
-        })),
+        Some("join") => {
+            let Server { engine, role } = match which {
+                Some(profile) => one(profile)?,
+                None => fleet.first().context("there is no server to be like")?.clone(),
+            };
+            Change::Join(Box::new(engine), role)
+        }
         _ => bail!("`{spelling}`: {form}"),
     };
     Ok(TimedChange { at: Timestamp(0).after(at), change })
 }
 
-fn engines_of_one(profile: &str) -> anyhow::Result<EngineConfig> {
-    engines(profile, Some(1))?.into_iter().next().context("no server is named")
+fn one(profile: &str) -> anyhow::Result<Server> {
+    servers(profile, Some(1))?.into_iter().next().context("no server is named")
 }
 
 #[cfg(test)]
@@ -171,35 +265,62 @@ mod tests {
 
     #[test]
     fn servers_by_profile_speed_and_number() {
-        let fleet = engines("8b-h100*2,small-l40s@0.5", None).unwrap();
-        let speeds: Vec<f64> = fleet.iter().map(|e| e.latency.speed).collect();
-        assert_eq!(speeds, [1.0, 1.0, 0.5]);
-        assert_eq!(engines("8b-h100,small-l40s@0.5", Some(5)).unwrap().len(), 5);
+        let fleet = servers("8b-h100:prefill*2,small-l40s@0.5:decode,8b-h100", None).unwrap();
+        let each: Vec<_> = fleet.iter().map(|s| (s.engine.latency.speed, s.role.as_deref())).collect();
+        assert_eq!(each, [(1.0, Some("prefill")), (1.0, Some("prefill")), (0.5, Some("decode")), (1.0, None)]);
+        assert_eq!(servers("8b-h100,small-l40s@0.5", Some(5)).unwrap().len(), 5);
         for (bad, part) in [
             ("", "no servers"),
             ("8b-h10", "did you mean `8b-h100`"),
             ("8b-h100*x", "`x` is no number"),
             ("8b-h100@fast", "`fast` is no speed"),
             ("8b-h100@0", "greater than 0"),
+            ("8b-h100:prefil*2", "`prefil` is no role; decode, prefill, both"),
             ("8b-h100*99999", "at most"),
         ] {
-            let error = format!("{:#}", engines(bad, None).unwrap_err());
+            let error = format!("{:#}", servers(bad, None).unwrap_err());
             assert!(error.contains(part), "{bad}: {error}");
         }
-        assert!(engines("8b-h100", Some(0)).is_err());
+        assert!(servers("8b-h100", Some(0)).is_err());
     }
 
     #[test]
     fn changes_in_words() {
-        let fleet = engines("8b-h100", None).unwrap();
+        let fleet = servers("8b-h100:decode", None).unwrap();
         let one = |text| change(text, &fleet).unwrap();
         assert_eq!(one("10m lose 3").at, Timestamp(600_000_000_000));
         assert_eq!(one("10m lose 3").change, Change::Lose(3));
         assert_eq!(one("0 restart 0").change, Change::Restart(0));
-        assert_eq!(one("1s join").change, Change::Join(Box::new(fleet[0].clone())));
-        assert!(matches!(one("1s join small-l40s").change, Change::Join(engine) if *engine != fleet[0]));
+        assert_eq!(one("1s join").change, Change::Join(Box::new(fleet[0].engine.clone()), Some("decode".into())));
+        assert!(matches!(one("1s join small-l40s").change, Change::Join(engine, None) if *engine != fleet[0].engine));
         for bad in ["", "10m", "lose 3", "10m lose", "10m lose x", "10m explode 3", "10m lose 3 4", "1s join nobody"] {
             assert!(change(bad, &fleet).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn deciders_multiply_policies_and_give_them_names() {
+        let base = || vec![Policy { name: "random".to_owned(), pool: pool() }];
+        let named = |words: &[&str], with_roles| {
+            let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
+            let all = split_by(base(), &words, with_roles).unwrap().into_iter();
+            all.map(|p| (p.name, p.pool.disaggregation.map(|d| d.split.decider))).collect::<Vec<_>>()
+        };
+        assert_eq!(named(&[], false), [("random".to_owned(), None)]);
+        assert_eq!(named(&[], true), [("random".to_owned(), Some(Decider::Predicted))]);
+        assert_eq!(named(&["never"], true), [("random".to_owned(), Some(Decider::Never))]);
+        let two = named(&["always", "prefix-based:16"], true);
+        let prefix = Decider::PrefixBased { non_cached_tokens: 16, prompt_tokens: 0 };
+        assert_eq!(two[0], ("random+always".to_owned(), Some(Decider::Always)));
+        assert_eq!(two[1], ("random+prefix-based:16".to_owned(), Some(prefix)));
+        for bad in ["sometimes", "prefix-based", "prefix-based:x", "always:1"] {
+            assert!(decider(bad).is_err(), "{bad}");
+        }
+    }
+
+    fn pool() -> PoolSettings {
+        let overrides = crate::config::Overrides { endpoints: vec!["127.0.0.1:8000".to_owned()], ..Default::default() };
+        let settings = crate::cli::source::ReloadSource::new(None, None, overrides).read().settings;
+        settings.unwrap().pools.remove(0)
     }
 }

@@ -104,7 +104,8 @@ pub(super) const IMPLICIT: &[&str] = &[
 ];
 
 const NO_QUEUES: &str = "nothing is queued or shed in this version";
-const NO_SPLIT: &str = "in this version one server both prefills and decodes";
+const BY_HANDLER: &str = "the profiles are those that the profile handler names";
+const TOGETHER: &str = "servers of one revision are kept together by a label, which `disaggregation.together` names";
 /// A parser: which one reads a body is decided by the request's path.
 const BY_PATH: Fate = Fate::BuiltIn("", &[]);
 const MULTICLUSTER: &str = "pools of several clusters are not supported";
@@ -143,7 +144,7 @@ pub(super) const CATALOGUE: &[Entry] = &[
     part("latency-scorer"),
     part("load-aware-scorer"),
     part("lora-affinity-scorer"),
-    other("no-hit-lru-scorer", &[], Fate::PartAnd(mapping::no_hit_lru)),
+    other("no-hit-lru-scorer", &[], Fate::PartAnd(mapping::one_index)),
     other("precise-prefix-cache-scorer", &[], Fate::PartAnd(mapping::precise_prefix)),
     part("predicted-latency-scorer"),
     other("prefix-cache-scorer", &[], Fate::PartAnd(mapping::prefix_scorer)),
@@ -159,16 +160,17 @@ pub(super) const CATALOGUE: &[Entry] = &[
     part("random-picker"),
     part("weighted-random-picker"),
     part("data-parallel-profile-handler"),
-    other("disagg-profile-handler", &[], Fate::PartAnd(mapping::disagg)),
+    part("disagg-profile-handler"),
     part("header-profile-handler"),
-    other("pd-profile-handler", &[], Fate::PartAnd(mapping::disagg)),
+    other("pd-profile-handler", &[], Fate::PartAnd(mapping::pd)),
     part("single-profile-handler"),
     // Prefill, decode and encode on servers of their own.
-    other("always-disagg-multimodal-decider", &[], Fate::Idle(NO_SPLIT, None)),
-    other("always-disagg-pd-decider", &[], Fate::Idle(NO_SPLIT, None)),
-    Entry { name: "disagg-headers-handler", aliases: &["prefill-header-handler"], slots: &[], fate: Fate::Idle(NO_SPLIT, None) },
-    other("disaggregatedset-rollout-screener", &[], Fate::Idle(NO_SPLIT, None)),
-    other("prefix-based-pd-decider", &[], Fate::Idle(NO_SPLIT, Some(&["nonCachedTokens", "promptTokens", "prefixPluginName", "prefixPluginType", "prefixMatchInfoProducerName"]))),
+    part("always-disagg-multimodal-decider"),
+    part("always-disagg-pd-decider"),
+    // The exchange sets `x-prefiller-host-port` and `x-encoder-hosts-ports` of every request that is split.
+    Entry { name: "disagg-headers-handler", aliases: &["prefill-header-handler"], slots: &[], fate: Fate::BuiltIn(BY_HANDLER, &["prefillProfile", "encodeProfile"]) },
+    other("disaggregatedset-rollout-screener", &[], Fate::Idle(TOGETHER, None)),
+    other("prefix-based-pd-decider", &[], Fate::PartAnd(mapping::one_index)),
     other("dp-rank-header-handler", &[], Fate::Absent("the header `x-data-parallel-rank` is not sent")),
     other("p2p-source-producer", &[], Fate::Absent("the header `x-kv-cache-source-host-port` is not sent")),
     // Producers.

@@ -26,6 +26,14 @@ pub(super) struct Mapped {
     pub(super) scrape: schema::Scrape,
     pub(super) endpoints: FromFlags,
     pub(super) exchange: schema::Exchange,
+    pub(super) disaggregation: Opt<schema::Disaggregation>,
+}
+
+/// What a profile handler means that has a prefill profile: llm-d's sidecar stands before the decode servers. Which requests are split, the
+/// handler says itself.
+pub(super) fn sidecars(to: &mut Mapped, span: Span) {
+    let mode = Some(At { value: schema::DisaggregationMode::Header, span });
+    to.disaggregation = Some(At { value: schema::Disaggregation { mode, ..Default::default() }, span });
 }
 
 /// Sets what no plugin before has set; the first one counts.
@@ -115,15 +123,16 @@ pub(super) fn prefix_scorer(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink
     bounds(f, sink);
 }
 
-/// `no-hit-lru-scorer`
-pub(super) fn no_hit_lru(f: &mut Fields<'_>, _: &mut Mapped, sink: &mut Sink) {
+/// `no-hit-lru-scorer`, `prefix-based-pd-decider`: which prefixes they go by.
+pub(super) fn one_index(f: &mut Fields<'_>, _: &mut Mapped, sink: &mut Sink) {
     ignored(f, &["prefixPluginType", "prefixPluginName"], "a pool has one index of prefixes", sink);
 }
 
-/// `disagg-profile-handler` and its forerunner.
-pub(super) fn disagg(f: &mut Fields<'_>, _: &mut Mapped, sink: &mut Sink) {
-    let message = "only the decode profile decides: in this version one server both prefills and decodes";
-    sink.push(Diagnostic::new(Code::NoEffect, &f.path, message).at(f.span));
+/// `pd-profile-handler`
+pub(super) fn pd(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
+    one_index(f, to, sink);
+    ignored(f, &["hashBlockSize"], "the pool's blocks are counted", sink);
+    ignored(f, &["primaryPort"], "each rank of a server is an endpoint of its own", sink);
 }
 
 /// `token-producer`

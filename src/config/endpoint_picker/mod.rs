@@ -50,7 +50,7 @@ pub(super) fn read(root: &Node, sink: &mut Sink) -> Option<File> {
     let mut mapped = Mapped::default();
     let gates = sections::feature_gates(&mut f, sink);
     let plugins = Plugins::read(&mut f, &mut mapped, sink);
-    let strategy = profiles::pipeline(&mut f, &plugins, sink);
+    let strategy = profiles::pipeline(&mut f, &plugins, &mut mapped, sink);
     sections::data_layer(&mut f, &plugins, &mut mapped, sink);
     sections::parsers(&mut f, &plugins, sink);
     sections::flow_control(&mut f, &gates, &plugins, sink);
@@ -79,7 +79,7 @@ fn check_version(f: &mut Fields<'_>, sink: &mut Sink) -> bool {
 
 /// One pool, of what was read.
 fn file(mapped: Mapped, strategy: Option<At<schema::Strategy>>, span: Span, sink: &mut Sink) -> File {
-    let Mapped { block_size, tokenizer, kv_events, scrape, endpoints, exchange } = mapped;
+    let Mapped { block_size, tokenizer, kv_events, scrape, endpoints, exchange, disaggregation } = mapped;
     let kv_events = match (&tokenizer, kv_events) {
         (None, Some(events)) => {
             let message =
@@ -106,7 +106,7 @@ fn file(mapped: Mapped, strategy: Option<At<schema::Strategy>>, span: Span, sink
         scrape,
         health: schema::Health::default(),
         prefix_cache: Some(At { value: prefix, span }),
-        disaggregation: None,
+        disaggregation,
         from_flags: Some(endpoints),
     };
     let pools = Some(At { value: vec![At { value: pool, span }], span });

@@ -1,5 +1,6 @@
 //! The section `schedulingProfiles`, and the pipeline that comes of it and of the plugins: the rules for what may be left out.
 
+use super::mapping::{self, Mapped};
 use super::plugins::{Declared, Plugins};
 use super::{PIPELINE, undefined};
 use crate::config::decode::{Fields, Sink};
@@ -7,6 +8,7 @@ use crate::config::diagnostic::{At, Code, Diagnostic, Span};
 use crate::config::document::{Node, Value};
 use crate::config::schema::{self, Opt};
 use crate::scheduling::plugin::Plugin;
+use crate::scheduling::profile::division::{Division, StageProfile, Stages};
 use serde_json::{Value as Json, json};
 use std::collections::HashMap;
 
@@ -22,7 +24,12 @@ struct Profile<'p> {
 }
 
 /// The pipeline of the file. Meaningless when an error was reported.
-pub(super) fn pipeline(f: &mut Fields<'_>, plugins: &Plugins, sink: &mut Sink) -> At<schema::Strategy> {
+pub(super) fn pipeline(
+    f: &mut Fields<'_>,
+    plugins: &Plugins,
+    mapped: &mut Mapped,
+    sink: &mut Sink,
+) -> At<schema::Strategy> {
     let node = f.node("schedulingProfiles");
     let span = node.map_or(f.span, |n| n.span);
     let mut profiles = read(node, plugins, sink);
@@ -37,6 +44,11 @@ pub(super) fn pipeline(f: &mut Fields<'_>, plugins: &Plugins, sink: &mut Sink) -
         add_picker(profile, plugins);
     }
     let handler = handler(plugins, &profiles, span, sink);
+    check_deciders(plugins, handler, sink);
+    let prefill = stages(handler).and_then(|stages| stages.prefill).map(|stage| stage.profile);
+    if let Some(handler) = handler.filter(|_| prefill.is_some_and(|p| profiles.iter().any(|own| own.name.value == p))) {
+        mapping::sidecars(mapped, handler.name.span);
+    }
     let parameters = (!profiles.is_empty()).then(|| parameters(plugins, &profiles, handler));
     let strategy = schema::Strategy {
         name: At { value: PIPELINE.to_owned(), span },
@@ -101,7 +113,7 @@ fn entry<'p>(node: &Node, path: &str, plugins: &'p Plugins, sink: &mut Sink) -> 
     match (&declared.part, weight) {
         // Was spoken of where it is declared.
         (None, _) if declared.broken || declared.is_idle() => None,
-        (None | Some(Plugin::Handler(_)), _) => {
+        (None | Some(Plugin::Handler(_) | Plugin::Decider(_)), _) => {
             let what = format!("`{}` in a profile", reference.value);
             let why = format!("its type, `{}`, neither filters, nor scores, nor picks", declared.kind);
             sink.push(no_effect(reference.span, &reference_path, &what, &why));
@@ -124,6 +136,24 @@ fn is_handler(declared: &Declared) -> bool {
     matches!(declared.part, Some(Plugin::Handler(_)))
 }
 
+fn is_decider(declared: &Declared) -> bool {
+    matches!(declared.part, Some(Plugin::Decider(_)))
+}
+
+/// The stages that a handler knows beside the answer.
+fn stages(handler: Option<&Declared>) -> Option<Stages> {
+    let Some(Plugin::Handler(part)) = &handler?.part else { return None };
+    match part.division() {
+        Division::Stages(stages) => Some(stages),
+        Division::ByPool | Division::ByCaller => None,
+    }
+}
+
+/// Whether the handler asks the plugin called `name`.
+fn asks(stages: Option<&Stages>, name: &str) -> bool {
+    stages.is_some_and(|s| s.iter().any(|stage| stage.decider.as_ref().is_some_and(|d| d.name == name)))
+}
+
 fn check_names(profiles: &[Profile<'_>], sink: &mut Sink) {
     let mut first: HashMap<&str, Span> = HashMap::new();
     for profile in profiles {
@@ -138,7 +168,7 @@ fn check_names(profiles: &[Profile<'_>], sink: &mut Sink) {
 
 /// All that filters, scores or picks, in the order of the file. `None` when nothing does: then the pipeline's own default holds.
 fn default_profile(plugins: &Plugins, span: Span) -> Option<Profile<'_>> {
-    let parts = plugins.declared.iter().filter(|d| d.part.is_some() && !is_handler(d));
+    let parts = plugins.declared.iter().filter(|d| d.part.is_some() && !is_handler(d) && !is_decider(d));
     let parts: Vec<_> = parts.map(|d| (d, None)).collect();
     let name = At { value: DEFAULT_PROFILE.to_owned(), span };
     (!parts.is_empty()).then_some(Profile { name, plugins: parts })
@@ -151,7 +181,8 @@ fn warn_of_unused(plugins: &Plugins, profiles: &[Profile<'_>], sink: &mut Sink) 
         let detector = declared.entry.is_some_and(|e| !e.slots.is_empty());
         // By name: of two that are called the same, which was reported, either may have been meant.
         let used = profiles.iter().flat_map(|p| &p.plugins).any(|(d, _)| d.name.value == declared.name.value);
-        if declared.part.is_none() || detector || used || is_picker(declared) || is_handler(declared) {
+        let elsewhere = is_picker(declared) || is_handler(declared) || is_decider(declared);
+        if declared.part.is_none() || detector || used || elsewhere {
             continue;
         }
         let message = format!("`{}` has no effect: no profile names it", declared.name.value);
@@ -187,6 +218,9 @@ fn handler<'p>(plugins: &'p Plugins, profiles: &[Profile<'_>], span: Span, sink:
     let names: Vec<&str> = profiles.iter().map(|p| p.name.value.as_str()).collect();
     match first.map(|handler| (handler, &handler.part)) {
         Some((handler, Some(Plugin::Handler(part)))) if second.is_none() && !names.is_empty() => {
+            if let Division::Stages(stages) = part.division() {
+                check_stages(handler, &stages, &names, plugins, sink);
+            }
             if let Err(error) = part.eligible(&names) {
                 let message = format!("`{}` can't work with these profiles: {error}", handler.name.value);
                 let diagnostic = Diagnostic::new(Code::Contradiction, "schedulingProfiles", message).at(span);
@@ -203,11 +237,55 @@ fn handler<'p>(plugins: &'p Plugins, profiles: &[Profile<'_>], span: Span, sink:
     first
 }
 
+/// What keeps the stages of a handler from running.
+fn check_stages(handler: &Declared, stages: &Stages, profiles: &[&str], plugins: &Plugins, sink: &mut Sink) {
+    let no_effect = |message: String| Diagnostic::new(Code::NoEffect, "plugins", message).at(handler.name.span);
+    let named = |stage: &StageProfile| profiles.contains(&stage.profile.as_str());
+    for stage in stages.iter().filter(|stage| !named(stage)) {
+        let message = format!("`{}` has no effect on requests to be split: no profile is called so", stage.profile);
+        sink.push(no_effect(message));
+    }
+    if stages.prefill.is_none() && stages.encode.is_some() {
+        let message = "`deciders.encode` has no effect: media are encoded elsewhere only where the prompt is computed \
+                       elsewhere, and `deciders.prefill` is not set";
+        sink.push(no_effect(message.to_owned()));
+    }
+    for decider in stages.iter().filter_map(|stage| stage.decider.as_ref()) {
+        match plugins.named(&decider.name) {
+            Some(declared) if declared.broken || is_decider(declared) => {}
+            Some(declared) => {
+                let message = format!("`{}` is no decider: its type is `{}`", decider.name, declared.kind);
+                let diagnostic = Diagnostic::new(Code::WrongPlugin, "plugins", message).at(handler.name.span);
+                sink.push(diagnostic.related(declared.name.span, "declared here"));
+            }
+            None if decider.otherwise.is_some() => {}
+            None => {
+                let named = At { value: decider.name.clone(), span: handler.name.span };
+                undefined(&named, "plugins", plugins, sink);
+            }
+        }
+    }
+}
+
+/// A decider that nobody asks was probably forgotten.
+fn check_deciders(plugins: &Plugins, handler: Option<&Declared>, sink: &mut Sink) {
+    let stages = stages(handler);
+    for declared in plugins.declared.iter().filter(|d| is_decider(d)) {
+        let name = &declared.name;
+        if !asks(stages.as_ref(), &name.value) {
+            let message = format!("`{}` has no effect: no profile handler asks it", name.value);
+            sink.push(Diagnostic::new(Code::NoEffect, "plugins", message).at(name.span));
+        }
+    }
+}
+
 /// The parameters of the `pipeline` strategy.
 fn parameters(plugins: &Plugins, profiles: &[Profile<'_>], handler: Option<&Declared>) -> Json {
+    let stages = stages(handler);
     let used = |d: &&Declared| {
         let named = profiles.iter().flat_map(|p| &p.plugins).any(|(p, _)| std::ptr::eq(*p, *d));
-        named || handler.is_some_and(|h| std::ptr::eq(h, *d))
+        let asked = is_decider(d) && asks(stages.as_ref(), &d.name.value);
+        named || asked || handler.is_some_and(|h| std::ptr::eq(h, *d))
     };
     let declared = plugins.declared.iter().filter(used);
     let declared = declared.map(|d| json!({"name": d.name.value, "type": d.kind, "parameters": d.parameters}));

@@ -8,6 +8,7 @@ use crate::config::document;
 use crate::config::schema::{File, Pool, TokenizerKind};
 use crate::config::settings::{TokenizerSettings, UsageCount};
 use crate::config::{ConfigText, Overrides, Settings, Sources, load};
+use crate::disagg::Mode;
 use crate::pool::Engine;
 use crate::scheduling::registry;
 use serde_json::{Value, json};
@@ -227,7 +228,14 @@ fn what_has_no_effect_is_said() {
         ),
         ("agent-identity", "{additionalSessionHeaders: [a]}", &["agent-identity"]),
         ("latency-slo-admitter", "", &["latency-slo-admitter"]),
-        ("prefix-based-pd-decider", "{nonCachedTokens: 16}", &["prefix-based-pd-decider"]),
+        (
+            "prefix-based-pd-decider",
+            "{nonCachedTokens: 16, prefixPluginName: p, prefixPluginType: t}",
+            &["prefixPluginType", "prefixPluginName", "prefix-based-pd-decider"],
+        ),
+        ("always-disagg-pd-decider", "", &["always-disagg-pd-decider"]),
+        ("disagg-headers-handler", "{prefillProfile: p, encodeProfile: e}", &["prefillProfile", "encodeProfile"]),
+        ("disaggregatedset-rollout-screener", "", &["disaggregatedset-rollout-screener"]),
         (
             "request-attribute-reporter",
             "{attributes: [{key: {namespace: n, name: k}, expression: size(usage), condition: 'true'}]}",
@@ -325,4 +333,85 @@ fn endpoints_come_from_flags() {
     assert_eq!(settings.pools[0].endpoints[0].metrics_url(), None, "no data source, no metrics");
     let flags = Overrides { strategy: Some("random".into()), ..one_endpoint() };
     assert_eq!(full(&text, flags).unwrap().0.pools[0].strategy, "random", "one flag switches to something else");
+}
+
+/// The profiles of prefill and decode, with these plugins declared.
+fn staged(plugins: &str) -> String {
+    format!(
+        "plugins:\n{plugins}- {{type: prefill-filter}}\n- {{type: decode-filter}}\nschedulingProfiles:\n\
+         - {{name: prefill, plugins: [{{pluginRef: prefill-filter}}]}}\n- {{name: decode, plugins: [{{pluginRef: decode-filter}}]}}\n"
+    )
+}
+
+#[test]
+fn deciders_go_into_the_pipeline_with_the_handler_that_asks_them() {
+    let text = staged(
+        "- {type: disagg-profile-handler, parameters: {deciders: {prefill: mine}}}\n\
+         - {name: mine, type: prefix-based-pd-decider, parameters: {nonCachedTokens: 16}}\n- {type: disagg-headers-handler}\n",
+    );
+    let (_, diagnostics) = body(&text);
+    assert_eq!(diagnostics, [], "{}", show(&text, &diagnostics));
+    let parameters = pipeline(&text);
+    let declared = parameters["plugins"].as_array().unwrap();
+    let types: Vec<&str> = declared.iter().map(|p| p["type"].as_str().unwrap()).collect();
+    assert_eq!(types, ["disagg-profile-handler", "prefix-based-pd-decider", "prefill-filter", "decode-filter"]);
+    assert_eq!(declared[1]["parameters"], json!({"nonCachedTokens": 16}));
+    let old =
+        staged("- {type: pd-profile-handler}\n- {type: prefix-based-pd-decider}\n- {type: prefill-header-handler}\n");
+    let (_, diagnostics) = body(&old);
+    assert_eq!(diagnostics, [], "{}", show(&old, &diagnostics));
+    assert_eq!(pipeline(&old)["plugins"].as_array().unwrap().len(), 4);
+}
+
+#[test]
+fn what_keeps_a_stage_from_running_is_said() {
+    let handler = |parameters: &str| format!("- {{type: disagg-profile-handler, parameters: {parameters}}}\n");
+    let always = "- {type: always-disagg-pd-decider}\n";
+    for (case, plugins, code, says) in [
+        ("no decider", handler("{deciders: {prefill: mine}}"), Code::UndefinedReference, "`mine`"),
+        ("none of a decider's type", handler("{deciders: {prefill: decode-filter}}"), Code::WrongPlugin, "no decider"),
+        ("nobody asks", handler("{}") + always, Code::NoEffect, "no profile handler asks it"),
+        (
+            "no such profile",
+            handler("{profiles: {prefill: p}, deciders: {prefill: always-disagg-pd-decider}}") + always,
+            Code::NoEffect,
+            "no profile is called so",
+        ),
+        (
+            "encode without prefill",
+            handler("{profiles: {encode: prefill}, deciders: {encode: always-disagg-multimodal-decider}}")
+                + "- {type: always-disagg-multimodal-decider}\n",
+            Code::NoEffect,
+            "`deciders.prefill` is not set",
+        ),
+    ] {
+        let text = staged(&plugins);
+        let (_, diagnostics) = body(&text);
+        let [said] = diagnostics.as_slice() else { panic!("{case}: {}", show(&text, &diagnostics)) };
+        assert!(said.code == code && said.message.contains(says) && said.span.is_some(), "{case}: {said:?}");
+    }
+    let listed = "plugins: [{type: always-disagg-pd-decider}]\nschedulingProfiles: [{name: a, plugins: [{pluginRef: always-disagg-pd-decider}]}]\n";
+    assert!(show("", &body(listed).1).contains("neither filters"));
+}
+
+#[test]
+fn a_prefill_profile_that_can_run_means_sidecars() {
+    let shipped = [
+        ("pd-epp", include_str!("../../../tests/data/endpoint_picker/pd-epp.yaml"), true),
+        ("sim-pd", include_str!("../../../tests/data/endpoint_picker/sim-pd.yaml"), true),
+        ("sim-e-p-d", include_str!("../../../tests/data/endpoint_picker/sim-e-p-d.yaml"), true),
+        ("sim-e-pd", include_str!("../../../tests/data/endpoint_picker/sim-e-pd.yaml"), false),
+        (
+            "pd-topology: no handler asks its decider",
+            include_str!("../../../tests/data/endpoint_picker/pd-topology.yaml"),
+            false,
+        ),
+        ("epp-config", include_str!("../../../tests/data/endpoint_picker/epp-config.yaml"), false),
+    ];
+    for (case, text, splits) in shipped {
+        let (settings, _) = full(text, one_endpoint()).unwrap_or_else(|d| panic!("{case}: {}", show(text, &d)));
+        let said = settings.pools[0].disaggregation.as_ref();
+        assert_eq!(said.is_some(), splits, "{case}");
+        assert!(said.is_none_or(|d| matches!(d.mode, Mode::Header)), "{case}");
+    }
 }

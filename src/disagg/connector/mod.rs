@@ -12,7 +12,8 @@
 //! AIBrix's label `model.aibrix.ai/kv-connector-type` calls the Neuron one `nixl`, which everybody else calls vLLM's: [`of_aibrix_label`]
 //! reads AIBrix's names, [`named`] ours and llm-d's.
 //!
-//! Not here: Mooncake and MoRI-IO, whose legs carry engine ids and data-parallel ranks that have to be asked of the servers first.
+//! Not here: Mooncake and MoRI-IO, whose legs carry engine ids and data-parallel ranks that have to be asked of the servers first, and
+//! vLLM's OffloadingConnector.
 
 pub mod neuron_nixl;
 pub mod nixl;
@@ -117,9 +118,18 @@ pub fn of_aibrix_label(value: &str) -> Option<&'static Descriptor> {
     }
 }
 
+/// Refuses requests of an API that the connector does not speak.
+fn spoken(connector: &dyn Connector, leg: &Leg<'_>) -> Result<(), LegError> {
+    match connector.speaks(leg.api) {
+        true => Ok(()),
+        false => Err(LegError::Api { connector: connector.name(), api: leg.api }),
+    }
+}
+
 /// The prefill server's answer, read.
-fn reply_of<'r>(connector: &'static str, leg: &Leg<'_>, reply: Option<&'r [u8]>) -> Result<Reply<'r>, LegError> {
-    let reply = reply.ok_or(LegError::NoReply { connector })?;
+fn reply_of<'r>(connector: &dyn Connector, leg: &Leg<'_>, reply: Option<&'r [u8]>) -> Result<Reply<'r>, LegError> {
+    spoken(connector, leg)?;
+    let reply = reply.ok_or(LegError::NoReply { connector: connector.name() })?;
     let reply = Reply::read(leg.api, reply).map_err(LegError::Reply)?;
     reply.finished()?;
     Ok(reply)

@@ -1,14 +1,14 @@
 //! `neuron-nixl`: vLLM on AWS Neuron, which AIBrix calls `nixl`.
 //!
 //! The prefill leg asks for one token and says nothing of a transfer; the decode server gets the client's body with the whole answer of
-//! the prefill server as `disagg_prefill_resp`, byte for byte, and finds in it what it needs.
+//! the prefill server as `disagg_prefill_resp`, byte for byte, and finds in it what it needs, the first token included.
 //!
 //! Source: AIBrix `pd` router, connector `nixl`.
 
-use super::{Connector, Descriptor, Sequence, reply_of};
+use super::{Connector, Descriptor, Sequence, reply_of, spoken};
 use crate::disagg::api::LegApi;
 use crate::disagg::leg::{DecodeBody, Leg, LegError};
-use crate::disagg::prefill::{Allowed, distrust, one_token, splittable};
+use crate::disagg::prefill::{Allowed, distrust, first_token, splittable};
 
 /// Its line in the registry.
 pub const CONNECTOR: Descriptor = Descriptor {
@@ -39,15 +39,13 @@ impl Connector for NeuronNixl {
     }
 
     fn prefill_body(&self, leg: &Leg<'_>) -> Result<Vec<u8>, LegError> {
-        if !self.speaks(leg.api) {
-            return Err(LegError::Api { connector: self.name(), api: leg.api });
-        }
+        spoken(self, leg)?;
         splittable(leg, Allowed::One)?;
-        Ok(one_token(leg.api, &[]).apply(leg.body).map_err(LegError::Request)?.into_owned())
+        Ok(first_token(leg.api, &[]).apply(leg.body).map_err(LegError::Request)?.into_owned())
     }
 
     fn decode_body<'a>(&self, leg: &Leg<'a>, reply: Option<&[u8]>) -> Result<DecodeBody<'a>, LegError> {
-        let reply = reply_of(self.name(), leg, reply)?;
+        let reply = reply_of(self, leg, reply)?;
         let edits = distrust(&[RESPONSE]).set(RESPONSE, reply.raw);
         let body = edits.apply(leg.body).map_err(LegError::Request)?;
         Ok(DecodeBody { body, prefilled: reply.prefilled() })

@@ -52,7 +52,7 @@ impl Connector for Nixl {
     }
 
     fn decode_body<'a>(&self, leg: &Leg<'a>, reply: Option<&[u8]>) -> Result<DecodeBody<'a>, LegError> {
-        let reply = reply_of(self.name(), leg, reply)?;
+        let reply = reply_of(self, leg, reply)?;
         let params = reply.kv_transfer_params.ok_or(LegError::NoParams { field: PARAMS })?;
         let edits = distrust(&[PARAMS]).set(PARAMS, object(PARAMS, params)?);
         let body = edits.apply(leg.body).map_err(LegError::Request)?;
@@ -63,6 +63,8 @@ impl Connector for Nixl {
 /// The prefill leg, the same for AIBrix's `shfs`.
 pub(super) fn prefill_body(leg: &Leg<'_>) -> Result<Vec<u8>, LegError> {
     splittable(leg, Allowed::One)?;
-    let edits = one_token(leg.api, &[PARAMS]).set(PARAMS, leg.carried.unwrap_or(KEEP));
+    // What is no object would break the body.
+    let carried = leg.carried.filter(|params| params.starts_with(b"{"));
+    let edits = one_token(leg.api, &[PARAMS]).set(PARAMS, carried.unwrap_or(KEEP));
     Ok(edits.apply(leg.body).map_err(LegError::Request)?.into_owned())
 }

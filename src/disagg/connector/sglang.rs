@@ -5,14 +5,14 @@
 //! fails, only an [abort](Connector::abort_request) of its `rid` ends that.
 //!
 //! Several prompts and several answers are counted by the servers themselves (room, room + 1, …), so `n` stays in both bodies.
-//! `min_tokens` goes from the prefill leg: more of it than `max_tokens` is refused.
+//! The first token is the prefill server's, so all that it is chosen by stays in its body too.
 //!
 //! Source: SGLang's `bootstrap_*` request fields, llm-d `sglang`, AIBrix `pd` for SGLang and its #2746 for `rid`.
 
-use super::{Connector, Descriptor, Sequence, json_string};
+use super::{Connector, Descriptor, Sequence, json_string, spoken};
 use crate::disagg::api::LegApi;
 use crate::disagg::leg::{AbortRequest, DecodeBody, Leg, LegError};
-use crate::disagg::prefill::{Allowed, distrust, splittable};
+use crate::disagg::prefill::{Allowed, distrust, first_token, splittable};
 use crate::disagg::reply::{Prefilled, Reply};
 use crate::protocol::edit::Edits;
 
@@ -37,9 +37,7 @@ pub struct SgLang;
 impl SgLang {
     /// What both bodies have in common.
     fn meet(self, leg: &Leg<'_>) -> Result<Edits<'static>, LegError> {
-        if !self.speaks(leg.api) {
-            return Err(LegError::Api { connector: self.name(), api: leg.api });
-        }
+        spoken(&self, leg)?;
         splittable(leg, Allowed::Several)?;
         Ok(distrust(FIELDS)
             .set("bootstrap_host", json_string(leg.prefill_host))
@@ -74,11 +72,7 @@ impl Connector for SgLang {
     }
 
     fn prefill_body(&self, leg: &Leg<'_>) -> Result<Vec<u8>, LegError> {
-        let mut edits = self.meet(leg)?.set("max_tokens", b"1").set("stream", b"false");
-        if leg.api == LegApi::ChatCompletions {
-            edits = edits.set("max_completion_tokens", b"1");
-        }
-        let edits = edits.remove_all(&["stream_options", "min_tokens"]);
+        let edits = self.meet(leg)?.or_else(first_token(leg.api, FIELDS));
         Ok(edits.apply(leg.body).map_err(LegError::Request)?.into_owned())
     }
 

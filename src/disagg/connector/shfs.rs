@@ -44,7 +44,7 @@ impl Connector for Shfs {
     }
 
     fn decode_body<'a>(&self, leg: &Leg<'a>, reply: Option<&[u8]>) -> Result<DecodeBody<'a>, LegError> {
-        let reply = reply_of(self.name(), leg, reply)?;
+        let reply = reply_of(self, leg, reply)?;
         let mut edits = distrust(&[PARAMS]);
         edits = match reply.kv_transfer_params {
             None => edits.remove(PARAMS),

@@ -7,6 +7,7 @@
 //! ```
 
 use super::*;
+use crate::disagg::connector::trtllm::LEAST_SHARED_ID;
 use crate::disagg::policy::{Direct, Mode};
 use crate::ext_proc::split::{Ask, Came, Course, Stage};
 use crate::scheduling::{Booking, Dispatch};
@@ -14,9 +15,7 @@ use crate::telemetry::metrics;
 use rand::RngExt;
 use smallvec::SmallVec;
 
-/// Lowest number that names a request to both of its servers: TensorRT-LLM gives out the lower ones itself.
-const LEAST_ROOM: u64 = 1 << 42;
-/// Largest: what a signed number holds, as SGLang and TensorRT-LLM read it.
+/// Largest number that names a request to both of its servers: what a signed number holds, as SGLang and TensorRT-LLM read it.
 const GREATEST_ROOM: u64 = i64::MAX as u64;
 
 /// What a split request waits for.
@@ -88,7 +87,7 @@ impl Exchange {
     }
 
     fn stage(&self, plan: &mut Plan, body: &Body, direct: &Direct, now: Timestamp) -> Option<Box<Stage>> {
-        let room = self.picker.next_rng().random_range(LEAST_ROOM..GREATEST_ROOM);
+        let room = self.picker.next_rng().random_range(LEAST_SHARED_ID..GREATEST_ROOM);
         let mut scratch = Vec::new();
         let renamed = plan.new_body.take();
         let bytes = renamed.as_deref().unwrap_or_else(|| body.contiguous(&mut scratch));

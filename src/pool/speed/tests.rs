@@ -224,3 +224,39 @@ fn what_all_endpoints_have_in_common_is_the_pools() {
     let predicted: Vec<f64> = all.iter().chain([&stranger]).map(|e| predicted(e, 800_500, 4_000)).collect();
     assert!(predicted.iter().all(|p| (p / 0.72 - 1.0).abs() < 0.15), "{predicted:.3?}");
 }
+
+#[test]
+fn what_an_endpoint_showed_counts_less_with_time_and_a_restart_voids_both_ratios() {
+    let pool = Arc::default();
+    let (slow, usual) = (endpoint(&pool, 0), endpoint(&pool, 1));
+    for i in 0..100 {
+        for (endpoint, milliseconds) in [(&slow, 400u64), (&usual, 100)] {
+            let mut one = Reservation::begin(endpoint.clone(), None, work(2_000), true, at(i * 10_000));
+            one.first_token(true, at(i * 10_000 + milliseconds));
+            one.ended(Some(101), at(i * 10_000 + milliseconds * 11));
+        }
+    }
+    let slower =
+        |seconds: u64| slow.speed.slower(at(990_400 + seconds * 1_000)).map(|s| s / pool.centres.get()[0] as f64);
+    let [[fresh, _], [half, _], [old, _]] = [0, 30, 600].map(slower);
+    assert!(fresh > 1.5, "{fresh}");
+    assert!((half - fresh.sqrt()).abs() < 0.05 * half, "half of its logarithm after a half-life: {half} of {fresh}");
+    assert!((old - 1.0).abs() < 1e-3, "{old}");
+    slow.speed.reset();
+    answer(&slow, 2_000_000, 2_000, 100);
+    let [_, after] = slow.speed.slower(at(2_000_100));
+    assert!(after < 1.5, "the old process took four times as long for a token: {after}");
+}
+
+proptest! {
+    #[test]
+    fn ageing_goes_from_its_own_to_what_is_usual(usual in 0.2f32..5.0, own in 0.2f32..5.0, counts in 0.0f64..1.0) {
+        let (usual64, own64) = (f64::from(usual), f64::from(own));
+        prop_assert!((between(usual, own, 1.0) - own64).abs() < 1e-9);
+        prop_assert!((between(usual, own, 0.0) - usual64).abs() < 1e-9);
+        let aged = between(usual, own, counts);
+        prop_assert!(aged >= usual64.min(own64) - 1e-9 && aged <= usual64.max(own64) + 1e-9);
+        // As slow a server as another is fast ages as far.
+        prop_assert!((aged * between(1.0 / usual, 1.0 / own, counts) - 1.0).abs() < 1e-5);
+    }
+}

@@ -100,6 +100,8 @@ pub(super) async fn exchange(gateway: Arc<Gateway>, request: Request, quotes: Ve
         total: ended.since(request.at),
         preemptions: 0,
         ending: outcome.as_ref().map_or_else(|failure| failure.ending, |()| Ending::Answered),
+        handover: None,
+        fell_back: false,
     };
     let said = seen.text.as_ref().filter(|_| outcome.is_ok()).and_then(AnswerText::finish).map(str::to_owned);
     let failure = outcome.err().map(|failure| failure.reason);

@@ -53,6 +53,11 @@ const WORDS: &[(&str, &str)] = &[
         "Answered, refused, lost",
         "How requests ended. TTFT counts each request that got a first token, TPOT those answered whole.",
     ),
+    (
+        "Split, transfer, busy",
+        "Part of the requests whose prompt one server computed and another answered; how long the KV cache of such a prompt was on its way, in \
+         the mean; part of the time in which the servers for either had something to do. A server that answers one request is as busy as one that answers fifty.",
+    ),
     ("GPU seconds saved", "Cached prompt tokens, by the GPU seconds that computing one takes in this setting."),
     (
         "Ratio, interval, verdict",

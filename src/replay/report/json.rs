@@ -6,8 +6,9 @@
 
 use super::compare::{Change, Quantity, compare};
 use super::{Report, Run};
+use crate::pool::Roles;
 use crate::replay::tally::latency::Latency;
-use crate::replay::tally::{EndpointCounts, Tally};
+use crate::replay::tally::{EndpointCounts, Tally, share};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -79,6 +80,9 @@ pub struct RunFigures {
     pub simulated_seconds: f64,
     /// Real time that passed.
     pub took_seconds: f64,
+    /// How requests were split between prefill and decode servers; absent where there are no prefill servers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub split: Option<SplitFigures>,
     /// By the endpoint's position in the fleet.
     pub endpoints: Vec<EndpointFigures>,
     /// Over virtual time.
@@ -145,15 +149,35 @@ pub struct Imbalance {
     pub jain: f64,
 }
 
+/// How requests were split between prefill and decode servers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SplitFigures {
+    /// Part of the requests that two servers shared.
+    pub share: Option<f64>,
+    /// Requests whose prompt no prefill server computed, though one was asked.
+    pub fell_back: u64,
+    /// Mean time of a transfer.
+    pub transfer_seconds: Option<f64>,
+    /// Tokens that were transferred.
+    pub received_tokens: u64,
+    /// Part of the time in which servers that only compute prompts had something to do.
+    pub prefill_busy: Option<f64>,
+    /// The same of servers that make answers and compute no prompts for others.
+    pub decode_busy: Option<f64>,
+}
+
 /// What one endpoint was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointFigures {
-    /// Requests.
+    /// Requests that it answered.
     pub requests: u64,
-    /// Tokens of their prompts.
+    /// Tokens of the prompts that it computed.
     pub prompt_tokens: u64,
     /// Of those, what it held.
     pub cached_tokens: u64,
+    /// Prompts that it computed for others.
+    #[serde(default)]
+    pub prefills: u64,
 }
 
 /// All endpoints over one stretch of time.
@@ -315,6 +339,7 @@ fn figures(run: &Run, base: Option<&Run>) -> RunFigures {
         duration_seconds: tally.duration().as_secs_f64(),
         simulated_seconds: run.simulated.as_secs_f64(),
         took_seconds: run.took.as_secs_f64(),
+        split: split(tally),
         endpoints: tally.endpoints().iter().map(endpoint).collect(),
         timeline: timeline(tally),
         versus_baseline: base.map(|base| Versus {
@@ -334,7 +359,20 @@ fn endpoint(counts: &EndpointCounts) -> EndpointFigures {
         requests: counts.requests,
         prompt_tokens: counts.prompt_tokens,
         cached_tokens: counts.cached_tokens,
+        prefills: counts.prefills,
     }
+}
+
+fn split(tally: &Tally) -> Option<SplitFigures> {
+    let counts = tally.split();
+    tally.has_prefill_servers().then(|| SplitFigures {
+        share: share(counts.requests, tally.endings().total()),
+        fell_back: counts.fell_back,
+        transfer_seconds: (counts.requests > 0).then(|| counts.transfer.as_secs_f64() / counts.requests as f64),
+        received_tokens: counts.received_tokens,
+        prefill_busy: tally.busy(Roles::PREFILL.kind()),
+        decode_busy: tally.busy(Roles::DECODE.kind()),
+    })
 }
 
 fn timeline(tally: &Tally) -> Vec<PointFigures> {

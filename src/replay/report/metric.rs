@@ -58,6 +58,16 @@ pub const METRICS: &[Metric] = &[
         r.imbalance.map(|i| i.cv)
     }),
     metric("jain", Unit::Plain, "Jain's index of prompt work; 1 is even", |r| r.imbalance.map(|i| i.jain)),
+    metric("split_share", Unit::Share, "part of the requests that a prefill and a decode server shared", |r| {
+        r.split?.share
+    }),
+    metric("transfer_mean", Unit::Seconds, "mean time from a prefill server's cache to a decode server's", |r| {
+        r.split?.transfer_seconds
+    }),
+    metric("prefill_busy", Unit::Share, "part of the time in which prefill servers were busy", |r| {
+        r.split?.prefill_busy
+    }),
+    metric("decode_busy", Unit::Share, "part of the time in which decode servers were busy", |r| r.split?.decode_busy),
     metric("throughput", Unit::PerSecond, "answers per second", |r| r.requests_per_second),
     metric("output_tokens", Unit::PerSecond, "tokens of answers per second", |r| r.output_tokens_per_second),
     metric("gpu_seconds_saved", Unit::Plain, "GPU seconds that cached prompt tokens did not take", |r| {

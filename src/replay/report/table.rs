@@ -3,7 +3,7 @@
 //! One table for each cell, one row for each policy. Where the terminal is too narrow, the columns that matter least go first.
 
 use super::compare::{Change, Interval, Verdict};
-use super::json::{Cell, Document, RunFigures};
+use super::json::{Cell, Document, RunFigures, SplitFigures};
 use super::number::{ColumnUnit, NONE, percent, three_digits, whole};
 use std::fmt::Write as _;
 
@@ -80,6 +80,17 @@ pub(super) fn columns(cell: &Cell<'_>, baseline: &str) -> Vec<Column> {
         column("refused", 10, &|run| whole(run.requests.refused)),
         column("lost", 10, &|run| whole(run.requests.lost)),
     ];
+    if cell.runs.iter().any(|run| run.split.is_some()) {
+        let of =
+            |run: &RunFigures, of: fn(&SplitFigures) -> Option<f64>| or_none(run.split.as_ref().and_then(of), percent);
+        let transfer = least(|run| run.split?.transfer_seconds);
+        columns.push(column("split", 3, &|run| of(run, |split| split.share)));
+        columns.push(column(&format!("transfer mean, {}", transfer.name), 9, &|run| {
+            transfer.write(run.split.and_then(|split| split.transfer_seconds)).into()
+        }));
+        columns.push(column("prefill busy", 8, &|run| of(run, |split| split.prefill_busy)));
+        columns.push(column("decode busy", 8, &|run| of(run, |split| split.decode_busy)));
+    }
     if cell.runs.iter().any(|run| run.goodput.is_some()) {
         columns.push(column("goodput", 4, &|run| or_none(run.goodput, percent)));
     }

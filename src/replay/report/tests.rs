@@ -27,6 +27,8 @@ fn run(policy: &str, speed: &str, requests: u64) -> Run {
             total: first_token + Duration::from_secs(2),
             preemptions: u32::from(number == 3),
             ending: if lost { Ending::Lost } else { Ending::Answered },
+            handover: None,
+            fell_back: false,
         });
         let sample = |share: u64| Sample {
             running: (number % 5) as u32,

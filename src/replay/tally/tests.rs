@@ -20,6 +20,8 @@ fn served(number: u64) -> Served {
         total: Duration::from_millis(1_500),
         preemptions: 0,
         ending: Ending::Answered,
+        handover: None,
+        fell_back: false,
     }
 }
 

@@ -103,8 +103,12 @@ impl Labels {
     }
 }
 
-/// Where the endpoint stands that was picked for this request in an earlier step, as the request's header `header` says.
+/// Where the endpoint stands that was picked for this request in an earlier step: here, for its other stage, or elsewhere, as the request's header
+/// `header` says.
 #[must_use]
-pub fn peer<'a>(cx: &PickContext<'a>, header: Option<&str>) -> Option<Topology<'a>> {
+pub fn peer<'a>(cx: &PickContext<'a>, labels: &Labels, header: Option<&str>) -> Option<Topology<'a>> {
+    if let Some(peer) = cx.request.headers.peer() {
+        return Some(labels.topology(peer));
+    }
     Topology::parse(cx.request.headers.get(header?)?)
 }

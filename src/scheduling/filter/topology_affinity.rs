@@ -1,8 +1,9 @@
 //! `topology-affinity-filter`: endpoints that stand near the one that was picked in an earlier step, by their labels.
 //!
 //! `minAffinity` (`host`, `rack`, `zone`, `region`) is how near; a missing label matches nothing. Without a peer, and when nobody is
-//! near enough, all stay. The peer's place comes with the request, in `peerTopologyHeader`: whoever sends that header decides, so set it
-//! only where clients can't reach. When not: requests have no earlier step. Source: llm-d `topology-affinity-filter`; the labels are
+//! near enough, all stay. The peer is the server of the request's other stage where `disagg-profile-handler` has picked one; else its place
+//! comes with the request, in `peerTopologyHeader`: whoever sends that header decides, so set it only where clients can't reach. When
+//! not: requests have no earlier step. Source: llm-d `topology-affinity-filter`; the labels are
 //! those of its `topology-extractor`.
 
 use super::keep_or_all;
@@ -61,7 +62,7 @@ struct TopologyAffinity {
 
 impl Filter for TopologyAffinity {
     fn keep(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], _: &mut PickRng, keep: &mut [bool]) {
-        let Some(peer) = peer(cx, self.header.as_deref()) else { return };
+        let Some(peer) = peer(cx, &self.labels, self.header.as_deref()) else { return };
         keep_or_all(keep, |i| {
             let nearness = candidates.get(i).and_then(|c| self.labels.topology(&c.state.endpoint).nearness(peer));
             nearness >= Some(self.least)

@@ -1,12 +1,24 @@
-//! `disagg-profile-handler` and the older `pd-profile-handler`: prefill and decode on different servers.
+//! `disagg-profile-handler` and the older `pd-profile-handler`: prefill, decode and the encoding of media on different servers.
 //!
-//! What is in force of them is the decode profile: it decides about everything, and the server that it picks computes the whole answer,
-//! which is what the originals do for a request that their deciders don't split. The other profiles, the order and the deciders are accepted
-//! and not used. When not: prompts are long and must not slow the answers of others. Source: llm-d.
+//! ```text
+//! decode-first    decode profile; the encode decider says yes: encode profile; the prefill decider says yes: prefill profile
+//! prefill-first   prefill profile, always; encode as above; decode profile, near the prefill server where a topology plugin is in it
+//! ```
+//!
+//! A stage without a decider does not run (but prefill, when it comes first, needs none), nor does one whose profile is missing or leaves
+//! nobody: the request is then served whole by the server that the decode profile alone picks. So it is when both profiles pick one server.
+//! Topology plugins see the server of the stage before theirs. A pool needs `disaggregation` for any of it; an EndpointPickerConfig with a
+//! prefill profile that can run means llm-d's sidecars.
+//!
+//! `pd-profile-handler` asks `prefix-based-pd-decider` unless told otherwise. In files from before there were deciders, `threshold` counts
+//! the characters of the prompt, four to a token, that the decode server must lack.
+//!
+//! When not: the choice should weigh queues and the transfer; `predicted-latency` chooses both servers at once. Source: llm-d.
 
-use super::position;
-use crate::scheduling::PickContext;
-use crate::scheduling::plugin::{ParamError, Plugin, PluginDescriptor, ProfileHandler, params};
+use super::division::{DeciderName, Division, StageProfile, Stages};
+use super::{decider, position};
+use crate::scheduling::plugin::{ParamError, Plugin, PluginDescriptor, ProfileHandler, StageDecider, params};
+use crate::scheduling::{Candidate, PickContext, Reads};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::sync::Arc;
@@ -16,88 +28,100 @@ pub const DISAGG: PluginDescriptor = PluginDescriptor {
     name: "disagg-profile-handler",
     aliases: &[],
     kind: "handler",
-    summary: "The decode profile decides; requests are not split between prefill and decode servers yet.",
+    summary: "The decode profile decides, and where a decider says so, others choose the servers of prefill and encode.",
     source: "llm-d `disagg-profile-handler`",
-    build: |value| {
-        let Params { profiles, .. } = params(value)?;
-        Ok(Plugin::Handler(Arc::new(DecodeOnly { decode: profiles.decode })))
-    },
+    build: |value| Ok(Plugin::Handler(Arc::new(params::<Params>(value)?.build()))),
 };
 
 /// Registry entry.
 pub const PD: PluginDescriptor = PluginDescriptor {
     name: "pd-profile-handler",
-    aliases: &[],
-    kind: "handler",
-    summary: "The older name of `disagg-profile-handler`; likewise, the decode profile decides.",
+    summary: "The older name of `disagg-profile-handler`, for prefill and decode.",
     source: "llm-d `pd-profile-handler`",
-    build: |value| {
-        let PdParams { decode_profile, .. } = params(value)?;
-        Ok(Plugin::Handler(Arc::new(DecodeOnly { decode: decode_profile })))
-    },
+    build: |value| params::<PdParams>(value)?.build().map(|h| Plugin::Handler(Arc::new(h))),
+    ..DISAGG
 };
 
 /// llm-d's name for the profile that picks the server of the answer.
 pub const DEFAULT_DECODE_PROFILE: &str = "decode";
+/// llm-d's name for the profile that picks the server of the prompt.
+pub const DEFAULT_PREFILL_PROFILE: &str = "prefill";
+/// llm-d's name for the profile that picks the server of the media.
+pub const DEFAULT_ENCODE_PROFILE: &str = "encode";
+/// Every request, as in the versions that had a threshold.
+const DEFAULT_THRESHOLD: f64 = 0.0;
+/// Characters that llm-d counts as one token.
+const CHARACTERS_PER_TOKEN: f64 = 4.0;
 
 #[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct Params {
     profiles: Profiles,
-    #[serde(rename = "stageOrder")]
-    _stage_order: Option<StageOrder>,
-    #[serde(rename = "deciders")]
-    _deciders: Deciders,
+    stage_order: StageOrder,
+    deciders: Deciders,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum StageOrder {
+    /// llm-d's: what the decode server holds is known when its decider is asked.
+    #[default]
     DecodeFirst,
     PrefillFirst,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Profiles {
     decode: String,
-    #[serde(rename = "prefill")]
-    _prefill: Option<String>,
-    #[serde(rename = "encode")]
-    _encode: Option<String>,
-}
-
-impl Default for Profiles {
-    fn default() -> Self {
-        Self { decode: DEFAULT_DECODE_PROFILE.to_owned(), _prefill: None, _encode: None }
-    }
+    prefill: String,
+    encode: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Deciders {
-    #[serde(rename = "prefill")]
-    _prefill: Option<String>,
-    #[serde(rename = "encode")]
-    _encode: Option<String>,
+    prefill: String,
+    encode: String,
+}
+
+/// What is said, else `default`: an empty name says nothing, as in llm-d.
+fn named(said: String, default: &str) -> String {
+    if said.is_empty() { default.to_owned() } else { said }
+}
+
+impl Params {
+    fn build(self) -> Disagg {
+        let Self { profiles, stage_order, deciders } = self;
+        let decider = |name: String| (!name.is_empty()).then_some(DeciderName { name, otherwise: None });
+        let prefill_first = stage_order == StageOrder::PrefillFirst;
+        let (to_prefill, to_encode) = (decider(deciders.prefill), decider(deciders.encode));
+        let prefill = (prefill_first || to_prefill.is_some()).then(|| StageProfile {
+            profile: named(profiles.prefill, DEFAULT_PREFILL_PROFILE),
+            decider: to_prefill.filter(|_| !prefill_first),
+        });
+        let encode = to_encode.map(|decider| StageProfile {
+            profile: named(profiles.encode, DEFAULT_ENCODE_PROFILE),
+            decider: Some(decider),
+        });
+        let decode = named(profiles.decode, DEFAULT_DECODE_PROFILE);
+        Disagg { decode, stages: Stages { prefill, encode, prefill_first } }
+    }
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct PdParams {
     decode_profile: String,
-    #[serde(rename = "prefillProfile")]
-    _prefill_profile: Option<String>,
+    prefill_profile: String,
+    decider_plugin_name: String,
+    threshold: f64,
     #[serde(rename = "prefixPluginType")]
-    _prefix_plugin_type: Option<String>,
+    _prefix_plugin_type: Option<IgnoredAny>,
     #[serde(rename = "prefixPluginName")]
-    _prefix_plugin_name: Option<String>,
-    #[serde(rename = "deciderPluginName")]
-    _decider: Option<String>,
+    _prefix_plugin_name: Option<IgnoredAny>,
     #[serde(rename = "primaryPort")]
     _primary_port: Option<u16>,
-    #[serde(rename = "threshold")]
-    _threshold: Option<IgnoredAny>,
     #[serde(rename = "hashBlockSize")]
     _hash_block_size: Option<IgnoredAny>,
 }
@@ -106,28 +130,68 @@ impl Default for PdParams {
     fn default() -> Self {
         Self {
             decode_profile: DEFAULT_DECODE_PROFILE.to_owned(),
-            _prefill_profile: None,
+            prefill_profile: DEFAULT_PREFILL_PROFILE.to_owned(),
+            decider_plugin_name: String::new(),
+            threshold: DEFAULT_THRESHOLD,
             _prefix_plugin_type: None,
             _prefix_plugin_name: None,
-            _decider: None,
             _primary_port: None,
-            _threshold: None,
             _hash_block_size: None,
         }
     }
 }
 
-#[derive(Debug)]
-struct DecodeOnly {
-    decode: String,
+impl PdParams {
+    fn build(self) -> Result<Disagg, ParamError> {
+        let threshold = self.threshold;
+        if !threshold.is_finite() || threshold < 0.0 {
+            return Err(ParamError::value("threshold", threshold, "0 or more is allowed"));
+        }
+        let decider = if self.decider_plugin_name.is_empty() {
+            let otherwise: Arc<dyn StageDecider> = Arc::new(Characters { threshold });
+            DeciderName { name: decider::PREFIX_BASED.name.to_owned(), otherwise: Some(otherwise) }
+        } else {
+            DeciderName { name: self.decider_plugin_name, otherwise: None }
+        };
+        let prefill = StageProfile { profile: self.prefill_profile, decider: Some(decider) };
+        let stages = Stages { prefill: Some(prefill), encode: None, prefill_first: false };
+        Ok(Disagg { decode: self.decode_profile, stages })
+    }
 }
 
-impl ProfileHandler for DecodeOnly {
+/// The rule from before there were deciders.
+#[derive(Debug)]
+struct Characters {
+    threshold: f64,
+}
+
+impl StageDecider for Characters {
+    fn runs(&self, cx: &PickContext<'_>, decoder: Option<&Candidate<'_>>) -> bool {
+        let lacking = cx.request.prompt_tokens.saturating_sub(decoder.map_or(0, |d| d.cached.any));
+        f64::from(lacking) * CHARACTERS_PER_TOKEN >= self.threshold
+    }
+
+    fn reads(&self) -> Reads {
+        Reads::PREFIX
+    }
+}
+
+#[derive(Debug)]
+struct Disagg {
+    decode: String,
+    stages: Stages,
+}
+
+impl ProfileHandler for Disagg {
     fn eligible(&self, profiles: &[&str]) -> Result<Vec<usize>, ParamError> {
         Ok(vec![position(profiles, &self.decode)?])
     }
 
     fn choose(&self, _: &PickContext<'_>, _: &[&str]) -> Option<usize> {
         Some(0)
+    }
+
+    fn division(&self) -> Division {
+        Division::Stages(self.stages.clone())
     }
 }

@@ -1,8 +1,10 @@
 //! `header-profile-handler`: the profile that the request's header names, `EPP-Profile` unless said otherwise.
 //!
 //! Without the header `defaultProfile` decides; with one profile always that one. A header that names no profile gets no endpoint: the
-//! caller means servers that this pool does not have. When not: clients can set the header and may not choose. Source: llm-d.
+//! caller means servers that this pool does not have. llm-d's coordinator sends the prompt and the answer of a request one after the other in this
+//! way, so nothing is split here, and the profiles' own filters say who may serve: servers of every role stand before them. When not: clients can set the header and may not choose. Source: llm-d.
 
+use super::division::Division;
 use super::position;
 use crate::scheduling::PickContext;
 use crate::scheduling::facts::session::header;
@@ -65,5 +67,9 @@ impl ProfileHandler for ByHeader {
         let named = cx.request.headers.get(&self.header).map(str::trim).filter(|name| !name.is_empty());
         let name = named.unwrap_or(&self.default);
         eligible.iter().position(|profile| *profile == name)
+    }
+
+    fn division(&self) -> Division {
+        Division::ByCaller
     }
 }

@@ -1,7 +1,10 @@
-//! The profile handlers of the pipeline, one file each: they say which profile decides about a request.
+//! The profile handlers of the pipeline, one file each: they say which profile decides about a request, and which others choose the servers
+//! of its other stages. The deciders, which say whether there is such a stage, are in [`decider`].
 
 pub mod data_parallel;
+pub mod decider;
 pub mod disagg;
+pub mod division;
 pub mod header;
 pub mod single;
 

@@ -275,3 +275,78 @@ fn ejection_is_ignored_when_the_algorithm_wants_nobody_else() {
     assert_eq!(told(&half_open), (0, false, true));
     assert_eq!(told(&half_open), (0, true, false), "one probe, then as if all were ejected");
 }
+
+/// A pool of servers with these roles; a name in place of a role is none that is known.
+fn of_roles(roles: &[&str]) -> PoolSnapshot {
+    let mut pool = snapshot(&(0..).zip(roles).map(|(id, _)| (id, 0)).collect::<Vec<_>>());
+    for (state, role) in pool.endpoints.iter_mut().zip(roles) {
+        let mut spec = state.endpoint.spec.clone();
+        spec.labels.insert(crate::pool::role::ROLE_LABEL.into(), (*role).into());
+        state.endpoint = Arc::new(state.endpoint.respecified(spec));
+    }
+    pool
+}
+
+fn policy(decider: Decider) -> Option<SplitPolicy> {
+    Some(SplitPolicy { decider, together: Vec::new() })
+}
+
+#[test]
+fn what_is_not_split_goes_to_servers_that_make_answers() {
+    let pool = of_roles(&["prefill", "decode", "encode", "both", "prefill", "unheard-of"]);
+    for plugin in registry::STRATEGIES {
+        for (case, split, splittable) in [
+            ("no splitting", None, true),
+            ("never", policy(Decider::Never), true),
+            ("a request that can't be split", policy(Decider::Always), false),
+        ] {
+            let scheduler = scheduler(plugin.name, 3).splitting(split);
+            for seed in 0..50 {
+                let cx = PickContext { splittable, ..context(&pool) };
+                let strategy = &*scheduler.choices.default.strategy;
+                let decision = scheduler.decide(strategy, &cx, None, Explain::No, &mut for_request(seed, 0)).unwrap();
+                let ids: Vec<u32> = decision.picks.iter().map(|e| e.id.0).collect();
+                assert!(ids.iter().all(|id| [1, 3].contains(id)), "{}, {case}: {ids:?}", plugin.name);
+                assert!(decision.split.is_none(), "{}, {case}", plugin.name);
+            }
+        }
+    }
+    for pool in [of_roles(&["prefill"]), of_roles(&["encode", "unheard-of"])] {
+        let error = decide(&scheduler("least-request", 1), &pool, None, 0).unwrap_err();
+        assert_eq!(error.reason, Reason::NoReadyEndpoint);
+        assert!(error.message.contains("do not make answers"), "{}", error.message);
+    }
+}
+
+#[test]
+fn what_is_split_has_two_servers_and_both_are_remembered_as_such() {
+    let pool = of_roles(&["prefill", "decode", "both", "prefill"]);
+    for plugin in registry::STRATEGIES {
+        let scheduler = scheduler(plugin.name, 2).splitting(policy(Decider::Always));
+        for seed in 0..50 {
+            let cx = PickContext { splittable: true, ..context(&pool) };
+            let strategy = &*scheduler.choices.default.strategy;
+            let decision = scheduler.decide(strategy, &cx, None, Explain::Yes, &mut for_request(seed, 0)).unwrap();
+            assert!(decision.picks[0].roles.has(Roles::DECODE), "{}", plugin.name);
+            let Some(split) = &decision.split else { continue };
+            assert!(split.prefill.iter().all(|e| e.roles.has(Roles::PREFILL)), "{}", plugin.name);
+            assert!(split.prefill.iter().all(|e| e.id != decision.picks[0].id), "{}", plugin.name);
+        }
+    }
+}
+
+#[test]
+fn a_prefill_server_that_is_sick_or_not_allowed_is_not_asked() {
+    let least = scheduler("least-request", 1).splitting(policy(Decider::Always));
+    let split = |pool: &PoolSnapshot, allowed: Option<&Subset>| {
+        let cx = PickContext { splittable: true, ..context(pool) };
+        let strategy = &*least.choices.default.strategy;
+        let decision = least.decide(strategy, &cx, allowed, Explain::No, &mut for_request(0, 0)).unwrap();
+        decision.split.map(|split| split.prefill.iter().map(|e| e.id.0).collect::<Vec<_>>())
+    };
+    let pool = of_roles(&["prefill", "decode"]);
+    assert_eq!(split(&pool, None), Some(vec![0]));
+    assert_eq!(split(&pool, Some(&subset(&["10.0.0.1:8001"]))), None, "the gateway's hint leaves the decode server");
+    eject(&pool, 0, false);
+    assert_eq!(split(&pool, None), None);
+}

@@ -57,7 +57,7 @@ fn worth(nearness: Option<Nearness>) -> f32 {
 
 impl Scorer for TopologyAffinity {
     fn score(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
-        let peer = peer(cx, self.header.as_deref());
+        let peer = peer(cx, &self.labels, self.header.as_deref());
         for (score, candidate) in out.iter_mut().zip(candidates) {
             let place = self.labels.topology(&candidate.state.endpoint);
             *score = worth(peer.and_then(|peer| place.nearness(peer)));

@@ -11,6 +11,7 @@ pub mod least_latency;
 pub mod least_request;
 pub mod least_utilization;
 pub mod load_balance;
+pub mod pd;
 pub mod pipeline;
 pub mod power_of_two;
 pub mod predicted_latency;

@@ -20,18 +20,25 @@
 //!               without profiles: one with all plugins; one profile: single-profile-handler
 //! ```
 //!
+//! A handler that knows stages (`disagg-profile-handler`) has profiles of their own choose the servers of the prompt and of its media, and
+//! says itself whether a request is split; with any other, the pool's decider says it, and the one profile orders both sides. Where the
+//! caller names the profile, or the only one filters by the role of prefill or encode, servers of every role stand before it.
+//!
 //! When not: one figure decides; then the strategy of that figure is cheaper. Source: the schedulers of GIE v1.5 and llm-d v0.10.
 
 mod params;
+mod stages;
 
-use crate::pool::Endpoint;
+use crate::pool::{Endpoint, Roles};
 use crate::rng::{PickRng, for_request};
 use crate::scheduling::plugin::{
     AnswerHeaders, Better, Descriptor, Filter, Picker, Plugin, ProfileHandler, Scorer, params as read,
 };
+use crate::scheduling::split::{self, Field as Sides, Pair};
 use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Strategy};
 use params::Params;
 use smallvec::{SmallVec, smallvec};
+use stages::Division;
 use std::sync::Arc;
 
 /// Registry entry.
@@ -49,7 +56,11 @@ const INLINE: usize = 32;
 struct Pipeline {
     handler: Stage<dyn ProfileHandler>,
     /// Those that can come to decide.
-    profiles: Vec<Profile>,
+    profiles: Vec<Arc<Profile>>,
+    /// How requests are split between servers.
+    division: Division,
+    /// What a server must be there for to be put before the profiles.
+    roles: Roles,
 }
 
 /// A part of a pipeline and its type, for explanations.
@@ -76,7 +87,7 @@ impl Pipeline {
     /// The profile that decides about the request; `None` when the handler has none for it.
     fn profile(&self, cx: &PickContext<'_>) -> Option<&Profile> {
         let names: SmallVec<[&str; 4]> = self.profiles.iter().map(|p| p.name.as_str()).collect();
-        self.profiles.get(self.handler.part.choose(cx, &names)?)
+        self.profiles.get(self.handler.part.choose(cx, &names)?).map(|profile| &**profile)
     }
 
     fn plugins(&self) -> impl Iterator<Item = &Plugin> {
@@ -133,6 +144,16 @@ impl Profile {
         ranking.note("sum", 0.0, field, |i| sums.get(i).copied().map_or(f64::NAN, f64::from));
         sums
     }
+
+    /// Filters, sums and picks.
+    fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        let narrowed = self.narrow(cx, candidates, rng, ranking);
+        let field = narrowed.as_deref().unwrap_or(candidates);
+        if !field.is_empty() {
+            let sums = self.sums(cx, field, ranking);
+            self.picker.pick(&sums, field, rng, ranking);
+        }
+    }
 }
 
 impl Strategy for Pipeline {
@@ -141,12 +162,7 @@ impl Strategy for Pipeline {
             ranking.emptied(self.handler.name);
             return;
         };
-        let narrowed = profile.narrow(cx, candidates, rng, ranking);
-        let field = narrowed.as_deref().unwrap_or(candidates);
-        if !field.is_empty() {
-            let sums = profile.sums(cx, field, ranking);
-            profile.picker.pick(&sums, field, rng, ranking);
-        }
+        profile.rank(cx, candidates, rng, ranking);
     }
 
     fn scores(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
@@ -168,9 +184,27 @@ impl Strategy for Pipeline {
         Some(Better::Higher)
     }
 
+    fn pair(&self, cx: &PickContext<'_>, field: &Sides<'_, '_>, rng: &mut PickRng, ranking: Ranking) -> Option<Pair> {
+        match &self.division {
+            Division::ByPool => split::by_rank(self, cx, field, rng, ranking),
+            Division::ByCaller => None,
+            Division::Stages(stages) => stages.pair(self.profile(cx)?, cx, field, rng, &ranking),
+        }
+    }
+
+    fn roles(&self, _: &PickContext<'_>) -> Roles {
+        self.roles
+    }
+
     fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {
         for plugin in self.profile(cx).iter().flat_map(|p| &p.plugins) {
             plugin.picked(cx, endpoint);
+        }
+    }
+
+    fn picked_prefill(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {
+        if let Division::Stages(stages) = &self.division {
+            stages.prefill_plugins().for_each(|plugin| plugin.picked(cx, endpoint));
         }
     }
 
@@ -179,7 +213,11 @@ impl Strategy for Pipeline {
     }
 
     fn reads(&self) -> Reads {
-        self.plugins().fold(Reads::NOTHING, |all, plugin| all.and(plugin.reads()))
+        let stages = match &self.division {
+            Division::Stages(stages) => stages.reads(),
+            Division::ByPool | Division::ByCaller => Reads::NOTHING,
+        };
+        self.plugins().fold(stages, |all, plugin| all.and(plugin.reads()))
     }
 }
 

@@ -3,12 +3,15 @@
 use super::{NOW, STALE_AFTER};
 use crate::clock::Timestamp;
 use crate::ids::EndpointId;
+use crate::pool::Roles;
 use crate::pool::ledger::Ticket;
 use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, LoraState, PoolSnapshot};
+use crate::protocol::Prompt;
 use crate::rng::for_request;
 use crate::scheduling::candidates::Cached;
 use crate::scheduling::plugin::{AnswerHeaders, Filter, Headers, Plugin, Scorer};
-use crate::scheduling::{Candidate, PickContext, RequestFacts, registry};
+use crate::scheduling::split::{self, Field, Pair, SplitPolicy};
+use crate::scheduling::{Candidate, Decision, PickContext, Ranking, RequestFacts, Strategy, registry};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -88,6 +91,7 @@ pub(in crate::scheduling) struct Trial {
     pub(in crate::scheduling) pool: PoolSnapshot,
     cached: Vec<u32>,
     headers: BTreeMap<String, String>,
+    prompt: Option<Prompt<'static>>,
     prompt_tokens: u32,
     now: Timestamp,
     _tickets: Vec<Ticket>,
@@ -106,7 +110,34 @@ pub(in crate::scheduling) fn among(servers: Vec<Server>) -> Trial {
         states.push(EndpointState { endpoint, metrics: server.metrics.map(Arc::new) });
     }
     let pool = PoolSnapshot::new(1, true, states);
-    Trial { pool, cached, headers: BTreeMap::new(), prompt_tokens: 100, now: NOW, _tickets: tickets }
+    Trial { pool, cached, headers: BTreeMap::new(), prompt: None, prompt_tokens: 100, now: NOW, _tickets: tickets }
+}
+
+/// Where a request goes that may be split.
+#[derive(Debug)]
+pub(in crate::scheduling) struct Sent {
+    pub(in crate::scheduling) whole: Decision,
+    pub(in crate::scheduling) pair: Option<Pair>,
+    pub(in crate::scheduling) split: bool,
+}
+
+impl Sent {
+    /// Prefill and decode server, in the order in which they are tried; nothing when it is not split.
+    pub(in crate::scheduling) fn ids(&self) -> (Vec<u32>, Vec<u32>) {
+        let ids = |picks: &split::Picks| picks.iter().map(|e| e.id.0).collect();
+        self.pair.as_ref().filter(|_| self.split).map_or_else(Default::default, |p| (ids(&p.prefill), ids(&p.decode)))
+    }
+
+    /// The first of each; `None` when it is not split.
+    pub(in crate::scheduling) fn first(&self) -> Option<(u32, u32)> {
+        let (prefill, decode) = self.ids();
+        Some((*prefill.first()?, *decode.first()?))
+    }
+
+    /// Who encodes.
+    pub(in crate::scheduling) fn encoders(&self) -> Vec<u32> {
+        self.pair.iter().flat_map(|p| &p.encode).map(|e| e.id.0).collect()
+    }
 }
 
 impl Trial {
@@ -120,6 +151,11 @@ impl Trial {
         Self { prompt_tokens, ..self }
     }
 
+    /// This is its prompt.
+    pub(in crate::scheduling) fn asking(self, prompt: Prompt<'static>) -> Self {
+        Self { prompt: Some(prompt), ..self }
+    }
+
     /// It comes so many milliseconds later.
     pub(in crate::scheduling) fn later(self, ms: u64) -> Self {
         Self { now: Timestamp(self.now.0 + ms * 1_000_000), ..self }
@@ -130,9 +166,38 @@ impl Trial {
             model: "A",
             prompt_tokens: self.prompt_tokens,
             headers: Headers::of(&self.headers),
+            prompt: self.prompt.as_ref(),
             ..RequestFacts::default()
         };
-        PickContext { request, ..PickContext::new(&self.pool, self.now, STALE_AFTER) }
+        PickContext { request, splittable: true, ..PickContext::new(&self.pool, self.now, STALE_AFTER) }
+    }
+
+    /// Those with all of `roles`.
+    pub(in crate::scheduling) fn there_for(&self, roles: Roles) -> Vec<Candidate<'_>> {
+        self.candidates().into_iter().filter(|c| c.state.endpoint.roles.has(roles)).collect()
+    }
+
+    /// Who serves the request whole by `strategy`, and in a pair; `None` without anybody.
+    pub(in crate::scheduling) fn pair(
+        &self,
+        strategy: &dyn Strategy,
+        policy: &SplitPolicy,
+        wanted: usize,
+        seed: u64,
+    ) -> Option<Sent> {
+        let cx = self.context();
+        let rng = &mut for_request(seed, 0);
+        let decode = self.there_for(strategy.roles(&cx));
+        let (prefill, encode) = (self.there_for(Roles::PREFILL), self.there_for(Roles::ENCODE));
+        let mut ranking = Ranking::new(wanted);
+        strategy.rank(&cx, &decode, rng, &mut ranking);
+        let whole = ranking.decide()?;
+        let field = Field { prefill: &prefill, decode: &decode, encode: &encode, whole: &whole, policy };
+        let pair = strategy.pair(&cx, &field, rng, Ranking::new(wanted).explained());
+        let split = pair
+            .as_ref()
+            .is_some_and(|pair| pair.split.unwrap_or_else(|| split::is_split(&cx, &field, pair, policy.decider)));
+        Some(Sent { whole, pair, split })
     }
 
     pub(in crate::scheduling) fn candidates(&self) -> Vec<Candidate<'_>> {

@@ -2,9 +2,10 @@
 
 use super::body::{SimBody, json_response};
 use super::error::ApiError;
+use super::legs::{Legs, Totals};
 use super::requests::AnthropicRequest;
 use super::stream::{EventSink, EventWriter, Usage};
-use super::{Call, Generation, Server, Started, quoted};
+use super::{Call, Generation, Server, Whole, quoted};
 use crate::sim::answer::Answer;
 use crate::sim::config::Quirks;
 use crate::sim::engine::{FinishReason, JobReport};
@@ -24,17 +25,18 @@ pub(super) async fn messages(server: &Server, call: &Call) -> Result<Response<Si
         model: model.clone(),
         limits,
         cache_salt: request.cache_salt.take(),
+        legs: Legs::of(&call.body)?,
+        request_id: id.clone(),
     };
-    let started = server.start(generation);
+    let started = server.start(generation).await;
     if request.stream.unwrap_or(false) {
         return server.stream(started, Box::new(Events { id, model: model.name, input_tokens }), true);
     }
-    let Started { subscription, answers, .. } = started?;
-    let reports = subscription.finished().await;
+    let Whole { answers, reports, totals, .. } = started?.finish().await?;
     let (Some(answer), Some(report)) = (answers.first(), reports.first()) else {
         return Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the engine stopped"));
     };
-    let body = json!({
+    let mut body = json!({
         "id": id,
         "type": "message",
         "role": "assistant",
@@ -42,8 +44,11 @@ pub(super) async fn messages(server: &Server, call: &Call) -> Result<Response<Si
         "content": [{"type": "text", "text": answer.whole(report.generated_tokens)}],
         "stop_reason": stop_reason(answer, report),
         "stop_sequence": answer.stop_text(report),
-        "usage": usage_json(&Usage::of(&reports, 1, server.engine.block_size)),
+        "usage": usage_json(&totals.usage),
     });
+    if !totals.kv_transfer_params.is_null() {
+        body["kv_transfer_params"] = totals.kv_transfer_params;
+    }
     Ok(json_response(StatusCode::OK, &body))
 }
 
@@ -112,16 +117,22 @@ impl EventWriter for Events {
         _choice: usize,
         answer: &Answer,
         report: &JobReport,
-        usage: Option<&Usage>,
+        totals: Option<&Totals>,
         out: &mut EventSink,
     ) {
         out.event(Some("content_block_stop"), |out| out.push_str(r#"{"type":"content_block_stop","index":0}"#));
         out.event(Some("message_delta"), |out| {
             let delta = json!({"stop_reason": stop_reason(answer, report), "stop_sequence": answer.stop_text(report)});
-            let usage = usage.map_or(Value::Null, usage_json);
+            let usage = totals.map_or(Value::Null, |totals| usage_json(&totals.usage));
             out.push_str(&format!(r#"{{"type":"message_delta","delta":{delta},"usage":{usage}}}"#));
         });
-        out.event(Some("message_stop"), |out| out.push_str(r#"{"type":"message_stop"}"#));
+        out.event(Some("message_stop"), |out| {
+            let mut stop = json!({"type": "message_stop"});
+            if let Some(totals) = totals.filter(|totals| !totals.kv_transfer_params.is_null()) {
+                stop["kv_transfer_params"] = totals.kv_transfer_params.clone();
+            }
+            out.push_str(&stop.to_string());
+        });
         if out.quirks() == Quirks::Astrai {
             out.done();
         }

@@ -48,7 +48,9 @@ pub(super) fn blocks(server: &Server) -> Result<Response<SimBody>, ApiError> {
 
 /// Answers when the server has begun anew.
 pub(super) async fn restart(server: &Server) -> Response<SimBody> {
-    if let (Some(process), Some(link)) = (server.host.restart(), &server.kv) {
+    let process = server.host.restart();
+    server.pd.peers.restarted(&server.pd.own);
+    if let (Some(process), Some(link)) = (process, &server.kv) {
         let (done, restarted) = oneshot::channel();
         // A publisher that is gone has nothing to restart: the fleet is about to end.
         if link.restarts.send(Restart { process, done }).is_ok() {

@@ -2,10 +2,13 @@
 //!
 //! Called by `sim::fleet` for every request. May import everything in `sim` and `clock`.
 
+mod aborts;
 mod anthropic;
 mod body;
 mod error;
+mod generate;
 mod kv;
+mod legs;
 mod openai;
 mod pages;
 mod pooling;
@@ -17,12 +20,14 @@ mod stream;
 use crate::clock::Clock;
 use crate::sim::answer::{Answer, AnswerLimits};
 use crate::sim::config::{MetricsStyle, ServerConfig};
-use crate::sim::engine::{EngineConfig, Handoff, Job, JobId, JobPrompt};
+use crate::sim::engine::{EngineConfig, Handoff, Job, JobId, JobPrompt, JobReport};
 use crate::sim::fault_board::FaultBoard;
 use crate::sim::faults::{DEFAULT_HUGE_METRICS_BYTES, MetricsFault};
 use crate::sim::host::{EngineHost, KvOutput, Subscription};
 use crate::sim::kv_events::KvLink;
 use crate::sim::kv_events::encode::KvEncoder;
+use crate::sim::pd::{Counts, Peers, Role};
+use aborts::Aborts;
 use body::{SimBody, event_response, full_response};
 use bytes::Bytes;
 use error::ApiError;
@@ -30,9 +35,11 @@ use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
+use legs::{Legs, Pd, Reply, Totals};
 use parking_lot::{Mutex, RwLock};
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -54,9 +61,11 @@ enum Route {
     Messages,
     CountTokens,
     Responses,
+    Generate,
     Embeddings,
     Rerank,
     Score,
+    Abort,
     Tokenize,
     Detokenize,
     Models,
@@ -72,6 +81,7 @@ enum Route {
     ResetPrefixCache,
     KvBlocks,
     Restart,
+    Pd,
     Faults,
 }
 
@@ -86,6 +96,8 @@ const ROUTES: &[(&str, &[Method], Route)] = &[
     ("/v1/messages", POST, Route::Messages),
     ("/v1/messages/count_tokens", POST, Route::CountTokens),
     ("/v1/responses", POST, Route::Responses),
+    ("/inference/v1/generate", POST, Route::Generate),
+    ("/abort_request", POST, Route::Abort),
     ("/v1/embeddings", POST, Route::Embeddings),
     ("/rerank", POST, Route::Rerank),
     ("/v1/rerank", POST, Route::Rerank),
@@ -108,14 +120,15 @@ const ROUTES: &[(&str, &[Method], Route)] = &[
     ("/reset_prefix_cache", POST, Route::ResetPrefixCache),
     ("/sim/kv_blocks", GET, Route::KvBlocks),
     ("/sim/restart", POST, Route::Restart),
+    ("/sim/pd", GET, Route::Pd),
     ("/sim/faults", BOTH, Route::Faults),
 ];
 
 impl Route {
     /// Uses the engine: what `fail_next` and `first_byte_delay_ms` are about.
     fn is_inference(self) -> bool {
-        use Route::{Chat, Completions, Embeddings, Messages, Rerank, Responses, Score};
-        matches!(self, Chat | Completions | Messages | Responses | Embeddings | Rerank | Score)
+        use Route::{Chat, Completions, Embeddings, Generate, Messages, Rerank, Responses, Score};
+        matches!(self, Chat | Completions | Messages | Responses | Generate | Embeddings | Rerank | Score)
     }
 
     fn is_anthropic(self) -> bool {
@@ -142,6 +155,8 @@ pub(super) struct Server {
     loras: RwLock<Vec<LoraAdapter>>,
     faults: Arc<FaultBoard>,
     kv: Option<KvLink>,
+    pd: Arc<Pd>,
+    aborts: Aborts,
     responses: Mutex<responses::ResponseStore>,
     sequence: AtomicU64,
 }
@@ -153,25 +168,38 @@ struct Call {
 }
 
 impl Server {
-    /// `kv`: where its KV events go, if anywhere.
+    /// `kv`: where its KV events go, if anywhere; `place`: where it stands in the fleet.
     pub(super) fn new(
-        port: u16,
+        place: Place,
         clock: Clock,
         config: ServerConfig,
         faults: Arc<FaultBoard>,
         kv: Option<KvLink>,
     ) -> Self {
+        let Place { address, host: reached_at, side_channel, role, peers } = place;
         let output = config.kv_events.as_ref().zip(kv.as_ref()).map(|(kv_events, link)| KvOutput {
             encoder: KvEncoder::new(kv_events, config.engine.block_size),
             frames: link.frames.clone(),
         });
         let host = Arc::new(EngineHost::new(clock, config.engine.clone(), output));
+        let own = peers.join(host.clone(), reached_at.to_string(), side_channel);
+        let pd = Pd {
+            config: config.pd.clone(),
+            role,
+            peers,
+            own,
+            counts: Arc::new(Counts::default()),
+            faults: faults.clone(),
+            clock,
+        };
         let loras: Vec<LoraAdapter> =
             config.loras.iter().map(|name| LoraAdapter::new(name, &format!("lora/{name}"))).collect();
         loras.iter().for_each(|lora| host.adapter(&lora.name, &lora.path));
         Self {
-            port,
+            port: address.port(),
             clock,
+            pd: Arc::new(pd),
+            aborts: Aborts::default(),
             started: clock.wall(clock.now()),
             engine: config.engine.clone(),
             host,
@@ -214,7 +242,7 @@ impl Server {
             response.headers_mut().extend(HeaderValue::try_from(allow).ok().map(|allow| (ALLOW, allow)));
             return response;
         }
-        if route != Route::Faults && self.faults.current().refuse {
+        if !matches!(route, Route::Faults | Route::Pd) && self.faults.current().refuse {
             return fail(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "Model not loaded"));
         }
         let body = match Limited::new(body, self.config.max_body_bytes).collect().await {
@@ -249,6 +277,8 @@ impl Server {
             Route::Messages => anthropic::messages(self, &call).await,
             Route::CountTokens => anthropic::count_tokens(&call),
             Route::Responses => responses::create(self, &call).await,
+            Route::Generate => generate::generate(self, &call).await,
+            Route::Abort => aborts::abort(self, &call),
             Route::Embeddings => pooling::embeddings(self, &call).await,
             Route::Rerank => pooling::rerank(self, &call).await,
             Route::Score => pooling::score(self, &call).await,
@@ -266,6 +296,7 @@ impl Server {
             Route::KvEventSources => Ok(kv::sources(self)),
             Route::ResetPrefixCache => Ok(kv::reset_prefix_cache(self)),
             Route::KvBlocks => kv::blocks(self),
+            Route::Pd => Ok(body::json_response(StatusCode::OK, &self.pd.page())),
             Route::Restart => Ok(kv::restart(self).await),
             Route::Faults => service::faults(self, method, &call),
         }
@@ -344,17 +375,18 @@ impl Server {
     }
 
     /// Hands the prompts to the engine, `choices` answers each.
-    fn start(&self, generation: Generation) -> Result<Started, ApiError> {
-        let Generation { prompts, choices, model, limits, cache_salt } = generation;
-        let cache_salt: Option<Arc<str>> = cache_salt.map(Arc::from);
-        let mut jobs = Vec::with_capacity(prompts.len() * choices as usize);
-        let mut answers = Vec::with_capacity(jobs.capacity());
+    async fn start(&self, generation: Generation) -> Result<Started, ApiError> {
+        let mut leg = self.leg(&generation).await?;
+        let Generation { prompts, choices, model, limits, cache_salt, .. } = &generation;
+        let cache_salt: Option<Arc<str>> = cache_salt.as_deref().map(Arc::from);
+        let mut jobs = Vec::with_capacity(prompts.len() * *choices as usize);
+        let mut answers: Vec<Answer> = Vec::with_capacity(jobs.capacity());
         for prompt in prompts {
             let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
             let room = self.engine.max_request_tokens().saturating_sub(length);
-            for choice in 0..choices {
-                let seed = Answer::seed(&self.engine.model, model.lora.as_deref(), &prompt, choice);
-                let answer = Answer::plan(seed, &limits, self.config.output_tokens, room);
+            for choice in 0..*choices {
+                let seed = Answer::seed(&self.engine.model, model.lora.as_deref(), prompt, choice);
+                let answer = Answer::plan(seed, limits, self.config.output_tokens, room);
                 jobs.push(Job {
                     id: JobId(0),
                     prompt: JobPrompt::Tokens(prompt.clone()),
@@ -363,16 +395,24 @@ impl Server {
                     lora: model.lora.clone(),
                     cache_salt: cache_salt.clone(),
                     answer_seed: seed,
-                    handoff: Handoff::default(),
+                    // What was fetched is the first job's; the others find it in the cache or compute it.
+                    handoff: Handoff {
+                        received: if jobs.is_empty() { leg.handoff.received } else { 0 },
+                        ..leg.handoff
+                    },
                 });
                 answers.push(answer);
             }
         }
-        let subscription = self.host.submit(jobs).map_err(|refused| ApiError::refused(&refused))?;
-        Ok(Started { subscription, answers, choices: choices as usize })
+        let claim = leg.claim.take();
+        let subscription = self.host.submit(jobs, claim).map_err(|refused| ApiError::refused(&refused))?;
+        let (seed, job) = (answers.first().map_or(0, |answer| answer.seed), subscription.job(0).unwrap_or(JobId(0)));
+        let reply = self.reply(&leg, &generation, seed, job);
+        Ok(Started { subscription, answers, choices: *choices as usize, reply })
     }
 
-    /// Streams the answers; a full queue is an error inside a 200, as in vLLM, which promises the status before it asks its engine.
+    /// Streams the answers; a full queue and a prompt that can't be fetched are errors inside a 200, as in vLLM, which promises the
+    /// status before it asks its engine.
     fn stream(
         &self,
         started: Result<Started, ApiError>,
@@ -380,24 +420,16 @@ impl Server {
         anthropic: bool,
     ) -> Result<Response<SimBody>, ApiError> {
         let quirks = self.config.quirks;
-        let Started { subscription, answers, choices } = match started {
+        let started = match started {
             Ok(started) => started,
-            Err(error) if error.status == StatusCode::SERVICE_UNAVAILABLE => {
+            Err(error) if error.status.is_server_error() => {
                 let text = EventStream::error(&error, anthropic, quirks);
                 return Ok(full_response(StatusCode::OK, Some("text/event-stream; charset=utf-8"), text));
             }
             Err(error) => return Err(error),
         };
         let faults = self.faults.current();
-        Ok(event_response(EventStream::new(
-            subscription,
-            answers,
-            choices,
-            self.engine.block_size,
-            writer,
-            quirks,
-            &faults,
-        )))
+        Ok(event_response(EventStream::new(started, writer, quirks, &faults)))
     }
 }
 
@@ -421,6 +453,9 @@ struct Generation {
     model: Model,
     limits: AnswerLimits,
     cache_salt: Option<String>,
+    legs: Legs,
+    /// What the request is called between servers, less the end.
+    request_id: String,
 }
 
 /// What the engine has taken: one answer for every choice of every prompt.
@@ -428,6 +463,41 @@ struct Started {
     subscription: Subscription,
     answers: Vec<Answer>,
     choices: usize,
+    reply: Reply,
+}
+
+/// Answers that are there.
+struct Whole {
+    answers: Vec<Answer>,
+    reports: Vec<JobReport>,
+    totals: Totals,
+    reply: Reply,
+}
+
+impl Started {
+    /// Waits for the end of all answers.
+    async fn finish(self) -> Result<Whole, ApiError> {
+        let Self { mut subscription, answers, choices, reply } = self;
+        let reports = subscription.finished().await.ok_or_else(legs::load_failed)?;
+        if reports.len() != answers.len() {
+            return Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the engine stopped"));
+        }
+        let totals = reply.totals(&reports, choices, false);
+        reply.read_by_other().await;
+        Ok(Whole { answers, reports, totals, reply })
+    }
+}
+
+/// Where a server stands.
+pub(super) struct Place {
+    pub(super) address: SocketAddr,
+    /// Address at which the others reach its blocks.
+    pub(super) host: IpAddr,
+    /// Port at which the others reach its blocks.
+    pub(super) side_channel: u16,
+    pub(super) role: Role,
+    /// The others.
+    pub(super) peers: Arc<Peers>,
 }
 
 impl Call {

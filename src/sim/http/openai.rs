@@ -2,9 +2,10 @@
 
 use super::body::{SimBody, json_response};
 use super::error::ApiError;
+use super::legs::{Legs, Totals};
 use super::requests::OpenAiRequest;
 use super::stream::{EventSink, EventWriter, Usage};
-use super::{Call, Generation, Server, Started, quoted};
+use super::{Call, Generation, Server, Whole, quoted};
 use crate::sim::answer::Answer;
 use crate::sim::config::Quirks;
 use crate::sim::engine::{FinishReason, JobReport};
@@ -20,27 +21,28 @@ pub(super) async fn generate(server: &Server, chat: bool, call: &Call) -> Result
     let choices = request.choices()?;
     let limits = request.limits()?;
     let prompts = if chat { vec![request.take_chat()?] } else { request.take_prompts()? };
-    let generation =
-        Generation { prompts, choices, model: model.clone(), limits, cache_salt: request.cache_salt.take() };
     let shape = Shape {
         chat,
         id: server.id(if chat { "chatcmpl" } else { "cmpl" }, call),
         created: server.unix_seconds(),
-        model: model.name,
+        model: model.name.clone(),
     };
-    let started = server.start(generation);
+    let generation = Generation {
+        prompts,
+        choices,
+        model,
+        limits,
+        cache_salt: request.cache_salt.take(),
+        legs: Legs::of(&call.body)?,
+        request_id: format!("{}{}", shape.id, if chat { "" } else { "-0" }),
+    };
+    let started = server.start(generation).await;
     if request.stream.unwrap_or(false) {
         let include_usage = request.stream_options.and_then(|options| options.include_usage);
         let writer = Chunks::new(&shape, include_usage, server.config.quirks);
         return server.stream(started, Box::new(writer), false);
     }
-    let Started { subscription, answers, choices } = started?;
-    let reports = subscription.finished().await;
-    if reports.len() != answers.len() {
-        return Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the engine stopped"));
-    }
-    let usage = Usage::of(&reports, choices, server.engine.block_size);
-    Ok(json_response(StatusCode::OK, &shape.whole(&answers, &reports, &usage)))
+    Ok(json_response(StatusCode::OK, &shape.whole(&started?.finish().await?)))
 }
 
 /// What all parts of one answer carry.
@@ -52,13 +54,18 @@ struct Shape {
 }
 
 impl Shape {
-    fn whole(&self, answers: &[Answer], reports: &[JobReport], usage: &Usage) -> Value {
-        let choices: Vec<Value> = answers
+    fn whole(&self, whole: &Whole) -> Value {
+        let Whole { answers, reports, totals, reply } = whole;
+        let mut choices: Vec<Value> = answers
             .iter()
             .zip(reports)
             .enumerate()
             .map(|(index, (answer, report))| self.choice(index, answer, report))
             .collect();
+        let context = totals.disaggregated_params.as_ref();
+        if let (Some(params), Some(first)) = (context, choices.first_mut()) {
+            first["disaggregated_params"] = params.clone();
+        }
         let mut whole = json!({
             "id": self.id,
             "object": if self.chat { "chat.completion" } else { "text_completion" },
@@ -67,8 +74,8 @@ impl Shape {
             "choices": choices,
             "service_tier": null,
             "system_fingerprint": FINGERPRINT,
-            "usage": usage_json(usage, self.chat),
-            "kv_transfer_params": null,
+            "usage": usage_json(&totals.usage, self.chat),
+            "kv_transfer_params": totals.kv_transfer_params,
             "ec_transfer_params": null,
             "metrics": null,
         });
@@ -76,6 +83,9 @@ impl Shape {
             for field in ["prompt_logprobs", "prompt_token_ids", "prompt_text"] {
                 whole[field] = Value::Null;
             }
+        }
+        if context.is_some() {
+            whole["prompt_token_ids"] = Value::from(reply.prompt());
         }
         whole
     }
@@ -110,7 +120,7 @@ pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
     }
 }
 
-fn usage_json(usage: &Usage, chat: bool) -> Value {
+pub(super) fn usage_json(usage: &Usage, chat: bool) -> Value {
     json!({
         "prompt_tokens": usage.prompt,
         "total_tokens": usage.prompt + usage.completion,
@@ -200,9 +210,12 @@ impl EventWriter for Chunks {
         choice: usize,
         answer: &Answer,
         report: &JobReport,
-        usage: Option<&Usage>,
+        totals: Option<&Totals>,
         out: &mut EventSink,
     ) {
+        let params = totals.map_or(&Value::Null, |totals| &totals.kv_transfer_params);
+        let params = if params.is_null() { String::new() } else { format!(r#","kv_transfer_params":{params}"#) };
+        let usage = totals.map(|totals| &totals.usage);
         out.event(None, |out| {
             out.push_str(&self.head);
             let finish = finish_reason(report.reason);
@@ -214,6 +227,10 @@ impl EventWriter for Chunks {
             if let Some(usage) = usage.filter(|_| self.usage_in == UsageIn::FinishChunk) {
                 out.push_str(&format!(r#","usage":{}"#, usage_json(usage, self.chat)));
             }
+            // With what is the last event of the stream.
+            if self.usage_in != UsageIn::OwnChunk {
+                out.push_str(&params);
+            }
             out.push('}');
         });
         let Some(usage) = usage else { return };
@@ -221,7 +238,7 @@ impl EventWriter for Chunks {
             UsageIn::OwnChunk => out.event(None, |out| {
                 let usage = usage_json(usage, self.chat);
                 out.push_str(&self.head);
-                out.push_str(&format!(r#"],"usage":{usage},"system_fingerprint":"{FINGERPRINT}"}}"#));
+                out.push_str(&format!(r#"],"usage":{usage},"system_fingerprint":"{FINGERPRINT}"{params}}}"#));
             }),
             UsageIn::BareEvent => out.event(None, |out| out.push_str(&usage_json(usage, self.chat).to_string())),
             UsageIn::FinishChunk | UsageIn::Nowhere => {}

@@ -2,7 +2,7 @@
 
 use super::{MetricsStyle, Server};
 use crate::sim::host::{HostSnapshot, LoraSet};
-use crate::sim::stats::Histogram;
+use crate::sim::stats::{EngineStats, Histogram};
 use std::fmt::Write;
 use std::time::SystemTime;
 
@@ -88,6 +88,9 @@ fn vllm(server: &Server, snapshot: &HostSnapshot, page: &mut Page) {
     for (name, help, value) in counters {
         page.one(name, "counter", help, labels, as_f64(value));
     }
+    if server.pd.is_in_use() {
+        nixl(server, stats, labels, page);
+    }
     page.family("vllm:num_requests_waiting_by_reason", "gauge", "Waiting requests by reason.");
     for (reason, count) in [("capacity", load.waiting - load.deferred), ("deferred", load.deferred)] {
         let labels = format!("{labels},reason=\"{reason}\"");
@@ -122,6 +125,35 @@ fn vllm(server: &Server, snapshot: &HostSnapshot, page: &mut Page) {
     for (name, help, histogram) in histograms {
         page.histogram(name, help, labels, histogram);
     }
+}
+
+/// What vLLM adds where it has a connector to other servers.
+fn nixl(server: &Server, stats: &EngineStats, labels: &str, page: &mut Page) {
+    let counts = &server.pd.counts;
+    let counters = [
+        (
+            "vllm:external_prefix_cache_queries_total",
+            "Tokens looked for at other servers.",
+            stats.prefix_queries.saturating_sub(stats.prefix_hits),
+        ),
+        ("vllm:external_prefix_cache_hits_total", "Tokens found there.", stats.received_tokens),
+        ("vllm:nixl_num_failed_transfers_total", "Failed KV cache transfers.", counts.failures()),
+        ("vllm:nixl_num_kv_expired_reqs_total", "Requests whose KV expired; told by P.", stats.leases_expired),
+        ("vllm:nixl_num_notifications_after_expiry_total", "Reads that ended after that.", counts.lost()),
+    ];
+    for (name, help, value) in counters {
+        page.one(name, "counter", help, labels, as_f64(value));
+    }
+    page.family("vllm:prompt_tokens_by_source_total", "counter", "Prompt tokens by source.");
+    let elsewhere = stats.prefix_hits + stats.received_tokens;
+    for (source, tokens) in [
+        ("local_compute", stats.prompt_tokens.saturating_sub(elsewhere)),
+        ("local_cache_hit", stats.prefix_hits),
+        ("external_kv_transfer", stats.received_tokens),
+    ] {
+        page.sample("vllm:prompt_tokens_by_source_total", &format!("{labels},source=\"{source}\""), as_f64(tokens));
+    }
+    page.histogram("vllm:nixl_xfer_time_seconds", "Time of a KV cache transfer.", labels, &stats.transfer);
 }
 
 fn vllm_gauges(server: &Server, snapshot: &HostSnapshot, labels: &str, page: &mut Page) {

@@ -2,8 +2,8 @@
 
 use super::body::{SimBody, json_response};
 use super::error::ApiError;
+use super::legs::Legs;
 use super::requests::{EmbeddingsRequest, OneOrMany, RerankRequest, ScoreRequest, encode};
-use super::stream::Usage;
 use super::{Call, Generation, Model, Server};
 use crate::sim::answer::AnswerLimits;
 use crate::sim::kv::content_hash;
@@ -80,8 +80,16 @@ pub(super) async fn score(server: &Server, call: &Call) -> Result<Response<SimBo
 /// Has the engine read the prompts; how many tokens they have together.
 async fn read(server: &Server, prompts: Vec<Vec<u32>>, model: Model) -> Result<u64, ApiError> {
     let limits = AnswerLimits { max_tokens: Some(0), ..AnswerLimits::default() };
-    let started = server.start(Generation { prompts, choices: 1, model, limits, cache_salt: None })?;
-    Ok(Usage::of(&started.subscription.finished().await, 1, server.engine.block_size).prompt)
+    let generation = Generation {
+        prompts,
+        choices: 1,
+        model,
+        limits,
+        cache_salt: None,
+        legs: Legs::default(),
+        request_id: String::new(),
+    };
+    Ok(server.start(generation).await?.finish().await?.totals.usage.prompt)
 }
 
 fn required(field: &'static str) -> ApiError {

@@ -2,9 +2,10 @@
 
 use super::body::{SimBody, json_response};
 use super::error::ApiError;
+use super::legs::{Legs, Totals};
 use super::requests::ResponsesRequest;
-use super::stream::{EventSink, EventWriter, Usage};
-use super::{Call, Generation, Server, Started};
+use super::stream::{EventSink, EventWriter};
+use super::{Call, Generation, Server, Started, Whole};
 use crate::sim::answer::Answer;
 use crate::sim::engine::{FinishReason, JobReport};
 use crate::sim::tokenizer::{Turn, render_chat};
@@ -64,8 +65,10 @@ pub(super) async fn create(server: &Server, call: &Call) -> Result<Response<SimB
         model,
         limits,
         cache_salt: request.cache_salt.take(),
+        legs: Legs::of(&call.body)?,
+        request_id: format!("{}_0", shape.id),
     };
-    let started = server.start(generation);
+    let started = server.start(generation).await;
     let store = request.store.unwrap_or(true);
     // The answer is known before it is given, so a stream needs no way back here to be remembered. Its last token's count is not known
     // yet (the room may end it), but what follows a cut answer is the same conversation.
@@ -79,12 +82,11 @@ pub(super) async fn create(server: &Server, call: &Call) -> Result<Response<SimB
     if store {
         remember(server, &shape, conversation, &started);
     }
-    let reports = started.subscription.finished().await;
-    let (Some(answer), Some(report)) = (started.answers.first(), reports.first()) else {
+    let Whole { answers, reports, totals, .. } = started.finish().await?;
+    let (Some(answer), Some(report)) = (answers.first(), reports.first()) else {
         return Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the engine stopped"));
     };
-    let usage = Usage::of(&reports, 1, server.engine.block_size);
-    let body = shape.response(Some((&answer.whole(report.generated_tokens), report.reason)), Some(&usage));
+    let body = shape.response(Some((&answer.whole(report.generated_tokens), report.reason)), Some(&totals));
     Ok(json_response(StatusCode::OK, &body))
 }
 
@@ -109,7 +111,8 @@ struct Shape {
 
 impl Shape {
     /// The response object: in progress while there is no `end`.
-    fn response(&self, end: Option<(&str, FinishReason)>, usage: Option<&Usage>) -> Value {
+    fn response(&self, end: Option<(&str, FinishReason)>, totals: Option<&Totals>) -> Value {
+        let usage = totals.map(|totals| &totals.usage);
         let (status, incomplete) = match end {
             None => ("in_progress", Value::Null),
             Some((_, FinishReason::Length)) => ("incomplete", json!({"reason": "max_output_tokens"})),
@@ -121,7 +124,7 @@ impl Shape {
             "incomplete_details": incomplete, "instructions": self.instructions, "metadata": null, "output": output,
             "parallel_tool_calls": true, "temperature": 1.0, "tool_choice": "auto", "tools": [], "top_p": 1.0,
             "background": false, "max_output_tokens": self.max_output_tokens, "previous_response_id": self.previous,
-            "service_tier": "auto", "truncation": "disabled", "user": null, "kv_transfer_params": null, "ec_transfer_params": null,
+            "service_tier": "auto", "truncation": "disabled", "user": null, "kv_transfer_params": totals.map(|totals| &totals.kv_transfer_params), "ec_transfer_params": null,
             "prompt": null, "reasoning": null, "text": null, "top_logprobs": null, "max_tool_calls": null,
             "presence_penalty": 0.0, "frequency_penalty": 0.0, "input_messages": null, "output_messages": null,
             "usage": usage.map(|usage| json!({
@@ -193,7 +196,7 @@ impl EventWriter for Events {
         _choice: usize,
         _answer: &Answer,
         report: &JobReport,
-        usage: Option<&Usage>,
+        totals: Option<&Totals>,
         out: &mut EventSink,
     ) {
         let text = std::mem::take(&mut self.text);
@@ -205,7 +208,7 @@ impl EventWriter for Events {
         done["part"] = part(&text);
         self.emit("response.content_part.done", done, out);
         self.emit("response.output_item.done", json!({"output_index": 0, "item": self.shape.item(Some(&text))}), out);
-        let response = self.shape.response(Some((&text, report.reason)), usage);
+        let response = self.shape.response(Some((&text, report.reason)), totals);
         // vLLM says completed for an incomplete response too; the status is inside.
         self.emit("response.completed", json!({"response": response}), out);
     }

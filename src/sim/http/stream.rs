@@ -1,6 +1,8 @@
 //! Server-sent events, written as the engine's tokens come.
 
+use super::Started;
 use super::error::ApiError;
+use super::legs::{Reply, Totals, load_failed};
 use crate::sim::answer::Answer;
 use crate::sim::config::Quirks;
 use crate::sim::engine::JobReport;
@@ -36,7 +38,7 @@ impl Usage {
                 let full = report.prompt_tokens - report.prompt_tokens % block_size.max(1);
                 usage.prompt += u64::from(report.prompt_tokens);
                 usage.cached += u64::from(report.cached_tokens);
-                usage.created += u64::from(full.saturating_sub(report.cached_tokens));
+                usage.created += u64::from(full.saturating_sub(report.cached_tokens + report.received_tokens));
             }
         }
         usage
@@ -49,13 +51,13 @@ pub(super) trait EventWriter: Send + std::fmt::Debug {
     fn start(&mut self, out: &mut EventSink);
     /// `text` is never empty.
     fn token(&mut self, choice: usize, text: &str, out: &mut EventSink);
-    /// A choice has ended; `usage` is given with the last one.
+    /// A choice has ended; `totals` are given with the last one.
     fn finish(
         &mut self,
         choice: usize,
         answer: &Answer,
         report: &JobReport,
-        usage: Option<&Usage>,
+        totals: Option<&Totals>,
         out: &mut EventSink,
     );
 }
@@ -101,7 +103,7 @@ pub(in crate::sim) struct EventStream {
     reports: Vec<Option<JobReport>>,
     said: Vec<u32>,
     choices_per_prompt: usize,
-    block_size: u32,
+    reply: Reply,
     writer: Box<dyn EventWriter>,
     sink: EventSink,
     started: bool,
@@ -122,22 +124,15 @@ enum End {
 }
 
 impl EventStream {
-    pub(super) fn new(
-        subscription: Subscription,
-        answers: Vec<Answer>,
-        choices_per_prompt: usize,
-        block_size: u32,
-        writer: Box<dyn EventWriter>,
-        quirks: Quirks,
-        faults: &Faults,
-    ) -> Self {
+    pub(super) fn new(started: Started, writer: Box<dyn EventWriter>, quirks: Quirks, faults: &Faults) -> Self {
+        let Started { subscription, answers, choices: choices_per_prompt, reply } = started;
         Self {
             subscription: Some(subscription),
             reports: vec![None; answers.len()],
             said: vec![0; answers.len()],
             answers,
             choices_per_prompt,
-            block_size,
+            reply,
             writer,
             sink: EventSink { text: String::new(), quirks },
             started: false,
@@ -188,6 +183,15 @@ impl EventStream {
     }
 
     fn take(&mut self, update: Update) {
+        match update.news {
+            News::Received => return,
+            News::Lost => {
+                write_error(&load_failed(), false, &mut self.sink);
+                self.end = End::Done;
+                return;
+            }
+            News::Token | News::Finished(_) => {}
+        }
         if !self.started {
             self.started = true;
             self.writer.start(&mut self.sink);
@@ -195,6 +199,7 @@ impl EventStream {
         let choice = update.choice;
         let Some(answer) = self.answers.get(choice) else { return };
         match update.news {
+            News::Received | News::Lost => {}
             News::Token => {
                 if let Some(said) = self.said.get_mut(choice) {
                     let text = answer.text(*said);
@@ -211,8 +216,8 @@ impl EventStream {
                     *slot = Some(report);
                 }
                 let all: Option<Vec<JobReport>> = self.reports.iter().copied().collect();
-                let usage = all.map(|reports| Usage::of(&reports, self.choices_per_prompt, self.block_size));
-                self.writer.finish(choice, answer, &report, usage.as_ref(), &mut self.sink);
+                let totals = all.map(|reports| self.reply.totals(&reports, self.choices_per_prompt, true));
+                self.writer.finish(choice, answer, &report, totals.as_ref(), &mut self.sink);
             }
         }
     }

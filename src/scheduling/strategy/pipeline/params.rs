@@ -1,8 +1,12 @@
 //! What a file says of a pipeline, and the checks that make one of it.
 
+use super::stages::{self, Division, Stages};
 use super::{Pipeline, Profile, Stage};
+use crate::pool::Roles;
+use crate::scheduling::filter::role;
 use crate::scheduling::picker::max_score::MaxScore;
-use crate::scheduling::plugin::{ParamError, Plugin, PluginDescriptor, ProfileHandler};
+use crate::scheduling::plugin::{ParamError, Plugin, PluginDescriptor, ProfileHandler, StageDecider};
+use crate::scheduling::profile::division::{self, DeciderName, StageProfile};
 use crate::scheduling::profile::single::{self, Single};
 use crate::scheduling::registry;
 use crate::spelling::closest;
@@ -157,7 +161,17 @@ fn from_parts(
         draft.add(&Made::of_kind("picker", &part.r#type, &part.parameters)?, DEFAULT_WEIGHT)?;
     }
     let handler = Stage { name: single::PLUGIN.name, part: Arc::new(Single) as Arc<dyn ProfileHandler> };
-    Ok(Pipeline { handler, profiles: vec![draft.profile] })
+    Ok(pipeline(handler, vec![Arc::new(draft.profile)], Division::ByPool))
+}
+
+fn pipeline(handler: Stage<dyn ProfileHandler>, profiles: Vec<Arc<Profile>>, division: Division) -> Pipeline {
+    let sorts = |p: &Arc<Profile>| p.filters.iter().any(|f| [role::PREFILL.name, role::ENCODE.name].contains(&f.name));
+    let roles = match (&division, profiles.as_slice()) {
+        (Division::ByCaller, _) => Roles::NONE,
+        (Division::ByPool, [only]) if sorts(only) => Roles::NONE,
+        _ => Roles::DECODE,
+    };
+    Pipeline { handler, profiles, division, roles }
 }
 
 /// The whole form: plugins with names, and profiles that refer to them.
@@ -174,15 +188,52 @@ fn from_profiles(plugins: Vec<PluginParams>, profiles: Vec<ProfileParams>) -> Re
     let names: Vec<&str> = drafts.iter().map(|d| d.profile.name.as_str()).collect();
     let handler = handler(&made, &names)?;
     let eligible = handler.part.eligible(&names).map_err(|e| ParamError(format!("`{}`: {e}", handler.name)))?;
-    let decide = |(at, draft): (usize, Draft)| eligible.contains(&at).then_some(draft.profile);
-    let profiles = drafts.into_iter().enumerate().filter_map(decide).collect();
-    Ok(Pipeline { handler, profiles })
+    let all: Vec<Arc<Profile>> = drafts.into_iter().map(|draft| Arc::new(draft.profile)).collect();
+    let division = match handler.part.division() {
+        division::Division::ByPool => Division::ByPool,
+        division::Division::ByCaller => Division::ByCaller,
+        division::Division::Stages(stages) => Division::Stages(Stages {
+            prefill: stage_of(stages.prefill, &all, &made, handler.name)?,
+            encode: stage_of(stages.encode, &all, &made, handler.name)?,
+            prefill_first: stages.prefill_first,
+        }),
+    };
+    let profiles = eligible.iter().filter_map(|at| all.get(*at).cloned()).collect();
+    Ok(pipeline(handler, profiles, division))
+}
+
+/// A stage with its profile and its decider; `None` when it can't run.
+fn stage_of(
+    said: Option<StageProfile>,
+    profiles: &[Arc<Profile>],
+    made: &[Made],
+    handler: &str,
+) -> Result<Option<stages::Stage>, ParamError> {
+    let Some(said) = said else { return Ok(None) };
+    let decider = said.decider.map(|name| decider(name, made, handler)).transpose()?;
+    let profile = profiles.iter().find(|p| p.name == said.profile).cloned();
+    Ok(profile.map(|profile| stages::Stage { profile, decider }))
+}
+
+fn decider(said: DeciderName, made: &[Made], handler: &str) -> Result<Arc<dyn StageDecider>, ParamError> {
+    match (made.iter().find(|m| m.name == said.name).map(|m| &m.plugin), said.otherwise) {
+        (Some(Plugin::Decider(decider)), _) => Ok(decider.clone()),
+        (None, Some(decider)) => Ok(decider),
+        (Some(_), _) => {
+            let message = format!("`{handler}`: `{}` is no decider", said.name);
+            Err(ParamError(message))
+        }
+        (None, None) => {
+            let message = format!("`{handler}` asks `{}`, which is not among `plugins`", said.name);
+            Err(ParamError(message))
+        }
+    }
 }
 
 /// The profile of a file that has plugins and no profiles: everything in it.
 fn all_of(made: &[Made]) -> Result<Draft, ParamError> {
     let mut draft = Draft::new(DEFAULT_PROFILE);
-    for made in made.iter().filter(|m| !matches!(m.plugin, Plugin::Handler(_))) {
+    for made in made.iter().filter(|m| !matches!(m.plugin, Plugin::Handler(_) | Plugin::Decider(_))) {
         draft.add(made, DEFAULT_WEIGHT)?;
     }
     Ok(draft)
@@ -285,6 +336,10 @@ impl Draft {
             }
             Plugin::Handler(_) => {
                 let message = format!("`{name}` is a profile handler and can't be in profile `{}`", profile.name);
+                return Err(ParamError(message));
+            }
+            Plugin::Decider(_) => {
+                let message = format!("`{name}` is a decider and can't be in profile `{}`", profile.name);
                 return Err(ParamError(message));
             }
         }

@@ -6,6 +6,8 @@ use crate::scheduling::tests::trial::{Server, Trial, among, load, reports, silen
 use crate::scheduling::{Decision, Signal};
 use serde_json::{Value, json};
 
+mod stages;
+
 fn pipeline(parameters: &Value) -> Box<dyn Strategy> {
     (PLUGIN.build)(parameters).unwrap_or_else(|e| panic!("{parameters}: {e}"))
 }
@@ -142,7 +144,7 @@ fn two_profiles(handler: Value) -> Value {
     })
 }
 
-fn stages() -> Trial {
+fn four() -> Trial {
     among(vec![role("prefill", 3), role("prefill", 1), role("decode", 4), role("decode", 2)])
 }
 
@@ -152,30 +154,30 @@ fn handlers_choose_the_profile() {
     for (header, expected) in
         [(None, vec![3, 2]), (Some("prefill"), vec![1, 0]), (Some("decode"), vec![3, 2]), (Some(" "), vec![3, 2])]
     {
-        let trial = header.into_iter().fold(stages(), |t, v| t.header("epp-profile", v));
+        let trial = header.into_iter().fold(four(), |t, v| t.header("epp-profile", v));
         assert_eq!(ids(&decided(&trial, &by_header, 2)), expected, "llm-d header-profile-handler {header:?}");
     }
-    let trial = stages().header("epp-profile", "encode");
+    let trial = four().header("epp-profile", "encode");
     assert_eq!(ranked(&trial, &by_header, 1).emptied_by(), Some("header-profile-handler"), "llm-d: no such profile");
     let own =
         json!({"type": "header-profile-handler", "parameters": {"headerName": "X-Stage", "defaultProfile": "prefill"}});
-    assert_eq!(ids(&decided(&stages(), &two_profiles(own.clone()), 1)), [1]);
-    assert_eq!(ids(&decided(&stages().header("x-stage", "decode"), &two_profiles(own), 1)), [3]);
+    assert_eq!(ids(&decided(&four(), &two_profiles(own.clone()), 1)), [1]);
+    assert_eq!(ids(&decided(&four().header("x-stage", "decode"), &two_profiles(own), 1)), [3]);
     for handler in [
         json!({"type": "disagg-profile-handler", "parameters": {"stageOrder": "prefill-first", "deciders": {"prefill": "d"}}}),
         json!({"type": "disagg-profile-handler", "parameters": {"profiles": {"prefill": "prefill"}}}),
         json!({"type": "pd-profile-handler", "parameters": {"prefixPluginType": "prefix-cache-scorer", "primaryPort": 8000}}),
     ] {
-        let trial = stages().header("epp-profile", "prefill");
+        let trial = four().header("epp-profile", "prefill");
         assert_eq!(ids(&decided(&trial, &two_profiles(handler.clone()), 2)), [3, 2], "llm-d, not split: {handler}");
     }
     let prefill = json!({"type": "pd-profile-handler", "parameters": {"decodeProfile": "prefill"}});
-    assert_eq!(ids(&decided(&stages(), &two_profiles(prefill), 1)), [1]);
+    assert_eq!(ids(&decided(&four(), &two_profiles(prefill), 1)), [1]);
     let one = json!({
         "plugins": [{"type": "header-profile-handler"}, {"type": "queue-scorer"}],
         "profiles": [{"name": "mine", "plugins": [{"pluginRef": "queue-scorer"}]}],
     });
-    let trial = stages().header("epp-profile", "other");
+    let trial = four().header("epp-profile", "other");
     assert_eq!(ids(&decided(&trial, &one, 1)), [1], "llm-d: one profile is always the one");
 }
 
@@ -187,7 +189,7 @@ fn only_the_profile_that_decides_remembers() {
         pinning.rank(&trial.context(), &trial.candidates(), &mut for_request(1, 1), &mut ranking);
         ids(&ranking.decide().unwrap())[0]
     };
-    let session = || stages().header("x-session-id", "s");
+    let session = || four().header("x-session-id", "s");
     let prefill = session().header("epp-profile", "prefill");
     pinning.picked(&prefill.context(), prefill.endpoint(0));
     assert_eq!(first(&session()), 3, "the other profile has no session plugin");

@@ -1,0 +1,172 @@
+//! Which requests are split, and over which pair, by the rules that belong to no strategy.
+
+use super::*;
+use crate::pool::Roles;
+use crate::scheduling::registry;
+use crate::scheduling::tests::trial::{Server, Trial, among, load, silent};
+use proptest::prelude::{Strategy as _, any, prop, prop_assert, prop_assert_eq, proptest};
+use serde_json::Value;
+
+const ROLESET: &str = "roleset-name";
+
+fn policy(decider: Decider) -> SplitPolicy {
+    SplitPolicy { decider, together: vec![ROLESET.into()] }
+}
+
+fn strategy(name: &str) -> Box<dyn Strategy> {
+    (registry::strategy(name).unwrap().build)(&Value::Null).unwrap()
+}
+
+fn role(role: &str, waiting: u32) -> Server {
+    load(waiting, 0.0).label("llm-d.ai/role", role)
+}
+
+#[test]
+fn the_prefix_based_decider_has_llm_ds_rule() {
+    // llm-d: tokens >= promptTokens and tokens - cached >= nonCachedTokens; 0 of the latter never splits.
+    for (case, tokens, cached, non_cached, prompt, split) in [
+        ("off", 1_000, 0, 0, 0, false),
+        ("all lacking", 100, 0, 16, 0, true),
+        ("exactly enough lacking", 100, 84, 16, 0, true),
+        ("one too few lacking", 100, 85, 16, 0, false),
+        ("shorter than nonCachedTokens", 15, 0, 16, 0, false),
+        ("as long as promptTokens", 100, 0, 16, 100, true),
+        ("shorter than promptTokens", 99, 0, 16, 100, false),
+        ("all cached", 100, 100, 1, 0, false),
+    ] {
+        let trial = among(vec![role("prefill", 0), role("decode", 0).holding(cached)]).long(tokens);
+        let decider = Decider::PrefixBased { non_cached_tokens: non_cached, prompt_tokens: prompt };
+        let sent = trial.pair(&*strategy("least-request"), &policy(decider), 1, 0).unwrap();
+        assert_eq!(sent.split, split, "{case}");
+    }
+}
+
+#[test]
+fn always_and_never_look_at_nothing() {
+    let trial = among(vec![role("prefill", 900), role("decode", 0).holding(100)]);
+    let split = |decider| trial.pair(&*strategy("least-request"), &policy(decider), 1, 0).unwrap().split;
+    assert!(split(Decider::Always));
+    assert!(!split(Decider::Never));
+}
+
+#[test]
+fn a_pair_by_rank_is_the_strategys_choice_on_each_side() {
+    let trial =
+        among(vec![role("prefill", 5), role("prefill", 1), role("prefill", 3), role("decode", 4), role("decode", 2)]);
+    let sent = trial.pair(&*strategy("least-request"), &policy(Decider::Always), 3, 0).unwrap();
+    assert_eq!(sent.ids(), (vec![1, 2, 0], vec![4, 3]));
+    let least = strategy("least-request");
+    let nobody = among(vec![role("decode", 4), role("decode", 2)]);
+    assert!(nobody.pair(&*least, &policy(Decider::Always), 1, 0).unwrap().pair.is_none(), "no prefill server");
+    let both = among(vec![role("both", 0)]);
+    assert!(both.pair(&*least, &policy(Decider::Always), 1, 0).unwrap().pair.is_none(), "nobody is its own partner");
+}
+
+#[test]
+fn servers_with_other_labels_stand_in_no_pair() {
+    let of = |role_: &str, set: Option<&str>, waiting| {
+        let server = role(role_, waiting);
+        set.into_iter().fold(server, |s, set| s.label(ROLESET, set))
+    };
+    for (case, prefill, decode, together) in [
+        ("equal", Some("a"), Some("a"), true),
+        ("other", Some("a"), Some("b"), false),
+        ("the prefill server has none", None, Some("a"), false),
+        ("the decode server has none", Some("a"), None, true),
+        ("neither has one", None, None, true),
+    ] {
+        let trial = among(vec![of("prefill", prefill, 0), of("decode", decode, 0)]);
+        for name in ["least-request", "predicted-latency", "pd"] {
+            let sent = trial.pair(&*strategy(name), &policy(Decider::Always), 1, 0).unwrap();
+            assert_eq!(sent.pair.is_some(), together, "{case}: {name}");
+        }
+        let free = SplitPolicy { together: Vec::new(), ..policy(Decider::Always) };
+        assert!(trial.pair(&*strategy("least-request"), &free, 1, 0).unwrap().split, "{case}: no label matters");
+    }
+}
+
+/// Servers of all roles and two rolesets or none, with queues, tokens under way and a part of the prompt.
+pub(in crate::scheduling) fn pools() -> impl proptest::strategy::Strategy<Value = Vec<Server>> {
+    let roles =
+        prop::sample::select(vec!["prefill", "prefill", "decode", "decode", "both", "encode", "encode-prefill-decode"]);
+    let sets = prop::sample::select(vec![None, Some("a"), Some("b")]);
+    let server = (roles, sets, 0u32..40, prop::collection::vec(0u32..30_000, 0..4), 0u32..4_000, any::<bool>());
+    let server = server.prop_map(|(role_, set, waiting, tokens, held, reports)| {
+        let server = if reports { load(waiting, 0.0) } else { silent() };
+        let server = server.label("llm-d.ai/role", role_).sent(&tokens).holding(held);
+        set.into_iter().fold(server, |s, set| s.label(ROLESET, set))
+    });
+    prop::collection::vec(server, 1..12)
+}
+
+/// All pairs that are allowed.
+fn allowed(trial: &Trial) -> Vec<(Candidate<'_>, Candidate<'_>)> {
+    let set = |c: &Candidate<'_>| c.state.endpoint.spec.labels.get(ROLESET).cloned();
+    let (prefill, decode) = (trial.there_for(Roles::PREFILL), trial.there_for(Roles::DECODE));
+    let pairs = prefill.iter().flat_map(|p| decode.iter().map(move |d| (*p, *d)));
+    pairs
+        .filter(|(p, d)| p.state.endpoint.id != d.state.endpoint.id && (set(d).is_none() || set(p) == set(d)))
+        .collect()
+}
+
+proptest! {
+    /// Whatever the strategy: two servers, each there for its part, of one roleset where the decode server has one; so with the retries.
+    #[test]
+    fn a_pair_is_two_servers_that_go_together(servers in pools(), wanted in 1usize..4, seed in any::<u64>()) {
+        let trial = among(servers).long(4_000);
+        let allowed: Vec<(u32, u32)> =
+            allowed(&trial).iter().map(|(p, d)| (p.state.endpoint.id.0, d.state.endpoint.id.0)).collect();
+        for plugin in registry::STRATEGIES {
+            let strategy = strategy(plugin.name);
+            let Some(sent) = trial.pair(&*strategy, &policy(Decider::Always), wanted, seed) else { continue };
+            prop_assert!(sent.whole.picks.iter().all(|e| e.roles.has(Roles::DECODE)), "{}", plugin.name);
+            let Some(pair) = &sent.pair else { continue };
+            let decode = pair.decode.first().unwrap();
+            prop_assert!(!pair.prefill.is_empty(), "{}", plugin.name);
+            for prefill in &pair.prefill {
+                prop_assert!(allowed.contains(&(prefill.id.0, decode.id.0)), "{}: {} {}", plugin.name, prefill.id, decode.id);
+            }
+            prop_assert!(pair.decode.iter().all(|e| e.roles.has(Roles::DECODE)), "{}", plugin.name);
+        }
+    }
+
+    /// Nothing was transferred yet, so that there is nothing to be uncertain of: the shorter way wins.
+    #[test]
+    fn the_predicted_decider_takes_the_cheaper_way(servers in pools(), seed in any::<u64>()) {
+        let trial = among(servers).long(4_000);
+        let cx = trial.context();
+        for name in ["least-request", "predicted-latency"] {
+            let Some(sent) = trial.pair(&*strategy(name), &policy(Decider::Predicted), 1, seed) else { return Ok(()) };
+            let Some(pair) = &sent.pair else { continue };
+            let (prefill, decode) = (trial.there_for(Roles::PREFILL), trial.there_for(Roles::DECODE));
+            let prices = Prices::learned(&cx, [&decode, &prefill], cost::DEFAULT_TOKEN_WEIGHT);
+            let of = |side: &[Candidate<'_>], e: &Endpoint| {
+                side.iter().position(|c| c.state.endpoint.id == e.id).unwrap()
+            };
+            let (p, d) = (of(&prefill, &pair.prefill[0]), of(&decode, &pair.decode[0]));
+            let whole = cost::whole(&cx, &decode[of(&decode, &sent.whole.picks[0])], &prices);
+            let split = cost::prefill(&cx, &prefill[p], &prices) + cost::decode(&cx, &decode[d], &prices);
+            prop_assert_eq!(sent.split, split < whole, "{}: {} {}", name, split, whole);
+        }
+    }
+
+    /// The pass over both sides finds what looking at every pair finds.
+    #[test]
+    fn the_predicted_pair_is_the_cheapest_of_all(servers in pools(), seed in any::<u64>()) {
+        let trial = among(servers).long(4_000);
+        let cx = trial.context();
+        let Some(sent) = trial.pair(&*strategy("predicted-latency"), &policy(Decider::Always), 1, seed) else { return Ok(()) };
+        let (prefill, decode) = (trial.there_for(Roles::PREFILL), trial.there_for(Roles::DECODE));
+        let prices = Prices::learned(&cx, [&decode, &prefill], cost::DEFAULT_TOKEN_WEIGHT);
+        let sum = |(p, d): &(Candidate<'_>, Candidate<'_>)| cost::prefill(&cx, p, &prices) + cost::decode(&cx, d, &prices);
+        let least = allowed(&trial).iter().map(sum).min_by(f64::total_cmp);
+        let chosen = sent.first().map(|(p, d)| {
+            let pairs = allowed(&trial);
+            sum(pairs.iter().find(|(a, b)| (a.state.endpoint.id.0, b.state.endpoint.id.0) == (p, d)).unwrap())
+        });
+        match (chosen, least) {
+            (Some(chosen), Some(least)) => prop_assert!((chosen - least).abs() <= 1e-9, "{} {}", chosen, least),
+            (chosen, least) => prop_assert_eq!(chosen, least),
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! The servers of a fleet as they know each other: by engine id, with the blocks that each keeps and whose they are.
+
+use super::LoadFailure;
+use super::counts::{Counts, LoadError};
+use super::params::Remote;
+use crate::rng;
+use crate::sim::content::mix;
+use crate::sim::engine::JobId;
+use crate::sim::host::EngineHost;
+use crate::sim::kv::BlockHash;
+use ahash::RandomState;
+use parking_lot::{Mutex, RwLock};
+use std::collections::{HashMap, HashSet};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+/// 4,096 requests before those are looked through whose leases are over.
+const KEPT_BEFORE_TIDYING: usize = 4_096;
+/// A lease is six heartbeats long, as in vLLM.
+const HEARTBEATS_A_LEASE: u32 = 6;
+/// 1 ms, however short a test's lease is.
+const SHORTEST_HEARTBEAT: Duration = Duration::from_millis(1);
+
+/// The register of one fleet.
+#[derive(Debug, Default)]
+pub(in crate::sim) struct Peers {
+    by_engine: RwLock<HashMap<String, Arc<Peer>>>,
+    /// SGLang's rooms: the prefill that is ready in each.
+    rooms: Mutex<HashMap<u64, (Arc<Peer>, Kept)>>,
+    /// Something happened in a room.
+    rooms_changed: Notify,
+    /// TensorRT-LLM's context requests.
+    contexts: Mutex<HashMap<u64, (Arc<Peer>, Kept)>>,
+    /// Blocks in the shared storage.
+    pub(in crate::sim) stored: RwLock<HashSet<BlockHash, RandomState>>,
+}
+
+/// One server, as the others see it.
+#[derive(Debug)]
+pub(in crate::sim) struct Peer {
+    pub(in crate::sim) host: Arc<EngineHost>,
+    address: String,
+    port: u16,
+    engine_id: RwLock<String>,
+    kept: Mutex<HashMap<String, Kept>>,
+    /// Something that was kept has been given back.
+    given_back: Notify,
+}
+
+/// What a server keeps of one request.
+#[derive(Clone, Debug)]
+pub(in crate::sim) struct Kept {
+    pub(in crate::sim) job: JobId,
+    /// What is in the blocks, and whose adapter made it.
+    pub(in crate::sim) tokens: Arc<[u32]>,
+    pub(in crate::sim) lora: Option<Arc<str>>,
+}
+
+impl Peers {
+    /// Takes in a server, with a side channel at `address` and `port`.
+    pub(in crate::sim) fn join(&self, host: Arc<EngineHost>, address: String, port: u16) -> Arc<Peer> {
+        let peer = Arc::new(Peer {
+            host,
+            address,
+            port,
+            engine_id: RwLock::new(new_engine_id()),
+            kept: Mutex::new(HashMap::new()),
+            given_back: Notify::new(),
+        });
+        self.by_engine.write().insert(peer.engine_id(), peer.clone());
+        peer
+    }
+
+    /// A server began anew: nobody knows its old id, and it keeps nothing.
+    pub(in crate::sim) fn restarted(&self, peer: &Arc<Peer>) {
+        let mut by_engine = self.by_engine.write();
+        by_engine.remove(&peer.engine_id());
+        peer.kept.lock().clear();
+        let id = new_engine_id();
+        peer.engine_id.write().clone_from(&id);
+        by_engine.insert(id, peer.clone());
+    }
+
+    /// Leaves what a server keeps in an SGLang room.
+    pub(in crate::sim) fn put_into_room(&self, room: u64, peer: Arc<Peer>, kept: Kept) {
+        put(&mut self.rooms.lock(), room, peer, kept);
+        self.rooms_changed.notify_waiters();
+    }
+
+    /// Waits for what is left in a room.
+    pub(in crate::sim) async fn enter_room(&self, room: u64) -> (Arc<Peer>, Kept) {
+        loop {
+            let mut changed = pin!(self.rooms_changed.notified());
+            // Before the look, so that no change falls between.
+            changed.as_mut().enable();
+            let found = self.rooms.lock().remove(&room);
+            if let Some(found) = found {
+                return found;
+            }
+            changed.await;
+        }
+    }
+
+    /// Enters a TensorRT-LLM context request.
+    pub(in crate::sim) fn put_context(&self, id: u64, peer: Arc<Peer>, kept: Kept) {
+        put(&mut self.contexts.lock(), id, peer, kept);
+    }
+
+    /// The context request of this id, which nobody finds after that.
+    pub(in crate::sim) fn take_context(&self, id: u64) -> Option<(Arc<Peer>, Kept)> {
+        self.contexts.lock().remove(&id)
+    }
+
+    /// The right to read what a server keeps. `prompt` must begin with the tokens that are in there; `all`: with every one of them.
+    /// `counts` and `on_loss` are the reader's.
+    pub(in crate::sim) fn claim(
+        &self,
+        counts: &Arc<Counts>,
+        on_loss: LoadFailure,
+        remote: &Remote,
+        prompt: &[u32],
+        lora: Option<&str>,
+        all: bool,
+    ) -> Result<Claim, LoadError> {
+        let peer = self.by_engine.read().get(&remote.engine_id).cloned().ok_or(LoadError::UnknownEngine)?;
+        if peer.address != remote.host || peer.port != remote.port {
+            return Err(LoadError::WrongAddress);
+        }
+        let kept = peer.kept.lock().get(&remote.request_id).cloned().ok_or(LoadError::UnknownRequest)?;
+        let blocks = peer.host.pinned(kept.job).ok_or(LoadError::LeaseExpired)?.blocks;
+        if blocks != remote.blocks {
+            return Err(LoadError::UnknownBlocks);
+        }
+        let there = remote.num_tokens.map_or(kept.tokens.len(), |tokens| kept.tokens.len().min(tokens as usize));
+        // What is refused from here on is given back, as nobody will come for it again.
+        Claim::new(peer, kept, remote.request_id.clone(), counts.clone(), on_loss).checked(prompt, lora, there, all)
+    }
+}
+
+/// Forgets what is no longer kept when there is much.
+fn put(book: &mut HashMap<u64, (Arc<Peer>, Kept)>, key: u64, peer: Arc<Peer>, kept: Kept) {
+    if book.len() >= KEPT_BEFORE_TIDYING {
+        book.retain(|_, (peer, kept)| peer.host.pinned(kept.job).is_some());
+    }
+    book.insert(key, (peer, kept));
+}
+
+impl Peer {
+    pub(in crate::sim) fn engine_id(&self) -> String {
+        self.engine_id.read().clone()
+    }
+
+    /// Enters a request whose job has ended and whose blocks stay; what to tell others of them, and when the lease ends. `None` when
+    /// nothing is kept.
+    pub(in crate::sim) fn keep(&self, request_id: &str, kept: Kept) -> Option<(Remote, Duration)> {
+        let pinned = self.host.pinned(kept.job)?;
+        let mut book = self.kept.lock();
+        if book.len() >= KEPT_BEFORE_TIDYING {
+            book.retain(|_, kept| self.host.pinned(kept.job).is_some());
+        }
+        book.insert(request_id.to_owned(), kept);
+        let remote = Remote {
+            engine_id: self.engine_id(),
+            request_id: request_id.to_owned(),
+            host: self.address.clone(),
+            port: self.port,
+            blocks: pinned.blocks,
+            num_tokens: Some(pinned.tokens),
+        };
+        Some((remote, pinned.left))
+    }
+
+    /// Waits until something that was kept is given back.
+    pub(in crate::sim) async fn released(&self) {
+        self.given_back.notified().await;
+    }
+
+    fn let_go(&self, request_id: &str, job: JobId) -> bool {
+        self.kept.lock().remove(request_id);
+        let released = self.host.release(job);
+        self.given_back.notify_waiters();
+        released
+    }
+}
+
+/// The right to read blocks that another server keeps: its heartbeats hold the lease, and when it goes the blocks are free.
+#[derive(Debug)]
+pub(in crate::sim) struct Claim {
+    peer: Arc<Peer>,
+    kept: Kept,
+    request_id: String,
+    counts: Arc<Counts>,
+    on_loss: LoadFailure,
+    heartbeats: AbortHandle,
+    open: bool,
+}
+
+impl Claim {
+    /// Must be called in a tokio runtime.
+    pub(in crate::sim) fn new(
+        peer: Arc<Peer>,
+        kept: Kept,
+        request_id: String,
+        counts: Arc<Counts>,
+        on_loss: LoadFailure,
+    ) -> Self {
+        let (host, job) = (peer.host.clone(), kept.job);
+        host.heartbeat(job);
+        let heartbeats = tokio::spawn(async move {
+            while let Some(pinned) = host.pinned(job) {
+                tokio::time::sleep((pinned.left / HEARTBEATS_A_LEASE).max(SHORTEST_HEARTBEAT)).await;
+                host.heartbeat(job);
+            }
+        });
+        Self { peer, kept, request_id, counts, on_loss, heartbeats: heartbeats.abort_handle(), open: true }
+    }
+
+    /// Tokens that can be read.
+    pub(in crate::sim) fn tokens(&self) -> u32 {
+        u32::try_from(self.kept.tokens.len()).unwrap_or(u32::MAX)
+    }
+
+    /// The claim, if the first `there` tokens in the blocks are those of the prompt, as far as it goes; `all`: and it goes that far.
+    pub(in crate::sim) fn checked(
+        mut self,
+        prompt: &[u32],
+        lora: Option<&str>,
+        there: usize,
+        all: bool,
+    ) -> Result<Self, LoadError> {
+        let most = there.min(prompt.len());
+        let same = self.kept.tokens.get(..most) == prompt.get(..most);
+        let far = !all || prompt.len() >= there;
+        if same && far && self.kept.lora.as_deref() == lora {
+            return Ok(self);
+        }
+        self.close();
+        Err(LoadError::OtherTokens)
+    }
+
+    /// Everything was read. False when the blocks had gone before and the request must fail; where the policy is to compute the prompt
+    /// then, that costs no time here.
+    pub(in crate::sim) fn done(mut self) -> bool {
+        if self.close() {
+            Counts::add(&self.counts.transfers);
+            return true;
+        }
+        self.counts.fail(LoadError::Lost);
+        if self.on_loss == LoadFailure::Recompute {
+            Counts::add(&self.counts.local_recomputes);
+        }
+        self.on_loss == LoadFailure::Recompute
+    }
+
+    fn close(&mut self) -> bool {
+        self.open = false;
+        self.peer.let_go(&self.request_id, self.kept.job)
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.heartbeats.abort();
+        if self.open {
+            Counts::add(&self.counts.abandoned);
+            self.close();
+        }
+    }
+}
+
+/// A random UUID, as vLLM's engines have.
+fn new_engine_id() -> String {
+    let seed = rng::system_seed();
+    let (high, low) = (mix(seed), mix(!seed));
+    let variant = 0x8000 | (low >> 48 & 0x3FFF);
+    format!(
+        "{:08x}-{:04x}-4{:03x}-{variant:04x}-{:012x}",
+        high >> 32,
+        high >> 16 & 0xFFFF,
+        high & 0xFFF,
+        low & 0xFFFF_FFFF_FFFF
+    )
+}

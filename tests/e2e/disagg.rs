@@ -1,0 +1,329 @@
+//! Prefill and decode on different servers, through real Envoy and servers that are as strict as the real ones: answers are what one server
+//! would have answered, every fault ends in an answer or a clear error, and nothing stays pinned or booked.
+
+use crate::shipped::by_header;
+use crate::support::attache::AttacheProcess;
+use crate::support::body::Payload;
+use crate::support::client::{self, Http, Reply};
+use crate::support::echo::Echo;
+use crate::support::envoy::EnvoyProcess;
+use crate::support::process::eventually;
+use crate::support::sim::SimProcess;
+use bytes::Bytes;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::time::Instant;
+
+const COURSE: &str = "x-attache-disaggregation";
+/// Clients at once while something breaks.
+const CLIENTS: usize = 8;
+
+/// Two prefill servers and two decode servers, the picker and Envoy.
+struct Stack {
+    sim: SimProcess,
+    picker: AttacheProcess,
+    envoy: EnvoyProcess,
+}
+
+impl Stack {
+    async fn start(sim: &[&str], disaggregation: &str) -> Self {
+        let sim = SimProcess::with_roles("prefill=2,decode=2", 4, &[&["--speed", "20"], sim].concat()).await;
+        let roles = ["prefill", "prefill", "decode", "decode"];
+        let endpoints = sim.servers.iter().zip(roles);
+        let endpoints: String =
+            endpoints.map(|(address, role)| format!("  - {{address: \"{address}\", role: {role}}}\n")).collect();
+        let text = format!(
+            "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  disaggregation: {{{disaggregation}}}\n  \
+             health: {{ejection: 1s, maxEjection: 1s}}\n  endpoints:\n{endpoints}"
+        );
+        let picker = AttacheProcess::configured(&text).await;
+        let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+        Self { sim, picker, envoy }
+    }
+
+    fn to(&self) -> SocketAddr {
+        self.envoy.listener("inference")
+    }
+
+    fn prefill(&self) -> &[SocketAddr] {
+        &self.sim.servers[..2]
+    }
+
+    fn decode(&self) -> &[SocketAddr] {
+        &self.sim.servers[2..]
+    }
+
+    async fn faults(&self, servers: &[SocketAddr], faults: Value) {
+        for server in servers {
+            let reply = client::post(*server, "/sim/faults", faults.to_string().into()).await.expect("an answer");
+            assert_eq!(reply.status, 200, "{faults}");
+        }
+    }
+
+    /// The sum of one count of `/sim/pd` over servers.
+    async fn count(&self, servers: &[SocketAddr], pointer: &str) -> u64 {
+        let mut sum = 0;
+        for server in servers {
+            let page = client::get(*server, "/sim/pd").await.expect("a page").json();
+            sum += page.pointer(pointer).and_then(Value::as_u64).unwrap_or_else(|| panic!("{pointer} in {page}"));
+        }
+        sum
+    }
+
+    /// All that failed when a decode server fetched blocks.
+    async fn failed_loads(&self) -> u64 {
+        let mut sum = 0;
+        for server in &self.sim.servers {
+            let page = client::get(*server, "/sim/pd").await.expect("a page").json();
+            let failed = page["failed_loads"].as_object().unwrap_or_else(|| panic!("{page}"));
+            sum += failed.values().filter_map(Value::as_u64).sum::<u64>();
+        }
+        sum
+    }
+
+    /// No server keeps anything for another, though no lease has ended, and the books are closed.
+    async fn assert_nothing_stays(&self) {
+        eventually("nothing to be pinned", || async {
+            (self.count(self.prefill(), "/pinned/requests").await == 0).then_some(())
+        })
+        .await;
+        assert_eq!(self.count(&self.sim.servers, "/leases_expired").await, 0);
+        self.picker.assert_settled().await;
+    }
+
+    /// Sends one request for each number, [`CLIENTS`] at a time, and what `judge` makes of each answer.
+    async fn load<T: Send + 'static>(&self, count: usize, judge: fn(Reply) -> T) -> Vec<T> {
+        let next = Arc::new(AtomicUsize::new(0));
+        let mut clients = tokio::task::JoinSet::new();
+        for _ in 0..CLIENTS {
+            let (to, next) = (self.to(), next.clone());
+            clients.spawn(async move {
+                let mut seen = Vec::new();
+                loop {
+                    let number = next.fetch_add(1, Ordering::SeqCst);
+                    if number >= count {
+                        return seen;
+                    }
+                    let body = request(number, number.is_multiple_of(2));
+                    seen.push(judge(client::post(to, "/v1/completions", body).await.expect("an answer")));
+                }
+            });
+        }
+        clients.join_all().await.into_iter().flatten().collect()
+    }
+}
+
+/// A prompt of some 300 tokens that begins like no other.
+fn request(number: usize, stream: bool) -> Bytes {
+    let prompt = format!("{number} {}", "the quick brown fox jumps over the lazy dog ".repeat(30));
+    json!({"model": "sim-8b", "prompt": prompt, "max_tokens": 8, "stream": stream}).to_string().into()
+}
+
+fn well(reply: Reply) -> String {
+    assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
+    let text = String::from_utf8_lossy(&reply.body);
+    assert!(text.contains("[DONE]") || reply.json()["usage"]["completion_tokens"] == 8, "a whole answer: {text}");
+    reply.header(COURSE).to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_are_those_of_one_server_in_every_api() {
+    let stack = Stack::start(&[], "decider: always").await;
+    let long = "the quick brown fox jumps over the lazy dog ".repeat(40);
+    let user = json!([{"role": "user", "content": long}]);
+    let mut split = 0;
+    for (path, body) in [
+        ("/v1/completions", json!({"prompt": long, "max_tokens": 6})),
+        ("/v1/chat/completions", json!({"messages": user, "max_tokens": 6, "n": 1, "temperature": 0})),
+        ("/v1/chat/completions", json!({"messages": user, "max_completion_tokens": 6})),
+        ("/v1/messages", json!({"messages": user, "max_tokens": 6})),
+        ("/v1/responses", json!({"input": long, "max_output_tokens": 6})),
+    ] {
+        for stream in [false, true] {
+            let mut body = body.clone();
+            body["model"] = "sim-8b".into();
+            body["stream"] = stream.into();
+            let shared = client::post(stack.to(), path, body.to_string().into()).await.expect("an answer");
+            assert_eq!(shared.status, 200, "{path} {stream}: {}", String::from_utf8_lossy(&shared.body));
+            assert_eq!(shared.header(COURSE), "split", "{path} {stream}");
+            let alone = client::post(stack.decode()[0], path, body.to_string().into()).await.expect("an answer");
+            assert_eq!(words(&shared), words(&alone), "{path} {stream}");
+            split += 1;
+        }
+    }
+    assert_eq!(stack.count(stack.prefill(), "/prefills").await, split);
+    assert_eq!(stack.failed_loads().await, 0);
+    stack.assert_nothing_stays().await;
+}
+
+/// The text of an answer, whatever its API.
+fn words(reply: &Reply) -> Vec<String> {
+    let text = String::from_utf8_lossy(&reply.body).into_owned();
+    let events: Vec<Value> = match reply.json() {
+        Value::Null => text.lines().filter_map(|l| serde_json::from_str(l.strip_prefix("data: ")?).ok()).collect(),
+        whole => vec![whole],
+    };
+    let mut found = Vec::new();
+    for event in &events {
+        collect(event, &mut found);
+    }
+    assert!(!found.is_empty(), "{text}");
+    found
+}
+
+fn collect(value: &Value, into: &mut Vec<String>) {
+    match value {
+        Value::Object(map) => {
+            for (key, inner) in map {
+                match (key.as_str(), inner) {
+                    ("text" | "content" | "delta", Value::String(text)) if !text.is_empty() => into.push(text.clone()),
+                    _ => collect(inner, into),
+                }
+            }
+        }
+        Value::Array(list) => list.iter().for_each(|inner| collect(inner, into)),
+        _ => {}
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_befalls_prefill_servers_every_client_is_served() {
+    let stack = Stack::start(&[], "decider: always, prefillTimeout: 2s").await;
+    let one = [stack.prefill()[0]];
+    let both = stack.prefill().to_vec();
+    for (what, servers, faults, patience) in [
+        ("one refuses", &one[..], json!({"refuse": true}), 10),
+        ("both refuse", &both[..], json!({"refuse": true}), 10),
+        ("one fails now and then", &one[..], json!({"fail_next": {"count": 10, "status": 500}}), 10),
+        ("both fail now and then", &both[..], json!({"fail_next": {"count": 10, "status": 503}}), 10),
+        ("one tells nothing", &one[..], json!({"prefill": {"no_params": true}}), 10),
+        ("both hang", &both[..], json!({"prefill": {"hang": true}}), 20),
+    ] {
+        stack.faults(servers, faults).await;
+        let began = Instant::now();
+        let courses = stack.load(40, well).await;
+        assert_eq!(courses.len(), 40, "{what}");
+        assert!(began.elapsed() < Duration::from_secs(patience), "{what}: {:?}", began.elapsed());
+        stack.faults(&both, json!({})).await;
+        // Ejected servers come back.
+        eventually("requests to be split again", || async {
+            let reply = client::post(stack.to(), "/v1/completions", request(7_000, false)).await.ok()?;
+            (reply.header(COURSE) == "split").then_some(())
+        })
+        .await;
+    }
+    assert_eq!(stack.failed_loads().await, 0);
+    stack.picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_server_that_dies_after_its_reply_costs_the_requests_that_it_held_and_no_other() {
+    // vLLM's own choice is that such a request fails.
+    for (policy, lost) in [("fail", true), ("recompute", false)] {
+        let stack = Stack::start(&["--kv-load-failure-policy", policy], "decider: always").await;
+        stack.faults(&stack.prefill()[..1], json!({"prefill": {"die_after_reply": true}})).await;
+        let statuses = stack.load(60, |reply| reply.status.as_u16()).await;
+        let failed = statuses.iter().filter(|status| **status != 200).count();
+        assert!(statuses.iter().all(|status| [200, 500].contains(status)), "{statuses:?}");
+        assert!(failed <= if lost { CLIENTS } else { 0 }, "{policy}: {failed} failed");
+        stack.picker.assert_settled().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_leave_in_any_phase_leave_nothing_pinned() {
+    let stack = Stack::start(&[], "decider: always").await;
+    // While the prompt is computed, about when it is done, while the answer comes.
+    stack.faults(stack.prefill(), json!({"first_byte_delay_ms": 60})).await;
+    let mut clients = tokio::task::JoinSet::new();
+    for number in 0..48usize {
+        let to = stack.to();
+        clients.spawn(async move {
+            let body = json!({"model": "sim-8b", "prompt": format!("{number} {}", "word ".repeat(300)), "max_tokens": 400, "stream": true});
+            let request = client::request("POST", to, Http::H1, "/v1/completions", Payload::sized(body.to_string().into()));
+            // Answers that have begun are left in the middle, the others wherever they are.
+            let leave = Duration::from_millis(5 + 4 * number as u64);
+            let _ = tokio::time::timeout(leave, async {
+                let mut open = client::open(to, Http::H1, request).await?;
+                while open.next().await?.is_some() {}
+                Ok::<_, crate::support::Error>(())
+            })
+            .await;
+        });
+    }
+    clients.join_all().await;
+    stack.assert_nothing_stays().await;
+    assert_eq!(stack.failed_loads().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decode_server_that_fails_is_the_clients_answer_and_is_left_alone() {
+    let stack = Stack::start(&[], "decider: always").await;
+    stack.faults(&stack.decode()[..1], json!({"refuse": true})).await;
+    let statuses = stack.load(60, |reply| reply.status.as_u16()).await;
+    let failed = statuses.iter().filter(|status| **status == 503).count();
+    assert!(statuses.iter().all(|status| [200, 503].contains(status)), "{statuses:?}");
+    // Ejected after a few, and asked again each second.
+    assert!(failed < 30, "{failed} of 60");
+    stack.picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sglang_servers_meet_and_a_failed_prefill_is_told_at_once() {
+    let more = ["--kv-connector", "sglang", "--bootstrap-timeout", "60000ms"];
+    let stack = Stack::start(&more, "decider: always, connector: sglang").await;
+    let courses = stack.load(40, well).await;
+    assert!(courses.iter().all(|course| course == "split"), "{courses:?}");
+    stack.faults(stack.prefill(), json!({"fail_next": {"count": 1, "status": 500}})).await;
+    let began = Instant::now();
+    let statuses = stack.load(20, |reply| (reply.status.as_u16(), reply.header("x-attache-reason").to_owned())).await;
+    assert!(began.elapsed() < Duration::from_secs(20), "nobody waits for the bootstrap's timeout");
+    let failed: Vec<_> = statuses.iter().filter(|(status, _)| *status != 200).collect();
+    assert!(failed.len() == 2 && failed.iter().all(|(s, why)| *s == 503 && why == "prefill_failed"), "{statuses:?}");
+    stack.picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn trtllm_and_shared_storage_share_requests_too() {
+    for connector in ["trtllm", "shared-storage"] {
+        let setting = format!("decider: always, connector: {connector}");
+        let stack = Stack::start(&["--kv-connector", connector], &setting).await;
+        let to = stack.to();
+        for number in 0..12 {
+            let body = json!({"model": "sim-8b", "messages": [{"role": "user", "content": format!("{number} {}", "word ".repeat(200))}], "max_tokens": 8});
+            let reply = client::post(to, "/v1/chat/completions", body.to_string().into()).await.expect("an answer");
+            assert_eq!(reply.status, 200, "{connector}: {}", String::from_utf8_lossy(&reply.body));
+            assert_eq!(reply.header(COURSE), "split", "{connector}");
+        }
+        // The decode servers fetched what others had computed.
+        let received = stack.count(stack.decode(), "/received_tokens").await;
+        assert!(received >= 12 * 200, "{connector}: {received} tokens");
+        assert_eq!(stack.failed_loads().await, 0, "{connector}");
+        stack.picker.assert_settled().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sidecar_is_told_the_prefill_server_and_a_client_is_not_believed() {
+    let (prefill, decode) = (Echo::start().await, Echo::start().await);
+    let text = format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  disaggregation: {{mode: header, decider: always}}\n  endpoints:\n  \
+         - {{address: \"{}\", role: prefill, engine: none}}\n  - {{address: \"{}\", role: decode, engine: none}}\n",
+        prefill.address, decode.address
+    );
+    let picker = AttacheProcess::configured(&text).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    let body = Payload::sized(request(1, false));
+    let path = "/v1/completions?tell=x-prefiller-host-port";
+    let mut request = client::request("POST", to, Http::H1, path, body);
+    request.headers_mut().append("x-prefiller-host-port", http::HeaderValue::from_static("10.6.6.6:1"));
+    let reply = client::send(to, Http::H1, request).await.expect("an answer");
+    assert_eq!(reply.status, 200);
+    assert_eq!(reply.header("x-echo-told"), format!("x-prefiller-host-port={}", prefill.address));
+    assert_eq!((prefill.requests(), decode.requests()), (0, 1), "the picker asks nobody itself");
+    picker.assert_settled().await;
+}
