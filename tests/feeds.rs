@@ -225,7 +225,7 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
 }
 
 fn waiting(state: &EndpointState) -> Option<u32> {
-    state.metrics.as_ref().map(|m| m.waiting)
+    state.metrics().map(|m| m.waiting)
 }
 
 #[tokio::test]
@@ -233,8 +233,8 @@ async fn a_real_page_becomes_metrics_over_one_connection() {
     let server = Server::start(Answer::Page(REAL_PAGE.into())).await;
     let mut feeds = Feeds::start(vec![server.spec()], quick());
     feeds.first_round().await;
-    let snapshot = feeds.snapshot("metrics", |s| s.endpoints.iter().any(|e| e.metrics.is_some())).await;
-    let metrics = snapshot.endpoints[0].metrics.clone().unwrap();
+    let snapshot = feeds.snapshot("metrics", |s| s.endpoints.iter().any(|e| e.metrics().is_some())).await;
+    let metrics = snapshot.endpoints[0].metrics().cloned().unwrap();
     assert_eq!((metrics.waiting, metrics.running, metrics.block_size), (22, 8, Some(16)));
     assert!(snapshot.synced);
     until("ten pages", || feeds.stats.pages() >= 10).await;
@@ -277,7 +277,7 @@ async fn a_server_that_misbehaves_harms_only_itself() {
     let specs = bad.iter().chain([&good]).map(|s| s.spec()).collect();
     let mut feeds = Feeds::start(specs, quick());
     let all = answers.len() + 1;
-    feeds.snapshot("a page of everyone", |s| s.endpoints.iter().filter(|e| e.metrics.is_some()).count() == all).await;
+    feeds.snapshot("a page of everyone", |s| s.endpoints.iter().filter(|e| e.metrics().is_some()).count() == all).await;
 
     for (server, (_, answer)) in bad.iter().zip(&answers) {
         server.say(answer.clone());
@@ -293,7 +293,7 @@ async fn a_server_that_misbehaves_harms_only_itself() {
     assert!(started.elapsed() < Duration::from_secs(5));
     let snapshot = feeds.store.load_full();
     for state in &snapshot.endpoints[..answers.len()] {
-        let metrics = state.metrics.as_ref().expect("the last page stays");
+        let metrics = state.metrics().expect("the last page stays");
         assert_eq!((metrics.waiting, metrics.running, metrics.kv_usage), (3, 4, 0.25));
     }
     // Who fails is asked ever more rarely.
@@ -318,7 +318,7 @@ async fn a_request_on_an_idle_endpoint_brings_the_next_page_forward() {
     let started = tokio::time::Instant::now();
     let snapshot = feeds.snapshot("a page with load", |s| waiting(&s.endpoints[0]) == Some(7)).await;
     assert!(started.elapsed() < Duration::from_secs(2));
-    assert_eq!(snapshot.endpoints[0].metrics.as_ref().unwrap().in_flight_at_scrape, 1);
+    assert_eq!(snapshot.endpoints[0].metrics().unwrap().in_flight_at_scrape, 1);
     drop(ticket);
     let busy = feeds.stats.pages();
     until("more pages while the server is busy", || feeds.stats.pages() >= busy + 10).await;
@@ -329,7 +329,7 @@ async fn a_request_on_an_idle_endpoint_brings_the_next_page_forward() {
 async fn a_restart_is_noticed_once_and_clears_health() {
     let server = Server::start(page("5", "0", "0", "100")).await;
     let mut feeds = Feeds::start(vec![server.spec()], quick());
-    let snapshot = feeds.snapshot("a page", |s| s.endpoints.iter().any(|e| e.metrics.is_some())).await;
+    let snapshot = feeds.snapshot("a page", |s| s.endpoints.iter().any(|e| e.metrics().is_some())).await;
     let health = &snapshot.endpoints[0].endpoint.health;
     let (policy, now) = (HealthPolicy::default(), attache::clock::Timestamp(1));
     health.record(Outcome::ConnectFailure, now, &policy);
@@ -386,7 +386,7 @@ async fn ready_after_everyone_was_tried_even_if_nobody_answers() {
     feeds.first_round().await;
     assert!(feeds.stats.errors(ErrorReason::Connect) >= 1);
     let snapshot = feeds.store.load_full();
-    assert!(snapshot.synced && snapshot.endpoints.iter().all(|e| e.metrics.is_none()));
+    assert!(snapshot.synced && snapshot.endpoints.iter().all(|e| e.metrics().is_none()));
     feeds.stop().await;
 
     for specs in [vec![], vec![unscraped]] {

@@ -286,9 +286,8 @@ impl Rig {
     fn pool_with(&self, specs: Vec<(u32, EndpointSpec)>, num_blocks: Option<u32>) {
         let generation = self.store.load().generation + 1;
         let metrics = EndpointMetrics { num_blocks, ..EndpointMetrics::default() };
-        let states = specs.into_iter().map(|(id, spec)| EndpointState {
-            endpoint: Arc::new(Endpoint::new(EndpointId(id), spec)),
-            metrics: Some(Arc::new(metrics.clone())),
+        let states = specs.into_iter().map(|(id, spec)| {
+            EndpointState::new(Arc::new(Endpoint::new(EndpointId(id), spec)), Some(Arc::new(metrics.clone())))
         });
         self.store.publish(PoolSnapshot::new(generation, true, states.collect()));
         self.published.send_replace(Published { generation, membership: generation });

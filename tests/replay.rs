@@ -10,20 +10,25 @@ use attache::replay::legs::Patience;
 use attache::replay::pace::{Limited, Scaled};
 use attache::replay::served::{Ending, Sample, Served};
 use attache::replay::workload::Workload;
-use attache::replay::world::{Change, Hearing, KvHearing, Observer, Outcome, TimedChange, World, WorldConfig, spec};
+use attache::replay::world::{
+    Change, Hearing, KvHearing, Observer, Outcome, TimedChange, World, WorldConfig, spec, with_role,
+};
 use attache::replay::{synthetic, trace};
-use attache::scheduling::{Choices, Scheduler, registry};
+use attache::scheduling::{Choices, Decider, Scheduler, SplitPolicy, registry};
 use attache::sim::engine::EngineConfig;
 use attache::sim::profiles;
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::Arc;
 use std::time::Duration;
 
 #[derive(Default)]
 struct Seen {
     served: Vec<Served>,
     samples: usize,
+    /// The largest part of its blocks that any server ever referred to, by its position.
+    fullest: Vec<f32>,
 }
 
 impl Observer for Seen {
@@ -34,6 +39,8 @@ impl Observer for Seen {
     fn sampled(&mut self, _: Timestamp, servers: &[Sample]) {
         assert!(servers.iter().all(|s| (0.0..=1.0).contains(&s.kv_usage) && s.prefix_hits <= s.prefix_queries));
         self.samples += 1;
+        self.fullest.resize(servers.len(), 0.0);
+        self.fullest.iter_mut().zip(servers).for_each(|(fullest, s)| *fullest = fullest.max(s.kv_usage));
     }
 }
 
@@ -41,6 +48,17 @@ impl Seen {
     fn mean_first_token(&self) -> f64 {
         let times: Vec<f64> = self.served.iter().filter_map(|s| s.first_token).map(|t| t.as_secs_f64()).collect();
         times.iter().sum::<f64>() / times.len() as f64
+    }
+
+    /// Between tokens, in the mean of those of all answers.
+    fn mean_per_token(&self) -> f64 {
+        let times: Vec<f64> = self.served.iter().filter_map(|s| s.per_token()).map(|t| t.as_secs_f64()).collect();
+        times.iter().sum::<f64>() / times.len() as f64
+    }
+
+    /// Part of the requests that two servers shared.
+    fn split(&self) -> f64 {
+        self.served.iter().filter(|s| s.handover.is_some()).count() as f64 / self.served.len() as f64
     }
 
     fn sum(&self, of: fn(&Served) -> u32) -> f64 {
@@ -57,6 +75,9 @@ struct Plan {
     engines: Vec<EngineConfig>,
     hearing: Hearing,
     changes: Vec<TimedChange>,
+    /// What each server is there for, in a role label's word; all serve whole requests where there is none.
+    roles: Vec<&'static str>,
+    decider: Decider,
     seed: u64,
 }
 
@@ -70,14 +91,27 @@ impl Plan {
             kv_events: None,
         };
         let engines = vec![profiles::by_name(profile).unwrap(); servers];
-        Self { engines, hearing, changes: Vec::new(), seed: 3 }
+        Self { engines, hearing, changes: Vec::new(), roles: Vec::new(), decider: Decider::Predicted, seed: 3 }
+    }
+
+    /// So many servers that compute prompts, and so many that make answers.
+    fn split(profile: &str, prefill: usize, decode: usize) -> Self {
+        let roles = [vec!["prefill"; prefill], vec!["decode"; decode]].concat();
+        Self { roles, ..Self::of(profile, prefill + decode) }
+    }
+
+    fn by(mut self, decider: Decider) -> Self {
+        self.decider = decider;
+        self
     }
 
     fn play(&self, policy: &str, mut workload: Box<dyn Workload>) -> (Outcome, Seen) {
         let (name, parameters) = policy.split_once('=').unwrap_or((policy, "null"));
         let strategy = registry::build(name, &serde_json::from_str::<Value>(parameters).unwrap()).unwrap();
+        let split = SplitPolicy { decider: self.decider, together: Vec::new() };
+        let split = Some(split).filter(|_| !self.roles.is_empty());
         let front = FrontConfig {
-            scheduler: Scheduler::new(Choices::only(name, strategy), HealthPolicy::default(), 1),
+            scheduler: Scheduler::new(Choices::only(name, strategy), HealthPolicy::default(), 1).splitting(split),
             patience: Patience::default(),
             stale_after: Duration::from_secs(3),
             block_size: self.engines[0].block_size,
@@ -87,9 +121,11 @@ impl Plan {
             claim_life: Duration::from_secs(30),
             seed: self.seed,
         };
+        let role = |i| self.roles.get(i).map(|role: &&str| Arc::from(*role));
+        let server = |(i, engine)| (with_role(spec(i), role(i).as_ref()), engine);
         let config = WorldConfig {
             front,
-            servers: self.engines.iter().cloned().enumerate().map(|(i, e)| (spec(i), e)).collect(),
+            servers: self.engines.iter().cloned().enumerate().map(server).collect(),
             hearing: self.hearing.clone(),
             changes: self.changes.clone(),
             seed: self.seed,
@@ -114,6 +150,11 @@ fn made_up(spelling: &str) -> Box<dyn Workload> {
 #[test]
 fn equal_seeds_decide_equally_and_others_do_not() {
     let plan = Plan::of("8b-h100", 4);
+    let split = Plan::split("8b-h100", 1, 3);
+    let (a, seen) = split.play("predicted-latency", conversations(2.0, 600));
+    let (b, again) = split.play("predicted-latency", conversations(2.0, 600));
+    assert_eq!((a, &seen.served), (b, &again.served));
+    assert!((0.01..0.99).contains(&seen.split()), "{}", seen.split());
     for policy in ["predicted-latency", "random", "pipeline", "chwbl"] {
         let (a, seen) = plan.play(policy, conversations(2.0, 600));
         let (b, again) = plan.play(policy, conversations(2.0, 600));
@@ -249,6 +290,103 @@ fn a_server_that_dies_loses_what_it_had_and_no_more() {
     let lost = seen.count(Ending::Lost);
     assert!((1..80).contains(&lost), "{lost} were on them, or sent before it was known");
     assert_eq!(seen.count(Ending::Answered) + lost, seen.served.len());
+}
+
+#[test]
+fn where_prompts_and_answers_are_long_a_split_pool_makes_answers_faster_than_as_many_servers_for_both() {
+    // 8,000 tokens in and 500 out: at 8 requests a second whoever decodes waits for prompts two fifths of the time.
+    let long = || made_up("unique:input=8000,output=500,qps=8,seconds=120");
+    let (_, apart) = Plan::split("qwen3-32b-2xh100", 4, 4).play("predicted-latency", long());
+    let (_, both) = Plan::of("qwen3-32b-2xh100", 8).play("predicted-latency", long());
+    let whole = |seen: &Seen| seen.served.iter().map(|s| s.total.as_secs_f64()).sum::<f64>() / seen.served.len() as f64;
+    let (between, other) = (apart.mean_per_token(), both.mean_per_token());
+    assert!(between < 0.85 * other, "{between:.4} s between tokens beside {other:.4} s");
+    assert!(whole(&apart) < 0.85 * whole(&both), "{:.2} s beside {:.2} s", whole(&apart), whole(&both));
+    // What that costs: half of the servers compute prompts, and each is transferred.
+    let (first, other) = (apart.mean_first_token(), both.mean_first_token());
+    assert!(apart.split() > 0.5 && first < 2.5 * other, "{first:.3} s beside {other:.3} s");
+}
+
+#[test]
+fn who_splits_by_prediction_waits_no_longer_than_who_always_or_never_does() {
+    for (profile, prefill, workload) in [
+        ("qwen3-32b-2xh100", 2, "unique"),
+        ("qwen3-32b-2xh100", 4, "unique"),
+        ("qwen3-32b-2xh100", 4, "unique:input=8000,output=500,qps=6,seconds=120"),
+        ("qwen3-32b-2xh100", 2, "hot-prefix"),
+        ("qwen3-32b-2xh100", 2, "shared-prefix"),
+        ("8b-h100", 2, "long-short"),
+    ] {
+        let mean = |decider| {
+            let plan = Plan::split(profile, prefill, 8 - prefill).by(decider);
+            plan.play("predicted-latency", made_up(workload)).1.mean_first_token()
+        };
+        let (ours, always, never) = (mean(Decider::Predicted), mean(Decider::Always), mean(Decider::Never));
+        let best = always.min(never);
+        assert!(
+            ours <= 1.05 * best,
+            "{workload}, {prefill} for prompts: {ours:.3} s, always {always:.3} s, never {never:.3} s"
+        );
+    }
+}
+
+#[test]
+fn short_turns_of_long_conversations_are_not_split_for_sixteen_tokens() {
+    // Coding agents as in BLIS's study of llm-d's decider: 30,000 tokens in common, 15 turns of 1,500.
+    let agents =
+        || made_up("agentic-code:clients=32,requests=480,system=30000,dynamic=100,turns=15,input=1500,output=400");
+    let mean = |decider| {
+        let (_, seen) = Plan::split("8b-h100", 2, 6).by(decider).play("predicted-latency", agents());
+        (seen.mean_first_token(), seen.split())
+    };
+    let (ours, share) = mean(Decider::Predicted);
+    let (theirs, always) = mean(Decider::PrefixBased { non_cached_tokens: 16, prompt_tokens: 0 });
+    assert!(ours < 0.75 * theirs, "{ours:.3} s beside {theirs:.3} s");
+    assert!(share < 0.2 && always > 0.9, "{share:.2} and {always:.2} are split");
+}
+
+#[test]
+fn prefill_servers_that_die_cost_time_and_no_request() {
+    let at = |seconds: u64| Timestamp(seconds * 1_000_000_000);
+    let mut plan = Plan::split("8b-h100", 2, 3).by(Decider::Always);
+    plan.changes = vec![
+        TimedChange { at: at(20), change: Change::Restart(0) },
+        TimedChange { at: at(40), change: Change::Lose(1) },
+        TimedChange { at: at(60), change: Change::Lose(0) },
+    ];
+    let (_, seen) = plan.play("predicted-latency", made_up("unique:input=5000,output=100,qps=3,seconds=80"));
+    assert_eq!(seen.count(Ending::Answered), seen.served.len());
+    let fell_back = seen.served.iter().filter(|s| s.fell_back).count();
+    assert!(
+        (1..20).contains(&fell_back),
+        "{fell_back} had nobody left, and computed their prompts where they were answered"
+    );
+    for served in &seen.served {
+        let split = served.handover.is_some();
+        let expected = if served.at < at(59) { Some(true) } else { Some(false).filter(|_| served.at > at(62)) };
+        assert!(served.fell_back || expected.is_none_or(|expected| split == expected), "{served:?}");
+        assert!(served.handover.is_none_or(|h| h.prefill < 2 && h.received_tokens <= served.prompt_tokens));
+        assert!(served.endpoint.is_some_and(|e| e >= 2), "nobody is answered by a prefill server");
+    }
+}
+
+#[test]
+fn what_prefill_servers_keep_is_free_once_it_was_fetched() {
+    let mut plan = Plan::split("8b-h100", 1, 3).by(Decider::Always);
+    // Room for 12 prompts: under leases of 30 seconds, which nobody ended, there would be one every two and a half seconds.
+    plan.engines[0].num_blocks = 6_000;
+    let (_, seen) = plan.play("predicted-latency", made_up("unique:input=8000,output=100,qps=2,seconds=60"));
+    assert_eq!((seen.split(), seen.count(Ending::Answered)), (1.0, seen.served.len()));
+    assert!(
+        seen.mean_first_token() < 1.5 && seen.fullest[0] < 0.5,
+        "{} s, {:?}",
+        seen.mean_first_token(),
+        seen.fullest
+    );
+    // 1 ms and 3,277 ns a token.
+    let transfers: Vec<_> = seen.served.iter().filter_map(|s| s.handover).collect();
+    assert!(transfers.iter().all(|h| h.transfer.as_nanos() == 1_000_000 + 3_277 * u128::from(h.received_tokens)));
+    assert!(transfers.iter().all(|h| h.received_tokens > 7_900), "prompts that share nothing are transferred whole");
 }
 
 #[test]

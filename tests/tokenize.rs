@@ -134,7 +134,7 @@ fn pool_of(store: Arc<SnapshotStore>, change: impl FnOnce(&mut RemoteSettings)) 
 fn publish(store: &SnapshotStore, servers: &[SocketAddr]) {
     let endpoints = (0..).zip(servers).map(|(id, at)| {
         let endpoint = Arc::new(Endpoint::new(EndpointId(id), EndpointSpec::at(*at)));
-        EndpointState { endpoint, metrics: None }
+        EndpointState::new(endpoint, None)
     });
     store.publish(PoolSnapshot::new(1, true, endpoints.collect()));
 }
@@ -378,7 +378,7 @@ async fn an_empty_pool_is_no_failure() {
     assert_eq!(ask(&pool, "m", "a").await, Ok(vec![784, 587, 198]));
     // Servers that are on their way out get nothing new.
     let endpoint = Endpoint::new(EndpointId(0), EndpointSpec { draining: true, ..EndpointSpec::at(server.address) });
-    let state = EndpointState { endpoint: Arc::new(endpoint), metrics: None };
+    let state = EndpointState::new(Arc::new(endpoint), None);
     store.publish(PoolSnapshot::new(2, true, vec![state]));
     assert_eq!(ask(&pool, "m", "b").await, Err(Unavailable::NoEndpoint));
 }

@@ -85,7 +85,7 @@ impl Pool {
                     kv_usage: (mix(u64::from(i) + 11) % 100) as f32 / 100.0,
                     ..EndpointMetrics::default()
                 };
-                EndpointState { endpoint, metrics: Some(Arc::new(metrics)) }
+                EndpointState::new(endpoint, Some(Arc::new(metrics)))
             })
             .collect();
         states.iter().for_each(|state| answer(&state.endpoint, now));

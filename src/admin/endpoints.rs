@@ -21,7 +21,7 @@ pub(super) fn pool(view: &PoolView, now: Timestamp) -> Value {
 }
 
 fn endpoint(state: &EndpointState, view: &PoolView, now: Timestamp) -> Value {
-    let (endpoint, metrics) = (&state.endpoint, state.metrics.as_deref());
+    let (endpoint, metrics) = (&state.endpoint, state.metrics());
     let spec = &endpoint.spec;
     let status = Standing::of(state, &view.health, now);
     json!({

@@ -31,7 +31,7 @@ fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
     let states = endpoints
         .iter()
         .zip([Some(Arc::new(metrics)), None])
-        .map(|(endpoint, metrics)| EndpointState { endpoint: endpoint.clone(), metrics })
+        .map(|(endpoint, metrics)| EndpointState::new(endpoint.clone(), metrics))
         .collect();
     let store = Arc::new(SnapshotStore::default());
     store.publish(PoolSnapshot::new(4, true, states));

@@ -165,7 +165,7 @@ pub async fn explain(
             blocks: held.any,
             tokens: found.tokens(held.any),
             on_its_way_blocks: if with_claims.any > held.any { with_claims.any } else { 0 },
-            requests: ledger::requests(&state.endpoint, state.metrics.as_deref()),
+            requests: ledger::requests(&state.endpoint, state.metrics()),
         }
     });
     let endpoints = holding.collect();

@@ -8,7 +8,7 @@ use bytes::{Bytes, BytesMut};
 use reqwest::{Client, RequestBuilder, Response};
 use std::fmt;
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::OnceLock;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -19,6 +19,8 @@ use tokio::time::timeout;
 const IDLE_CONNECTIONS: usize = 1024;
 /// 16 MiB: an answer of one token and its parameters, which name every block of the prompt. Larger is no such answer.
 const MAX_REPLY_BYTES: usize = 16 << 20;
+/// 100 ms: an answer that is on its way when the client leaves is here by then; a server that still computes loses no more time than that.
+const ON_ITS_WAY: Duration = Duration::from_millis(100);
 /// 10 s for an answer that nobody waits for to be read and freed; then its lease is near its end anyway.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -94,10 +96,14 @@ fn request(client: &Client, ask: &Ask) -> RequestBuilder {
 }
 
 async fn run(client: Client, ask: Ask, tell: oneshot::Sender<Told>, waiting: oneshot::Receiver<()>) {
+    let mut answering = pin!(timeout(ask.timeout, request(&client, &ask).send()));
     let response = tokio::select! {
-        // Nobody waits: dropping the request closes its connection, and the server ends what it was doing.
-        _ = waiting => return,
-        response = timeout(ask.timeout, request(&client, &ask).send()) => response,
+        response = &mut answering => response,
+        // Nobody waits: unless its answer is on its way, dropping the request closes its connection, and the server ends what it was doing.
+        _ = waiting => match timeout(ON_ITS_WAY, answering).await {
+            Ok(response) => response,
+            Err(_) => return,
+        },
     };
     let told = match response {
         Err(_) => Told::Failed(Failure::Late),
@@ -138,3 +144,6 @@ async fn free(client: &Client, ask: &Ask, release: &Release, reply: &[u8]) {
     let freed = timeout(RELEASE_PATIENCE, request.send()).await;
     tracing::debug!(freed = matches!(&freed, Ok(Ok(r)) if r.status().is_success()), "a prompt that nobody waits for");
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,7 @@ use crate::disagg::{Attempts, Direct, Failure, Fallback, Leg, LegApi, Next, Sequ
 use crate::pool::Endpoint;
 use crate::pool::health::Outcome as Health;
 use crate::protocol::Usage;
+use crate::scheduling::split::Picks;
 use crate::scheduling::{Booking, Dispatch, Pool};
 use crate::telemetry::metrics::LEG_OK;
 use bytes::Bytes;
@@ -51,6 +52,25 @@ pub struct Release {
 }
 
 impl Release {
+    /// Of a `nixl` request to a prefill server at this address.
+    #[cfg(test)]
+    pub(super) fn for_test(prefill: std::net::SocketAddr, url: String, body: &'static [u8]) -> Self {
+        use crate::disagg::attempts::Bounds;
+        let bounds = Bounds { timeout: Duration::from_secs(20), hedge_after: None };
+        let direct = Direct {
+            connector: &crate::disagg::connector::nixl::Nixl,
+            bounds,
+            fallback: Fallback::Local,
+            scheme: "http".into(),
+            insecure_skip_verify: false,
+            bootstrap_port: 8998,
+        };
+        let leg = Facts { api: LegApi::Completions, path: "/v1/completions".into(), request_id: "r-1".into(), room: 1 };
+        let spec = crate::pool::EndpointSpec::at(prefill);
+        let server = Arc::new(Endpoint::new(crate::ids::EndpointId(0), spec));
+        Self { direct, leg, body: Bytes::from_static(body), server, url }
+    }
+
     /// URL and body; `None` when the answer pins nothing.
     #[must_use]
     pub fn of(&self, reply: &[u8]) -> Option<(String, Bytes)> {
@@ -106,8 +126,6 @@ pub struct Course {
     pub prefill: Option<Arc<Endpoint>>,
     /// Why no other server did, when one should have.
     pub failure: Option<Failure>,
-    /// Tries beyond the first.
-    pub retries: usize,
     /// How long it took, over all tries.
     pub took: Option<Duration>,
 }
@@ -143,6 +161,8 @@ pub struct Stage {
     headers: Vec<(&'static str, String)>,
     names_request: bool,
     attempts: Attempts,
+    /// The first try is its server's probe, and nobody has said what became of it.
+    probes: bool,
     began: Timestamp,
     asks: SmallVec<[Ask; 1]>,
 }
@@ -193,6 +213,7 @@ impl Stage {
             headers,
             names_request,
             attempts,
+            probes: split.probe,
             began: now,
             asks: SmallVec::new(),
         };
@@ -301,7 +322,8 @@ impl Stage {
             (0..self.attempts.tried()).filter(|attempt| self.attempts.awaits(*attempt)).collect();
         let next = self.attempts.on_deadline(now);
         if let Next::GiveUp(_) = next {
-            for server in late.iter().filter_map(|attempt| self.attempts.server(*attempt)) {
+            let servers: Picks = late.iter().filter_map(|attempt| self.attempts.server(*attempt)).cloned().collect();
+            for server in &servers {
                 self.judge(server, Health::Failure, now, picker);
             }
         }
@@ -376,8 +398,7 @@ impl Stage {
         self.attempts.answered();
         picker.metrics.prefill_leg(LEG_OK);
         let took = Some(now.since(self.began));
-        let retries = self.attempts.tried() - 1;
-        Came::On(decode, Course { prefill: Some(server.clone()), failure: None, retries, took })
+        Came::On(decode, Course { prefill: Some(server.clone()), failure: None, took })
     }
 
     fn follow(&mut self, next: Next, now: Timestamp, picker: &Picker) -> Came {
@@ -406,14 +427,23 @@ impl Stage {
         if self.direct.fallback == Fallback::Fail || is_together(&self.direct) {
             return Came::Refused(failure);
         }
-        let (took, retries) = (Some(now.since(self.began)), self.attempts.tried() - 1);
-        Came::On(None, Course { prefill: None, failure: Some(failure), retries, took })
+        Came::On(None, Course { prefill: None, failure: Some(failure), took: Some(now.since(self.began)) })
     }
 
-    fn judge(&self, server: &Endpoint, outcome: Health, now: Timestamp, picker: &Picker) {
+    fn judge(&mut self, server: &Endpoint, outcome: Health, now: Timestamp, picker: &Picker) {
+        self.probes &= self.attempts.server(0).is_none_or(|first| first.id != server.id);
         if server.health.record(outcome, now, self.pool.scheduler.health()) {
             picker.metrics.ejections.inc();
             tracing::warn!(pool = %self.pool.name, endpoint = %server.authority, ?outcome, "prefill server ejected");
+        }
+    }
+}
+
+/// The client has left before its prefill server has shown how it is: another request may try.
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if let Some(first) = self.attempts.server(0).filter(|_| self.probes) {
+            first.health.probe_lost();
         }
     }
 }

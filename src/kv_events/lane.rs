@@ -135,7 +135,7 @@ impl Apply for Target {
         let capacity = {
             let snapshot = self.shared.store.load();
             let at = snapshot.endpoints.binary_search_by_key(&self.endpoint, |e| e.endpoint.id).ok();
-            let metrics = at.and_then(|i| snapshot.endpoints.get(i)).and_then(|e| e.metrics.as_ref());
+            let metrics = at.and_then(|i| snapshot.endpoints.get(i)).and_then(|e| e.metrics());
             metrics.and_then(|m| m.num_blocks)
         };
         capacity.is_some_and(|blocks| {

@@ -7,6 +7,7 @@ use super::speed::{EndpointSpeed, PoolSpeed};
 use crate::ids::EndpointId;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::ops::Deref;
 use std::sync::Arc;
 
 /// The serving engine, which decides the names of its metrics.
@@ -91,6 +92,19 @@ impl EndpointSpec {
     }
 }
 
+/// What the picker keeps of an endpoint. Every decision reads it of every endpoint, so it lies in one piece: the ledger and the health share
+/// the first cache line, the speed follows.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Live {
+    /// What was sent there and has not ended.
+    pub ledger: EndpointLedger,
+    /// What became of what was sent there.
+    pub health: EndpointHealth,
+    /// How fast it has shown to be.
+    pub speed: EndpointSpeed,
+}
+
 /// One endpoint of a pool, shared by all snapshots that hold it.
 #[derive(Debug)]
 pub struct Endpoint {
@@ -102,12 +116,17 @@ pub struct Endpoint {
     pub authority: Arc<str>,
     /// What it is there for, by its labels.
     pub roles: Roles,
-    /// What was sent there and has not ended. Survives a change of the spec.
-    pub ledger: Arc<EndpointLedger>,
-    /// What became of what was sent there. Survives a change of the spec.
-    pub health: Arc<EndpointHealth>,
-    /// How fast it has shown to be. Survives a change of the spec.
-    pub speed: Arc<EndpointSpeed>,
+    /// What the picker keeps of it. Survives a change of the spec.
+    pub live: Arc<Live>,
+}
+
+impl Deref for Endpoint {
+    type Target = Live;
+
+    #[inline]
+    fn deref(&self) -> &Live {
+        &self.live
+    }
 }
 
 impl Endpoint {
@@ -125,23 +144,18 @@ impl Endpoint {
             authority: spec.address.to_string().into(),
             roles: Roles::of_labels(&spec.labels),
             spec,
-            ledger: Arc::default(),
-            health: Arc::default(),
-            speed: Arc::new(EndpointSpeed::of(pool.clone())),
+            live: Arc::new(Live {
+                ledger: EndpointLedger::default(),
+                health: EndpointHealth::default(),
+                speed: EndpointSpeed::of(pool.clone()),
+            }),
         }
     }
 
     /// The same endpoint with a new spec.
     #[must_use]
     pub fn respecified(&self, spec: EndpointSpec) -> Self {
-        Self {
-            id: self.id,
-            authority: spec.address.to_string().into(),
-            roles: Roles::of_labels(&spec.labels),
-            spec,
-            ledger: self.ledger.clone(),
-            health: self.health.clone(),
-            speed: self.speed.clone(),
-        }
+        let authority = spec.address.to_string().into();
+        Self { id: self.id, authority, roles: Roles::of_labels(&spec.labels), spec, live: self.live.clone() }
     }
 }

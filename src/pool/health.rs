@@ -93,13 +93,22 @@ pub struct EndpointHealth {
 
 impl EndpointHealth {
     /// What may be done with the endpoint at `now`.
+    #[inline]
     #[must_use]
     pub fn availability(&self, now: Timestamp, policy: &HealthPolicy) -> Availability {
-        let away_until = self.away_until.load(Relaxed);
+        let (away_until, recovered) = (self.away_until.load(Relaxed), self.recovered_at.load(Relaxed));
+        // Most were never away.
+        if away_until | recovered == 0 {
+            Availability::Open
+        } else {
+            Self::returning(away_until, recovered, now, policy)
+        }
+    }
+
+    fn returning(away_until: u64, recovered: u64, now: Timestamp, policy: &HealthPolicy) -> Availability {
         if away_until != 0 && policy.consecutive_failures != 0 {
             return if now.0 < away_until { Availability::Ejected } else { Availability::HalfOpen };
         }
-        let recovered = self.recovered_at.load(Relaxed);
         if recovered != 0 && !policy.slow_start.is_zero() {
             let since = now.since(Timestamp(recovered));
             if since < policy.slow_start {

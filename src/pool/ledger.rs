@@ -4,7 +4,7 @@
 //! creation and releases on Drop, so a stream that dies in any way can't leak load.
 
 use super::endpoint::Endpoint;
-use super::metrics::EndpointMetrics;
+use super::metrics::{EndpointMetrics, Reported};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -34,24 +34,23 @@ impl EndpointLedger {
     pub fn routed(&self) -> u64 {
         self.routed.load(Relaxed)
     }
+
+    /// The requests on the endpoint as well as they can be known.
+    ///
+    /// A fresh page says what the server holds, from us and from others; the ledger says what has changed since that page was read:
+    /// `max(in_flight, waiting + running + in_flight − in_flight_at_scrape)`, which is `in_flight` and the others. Without a fresh page the
+    /// ledger alone decides.
+    #[inline]
+    #[must_use]
+    pub fn requests(&self, fresh: Option<&Reported>) -> u32 {
+        self.in_flight().saturating_add(fresh.map_or(0, |m| m.others))
+    }
 }
 
-/// The requests on an endpoint as well as they can be known.
-///
-/// A fresh page says what the server holds, from us and from others; the ledger says what has changed since that page was read:
-/// `max(in_flight, waiting + running + in_flight − in_flight_at_scrape)`. Without a fresh page the
-/// ledger alone decides.
+/// [`EndpointLedger::requests`], by a page of `endpoint`.
 #[must_use]
 pub fn requests(endpoint: &Endpoint, fresh: Option<&EndpointMetrics>) -> u32 {
-    let in_flight = endpoint.ledger.in_flight();
-    match fresh {
-        Some(m) => {
-            let reported = u64::from(m.waiting) + u64::from(m.running) + u64::from(in_flight);
-            let estimate = reported.saturating_sub(u64::from(m.in_flight_at_scrape));
-            u32::try_from(estimate).unwrap_or(u32::MAX).max(in_flight)
-        }
-        None => in_flight,
-    }
+    endpoint.ledger.requests(fresh.map(EndpointMetrics::reported).as_ref())
 }
 
 /// One request's booking on one endpoint.

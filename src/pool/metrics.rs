@@ -61,3 +61,35 @@ pub struct EndpointMetrics {
     /// What our own ledger held in flight when the page was asked for: the reported load already contains these.
     pub in_flight_at_scrape: u32,
 }
+
+/// The figures of a page that every decision reads, small enough to lie with the endpoint's other figures.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Reported {
+    /// As [`EndpointMetrics::scraped_at`].
+    pub scraped_at: Timestamp,
+    /// As [`EndpointMetrics::waiting`].
+    pub waiting: u32,
+    /// As [`EndpointMetrics::running`].
+    pub running: u32,
+    /// As [`EndpointMetrics::kv_usage`].
+    pub kv_usage: f32,
+    /// Requests there that our own ledger does not hold: `waiting + running − in_flight_at_scrape`, at least 0.
+    pub others: u32,
+    /// [`EndpointMetrics::lora`] is there.
+    pub has_adapters: bool,
+}
+
+impl EndpointMetrics {
+    /// The figures that every decision reads.
+    #[must_use]
+    pub fn reported(&self) -> Reported {
+        Reported {
+            scraped_at: self.scraped_at,
+            waiting: self.waiting,
+            running: self.running,
+            kv_usage: self.kv_usage,
+            others: self.waiting.saturating_add(self.running).saturating_sub(self.in_flight_at_scrape),
+            has_adapters: self.lora.is_some(),
+        }
+    }
+}

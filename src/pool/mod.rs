@@ -16,8 +16,8 @@ pub mod snapshot;
 pub mod speed;
 pub mod writer;
 
-pub use endpoint::{Endpoint, EndpointSpec, Engine, MetricsSource};
-pub use metrics::{EndpointMetrics, LoraState};
+pub use endpoint::{Endpoint, EndpointSpec, Engine, Live, MetricsSource};
+pub use metrics::{EndpointMetrics, LoraState, Reported};
 pub use rates::{Counter, Counters, Histogram, Means, RateWindow, Rates};
 pub use role::Roles;
 pub use snapshot::{EndpointState, PoolSnapshot, Published, SnapshotStore};

@@ -1,28 +1,110 @@
 //! The immutable view of a pool that requests are decided on.
 
-use super::endpoint::Endpoint;
-use super::metrics::EndpointMetrics;
+use super::endpoint::{Endpoint, EndpointSpec, Live};
+use super::metrics::{EndpointMetrics, Reported};
+use super::role::Roles;
 use crate::clock::Timestamp;
+use crate::ids::EndpointId;
 use ahash::AHashMap;
 use arc_swap::{ArcSwap, Guard};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One endpoint in a snapshot.
+/// One endpoint in a snapshot. A decision reads all of them, so what it reads is copied here and fills one cache line: it need not follow
+/// the endpoint to its spec nor the page to its figures.
 #[derive(Clone, Debug)]
+#[repr(align(64))]
 pub struct EndpointState {
     /// Identity, ledger and health.
     pub endpoint: Arc<Endpoint>,
-    /// The last page that could be read; `None` before the first.
-    pub metrics: Option<Arc<EndpointMetrics>>,
+    metrics: Option<Arc<EndpointMetrics>>,
+    live: Arc<Live>,
+    reported: Option<Reported>,
+    id: EndpointId,
+    /// None while it is draining.
+    roles: Roles,
 }
 
 impl EndpointState {
+    /// `endpoint`, of which `metrics` is the last page that could be read.
+    #[must_use]
+    pub fn new(endpoint: Arc<Endpoint>, metrics: Option<Arc<EndpointMetrics>>) -> Self {
+        Self {
+            live: endpoint.live.clone(),
+            reported: metrics.as_deref().map(EndpointMetrics::reported),
+            id: endpoint.id,
+            roles: if endpoint.spec.draining { Roles::NONE } else { endpoint.roles },
+            endpoint,
+            metrics,
+        }
+    }
+
+    /// The last page that could be read; `None` before the first.
+    #[must_use]
+    pub fn metrics(&self) -> Option<&EndpointMetrics> {
+        self.metrics.as_deref()
+    }
+
+    /// The same endpoint with a new spec; what an engine of another kind reported is void.
+    #[must_use]
+    pub fn respecified(self, spec: EndpointSpec) -> Self {
+        let metrics = self.metrics.filter(|_| self.endpoint.spec.engine == spec.engine);
+        Self::new(Arc::new(self.endpoint.respecified(spec)), metrics)
+    }
+
+    /// The endpoint's number in the pool.
+    #[inline]
+    #[must_use]
+    pub fn id(&self) -> EndpointId {
+        self.id
+    }
+
+    /// What it gets new requests for: nothing while it is draining.
+    #[inline]
+    #[must_use]
+    pub fn roles(&self) -> Roles {
+        self.roles
+    }
+
+    /// Whether it gets new requests, as something that is there for all of `roles`.
+    #[inline]
+    #[must_use]
+    pub fn serves(&self, roles: Roles) -> bool {
+        self.roles != Roles::NONE && self.roles.has(roles)
+    }
+
+    /// Whether it gets nothing new.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.endpoint.spec.draining
+    }
+
+    /// The endpoint's ledger, health and speed.
+    #[inline]
+    #[must_use]
+    pub fn live(&self) -> &Live {
+        &self.live
+    }
+
     /// What it reports, unless that is too old to say anything.
     #[must_use]
     pub fn fresh_metrics(&self, now: Timestamp, stale_after: Duration) -> Option<&EndpointMetrics> {
-        self.metrics.as_deref().filter(|m| now.since(m.scraped_at) <= stale_after)
+        self.fresh(now, stale_after).and(self.metrics.as_deref())
+    }
+
+    /// The figures of the last page that every decision reads.
+    #[inline]
+    #[must_use]
+    pub fn reported(&self) -> Option<&Reported> {
+        self.reported.as_ref()
+    }
+
+    /// The figures that every decision reads, unless they are too old to say anything.
+    #[inline]
+    #[must_use]
+    pub fn fresh(&self, now: Timestamp, stale_after: Duration) -> Option<&Reported> {
+        self.reported.as_ref().filter(|m| m.scraped_at.after(stale_after) >= now)
     }
 }
 

@@ -20,17 +20,18 @@
 mod fit;
 mod pending;
 mod ratio;
+mod reservation;
 mod transfer;
 
-use super::endpoint::Endpoint;
-use super::ledger;
-use super::metrics::EndpointMetrics;
+use super::ledger::EndpointLedger;
+use super::metrics::Reported;
 use super::role::Roles;
 use crate::clock::Timestamp;
 use fit::Fit;
 use parking_lot::Mutex;
-use pending::{Pending, Prompt};
+use pending::Pending;
 use ratio::Ratio;
+pub use reservation::Reservation;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 pub use transfer::TransferSpeed;
@@ -236,6 +237,12 @@ pub struct Work {
 }
 
 impl Work {
+    /// The same when another server has computed the prompt.
+    #[must_use]
+    pub fn received(self) -> Self {
+        Self { uncached_tokens: 0, ..self }
+    }
+
     /// Pairs of a token to be computed and a token that it looks at, millions.
     fn mega_pairs(self) -> f64 {
         let (all, new) = (f64::from(self.prompt_tokens), f64::from(self.uncached_tokens.min(self.prompt_tokens)));
@@ -257,14 +264,6 @@ pub struct Load {
     pub waiting: f64,
     /// Requests that wait in a cache without room, this one included; 0 while there is room.
     pub crowded: f64,
-}
-
-/// Features and what was predicted from them.
-#[derive(Clone, Copy, Debug)]
-struct Expectation {
-    first: [f64; FIRST],
-    decoding: f64,
-    kilotokens: f64,
 }
 
 /// What one endpoint's answers have shown.
@@ -362,17 +361,17 @@ impl EndpointSpeed {
         kilotokens * per_kilotoken + mega_pairs * per_mega_pair
     }
 
-    /// What stands before a request that comes `now`, and what it can expect.
+    /// What stands before a request that comes `now`, and what it can expect. `ledger` and `fresh` are the endpoint's own.
     #[must_use]
     pub fn forecast(
         &self,
-        endpoint: &Endpoint,
-        fresh: Option<&EndpointMetrics>,
+        ledger: &EndpointLedger,
+        fresh: Option<&Reported>,
         work: Work,
         now: Timestamp,
     ) -> (Load, Prediction) {
         let (first, next) = self.coefficients(now);
-        let load = self.load(&first, endpoint, fresh, now);
+        let load = self.load(&first, ledger, fresh, now);
         let decode = [1.0, load.decoding + 1.0, load.kilotokens];
         let prediction = Prediction {
             first_token: dot(&first, &first_features(&load, work)),
@@ -383,7 +382,7 @@ impl EndpointSpeed {
     }
 
     #[expect(clippy::cast_precision_loss, reason = "tokens in flight stay far below 2^53")]
-    fn load(&self, c: &[f64; FIRST], endpoint: &Endpoint, fresh: Option<&EndpointMetrics>, now: Timestamp) -> Load {
+    fn load(&self, c: &[f64; FIRST], ledger: &EndpointLedger, fresh: Option<&Reported>, now: Timestamp) -> Load {
         let left = self.pending.left();
         let pending = left.count;
         let (mut kilotokens, mut mega_pairs) = (left.tokens as f64 / 1e3, left.kilopairs as f64 / 1e3);
@@ -398,7 +397,7 @@ impl EndpointSpeed {
             mega_pairs *= rest;
         }
         let unseen = self.drained(c, now);
-        let requests = ledger::requests(endpoint, fresh);
+        let requests = ledger.requests(fresh);
         let waiting = fresh.map_or(0, |m| m.waiting).saturating_sub(pending);
         let crowded = fresh.is_some_and(|m| m.kv_usage >= FULL_CACHE);
         Load {
@@ -517,146 +516,6 @@ fn pack(kilotokens: f32, at: u32) -> u64 {
 #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
 fn unpack(packed: u64) -> (f32, u32) {
     (f32::from_bits((packed >> 32) as u32), packed as u32)
-}
-
-/// A request on its way to an endpoint, from the decision to its end.
-#[derive(Debug)]
-pub struct Reservation {
-    endpoint: Arc<Endpoint>,
-    work: Work,
-    expectation: Expectation,
-    began: Timestamp,
-    /// Its name in the endpoint's `pending`, while it stands there.
-    pending: Option<u64>,
-    first_token: Option<Timestamp>,
-    /// Its prompt is computed elsewhere.
-    arriving: Option<Arriving>,
-}
-
-/// A prompt that another server computes.
-#[derive(Clone, Copy, Debug)]
-struct Arriving {
-    /// Tokens that have to be transferred.
-    tokens: u32,
-    /// Seconds from the beginning to the first token, without the transfer.
-    expected: f64,
-}
-
-impl Reservation {
-    /// Counts `work` on `endpoint` from `now` on. `streams` says that its first token will be seen.
-    #[must_use]
-    pub fn begin(
-        endpoint: Arc<Endpoint>,
-        fresh: Option<&EndpointMetrics>,
-        work: Work,
-        streams: bool,
-        now: Timestamp,
-    ) -> Self {
-        let speed = &endpoint.speed;
-        let (c, _) = speed.coefficients(now);
-        let load = speed.load(&c, &endpoint, fresh, now);
-        let expectation = Expectation {
-            first: first_features(&load, work),
-            decoding: load.decoding + 1.0,
-            kilotokens: load.kilotokens,
-        };
-        speed.pool.sent(endpoint.roles, Self::own_prefill(&c, work), now);
-        let mut pending = None;
-        if streams {
-            pending =
-                Some(speed.pending.push(Prompt { tokens: work.uncached_tokens, kilopairs: kilopairs(work) }, now));
-        } else {
-            #[expect(clippy::cast_possible_truncation, reason = "thousands of tokens in f32")]
-            let add = |_: u64| {
-                Some(pack((speed.drained(&c, now) + f64::from(work.uncached_tokens) / 1e3) as f32, milliseconds(now)))
-            };
-            // A race between two decisions loses one addition at worst, which drains anyway.
-            let _ = speed.unseen.fetch_update(Relaxed, Relaxed, add);
-        }
-        Self { endpoint, work, expectation, began: now, pending, first_token: None, arriving: None }
-    }
-
-    /// Counts a request on `endpoint` whose prompt, `lacking` tokens of which are not there, arrives in some `before` seconds, the transfer
-    /// apart: what it takes longer than that teaches how fast KV caches travel, and nothing else.
-    #[must_use]
-    pub fn arriving(
-        endpoint: Arc<Endpoint>,
-        fresh: Option<&EndpointMetrics>,
-        work: Work,
-        before: f64,
-        streams: bool,
-        now: Timestamp,
-    ) -> Self {
-        let received = Work { uncached_tokens: 0, ..work };
-        let (_, predicted) = endpoint.speed.forecast(&endpoint, fresh, received, now);
-        let arriving = Arriving { tokens: work.uncached_tokens, expected: before + predicted.first_token };
-        let mut reservation = Self::begin(endpoint, fresh, received, streams, now);
-        reservation.arriving = Some(arriving);
-        reservation
-    }
-
-    /// Seconds to the first token, as predicted when it began.
-    #[must_use]
-    pub fn expected(&self) -> f64 {
-        let before = self.arriving.map_or(0.0, |arriving| arriving.expected);
-        before.max(dot(&self.endpoint.speed.coefficients(self.began).0, &self.expectation.first))
-    }
-
-    /// The first token came `now`. `tells` says that it was seen as it came, of an answer that is good.
-    pub fn first_token(&mut self, tells: bool, now: Timestamp) {
-        if self.release(now) && tells {
-            self.first_token = Some(now);
-            let (speed, seconds) = (&self.endpoint.speed, now.since(self.began).as_secs_f64());
-            match self.arriving {
-                None => speed.observe_first(&self.expectation.first, seconds, now),
-                Some(Arriving { tokens, expected }) => speed.pool.transfer.observe(tokens, seconds - expected),
-            }
-        }
-    }
-
-    /// The answer ended `now` after `tokens` tokens.
-    pub fn ended(&mut self, tokens: Option<u64>, now: Timestamp) {
-        // Of a few tokens the time between two is mostly chance.
-        tokens.iter().for_each(|tokens| self.endpoint.speed.pool.answered(*tokens));
-        let (Some(first), Some(tokens @ 8..)) = (self.first_token.take(), tokens) else { return };
-        let seconds = now.since(first).as_secs_f64() / (tokens - 1) as f64;
-        let features = [1.0, self.expectation.decoding, self.expectation.kilotokens];
-        self.endpoint.speed.observe_next(&features, seconds);
-    }
-
-    /// It was served elsewhere.
-    pub fn move_to(&mut self, endpoint: Arc<Endpoint>, now: Timestamp) {
-        let streams = self.release(now);
-        *self = Self::begin(endpoint, None, self.work, streams, now);
-    }
-
-    fn own_prefill(c: &[f64; FIRST], work: Work) -> f64 {
-        EndpointSpeed::prefill_seconds(c, f64::from(work.uncached_tokens) / 1e3, work.mega_pairs())
-    }
-
-    fn release(&mut self, now: Timestamp) -> bool {
-        let name = self.pending.take();
-        if let Some(name) = name {
-            self.endpoint.speed.pending.remove(name, now);
-        }
-        name.is_some()
-    }
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        // Nobody says when it was given up: whoever comes next is thought to have been worked on since it was sent.
-        self.release(self.began);
-    }
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "not negative; saturates at a prompt of millions of tokens"
-)]
-fn kilopairs(work: Work) -> u32 {
-    (work.mega_pairs() * 1e3) as u32
 }
 
 #[cfg(test)]

@@ -76,7 +76,7 @@ impl PoolWriter {
             }
             PoolEvent::Scraped { id, metrics } => {
                 if let Some(state) = self.state_mut(id) {
-                    state.metrics = Some(metrics);
+                    *state = EndpointState::new(state.endpoint.clone(), Some(metrics));
                     self.dirty = true;
                 }
             }
@@ -84,7 +84,7 @@ impl PoolWriter {
                 if let Some(state) = self.state_mut(id) {
                     state.endpoint.health.reset();
                     state.endpoint.speed.reset();
-                    state.metrics = None;
+                    *state = EndpointState::new(state.endpoint.clone(), None);
                     self.dirty = true;
                 }
             }
@@ -135,17 +135,11 @@ impl PoolWriter {
             let same = known.remove(&spec.address).filter(|s| s.endpoint.spec.uid == spec.uid);
             self.endpoints.push(match same {
                 Some(state) if state.endpoint.spec == *spec => state,
-                Some(EndpointState { endpoint, metrics }) => EndpointState {
-                    metrics: metrics.filter(|_| endpoint.spec.engine == spec.engine),
-                    endpoint: Arc::new(endpoint.respecified(spec.clone())),
-                },
+                Some(state) => state.respecified(spec.clone()),
                 None => {
                     let id = EndpointId(self.next_id);
                     self.next_id += 1;
-                    EndpointState {
-                        endpoint: Arc::new(Endpoint::in_pool(id, spec.clone(), &self.speed)),
-                        metrics: None,
-                    }
+                    EndpointState::new(Arc::new(Endpoint::in_pool(id, spec.clone(), &self.speed)), None)
                 }
             });
         }

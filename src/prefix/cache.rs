@@ -365,7 +365,7 @@ impl PrefixCache {
                 let guess = Guess { holder: self.index.add_holder(), capacity: Arc::default() };
                 Server { guess, process_start: None, room: 0, trust: 1.0 }
             });
-            let Some(metrics) = &state.metrics else { continue };
+            let Some(metrics) = state.metrics() else { continue };
             // Servers name the adapters that they are busy with; what they have named once stays an adapter when it rests.
             let adapters = metrics.lora.iter().flat_map(|lora| lora.running.iter().chain(&lora.waiting));
             adapters.for_each(|name| self.residents.learn_adapter(name));
@@ -431,6 +431,7 @@ impl Found {
     }
 
     /// What `endpoint` holds, in blocks: what its engine tells, or else what was learned, and what is on its way there.
+    #[inline]
     #[must_use]
     pub fn depth(&self, endpoint: EndpointId) -> Depth {
         let mut depth = self.held(endpoint);
@@ -443,16 +444,32 @@ impl Found {
     }
 
     /// As [`Found::depth`], without what is on its way.
+    #[inline]
     #[must_use]
     pub fn held(&self, endpoint: EndpointId) -> Depth {
-        let guessed = || self.guesses.get(&endpoint).map(|guess| self.matches.depth(guess.holder)).unwrap_or_default();
-        let Some(resident) = self.residents.get(&endpoint).filter(|r| r.is_certain() && !self.own_keys) else {
-            return guessed();
-        };
+        match self.residents.get(&endpoint) {
+            Some(resident) if !self.own_keys => self.told(resident, endpoint),
+            _ => self.guessed(endpoint),
+        }
+    }
+
+    #[inline]
+    fn guessed(&self, endpoint: EndpointId) -> Depth {
+        self.guesses.get(&endpoint).map(|guess| self.matches.depth(guess.holder)).unwrap_or_default()
+    }
+
+    /// As [`Found::held`], of an endpoint whose engine tells.
+    fn told(&self, resident: &Resident, endpoint: EndpointId) -> Depth {
+        if !resident.is_certain() {
+            return self.guessed(endpoint);
+        }
         // The server itself chooses the rank; one that balances well chooses the one that holds most.
         let depths = resident.caches.iter().map(|cache| self.matches.depth(cache.holder));
         let told = depths.max_by_key(|depth| depth.any).unwrap_or_default();
-        if resident.is_exact() { told } else { [told, guessed()].into_iter().max_by_key(|d| d.any).unwrap_or_default() }
+        if resident.is_exact() {
+            return told;
+        }
+        [told, self.guessed(endpoint)].into_iter().max_by_key(|d| d.any).unwrap_or_default()
     }
 
     /// Whether what `endpoint` holds is its engine's own word alone.

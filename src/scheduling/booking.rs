@@ -7,7 +7,7 @@
 use crate::clock::Timestamp;
 use crate::pool::ledger::Ticket;
 use crate::pool::speed::{Reservation, Work};
-use crate::pool::{Endpoint, EndpointMetrics, PoolSnapshot};
+use crate::pool::{Endpoint, EndpointMetrics, LoraState, PoolSnapshot};
 use crate::prefix::cache::PrefixCache;
 use crate::prefix::key::BlockKey;
 use crate::prefix::learning::{Learning, Lesson};
@@ -34,12 +34,12 @@ pub struct Order<'a> {
     pub lesson: Option<(Arc<PrefixCache>, Lesson)>,
 }
 
-/// What a prompt of `prompt_tokens`, of which `cached_tokens` are cached, would have an endpoint compute that reports `fresh`.
-pub(super) fn work(prompt_tokens: u32, cached_tokens: u32, fresh: Option<&EndpointMetrics>, model: &str) -> Work {
+/// What a prompt of `prompt_tokens`, of which `cached_tokens` are cached, would have an endpoint compute that reports the adapters `lora`.
+pub(super) fn work(prompt_tokens: u32, cached_tokens: u32, lora: Option<&LoraState>, model: &str) -> Work {
     Work {
         prompt_tokens,
         uncached_tokens: prompt_tokens.saturating_sub(cached_tokens),
-        adapter_cold: fresh.and_then(|m| m.lora.as_ref()).is_some_and(|l| l.lacks(model)),
+        adapter_cold: lora.is_some_and(|l| l.lacks(model)),
     }
 }
 
@@ -69,6 +69,8 @@ pub struct Booking {
 struct Later {
     work: Work,
     streams: bool,
+    /// Seconds to the first token of a prompt that is there, as the decision saw it.
+    first_token: f64,
 }
 
 /// How a request's prompt comes to be on its endpoint.
@@ -92,24 +94,33 @@ impl Booking {
     ) -> Self {
         let Order { model, prompt_tokens, cached_tokens, understood, streams, arrives, lesson } = order;
         let fresh = fresh(&endpoint, snapshot, stale_after, now);
-        let work = work(prompt_tokens, cached_tokens, fresh, model);
+        let work = work(prompt_tokens, cached_tokens, fresh.and_then(|m| m.lora.as_ref()), model);
+        let later = (understood && arrives).then(|| Later {
+            work,
+            streams,
+            first_token: {
+                let reported = fresh.map(EndpointMetrics::reported);
+                endpoint.speed.forecast(&endpoint.ledger, reported.as_ref(), work.received(), now).1.first_token
+            },
+        });
         // Before the ticket: what is expected of the endpoint is what it has to do without this request.
         let reservation =
             (understood && !arrives).then(|| Reservation::begin(endpoint.clone(), fresh, work, streams, now));
         let learning = lesson.map(|(cache, lesson)| Learning::begin(cache, lesson, endpoint.id, now));
         // What is cached is not computed again, nor what arrives.
         let to_prefill = if arrives { 0 } else { work.uncached_tokens };
-        let later = (understood && arrives).then_some(Later { work, streams });
         Self { ticket: Ticket::book(endpoint, to_prefill), reservation, learning, later }
     }
 
     /// The request, whose prompt was to arrive from elsewhere, is sent off.
     pub fn dispatch(&mut self, how: Dispatch, snapshot: &PoolSnapshot, stale_after: Duration, now: Timestamp) {
-        let Some(Later { work, streams }) = self.later.take() else { return };
+        let Some(Later { work, streams, first_token }) = self.later.take() else { return };
         let endpoint = self.ticket.endpoint().clone();
         let fresh = fresh(&endpoint, snapshot, stale_after, now);
         self.reservation = Some(match how {
-            Dispatch::Arrives(seconds) => Reservation::arriving(endpoint.clone(), fresh, work, seconds, streams, now),
+            Dispatch::Arrives(seconds) => {
+                Reservation::arriving(endpoint.clone(), fresh, work, seconds + first_token, streams, now)
+            }
             Dispatch::Whole => {
                 self.ticket.prefills(work.uncached_tokens);
                 Reservation::begin(endpoint.clone(), fresh, work, streams, now)

@@ -3,8 +3,9 @@
 use super::booking;
 use super::plugin::PickContext;
 use crate::clock::Timestamp;
+use crate::ids::EndpointId;
 use crate::pool::speed::Work;
-use crate::pool::{EndpointMetrics, EndpointState, ledger};
+use crate::pool::{EndpointMetrics, EndpointState, LoraState, Reported};
 use std::time::Duration;
 
 /// An endpoint that may serve the request, with the figure that most algorithms start from.
@@ -12,9 +13,13 @@ use std::time::Duration;
 pub struct Candidate<'a> {
     /// Identity, ledger, health and metrics.
     pub state: &'a EndpointState,
-    /// What it reports, unless that is too old to say anything.
-    pub metrics: Option<&'a EndpointMetrics>,
-    /// Requests on it, [`ledger::requests`], raised while it is in slow start.
+    /// Its number in the pool.
+    pub id: EndpointId,
+    /// What it reports is not too old to say anything.
+    pub is_fresh: bool,
+    /// That names its adapters.
+    pub has_adapters: bool,
+    /// Requests on it, [`EndpointLedger::requests`](crate::pool::ledger::EndpointLedger::requests), raised while it is in slow start.
     pub requests: u32,
     /// Waiting requests, as it reports; without a fresh page all that this picker has in flight there.
     pub waiting: u32,
@@ -37,33 +42,71 @@ pub struct Cached {
 
 impl<'a> Candidate<'a> {
     /// A candidate whose load counts `surcharge` percent (and at least that part of one request) more than it is.
+    #[inline]
     #[must_use]
     pub fn new(state: &'a EndpointState, now: Timestamp, stale_after: Duration, surcharge: u32) -> Self {
-        let metrics = state.fresh_metrics(now, stale_after);
-        let requests = ledger::requests(&state.endpoint, metrics);
-        let extra = u64::from(requests.max(1)) * u64::from(surcharge) / 100;
-        let requests = requests.saturating_add(u32::try_from(extra).unwrap_or(u32::MAX));
-        let (waiting, running, kv_usage) = match metrics {
+        let (fresh, ledger) = (state.fresh(now, stale_after), &state.live().ledger);
+        let mut requests = ledger.requests(fresh);
+        if surcharge > 0 {
+            let extra = u64::from(requests.max(1)) * u64::from(surcharge) / 100;
+            requests = requests.saturating_add(u32::try_from(extra).unwrap_or(u32::MAX));
+        }
+        let (waiting, running, kv_usage) = match fresh {
             Some(m) => (m.waiting, m.running, m.kv_usage),
-            None => (state.endpoint.ledger.in_flight(), state.endpoint.ledger.in_flight(), f32::NAN),
+            None => (ledger.in_flight(), ledger.in_flight(), f32::NAN),
         };
-        Self { state, metrics, requests, waiting, running, kv_usage, cached: Cached::default() }
+        Self {
+            state,
+            id: state.id(),
+            is_fresh: fresh.is_some(),
+            has_adapters: fresh.is_some_and(|m| m.has_adapters),
+            requests,
+            waiting,
+            running,
+            kv_usage,
+            cached: Cached::default(),
+        }
+    }
+
+    /// What it reports, unless that is too old to say anything.
+    #[inline]
+    #[must_use]
+    pub fn metrics(&self) -> Option<&'a EndpointMetrics> {
+        if self.is_fresh { self.state.metrics() } else { None }
+    }
+
+    /// The figures of it that every decision reads.
+    #[inline]
+    #[must_use]
+    pub fn reported(&self) -> Option<&'a Reported> {
+        if self.is_fresh { self.state.reported() } else { None }
+    }
+
+    /// Its adapters, when it reports them.
+    #[inline]
+    #[must_use]
+    pub fn lora(&self) -> Option<&'a LoraState> {
+        // Most report none: their pages need not be touched to see that.
+        if self.has_adapters { self.state.metrics()?.lora.as_ref() } else { None }
     }
 
     /// What the request would have it compute.
+    #[inline]
     #[must_use]
     pub fn work(&self, cx: &PickContext<'_>) -> Work {
-        booking::work(cx.request.prompt_tokens, self.cached.any, self.metrics, cx.request.model)
+        booking::work(cx.request.prompt_tokens, self.cached.any, self.lora(), cx.request.model)
     }
 
-    /// The candidate with what `cx` has found of the prompt in its cache.
-    #[must_use]
-    pub fn holding(mut self, cx: &PickContext<'_>) -> Self {
-        if let Some(found) = cx.prefix {
-            let depth = found.depth(self.state.endpoint.id);
-            let tokens = |blocks| found.tokens(blocks).min(cx.request.prompt_tokens);
-            self.cached = Cached { gpu: tokens(depth.gpu), any: tokens(depth.any) };
+    /// Says in all `candidates` what `cx` has found of the prompt in their caches.
+    pub fn look_up(candidates: &mut [Self], cx: &PickContext<'_>) {
+        let Some(found) = cx.prefix else { return };
+        let tokens = |blocks| found.tokens(blocks).min(cx.request.prompt_tokens);
+        for candidate in candidates {
+            let depth = found.depth(candidate.id);
+            // Most hold nothing.
+            if depth.any > 0 {
+                candidate.cached = Cached { gpu: tokens(depth.gpu), any: tokens(depth.any) };
+            }
         }
-        self
     }
 }

@@ -4,13 +4,12 @@ use super::candidates::Candidate;
 use super::choice::Choices;
 use super::decision::{Decision, Ranking};
 use super::plugin::{PickContext, Strategy};
-use super::selector::LabelSelector;
 use super::split::{self, Decider, Pair, Split, SplitPolicy};
 use super::strategy::least_request::LeastRequest;
 use crate::error::{Reason, RequestError};
 use crate::ids::EndpointId;
 use crate::pool::health::{Availability, HealthPolicy};
-use crate::pool::{EndpointState, Roles};
+use crate::pool::{EndpointSpec, EndpointState, Roles};
 use crate::rng::PickRng;
 use smallvec::SmallVec;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -221,6 +220,10 @@ impl Scheduler {
         let field = split::Field { prefill: &prefill, decode, encode: &encode, whole: &whole, policy };
         let Some(mut pair) = strategy.pair(cx, &field, rng, self.ranking(explain)) else { return whole };
         let split = pair.split.unwrap_or_else(|| split::is_split(cx, &field, &pair, policy.decider));
+        let mut probe = false;
+        if split && !cx.preview {
+            probe = self.claim(cx, &mut pair.prefill);
+        }
         let held = pair.prefill.first().and_then(|p| prefill.iter().find(|c| c.state.endpoint.id == p.id));
         let (Some(held), false) = (held.map(|c| c.cached.any), pair.decode.is_empty()) else { return whole };
         let mut decision = whole;
@@ -230,9 +233,22 @@ impl Scheduler {
         if split {
             let Pair { prefill, decode, encode, reason, .. } = pair;
             decision.picks = decode;
-            decision.split = Some(Box::new(Split { prefill, encode, prefill_cached: held, reason }));
+            decision.split = Some(Box::new(Split { prefill, encode, prefill_cached: held, probe, reason }));
         }
         decision
+    }
+
+    /// Drops prefill servers from the front of `picks` that others probe at this moment; true when this request is the probe of the first
+    /// that is left.
+    fn claim(&self, cx: &PickContext<'_>, picks: &mut split::Picks) -> bool {
+        while let Some(first) = picks.first() {
+            match first.health.availability(cx.now, &self.health) {
+                Availability::Open | Availability::SlowStart(_) => return false,
+                Availability::HalfOpen if first.health.claim_probe(cx.now, &self.health) => return true,
+                Availability::HalfOpen | Availability::Ejected => drop(picks.remove(0)),
+            }
+        }
+        false
     }
 
     /// The endpoints with all of `roles` that may serve the request; those that are ejected go to `ejected`.
@@ -242,21 +258,17 @@ impl Scheduler {
         subset: Option<&Subset>,
         roles: Roles,
         mut ejected: impl FnMut(&'a EndpointState),
-    ) -> SmallVec<[Candidate<'a>; 16]> {
-        let mut candidates = SmallVec::with_capacity(cx.snapshot.endpoints.len());
+    ) -> Vec<Candidate<'a>> {
+        let mut candidates = Vec::with_capacity(cx.snapshot.endpoints.len());
+        let is_restricted = subset.is_some() || cx.filter.is_some();
+        let allows = |spec: &EndpointSpec| {
+            subset.is_none_or(|s| s.allows(spec.address)) && cx.filter.is_none_or(|f| f.matches(&spec.labels))
+        };
         for state in &cx.snapshot.endpoints {
-            let spec = &state.endpoint.spec;
-            let left_out = |f: &LabelSelector<'_>| !f.matches(&spec.labels);
-            let held = state.endpoint.roles;
-            if spec.draining
-                || held == Roles::NONE
-                || !held.has(roles)
-                || subset.is_some_and(|s| !s.allows(spec.address))
-                || cx.filter.is_some_and(left_out)
-            {
+            if !state.serves(roles) || (is_restricted && !allows(&state.endpoint.spec)) {
                 continue;
             }
-            let surcharge = match state.endpoint.health.availability(cx.now, &self.health) {
+            let surcharge = match state.live().health.availability(cx.now, &self.health) {
                 Availability::Open | Availability::HalfOpen => 0,
                 Availability::SlowStart(percent) => percent,
                 Availability::Ejected => {
@@ -264,8 +276,10 @@ impl Scheduler {
                     continue;
                 }
             };
-            candidates.push(Candidate::new(state, cx.now, cx.stale_after, surcharge).holding(cx));
+            candidates.push(Candidate::new(state, cx.now, cx.stale_after, surcharge));
         }
+        // A pass of its own: beside this one it would keep the loads of the next endpoints waiting for its own.
+        Candidate::look_up(&mut candidates, cx);
         candidates
     }
 
@@ -284,7 +298,7 @@ impl Scheduler {
 
 /// Who may serve a request.
 struct Field<'a> {
-    candidates: SmallVec<[Candidate<'a>; 16]>,
+    candidates: Vec<Candidate<'a>>,
     /// Those that are left out because they are ejected.
     ejected: SmallVec<[&'a EndpointState; 4]>,
     /// They are candidates like the others, because nobody else will do.
@@ -293,8 +307,9 @@ struct Field<'a> {
 
 impl Field<'_> {
     fn ignore_ejection(&mut self, cx: &PickContext<'_>) {
-        let back = self.ejected.drain(..).map(|s| Candidate::new(s, cx.now, cx.stale_after, 0).holding(cx));
-        self.candidates.extend(back);
+        let known = self.candidates.len();
+        self.candidates.extend(self.ejected.drain(..).map(|s| Candidate::new(s, cx.now, cx.stale_after, 0)));
+        Candidate::look_up(self.candidates.get_mut(known..).unwrap_or_default(), cx);
         self.ejection_ignored = true;
     }
 
@@ -302,7 +317,7 @@ impl Field<'_> {
     fn lose(&mut self, lost: EndpointId) {
         let ejected = &mut self.ejected;
         self.candidates.retain(|c| {
-            let stays = c.state.endpoint.id != lost;
+            let stays = c.id != lost;
             if !stays {
                 ejected.push(c.state);
             }
@@ -322,7 +337,7 @@ fn nobody_named(emptied_by: Option<&'static str>) -> RequestError {
 fn nothing_to_pick(cx: &PickContext<'_>, subset: Option<&Subset>, roles: Roles) -> RequestError {
     let snapshot = cx.snapshot;
     let total = snapshot.endpoints.len();
-    let draining = snapshot.endpoints.iter().filter(|s| s.endpoint.spec.draining).count();
+    let draining = snapshot.endpoints.iter().filter(|s| s.is_draining()).count();
     let allowed = |s: &&EndpointState| subset.is_none_or(|h| h.allows(s.endpoint.spec.address));
     if subset.is_some() && snapshot.endpoints.iter().filter(allowed).count() == 0 {
         return RequestError::new(

@@ -129,6 +129,8 @@ pub struct Split {
     pub encode: Picks,
     /// Prompt tokens that the first of `prefill` is thought to hold.
     pub prefill_cached: u32,
+    /// The first of `prefill` is half open and this request is its probe: should nobody say what became of it, another may go.
+    pub probe: bool,
     /// Why.
     pub reason: &'static str,
 }

@@ -19,9 +19,11 @@ pub(super) const STALE_AFTER: Duration = Duration::from_secs(2);
 
 /// A pool whose endpoints have these ids and report these requests.
 pub(super) fn snapshot(loads: &[(u32, u32)]) -> PoolSnapshot {
-    let state = |&(id, waiting): &(u32, u32)| EndpointState {
-        endpoint: Arc::new(Endpoint::new(EndpointId(id), EndpointSpec::at(([10, 0, 0, 1], 8000 + id as u16).into()))),
-        metrics: Some(Arc::new(EndpointMetrics { scraped_at: NOW, waiting, ..EndpointMetrics::default() })),
+    let state = |&(id, waiting): &(u32, u32)| {
+        EndpointState::new(
+            Arc::new(Endpoint::new(EndpointId(id), EndpointSpec::at(([10, 0, 0, 1], 8000 + id as u16).into()))),
+            Some(Arc::new(EndpointMetrics { scraped_at: NOW, waiting, ..EndpointMetrics::default() })),
+        )
     };
     PoolSnapshot::new(1, true, loads.iter().map(state).collect())
 }

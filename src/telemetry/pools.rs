@@ -119,7 +119,7 @@ impl PoolViews {
     /// Seconds since the endpoint's last page; `None` before the first.
     #[must_use]
     pub fn metrics_age(&self, state: &EndpointState) -> Option<f64> {
-        state.metrics.as_ref().map(|m| self.clock.now().since(m.scraped_at).as_secs_f64())
+        state.metrics().map(|m| self.clock.now().since(m.scraped_at).as_secs_f64())
     }
 }
 
@@ -137,14 +137,10 @@ const ENDPOINT_GAUGES: &[EndpointGauge] = &[
     ("endpoint_prefill_tokens", "prompt tokens of requests without a first byte yet", |_, s| {
         u32::try_from(s.endpoint.ledger.prefill_tokens()).ok().map(f64::from)
     }),
-    ("endpoint_waiting", "waiting requests, as the server reports", |_, s| {
-        s.metrics.as_ref().map(|m| f64::from(m.waiting))
-    }),
-    ("endpoint_running", "running requests, as the server reports", |_, s| {
-        s.metrics.as_ref().map(|m| f64::from(m.running))
-    }),
+    ("endpoint_waiting", "waiting requests, as the server reports", |_, s| s.metrics().map(|m| f64::from(m.waiting))),
+    ("endpoint_running", "running requests, as the server reports", |_, s| s.metrics().map(|m| f64::from(m.running))),
     ("endpoint_kv_usage", "KV cache in use, 0 to 1, as the server reports", |_, s| {
-        s.metrics.as_ref().map(|m| f64::from(m.kv_usage))
+        s.metrics().map(|m| f64::from(m.kv_usage))
     }),
     ("endpoint_metrics_age_seconds", "time since the server's last page", PoolViews::metrics_age),
 ];

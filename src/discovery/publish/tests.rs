@@ -52,7 +52,7 @@ async fn many_events_make_few_snapshots_and_none_is_lost() {
         pool.events.send(PoolEvent::Scraped { id: EndpointId(i % 10), metrics }).await.unwrap();
     }
     let waiting = |pool: &Pool| -> Vec<u32> {
-        pool.store.load().endpoints.iter().filter_map(|s| s.metrics.as_ref().map(|m| m.waiting)).collect()
+        pool.store.load().endpoints.iter().filter_map(|s| s.metrics().map(|m| m.waiting)).collect()
     };
     while waiting(&pool) != (4_990..5_000).collect::<Vec<_>>() {
         pool.published.changed().await.unwrap();

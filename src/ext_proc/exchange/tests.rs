@@ -128,7 +128,7 @@ fn state(i: u32, (waiting, kv_usage, loras): Server, role: Option<&str>) -> Endp
     };
     let labels = role.iter().map(|role| (ROLE_LABEL.into(), (*role).into())).collect();
     let spec = EndpointSpec { labels, ..EndpointSpec::at(address) };
-    EndpointState { endpoint: Arc::new(Endpoint::new(EndpointId(i), spec)), metrics: Some(Arc::new(metrics)) }
+    EndpointState::new(Arc::new(Endpoint::new(EndpointId(i), spec)), Some(Arc::new(metrics)))
 }
 
 impl World {

@@ -1,6 +1,6 @@
 use super::*;
 use crate::ids::EndpointId;
-use crate::pool::EndpointSpec;
+use crate::pool::{Endpoint, EndpointSpec};
 use proptest::prelude::*;
 use std::time::Duration;
 
@@ -24,11 +24,11 @@ fn answer(endpoint: &Arc<Endpoint>, now: u64, tokens: u32, milliseconds: u64) {
 }
 
 fn predicted(endpoint: &Endpoint, now: u64, tokens: u32) -> f64 {
-    endpoint.speed.forecast(endpoint, None, work(tokens), at(now)).1.first_token
+    endpoint.speed.forecast(&endpoint.ledger, None, work(tokens), at(now)).1.first_token
 }
 
 fn load(endpoint: &Endpoint, now: Timestamp) -> Load {
-    endpoint.speed.forecast(endpoint, None, work(0), now).0
+    endpoint.speed.forecast(&endpoint.ledger, None, work(0), now).0
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn the_time_between_tokens_is_learned_from_long_answers() {
         // 25 ms a token.
         one.ended(Some(101), at(i * 10_000 + 30 + 2_500));
     }
-    let per_token = e.speed.forecast(&e, None, work(100), at(2_000_000)).1.per_token;
+    let per_token = e.speed.forecast(&e.ledger, None, work(100), at(2_000_000)).1.per_token;
     assert!((0.02..0.03).contains(&per_token), "{per_token}");
 }
 

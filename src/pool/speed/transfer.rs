@@ -4,7 +4,8 @@
 //! seconds of a transfer = t · [1, kilotokens that the decode server lacks]
 //! ```
 //!
-//! Learned by [`Fit`] from what a decode server's first token took longer than its own queue would have it. How far observations
+//! Learned by [`Fit`] from what a decode server's first token took longer than its queue, as the decision saw it, would have it: what others
+//! were given there while the prompt was computed elsewhere is part of what a transfer costs. How far observations
 //! are off says how well the mean is known, and that much a request's two ways must differ before a pool changes from one to the
 //! other: below it, the difference is chance. Called by the exchange (what came of it) and by `scheduling` (predictions).
 

@@ -54,13 +54,13 @@ fn ledger_health_and_metrics_survive_a_new_spec() {
     let after = say(&mut w, A, &[draining]);
     let state = &after.endpoints[0];
     assert!(state.endpoint.spec.draining && state.endpoint.id == endpoint.id);
-    assert_eq!((state.endpoint.ledger.in_flight(), state.metrics.as_ref().unwrap().waiting), (1, 5));
+    assert_eq!((state.endpoint.ledger.in_flight(), state.metrics().unwrap().waiting), (1, 5));
     assert_eq!(state.endpoint.health.availability(Timestamp(1), &policy), Availability::Ejected);
     drop(ticket);
     assert_eq!(state.endpoint.ledger.in_flight(), 0, "a ticket of the old spec releases on the new one");
 
     let other_engine = EndpointSpec { engine: Engine::Sglang, ..spec(1) };
-    assert_eq!(say(&mut w, A, &[other_engine]).endpoints[0].metrics, None, "another engine's page says nothing");
+    assert_eq!(say(&mut w, A, &[other_engine]).endpoints[0].metrics(), None, "another engine's page says nothing");
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn a_restart_clears_health_and_metrics() {
     w.apply(PoolEvent::Scraped { id: endpoint.id, metrics: page(5) });
     w.apply(PoolEvent::Restarted { id: endpoint.id });
     let state = &w.snapshot().unwrap().endpoints[0];
-    assert_eq!(state.metrics, None);
+    assert_eq!(state.metrics(), None);
     assert_eq!(endpoint.health.availability(Timestamp(1), &policy), Availability::Open);
 }
 
@@ -202,7 +202,7 @@ proptest! {
                 let identity = (e.spec.address, e.spec.uid.clone());
                 prop_assert_eq!(identities.entry(e.id).or_insert_with(|| identity.clone()), &identity);
                 prop_assert_eq!(snapshot.position(e.spec.address), Some(i));
-                prop_assert!(state.metrics.as_ref().is_none_or(|m| m.waiting == e.id.0));
+                prop_assert!(state.metrics().is_none_or(|m| m.waiting == e.id.0));
             }
         }
     }

@@ -18,9 +18,11 @@ fn cache(unit: BlockUnit) -> PrefixCache {
 }
 
 fn snapshot(endpoints: &[(u32, Option<EndpointMetrics>)]) -> PoolSnapshot {
-    let state = |(id, metrics): &(u32, Option<EndpointMetrics>)| EndpointState {
-        endpoint: Arc::new(Endpoint::new(EndpointId(*id), EndpointSpec::at(([10, 0, 0, 1], 8000).into()))),
-        metrics: metrics.clone().map(Arc::new),
+    let state = |(id, metrics): &(u32, Option<EndpointMetrics>)| {
+        EndpointState::new(
+            Arc::new(Endpoint::new(EndpointId(*id), EndpointSpec::at(([10, 0, 0, 1], 8000).into()))),
+            metrics.clone().map(Arc::new),
+        )
     };
     PoolSnapshot::new(1, true, endpoints.iter().map(state).collect())
 }

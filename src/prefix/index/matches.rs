@@ -62,6 +62,7 @@ impl Matches {
     }
 
     /// What `holder` has; zeros when nothing.
+    #[inline]
     #[must_use]
     pub fn depth(&self, holder: HolderId) -> Depth {
         let place = usize::from(self.places.get(holder.slot()).copied().unwrap_or(u16::MAX));

@@ -38,7 +38,7 @@ pub(super) struct Parted {
 
 /// The job of a try.
 fn leg_id(number: u64, attempt: Attempt) -> JobId {
-    JobId(LEGS | number * TRIES + attempt as u64)
+    JobId(LEGS | (number * TRIES + attempt as u64))
 }
 
 /// The request and the try of a leg's job; `None` for the job of a request.

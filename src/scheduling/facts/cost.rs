@@ -9,10 +9,13 @@
 //! ```
 //!
 //! The price is that of a queue (M/M/1: a second of work is followed by `busy / (1 - busy)` seconds of waiting), with the part of the servers that is
-//! busy learned from what was sent to them. Called by `predicted-latency` and by the pool's decider between whole and split.
+//! busy learned from what was sent to them. Between whole and split servers count as busy as their caches are in use, where that is more: while a
+//! prompt is computed the answers beside it stand still, and whoever waits for their blocks waits as much longer.
+//!
+//! Called by `predicted-latency` and by the pool's decider between whole and split.
 
-use crate::pool::speed::{Load, Prediction, Work};
-use crate::pool::{Endpoint, Roles};
+use crate::pool::Roles;
+use crate::pool::speed::{Load, Prediction};
 use crate::scheduling::{Candidate, PickContext};
 
 /// Servers are thought to be nine tenths busy at most: what was sent to them is an estimate, and a price beyond all measure would send
@@ -37,22 +40,27 @@ impl Prices {
     pub fn learned<const N: usize>(cx: &PickContext<'_>, fields: [&[Candidate<'_>]; N], token_weight: f64) -> Self {
         let mut work = [0.0; Roles::KINDS];
         let mut counts = [0usize; Roles::KINDS];
+        let mut in_use = [0.0; Roles::KINDS];
         let mut speed = None;
         for (position, field) in fields.iter().enumerate() {
             for candidate in *field {
-                let roles = candidate.state.endpoint.roles;
+                let roles = candidate.state.roles();
                 // A server for both stands in both fields.
                 if (position == 0 || !roles.has(Roles::DECODE))
-                    && let Some(count) = counts.get_mut(roles.kind())
+                    && let (Some(count), Some(in_use)) = (counts.get_mut(roles.kind()), in_use.get_mut(roles.kind()))
                 {
                     *count += 1;
+                    // Nobody tells it of a server without a fresh page.
+                    *in_use += f64::from(candidate.kv_usage.max(0.0));
                 }
-                speed = Some(&candidate.state.endpoint.speed);
+                speed = Some(&candidate.state.live().speed);
             }
         }
         let pool = speed.map(|s| s.pool());
-        for (kind, (price, count)) in work.iter_mut().zip(counts).enumerate() {
-            let busy = pool.filter(|_| count > 0).map_or(0.0, |pool| pool.busy(kind, cx.now)) / count.max(1) as f64;
+        for (kind, ((price, count), in_use)) in work.iter_mut().zip(counts).zip(in_use).enumerate() {
+            let busy = pool.filter(|_| count > 0).map_or(0.0, |pool| pool.busy(kind, cx.now));
+            // Among equals a full cache is no reason to go elsewhere: what it costs them is in the first token.
+            let busy = if N > 1 { busy.max(in_use) } else { busy } / count.max(1) as f64;
             let busy = busy.clamp(0.0, FULLEST);
             *price = busy / (1.0 - busy);
         }
@@ -66,18 +74,18 @@ impl Prices {
         self
     }
 
-    /// What a second of work costs others on `endpoint`, seconds.
+    /// What a second of work costs others on `candidate`, seconds.
     #[must_use]
-    pub fn work(&self, endpoint: &Endpoint) -> f64 {
-        self.work.get(endpoint.roles.kind()).copied().unwrap_or_default()
+    pub fn work(&self, candidate: &Candidate<'_>) -> f64 {
+        self.work.get(candidate.state.roles().kind()).copied().unwrap_or_default()
     }
 }
 
 /// What a request can expect of a candidate, and what stands before it there.
 #[must_use]
 pub fn forecast(cx: &PickContext<'_>, candidate: &Candidate<'_>) -> (Load, Prediction) {
-    let endpoint = &candidate.state.endpoint;
-    endpoint.speed.forecast(endpoint, candidate.metrics, candidate.work(cx), cx.now)
+    let live = candidate.state.live();
+    live.speed.forecast(&live.ledger, candidate.reported(), candidate.work(cx), cx.now)
 }
 
 /// The cost of the request when `candidate` serves all of it.
@@ -94,16 +102,15 @@ pub fn prefill(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices)
 }
 
 fn prefilled(predicted: Prediction, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
-    predicted.first_token + predicted.own_prefill * prices.work(&candidate.state.endpoint)
+    predicted.first_token + predicted.own_prefill * prices.work(candidate)
 }
 
 /// The cost of its answer when `candidate` goes on from what another has computed.
 #[must_use]
 pub fn decode(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
-    let endpoint = &candidate.state.endpoint;
+    let live = candidate.state.live();
     let work = candidate.work(cx);
-    let received = Work { uncached_tokens: 0, ..work };
-    let (_, predicted) = endpoint.speed.forecast(endpoint, candidate.metrics, received, cx.now);
-    let transfer = endpoint.speed.pool().transfer().seconds(work.uncached_tokens);
+    let (_, predicted) = live.speed.forecast(&live.ledger, candidate.reported(), work.received(), cx.now);
+    let transfer = live.speed.pool().transfer().seconds(work.uncached_tokens);
     transfer + predicted.first_token + predicted.per_token * prices.answer
 }

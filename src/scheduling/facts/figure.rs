@@ -53,14 +53,14 @@ impl Figure {
     /// Its value; `None` when the server has not reported it lately.
     #[must_use]
     pub fn of(self, candidate: &Candidate<'_>) -> Option<f64> {
-        let ledger = &candidate.state.endpoint.ledger;
+        let ledger = &candidate.state.live().ledger;
         match self {
             Figure::ActiveRequests => Some(f64::from(ledger.in_flight())),
             Figure::ActiveTokens => Some(ledger.prefill_tokens() as f64),
-            Figure::Running => candidate.metrics.map(|m| f64::from(m.running)),
-            Figure::Waiting => candidate.metrics.map(|m| f64::from(m.waiting)),
-            Figure::KvUsage => candidate.metrics.map(|m| f64::from(m.kv_usage)),
-            Figure::KvBlocks => candidate.metrics.and_then(|m| m.num_blocks).map(f64::from),
+            Figure::Running => candidate.metrics().map(|m| f64::from(m.running)),
+            Figure::Waiting => candidate.metrics().map(|m| f64::from(m.waiting)),
+            Figure::KvUsage => candidate.metrics().map(|m| f64::from(m.kv_usage)),
+            Figure::KvBlocks => candidate.metrics().and_then(|m| m.num_blocks).map(f64::from),
         }
     }
 }

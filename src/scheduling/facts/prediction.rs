@@ -73,9 +73,9 @@ impl Headroom {
 /// What the request would take on `candidate`; `None` while nothing is known of its pool's speed.
 #[must_use]
 pub fn predict(cx: &PickContext<'_>, candidate: &Candidate<'_>) -> Option<Prediction> {
-    let endpoint = &candidate.state.endpoint;
-    let speed = Some(&endpoint.speed).filter(|s| s.is_learned())?;
-    let (_, predicted) = speed.forecast(endpoint, candidate.metrics, candidate.work(cx), cx.now);
+    let live = candidate.state.live();
+    let speed = Some(&live.speed).filter(|s| s.is_learned())?;
+    let (_, predicted) = speed.forecast(&live.ledger, candidate.reported(), candidate.work(cx), cx.now);
     Some(Prediction { ttft_ms: predicted.first_token * 1e3, tpot_ms: predicted.per_token * 1e3 })
 }
 

@@ -121,7 +121,7 @@ impl PrefixCacheAffinity {
     fn ttft_ms(&self, cx: &PickContext<'_>, candidate: &Candidate<'_>) -> Option<f64> {
         match self.source {
             TtftSource::PrefillThroughput => {
-                Some(candidate.state.endpoint.ledger.prefill_tokens() as f64 / self.tokens_per_ms)
+                Some(candidate.state.live().ledger.prefill_tokens() as f64 / self.tokens_per_ms)
             }
             TtftSource::LatencyPredictor => predict(cx, candidate).map(|p| p.ttft_ms),
         }

@@ -110,7 +110,7 @@ impl UtilizationDetector {
         stale_after: Duration,
     ) -> Option<&'a EndpointMetrics> {
         let fresh_for = self.fresh_for.unwrap_or(stale_after);
-        state.metrics.as_deref().filter(|m| now.since(m.scraped_at) <= fresh_for)
+        state.metrics().filter(|m| now.since(m.scraped_at) <= fresh_for)
     }
 
     fn has_room(&self, metrics: &EndpointMetrics) -> bool {

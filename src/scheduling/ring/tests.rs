@@ -17,7 +17,7 @@ fn pool(ids: impl IntoIterator<Item = u32>) -> PoolSnapshot {
 fn named(endpoints: impl IntoIterator<Item = (u32, String)>) -> PoolSnapshot {
     let state = |(id, name): (u32, String)| {
         let spec = EndpointSpec { name: name.into(), ..EndpointSpec::at(([10, 0, 0, 1], 8000 + id as u16).into()) };
-        EndpointState { endpoint: Arc::new(Endpoint::new(EndpointId(id), spec)), metrics: None }
+        EndpointState::new(Arc::new(Endpoint::new(EndpointId(id), spec)), None)
     };
     PoolSnapshot::new(1, true, endpoints.into_iter().map(state).collect())
 }

@@ -118,7 +118,7 @@ fn draining_endpoints_get_nothing_and_an_empty_pool_is_503() {
     let mut pool = snapshot(&[(0, 9), (1, 0)]);
     let mut spec = pool.endpoints[1].endpoint.spec.clone();
     spec.draining = true;
-    pool.endpoints[1].endpoint = Arc::new(pool.endpoints[1].endpoint.respecified(spec));
+    pool.endpoints[1] = pool.endpoints[1].clone().respecified(spec);
     let least = scheduler("least-request", 2);
     let picks: Vec<u32> = decide(&least, &pool, None, 0).unwrap().picks.iter().map(|e| e.id.0).collect();
     assert_eq!(picks, [0]);
@@ -259,7 +259,7 @@ fn ejection_is_ignored_when_the_algorithm_wants_nobody_else() {
         let mut pool = snapshot(&[(0, 0), (1, 0)]);
         let mut spec = pool.endpoints[0].endpoint.spec.clone();
         spec.labels.insert("role".into(), "decode".into());
-        pool.endpoints[0].endpoint = Arc::new(pool.endpoints[0].endpoint.respecified(spec));
+        pool.endpoints[0] = pool.endpoints[0].clone().respecified(spec);
         pool
     };
     let told = |pool: &PoolSnapshot| {
@@ -282,7 +282,7 @@ fn of_roles(roles: &[&str]) -> PoolSnapshot {
     for (state, role) in pool.endpoints.iter_mut().zip(roles) {
         let mut spec = state.endpoint.spec.clone();
         spec.labels.insert(crate::pool::role::ROLE_LABEL.into(), (*role).into());
-        state.endpoint = Arc::new(state.endpoint.respecified(spec));
+        *state = state.clone().respecified(spec);
     }
     pool
 }

@@ -66,7 +66,7 @@ struct ActiveRequest {
 impl Scorer for ActiveRequest {
     fn score(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
         for (score, candidate) in out.iter_mut().zip(candidates) {
-            *score = candidate.state.endpoint.ledger.in_flight() as f32;
+            *score = candidate.state.live().ledger.in_flight() as f32;
         }
         let most = out.iter().copied().fold(0.0, f32::max);
         for score in out {

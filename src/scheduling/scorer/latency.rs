@@ -81,8 +81,7 @@ impl Latency {
     /// What stands in for predictions.
     fn composite(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
         let Params { kv, queue, prefix, .. } = &self.0;
-        let waiting: SmallVec<[f32; 64]> = candidates.iter().map(|c| c.waiting as f32).collect();
-        fewer_is_better(&waiting, out);
+        fewer_is_better(candidates, |c| c.waiting, out);
         let total = cx.request.prompt_tokens.max(1) as f32;
         let sum = (kv + queue + prefix).max(f32::MIN_POSITIVE);
         for (score, candidate) in out.iter_mut().zip(candidates) {
@@ -96,7 +95,7 @@ impl Latency {
         let targets = Targets::of(&cx.request);
         let foretell = |c: &Candidate<'_>| {
             let headroom = targets.headroom(prediction::predict(cx, c)?);
-            Some(Foretold { headroom, idle: c.state.endpoint.ledger.in_flight() == 0 })
+            Some(Foretold { headroom, idle: c.state.live().ledger.in_flight() == 0 })
         };
         candidates.iter().map(foretell).collect()
     }
@@ -115,7 +114,7 @@ impl Scorer for Latency {
     }
 
     fn lacks(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>]) -> Option<Signal> {
-        let known = candidates.iter().any(|c| c.state.endpoint.speed.is_learned());
+        let known = candidates.iter().any(|c| c.state.live().speed.is_learned());
         (!known).then_some(Signal::Latency)
     }
 

@@ -24,7 +24,7 @@ struct LoraAffinity;
 impl Scorer for LoraAffinity {
     fn score(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
         for (score, candidate) in out.iter_mut().zip(candidates) {
-            let Some(lora) = candidate.metrics.and_then(|m| m.lora.as_ref()) else {
+            let Some(lora) = candidate.lora() else {
                 *score = 0.0;
                 continue;
             };

@@ -21,15 +21,22 @@ use crate::scheduling::{Candidate, Signal};
 
 /// What a scorer of reported figures lacks when nobody has a fresh page.
 fn no_metrics(candidates: &[Candidate<'_>]) -> Option<Signal> {
-    candidates.iter().all(|c| c.metrics.is_none()).then_some(Signal::Metrics)
+    candidates.iter().all(|c| !c.is_fresh).then_some(Signal::Metrics)
 }
 
-/// Scores `(max − value) / (max − min)`: 1 for the least value, 0 for the greatest, 1 for all when they are equal.
-fn fewer_is_better(values: &[f32], out: &mut [f32]) {
-    let min = values.iter().copied().fold(f32::INFINITY, f32::min);
-    let max = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    for (score, value) in out.iter_mut().zip(values) {
-        *score = if max > min { (max - value) / (max - min) } else { 1.0 };
+/// Scores `(max − count) / (max − min)`: 1 for the least count, 0 for the greatest, 1 for all when they are equal.
+fn fewer_is_better(candidates: &[Candidate<'_>], count: impl Fn(&Candidate<'_>) -> u32, out: &mut [f32]) {
+    let (mut min, mut max) = (u32::MAX, 0);
+    for (score, candidate) in out.iter_mut().zip(candidates) {
+        let count = count(candidate);
+        (min, max) = (min.min(count), max.max(count));
+        *score = count as f32;
+    }
+    let (min, max) = (min as f32, max as f32);
+    if max > min {
+        out.iter_mut().for_each(|score| *score = (max - *score) / (max - min));
+    } else {
+        out.fill(1.0);
     }
 }
 

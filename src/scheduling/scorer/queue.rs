@@ -7,7 +7,6 @@
 use super::{fewer_is_better, no_metrics};
 use crate::scheduling::plugin::{NoParams, Plugin, PluginDescriptor, Scorer, params};
 use crate::scheduling::{Candidate, PickContext, Signal};
-use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// Registry entry.
@@ -25,8 +24,7 @@ struct Queue;
 
 impl Scorer for Queue {
     fn score(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
-        let values: SmallVec<[f32; 64]> = candidates.iter().map(|c| c.waiting as f32).collect();
-        fewer_is_better(&values, out);
+        fewer_is_better(candidates, |c| c.waiting, out);
     }
 
     fn lacks(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>]) -> Option<Signal> {

@@ -6,7 +6,6 @@
 use super::{fewer_is_better, no_metrics};
 use crate::scheduling::plugin::{NoParams, Plugin, PluginDescriptor, Scorer, params};
 use crate::scheduling::{Candidate, PickContext, Signal};
-use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// Registry entry.
@@ -24,8 +23,7 @@ struct RunningRequests;
 
 impl Scorer for RunningRequests {
     fn score(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
-        let values: SmallVec<[f32; 64]> = candidates.iter().map(|c| c.running as f32).collect();
-        fewer_is_better(&values, out);
+        fewer_is_better(candidates, |c| c.running, out);
     }
 
     fn lacks(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>]) -> Option<Signal> {

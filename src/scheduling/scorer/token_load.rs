@@ -58,7 +58,7 @@ impl Scorer for TokenLoad {
     fn score(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
         for (score, candidate) in out.iter_mut().zip(candidates) {
             let uncached = cx.request.prompt_tokens.saturating_sub(candidate.cached.any);
-            let tokens = candidate.state.endpoint.ledger.prefill_tokens() as f64 + f64::from(uncached);
+            let tokens = candidate.state.live().ledger.prefill_tokens() as f64 + f64::from(uncached);
             *score = (1.0 - (tokens / self.threshold).min(1.0)) as f32;
         }
     }

@@ -96,7 +96,7 @@ struct DynamoKv(Params);
 
 /// The blocks in use on an endpoint, in blocks of `size` tokens.
 fn in_use(candidate: &Candidate<'_>, size: f64) -> Option<f64> {
-    let metrics = candidate.metrics?;
+    let metrics = candidate.metrics()?;
     let its_size = metrics.block_size.map_or(size, f64::from);
     Some(f64::from(metrics.kv_usage) * f64::from(metrics.num_blocks?) * its_size / size)
 }
@@ -105,7 +105,7 @@ impl Strategy for DynamoKv {
     fn scores(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
         let p = &self.0;
         let size = f64::from(p.block_size);
-        let queued = |c: &Candidate<'_>| c.state.endpoint.ledger.prefill_tokens() as f64 / size;
+        let queued = |c: &Candidate<'_>| c.state.live().ledger.prefill_tokens() as f64 / size;
         let least_queued = candidates.iter().map(queued).fold(f64::INFINITY, f64::min);
         let prompt = f64::from(cx.request.prompt_tokens) / size;
         for (cost, c) in out.iter_mut().zip(candidates) {

@@ -25,7 +25,7 @@ struct LeastBusyTime;
 impl Strategy for LeastBusyTime {
     fn scores(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
         for (score, candidate) in out.iter_mut().zip(candidates) {
-            *score = candidate.metrics.and_then(|m| m.gpu_busy).unwrap_or(f64::NAN);
+            *score = candidate.metrics().and_then(|m| m.gpu_busy).unwrap_or(f64::NAN);
         }
         Some(Better::Lower)
     }

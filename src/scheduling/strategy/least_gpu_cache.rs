@@ -24,7 +24,7 @@ struct LeastGpuCache;
 impl Strategy for LeastGpuCache {
     fn scores(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
         for (score, candidate) in out.iter_mut().zip(candidates) {
-            *score = candidate.metrics.map_or(f64::NAN, |m| f64::from(m.kv_usage));
+            *score = candidate.metrics().map_or(f64::NAN, |m| f64::from(m.kv_usage));
         }
         Some(Better::Lower)
     }

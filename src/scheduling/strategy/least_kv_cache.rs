@@ -32,7 +32,7 @@ pub(super) fn usage(metrics: &EndpointMetrics) -> f64 {
 impl Strategy for LeastKvCache {
     fn scores(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
         for (score, candidate) in out.iter_mut().zip(candidates) {
-            *score = candidate.metrics.map_or(f64::NAN, usage);
+            *score = candidate.metrics().map_or(f64::NAN, usage);
         }
         Some(Better::Lower)
     }

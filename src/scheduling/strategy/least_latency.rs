@@ -108,7 +108,7 @@ impl Ordinary {
 
 impl Strategy for LeastLatency {
     fn scores(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
-        let speeds: SmallVec<[Speed; 16]> = candidates.iter().map(|c| self.speed(c.metrics)).collect();
+        let speeds: SmallVec<[Speed; 16]> = candidates.iter().map(|c| self.speed(c.metrics())).collect();
         let ordinary = Ordinary::of(&speeds);
         let mut all = Mean::default();
         for (score, speed) in out.iter_mut().zip(&speeds) {

@@ -24,7 +24,7 @@ struct LeastUtilization;
 impl Strategy for LeastUtilization {
     fn scores(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
         for (score, candidate) in out.iter_mut().zip(candidates) {
-            *score = candidate.metrics.and_then(|m| m.engine_utilization).unwrap_or(f64::NAN);
+            *score = candidate.metrics().and_then(|m| m.engine_utilization).unwrap_or(f64::NAN);
         }
         Some(Better::Lower)
     }

@@ -49,7 +49,7 @@ impl Default for LoadBalance {
 
 /// Requests a second, where some ended.
 fn drain_rate(candidate: &Candidate<'_>) -> Option<f64> {
-    candidate.metrics.and_then(|m| m.rates.finished).filter(|rate| *rate > 0.0)
+    candidate.metrics().and_then(|m| m.rates.finished).filter(|rate| *rate > 0.0)
 }
 
 /// The mean of the drain rates that are known, requests a second.
@@ -79,7 +79,7 @@ impl Strategy for LoadBalance {
     fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
         let mut pending: SmallVec<[f64; 16]> = smallvec![f64::NAN; candidates.len()];
         self.scores(cx, candidates, &mut pending);
-        let cache = |c: &Candidate<'_>| c.metrics.map_or(f64::NAN, least_kv_cache::usage);
+        let cache = |c: &Candidate<'_>| c.metrics().map_or(f64::NAN, least_kv_cache::usage);
         ranking.note("pending", 1.0, candidates, |i| pending.get(i).copied().unwrap_or(f64::NAN));
         ranking.note("kv-cache", 0.0, candidates, |i| candidates.get(i).map_or(f64::NAN, cache));
         let gate = self.gate(candidates);

@@ -23,7 +23,7 @@ fn first_of(wanted: usize, name: &str, parameters: &Value, pool: &[Known], seed:
     let mut snapshot = snapshot(&(1..).map(|id| (id, 0)).take(pool.len()).collect::<Vec<_>>());
     for (state, (_, metrics)) in snapshot.endpoints.iter_mut().zip(pool) {
         let metrics = metrics.clone().map(|m| Arc::new(EndpointMetrics { scraped_at: NOW, ..m }));
-        *state = EndpointState { endpoint: state.endpoint.clone(), metrics };
+        *state = EndpointState::new(state.endpoint.clone(), metrics);
     }
     let candidate =
         |(state, known): (_, &Known)| Candidate { requests: known.0, ..Candidate::new(state, NOW, STALE_AFTER, 0) };
@@ -334,7 +334,7 @@ fn a_figure_that_is_too_old_is_none() {
     for (name, with, _) in by_figure() {
         let mut snapshot = snapshot(&[(1, 0), (2, 0)]);
         for state in &mut snapshot.endpoints {
-            state.metrics = Some(Arc::new(with.clone()));
+            *state = EndpointState::new(state.endpoint.clone(), Some(Arc::new(with.clone())));
         }
         let candidates: Vec<_> = snapshot.endpoints.iter().map(|s| Candidate::new(s, NOW, STALE_AFTER, 0)).collect();
         let strategy = (registry::strategy(name).unwrap().build)(&Value::Null).unwrap();

@@ -154,7 +154,7 @@ fn is_combined(candidate: &Candidate<'_>) -> bool {
 
 /// Seconds until what waits there is through; `None` where it is not known.
 fn pressure(candidate: &Candidate<'_>) -> Option<f64> {
-    let drain = candidate.metrics?.rates.finished.filter(|rate| *rate > 0.0)?;
+    let drain = candidate.metrics()?.rates.finished.filter(|rate| *rate > 0.0)?;
     Some(f64::from(candidate.waiting) / drain)
 }
 
@@ -247,7 +247,7 @@ impl Pd {
         rng: &mut PickRng,
     ) -> Option<(&'s Candidate<'a>, &'static str)> {
         // A server of which nothing is known is not idle for that: it may have just begun.
-        let requests = |i: usize, c: &Candidate<'_>| if c.metrics.is_some() { loads.requests(i) } else { f64::NAN };
+        let requests = |i: usize, c: &Candidate<'_>| if c.metrics().is_some() { loads.requests(i) } else { f64::NAN };
         let (fewest, most) = span(side.iter().enumerate().map(|(i, c)| requests(i, c))).unwrap_or_default();
         if most - fewest >= self.0.decode_load_imbalance_min_spread && most > fewest {
             return least(side, rng, requests).map(|c| (c, "far fewer requests"));
@@ -257,7 +257,7 @@ impl Pd {
         if fastest - slowest > self.0.decode_throughput_imbalance_min_spread {
             return least(side, rng, throughput).map(|c| (c, "far fewer tokens a second"));
         }
-        let drain = |c: &Candidate<'_>| c.metrics.and_then(|m| m.rates.finished).filter(|rate| *rate > 0.0);
+        let drain = |c: &Candidate<'_>| c.metrics().and_then(|m| m.rates.finished).filter(|rate| *rate > 0.0);
         if !side.iter().all(|c| drain(c).is_some()) {
             return None;
         }
@@ -329,7 +329,7 @@ fn cheapest(
 
 impl Strategy for Pd {
     fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
-        if candidates.iter().all(|c| c.metrics.is_none()) {
+        if candidates.iter().all(|c| c.metrics().is_none()) {
             ranking.lacks(Signal::Metrics);
         }
         let fitting = self.paired(cx, candidates);

@@ -101,7 +101,7 @@ impl Strategy for PredictedLatency {
             };
             ranking.note("first token, s", 0.0, candidates, figure(|(_, p)| p.first_token));
             let prices = self.prices(cx, [candidates]);
-            let price = |i: usize| candidates.get(i).map_or(f64::NAN, |c| prices.work(&c.state.endpoint));
+            let price = |i: usize| candidates.get(i).map_or(f64::NAN, |c| prices.work(c));
             ranking.note("price of work", 0.0, candidates, price);
             ranking.note("own prefill, s", 0.0, candidates, figure(|(_, p)| p.own_prefill));
             ranking.note("a token, s", 0.0, candidates, figure(|(_, p)| p.per_token));

@@ -30,7 +30,7 @@ struct Throughput;
 impl Strategy for Throughput {
     fn scores(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
         for (score, candidate) in out.iter_mut().zip(candidates) {
-            let rates = candidate.metrics.map(|m| m.rates).unwrap_or_default();
+            let rates = candidate.metrics().map(|m| m.rates).unwrap_or_default();
             if let Some((prompt, generation)) = rates.prompt_tokens.zip(rates.generation_tokens) {
                 *score = PROMPT_WEIGHT * prompt + generation;
             }

@@ -187,7 +187,7 @@ impl VtcBasic {
             _ => (standing.least as f64).midpoint(standing.greatest as f64),
         };
         let wanted = (standing.served as f64 / middle.max(p.min_tokens)).min(last);
-        let load = candidate.metrics.map_or(0.0, |m| f64::from(m.running) / p.max_pod_load).clamp(0.0, 1.0);
+        let load = candidate.metrics().map_or(0.0, |m| f64::from(m.running) / p.max_pod_load).clamp(0.0, 1.0);
         p.fairness_weight * (position - wanted).abs() + p.utilization_weight * load
     }
 }

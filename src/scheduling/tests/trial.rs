@@ -107,7 +107,7 @@ pub(in crate::scheduling) fn among(servers: Vec<Server>) -> Trial {
         let endpoint = Arc::new(Endpoint::new(EndpointId(id), spec));
         tickets.extend(server.tickets.iter().map(|tokens| Ticket::book(endpoint.clone(), *tokens)));
         cached.push(server.cached);
-        states.push(EndpointState { endpoint, metrics: server.metrics.map(Arc::new) });
+        states.push(EndpointState::new(endpoint, server.metrics.map(Arc::new)));
     }
     let pool = PoolSnapshot::new(1, true, states);
     Trial { pool, cached, headers: BTreeMap::new(), prompt: None, prompt_tokens: 100, now: NOW, _tickets: tickets }

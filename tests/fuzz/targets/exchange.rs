@@ -48,7 +48,7 @@ struct World {
 fn world(rename: bool) -> World {
     let endpoint = Arc::new(Endpoint::new(EndpointId(0), EndpointSpec::at(([127, 0, 0, 1], 8000).into())));
     let store = Arc::new(SnapshotStore::default());
-    store.publish(PoolSnapshot::new(1, true, vec![EndpointState { endpoint: endpoint.clone(), metrics: None }]));
+    store.publish(PoolSnapshot::new(1, true, vec![EndpointState::new(endpoint.clone(), None)]));
     let strategy = (registry::strategy("pipeline").unwrap().build)(&serde_json::Value::Null).unwrap();
     let target = RewriteTarget { model: "t".into(), weight: 1 };
     let pool = Pool {

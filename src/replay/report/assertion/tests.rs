@@ -1,6 +1,7 @@
 //! What is understood, what is not, and what holds.
 
 use super::*;
+use crate::replay::report::json::SplitFigures;
 use crate::replay::report::tests::report;
 
 const POLICIES: &[&str] = &["random", "least-request", "2-choices"];
@@ -105,8 +106,16 @@ fn a_figure_that_does_not_exist_holds_nothing() {
 
 #[test]
 fn each_metric_is_found_by_a_name_of_its_own() {
-    let document = report().document();
-    let run = document.runs.first().unwrap();
+    let mut document = report().document();
+    let run = document.runs.first_mut().unwrap();
+    run.split = Some(SplitFigures {
+        share: Some(0.25),
+        fell_back: 0,
+        transfer_seconds: Some(0.03),
+        received_tokens: 1_000,
+        prefill_busy: Some(0.5),
+        decode_busy: Some(1.0),
+    });
     for (at, metric) in METRICS.iter().enumerate() {
         assert_eq!(METRICS.iter().position(|other| other.name == metric.name), Some(at), "{metric:?} comes twice");
         assert!(!metric.doc.is_empty());

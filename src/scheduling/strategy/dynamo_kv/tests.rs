@@ -24,7 +24,7 @@ fn pool(rows: &[Row]) -> (PoolSnapshot, Vec<Ticket>) {
             block_size: Some(16),
             ..EndpointMetrics::default()
         };
-        EndpointState { endpoint, metrics: used.map(|used| Arc::new(page(used))) }
+        EndpointState::new(endpoint, used.map(|used| Arc::new(page(used))))
     };
     let states = (0u16..).zip(rows).map(&mut state).collect();
     (PoolSnapshot::new(1, true, states), tickets)

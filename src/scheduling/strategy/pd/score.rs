@@ -91,7 +91,7 @@ struct Load {
 
 /// Tokens generated a second, where the server says so.
 pub(super) fn reported_throughput(candidate: &Candidate<'_>) -> Option<f64> {
-    candidate.metrics.and_then(|m| m.rates.generation_tokens)
+    candidate.metrics().and_then(|m| m.rates.generation_tokens)
 }
 
 /// Prefill servers with more requests than this are left out: the mean and so many (sample) standard deviations.
@@ -119,7 +119,7 @@ impl PrefillPolicy {
             }
             PrefillPolicy::LeastRequest => requests,
             PrefillPolicy::Conductor => {
-                let measured = candidate.metrics.and_then(|m| m.rates.means.prefill_seconds);
+                let measured = candidate.metrics().and_then(|m| m.rates.means.prefill_seconds);
                 let mean = measured.map_or_else(|| compute(USUAL_PROMPT), |seconds| seconds * 1e3);
                 let held = f64::from(candidate.cached.any.min(cx.request.prompt_tokens));
                 let lacking = f64::from(cx.request.prompt_tokens) - held;
@@ -147,7 +147,7 @@ impl Loads {
             throughput: most.throughput.max(load.throughput),
             free: most.free.max(load.free),
         });
-        Self { loads, most, any_known: side.iter().any(|c| c.metrics.is_some()) }
+        Self { loads, most, any_known: side.iter().any(|c| c.metrics().is_some()) }
     }
 
     /// The requests of the one at `position`.
@@ -166,7 +166,7 @@ impl DecodePolicy {
     /// The scores of `side`, whose loads are `loads`.
     pub(super) fn scores(self, side: &[Candidate<'_>], loads: &Loads, weights: Weights) -> SmallVec<[f64; 16]> {
         let score = |(candidate, load): (&Candidate<'_>, &Load)| {
-            if loads.any_known && candidate.metrics.is_none() {
+            if loads.any_known && candidate.metrics().is_none() {
                 return 1.0 + f64::from(candidate.state.endpoint.ledger.in_flight());
             }
             self.score(load, &loads.most, weights)

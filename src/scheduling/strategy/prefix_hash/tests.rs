@@ -13,7 +13,7 @@ fn pool(names: &[&str], requests: &[u32]) -> PoolSnapshot {
         let spec = EndpointSpec { name: (*name).into(), ..EndpointSpec::at(([10, 0, 0, 1], 8000 + id).into()) };
         let metrics = EndpointMetrics { scraped_at: NOW, waiting: *requests, ..EndpointMetrics::default() };
         let endpoint = Arc::new(Endpoint::new(EndpointId(id.into()), spec));
-        EndpointState { endpoint, metrics: Some(Arc::new(metrics)) }
+        EndpointState::new(endpoint, Some(Arc::new(metrics)))
     };
     PoolSnapshot::new(1, true, (0u16..).zip(names.iter().zip(requests)).map(state).collect())
 }

@@ -1,7 +1,7 @@
 //! AIBrix's cases of `vtc-basic`, with its own formula and with ours.
 
 use super::*;
-use crate::pool::{EndpointMetrics, PoolSnapshot};
+use crate::pool::{EndpointMetrics, EndpointState, PoolSnapshot};
 use crate::rng::for_request;
 use crate::scheduling::plugin::Headers;
 use crate::scheduling::tests::{NOW, STALE_AFTER, context, snapshot};
@@ -22,7 +22,7 @@ fn running(counts: &[u32]) -> PoolSnapshot {
     let mut pool = snapshot(&(1..).zip(counts.iter().map(|_| 0)).collect::<Vec<_>>());
     for (state, running) in pool.endpoints.iter_mut().zip(counts) {
         let page = EndpointMetrics { scraped_at: NOW, running: *running, ..EndpointMetrics::default() };
-        state.metrics = Some(Arc::new(page));
+        *state = EndpointState::new(state.endpoint.clone(), Some(Arc::new(page)));
     }
     pool
 }

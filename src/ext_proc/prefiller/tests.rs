@@ -1,0 +1,101 @@
+//! Questions over real connections: what is told, and what becomes of answers that nobody waits for.
+
+#![expect(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+use super::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+fn ask(url: String) -> Ask {
+    Ask {
+        attempt: Some(0),
+        url,
+        headers: vec![("x-request-id", "r-1".to_owned())],
+        body: Bytes::from_static(b"{}"),
+        timeout: Duration::from_secs(20),
+        insecure_skip_verify: false,
+        release: None,
+    }
+}
+
+/// A server that has read one request's head and body of two bytes.
+async fn asked(listener: &TcpListener) -> (TcpStream, String) {
+    let (mut stream, _) = listener.accept().await.unwrap();
+    let mut seen = Vec::new();
+    while !seen.ends_with(b"{}") {
+        assert_ne!(stream.read_buf(&mut seen).await.unwrap(), 0, "{}", String::from_utf8_lossy(&seen));
+    }
+    (stream, String::from_utf8(seen).unwrap())
+}
+
+async fn listening() -> (TcpListener, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/v1/completions", listener.local_addr().unwrap());
+    (listener, url)
+}
+
+#[tokio::test]
+async fn an_answer_is_told_with_its_status() {
+    let (listener, url) = listening().await;
+    let asking = Prefiller::default().start(ask(url));
+    let (mut stream, seen) = asked(&listener).await;
+    assert!(seen.starts_with("POST /v1/completions HTTP/1.1\r\n") && seen.contains("x-request-id: r-1"), "{seen}");
+    stream.write_all(b"HTTP/1.1 503 Busy\r\ncontent-length: 2\r\n\r\nno").await.unwrap();
+    assert_eq!(asking.await, Told::Reply { status: 503, body: Bytes::from_static(b"no") });
+}
+
+#[tokio::test]
+async fn connections_that_fail_are_told_apart() {
+    let (listener, url) = listening().await;
+    drop(listener);
+    assert_eq!(Prefiller::default().start(ask(url)).await, Told::Failed(Failure::Refused));
+
+    let (listener, url) = listening().await;
+    let asking = Prefiller::default().start(ask(url));
+    let (mut stream, _) = asked(&listener).await;
+    stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhal").await.unwrap();
+    drop(stream);
+    assert_eq!(asking.await, Told::Failed(Failure::Broken));
+
+    let (listener, url) = listening().await;
+    let asking = Prefiller::default().start(Ask { timeout: Duration::from_millis(50), ..ask(url) });
+    let _held = asked(&listener).await;
+    assert_eq!(asking.await, Told::Failed(Failure::Late));
+}
+
+#[tokio::test]
+async fn a_question_that_is_given_up_closes_its_connection() {
+    let (listener, url) = listening().await;
+    let asking = Prefiller::default().start(ask(url));
+    let (mut stream, _) = asked(&listener).await;
+    drop(asking);
+    // The server sees the end, and nothing before it.
+    assert_eq!(stream.read(&mut [0; 16]).await.unwrap_or(0), 0);
+}
+
+#[tokio::test]
+async fn what_an_answer_pins_is_fetched_when_nobody_waits_for_it_any_longer() {
+    let (prefill, url) = listening().await;
+    let (decode, decode_url) = listening().await;
+    let release =
+        Release::for_test(prefill.local_addr().unwrap(), decode_url, br#"{"model":"m","prompt":"p","max_tokens":1}"#);
+    let asking = Prefiller::default().start(Ask { release: Some(release), ..ask(url) });
+    let (mut stream, _) = asked(&prefill).await;
+    let reply = br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"remote_block_ids":[[7]]}}"#;
+    // Its head has come when the client leaves, the rest comes after.
+    let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", reply.len());
+    stream.write_all(head.as_bytes()).await.unwrap();
+    drop(asking);
+    stream.write_all(reply).await.unwrap();
+    let (mut released, _) = decode.accept().await.unwrap();
+    let mut seen = Vec::new();
+    while !seen.ends_with(b"}") {
+        assert_ne!(released.read_buf(&mut seen).await.unwrap(), 0);
+    }
+    let seen = String::from_utf8(seen).unwrap();
+    assert!(
+        seen.contains(r#""max_tokens":1"#) && seen.contains(r#""kv_transfer_params":{"remote_block_ids":[[7]]}"#),
+        "{seen}"
+    );
+    released.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+}

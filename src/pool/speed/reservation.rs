@@ -1,0 +1,154 @@
+//! A request on its way to an endpoint: what is expected of it counts from the decision on, and what came of it teaches.
+
+use super::pending::Prompt;
+use super::{EndpointSpeed, FIRST, Work, dot, first_features, milliseconds, pack};
+use crate::clock::Timestamp;
+use crate::pool::{Endpoint, EndpointMetrics};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Features and what was predicted from them.
+#[derive(Clone, Copy, Debug)]
+struct Expectation {
+    first: [f64; FIRST],
+    decoding: f64,
+    kilotokens: f64,
+}
+
+/// A request on its way to an endpoint, from the decision to its end.
+#[derive(Debug)]
+pub struct Reservation {
+    endpoint: Arc<Endpoint>,
+    work: Work,
+    expectation: Expectation,
+    began: Timestamp,
+    /// Its name in the endpoint's `pending`, while it stands there.
+    pending: Option<u64>,
+    first_token: Option<Timestamp>,
+    /// Its prompt is computed elsewhere.
+    arriving: Option<Arriving>,
+}
+
+/// A prompt that another server computes.
+#[derive(Clone, Copy, Debug)]
+struct Arriving {
+    /// Tokens that have to be transferred.
+    tokens: u32,
+    /// Seconds from the beginning to the first token, without the transfer.
+    expected: f64,
+}
+
+impl Reservation {
+    /// Counts `work` on `endpoint` from `now` on. `streams` says that its first token will be seen.
+    #[must_use]
+    pub fn begin(
+        endpoint: Arc<Endpoint>,
+        fresh: Option<&EndpointMetrics>,
+        work: Work,
+        streams: bool,
+        now: Timestamp,
+    ) -> Self {
+        let speed = &endpoint.speed;
+        let (c, _) = speed.coefficients(now);
+        let load = speed.load(&c, &endpoint.ledger, fresh.map(EndpointMetrics::reported).as_ref(), now);
+        let expectation = Expectation {
+            first: first_features(&load, work),
+            decoding: load.decoding + 1.0,
+            kilotokens: load.kilotokens,
+        };
+        speed.pool.sent(endpoint.roles, Self::own_prefill(&c, work), now);
+        let mut pending = None;
+        if streams {
+            pending =
+                Some(speed.pending.push(Prompt { tokens: work.uncached_tokens, kilopairs: kilopairs(work) }, now));
+        } else {
+            #[expect(clippy::cast_possible_truncation, reason = "thousands of tokens in f32")]
+            let add = |_: u64| {
+                Some(pack((speed.drained(&c, now) + f64::from(work.uncached_tokens) / 1e3) as f32, milliseconds(now)))
+            };
+            // A race between two decisions loses one addition at worst, which drains anyway.
+            let _ = speed.unseen.fetch_update(Relaxed, Relaxed, add);
+        }
+        Self { endpoint, work, expectation, began: now, pending, first_token: None, arriving: None }
+    }
+
+    /// Counts a request on `endpoint` whose prompt arrives from elsewhere and whose first token the decision expected in `expected` seconds,
+    /// the transfer of what is not there apart: what it takes longer than that teaches what a transfer costs, and nothing else.
+    #[must_use]
+    pub fn arriving(
+        endpoint: Arc<Endpoint>,
+        fresh: Option<&EndpointMetrics>,
+        work: Work,
+        expected: f64,
+        streams: bool,
+        now: Timestamp,
+    ) -> Self {
+        let arriving = Arriving { tokens: work.uncached_tokens, expected };
+        let mut reservation = Self::begin(endpoint, fresh, work.received(), streams, now);
+        reservation.arriving = Some(arriving);
+        reservation
+    }
+
+    /// Seconds to the first token, as predicted when it began.
+    #[must_use]
+    pub fn expected(&self) -> f64 {
+        let before = self.arriving.map_or(0.0, |arriving| arriving.expected);
+        before.max(dot(&self.endpoint.speed.coefficients(self.began).0, &self.expectation.first))
+    }
+
+    /// The first token came `now`. `tells` says that it was seen as it came, of an answer that is good.
+    pub fn first_token(&mut self, tells: bool, now: Timestamp) {
+        if self.release(now) && tells {
+            self.first_token = Some(now);
+            let (speed, seconds) = (&self.endpoint.speed, now.since(self.began).as_secs_f64());
+            match self.arriving {
+                None => speed.observe_first(&self.expectation.first, seconds, now),
+                Some(Arriving { tokens, expected }) => speed.pool.transfer.observe(tokens, seconds - expected),
+            }
+        }
+    }
+
+    /// The answer ended `now` after `tokens` tokens.
+    pub fn ended(&mut self, tokens: Option<u64>, now: Timestamp) {
+        // Of a few tokens the time between two is mostly chance.
+        tokens.iter().for_each(|tokens| self.endpoint.speed.pool.answered(*tokens));
+        let (Some(first), Some(tokens @ 8..)) = (self.first_token.take(), tokens) else { return };
+        let seconds = now.since(first).as_secs_f64() / (tokens - 1) as f64;
+        let features = [1.0, self.expectation.decoding, self.expectation.kilotokens];
+        self.endpoint.speed.observe_next(&features, seconds);
+    }
+
+    /// It was served elsewhere.
+    pub fn move_to(&mut self, endpoint: Arc<Endpoint>, now: Timestamp) {
+        let streams = self.release(now);
+        *self = Self::begin(endpoint, None, self.work, streams, now);
+    }
+
+    fn own_prefill(c: &[f64; FIRST], work: Work) -> f64 {
+        EndpointSpeed::prefill_seconds(c, f64::from(work.uncached_tokens) / 1e3, work.mega_pairs())
+    }
+
+    fn release(&mut self, now: Timestamp) -> bool {
+        let name = self.pending.take();
+        if let Some(name) = name {
+            self.endpoint.speed.pending.remove(name, now);
+        }
+        name.is_some()
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        // Nobody says when it was given up: whoever comes next is thought to have been worked on since it was sent.
+        self.release(self.began);
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "not negative; saturates at a prompt of millions of tokens"
+)]
+fn kilopairs(work: Work) -> u32 {
+    (work.mega_pairs() * 1e3) as u32
+}
