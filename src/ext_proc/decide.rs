@@ -92,7 +92,7 @@ pub struct Plan {
     /// What the first pick has booked for the request.
     pub booked: Option<Booked>,
     /// What the server that computes the prompt for the first pick has booked, when the decision splits the request.
-    pub prefill: Option<Booking>,
+    pub prefill: Option<Box<Booking>>,
     /// Two servers might share it.
     pub splittable: bool,
     /// How the prompt comes to be computed elsewhere, once that is known.
@@ -314,7 +314,7 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
         // Its answer is one token long: its first is its end.
         let (streams, arrives) = (true, false);
         let order = Order { model: &target, prompt_tokens, cached_tokens, understood, streams, arrives, lesson };
-        Some(Booking::new(endpoint, &snapshot, pool.stale_after, order, q.now))
+        Some(Box::new(Booking::new(endpoint, &snapshot, pool.stale_after, order, q.now)))
     });
     let matched_tokens = decision.split.as_ref().map_or(matched_tokens, |split| split.prefill_cached);
     Ok(Step::Decided(Box::new(Plan {

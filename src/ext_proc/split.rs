@@ -153,7 +153,7 @@ pub struct Stage {
     pool: Arc<Pool>,
     decode: Arc<Endpoint>,
     /// What the prefill server has booked; `None` when that is settled.
-    booking: Option<Booking>,
+    booking: Option<Box<Booking>>,
     direct: Direct,
     facts: Facts,
     /// The body that both legs are made from.
@@ -164,7 +164,7 @@ pub struct Stage {
     /// The first try is its server's probe, and nobody has said what became of it.
     probes: bool,
     began: Timestamp,
-    asks: SmallVec<[Ask; 1]>,
+    asks: Vec<Ask>,
 }
 
 /// What a stage has come to.
@@ -215,7 +215,7 @@ impl Stage {
             attempts,
             probes: split.probe,
             began: now,
-            asks: SmallVec::new(),
+            asks: Vec::new(),
         };
         stage.ask(0)?;
         Some(stage)
@@ -248,7 +248,7 @@ impl Stage {
     /// Seconds until the prompt is computed, as predicted.
     #[must_use]
     pub fn expected(&self) -> f64 {
-        self.booking.as_ref().map_or(0.0, Booking::expected)
+        self.booking.as_ref().map_or(0.0, |booking| booking.expected())
     }
 
     /// Puts the question of a try into the queue; `None` when it has no body.
@@ -283,7 +283,7 @@ impl Stage {
     }
 
     /// What is to be asked now.
-    pub fn take_asks(&mut self) -> SmallVec<[Ask; 1]> {
+    pub fn take_asks(&mut self) -> Vec<Ask> {
         std::mem::take(&mut self.asks)
     }
 

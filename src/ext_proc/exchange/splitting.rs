@@ -10,10 +10,9 @@ use super::*;
 use crate::disagg::connector::trtllm::LEAST_SHARED_ID;
 use crate::disagg::policy::{Direct, Mode};
 use crate::ext_proc::split::{Ask, Came, Course, Stage};
-use crate::scheduling::{Booking, Dispatch};
+use crate::scheduling::Dispatch;
 use crate::telemetry::metrics;
 use rand::RngExt;
-use smallvec::SmallVec;
 
 /// Largest number that names a request to both of its servers: what a signed number holds, as SGLang and TensorRT-LLM read it.
 const GREATEST_ROOM: u64 = i64::MAX as u64;
@@ -25,7 +24,7 @@ pub(super) struct Splitting {
     /// What goes on when the stage has come to an end; `None` when it has gone on already.
     held: Option<(Box<Plan>, Body)>,
     /// Questions that nobody waits for.
-    parting: SmallVec<[Ask; 1]>,
+    parting: Vec<Ask>,
 }
 
 impl Splitting {
@@ -36,7 +35,7 @@ impl Splitting {
 
 impl Exchange {
     /// What is to be asked of other servers now. What comes of those with an attempt is told by [`Event::Told`].
-    pub fn asks(&mut self) -> SmallVec<[Ask; 1]> {
+    pub fn asks(&mut self) -> Vec<Ask> {
         let mut asks = self.split.stage.as_mut().map(|stage| stage.take_asks()).unwrap_or_default();
         asks.append(&mut self.split.parting);
         asks
@@ -59,7 +58,7 @@ impl Exchange {
     ) {
         let mode = plan.pool.disagg.clone();
         let Some(Mode::Direct(direct)) = mode.as_deref() else {
-            let before = plan.prefill.as_ref().map_or(0.0, Booking::expected);
+            let before = plan.prefill.as_ref().map_or(0.0, |booking| booking.expected());
             plan.dispatch(Dispatch::Arrives(before), now);
             let prefill = plan.prefill.as_ref().map(|booking| booking.endpoint().clone());
             plan.course = Some(Course { prefill, ..Course::default() });

@@ -9,7 +9,6 @@ use crate::ext_proc::split::{Ask, COURSE_HEADER, PREFILL_HEADER, Told};
 use crate::scheduling::Decider;
 use bytes::Bytes;
 use proptest::prelude::*;
-use smallvec::SmallVec;
 
 const PARAMS: &str =
     r#"{"do_remote_prefill":true,"remote_block_ids":[[7,8]],"remote_engine_id":"e","new_in_2027":1.50}"#;
@@ -41,7 +40,7 @@ fn splitting(mode: Mode, decider: Decider) -> World {
 }
 
 /// A streamed request as far as its decision.
-fn asked(world: &World, extra: &[(&str, &str)]) -> (Exchange, Vec<ProcessingResponse>, SmallVec<[Ask; 1]>) {
+fn asked(world: &World, extra: &[(&str, &str)]) -> (Exchange, Vec<ProcessingResponse>, Vec<Ask>) {
     let mut exchange = world.exchange();
     let all: Vec<(&str, &str)> = [PATH, (":method", "POST")].iter().chain(extra).copied().collect();
     send(&mut exchange, request(Message::RequestHeaders(headers(&all, false))));
