@@ -12,6 +12,7 @@
 
 use crate::clock::Timestamp;
 use crate::pool::Endpoint;
+use crate::pool::health::Outcome;
 use crate::scheduling::split::Picks;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -62,6 +63,17 @@ impl Failure {
         "prefill_late",
     ];
 
+    /// What it says of the health of the server that was asked.
+    #[must_use]
+    pub fn outcome(self) -> Outcome {
+        match self {
+            Failure::Refused => Outcome::ConnectFailure,
+            Failure::Status(500..) | Failure::Broken | Failure::Late => Outcome::Failure,
+            // It answered, if with nothing that is of use here.
+            Failure::Status(_) | Failure::Unusable | Failure::Ended => Outcome::Success,
+        }
+    }
+
     fn another_may_do_better(self) -> bool {
         match self {
             Failure::Refused | Failure::Broken | Failure::Unusable => true,
@@ -99,28 +111,28 @@ pub struct Bounds {
 pub struct Attempts {
     bounds: Bounds,
     servers: Picks,
-    /// When each try began; as many as servers were asked.
-    begun: SmallVec<[Timestamp; 4]>,
+    /// As many servers were asked.
+    tried: usize,
+    /// When the last of them was.
+    latest: Timestamp,
     /// Those that may still answer.
     open: SmallVec<[Attempt; 4]>,
     first: Timestamp,
-    last: Failure,
 }
 
 impl Attempts {
     /// The first of `servers` is asked `now`: its try is number 0.
     #[must_use]
     pub fn begin(servers: Picks, bounds: Bounds, now: Timestamp) -> Self {
-        let mut attempts =
-            Self { bounds, servers, begun: SmallVec::new(), open: SmallVec::new(), first: now, last: Failure::Late };
+        let mut attempts = Self { bounds, servers, tried: 0, latest: now, open: SmallVec::new(), first: now };
         attempts.next(now);
         attempts
     }
 
     fn next(&mut self, now: Timestamp) -> Option<Attempt> {
-        let attempt = self.begun.len();
+        let attempt = self.tried;
         self.servers.get(attempt)?;
-        self.begun.push(now);
+        (self.tried, self.latest) = (attempt + 1, now);
         self.open.push(attempt);
         Some(attempt)
     }
@@ -128,13 +140,7 @@ impl Attempts {
     /// The server of a try.
     #[must_use]
     pub fn server(&self, attempt: Attempt) -> Option<&Arc<Endpoint>> {
-        self.servers.get(attempt).filter(|_| attempt < self.begun.len())
-    }
-
-    /// When a try began.
-    #[must_use]
-    pub fn begun(&self, attempt: Attempt) -> Option<Timestamp> {
-        self.begun.get(attempt).copied()
+        self.servers.get(attempt).filter(|_| attempt < self.tried)
     }
 
     /// Whether a try may still answer.
@@ -146,7 +152,7 @@ impl Attempts {
     /// Tries so far.
     #[must_use]
     pub fn tried(&self) -> usize {
-        self.begun.len()
+        self.tried
     }
 
     /// When [`Attempts::on_deadline`] is due.
@@ -157,9 +163,8 @@ impl Attempts {
     }
 
     fn hedge_at(&self) -> Option<Timestamp> {
-        let untried = self.begun.len() < self.servers.len();
-        let last = self.begun.last().filter(|_| untried && !self.open.is_empty())?;
-        Some(last.after(self.bounds.hedge_after?))
+        let slow = self.tried < self.servers.len() && !self.open.is_empty();
+        self.bounds.hedge_after.filter(|_| slow).map(|after| self.latest.after(after))
     }
 
     /// A try has failed; its server is not asked again.
@@ -169,7 +174,6 @@ impl Attempts {
         if self.open.len() == before {
             return Next::Wait;
         }
-        self.last = failure;
         let again = failure.another_may_do_better() && now < self.first.after(self.bounds.timeout);
         match if again { self.next(now) } else { None } {
             Some(next) => Next::Send(next),

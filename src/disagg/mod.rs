@@ -13,6 +13,7 @@ pub mod connector;
 pub mod leg;
 pub mod policy;
 mod prefill;
+pub mod prefilling;
 pub mod reply;
 
 pub use api::LegApi;
@@ -20,6 +21,7 @@ pub use attempts::{Attempts, Failure, Next};
 pub use connector::{CONNECTORS, Connector, Descriptor, Sequence};
 pub use leg::{AbortRequest, DecodeBody, Leg, LegError};
 pub use policy::{Direct, Fallback, Mode};
+pub use prefilling::Prefilling;
 pub use reply::{Prefilled, Reply, Transfer};
 
 use crate::protocol::edit::{EditError, Edits};

@@ -8,8 +8,6 @@ use std::time::Duration;
 
 /// 30 s for a prefill over all its tries, as AIBrix; vLLM keeps what was computed for 30 s as well.
 pub const DEFAULT_PREFILL_TIMEOUT: Duration = Duration::from_secs(30);
-/// SGLang's own port for the handshake between prefill and decode servers.
-pub const DEFAULT_BOOTSTRAP_PORT: u16 = 8998;
 /// AIBrix's label (an annotation there) for that port.
 pub const BOOTSTRAP_PORT_LABEL: &str = "model.aibrix.ai/sglang-bootstrap-port";
 /// AIBrix's label that keeps the prefill and decode servers of one set together.

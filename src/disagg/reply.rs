@@ -91,23 +91,11 @@ impl<'r> Reply<'r> {
         self.finish.as_deref().is_some_and(|finish| STOPPED.contains(&finish))
     }
 
-    /// Whether a server declined to serve the request because it has too little of the prompt cached (`cache_hit_threshold`, llm-d's
-    /// shared storage): the prompt is to be prefilled elsewhere first.
-    #[must_use]
-    pub fn wants_prefill(&self) -> bool {
-        self.finish.as_deref() == Some("cache_threshold")
-    }
-
     /// What there is to learn from it.
     #[must_use]
     pub fn prefilled(&self) -> Prefilled {
-        let transfer = self.kv_transfer_params.and_then(Transfer::read);
-        let cached = transfer.as_ref().and_then(|t| t.prefill_cached_tokens);
-        Prefilled {
-            prompt_tokens: self.usage.prompt_tokens,
-            cached_tokens: cached.or(self.usage.cached_tokens),
-            transfer,
-        }
+        let cached = self.kv_transfer_params.and_then(cached_in);
+        Prefilled { prompt_tokens: self.usage.prompt_tokens, cached_tokens: cached.or(self.usage.cached_tokens) }
     }
 }
 
@@ -126,6 +114,14 @@ fn reason(details: &[u8]) -> Option<Cow<'_, str>> {
     members.find_map(|member| member.ok().filter(|m| m.is("reason"))).and_then(|member| word(member.value))
 }
 
+/// Tokens of the prompt that the server had in its cache, as vLLM's `kv_transfer_params` tell: newer than `usage`, and exact where blocks
+/// came from a decode server.
+fn cached_in(params: &[u8]) -> Option<u64> {
+    let mut members = Members::new(params).ok()?;
+    let member = members.find_map(|member| member.ok().filter(|m| m.is("remote_prefill_cached_tokens")))?;
+    std::str::from_utf8(member.value).ok()?.parse().ok()
+}
+
 /// The counts of a `usage`, in any API's words.
 fn usage(value: &[u8]) -> Usage {
     let mut scanner = UsageScanner::new(Watch::default());
@@ -141,8 +137,6 @@ pub struct Prefilled {
     pub prompt_tokens: Option<u64>,
     /// Those of them that it had in its cache, or got from the decode server of the turn before.
     pub cached_tokens: Option<u64>,
-    /// What it holds for the decode server.
-    pub transfer: Option<Transfer>,
 }
 
 /// vLLM's `kv_transfer_params`, as far as bookkeeping asks. What is absent or of the wrong sort is `None`.

@@ -21,7 +21,7 @@ use crate::scheduling::router::RouteFacts;
 use crate::scheduling::scheduler::{Explain, Subset};
 use crate::scheduling::{Booking, Choice, Chosen, Decision, Order, PickContext, Pool, RequestFacts, Strategy};
 use crate::telemetry::explained::Explained;
-use crate::telemetry::metrics::{self, Degraded, Limit, PoolMetrics};
+use crate::telemetry::metrics::{Degraded, Limit, PoolMetrics, SplitOutcome};
 use rand::RngExt;
 use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -112,11 +112,11 @@ pub struct Plan {
 impl Plan {
     /// What became of the request, if two servers might have shared it.
     #[must_use]
-    pub fn kind_of_course(&self) -> Option<metrics::Course> {
+    pub fn split_outcome(&self) -> Option<SplitOutcome> {
         match &self.course {
-            Some(course) if course.failure.is_some() => Some(metrics::Course::Local),
-            Some(_) => Some(metrics::Course::Split),
-            None => self.splittable.then_some(metrics::Course::Whole),
+            Some(course) if course.failure.is_some() => Some(SplitOutcome::Local),
+            Some(_) => Some(SplitOutcome::Split),
+            None => self.splittable.then_some(SplitOutcome::Whole),
         }
     }
 

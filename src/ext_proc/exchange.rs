@@ -491,8 +491,8 @@ impl Exchange {
 
     fn begin_routed(&mut self, mut plan: Plan, now: Timestamp) {
         self.settle(if plan.understood { Outcome::Routed } else { Outcome::Skipped });
-        if let (Some(metrics), Some(course)) = (&plan.metrics, plan.kind_of_course()) {
-            metrics.course(course);
+        if let (Some(metrics), Some(outcome)) = (&plan.metrics, plan.split_outcome()) {
+            metrics.split(outcome);
         }
         let Some(booked) = plan.booked.take() else { return };
         if let Some(span) = &mut self.span {

@@ -6,15 +6,13 @@ use super::head::Head;
 use super::picker::Picker;
 use crate::clock::Timestamp;
 use crate::disagg::attempts::Attempt;
-use crate::disagg::{Attempts, Direct, Failure, Fallback, Leg, LegApi, Next, Sequence};
+use crate::disagg::{Direct, Failure, Fallback, Leg, LegApi, Next, Prefilling, Sequence};
 use crate::pool::Endpoint;
 use crate::pool::health::Outcome as Health;
 use crate::protocol::Usage;
-use crate::scheduling::split::Picks;
-use crate::scheduling::{Booking, Dispatch, Pool};
+use crate::scheduling::{Dispatch, Pool};
 use crate::telemetry::metrics::LEG_OK;
 use bytes::Bytes;
-use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -152,17 +150,13 @@ impl Course {
 pub struct Stage {
     pool: Arc<Pool>,
     decode: Arc<Endpoint>,
-    /// What the prefill server has booked; `None` when that is settled.
-    booking: Option<Box<Booking>>,
     direct: Direct,
     facts: Facts,
     /// The body that both legs are made from.
     base: Bytes,
     headers: Vec<(&'static str, String)>,
     names_request: bool,
-    attempts: Attempts,
-    /// The first try is its server's probe, and nobody has said what became of it.
-    probes: bool,
+    prefilling: Prefilling,
     began: Timestamp,
     asks: Vec<Ask>,
 }
@@ -202,18 +196,17 @@ impl Stage {
         let facts = Facts { api, path: head.path().into(), request_id: request_id.into(), room };
         // A decode server that waits for one prefill server can't be told of another.
         let tries = if is_together(direct) { 1 } else { split.prefill.len() };
-        let attempts = Attempts::begin(split.prefill.iter().take(tries).cloned().collect(), direct.bounds, now);
+        let servers = split.prefill.iter().take(tries).cloned().collect();
+        let prefilling = Prefilling::begin(servers, plan.prefill.take(), split.probe, direct.bounds, now);
         let mut stage = Self {
             pool: plan.pool.clone(),
             decode,
-            booking: plan.prefill.take(),
             direct: direct.clone(),
             facts,
             base,
             headers,
             names_request,
-            attempts,
-            probes: split.probe,
+            prefilling,
             began: now,
             asks: Vec::new(),
         };
@@ -227,7 +220,7 @@ impl Stage {
         if !is_together(&self.direct) {
             return Some((self, None));
         }
-        let server = self.attempts.server(0)?;
+        let server = self.prefilling.server(0)?;
         let leg = self.facts.leg(&self.direct, server, &self.base);
         let decode = self.direct.connector.decode_body(&leg, None).ok()?.body.into_owned();
         Some((self, Some(decode)))
@@ -242,18 +235,18 @@ impl Stage {
     /// The server of a try.
     #[must_use]
     pub fn server(&self, attempt: Attempt) -> Option<&Arc<Endpoint>> {
-        self.attempts.server(attempt)
+        self.prefilling.server(attempt)
     }
 
     /// Seconds until the prompt is computed, as predicted.
     #[must_use]
     pub fn expected(&self) -> f64 {
-        self.booking.as_ref().map_or(0.0, |booking| booking.expected())
+        self.prefilling.expected()
     }
 
     /// Puts the question of a try into the queue; `None` when it has no body.
     fn ask(&mut self, attempt: Attempt) -> Option<()> {
-        let server = self.attempts.server(attempt)?.clone();
+        let server = self.prefilling.server(attempt)?.clone();
         let leg = self.facts.leg(&self.direct, &server, &self.base);
         let body = match self.direct.connector.prefill_body(&leg) {
             Ok(body) => Bytes::from(body),
@@ -290,19 +283,19 @@ impl Stage {
     /// Whether somebody waits for the answer to a try.
     #[must_use]
     pub fn awaits(&self, attempt: Attempt) -> bool {
-        self.attempts.awaits(attempt)
+        self.prefilling.awaits(attempt)
     }
 
     /// When [`Stage::on_deadline`] is due.
     #[must_use]
     pub fn deadline(&self) -> Timestamp {
-        self.attempts.deadline()
+        self.prefilling.deadline()
     }
 
     /// What ends the decode leg when the prefill leg has failed, where closing the connection doesn't.
     #[must_use]
     pub fn abort(&self) -> Option<Ask> {
-        let server = self.attempts.server(0)?;
+        let server = self.prefilling.server(0)?;
         let leg = self.facts.leg(&self.direct, server, &self.base);
         let abort = self.direct.connector.abort_request(&leg)?;
         Some(Ask {
@@ -318,44 +311,31 @@ impl Stage {
 
     /// The moment of [`Stage::deadline`] has come.
     pub fn on_deadline(&mut self, now: Timestamp, picker: &Picker) -> Came {
-        let late: SmallVec<[Attempt; 4]> =
-            (0..self.attempts.tried()).filter(|attempt| self.attempts.awaits(*attempt)).collect();
-        let next = self.attempts.on_deadline(now);
-        if let Next::GiveUp(_) = next {
-            let servers: Picks = late.iter().filter_map(|attempt| self.attempts.server(*attempt)).cloned().collect();
-            for server in &servers {
-                self.judge(server, Health::Failure, now, picker);
-            }
-        }
+        let next = self.prefilling.late(now, judge(&self.pool, now, picker));
         self.follow(next, now, picker)
     }
 
     /// A question has been answered, or has not.
     pub fn on_told(&mut self, attempt: Attempt, told: &Told, now: Timestamp, picker: &Picker) -> Came {
-        let Some(server) = self.attempts.server(attempt).filter(|_| self.attempts.awaits(attempt)).cloned() else {
+        let Some(server) = self.prefilling.server(attempt).filter(|_| self.awaits(attempt)) else {
             return Came::Waiting;
         };
         let failure = match told {
-            Told::Reply { status: 200..=299, body } => {
-                self.judge(&server, Health::Success, now, picker);
-                match self.read(&server, body) {
-                    Ok((decode, usage)) => return self.done(attempt, &server, decode, &usage, now, picker),
-                    Err(failure) => failure,
+            Told::Reply { status: 200..=299, body } => match self.read(server, body) {
+                Ok((decode, usage)) => {
+                    let prefill = Some(server.clone());
+                    self.prefilling.computed(attempt, &usage, now, judge(&self.pool, now, picker));
+                    picker.metrics.prefill_leg(LEG_OK);
+                    let took = Some(now.since(self.began));
+                    return Came::On(decode, Course { prefill, failure: None, took });
                 }
-            }
-            Told::Reply { status, .. } => {
-                let outcome = if *status >= 500 { Health::Failure } else { Health::Success };
-                self.judge(&server, outcome, now, picker);
-                Failure::Status(*status)
-            }
-            Told::Failed(failure) => {
-                let refused = *failure == Failure::Refused;
-                self.judge(&server, if refused { Health::ConnectFailure } else { Health::Failure }, now, picker);
-                *failure
-            }
+                Err(failure) => failure,
+            },
+            Told::Reply { status, .. } => Failure::Status(*status),
+            Told::Failed(failure) => *failure,
         };
         picker.metrics.prefill_leg(failure.code());
-        let next = self.attempts.failed(attempt, failure, now);
+        let next = self.prefilling.failed(attempt, failure, now, judge(&self.pool, now, picker));
         self.follow(next, now, picker)
     }
 
@@ -378,41 +358,11 @@ impl Stage {
         Ok((Some(decode.body.into_owned()), usage))
     }
 
-    fn done(
-        &mut self,
-        attempt: Attempt,
-        server: &Arc<Endpoint>,
-        decode: Option<Vec<u8>>,
-        usage: &Usage,
-        now: Timestamp,
-        picker: &Picker,
-    ) -> Came {
-        if let Some(mut booking) = self.booking.take() {
-            if booking.endpoint().id != server.id {
-                booking.move_to(server, now);
-            }
-            // What a second try took says nothing of its server's speed as the first try's beginning would have it.
-            booking.first_byte(true, attempt == 0, now);
-            booking.end(true, usage, |_| false, now);
-        }
-        self.attempts.answered();
-        picker.metrics.prefill_leg(LEG_OK);
-        let took = Some(now.since(self.began));
-        Came::On(decode, Course { prefill: Some(server.clone()), failure: None, took })
-    }
-
     fn follow(&mut self, next: Next, now: Timestamp, picker: &Picker) -> Came {
         match next {
             Next::Wait => Came::Waiting,
             // The bodies of all tries are made alike: what worked for the first works for this one.
-            Next::Send(attempt) if self.ask(attempt).is_some() => {
-                let server = self.attempts.server(attempt).cloned();
-                let alone = (0..attempt).all(|earlier| !self.attempts.awaits(earlier));
-                if let (Some(server), Some(booking), true) = (server, &mut self.booking, alone) {
-                    booking.move_to(&server, now);
-                }
-                Came::Waiting
-            }
+            Next::Send(attempt) if self.ask(attempt).is_some() => Came::Waiting,
             Next::Send(_) => self.give_up(Failure::Unusable, now, picker),
             Next::GiveUp(failure) => self.give_up(failure, now, picker),
         }
@@ -422,28 +372,20 @@ impl Stage {
         if failure == Failure::Late {
             picker.metrics.prefill_leg(failure.code());
         }
-        // What the booking holds is given back: nobody computes this prompt there.
-        self.booking = None;
+        self.prefilling.give_up();
         if self.direct.fallback == Fallback::Fail || is_together(&self.direct) {
             return Came::Refused(failure);
         }
         Came::On(None, Course { prefill: None, failure: Some(failure), took: Some(now.since(self.began)) })
     }
-
-    fn judge(&mut self, server: &Endpoint, outcome: Health, now: Timestamp, picker: &Picker) {
-        self.probes &= self.attempts.server(0).is_none_or(|first| first.id != server.id);
-        if server.health.record(outcome, now, self.pool.scheduler.health()) {
-            picker.metrics.ejections.inc();
-            tracing::warn!(pool = %self.pool.name, endpoint = %server.authority, ?outcome, "prefill server ejected");
-        }
-    }
 }
 
-/// The client has left before its prefill server has shown how it is: another request may try.
-impl Drop for Stage {
-    fn drop(&mut self) {
-        if let Some(first) = self.attempts.server(0).filter(|_| self.probes) {
-            first.health.probe_lost();
+/// Notes what prefill servers show of themselves.
+fn judge(pool: &Pool, now: Timestamp, picker: &Picker) -> impl Fn(&Endpoint, Health) {
+    move |server, outcome| {
+        if server.health.record(outcome, now, pool.scheduler.health()) {
+            picker.metrics.ejections.inc();
+            tracing::warn!(pool = %pool.name, endpoint = %server.authority, ?outcome, "prefill server ejected");
         }
     }
 }

@@ -7,7 +7,7 @@
 use super::legs::{Legs, Patience};
 use super::workload::{Request, Role};
 use crate::clock::Timestamp;
-use crate::disagg::Attempts;
+use crate::disagg::Prefilling;
 use crate::error::RequestError;
 use crate::ids::EndpointId;
 use crate::pool::health::Outcome;
@@ -154,9 +154,10 @@ impl Front {
         let booking = book(picked, cached, arrives, lesson);
         let legs = decision.split.and_then(|split| {
             let first = split.prefill.first()?.clone();
-            let booking = Some(book(first, split.prefill_cached, false, prefill_lesson));
-            let attempts = Attempts::begin(split.prefill, self.config.patience.bounds, now);
-            Some(Legs { booking, attempts, foretold: prefill_foretold })
+            let booking = Some(Box::new(book(first, split.prefill_cached, false, prefill_lesson)));
+            let bounds = self.config.patience.bounds;
+            let prefilling = Prefilling::begin(split.prefill, booking, split.probe, bounds, now);
+            Some(Legs { prefilling, foretold: prefill_foretold })
         });
         Ok(Sent { booking, foretold, legs, contents, probe: decision.probe })
     }

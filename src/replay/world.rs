@@ -393,7 +393,7 @@ impl<'w> World<'w> {
         match sent.legs.take() {
             None => self.submit(request, sent, Origin::Own, now),
             Some(legs) => {
-                let prefill = legs.server(0).map_or(0, |server| u64::from(server.id.0));
+                let prefill = legs.prefilling.server(0).map_or(0, |server| u64::from(server.id.0));
                 self.outcome.decisions = mix(self.outcome.decisions ^ prefill << 20);
                 self.part(request, sent, legs, now);
             }

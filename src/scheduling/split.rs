@@ -81,10 +81,8 @@ impl<'a> Field<'_, 'a> {
     /// Whether `prefill` may compute what `decode` goes on from: another server, with the same labels where that matters.
     #[must_use]
     pub fn go_together(&self, prefill: &Endpoint, decode: &Endpoint) -> bool {
-        let labels = |e: &'_ Endpoint, name: &str| e.spec.labels.get(name).cloned();
-        let same = |name: &Arc<str>| {
-            labels(decode, name).is_none_or(|wanted| labels(prefill, name).is_some_and(|has| has == wanted))
-        };
+        let (theirs, wanted) = (&prefill.spec.labels, &decode.spec.labels);
+        let same = |name: &Arc<str>| wanted.get(&**name).is_none_or(|wanted| theirs.get(&**name) == Some(wanted));
         prefill.id != decode.id && self.policy.together.iter().all(same)
     }
 

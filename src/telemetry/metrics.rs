@@ -86,7 +86,7 @@ impl End {
 
 /// What became of a request that two servers might have shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Course {
+pub enum SplitOutcome {
     /// They did.
     Split,
     /// One server served it: that was predicted to be better, or decided by rule.
@@ -97,18 +97,19 @@ pub enum Course {
     Refused,
 }
 
-impl Course {
+impl SplitOutcome {
     /// All of them.
-    pub const ALL: [Course; 4] = [Course::Split, Course::Whole, Course::Local, Course::Refused];
+    pub const ALL: [SplitOutcome; 4] =
+        [SplitOutcome::Split, SplitOutcome::Whole, SplitOutcome::Local, SplitOutcome::Refused];
 
     /// The label.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
-            Course::Split => "split",
-            Course::Whole => "whole",
-            Course::Local => "local",
-            Course::Refused => "refused",
+            SplitOutcome::Split => "split",
+            SplitOutcome::Whole => "whole",
+            SplitOutcome::Local => "local",
+            SplitOutcome::Refused => "refused",
         }
     }
 }
@@ -413,8 +414,8 @@ impl Metrics {
             cached_tokens: self.cached_tokens.get_or_create_owned(&label),
             completion_tokens: self.completion_tokens.get_or_create_owned(&label),
             diverted: self.diverted.get_or_create_owned(&label),
-            splits: Course::ALL.map(|course| {
-                self.splits.get_or_create_owned(&PoolCourseLabel { pool: name.to_owned(), course: course.label() })
+            splits: SplitOutcome::ALL.map(|outcome| {
+                self.splits.get_or_create_owned(&PoolCourseLabel { pool: name.to_owned(), course: outcome.label() })
             }),
             prefill_seconds: self.prefill_seconds.get_or_create_owned(&label),
         }
@@ -446,8 +447,8 @@ pub struct PoolMetrics {
 
 impl PoolMetrics {
     /// A request that two servers might have shared was served.
-    pub fn course(&self, course: Course) {
-        if let Some(counter) = Course::ALL.iter().position(|c| *c == course).and_then(|i| self.splits.get(i)) {
+    pub fn split(&self, outcome: SplitOutcome) {
+        if let Some(counter) = SplitOutcome::ALL.iter().position(|o| *o == outcome).and_then(|i| self.splits.get(i)) {
             counter.inc();
         }
     }

@@ -9,8 +9,7 @@
 //! | `trtllm` | TensorRT-LLM | prefill first | `disaggregated_params` of the reply |
 //! | `shared-storage` | vLLM with a shared KV store (LMCache, a shared directory) | prefill first | nothing: blocks are found by their content |
 //!
-//! AIBrix's label `model.aibrix.ai/kv-connector-type` calls the Neuron one `nixl`, which everybody else calls vLLM's: [`of_aibrix_label`]
-//! reads AIBrix's names, [`named`] ours and llm-d's.
+//! AIBrix's label `model.aibrix.ai/kv-connector-type` calls the Neuron one `nixl`, which everybody else calls vLLM's.
 //!
 //! Not here: Mooncake and MoRI-IO, whose legs carry engine ids and data-parallel ranks that have to be asked of the servers first, and
 //! vLLM's OffloadingConnector.
@@ -68,18 +67,13 @@ pub trait Connector: Debug + Sync {
     fn name(&self) -> &'static str;
 
     /// In which order the legs are sent.
-    fn sequence(&self) -> Sequence;
+    fn sequence(&self) -> Sequence {
+        Sequence::PrefillFirst
+    }
 
     /// Whether it splits requests of `api`.
-    fn speaks(&self, api: LegApi) -> bool;
-
-    /// A question to the decode server that comes before both legs, if this request has one: sent as a body to the same path. Only when
-    /// its answer [wants a prefill](Reply::wants_prefill) is the request split, else the decode server is sent the client's body.
-    ///
-    /// # Errors
-    /// As [`Connector::prefill_body`].
-    fn probe_body(&self, _leg: &Leg<'_>) -> Result<Option<Vec<u8>>, LegError> {
-        Ok(None)
+    fn speaks(&self, _api: LegApi) -> bool {
+        true
     }
 
     /// The body of the prefill leg: exactly one token, not streamed, and the prompt as the client wrote it.
@@ -105,17 +99,6 @@ pub trait Connector: Debug + Sync {
 #[must_use]
 pub fn named(name: &str) -> Option<&'static Descriptor> {
     CONNECTORS.iter().copied().find(|d| d.name == name || d.aliases.contains(&name))
-}
-
-/// The connector that a value of AIBrix's label `model.aibrix.ai/kv-connector-type`, or its environment variable
-/// `AIBRIX_KV_CONNECTOR_TYPE`, stands for: `nixl` is the Neuron one there. Its `mooncake` does nothing there and is nothing here.
-#[must_use]
-pub fn of_aibrix_label(value: &str) -> Option<&'static Descriptor> {
-    match value {
-        "shfs" => Some(&shfs::CONNECTOR),
-        "nixl" => Some(&neuron_nixl::CONNECTOR),
-        _ => None,
-    }
 }
 
 /// Refuses requests of an API that the connector does not speak.

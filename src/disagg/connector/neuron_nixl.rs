@@ -5,7 +5,7 @@
 //!
 //! Source: AIBrix `pd` router, connector `nixl`.
 
-use super::{Connector, Descriptor, Sequence, reply_of, spoken};
+use super::{Connector, Descriptor, reply_of, spoken};
 use crate::disagg::api::LegApi;
 use crate::disagg::leg::{DecodeBody, Leg, LegError};
 use crate::disagg::prefill::{Allowed, distrust, first_token, splittable};
@@ -28,10 +28,6 @@ pub struct NeuronNixl;
 impl Connector for NeuronNixl {
     fn name(&self) -> &'static str {
         CONNECTOR.name
-    }
-
-    fn sequence(&self) -> Sequence {
-        Sequence::PrefillFirst
     }
 
     fn speaks(&self, api: LegApi) -> bool {

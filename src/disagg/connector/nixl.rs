@@ -11,8 +11,7 @@
 //! them: vllm#38900, vllm#43509), and what needs all of the prompt computed where the answer is made. Source: vLLM 0.32
 //! (recorded bodies in `tests/data/pd`), llm-d's `nixlv2`.
 
-use super::{Connector, Descriptor, Sequence, object, reply_of};
-use crate::disagg::api::LegApi;
+use super::{Connector, Descriptor, object, reply_of};
 use crate::disagg::leg::{DecodeBody, Leg, LegError};
 use crate::disagg::prefill::{Allowed, distrust, one_token, splittable};
 
@@ -37,14 +36,6 @@ pub struct Nixl;
 impl Connector for Nixl {
     fn name(&self) -> &'static str {
         CONNECTOR.name
-    }
-
-    fn sequence(&self) -> Sequence {
-        Sequence::PrefillFirst
-    }
-
-    fn speaks(&self, _api: LegApi) -> bool {
-        true
     }
 
     fn prefill_body(&self, leg: &Leg<'_>) -> Result<Vec<u8>, LegError> {

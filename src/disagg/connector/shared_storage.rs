@@ -3,18 +3,16 @@
 //! Nothing ties the legs together: the prefill server puts the prompt's blocks into the store, and the decode server, sent the client's
 //! body, finds them there by their content. Several prompts and answers are therefore fine.
 //!
-//! A request with `cache_hit_threshold` asks the decode server first: one that holds less than that share of the prompt ends at once with
-//! `cache_threshold`, and only then the request is split, with a threshold of 0 on both legs. llm-d's sidecar passes the decode
-//! server's answer on; a picker can't, so the question is one token long.
+//! A request with `cache_hit_threshold` wants to be told when its server holds less than that share of the prompt. llm-d's sidecar asks the
+//! decode server first; here the decision has looked at what it holds already, so a request that is split has the threshold 0 on both
+//! legs.
 //!
 //! Source: llm-d `shared-storage` (before: `lmcache`), vLLM #24256.
 
-use super::{Connector, Descriptor, Sequence};
-use crate::disagg::api::LegApi;
+use super::{Connector, Descriptor};
 use crate::disagg::leg::{DecodeBody, Leg, LegError};
 use crate::disagg::prefill::{Allowed, distrust, one_token, splittable};
 use crate::disagg::reply::{Prefilled, Reply};
-use crate::protocol::edit::Members;
 
 /// Its line in the registry.
 pub const CONNECTOR: Descriptor = Descriptor {
@@ -34,27 +32,6 @@ pub struct SharedStorage;
 impl Connector for SharedStorage {
     fn name(&self) -> &'static str {
         CONNECTOR.name
-    }
-
-    fn sequence(&self) -> Sequence {
-        Sequence::PrefillFirst
-    }
-
-    fn speaks(&self, _api: LegApi) -> bool {
-        true
-    }
-
-    fn probe_body(&self, leg: &Leg<'_>) -> Result<Option<Vec<u8>>, LegError> {
-        let mut asks = false;
-        for member in Members::new(leg.body).map_err(LegError::Request)? {
-            let member = member.map_err(LegError::Request)?;
-            asks |= member.is(THRESHOLD) && member.given().is_some();
-        }
-        if !asks {
-            return Ok(None);
-        }
-        let body = one_token(leg.api, &[]).apply(leg.body).map_err(LegError::Request)?;
-        Ok(Some(body.into_owned()))
     }
 
     fn prefill_body(&self, leg: &Leg<'_>) -> Result<Vec<u8>, LegError> {

@@ -7,8 +7,7 @@
 //! Source: AIBrix `pd` router, connector `shfs`.
 
 use super::nixl::{self, PARAMS};
-use super::{Connector, Descriptor, Sequence, json_string, object, reply_of};
-use crate::disagg::api::LegApi;
+use super::{Connector, Descriptor, json_string, object, reply_of};
 use crate::disagg::leg::{DecodeBody, Leg, LegError};
 use crate::disagg::prefill::distrust;
 use crate::protocol::edit::Edits;
@@ -29,14 +28,6 @@ pub struct Shfs;
 impl Connector for Shfs {
     fn name(&self) -> &'static str {
         CONNECTOR.name
-    }
-
-    fn sequence(&self) -> Sequence {
-        Sequence::PrefillFirst
-    }
-
-    fn speaks(&self, _api: LegApi) -> bool {
-        true
     }
 
     fn prefill_body(&self, leg: &Leg<'_>) -> Result<Vec<u8>, LegError> {

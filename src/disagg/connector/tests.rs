@@ -51,15 +51,6 @@ fn names_are_told_apart() {
 }
 
 #[test]
-fn aibrix_has_names_of_its_own() {
-    let name = |label| of_aibrix_label(label).map(|d| d.name);
-    assert_eq!(name("shfs"), Some("shfs"));
-    assert_eq!(name("nixl"), Some("neuron-nixl"));
-    assert_eq!(name("mooncake"), None);
-    assert_eq!(name("nixlv2"), None);
-}
-
-#[test]
 fn what_one_prompt_and_one_answer_can_not_say() {
     use LegApi::*;
     for (api, body, field, several) in [

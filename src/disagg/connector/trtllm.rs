@@ -8,7 +8,7 @@
 //!
 //! Source: AIBrix `pd` for TensorRT-LLM; TensorRT-LLM's `DisaggregatedParams`.
 
-use super::{Connector, Descriptor, Sequence, object, reply_of, spoken};
+use super::{Connector, Descriptor, object, reply_of, spoken};
 use crate::disagg::api::LegApi;
 use crate::disagg::leg::{DecodeBody, Leg, LegError};
 use crate::disagg::prefill::{Allowed, distrust, first_token, splittable};
@@ -32,10 +32,6 @@ pub struct TrtLlm;
 impl Connector for TrtLlm {
     fn name(&self) -> &'static str {
         CONNECTOR.name
-    }
-
-    fn sequence(&self) -> Sequence {
-        Sequence::PrefillFirst
     }
 
     fn speaks(&self, api: LegApi) -> bool {

@@ -22,7 +22,7 @@ fn what_vllm_answers_is_read() {
         let reply = recorded(file).reply;
         let reply = Reply::read(*api, &reply).unwrap();
         reply.finished().unwrap();
-        assert!(!reply.stopped() && !reply.wants_prefill(), "{file}");
+        assert!(!reply.stopped(), "{file}");
         assert!(reply.disaggregated_params.is_none() && reply.prompt_token_ids.is_none(), "{file}");
         let prefilled = reply.prefilled();
         assert_eq!(prefilled.prompt_tokens, Some(*tokens), "{file}");
@@ -38,7 +38,7 @@ fn what_vllm_answers_is_read() {
             for_prefill: Some(false),
             transfer_mode: Some("pull".to_owned()),
         };
-        assert_eq!(prefilled.transfer, Some(transfer), "{file}");
+        assert_eq!(reply.kv_transfer_params.and_then(Transfer::read), Some(transfer), "{file}");
     }
     // A decode server's answer holds null.
     for file in ["02_decode", "10_decode_no_params", "12_decode_again_cached"] {
@@ -104,7 +104,6 @@ fn each_api_says_in_its_words_why_it_ended() {
         assert_eq!(read.finish.as_deref(), finish, "{reply}");
         assert_eq!(read.finished().is_ok(), finished, "{reply}");
         assert_eq!(read.stopped(), stopped, "{reply}");
-        assert_eq!(read.wants_prefill(), finish == Some("cache_threshold"), "{reply}");
     }
     let long = format!(r#"{{"choices":[{{"finish_reason":"{}"}}]}}"#, "é".repeat(500));
     let error = read(Completions, &long).finished().unwrap_err();

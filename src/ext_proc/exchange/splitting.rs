@@ -11,7 +11,7 @@ use crate::disagg::connector::trtllm::LEAST_SHARED_ID;
 use crate::disagg::policy::{Direct, Mode};
 use crate::ext_proc::split::{Ask, Came, Course, Stage};
 use crate::scheduling::Dispatch;
-use crate::telemetry::metrics;
+use crate::telemetry::metrics::SplitOutcome;
 use rand::RngExt;
 
 /// Largest number that names a request to both of its servers: what a signed number holds, as SGLang and TensorRT-LLM read it.
@@ -131,7 +131,7 @@ impl Exchange {
         let held = self.split.held.take();
         let Some(failure) = ended else { return };
         if let Some(metrics) = held.as_ref().and_then(|(plan, _)| plan.metrics.as_ref()) {
-            metrics.course(metrics::Course::Refused);
+            metrics.split(SplitOutcome::Refused);
         }
         drop(held);
         // The answer's server waits for a prompt that will not come.

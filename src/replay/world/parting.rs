@@ -66,7 +66,7 @@ impl World<'_> {
         let dispatch = match came {
             Came::Computed => return,
             Came::Waiting | Came::Ask(_) => {
-                let late = self.parted.get(&number).map(|parted| parted.legs.attempts.deadline());
+                let late = self.parted.get(&number).map(|parted| parted.legs.prefilling.deadline());
                 if let Some(late) = late.filter(|at| *at > now) {
                     self.queue.push(late, Due::Late(number));
                 }
@@ -93,7 +93,7 @@ impl World<'_> {
 
     /// Asks the server of a try.
     fn ask(&mut self, number: u64, attempt: Attempt, now: Timestamp) -> Result<(), Failure> {
-        let server = self.parted.get(&number).and_then(|p| p.legs.server(attempt)).map(|server| server.id);
+        let server = self.parted.get(&number).and_then(|p| p.legs.prefilling.server(attempt)).map(|server| server.id);
         let place = server.and_then(|id| self.places.get(&id)).copied().ok_or(Failure::Refused)?;
         self.advance(place, now);
         let server = self.servers.get_mut(place).filter(|s| s.alive).ok_or(Failure::Refused)?;
@@ -125,7 +125,7 @@ impl World<'_> {
 
     /// The answer to a leg is back.
     pub(super) fn reply(&mut self, number: u64, attempt: Attempt, report: JobReport, now: Timestamp) {
-        let server = self.parted.get(&number).and_then(|p| p.legs.server(attempt)).map(|server| server.id);
+        let server = self.parted.get(&number).and_then(|p| p.legs.prefilling.server(attempt)).map(|server| server.id);
         let place = server.and_then(|id| self.places.get(&id)).copied();
         let usage = Usage {
             prompt_tokens: Some(report.prompt_tokens.into()),
@@ -153,7 +153,7 @@ impl World<'_> {
 
     /// A request has waited long for its prompt.
     pub(super) fn late(&mut self, number: u64, now: Timestamp) {
-        let due = |parted: &Parted| parted.legs.attempts.deadline() <= now;
+        let due = |parted: &Parted| parted.legs.prefilling.deadline() <= now;
         if self.parted.get(&number).is_some_and(due) {
             let came = self.judged(number, |front, legs| front.late(legs, now));
             self.follow(number, came, now);

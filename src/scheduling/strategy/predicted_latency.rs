@@ -109,41 +109,35 @@ impl Strategy for PredictedLatency {
         }
     }
 
-    /// The cheapest pair: the sum is least where both parts are, so all pairs are looked at in one pass over each side, group by group.
+    /// The cheapest pair. Each decode server goes with the cheapest prefill server that goes together with it, so nothing but the first of them
+    /// is looked at; where labels keep sets together, a few more.
     fn pair(&self, cx: &PickContext<'_>, field: &Field<'_, '_>, rng: &mut PickRng, ranking: Ranking) -> Option<Pair> {
         let prices = self.prices(cx, [field.decode, field.prefill]);
         let priced = |side: &[Candidate<'_>], cost: fn(&PickContext<'_>, &Candidate<'_>, &Prices) -> f64| {
             side.iter().map(|c| cost(cx, c, &prices)).collect::<SmallVec<[f64; 16]>>()
         };
         let (prefill, decode) = (priced(field.prefill, cost::prefill), priced(field.decode, cost::decode));
+        let mut cheap: SmallVec<[(f64, &Arc<Endpoint>); 16]> =
+            prefill.iter().copied().zip(field.prefill.iter().map(|c| &c.state.endpoint)).collect();
+        cheap.sort_by(|(a, _), (b, _)| a.total_cmp(b));
         // Ties go to neither end of the list.
         let turn = rng.random_range(0..field.decode.len());
-        let mut cheapest: Option<(f64, usize, usize)> = None;
+        let mut cheapest: Option<(f64, &Arc<Endpoint>)> = None;
         for at in (0..field.decode.len()).map(|i| (i + turn) % field.decode.len()) {
             let (Some(d), Some(cost)) = (field.decode.get(at), decode.get(at)) else { continue };
-            if cheapest.is_some_and(|(least, ..)| *cost >= least) {
-                continue;
-            }
-            let partners = field.prefill.iter().zip(&prefill).enumerate();
-            let best = partners
-                .filter(|(_, (p, _))| field.go_together(&p.state.endpoint, &d.state.endpoint))
-                .min_by(|(_, (_, a)), (_, (_, b))| a.total_cmp(b));
-            if let Some((partner, (_, more))) = best
-                && cheapest.is_none_or(|(least, ..)| cost + more < least)
+            let d = &d.state.endpoint;
+            let partner = cheap.iter().find(|(_, p)| field.go_together(p, d));
+            if let Some((more, _)) = partner
+                && cheapest.is_none_or(|(least, _)| cost + more < least)
             {
-                cheapest = Some((cost + more, partner, at));
+                cheapest = Some((cost + more, d));
             }
         }
-        let (cost, partner, at) = cheapest?;
-        let (partner, decoder) = (field.prefill.get(partner)?, field.decode.get(at)?);
-        let mut others: SmallVec<[(f64, &Arc<Endpoint>); 16]> =
-            prefill.iter().copied().zip(field.prefill.iter().map(|c| &c.state.endpoint)).collect();
-        others.retain(|(_, p)| field.go_together(p, &decoder.state.endpoint) && p.id != partner.state.endpoint.id);
-        others.sort_by(|(a, _), (b, _)| a.total_cmp(b));
-        let retries = others.into_iter().take(ranking.wanted().max(MAX_TRIES) - 1).map(|(_, p)| p.clone());
-        let picks = std::iter::once(partner.state.endpoint.clone()).chain(retries).collect();
-        let mut decoders = smallvec![decoder.state.endpoint.clone()];
-        let local = field.whole.picks.iter().filter(|e| e.id != decoder.state.endpoint.id).cloned();
+        let (cost, decoder) = cheapest?;
+        let partners = cheap.iter().filter(|(_, p)| field.go_together(p, decoder));
+        let picks = partners.take(ranking.wanted().max(MAX_TRIES)).map(|(_, p)| (*p).clone()).collect();
+        let mut decoders = smallvec![decoder.clone()];
+        let local = field.whole.picks.iter().filter(|e| e.id != decoder.id).cloned();
         decoders.extend(local.take(ranking.wanted() - 1));
         let whole = field.whole.picks.first().and_then(|e| field.decoder(e)).map(|c| cost::whole(cx, c, &prices))?;
         let mut pair = Pair::proposed(picks, decoders, "least predicted cost of both");
@@ -154,7 +148,7 @@ impl Strategy for PredictedLatency {
             pair.parts = ranking.into_parts();
         }
         if field.policy.decider == Decider::Predicted {
-            pair.split = Some(decoder.state.endpoint.speed.pool().transfer().decides(whole, cost));
+            pair.split = Some(decoder.speed.pool().transfer().decides(whole, cost));
         }
         Some(pair)
     }

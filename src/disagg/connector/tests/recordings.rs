@@ -83,7 +83,6 @@ fn decode_bodies_are_what_vllm_was_sent() {
         assert_eq!(body.body.as_ref(), [open, b",\"kv_transfer_params\":", &params, close].concat());
         let prefill_body = connector("nixl").prefill_body(&leg).unwrap();
         assert_eq!(map(&prefill_body), said(&prefill.request));
-        assert!(body.prefilled.transfer.is_some());
     }
 }
 

@@ -231,20 +231,6 @@ fn sglang_legs_can_be_aborted() {
 }
 
 #[test]
-fn a_threshold_is_asked_about_first() {
-    let shared = connector("shared-storage");
-    let probe = |body: &str| shared.probe_body(&leg(LegApi::Completions, body.as_bytes())).unwrap();
-    let asked = probe(r#"{"prompt":"p","cache_hit_threshold":0.8,"max_tokens":9,"stream":true}"#).unwrap();
-    assert_eq!(text(&asked), r#"{"prompt":"p","cache_hit_threshold":0.8,"max_tokens":1,"stream":false}"#);
-    assert_eq!(probe(r#"{"prompt":"p"}"#), None);
-    assert_eq!(probe(r#"{"prompt":"p","cache_hit_threshold":null}"#), None);
-    for descriptor in CONNECTORS.iter().filter(|d| d.name != "shared-storage") {
-        let asked = descriptor.connector.probe_body(&leg(LegApi::Completions, br#"{"cache_hit_threshold":0.8}"#));
-        assert_eq!(asked, Ok(None));
-    }
-}
-
-#[test]
 fn an_answer_that_ended_has_no_decode_leg() {
     let reply =
         br#"{"choices":[{"finish_reason":"stop","disaggregated_params":{"a":1}}],"kv_transfer_params":{"a":1}}"#;

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::disagg::attempts::Bounds;
-use crate::disagg::policy::DEFAULT_BOOTSTRAP_PORT;
+use crate::disagg::connector::sglang::DEFAULT_BOOTSTRAP_PORT;
 use crate::disagg::{Direct, Failure, Fallback, Mode, connector};
 use crate::ext_proc::split::{Ask, COURSE_HEADER, PREFILL_HEADER, Told};
 use crate::scheduling::Decider;
