@@ -31,10 +31,8 @@ impl LegApi {
             Api::Completions => Some(LegApi::Completions),
             Api::Messages => Some(LegApi::Messages),
             Api::Responses => Some(LegApi::Responses),
-            _ => {
-                let path = path.split(['?', '#']).next()?.trim_end_matches('/');
-                path.ends_with("/inference/v1/generate").then_some(LegApi::Generate)
-            }
+            Api::Generate => Some(LegApi::Generate),
+            _ => None,
         }
     }
 
@@ -46,7 +44,7 @@ impl LegApi {
             LegApi::Completions => Api::Completions.name(),
             LegApi::Messages => Api::Messages.name(),
             LegApi::Responses => Api::Responses.name(),
-            LegApi::Generate => "generate",
+            LegApi::Generate => Api::Generate.name(),
         }
     }
 }

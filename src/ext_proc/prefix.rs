@@ -240,6 +240,10 @@ impl PoolPrefix {
                 }
             }
             #[cfg(feature = "hf-tokenizers")]
+            Tokenizer::HuggingFace { blocks, .. } if asked.api == Api::Generate => {
+                Ok(Source::Fields(blocks, &request.prompt))
+            }
+            #[cfg(feature = "hf-tokenizers")]
             Tokenizer::HuggingFace { model, blocks, .. } => {
                 match model.render(asked.api, asked.body, self.clock.wall(now)) {
                     Ok(Rendered::Tokens(ids)) => Ok(Source::Ids(blocks, ids.into())),

@@ -20,6 +20,8 @@ pub enum Api {
     Conversations,
     /// `/v1/messages` (Anthropic)
     Messages,
+    /// `/inference/v1/generate`: token ids in, token ids out (vLLM).
+    Generate,
     /// `/v1/messages/count_tokens` (Anthropic)
     CountTokens,
     /// `/v1/embeddings` and Cohere's `/v2/embed`
@@ -91,6 +93,7 @@ impl Api {
         Api::ResponseById,
         Api::Conversations,
         Api::Messages,
+        Api::Generate,
         Api::CountTokens,
         Api::Embeddings,
         Api::Rerank,
@@ -124,6 +127,7 @@ impl Api {
             ["count_tokens", "messages", ..] => Api::CountTokens,
             // `/v1/threads/{id}/messages` is another API: only a version or nothing may stand before.
             ["messages", before, ..] if before.is_empty() || is_version(before) => Api::Messages,
+            ["generate", "v1", "inference", ..] => Api::Generate,
             ["embeddings", ..] | ["embed", "v2", ..] => Api::Embeddings,
             ["rerank", ..] => Api::Rerank,
             ["score", ..] => Api::Score,
@@ -181,6 +185,7 @@ impl Api {
                 | Api::ChatBatch
                 | Api::Responses
                 | Api::Messages
+                | Api::Generate
                 | Api::Transcription
                 | Api::Translation
                 | Api::GrpcGenerate
@@ -191,7 +196,7 @@ impl Api {
     /// been created.
     #[must_use]
     pub fn first_byte_is_first_token(self) -> bool {
-        matches!(self, Api::Completions | Api::ChatCompletions | Api::Messages | Api::GrpcGenerate)
+        matches!(self, Api::Completions | Api::ChatCompletions | Api::Messages | Api::Generate | Api::GrpcGenerate)
     }
 
     /// Whether its prompt goes through a KV cache that the beginnings of other prompts may be found in.
@@ -203,7 +208,8 @@ impl Api {
     /// Whether a request without a model is refused. vLLM takes one without; with several pools or adapters it would be a guess.
     #[must_use]
     pub fn requires_model(self) -> bool {
-        self.body_format() == BodyFormat::Json && !matches!(self, Api::Tokenize | Api::Detokenize | Api::Conversations)
+        let optional = matches!(self, Api::Tokenize | Api::Detokenize | Api::Conversations | Api::Generate);
+        self.body_format() == BodyFormat::Json && !optional
     }
 
     /// The name in metric labels and logs: snake_case, stable.
@@ -217,6 +223,7 @@ impl Api {
             Api::ResponseById => "response_by_id",
             Api::Conversations => "conversations",
             Api::Messages => "messages",
+            Api::Generate => "generate",
             Api::CountTokens => "count_tokens",
             Api::Embeddings => "embeddings",
             Api::Rerank => "rerank",
@@ -267,6 +274,9 @@ mod tests {
             ("/messages", Api::Messages, None),
             ("/anthropic/v1/messages?beta=true", Api::Messages, None),
             ("/v1/threads/t_1/messages", Api::Other, None),
+            ("/inference/v1/generate", Api::Generate, None),
+            ("/p/inference/v1/generate/?x", Api::Generate, None),
+            ("/generate", Api::Other, None),
             ("/v1/messages/count_tokens", Api::CountTokens, None),
             ("/v1/embeddings", Api::Embeddings, None),
             ("/v2/embed", Api::Embeddings, None),

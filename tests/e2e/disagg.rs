@@ -154,6 +154,15 @@ async fn answers_are_those_of_one_server_in_every_api() {
             split += 1;
         }
     }
+    let ids = json!({"token_ids": (0..600).collect::<Vec<u32>>(), "sampling_params": {"max_tokens": 6}}).to_string();
+    let generate = |to| client::post(to, "/inference/v1/generate", ids.clone().into());
+    let shared = generate(stack.to()).await.expect("an answer");
+    assert_eq!(shared.header(COURSE), "split");
+    let tokens = |reply: Reply| reply.json()["choices"][0]["token_ids"].clone();
+    let alone = tokens(generate(stack.decode()[0]).await.expect("an answer"));
+    assert_eq!(alone.as_array().map(Vec::len), Some(6), "{alone}");
+    assert_eq!(tokens(shared), alone);
+    split += 1;
     assert_eq!(stack.count(stack.prefill(), "/prefills").await, split);
     assert_eq!(stack.failed_loads().await, 0);
     stack.assert_nothing_stays().await;

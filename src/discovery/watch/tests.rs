@@ -102,8 +102,9 @@ async fn a_file_that_is_not_there_yet_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_hundred_rewrites_in_a_second_are_told_once_or_twice() {
+async fn a_hundred_rewrites_are_told_no_oftener_than_files_can_have_settled() {
     let (_directory, path) = file("one");
+    let begun = Instant::now();
     let mut watch = watch([path.clone()]);
     let writer = tokio::task::spawn_blocking(move || {
         for i in 0..100 {
@@ -118,7 +119,9 @@ async fn a_hundred_rewrites_in_a_second_are_told_once_or_twice() {
             break;
         }
     }
-    assert!((1..=3).contains(&told), "told {told} times");
+    // Writers that stall on a busy machine have settled as far as anybody can tell.
+    let most = begun.elapsed().as_millis() / DEBOUNCE.as_millis();
+    assert!((1..=most).contains(&told), "told {told} times, at most {most}");
 }
 
 #[tokio::test]

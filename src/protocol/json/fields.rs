@@ -58,6 +58,9 @@ const RESPONSES: &[&str] = &[
 ];
 const CONVERSATIONS: &[&str] = &["model", "items"];
 const MESSAGES: &[&str] = &["model", "stream", "max_tokens", "cache_salt", "system", "messages", "tools"];
+const GENERATE: &[&str] = &["model", "stream", "cache_salt", "token_ids", "sampling_params"];
+/// What of `sampling_params` says how much there is to do, and how.
+const SAMPLING: &[&str] = &["max_tokens", "n", "prompt_logprobs"];
 const EMBEDDINGS: &[&str] = &["model", "cache_salt", "input", "inputs", "texts", "messages"];
 const RERANK: &[&str] = &["model", "cache_salt", "query", "documents"];
 const SCORE: &[&str] =
@@ -73,6 +76,7 @@ fn table(api: Api) -> &'static [&'static str] {
         Api::Responses => RESPONSES,
         Api::Conversations => CONVERSATIONS,
         Api::Messages | Api::CountTokens => MESSAGES,
+        Api::Generate => GENERATE,
         Api::Embeddings | Api::Pooling | Api::Classify => EMBEDDINGS,
         Api::Rerank => RERANK,
         Api::Score => SCORE,
@@ -149,6 +153,7 @@ impl<'l, 'de> Body<'l, 'de> {
             "prompt_logprobs" => self.request.skips_cache |= walk.value(Given)?,
             "echo" => self.echo = walk.value(Set)?,
             "logprobs" => self.logprobs = walk.value(Given)?,
+            "sampling_params" => walk.value(Sampling { body: self })?,
             "prompt_cache_key" => self.request.prompt_cache_key = walk.value(Name)?,
             "chat_template" => walk.value(Typed { field: name, expected: Kind::String, allowed: "a string" })?,
             "chat_template_kwargs" => {
@@ -169,7 +174,7 @@ impl<'l, 'de> Body<'l, 'de> {
             "messages" | "items" if self.api != Api::Score => walk.value(Conversation { out, field: name }),
             "input" if self.api == Api::Responses => walk.value(Items { out, field: name }),
             "prompt" | "input" | "texts" => walk.value(Prompts { out, field: name }),
-            "tokens" => walk.value(TokenList { out, field: name }),
+            "tokens" | "token_ids" => walk.value(TokenList { out, field: name }),
             "instructions" | "system" => out.system(|out| walk.value(Content { out, field: name })),
             "tools" | "documents" if self.api != Api::Rerank && self.api != Api::Score => self.list(walk, name),
             "query" | "queries" | "text_1" | "data_1" => {
@@ -232,6 +237,7 @@ impl<'l, 'de> Body<'l, 'de> {
         let read = self.prompt.prompt.count > 0 || self.opaque_prompt;
         match self.api {
             Api::Completions if !read => return Err(absent("prompt")),
+            Api::Generate if !read => return Err(absent("token_ids")),
             Api::ChatCompletions | Api::ChatBatch | Api::Messages | Api::CountTokens if !read => {
                 let message = "`messages` must be an array of at least one message, got nothing";
                 return Err(RequestError::new(Reason::InvalidMessages, message).param("messages"));
@@ -290,6 +296,27 @@ impl<'de> Shape<'de> for Body<'_, 'de> {
     fn object(mut self, walk: &mut Walk<'_, 'de>) -> Walked<Self::Out> {
         walk.fields(table(self.api), |walk, name| self.field(walk, name))?;
         Ok(self.finish()?)
+    }
+}
+
+/// The `sampling_params` of a request of token ids: an object whose members count as those of the other APIs' bodies.
+#[derive(Debug)]
+struct Sampling<'b, 'l, 'de> {
+    body: &'b mut Body<'l, 'de>,
+}
+
+impl<'de> Shape<'de> for Sampling<'_, '_, 'de> {
+    type Out = ();
+
+    fn other(self, got: Kind) -> Result<(), RequestError> {
+        match got {
+            Kind::Null => Ok(()),
+            got => Err(invalid_type("sampling_params", "an object", got)),
+        }
+    }
+
+    fn object(self, walk: &mut Walk<'_, 'de>) -> Walked<()> {
+        walk.fields(SAMPLING, |walk, name| self.body.field(walk, name))
     }
 }
 

@@ -261,6 +261,27 @@ fn embeddings_rerank_score_and_tokenize() {
 }
 
 #[test]
+fn token_ids_and_what_to_make_of_them() {
+    let body = r#"{"token_ids":[5,6,7],"sampling_params":{"max_tokens":9,"n":2,"prompt_logprobs":1,"stop":["x"]},
+        "model":"m","stream":true,"cache_salt":"s"}"#;
+    let request = ok(Api::Generate, body);
+    assert_eq!(request.prompt.pieces, [Piece::Tokens(vec![5, 6, 7])]);
+    assert_eq!((request.max_tokens, request.choices, request.skips_cache), (Some(9), 2, true));
+    assert_eq!((request.stream, request.cache_salt.as_deref(), request.prompt.count), (true, Some("s"), 1));
+    // The server has a model of its own, and limits of its own.
+    let request = ok(Api::Generate, r#"{"token_ids":[5],"sampling_params":null}"#);
+    assert_eq!((request.model, request.max_tokens), (None, None));
+    for (bad, param) in [
+        (r#"{"sampling_params":{}}"#, "token_ids"),
+        (r#"{"token_ids":"x"}"#, "token_ids"),
+        (r#"{"token_ids":[-1]}"#, "token_ids"),
+        (r#"{"token_ids":[1],"sampling_params":[]}"#, "sampling_params"),
+    ] {
+        assert_eq!(refused(Api::Generate, bad).param, Some(param), "{bad}");
+    }
+}
+
+#[test]
 fn bodies_of_unknown_apis_are_never_refused() {
     let parse = |body: &'static [u8]| parse(Api::Other, None, body, &Limits::default()).unwrap();
     let found = parse(br#"{"x":[1],"model":"m","stream":true}"#);
