@@ -21,6 +21,19 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
+fn with(p: &PrefixSettings, cache: Arc<PrefixCache>, tokenizer: Tokenizer, clock: Clock) -> Arc<PoolPrefix> {
+    let named_by_adapter = p.kv_events.is_some();
+    let choose_rank = p.kv_events.as_ref().is_some_and(|events| events.choose_rank);
+    Arc::new(PoolPrefix {
+        cache,
+        tokenizer,
+        tenant_header: p.tenant_header.clone(),
+        named_by_adapter,
+        choose_rank,
+        clock,
+    })
+}
+
 /// The prompts and caches of one pool.
 pub(super) fn prefix(
     settings: &PoolSettings,
@@ -39,16 +52,14 @@ pub(super) fn prefix(
             Tokenizer::Remote { pool, blocks: token_blocks(p, cache.space(), Arc::new(NoText), Cuts::none()) }
         }
     };
-    let named_by_adapter = p.kv_events.is_some();
-    Ok(Arc::new(PoolPrefix { cache, tokenizer, tenant_header: p.tenant_header.clone(), named_by_adapter, clock }))
+    Ok(with(p, cache, tokenizer, clock))
 }
 
 /// Blocks of text, whatever the settings ask for: what is left when their tokenizer can't be used.
 pub(super) fn as_text(settings: &PoolSettings, cache: Arc<PrefixCache>, clock: Clock) -> Arc<PoolPrefix> {
     let p = &settings.prefix;
     let tokenizer = Tokenizer::Characters(characters(p, cache.space()));
-    let (tenant_header, named_by_adapter) = (p.tenant_header.clone(), p.kv_events.is_some());
-    Arc::new(PoolPrefix { cache, tokenizer, tenant_header, named_by_adapter, clock })
+    with(p, cache, tokenizer, clock)
 }
 
 fn tiktoken(

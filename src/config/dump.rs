@@ -196,6 +196,7 @@ fn prefix_cache(p: &PrefixSettings) -> Value {
             "port": k.bind.is_none().then_some(k.port),
             "replayPort": k.replay_port,
             "ranks": k.ranks,
+            "chooseRank": k.choose_rank,
             "topic": Some(&k.topic).filter(|t| !t.is_empty()),
             "bind": k.bind,
         })),
@@ -212,6 +213,9 @@ fn disaggregation(d: &Disaggregation) -> Value {
         }
     };
     let mut said = json!({"mode": "header", "decider": decider, "together": d.split.together});
+    if let (Mode::Header { source_tokens: Some(tokens) }, Value::Object(said)) = (&d.mode, &mut said) {
+        said.insert("cacheSourceTokens".to_owned(), json!(tokens));
+    }
     if let (Mode::Direct(direct), Value::Object(said)) = (&d.mode, &mut said) {
         let direct = json!({
             "mode": "direct",
@@ -222,6 +226,7 @@ fn disaggregation(d: &Disaggregation) -> Value {
             "scheme": direct.scheme,
             "insecureSkipVerify": direct.insecure_skip_verify,
             "bootstrapPort": direct.bootstrap_port,
+            "decoderBlocksTtl": show_duration(direct.decoder_blocks_ttl),
         });
         said.extend(direct.as_object().into_iter().flatten().map(|(key, value)| (key.clone(), value.clone())));
     }

@@ -237,6 +237,7 @@ sections! {
         "port" => port: u16,
         "replayPort" => replay_port: u16,
         "ranks" => ranks: u16,
+        "chooseRank" => choose_rank: bool,
         "topic" => topic: String,
         "bind" => bind: String,
     }
@@ -252,6 +253,8 @@ sections! {
         "scheme" => scheme: Scheme,
         "insecureSkipVerify" => insecure_skip_verify: bool,
         "bootstrapPort" => bootstrap_port: u16,
+        "decoderBlocksTtl" => decoder_blocks_ttl: Duration,
+        "cacheSourceTokens" => cache_source_tokens: u32,
     }
     /// One target of a rewrite.
     Target {

@@ -272,6 +272,8 @@ pub struct KvEventSettings {
     pub replay_port: Option<u16>,
     /// Data-parallel ranks of each endpoint.
     pub ranks: u16,
+    /// Requests are sent to the rank that holds most of their prompt, not to whichever the server chooses.
+    pub choose_rank: bool,
     /// Topics that begin so are read.
     pub topic: String,
     /// One socket that all publishers connect to, `tcp://0.0.0.0:5557`.

@@ -13,13 +13,19 @@ pub const BOOTSTRAP_PORT_LABEL: &str = "model.aibrix.ai/sglang-bootstrap-port";
 /// AIBrix's label that keeps the prefill and decode servers of one set together.
 pub const ROLESET_LABEL: &str = "roleset-name";
 
+/// 480 s: vLLM's `decoder_kv_blocks_ttl`, for which a decode server keeps a conversation's blocks for the next turn's prefill.
+pub const DEFAULT_DECODER_BLOCKS_TTL: Duration = Duration::from_secs(480);
+
 /// Who sends the prefill's part of a request.
 #[derive(Clone, Debug)]
 pub enum Mode {
     /// The picker itself, inside the exchange; the decode server needs no sidecar.
     Direct(Direct),
     /// llm-d's sidecar in front of the decode server: it is told the prefill server in a header.
-    Header,
+    Header {
+        /// With it the sidecar is also told who holds at least so many tokens of the prompt more than the server that computes it.
+        source_tokens: Option<u32>,
+    },
 }
 
 /// The picker's own way.
@@ -37,6 +43,8 @@ pub struct Direct {
     pub insecure_skip_verify: bool,
     /// SGLang's port, where no label says another.
     pub bootstrap_port: u16,
+    /// How long decode servers keep a conversation's blocks for the next turn's prefill; zero when nobody should ask for them.
+    pub decoder_blocks_ttl: Duration,
 }
 
 impl Direct {

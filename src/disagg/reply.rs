@@ -7,6 +7,7 @@ use crate::protocol::usage::{Usage, UsageScanner, Watch};
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny};
 use std::borrow::Cow;
+use std::time::{Duration, SystemTime};
 
 /// A server's answer that is not streamed, borrowed.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -139,6 +140,12 @@ pub struct Prefilled {
     pub cached_tokens: Option<u64>,
 }
 
+/// 30 s: a prefill may wait in its server's queue as long as [`DEFAULT_PREFILL_TIMEOUT`](super::policy::DEFAULT_PREFILL_TIMEOUT) before it
+/// fetches, and vLLM declines blocks that have less than 5 s left.
+pub const FETCH_MARGIN: Duration = Duration::from_secs(30);
+/// The year 2001; a machine that has been up for so long is none.
+const LEAST_UNIX_TIME: f64 = 1e9;
+
 /// vLLM's `kv_transfer_params`, as far as bookkeeping asks. What is absent or of the wrong sort is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct Transfer {
@@ -156,9 +163,7 @@ pub struct Transfer {
     /// Tokens whose KV cache it holds.
     #[serde(rename = "remote_num_tokens", default, deserialize_with = "lenient")]
     pub num_tokens: Option<u64>,
-    /// When it lets go of the blocks, told by decode servers only (bidirectional transfer). Seconds of a clock of the server's own that
-    /// counts from anywhere (Python's `perf_counter`): the other server knows the offset, nobody else does. Whoever keeps the params
-    /// counts from when they came (vLLM's `decoder_kv_blocks_ttl`, 480 s unless told otherwise).
+    /// When it lets go of the blocks, told by decode servers only (bidirectional transfer), seconds: see [`Transfer::life`].
     #[serde(rename = "remote_blocks_expiry_time", default, deserialize_with = "lenient")]
     pub expiry_time: Option<f64>,
     /// Tokens of the prompt that it had in its cache.
@@ -178,6 +183,28 @@ impl Transfer {
     pub fn read(params: &[u8]) -> Option<Self> {
         // An array is no object, though serde would take it for one.
         params.trim_ascii_start().starts_with(b"{").then(|| serde_json::from_slice(params).ok()).flatten()
+    }
+
+    /// The tokens that a decode server keeps for whoever prefills the next turn; `None` when this tells of none, or lacks one of the fields
+    /// without which vLLM fetches nothing.
+    #[must_use]
+    pub fn kept_for_prefill(&self) -> Option<u64> {
+        let named = [&self.engine_id, &self.request_id, &self.host];
+        let whole = named.iter().all(|name| name.as_ref().is_some_and(|name| !name.is_empty())) && self.port.is_some();
+        let pulled = self.transfer_mode.as_deref().is_none_or(|mode| mode == "pull");
+        self.num_tokens.filter(|tokens| *tokens > 0 && self.for_prefill == Some(true) && whole && pulled)
+    }
+
+    /// How long blocks may be asked for that were told of at `now`. vLLM tells a moment of its own monotonic clock (Python's
+    /// `perf_counter`), of which only the two servers know the offset: then it is `ttl`, the server's `decoder_kv_blocks_ttl`. A moment
+    /// that can only be Unix time is taken for that. Short of either by what a prefill may wait before it fetches: [`FETCH_MARGIN`], a
+    /// quarter of short times.
+    #[must_use]
+    pub fn life(&self, ttl: Duration, now: SystemTime) -> Duration {
+        let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        let unix = self.expiry_time.filter(|at| *at > LEAST_UNIX_TIME);
+        let life = unix.map_or(ttl, |at| Duration::try_from_secs_f64(at - since).unwrap_or_default());
+        life.saturating_sub(FETCH_MARGIN.min(life / 4))
     }
 }
 

@@ -1,6 +1,8 @@
 //! The decision in the middle of the road: understand the body, find the pool, name the endpoints.
 
+use super::conversation::{self, Conversation};
 use super::head::Head;
+use super::hints::Hints;
 use super::lookup::{self, Looked};
 use super::picker::{Live, Picker};
 use super::prefix::{Asked, PoolPrefix, Tail, Warming};
@@ -99,6 +101,10 @@ pub struct Plan {
     pub course: Option<Course>,
     /// The id that both servers know the request by, when the client gave none.
     pub request_id: Option<Box<str>>,
+    /// What is kept of it between its turns, where two servers share it and decode servers keep something.
+    pub conversation: Option<Box<Conversation>>,
+    /// What servers are told beside where it goes.
+    pub hints: Hints,
     /// What the keys of the answer follow from, when they are learned.
     pub tail: Option<(Arc<PoolPrefix>, Tail)>,
     /// The model that the client asked for, when the server is asked for another.
@@ -206,7 +212,8 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
     // From here to the booking it is one step of the recording.
     let mut sheet = Sheet::begin(picker, rng);
     let snapshot = pool.store.load();
-    let looked = prepared.as_ref().map(|p| Looked::up(picker, live, p, q, asking, &snapshot)).transpose();
+    let whole = prefix.is_some_and(|prefix| conversation::wants_tokens(pool, prefix));
+    let looked = prepared.as_ref().map(|p| Looked::up(picker, live, p, q, asking, &snapshot, whole)).transpose();
     let mut looked = match looked {
         Ok(looked) => looked.flatten(),
         Err(warming) => return Ok(Step::Warm(warming)),
@@ -236,10 +243,14 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
         });
     }
     let mut splittable = splittable(pool, q.head.path(), request.as_ref());
-    if splittable && !q.may_split && !matches!(pool.disagg.as_deref(), Some(Mode::Header)) {
+    if splittable && !q.may_split && !matches!(pool.disagg.as_deref(), Some(Mode::Header { .. })) {
         splittable = false;
         picker.metrics.degraded(Degraded::NoTimeToSplit);
     }
+    let mut conversation = looked
+        .as_mut()
+        .filter(|_| splittable)
+        .and_then(|looked| lookup::guarded(picker, || Conversation::begin(pool, looked, &snapshot, q.now)).flatten());
     let cx = PickContext {
         now: q.now,
         request: RequestFacts { prompt_tokens, ..facts },
@@ -285,6 +296,7 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
     if decision.ejection_ignored {
         picker.metrics.degraded(Degraded::AllEjected);
     }
+    let hints = looked.as_ref().map(|looked| Hints::of(pool, looked, &decision, &snapshot, q.head, q.now));
     let (matched_tokens, taught) = looked.map(|l| l.learn(&decision, q)).unzip();
     let (matched_tokens, understood) = (matched_tokens.unwrap_or(0), request.is_some());
     let mut prefill_lesson = None;
@@ -308,6 +320,9 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
             None => Booked::new(book(), None),
         }
     });
+    if decision.split.is_none() {
+        conversation = None;
+    }
     let prefill = decision.split.as_ref().and_then(|split| {
         let (endpoint, cached_tokens) = (split.prefill.first()?.clone(), split.prefill_cached);
         let lesson = prefill_lesson;
@@ -325,6 +340,8 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
         splittable,
         course: None,
         request_id: None,
+        conversation,
+        hints: hints.unwrap_or_default(),
         tail,
         metrics: live.pool_metrics.get(position).cloned(),
         understood,
@@ -358,7 +375,7 @@ pub(super) fn splittable(pool: &Pool, path: &str, request: Option<&Request<'_>>)
     // What a server has computed of a response lives there, and so does its next turn.
     let alone = request.previous_response_id.is_none() && request.conversation.is_none();
     let spoken = match mode {
-        Mode::Header => true,
+        Mode::Header { .. } => true,
         Mode::Direct(direct) => direct.connector.speaks(api),
     };
     spoken && alone && request.choices == 1 && request.prompt.count <= 1 && !request.skips_cache

@@ -15,6 +15,7 @@
 use super::body::{Body, too_large};
 use super::decide::{self, Plan, Question, Seen, Step};
 use super::head::{DESTINATION, ENCODERS, Head, PREFILLER};
+use super::hints::{RANK_HEADER, SOURCE_HEADER};
 use super::metadata;
 use super::mode::{BodyMode, Modes};
 use super::picker::{Live, Picker};
@@ -476,8 +477,16 @@ impl Exchange {
         }
         let spoofed = self.head.spoofed().iter().filter(|name| **name != DESTINATION);
         let mut remove_headers: Vec<String> = spoofed.map(|name| (*name).to_owned()).collect();
-        if let (Some(split), Some(Mode::Header)) = (&plan.decision.split, plan.pool.disagg.as_deref()) {
+        if let (Some(split), Some(Mode::Header { .. })) = (&plan.decision.split, plan.pool.disagg.as_deref()) {
             tell_sidecar(split, &mut set_headers, &mut remove_headers);
+        }
+        let rank = plan.hints.rank.as_ref().map(|booking| booking.rank().to_string());
+        let source = plan.hints.source.as_ref().map(|endpoint| endpoint.authority.to_string());
+        for (name, value) in [(RANK_HEADER, rank), (SOURCE_HEADER, source)] {
+            if let Some(value) = value {
+                remove_headers.retain(|removed| removed != name);
+                set_headers.push(reply::set(name, value));
+            }
         }
         if let Some(id) = &plan.request_id {
             set_headers.push(reply::set("x-request-id", &**id));

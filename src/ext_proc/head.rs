@@ -31,7 +31,7 @@ const OURS: &[&str] = &[
     "x-llm-d-model-name-rewrite",
     PREFILLER,
     ENCODERS,
-    "x-kv-cache-source-host-port",
+    super::hints::SOURCE_HEADER,
     "x-data-parallel-host-port",
     "test-epp-endpoint-selection",
     "x-conformance-test-served-endpoint",

@@ -2,7 +2,7 @@
 
 use super::decide::{Question, Taught};
 use super::picker::{Live, Picker};
-use super::prefix::{Asked, PoolPrefix, PromptKeys, Read, Reading, Warming};
+use super::prefix::{Asked, PoolPrefix, PromptKeys, Read, Reading, Shown, Warming};
 use crate::pool::PoolSnapshot;
 use crate::prefix::cache::Found;
 use crate::prefix::key::{BlockKey, BlockKeys};
@@ -50,6 +50,7 @@ pub(super) fn prepare<'p>(
 pub(super) struct Looked<'p> {
     prefix: &'p Arc<PoolPrefix>,
     request: &'p Request<'p>,
+    reading: &'p Reading<'p>,
     keys: PromptKeys<'p>,
     /// Who holds how much of it.
     pub(super) found: Found,
@@ -57,7 +58,7 @@ pub(super) struct Looked<'p> {
 
 impl<'p> Looked<'p> {
     /// Looks a prompt up. Where caches are guessed all of its keys are made, since they are recorded later; where engines tell, what nobody
-    /// holds need not be encoded. `None` when that failed.
+    /// holds need not be encoded unless the `whole` prompt is asked for. `None` when that failed.
     ///
     /// # Errors
     /// What must run before it can be looked up.
@@ -68,15 +69,16 @@ impl<'p> Looked<'p> {
         q: &Question<'_>,
         asked: Asked<'_>,
         snapshot: &PoolSnapshot,
+        whole: bool,
     ) -> Result<Option<Self>, Warming> {
         let Prepared { prefix, request, reading } = prepared;
         let looked = guarded(picker, || {
             let mut keys = prefix.keys(reading).at_hand();
             let found = prefix.cache.lookup(&mut keys, q.now).of_own_keys(reading.has_own_keys());
-            if snapshot.endpoints.iter().any(|state| !found.is_exact(state.endpoint.id)) {
+            if whole || snapshot.endpoints.iter().any(|state| !found.is_exact(state.endpoint.id)) {
                 keys.upto(usize::MAX);
             }
-            Looked { prefix, request, keys, found }
+            Looked { prefix, request, reading, keys, found }
         });
         let Some(looked) = looked else { return Ok(None) };
         if looked.keys.is_cold() {
@@ -91,6 +93,34 @@ impl<'p> Looked<'p> {
     /// The prompt's length, tokens.
     pub(super) fn prompt_tokens(&self) -> u32 {
         self.found.prompt_tokens(&self.request.prompt)
+    }
+
+    /// Where its keys come from.
+    pub(super) fn prefix(&self) -> &'p Arc<PoolPrefix> {
+        self.prefix
+    }
+
+    /// What separates its cache from others.
+    pub(super) fn root(&self) -> u64 {
+        self.reading.root()
+    }
+
+    /// Whether [`Looked::tokens`] are its server's.
+    pub(super) fn has_engine_tokens(&self) -> bool {
+        // What media become is not in the tokens.
+        self.reading.has_engine_tokens() && self.request.prompt.media_tokens == 0 && !self.request.truncated
+    }
+
+    /// All tokens of the prompt; `None` when they are not at hand.
+    pub(super) fn tokens(&mut self) -> Option<Vec<u32>> {
+        self.keys.upto(usize::MAX);
+        if self.keys.is_cold() {
+            return None;
+        }
+        match self.prefix.show(self.reading) {
+            Shown::Tokens(ids) => Some(ids),
+            Shown::Bytes(_) => None,
+        }
     }
 
     /// The prompt as a recording holds it.
@@ -117,7 +147,7 @@ impl<'p> Looked<'p> {
     /// are wanted for that, where engines tell only those that were asked for.
     pub(super) fn learn(self, decision: &Decision, q: &Question<'_>) -> (u32, Taught) {
         let tenant = self.tenant(q).map(str::to_owned);
-        let Self { prefix, request, keys, found } = self;
+        let Self { prefix, request, keys, found, .. } = self;
         let prompt = &request.prompt;
         let first = decision.picks.first().map(|e| e.id);
         let prefill = decision.split.as_ref().and_then(|split| split.prefill.first()).map(|e| e.id);
@@ -149,7 +179,7 @@ impl<'p> Looked<'p> {
 }
 
 /// A panic in a tokenizer or in the index costs the request what it would have found, nothing else.
-fn guarded<T>(picker: &Picker, look: impl FnOnce() -> T) -> Option<T> {
+pub(super) fn guarded<T>(picker: &Picker, look: impl FnOnce() -> T) -> Option<T> {
     let looked = catch_unwind(AssertUnwindSafe(look));
     if looked.is_err() {
         picker.metrics.panics.inc();

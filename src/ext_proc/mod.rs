@@ -8,10 +8,12 @@
 
 pub mod affinity;
 pub mod body;
+pub mod conversation;
 pub mod decide;
 pub mod exchange;
 pub mod explain;
 pub mod head;
+pub mod hints;
 pub mod lookup;
 pub mod metadata;
 pub mod mode;

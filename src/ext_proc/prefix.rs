@@ -9,6 +9,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::limits::Limits;
 use crate::prefix::cache::PrefixCache;
 use crate::prefix::key::{BlockKey, BlockKeys, Root};
+use crate::prompt::Encoder as _;
 use crate::prompt::blocks::{TokenBlocks, TokenKeys, TokenTail};
 use crate::prompt::characters::{CharacterKeys, CharacterTail, Characters};
 #[cfg(feature = "hf-tokenizers")]
@@ -69,6 +70,8 @@ pub struct PoolPrefix {
     pub tenant_header: Option<String>,
     /// Engines tell what they hold: a model's name is part of the keys only where it is a LoRA adapter's, as in their events.
     pub named_by_adapter: bool,
+    /// Requests are sent to data-parallel ranks, where engines tell them apart.
+    pub choose_rank: bool,
     /// For templates that ask for the date.
     pub clock: Clock,
 }
@@ -139,6 +142,23 @@ pub struct Reading<'p> {
 }
 
 impl Reading<'_> {
+    /// What separates its cache from others.
+    #[must_use]
+    pub fn root(&self) -> u64 {
+        self.root
+    }
+
+    /// Whether its tokens are those that its server makes of it: it came in tokens, or the tokenizer is the model's or the server's own.
+    #[must_use]
+    pub fn has_engine_tokens(&self) -> bool {
+        match &self.source {
+            Source::Characters(_, prompt) | Source::Fields(_, prompt) => prompt.is_token_ids(),
+            #[cfg(feature = "hf-tokenizers")]
+            Source::Rendered(..) => true,
+            Source::Ids(..) => true,
+        }
+    }
+
     /// Whether its keys are of our own making and not those of engines' events: the canonical stream of a conversation is no model's.
     #[must_use]
     pub fn has_own_keys(&self) -> bool {
@@ -328,6 +348,18 @@ impl PoolPrefix {
         }
     }
 
+    /// Whether [`PoolPrefix::encode`] can.
+    #[must_use]
+    pub fn encodes(&self) -> bool {
+        self.tokenizer.knows_the_model()
+    }
+
+    /// Adds the tokens of a text to `ids`, as the model's own vocabulary has them. False when that can't be done.
+    pub fn encode(&self, text: &str, ids: &mut Vec<u32>) -> bool {
+        let memo = self.tokenizer.memo().filter(|_| self.encodes());
+        memo.is_some_and(|memo| memo.encode(text, ids).is_ok())
+    }
+
     fn answers_as(&self, api: Api) -> AnswerAs {
         match &self.tokenizer {
             // The generation prompt stands already at the end of what was rendered.
@@ -349,6 +381,14 @@ impl Tokenizer {
             Tokenizer::Remote { .. } => "remote",
             #[cfg(feature = "hf-tokenizers")]
             Tokenizer::HuggingFace { .. } => "huggingface",
+        }
+    }
+
+    fn knows_the_model(&self) -> bool {
+        match self {
+            Tokenizer::Characters(_) | Tokenizer::Fields { .. } | Tokenizer::Remote { .. } => false,
+            #[cfg(feature = "hf-tokenizers")]
+            Tokenizer::HuggingFace { .. } => true,
         }
     }
 

@@ -1,5 +1,6 @@
 //! Watching an answer go by: its status, first byte, usage and end. Nothing is held back but a model name cut in two.
 
+use super::conversation::Conversation;
 use super::decide::Plan;
 use super::metadata;
 use super::mode::BodyMode;
@@ -15,7 +16,7 @@ use crate::prefix::key::BlockKey;
 use crate::protocol::answer::{AnswerFormat, AnswerText, DEFAULT_MAX_ANSWER_BYTES};
 use crate::protocol::grpc::GrpcUsageScanner;
 use crate::protocol::usage::Watch;
-use crate::protocol::{Api, BodyFormat, ModelRenamer, Usage, UsageScanner};
+use crate::protocol::{Api, BodyFormat, ModelRenamer, TransferScanner, Usage, UsageScanner};
 use crate::record::Booked;
 use crate::telemetry::decisions::DecisionRecord;
 use crate::telemetry::metrics::End;
@@ -43,6 +44,8 @@ pub struct Routed {
     first_byte: Option<Timestamp>,
     scanner: Option<Scanner>,
     answer: Option<Box<AnswerText>>,
+    /// What is kept of the conversation for its next turn, and what reads that.
+    conversation: Option<(Box<Conversation>, Box<TransferScanner>)>,
     id_learned: bool,
     renamer: Option<ModelRenamer>,
     span: Option<Box<RequestSpan>>,
@@ -69,6 +72,7 @@ impl Routed {
             booking: booked,
             tail: plan.tail.take(),
             answer: None,
+            conversation: None,
             api,
             opened,
             request_id,
@@ -111,9 +115,8 @@ impl Routed {
         if readable {
             self.scanner = Some(Scanner::new(self.api, &found));
         }
-        if readable && found.is_good() && self.tail.is_some() && self.booking.learns_answer() && self.api.generates() {
-            let format = if found.sse { AnswerFormat::Events } else { AnswerFormat::Json };
-            self.answer = AnswerText::new(self.api, format, DEFAULT_MAX_ANSWER_BYTES).map(Box::new);
+        if readable && found.is_good() && self.api.generates() {
+            self.read_answer(if found.sse { AnswerFormat::Events } else { AnswerFormat::Json });
         }
         if readable && let Some(from) = &self.plan.renamed_from {
             self.renamer = ModelRenamer::new(&self.plan.target, from);
@@ -137,6 +140,20 @@ impl Routed {
             mutation.set_headers.push(reply::set("x-went-into-resp-headers", "true"));
         }
         mutation
+    }
+
+    /// Reads the answer where the next turn will go on from it.
+    fn read_answer(&mut self, format: AnswerFormat) {
+        let shared = self.plan.course.as_ref().is_some_and(|course| course.prefill.is_some());
+        let conversation = self.plan.conversation.take().filter(|_| shared);
+        self.conversation = conversation.and_then(|conversation| {
+            let scanner = conversation.scanner(self.api, format)?;
+            Some((conversation, Box::new(scanner)))
+        });
+        let kept = self.conversation.as_ref().is_some_and(|(conversation, _)| conversation.reads_text());
+        if kept || self.tail.is_some() && self.booking.learns_answer() {
+            self.answer = AnswerText::new(self.api, format, DEFAULT_MAX_ANSWER_BYTES).map(Box::new);
+        }
     }
 
     /// Envoy's retries may have ended elsewhere: the booking follows, and who was passed over has failed.
@@ -216,6 +233,9 @@ impl Routed {
         if let Some(answer) = &mut self.answer {
             answer.push(&message.body);
         }
+        if let Some((_, scanner)) = &mut self.conversation {
+            scanner.push(&message.body);
+        }
         if let Some(scanner) = &mut self.scanner {
             scanner.push(&message.body);
             // At once, not at the end: the client may cancel what is still running.
@@ -256,6 +276,9 @@ impl Routed {
         let complete = end == End::Complete;
         let (api, tail, answer) = (self.api, self.tail.take(), self.answer.take());
         let answer = answer.as_ref().filter(|_| complete).and_then(|a| a.finish());
+        if let Some((conversation, told)) = self.conversation.take().filter(|_| complete) {
+            conversation.learn(&told, answer, usage.prompt_tokens, served.id, now);
+        }
         let extend = |keys: &mut Vec<BlockKey>| match (tail, answer) {
             (Some((prefix, mut tail)), Some(answer)) => prefix.extend(&mut tail, api, answer, keys),
             _ => false,

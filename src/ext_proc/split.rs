@@ -3,12 +3,14 @@
 
 use super::decide::Plan;
 use super::head::Head;
+use super::hints::RANK_HEADER;
 use super::picker::Picker;
 use crate::clock::Timestamp;
 use crate::disagg::attempts::Attempt;
 use crate::disagg::{Direct, Failure, Fallback, Leg, LegApi, Next, Prefilling, Sequence};
 use crate::pool::Endpoint;
 use crate::pool::health::Outcome as Health;
+use crate::prefix::ranks::RankBooking;
 use crate::protocol::Usage;
 use crate::scheduling::{Dispatch, Pool};
 use crate::telemetry::metrics::LEG_OK;
@@ -62,6 +64,7 @@ impl Release {
             scheme: "http".into(),
             insecure_skip_verify: false,
             bootstrap_port: 8998,
+            decoder_blocks_ttl: Duration::ZERO,
         };
         let leg = Facts { api: LegApi::Completions, path: "/v1/completions".into(), request_id: "r-1".into(), room: 1 };
         let spec = crate::pool::EndpointSpec::at(prefill);
@@ -126,6 +129,8 @@ pub struct Course {
     pub failure: Option<Failure>,
     /// How long it took, over all tries.
     pub took: Option<Duration>,
+    /// Tokens that the prefill server was told to fetch from the decode server of the turn before.
+    pub carried: Option<u32>,
 }
 
 /// Tells clients and people how the two servers shared a request, on the answer.
@@ -136,9 +141,10 @@ pub const PREFILL_HEADER: &str = "x-attache-prefill-endpoint";
 impl Course {
     /// Headers of the answer.
     pub fn headers(&self) -> impl Iterator<Item = (&'static str, String)> + use<> {
-        let how = match self.failure {
-            Some(failure) => format!("local; reason={}", failure.code()),
-            None => "split".to_owned(),
+        let how = match (self.failure, self.carried) {
+            (Some(failure), _) => format!("local; reason={}", failure.code()),
+            (None, Some(tokens)) => format!("split; carried={tokens}"),
+            (None, None) => "split".to_owned(),
         };
         let server = self.prefill.as_ref().map(|server| (PREFILL_HEADER, server.authority.to_string()));
         std::iter::once((COURSE_HEADER, how)).chain(server)
@@ -159,6 +165,18 @@ pub struct Stage {
     prefilling: Prefilling,
     began: Timestamp,
     asks: Vec<Ask>,
+    /// What the decode server of the turn before keeps, and which try fetches it: no other may.
+    carried: Option<Carried>,
+    /// The rank that the first try asks for.
+    rank: Option<RankBooking>,
+}
+
+/// What one try fetches from the decode server of the turn before.
+#[derive(Debug)]
+struct Carried {
+    by: Attempt,
+    params: Bytes,
+    tokens: u32,
 }
 
 /// What a stage has come to.
@@ -198,6 +216,7 @@ impl Stage {
         let tries = if is_together(direct) { 1 } else { split.prefill.len() };
         let servers = split.prefill.iter().take(tries).cloned().collect();
         let prefilling = Prefilling::begin(servers, plan.prefill.take(), split.probe, direct.bounds, now);
+        let carried = plan.conversation.as_mut().and_then(|conversation| conversation.take(now));
         let mut stage = Self {
             pool: plan.pool.clone(),
             decode,
@@ -209,6 +228,8 @@ impl Stage {
             prefilling,
             began: now,
             asks: Vec::new(),
+            carried: carried.map(|(params, tokens)| Carried { by: 0, params, tokens }),
+            rank: plan.hints.prefill_rank.take(),
         };
         stage.ask(0)?;
         Some(stage)
@@ -247,7 +268,8 @@ impl Stage {
     /// Puts the question of a try into the queue; `None` when it has no body.
     fn ask(&mut self, attempt: Attempt) -> Option<()> {
         let server = self.prefilling.server(attempt)?.clone();
-        let leg = self.facts.leg(&self.direct, &server, &self.base);
+        let carried = self.carried_by(attempt).map(|carried| &*carried.params);
+        let leg = Leg { carried, ..self.facts.leg(&self.direct, &server, &self.base) };
         let body = match self.direct.connector.prefill_body(&leg) {
             Ok(body) => Bytes::from(body),
             Err(error) => {
@@ -263,16 +285,22 @@ impl Stage {
             server: server.clone(),
             url: url(&self.decode),
         });
+        let rank = self.rank.as_ref().filter(|_| attempt == 0).map(|booking| booking.rank().to_string());
+        let headers = self.headers.iter().cloned().chain(rank.map(|rank| (RANK_HEADER, rank))).collect();
         self.asks.push(Ask {
             attempt: Some(attempt),
             url: url(&server),
-            headers: self.headers.clone(),
+            headers,
             body,
             timeout: self.direct.bounds.timeout,
             insecure_skip_verify: self.direct.insecure_skip_verify,
             release,
         });
         Some(())
+    }
+
+    fn carried_by(&self, attempt: Attempt) -> Option<&Carried> {
+        self.carried.as_ref().filter(|carried| carried.by == attempt)
     }
 
     /// What is to be asked now.
@@ -322,12 +350,17 @@ impl Stage {
         };
         let failure = match told {
             Told::Reply { status: 200..=299, body } => match self.read(server, body) {
-                Ok((decode, usage)) => {
+                Ok((decode, mut usage)) => {
                     let prefill = Some(server.clone());
+                    let carried = self.carried_by(attempt).map(|carried| carried.tokens);
+                    if carried.is_some() {
+                        // What it got from elsewhere says nothing of its own cache.
+                        usage.cached_tokens = None;
+                    }
                     self.prefilling.computed(attempt, &usage, now, judge(&self.pool, now, picker));
                     picker.metrics.prefill_leg(LEG_OK);
                     let took = Some(now.since(self.began));
-                    return Came::On(decode, Course { prefill, failure: None, took });
+                    return Came::On(decode, Course { prefill, failure: None, took, carried });
                 }
                 Err(failure) => failure,
             },
@@ -336,6 +369,12 @@ impl Stage {
         };
         picker.metrics.prefill_leg(failure.code());
         let next = self.prefilling.failed(attempt, failure, now, judge(&self.pool, now, picker));
+        // Only who was not reached has fetched nothing for certain.
+        if let (Failure::Refused, Next::Send(after)) = (failure, &next)
+            && let Some(carried) = self.carried.as_mut().filter(|carried| carried.by == attempt)
+        {
+            carried.by = *after;
+        }
         self.follow(next, now, picker)
     }
 
@@ -376,7 +415,7 @@ impl Stage {
         if self.direct.fallback == Fallback::Fail || is_together(&self.direct) {
             return Came::Refused(failure);
         }
-        Came::On(None, Course { prefill: None, failure: Some(failure), took: Some(now.since(self.began)) })
+        Came::On(None, Course { failure: Some(failure), took: Some(now.since(self.began)), ..Course::default() })
     }
 }
 

@@ -5,10 +5,12 @@
 
 use super::average::Average;
 use super::by_endpoint::ByEndpoint;
+use super::carried::{Carried, Carry, DEFAULT_MAX_CARRIED, DEFAULT_MAX_CARRIED_BYTES};
 use super::claims::{Claim, ClaimedDepths, Claims};
 use super::index::{Depth, HolderId, IndexConfig, Matches, PrefixIndex, TenantId};
 use super::key::{BlockKey, BlockKeys, KeySpace};
 use super::learning::Lesson;
+use super::ranks::Ranks;
 use super::residents::{Resident, Residents, Table};
 use crate::clock::Timestamp;
 use crate::ids::EndpointId;
@@ -91,6 +93,8 @@ pub struct PrefixCache {
     guesses: ArcSwap<Guesses>,
     residents: Arc<Residents>,
     claims: Claims,
+    carried: Carried,
+    ranks: Ranks,
     unit: BlockUnit,
     bytes_per_token: Average,
     /// Tokens of the engine in a block whose keys are of our own making.
@@ -151,6 +155,7 @@ pub struct Found {
     residents: Arc<Table>,
     matches: Matches,
     claimed: ClaimedDepths,
+    carried: Option<Carry>,
     tokens_per_block: f64,
     own_block_tokens: f64,
     bytes_per_token: f64,
@@ -174,6 +179,8 @@ impl PrefixCache {
             guesses: ArcSwap::default(),
             residents: Arc::default(),
             claims: Claims::new(config.claim_life, config.seed),
+            carried: Carried::new(DEFAULT_MAX_CARRIED, DEFAULT_MAX_CARRIED_BYTES, config.seed),
+            ranks: Ranks::default(),
             unit: config.unit,
             bytes_per_token: Average::new(DEFAULT_BYTES_PER_TOKEN),
             own_block_tokens: Average::new(nominal(config.unit)),
@@ -218,6 +225,18 @@ impl PrefixCache {
         &self.claims
     }
 
+    /// What decode servers keep of conversations for other servers.
+    #[must_use]
+    pub fn carried(&self) -> &Carried {
+        &self.carried
+    }
+
+    /// What is under way on the data-parallel ranks of its endpoints.
+    #[must_use]
+    pub fn ranks(&self) -> &Ranks {
+        &self.ranks
+    }
+
     /// Tokens of the engine in a block of its own text: what answers have taught where blocks hold text.
     #[must_use]
     pub fn tokens_per_block(&self) -> f64 {
@@ -234,6 +253,7 @@ impl PrefixCache {
             residents: self.residents.load_full(),
             matches: Matches::default(),
             claimed: ClaimedDepths::new(),
+            carried: None,
             tokens_per_block: nominal(self.unit),
             own_block_tokens: self.own_block_tokens.get(),
             bytes_per_token: self.bytes_per_token.get(),
@@ -373,6 +393,7 @@ impl PrefixCache {
                 && now > then
             {
                 self.index.clear(server.guess.holder);
+                self.carried.forget(|endpoint| endpoint == state.endpoint.id);
                 server.trust = 1.0;
             }
             server.process_start = metrics.process_start.or(server.process_start);
@@ -385,6 +406,9 @@ impl PrefixCache {
             servers.keys().copied().filter(|id| !snapshot.endpoints.iter().any(|s| s.endpoint.id == *id)).collect();
         for server in gone.iter().filter_map(|id| servers.remove(id)) {
             self.index.remove_holder(server.guess.holder);
+        }
+        if !gone.is_empty() {
+            self.carried.forget(|endpoint| gone.contains(&endpoint));
         }
         if come || !gone.is_empty() {
             let guesses = servers.iter().map(|(id, server)| (*id, server.guess.clone())).collect();
@@ -422,6 +446,17 @@ impl Found {
     #[must_use]
     pub fn of_own_keys(self, own: bool) -> Self {
         Self { own_keys: own, ..self }
+    }
+
+    /// The same when a decode server keeps the prompt's beginning for whoever prefills it.
+    pub fn carry(&mut self, carried: Option<Carry>) {
+        self.carried = carried;
+    }
+
+    /// Tokens of the prompt's beginning that any prefill server can fetch from a decode server.
+    #[must_use]
+    pub fn carried(&self) -> u32 {
+        self.carried.map_or(0, |carry| carry.tokens)
     }
 
     /// Whether the prompt's keys are of our own making.
@@ -470,6 +505,14 @@ impl Found {
             return told;
         }
         [told, self.guessed(endpoint)].into_iter().max_by_key(|d| d.any).unwrap_or_default()
+    }
+
+    /// What each data-parallel rank of `endpoint` holds, in blocks; empty when they are not told apart.
+    #[must_use]
+    pub fn ranks(&self, endpoint: EndpointId) -> SmallVec<[u32; 8]> {
+        let Some(resident) = self.residents.get(&endpoint) else { return SmallVec::new() };
+        let says = !self.own_keys && resident.is_certain();
+        resident.caches.iter().map(|cache| if says { self.matches.depth(cache.holder).any } else { 0 }).collect()
     }
 
     /// Whether what `endpoint` holds is its engine's own word alone.

@@ -6,10 +6,12 @@
 mod average;
 pub mod by_endpoint;
 pub mod cache;
+pub mod carried;
 pub mod claims;
 pub mod index;
 pub mod key;
 pub mod learning;
+pub mod ranks;
 pub mod residents;
 pub mod trust;
 pub mod vllm_hash;

@@ -15,6 +15,7 @@ pub mod prompt;
 mod scan;
 pub mod splice;
 pub mod text;
+pub mod transfer;
 pub mod usage;
 
 pub use answer::{AnswerFormat, AnswerText};
@@ -22,6 +23,7 @@ pub use api::{Api, BodyFormat, Dialect};
 pub use prompt::{MediaKind, Piece, Prompt};
 pub use splice::{ModelRenamer, replace_model};
 pub use text::Text;
+pub use transfer::TransferScanner;
 pub use usage::{Usage, UsageScanner};
 
 use crate::error::RequestError;

@@ -97,6 +97,13 @@ impl<'a> Candidate<'a> {
         booking::work(cx.request.prompt_tokens, self.cached.any, self.lora(), cx.request.model)
     }
 
+    /// The same when `more` tokens than it holds come from elsewhere.
+    #[must_use]
+    pub fn work_with(&self, cx: &PickContext<'_>, more: u32) -> Work {
+        let cached = self.cached.any.saturating_add(more).min(cx.request.prompt_tokens);
+        booking::work(cx.request.prompt_tokens, cached, self.lora(), cx.request.model)
+    }
+
     /// Says in all `candidates` what `cx` has found of the prompt in their caches.
     pub fn look_up(candidates: &mut [Self], cx: &PickContext<'_>) {
         let Some(found) = cx.prefix else { return };

@@ -10,6 +10,7 @@ use crate::error::{Reason, RequestError};
 use crate::ids::EndpointId;
 use crate::pool::health::{Availability, HealthPolicy};
 use crate::pool::{EndpointSpec, EndpointState, Roles};
+use crate::prefix::cache::Found;
 use crate::rng::PickRng;
 use smallvec::SmallVec;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -225,7 +226,10 @@ impl Scheduler {
             probe = self.claim(cx, &mut pair.prefill);
         }
         let held = pair.prefill.first().and_then(|p| prefill.iter().find(|c| c.state.endpoint.id == p.id));
-        let (Some(held), false) = (held.map(|c| c.cached.any), pair.decode.is_empty()) else { return whole };
+        let carried = cx.prefix.map_or(0, Found::carried);
+        let (Some(held), false) = (held.map(|c| c.cached.any.max(carried)), pair.decode.is_empty()) else {
+            return whole;
+        };
         let mut decision = whole;
         if let Some(parts) = &mut decision.parts {
             parts.append(&mut pair.parts);

@@ -381,3 +381,113 @@ async fn a_sidecar_is_told_the_prefill_server_and_a_client_is_not_believed() {
     assert_eq!((prefill.requests(), decode.requests()), (0, 1), "the picker asks nobody itself");
     picker.assert_settled().await;
 }
+
+/// A conversation of token ids, which is what clients of its kind send.
+struct Talk {
+    tokens: Vec<u32>,
+    salt: Option<&'static str>,
+    stream: bool,
+}
+
+impl Talk {
+    fn begin(number: u32, salt: Option<&'static str>, stream: bool) -> Self {
+        Self { tokens: ids_of(number, 400), salt, stream }
+    }
+
+    /// One turn: how it was served. What the server answers, and then something new, is the history of the next one.
+    async fn turn(&mut self, stack: &Stack) -> String {
+        let body = json!({
+            "model": "sim-8b", "prompt": self.tokens, "max_tokens": 40, "stream": self.stream,
+            "return_token_ids": true, "cache_salt": self.salt,
+        });
+        let reply = client::post(stack.to(), "/v1/completions", body.to_string().into()).await.expect("an answer");
+        assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
+        let text = String::from_utf8_lossy(&reply.body);
+        let last = text.lines().filter(|line| line.contains("\"finish_reason\":\"length\"")).last().expect("an end");
+        let told: Value = serde_json::from_str(last.trim_start_matches("data: ")).expect("JSON");
+        let answer = told.pointer("/choices/0/token_ids").and_then(Value::as_array).expect("token ids");
+        assert_eq!(answer.len(), 40);
+        self.tokens.extend(answer.iter().filter_map(Value::as_u64).filter_map(|id| u32::try_from(id).ok()));
+        self.tokens.extend(ids_of(u32::try_from(self.tokens.len()).expect("few"), 60));
+        assert_eq!(
+            told["kv_transfer_params"]["do_remote_decode"], true,
+            "the client sees what the server says: {told}"
+        );
+        reply.header(COURSE).to_owned()
+    }
+}
+
+/// Tokens that are like no others.
+fn ids_of(number: u32, count: u32) -> Vec<u32> {
+    (0..count).map(|index| 1_000 + (number * 7_919 + index * 31) % 90_000).collect()
+}
+
+/// A stack whose decode servers keep conversations, as the picker has found out.
+async fn keeping(sim: &[&str]) -> Stack {
+    let stack = Stack::start(&[&["--bidirectional-kv"], sim].concat(), "decider: always").await;
+    assert_eq!(Talk::begin(9_000, None, false).turn(&stack).await, "split");
+    stack
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_turns_prefill_fetches_what_the_decode_server_keeps() {
+    let stack = keeping(&[]).await;
+    for stream in [false, true] {
+        let before = stack.count(stack.prefill(), "/pulls").await;
+        let mut talk = Talk::begin(u32::from(stream), Some("mine"), stream);
+        assert_eq!(talk.turn(&stack).await, "split");
+        // All but the last token of an answer is kept.
+        assert_eq!(talk.turn(&stack).await, "split; carried=439");
+        assert_eq!(talk.turn(&stack).await, "split; carried=539");
+        assert_eq!(stack.count(stack.prefill(), "/pulls").await - before, 2);
+    }
+    assert_eq!(stack.failed_loads().await, 0);
+    // What nobody went on from is all that is still kept: the first conversation and the last turns of the two others.
+    assert_eq!(stack.count(stack.decode(), "/pinned/requests").await, 3);
+    stack.picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_fetches_what_is_not_the_beginning_of_the_own_prompt() {
+    let stack = keeping(&[]).await;
+    let mut talk = Talk::begin(1, Some("mine"), false);
+    talk.turn(&stack).await;
+    let mut others = Talk { tokens: talk.tokens.clone(), salt: Some("another tenant's"), stream: false };
+    assert_eq!(others.turn(&stack).await, "split");
+    let mut unsalted = Talk { tokens: talk.tokens.clone(), salt: None, stream: false };
+    assert_eq!(unsalted.turn(&stack).await, "split");
+    for edited in [0, 200, 438] {
+        let mut history = talk.tokens.clone();
+        history[edited] += 1;
+        assert_eq!(Talk { tokens: history, salt: Some("mine"), stream: false }.turn(&stack).await, "split");
+    }
+    // Two who go on from one turn: the first gets it, and the other does without.
+    let mut branch = Talk { tokens: talk.tokens.clone(), salt: Some("mine"), stream: false };
+    assert_eq!(talk.turn(&stack).await, "split; carried=439");
+    assert_eq!(branch.turn(&stack).await, "split");
+    assert_eq!((stack.count(stack.prefill(), "/pulls").await, stack.failed_loads().await), (1, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_expired_or_is_gone_with_its_server_is_not_asked_for() {
+    let stack = keeping(&["--decoder-kv-ttl", "2s"]).await;
+    let mut talk = Talk::begin(1, None, false);
+    talk.turn(&stack).await;
+    eventually("the decode servers to let go", || async {
+        (stack.count(stack.decode(), "/pinned/requests").await == 0).then_some(())
+    })
+    .await;
+    assert_eq!(talk.turn(&stack).await, "split");
+    assert_eq!((stack.count(stack.prefill(), "/pulls").await, stack.failed_loads().await), (0, 0));
+
+    let stack = keeping(&[]).await;
+    let mut talk = Talk::begin(1, None, false);
+    talk.turn(&stack).await;
+    // A server that has lost what it kept fails the prefill, and the prompt is computed elsewhere.
+    for decode in stack.decode() {
+        client::post(*decode, "/sim/restart", Bytes::from_static(b"{}")).await.expect("an answer");
+    }
+    let course = talk.turn(&stack).await;
+    assert!(course == "split" || course.starts_with("local"), "{course}");
+    stack.picker.assert_settled().await;
+}

@@ -146,7 +146,7 @@ pub(super) fn split_by(policies: Vec<Policy>, deciders: &[String], with_roles: b
         let before = policy.pool.disaggregation.clone();
         let Disaggregation { split, mode } = before.unwrap_or_else(|| Disaggregation {
             split: SplitPolicy { decider, together: vec![ROLESET_LABEL.into()] },
-            mode: Mode::Header,
+            mode: Mode::Header { source_tokens: None },
         });
         let split = SplitPolicy { decider, ..split };
         PoolSettings { disaggregation: Some(Disaggregation { split, mode }), ..policy.pool.clone() }

@@ -412,6 +412,6 @@ fn a_prefill_profile_that_can_run_means_sidecars() {
         let (settings, _) = full(text, one_endpoint()).unwrap_or_else(|d| panic!("{case}: {}", show(text, &d)));
         let said = settings.pools[0].disaggregation.as_ref();
         assert_eq!(said.is_some(), splits, "{case}");
-        assert!(said.is_none_or(|d| matches!(d.mode, Mode::Header)), "{case}");
+        assert!(said.is_none_or(|d| matches!(d.mode, Mode::Header { .. })), "{case}");
     }
 }

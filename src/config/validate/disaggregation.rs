@@ -7,7 +7,9 @@ use crate::config::schema::{self, DeciderKind, DisaggregationMode, Scheme};
 use crate::config::settings::Disaggregation;
 use crate::disagg::attempts::Bounds;
 use crate::disagg::connector::{self, sglang::DEFAULT_BOOTSTRAP_PORT};
-use crate::disagg::policy::{DEFAULT_PREFILL_TIMEOUT, Direct, Fallback, Mode, ROLESET_LABEL};
+use crate::disagg::policy::{
+    DEFAULT_DECODER_BLOCKS_TTL, DEFAULT_PREFILL_TIMEOUT, Direct, Fallback, Mode, ROLESET_LABEL,
+};
 use crate::pool::Roles;
 use crate::pool::role::ROLE_LABEL;
 use crate::scheduling::{Decider, SplitPolicy};
@@ -53,7 +55,7 @@ pub(super) fn disaggregation(file: schema::Disaggregation, path: &str, sink: &mu
         Some(at) => at.value.iter().map(|label| label.value.as_str().into()).collect(),
     };
     let split = SplitPolicy { decider: decider(file.decider.as_ref(), path, sink), together };
-    let direct_only: [(&str, Option<_>); 7] = [
+    let direct_only: [(&str, Option<_>); 8] = [
         ("connector", file.connector.as_ref().map(|at| at.span)),
         ("prefillTimeout", file.prefill_timeout.map(|at| at.span)),
         ("hedgeAfter", file.hedge_after.map(|at| at.span)),
@@ -61,13 +63,22 @@ pub(super) fn disaggregation(file: schema::Disaggregation, path: &str, sink: &mu
         ("scheme", file.scheme.map(|at| at.span)),
         ("insecureSkipVerify", file.insecure_skip_verify.map(|at| at.span)),
         ("bootstrapPort", file.bootstrap_port.map(|at| at.span)),
+        ("decoderBlocksTtl", file.decoder_blocks_ttl.map(|at| at.span)),
     ];
     if given(file.mode, DisaggregationMode::Direct) == DisaggregationMode::Header {
         for (key, span) in direct_only.into_iter().filter_map(|(key, span)| Some((key, span?))) {
             let message = format!("`{key}` is the sidecar's business with `mode: header`");
             sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.{key}"), message).at(span));
         }
-        return Some(Disaggregation { split, mode: Mode::Header });
+        if let Some(at) = file.cache_source_tokens.filter(|at| at.value == 0) {
+            sink.out_of_range(at.span, &format!("{path}.cacheSourceTokens"), at.value, "1 or more");
+        }
+        let source_tokens = file.cache_source_tokens.map(|at| at.value);
+        return Some(Disaggregation { split, mode: Mode::Header { source_tokens } });
+    }
+    if let Some(at) = file.cache_source_tokens {
+        let message = "a sidecar is told where to fetch a prompt's beginning: this takes `mode: header`";
+        sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.cacheSourceTokens"), message).at(at.span));
     }
     let name = file.connector.as_ref().map_or(DEFAULT_CONNECTOR, |at| at.value.as_str());
     let Some(descriptor) = connector::named(name) else {
@@ -87,6 +98,10 @@ pub(super) fn disaggregation(file: schema::Disaggregation, path: &str, sink: &mu
     if let Some(at) = file.bootstrap_port.filter(|at| at.value == 0) {
         sink.out_of_range(at.span, &format!("{path}.bootstrapPort"), at.value, "1 to 65535");
     }
+    if let Some(at) = file.decoder_blocks_ttl.filter(|_| !descriptor.connector.carries()) {
+        let message = format!("decode servers keep nothing for the next turn with `connector: {name}`");
+        sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.decoderBlocksTtl"), message).at(at.span));
+    }
     let scheme = if given(file.scheme, Scheme::Http) == Scheme::Https { "https" } else { "http" };
     let direct = Direct {
         connector: descriptor.connector,
@@ -95,6 +110,7 @@ pub(super) fn disaggregation(file: schema::Disaggregation, path: &str, sink: &mu
         scheme: scheme.into(),
         insecure_skip_verify: given(file.insecure_skip_verify, false),
         bootstrap_port: given(file.bootstrap_port, DEFAULT_BOOTSTRAP_PORT),
+        decoder_blocks_ttl: given(file.decoder_blocks_ttl, DEFAULT_DECODER_BLOCKS_TTL),
     };
     Some(Disaggregation { split, mode: Mode::Direct(direct) })
 }

@@ -131,6 +131,10 @@ fn kv_events(file: schema::KvEvents, path: &str, sink: &mut Sink) -> KvEventSett
     if let Some(at) = file.ranks.filter(|at| !(1..=MAX_RANKS).contains(&at.value)) {
         sink.out_of_range(at.span, &format!("{path}.ranks"), at.value, &format!("1 to {MAX_RANKS}"));
     }
+    if let Some(at) = file.choose_rank.filter(|at| at.value && given(file.ranks, 1) < 2) {
+        let message = "there is one rank to choose from: `ranks` is 1";
+        sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.chooseRank"), message).at(at.span));
+    }
     if let (Some(bind), Some(port)) = (&file.bind, &file.port) {
         let message = "`port` has no effect: with `bind` the publishers connect here";
         sink.push(
@@ -149,6 +153,7 @@ fn kv_events(file: schema::KvEvents, path: &str, sink: &mut Sink) -> KvEventSett
         port: given(file.port, DEFAULT_KV_EVENTS_PORT),
         replay_port: file.replay_port.map(|at| at.value),
         ranks: given(file.ranks, 1),
+        choose_rank: given(file.choose_rank, false),
         topic: given(file.topic, DEFAULT_KV_EVENTS_TOPIC.to_owned()),
         bind: file.bind.map(|at| at.value),
     }

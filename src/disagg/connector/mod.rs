@@ -89,6 +89,11 @@ pub trait Connector: Debug + Sync {
     /// The request can't be split, or the reply doesn't tell what it should.
     fn decode_body<'a>(&self, leg: &Leg<'a>, reply: Option<&[u8]>) -> Result<DecodeBody<'a>, LegError>;
 
+    /// Whether decode servers may end an answer with `kv_transfer_params` for the next turn's prefill ([`Leg::carried`]).
+    fn carries(&self) -> bool {
+        false
+    }
+
     /// What ends a leg of this request on a server that waits for the other leg in vain; `None` where closing the connection is enough.
     fn abort_request(&self, _leg: &Leg<'_>) -> Option<AbortRequest> {
         None

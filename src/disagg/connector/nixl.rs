@@ -38,6 +38,10 @@ impl Connector for Nixl {
         CONNECTOR.name
     }
 
+    fn carries(&self) -> bool {
+        true
+    }
+
     fn prefill_body(&self, leg: &Leg<'_>) -> Result<Vec<u8>, LegError> {
         prefill_body(leg)
     }

@@ -138,3 +138,21 @@ fn cached_tokens_are_the_servers_own_count() {
     assert_eq!((prefilled.prompt_tokens, prefilled.cached_tokens), (Some(50), Some(32)));
     assert_eq!(read(LegApi::Completions, r#"{"usage":null}"#).prefilled(), Prefilled::default());
 }
+
+#[test]
+fn blocks_are_asked_for_until_shortly_before_their_server_lets_them_go() {
+    let ttl = Duration::from_secs(480);
+    let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+    let told = |at: Option<f64>| Transfer { expiry_time: at, ..Transfer::default() };
+    let seconds = |at, ttl| told(at).life(ttl, now).as_secs_f64();
+    // vLLM 0.32: a clock that nobody else has.
+    assert_eq!((seconds(Some(81_234.5), ttl), seconds(None, ttl)), (450.0, 450.0));
+    assert_eq!(seconds(None, Duration::from_secs(4)), 3.0);
+    // Unix time.
+    assert_eq!(seconds(Some(1_800_000_100.0), ttl), 75.0);
+    assert_eq!(seconds(Some(1_800_000_400.0), ttl), 370.0);
+    for over in [1_799_999_999.0, 1_800_000_000.0, f64::INFINITY, 1e300] {
+        assert_eq!(seconds(Some(over), ttl), 0.0, "{over}");
+    }
+    assert_eq!(seconds(Some(f64::NAN), ttl), 450.0);
+}

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test that can't go on fails")]
 
 mod affinity;
+mod conversation;
 mod hermetic;
 mod modes;
 mod order;
@@ -108,7 +109,14 @@ impl Setup {
         cache.reconcile(&store.load());
         let tokenizer = self.tokenizer.unwrap_or_else(|| Tokenizer::Characters(Characters::new(cache.space())));
         let clock = crate::clock::Clock::start();
-        let prefix = PoolPrefix { cache, tokenizer, tenant_header: None, named_by_adapter: self.engines_tell, clock };
+        let prefix = PoolPrefix {
+            cache,
+            tokenizer,
+            tenant_header: None,
+            named_by_adapter: self.engines_tell,
+            choose_rank: self.engines_tell,
+            clock,
+        };
         let live = Live::new(Router::new(vec![Arc::new(pool)]), self.limits, self.exchange, &metrics);
         let live = live.with_prefix(vec![Arc::new(prefix)]);
         let picker = Arc::new(Picker::new(live, metrics, Decisions::new(16), Tracing::default(), 7));

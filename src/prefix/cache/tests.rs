@@ -1,5 +1,6 @@
 use super::*;
 use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, LoraState};
+use crate::prefix::carried::Turn;
 use crate::prefix::index::{StoredBlock, Tier};
 use crate::prefix::key::EngineHash;
 use crate::prefix::residents::Cache;
@@ -188,4 +189,25 @@ fn engines_compute_the_block_of_the_last_token_themselves() {
     assert_eq!(foretold(192, Some(192)), 176, "a prompt of whole blocks");
     assert_eq!([foretold(192, Some(193)), foretold(192, None), foretold(16, Some(1_000))], [192, 192, 16]);
     assert_eq!([foretold(16, Some(16)), foretold(16, Some(0))], [0, 0]);
+}
+
+#[test]
+fn what_a_server_keeps_for_others_goes_when_it_starts_anew_or_is_gone() {
+    let cache = cache(BlockUnit::Tokens(16));
+    cache.reconcile(&snapshot(&[(1, started(1.0)), (2, started(1.0)), (3, None)]));
+    let tokens: Vec<u32> = (0..50).collect();
+    for id in 1..4 {
+        let turn =
+            Turn { endpoint: EndpointId(id), root: u64::from(id), tokens: &tokens[..40], until: Timestamp(1_000) };
+        cache.carried().keep(&turn, bytes::Bytes::from_static(b"{}"), Timestamp(0));
+    }
+    let kept = || {
+        (1..4u64)
+            .filter(|root| cache.carried().find(*root, &tokens, Timestamp(1), |_| true).is_some())
+            .collect::<Vec<_>>()
+    };
+    cache.reconcile(&snapshot(&[(1, started(1.0)), (2, started(1.0)), (3, None)]));
+    assert_eq!(kept(), [1, 2, 3]);
+    cache.reconcile(&snapshot(&[(1, started(2.0)), (2, started(1.0))]));
+    assert_eq!(kept(), [2]);
 }

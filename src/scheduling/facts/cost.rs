@@ -16,6 +16,7 @@
 
 use crate::pool::Roles;
 use crate::pool::speed::{Load, Prediction};
+use crate::prefix::cache::Found;
 use crate::scheduling::{Candidate, PickContext};
 
 /// Servers are thought to be nine tenths busy at most: what was sent to them is an estimate, and a price beyond all measure would send
@@ -95,10 +96,15 @@ pub fn whole(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -
     prefilled(predicted, candidate, prices) + predicted.per_token * prices.answer
 }
 
-/// The cost of its prompt when `candidate` computes it for another.
+/// The cost of its prompt when `candidate` computes it for another. What it lacks of the turns before comes from the decode server that
+/// keeps them, for the price of a transfer.
 #[must_use]
 pub fn prefill(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
-    prefilled(forecast(cx, candidate).1, candidate, prices)
+    let carried = cx.prefix.map_or(0, Found::carried).saturating_sub(candidate.cached.any);
+    let live = candidate.state.live();
+    let work = candidate.work_with(cx, carried);
+    let (_, predicted) = live.speed.forecast(&live.ledger, candidate.reported(), work, cx.now);
+    live.speed.pool().transfer().seconds(carried) + prefilled(predicted, candidate, prices)
 }
 
 fn prefilled(predicted: Prediction, candidate: &Candidate<'_>, prices: &Prices) -> f64 {

@@ -9,6 +9,7 @@ use super::{Call, Generation, Server, Whole, quoted};
 use crate::sim::answer::Answer;
 use crate::sim::config::Quirks;
 use crate::sim::engine::{FinishReason, JobReport};
+use crate::sim::tokenizer::answer_token;
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
@@ -26,6 +27,7 @@ pub(super) async fn generate(server: &Server, chat: bool, call: &Call) -> Result
         id: server.id(if chat { "chatcmpl" } else { "cmpl" }, call),
         created: server.unix_seconds(),
         model: model.name.clone(),
+        token_ids: request.return_token_ids.unwrap_or(false),
     };
     let generation = Generation {
         prompts,
@@ -51,6 +53,16 @@ struct Shape {
     id: String,
     created: u64,
     model: String,
+    /// The answer is told in tokens as well (`return_token_ids`).
+    token_ids: bool,
+}
+
+/// The tokens of an answer, when they are asked for.
+fn token_ids(asked: bool, answer: &Answer, report: &JobReport) -> Value {
+    match asked {
+        true => (0..report.generated_tokens).map(|token| answer_token(answer.seed, token)).collect(),
+        false => Value::Null,
+    }
 }
 
 impl Shape {
@@ -93,7 +105,7 @@ impl Shape {
     fn choice(&self, index: usize, answer: &Answer, report: &JobReport) -> Value {
         let text = answer.whole(report.generated_tokens);
         let finish = finish_reason(report.reason);
-        let stop = answer.stop_text(report);
+        let (stop, token_ids) = (answer.stop_text(report), token_ids(self.token_ids, answer, report));
         if self.chat {
             json!({
                 "index": index,
@@ -101,12 +113,12 @@ impl Shape {
                     "role": "assistant", "content": text, "refusal": null, "annotations": null, "audio": null,
                     "function_call": null, "reasoning": null,
                 },
-                "logprobs": null, "finish_reason": finish, "stop_reason": stop, "token_ids": null, "routed_experts": null,
+                "logprobs": null, "finish_reason": finish, "stop_reason": stop, "token_ids": token_ids, "routed_experts": null,
             })
         } else {
             json!({
                 "index": index, "text": text, "logprobs": null, "finish_reason": finish, "stop_reason": stop,
-                "token_ids": null, "prompt_logprobs": null, "prompt_token_ids": null, "routed_experts": null,
+                "token_ids": token_ids, "prompt_logprobs": null, "prompt_token_ids": null, "routed_experts": null,
             })
         }
     }
@@ -157,6 +169,7 @@ struct Chunks {
     /// The same for the chunks with tokens.
     token_head: String,
     usage_in: UsageIn,
+    token_ids: bool,
 }
 
 impl Chunks {
@@ -173,7 +186,7 @@ impl Chunks {
             (Quirks::None, Some(false)) => UsageIn::Nowhere,
         };
         let token_head = head(if quirks == Quirks::Astrai { 0 } else { shape.created });
-        Self { chat: shape.chat, head: head(shape.created), token_head, usage_in }
+        Self { chat: shape.chat, head: head(shape.created), token_head, usage_in, token_ids: shape.token_ids }
     }
 }
 
@@ -221,8 +234,13 @@ impl EventWriter for Chunks {
             let finish = finish_reason(report.reason);
             let stop = answer.stop_text(report).map_or_else(|| "null".to_owned(), quoted);
             let content = if self.chat { r#""delta":{}"# } else { r#""text":"""# };
+            // All at once; vLLM tells them with the text that they make.
+            let ids = match self.token_ids {
+                true => format!(r#","token_ids":{}"#, token_ids(true, answer, report)),
+                false => String::new(),
+            };
             out.push_str(&format!(
-                r#"{{"index":{choice},{content},"logprobs":null,"finish_reason":"{finish}","stop_reason":{stop}}}]"#
+                r#"{{"index":{choice},{content},"logprobs":null,"finish_reason":"{finish}","stop_reason":{stop}{ids}}}]"#
             ));
             if let Some(usage) = usage.filter(|_| self.usage_in == UsageIn::FinishChunk) {
                 out.push_str(&format!(r#","usage":{}"#, usage_json(usage, self.chat)));

@@ -148,6 +148,7 @@ pub(super) struct OpenAiRequest {
     tools: Option<Box<RawValue>>,
     add_generation_prompt: Option<bool>,
     pub(super) return_token_strs: Option<bool>,
+    pub(super) return_token_ids: Option<bool>,
 }
 
 impl OpenAiRequest {

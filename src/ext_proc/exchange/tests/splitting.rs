@@ -4,6 +4,7 @@
 use super::*;
 use crate::disagg::attempts::Bounds;
 use crate::disagg::connector::sglang::DEFAULT_BOOTSTRAP_PORT;
+use crate::disagg::policy::DEFAULT_DECODER_BLOCKS_TTL;
 use crate::disagg::{Direct, Failure, Fallback, Mode, connector};
 use crate::ext_proc::split::{Ask, COURSE_HEADER, PREFILL_HEADER, Told};
 use crate::scheduling::Decider;
@@ -13,9 +14,9 @@ use proptest::prelude::*;
 const PARAMS: &str =
     r#"{"do_remote_prefill":true,"remote_block_ids":[[7,8]],"remote_engine_id":"e","new_in_2027":1.50}"#;
 /// Two prefill servers, two decode servers: 192.168.1.1 to .4.
-const ROLES: &[&str] = &["prefill", "prefill", "decode", "decode"];
+pub(super) const ROLES: &[&str] = &["prefill", "prefill", "decode", "decode"];
 
-fn direct(name: &str) -> Direct {
+pub(super) fn direct(name: &str) -> Direct {
     Direct {
         connector: connector::named(name).unwrap().connector,
         bounds: Bounds { timeout: Duration::from_secs(30), hedge_after: None },
@@ -23,6 +24,7 @@ fn direct(name: &str) -> Direct {
         scheme: "http".into(),
         insecure_skip_verify: false,
         bootstrap_port: DEFAULT_BOOTSTRAP_PORT,
+        decoder_blocks_ttl: DEFAULT_DECODER_BLOCKS_TTL,
     }
 }
 
@@ -51,17 +53,17 @@ fn asked(world: &World, extra: &[(&str, &str)]) -> (Exchange, Vec<ProcessingResp
 
 const SENT: &str = r#"{"model":"m", "prompt":"a long prompt","stream":true,"stream_options":{"include_usage":true},"n":1,"kv_transfer_params":{"remote_host":"10.6.6.6"}}"#;
 
-fn told(exchange: &mut Exchange, attempt: usize, told: Told, after: u64) -> Answered {
+pub(super) fn told(exchange: &mut Exchange, attempt: usize, told: Told, after: u64) -> Answered {
     let mut out = Actions::new();
     exchange.on(Event::Told(attempt, told), NOW.after(Duration::from_millis(after)), &mut out).unwrap();
     Answered::of(&Vec::from(out))
 }
 
-fn reply(status: u16, body: &str) -> Told {
+pub(super) fn reply(status: u16, body: &str) -> Told {
     Told::Reply { status, body: Bytes::copy_from_slice(body.as_bytes()) }
 }
 
-fn good() -> Told {
+pub(super) fn good() -> Told {
     reply(
         200,
         &format!(
@@ -259,7 +261,7 @@ fn sglang_servers_are_asked_at_once_and_a_failed_prefill_ends_the_decode() {
 
 #[test]
 fn a_sidecar_is_told_the_prefill_server() {
-    let world = splitting(Mode::Header, Decider::Always);
+    let world = splitting(Mode::Header { source_tokens: None }, Decider::Always);
     let (mut exchange, out, asks) = asked(&world, &[("x-prefiller-host-port", "10.6.6.6:1")]);
     assert!(asks.is_empty());
     let all = Answered::of(&out);

@@ -1,0 +1,131 @@
+//! A conversation between two turns, where decode servers keep what they have computed for whoever prefills the next one: what a request
+//! finds of the turn before, and what its own answer tells.
+//!
+//! Only where a prompt's tokens are known as its server knows them: it came in tokens, or the pool's tokenizer is the model's own
+//! (`huggingface`) or the servers' (`remote`). The answer's tokens are those that it tells (`return_token_ids`), or its text's as
+//! `huggingface` encodes it, if they are as many as the server says it has computed. Called by the decision, by [`super::split`] and by
+//! [`super::response`].
+
+use super::lookup::Looked;
+use super::prefix::PoolPrefix;
+use crate::clock::Timestamp;
+use crate::disagg::{Mode, Transfer};
+use crate::ids::EndpointId;
+use crate::pool::PoolSnapshot;
+use crate::pool::health::Availability;
+use crate::prefix::carried::{Carry, Turn};
+use crate::protocol::answer::AnswerFormat;
+use crate::protocol::transfer::Finish;
+use crate::protocol::{Api, TransferScanner};
+use crate::scheduling::Pool;
+use bytes::Bytes;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// One turn that is split between two servers.
+#[derive(Debug)]
+pub struct Conversation {
+    prefix: Arc<PoolPrefix>,
+    root: u64,
+    /// The prompt's; empty as long as no server of the pool has told that it keeps any.
+    tokens: Vec<u32>,
+    /// What is kept of the turn before.
+    carry: Option<Carry>,
+    ttl: Duration,
+}
+
+/// How long the pool's decode servers keep blocks for the next prefill; `None` when they don't, or nobody should ask.
+fn ttl(pool: &Pool) -> Option<Duration> {
+    let Some(Mode::Direct(direct)) = pool.disagg.as_deref() else { return None };
+    Some(direct.decoder_blocks_ttl).filter(|ttl| !ttl.is_zero() && direct.connector.carries())
+}
+
+/// Whether all tokens of a prompt will be asked for.
+pub(super) fn wants_tokens(pool: &Pool, prefix: &PoolPrefix) -> bool {
+    ttl(pool).is_some() && prefix.cache.carried().is_wanted()
+}
+
+impl Conversation {
+    /// What is known of the turn that `looked` has looked up, which notes what can be fetched of it; `None` where nothing can be.
+    pub(super) fn begin(
+        pool: &Pool,
+        looked: &mut Looked<'_>,
+        snapshot: &PoolSnapshot,
+        now: Timestamp,
+    ) -> Option<Box<Self>> {
+        let ttl = ttl(pool)?;
+        let (prefix, root) = (looked.prefix().clone(), looked.root());
+        let carried = prefix.cache.carried();
+        if !looked.has_engine_tokens() {
+            return None;
+        }
+        let tokens = if carried.is_wanted() { looked.tokens()? } else { Vec::new() };
+        let serves = |endpoint: EndpointId| {
+            let state = snapshot.endpoints.iter().find(|state| state.endpoint.id == endpoint);
+            let availability = state.map(|s| s.endpoint.health.availability(now, pool.scheduler.health()));
+            matches!(availability, Some(Availability::Open | Availability::SlowStart(_)))
+        };
+        let carry = carried.find(root, &tokens, now, serves);
+        looked.found.carry(carry);
+        Some(Box::new(Self { prefix, root, tokens, carry, ttl }))
+    }
+
+    /// The words by which the prefill server fetches what is kept of the turn before, and the tokens that it gets. Nobody else gets them
+    /// then, since they are good for one fetch.
+    pub fn take(&mut self, now: Timestamp) -> Option<(Bytes, u32)> {
+        let carry = self.carry.take()?;
+        Some((self.prefix.cache.carried().take(&carry, now)?, carry.tokens))
+    }
+
+    /// What reads the answer; `None` when its API tells no tokens.
+    #[must_use]
+    pub fn scanner(&self, api: Api, format: AnswerFormat) -> Option<TransferScanner> {
+        matches!(api, Api::ChatCompletions | Api::Completions).then(|| TransferScanner::new(format))
+    }
+
+    /// Whether the answer's text would do where its tokens are not told.
+    #[must_use]
+    pub fn reads_text(&self) -> bool {
+        !self.tokens.is_empty() && self.prefix.encodes()
+    }
+
+    /// The answer of `endpoint` has ended: keeps what it told for the next turn.
+    pub fn learn(
+        mut self,
+        told: &TransferScanner,
+        text: Option<&str>,
+        prompt_tokens: Option<u64>,
+        endpoint: EndpointId,
+        now: Timestamp,
+    ) {
+        let Some(params) = told.params() else { return };
+        let Some(transfer) = Transfer::read(params) else { return };
+        let Some(kept) = transfer.kept_for_prefill().and_then(|tokens| usize::try_from(tokens).ok()) else { return };
+        self.prefix.cache.carried().want();
+        let prompt = self.tokens.len() as u64;
+        if prompt == 0 || prompt_tokens.is_some_and(|tokens| tokens != prompt) || !self.add_answer(told, text, kept) {
+            return;
+        }
+        self.tokens.truncate(kept);
+        let life = transfer.life(self.ttl, self.prefix.clock.wall(now));
+        let turn = Turn { endpoint, root: self.root, tokens: &self.tokens, until: now.after(life) };
+        self.prefix.cache.carried().keep(&turn, Bytes::copy_from_slice(params), now);
+    }
+
+    /// Adds the answer's tokens to the prompt's; false when they can't be those of which the server has computed `kept`: all but the last
+    /// one, whose keys and values nobody has needed. A text holds that one only when it was cut off.
+    fn add_answer(&mut self, told: &TransferScanner, text: Option<&str>, kept: usize) -> bool {
+        let ids = told.token_ids();
+        if !ids.is_empty() {
+            self.tokens.extend_from_slice(ids);
+            return self.tokens.len() == kept + 1;
+        }
+        let encoded = text.is_some_and(|text| self.prefix.encode(text, &mut self.tokens));
+        let unread = match told.finish() {
+            Some(Finish::Length) => 1,
+            Some(Finish::Stop) => 0,
+            None => return false,
+        };
+        encoded && self.tokens.len() == kept + unread
+    }
+}

@@ -1,0 +1,295 @@
+//! Turns of one conversation, where decode servers keep what they have computed: what the next prefill leg carries, and what it must not.
+
+use super::splitting::{ROLES, direct, good, reply, told};
+use super::*;
+use crate::disagg::{Failure, Mode};
+use crate::ext_proc::split::{Ask, COURSE_HEADER, Told};
+use crate::pool::health::Outcome as Health;
+use crate::scheduling::Decider;
+use serde_json::{Value as Json, json};
+
+/// Two prefill servers, two decode servers.
+fn world(tokenizer: Option<Tokenizer>, connector: &str) -> World {
+    let policy = SplitPolicy { decider: Decider::Always, together: Vec::new() };
+    Setup {
+        servers: vec![(0, 0.0, &[]); 4],
+        roles: ROLES,
+        disagg: Some((policy, Mode::Direct(direct(connector)))),
+        strategy: "predicted-latency",
+        parameters: Json::Null,
+        tokenizer,
+        ..Setup::default()
+    }
+    .build()
+}
+
+fn ids(from: u32, count: u32) -> Vec<u32> {
+    (from..from + count).collect()
+}
+
+fn completion(tokens: &[u32]) -> Json {
+    json!({"model": "m", "prompt": tokens, "max_tokens": 9, "cache_salt": "s"})
+}
+
+/// As vLLM 0.32 tells it; the moment is one of its own clock.
+fn params(tokens: usize) -> String {
+    format!(
+        r#"{{"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[4,5]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"10.0.0.3","remote_port":5600,"tp_size":1,"remote_num_tokens":{tokens},"remote_blocks_expiry_time":81234.5,"transfer_mode":"pull","new_in_2027":1.50}}"#
+    )
+}
+
+/// A request as far as its prefill leg.
+fn asked(world: &World, path: &str, sent: &Json) -> (Exchange, Ask) {
+    let mut exchange = world.exchange();
+    send(&mut exchange, request(Message::RequestHeaders(headers(&[(":path", path), (":method", "POST")], false))));
+    let out = send(&mut exchange, request(Message::RequestBody(body(sent.to_string().as_bytes(), true))));
+    let mut asks = exchange.asks();
+    assert!(out.is_empty() && asks.len() == 1, "{asks:?}");
+    (exchange, asks.remove(0))
+}
+
+/// What the prefill leg carries, when it is not what all of them carry.
+fn carried(ask: &Ask) -> Option<String> {
+    let text = std::str::from_utf8(&ask.body).unwrap();
+    let params = text.split(r#""kv_transfer_params":"#).nth(1).unwrap().strip_suffix('}').unwrap();
+    let usual = serde_json::from_str::<Json>(params).unwrap()["remote_host"].is_null();
+    (!usual).then(|| params.to_owned())
+}
+
+/// The answer in the middle of which the decode server tells `params`; the client sees every byte of it.
+fn answered(exchange: &mut Exchange, choice: &Json, usage: &Json, params: &str) -> String {
+    let pairs = [(":status", "200"), ("content-type", "application/json")];
+    let first = Answered::of(&send(exchange, request(Message::ResponseHeaders(headers(&pairs, false)))));
+    let whole = format!(r#"{{"choices":[{choice}],"usage":{usage},"kv_transfer_params":{params}}}"#);
+    let seen = Answered::of(&send(exchange, request(Message::ResponseBody(body(whole.as_bytes(), true)))));
+    assert_eq!(seen.text(), whole);
+    first.set[COURSE_HEADER].clone()
+}
+
+fn answer_of(tokens: &[u32]) -> Json {
+    json!({"index": 0, "text": "…", "finish_reason": "length", "token_ids": tokens})
+}
+
+/// One turn of token ids, answered with 9 more; what its prefill leg carried.
+fn turn(world: &World, prompt: &[u32]) -> (Vec<u32>, Option<String>) {
+    let (mut exchange, ask) = asked(world, "/v1/completions", &completion(prompt));
+    told(&mut exchange, 0, good(), 10);
+    let answer = ids(90_000, 9);
+    let usage = json!({"prompt_tokens": prompt.len(), "completion_tokens": 9});
+    let course = answered(&mut exchange, &answer_of(&answer), &usage, &params(prompt.len() + 8));
+    assert_eq!(course.contains("carried"), carried(&ask).is_some(), "{course}");
+    (prompt.iter().chain(&answer).copied().collect(), carried(&ask))
+}
+
+fn go_on(history: &[u32]) -> Vec<u32> {
+    history.iter().copied().chain(ids(50_000, 20)).collect()
+}
+
+/// A pool that has found out that its servers keep conversations.
+fn keeping() -> World {
+    let world = world(None, "nixl");
+    turn(&world, &ids(0, 40));
+    assert!(kept(&world) == 0, "of the first turn the prompt's tokens were not known");
+    world
+}
+
+fn kept(world: &World) -> usize {
+    world.picker.live().prefix(0).unwrap().cache.carried().len()
+}
+
+#[test]
+fn the_next_turn_carries_what_was_told_byte_for_byte_and_once() {
+    let world = keeping();
+    let (history, before) = turn(&world, &ids(100, 100));
+    assert_eq!(before, None);
+    let (history, carried) = turn(&world, &go_on(&history));
+    assert_eq!(carried, Some(params(108)));
+    let next = go_on(&history);
+    assert_eq!(turn(&world, &next).1, Some(params(137)));
+    let mut edited = next.clone();
+    edited[136] += 1;
+    assert_eq!(turn(&world, &edited).1, None);
+    assert_eq!(turn(&world, &next).1, None, "it was given before");
+    let mut other_salt = completion(&go_on(&turn(&world, &ids(100, 100)).0));
+    other_salt["cache_salt"] = "t".into();
+    let (_, ask) = asked(&world, "/v1/completions", &other_salt);
+    assert_eq!(self::carried(&ask), None);
+}
+
+#[test]
+fn only_a_try_that_did_not_reach_its_server_hands_on_what_it_carried() {
+    for (failure, again) in [
+        (Told::Failed(Failure::Refused), true),
+        (Told::Failed(Failure::Broken), false),
+        (reply(500, "{}"), false),
+        (reply(200, "{}"), false),
+    ] {
+        let world = keeping();
+        let (history, _) = turn(&world, &ids(100, 100));
+        let (mut exchange, first) = asked(&world, "/v1/completions", &completion(&go_on(&history)));
+        assert!(carried(&first).is_some());
+        told(&mut exchange, 0, failure.clone(), 10);
+        let second = exchange.asks().remove(0);
+        assert_ne!(second.url, first.url);
+        assert_eq!(carried(&second).is_some(), again, "{failure:?}");
+        told(&mut exchange, 1, good(), 20);
+        drop(exchange);
+        world.assert_books_closed(3);
+    }
+}
+
+#[test]
+fn what_can_not_be_relied_on_is_not_kept() {
+    let prompt = ids(100, 100);
+    let whole = answer_of(&ids(90_000, 9));
+    let usage = json!({"prompt_tokens": 100});
+    let stopped = json!({"index": 0, "text": "…", "finish_reason": "stop"});
+    for (what, choice, usage, params) in [
+        ("nothing is told", &whole, &usage, "null".to_owned()),
+        ("for another decode", &whole, &usage, params(108).replace(r#"decode":true"#, r#"decode":false"#)),
+        ("no host", &whole, &usage, params(108).replace("remote_host", "host")),
+        ("pushed", &whole, &usage, params(108).replace("pull", "push")),
+        ("other tokens than ours", &whole, &json!({"prompt_tokens": 101}), params(108)),
+        ("more tokens than there are", &whole, &usage, params(109)),
+        ("fewer", &whole, &usage, params(107)),
+        ("a text that nobody can encode", &stopped, &usage, params(108)),
+        ("already over", &whole, &usage, params(108).replace("81234.5", "1700000000.0")),
+    ] {
+        let world = keeping();
+        let (mut exchange, _) = asked(&world, "/v1/completions", &completion(&prompt));
+        told(&mut exchange, 0, good(), 10);
+        answered(&mut exchange, choice, usage, &params);
+        assert_eq!(kept(&world), 0, "{what}");
+    }
+    // A client that has left has not seen the answer that its next turn would bring.
+    let world = keeping();
+    let (mut exchange, _) = asked(&world, "/v1/completions", &completion(&prompt));
+    told(&mut exchange, 0, good(), 10);
+    let pairs = [(":status", "200"), ("content-type", "application/json")];
+    send(&mut exchange, request(Message::ResponseHeaders(headers(&pairs, false))));
+    drop(exchange);
+    assert_eq!(kept(&world), 0);
+}
+
+#[test]
+fn servers_that_fail_are_not_fetched_from() {
+    let world = keeping();
+    let (history, _) = turn(&world, &ids(100, 100));
+    for state in &world.snapshot.load().endpoints[2..] {
+        for _ in 0..20 {
+            state.endpoint.health.record(Health::ConnectFailure, NOW, &HealthPolicy::default());
+        }
+    }
+    let (_, ask) = asked(&world, "/v1/completions", &completion(&go_on(&history)));
+    assert_eq!((carried(&ask), kept(&world)), (None, 1), "it stays for when the server is back");
+}
+
+#[test]
+fn other_connectors_carry_nothing() {
+    let world = world(None, "shfs");
+    for _ in 0..2 {
+        let (mut exchange, _) = asked(&world, "/v1/completions", &completion(&ids(100, 100)));
+        told(&mut exchange, 0, good(), 10);
+        answered(&mut exchange, &answer_of(&ids(90_000, 9)), &json!({}), &params(108));
+    }
+    let live = world.picker.live();
+    let cache = &live.prefix(0).unwrap().cache;
+    assert!(!cache.carried().is_wanted() && cache.carried().is_empty());
+}
+
+#[cfg(feature = "hf-tokenizers")]
+mod chat {
+    use super::*;
+    use crate::prefix::key::KeySpace;
+    use crate::prompt::Encoder;
+    use crate::prompt::blocks::TokenBlocks;
+    use crate::prompt::huggingface::HuggingFace;
+    use crate::prompt::memo::{Cuts, Memo, SegmentCache};
+
+    const CHAT: &str = "/v1/chat/completions";
+
+    fn model() -> Arc<HuggingFace> {
+        let read = |name: &str| {
+            let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/chat_vectors");
+            std::fs::read_to_string(folder.join(name)).unwrap()
+        };
+        let (tokenizer, template) = (read("tokenizer.json"), read("chat_template.jinja"));
+        Arc::new(HuggingFace::from_parts(tokenizer.as_bytes(), None, Some(&template)).unwrap())
+    }
+
+    fn keeping() -> World {
+        let model = model();
+        let memo = Arc::new(Memo::new(model.clone(), b"tiny", Cuts::none(), Arc::new(SegmentCache::new(1 << 20, 7))));
+        let blocks = TokenBlocks::new(KeySpace::new(7), memo.clone(), Cuts::none());
+        let world = world(Some(Tokenizer::HuggingFace { model, blocks, memo }), "nixl");
+        world.picker.live().prefix(0).unwrap().cache.carried().want();
+        world
+    }
+
+    fn sent(messages: &[(&str, &str)]) -> Json {
+        let messages: Vec<_> = messages.iter().map(|(r, c)| json!({"role": r, "content": c})).collect();
+        json!({"model": "m", "messages": messages, "max_tokens": 20})
+    }
+
+    fn rendered(messages: &[(&str, &str)]) -> usize {
+        let all: String = messages.iter().map(|(r, c)| format!("<|im_start|>{r}\n{c}<|im_end|>\n")).collect();
+        count(&(all + "<|im_start|>assistant\n"))
+    }
+
+    fn count(text: &str) -> usize {
+        let mut ids = Vec::new();
+        model().encode(text, &mut ids).unwrap();
+        ids.len()
+    }
+
+    fn turn(world: &World, messages: &[(&str, &str)], choice: &Json, kept: usize) -> Option<String> {
+        let (mut exchange, ask) = asked(world, CHAT, &sent(messages));
+        told(&mut exchange, 0, good(), 10);
+        answered(&mut exchange, choice, &json!({"prompt_tokens": rendered(messages)}), &params(kept));
+        carried(&ask)
+    }
+
+    /// The tokens of a text are those of its server when there are as many of them; the last one of an answer that ended by itself is not
+    /// part of its text.
+    #[test]
+    fn an_answers_text_is_what_its_tokens_say() {
+        let (question, reply) = ("what is an event loop? ".repeat(8), "It waits for events. ".repeat(8));
+        let first = [("system", "Be brief."), ("user", &*question)];
+        let second = [first[0], first[1], ("assistant", &*reply), ("user", "go on")];
+        let edited = [first[0], first[1], ("assistant", "It waits for nothing. "), ("user", "go on")];
+        let choice = |finish: &str| json!({"index": 0, "message": {"role": "assistant", "content": reply}, "finish_reason": finish});
+        let both = rendered(&first) + count(&reply);
+        for (finish, kept, found) in [
+            ("stop", both, true),
+            ("length", both - 1, true),
+            ("stop", both + 1, false),
+            ("stop", both - 1, false),
+            ("length", both, false),
+        ] {
+            let world = keeping();
+            assert_eq!(turn(&world, &first, &choice(finish), kept), None);
+            assert_eq!(turn(&world, &edited, &choice(finish), 0), None);
+            let carried = turn(&world, &second, &choice(finish), 0);
+            assert_eq!(carried, found.then(|| params(kept)), "{finish} {kept} of {both}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_all_text_is_not_kept() {
+        let world = keeping();
+        let first = [("user", "hello")];
+        let tools = json!({"index": 0, "finish_reason": "tool_calls", "message": {
+            "role": "assistant", "content": "hi", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}],
+        }});
+        turn(&world, &first, &tools, rendered(&first) + count("hi"));
+        assert_eq!(kept(&world), 0);
+        let image = json!({"model": "m", "messages": [{"role": "user", "content": [
+            {"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": "http://a/b.png"}},
+        ]}]});
+        let (mut exchange, _) = asked(&world, CHAT, &image);
+        told(&mut exchange, 0, good(), 10);
+        let choice = json!({"index": 0, "finish_reason": "length", "token_ids": [1, 2]});
+        answered(&mut exchange, &choice, &json!({}), &params(10));
+        assert_eq!(kept(&world), 0);
+    }
+}

@@ -1,0 +1,95 @@
+//! What servers are told in headers beside where a request goes, where the configuration asks for it: the data-parallel rank that should
+//! serve it, and the server that holds more of its prompt. Pure; called by the decision.
+
+use super::head::Head;
+use super::lookup::Looked;
+use crate::clock::Timestamp;
+use crate::disagg::Mode;
+use crate::ids::EndpointId;
+use crate::pool::health::Availability;
+use crate::pool::{Endpoint, EndpointState, PoolSnapshot};
+use crate::prefix::ranks::RankBooking;
+use crate::scheduling::{Decision, Pool};
+use std::sync::Arc;
+
+/// The rank that vLLM serves a request on, where one port stands for several.
+pub const RANK_HEADER: &str = "x-data-parallel-rank";
+/// The server that llm-d's sidecar fetches a prompt's beginning from.
+pub const SOURCE_HEADER: &str = "x-kv-cache-source-host-port";
+
+/// What is told of one request.
+#[derive(Debug, Default)]
+pub struct Hints {
+    /// The rank of the server that answers.
+    pub rank: Option<RankBooking>,
+    /// The rank of the server that computes the prompt for it, when we ask it ourselves.
+    pub prefill_rank: Option<RankBooking>,
+    /// Who holds more of the prompt than the server that computes it.
+    pub source: Option<Arc<Endpoint>>,
+}
+
+impl Hints {
+    /// What there is to tell of a request that has been decided on.
+    pub(super) fn of(
+        pool: &Pool,
+        looked: &Looked<'_>,
+        decision: &Decision,
+        snapshot: &PoolSnapshot,
+        head: &Head,
+        now: Timestamp,
+    ) -> Self {
+        let mut hints = Self::default();
+        let prefill = decision.split.as_ref().and_then(|split| split.prefill.first());
+        let sidecar = matches!(pool.disagg.as_deref(), Some(Mode::Header { .. }));
+        // A sidecar sends the headers that it gets to both servers, whose ranks have nothing to do with each other.
+        if looked.prefix().choose_rank && !(sidecar && prefill.is_some()) {
+            let book = |endpoint: &Arc<Endpoint>| {
+                looked.prefix().cache.ranks().book(endpoint.id, &looked.found.ranks(endpoint.id))
+            };
+            hints.rank = decision.picks.first().and_then(book);
+            hints.prefill_rank = prefill.and_then(book);
+        }
+        if let (Some(Mode::Header { source_tokens: Some(least) }), Some(computing)) =
+            (pool.disagg.as_deref(), prefill.or(decision.picks.first()))
+        {
+            let serves = |state: &EndpointState| {
+                let availability = state.endpoint.health.availability(now, pool.scheduler.health());
+                !state.is_draining() && matches!(availability, Availability::Open | Availability::SlowStart(_))
+            };
+            hints.source = source(looked, computing.id, *least, snapshot, &head.request_id(), serves);
+        }
+        hints
+    }
+}
+
+/// The server that a prompt's beginning should be fetched from: holds at least `least` tokens more than the one that computes it, and at
+/// most a block less than the one that holds most. Of several, one by chance (the request's id), the likelier the fewer requests wait
+/// there: hot prefixes lie on many servers, and all may give. Source: llm-d's `p2p-source-producer`.
+fn source(
+    looked: &Looked<'_>,
+    computing: EndpointId,
+    least: u32,
+    snapshot: &PoolSnapshot,
+    request_id: &str,
+    serves: impl Fn(&EndpointState) -> bool,
+) -> Option<Arc<Endpoint>> {
+    let (found, prompt) = (&looked.found, looked.prompt_tokens());
+    // What is still on its way can't be fetched.
+    let held = |id: EndpointId| found.tokens(found.held(id).any).min(prompt);
+    let wanted = held(computing).saturating_add(least.max(1));
+    let more = snapshot.endpoints.iter().map(|state| (state, held(state.endpoint.id)));
+    let more: Vec<(&EndpointState, u32)> =
+        more.filter(|(state, tokens)| *tokens >= wanted && state.endpoint.id != computing && serves(state)).collect();
+    let most = more.iter().map(|(_, tokens)| *tokens).max()?;
+    let near = more.iter().filter(|(_, tokens)| tokens.saturating_add(found.tokens(1)) >= most);
+    let weighed: Vec<(&EndpointState, f64)> = near
+        .map(|(state, _)| (*state, 1.0 / (1.0 + f64::from(state.metrics().map_or(0, |metrics| metrics.waiting)))))
+        .collect();
+    let total: f64 = weighed.iter().map(|(_, weight)| weight).sum();
+    let mut left = total * (f64::from(xxhash_rust::xxh3::xxh3_64(request_id.as_bytes()) as u32) / 4_294_967_296.0);
+    let chosen = weighed.iter().find(|(_, weight)| {
+        left -= weight;
+        left < 0.0
+    });
+    chosen.or(weighed.last()).map(|(state, _)| state.endpoint.clone())
+}

@@ -1,0 +1,401 @@
+//! What decode servers keep of conversations for the prefill of the next turn (vLLM's `bidirectional_kv_xfer`): who has which tokens, and
+//! the words by which another server fetches them.
+//!
+//! Whoever fetches such blocks lays them under its own prompt by position and compares no token, so an entry is given only to a prompt
+//! that begins with the very tokens that were computed, all of them, under the same [`Root`](super::Root): a chain of hashes finds the
+//! entry, the ids behind the last whole link are compared as they are, and a SHA-256 of all of them settles it. No client names its conversation, and nobody finds what was
+//! computed under another `cache_salt` or adapter.
+//!
+//! An entry is given once: the server frees its blocks when they were read. It goes when its time is over, when its server is gone or has
+//! started anew, and, oldest first, when there are too many.
+//!
+//! Owned by a [`PrefixCache`](super::cache::PrefixCache), filled and asked by `ext_proc`. Pure: moments come in as arguments.
+
+use crate::clock::Timestamp;
+use crate::ids::EndpointId;
+use ahash::AHashMap;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use sha2::{Digest as _, Sha256};
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use xxhash_rust::xxh3::xxh3_128_with_seed;
+
+/// 16,384 conversations: at 480 s each, 34 answers a second that nobody went on from.
+pub const DEFAULT_MAX_CARRIED: usize = 16_384;
+/// 64 MiB: what names the blocks of a conversation of 10,000 tokens takes some 4 KiB.
+pub const DEFAULT_MAX_CARRIED_BYTES: usize = 64 << 20;
+
+/// Tokens to a link of the chain: at most 15 ids are kept as they are.
+const LINK: usize = 16;
+/// What an entry takes beside its words.
+const ENTRY_BYTES: usize = 256;
+
+/// Tokens of a conversation that a server keeps.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn<'a> {
+    /// Who keeps them.
+    pub endpoint: EndpointId,
+    /// What separates their cache from others ([`KeySpace::root`](super::KeySpace::root)).
+    pub root: u64,
+    /// All of them, from the first of the conversation on.
+    pub tokens: &'a [u32],
+    /// The moment from which on they are not asked for.
+    pub until: Timestamp,
+}
+
+/// An entry that fits a prompt; it may be gone when it is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Carry {
+    /// Who keeps the tokens.
+    pub endpoint: EndpointId,
+    /// How many of the prompt's first tokens that are.
+    pub tokens: u32,
+    number: u64,
+}
+
+/// The entries of a pool.
+#[derive(Debug)]
+pub struct Carried {
+    seed: u64,
+    most: usize,
+    most_bytes: usize,
+    wanted: AtomicBool,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    /// By age.
+    entries: BTreeMap<u64, Entry>,
+    /// The entries whose whole links come to this.
+    by_chain: AHashMap<u128, SmallVec<[u64; 1]>>,
+    bytes: usize,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    endpoint: EndpointId,
+    chain: u128,
+    /// The ids behind the last whole link.
+    rest: SmallVec<[u32; LINK]>,
+    tokens: u32,
+    /// Of all tokens.
+    digest: [u8; 32],
+    params: Bytes,
+    until: Timestamp,
+}
+
+impl Carried {
+    /// None yet; at most `most` entries in `most_bytes`. Equal seeds give equal tables.
+    #[must_use]
+    pub fn new(most: usize, most_bytes: usize, seed: u64) -> Self {
+        Self { seed, most, most_bytes, wanted: AtomicBool::new(false), table: Mutex::default() }
+    }
+
+    /// Whether a server of the pool has told of such tokens: only then prompts need be known to the last token.
+    #[must_use]
+    pub fn is_wanted(&self) -> bool {
+        self.wanted.load(Relaxed)
+    }
+
+    /// A server has told of such tokens.
+    pub fn want(&self) {
+        self.wanted.store(true, Relaxed);
+    }
+
+    /// A server keeps `turn`, to be fetched by `params`.
+    pub fn keep(&self, turn: &Turn<'_>, params: Bytes, now: Timestamp) {
+        let Ok(tokens) = u32::try_from(turn.tokens.len()) else { return };
+        let (links, rest) = turn.tokens.as_chunks::<LINK>();
+        let chain = links.iter().fold(u128::from(turn.root), |chain, link| self.link(chain, link));
+        let rest = SmallVec::from_slice(rest);
+        let digest = digest(turn.root, turn.tokens);
+        let entry = Entry { endpoint: turn.endpoint, chain, rest, tokens, digest, params, until: turn.until };
+        if tokens == 0 || turn.until <= now || entry.bytes() > self.most_bytes || self.most == 0 {
+            return;
+        }
+        let mut table = self.table.lock();
+        table.put(entry);
+        // Those whose time is over stand in front, more or less: they all live equally long.
+        while table.entries.len() > self.most || table.bytes > self.most_bytes || table.oldest_is_over(now) {
+            let Some(oldest) = table.entries.keys().next().copied() else { break };
+            table.take(oldest);
+        }
+    }
+
+    /// The entry that holds most of the prompt of these `tokens`, all of it and no other tokens, of a server that `serves`. One that leaves
+    /// nothing to compute is of no use: the last token of a prompt is always computed.
+    #[must_use]
+    pub fn find(
+        &self,
+        root: u64,
+        tokens: &[u32],
+        now: Timestamp,
+        serves: impl Fn(EndpointId) -> bool,
+    ) -> Option<Carry> {
+        let mut chain = u128::from(root);
+        let table = self.table.lock();
+        if table.entries.is_empty() {
+            return None;
+        }
+        let mut found = None;
+        for depth in 0..=tokens.len() / LINK {
+            let (before, behind) = tokens.split_at_checked(depth * LINK)?;
+            if let Some(link) = before.last_chunk::<LINK>() {
+                chain = self.link(chain, link);
+            }
+            found = table.fitting(chain, behind, now, &serves).or(found);
+        }
+        let (carry, kept) = found.and_then(|carry| Some((carry, table.entries.get(&carry.number)?.digest)))?;
+        drop(table);
+        let same = tokens.get(..carry.tokens as usize).is_some_and(|tokens| digest(root, tokens) == kept);
+        same.then_some(carry)
+    }
+
+    /// The words of an entry, which nobody else gets then; `None` when somebody else has them or its time is over.
+    #[must_use]
+    pub fn take(&self, carry: &Carry, now: Timestamp) -> Option<Bytes> {
+        let entry = self.table.lock().take(carry.number)?;
+        (entry.until > now).then_some(entry.params)
+    }
+
+    /// What these endpoints kept is gone.
+    pub fn forget(&self, gone: impl Fn(EndpointId) -> bool) {
+        let mut table = self.table.lock();
+        let numbers: Vec<u64> =
+            table.entries.iter().filter(|(_, entry)| gone(entry.endpoint)).map(|(number, _)| *number).collect();
+        numbers.into_iter().for_each(|number| drop(table.take(number)));
+    }
+
+    /// Entries.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.table.lock().entries.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes that the entries take, as they are counted against the bound.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.table.lock().bytes
+    }
+
+    fn link(&self, chain: u128, tokens: &[u32; LINK]) -> u128 {
+        let mut block = [0; 16 + 4 * LINK];
+        let (before, ids) = block.split_at_mut(16);
+        before.copy_from_slice(&chain.to_ne_bytes());
+        ids.copy_from_slice(bytemuck::cast_slice(tokens));
+        xxh3_128_with_seed(&block, self.seed)
+    }
+}
+
+impl Table {
+    fn put(&mut self, entry: Entry) {
+        let number = self.next;
+        self.next += 1;
+        self.bytes += entry.bytes();
+        self.by_chain.entry(entry.chain).or_default().push(number);
+        self.entries.insert(number, entry);
+    }
+
+    fn take(&mut self, number: u64) -> Option<Entry> {
+        let entry = self.entries.remove(&number)?;
+        self.bytes -= entry.bytes();
+        if let Some(here) = self.by_chain.get_mut(&entry.chain) {
+            here.retain(|other| *other != number);
+            if here.is_empty() {
+                self.by_chain.remove(&entry.chain);
+            }
+        }
+        Some(entry)
+    }
+
+    fn oldest_is_over(&self, now: Timestamp) -> bool {
+        self.entries.first_key_value().is_some_and(|(_, oldest)| oldest.until <= now)
+    }
+
+    /// The longest entry behind whose links the prompt goes on with `behind`, the latest of equals.
+    fn fitting(
+        &self,
+        chain: u128,
+        behind: &[u32],
+        now: Timestamp,
+        serves: &impl Fn(EndpointId) -> bool,
+    ) -> Option<Carry> {
+        let here = self.by_chain.get(&chain)?.iter().filter_map(|number| Some((*number, self.entries.get(number)?)));
+        let fits = here.filter(|(_, entry)| {
+            let all_there = behind.starts_with(&entry.rest) && behind.len() > entry.rest.len();
+            all_there && entry.until > now && serves(entry.endpoint)
+        });
+        let (number, entry) = fits.max_by_key(|(number, entry)| (entry.tokens, *number))?;
+        Some(Carry { endpoint: entry.endpoint, tokens: entry.tokens, number })
+    }
+}
+
+/// What nobody makes for other tokens.
+fn digest(root: u64, tokens: &[u32]) -> [u8; 32] {
+    Sha256::new().chain_update(root.to_ne_bytes()).chain_update(bytemuck::cast_slice(tokens)).finalize().into()
+}
+
+impl Entry {
+    fn bytes(&self) -> usize {
+        ENTRY_BYTES + self.params.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SECOND: u64 = 1_000_000_000;
+    const A: EndpointId = EndpointId(1);
+    const B: EndpointId = EndpointId(2);
+
+    fn at(seconds: u64) -> Timestamp {
+        Timestamp(seconds * SECOND)
+    }
+
+    fn carried() -> Carried {
+        Carried::new(DEFAULT_MAX_CARRIED, DEFAULT_MAX_CARRIED_BYTES, 7)
+    }
+
+    fn ids(count: u32) -> Vec<u32> {
+        (0..count).map(|i| i.wrapping_mul(2_654_435_761) % 50_000).collect()
+    }
+
+    fn keep(carried: &Carried, endpoint: EndpointId, root: u64, tokens: &[u32], until: u64, words: &str) {
+        let turn = Turn { endpoint, root, tokens, until: at(until) };
+        carried.keep(&turn, Bytes::from(words.to_owned()), at(0));
+    }
+
+    fn found(carried: &Carried, root: u64, tokens: &[u32]) -> Option<(EndpointId, u32)> {
+        carried.find(root, tokens, at(1), |_| true).map(|carry| (carry.endpoint, carry.tokens))
+    }
+
+    #[test]
+    fn a_prompt_that_begins_with_all_of_the_tokens_finds_them_and_no_other_does() {
+        for length in [1, 15, 16, 17, 32, 205] {
+            let carried = carried();
+            let all = ids(300);
+            keep(&carried, A, 9, &all[..length], 100, "{}");
+            let tokens = u32::try_from(length).unwrap();
+            assert_eq!(found(&carried, 9, &all), Some((A, tokens)));
+            assert_eq!(found(&carried, 9, &all[..=length]), Some((A, tokens)), "one more is enough");
+            assert_eq!(found(&carried, 9, &all[..length]), None, "nothing would be left to compute");
+            assert_eq!(found(&carried, 9, &all[..length - 1]), None, "a history that was cut");
+            assert_eq!(found(&carried, 8, &all), None, "another salt or adapter");
+            for edited in [0, length / 2, length - 1] {
+                let mut prompt = all.clone();
+                prompt[edited] += 1;
+                assert_eq!(found(&carried, 9, &prompt), None, "token {edited} of {length} is another");
+            }
+        }
+    }
+
+    #[test]
+    fn the_longest_turn_is_found_and_each_is_given_once() {
+        let carried = carried();
+        let all = ids(300);
+        keep(&carried, A, 9, &all[..40], 100, "first");
+        keep(&carried, B, 9, &all[..46], 100, "second");
+        keep(&carried, A, 9, &all[..46], 100, "again");
+        let take = |tokens: u32, words: &str| {
+            let carry = carried.find(9, &all, at(1), |_| true).unwrap();
+            assert_eq!(carry.tokens, tokens);
+            assert_eq!(carried.take(&carry, at(1)).as_deref(), Some(words.as_bytes()));
+            assert_eq!(carried.take(&carry, at(1)), None, "given once");
+        };
+        take(46, "again");
+        take(46, "second");
+        take(40, "first");
+        assert_eq!((carried.len(), carried.bytes(), found(&carried, 9, &all)), (0, 0, None));
+        assert!(carried.table.lock().by_chain.is_empty(), "nothing is left behind");
+    }
+
+    #[test]
+    fn what_is_over_is_neither_found_nor_given() {
+        let carried = carried();
+        let all = ids(100);
+        keep(&carried, A, 9, &all[..50], 10, "{}");
+        let carry = carried.find(9, &all, at(9), |_| true).unwrap();
+        assert_eq!(carried.find(9, &all, at(10), |_| true), None);
+        assert_eq!(carried.take(&carry, at(10)), None);
+        keep(&carried, A, 9, &all[..50], 0, "{}");
+        assert!(carried.is_empty(), "what is over when it comes is not kept");
+    }
+
+    #[test]
+    fn servers_that_are_gone_and_servers_that_do_not_serve() {
+        let carried = carried();
+        let all = ids(100);
+        keep(&carried, A, 9, &all[..60], 100, "a");
+        keep(&carried, B, 9, &all[..50], 100, "b");
+        let serving = carried.find(9, &all, at(1), |endpoint| endpoint != A);
+        assert_eq!(serving.map(|carry| carry.tokens), Some(50));
+        carried.forget(|endpoint| endpoint == A);
+        assert_eq!((carried.len(), found(&carried, 9, &all)), (1, Some((B, 50))));
+    }
+
+    #[test]
+    fn the_oldest_go_when_there_are_too_many_or_too_much() {
+        let all = ids(100);
+        let few = Carried::new(2, 1 << 20, 7);
+        (10..14u32).for_each(|length| keep(&few, A, 9, &all[..length as usize], 100, "{}"));
+        assert_eq!((few.len(), found(&few, 9, &all[..13])), (2, Some((A, 12))));
+
+        let small = Carried::new(100, 3 * (ENTRY_BYTES + 1_000), 7);
+        let words = "x".repeat(1_000);
+        (10..14u32).for_each(|length| keep(&small, A, 9, &all[..length as usize], 100, &words));
+        assert_eq!((small.len(), found(&small, 9, &all[..11])), (3, None));
+        keep(&small, A, 9, &all, 100, &"x".repeat(4_000));
+        assert_eq!(small.len(), 3, "one that has no room costs the others nothing");
+    }
+
+    #[test]
+    fn those_whose_time_is_over_make_room() {
+        let carried = carried();
+        let all = ids(100);
+        (1..=50u64).for_each(|number| keep(&carried, A, number, &all, number, "{}"));
+        let turn = Turn { endpoint: A, root: 99, tokens: &all, until: at(100) };
+        carried.keep(&turn, Bytes::from_static(b"{}"), at(40));
+        assert_eq!(carried.len(), 11);
+    }
+
+    proptest! {
+        /// Against a list of all turns: the longest that the prompt begins with, and all bounds hold.
+        #[test]
+        fn what_is_found_is_what_a_list_would_find(
+            turns in proptest::collection::vec((0u64..2, proptest::collection::vec(0u32..2, 1..40)), 1..30),
+            (root, prompt) in (0u64..2, proptest::collection::vec(0u32..2, 1..60)),
+            from in 0usize..30,
+        ) {
+            let carried = Carried::new(20, 1 << 20, 3);
+            turns.iter().for_each(|(root, tokens)| keep(&carried, A, *root, tokens, 100, "{}"));
+            // Half of the prompts go on from a turn.
+            let prompt = match turns.get(from) {
+                Some((_, tokens)) => tokens.iter().chain(&prompt).copied().collect(),
+                None => prompt,
+            };
+            let kept = turns.iter().rev().take(20);
+            let best = kept
+                .filter(|(other, tokens)| *other == root && prompt.starts_with(tokens) && prompt.len() > tokens.len())
+                .map(|(_, tokens)| tokens.len() as u32)
+                .max();
+            prop_assert_eq!(found(&carried, root, &prompt).map(|(_, tokens)| tokens), best);
+            prop_assert!(carried.len() <= 20);
+            prop_assert_eq!(carried.bytes(), carried.len() * (ENTRY_BYTES + 2));
+            while let Some(carry) = carried.find(root, &prompt, at(1), |_| true) {
+                prop_assert!(carried.take(&carry, at(1)).is_some());
+            }
+        }
+    }
+}
