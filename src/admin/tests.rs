@@ -54,6 +54,7 @@ fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
         stale_after: Duration::from_secs(2),
         scrape: Arc::default(),
         dns: Arc::default(),
+        kube: None,
     };
     let decisions = Decisions::new(8);
     decisions.push(record(Timestamp(clock.now().0.saturating_sub(500_000_000))));

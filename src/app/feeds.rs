@@ -1,11 +1,14 @@
 //! The feeds of every pool: discovery, scraping and the task that publishes snapshots. A reload changes them in place, so that ledgers,
 //! health and metrics of endpoints that stay are kept.
 
+use super::kubernetes::{Cluster, Following};
 use crate::clock::Clock;
+use crate::config::Settings;
 use crate::config::settings::{
     DnsSource, KvEventSettings, PoolSettings, PrefixSettings, ScrapeSettings, TokenizerSettings,
 };
 use crate::discovery::dns::{DnsStats, SystemResolver};
+use crate::discovery::kube::KubeStats;
 use crate::discovery::{dns, publish, static_source};
 use crate::health::{Latch, Readiness};
 use crate::kv_events::{Destination, Feed, KvEventStats, Source, Subscription};
@@ -14,6 +17,7 @@ use crate::pool::{EndpointSpec, PoolEvent, PoolSnapshot, PoolWriter, Published, 
 use crate::prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN, CacheConfig, PrefixCache};
 use crate::record::tape::Told;
 use crate::record::{PoolTape, Recorder};
+use crate::scheduling::router::RuleStore;
 use crate::scrape::{ScrapeStats, Scraper};
 use crate::tokenize::{RemoteApi, RemotePool, RemoteSettings};
 use anyhow::Context;
@@ -21,10 +25,13 @@ use arc_swap::ArcSwap;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 /// The source that flags and the file are.
 const CONFIGURED: SourceId = SourceId(0);
+/// The source that a cluster's pods are: an address that something else names too is that one's.
+const KUBERNETES: SourceId = SourceId(u32::MAX);
 
 /// The feeds of all pools, by name.
 #[derive(Debug)]
@@ -33,6 +40,8 @@ pub struct Feeds {
     clock: Clock,
     seed: u64,
     recorder: Option<Arc<Recorder>>,
+    /// The cluster, once a pool needs it.
+    cluster: Cluster,
     shutdown: CancellationToken,
 }
 
@@ -45,6 +54,8 @@ pub struct PoolFeeds {
     pub scrape_stats: Arc<ScrapeStats>,
     /// What resolving names counts.
     pub dns_stats: Arc<DnsStats>,
+    /// What others than the configuration say of its models.
+    pub rules: Arc<RuleStore>,
     events: mpsc::Sender<PoolEvent>,
     endpoints: watch::Sender<Vec<EndpointSpec>>,
     scrape: watch::Sender<ScrapeSettings>,
@@ -56,6 +67,7 @@ pub struct PoolFeeds {
     tape: PoolTape,
     clock: Clock,
     names: Vec<(DnsSource, SourceId, CancellationToken)>,
+    following: Option<Following>,
     next_source: u32,
     shutdown: CancellationToken,
 }
@@ -78,7 +90,7 @@ impl Feeds {
     /// No feeds yet. All of them end on `shutdown`, and tell `recorder` what they change.
     #[must_use]
     pub fn new(clock: Clock, seed: u64, recorder: Option<Arc<Recorder>>, shutdown: CancellationToken) -> Self {
-        Self { pools: BTreeMap::new(), clock, seed, recorder, shutdown }
+        Self { pools: BTreeMap::new(), clock, seed, recorder, cluster: Cluster::default(), shutdown }
     }
 
     /// The feeds of one pool.
@@ -87,11 +99,19 @@ impl Feeds {
         self.pools.get(name)
     }
 
+    /// Lets one replica lead, where the settings say so: this one is ready only while it does. It gives way on `stop`; what comes back has ended
+    /// when it has.
+    pub fn lead(&self, settings: &Settings, readiness: &Readiness, stop: CancellationToken) -> Option<JoinHandle<()>> {
+        let source = settings.pools.iter().find_map(|pool| pool.kubernetes.as_ref().map(|source| (&pool.name, source)));
+        let (pool, source) = source.filter(|_| settings.server.leader_election)?;
+        self.cluster.lead(pool, source, readiness, self.clock, stop)
+    }
+
     /// Brings the feeds in line with the settings: starts, changes and ends them. A pool that starts holds a latch of `readiness` until it
     /// has its first data.
     ///
     /// # Errors
-    /// When no HTTP client can be made, or the socket for KV events can't be bound.
+    /// When no HTTP client can be made, the socket for KV events can't be bound, or no API server of Kubernetes is named anywhere.
     pub async fn apply(&mut self, settings: &[PoolSettings], readiness: &Readiness) -> anyhow::Result<()> {
         self.pools.retain(|name, pool| {
             let stays = settings.iter().any(|s| s.name == *name);
@@ -100,15 +120,20 @@ impl Feeds {
             }
             stays
         });
+        if settings.iter().any(|pool| pool.kubernetes.is_some()) {
+            // Before anything is changed: without a cluster nothing is.
+            self.cluster.connect().await?;
+        }
         for pool in settings {
             match self.pools.get_mut(&pool.name) {
-                Some(feeds) => feeds.change(pool, self.seed).await?,
+                Some(feeds) => feeds.change(pool, self.seed, &self.cluster).await?,
                 None => {
                     let latch = readiness.latch(format!("pool `{}` discovered and scraped once", pool.name));
                     let tape =
                         PoolTape::begin(self.recorder.as_ref(), &pool.name, &cache_config(&pool.prefix, self.seed));
-                    let feeds =
+                    let mut feeds =
                         PoolFeeds::start(pool, self.clock, self.seed, tape, self.shutdown.child_token(), latch).await?;
+                    feeds.follow(pool, &self.cluster).await;
                     self.pools.insert(pool.name.clone(), feeds);
                 }
             }
@@ -143,6 +168,7 @@ impl PoolFeeds {
             latch.release();
         });
         let sources = std::iter::once(CONFIGURED).chain((1u32..).zip(&settings.dns).map(|(i, _)| SourceId(i)));
+        let sources = sources.chain(settings.kubernetes.as_ref().map(|_| KUBERNETES));
         let writer = PoolWriter::new(sources.collect());
         let prefix = Arc::new(ArcSwap::from_pointee(cache(&settings.prefix, seed)));
         let to_prepare = prefix.clone();
@@ -156,6 +182,7 @@ impl PoolFeeds {
             store,
             scrape_stats,
             dns_stats,
+            rules: Arc::default(),
             events,
             endpoints,
             scrape,
@@ -167,6 +194,7 @@ impl PoolFeeds {
             tape,
             clock,
             names: Vec::new(),
+            following: None,
             next_source: 1,
             shutdown,
         };
@@ -192,6 +220,35 @@ impl PoolFeeds {
         let events = self.events.clone();
         tokio::spawn(dns::run(SystemResolver, source, name.clone(), events, stats, seed, stop.clone()));
         self.names.push((name, source, stop));
+    }
+
+    /// Follows the pods that the settings name, in place of those that it followed before.
+    async fn follow(&mut self, settings: &PoolSettings, cluster: &Cluster) {
+        if self.following.as_ref().map(Following::source) == settings.kubernetes.as_ref() {
+            return;
+        }
+        // The endpoints of before stay until the new ones are known.
+        if let Some(old) = self.following.take() {
+            old.end().await;
+        }
+        match &settings.kubernetes {
+            Some(source) => {
+                let (events, rules) = (self.events.clone(), self.rules.clone());
+                let stop = self.shutdown.child_token();
+                self.following = cluster.follow(&settings.name, source, KUBERNETES, events, rules, stop);
+            }
+            None => {
+                self.rules.store(Default::default());
+                // The writer is gone only when the pool is.
+                let _ = self.events.send(PoolEvent::SourceGone { source: KUBERNETES }).await;
+            }
+        }
+    }
+
+    /// What following pods counts, where they are followed.
+    #[must_use]
+    pub fn kube_stats(&self) -> Option<Arc<KubeStats>> {
+        self.following.as_ref().map(Following::stats)
     }
 
     /// Starts to read the engines' KV events, if the settings name them.
@@ -252,7 +309,8 @@ impl PoolFeeds {
         self.kv_events.as_ref().map(|k| k.stats.clone())
     }
 
-    async fn change(&mut self, settings: &PoolSettings, seed: u64) -> anyhow::Result<()> {
+    async fn change(&mut self, settings: &PoolSettings, seed: u64, cluster: &Cluster) -> anyhow::Result<()> {
+        self.follow(settings, cluster).await;
         self.endpoints.send_if_modified(|now| replace(now, &settings.endpoints));
         self.scrape.send_if_modified(|now| replace(now, &settings.scrape));
         if replace(&mut self.prefix_settings, &settings.prefix) {

@@ -1,9 +1,10 @@
 //! The flags of `attache run`: the reference picker's names and defaults, and ours. Every flag has an environment variable; a
 //! flag outranks it, it outranks the file, the file outranks the default.
 
-use crate::config::Overrides;
 use crate::config::aibrix_env::AibrixEnv;
 use crate::config::units::parse_duration;
+use crate::config::{KubernetesFlags, Overrides};
+use crate::pool::Engine;
 use crate::record::{DEFAULT_MAX_BYTES, RecordSettings};
 use clap::{Args, ValueEnum};
 use std::net::IpAddr;
@@ -20,6 +21,9 @@ Examples:
 
   A file of GIE's picker or of llm-d, which names no endpoints:
     attache run --config-file epp-config.yaml --endpoint 10.0.0.11:8000
+
+  The pods of an InferencePool, in a cluster:
+    attache run --pool-name vllm-pool --pool-namespace default
 
   Certificates of a Kubernetes secret, replaced while running:
     attache run --config-file attache.yaml --cert-path /etc/attache/tls --enable-cert-reload
@@ -84,6 +88,52 @@ pub struct RunArgs {
     #[arg(long, value_name = "BOOL", env = "ATTACHE_DISABLE_ENDPOINT_SUBSET_FILTER", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "What to serve")]
     pub disable_endpoint_subset_filter: Option<bool>,
 
+    /// The InferencePool whose pods are the endpoints
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "ATTACHE_POOL_NAME",
+        conflicts_with = "endpoint_selector",
+        help_heading = "Kubernetes"
+    )]
+    pub pool_name: Option<String>,
+    /// Its namespace, and that of the pods [default: the variable NAMESPACE, else the own one]
+    #[arg(long, value_name = "NAME", env = "ATTACHE_POOL_NAMESPACE", help_heading = "Kubernetes")]
+    pub pool_namespace: Option<String>,
+    /// Its API group: inference.networking.x-k8s.io for v1alpha2 [default: inference.networking.k8s.io]
+    #[arg(long, value_name = "GROUP", env = "ATTACHE_POOL_GROUP", help_heading = "Kubernetes")]
+    pub pool_group: Option<String>,
+    /// Labels of the pods that are endpoints, without an InferencePool: `app=vllm`
+    #[arg(long, value_name = "SELECTOR", env = "ATTACHE_ENDPOINT_SELECTOR", help_heading = "Kubernetes")]
+    pub endpoint_selector: Option<String>,
+    /// The ports of such a pod, one for each rank [default: 8000, or the label model.aibrix.ai/port]
+    #[arg(
+        long,
+        value_name = "PORT",
+        env = "ATTACHE_ENDPOINT_TARGET_PORTS",
+        value_delimiter = ',',
+        help_heading = "Kubernetes"
+    )]
+    pub endpoint_target_ports: Vec<u16>,
+    /// The engine of pods whose labels name none [default: vllm]
+    #[arg(long, value_name = "NAME", env = "ATTACHE_ENGINE", value_parser = parse_engine, help_heading = "Kubernetes")]
+    pub engine: Option<Engine>,
+    /// Scheme of the pods' metrics: http or https [default: http]
+    #[arg(long, value_name = "SCHEME", env = "ATTACHE_MODEL_SERVER_METRICS_SCHEME", value_parser = ["http", "https"], help_heading = "Kubernetes")]
+    pub model_server_metrics_scheme: Option<String>,
+    /// Path of the pods' metrics [default: /metrics]
+    #[arg(long, value_name = "PATH", env = "ATTACHE_MODEL_SERVER_METRICS_PATH", value_parser = parse_path, help_heading = "Kubernetes")]
+    pub model_server_metrics_path: Option<String>,
+    /// Port of the pods' metrics, where a pod has one rank [default: the serving port]
+    #[arg(long, value_name = "PORT", env = "ATTACHE_MODEL_SERVER_METRICS_PORT", help_heading = "Kubernetes")]
+    pub model_server_metrics_port: Option<u16>,
+    /// Accept any certificate of pods' metrics over https [default: true with that scheme]
+    #[arg(long, value_name = "BOOL", env = "ATTACHE_MODEL_SERVER_METRICS_HTTPS_INSECURE_SKIP_VERIFY", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Kubernetes")]
+    pub model_server_metrics_https_insecure_skip_verify: Option<bool>,
+    /// Only the replica that holds the pool's lease says that it is ready [default: false]
+    #[arg(long, value_name = "BOOL", env = "ATTACHE_HA_ENABLE_LEADER_ELECTION", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Kubernetes")]
+    pub ha_enable_leader_election: Option<bool>,
+
     /// Address of all listeners [default: 0.0.0.0]
     #[arg(long, value_name = "IP", env = "ATTACHE_BIND", help_heading = "Listeners")]
     pub bind: Option<IpAddr>,
@@ -128,6 +178,9 @@ pub struct RunArgs {
     /// Verbosity as the reference picker counts it: up to 2 is info, 3 and 4 debug, 5 trace; --log-level outranks it
     #[arg(short = 'v', long = "v", value_name = "N", env = "ATTACHE_V", help_heading = "What is told")]
     pub verbosity: Option<u8>,
+    /// Tell the gateway each endpoint's score, as dynamic metadata [default: false]
+    #[arg(long, value_name = "BOOL", env = "ATTACHE_EMIT_ENDPOINT_SCORES", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "What is told")]
+    pub emit_endpoint_scores: Option<bool>,
     /// How logs look [default: text on a terminal, else json]
     #[arg(long, value_enum, value_name = "FORMAT", env = "ATTACHE_LOG_FORMAT", help_heading = "What is told")]
     pub log_format: Option<LogFormatArg>,
@@ -161,7 +214,30 @@ impl RunArgs {
     /// Whether anything says what to serve.
     #[must_use]
     pub fn has_something_to_serve(&self) -> bool {
-        self.config_file.is_some() || self.config_text.is_some() || !self.endpoints.is_empty()
+        let by_file = self.config_file.is_some() || self.config_text.is_some();
+        by_file || !self.endpoints.is_empty() || self.kubernetes().any()
+    }
+
+    fn kubernetes(&self) -> KubernetesFlags {
+        // An empty value is how charts leave a flag unset.
+        let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        let https = self.model_server_metrics_scheme.as_deref() == Some("https");
+        KubernetesFlags {
+            pool_name: given(&self.pool_name),
+            pool_namespace: given(&self.pool_namespace),
+            pool_group: given(&self.pool_group),
+            endpoint_selector: given(&self.endpoint_selector),
+            endpoint_target_ports: self.endpoint_target_ports.clone(),
+            engine: self.engine,
+            metrics_scheme: self.model_server_metrics_scheme.clone(),
+            metrics_path: self.model_server_metrics_path.clone(),
+            metrics_port: self.model_server_metrics_port,
+            // With https the reference verifies nothing unless it is told to.
+            metrics_insecure_skip_verify: self
+                .model_server_metrics_https_insecure_skip_verify
+                .filter(|_| https)
+                .or(https.then_some(true)),
+        }
     }
 
     /// The recording that is asked for.
@@ -202,6 +278,9 @@ impl RunArgs {
             decisions_kept: self.decisions_kept,
             disable_endpoint_subset_filter: self.disable_endpoint_subset_filter,
             endpoints: self.endpoints.clone(),
+            kubernetes: self.kubernetes(),
+            leader_election: self.ha_enable_leader_election,
+            explain_metadata: self.emit_endpoint_scores,
             endpoints_follow: false,
             strategy: self.strategy.clone(),
             aibrix: AibrixEnv::of(
@@ -210,5 +289,19 @@ impl RunArgs {
             refresh_metrics_interval: self.refresh_metrics_interval,
             metrics_staleness_threshold: self.metrics_staleness_threshold,
         }
+    }
+}
+
+fn parse_engine(text: &str) -> Result<Engine, String> {
+    let value = serde_json::Value::String(text.to_owned());
+    serde_json::from_value(value)
+        .map_err(|_| "vllm, sglang, trtllm-serve, triton-tensorrt-llm, xllm and none are allowed".to_owned())
+}
+
+fn parse_path(text: &str) -> Result<String, String> {
+    if text.starts_with('/') && format!("http://h{text}").parse::<http::Uri>().is_ok() {
+        Ok(text.to_owned())
+    } else {
+        Err("a path that begins with `/` is needed".to_owned())
     }
 }

@@ -7,13 +7,13 @@ mod check;
 mod completions;
 mod explain;
 pub mod flags;
+mod reference;
 mod replay;
 mod run;
 pub mod sim;
 pub mod source;
 mod version;
 
-use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -62,10 +62,13 @@ enum Verb {
 /// The whole program: parses the command line, does what it says, and tells how it went.
 #[must_use]
 pub fn main() -> ExitCode {
-    let words: Vec<_> = std::env::args_os().collect();
-    match Cli::try_parse_from(&words) {
+    let reference::Translated { words, warnings } = reference::translate(std::env::args_os().collect());
+    match Cli::try_parse_from(words) {
         Ok(cli) => match cli.verb {
-            Verb::Run(args) => run::run(&args),
+            Verb::Run(args) => {
+                warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
+                run::run(&args)
+            }
             Verb::Sim(args) => sim::run(*args).unwrap_or_else(|error| {
                 eprintln!("error: {error:#}");
                 ExitCode::from(EXIT_INTERNAL)
@@ -79,34 +82,8 @@ pub fn main() -> ExitCode {
         Err(error) => {
             // A closed pipe (`attache --help | head -1`) is no reason to complain.
             let _ = error.print();
-            if error.kind() == ErrorKind::UnknownArgument {
-                hint_at_kubernetes(&words);
-            }
             ExitCode::from(if error.use_stderr() { EXIT_USAGE } else { 0 })
         }
-    }
-}
-
-/// Flags of the reference picker that need Kubernetes.
-const KUBERNETES_FLAGS: &[&str] = &[
-    "--pool-name",
-    "--pool-namespace",
-    "--pool-group",
-    "--endpoint-selector",
-    "--endpoint-target-ports",
-    "--ha-enable-leader-election",
-];
-
-fn hint_at_kubernetes(words: &[std::ffi::OsString]) {
-    let given = words.iter().filter_map(|w| w.to_str()).find_map(|word| {
-        let name = word.split('=').next().unwrap_or(word);
-        KUBERNETES_FLAGS.iter().find(|flag| **flag == name)
-    });
-    if let Some(flag) = given {
-        eprintln!(
-            "hint: `{flag}` needs discovery through Kubernetes, which this version does not have; name endpoints with"
-        );
-        eprintln!("      `--endpoint ip:port`, or a headless service under `dns` in a configuration file");
     }
 }
 

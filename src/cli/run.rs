@@ -12,8 +12,9 @@ use std::process::ExitCode;
 const NOTHING_TO_SERVE: &str = "\
 error: nothing says where requests can go
 
-The two shortest ways to start:
+The shortest ways to start:
   attache run --endpoint 127.0.0.1:8000        # a model server's address; may be given several times
+  attache run --pool-name vllm-pool            # the pods of an InferencePool, in a Kubernetes cluster
   attache run --config-file attache.yaml       # pools in a file; `attache check -f attache.yaml` checks it
 
 For more information, try `attache run --help`.

@@ -1,7 +1,8 @@
 //! Settings as JSON, for `/config_dump`: what is in force after flags, environment, file and defaults were merged.
 
 use super::settings::{
-    Disaggregation, PoolSettings, PrefixSettings, Settings, TlsSettings, TokenizerSettings, UsageCount,
+    Disaggregation, KubernetesSource, PodsOf, PoolSettings, PrefixSettings, Settings, TlsSettings, TokenizerSettings,
+    UsageCount,
 };
 use super::units::show_duration;
 use crate::disagg::Mode;
@@ -33,6 +34,7 @@ impl Settings {
                 "healthChecking": s.health_checking,
                 "workers": s.workers,
                 "seed": s.seed,
+                "leaderElection": s.leader_election,
                 "tls": tls,
                 "drain": {"minDelay": show_duration(s.drain_min_delay), "deadline": show_duration(s.drain_deadline)},
             },
@@ -78,6 +80,21 @@ impl Settings {
             "pools": self.pools.iter().map(pool).collect::<Vec<_>>(),
         })
     }
+}
+
+fn kubernetes(k: &KubernetesSource) -> Value {
+    let metrics = json!({"scheme": &*k.metrics.scheme, "port": k.metrics.port, "path": &*k.metrics.path});
+    let mut shown = json!({"namespace": k.namespace, "engine": k.engine, "metrics": metrics});
+    let pods = match &k.pods {
+        PodsOf::Pool { name, group } => [("pool", json!(name)), ("group", json!(group.as_str()))],
+        PodsOf::Selector { selector, target_ports } => {
+            [("selector", json!(selector)), ("targetPorts", json!((!target_ports.is_empty()).then_some(target_ports)))]
+        }
+    };
+    if let Some(map) = shown.as_object_mut() {
+        map.extend(pods.map(|(key, value)| (key.to_owned(), value)));
+    }
+    shown
 }
 
 fn pool(p: &PoolSettings) -> Value {
@@ -127,6 +144,7 @@ fn pool(p: &PoolSettings) -> Value {
         "destination": {"mode": p.destination, "max": (p.destination == Destination::List).then_some(p.max_destinations)},
         "endpoints": endpoints.collect::<Vec<_>>(),
         "dns": dns.collect::<Vec<_>>(),
+        "kubernetes": p.kubernetes.as_ref().map(kubernetes),
         "modelRewrites": rewrites.chain(any).collect::<Vec<_>>(),
         "scrape": {
             "interval": show_duration(p.scrape.interval),

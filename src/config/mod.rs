@@ -19,7 +19,7 @@ pub mod units;
 mod validate;
 
 pub use diagnostic::{Code, Diagnostic};
-pub use overrides::Overrides;
+pub use overrides::{KubernetesFlags, Overrides};
 pub use settings::Settings;
 
 /// All that settings are made of.

@@ -1,6 +1,7 @@
 //! What flags and environment say, before it is merged with the file.
 
 use super::aibrix_env::AibrixEnv;
+use crate::pool::Engine;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -48,6 +49,12 @@ pub struct Overrides {
     pub disable_endpoint_subset_filter: Option<bool>,
     /// `--endpoint`, each as the user wrote it.
     pub endpoints: Vec<String>,
+    /// What flags say of pods.
+    pub kubernetes: KubernetesFlags,
+    /// `--ha-enable-leader-election`
+    pub leader_election: Option<bool>,
+    /// Whether `--emit-endpoint-scores` asks for scores in the dynamic metadata.
+    pub explain_metadata: Option<bool>,
     /// The file alone is looked at (`attache check`): endpoints that flags will name are not missed.
     pub endpoints_follow: bool,
     /// `--strategy`
@@ -58,4 +65,37 @@ pub struct Overrides {
     pub refresh_metrics_interval: Option<Duration>,
     /// `--metrics-staleness-threshold`
     pub metrics_staleness_threshold: Option<Duration>,
+}
+
+/// What flags say of the pods that are endpoints.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct KubernetesFlags {
+    /// `--pool-name`
+    pub pool_name: Option<String>,
+    /// `--pool-namespace`
+    pub pool_namespace: Option<String>,
+    /// `--pool-group`
+    pub pool_group: Option<String>,
+    /// `--endpoint-selector`
+    pub endpoint_selector: Option<String>,
+    /// `--endpoint-target-ports`
+    pub endpoint_target_ports: Vec<u16>,
+    /// `--engine`
+    pub engine: Option<Engine>,
+    /// `--model-server-metrics-scheme`
+    pub metrics_scheme: Option<String>,
+    /// `--model-server-metrics-path`
+    pub metrics_path: Option<String>,
+    /// `--model-server-metrics-port`
+    pub metrics_port: Option<u16>,
+    /// `--model-server-metrics-https-insecure-skip-verify`
+    pub metrics_insecure_skip_verify: Option<bool>,
+}
+
+impl KubernetesFlags {
+    /// Whether they name any pods.
+    #[must_use]
+    pub fn any(&self) -> bool {
+        self.pool_name.is_some() || self.endpoint_selector.is_some()
+    }
 }

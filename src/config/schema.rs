@@ -106,7 +106,11 @@ macro_rules! sections {
     )*};
 }
 
+mod caches;
+mod discovery;
 mod selection;
+pub use caches::{Disaggregation, KvEvents, PrefixCache, Volatile};
+pub use discovery::{Dns, Kubernetes};
 pub use selection::{Profile, RequestStrategy, StrategyRule};
 
 sections! {
@@ -119,6 +123,7 @@ sections! {
         "healthChecking" => health_checking: bool,
         "workers" => workers: usize,
         "seed" => seed: u64,
+        "leaderElection" => leader_election: bool,
         "tls" => tls: Tls,
         "drain" => drain: Drain,
     }
@@ -216,46 +221,6 @@ sections! {
         "maxEjection" => max_ejection: Duration,
         "slowStart" => slow_start: Duration,
     }
-    /// What is known of the servers' KV caches.
-    PrefixCache {
-        "tokenizer" => tokenizer: Tokenizer,
-        "blockSize" => block_size: u32,
-        "maxBytes" => max_bytes: Bytes,
-        "tenantShare" => tenant_share: f64,
-        "tenantHeader" => tenant_header: String,
-        "claimLife" => claim_life: Duration,
-        "volatile" => volatile: Vec<At<Volatile>>,
-        "kvEvents" => kv_events: KvEvents,
-    }
-    /// Text that is left out of the keys.
-    Volatile {
-        "prefix" => prefix: String,
-        "suffix" => suffix: String,
-    }
-    /// Where KV events come from.
-    KvEvents {
-        "port" => port: u16,
-        "replayPort" => replay_port: u16,
-        "ranks" => ranks: u16,
-        "chooseRank" => choose_rank: bool,
-        "topic" => topic: String,
-        "bind" => bind: String,
-    }
-    /// Prefill and decode on different servers.
-    Disaggregation {
-        "mode" => mode: DisaggregationMode,
-        "connector" => connector: String,
-        "decider" => decider: Decider,
-        "together" => together: Vec<At<String>>,
-        "prefillTimeout" => prefill_timeout: Duration,
-        "hedgeAfter" => hedge_after: Duration,
-        "fallback" => fallback: Fallback,
-        "scheme" => scheme: Scheme,
-        "insecureSkipVerify" => insecure_skip_verify: bool,
-        "bootstrapPort" => bootstrap_port: u16,
-        "decoderBlocksTtl" => decoder_blocks_ttl: Duration,
-        "cacheSourceTokens" => cache_source_tokens: u32,
-    }
     /// One target of a rewrite.
     Target {
         "model" => model: String,
@@ -284,6 +249,8 @@ pub struct Pool {
     pub endpoints: Vec<At<Endpoint>>,
     /// `dns`
     pub dns: Vec<At<Dns>>,
+    /// `kubernetes`
+    pub kubernetes: Opt<Kubernetes>,
     /// `modelRewrites`
     pub rewrites: Vec<At<Rewrite>>,
     /// `scrape`
@@ -322,6 +289,7 @@ impl Read for Pool {
             destination: section(&mut f, "destination", sink),
             endpoints: f.get("endpoints", sink).map(|at| at.value).unwrap_or_default(),
             dns: f.get("dns", sink).map(|at| at.value).unwrap_or_default(),
+            kubernetes: f.get("kubernetes", sink),
             rewrites: f.get("modelRewrites", sink).map(|at| at.value).unwrap_or_default(),
             scrape: section(&mut f, "scrape", sink),
             health: section(&mut f, "health", sink),
@@ -493,31 +461,6 @@ impl Read for Endpoint {
         let (engine, metrics, draining) = (f.get("engine", sink), f.get("metrics", sink), f.get("draining", sink));
         f.finish(sink);
         Some(Self { address: address?, name, role, labels, engine, metrics, draining })
-    }
-}
-
-/// A DNS name.
-#[derive(Debug)]
-pub struct Dns {
-    /// `host`
-    pub host: At<String>,
-    /// `port`
-    pub port: At<u16>,
-    /// `refresh`
-    pub refresh: Opt<Duration>,
-    /// `engine`
-    pub engine: Opt<Engine>,
-    /// `metrics`
-    pub metrics: Opt<MetricsSection>,
-}
-
-impl Read for Dns {
-    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
-        let mut f = Fields::of(node, path, sink)?;
-        let (host, port) = (f.required("host", sink), f.required("port", sink));
-        let (refresh, engine, metrics) = (f.get("refresh", sink), f.get("engine", sink), f.get("metrics", sink));
-        f.finish(sink);
-        Some(Self { host: host?, port: port?, refresh, engine, metrics })
     }
 }
 

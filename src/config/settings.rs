@@ -13,6 +13,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub mod kubernetes;
+pub use kubernetes::{KubernetesSource, PodsOf, PoolGroup};
+
 /// Everything.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -49,6 +52,8 @@ pub struct ServerSettings {
     pub drain_min_delay: Duration,
     /// From SIGTERM until open streams are cut.
     pub drain_deadline: Duration,
+    /// Only the replica that holds the pool's lease says that it is ready.
+    pub leader_election: bool,
     /// Seed of all random choices; drawn from the system when `None`.
     pub seed: Option<u64>,
 }
@@ -175,6 +180,8 @@ pub struct PoolSettings {
     pub endpoints: Vec<EndpointSpec>,
     /// Names that are resolved again and again.
     pub dns: Vec<DnsSource>,
+    /// Pods that are endpoints.
+    pub kubernetes: Option<KubernetesSource>,
     /// Scraping.
     pub scrape: ScrapeSettings,
     /// Ejection.
@@ -327,6 +334,7 @@ impl Settings {
             ("server.workers", a.workers != b.workers),
             ("server.tls", a.tls != b.tls),
             ("server.drain", (a.drain_min_delay, a.drain_deadline) != (b.drain_min_delay, b.drain_deadline)),
+            ("server.leaderElection", a.leader_election != b.leader_election),
             ("server.seed", a.seed != b.seed),
             ("telemetry.logLevel", t.log_filter != u.log_filter),
             ("telemetry.logFormat", t.log_json != u.log_json),

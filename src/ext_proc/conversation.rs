@@ -50,11 +50,14 @@ impl Conversation {
     pub(super) fn begin(
         pool: &Pool,
         looked: &mut Looked<'_>,
+        target: &str,
         snapshot: &PoolSnapshot,
         now: Timestamp,
     ) -> Option<Box<Self>> {
         let ttl = ttl(pool)?;
-        let (prefix, root) = (looked.prefix().clone(), looked.root());
+        // An adapter that no engine has named yet has the base model's root, and keys and values of its own.
+        let root = xxhash_rust::xxh3::xxh3_64_with_seed(target.as_bytes(), looked.root());
+        let prefix = looked.prefix().clone();
         let carried = prefix.cache.carried();
         if !looked.has_engine_tokens() {
             return None;
@@ -77,7 +80,7 @@ impl Conversation {
         Some((self.prefix.cache.carried().take(&carry, now)?, carry.tokens))
     }
 
-    /// What reads the answer; `None` when its API tells no tokens.
+    /// What reads the answer; `None` for APIs that tell no tokens, and for vLLM's generate API, where tokens may stand for media.
     #[must_use]
     pub fn scanner(&self, api: Api, format: AnswerFormat) -> Option<TransferScanner> {
         matches!(api, Api::ChatCompletions | Api::Completions).then(|| TransferScanner::new(format))

@@ -176,7 +176,7 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
 
     // A rule of the pool beats the header: the operator's word over an earlier filter's.
     let by_header = || live.exchange.trust_client_headers.then(|| q.head.model_rewrite()).flatten().map(Arc::from);
-    let rewritten = asked.and_then(|m| pool.rewrites.rewrite(&m.name, rng)).or_else(by_header);
+    let rewritten = asked.and_then(|m| pool.rewrite(&m.name, rng)).or_else(by_header);
     let target = rewritten.unwrap_or_else(|| asked.map_or_else(|| "".into(), |m| (&*m.name).into()));
     let renamed = asked.filter(|m| *m.name != *target && !m.span.is_empty());
     let body = q.body.bytes();
@@ -184,8 +184,10 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
     let new_body = if pool.disagg.is_some() { distrusted(q, body, new_body) } else { new_body };
 
     let estimated = request.as_ref().map_or(0, |r| r.prompt.estimated_tokens().0);
-    let priority = q.head.objective().filter(|_| live.exchange.trust_client_headers);
-    let priority = priority.and_then(|o| live.exchange.objectives.get(o)).copied().unwrap_or(0);
+    let objective = q.head.objective().filter(|_| live.exchange.trust_client_headers);
+    let configured = objective.and_then(|o| live.exchange.objectives.get(o)).copied();
+    let told = || pool.rules.load().priority(objective, asked.map(|m| &*m.name));
+    let priority = configured.or_else(told).unwrap_or(0);
     let notes = Notes::of(picker, q);
     let headers = notes.as_ref().map_or_else(|| Headers::of(q.head), Notes::headers);
     let facts = RequestFacts {
@@ -247,10 +249,9 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
         splittable = false;
         picker.metrics.degraded(Degraded::NoTimeToSplit);
     }
-    let mut conversation = looked
-        .as_mut()
-        .filter(|_| splittable)
-        .and_then(|looked| lookup::guarded(picker, || Conversation::begin(pool, looked, &snapshot, q.now)).flatten());
+    let mut conversation = looked.as_mut().filter(|_| splittable).and_then(|looked| {
+        lookup::guarded(picker, || Conversation::begin(pool, looked, &target, &snapshot, q.now)).flatten()
+    });
     let cx = PickContext {
         now: q.now,
         request: RequestFacts { prompt_tokens, ..facts },

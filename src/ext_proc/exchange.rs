@@ -15,7 +15,6 @@
 use super::body::{Body, too_large};
 use super::decide::{self, Plan, Question, Seen, Step};
 use super::head::{DESTINATION, ENCODERS, Head, PREFILLER};
-use super::hints::{RANK_HEADER, SOURCE_HEADER};
 use super::metadata;
 use super::mode::{BodyMode, Modes};
 use super::picker::{Live, Picker};
@@ -480,14 +479,7 @@ impl Exchange {
         if let (Some(split), Some(Mode::Header { .. })) = (&plan.decision.split, plan.pool.disagg.as_deref()) {
             tell_sidecar(split, &mut set_headers, &mut remove_headers);
         }
-        let rank = plan.hints.rank.as_ref().map(|booking| booking.rank().to_string());
-        let source = plan.hints.source.as_ref().map(|endpoint| endpoint.authority.to_string());
-        for (name, value) in [(RANK_HEADER, rank), (SOURCE_HEADER, source)] {
-            if let Some(value) = value {
-                remove_headers.retain(|removed| removed != name);
-                set_headers.push(reply::set(name, value));
-            }
-        }
+        plan.hints.tell(&mut set_headers, &mut remove_headers);
         if let Some(id) = &plan.request_id {
             set_headers.push(reply::set("x-request-id", &**id));
         }

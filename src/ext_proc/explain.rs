@@ -107,7 +107,7 @@ pub async fn explain(
     let request = protocol::parse(api, content_type, body, &live.limits)?;
     let asked = request.model.as_ref().map(|m| &*m.name);
     let (position, pool) = live.router.route(RouteFacts { model: asked, authority: "" }, |_| None)?;
-    let rewritten = asked.and_then(|m| pool.rewrites.rewrite(m, &mut picker.next_rng()));
+    let rewritten = asked.and_then(|m| pool.rewrite(m, &mut picker.next_rng()));
     let target = rewritten.unwrap_or_else(|| asked.unwrap_or_default().into());
     let nothing = || RequestError::new(Reason::InvalidJson, "there is no prompt in it that a KV cache would hold");
     let prefix = live.prefix(position).filter(|_| api.prefills()).ok_or_else(nothing)?;

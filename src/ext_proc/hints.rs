@@ -3,6 +3,7 @@
 
 use super::head::Head;
 use super::lookup::Looked;
+use super::reply;
 use crate::clock::Timestamp;
 use crate::disagg::Mode;
 use crate::ids::EndpointId;
@@ -10,6 +11,7 @@ use crate::pool::health::Availability;
 use crate::pool::{Endpoint, EndpointState, PoolSnapshot};
 use crate::prefix::ranks::RankBooking;
 use crate::scheduling::{Decision, Pool};
+use envoy_types::pb::envoy::config::core::v3::HeaderValueOption;
 use std::sync::Arc;
 
 /// The rank that vLLM serves a request on, where one port stands for several.
@@ -59,6 +61,18 @@ impl Hints {
             hints.source = source(looked, computing.id, *least, snapshot, &head.request_id(), serves);
         }
         hints
+    }
+
+    /// Says it in a request's headers; what is set is not removed as somebody else's.
+    pub fn tell(&self, set: &mut Vec<HeaderValueOption>, remove: &mut Vec<String>) {
+        let rank = self.rank.as_ref().map(|booking| booking.rank().to_string());
+        let source = self.source.as_ref().map(|endpoint| endpoint.authority.to_string());
+        for (name, value) in [(RANK_HEADER, rank), (SOURCE_HEADER, source)] {
+            if let Some(value) = value {
+                remove.retain(|removed| removed != name);
+                set.push(reply::set(name, value));
+            }
+        }
     }
 }
 

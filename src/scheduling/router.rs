@@ -10,6 +10,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+mod rules;
+pub use rules::{PoolRules, RuleStore};
+
 /// What sends a request to a pool. Several conditions must all hold; a pool without any takes what no other pool takes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolMatch {
@@ -31,7 +34,7 @@ pub struct RewriteTarget {
 }
 
 /// Names under which a pool's models are known to clients, and what servers call them. An exact name beats the general rule.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelRewrites {
     /// By the client's name.
     pub exact: BTreeMap<String, Vec<RewriteTarget>>,
@@ -43,20 +46,23 @@ impl ModelRewrites {
     /// The server's name for `model`, drawn by weight (evenly when all weights are 0); `None` when no rule speaks of it.
     #[must_use]
     pub fn rewrite(&self, model: &str, rng: &mut PickRng) -> Option<Arc<str>> {
-        let targets = self.exact.get(model).unwrap_or(&self.any);
-        let total: u64 = targets.iter().map(|t| u64::from(t.weight)).sum();
-        let target = if total == 0 {
-            targets.get(rng.random_range(0..targets.len().max(1)))
-        } else {
-            let mut at = rng.random_range(0..total);
-            targets.iter().find(|t| {
-                let here = at < u64::from(t.weight);
-                at = at.saturating_sub(u64::from(t.weight));
-                here
-            })
-        };
-        target.map(|t| t.model.clone())
+        draw(self.exact.get(model).unwrap_or(&self.any), rng)
     }
+}
+
+fn draw(targets: &[RewriteTarget], rng: &mut PickRng) -> Option<Arc<str>> {
+    let total: u64 = targets.iter().map(|t| u64::from(t.weight)).sum();
+    let target = if total == 0 {
+        targets.get(rng.random_range(0..targets.len().max(1)))
+    } else {
+        let mut at = rng.random_range(0..total);
+        targets.iter().find(|t| {
+            let here = at < u64::from(t.weight);
+            at = at.saturating_sub(u64::from(t.weight));
+            here
+        })
+    };
+    target.map(|t| t.model.clone())
 }
 
 /// How the chosen endpoints are told to the gateway.
@@ -83,6 +89,8 @@ pub struct Pool {
     pub scheduler: Scheduler,
     /// Model names.
     pub rewrites: ModelRewrites,
+    /// What is said of its models outside of the configuration.
+    pub rules: Arc<RuleStore>,
     /// With true, models that neither `matches.models` nor a rewrite names are refused.
     pub reject_unknown_models: bool,
     /// Metrics older than this say nothing.
@@ -95,8 +103,37 @@ pub struct Pool {
 
 impl Pool {
     fn knows(&self, model: &str) -> bool {
-        self.matches.models.iter().any(|m| m == model) || self.rewrites.exact.contains_key(model)
+        self.matches.models.iter().any(|m| m == model)
+            || self.rewrites.exact.contains_key(model)
+            || self.rules.load().rewrites.exact.contains_key(model)
     }
+
+    /// The server's name for `model`: an exact rule before a general one, and of two such the configuration's. `None` when no rule speaks of it.
+    #[must_use]
+    pub fn rewrite(&self, model: &str, rng: &mut PickRng) -> Option<Arc<str>> {
+        let rules = self.rules.load();
+        let exact = self.rewrites.exact.get(model).or_else(|| rules.rewrites.exact.get(model));
+        let general = if self.rewrites.any.is_empty() { &rules.rewrites.any } else { &self.rewrites.any };
+        draw(exact.unwrap_or(general), rng)
+    }
+
+    /// Whether the pool refuses requests for `model`, and why.
+    fn refuses(&self, model: &str) -> Option<Refusal> {
+        let rules = self.rules.load();
+        if rules.reserved.contains(model) && !self.rewrites.exact.contains_key(model) {
+            return Some(Refusal::Reserved);
+        }
+        let known_only = self.reject_unknown_models || rules.models_only;
+        (known_only && !self.knows(model)).then_some(Refusal::Unknown)
+    }
+}
+
+/// Why a pool refuses a model.
+enum Refusal {
+    /// Nobody has named it.
+    Unknown,
+    /// Somebody has, and nothing serves it yet.
+    Reserved,
 }
 
 /// All pools of the process.
@@ -164,8 +201,12 @@ impl Router {
         }
         match best {
             Some((_, position, pool)) => match facts.model {
-                Some(model) if pool.reject_unknown_models && !pool.knows(model) => Err(self.unknown_model(model)),
-                _ => Ok((position, pool)),
+                Some(model) => match pool.refuses(model) {
+                    Some(Refusal::Unknown) => Err(self.unknown_model(model)),
+                    Some(Refusal::Reserved) => Err(reserved_model(model)),
+                    None => Ok((position, pool)),
+                },
+                None => Ok((position, pool)),
             },
             None if missed_model_only => Err(facts.model.map_or_else(
                 || {
@@ -181,24 +222,33 @@ impl Router {
     }
 
     fn unknown_model(&self, model: &str) -> RequestError {
+        let rules: Vec<_> = self.pools.iter().map(|p| p.rules.load()).collect();
         let mut known: Vec<&str> = self
             .pools
             .iter()
-            .flat_map(|p| {
-                p.matches.models.iter().map(String::as_str).chain(p.rewrites.exact.keys().map(String::as_str))
-            })
+            .flat_map(|p| p.matches.models.iter().chain(p.rewrites.exact.keys()))
+            .chain(rules.iter().flat_map(|r| r.rewrites.exact.keys()))
+            .map(String::as_str)
             .collect();
         known.sort_unstable();
         known.dedup();
         let more = if known.len() > 5 { ", …" } else { "" };
         known.truncate(5);
-        let shown: String = model.chars().filter(|c| !c.is_control()).take(64).collect();
         RequestError::new(
             Reason::ModelNotFound,
-            format!("the model `{shown}` does not exist; known models: {}{more}", known.join(", ")),
+            format!("the model `{}` does not exist; known models: {}{more}", shown(model), known.join(", ")),
         )
         .param("model")
     }
+}
+
+fn reserved_model(model: &str) -> RequestError {
+    let message = format!("no valid target model is found for `{}`: the name is reserved", shown(model));
+    RequestError::new(Reason::ModelNotFound, message).param("model")
+}
+
+fn shown(model: &str) -> String {
+    model.chars().filter(|c| !c.is_control()).take(64).collect()
 }
 
 fn same_authority(configured: &str, got: &str) -> bool {

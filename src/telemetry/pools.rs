@@ -2,6 +2,7 @@
 
 use crate::clock::{Clock, Timestamp};
 use crate::discovery::dns::DnsStats;
+use crate::discovery::kube::KubeStats;
 use crate::kv_events::{Count, KvEventStats};
 use crate::pool::health::{Availability, HealthPolicy};
 use crate::pool::{EndpointState, SnapshotStore};
@@ -36,6 +37,8 @@ pub struct PoolView {
     pub scrape: Arc<ScrapeStats>,
     /// What resolving names counts.
     pub dns: Arc<DnsStats>,
+    /// What following pods counts, where they are followed.
+    pub kube: Option<Arc<KubeStats>>,
     /// What makes blocks of its prompts.
     pub tokenizer: &'static str,
     /// What is known of the servers' KV caches.
@@ -202,6 +205,17 @@ const REMOTE_COUNTERS: &[RemoteCounter] = &[
     ("tokenizer_probes", "probes of tokenizing servers", RemoteStats::probes),
 ];
 
+type KubeCounter = (&'static str, &'static str, fn(&KubeStats) -> u64);
+
+/// One counter of a pool's discovery through Kubernetes: name, help, value.
+const KUBE_COUNTERS: &[KubeCounter] = &[
+    ("kube_events", "changes of objects that the API server told", KubeStats::events),
+    ("kube_lists", "lists of objects that came to their end", KubeStats::lists),
+    ("kube_unreadable_objects", "objects that could not be read", KubeStats::unreadable),
+    ("kube_failures", "lists and watches that came to nothing", KubeStats::failures),
+    ("kube_refused", "lists and watches that were refused for want of a right", KubeStats::refused),
+];
+
 impl Collector for PoolCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
         let pools = self.0.load();
@@ -247,6 +261,7 @@ impl Collector for PoolCollector {
         self.evictions(&pools, &mut encoder)?;
         self.kv_events(&pools, &mut encoder)?;
         self.remote(&pools, &mut encoder)?;
+        self.kube(&pools, &mut encoder)?;
         let mut errors =
             encoder.encode_descriptor("scrape_errors", "scrapes that failed", None, MetricType::Counter)?;
         for pool in pools.iter() {
@@ -275,6 +290,24 @@ impl PoolCollector {
                 let labels = [("pool", &*pool.name), ("cause", cause)];
                 ConstCounter::new(blocks).encode(counters.encode_family(&labels)?)?;
             }
+        }
+        Ok(())
+    }
+
+    /// The counters of discovery through Kubernetes.
+    fn kube(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+        for (name, help, value) in KUBE_COUNTERS {
+            let mut counters = encoder.encode_descriptor(name, help, None, ConstCounter::<u64>::TYPE)?;
+            for pool in pools {
+                let Some(stats) = &pool.kube else { continue };
+                ConstCounter::new(value(stats)).encode(counters.encode_family(&[("pool", &*pool.name)])?)?;
+            }
+        }
+        let help = "kinds of objects that can't be followed at the moment; what is known of them stays";
+        let mut gauges = encoder.encode_descriptor("kube_out_of_touch", help, None, MetricType::Gauge)?;
+        for pool in pools {
+            let Some(stats) = &pool.kube else { continue };
+            ConstGauge::new(stats.out_of_touch()).encode(gauges.encode_family(&[("pool", &*pool.name)])?)?;
         }
         Ok(())
     }

@@ -403,7 +403,7 @@ impl Talk {
         let reply = client::post(stack.to(), "/v1/completions", body.to_string().into()).await.expect("an answer");
         assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
         let text = String::from_utf8_lossy(&reply.body);
-        let last = text.lines().filter(|line| line.contains("\"finish_reason\":\"length\"")).last().expect("an end");
+        let last = text.lines().rfind(|line| line.contains("\"finish_reason\":\"length\"")).expect("an end");
         let told: Value = serde_json::from_str(last.trim_start_matches("data: ")).expect("JSON");
         let answer = told.pointer("/choices/0/token_ids").and_then(Value::as_array).expect("token ids");
         assert_eq!(answer.len(), 40);

@@ -59,7 +59,31 @@ impl AttacheProcess {
         Self::with_command(Command::new(env!("CARGO_BIN_EXE_attache")), arguments).await
     }
 
-    async fn with_command(mut command: Command, arguments: &[String]) -> Self {
+    /// Starts the picker in the cluster that this kubeconfig names, and waits until it listens: it may not be ready yet.
+    #[allow(dead_code, reason = "only the tests of Kubernetes have a cluster")]
+    pub(crate) async fn in_cluster(kubeconfig: &Path, arguments: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
+        command.env("KUBECONFIG", kubeconfig);
+        Self::listening(command, &arguments.iter().map(|&word| word.to_owned()).collect::<Vec<_>>()).await
+    }
+
+    /// Whether it says that it is ready.
+    pub(crate) async fn is_ready(&self) -> bool {
+        client::get(self.metrics, "/ready").await.is_ok_and(|reply| reply.status.is_success())
+    }
+
+    /// Waits until it is.
+    pub(crate) async fn until_ready(&self) {
+        eventually("the picker to be ready", || async { self.is_ready().await.then_some(()) }).await;
+    }
+
+    async fn with_command(command: Command, arguments: &[String]) -> Self {
+        let started = Self::listening(command, arguments).await;
+        started.until_ready().await;
+        started
+    }
+
+    async fn listening(mut command: Command, arguments: &[String]) -> Self {
         command.args(["run", "--bind", "127.0.0.1", "--log-format", "json"]);
         if !arguments.iter().any(|argument| argument.starts_with("--secure-serving")) {
             command.arg("--secure-serving=false");
@@ -78,13 +102,7 @@ impl AttacheProcess {
             let text = field(&line, name).unwrap_or_else(|| panic!("no {name} in {line}"));
             text.parse().unwrap_or_else(|_| panic!("{name} is not an address in {line}"))
         };
-        let started = Self { grpc: address("grpc"), health: address("health"), metrics: address("metrics"), process };
-        eventually("the picker to be ready", || async {
-            let reply = client::get(started.metrics, "/ready").await.ok()?;
-            reply.status.is_success().then_some(())
-        })
-        .await;
-        started
+        Self { grpc: address("grpc"), health: address("health"), metrics: address("metrics"), process }
     }
 
     /// The sum of the metrics with this name, whatever their labels; 0 when there is none.

@@ -102,6 +102,7 @@ fn file(mapped: Mapped, strategy: Option<At<schema::Strategy>>, span: Span, sink
         destination: schema::DestinationSection::default(),
         endpoints: Vec::new(),
         dns: Vec::new(),
+        kubernetes: None,
         rewrites: Vec::new(),
         scrape,
         health: schema::Health::default(),

@@ -1,6 +1,7 @@
 //! Merges flags, file and defaults, and checks what may be combined.
 
 mod disaggregation;
+mod kubernetes;
 mod pools;
 mod prefix;
 mod strategies;
@@ -20,13 +21,19 @@ use std::time::Duration;
 /// Settings from a file and what outranks it. They are only to be used when nothing in `sink` is an error.
 pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings, sink: &mut Sink) -> Settings {
     let File { server, telemetry, exchange, limits, pools } = file;
-    Settings {
+    let election = pick(flags.leader_election.as_ref(), server.leader_election).filter(|at| at.value);
+    let settings = Settings {
         server: self::server(server, flags, surroundings, sink),
         telemetry: self::telemetry(telemetry, flags, surroundings, sink),
         limits: self::limits(&limits, sink),
         exchange: self::exchange(exchange, flags, sink),
         pools: pools::pools(pools, flags, sink),
+    };
+    if let Some(at) = election.filter(|_| settings.pools.iter().all(|pool| pool.kubernetes.is_none())) {
+        let message = "leader election has no effect: no pool has `kubernetes`, which is where leases are";
+        sink.push(Diagnostic::new(Code::NoEffect, "server.leaderElection", message).at(at.span));
     }
+    settings
 }
 
 /// The value of a flag, else of the file, with its place.
@@ -85,6 +92,7 @@ fn server(file: schema::Server, flags: &Overrides, surroundings: Surroundings, s
         tls: tls(file.tls.map(|at| at.value).unwrap_or_default(), flags, sink),
         drain_min_delay: delay_value,
         drain_deadline: deadline_value,
+        leader_election: pick_or(flags.leader_election.as_ref(), file.leader_election, false),
         seed: pick(flags.seed.as_ref(), file.seed).map(|at| at.value),
     }
 }
@@ -247,8 +255,10 @@ fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> Excha
     if let Some(at) = explain.log_ratio.as_ref().filter(|at| !(0.0..=1.0).contains(&at.value)) {
         sink.out_of_range(at.span, "exchange.explain.logRatio", at.value, "0 to 1");
     }
-    let explain =
-        ExplainSettings { metadata: given(explain.metadata, false), log_ratio: given(explain.log_ratio, 0.0) };
+    let explain = ExplainSettings {
+        metadata: pick_or(flags.explain_metadata.as_ref(), explain.metadata, false),
+        log_ratio: given(explain.log_ratio, 0.0),
+    };
     ExchangeSettings {
         report_usage,
         explain,

@@ -1,6 +1,6 @@
 //! The checks of pools: names, conditions, endpoints, algorithms, rewrites, intervals.
 
-use super::{disaggregation, given, pick, positive, prefix, strategies};
+use super::{disaggregation, given, kubernetes, pick, pick_or, positive, prefix, strategies};
 use crate::config::Overrides;
 use crate::config::aibrix_env::AibrixDefaults;
 use crate::config::decode::Sink;
@@ -26,21 +26,24 @@ pub(super) fn pools(file: Opt<Vec<At<schema::Pool>>>, flags: &Overrides, sink: &
     }
     check_names(&pools, sink);
     check_matches(&pools, sink);
-    if pools.len() > 1 && !flags.endpoints.is_empty() {
-        sink.push(
-            Diagnostic::new(
-                Code::Contradiction,
-                "--endpoint",
-                format!("`--endpoint` can't tell which of the {} pools of the file it means", pools.len()),
-            )
-            .help("name the endpoints in the file"),
-        );
+    let by_flags = [
+        ("--endpoint", !flags.endpoints.is_empty(), "name the endpoints in the file"),
+        ("--pool-name", flags.kubernetes.pool_name.is_some(), "give each pool of the file its `kubernetes.pool`"),
+        (
+            "--endpoint-selector",
+            flags.kubernetes.endpoint_selector.is_some(),
+            "give each pool of the file its `kubernetes.selector`",
+        ),
+    ];
+    for (flag, _, help) in by_flags.into_iter().filter(|(_, given, _)| *given && pools.len() > 1) {
+        let message = format!("`{flag}` can't tell which of the {} pools of the file it means", pools.len());
+        sink.push(Diagnostic::new(Code::Contradiction, flag, message).help(help));
     }
     pools.into_iter().enumerate().map(|(i, at)| pool(i, at, flags, &env, sink)).collect()
 }
 
 fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &mut Sink) -> PoolSettings {
-    if flags.endpoints.is_empty() {
+    if flags.endpoints.is_empty() && !flags.kubernetes.any() {
         sink.push(
             Diagnostic::new(Code::NothingToServe, "pools", "there is nothing to route to: no pool and no endpoint")
                 .at(section)
@@ -50,7 +53,7 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
     let endpoints = flag_endpoints(flags, None, sink);
     let strategy = strategies::of_pool(None, "pools[0]", flags, env, sink);
     PoolSettings {
-        name: DEFAULT_POOL.into(),
+        name: flags.kubernetes.pool_name.as_deref().unwrap_or(DEFAULT_POOL).into(),
         matches: PoolMatch::default(),
         reject_unknown_models: false,
         rewrites: ModelRewrites::default(),
@@ -62,6 +65,7 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
         max_destinations: DEFAULT_MAX_DESTINATIONS,
         endpoints,
         dns: Vec::new(),
+        kubernetes: kubernetes::of_flags(flags, None, sink),
         scrape: scrape(&schema::Scrape::default(), "pools[0].scrape", flags, sink),
         health: HealthPolicy::default(),
         prefix: prefix::prefix(schema::PrefixCache::default(), "pools[0].prefixCache", env, sink),
@@ -98,7 +102,14 @@ fn pool(index: usize, at: At<schema::Pool>, flags: &Overrides, env: &AibrixDefau
             sink.push(Diagnostic::new(Code::Overridden, "--endpoint", message).at(pool.name.span));
         }
     }
-    if endpoints.is_empty() && dns.is_empty() {
+    let of_file = kubernetes::of_file(&pool.kubernetes, &path, sink);
+    let of_flags = kubernetes::of_flags(flags, pool.from_flags.as_ref(), sink);
+    if let (Some(_), Some(at)) = (&of_flags, &pool.kubernetes) {
+        let message = format!("flags replace the pods of pool `{}`", pool.name.value);
+        sink.push(Diagnostic::new(Code::Overridden, "--pool-name", message).at(at.span));
+    }
+    let kubernetes = of_flags.or(of_file);
+    if endpoints.is_empty() && dns.is_empty() && kubernetes.is_none() {
         check_empty(&pool, &path, flags, sink);
     }
     let by_request = strategies::by_request(pool.request_strategy, &path, &strategy, env, sink);
@@ -128,6 +139,7 @@ fn pool(index: usize, at: At<schema::Pool>, flags: &Overrides, env: &AibrixDefau
         max_destinations: destinations(&pool.destination, &path, sink),
         endpoints,
         dns,
+        kubernetes,
         scrape: scrape(&pool.scrape, &format!("{path}.scrape"), flags, sink),
         health: health(&pool.health, &path, sink),
         prefix: prefix::prefix(
@@ -149,11 +161,15 @@ fn check_empty(pool: &schema::Pool, path: &str, flags: &Overrides, sink: &mut Si
             let message =
                 "there is nothing to route to: a file of this kind names no endpoints, and neither does a flag";
             let diagnostic = Diagnostic::new(Code::NothingToServe, "--endpoint", message);
-            sink.push(diagnostic.help("give `--endpoint 127.0.0.1:8000`, once for each server"));
+            let help =
+                "give `--endpoint 127.0.0.1:8000`, once for each server, or in Kubernetes `--pool-name vllm-pool`";
+            sink.push(diagnostic.help(help));
         }
-    } else if pool.endpoints.is_empty() && pool.dns.is_empty() && !broken {
-        let message =
-            format!("pool `{}` has neither `endpoints` nor `dns`: its requests are answered with 503", pool.name.value);
+    } else if pool.endpoints.is_empty() && pool.dns.is_empty() && pool.kubernetes.is_none() && !broken {
+        let message = format!(
+            "pool `{}` has none of `endpoints`, `dns` and `kubernetes`: its requests are answered with 503",
+            pool.name.value
+        );
         sink.push(Diagnostic::new(Code::EmptyPool, path, message).at(pool.name.span));
     }
 }
@@ -314,7 +330,7 @@ fn address(at: &At<String>, path: &str, sink: &mut Sink) -> Option<SocketAddr> {
     parsed.ok()
 }
 
-fn metrics(file: Option<&schema::MetricsSection>, path: &str, sink: &mut Sink) -> MetricsSource {
+pub(super) fn metrics(file: Option<&schema::MetricsSection>, path: &str, sink: &mut Sink) -> MetricsSource {
     let mut source = MetricsSource::default();
     let Some(m) = file else { return source };
     if let Some(at) = m.scheme {
@@ -482,7 +498,11 @@ fn scrape(file: &schema::Scrape, path: &str, flags: &Overrides, sink: &mut Sink)
         timeout,
         max_bytes,
         stale_after,
-        insecure_skip_verify: given(file.insecure_skip_verify, false),
+        insecure_skip_verify: pick_or(
+            flags.kubernetes.metrics_insecure_skip_verify.as_ref(),
+            file.insecure_skip_verify,
+            false,
+        ),
     }
 }
 

@@ -5,6 +5,7 @@
 mod affinity;
 mod conversation;
 mod hermetic;
+mod hints;
 mod modes;
 mod order;
 mod prefix;
@@ -94,6 +95,7 @@ impl Setup {
             scheduler: Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 3).splitting(policy),
             rewrites: self.rewrites,
             reject_unknown_models: false,
+            rules: Default::default(),
             stale_after: Duration::from_secs(2),
             destination: self.destination,
             disagg: mode.map(Arc::new),

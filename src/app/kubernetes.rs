@@ -1,0 +1,173 @@
+//! The cluster that pods are endpoints of: one client for all pools, a task for each pool that has pods, and one for the lease where one
+//! replica is to lead.
+
+use crate::clock::Clock;
+use crate::config::settings::KubernetesSource;
+#[cfg(feature = "kube")]
+use crate::config::settings::PodsOf;
+use crate::discovery::kube::KubeStats;
+#[cfg(feature = "kube")]
+use crate::discovery::kube::{client, lease, source};
+use crate::health::Readiness;
+use crate::pool::PoolEvent;
+use crate::pool::writer::SourceId;
+use crate::scheduling::router::RuleStore;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// The way to the API server, once somebody needs it.
+#[derive(Default)]
+pub(super) struct Cluster {
+    #[cfg(feature = "kube")]
+    client: Option<kube::Client>,
+}
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Cluster")
+    }
+}
+
+/// The condition of readiness that leading is.
+#[cfg(feature = "kube")]
+const LEADS: &str = "this replica leads";
+
+/// A task that follows the pods of a pool.
+#[derive(Debug)]
+#[cfg_attr(not(feature = "kube"), expect(dead_code, reason = "nothing is followed without the feature"))]
+pub(super) struct Following {
+    source: KubernetesSource,
+    stats: Arc<KubeStats>,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Following {
+    /// Which pods.
+    #[must_use]
+    pub(super) fn source(&self) -> &KubernetesSource {
+        &self.source
+    }
+
+    /// What it counts.
+    #[must_use]
+    pub(super) fn stats(&self) -> Arc<KubeStats> {
+        self.stats.clone()
+    }
+
+    /// Ends it. Nothing is told by it afterwards.
+    pub(super) async fn end(self) {
+        self.stop.cancel();
+        // A task that has panicked tells nothing either.
+        let _ = self.task.await;
+    }
+}
+
+#[cfg(feature = "kube")]
+impl Cluster {
+    /// Finds out where the API server is, unless that is known.
+    ///
+    /// # Errors
+    /// When this is no pod of a cluster and there is no kubeconfig, or what they say can't be used.
+    pub(super) async fn connect(&mut self) -> anyhow::Result<()> {
+        if self.client.is_none() {
+            let context = "can't find a Kubernetes API server: this is no pod with a service account, and no usable kubeconfig (`KUBECONFIG`)";
+            self.client = Some(anyhow::Context::context(client::connect().await, context)?);
+        }
+        Ok(())
+    }
+
+    /// Follows the pods of `pool`. `None` without [`Cluster::connect`].
+    #[must_use]
+    pub(super) fn follow(
+        &self,
+        pool: &Arc<str>,
+        source: &KubernetesSource,
+        id: SourceId,
+        events: mpsc::Sender<PoolEvent>,
+        rules: Arc<RuleStore>,
+        stop: CancellationToken,
+    ) -> Option<Following> {
+        let client = self.client.clone()?;
+        let namespace = source.namespace.clone().unwrap_or_else(|| client::default_namespace(&client));
+        let stats: Arc<KubeStats> = Arc::default();
+        let (pool, stats_kept) = (pool.clone(), stats.clone());
+        let feed = source::KubeFeed { pool, source: source.clone(), namespace, id, events, rules, stats };
+        let task = tokio::spawn(source::run(client, feed, stop.clone()));
+        Some(Following { source: source.clone(), stats: stats_kept, stop, task })
+    }
+
+    /// Wants the lease of `pool`, and keeps `readiness` back while another replica has it. Gives it back on `stop`, and then ends.
+    pub(super) fn lead(
+        &self,
+        pool: &Arc<str>,
+        source: &KubernetesSource,
+        readiness: &Readiness,
+        clock: Clock,
+        stop: CancellationToken,
+    ) -> Option<JoinHandle<()>> {
+        let client = self.client.clone()?;
+        let namespace = source.namespace.clone().unwrap_or_else(|| client::default_namespace(&client));
+        let pool = match &source.pods {
+            PodsOf::Pool { name, .. } => name.as_str(),
+            PodsOf::Selector { .. } => pool,
+        };
+        let (leads, mut led) = tokio::sync::watch::channel(false);
+        let identity = lease::identity(crate::rng::system_seed());
+        let claim = lease::Claim::new(client, &namespace, lease::name(&namespace, pool), identity, clock, leads);
+        let task = tokio::spawn(claim.run(stop));
+        let (mut latch, readiness) = (Some(readiness.latch(LEADS)), readiness.clone());
+        tokio::spawn(async move {
+            while led.changed().await.is_ok() {
+                if *led.borrow_and_update() {
+                    if let Some(latch) = latch.take() {
+                        latch.release();
+                    }
+                } else if latch.is_none() {
+                    latch = Some(readiness.latch(LEADS));
+                }
+            }
+        });
+        Some(task)
+    }
+}
+
+#[cfg(not(feature = "kube"))]
+impl Cluster {
+    /// Finds no cluster.
+    ///
+    /// # Errors
+    /// Always.
+    #[expect(clippy::unused_async, reason = "its twin with the feature waits")]
+    pub(super) async fn connect(&mut self) -> anyhow::Result<()> {
+        anyhow::bail!("this build can't ask Kubernetes (feature `kube`)")
+    }
+
+    /// Follows nothing.
+    #[must_use]
+    pub(super) fn follow(
+        &self,
+        _: &Arc<str>,
+        _: &KubernetesSource,
+        _: SourceId,
+        _: mpsc::Sender<PoolEvent>,
+        _: Arc<RuleStore>,
+        _: CancellationToken,
+    ) -> Option<Following> {
+        None
+    }
+
+    /// Leads nothing.
+    pub(super) fn lead(
+        &self,
+        _: &Arc<str>,
+        _: &KubernetesSource,
+        _: &Readiness,
+        _: Clock,
+        _: CancellationToken,
+    ) -> Option<JoinHandle<()>> {
+        None
+    }
+}

@@ -1,0 +1,69 @@
+//! The part of the picker that a reload replaces: the pools as requests see them.
+
+use super::feeds::{Feeds, PoolFeeds};
+use super::prompts;
+use crate::clock::Clock;
+use crate::config::Settings;
+use crate::config::settings::PoolSettings;
+use crate::ext_proc::Live;
+use crate::pool::SnapshotStore;
+use crate::prompt::memo::SegmentCache;
+use crate::scheduling::router::RuleStore;
+use crate::scheduling::{Pool, Router};
+use crate::telemetry::metrics::Metrics;
+use anyhow::Context;
+use std::sync::Arc;
+
+/// The reloadable part of the picker. Strategies that a pool of the same name had `before` stay. The pools' strategies have been checked with the settings, so an error here is a bug that must not take
+/// the process down.
+pub(super) fn live(
+    settings: &Settings,
+    feeds: &Feeds,
+    segments: &Arc<SegmentCache>,
+    metrics: &Metrics,
+    clock: Clock,
+    before: &Router,
+) -> anyhow::Result<Live> {
+    let pool = |p: &PoolSettings| {
+        let feeds = feeds_of(p, feeds)?;
+        pool(p, feeds.store.clone(), feeds.rules.clone(), before)
+    };
+    let pools = settings.pools.iter().map(pool).collect::<anyhow::Result<Vec<_>>>()?;
+    let prefix = |p: &PoolSettings| {
+        let feeds = feeds_of(p, feeds)?;
+        let prefix = prompts::prefix(p, feeds.prefix(), feeds.remote(), segments, clock);
+        anyhow::Ok(prefix.unwrap_or_else(|error| {
+            let error = format!("{error:#}");
+            tracing::error!(pool = %p.name, error, "the tokenizer can't be used; prompts are compared as text until a reload");
+            prompts::as_text(p, feeds.prefix(), clock)
+        }))
+    };
+    let prefix = settings.pools.iter().map(prefix).collect::<anyhow::Result<Vec<_>>>()?;
+    let live = Live::new(Router::new(pools), settings.limits.clone(), settings.exchange.clone(), metrics);
+    Ok(live.with_prefix(prefix))
+}
+
+fn feeds_of<'a>(settings: &PoolSettings, feeds: &'a Feeds) -> anyhow::Result<&'a PoolFeeds> {
+    feeds.pool(&settings.name).with_context(|| format!("pool `{}` has no feeds", settings.name))
+}
+
+pub(super) fn pool(
+    settings: &PoolSettings,
+    store: Arc<SnapshotStore>,
+    rules: Arc<RuleStore>,
+    before: &Router,
+) -> anyhow::Result<Arc<Pool>> {
+    let previous = before.pools().iter().find(|p| p.name == settings.name).map(|p| &p.scheduler.choices);
+    Ok(Arc::new(Pool {
+        name: settings.name.clone(),
+        matches: settings.matches.clone(),
+        store,
+        scheduler: settings.scheduler(previous)?,
+        rewrites: settings.rewrites.clone(),
+        reject_unknown_models: settings.reject_unknown_models,
+        rules,
+        stale_after: settings.scrape.stale_after,
+        destination: settings.destination,
+        disagg: settings.disaggregation.as_ref().map(|d| Arc::new(d.mode.clone())),
+    }))
+}

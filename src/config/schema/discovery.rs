@@ -1,0 +1,41 @@
+//! Where endpoints come from that nobody names: DNS names and the pods of a cluster.
+
+use super::{At, Duration, Engine, Fields, MetricsSection, Node, Opt, Read, Sink};
+
+sections! {
+    /// Which pods of a Kubernetes namespace are endpoints.
+    Kubernetes {
+        "pool" => pool: String,
+        "namespace" => namespace: String,
+        "group" => group: String,
+        "selector" => selector: String,
+        "targetPorts" => target_ports: Vec<At<u16>>,
+        "engine" => engine: Engine,
+        "metrics" => metrics: MetricsSection,
+    }
+}
+
+/// A DNS name.
+#[derive(Debug)]
+pub struct Dns {
+    /// `host`
+    pub host: At<String>,
+    /// `port`
+    pub port: At<u16>,
+    /// `refresh`
+    pub refresh: Opt<Duration>,
+    /// `engine`
+    pub engine: Opt<Engine>,
+    /// `metrics`
+    pub metrics: Opt<MetricsSection>,
+}
+
+impl Read for Dns {
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        let mut f = Fields::of(node, path, sink)?;
+        let (host, port) = (f.required("host", sink), f.required("port", sink));
+        let (refresh, engine, metrics) = (f.get("refresh", sink), f.get("engine", sink), f.get("metrics", sink));
+        f.finish(sink);
+        Some(Self { host: host?, port: port?, refresh, engine, metrics })
+    }
+}

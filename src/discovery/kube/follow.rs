@@ -1,0 +1,476 @@
+//! Follows one kind of object: lists it, watches it from there, and begins anew when the API server no longer knows the place.
+//!
+//! Whatever goes wrong is told once when it begins and once when it is over, and is tried again, forever: less and less often while it lasts.
+//! What was known stays meanwhile, since nothing is told of it.
+
+use super::objects::{Kind, Meta, Naming, Object};
+use super::stats::KubeStats;
+use super::table::Change;
+use crate::rng;
+use futures_util::StreamExt;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{Api, ListParams, WatchEvent, WatchParams};
+use kube::core::{ApiResource, DynamicResourceScope, GroupVersionKind};
+use kube::{Client, Resource};
+use rand::{RngExt, SeedableRng};
+use serde::Deserialize;
+use serde_json::Value;
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout};
+
+/// The first repetition after a failure.
+pub const FIRST_BACKOFF: Duration = Duration::from_millis(200);
+/// Repetitions are at most this far apart: an API server that comes back is noticed before anybody asks.
+pub const MAX_BACKOFF: Duration = Duration::from_secs(10);
+/// A kind that nothing depends on and that is not installed, or may not be read, is looked for this often.
+pub const ABSENT_INTERVAL: Duration = Duration::from_secs(30);
+/// Repetitions are spread by this part to both sides, so that replicas don't ask in step.
+const JITTER: f64 = 0.2;
+/// Objects on one page of a list, as client-go has it.
+pub const PAGE: u32 = 500;
+/// A page that takes longer counts as none.
+pub const LIST_TIMEOUT: Duration = Duration::from_secs(30);
+/// The API server ends a watch after this time, and it is begun anew from the same place. A connection that died without a word is
+/// found out by then.
+pub const WATCH_TIMEOUT: Duration = Duration::from_secs(120);
+/// What a watch may be late to end.
+const WATCH_GRACE: Duration = Duration::from_secs(5);
+/// Watches of one kind begin no faster than this, however soon the API server ends them.
+const MIN_WATCH: Duration = Duration::from_secs(1);
+
+/// What is followed.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    /// The kind.
+    pub kind: Kind,
+    /// The namespace.
+    pub namespace: String,
+    /// Labels to ask for.
+    pub labels: Option<String>,
+    /// The one object to ask for.
+    pub name: Option<String>,
+}
+
+/// What following tells.
+#[derive(Debug)]
+pub enum Told {
+    /// Something about an object.
+    Change(Change),
+    /// The kind is not installed.
+    NotInstalled,
+    /// A kind that nothing depends on can't be followed at the moment.
+    Failed,
+}
+
+/// An object as it comes over the wire: whatever its kind, only what all objects have is looked at here.
+#[derive(Clone, Debug, Deserialize)]
+struct Raw {
+    #[serde(default)]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: Value,
+    #[serde(default)]
+    status: Value,
+}
+
+impl Resource for Raw {
+    type DynamicType = ApiResource;
+    type Scope = DynamicResourceScope;
+
+    fn kind(r: &ApiResource) -> Cow<'_, str> {
+        r.kind.as_str().into()
+    }
+
+    fn group(r: &ApiResource) -> Cow<'_, str> {
+        r.group.as_str().into()
+    }
+
+    fn version(r: &ApiResource) -> Cow<'_, str> {
+        r.version.as_str().into()
+    }
+
+    fn plural(r: &ApiResource) -> Cow<'_, str> {
+        r.plural.as_str().into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+impl From<Raw> for Object {
+    fn from(raw: Raw) -> Self {
+        let meta = raw.metadata;
+        let shared = |(k, v): (String, String)| (Arc::from(k), Arc::from(v));
+        Self {
+            meta: Meta {
+                name: meta.name.unwrap_or_default(),
+                uid: meta.uid.unwrap_or_default(),
+                created: meta.creation_timestamp.map_or(0, |time| time.0.as_second()),
+                deleting: meta.deletion_timestamp.is_some(),
+                labels: meta.labels.unwrap_or_default().into_iter().map(shared).collect(),
+                annotations: meta.annotations.unwrap_or_default(),
+            },
+            spec: raw.spec,
+            status: raw.status,
+        }
+    }
+}
+
+/// Why a list or a watch came to nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Trouble {
+    /// A right is missing.
+    Forbidden { verb: &'static str },
+    /// The kind is not installed.
+    NotInstalled,
+    /// The API server no longer knows the place.
+    Gone,
+    /// Anything else.
+    Other { verb: &'static str, error: String },
+}
+
+impl Trouble {
+    fn of(verb: &'static str, error: &kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) => Self::of_status(verb, status.code, &status.message),
+            other => Self::Other { verb, error: with_causes(other) },
+        }
+    }
+
+    fn of_status(verb: &'static str, code: u16, message: &str) -> Self {
+        match code {
+            401 | 403 => Self::Forbidden { verb },
+            404 => Self::NotInstalled,
+            410 => Self::Gone,
+            code => Self::Other { verb, error: format!("status {code}: {message}") },
+        }
+    }
+
+    fn late(verb: &'static str) -> Self {
+        Self::Other { verb, error: "no answer in time".to_owned() }
+    }
+
+    /// The same trouble, whatever its words.
+    fn is_like(&self, other: &Self) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other)
+    }
+}
+
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let more = inner.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = inner.source();
+    }
+    text
+}
+
+/// Follows a kind until whoever listens is gone.
+pub struct Follower {
+    subject: Subject,
+    api: Api<Raw>,
+    told: mpsc::Sender<Told>,
+    stats: Arc<KubeStats>,
+    rng: rng::PickRng,
+    failures: u32,
+    /// Times that the place was lost since something was heard of a watch.
+    lost: u32,
+    trouble: Option<Trouble>,
+}
+
+/// The place that a list or a watch has come to; or what went wrong, and the place to go on from if there is one.
+type Reached = Result<String, (Trouble, Option<String>)>;
+
+/// The listener has gone.
+struct Unheard;
+
+impl Follower {
+    /// Follows `subject`, and tells of it through `told`.
+    #[must_use]
+    pub fn new(client: Client, subject: Subject, told: mpsc::Sender<Told>, stats: Arc<KubeStats>) -> Self {
+        let Naming { group, version, kind, plural } = subject.kind.naming();
+        let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural);
+        let api = Api::namespaced_with(client, &subject.namespace, &resource);
+        let rng = rng::PickRng::seed_from_u64(rng::system_seed());
+        Self { subject, api, told, stats, rng, failures: 0, lost: 0, trouble: None }
+    }
+
+    /// Lists and watches, again and again.
+    pub async fn run(mut self) {
+        // Heard of through the channel: whoever listens drops its end.
+        let told = self.told.clone();
+        tokio::select! {
+            () = told.closed() => {}
+            _ = self.follow() => {}
+        }
+        if self.trouble.is_some() {
+            self.stats.touch(false);
+        }
+    }
+
+    async fn follow(&mut self) -> Result<(), Unheard> {
+        let mut place: Option<String> = None;
+        loop {
+            let result = match place.take() {
+                None => self.list().await?,
+                Some(version) => self.watch(version).await?,
+            };
+            match result {
+                Ok(version) => place = Some(version),
+                // Not a failure: the next thing to do is to list.
+                Err((Trouble::Gone, _)) => {
+                    tracing::debug!(
+                        resource = self.resource(),
+                        "the API server no longer knows the place; listing anew"
+                    );
+                    if self.lost > 0 {
+                        self.pause_for(backoff(self.lost)).await;
+                    }
+                    self.lost = self.lost.saturating_add(1);
+                }
+                Err((trouble, last)) => {
+                    place = last;
+                    self.troubled(trouble).await?;
+                    self.pause().await;
+                }
+            }
+        }
+    }
+
+    fn resource(&self) -> &'static str {
+        self.subject.kind.naming().plural
+    }
+
+    async fn tell(&self, told: Told) -> Result<(), Unheard> {
+        self.told.send(told).await.map_err(|_| Unheard)
+    }
+
+    /// Lists everything, page by page. Gives the place from which to watch.
+    async fn list(&mut self) -> Result<Reached, Unheard> {
+        let mut params = ListParams {
+            label_selector: self.subject.labels.clone(),
+            field_selector: self.subject.name.as_ref().map(|name| format!("metadata.name={name}")),
+            limit: Some(PAGE),
+            ..ListParams::default()
+        };
+        self.tell(Told::Change(Change::ListBegun)).await?;
+        loop {
+            let page = match timeout(LIST_TIMEOUT, self.api.list(&params)).await {
+                Ok(Ok(page)) => page,
+                Ok(Err(error)) => return Ok(Err((Trouble::of("list", &error), None))),
+                Err(_) => return Ok(Err((Trouble::late("list"), None))),
+            };
+            for raw in page.items {
+                self.tell(Told::Change(Change::Listed(raw.into()))).await?;
+            }
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => params.continue_token = Some(token),
+                None => {
+                    self.tell(Told::Change(Change::ListDone)).await?;
+                    self.stats.list();
+                    self.well();
+                    return Ok(Ok(page.metadata.resource_version.unwrap_or_default()));
+                }
+            }
+        }
+    }
+
+    /// Watches from a place until the watch ends. Gives the place that it has come to.
+    async fn watch(&mut self, mut version: String) -> Result<Reached, Unheard> {
+        let params = WatchParams {
+            label_selector: self.subject.labels.clone(),
+            field_selector: self.subject.name.as_ref().map(|name| format!("metadata.name={name}")),
+            timeout: u32::try_from(WATCH_TIMEOUT.as_secs()).ok(),
+            bookmarks: true,
+            ..WatchParams::default()
+        };
+        let begun = Instant::now();
+        let stream = match timeout(LIST_TIMEOUT, self.api.watch(&params, &version)).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => return Ok(Err((Trouble::of("watch", &error), Some(version)))),
+            Err(_) => return Ok(Err((Trouble::late("watch"), Some(version)))),
+        };
+        let mut stream = std::pin::pin!(stream);
+        // Being let in is the answer to a refusal; other trouble is over when something comes.
+        if matches!(self.trouble, Some(Trouble::Forbidden { .. } | Trouble::NotInstalled)) {
+            self.well();
+        }
+        loop {
+            let (change, at) = match timeout(WATCH_TIMEOUT + WATCH_GRACE, stream.next()).await {
+                // The server ended it, or it died without a word: both go on from here.
+                Ok(None) | Err(_) => {
+                    tokio::time::sleep_until(begun + MIN_WATCH).await;
+                    self.lost = 0;
+                    self.well();
+                    return Ok(Ok(version));
+                }
+                Ok(Some(Ok(WatchEvent::Added(raw) | WatchEvent::Modified(raw)))) => {
+                    let at = raw.metadata.resource_version.clone();
+                    (Some(Change::Applied(raw.into())), at)
+                }
+                Ok(Some(Ok(WatchEvent::Deleted(raw)))) => {
+                    let at = raw.metadata.resource_version.clone();
+                    let Object { meta, .. } = raw.into();
+                    (Some(Change::Deleted { name: meta.name, uid: meta.uid }), at)
+                }
+                Ok(Some(Ok(WatchEvent::Bookmark(bookmark)))) => (None, Some(bookmark.metadata.resource_version)),
+                Ok(Some(Ok(WatchEvent::Error(status)))) => {
+                    let trouble = Trouble::of_status("watch", status.code, &status.message);
+                    return Ok(Err((trouble, Some(version))));
+                }
+                Ok(Some(Err(error))) => return Ok(Err((Trouble::of("watch", &error), Some(version)))),
+            };
+            if let Some(at) = at.filter(|at| !at.is_empty()) {
+                version = at;
+            }
+            self.lost = 0;
+            self.well();
+            if let Some(change) = change {
+                self.stats.event();
+                self.tell(Told::Change(change)).await?;
+            }
+        }
+    }
+
+    /// All is well (again).
+    fn well(&mut self) {
+        self.failures = 0;
+        if let Some(trouble) = self.trouble.take() {
+            if self.is_loss(&trouble) {
+                self.stats.touch(false);
+            }
+            tracing::info!(
+                resource = self.resource(),
+                namespace = self.subject.namespace,
+                "followed through Kubernetes again"
+            );
+        }
+    }
+
+    /// It costs something that this kind can't be followed.
+    fn is_loss(&self, trouble: &Trouble) -> bool {
+        // Roles of GIE's charts name neither llm-d's kinds nor those of old: that is as good as not installed.
+        self.subject.kind.is_needed() || matches!(trouble, Trouble::Other { .. })
+    }
+
+    async fn troubled(&mut self, trouble: Trouble) -> Result<(), Unheard> {
+        let refused = matches!(trouble, Trouble::Forbidden { .. });
+        if trouble == Trouble::NotInstalled {
+            self.tell(Told::NotInstalled).await?;
+        } else if !self.subject.kind.is_needed() {
+            self.tell(Told::Failed).await?;
+        }
+        if self.is_loss(&trouble) || refused {
+            self.stats.failure(refused);
+        }
+        if self.trouble.as_ref().is_some_and(|before| before.is_like(&trouble)) {
+            return Ok(());
+        }
+        if let Some(before) = self.trouble.take()
+            && self.is_loss(&before)
+        {
+            self.stats.touch(false);
+        }
+        if self.is_loss(&trouble) {
+            self.stats.touch(true);
+        }
+        self.say(&trouble);
+        self.trouble = Some(trouble);
+        Ok(())
+    }
+
+    fn say(&self, trouble: &Trouble) {
+        let Naming { group, version, plural, .. } = self.subject.kind.naming();
+        let namespace = self.subject.namespace.as_str();
+        match trouble {
+            Trouble::Forbidden { verb } if !self.subject.kind.is_needed() => tracing::info!(
+                namespace,
+                group,
+                resource = plural,
+                verb,
+                "the API server refuses `{verb}` on `{plural}` (group `{group}`) in namespace `{namespace}`; \
+                 what such objects say has no effect"
+            ),
+            Trouble::Forbidden { verb } => tracing::error!(
+                namespace,
+                group,
+                resource = plural,
+                verb,
+                "the API server refuses `{verb}` on `{plural}` (group `{group}`) in namespace `{namespace}`; \
+                 the service account's Role must allow get, list and watch"
+            ),
+            Trouble::NotInstalled if self.subject.kind.is_needed() => tracing::error!(
+                namespace,
+                group,
+                resource = plural,
+                "the API server does not know `{plural}` of `{group}/{version}`: its CustomResourceDefinition is not installed, \
+                 or only in another group or version (`--pool-group`)"
+            ),
+            Trouble::NotInstalled => {
+                tracing::debug!(group, resource = plural, "not installed; looked for again now and then");
+            }
+            Trouble::Gone => {}
+            Trouble::Other { verb, error } => tracing::warn!(
+                namespace,
+                group,
+                resource = plural,
+                verb,
+                error,
+                "can't follow `{plural}` through Kubernetes; what is known of them stays"
+            ),
+        }
+    }
+
+    async fn pause(&mut self) {
+        let absent = self.trouble.as_ref().is_some_and(|trouble| !self.is_loss(trouble));
+        let delay = if absent { ABSENT_INTERVAL } else { backoff(self.failures) };
+        self.failures = self.failures.saturating_add(1);
+        self.pause_for(delay).await;
+    }
+
+    async fn pause_for(&mut self, delay: Duration) {
+        let spread = 1.0 + JITTER * (2.0 * self.rng.random::<f64>() - 1.0);
+        tokio::time::sleep(delay.mul_f64(spread)).await;
+    }
+}
+
+/// From [`FIRST_BACKOFF`] doubling to [`MAX_BACKOFF`], after so many failures before this one.
+fn backoff(failures: u32) -> Duration {
+    FIRST_BACKOFF.saturating_mul(1 << failures.min(16)).min(MAX_BACKOFF)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repetitions_become_rarer_up_to_a_bound() {
+        let delays: Vec<u128> = [0, 1, 2, 5, 6, 40].map(|n| backoff(n).as_millis()).to_vec();
+        assert_eq!(delays, [200, 400, 800, 6_400, 10_000, 10_000]);
+    }
+
+    #[test]
+    fn statuses_are_told_apart() {
+        for (code, want) in [
+            (401, Trouble::Forbidden { verb: "list" }),
+            (403, Trouble::Forbidden { verb: "list" }),
+            (404, Trouble::NotInstalled),
+            (410, Trouble::Gone),
+            (503, Trouble::Other { verb: "list", error: "status 503: away".into() }),
+        ] {
+            assert_eq!(Trouble::of_status("list", code, "away"), want);
+        }
+    }
+}

@@ -1,0 +1,127 @@
+use super::super::objects::{Meta, Object};
+use super::*;
+use crate::rng::for_request;
+use serde_json::{Value, json};
+
+fn object(name: &str, created: i64, spec: Value) -> Object {
+    let meta = Meta { name: name.into(), uid: format!("{name}-uid"), created, ..Meta::default() };
+    Object { meta, spec, status: Value::Null }
+}
+
+fn listed(rules: &mut Rules, kind: Kind, objects: Vec<Object>) {
+    rules.apply(kind, Change::ListBegun).unwrap();
+    for object in objects {
+        rules.apply(kind, Change::Listed(object)).unwrap();
+    }
+    rules.apply(kind, Change::ListDone).unwrap();
+}
+
+/// Models, and their targets with weights.
+type Rule<'a> = (&'a [&'a str], &'a [(&'a str, u32)]);
+
+fn rewrite(name: &str, created: i64, rules: &[Rule<'_>]) -> Object {
+    let rule = |(models, targets): &Rule<'_>| {
+        let matches: Vec<Value> = models.iter().map(|m| json!({"model": {"type": "Exact", "value": m}})).collect();
+        let targets: Vec<Value> = targets.iter().map(|(m, w)| json!({"modelRewrite": m, "weight": w})).collect();
+        json!({"matches": matches, "targets": targets})
+    };
+    let rules: Vec<Value> = rules.iter().map(rule).collect();
+    object(name, created, json!({"poolRef": {"name": "p"}, "rules": rules}))
+}
+
+fn model(name: &str, created: i64, model: &str, targets: &[(&str, u32)]) -> Object {
+    let targets: Vec<Value> = targets.iter().map(|(m, w)| json!({"name": m, "weight": w})).collect();
+    object(name, created, json!({"poolRef": {"name": "p"}, "modelName": model, "targetModels": targets}))
+}
+
+fn shown(rules: &PoolRules, model: &str) -> Vec<(String, u32)> {
+    let targets = rules.rewrites.exact.get(model).unwrap_or(&rules.rewrites.any);
+    targets.iter().map(|t| (t.model.to_string(), t.weight)).collect()
+}
+
+fn one(model: &str, weight: u32) -> Vec<(String, u32)> {
+    vec![(model.to_owned(), weight)]
+}
+
+#[test]
+fn exact_before_general_older_before_younger_first_before_second() {
+    let mut rules = Rules::default();
+    listed(
+        &mut rules,
+        Kind::Rewrite(Origin::Gie),
+        vec![
+            rewrite("young", 20, &[(&["m"], &[("young", 1)]), (&[], &[("young-any", 1)]), (&["n"], &[("n", 1)])]),
+            rewrite("old", 10, &[(&["m"], &[("first", 1)]), (&["m"], &[("second", 1)]), (&["empty"], &[])]),
+            rewrite("a-twin", 20, &[(&["n"], &[("twin", 1)])]),
+        ],
+    );
+    let of_pool = rules.of_pool("p");
+    assert_eq!(shown(&of_pool, "m"), one("first", 1));
+    assert_eq!(shown(&of_pool, "n"), one("twin", 1), "of the same second: by name");
+    assert_eq!(shown(&of_pool, "empty"), one("young-any", 1), "a rule without targets says nothing");
+    assert_eq!(shown(&of_pool, "other"), one("young-any", 1));
+    assert_eq!(rules.of_pool("another"), PoolRules::default());
+    assert!(!of_pool.models_only);
+}
+
+#[test]
+fn llm_ds_definition_hides_gies_where_it_is_installed() {
+    let mut rules = Rules::default();
+    let objective =
+        |name: &str, priority: i32| object(name, 1, json!({"poolRef": {"name": "p"}, "priority": priority}));
+    listed(&mut rules, Kind::Objective(Origin::Gie), vec![objective("fast", 1), objective("slow", -1)]);
+    assert_eq!(rules.of_pool("p").objectives, [("fast".to_owned(), 1), ("slow".to_owned(), -1)].into());
+    listed(&mut rules, Kind::Objective(Origin::LlmD), vec![objective("fast", 9)]);
+    assert_eq!(rules.of_pool("p").objectives, [("fast".to_owned(), 9)].into());
+    assert!(rules.not_installed(Kind::Objective(Origin::LlmD)), "it was");
+    assert!(!rules.not_installed(Kind::Objective(Origin::LlmD)), "it was not");
+    assert_eq!(rules.of_pool("p").objectives.len(), 2);
+}
+
+#[test]
+fn inference_models_are_the_authority_once_there_is_one() {
+    let mut rules = Rules::default();
+    listed(&mut rules, Kind::Model, vec![]);
+    assert!(!rules.of_pool("p").models_only);
+    let critical = json!({"poolRef": {"name": "p"}, "modelName": "split", "criticality": "Critical", "targetModels": [
+        {"name": "v1", "weight": 50}, {"name": "v2", "weight": 50}]});
+    listed(
+        &mut rules,
+        Kind::Model,
+        vec![
+            model("plain", 1, "plain", &[]),
+            model("late", 9, "plain", &[("stolen", 1)]),
+            object("split", 2, critical),
+            model("reserved", 3, "reserved", &[("nothing", 0)]),
+            model("elsewhere", 4, "rewritten", &[("model", 1)]),
+        ],
+    );
+    listed(&mut rules, Kind::Rewrite(Origin::Gie), vec![rewrite("r", 99, &[(&["rewritten"], &[("rewrite", 1)])])]);
+    let of_pool = rules.of_pool("p");
+    assert!(of_pool.models_only);
+    assert_eq!(shown(&of_pool, "plain"), one("plain", 1), "the older one has the name");
+    assert_eq!(rules.disputed("p"), [("late".to_owned(), "plain".to_owned())]);
+    assert_eq!(shown(&of_pool, "split"), [("v1".to_owned(), 50), ("v2".to_owned(), 50)]);
+    assert_eq!(shown(&of_pool, "rewritten"), one("rewrite", 1), "an exact rewrite outranks a model");
+    assert_eq!(of_pool.reserved, ["reserved".to_owned()].into());
+    assert!(!of_pool.rewrites.exact.contains_key("reserved"));
+    assert_eq!(of_pool.priority(None, Some("split")), Some(10));
+    assert_eq!(of_pool.priority(Some("unknown"), Some("plain")), Some(0));
+    assert_eq!(of_pool.priority(None, Some("unknown")), None);
+}
+
+#[test]
+fn weights_share_the_traffic_and_all_zero_share_it_evenly() {
+    let mut rules = Rules::default();
+    let split: &[(&str, u32)] = &[("a", 70), ("b", 30)];
+    let zero: &[(&str, u32)] = &[("a", 0), ("b", 0)];
+    listed(&mut rules, Kind::Rewrite(Origin::LlmD), vec![rewrite("r", 1, &[(&["split"], split), (&["zero"], zero)])]);
+    let rewrites = rules.of_pool("p").rewrites;
+    let share = |model: &str| {
+        let drawn = (0..4_000u64).filter(|n| rewrites.rewrite(model, &mut for_request(5, *n)).as_deref() == Some("a"));
+        drawn.count() as f64 / 4_000.0
+    };
+    // Four standard deviations of 4,000 draws are below 0.032.
+    assert!((share("split") - 0.7).abs() < 0.032, "{}", share("split"));
+    assert!((share("zero") - 0.5).abs() < 0.032, "{}", share("zero"));
+}

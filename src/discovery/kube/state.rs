@@ -1,0 +1,230 @@
+//! Which endpoints a pool has, by the pods and the `InferencePool` that are known.
+//!
+//! A pod is an endpoint for each of its ranks while it is ready and nobody has asked for its end. What tells one endpoint from the next is the
+//! pod's UID: an address that another pod gets inherits nothing. Nothing is said before everything that is needed has been listed once, and a
+//! list that breaks off says nothing either. Pure.
+
+use super::objects::{InferencePool, Pod};
+use super::table::{Change, Table, Unreadable};
+use crate::config::settings::{KubernetesSource, PodsOf};
+use crate::pool::{EndpointSpec, Engine, MetricsSource};
+use crate::scheduling::selector::LabelSelector;
+use ahash::{AHashMap, AHashSet};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// The ranks of a pod that serve, `8000,8002`; all of them where it is absent.
+pub const ACTIVE_PORTS_ANNOTATION: &str = "inference.networking.k8s.io/active-ports";
+/// Labels that name the engine, in this order.
+pub const ENGINE_LABELS: [&str; 3] =
+    ["inference.networking.k8s.io/engine-type", "llm-d.ai/engine-type", "model.aibrix.ai/engine"];
+/// AIBrix's label for the port that serves.
+pub const AIBRIX_PORT_LABEL: &str = "model.aibrix.ai/port";
+/// AIBrix's label for the port of the metrics.
+pub const AIBRIX_METRIC_PORT_LABEL: &str = "model.aibrix.ai/metric-port";
+/// The port of a pod that nothing names: vLLM's own, and AIBrix's default.
+pub const DEFAULT_TARGET_PORT: u16 = 8000;
+
+/// What is known of a pool's pods.
+#[derive(Debug)]
+pub struct Members {
+    source: KubernetesSource,
+    pool: Table<InferencePool>,
+    pods: Table<Pod>,
+    /// The pool's labels when its pods were listed last. When they change, the pods of before stay until those of after are known.
+    listed_by: BTreeMap<String, String>,
+    /// What each pod came to when it was looked at last, by its name: among a thousand pods only those that changed are looked at again.
+    made: AHashMap<String, Vec<EndpointSpec>>,
+}
+
+/// What selects pods.
+enum Selection<'a> {
+    Labels(&'a BTreeMap<String, String>),
+    Expression(LabelSelector<'a>),
+}
+
+impl Selection<'_> {
+    fn matches(&self, labels: &BTreeMap<Arc<str>, Arc<str>>) -> bool {
+        match self {
+            Self::Labels(wanted) => {
+                wanted.iter().all(|(k, v)| labels.get(k.as_str()).is_some_and(|have| **have == **v))
+            }
+            Self::Expression(selector) => selector.matches(labels),
+        }
+    }
+}
+
+impl Members {
+    /// Nothing is known yet of the pods that `source` means.
+    #[must_use]
+    pub fn new(source: KubernetesSource) -> Self {
+        Self {
+            source,
+            pool: Table::default(),
+            pods: Table::default(),
+            listed_by: BTreeMap::new(),
+            made: AHashMap::new(),
+        }
+    }
+
+    /// Takes in a change of the `InferencePool`. True when the endpoints may be others afterwards.
+    ///
+    /// # Errors
+    /// The pool can't be read; what was known of it stays, unless another one was known.
+    pub fn pool(&mut self, change: Change) -> Result<bool, Unreadable> {
+        self.made.clear();
+        self.pool.apply(change)
+    }
+
+    /// Takes in a change of the pods. True when the endpoints may be others afterwards.
+    ///
+    /// # Errors
+    /// The pod that can't be read; what was known of it stays, unless another one was known.
+    pub fn pod(&mut self, change: Change) -> Result<bool, Unreadable> {
+        match &change {
+            Change::ListBegun | Change::Listed(_) => {}
+            Change::ListDone => self.made.clear(),
+            Change::Applied(object) => drop(self.made.remove(&object.meta.name)),
+            Change::Deleted { name, .. } => drop(self.made.remove(name)),
+        }
+        if let (Change::ListDone, Some(pool)) = (&change, self.inference_pool()) {
+            let labels = pool.labels.clone();
+            let others = labels != self.listed_by;
+            self.listed_by = labels;
+            return self.pods.apply(change).map(|changed| changed || others);
+        }
+        self.pods.apply(change)
+    }
+
+    /// The pool, once it is known.
+    fn inference_pool(&self) -> Option<&InferencePool> {
+        match &self.source.pods {
+            PodsOf::Pool { name, .. } => self.pool.get(name),
+            PodsOf::Selector { .. } => None,
+        }
+    }
+
+    /// What to ask the API server's list of pods for; `None` while the pool is not known.
+    #[must_use]
+    pub fn selector(&self) -> Option<String> {
+        match &self.source.pods {
+            PodsOf::Selector { selector, .. } => Some(selector.clone()),
+            PodsOf::Pool { .. } => {
+                let labels = &self.inference_pool()?.labels;
+                Some(labels.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(","))
+            }
+        }
+    }
+
+    /// Whether the API server has said that there is no such pool.
+    #[must_use]
+    pub fn pool_is_missing(&self) -> bool {
+        matches!(self.source.pods, PodsOf::Pool { .. }) && self.pool.is_listed() && self.inference_pool().is_none()
+    }
+
+    /// The endpoints, by name; `None` while they are not known. A pool that was there and is gone has none.
+    pub fn endpoints(&mut self) -> Option<Vec<EndpointSpec>> {
+        let (selection, ports): (_, &[u16]) = match &self.source.pods {
+            PodsOf::Pool { name, .. } => match self.pool.get(name) {
+                Some(pool) => (Selection::Labels(&self.listed_by), &pool.ports),
+                // Pods are only known once the pool was.
+                None => return (self.pool_is_missing() && self.pods.is_listed()).then(Vec::new),
+            },
+            PodsOf::Selector { selector, target_ports } => {
+                // It was read when the settings were; a selector that can't be read selects nothing.
+                (Selection::Expression(LabelSelector::parse(selector).ok()?), target_ports)
+            }
+        };
+        if !self.pods.is_listed() {
+            return None;
+        }
+        let mut all = Members::collected(&self.pods, &mut self.made, |pod| {
+            let serves = !pod.meta.deleting && pod.ready && selection.matches(&pod.meta.labels);
+            if serves { ranks(pod, ports, &self.source).collect() } else { Vec::new() }
+        });
+        let mut taken: AHashSet<SocketAddr> = AHashSet::with_capacity(all.len());
+        if !all.iter().all(|(_, spec)| taken.insert(spec.address)) {
+            keep_youngest(&mut all);
+        }
+        Some(all.into_iter().map(|(_, spec)| spec).collect())
+    }
+
+    /// What all pods come to, and when each was made.
+    fn collected(
+        pods: &Table<Pod>,
+        made: &mut AHashMap<String, Vec<EndpointSpec>>,
+        make: impl Fn(&Pod) -> Vec<EndpointSpec>,
+    ) -> Vec<(i64, EndpointSpec)> {
+        let mut all = Vec::with_capacity(made.len());
+        for (name, pod) in pods.iter() {
+            if !made.contains_key(name) {
+                made.insert(name.to_owned(), make(pod));
+            }
+            let specs = made.get(name).map(Vec::as_slice).unwrap_or_default();
+            all.extend(specs.iter().map(|spec| (pod.meta.created, spec.clone())));
+        }
+        all
+    }
+}
+
+/// Of two pods that claim an address the younger one has it, the other is on its way out; of two as old the first.
+fn keep_youngest(all: &mut Vec<(i64, EndpointSpec)>) {
+    let mut youngest: AHashMap<SocketAddr, (i64, Arc<str>)> = AHashMap::new();
+    for (created, spec) in all.iter() {
+        match youngest.get(&spec.address) {
+            Some((known, _)) if known >= created => {}
+            _ => drop(youngest.insert(spec.address, (*created, spec.name.clone()))),
+        }
+    }
+    all.retain(|(_, spec)| youngest.get(&spec.address).is_some_and(|(_, name)| *name == spec.name));
+}
+
+/// The endpoints of a pod, one for each port that serves.
+fn ranks<'a>(pod: &'a Pod, ports: &'a [u16], source: &'a KubernetesSource) -> impl Iterator<Item = EndpointSpec> + 'a {
+    let label = |name: &str| pod.meta.labels.get(name).map(|value| &**value);
+    let own: Vec<u16> = match ports {
+        [] => vec![label(AIBRIX_PORT_LABEL).and_then(port).unwrap_or(DEFAULT_TARGET_PORT)],
+        ports => ports.to_vec(),
+    };
+    let several = own.len() > 1;
+    let active: Option<Vec<u16>> =
+        pod.meta.annotations.get(ACTIVE_PORTS_ANNOTATION).map(|list| list.split(',').filter_map(port).collect());
+    let engine = ENGINE_LABELS.iter().find_map(|name| label(name)).and_then(engine).unwrap_or(source.engine);
+    // Each rank of several has a page of its own, at its own port.
+    let metrics_port = label(AIBRIX_METRIC_PORT_LABEL).and_then(port).or(source.metrics.port).filter(|_| !several);
+    let metrics = MetricsSource { port: metrics_port, ..source.metrics.clone() };
+    let uid: Arc<str> = pod.meta.uid.as_str().into();
+    let serves = move |port: u16| active.as_ref().is_none_or(|active| active.contains(&port));
+    let ranks = own.into_iter().enumerate().filter(move |(_, port)| serves(*port));
+    ranks.filter_map(move |(rank, port)| {
+        let name = if several { format!("{}-rank-{rank}", pod.meta.name) } else { pod.meta.name.clone() };
+        Some(EndpointSpec {
+            name: name.into(),
+            uid: Some(uid.clone()),
+            labels: pod.meta.labels.clone(),
+            engine,
+            metrics: metrics.clone(),
+            ..EndpointSpec::at(SocketAddr::new(pod.ip?, port))
+        })
+    })
+}
+
+fn port(text: &str) -> Option<u16> {
+    text.trim().parse().ok().filter(|port| *port != 0)
+}
+
+/// The engine of this name, as labels spell it; `None` for one that nobody knows.
+fn engine(name: &str) -> Option<Engine> {
+    match name {
+        "vllm" => Some(Engine::Vllm),
+        "sglang" => Some(Engine::Sglang),
+        "trtllm-serve" | "trtllm" => Some(Engine::TrtllmServe),
+        "triton-tensorrt-llm" | "triton" => Some(Engine::Triton),
+        "xllm" => Some(Engine::Xllm),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,286 @@
+use super::super::objects::{Meta, Object};
+use super::*;
+use crate::config::settings::PoolGroup;
+use proptest::prelude::*;
+use serde_json::json;
+use std::collections::BTreeSet;
+
+fn by_pool() -> Members {
+    members(PodsOf::Pool { name: "pool".into(), group: PoolGroup::Stable })
+}
+
+fn by_selector(selector: &str, target_ports: &[u16]) -> Members {
+    members(PodsOf::Selector { selector: selector.into(), target_ports: target_ports.to_vec() })
+}
+
+fn members(pods: PodsOf) -> Members {
+    Members::new(KubernetesSource {
+        namespace: None,
+        pods,
+        engine: Engine::default(),
+        metrics: MetricsSource::default(),
+    })
+}
+
+fn pool(app: &str, ports: &[u16]) -> Object {
+    let meta = Meta { name: "pool".into(), uid: "pool-uid".into(), ..Meta::default() };
+    let ports: Vec<_> = ports.iter().map(|number| json!({"number": number})).collect();
+    let spec = json!({"selector": {"matchLabels": {"app": app}}, "targetPorts": ports});
+    Object { meta, spec, status: json!(null) }
+}
+
+/// A ready pod whose name ends in its number, with `app=vllm`.
+fn pod(n: u8) -> Object {
+    let meta = Meta {
+        name: format!("pod-{n}"),
+        uid: format!("uid-{n}"),
+        created: i64::from(n),
+        labels: [("app".into(), "vllm".into())].into(),
+        ..Meta::default()
+    };
+    let status = json!({"podIP": format!("10.0.0.{n}"), "conditions": [{"type": "Ready", "status": "True"}]});
+    Object { meta, spec: json!(null), status }
+}
+
+fn labelled(n: u8, labels: &[(&str, &str)]) -> Object {
+    let mut object = pod(n);
+    object.meta.labels.extend(labels.iter().map(|(k, v)| ((*k).into(), (*v).into())));
+    object
+}
+
+fn list(members: &mut Members, pods: Vec<Object>) {
+    members.pod(Change::ListBegun).unwrap();
+    for pod in pods {
+        members.pod(Change::Listed(pod)).unwrap();
+    }
+    members.pod(Change::ListDone).unwrap();
+}
+
+fn list_pool(members: &mut Members, pools: Vec<Object>) {
+    members.pool(Change::ListBegun).unwrap();
+    for pool in pools {
+        members.pool(Change::Listed(pool)).unwrap();
+    }
+    members.pool(Change::ListDone).unwrap();
+}
+
+fn names(members: &mut Members) -> Option<Vec<String>> {
+    members.endpoints().map(|list| list.iter().map(|e| format!("{} {}", e.name, e.address)).collect())
+}
+
+fn some(list: &[&str]) -> Option<Vec<String>> {
+    Some(list.iter().map(|s| (*s).to_owned()).collect())
+}
+
+#[test]
+fn nothing_is_said_before_pool_and_pods_are_known() {
+    let mut members = by_pool();
+    assert_eq!((names(&mut members), members.selector()), (None, None));
+    list_pool(&mut members, vec![]);
+    assert!(members.pool_is_missing());
+    assert_eq!(names(&mut members), None, "a pool that never was has no endpoints, not none of them");
+    members.pool(Change::Applied(pool("vllm", &[8000]))).unwrap();
+    assert_eq!((names(&mut members), members.selector()), (None, Some("app=vllm".into())));
+    list(&mut members, vec![pod(1), labelled(2, &[("app", "other")])]);
+    assert_eq!(names(&mut members), some(&["pod-1 10.0.0.1:8000"]));
+    assert_eq!(members.endpoints().unwrap()[0].uid.as_deref(), Some("uid-1"));
+    members.pool(Change::Deleted { name: "pool".into(), uid: "pool-uid".into() }).unwrap();
+    assert_eq!(names(&mut members), some(&[]), "a pool that was taken away has none");
+}
+
+#[test]
+fn only_pods_that_are_ready_and_not_on_their_way_out_serve() {
+    let mut members = by_selector("app=vllm", &[8000]);
+    let not_ready = |n| {
+        let conditions = json!([{"type": "Ready", "status": "False"}]);
+        Object { status: json!({"podIP": format!("10.0.0.{n}"), "conditions": conditions}), ..pod(n) }
+    };
+    let without_address = |n| Object { status: json!({"conditions": [{"type": "Ready", "status": "True"}]}), ..pod(n) };
+    list(&mut members, vec![pod(1), not_ready(2), without_address(3), pod(4)]);
+    assert_eq!(names(&mut members), some(&["pod-1 10.0.0.1:8000", "pod-4 10.0.0.4:8000"]));
+    let mut deleting = pod(1);
+    deleting.meta.deleting = true;
+    assert_eq!(members.pod(Change::Applied(deleting)), Ok(true));
+    assert_eq!(names(&mut members), some(&["pod-4 10.0.0.4:8000"]), "out at once, though it is still ready");
+    assert_eq!(members.pod(Change::Applied(not_ready(4))), Ok(true));
+    assert_eq!(names(&mut members), some(&[]));
+    assert_eq!(members.pod(Change::Applied(pod(2))), Ok(true));
+    assert_eq!(names(&mut members), some(&["pod-2 10.0.0.2:8000"]));
+}
+
+#[test]
+fn selectors_of_every_form_are_understood() {
+    let pods =
+        || vec![pod(1), labelled(2, &[("tier", "a")]), labelled(3, &[("tier", "b")]), labelled(4, &[("app", "x")])];
+    for (selector, want) in [
+        ("app=vllm", &["pod-1", "pod-2", "pod-3"][..]),
+        ("tier in (a,c)", &["pod-2"]),
+        ("app=vllm,tier notin (a)", &["pod-1", "pod-3"]),
+        ("app!=vllm", &["pod-4"]),
+        ("!tier", &["pod-1", "pod-4"]),
+    ] {
+        let mut members = by_selector(selector, &[8000]);
+        list(&mut members, pods());
+        let got: Vec<String> = members.endpoints().unwrap().iter().map(|e| e.name.to_string()).collect();
+        assert_eq!(got, want, "{selector}");
+    }
+}
+
+#[test]
+fn each_target_port_is_a_rank() {
+    let mut members = by_pool();
+    members.pool(Change::Applied(pool("vllm", &[8000, 8002, 8004]))).unwrap();
+    let mut limited = pod(2);
+    limited.meta.annotations.insert(ACTIVE_PORTS_ANNOTATION.into(), "8004, 8000,9999,x".into());
+    let mut none = pod(3);
+    none.meta.annotations.insert(ACTIVE_PORTS_ANNOTATION.into(), String::new());
+    list(&mut members, vec![pod(1), limited, none]);
+    let want = [
+        "pod-1-rank-0 10.0.0.1:8000",
+        "pod-1-rank-1 10.0.0.1:8002",
+        "pod-1-rank-2 10.0.0.1:8004",
+        "pod-2-rank-0 10.0.0.2:8000",
+        "pod-2-rank-2 10.0.0.2:8004",
+    ];
+    assert_eq!(names(&mut members), some(&want));
+    members.pool(Change::Applied(pool("vllm", &[9000]))).unwrap();
+    assert_eq!(names(&mut members), some(&["pod-1 10.0.0.1:9000"]), "ports count at once");
+}
+
+#[test]
+fn labels_of_every_project_are_understood() {
+    let gie = "inference.networking.k8s.io/engine-type";
+    for (labels, url, engine) in [
+        (&[][..], "http://10.0.0.1:8000/metrics", Engine::Vllm),
+        (&[(gie, "sglang")], "http://10.0.0.1:8000/metrics", Engine::Sglang),
+        (&[("llm-d.ai/engine-type", "trtllm-serve")], "http://10.0.0.1:8000/metrics", Engine::TrtllmServe),
+        (&[("llm-d.ai/engine-type", "triton")], "http://10.0.0.1:8000/metrics", Engine::Triton),
+        (&[("model.aibrix.ai/engine", "xllm")], "http://10.0.0.1:8000/metrics", Engine::Xllm),
+        (&[("model.aibrix.ai/engine", "trtllm"), (gie, "vllm")], "http://10.0.0.1:8000/metrics", Engine::Vllm),
+        (&[(gie, "an engine of next year")], "http://10.0.0.1:8000/metrics", Engine::Vllm),
+        (&[("model.aibrix.ai/port", "9000")], "http://10.0.0.1:9000/metrics", Engine::Vllm),
+        (&[("model.aibrix.ai/port", "http")], "http://10.0.0.1:8000/metrics", Engine::Vllm),
+        (&[("model.aibrix.ai/metric-port", "9100")], "http://10.0.0.1:9100/metrics", Engine::Vllm),
+    ] {
+        let mut members = by_selector("app=vllm", &[]);
+        list(&mut members, vec![labelled(1, labels)]);
+        let endpoints = members.endpoints().unwrap();
+        assert_eq!((endpoints[0].metrics_url().as_deref(), endpoints[0].engine), (Some(url), engine), "{labels:?}");
+    }
+    let mut ranks = by_selector("app=vllm", &[8000, 8001]);
+    list(&mut ranks, vec![labelled(1, &[("model.aibrix.ai/metric-port", "9100"), ("llm-d.ai/role", "prefill")])]);
+    let endpoints = ranks.endpoints().unwrap();
+    assert_eq!(
+        endpoints[1].metrics_url().as_deref(),
+        Some("http://10.0.0.1:8001/metrics"),
+        "each rank has its own page"
+    );
+    assert_eq!(endpoints[1].labels.get("llm-d.ai/role").map(|v| &**v), Some("prefill"));
+}
+
+#[test]
+fn pods_of_before_stay_until_those_of_another_selector_are_known() {
+    let mut members = by_pool();
+    members.pool(Change::Applied(pool("vllm", &[8000]))).unwrap();
+    list(&mut members, vec![pod(1)]);
+    members.pool(Change::Applied(pool("new", &[8000]))).unwrap();
+    assert_eq!(members.selector().as_deref(), Some("app=new"));
+    assert_eq!(names(&mut members), some(&["pod-1 10.0.0.1:8000"]));
+    list(&mut members, vec![labelled(2, &[("app", "new")])]);
+    assert_eq!(names(&mut members), some(&["pod-2 10.0.0.2:8000"]));
+    assert!(members.pool(Change::Applied(Object { spec: json!({"selector": {}}), ..pool("x", &[1]) })).is_err());
+    assert_eq!(names(&mut members), some(&["pod-2 10.0.0.2:8000"]), "the last good pool stays");
+}
+
+#[test]
+fn of_two_pods_at_one_address_the_younger_has_it() {
+    let mut members = by_selector("app=vllm", &[8000]);
+    let at = |n: u8, created: i64| {
+        let mut object = pod(n);
+        object.meta.created = created;
+        object.status["podIP"] = json!("10.0.0.9");
+        object
+    };
+    for (first, second, want) in [(1, 2, "pod-2"), (2, 1, "pod-1"), (5, 5, "pod-1")] {
+        list(&mut members, vec![at(1, first), at(2, second)]);
+        let endpoints = members.endpoints().unwrap();
+        assert_eq!(endpoints.iter().map(|e| &*e.name).collect::<Vec<_>>(), [want]);
+    }
+}
+
+/// What may happen to eight pods.
+#[derive(Clone, Debug)]
+enum Deed {
+    Apply {
+        n: u8,
+        life: u8,
+        ready: bool,
+        deleting: bool,
+    },
+    Delete {
+        n: u8,
+        life: u8,
+    },
+    /// A list that breaks off after some of what there is.
+    BrokenList {
+        objects: usize,
+    },
+    List,
+}
+
+fn deed() -> impl Strategy<Value = Deed> {
+    prop_oneof![
+        6 => (0u8..8, 0u8..3, any::<bool>(), prop::bool::weighted(0.2))
+            .prop_map(|(n, life, ready, deleting)| Deed::Apply { n, life, ready, deleting }),
+        2 => (0u8..8, 0u8..3).prop_map(|(n, life)| Deed::Delete { n, life }),
+        1 => (0usize..8).prop_map(|objects| Deed::BrokenList { objects }),
+        1 => Just(Deed::List),
+    ]
+}
+
+proptest! {
+    /// Whatever happens, the endpoints are those of the pods that the API server has now, and no broken list changes them.
+    #[test]
+    fn endpoints_are_the_pods_that_serve(deeds in prop::collection::vec(deed(), 0..60)) {
+        let mut members = by_selector("app=vllm", &[8000, 8001]);
+        list(&mut members, vec![]);
+        let mut cluster: BTreeMap<u8, Object> = BTreeMap::new();
+        for deed in deeds {
+            match deed {
+                Deed::Apply { n, life, ready, deleting } => {
+                    let mut object = pod(n);
+                    object.meta.uid = format!("uid-{n}-{life}");
+                    object.meta.deleting = deleting;
+                    object.status["conditions"][0]["status"] = json!(if ready { "True" } else { "False" });
+                    cluster.insert(n, object.clone());
+                    members.pod(Change::Applied(object)).unwrap();
+                }
+                Deed::Delete { n, life } => {
+                    let uid = format!("uid-{n}-{life}");
+                    if cluster.get(&n).is_some_and(|object| object.meta.uid == uid) {
+                        cluster.remove(&n);
+                    }
+                    members.pod(Change::Deleted { name: format!("pod-{n}"), uid }).unwrap();
+                }
+                Deed::BrokenList { objects } => {
+                    members.pod(Change::ListBegun).unwrap();
+                    for object in cluster.values().take(objects) {
+                        members.pod(Change::Listed(object.clone())).unwrap();
+                    }
+                }
+                Deed::List => list(&mut members, cluster.values().cloned().collect()),
+            }
+            let serves = |object: &&Object| !object.meta.deleting && object.status["conditions"][0]["status"] == "True";
+            let want: BTreeSet<(String, u16)> = cluster
+                .values()
+                .filter(serves)
+                .flat_map(|object| [8000, 8001].map(|port| (object.meta.uid.clone(), port)))
+                .collect();
+            let got = members.endpoints().unwrap();
+            let unique: BTreeSet<(String, u16)> =
+                got.iter().map(|e| (e.uid.as_deref().unwrap_or_default().to_owned(), e.address.port())).collect();
+            prop_assert_eq!(got.len(), unique.len());
+            prop_assert_eq!(unique, want);
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! What discovery through Kubernetes counts.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+
+/// Counters of one pool.
+#[derive(Debug, Default)]
+pub struct KubeStats {
+    events: AtomicU64,
+    lists: AtomicU64,
+    unreadable: AtomicU64,
+    failures: AtomicU64,
+    refused: AtomicU64,
+    out_of_touch: AtomicI64,
+}
+
+impl KubeStats {
+    /// Changes that the API server told.
+    #[must_use]
+    pub fn events(&self) -> u64 {
+        self.events.load(Relaxed)
+    }
+
+    /// Lists that came to their end.
+    #[must_use]
+    pub fn lists(&self) -> u64 {
+        self.lists.load(Relaxed)
+    }
+
+    /// Objects that could not be read.
+    #[must_use]
+    pub fn unreadable(&self) -> u64 {
+        self.unreadable.load(Relaxed)
+    }
+
+    /// Questions that were not answered, or not with what was asked for.
+    #[must_use]
+    pub fn failures(&self) -> u64 {
+        self.failures.load(Relaxed)
+    }
+
+    /// Those among them that were refused for want of a right.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Relaxed)
+    }
+
+    /// Kinds that are not followed at the moment, though they should be.
+    #[must_use]
+    pub fn out_of_touch(&self) -> i64 {
+        self.out_of_touch.load(Relaxed)
+    }
+
+    /// A change was told.
+    pub fn event(&self) {
+        self.events.fetch_add(1, Relaxed);
+    }
+
+    /// A list came to its end.
+    pub fn list(&self) {
+        self.lists.fetch_add(1, Relaxed);
+    }
+
+    /// An object could not be read.
+    pub fn unread(&self) {
+        self.unreadable.fetch_add(1, Relaxed);
+    }
+
+    /// A question was not answered.
+    pub fn failure(&self, refused: bool) {
+        self.failures.fetch_add(1, Relaxed);
+        if refused {
+            self.refused.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// A kind is lost, or found again.
+    pub fn touch(&self, lost: bool) {
+        self.out_of_touch.fetch_add(if lost { 1 } else { -1 }, Relaxed);
+    }
+}

@@ -1,0 +1,77 @@
+use super::super::objects::{Meta, Object};
+use super::*;
+use serde_json::{Value, json};
+
+/// A kind whose `spec` must be a number.
+#[derive(Clone, Debug, PartialEq)]
+struct Number(i64);
+
+impl FromObject for Number {
+    fn from_object(object: Object) -> Result<Self, String> {
+        object.spec.as_i64().map(Self).ok_or_else(|| "`spec` is no number".to_owned())
+    }
+}
+
+fn object(name: &str, uid: &str, spec: impl Into<Value>) -> Object {
+    let meta = Meta { name: name.into(), uid: uid.into(), ..Meta::default() };
+    Object { meta, spec: spec.into(), status: Value::Null }
+}
+
+fn held(table: &Table<Number>) -> Vec<(String, i64)> {
+    table.iter().map(|(name, number)| (name.to_owned(), number.0)).collect()
+}
+
+fn listed(objects: &[(&str, i64)]) -> Table<Number> {
+    let mut table = Table::default();
+    table.apply(Change::ListBegun).unwrap();
+    for (name, number) in objects {
+        table.apply(Change::Listed(object(name, name, *number))).unwrap();
+    }
+    assert_eq!(table.apply(Change::ListDone), Ok(true));
+    table
+}
+
+#[test]
+fn a_list_counts_when_it_is_done() {
+    let mut table = listed(&[("a", 1), ("b", 2)]);
+    for change in [Change::ListBegun, Change::Listed(object("b", "b", 3))] {
+        assert_eq!(table.apply(change), Ok(false));
+        assert_eq!(held(&table), [("a".into(), 1), ("b".into(), 2)]);
+    }
+    // It broke off; the next one is another.
+    assert_eq!(table.apply(Change::ListBegun), Ok(false));
+    assert_eq!(table.apply(Change::Listed(object("a", "a", 1))), Ok(false));
+    assert_eq!(table.apply(Change::ListDone), Ok(true));
+    assert_eq!(held(&table), [("a".into(), 1)]);
+}
+
+#[test]
+fn what_says_nothing_new_changes_nothing() {
+    let mut table = listed(&[("a", 1)]);
+    assert_eq!(table.apply(Change::Applied(object("a", "a", 1))), Ok(false));
+    assert_eq!(table.apply(Change::Applied(object("a", "other uid", 1))), Ok(true));
+    assert_eq!(table.apply(Change::Deleted { name: "a".into(), uid: "a".into() }), Ok(false), "the old one's end");
+    assert_eq!(table.apply(Change::Deleted { name: "a".into(), uid: "other uid".into() }), Ok(true));
+    assert_eq!(held(&table), []);
+    for change in [Change::ListBegun, Change::ListDone] {
+        assert_eq!(table.apply(change), Ok(false));
+    }
+    assert_eq!(Table::<Number>::default().apply(Change::ListDone), Ok(false), "the end of no list");
+    assert!(!Table::<Number>::default().is_listed());
+    assert!(listed(&[]).is_listed(), "an empty list is an answer");
+}
+
+#[test]
+fn the_last_good_one_stays() {
+    let mut table = listed(&[("a", 1)]);
+    let unreadable = Unreadable { name: "a".into(), reason: "`spec` is no number".into() };
+    assert_eq!(table.apply(Change::Applied(object("a", "a", "one"))), Err(unreadable.clone()));
+    assert_eq!(held(&table), [("a".into(), 1)]);
+    table.apply(Change::ListBegun).unwrap();
+    assert_eq!(table.apply(Change::Listed(object("a", "a", json!({})))), Err(unreadable.clone()));
+    assert_eq!(table.apply(Change::ListDone), Ok(false));
+    assert_eq!(held(&table), [("a".into(), 1)]);
+    // Another object of the same name has nothing to do with it.
+    assert_eq!(table.apply(Change::Applied(object("a", "b", "one"))), Err(unreadable));
+    assert_eq!(held(&table), []);
+}

@@ -1,0 +1,176 @@
+//! What servers are told beside where a request goes: the rank that holds most of its prompt, and who holds more of it.
+
+use super::splitting::{ROLES, direct, good, told};
+use super::*;
+use crate::disagg::Mode;
+use crate::ext_proc::hints::{RANK_HEADER, SOURCE_HEADER};
+use crate::prefix::key::Root;
+use crate::prefix::residents::{Cache, Resident};
+use crate::prefix::trust::{Trust, TrustCell};
+use crate::prefix::{BlockKey, TenantId};
+use crate::scheduling::Decider;
+use serde_json::{Value as Json, json};
+
+const TOKENS_A_BLOCK: usize = 16;
+
+fn setup(mode: Option<Mode>, decider: Decider) -> Setup {
+    let policy = SplitPolicy { decider, together: Vec::new() };
+    Setup {
+        servers: vec![(0, 0.0, &[]); 4],
+        roles: ROLES,
+        disagg: mode.map(|mode| (policy, mode)),
+        strategy: "predicted-latency",
+        parameters: Json::Null,
+        ..Setup::default()
+    }
+}
+
+fn prompt() -> Vec<u32> {
+    (7..407).collect()
+}
+
+/// The first blocks of the prompt, as engines tell of them.
+fn keys(cache: &PrefixCache, blocks: usize) -> Vec<BlockKey> {
+    let (space, tokens) = (cache.space(), prompt());
+    let bytes = |block: &[u32]| block.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<u8>>();
+    let mut blocks = tokens.chunks_exact(TOKENS_A_BLOCK).take(blocks);
+    let first = blocks.next().map(|block| space.first(space.root(&Root::default()), &bytes(block)));
+    first.into_iter().chain(blocks.map(|block| space.next(&bytes(block)))).collect()
+}
+
+/// Every server has as many ranks as there are `depths`, and each of them holds so many blocks of the prompt.
+fn ranked(mode: Option<Mode>, depths: &[usize]) -> World {
+    let world = Setup { engines_tell: true, ..setup(mode, Decider::Always) }.build();
+    let live = world.picker.live();
+    let cache = &live.prefix(0).unwrap().cache;
+    let resident = |id: u32| {
+        let caches = depths.iter().map(|depth| {
+            let (holder, trust) = (cache.index().add_holder(), Arc::<TrustCell>::default());
+            trust.set(Trust::Exact);
+            cache.index().record(holder, &keys(cache, *depth), TenantId(0), NOW);
+            Cache { holder, trust }
+        });
+        (EndpointId(id), Resident { caches: caches.collect() })
+    };
+    cache.residents().publish((0..4).map(resident).collect());
+    world
+}
+
+/// The first answer to a request of the whole prompt, and what is asked of others.
+fn asked(world: &World, extra: &[(&str, &str)]) -> (Exchange, Answered, Vec<crate::ext_proc::split::Ask>) {
+    let mut exchange = world.exchange();
+    let all: Vec<(&str, &str)> = [PATH, (":method", "POST")].iter().chain(extra).copied().collect();
+    send(&mut exchange, request(Message::RequestHeaders(headers(&all, false))));
+    let sent = json!({"model": "m", "prompt": prompt()}).to_string();
+    let out = Answered::of(&send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true)))));
+    let asks = exchange.asks();
+    (exchange, out, asks)
+}
+
+fn rank(answer: &Answered) -> Option<&str> {
+    answer.set.get(RANK_HEADER).map(String::as_str)
+}
+
+#[test]
+fn the_rank_that_holds_most_of_the_prompt_serves_it() {
+    let world = ranked(None, &[2, 9, 5]);
+    let (first, told, _) = asked(&world, &[(RANK_HEADER, "0")]);
+    assert_eq!(rank(&told), Some("1"), "the picker's word counts");
+    let (second, told, _) = asked(&world, &[]);
+    assert_eq!(rank(&told), Some("1"));
+    drop((first, second));
+    let live = world.picker.live();
+    let ranks = live.prefix(0).unwrap().cache.ranks();
+    assert!((0..4).all(|id| ranks.under_way(EndpointId(id)).is_empty()), "nothing stays booked");
+    world.assert_books_closed(2);
+}
+
+#[test]
+fn ranks_that_hold_nothing_take_turns_and_a_single_one_is_not_named() {
+    let world = Setup { servers: vec![(0, 0.0, &[])], roles: &[], ..setup(None, Decider::Never) };
+    let world = Setup { engines_tell: true, ..world }.build();
+    let resident = |count: usize| {
+        let live = world.picker.live();
+        let cache = &live.prefix(0).unwrap().cache;
+        let caches = (0..count).map(|_| Cache { holder: cache.index().add_holder(), trust: Arc::default() });
+        cache.residents().publish([(EndpointId(0), Resident { caches: caches.collect() })].into_iter().collect());
+    };
+    // Nothing was heard of them yet.
+    resident(3);
+    let open: Vec<_> = (0..6).map(|_| asked(&world, &[])).collect();
+    let ranks: Vec<_> = open.iter().filter_map(|(_, told, _)| rank(told)).collect();
+    assert_eq!(ranks, ["0", "1", "2", "0", "1", "2"]);
+    resident(1);
+    assert_eq!(rank(&asked(&world, &[]).1), None);
+}
+
+#[test]
+fn each_server_of_a_split_request_is_told_its_own_rank_and_a_sidecar_none() {
+    let world = ranked(Some(Mode::Direct(direct("nixl"))), &[3, 0, 7]);
+    let (mut exchange, out, asks) = asked(&world, &[]);
+    assert!(out.set.is_empty() && asks.len() == 1);
+    let told_rank = asks[0].headers.iter().find(|(name, _)| *name == RANK_HEADER);
+    assert_eq!(told_rank.map(|(_, rank)| &**rank), Some("2"));
+    let out = told(&mut exchange, 0, good(), 10);
+    assert_eq!(rank(&out), Some("2"));
+    let live = world.picker.live();
+    let ranks = live.prefix(0).unwrap().cache.ranks();
+    let under_way: u32 = (0..4).flat_map(|id| ranks.under_way(EndpointId(id))).sum();
+    assert_eq!(under_way, 1, "the prefill is over");
+    drop(exchange);
+    assert!((0..4).all(|id| ranks.under_way(EndpointId(id)).is_empty()));
+
+    let world = ranked(Some(Mode::Header { source_tokens: None }), &[3, 0, 7]);
+    let (_exchange, out, _) = asked(&world, &[]);
+    assert_eq!(rank(&out), None, "it would tell both servers");
+}
+
+/// A pool whose prefill and decode servers hold so many blocks of the prompt each.
+fn holding(source_tokens: Option<u32>, decider: Decider, blocks: [usize; 4]) -> World {
+    let world = setup(Some(Mode::Header { source_tokens }), decider).build();
+    let live = world.picker.live();
+    let cache = &live.prefix(0).unwrap().cache;
+    let space = cache.space();
+    let named = space.root(&Root { name: "m", ..Root::default() });
+    for (id, blocks) in (0..4).zip(blocks) {
+        let mut keys = keys(cache, blocks);
+        let bytes: Vec<u8> = prompt().iter().take(TOKENS_A_BLOCK).flat_map(|id| id.to_le_bytes()).collect();
+        if let Some(first) = keys.first_mut() {
+            *first = space.first(named, &bytes);
+        }
+        cache.record(EndpointId(id), &keys, None, NOW);
+    }
+    world
+}
+
+#[test]
+fn a_sidecar_is_told_who_holds_more_than_the_server_that_computes() {
+    // The decode servers, both of them ahead of whoever computes.
+    let ids = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let named = |world: &World| -> std::collections::BTreeSet<String> {
+        ids.iter().filter_map(|id| asked(world, &[("x-request-id", id)]).1.set.get(SOURCE_HEADER).cloned()).collect()
+    };
+    let decode =
+        |last: &[u8]| last.iter().map(|n| format!("192.168.1.{n}:8000")).collect::<std::collections::BTreeSet<_>>();
+    for (what, least, blocks, sources) in [
+        ("both hold as much, give or take a block", 16, [2, 2, 20, 19], &[3, 4][..]),
+        ("one holds more", 16, [2, 2, 20, 11], &[3]),
+        ("as much more as it takes", 9 * 16, [2, 2, 11, 2], &[3]),
+        ("not enough more", 9 * 16 + 1, [2, 2, 11, 2], &[]),
+        ("nobody holds more", 1, [5, 5, 5, 5], &[]),
+        ("nobody holds anything", 1, [0; 4], &[]),
+    ] {
+        let world = holding(Some(least), Decider::Always, blocks);
+        assert_eq!(named(&world), decode(sources), "{what}");
+    }
+    assert!(named(&holding(None, Decider::Always, [2, 2, 20, 19])).is_empty(), "nobody asked for it");
+    // Served whole by a decode server that holds less than a prefill server.
+    assert_eq!(named(&holding(Some(16), Decider::Never, [20, 2, 1, 1])), decode(&[1]));
+}
+
+#[test]
+fn a_client_names_no_source() {
+    let world = holding(Some(1), Decider::Always, [0; 4]);
+    let (_exchange, out, _) = asked(&world, &[(SOURCE_HEADER, "10.6.6.6:1")]);
+    assert!(!out.set.contains_key(SOURCE_HEADER) && out.removed.iter().any(|name| name == SOURCE_HEADER));
+}

@@ -1,0 +1,50 @@
+//! What is said of a pool's models outside of the configuration, and may change at any moment.
+//!
+//! Written by discovery through Kubernetes (`InferenceModelRewrite`, `InferenceModel`, `InferenceObjective`), read by [`super::Router`] and by
+//! the decision. The configuration outranks it where both speak of the same name. Pure.
+
+use super::ModelRewrites;
+use arc_swap::{ArcSwap, Guard};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// The rules of one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolRules {
+    /// What servers call the models.
+    pub rewrites: ModelRewrites,
+    /// Names that are taken but served by nothing yet: their requests are refused.
+    pub reserved: BTreeSet<String>,
+    /// Models that no rule names are refused.
+    pub models_only: bool,
+    /// Priorities by the client's name of the model.
+    pub priorities: BTreeMap<String, i32>,
+    /// Priorities by the name of an objective.
+    pub objectives: BTreeMap<String, i32>,
+}
+
+impl PoolRules {
+    /// The priority of a request: its objective's where it names one that is known, else its model's.
+    #[must_use]
+    pub fn priority(&self, objective: Option<&str>, model: Option<&str>) -> Option<i32> {
+        let by_objective = objective.and_then(|name| self.objectives.get(name));
+        by_objective.or_else(|| model.and_then(|name| self.priorities.get(name))).copied()
+    }
+}
+
+/// The rules of now, replaced as a whole.
+#[derive(Debug, Default)]
+pub struct RuleStore(ArcSwap<PoolRules>);
+
+impl RuleStore {
+    /// The rules of now.
+    #[must_use]
+    pub fn load(&self) -> Guard<Arc<PoolRules>> {
+        self.0.load()
+    }
+
+    /// Replaces them.
+    pub fn store(&self, rules: PoolRules) {
+        self.0.store(Arc::new(rules));
+    }
+}

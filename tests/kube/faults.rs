@@ -1,0 +1,143 @@
+//! An API server that is away, slow, forgetful or strict.
+
+use crate::api::{FakeApi, Outage, STABLE, pod, pool};
+use crate::members::NO_METRICS;
+use crate::picks::{known, pick, until_known};
+use crate::support::attache::AttacheProcess;
+use crate::support::grpc::Connection;
+use crate::support::process::eventually;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+const ARGUMENTS: &[&str] = &["--pool-name", "vllm", NO_METRICS];
+
+/// A pool of so many pods.
+async fn cluster(pods: usize) -> FakeApi {
+    let api = FakeApi::start().await;
+    api.apply(STABLE, "inferencepools", pool("vllm", "vllm", &[8000]));
+    for n in 0..pods {
+        api.pod(pod(&format!("pod-{n:04}"), "vllm", &format!("10.1.{}.{}", n / 250, n % 250 + 1)));
+    }
+    api
+}
+
+async fn started(api: &FakeApi) -> AttacheProcess {
+    let picker = AttacheProcess::in_cluster(&api.kubeconfig(), ARGUMENTS).await;
+    picker.until_ready().await;
+    picker
+}
+
+/// The lines of the log that hold `text`.
+fn said(picker: &AttacheProcess, text: &str) -> usize {
+    picker.process.stderr().lines().filter(|line| line.contains(text)).count()
+}
+
+/// Waits until the picker has asked for `verb` on `plural` more often than `before`.
+async fn until_asked(api: &FakeApi, verb: &str, plural: &str, more_than: usize) {
+    let what = format!("another `{verb}` of {plural}");
+    eventually(&what, || async { (api.asked(verb, plural) > more_than).then_some(()) }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_come_in_pages_and_a_forgotten_place_is_listed_anew() {
+    let api = cluster(1_100).await;
+    let picker = started(&api).await;
+    assert_eq!(known(&picker).await.len(), 1_100);
+    assert!(api.asked("list", "pods") >= 3, "pages of 500");
+    let lists = picker.metric("attache_kube_lists_total").await;
+    // What happened meanwhile was never told.
+    api.fail(Outage::Status(503));
+    api.delete_pod("pod-0000");
+    api.pod(pod("late", "vllm", "10.2.0.1"));
+    api.forget();
+    api.fail(Outage::None);
+    let mut want: BTreeSet<String> = (1..1_100).map(|n| format!("pod-{n:04}")).collect();
+    want.insert("late".into());
+    eventually("what is there now", || async { (known(&picker).await == want).then_some(()) }).await;
+    assert!(picker.metric("attache_kube_lists_total").await > lists);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outage_changes_nothing_and_is_told_once() {
+    let api = cluster(3).await;
+    let picker = started(&api).await;
+    let connection = Connection::open(picker.grpc).await.expect("a connection");
+    let before = known(&picker).await;
+    for outage in [Outage::Status(503), Outage::Broken, Outage::Status(429)] {
+        let questions = || api.asked("list", "pods") + api.asked("watch", "pods");
+        let asked = questions();
+        api.fail(outage.clone());
+        // The place is forgotten too, so that it has to list in the middle of it.
+        api.forget();
+        for n in 0..3 {
+            eventually("another question", || async { (questions() > asked + n).then_some(()) }).await;
+            assert_eq!(known(&picker).await, before, "{outage:?}");
+            assert!(pick(&connection, "m").await.destination().starts_with("10.1.0."), "{outage:?}");
+        }
+        assert!(picker.is_ready().await, "{outage:?}");
+        assert!(picker.metric("attache_kube_out_of_touch").await >= 1.0, "{outage:?}");
+        api.fail(Outage::None);
+        picker.until_metric("attache_kube_out_of_touch", 0.0).await;
+    }
+    api.delete_pod("pod-0001");
+    until_known(&picker, &["pod-0000", "pod-0002"]).await;
+    // Two kinds are followed that are installed, through three outages: each is told once.
+    let told = said(&picker, "can't follow `pods`");
+    assert!((1..=3).contains(&told), "told {told} times");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_server_only_delays_readiness() {
+    let api = cluster(600).await;
+    api.delay(Duration::from_millis(300));
+    let picker = AttacheProcess::in_cluster(&api.kubeconfig(), ARGUMENTS).await;
+    assert!(!picker.is_ready().await, "four answers take longer than a start");
+    picker.until_ready().await;
+    assert_eq!(known(&picker).await.len(), 600, "ready means that all are known");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_missing_is_named_and_waited_for() {
+    let api = cluster(2).await;
+    api.uninstall(STABLE, "inferencepools");
+    let picker = AttacheProcess::in_cluster(&api.kubeconfig(), ARGUMENTS).await;
+    let no_crd = "does not know `inferencepools` of `inference.networking.k8s.io/v1`";
+    eventually("the missing definition in the log", || async { (said(&picker, no_crd) == 1).then_some(()) }).await;
+
+    api.install(STABLE, "inferencepools");
+    let no_pool = "there is no such InferencePool";
+    eventually("the missing pool in the log", || async { (said(&picker, no_pool) == 1).then_some(()) }).await;
+
+    api.forbid("list", "pods", true);
+    api.apply(STABLE, "inferencepools", pool("vllm", "vllm", &[8000]));
+    let no_right = "refuses `list` on `pods`";
+    eventually("the missing right in the log", || async { (said(&picker, no_right) == 1).then_some(()) }).await;
+    let asked = api.asked("list", "pods");
+    until_asked(&api, "list", "pods", asked + 1).await;
+    assert!(!picker.is_ready().await);
+    assert!(picker.metric("attache_kube_refused_total").await >= 1.0);
+    assert_eq!((said(&picker, no_crd), said(&picker, no_right)), (1, 1), "each once");
+
+    api.forbid("list", "pods", false);
+    picker.until_ready().await;
+    until_known(&picker, &["pod-0000", "pod-0001"]).await;
+    // A pool that is taken away takes its endpoints with it.
+    api.delete(STABLE, "inferencepools", "vllm");
+    until_known(&picker, &[]).await;
+    assert_eq!(said(&picker, no_pool), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kind_that_nothing_depends_on_keeps_nothing_waiting() {
+    let api = cluster(1).await;
+    api.install(crate::api::LLM_D, "inferenceobjectives");
+    api.forbid("list", "inferenceobjectives", true);
+    api.fail(Outage::Of("inferencemodels", 503));
+    let picker = started(&api).await;
+    assert_eq!(known(&picker).await.len(), 1);
+    // Of llm-d's group and of GIE's: rights are looked at before it is known whether there is such a kind.
+    eventually("the refusals in the log", || async {
+        (said(&picker, "refuses `list` on `inferenceobjectives`") == 2).then_some(())
+    })
+    .await;
+}

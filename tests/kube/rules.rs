@@ -1,0 +1,148 @@
+//! Objects that speak of models: rewrites, InferenceModels, objectives.
+
+use crate::api::{EXPERIMENTAL, FakeApi, LLM_D, STABLE, object, pod, pool};
+use crate::members::NO_METRICS;
+use crate::picks::{Picked, pick, pick_with, until_known};
+use crate::support::attache::AttacheProcess;
+use crate::support::grpc::Connection;
+use crate::support::process::{eventually, scratch};
+use serde_json::{Value, json};
+
+async fn cluster() -> FakeApi {
+    let api = FakeApi::start().await;
+    api.apply(STABLE, "inferencepools", pool("vllm", "vllm", &[8000]));
+    api.pod(pod("a", "vllm", "10.0.0.1"));
+    for plural in ["inferenceobjectives", "inferencemodelrewrites", "inferencemodels"] {
+        api.install(EXPERIMENTAL, plural);
+    }
+    api
+}
+
+async fn started(api: &FakeApi, more: &[&str]) -> (AttacheProcess, Connection) {
+    let arguments = [&["--pool-name", "vllm", NO_METRICS], more].concat();
+    let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &arguments).await;
+    picker.until_ready().await;
+    let connection = Connection::open(picker.grpc).await.expect("a connection");
+    (picker, connection)
+}
+
+fn rewrite(name: &str, second: u8, model: Option<&str>, targets: &[(&str, u32)]) -> Value {
+    let targets: Vec<Value> = targets.iter().map(|(m, w)| json!({"modelRewrite": m, "weight": w})).collect();
+    let matches: Vec<Value> = model.iter().map(|m| json!({"model": {"type": "Exact", "value": m}})).collect();
+    let rules = json!([{"matches": matches, "targets": targets}]);
+    object(name, second, json!({"poolRef": {"name": "vllm"}, "rules": rules}))
+}
+
+async fn until_asked_for(connection: &Connection, model: &str, target: &str) {
+    eventually(&format!("{model} to become {target}"), || async {
+        (pick(connection, model).await.model() == target).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rewrites_hold_from_the_first_request_and_change_without_a_reload() {
+    let api = cluster().await;
+    api.apply(EXPERIMENTAL, "inferencemodelrewrites", rewrite("exact", 5, Some("gpt"), &[("llama", 1)]));
+    api.apply(EXPERIMENTAL, "inferencemodelrewrites", rewrite("any", 1, None, &[("base", 1)]));
+    let elsewhere = object(
+        "elsewhere",
+        0,
+        json!({"poolRef": {"name": "another"}, "rules": [{"targets": [{"modelRewrite": "x"}]}]}),
+    );
+    api.apply(EXPERIMENTAL, "inferencemodelrewrites", elsewhere);
+    let (picker, connection) = started(&api, &[]).await;
+    assert_eq!(pick(&connection, "gpt").await.model(), "llama", "exact before general, though younger");
+    assert_eq!(pick(&connection, "other").await.model(), "base");
+
+    api.apply(EXPERIMENTAL, "inferencemodelrewrites", rewrite("older", 2, Some("gpt"), &[("older", 1)]));
+    until_asked_for(&connection, "gpt", "older").await;
+    // llm-d's kind hides GIE's, and what can't be read changes nothing.
+    api.install(LLM_D, "inferencemodelrewrites");
+    let mut odd = rewrite("older", 2, Some("gpt"), &[("never", 1)]);
+    odd["spec"]["poolRef"] = json!({});
+    api.apply(EXPERIMENTAL, "inferencemodelrewrites", odd);
+    picker.until_metric("attache_kube_unreadable_objects_total", 1.0).await;
+    assert_eq!(pick(&connection, "gpt").await.model(), "older");
+    api.delete(EXPERIMENTAL, "inferencemodelrewrites", "older");
+    until_asked_for(&connection, "gpt", "llama").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_proposals_examples_route_by_name_and_half_and_half() {
+    let api = cluster().await;
+    let to_pool = json!({"name": "vllm"});
+    api.apply(EXPERIMENTAL, "inferencemodels", object("sql-code-assist", 1, json!({"poolRef": to_pool})));
+    let targets = json!([{"name": "npc-bot-v1", "weight": 50}, {"name": "npc-bot-v2", "weight": 50}]);
+    let npc = json!({"criticality": "Critical", "targetModels": targets, "poolRef": to_pool});
+    api.apply(EXPERIMENTAL, "inferencemodels", object("npc-bot", 2, npc));
+    let reserved = json!({"modelName": "soon", "targetModels": [{"name": "soon-v1", "weight": 0}], "poolRef": to_pool});
+    api.apply(EXPERIMENTAL, "inferencemodels", object("soon", 3, reserved));
+    let (_picker, connection) = started(&api, &[]).await;
+    assert_eq!(pick(&connection, "sql-code-assist").await.model(), "sql-code-assist");
+    let mut first = 0;
+    for _ in 0..400 {
+        match pick(&connection, "npc-bot").await.model() {
+            "npc-bot-v1" => first += 1,
+            other => assert_eq!(other, "npc-bot-v2"),
+        }
+    }
+    // Five standard deviations of 400 fair draws are 50.
+    assert!((150..=250).contains(&first), "{first} of 400");
+    let Picked::Refused(404, body) = pick(&connection, "soon").await else { panic!("a reserved name is served") };
+    assert!(body.contains("no valid target model"), "{body}");
+    let Picked::Refused(404, body) = pick(&connection, "nobody-s").await else { panic!("an unknown model is served") };
+    assert!(body.contains("known models: npc-bot, sql-code-assist"), "{body}");
+    // Without any InferenceModel nobody says which models there are.
+    for name in ["sql-code-assist", "npc-bot", "soon"] {
+        api.delete(EXPERIMENTAL, "inferencemodels", name);
+    }
+    eventually("every model to be served", || async {
+        matches!(pick(&connection, "nobody-s").await, Picked::Endpoint { .. }).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objectives_give_priorities() {
+    let api = cluster().await;
+    let spec = |priority: i32| json!({"poolRef": {"name": "vllm"}, "priority": priority});
+    api.apply(EXPERIMENTAL, "inferenceobjectives", object("batch", 1, spec(-5)));
+    let text = "apiVersion: attache.dev/v1\nkind: Attache\nexchange: {trustClientHeaders: true}\n\
+                pools: [{name: a, kubernetes: {pool: vllm, engine: none}}]\n";
+    let directory = scratch("kube-record");
+    let file = directory.path().join("record").display().to_string();
+    let arguments = ["--config-text", text, "--record", &file, "--drain-min-delay", "0s"];
+    let mut picker = AttacheProcess::in_cluster(&api.kubeconfig(), &arguments).await;
+    picker.until_ready().await;
+    let connection = Connection::open(picker.grpc).await.expect("a connection");
+    let ask = async |objective: &[u8]| {
+        let headers: &[(&str, &[u8])] = &[("x-gateway-inference-objective", objective)];
+        pick_with(&connection, "m", headers).await.destination().to_owned()
+    };
+    assert_eq!(ask(b"batch").await, "10.0.0.1:8000");
+    let events = picker.metric("attache_kube_events_total").await;
+    api.apply(EXPERIMENTAL, "inferenceobjectives", object("batch", 1, spec(7)));
+    picker.until_metric("attache_kube_events_total", events + 1.0).await;
+    // Told at the latest with the next endpoints, which are told after it.
+    api.pod(pod("b", "vllm", "10.0.0.2"));
+    until_known(&picker, &["a", "b"]).await;
+    ask(b"batch").await;
+    ask(b"unknown").await;
+    drop(connection);
+    picker.process.signal("TERM");
+    picker.process.wait().await;
+    let record = std::fs::read_to_string(&file).expect("the recording");
+    let lines = record.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let priorities: Vec<i64> = lines.filter_map(|line| find(&line, "priority")?.as_i64()).collect();
+    assert_eq!(priorities, [-5, 7], "0 is not written");
+}
+
+/// The value under this key, at any depth.
+fn find<'a>(value: &'a Value, key: &str) -> Option<&'a Value> {
+    match value {
+        Value::Object(map) => map.get(key).or_else(|| map.values().find_map(|inner| find(inner, key))),
+        Value::Array(list) => list.iter().find_map(|inner| find(inner, key)),
+        _ => None,
+    }
+}

@@ -1,0 +1,247 @@
+//! Objects together: what one names, another is, and nothing may do more than it needs.
+
+use crate::render::{Rendered, all, list, text};
+use crate::support::process::repository;
+use attache::config::defaults::DEFAULT_DRAIN_DEADLINE;
+use attache::config::settings::PoolGroup;
+use attache::discovery::kube::objects::Kind;
+use attache::health::{LIVENESS, READINESS};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+/// Whether everything that a selector asks for is among the labels.
+fn selects(selector: &Value, labels: &Value) -> bool {
+    let selector = selector.as_object().filter(|selector| !selector.is_empty());
+    selector.is_some_and(|selector| selector.iter().all(|(key, value)| labels.get(key) == Some(value)))
+}
+
+fn pod(rendered: &Rendered) -> &Value {
+    &rendered.one("Deployment")["spec"]["template"]
+}
+
+fn containers(rendered: &Rendered) -> impl Iterator<Item = &Value> {
+    let spec = &pod(rendered)["spec"];
+    list(&spec["containers"]).iter().chain(list(&spec["initContainers"]))
+}
+
+/// The ports of the pod, by name.
+fn port(rendered: &Rendered, name: &Value) -> i64 {
+    let mut all = containers(rendered).flat_map(|container| list(&container["ports"]));
+    let found = all.find(|port| port["name"] == *name).unwrap_or_else(|| panic!("{}: no port {name}", rendered.name));
+    found["containerPort"].as_i64().expect("a number")
+}
+
+#[test]
+fn selectors_find_the_pickers_pods_and_only_by_labels_that_never_change() {
+    for rendered in all() {
+        let (name, labels) = (&rendered.name, &pod(rendered)["metadata"]["labels"]);
+        let deployment = rendered.one("Deployment");
+        let selector = &deployment["spec"]["selector"]["matchLabels"];
+        assert!(selects(selector, labels), "{name}: the Deployment does not find its pods");
+        // A Deployment's selector can't be changed, so a version in it would stop every upgrade.
+        assert!(!selector.to_string().contains("version"), "{name}: {selector}");
+        assert_eq!(&rendered.one("Service")["spec"]["selector"], selector, "{name}");
+        assert_eq!(&rendered.one("PodDisruptionBudget")["spec"]["selector"]["matchLabels"], selector, "{name}");
+        for policy in rendered.of("NetworkPolicy") {
+            assert_eq!(&policy["spec"]["podSelector"]["matchLabels"], selector, "{name}");
+        }
+        for constraint in list(&pod(rendered)["spec"]["topologySpreadConstraints"]) {
+            assert_eq!(&constraint["labelSelector"]["matchLabels"], selector, "{name}");
+        }
+        for autoscaler in rendered.of("HorizontalPodAutoscaler") {
+            let target = &autoscaler["spec"]["scaleTargetRef"];
+            assert_eq!(target["name"], deployment["metadata"]["name"], "{name}");
+            // Else each `apply` would undo what the autoscaler has done.
+            assert!(deployment["spec"].get("replicas").is_none(), "{name}: both say how many replicas");
+        }
+        for monitor in rendered.of("ServiceMonitor") {
+            let service = rendered.one("Service");
+            assert!(selects(&monitor["spec"]["selector"]["matchLabels"], &service["metadata"]["labels"]), "{name}");
+            let metrics = &list(&monitor["spec"]["endpoints"])[0]["port"];
+            assert!(list(&service["spec"]["ports"]).iter().any(|port| port["name"] == *metrics), "{name}: {metrics}");
+        }
+    }
+}
+
+#[test]
+fn ports_lead_from_the_pool_to_the_picker() {
+    for rendered in all() {
+        let name = &rendered.name;
+        let service = rendered.one("Service");
+        for entry in list(&service["spec"]["ports"]) {
+            let target = port(rendered, &entry["targetPort"]);
+            assert_eq!(entry["port"].as_i64(), Some(target), "{name}: one number on both sides is easier to find");
+        }
+        for policy in rendered.of("NetworkPolicy") {
+            let ports = list(&policy["spec"]["ingress"]).iter().flat_map(|rule| list(&rule["ports"]));
+            let named: Vec<_> = ports.map(|entry| port(rendered, &entry["port"])).collect();
+            assert!(named.len() >= 2, "{name}: {named:?}");
+        }
+        let flag = |flag: &str, default: i64| {
+            let mut given =
+                list(&rendered.picker()["args"]).iter().filter_map(|a| text(a).strip_prefix(flag)?.strip_prefix('='));
+            given.next_back().map_or(default, |text| text.parse().expect("a port"))
+        };
+        let grpc = flag("--grpc-port", 9002);
+        let named =
+            [port(rendered, &json!("grpc")), port(rendered, &json!("grpc-health")), port(rendered, &json!("metrics"))];
+        assert_eq!(named, [grpc, flag("--grpc-health-port", 9003), flag("--metrics-port", 9090)], "{name}");
+        for pool in rendered.of("InferencePool") {
+            let reference = [&pool["spec"]["endpointPickerRef"], &pool["spec"]["extensionRef"]];
+            let reference = reference.into_iter().find(|r| !r.is_null()).unwrap_or_else(|| panic!("{name}: no picker"));
+            assert_eq!(reference["name"], service["metadata"]["name"], "{name}");
+            let number = reference["port"]["number"].as_i64().or(reference["portNumber"].as_i64());
+            assert_eq!(number, Some(grpc), "{name}");
+            // By a flag or by the configuration.
+            let (args, called) = (rendered.picker()["args"].to_string(), text(&pool["metadata"]["name"]));
+            let configured =
+                rendered.of("ConfigMap").any(|map| map.to_string().contains(&format!("{{pool: {called}}}")));
+            assert!(configured || args.contains(&format!("--pool-name={called}\"")), "{name}: {args}");
+            assert_eq!(pool["metadata"]["namespace"], rendered.one("Deployment")["metadata"]["namespace"], "{name}");
+        }
+        for rule in rendered.of("DestinationRule") {
+            let at = &service["metadata"];
+            let host = format!("{}.{}.svc.cluster.local", text(&at["name"]), text(&at["namespace"]));
+            assert_eq!(rule["spec"]["host"], host, "{name}");
+        }
+        for route in rendered.of("HTTPRoute") {
+            for backend in list(&route["spec"]["rules"]).iter().flat_map(|rule| list(&rule["backendRefs"])) {
+                rendered.named("InferencePool", &backend["name"]);
+            }
+        }
+        for objective in rendered.of("InferenceObjective") {
+            rendered.named("InferencePool", &objective["spec"]["poolRef"]["name"]);
+        }
+        for policy in rendered.of("GCPBackendPolicy").chain(rendered.of("HealthCheckPolicy")) {
+            rendered.named("InferencePool", &policy["spec"]["targetRef"]["name"]);
+        }
+    }
+}
+
+#[test]
+fn probes_ask_for_services_that_the_picker_has() {
+    for rendered in all() {
+        let picker = rendered.picker();
+        let health = port(rendered, &json!("grpc-health"));
+        let (liveness, readiness) = (&picker["livenessProbe"]["grpc"], &picker["readinessProbe"]["grpc"]);
+        assert_eq!(liveness["service"], LIVENESS, "{}: readiness as liveness would restart what waits", rendered.name);
+        assert!(READINESS.contains(&text(&readiness["service"])), "{}: {readiness}", rendered.name);
+        assert_eq!([liveness["port"].as_i64(), readiness["port"].as_i64()], [Some(health); 2], "{}", rendered.name);
+        let grace = pod(rendered)["spec"]["terminationGracePeriodSeconds"].as_u64().expect("a number");
+        assert!(grace > DEFAULT_DRAIN_DEADLINE.as_secs(), "{}: killed after {grace} s, while draining", rendered.name);
+        // The image has no shell that a hook could call, and draining needs none.
+        assert!(picker.get("lifecycle").is_none(), "{}", rendered.name);
+        for sidecar in list(&pod(rendered)["spec"]["initContainers"]) {
+            assert_eq!(
+                sidecar["restartPolicy"], "Always",
+                "{}: a sidecar, or the picker would never start",
+                rendered.name
+            );
+        }
+    }
+}
+
+#[test]
+fn what_pods_mount_and_accounts_may_do_exists() {
+    for rendered in all() {
+        let name = &rendered.name;
+        let spec = &pod(rendered)["spec"];
+        rendered.named("ServiceAccount", &spec["serviceAccountName"]);
+        let volumes: BTreeSet<&str> = list(&spec["volumes"]).iter().map(|volume| text(&volume["name"])).collect();
+        for volume in list(&spec["volumes"]) {
+            match &volume["configMap"]["name"] {
+                Value::Null => assert!(volume.get("secret").is_some(), "{name}: {volume}"),
+                map => assert!(rendered.named("ConfigMap", map)["data"].is_object(), "{name}: {map} is empty"),
+            }
+        }
+        for mount in containers(rendered).flat_map(|container| list(&container["volumeMounts"])) {
+            assert!(volumes.contains(text(&mount["name"])), "{name}: {mount}");
+            assert_eq!(mount["readOnly"], true, "{name}: {mount}");
+        }
+        for (binding, role) in [("RoleBinding", "Role"), ("ClusterRoleBinding", "ClusterRole")] {
+            assert_eq!(rendered.of(binding).count(), rendered.of(role).count(), "{name}");
+            for bound in rendered.of(binding) {
+                assert_eq!(bound["roleRef"]["kind"], role, "{name}");
+                rendered.named(role, &bound["roleRef"]["name"]);
+                for subject in list(&bound["subjects"]) {
+                    let account = rendered.named("ServiceAccount", &subject["name"]);
+                    // The API server refuses a subject without it.
+                    assert_eq!(subject["namespace"], account["metadata"]["namespace"], "{name}");
+                    assert!(subject["namespace"].is_string(), "{name}: {subject}");
+                }
+            }
+        }
+    }
+}
+
+/// What a picker watches, by group and resource, as its own source names it.
+fn watched(kinds: &[Kind]) -> BTreeSet<(&'static str, &'static str)> {
+    kinds.iter().map(|kind| (kind.naming().group, kind.naming().plural)).collect()
+}
+
+#[test]
+fn roles_grant_what_the_picker_needs_and_nothing_else() {
+    let read = ["get", "list", "watch"].map(Value::from).to_vec();
+    for rendered in all() {
+        let (mut watches, mut others) = (BTreeSet::new(), BTreeSet::new());
+        for rule in rendered.of("Role").chain(rendered.of("ClusterRole")).flat_map(|role| list(&role["rules"])) {
+            for group in list(&rule["apiGroups"]).iter().map(text) {
+                let resources = list(&rule["resources"]).iter().map(|resource| (group, text(resource)));
+                if list(&rule["verbs"]) == read { watches.extend(resources) } else { others.extend(resources) }
+            }
+        }
+        let mut needs = watched(&Kind::OF_RULES);
+        needs.extend(watched(&[Kind::Pod]));
+        if rendered.of("InferencePool").count() > 0 {
+            needs.extend(watched(&[Kind::Pool(PoolGroup::Stable), Kind::Pool(PoolGroup::Experimental)]));
+        }
+        assert_eq!(watches, needs, "{}", rendered.name);
+        let elects = rendered.picker()["args"].to_string().contains("--ha-enable-leader-election=true");
+        let lease = elects.then_some(("coordination.k8s.io", "leases"));
+        assert_eq!(others, lease.into_iter().collect(), "{}: the picker writes nothing else", rendered.name);
+    }
+}
+
+#[test]
+fn pods_are_locked_down() {
+    for rendered in all() {
+        let security = &pod(rendered)["spec"]["securityContext"];
+        assert_eq!(security["runAsNonRoot"], true, "{}", rendered.name);
+        assert_eq!(security["seccompProfile"]["type"], "RuntimeDefault", "{}", rendered.name);
+        for container in containers(rendered) {
+            let inner = &container["securityContext"];
+            assert_eq!(inner["allowPrivilegeEscalation"], false, "{}: {}", rendered.name, container["name"]);
+            assert_eq!(inner["readOnlyRootFilesystem"], true, "{}: {}", rendered.name, container["name"]);
+            assert_eq!(inner["capabilities"]["drop"], json!(["ALL"]), "{}: {}", rendered.name, container["name"]);
+            assert!(
+                container["resources"]["requests"]["memory"].is_string(),
+                "{}: {}",
+                rendered.name,
+                container["name"]
+            );
+            assert!(container["resources"]["limits"].get("cpu").is_none(), "{}: throttled", rendered.name);
+            assert!(!text(&container["image"]).ends_with(":latest"), "{}: {}", rendered.name, container["image"]);
+        }
+    }
+}
+
+#[test]
+fn the_image_is_what_the_manifests_take_it_for() {
+    let dockerfile = std::fs::read_to_string(repository().join("Dockerfile")).expect("the Dockerfile");
+    let line = |word: &str| {
+        let mut lines = dockerfile.lines().filter_map(|line| line.strip_prefix(word)?.strip_prefix(' '));
+        lines.next_back().unwrap_or_else(|| panic!("no {word} in the Dockerfile"))
+    };
+    let exposed: BTreeSet<i64> = line("EXPOSE").split(' ').map(|port| port.parse().expect("a port")).collect();
+    for rendered in all().iter().filter(|rendered| rendered.name.starts_with("kustomize")) {
+        let security = &pod(rendered)["spec"]["securityContext"];
+        assert_eq!(line("USER"), format!("{}:{}", security["runAsUser"], security["runAsGroup"]), "{}", rendered.name);
+        let ports = list(&rendered.picker()["ports"]).iter().filter_map(|port| port["containerPort"].as_i64());
+        assert_eq!(ports.collect::<BTreeSet<_>>(), exposed, "{}", rendered.name);
+        // `args` take the place of CMD behind the entry point.
+        assert!(rendered.picker().get("command").is_none(), "{}", rendered.name);
+        assert_eq!(list(&rendered.picker()["args"])[0], "run", "{}", rendered.name);
+    }
+    assert_eq!(line("ENTRYPOINT"), r#"["/usr/local/bin/attache"]"#);
+    assert_eq!(line("CMD"), r#"["run"]"#);
+}

@@ -1,0 +1,167 @@
+//! The charts as their users meet them: every value does something, what can't be meant is refused with a reason, and GIE's values are understood.
+
+use crate::picker::{configuration, refused};
+use crate::render::{POOL, STANDALONE, examples, helm, lint, list, template, text};
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+const CHARTS: [&str; 2] = ["inferencepool", "standalone"];
+
+fn read(chart: &str, file: &str) -> String {
+    let path = examples().join("helm").join(chart).join(file);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn values(chart: &str) -> Value {
+    serde_saphyr::from_str(&read(chart, "values.yaml")).expect("values")
+}
+
+/// The paths of all values that are not mappings with content, `a.b.c`.
+fn leaves(path: &str, value: &Value, all: &mut BTreeSet<String>) {
+    match value.as_object().filter(|fields| !fields.is_empty()) {
+        Some(fields) => fields.iter().for_each(|(key, value)| {
+            leaves(&if path.is_empty() { key.clone() } else { format!("{path}.{key}") }, value, all);
+        }),
+        None => {
+            all.insert(path.to_owned());
+        }
+    }
+}
+
+/// The paths that templates name behind `.Values.`.
+fn used(chart: &str) -> BTreeSet<String> {
+    let templates = std::fs::read_dir(examples().join("helm").join(chart).join("templates")).expect("templates");
+    let text: String =
+        templates.map(|file| std::fs::read_to_string(file.expect("an entry").path()).expect("a template")).collect();
+    let after = text.split(".Values.").skip(1);
+    let paths =
+        after.map(|rest| rest.split(|c: char| !c.is_ascii_alphanumeric() && c != '.').next().unwrap_or_default());
+    paths.map(|path| path.trim_end_matches('.').to_owned()).collect()
+}
+
+#[test]
+fn every_value_is_used_and_everything_that_is_used_is_a_value() {
+    let inside = |inner: &str, outer: &str| {
+        inner == outer || inner.strip_prefix(outer).is_some_and(|rest| rest.starts_with('.'))
+    };
+    for chart in CHARTS {
+        let (mut leaves_of, used) = (BTreeSet::new(), used(chart));
+        leaves("", &values(chart), &mut leaves_of);
+        assert!(used.len() > 30 && leaves_of.len() > 40, "{chart}: {} {}", used.len(), leaves_of.len());
+        for leaf in &leaves_of {
+            assert!(used.iter().any(|path| inside(leaf, path)), "{chart}: {leaf} does nothing");
+        }
+        for path in &used {
+            let mut value = &values(chart);
+            for key in path.split('.') {
+                value = value.get(key).unwrap_or_else(|| panic!("{chart}: values.yaml has no {path}"));
+            }
+        }
+    }
+}
+
+/// What of the schema allows exactly the keys of the values.
+fn same_keys(path: &str, schema: &Value, value: &Value) {
+    let (Some(properties), Some(fields)) = (schema["properties"].as_object(), value.as_object()) else { return };
+    assert_eq!(schema["additionalProperties"], false, "{path}");
+    let allowed: BTreeSet<_> = properties.keys().filter(|key| *key != "global").collect();
+    assert_eq!(allowed, fields.keys().collect(), "{path}");
+    for (key, value) in fields {
+        same_keys(&format!("{path}.{key}"), &properties[key], value);
+    }
+}
+
+#[test]
+fn the_schemas_describe_the_values() {
+    for chart in CHARTS {
+        let schema: Value = serde_json::from_str(&read(chart, "values.schema.json")).expect("a schema");
+        same_keys(chart, &schema, &values(chart));
+    }
+}
+
+#[test]
+fn both_charts_have_the_same_picker() {
+    assert_eq!(read("inferencepool", "templates/_picker.tpl"), read("standalone", "templates/_picker.tpl"));
+    let version = env!("CARGO_PKG_VERSION");
+    for chart in CHARTS {
+        let about: Value = serde_saphyr::from_str(&read(chart, "Chart.yaml")).expect("a chart");
+        assert_eq!(about["appVersion"], version, "{chart}: the image's tag");
+    }
+}
+
+#[test]
+fn helm_finds_nothing_wrong() {
+    for (chart, values) in CHARTS.into_iter().zip([POOL, STANDALONE]) {
+        let output = lint(chart, values);
+        assert!(output.status.success(), "{chart}: {}", String::from_utf8_lossy(&output.stdout));
+    }
+}
+
+#[test]
+fn what_cannot_be_meant_is_refused_with_a_reason() {
+    let pool =
+        "  apiVersion: inference.networking.x-k8s.io/v1alpha2\n  targetPorts: [{number: 8000}, {number: 8001}]\n";
+    let cases = [
+        ("inferencepool", String::new(), "inferencePool.modelServers.matchLabels is empty"),
+        ("standalone", String::new(), "inferenceExtension.endpointsServer.endpointSelector is empty"),
+        (
+            "inferencepool",
+            format!("{POOL}inferenceExtension: {{pluginsConfigFile: other.yaml}}\n"),
+            "which is not a key of",
+        ),
+        ("inferencepool", format!("{POOL}inferenceExtension: {{replica: 2}}\n"), "replica"),
+        ("inferencepool", format!("{POOL}inferenceExtension: {{failureMode: failOpen}}\n"), "failureMode"),
+        ("inferencepool", format!("{POOL}provider: {{name: nginx}}\n"), "name"),
+        (
+            "inferencepool",
+            format!("inferencePool:\n  modelServers: {{matchLabels: {{a: b}}}}\n{pool}"),
+            "use inference.networking.k8s.io/v1",
+        ),
+        (
+            "standalone",
+            "inferenceExtension: {endpointsServer: {endpointSelector: a=b, targetPorts: [0]}}\n".into(),
+            "targetPorts",
+        ),
+    ];
+    for (chart, values, reason) in cases {
+        let output = template(chart, &values);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{chart} takes {values}");
+        assert!(said.contains(reason), "{chart} with {values}: {said}");
+    }
+}
+
+/// A values file as somebody has it for GIE's chart.
+const GIE: &str = include_str!("../data/kubernetes/gie-values.yaml");
+
+#[test]
+fn values_for_gies_chart_mean_the_same() {
+    let rendered = helm("inferencepool", GIE);
+    let picker = rendered.picker();
+    assert_eq!(picker["image"], "registry.example.com/attache:0.1.0");
+    let arguments: Vec<&str> = list(&picker["args"]).iter().map(text).collect();
+    for expected in [
+        "--pool-name=llm",
+        "--pool-namespace=inference",
+        "--config-file=/config/custom-plugins.yaml",
+        "--v=1",
+        "--engine=sglang",
+        "--tracing=true",
+    ] {
+        assert!(arguments.contains(&expected), "{expected}: {arguments:?}");
+    }
+    assert_eq!(refused(list(&picker["args"])), None);
+    let config = rendered.named("ConfigMap", &"llm-epp".into());
+    configuration("GIE's values", text(&config["data"]["custom-plugins.yaml"]));
+    let pool = rendered.one("InferencePool");
+    assert_eq!(pool["spec"]["selector"]["matchLabels"], serde_json::json!({"app": "vllm-qwen3-32b"}));
+    assert_eq!(pool["spec"]["endpointPickerRef"]["failureMode"], "FailClose");
+    assert_eq!(rendered.one("Deployment")["spec"]["replicas"], 2);
+    assert!(list(&rendered.one("Service")["spec"]["ports"]).iter().any(|port| port["name"] == "zmq"));
+    let environment = list(&picker["env"]);
+    assert!(environment.iter().any(|variable| variable["name"] == "FEATURE" && variable["value"] == "on"));
+    assert_eq!(rendered.one("InferenceObjective")["spec"]["priority"], -1);
+    assert_eq!(rendered.one("HTTPRoute")["spec"]["parentRefs"][0]["name"], "my-gateway");
+    rendered.one("DestinationRule");
+    rendered.one("ServiceMonitor");
+}

@@ -1,0 +1,103 @@
+//! Whole installations at work: the picker's binary with a container's arguments and its mounted configuration, an API server over real HTTP that
+//! has the rendered InferencePool, and for the standalone chart its Envoy.
+
+use crate::api::{FakeApi, pod};
+use crate::render::{POOL, Rendered, STANDALONE, examples, helm, kustomize, list, text};
+use crate::support::attache::AttacheProcess;
+use crate::support::body::{chat, sha256};
+use crate::support::client;
+use crate::support::echo::Echo;
+use crate::support::envoy::EnvoyProcess;
+use crate::support::process::scratch;
+use serde_json::Value;
+
+/// Starts the picker of an installation as its pod would, but for the ports and the place of its configuration.
+async fn start(rendered: &Rendered, api: &FakeApi) -> AttacheProcess {
+    let directory = scratch("mounted");
+    let maps = rendered.of("ConfigMap").flat_map(|map| map["data"].as_object().into_iter().flatten());
+    maps.for_each(|(file, config)| std::fs::write(directory.path().join(file), text(config)).expect("writing"));
+    let mounted = format!("--config-file={}/", directory.path().display());
+    let arguments = list(&rendered.picker()["args"]).iter().map(text).filter(|argument| *argument != "run");
+    let arguments = arguments
+        .filter(|argument| !argument.starts_with("--grpc-port=") && !argument.starts_with("--secure-serving="));
+    let arguments: Vec<String> =
+        arguments.map(|argument| argument.replace("--config-file=/config/", &mounted)).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &arguments).await;
+    picker.until_ready().await;
+    picker
+}
+
+/// What the page `/endpoints` says of an address.
+async fn knows(picker: &AttacheProcess, address: &str) -> bool {
+    picker.endpoints().await.iter().any(|endpoint| endpoint.to_string().contains(&format!("\"{address}\"")))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_installation_finds_its_pods() {
+    let old = "inferencePool:\n  apiVersion: inference.networking.x-k8s.io/v1alpha2\n  modelServers: {matchLabels: {app: llm}}\n";
+    let installations = [
+        kustomize(&examples().join("base")),
+        kustomize(&examples().join("overlays/production")),
+        helm("inferencepool", POOL),
+        helm("inferencepool", old),
+        helm("standalone", STANDALONE),
+    ];
+    for rendered in installations {
+        let api = FakeApi::start().await;
+        let mut label = "llm".to_owned();
+        for pool in rendered.of("InferencePool") {
+            let version = text(&pool["apiVersion"]);
+            api.install(version, "inferencepools");
+            api.apply(version, "inferencepools", pool.clone());
+            let selector = &pool["spec"]["selector"];
+            let labels = [&selector["matchLabels"]["app"], &selector["app"]];
+            label = labels.into_iter().find_map(Value::as_str).expect("the label of its pods").to_owned();
+        }
+        api.pod(pod("a", &label, "127.0.0.1"));
+        api.pod(pod("stranger", "postgres", "127.0.0.2"));
+        let picker = start(&rendered, &api).await;
+        assert!(knows(&picker, "127.0.0.1:8000").await, "{}", rendered.name);
+        assert!(!knows(&picker, "127.0.0.2:8000").await, "{}", rendered.name);
+        if rendered.of("InferencePool").count() == 0 {
+            assert_eq!(api.asked("list", "inferencepools"), 0, "{}: no CRD is needed", rendered.name);
+        }
+    }
+}
+
+/// Envoy's bootstrap in a rendered chart.
+pub(crate) fn bootstrap(rendered: &Rendered) -> String {
+    text(&rendered.named("ConfigMap", &"llm-epp-envoy".into())["data"]["envoy.yaml"]).to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_standalone_chart_carries_requests() {
+    let echo = Echo::start().await;
+    let servers = format!("endpointSelector: app=llm, targetPorts: [{}], modelServerType: none", echo.address.port());
+    let rendered = helm("standalone", &format!("inferenceExtension: {{endpointsServer: {{{servers}}}}}\n"));
+    let api = FakeApi::start().await;
+    api.pod(pod("a", "llm", "127.0.0.1"));
+    let picker = start(&rendered, &api).await;
+    let mut bootstrap = bootstrap(&rendered).replace("address: 0.0.0.0", "address: 127.0.0.1");
+    for (from, to) in [(8081, 0), (19000, 0), (19001, 0), (9002, picker.grpc.port()), (9003, picker.health.port())] {
+        let from = format!("port_value: {from}}}");
+        assert!(bootstrap.contains(&from), "the bootstrap has no `{from}`");
+        // The admin port comes twice: its cluster, of port 0 then, is never asked here.
+        bootstrap = bootstrap.replace(&from, &format!("port_value: {to}}}"));
+    }
+    let envoy = EnvoyProcess::start(&bootstrap).await;
+    for size in [300, 3_000_000] {
+        let body = chat(size, true, 1);
+        let to = envoy.listener("inference");
+        let reply =
+            client::post(to, "/v1/chat/completions?kind=sse&size=20000", body.clone()).await.expect("an answer");
+        assert_eq!((reply.status.as_u16(), reply.body.len()), (200, 20000));
+        assert_eq!(reply.header("x-echo-sha256"), sha256(&body));
+    }
+    let ready = client::get(envoy.listener("metrics"), "/ready").await.expect("an answer");
+    assert_eq!(ready.status, 200, "what the kubelet asks");
+    let hidden = client::get(envoy.listener("metrics"), "/config_dump").await.expect("an answer");
+    assert_eq!(hidden.status, 404, "Envoy's admin pages are not for the network");
+    envoy.assert_picker_was_correct().await;
+    picker.assert_settled().await;
+}

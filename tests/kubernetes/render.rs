@@ -1,0 +1,193 @@
+//! The shipped manifests as a cluster would get them: by `kubectl kustomize` and `helm template`.
+
+use crate::support::process::{repository, scratch};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+/// What one installation consists of.
+pub(crate) struct Rendered {
+    /// How it was made, for messages.
+    pub(crate) name: String,
+    pub(crate) objects: Vec<Value>,
+}
+
+impl Rendered {
+    /// All objects of a kind.
+    pub(crate) fn of(&self, kind: &str) -> impl Iterator<Item = &Value> + use<'_> {
+        let kind = kind.to_owned();
+        self.objects.iter().filter(move |object| object["kind"] == kind)
+    }
+
+    /// The only object of a kind.
+    pub(crate) fn one(&self, kind: &str) -> &Value {
+        let mut all = self.of(kind);
+        let first = all.next().unwrap_or_else(|| panic!("{}: no {kind}", self.name));
+        assert!(all.next().is_none(), "{}: several of kind {kind}", self.name);
+        first
+    }
+
+    /// The object of a kind with a name.
+    pub(crate) fn named(&self, kind: &str, name: &Value) -> &Value {
+        let mut all = self.of(kind);
+        let found = all.find(|object| object["metadata"]["name"] == *name);
+        found.unwrap_or_else(|| panic!("{}: no {kind} {name}", self.name))
+    }
+
+    /// The picker's container.
+    pub(crate) fn picker(&self) -> &Value {
+        let containers = list(&self.one("Deployment")["spec"]["template"]["spec"]["containers"]);
+        containers.iter().find(|c| c["name"] == "epp").unwrap_or_else(|| panic!("{}: no picker", self.name))
+    }
+}
+
+/// The items of a list; none where there is none.
+pub(crate) fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// The text of a value.
+pub(crate) fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_else(|| panic!("not a text: {value}"))
+}
+
+pub(crate) fn examples() -> PathBuf {
+    repository().join("examples/kubernetes")
+}
+
+/// Where tests/install-kubernetes-tools.sh puts helm and kubectl. Missing ones fail the test: skipping would hide it.
+fn tool(name: &str) -> Command {
+    let tools = std::env::var_os("ATTACHE_TOOLS").map_or_else(|| repository().join("target/tools"), PathBuf::from);
+    let path = tools.join("kubernetes").join(name);
+    assert!(path.exists(), "no {}: run `tests/install-kubernetes-tools.sh {}`", path.display(), tools.display());
+    let mut command = Command::new(path);
+    // No cluster and no settings of this machine.
+    command.env("KUBECONFIG", "/dev/null").env_remove("HELM_NAMESPACE");
+    command
+}
+
+/// All documents of a YAML text, but empty ones.
+pub(crate) fn documents(name: &str, yaml: &str) -> Vec<Value> {
+    let all: Vec<Value> = serde_saphyr::from_multiple(yaml).unwrap_or_else(|error| panic!("{name}: {error}"));
+    all.into_iter().filter(|document| !document.is_null()).collect()
+}
+
+fn output(name: &str, output: Output) -> String {
+    assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+pub(crate) fn kustomize(directory: &Path) -> Rendered {
+    let name = format!("kustomize {}", directory.display());
+    let run = tool("kubectl").arg("kustomize").arg(directory).output().expect("running kubectl");
+    let objects = documents(&name, &output(&name, run));
+    Rendered { name, objects }
+}
+
+/// `helm template` with values in YAML.
+pub(crate) fn template(chart: &str, values: &str) -> Output {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), values).expect("writing values");
+    let chart = examples().join("helm").join(chart);
+    let mut command = tool("helm");
+    command.args(["template", "llm"]).arg(chart).args(["--namespace", "inference", "--values"]).arg(file.path());
+    command.output().expect("running helm")
+}
+
+pub(crate) fn helm(chart: &str, values: &str) -> Rendered {
+    let name = format!("helm template {chart} with {values}");
+    let objects = documents(&name, &output(&name, template(chart, values)));
+    Rendered { name, objects }
+}
+
+/// `helm lint --strict`: what helm itself finds wrong with a chart.
+pub(crate) fn lint(chart: &str, values: &str) -> Output {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), values).expect("writing values");
+    let chart = examples().join("helm").join(chart);
+    tool("helm").args(["lint", "--strict"]).arg(chart).arg("--values").arg(file.path()).output().expect("running helm")
+}
+
+/// What the chart `inferencepool` must be told.
+pub(crate) const POOL: &str = "inferencePool: {modelServers: {matchLabels: {app: llm}}}\n";
+/// What the chart `standalone` must be told.
+pub(crate) const STANDALONE: &str = "inferenceExtension: {endpointsServer: {endpointSelector: app=llm}}\n";
+
+/// Switches on everything that is off by default and that both charts have.
+const EVERYTHING: &str = "
+  replicas: 3
+  image: {registry: r.example.com/x, repository: picker, tag: v1, pullPolicy: Always}
+  metricsDataSource: {scheme: https, path: /prometheus/metrics, insecureSkipVerify: false}
+  imagePullSecrets: [{name: pull}]
+  extProcPort: 9102
+  pluginsConfigFile: mine.yaml
+  pluginsCustomConfig:
+    mine.yaml: |
+      apiVersion: inference.networking.x-k8s.io/v1alpha1
+      kind: EndpointPickerConfig
+      plugins:
+      - type: queue-scorer
+  flags: {v: 1, refresh-metrics-interval: 100ms, health-checking: true, trace-ratio: 0.5, record-max-bytes: 4000000000}
+  env: [{name: ATTACHE_LOG_FORMAT, value: json}]
+  extraContainerPorts: [{name: zmq, containerPort: 5557}]
+  extraServicePorts: [{name: zmq, port: 5557, targetPort: zmq}]
+  volumes: [{name: tls, secret: {secretName: tls}}]
+  volumeMounts: [{name: tls, mountPath: /certs, readOnly: true}]
+  podAnnotations: {example.com/a: b}
+  nodeSelector: {kubernetes.io/os: linux}
+  affinity: {nodeAffinity: {}}
+  tolerations: [{key: dedicated, operator: Exists}]
+  autoscaling: {enabled: true}
+  networkPolicy: {enabled: true}
+  monitoring: {prometheus: {enabled: true, extraLabels: {release: prometheus}}}
+  tracing: {enabled: true}
+";
+
+/// Every way to install that the tests look at, rendered once.
+pub(crate) fn all() -> &'static [Rendered] {
+    static ALL: OnceLock<Vec<Rendered>> = OnceLock::new();
+    ALL.get_or_init(render_all)
+}
+
+fn render_all() -> Vec<Rendered> {
+    let mut all = vec![kustomize(&examples().join("base")), kustomize(&examples().join("overlays/production"))];
+    all.extend(components());
+    all.push(helm("inferencepool", POOL));
+    for provider in ["istio", "gke"] {
+        let more = format!(
+            "{POOL}provider: {{name: {provider}}}\nexperimentalHttpRoute: {{enabled: true}}\n\
+             inferenceObjectives: [{{name: interactive, priority: 10}}]\ninferenceExtension:{EVERYTHING}"
+        );
+        all.push(helm("inferencepool", &more));
+    }
+    let old = "inferencePool:\n  apiVersion: inference.networking.x-k8s.io/v1alpha2\n  modelServers: {matchLabels: {app: llm}}\n";
+    all.push(helm("inferencepool", old));
+    all.push(helm(
+        "inferencepool",
+        &format!("{POOL}inferenceExtension: {{flags: {{ha-enable-leader-election: true}}}}\n"),
+    ));
+    all.push(helm("standalone", STANDALONE));
+    let servers = "  endpointsServer: {endpointSelector: \"app=llm,tier in (a, b)\", targetPorts: [8000, 8001]}";
+    all.push(helm("standalone", &format!("inferenceExtension:\n{servers}{EVERYTHING}")));
+    all
+}
+
+/// The base with each component alone.
+fn components() -> Vec<Rendered> {
+    let scratch = scratch("kustomize");
+    let directory = scratch.path();
+    // kustomize takes no absolute paths.
+    let up = "../".repeat(directory.canonicalize().expect("a path").components().count() - 1);
+    let root = examples().canonicalize().expect("a path").display().to_string();
+    let components = std::fs::read_dir(examples().join("components")).expect("components");
+    let rendered = components.map(|component| {
+        let component = component.expect("an entry").file_name().into_string().expect("a name");
+        let text = format!("resources: [{up}{0}/base]\ncomponents: [{up}{0}/components/{component}]\n", &root[1..]);
+        std::fs::write(directory.join("kustomization.yaml"), text).expect("writing");
+        Rendered { name: format!("base with {component}"), ..kustomize(directory) }
+    });
+    let rendered: Vec<_> = rendered.collect();
+    assert!(rendered.len() >= 3, "components are missing");
+    rendered
+}

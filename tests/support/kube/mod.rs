@@ -1,0 +1,240 @@
+//! A Kubernetes API server over real HTTP, with what a picker sees of one: lists in pages, watches with bookmarks, places that are forgotten,
+//! rights, outages.
+
+mod objects;
+mod serve;
+
+pub(crate) use objects::{object, pod, pool};
+
+use crate::support::process::scratch;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+/// The namespace of everything.
+pub(crate) const NAMESPACE: &str = "inference";
+/// The stable API group of `InferencePool`.
+pub(crate) const STABLE: &str = "inference.networking.k8s.io/v1";
+/// GIE's experimental API group.
+pub(crate) const EXPERIMENTAL: &str = "inference.networking.x-k8s.io/v1alpha2";
+/// llm-d's API group.
+pub(crate) const LLM_D: &str = "llm-d.ai/v1alpha2";
+
+/// How the server fails.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) enum Outage {
+    /// It does not.
+    #[default]
+    None,
+    /// Every request gets this status.
+    Status(u16),
+    /// Answers break off after their first piece.
+    Broken,
+    /// Requests for this resource get this status.
+    Of(&'static str, u16),
+}
+
+/// One change of an object.
+#[derive(Clone, Debug)]
+pub(super) struct Step {
+    version: u64,
+    resource: String,
+    before: Option<Value>,
+    after: Option<Value>,
+}
+
+/// What the server holds.
+#[derive(Debug, Default)]
+pub(super) struct Store {
+    version: u64,
+    /// Objects by resource (`v1/pods`, `llm-d.ai/v1alpha2/inferenceobjectives`) and name. A resource that is not among them is not installed.
+    resources: BTreeMap<String, BTreeMap<String, Value>>,
+    history: VecDeque<Step>,
+    /// Places before this one are forgotten.
+    oldest: u64,
+    /// Verbs and resources that are refused.
+    forbidden: BTreeSet<(&'static str, String)>,
+    outage: Outage,
+    delay: Duration,
+    /// What was asked for: verb and resource, in order.
+    asked: Vec<(&'static str, String)>,
+}
+
+/// The server. It ends with the test.
+#[derive(Clone)]
+pub(crate) struct FakeApi {
+    address: SocketAddr,
+    store: Arc<Mutex<Store>>,
+    /// The version of the last change.
+    changed: watch::Sender<u64>,
+    /// Open watches of an older age are cut.
+    age: watch::Sender<u64>,
+    directory: Arc<tempfile::TempDir>,
+}
+
+impl FakeApi {
+    /// A server with pods, leases and the stable `InferencePool`, empty.
+    pub(crate) async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port for the API server");
+        let directory = Arc::new(scratch("kube"));
+        let api = Self {
+            address: listener.local_addr().expect("the API server's address"),
+            store: Arc::default(),
+            changed: watch::Sender::new(0),
+            age: watch::Sender::new(0),
+            directory,
+        };
+        for (group, plural) in [("v1", "pods"), ("coordination.k8s.io/v1", "leases"), (STABLE, "inferencepools")] {
+            api.install(group, plural);
+        }
+        let kubeconfig = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "fake",
+            "clusters": [{"name": "fake", "cluster": {"server": format!("http://{}", api.address)}}],
+            "users": [{"name": "fake", "user": {"token": "anyone"}}],
+            "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "fake", "namespace": NAMESPACE}}],
+        });
+        std::fs::write(api.kubeconfig(), kubeconfig.to_string()).expect("writing the kubeconfig");
+        tokio::spawn(serve::serve(listener, api.clone()));
+        api
+    }
+
+    /// A file that tells clients where the server is.
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.directory.path().join("config")
+    }
+
+    /// Installs a kind, `group/version` and plural.
+    pub(crate) fn install(&self, group: &str, plural: &str) {
+        self.store.lock().resources.entry(format!("{group}/{plural}")).or_default();
+    }
+
+    /// Takes a kind away, with its objects.
+    pub(crate) fn uninstall(&self, group: &str, plural: &str) {
+        self.store.lock().resources.remove(&format!("{group}/{plural}"));
+        self.cut();
+    }
+
+    /// Makes or changes an object; it keeps the UID that it has or gets one of its own.
+    pub(crate) fn apply(&self, group: &str, plural: &str, object: Value) {
+        self.store.lock().apply(&format!("{group}/{plural}"), object);
+        self.tell();
+    }
+
+    /// Takes an object away.
+    pub(crate) fn delete(&self, group: &str, plural: &str, name: &str) {
+        self.store.lock().delete(&format!("{group}/{plural}"), name);
+        self.tell();
+    }
+
+    /// Makes or changes a pod.
+    pub(crate) fn pod(&self, pod: Value) {
+        self.apply("v1", "pods", pod);
+    }
+
+    /// Takes a pod away.
+    pub(crate) fn delete_pod(&self, name: &str) {
+        self.delete("v1", "pods", name);
+    }
+    /// An object as the server has it.
+    pub(crate) fn get(&self, group: &str, plural: &str, name: &str) -> Option<Value> {
+        self.store.lock().resources.get(&format!("{group}/{plural}"))?.get(name).cloned()
+    }
+
+    /// Fails in this way from now on; open watches are cut.
+    pub(crate) fn fail(&self, outage: Outage) {
+        self.store.lock().outage = outage;
+        self.cut();
+    }
+
+    /// Refuses a verb on a resource, or allows it again.
+    pub(crate) fn forbid(&self, verb: &'static str, plural: &str, refused: bool) {
+        let right = (verb, plural.to_owned());
+        let mut store = self.store.lock();
+        let _ = if refused { store.forbidden.insert(right) } else { store.forbidden.remove(&right) };
+        drop(store);
+        self.cut();
+    }
+
+    /// Every answer waits so long before it begins.
+    pub(crate) fn delay(&self, delay: Duration) {
+        self.store.lock().delay = delay;
+    }
+
+    /// Forgets all places up to now: watches that go on from there are told that they are gone.
+    pub(crate) fn forget(&self) {
+        let mut store = self.store.lock();
+        store.version += 1;
+        store.oldest = store.version;
+        store.history.clear();
+        drop(store);
+        self.cut();
+    }
+
+    /// How often this was asked for.
+    pub(crate) fn asked(&self, verb: &str, plural: &str) -> usize {
+        self.store.lock().asked.iter().filter(|(v, resource)| *v == verb && resource.ends_with(plural)).count()
+    }
+
+    fn tell(&self) {
+        let version = self.store.lock().version;
+        self.changed.send_replace(version);
+    }
+
+    fn cut(&self) {
+        self.age.send_modify(|age| *age += 1);
+    }
+}
+
+impl Store {
+    /// Makes or changes an object. Gives it as it is kept.
+    fn apply(&mut self, resource: &str, mut object: Value) -> Value {
+        self.version += 1;
+        let version = self.version;
+        let name = object["metadata"]["name"].as_str().expect("an object with a name").to_owned();
+        let objects = self.resources.get_mut(resource).unwrap_or_else(|| panic!("{resource} is not installed"));
+        let before = objects.get(&name).cloned();
+        let meta = &mut object["metadata"];
+        meta["namespace"] = json!(NAMESPACE);
+        meta["resourceVersion"] = json!(version.to_string());
+        if meta["uid"].is_null() {
+            let known = before.as_ref().map(|b| b["metadata"]["uid"].clone());
+            meta["uid"] = known.unwrap_or_else(|| json!(format!("uid-{version}")));
+        }
+        if meta["creationTimestamp"].is_null() {
+            meta["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
+        }
+        // A pod of another UID is another pod: the old one goes first.
+        let replaced = before.as_ref().is_some_and(|b| b["metadata"]["uid"] != object["metadata"]["uid"]);
+        objects.insert(name, object.clone());
+        if replaced {
+            self.step(resource, version, before, None);
+            self.version += 1;
+            self.step(resource, version + 1, None, Some(object.clone()));
+        } else {
+            self.step(resource, version, before, Some(object.clone()));
+        }
+        object
+    }
+
+    fn delete(&mut self, resource: &str, name: &str) {
+        self.version += 1;
+        let version = self.version;
+        let objects = self.resources.get_mut(resource).unwrap_or_else(|| panic!("{resource} is not installed"));
+        if let Some(before) = objects.remove(name) {
+            self.step(resource, version, Some(before), None);
+        }
+    }
+
+    fn step(&mut self, resource: &str, version: u64, before: Option<Value>, after: Option<Value>) {
+        self.history.push_back(Step { version, resource: resource.to_owned(), before, after });
+        if self.history.len() > 100_000 {
+            self.oldest = self.history.pop_front().map_or(self.oldest, |step| step.version);
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! The HTTP side of the API server: which path is which question, and how answers go out.
+
+use super::{FakeApi, Outage, Step};
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::serve::ListenerExt;
+use futures_util::stream;
+use http::{Method, StatusCode};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// Bookmarks come this often: far more often than a real server's, so that tests see some.
+const BOOKMARK_INTERVAL: Duration = Duration::from_millis(200);
+
+pub(super) async fn serve(listener: TcpListener, api: FakeApi) {
+    let router = Router::new().fallback(answer).with_state(api);
+    // As Go's servers have it: an event goes out when it happens.
+    let listener = listener.tap_io(|stream| stream.set_nodelay(true).expect("no delay"));
+    let _ = axum::serve(listener, router).await;
+}
+
+/// What is asked for.
+struct Question {
+    /// `v1/pods`, `llm-d.ai/v1alpha2/inferenceobjectives`
+    resource: String,
+    name: Option<String>,
+    query: BTreeMap<String, String>,
+}
+
+impl Question {
+    fn of(uri: &http::Uri) -> Option<Self> {
+        let words: Vec<&str> = uri.path().trim_matches('/').split('/').collect();
+        let (group, rest) = match words.as_slice() {
+            ["api", version, rest @ ..] => ((*version).to_owned(), rest),
+            ["apis", group, version, rest @ ..] => (format!("{group}/{version}"), rest),
+            _ => return None,
+        };
+        let (plural, name) = match rest {
+            ["namespaces", _, plural] => (plural, None),
+            ["namespaces", _, plural, name] => (plural, Some((*name).to_owned())),
+            _ => return None,
+        };
+        let pairs = uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
+        let decoded = |text: &str| percent_decoded(&text.replace('+', " "));
+        let query = pairs.map(|(k, v)| (k.to_owned(), decoded(v))).collect();
+        Some(Self { resource: format!("{group}/{plural}"), name, query })
+    }
+
+    fn number(&self, key: &str) -> Option<u64> {
+        self.query.get(key)?.parse().ok()
+    }
+
+    fn is_watch(&self) -> bool {
+        self.query.get("watch").is_some_and(|value| value == "true" || value == "1")
+    }
+
+    /// Whether an object is among those that are asked for: labels by `k=v` and a name, which is what pickers ask by.
+    fn wants(&self, object: &Value) -> bool {
+        let labels = self.query.get("labelSelector").map_or("", String::as_str);
+        let pairs = labels.split(',').filter_map(|pair| pair.split_once('='));
+        let by_labels = pairs.into_iter().all(|(k, v)| object["metadata"]["labels"][k] == v);
+        let name = self.query.get("fieldSelector").and_then(|field| field.strip_prefix("metadata.name="));
+        by_labels && name.is_none_or(|name| object["metadata"]["name"] == name)
+    }
+}
+
+fn percent_decoded(text: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let digits = [rest.next().unwrap_or(b'0'), rest.next().unwrap_or(b'0')];
+        bytes.push(u8::from_str_radix(&String::from_utf8_lossy(&digits), 16).unwrap_or(b'?'));
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+async fn answer(State(api): State<FakeApi>, request: Request) -> Response {
+    let Some(question) = Question::of(request.uri()) else { return status(404, "no such path") };
+    let method = request.method().clone();
+    let verb = match (&method, question.name.is_some(), question.is_watch()) {
+        (&Method::GET, false, false) => "list",
+        (&Method::GET, _, true) => "watch",
+        (&Method::GET, true, _) => "get",
+        (&Method::POST, ..) => "create",
+        _ => "update",
+    };
+    let (delay, outage, forbidden, installed) = {
+        let mut store = api.store.lock();
+        store.asked.push((verb, question.resource.clone()));
+        let plural = question.resource.rsplit('/').next().unwrap_or_default().to_owned();
+        let forbidden = store.forbidden.contains(&(verb, plural));
+        (store.delay, store.outage.clone(), forbidden, store.resources.contains_key(&question.resource))
+    };
+    tokio::time::sleep(delay).await;
+    match outage {
+        Outage::Status(code) => return status(code, "the server is currently unable to handle the request"),
+        Outage::Of(plural, code) if question.resource.ends_with(plural) => return status(code, "not now"),
+        Outage::Broken => return broken(),
+        Outage::None | Outage::Of(..) => {}
+    }
+    if forbidden {
+        return status(403, &format!("{} is forbidden: cannot {verb}", question.resource));
+    }
+    if !installed {
+        return status(404, "the server could not find the requested resource");
+    }
+    match verb {
+        "list" => list(&api, &question),
+        "watch" => watch(api, question),
+        "get" => get(&api, &question),
+        _ => {
+            let Ok(body) = axum::body::to_bytes(request.into_body(), 1 << 20).await else {
+                return status(400, "no body");
+            };
+            write(&api, &question, verb, &body)
+        }
+    }
+}
+
+fn status(code: u16, message: &str) -> Response {
+    let reason = match code {
+        403 => "Forbidden",
+        404 => "NotFound",
+        409 => "Conflict",
+        410 => "Expired",
+        _ => "",
+    };
+    let body = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message,
+                      "reason": reason, "code": code});
+    let code = StatusCode::from_u16(code).expect("a status code");
+    (code, [("content-type", "application/json")], body.to_string()).into_response()
+}
+
+fn good(body: &Value) -> Response {
+    ([("content-type", "application/json")], body.to_string()).into_response()
+}
+
+/// A good beginning, and then the connection ends.
+fn broken() -> Response {
+    let pieces = [Ok(Bytes::from_static(b"{\"kind\":")), Err(std::io::Error::other("cut"))];
+    Response::new(Body::from_stream(stream::iter(pieces)))
+}
+
+fn list(api: &FakeApi, question: &Question) -> Response {
+    let store = api.store.lock();
+    let objects = &store.resources[&question.resource];
+    // A page goes on behind a name, in the version of the first page.
+    let token = question.query.get("continue").and_then(|token| token.split_once(':'));
+    let version = token.and_then(|(version, _)| version.parse().ok()).unwrap_or(store.version);
+    if version < store.oldest {
+        return status(410, "the provided continue parameter is too old");
+    }
+    let behind = token.map(|(_, name)| name);
+    let mut wanted = objects.iter().filter(|(name, o)| behind.is_none_or(|b| name.as_str() > b) && question.wants(o));
+    let limit = question.number("limit").map_or(usize::MAX, |limit| limit as usize);
+    let page: Vec<(&String, &Value)> = wanted.by_ref().take(limit).collect();
+    let more = wanted.next().is_some();
+    let last = page.last().map(|(name, _)| name.as_str()).unwrap_or_default();
+    let mut meta = json!({"resourceVersion": version.to_string()});
+    if more {
+        meta["continue"] = json!(format!("{version}:{last}"));
+    }
+    let items: Vec<&Value> = page.iter().map(|(_, object)| *object).collect();
+    good(&json!({"kind": "List", "apiVersion": "v1", "metadata": meta, "items": items}))
+}
+
+fn get(api: &FakeApi, question: &Question) -> Response {
+    let name = question.name.as_deref().unwrap_or_default();
+    let store = api.store.lock();
+    store.resources[&question.resource].get(name).map_or_else(|| status(404, "not found"), good)
+}
+
+/// Creates and replaces, with the version as the lock that it is.
+fn write(api: &FakeApi, question: &Question, verb: &str, body: &[u8]) -> Response {
+    let Ok(object) = serde_json::from_slice::<Value>(body) else { return status(400, "no JSON") };
+    let mut store = api.store.lock();
+    let name = object["metadata"]["name"].as_str().unwrap_or_default();
+    let known = store.resources[&question.resource].get(name);
+    let conflict = match (verb, known) {
+        ("create", Some(_)) => Some("it exists already"),
+        ("create", None) => None,
+        (_, None) => return status(404, "not found"),
+        (_, Some(known)) => {
+            let (have, got) = (&known["metadata"]["resourceVersion"], &object["metadata"]["resourceVersion"]);
+            (!got.is_null() && have != got).then_some("the object has been modified")
+        }
+    };
+    if let Some(conflict) = conflict {
+        return status(409, conflict);
+    }
+    let kept = store.apply(&question.resource, object);
+    drop(store);
+    api.tell();
+    good(&kept)
+}
+
+/// A watch on its way.
+struct Watching {
+    api: FakeApi,
+    question: Question,
+    version: u64,
+    changed: watch::Receiver<u64>,
+    age: watch::Receiver<u64>,
+    end: Instant,
+    ready: VecDeque<Value>,
+    over: bool,
+}
+
+fn watch(api: FakeApi, question: Question) -> Response {
+    let version = question.number("resourceVersion").unwrap_or(0);
+    if version < api.store.lock().oldest {
+        return status(410, "too old resource version");
+    }
+    let seconds = question.number("timeoutSeconds").unwrap_or(300);
+    let watching = Watching {
+        changed: api.changed.subscribe(),
+        age: api.age.subscribe(),
+        end: Instant::now() + Duration::from_secs(seconds),
+        ready: VecDeque::new(),
+        over: false,
+        api,
+        question,
+        version,
+    };
+    let events = stream::unfold(watching, |mut watching| async move {
+        let event = watching.next().await?;
+        let mut line = event.to_string();
+        line.push('\n');
+        Some((Ok::<_, std::io::Error>(Bytes::from(line)), watching))
+    });
+    let mut response = Response::new(Body::from_stream(events));
+    response.headers_mut().insert("content-type", http::HeaderValue::from_static("application/json"));
+    response
+}
+
+impl Watching {
+    async fn next(&mut self) -> Option<Value> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Some(event);
+            }
+            if self.over {
+                return None;
+            }
+            self.changed.borrow_and_update();
+            self.collect();
+            if !self.ready.is_empty() {
+                continue;
+            }
+            tokio::select! {
+                biased;
+                _ = self.age.changed() => {
+                    // What is cut by forgetting is told so; other watches just end.
+                    if self.version < self.api.store.lock().oldest {
+                        self.ready.push_back(json!({"type": "ERROR", "object": {
+                            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                            "message": "too old resource version", "reason": "Expired", "code": 410}}));
+                    }
+                    self.over = true;
+                }
+                _ = self.changed.changed() => {}
+                () = tokio::time::sleep_until(self.end) => self.over = true,
+                () = tokio::time::sleep(BOOKMARK_INTERVAL) => {
+                    self.version = self.version.max(self.api.store.lock().version);
+                    let version = self.version.to_string();
+                    let meta = json!({"resourceVersion": version});
+                    return Some(json!({"type": "BOOKMARK", "object": {"kind": "Bookmark", "apiVersion": "v1", "metadata": meta}}));
+                }
+            }
+        }
+    }
+
+    /// Takes the steps that have not been told.
+    fn collect(&mut self) {
+        let store = self.api.store.lock();
+        let from = store.history.partition_point(|step| step.version <= self.version);
+        for step in store.history.iter().skip(from) {
+            self.version = step.version;
+            if step.resource == self.question.resource
+                && let Some(event) = told(step, &self.question)
+            {
+                self.ready.push_back(event);
+            }
+        }
+    }
+}
+
+/// What a step is to somebody who asks for some objects only.
+fn told(step: &Step, question: &Question) -> Option<Value> {
+    let wanted = |object: &&Value| question.wants(object);
+    let before = step.before.as_ref().filter(wanted);
+    let after = step.after.as_ref().filter(wanted);
+    let (kind, object) = match (before, after) {
+        (None, None) => return None,
+        (None, Some(after)) => ("ADDED", after.clone()),
+        (Some(_), Some(after)) => ("MODIFIED", after.clone()),
+        (Some(before), None) => {
+            let mut gone = before.clone();
+            gone["metadata"]["resourceVersion"] = json!(step.version.to_string());
+            ("DELETED", gone)
+        }
+    };
+    Some(json!({"type": kind, "object": object}))
+}
