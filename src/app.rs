@@ -3,6 +3,7 @@
 pub mod feeds;
 mod kubernetes;
 pub mod prompts;
+mod queues;
 mod routing;
 
 use crate::admin::{self, AdminState};
@@ -108,7 +109,7 @@ async fn serve(
     let leader = feeds.lead(&settings, &readiness, leading.clone());
     let traces = Traces::start(&settings.telemetry)?;
     let segments = Arc::new(SegmentCache::new(DEFAULT_MEMO_BYTES, seed));
-    let live = routing::live(&settings, &feeds, &segments, &metrics, clock, &Router::default())?;
+    let live = routing::live(&settings, &feeds, &segments, &metrics, clock, None)?;
     let decisions = Decisions::new(settings.telemetry.decisions_kept);
     let picker = Picker::new(live, metrics, decisions, traces.tracing(clock), seed).recorded(recorder.clone());
     let picker = Arc::new(picker);
@@ -385,7 +386,7 @@ impl App {
         let applied = match self.feeds.apply(&settings.pools, &self.readiness).await {
             Ok(()) => {
                 let before = self.picker.live();
-                routing::live(&settings, &self.feeds, &self.segments, &self.picker.metrics, self.clock, &before.router)
+                routing::live(&settings, &self.feeds, &self.segments, &self.picker.metrics, self.clock, Some(&before))
             }
             Err(error) => Err(error),
         };

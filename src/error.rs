@@ -47,6 +47,10 @@ pub enum Reason {
     PrefillFailed,
     NoPool,
     Overloaded,
+    QueueFull,
+    QueueTimeout,
+    Evicted,
+    Shed,
     Internal,
 }
 
@@ -80,6 +84,10 @@ impl Reason {
         Reason::PrefillFailed,
         Reason::NoPool,
         Reason::Overloaded,
+        Reason::QueueFull,
+        Reason::QueueTimeout,
+        Reason::Evicted,
+        Reason::Shed,
         Reason::Internal,
     ];
 
@@ -137,6 +145,10 @@ impl Reason {
             Reason::PrefillFailed => ("prefill_failed", 503, Upstream),
             Reason::NoPool => ("no_pool", 404, Client),
             Reason::Overloaded => ("overloaded", 503, Overload),
+            Reason::QueueFull => ("queue_full", 429, Overload),
+            Reason::QueueTimeout => ("queue_timeout", 503, Overload),
+            Reason::Evicted => ("evicted", 429, Overload),
+            Reason::Shed => ("shed", 429, Overload),
             Reason::Internal => ("internal_error", 500, Internal),
         }
     }

@@ -11,6 +11,7 @@ pub mod disagg;
 pub mod discovery;
 pub mod error;
 pub mod ext_proc;
+pub mod flow;
 pub mod health;
 pub mod ids;
 pub mod kv_events;

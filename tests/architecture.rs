@@ -19,6 +19,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("prompt", 1),
     ("scheduling", 1),
     ("disagg", 1),
+    ("flow", 1),
     ("record", 2),
     ("scrape", 2),
     ("discovery", 2),

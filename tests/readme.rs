@@ -2,6 +2,7 @@
 
 use attache::config::{ConfigText, Overrides, Sources, Surroundings, load};
 use attache::disagg::CONNECTORS;
+use attache::flow::registry::{self as flow, Descriptor};
 use attache::scheduling::registry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -33,6 +34,23 @@ fn the_plugin_tables_are_the_registry() {
     assert_eq!(said("| strategy |"), strategies);
     let plugins: Vec<_> = registry::PLUGINS.iter().map(|d| vec![d.name, d.kind, d.summary, d.source]).collect();
     assert_eq!(said("| plugin |"), plugins);
+}
+
+#[test]
+fn the_policy_table_is_the_registry() {
+    fn each<P: ?Sized>(kind: &str, policies: &[&Descriptor<P>]) -> Vec<Vec<String>> {
+        policies.iter().map(|d| [d.name, kind, d.summary, d.source].map(str::to_owned).to_vec()).collect()
+    }
+    let known = [
+        each("fairness", flow::FAIRNESS),
+        each("ordering", flow::ORDERINGS),
+        each("ceiling", flow::CEILINGS),
+        each("detector", flow::DETECTORS),
+        each("admitter", flow::ADMITTERS),
+    ];
+    let said: Vec<Vec<&str>> =
+        rows("| policy |").into_iter().map(|row| [&[plain(row[0])], &row[1..]].concat()).collect();
+    assert_eq!(said, known.concat());
 }
 
 #[test]

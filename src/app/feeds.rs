@@ -251,6 +251,11 @@ impl PoolFeeds {
         self.following.as_ref().map(Following::stats)
     }
 
+    /// Tells of every new snapshot.
+    pub(super) fn published(&self) -> watch::Receiver<Published> {
+        self.published.clone()
+    }
+
     /// Starts to read the engines' KV events, if the settings name them.
     async fn hear(&mut self, seed: u64) -> anyhow::Result<()> {
         if let Some(old) = self.kv_events.take() {

@@ -1,13 +1,14 @@
 //! The part of the picker that a reload replaces: the pools as requests see them.
 
 use super::feeds::{Feeds, PoolFeeds};
-use super::prompts;
+use super::{prompts, queues};
 use crate::clock::Clock;
 use crate::config::Settings;
 use crate::config::settings::PoolSettings;
 use crate::ext_proc::Live;
 use crate::pool::SnapshotStore;
 use crate::prompt::memo::SegmentCache;
+use crate::rng;
 use crate::scheduling::router::RuleStore;
 use crate::scheduling::{Pool, Router};
 use crate::telemetry::metrics::Metrics;
@@ -22,11 +23,13 @@ pub(super) fn live(
     segments: &Arc<SegmentCache>,
     metrics: &Metrics,
     clock: Clock,
-    before: &Router,
+    before: Option<&Live>,
 ) -> anyhow::Result<Live> {
+    let nothing = Router::default();
+    let router = before.map_or(&nothing, |live| &live.router);
     let pool = |p: &PoolSettings| {
         let feeds = feeds_of(p, feeds)?;
-        pool(p, feeds.store.clone(), feeds.rules.clone(), before)
+        pool(p, feeds.store.clone(), feeds.rules.clone(), router)
     };
     let pools = settings.pools.iter().map(pool).collect::<anyhow::Result<Vec<_>>>()?;
     let prefix = |p: &PoolSettings| {
@@ -40,7 +43,10 @@ pub(super) fn live(
     };
     let prefix = settings.pools.iter().map(prefix).collect::<anyhow::Result<Vec<_>>>()?;
     let live = Live::new(Router::new(pools), settings.limits.clone(), settings.exchange.clone(), metrics);
-    Ok(live.with_prefix(prefix))
+    let seed = settings.server.seed.unwrap_or_else(rng::system_seed);
+    let queues = |p: &PoolSettings| queues::before_pool(p, feeds_of(p, feeds)?, before, metrics, clock, seed);
+    let queues = settings.pools.iter().map(queues).collect::<anyhow::Result<Vec<_>>>()?;
+    Ok(live.with_prefix(prefix).with_queues(queues))
 }
 
 fn feeds_of<'a>(settings: &PoolSettings, feeds: &'a Feeds) -> anyhow::Result<&'a PoolFeeds> {

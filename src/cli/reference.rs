@@ -101,6 +101,8 @@ pub(super) fn translate(words: Vec<OsString>) -> Translated {
             continue;
         };
         match FLAGS.iter().find(|(known, ..)| *known == name) {
+            // An empty value is how they leave a flag at its default.
+            None if value.as_deref() == Some("") => {}
             None => out.words.push(spelled(&name, value.as_deref())),
             Some((_, shape, fate)) => {
                 let next = || (*shape == Value).then(|| rest.next()?.into_string().ok()).flatten();

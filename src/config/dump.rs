@@ -163,6 +163,7 @@ fn pool(p: &PoolSettings) -> Value {
         },
         "prefixCache": prefix_cache(&p.prefix),
         "disaggregation": p.disaggregation.as_ref().map(disaggregation),
+        "flowControl": p.flow.as_ref().map(|f| &f.said),
     })
 }
 

@@ -108,9 +108,11 @@ macro_rules! sections {
 
 mod caches;
 mod discovery;
+mod flow;
 mod selection;
 pub use caches::{Disaggregation, KvEvents, PrefixCache, Volatile};
 pub use discovery::{Dns, Kubernetes};
+pub use flow::{Band, FlowControl};
 pub use selection::{Profile, RequestStrategy, StrategyRule};
 
 sections! {
@@ -261,6 +263,8 @@ pub struct Pool {
     pub prefix_cache: Opt<PrefixCache>,
     /// `disaggregation`
     pub disaggregation: Opt<Disaggregation>,
+    /// `flowControl`
+    pub flow_control: Opt<FlowControl>,
     /// The file is of a kind that names no endpoints: all come from flags, and are like this.
     pub from_flags: Option<FromFlags>,
 }
@@ -295,6 +299,7 @@ impl Read for Pool {
             health: section(&mut f, "health", sink),
             prefix_cache: f.get("prefixCache", sink),
             disaggregation: f.get("disaggregation", sink),
+            flow_control: f.get("flowControl", sink),
             from_flags: None,
         };
         f.finish(sink);

@@ -1,6 +1,7 @@
 //! What the process runs by, after flags, environment and file have been merged and checked. The serving code reads only this.
 
 use crate::disagg;
+use crate::flow::PoolFlow;
 use crate::limits::Limits;
 use crate::pool::health::HealthPolicy;
 use crate::pool::{EndpointSpec, Engine, MetricsSource};
@@ -190,6 +191,8 @@ pub struct PoolSettings {
     pub prefix: PrefixSettings,
     /// Prefill and decode on different servers.
     pub disaggregation: Option<Disaggregation>,
+    /// Queues before it, when it is full.
+    pub flow: Option<PoolFlow>,
 }
 
 /// Which requests are split between prefill and decode servers, and how.

@@ -6,6 +6,7 @@ use super::hints::Hints;
 use super::lookup::{self, Looked};
 use super::picker::{Live, Picker};
 use super::prefix::{Asked, PoolPrefix, Tail, Warming};
+use super::queues::{self, Admitted, Parked};
 use super::recording::{Notes, Sheet};
 use super::split::Course;
 use crate::clock::Timestamp;
@@ -47,6 +48,11 @@ impl<'a> Seen<'a> {
             Seen::Head(bytes) | Seen::Whole(bytes) => bytes,
         }
     }
+
+    /// Bytes of it.
+    pub(super) fn len(self) -> u64 {
+        self.bytes().len() as u64
+    }
 }
 
 /// All that a decision is made from.
@@ -66,6 +72,10 @@ pub struct Question<'a> {
     pub now: Timestamp,
     /// It was asked before: what is not at hand by now is done without.
     pub last: bool,
+    /// There is time to wait for a turn.
+    pub may_wait: bool,
+    /// Its turn has come.
+    pub has_turn: bool,
     /// There is time to have another server compute the prompt before the request goes on, should the picker be the one to ask it.
     pub may_split: bool,
 }
@@ -113,6 +123,8 @@ pub struct Plan {
     pub new_body: Option<Vec<u8>>,
     /// Length of what was seen of the client's body, bytes.
     pub seen: usize,
+    /// Its turn, where turns are taken. The last to be dropped: whoever is let through by that finds the books closed.
+    pub admitted: Option<Admitted>,
 }
 
 impl Plan {
@@ -162,6 +174,8 @@ pub enum Step {
     Decided(Box<Plan>),
     /// Ask again when this has run.
     Warm(Warming),
+    /// Ask again when its turn has come.
+    Park(Parked),
 }
 
 /// Decides.
@@ -207,6 +221,13 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
     let prepared = match prefix.map(prepare).transpose() {
         Ok(prepared) => prepared.flatten(),
         Err(warming) => return Ok(Step::Warm(warming)),
+    };
+    let queues = live.queues(position).filter(|_| request.is_some() && !q.has_turn);
+    let flow = q.head.fairness_id().filter(|_| live.exchange.trust_client_headers);
+    let admitted = match queues.map(|queues| queues.ask(q, &facts, flow)).transpose()? {
+        Some(queues::Asked::Waits(parked)) => return Ok(Step::Park(parked)),
+        Some(queues::Asked::Goes(admitted)) => admitted,
+        None => None,
     };
     let settings = live.exchange.explain;
     let log = settings.log_ratio > 0.0 && rng.random_bool(settings.log_ratio.min(1.0));
@@ -350,6 +371,7 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
         renamed_from: renamed.map(|m| (&*m.name).into()),
         new_body,
         seen: body.len(),
+        admitted,
         strategy: choice.strategy,
         profile,
         pool: pool.clone(),

@@ -14,11 +14,12 @@
 
 use super::body::{Body, too_large};
 use super::decide::{self, Plan, Question, Seen, Step};
-use super::head::{DESTINATION, ENCODERS, Head, PREFILLER};
+use super::head::{DESTINATION, Head};
 use super::metadata;
 use super::mode::{BodyMode, Modes};
 use super::picker::{Live, Picker};
 use super::prefix::Warming;
+use super::queues::Turn;
 use super::reply::{self, Direction};
 use super::response::{ResponseHead, Routed};
 use super::split::Told;
@@ -27,7 +28,6 @@ use crate::disagg::Mode;
 use crate::disagg::attempts::Attempt;
 use crate::error::{Fault, Reason, RequestError};
 use crate::protocol::{self, Api, BodyFormat};
-use crate::scheduling::Split;
 use crate::scheduling::router::Destination;
 use crate::scheduling::scheduler::Subset;
 use crate::telemetry::metrics::{End, Limit, Outcome};
@@ -38,12 +38,14 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
     CommonResponse, HeaderMutation, HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
 };
 use envoy_types::pb::google::protobuf::Struct;
-use splitting::Splitting;
+use parking::Parking;
+use splitting::{Splitting, tell_sidecar};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 mod answering;
+mod parking;
 mod splitting;
 
 /// How long a STREAMED body may pause where it may be a whole JSON object, before it is decided on.
@@ -60,6 +62,8 @@ pub enum Event {
     Deadline,
     /// What [`Exchange::warming`] gave has run.
     Warmed,
+    /// What came of [`Exchange::waiting`].
+    Turn(Turn),
     /// What came of a question that [`Exchange::asks`] gave.
     Told(Attempt, Told),
 }
@@ -76,6 +80,8 @@ pub type Actions = VecDeque<ProcessingResponse>;
 enum RequestSide {
     Opened,
     Collecting,
+    /// It waits for its turn.
+    Parked,
     /// Decided; another server computes the prompt.
     Prefilling,
     Flowing,
@@ -125,6 +131,7 @@ pub struct Exchange {
     last_seen: Timestamp,
     warming: Option<Warming>,
     split: Splitting,
+    parking: Parking,
 }
 
 impl Exchange {
@@ -149,6 +156,7 @@ impl Exchange {
             last_seen: now,
             warming: None,
             split: Splitting::default(),
+            parking: Parking::default(),
             picker,
         }
     }
@@ -162,6 +170,7 @@ impl Exchange {
                 let end = self.opened.after(self.live.limits.request_timeout);
                 Some(self.patience_ends().map_or(end, |at| at.min(end)))
             }
+            RequestSide::Parked => self.parking.deadline(),
             _ => self.split.deadline(),
         }
     }
@@ -196,20 +205,15 @@ impl Exchange {
         match event {
             Event::Message(message) => {
                 self.last_seen = now;
-                self.on_message(*message, now, out)
+                return self.on_message(*message, now, out);
             }
-            Event::Deadline => self.on_deadline(now, out),
-            Event::Warmed => {
-                if self.request == RequestSide::Collecting {
-                    self.decide_on_body(Close::WholeAndWarm, now, out);
-                }
-                Ok(())
-            }
-            Event::Told(attempt, told) => {
-                self.on_told(attempt, &told, now, out);
-                Ok(())
-            }
+            Event::Deadline => return self.on_deadline(now, out),
+            Event::Warmed if self.request != RequestSide::Collecting => {}
+            Event::Warmed => self.decide_on_body(Close::WholeAndWarm, now, out),
+            Event::Turn(turn) => self.on_turn(turn, now, out),
+            Event::Told(attempt, told) => self.on_told(attempt, &told, now, out),
         }
+        Ok(())
     }
 
     /// What must run before the request can be decided on; [`Event::Warmed`] says that it has. Until then nothing else may come in.
@@ -332,9 +336,8 @@ impl Exchange {
         match self.request {
             RequestSide::Opened => return Err(ProtocolError("request body before request headers")),
             // Envoy 1.35 to 1.37 ended long bodies twice.
-            RequestSide::Ended | RequestSide::Prefilling | RequestSide::Refused | RequestSide::Observed => {
-                return Ok(());
-            }
+            RequestSide::Ended | RequestSide::Parked | RequestSide::Prefilling => return Ok(()),
+            RequestSide::Refused | RequestSide::Observed => return Ok(()),
             RequestSide::Flowing => {
                 if message.end_of_stream {
                     self.request = RequestSide::Ended;
@@ -374,7 +377,7 @@ impl Exchange {
             RequestSide::Collecting => self.decide_on_body(Close::Trailers, now, out),
             RequestSide::Flowing | RequestSide::Ended => {}
             // The body had its end: what comes after it is Envoy's to send on.
-            RequestSide::Prefilling => return Ok(()),
+            RequestSide::Parked | RequestSide::Prefilling => return Ok(()),
             RequestSide::Refused | RequestSide::Observed => return Ok(()),
         }
         if self.request != RequestSide::Refused {
@@ -390,7 +393,7 @@ impl Exchange {
         match self.decide(if empty_body { Seen::Whole(&[]) } else { Seen::Nothing }, true, false, now) {
             Err(error) => self.refuse(&error, now, out),
             // Without a body there is nothing to wait for.
-            Ok(Step::Warm(_)) => {}
+            Ok(Step::Warm(_) | Step::Park(_)) => {}
             Ok(Step::Decided(plan)) => {
                 let (response, metadata) = self.destination(&plan);
                 out.push_back(ProcessingResponse { dynamic_metadata: metadata, ..reply::request_headers(response) });
@@ -419,6 +422,7 @@ impl Exchange {
                 self.body = body;
                 self.warming = Some(warming);
             }
+            Ok(Step::Park(parked)) => self.park(parked, body, close),
             Ok(Step::Decided(plan)) if plan.is_split() => self.begin_split(plan, body, close, now, out),
             Ok(Step::Decided(plan)) => self.go_on(plan, body, close, now, out),
         }
@@ -441,7 +445,7 @@ impl Exchange {
         self.begin_routed(*plan, now);
     }
 
-    fn decide(&self, body: Seen<'_>, last: bool, may_split: bool, now: Timestamp) -> Result<Step, RequestError> {
+    fn decide(&mut self, body: Seen<'_>, last: bool, may_split: bool, now: Timestamp) -> Result<Step, RequestError> {
         let question = Question {
             head: &self.head,
             api: self.api,
@@ -451,8 +455,15 @@ impl Exchange {
             now,
             last,
             may_split,
+            may_wait: may_split,
+            has_turn: self.parking.has_turn(),
         };
-        decide::decide(&self.picker, &self.live, &question, &mut self.picker.next_rng())
+        let mut step = decide::decide(&self.picker, &self.live, &question, &mut self.picker.next_rng());
+        if let Ok(Step::Decided(plan)) = &mut step {
+            plan.admitted = self.parking.take_turn().or(plan.admitted.take());
+            plan.admitted.iter_mut().for_each(|admitted| admitted.landed());
+        }
+        step
     }
 
     /// The destination as header and as metadata, with what else changes in the request's headers.
@@ -528,26 +539,23 @@ impl Exchange {
         match self.request {
             RequestSide::Opened => {
                 self.picker.metrics.limit(Limit::IdleTimeout);
-                Err(ProtocolError("stream opened and nothing sent within the idle timeout"))
+                return Err(ProtocolError("stream opened and nothing sent within the idle timeout"));
             }
             RequestSide::Collecting if now < self.opened.after(self.live.limits.request_timeout) => {
                 if self.patience_ends().is_some_and(|at| at <= now) {
                     self.decide_on_body(Close::Cut, now, out);
                 }
-                Ok(())
             }
             RequestSide::Collecting => {
                 self.picker.metrics.limit(Limit::RequestTimeout);
                 let allowed = self.live.limits.request_timeout.as_secs_f64();
                 let message = format!("the request's body did not end within {allowed} s");
                 self.refuse(&RequestError::new(Reason::RequestTimeout, message), now, out);
-                Ok(())
             }
-            _ => {
-                self.on_split_deadline(now, out);
-                Ok(())
-            }
+            RequestSide::Parked => self.on_parked_deadline(now, out),
+            _ => self.on_split_deadline(now, out),
         }
+        Ok(())
     }
 
     /// The picker's own code failed in the middle of this stream: what can still be told to the client.
@@ -575,19 +583,6 @@ impl Drop for Exchange {
             routed.end(End::ClientGone, now, &self.picker);
         }
         self.picker.metrics.outcome(self.outcome.unwrap_or(Outcome::ClientAborted));
-    }
-}
-
-/// The headers by which llm-d's sidecar knows who computes the prompt.
-fn tell_sidecar(split: &Split, set: &mut Vec<HeaderValueOption>, remove: &mut Vec<String>) {
-    let encoders: Vec<&str> = split.encode.iter().map(|e| &*e.authority).collect();
-    let prefiller = split.prefill.first().map(|p| p.authority.to_string());
-    let encoders = (!encoders.is_empty()).then(|| encoders.join(","));
-    for (name, value) in [(PREFILLER, prefiller), (ENCODERS, encoders)] {
-        if let Some(value) = value {
-            remove.retain(|removed| removed != name);
-            set.push(reply::set(name, value));
-        }
     }
 }
 

@@ -123,6 +123,8 @@ pub async fn explain(
         now,
         last,
         may_split: true,
+        may_wait: false,
+        has_turn: false,
     };
     let reading = match prefix.read(&question(false), ask, &request) {
         Read::Warm(warming) => {

@@ -55,6 +55,7 @@ pub struct Head {
     request_id: Option<u16>,
     traceparent: Option<u16>,
     objective: Option<u16>,
+    fairness_id: Option<u16>,
     model_rewrite: Option<u16>,
     upgrade: bool,
     content_length: Option<u64>,
@@ -101,6 +102,7 @@ impl Head {
                 }
                 match name {
                     "x-gateway-inference-objective" | "x-llm-d-inference-objective" => &mut self.objective,
+                    "x-gateway-inference-fairness-id" | "x-llm-d-inference-fairness-id" => &mut self.fairness_id,
                     "x-gateway-model-name-rewrite" | "x-llm-d-model-name-rewrite" => &mut self.model_rewrite,
                     _ => return,
                 }
@@ -170,6 +172,12 @@ impl Head {
     #[must_use]
     pub fn traceparent(&self) -> Option<&str> {
         self.at(self.traceparent)
+    }
+
+    /// Whose request it is, as a filter before us says.
+    #[must_use]
+    pub fn fairness_id(&self) -> Option<&str> {
+        self.at(self.fairness_id).filter(|id| !id.is_empty())
     }
 
     /// The objective that the client names.

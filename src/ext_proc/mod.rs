@@ -20,6 +20,7 @@ pub mod mode;
 pub mod picker;
 pub mod prefiller;
 pub mod prefix;
+pub mod queues;
 mod recording;
 pub mod reply;
 pub mod response;

@@ -4,6 +4,7 @@ use super::affinity::{DEFAULT_REMEMBERED_RESPONSES, ResponseTable};
 use super::body::Buffered;
 use super::prefiller::Prefiller;
 use super::prefix::PoolPrefix;
+use super::queues::Queues;
 use super::warmer::Warmer;
 use crate::config::settings::ExchangeSettings;
 use crate::limits::Limits;
@@ -34,6 +35,8 @@ pub struct Live {
     pub least_loaded: Arc<dyn Strategy>,
     /// What turns prompts into blocks, and who holds them, by position of the pool in the router.
     prefix: Vec<Arc<PoolPrefix>>,
+    /// What stands before pools that are full, by position of the pool in the router.
+    queues: Vec<Option<Arc<Queues>>>,
 }
 
 impl Live {
@@ -42,7 +45,7 @@ impl Live {
     pub fn new(router: Router, limits: Limits, exchange: ExchangeSettings, metrics: &Metrics) -> Self {
         let pool_metrics = router.pools().iter().map(|p| Arc::new(metrics.pool(&p.name))).collect();
         let least_loaded = scheduler::least_loaded();
-        Self { router, limits, exchange, pool_metrics, number: 0, least_loaded, prefix: Vec::new() }
+        Self { router, limits, exchange, pool_metrics, number: 0, least_loaded, prefix: Vec::new(), queues: Vec::new() }
     }
 
     /// With what turns the prompts of each pool into blocks, in the order of the router's pools. Without it no prompt is looked up.
@@ -50,6 +53,19 @@ impl Live {
     pub fn with_prefix(mut self, prefix: Vec<Arc<PoolPrefix>>) -> Self {
         self.prefix = prefix;
         self
+    }
+
+    /// With queues before pools, in the order of the router's pools. Without them nobody waits.
+    #[must_use]
+    pub fn with_queues(mut self, queues: Vec<Option<Arc<Queues>>>) -> Self {
+        self.queues = queues;
+        self
+    }
+
+    /// What stands before the pool at `position` when it is full.
+    #[must_use]
+    pub fn queues(&self, position: usize) -> Option<&Arc<Queues>> {
+        self.queues.get(position)?.as_ref()
     }
 
     /// What turns the prompts of the pool at `position` into blocks.

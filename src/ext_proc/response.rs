@@ -229,6 +229,9 @@ impl Routed {
             if let Some(span) = &mut self.span {
                 span.first_byte(now);
             }
+            if let Some(admitted) = &self.plan.admitted {
+                admitted.began(now);
+            }
         }
         if let Some(answer) = &mut self.answer {
             answer.push(&message.body);
@@ -289,6 +292,9 @@ impl Routed {
         self.booking.end(complete, &usage, extend, now);
         if let Some(prefill) = self.plan.prefill.take() {
             prefill.end(complete, &Usage { completion_tokens: None, ..usage }, |_| false, now);
+        }
+        if let Some(admitted) = self.plan.admitted.take() {
+            admitted.end(&usage, now);
         }
         if self.scanner.as_ref().is_some_and(Scanner::found_error) {
             picker.metrics.errors_in_stream.inc();

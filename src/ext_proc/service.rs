@@ -6,6 +6,7 @@
 use super::exchange::{Actions, Event, Exchange, ProtocolError};
 use super::picker::Picker;
 use super::prefiller::Asking;
+use super::queues::Waiting;
 use super::warmer::Running;
 use crate::clock::{Clock, Timestamp};
 use crate::disagg::attempts::Attempt;
@@ -69,6 +70,7 @@ impl ExternalProcessor for Service {
             timer: None,
             warming: None,
             asking: SmallVec::new(),
+            waiting: None,
             failed: false,
         }))
     }
@@ -86,6 +88,8 @@ pub struct Pump {
     warming: Option<Running>,
     /// Questions to other servers, of which answers are awaited.
     asking: SmallVec<[(Attempt, Asking); 1]>,
+    /// For the request's turn.
+    waiting: Option<Waiting>,
     failed: bool,
 }
 
@@ -136,6 +140,16 @@ impl Pump {
         })
     }
 
+    /// The request's turn, when it has come.
+    fn poll_turn(&mut self, cx: &mut Context<'_>) -> Option<Event> {
+        if self.waiting.is_none() {
+            self.waiting = self.exchange.waiting();
+        }
+        let Poll::Ready(turn) = Pin::new(self.waiting.as_mut()?).poll(cx) else { return None };
+        self.waiting = None;
+        turn.map(Event::Turn)
+    }
+
     /// Ready when the exchange's deadline has come.
     fn poll_deadline(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(due) = self.exchange.deadline() else {
@@ -175,7 +189,8 @@ impl Stream for Pump {
                 }
                 continue;
             }
-            let event = match this.poll_asking(cx) {
+            let told = this.poll_turn(cx).or_else(|| this.poll_asking(cx));
+            let event = match told {
                 Some(told) => told,
                 None => match Pin::new(&mut this.inbound).poll_next(cx) {
                     Poll::Ready(Some(Ok(message))) => Event::Message(Box::new(message)),

@@ -2,6 +2,7 @@
 //!
 //! Labels never come from clients: pools, outcomes, reasons and limits are ours to name, so their number is bounded.
 
+use super::queues::{QueueFamilies, QueueMetrics};
 use crate::disagg::Failure;
 use crate::error::Reason;
 use crate::scheduling::Signal;
@@ -233,6 +234,7 @@ pub struct Metrics {
     splits: Family<PoolCourseLabel, Counter>,
     prefill_seconds: Family<PoolLabel, Histogram>,
     legs: Family<OutcomeLabel, Counter>,
+    queues: QueueFamilies,
 }
 
 impl Metrics {
@@ -311,6 +313,7 @@ impl Metrics {
             splits: Family::default(),
             prefill_seconds: Family::new_with_constructor(latency),
             legs: Family::default(),
+            queues: QueueFamilies::register(registry),
         };
         for outcome in Failure::CODES.into_iter().chain([LEG_OK]) {
             drop(metrics.legs.get_or_create_owned(&OutcomeLabel { outcome }));
@@ -399,10 +402,18 @@ impl Metrics {
         self.decision_seconds.observe(duration.as_secs_f64());
     }
 
+    /// The metrics of the queues before one pool.
+    #[must_use]
+    pub fn queues(&self, pool: &str) -> QueueMetrics {
+        self.queues.pool(pool)
+    }
+
     /// The metrics of one pool, looked up once for all its requests.
     #[must_use]
     pub fn pool(&self, name: &str) -> PoolMetrics {
         let label = PoolLabel { pool: name.to_owned() };
+        // Pools without queues show that nobody waits.
+        drop(self.queues.pool(name));
         let end = |e: End| self.ends.get_or_create_owned(&PoolEndLabel { pool: name.to_owned(), end: e.label() });
         let status = |status| self.statuses.get_or_create_owned(&PoolStatusLabel { pool: name.to_owned(), status });
         PoolMetrics {

@@ -8,4 +8,5 @@ pub mod metrics;
 pub mod otlp;
 pub mod pools;
 pub mod process;
+pub mod queues;
 pub mod trace;

@@ -7,6 +7,7 @@ mod choosing;
 mod disagg;
 mod faults;
 mod fleet;
+mod flow;
 mod inputs;
 mod load;
 mod matrix;

@@ -103,7 +103,7 @@ pub(super) const IMPLICIT: &[&str] = &[
     "vllmhttp-parser",
 ];
 
-const NO_QUEUES: &str = "nothing is queued or shed in this version";
+const NO_QUEUES: &str = "`flowControl` of a file of kind `Attache` queues requests; files of this kind do not";
 const BY_HANDLER: &str = "the profiles are those that the profile handler names";
 const TOGETHER: &str = "servers of one revision are kept together by a label, which `disaggregation.together` names";
 /// A parser: which one reads a body is decided by the request's path.

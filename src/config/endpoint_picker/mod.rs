@@ -108,6 +108,7 @@ fn file(mapped: Mapped, strategy: Option<At<schema::Strategy>>, span: Span, sink
         health: schema::Health::default(),
         prefix_cache: Some(At { value: prefix, span }),
         disaggregation,
+        flow_control: None,
         from_flags: Some(endpoints),
     };
     let pools = Some(At { value: vec![At { value: pool, span }], span });

@@ -10,7 +10,7 @@ use crate::config::document::{Node, Value};
 use crate::pool::Engine;
 use std::time::Duration;
 
-const NOT_QUEUED: &str = "nothing is queued or shed in this version";
+const NOT_QUEUED: &str = "`flowControl` of a file of kind `Attache` queues requests; files of this kind do not";
 /// The gate of flow control.
 const FLOW_CONTROL: &str = "flowControl";
 /// All gates of all versions.

@@ -1,6 +1,7 @@
 //! Merges flags, file and defaults, and checks what may be combined.
 
 mod disaggregation;
+mod flow;
 mod kubernetes;
 mod pools;
 mod prefix;

@@ -1,6 +1,6 @@
 //! The checks of pools: names, conditions, endpoints, algorithms, rewrites, intervals.
 
-use super::{disaggregation, given, kubernetes, pick, pick_or, positive, prefix, strategies};
+use super::{disaggregation, flow, given, kubernetes, pick, pick_or, positive, prefix, strategies};
 use crate::config::Overrides;
 use crate::config::aibrix_env::AibrixDefaults;
 use crate::config::decode::Sink;
@@ -70,6 +70,7 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
         health: HealthPolicy::default(),
         prefix: prefix::prefix(schema::PrefixCache::default(), "pools[0].prefixCache", env, sink),
         disaggregation: None,
+        flow: None,
     }
 }
 
@@ -151,6 +152,7 @@ fn pool(index: usize, at: At<schema::Pool>, flags: &Overrides, env: &AibrixDefau
         disaggregation: pool
             .disaggregation
             .and_then(|at| disaggregation::disaggregation(at.value, &format!("{path}.disaggregation"), sink)),
+        flow: pool.flow_control.and_then(|at| flow::flow(&at.value, &format!("{path}.flowControl"), sink)),
     }
 }
 

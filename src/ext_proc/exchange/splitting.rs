@@ -9,8 +9,9 @@
 use super::*;
 use crate::disagg::connector::trtllm::LEAST_SHARED_ID;
 use crate::disagg::policy::{Direct, Mode};
+use crate::ext_proc::head::{ENCODERS, PREFILLER};
 use crate::ext_proc::split::{Ask, Came, Course, Stage};
-use crate::scheduling::Dispatch;
+use crate::scheduling::{Dispatch, Split};
 use crate::telemetry::metrics::SplitOutcome;
 use rand::RngExt;
 
@@ -142,6 +143,19 @@ impl Exchange {
             }
             let message = format!("no prefill server computed the prompt ({})", failure.code());
             self.refuse(&RequestError::new(Reason::PrefillFailed, message), now, out);
+        }
+    }
+}
+
+/// The headers by which llm-d's sidecar knows who computes the prompt.
+pub(super) fn tell_sidecar(split: &Split, set: &mut Vec<HeaderValueOption>, remove: &mut Vec<String>) {
+    let encoders: Vec<&str> = split.encode.iter().map(|e| &*e.authority).collect();
+    let prefiller = split.prefill.first().map(|p| p.authority.to_string());
+    let encoders = (!encoders.is_empty()).then(|| encoders.join(","));
+    for (name, value) in [(PREFILLER, prefiller), (ENCODERS, encoders)] {
+        if let Some(value) = value {
+            remove.retain(|removed| removed != name);
+            set.push(reply::set(name, value));
         }
     }
 }

@@ -8,6 +8,7 @@ mod hermetic;
 mod hints;
 mod modes;
 mod order;
+mod parking;
 mod prefix;
 mod splitting;
 
@@ -15,6 +16,8 @@ use super::*;
 use crate::config::settings::{ExchangeSettings, ExplainSettings, ReportUsage, UsageCount};
 use crate::disagg;
 use crate::ext_proc::prefix::{PoolPrefix, Tokenizer};
+use crate::ext_proc::queues::Queues;
+use crate::flow::PoolFlow;
 use crate::ids::EndpointId;
 use crate::limits::Limits;
 use crate::pool::health::HealthPolicy;
@@ -58,6 +61,7 @@ struct Setup {
     /// `llm-d.ai/role` of each server; the rest have none.
     roles: &'static [&'static str],
     disagg: Option<(SplitPolicy, disagg::Mode)>,
+    flow: Option<PoolFlow>,
 }
 
 impl Default for Setup {
@@ -76,6 +80,7 @@ impl Default for Setup {
             engines_tell: false,
             roles: &[],
             disagg: None,
+            flow: None,
         }
     }
 }
@@ -120,7 +125,11 @@ impl Setup {
             clock,
         };
         let live = Live::new(Router::new(vec![Arc::new(pool)]), self.limits, self.exchange, &metrics);
-        let live = live.with_prefix(vec![Arc::new(prefix)]);
+        let rng = crate::rng::for_request(7, 0);
+        let queues = self
+            .flow
+            .map(|flow| Queues::new(flow, store.clone(), Duration::from_secs(2), metrics.queues("pool"), rng).unwrap());
+        let live = live.with_prefix(vec![Arc::new(prefix)]).with_queues(vec![queues]);
         let picker = Arc::new(Picker::new(live, metrics, Decisions::new(16), Tracing::default(), 7));
         World { picker, snapshot: store }
     }

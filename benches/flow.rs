@@ -1,0 +1,164 @@
+//! What flow control costs: a request is parked and another let through, over 1,000 flows, with 100 to 100,000 in the queue; then a request
+//! that finds room, one whose client leaves, and what a parked request takes in memory. CPU time of this thread, best of five rounds.
+//!
+//! `cargo bench --bench flow`
+
+use attache::clock::Timestamp;
+use attache::flow::ceiling::fixed::Fixed;
+use attache::flow::registry::{FAIRNESS, ORDERINGS, find};
+use attache::flow::{Arrival, BandSettings, FlowControl, Gauge, Handle, Left, Passage, Settings, Verdict};
+use attache::rng::{PickRng, for_request};
+use rand::RngExt;
+use serde_json::Value;
+use std::hint::black_box;
+
+#[path = "support/measure.rs"]
+#[allow(dead_code, reason = "shared with other benches, of which each uses a part")]
+mod measure;
+
+/// Steps of one round.
+const STEPS: u32 = 200_000;
+const ROUNDS: u32 = 5;
+const FLOWS: u32 = 1_000;
+const QUEUED: [u32; 4] = [100, 1_000, 10_000, 100_000];
+const POLICIES: [(&str, &str); 6] = [
+    ("vtc-fair", "fcfs"),
+    ("vtc-fair", "least-work"),
+    ("vtc-pred", "fcfs"),
+    ("round-robin", "fcfs"),
+    ("global-strict", "edf"),
+    ("program-aware", "fcfs"),
+];
+/// Parked at once to see what they take.
+const PARKED: u32 = 1_000_000;
+
+/// A pool that is full, and one that never is.
+const FULL: Gauge = Gauge::FULL;
+const EMPTY: Gauge = Gauge { base: 0.0, requests: (0.0, 0.0), tokens: (0.0, 0.0) };
+
+/// Seconds that this thread has had a core: what others do on the machine counts less than in wall time.
+fn cpu() -> f64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux tells the time of a thread");
+    stat.split(' ').next().and_then(|nanos| nanos.parse::<f64>().ok()).expect("nanoseconds") / 1e9
+}
+
+struct Bench {
+    flow: FlowControl<u32>,
+    names: Vec<String>,
+    rng: PickRng,
+    left: Vec<Left<u32>>,
+    now: u64,
+}
+
+impl Bench {
+    fn new(fairness: &str, ordering: &str) -> Self {
+        let fairness = find(FAIRNESS, fairness).expect("a policy").build;
+        let ordering = find(ORDERINGS, ordering).expect("an order").build;
+        let default_band = BandSettings {
+            fairness: fairness(&Value::Null).expect("defaults").into(),
+            ordering: ordering(&Value::Null).expect("defaults").into(),
+            max_requests: u64::MAX,
+            max_bytes: u64::MAX,
+            ..BandSettings::default()
+        };
+        let settings = Settings { default_band, ..Settings::default() };
+        Self {
+            flow: FlowControl::new(settings, Box::new(Fixed::default())),
+            names: (0..FLOWS).map(|i| format!("tenant-{i}")).collect(),
+            rng: for_request(1, 1),
+            left: Vec::new(),
+            now: 1_000_000_000,
+        }
+    }
+
+    fn comes(&mut self, room: &Gauge) -> Verdict {
+        // A microsecond between two: nobody's time is over within a round.
+        self.now += 1_000;
+        let flow = &self.names[self.rng.random_range(0..self.names.len())];
+        let prompt_tokens = self.rng.random_range(10..2_000);
+        let work = f64::from(prompt_tokens) / 20_000.0;
+        let arrival = Arrival { flow, bytes: 4_000, prompt_tokens, work, ..Arrival::default() };
+        self.flow.enqueue(&arrival, handle_number, room, Timestamp(self.now), &mut self.rng, &mut self.left)
+    }
+
+    fn parks(&mut self) -> Handle {
+        match self.comes(&FULL) {
+            Verdict::Parked(handle) => handle,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn park(&mut self) {
+        self.parks();
+    }
+
+    /// One place becomes free, and whoever gets it is booked and answered at once.
+    fn goes(&mut self) {
+        let pending = self.flow.pending().requests;
+        // Room for exactly one more.
+        let room = Gauge { base: 0.0, requests: (-f64::from(pending), 1.0), tokens: (0.0, 0.0) };
+        self.flow.freed(&room, Timestamp(self.now), &mut self.rng, &mut self.left);
+        let Some(Left::Dispatched(_, _, passage)) = self.left.pop() else { panic!("somebody waits") };
+        self.ends(passage);
+    }
+
+    fn ends(&mut self, mut passage: Passage) {
+        self.flow.landed(&mut passage);
+        self.flow.answered(&mut passage, 100, Timestamp(self.now));
+        self.flow.ended(passage, Some(1_000), Timestamp(self.now));
+    }
+}
+
+fn handle_number(handle: Handle) -> u32 {
+    black_box(handle);
+    7
+}
+
+/// Microseconds for one step, best of all rounds.
+fn best(mut step: impl FnMut()) -> f64 {
+    let round = |_| {
+        let began = cpu();
+        (0..STEPS).for_each(|_| step());
+        (cpu() - began) / f64::from(STEPS) * 1e6
+    };
+    (0..ROUNDS).map(round).fold(f64::INFINITY, f64::min)
+}
+
+fn main() {
+    println!("one parked, one let through, booked, answered and ended; microseconds of CPU, {FLOWS} flows");
+    println!("{:<28}{:>10}{:>10}{:>10}{:>10}{:>12}", "queued", QUEUED[0], QUEUED[1], QUEUED[2], QUEUED[3], "growth");
+    for (fairness, ordering) in POLICIES {
+        let each = QUEUED.map(|queued| {
+            let mut bench = Bench::new(fairness, ordering);
+            (0..queued).for_each(|_| bench.park());
+            best(|| {
+                bench.parks();
+                bench.goes();
+            })
+        });
+        let [first, second, third, last] = each;
+        let name = format!("{fairness}, {ordering}");
+        println!("{name:<28}{first:>10.3}{second:>10.3}{third:>10.3}{last:>10.3}{:>11.2}x", last / first);
+    }
+
+    let mut bench = Bench::new("vtc-fair", "fcfs");
+    let passes = best(|| match bench.comes(&EMPTY) {
+        Verdict::Dispatch(passage) => bench.ends(passage),
+        other => panic!("{other:?}"),
+    });
+    println!("a request that finds room, to its end: {passes:.3} us");
+
+    let mut bench = Bench::new("vtc-fair", "fcfs");
+    (0..10_000).for_each(|_| bench.park());
+    let leaves = best(|| {
+        let handle = bench.parks();
+        black_box(bench.flow.cancel(handle, Timestamp(bench.now)));
+    });
+    println!("parked among 10,000, and its client leaves: {leaves:.3} us");
+
+    let before = measure::resident_mib(std::process::id());
+    let mut bench = Bench::new("vtc-fair", "fcfs");
+    (0..PARKED).for_each(|_| bench.park());
+    let parked = measure::resident_mib(std::process::id()) - before;
+    println!("a parked request, beside its body and its stream: {:.0} bytes", parked * 1_048_576.0 / f64::from(PARKED));
+}

@@ -1,0 +1,43 @@
+//! Queues before a pool that is full.
+
+use super::{At, Bytes, Fields, Node, Opt, Read, Sink, Strategy};
+use crate::config::decode::{Keyword, keyword};
+use crate::flow::Overflow;
+use std::time::Duration;
+
+sections! {
+    /// A pool's queues.
+    FlowControl {
+        "enabled" => enabled: bool,
+        "detector" => detector: Strategy,
+        "ceiling" => ceiling: Strategy,
+        "admitters" => admitters: Vec<At<Strategy>>,
+        "ttl" => ttl: Duration,
+        "maxRequests" => max_requests: u64,
+        "maxBytes" => max_bytes: Bytes,
+        "evictSheddable" => evict_sheddable: bool,
+        "shares" => shares: Vec<(At<String>, At<f64>)>,
+        "defaultBand" => default_band: Band,
+        "bands" => bands: Vec<At<Band>>,
+    }
+    /// Requests of one priority.
+    Band {
+        "priority" => priority: i32,
+        "fairness" => fairness: Strategy,
+        "ordering" => ordering: Strategy,
+        "maxRequests" => max_requests: u64,
+        "maxBytes" => max_bytes: Bytes,
+        "overflow" => overflow: Overflow,
+    }
+}
+
+impl Keyword for Overflow {
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("newcomer", Overflow::Newcomer), ("longest-flow", Overflow::LongestFlow)];
+}
+
+impl Read for Overflow {
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        keyword(node, path, sink)
+    }
+}

@@ -1,0 +1,220 @@
+//! The checks of `flowControl`.
+
+use super::{given, positive};
+use crate::config::decode::{Bytes, Sink};
+use crate::config::diagnostic::{At, Code, Diagnostic, Span};
+use crate::config::schema::{self, Strategy};
+use crate::config::units::show_duration;
+use crate::flow::registry::{self, ADMITTERS, CEILINGS, DETECTORS, Descriptor, FAIRNESS, ORDERINGS};
+use crate::flow::settings::{DEFAULT_BAND_BYTES, DEFAULT_BAND_REQUESTS, DEFAULT_TTL};
+use crate::flow::{BandSettings, Overflow, PoolFlow, Settings};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// Keeps the servers' queues short and the rest where it can be put in order.
+const DEFAULT_DETECTOR: &str = "backlog-detector";
+/// A band may use all of the pool: bands are served in order as it is.
+const DEFAULT_CEILING: &str = "static-usage-limit-policy";
+/// Tokens are what tenants compete for.
+const DEFAULT_FAIRNESS: &str = "vtc-fair";
+/// A long prompt does not hold up short ones, and is put off for 10 s at most.
+const DEFAULT_ORDERING: &str = "least-work";
+/// A flood does not lock others out.
+const DEFAULT_OVERFLOW: Overflow = Overflow::LongestFlow;
+
+/// A policy that was chosen: its name and parameters, and itself.
+struct Chosen<P: ?Sized + 'static> {
+    descriptor: &'static Descriptor<P>,
+    parameters: Value,
+    built: Box<P>,
+}
+
+impl<P: ?Sized> Chosen<P> {
+    fn said(&self) -> Value {
+        json!({"name": self.descriptor.name, "parameters": self.parameters})
+    }
+}
+
+/// The policy that `file` names, else the default; what is wrong with it goes to `sink`.
+fn choose<P: ?Sized>(
+    kind: &str,
+    policies: &'static [&'static Descriptor<P>],
+    file: Option<&Strategy>,
+    default: &str,
+    path: &str,
+    sink: &mut Sink,
+) -> Option<Chosen<P>> {
+    let (name, span) = file.map_or((default, Span::default()), |s| (s.name.value.as_str(), s.name.span));
+    let Some(descriptor) = registry::find(policies, name) else {
+        let names: Vec<&str> = policies.iter().map(|d| d.name).collect();
+        let shown: String = name.chars().take(60).collect();
+        let message = format!("no {kind} is called `{shown}`; there are: {}", names.join(", "));
+        sink.push(Diagnostic::new(Code::OutOfRange, path, message).at(span));
+        return None;
+    };
+    let given = file.and_then(|s| s.parameters.as_ref());
+    let parameters = given.map_or(Value::Null, |at| at.value.clone());
+    match (descriptor.build)(&parameters) {
+        Ok(built) => Some(Chosen { descriptor, parameters, built }),
+        Err(error) => {
+            let span = given.map_or(span, |at| at.span);
+            sink.push(Diagnostic::new(Code::OutOfRange, format!("{path}.parameters"), error.to_string()).at(span));
+            None
+        }
+    }
+}
+
+/// A limit of at least 1.
+fn limit(at: Option<At<u64>>, default: u64, path: &str, sink: &mut Sink) -> u64 {
+    if let Some(at) = at.filter(|at| at.value == 0) {
+        sink.out_of_range(at.span, path, 0, "at least 1");
+    }
+    given(at, default)
+}
+
+fn bytes(at: Option<At<Bytes>>) -> Option<At<u64>> {
+    at.map(|at| At { value: at.value.0, span: at.span })
+}
+
+/// A band, and how it is shown.
+fn band(
+    file: &schema::Band,
+    like: Option<&(BandSettings, Value)>,
+    path: &str,
+    sink: &mut Sink,
+) -> Option<(BandSettings, Value)> {
+    let inherit = |said: bool| like.filter(|_| !said);
+    let (fairness, fairness_said) = match inherit(file.fairness.is_some()) {
+        Some((band, said)) => (band.fairness.clone(), said.get("fairness").cloned().unwrap_or_default()),
+        None => {
+            let file = file.fairness.as_ref().map(|at| &at.value);
+            let chosen = choose("fairness", FAIRNESS, file, DEFAULT_FAIRNESS, &format!("{path}.fairness"), sink)?;
+            let said = chosen.said();
+            (chosen.built.into(), said)
+        }
+    };
+    let (ordering, ordering_said) = match inherit(file.ordering.is_some()) {
+        Some((band, said)) => (band.ordering.clone(), said.get("ordering").cloned().unwrap_or_default()),
+        None => {
+            let file = file.ordering.as_ref().map(|at| &at.value);
+            let chosen = choose("ordering", ORDERINGS, file, DEFAULT_ORDERING, &format!("{path}.ordering"), sink)?;
+            let said = chosen.said();
+            (chosen.built.into(), said)
+        }
+    };
+    let usual = like.map(|(band, _)| band);
+    let requests = usual.map_or(DEFAULT_BAND_REQUESTS, |b| b.max_requests);
+    let held = usual.map_or(DEFAULT_BAND_BYTES, |b| b.max_bytes);
+    let overflow = given(file.overflow, usual.map_or(DEFAULT_OVERFLOW, |b| b.overflow));
+    let max_requests = limit(file.max_requests, requests, &format!("{path}.maxRequests"), sink);
+    let max_bytes = limit(bytes(file.max_bytes), held, &format!("{path}.maxBytes"), sink);
+    let said = json!({
+        "fairness": fairness_said,
+        "ordering": ordering_said,
+        "maxRequests": max_requests,
+        "maxBytes": max_bytes,
+        "overflow": if overflow == Overflow::LongestFlow { "longest-flow" } else { "newcomer" },
+    });
+    Some((BandSettings { ordering, fairness, max_requests, max_bytes, overflow }, said))
+}
+
+/// Bands that are not like the default, and how they are shown.
+fn bands(
+    file: &[At<schema::Band>],
+    like: &(BandSettings, Value),
+    path: &str,
+    sink: &mut Sink,
+) -> (BTreeMap<i32, BandSettings>, Vec<Value>) {
+    let (mut bands, mut shown) = (BTreeMap::new(), Vec::new());
+    for (i, at) in file.iter().enumerate() {
+        let path = format!("{path}.bands[{i}]");
+        let Some(priority) = at.value.priority else {
+            let message = "`priority` is missing; it says which requests the band is for";
+            sink.push(Diagnostic::new(Code::OutOfRange, format!("{path}.priority"), message).at(at.span));
+            continue;
+        };
+        let Some((settings, mut said)) = band(&at.value, Some(like), &path, sink) else { continue };
+        if let Value::Object(said) = &mut said {
+            said.insert("priority".into(), priority.value.into());
+        }
+        if bands.insert(priority.value, settings).is_some() {
+            sink.out_of_range(priority.span, &format!("{path}.priority"), priority.value, "one band for each priority");
+        }
+        shown.push(said);
+    }
+    (bands, shown)
+}
+
+fn shares(file: &[(At<String>, At<f64>)], path: &str, sink: &mut Sink) -> HashMap<Arc<str>, f64> {
+    let mut shares = HashMap::new();
+    for (flow, share) in file {
+        if !(share.value > 0.0 && share.value <= 1e6) {
+            sink.out_of_range(share.span, &format!("{path}.shares"), share.value, "more than 0, up to 1,000,000");
+        }
+        shares.insert(flow.value.as_str().into(), share.value);
+    }
+    shares
+}
+
+/// `None` when it is off or can't be made.
+pub(super) fn flow(file: &schema::FlowControl, path: &str, sink: &mut Sink) -> Option<PoolFlow> {
+    let detector = file.detector.as_ref().map(|at| &at.value);
+    let detector = choose("detector", DETECTORS, detector, DEFAULT_DETECTOR, &format!("{path}.detector"), sink);
+    let ceiling = file.ceiling.as_ref().map(|at| &at.value);
+    let ceiling = choose("ceiling", CEILINGS, ceiling, DEFAULT_CEILING, &format!("{path}.ceiling"), sink);
+    let admitters = file.admitters.iter().flat_map(|at| &at.value).enumerate();
+    let admitters: Vec<_> = admitters
+        .filter_map(|(i, at)| {
+            let path = format!("{path}.admitters[{i}]");
+            choose("admitter", ADMITTERS, Some(&at.value), "", &path, sink)
+        })
+        .collect();
+    let none = schema::Band::default();
+    let usual = file.default_band.as_ref().map_or(&none, |at| &at.value);
+    if let Some(at) = usual.priority {
+        let message = "`priority` belongs to `bands`: the default band is for all that are not named there";
+        sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.defaultBand.priority"), message).at(at.span));
+    }
+    let default_band = band(usual, None, &format!("{path}.defaultBand"), sink);
+    let ttl = positive(&format!("{path}.ttl"), file.ttl, DEFAULT_TTL, sink);
+    let max_requests = limit(file.max_requests, u64::MAX, &format!("{path}.maxRequests"), sink);
+    let max_bytes = limit(bytes(file.max_bytes), u64::MAX, &format!("{path}.maxBytes"), sink);
+    let shares = shares(file.shares.as_ref().map(|at| at.value.as_slice()).unwrap_or_default(), path, sink);
+    let default_band = default_band?;
+    let named = file.bands.as_ref().map(|at| at.value.as_slice()).unwrap_or_default();
+    let (bands, bands_said) = bands(named, &default_band, path, sink);
+    let (detector, ceiling) = (detector?, ceiling?);
+    let evict_sheddable = given(file.evict_sheddable, true);
+    let most = |limit: u64| (limit != u64::MAX).then_some(limit);
+    let said = json!({
+        "enabled": true,
+        "detector": detector.said(),
+        "ceiling": ceiling.said(),
+        "admitters": admitters.iter().map(Chosen::said).collect::<Vec<_>>(),
+        "ttl": show_duration(ttl),
+        "maxRequests": most(max_requests),
+        "maxBytes": most(max_bytes),
+        "evictSheddable": evict_sheddable,
+        "shares": shares.iter().map(|(flow, share)| (flow.to_string(), *share)).collect::<BTreeMap<_, _>>(),
+        "defaultBand": default_band.1,
+        "bands": bands_said,
+    });
+    let settings = Settings {
+        bands,
+        default_band: default_band.0,
+        max_requests,
+        max_bytes,
+        ttl,
+        weights: shares,
+        evict_sheddable,
+        ..Settings::default()
+    };
+    given(file.enabled, false).then(|| PoolFlow {
+        settings,
+        detector: detector.built.into(),
+        ceiling: (ceiling.descriptor, ceiling.parameters),
+        admitters: admitters.into_iter().map(|chosen| chosen.built.into()).collect(),
+        said,
+    })
+}

@@ -1,0 +1,17 @@
+//! Who is turned away at once, before anything is decided about the request, one file a policy.
+
+pub mod latency_slo;
+pub mod probabilistic;
+
+use crate::rng::PickRng;
+use crate::scheduling::{Candidate, PickContext};
+use std::fmt::Debug;
+
+/// Turns requests away.
+pub trait Admitter: Send + Sync + Debug {
+    /// Whether the request may come in. `candidates` are the endpoints that may serve it.
+    fn admits(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng) -> bool;
+}
+
+#[cfg(test)]
+mod tests;

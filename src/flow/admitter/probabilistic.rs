@@ -1,0 +1,89 @@
+//! `probabilistic-admitter`: the fuller the pool, the more sheddable requests are turned away, by lot.
+//!
+//! ```text
+//! p = min(saturation^power · k, 1); saturation as of `utilization-detector`
+//! ```
+//!
+//! With the defaults 2 % at a saturation of 0.15, 73 % at 0.3, all from 0.34 on. Requests of a priority of 0 or more stay, and all do in
+//! a pool without endpoints. When not: what is shed should wait instead; then the queues do it. Source: llm-d.
+
+use super::Admitter;
+use crate::flow::item::Load;
+use crate::flow::registry::Descriptor;
+use crate::flow::saturation::View;
+use crate::flow::saturation::utilization::Utilization;
+use crate::rng::PickRng;
+use crate::scheduling::filter::utilization_detector::{DEFAULT_KV_CACHE_UTIL_THRESHOLD, DEFAULT_QUEUE_DEPTH_THRESHOLD};
+use crate::scheduling::plugin::{ParamError, params};
+use crate::scheduling::{Candidate, PickContext};
+use rand::RngExt;
+use serde::Deserialize;
+use serde_json::Value;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor<dyn Admitter> = Descriptor {
+    name: "probabilistic-admitter",
+    aliases: &[],
+    summary: "The fuller the pool, the more sheddable requests are turned away, by lot.",
+    source: "llm-d `probabilistic-admitter`",
+    build: |value: &Value| Probabilistic::new(value).map(|p| Box::new(p) as Box<dyn Admitter>),
+};
+
+/// 5, as llm-d has it: nothing is shed at low load, and then much.
+pub const DEFAULT_POWER: f64 = 5.0;
+/// 300, as llm-d has it: all is shed from a saturation of 0.34 on.
+pub const DEFAULT_K: f64 = 300.0;
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct Params {
+    queue_depth_threshold: u32,
+    kv_cache_util_threshold: f64,
+    power: f64,
+    k: f64,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self {
+            queue_depth_threshold: DEFAULT_QUEUE_DEPTH_THRESHOLD,
+            kv_cache_util_threshold: DEFAULT_KV_CACHE_UTIL_THRESHOLD,
+            power: DEFAULT_POWER,
+            k: DEFAULT_K,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Probabilistic {
+    utilization: Utilization,
+    power: f64,
+    k: f64,
+}
+
+impl Probabilistic {
+    fn new(parameters: &Value) -> Result<Self, ParamError> {
+        let Params { queue_depth_threshold, kv_cache_util_threshold, power, k } = params(parameters)?;
+        for (name, value) in [("power", power), ("k", k)] {
+            if !(value > 0.0 && value.is_finite()) {
+                return Err(ParamError::value(name, value, "more than 0 is allowed"));
+            }
+        }
+        Ok(Self { utilization: Utilization::at(queue_depth_threshold, kv_cache_util_threshold)?, power, k })
+    }
+
+    /// How likely a sheddable request is turned away.
+    fn shed(&self, saturation: f64) -> f64 {
+        (saturation.powf(self.power) * self.k).min(1.0)
+    }
+}
+
+impl Admitter for Probabilistic {
+    fn admits(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng) -> bool {
+        if cx.request.priority >= 0 || candidates.is_empty() {
+            return true;
+        }
+        let view = View { pool: cx.snapshot, stale_after: cx.stale_after, now: cx.now };
+        rng.random::<f64>() >= self.shed(self.utilization.saturation(&view).saturation(Load::default()))
+    }
+}

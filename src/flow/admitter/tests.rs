@@ -1,0 +1,107 @@
+//! Admitters over small pools.
+
+use super::*;
+use crate::clock::Timestamp;
+use crate::flow::registry::{ADMITTERS, find};
+use crate::ids::EndpointId;
+use crate::pool::ledger::Ticket;
+use crate::pool::speed::{Reservation, Work};
+use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
+use crate::rng::for_request;
+use crate::scheduling::RequestFacts;
+use crate::scheduling::plugin::Headers;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+const NOW: Timestamp = Timestamp(100_000_000_000);
+const STALE_AFTER: Duration = Duration::from_secs(2);
+
+/// Endpoints by their queue, KV cache and requests of ours.
+fn pool(servers: &[(u32, f32, usize)]) -> (PoolSnapshot, Vec<Ticket>) {
+    let mut tickets = Vec::new();
+    let states = (0u32..).zip(servers).map(|(id, (waiting, kv_usage, ours))| {
+        let endpoint = Arc::new(Endpoint::new(
+            EndpointId(id),
+            EndpointSpec::at(([127, 0, 0, 1], 8000 + u16::try_from(id).unwrap()).into()),
+        ));
+        tickets.extend((0..*ours).map(|_| Ticket::book(endpoint.clone(), 10)));
+        let at_scrape = u32::try_from(*ours).unwrap();
+        let metrics = EndpointMetrics {
+            scraped_at: NOW,
+            waiting: *waiting,
+            kv_usage: *kv_usage,
+            in_flight_at_scrape: at_scrape,
+            ..EndpointMetrics::default()
+        };
+        EndpointState::new(endpoint, Some(Arc::new(metrics)))
+    });
+    let states: Vec<_> = states.collect();
+    (PoolSnapshot::new(1, true, states), tickets)
+}
+
+fn admits(
+    admitter: &dyn Admitter,
+    snapshot: &PoolSnapshot,
+    priority: i32,
+    headers: &BTreeMap<String, String>,
+    draw: u64,
+) -> bool {
+    let request =
+        RequestFacts { priority, prompt_tokens: 10, headers: Headers::of(headers), ..RequestFacts::default() };
+    let cx = PickContext { request, ..PickContext::new(snapshot, NOW, STALE_AFTER) };
+    let candidates: Vec<_> = snapshot.endpoints.iter().map(|s| Candidate::new(s, NOW, STALE_AFTER, 0)).collect();
+    admitter.admits(&cx, &candidates, &mut for_request(11, draw))
+}
+
+fn build(name: &str, parameters: &Value) -> Box<dyn Admitter> {
+    (find(ADMITTERS, name).unwrap().build)(parameters).unwrap()
+}
+
+#[test]
+fn probabilistic_sheds_more_the_fuller_the_pool() {
+    let admitter = build("probabilistic-admitter", &Value::Null);
+    let none = BTreeMap::new();
+    let shed = |kv: f32, priority| {
+        let (snapshot, _tickets) = pool(&[(0, kv * 0.8, 1)]);
+        (0..2_000).filter(|draw| !admits(&*admitter, &snapshot, priority, &none, *draw)).count() as f64 / 2_000.0
+    };
+    for (saturation, expected) in [(0.05, 0.0), (0.15, 0.023), (0.2, 0.096), (0.3, 0.729), (0.35, 1.0), (1.0, 1.0)] {
+        let got = shed(saturation, -1);
+        assert!((got - expected).abs() < 0.03, "llm-d {saturation}: {got}, not {expected}");
+    }
+    assert!(shed(1.0, 0) == 0.0 && shed(1.0, 5) == 0.0, "only what is sheddable");
+    assert!(admits(&*admitter, &pool(&[]).0, -1, &none, 1), "llm-d: no pods");
+    for parameters in [json!({"power": 0.0}), json!({"k": -1.0}), json!({"queueDepthThreshold": 0})] {
+        assert!((probabilistic::PLUGIN.build)(&parameters).is_err(), "{parameters}");
+    }
+}
+
+#[test]
+fn latency_slo_sheds_what_nobody_can_serve_in_time() {
+    let admitter = build("latency-slo-admitter", &Value::Null);
+    let asks = |ms: &str| BTreeMap::from([("x-slo-ttft-ms".to_owned(), ms.to_owned())]);
+    // Three busy servers, of which the pool has learned that prompts take about a second.
+    let (snapshot, _tickets) = pool(&[(0, 0.5, 2), (0, 0.5, 2)]);
+    assert!(admits(&*admitter, &snapshot, -1, &asks("1"), 1), "nothing is known of the pool's speed");
+    for state in &snapshot.endpoints {
+        for i in 0..50u64 {
+            let begun = Timestamp(NOW.0 - 90_000_000_000 + i * 1_000_000_000);
+            let work = Work { prompt_tokens: 10, uncached_tokens: 10, adapter_cold: false };
+            let mut reservation = Reservation::begin(state.endpoint.clone(), None, work, true, begun);
+            reservation.first_token(true, begun.after(Duration::from_secs(1)));
+        }
+    }
+    assert!(!admits(&*admitter, &snapshot, -1, &asks("20"), 1));
+    assert!(admits(&*admitter, &snapshot, -1, &asks("60000"), 1), "it can be met");
+    assert!(admits(&*admitter, &snapshot, 0, &asks("20"), 1), "only what is sheddable");
+    assert!(admits(&*admitter, &snapshot, -1, &BTreeMap::new(), 1), "nothing is asked for");
+    assert!(admits(&*admitter, &snapshot, -1, &asks("soon"), 1), "nothing that can be read");
+    for open in [(0, 0.5, 0), (0, 0.01, 3)] {
+        let (mut with_one, tickets) = pool(&[(0, 0.5, 2), open]);
+        // The busy one is slow as before, the other idle or cold.
+        with_one.endpoints[0] = snapshot.endpoints[0].clone();
+        assert!(admits(&*admitter, &with_one, -1, &asks("20"), 1), "{open:?} {}", tickets.len());
+    }
+}

@@ -1,0 +1,256 @@
+//! One band: the flows of requests that are equally important, and whose turn it is among them. Called by [`super::control`] alone.
+
+use super::fairness::{Fairness, Head, Meter};
+use super::ordering::{Facts, Ordering};
+use super::pace::Pace;
+use super::settings::{BandSettings, Overflow};
+use super::slab::Slab;
+use crate::clock::Timestamp;
+use crate::rng::PickRng;
+use ahash::AHashMap;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The flow of all that are named beyond those that are told apart.
+const OTHERS: &str = "";
+
+/// Where a request stands in its flow, and its number.
+pub(super) type Place = (Head, u32);
+
+#[derive(Debug)]
+struct Flow {
+    name: Arc<str>,
+    weight: f64,
+    queue: BTreeSet<Place>,
+    /// Requests that were let through and have not ended.
+    under_way: u32,
+    idle_since: Option<Timestamp>,
+}
+
+#[derive(Debug)]
+pub(super) struct Band {
+    pub(super) priority: i32,
+    ordering: Arc<dyn Ordering>,
+    fairness: Box<dyn Fairness>,
+    overflow: Overflow,
+    max_requests: u64,
+    max_bytes: u64,
+    flows: Slab<Flow>,
+    names: AHashMap<Arc<str>, u32>,
+    /// The flows by what they have queued, where the longest gives way.
+    lengths: BTreeSet<(usize, u32)>,
+    /// Those with nothing here, by when that began.
+    idle: BTreeSet<(Timestamp, u32)>,
+    pub(super) requests: u64,
+    pub(super) bytes: u64,
+    pub(super) pace: Pace,
+}
+
+impl Band {
+    pub(super) fn new(priority: i32, settings: &BandSettings) -> Self {
+        Self {
+            priority,
+            ordering: settings.ordering.clone(),
+            fairness: settings.fairness.fresh(),
+            overflow: settings.overflow,
+            max_requests: settings.max_requests,
+            max_bytes: settings.max_bytes,
+            flows: Slab::default(),
+            names: AHashMap::new(),
+            lengths: BTreeSet::new(),
+            idle: BTreeSet::new(),
+            requests: 0,
+            bytes: 0,
+            pace: Pace::default(),
+        }
+    }
+
+    /// Nothing of it is left.
+    pub(super) fn is_void(&self) -> bool {
+        self.flows.len() == 0
+    }
+
+    pub(super) fn key(&self, facts: &Facts) -> u64 {
+        self.ordering.key(facts)
+    }
+
+    /// Whether one more of so many bytes may wait, were the band empty but for `requests` and `held` bytes.
+    fn takes(&self, requests: u64, held: u64, bytes: u64) -> bool {
+        requests < self.max_requests && held.saturating_add(bytes) <= self.max_bytes
+    }
+
+    /// Whether one more of so many bytes may wait.
+    pub(super) fn has_room(&self, bytes: u64) -> bool {
+        self.takes(self.requests, self.bytes, bytes)
+    }
+
+    /// Whether a request of so many bytes could ever wait.
+    pub(super) fn could_hold(&self, bytes: u64) -> bool {
+        self.takes(0, 0, bytes)
+    }
+
+    /// The flow of this name.
+    pub(super) fn flow(&mut self, name: &str, weight: f64, most: usize) -> Option<u32> {
+        let name = if self.names.contains_key(name) || self.names.len() < most { name } else { OTHERS };
+        if let Some(flow) = self.names.get(name) {
+            return Some(*flow);
+        }
+        let (flow, _) = self.flows.next()?;
+        let name: Arc<str> = name.into();
+        let weight = if &*name == OTHERS { 1.0 } else { weight };
+        self.names.insert(name.clone(), flow);
+        self.flows.insert(Flow { name, weight, queue: BTreeSet::new(), under_way: 0, idle_since: None });
+        Some(flow)
+    }
+
+    /// What is known of the flow's being here, set right after a change.
+    fn look_after(&mut self, flow: u32, length_before: usize, now: Timestamp) {
+        let Some(entry) = self.flows.get_mut(flow) else { return };
+        let length = entry.queue.len();
+        if self.overflow == Overflow::LongestFlow && length != length_before {
+            self.lengths.remove(&(length_before, flow));
+            if length > 0 {
+                self.lengths.insert((length, flow));
+            }
+        }
+        let is_idle = length == 0 && entry.under_way == 0;
+        match (entry.idle_since, is_idle) {
+            (Some(since), false) => {
+                self.idle.remove(&(since, flow));
+                entry.idle_since = None;
+            }
+            (None, true) => {
+                self.idle.insert((now, flow));
+                entry.idle_since = Some(now);
+            }
+            _ => {}
+        }
+    }
+
+    /// One more waits.
+    pub(super) fn push(&mut self, flow: u32, place: Place, bytes: u64, now: Timestamp) {
+        let Some(entry) = self.flows.get_mut(flow) else { return };
+        let before = entry.queue.len();
+        let is_first = entry.queue.first().is_none_or(|first| place < *first);
+        entry.queue.insert(place);
+        self.requests += 1;
+        self.bytes += bytes;
+        if before == 0 {
+            self.fairness.wakes(flow, entry.weight, place.0, now);
+        } else if is_first {
+            self.fairness.head(flow, place.0);
+        }
+        self.look_after(flow, before, now);
+    }
+
+    /// One waits no longer.
+    pub(super) fn remove(&mut self, flow: u32, place: &Place, bytes: u64, now: Timestamp) {
+        let Some(entry) = self.flows.get_mut(flow) else { return };
+        let before = entry.queue.len();
+        let was_first = entry.queue.first() == Some(place);
+        if !entry.queue.remove(place) {
+            return;
+        }
+        self.requests -= 1;
+        self.bytes -= bytes;
+        match entry.queue.first() {
+            None => self.fairness.sleeps(flow),
+            Some((head, _)) if was_first => self.fairness.head(flow, *head),
+            Some(_) => {}
+        }
+        self.look_after(flow, before, now);
+    }
+
+    /// The request whose turn it is.
+    pub(super) fn next(&mut self) -> Option<u32> {
+        let flow = self.fairness.next()?;
+        self.flows.get(flow)?.queue.first().map(|(_, slot)| *slot)
+    }
+
+    /// The request that would come last.
+    pub(super) fn last(&mut self) -> Option<u32> {
+        let flow = self.fairness.last()?;
+        self.flows.get(flow)?.queue.last().map(|(_, slot)| *slot)
+    }
+
+    /// The last request of the flow that has most queued, should one more of `newcomer`'s come.
+    pub(super) fn gives_way(&self, newcomer: u32) -> Option<u32> {
+        let (length, flow) = *self.lengths.last()?;
+        let own = self.flows.get(newcomer).map_or(0, |f| f.queue.len());
+        // Who would have as much then has no better claim.
+        if flow == newcomer || length <= own + 1 {
+            return None;
+        }
+        self.flows.get(flow)?.queue.last().map(|(_, slot)| *slot)
+    }
+
+    /// The request at `place`, the first of its flow, is let through.
+    pub(super) fn dispatch(
+        &mut self,
+        flow: u32,
+        place: &Place,
+        bytes: u64,
+        meter: &mut Meter,
+        now: Timestamp,
+        rng: &mut PickRng,
+    ) {
+        self.fairness.dispatched(flow, meter, now, rng);
+        if let Some(entry) = self.flows.get_mut(flow) {
+            entry.under_way += 1;
+        }
+        self.remove(flow, place, bytes, now);
+        self.pace.departed(now);
+    }
+
+    /// A request of a flow that has nothing queued is let through without having waited.
+    pub(super) fn pass(&mut self, flow: u32, head: Head, meter: &mut Meter, now: Timestamp, rng: &mut PickRng) {
+        let Some(entry) = self.flows.get_mut(flow) else { return };
+        entry.under_way += 1;
+        self.fairness.wakes(flow, entry.weight, head, now);
+        self.fairness.dispatched(flow, meter, now, rng);
+        self.fairness.sleeps(flow);
+        self.pace.departed(now);
+        self.look_after(flow, 0, now);
+    }
+
+    /// So much of an answer has come.
+    pub(super) fn answered(&mut self, flow: u32, meter: &mut Meter, output: u32, now: Timestamp) {
+        self.fairness.answered(flow, meter, output, now);
+    }
+
+    /// A request that was let through has ended.
+    pub(super) fn ended(&mut self, flow: u32, meter: &Meter, input: Option<u32>, now: Timestamp) {
+        self.fairness.ended(flow, meter, input, now);
+        let Some(entry) = self.flows.get_mut(flow) else { return };
+        entry.under_way = entry.under_way.saturating_sub(1);
+        let length = entry.queue.len();
+        self.look_after(flow, length, now);
+    }
+
+    /// A request of a flow was turned away: a flow that is here for it alone is idle.
+    pub(super) fn settle(&mut self, flow: u32, now: Timestamp) {
+        let length = self.flows.get(flow).map_or(0, |f| f.queue.len());
+        self.look_after(flow, length, now);
+    }
+
+    /// When the next flow will have had nothing here for `patience`.
+    pub(super) fn forgets_at(&self, patience: Duration) -> Option<Timestamp> {
+        self.idle.first().map(|(since, _)| since.after(patience))
+    }
+
+    /// Forgets the flows that have had nothing here for `patience`, `most` of them.
+    pub(super) fn forget_idle(&mut self, patience: Duration, most: usize, now: Timestamp) {
+        for _ in 0..most {
+            let Some((since, flow)) = self.idle.first().copied().filter(|(since, _)| since.after(patience) <= now)
+            else {
+                return;
+            };
+            self.idle.remove(&(since, flow));
+            self.fairness.forget(flow);
+            if let Some((_, entry)) = self.flows.remove(flow) {
+                self.names.remove(&entry.name);
+            }
+        }
+    }
+}

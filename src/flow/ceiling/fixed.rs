@@ -1,0 +1,55 @@
+//! `static-usage-limit-policy`: one ceiling for all bands.
+//!
+//! When not: important requests come in bursts; then nothing is kept free for them. Source: GIE and llm-d.
+
+use super::{Ceiling, Ceilings};
+use crate::flow::registry::Descriptor;
+use crate::scheduling::plugin::{ParamError, params};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor<dyn Ceiling> = Descriptor {
+    name: "static-usage-limit-policy",
+    aliases: &["static"],
+    summary: "One ceiling for all bands.",
+    source: "GIE and llm-d `static-usage-limit-policy`",
+    build: |value: &Value| {
+        let Params { threshold } = params(value)?;
+        if !(0.0..f64::INFINITY).contains(&threshold) {
+            return Err(ParamError::value("threshold", threshold, "0 or more is allowed"));
+        }
+        Ok(Box::new(Fixed(threshold)) as Box<dyn Ceiling>)
+    },
+};
+
+/// 1, as both have it: a pool is full when its detector says so.
+pub const DEFAULT_THRESHOLD: f64 = 1.0;
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Params {
+    threshold: f64,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self { threshold: DEFAULT_THRESHOLD }
+    }
+}
+
+/// One ceiling for all.
+#[derive(Clone, Copy, Debug)]
+pub struct Fixed(f64);
+
+impl Default for Fixed {
+    fn default() -> Self {
+        Self(DEFAULT_THRESHOLD)
+    }
+}
+
+impl Ceiling for Fixed {
+    fn ceilings(&mut self, _: f64, priorities: &[i32]) -> Ceilings {
+        priorities.iter().map(|_| self.0).collect()
+    }
+}

@@ -1,0 +1,137 @@
+//! `priority-holdback-policy`: the lower a band, the lower its ceiling, so that room is left for what is more important.
+//!
+//! ```text
+//! rank      c = maxCeiling − i · (maxCeiling − minCeiling) / (bands − 1), the highest band is i = 0
+//! value     c = minCeiling + (priority − least) / (greatest − least) · (maxCeiling − minCeiling)
+//! explicit  c = ceilings[priority]; 0, closed, for a priority that is not named
+//! ```
+//!
+//! When not: no burst must be served at once; what is kept free stands idle. Source: llm-d.
+
+use super::{Ceiling, Ceilings};
+use crate::flow::registry::Descriptor;
+use crate::scheduling::plugin::{ParamError, params};
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor<dyn Ceiling> = Descriptor {
+    name: "priority-holdback-policy",
+    aliases: &["holdback"],
+    summary: "Lower bands have lower ceilings, so that room is left for higher ones.",
+    source: "llm-d `priority-holdback-policy`",
+    build: |value: &Value| Holdback::new(value).map(|p| Box::new(p) as Box<dyn Ceiling>),
+};
+
+/// 1, as llm-d has it: the highest band may use all of the pool.
+pub const DEFAULT_MAX_CEILING: f64 = 1.0;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Domain {
+    #[default]
+    Rank,
+    Value,
+    Explicit,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Shape {
+    Linear,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct Params {
+    shape: Option<Shape>,
+    domain: Domain,
+    min_ceiling: Option<f64>,
+    max_ceiling: Option<f64>,
+    ceilings: Option<BTreeMap<String, f64>>,
+}
+
+#[derive(Debug)]
+enum Holdback {
+    Between { by_value: bool, least: f64, greatest: f64 },
+    Explicit(BTreeMap<i32, f64>),
+}
+
+impl Holdback {
+    fn new(parameters: &Value) -> Result<Self, ParamError> {
+        let Params { shape, domain, min_ceiling, max_ceiling, ceilings } = params(parameters)?;
+        if domain == Domain::Explicit {
+            if shape.is_some() || min_ceiling.is_some() || max_ceiling.is_some() {
+                return Err(ParamError(
+                    "`shape`, `minCeiling` and `maxCeiling` do not go with `domain: explicit`".into(),
+                ));
+            }
+            return explicit(ceilings);
+        }
+        if ceilings.is_some() {
+            return Err(ParamError("`ceilings` goes with `domain: explicit` only".into()));
+        }
+        let Some(least) = min_ceiling else {
+            return Err(ParamError("`minCeiling` is missing; the ceiling of the lowest band is needed".into()));
+        };
+        if !(0.0..1.0).contains(&least) {
+            return Err(ParamError::value("minCeiling", least, "0 to below 1 is allowed"));
+        }
+        let greatest = max_ceiling.unwrap_or(DEFAULT_MAX_CEILING);
+        if !(greatest > 0.0 && greatest <= 1.0 && greatest >= least) {
+            return Err(ParamError::value("maxCeiling", greatest, "above 0 and `minCeiling` to 1 is allowed"));
+        }
+        Ok(Self::Between { by_value: domain == Domain::Value, least, greatest })
+    }
+}
+
+fn explicit(ceilings: Option<BTreeMap<String, f64>>) -> Result<Holdback, ParamError> {
+    let Some(named) = ceilings.filter(|c| !c.is_empty()) else {
+        return Err(ParamError(
+            "`ceilings` is missing; with `domain: explicit` it names a ceiling for each priority".into(),
+        ));
+    };
+    let mut ceilings = BTreeMap::new();
+    for (priority, ceiling) in named {
+        let number = priority.parse::<i32>();
+        let number =
+            number.map_err(|_| ParamError(format!("`ceilings` names `{priority}`; a priority is an integer")))?;
+        if !(0.0..=1.0).contains(&ceiling) {
+            return Err(ParamError::value(&format!("ceilings.{priority}"), ceiling, "0 to 1 is allowed"));
+        }
+        ceilings.insert(number, ceiling);
+    }
+    if !ceilings.values().is_sorted() {
+        return Err(ParamError("`ceilings` give a lower priority more than a higher one".into()));
+    }
+    Ok(Holdback::Explicit(ceilings))
+}
+
+impl Ceiling for Holdback {
+    fn ceilings(&mut self, _: f64, priorities: &[i32]) -> Ceilings {
+        match self {
+            Self::Explicit(named) => {
+                // What is closed closes all below it: the bands are served in order.
+                let mut lowest = f64::INFINITY;
+                let each = priorities.iter().map(|p| named.get(p).copied().unwrap_or(0.0));
+                each.map(|c| {
+                    lowest = lowest.min(c);
+                    lowest
+                })
+                .collect()
+            }
+            Self::Between { by_value, least, greatest } => {
+                let (first, last) = (priorities.first().copied(), priorities.last().copied());
+                let (first, last) = (f64::from(first.unwrap_or(0)), f64::from(last.unwrap_or(0)));
+                let steps = priorities.len().saturating_sub(1).max(1) as f64;
+                let part = |(i, priority): (usize, &i32)| match *by_value {
+                    true if first > last => (f64::from(*priority) - last) / (first - last),
+                    true => 1.0,
+                    false => 1.0 - i as f64 / steps,
+                };
+                priorities.iter().enumerate().map(part).map(|part| *least + part * (*greatest - *least)).collect()
+            }
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! `soft-reflective-ceiling-policy`: the fuller the pool, the fewer of the turns are open to lower bands; the highest always has its own.
+//!
+//! ```text
+//! open while saturation < 1 − i · saturation / (bands − 1), the highest band is i = 0
+//! else, below 1, in one turn of round(saturation / (1 − saturation)); at 1 closed
+//! ```
+//!
+//! A turn is a look for room. All bands that take turns have the same one, so that no band is open above which one is closed. When not:
+//! there is one band; then it is a ceiling of 1. Source: llm-d.
+
+use super::{Ceiling, Ceilings};
+use crate::flow::registry::Descriptor;
+use crate::scheduling::plugin::{NoParams, params};
+use serde_json::Value;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor<dyn Ceiling> = Descriptor {
+    name: "soft-reflective-ceiling-policy",
+    aliases: &["soft-reflective"],
+    summary: "The fuller the pool, the fewer turns lower bands have; the highest always has its own.",
+    source: "llm-d `soft-reflective-ceiling-policy`",
+    build: |value: &Value| {
+        params::<NoParams>(value).map(|NoParams {}| Box::new(SoftReflective::default()) as Box<dyn Ceiling>)
+    },
+};
+
+#[derive(Debug, Default)]
+struct SoftReflective {
+    turn: u64,
+}
+
+impl Ceiling for SoftReflective {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 1 to some thousands")]
+    fn ceilings(&mut self, saturation: f64, priorities: &[i32]) -> Ceilings {
+        let steps = priorities.len().saturating_sub(1) as f64;
+        // The lowest ceiling is 1 − saturation: below it nobody takes turns.
+        let by_turns = priorities.len() > 1 && saturation >= 1.0 - saturation && saturation < 1.0;
+        let open = by_turns && {
+            let period = (saturation / (1.0 - saturation)).round().clamp(1.0, 1e6) as u64;
+            self.turn = self.turn.wrapping_add(1);
+            self.turn.is_multiple_of(period)
+        };
+        let ceiling = |(i, _): (usize, &i32)| {
+            let reflected = 1.0 - i as f64 * saturation / steps.max(1.0);
+            let is_open = i == 0 || saturation < reflected || (by_turns && open);
+            if is_open { 1.0 } else { 0.0 }
+        };
+        priorities.iter().enumerate().map(ceiling).collect()
+    }
+}

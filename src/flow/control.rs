@@ -1,0 +1,383 @@
+//! The queues of one pool.
+//!
+//! What holds at the end of each call: nobody waits whose band has room; no band and not all of them together hold more than they may; a
+//! band is served only when all above it are empty. Every call costs the logarithm of what waits.
+
+use super::band::{Band, Place};
+use super::ceiling::Ceiling;
+use super::fairness::{Head, Meter};
+use super::item::{Arrival, Cause, Handle, Left, Load, Passage, Refusal, Verdict};
+use super::ordering::Facts;
+use super::pace::{self, SHORTEST_RETRY};
+use super::saturation::Gauge;
+use super::settings::Settings;
+use super::slab::Slab;
+use crate::clock::Timestamp;
+use crate::rng::PickRng;
+use smallvec::SmallVec;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// Flows that a call which is about something else forgets on its way.
+const FORGOTTEN_PER_CALL: usize = 2;
+
+/// A request that waits.
+#[derive(Debug)]
+struct Item<T> {
+    kept: T,
+    priority: i32,
+    flow: u32,
+    place: Place,
+    bytes: u64,
+    arrived: Timestamp,
+    deadline: Timestamp,
+    prompt_tokens: u32,
+    answer_tokens: Option<u32>,
+}
+
+impl<T> Item<T> {
+    fn meter(&self) -> Meter {
+        Meter { input: self.prompt_tokens, answer: self.answer_tokens, ..Meter::default() }
+    }
+}
+
+/// The queues of one pool. `T` is what is kept of a request that waits, for whoever has to tell it.
+#[derive(Debug)]
+pub struct FlowControl<T> {
+    settings: Settings,
+    ceiling: Box<dyn Ceiling>,
+    items: Slab<Item<T>>,
+    /// The highest priority first.
+    bands: Vec<Band>,
+    deadlines: BTreeSet<(Timestamp, u32)>,
+    bytes: u64,
+    pending: Load,
+    sequence: u64,
+}
+
+impl<T> FlowControl<T> {
+    /// Empty queues.
+    #[must_use]
+    pub fn new(settings: Settings, ceiling: Box<dyn Ceiling>) -> Self {
+        Self {
+            settings,
+            ceiling,
+            items: Slab::default(),
+            bands: Vec::new(),
+            deadlines: BTreeSet::new(),
+            bytes: 0,
+            pending: Load::default(),
+            sequence: 0,
+        }
+    }
+
+    /// Requests that wait.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Whether nobody waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes of those that wait.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// What was let through and has not landed.
+    #[must_use]
+    pub fn pending(&self) -> Load {
+        self.pending
+    }
+
+    /// Priority, requests that wait and their bytes, of each band that there is, the highest first.
+    pub fn bands(&self) -> impl Iterator<Item = (i32, u64, u64)> + '_ {
+        self.bands.iter().map(|b| (b.priority, b.requests, b.bytes))
+    }
+
+    /// A request comes. `keep` makes what is kept of it, should it wait; `left` gets those whose waiting this has ended.
+    pub fn enqueue(
+        &mut self,
+        arrival: &Arrival<'_>,
+        keep: impl FnOnce(Handle) -> T,
+        room: &Gauge,
+        now: Timestamp,
+        rng: &mut PickRng,
+        left: &mut Vec<Left<T>>,
+    ) -> Verdict {
+        self.turn_out_expired(now, left);
+        let at = self.band(arrival.priority);
+        let weight = self.settings.weight(arrival.flow);
+        let (patience, most) = (self.settings.flow_idle, self.settings.max_flows);
+        let Some(band) = self.bands.get_mut(at) else { return Verdict::Rejected(self.refusal(at, Cause::Full, now)) };
+        band.forget_idle(patience, FORGOTTEN_PER_CALL, now);
+        let Some(flow) = band.flow(arrival.flow, weight, most) else {
+            return Verdict::Rejected(self.refusal(at, Cause::Full, now));
+        };
+        let deadline = now.after(arrival.ttl.unwrap_or(self.settings.ttl));
+        let facts = Facts { arrived: now, deadline, ttft: arrival.ttft, work: arrival.work };
+        let head = Head { key: band.key(&facts), sequence: self.sequence, arrived: now };
+        self.sequence += 1;
+        // Those before it go first, should there be room that nobody has told of.
+        self.let_through(at, room, now, rng, left);
+        let is_next = self.bands.iter().take(at + 1).all(|b| b.requests == 0);
+        if is_next && self.has_room(at, room) {
+            let passage = self.pass(at, flow, head, arrival, now, rng);
+            self.let_through(usize::MAX, room, now, rng, left);
+            return Verdict::Dispatch(passage);
+        }
+        if let Err(cause) = self.make_room(at, flow, arrival.bytes, now, left) {
+            if let Some(band) = self.bands.get_mut(at) {
+                band.settle(flow, now);
+            }
+            return Verdict::Rejected(self.refusal(at, cause, now));
+        }
+        let Some((slot, generation)) = self.items.next() else {
+            return Verdict::Rejected(self.refusal(at, Cause::Full, now));
+        };
+        let handle = Handle { slot, generation };
+        let place = (head, slot);
+        self.items.insert(Item {
+            kept: keep(handle),
+            priority: arrival.priority,
+            flow,
+            place,
+            bytes: arrival.bytes,
+            arrived: now,
+            deadline,
+            prompt_tokens: arrival.prompt_tokens,
+            answer_tokens: arrival.answer_tokens,
+        });
+        self.deadlines.insert((deadline, slot));
+        self.bytes += arrival.bytes;
+        if let Some(band) = self.bands.get_mut(at) {
+            band.push(flow, place, arrival.bytes, now);
+        }
+        Verdict::Parked(handle)
+    }
+
+    /// The pool may have more room than before: an answer has begun or ended, a page has come, an endpoint has.
+    pub fn freed(&mut self, room: &Gauge, now: Timestamp, rng: &mut PickRng, left: &mut Vec<Left<T>>) {
+        self.turn_out_expired(now, left);
+        self.let_through(usize::MAX, room, now, rng, left);
+    }
+
+    /// When [`FlowControl::expire`] is due; `None` when nothing is kept.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Timestamp> {
+        let forgets = self.bands.iter().filter_map(|b| b.forgets_at(self.settings.flow_idle)).min();
+        let expires = self.deadlines.first().map(|(at, _)| *at);
+        expires.into_iter().chain(forgets).min()
+    }
+
+    /// Turns out those who have waited for as long as they may, and forgets flows that have had nothing here for long.
+    pub fn expire(&mut self, now: Timestamp, left: &mut Vec<Left<T>>) {
+        self.turn_out_expired(now, left);
+        let patience = self.settings.flow_idle;
+        self.bands.iter_mut().for_each(|band| band.forget_idle(patience, usize::MAX, now));
+        self.bands.retain(|band| !band.is_void());
+    }
+
+    /// Nobody waits for this one any longer. What was kept of it; `None` when it has left already.
+    pub fn cancel(&mut self, handle: Handle, now: Timestamp) -> Option<T> {
+        if self.items.generation(handle.slot)? != handle.generation {
+            return None;
+        }
+        self.take(handle.slot, now).map(|(_, item)| item.kept)
+    }
+
+    /// A request that was let through is in the ledger, or never will be: it is on its way no longer.
+    pub fn landed(&mut self, passage: &mut Passage) {
+        let Load { requests, tokens } = std::mem::take(&mut passage.load);
+        self.pending.requests -= requests;
+        self.pending.tokens -= tokens;
+    }
+
+    /// So many tokens of its answer have come in all.
+    pub fn answered(&mut self, passage: &mut Passage, output: u32, now: Timestamp) {
+        if let Some(band) = self.existing(passage.priority).and_then(|at| self.bands.get_mut(at)) {
+            band.answered(passage.flow, &mut passage.meter, output, now);
+        }
+    }
+
+    /// It has ended, and the server has told how long its prompt was, perhaps.
+    pub fn ended(&mut self, mut passage: Passage, input: Option<u32>, now: Timestamp) {
+        self.landed(&mut passage);
+        if let Some(band) = self.existing(passage.priority).and_then(|at| self.bands.get_mut(at)) {
+            band.ended(passage.flow, &passage.meter, input, now);
+        }
+    }
+
+    /// When what waits in the band of this priority will have left, as things have gone of late.
+    #[must_use]
+    pub fn clears(&self, priority: i32, now: Timestamp) -> Duration {
+        self.existing(priority).map_or(SHORTEST_RETRY, |at| self.clears_at(at, now))
+    }
+
+    fn refusal(&self, at: usize, cause: Cause, now: Timestamp) -> Refusal {
+        Refusal { cause, retry_after: self.clears_at(at, now) }
+    }
+
+    /// When what waits in the band at `at` and above it will have left: at the pace of all of them, and at the band's own, which tells of what
+    /// comes above it meanwhile.
+    fn clears_at(&self, at: usize, now: Timestamp) -> Duration {
+        let before = self.bands.iter().take(at.saturating_add(1));
+        let (queued, rate) = before.fold((0, 0.0), |(q, r), b| (q + b.requests, r + b.pace.rate(now)));
+        let own = self.bands.get(at).map_or(SHORTEST_RETRY, |b| pace::clears(b.requests, b.pace.rate(now)));
+        own.max(pace::clears(queued, rate))
+    }
+
+    fn existing(&self, priority: i32) -> Option<usize> {
+        self.bands.binary_search_by(|b| priority.cmp(&b.priority)).ok()
+    }
+
+    /// Where the band of this priority is, which is made if there is none.
+    fn band(&mut self, priority: i32) -> usize {
+        self.bands.binary_search_by(|b| priority.cmp(&b.priority)).unwrap_or_else(|at| {
+            self.bands.insert(at, Band::new(priority, self.settings.band(priority)));
+            at
+        })
+    }
+
+    fn has_room(&mut self, at: usize, room: &Gauge) -> bool {
+        let saturation = room.saturation(self.pending);
+        let priorities: SmallVec<[i32; 8]> = self.bands.iter().map(|b| b.priority).collect();
+        self.ceiling.ceilings(saturation, &priorities).get(at).is_some_and(|ceiling| saturation < *ceiling)
+    }
+
+    /// Counts it as on its way.
+    fn passage(&mut self, priority: i32, flow: u32, meter: Meter, waited: Duration) -> Passage {
+        let load = Load { requests: 1, tokens: u64::from(meter.input) };
+        self.pending.requests += load.requests;
+        self.pending.tokens += load.tokens;
+        Passage { priority, flow, meter, load, waited }
+    }
+
+    fn pass(
+        &mut self,
+        at: usize,
+        flow: u32,
+        head: Head,
+        arrival: &Arrival<'_>,
+        now: Timestamp,
+        rng: &mut PickRng,
+    ) -> Passage {
+        let mut meter = Meter { input: arrival.prompt_tokens, answer: arrival.answer_tokens, ..Meter::default() };
+        if let Some(band) = self.bands.get_mut(at) {
+            band.pass(flow, head, &mut meter, now, rng);
+        }
+        self.passage(arrival.priority, flow, meter, Duration::ZERO)
+    }
+
+    /// Lets through whoever is next in the bands down to the one at `lowest`, while there is room.
+    fn let_through(&mut self, lowest: usize, room: &Gauge, now: Timestamp, rng: &mut PickRng, left: &mut Vec<Left<T>>) {
+        while let Some(at) = self.bands.iter().position(|b| b.requests > 0).filter(|at| *at <= lowest) {
+            if !self.has_room(at, room) {
+                return;
+            }
+            let Some(slot) = self.bands.get_mut(at).and_then(Band::next) else { return };
+            let Some((generation, item)) = self.items.remove(slot) else { return };
+            self.deadlines.remove(&(item.deadline, slot));
+            self.bytes -= item.bytes;
+            let mut meter = item.meter();
+            if let Some(band) = self.bands.get_mut(at) {
+                band.dispatch(item.flow, &item.place, item.bytes, &mut meter, now, rng);
+            }
+            let passage = self.passage(item.priority, item.flow, meter, now.since(item.arrived));
+            left.push(Left::Dispatched(Handle { slot, generation }, item.kept, passage));
+        }
+    }
+
+    /// Takes one out of all queues.
+    fn take(&mut self, slot: u32, now: Timestamp) -> Option<(u32, Item<T>)> {
+        let (generation, item) = self.items.remove(slot)?;
+        self.deadlines.remove(&(item.deadline, slot));
+        self.bytes -= item.bytes;
+        let at = self.existing(item.priority)?;
+        self.bands.get_mut(at)?.remove(item.flow, &item.place, item.bytes, now);
+        Some((generation, item))
+    }
+
+    fn turn_out(&mut self, slot: u32, cause: Cause, now: Timestamp, left: &mut Vec<Left<T>>) {
+        let Some((generation, item)) = self.take(slot, now) else { return };
+        let at = self.existing(item.priority).unwrap_or(usize::MAX);
+        let refusal = self.refusal(at, cause, now);
+        left.push(Left::Refused(Handle { slot, generation }, item.kept, refusal));
+    }
+
+    fn turn_out_expired(&mut self, now: Timestamp, left: &mut Vec<Left<T>>) {
+        while let Some((_, slot)) = self.deadlines.first().copied().filter(|(at, _)| *at <= now) {
+            self.turn_out(slot, Cause::Expired, now, left);
+        }
+    }
+
+    /// Makes room for one more of `flow` in the band at `at`, if anybody must give way to it.
+    fn make_room(
+        &mut self,
+        at: usize,
+        flow: u32,
+        bytes: u64,
+        now: Timestamp,
+        left: &mut Vec<Left<T>>,
+    ) -> Result<(), Cause> {
+        let Some(band) = self.bands.get(at) else { return Err(Cause::Full) };
+        if !band.could_hold(bytes) {
+            return Err(Cause::BandFull);
+        }
+        while !self.bands.get(at).is_some_and(|b| b.has_room(bytes)) {
+            let Some(slot) = self.bands.get(at).and_then(|b| b.gives_way(flow)) else { return Err(Cause::BandFull) };
+            self.turn_out(slot, Cause::Evicted, now, left);
+        }
+        if self.fits(0, 0, bytes) {
+            return Ok(());
+        }
+        // Nobody is turned out in vain.
+        let priority = self.bands.get(at).map_or(0, |b| b.priority);
+        let (requests, held) = self.sheddable(priority).fold((0, 0), |(r, h), b| (r + b.requests, h + b.bytes));
+        if !self.fits(requests, held, bytes) {
+            return self.own_gives_way(at, flow, bytes, now, left);
+        }
+        while !self.fits(0, 0, bytes) {
+            let lowest = self.sheddable(priority).map(|b| b.priority).last();
+            let lowest = lowest.and_then(|priority| self.existing(priority));
+            let Some(slot) = lowest.and_then(|at| self.bands.get_mut(at)).and_then(Band::last) else {
+                return Err(Cause::Full);
+            };
+            self.turn_out(slot, Cause::Evicted, now, left);
+        }
+        Ok(())
+    }
+
+    /// The longest flow of the newcomer's own band gives way, where it does.
+    fn own_gives_way(
+        &mut self,
+        at: usize,
+        flow: u32,
+        bytes: u64,
+        now: Timestamp,
+        left: &mut Vec<Left<T>>,
+    ) -> Result<(), Cause> {
+        while !self.fits(0, 0, bytes) {
+            let Some(slot) = self.bands.get(at).and_then(|b| b.gives_way(flow)) else { return Err(Cause::Full) };
+            self.turn_out(slot, Cause::Evicted, now, left);
+        }
+        Ok(())
+    }
+
+    /// Whether one more of `bytes` fits when `requests` with `held` bytes have gone.
+    fn fits(&self, requests: u64, held: u64, bytes: u64) -> bool {
+        let count = self.items.len() as u64 - requests;
+        count < self.settings.max_requests && (self.bytes - held).saturating_add(bytes) <= self.settings.max_bytes
+    }
+
+    /// The bands that give way to a request of this priority, and hold something.
+    fn sheddable(&self, priority: i32) -> impl Iterator<Item = &Band> {
+        let gives_way = self.settings.evict_sheddable;
+        self.bands.iter().filter(move |b| gives_way && b.requests > 0 && b.priority < priority.min(0))
+    }
+}

@@ -1,0 +1,64 @@
+//! `global-strict-fairness-policy`: no turns; the first of all requests by the band's ordering.
+//!
+//! When not: one tenant can flood the pool; then all wait behind its requests. Source: GIE and llm-d.
+
+use super::{Fairness, Head};
+use crate::clock::Timestamp;
+use crate::flow::registry::Descriptor;
+use crate::scheduling::plugin::{NoParams, params};
+use ahash::AHashMap;
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor<dyn Fairness> = Descriptor {
+    name: "global-strict-fairness-policy",
+    aliases: &["global-strict"],
+    summary: "The first request of all flows by the band's ordering.",
+    source: "GIE and llm-d `global-strict-fairness-policy`",
+    build: |value: &Value| {
+        params::<NoParams>(value).map(|NoParams {}| Box::new(GlobalStrict::default()) as Box<dyn Fairness>)
+    },
+};
+
+/// No turns.
+#[derive(Debug, Default)]
+pub struct GlobalStrict {
+    order: BTreeSet<(Head, u32)>,
+    heads: AHashMap<u32, Head>,
+}
+
+impl Fairness for GlobalStrict {
+    fn fresh(&self) -> Box<dyn Fairness> {
+        Box::new(Self::default())
+    }
+
+    fn wakes(&mut self, flow: u32, _: f64, head: Head, _: Timestamp) {
+        self.head(flow, head);
+    }
+
+    fn head(&mut self, flow: u32, head: Head) {
+        if let Some(before) = self.heads.insert(flow, head) {
+            self.order.remove(&(before, flow));
+        }
+        self.order.insert((head, flow));
+    }
+
+    fn sleeps(&mut self, flow: u32) {
+        if let Some(head) = self.heads.remove(&flow) {
+            self.order.remove(&(head, flow));
+        }
+    }
+
+    fn next(&mut self) -> Option<u32> {
+        self.order.first().map(|(_, flow)| *flow)
+    }
+
+    fn last(&mut self) -> Option<u32> {
+        self.order.last().map(|(_, flow)| *flow)
+    }
+
+    fn forget(&mut self, flow: u32) {
+        self.sleeps(flow);
+    }
+}

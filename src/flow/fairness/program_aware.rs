@@ -1,0 +1,258 @@
+//! `program-aware-fairness`: the flow that has attained least service of late, and has waited long.
+//!
+//! ```text
+//! score   = lasWeightService · (1 − service normalised) + lasWeightHeadWait · (wait of the first request normalised); the greatest goes
+//! service = Σ (prompt + 2 · answer tokens), half as much after lasHalfLifeSeconds; counted when an answer ends
+//! ```
+//!
+//! Both figures are normalised over the flows that have something queued, so a score changes with every other flow's. The best is found
+//! without looking at all of them: flows are kept by service and by the first request's arrival, both orders are walked side by side, and
+//! the walk ends where nobody further down either can have more (Fagin's threshold algorithm). Service that fades equally fast for all is kept
+//! as what it will have been worth at a later moment, so that fading changes no order.
+//!
+//! Not as there: `lasDecayFactor` without a half-life fades by the second here too, as its documentation has it. When not: requests are long
+//! against the half-life; what is under way does not count yet, which `vtc-fair` charges as it comes. Source: llm-d.
+
+use super::{Fairness, Head, Meter};
+use crate::clock::Timestamp;
+use crate::flow::registry::Descriptor;
+use crate::scheduling::plugin::{ParamError, params};
+use ahash::AHashMap;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::Value;
+use std::cmp::Ordering;
+use std::collections::BTreeSet;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor<dyn Fairness> = Descriptor {
+    name: "program-aware-fairness",
+    aliases: &["program-aware-fairness-policy", "program-aware"],
+    summary: "The flow with the least service of late and the longest wait.",
+    source: "llm-d `program-aware-fairness` (`las`)",
+    build: |value: &Value| ProgramAware::new(value).map(|p| Box::new(p) as Box<dyn Fairness>),
+};
+
+/// 0.8, as llm-d has it.
+pub const DEFAULT_WEIGHT_SERVICE: f64 = 0.8;
+/// 0.2, as llm-d has it: decides among flows that have had nothing yet.
+pub const DEFAULT_WEIGHT_HEAD_WAIT: f64 = 0.2;
+/// 60 s, as llm-d has it: an agent's step of a minute ago counts half.
+pub const DEFAULT_HALF_LIFE_SECONDS: f64 = 60.0;
+/// 0.99997 a second, as llm-d has it, where there is no half-life.
+pub const DEFAULT_DECAY_FACTOR: f64 = 0.999_97;
+/// An answer's token counts twice, as there.
+const OUTPUT_WEIGHT: f64 = 2.0;
+/// Services are worth 2^64 times as much as at first when they are written anew.
+const REBASE: f64 = 64.0;
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Strategy {
+    #[default]
+    Las,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct Params {
+    #[serde(rename = "strategy")]
+    _strategy: Strategy,
+    las_weight_service: f64,
+    las_weight_head_wait: f64,
+    las_half_life_seconds: f64,
+    las_decay_factor: f64,
+    // Flows are forgotten by the settings of all queues.
+    #[serde(rename = "evictionTtlSeconds")]
+    _ttl: Option<IgnoredAny>,
+    #[serde(rename = "evictionSweepSeconds")]
+    _sweep: Option<IgnoredAny>,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self {
+            _strategy: Strategy::Las,
+            las_weight_service: DEFAULT_WEIGHT_SERVICE,
+            las_weight_head_wait: DEFAULT_WEIGHT_HEAD_WAIT,
+            las_half_life_seconds: DEFAULT_HALF_LIFE_SECONDS,
+            las_decay_factor: DEFAULT_DECAY_FACTOR,
+            _ttl: None,
+            _sweep: None,
+        }
+    }
+}
+
+/// A service, in an order without gaps.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Service(f64);
+
+impl Eq for Service {}
+
+impl PartialOrd for Service {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Service {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Flow {
+    service: Service,
+    queued_since: Option<Timestamp>,
+}
+
+#[derive(Debug)]
+struct ProgramAware {
+    weight_service: f64,
+    weight_wait: f64,
+    half_life: f64,
+    /// When a service is worth what is written.
+    written: Timestamp,
+    flows: AHashMap<u32, Flow>,
+    by_service: BTreeSet<(Service, u32)>,
+    by_wait: BTreeSet<(Timestamp, u32)>,
+}
+
+impl ProgramAware {
+    fn new(parameters: &Value) -> Result<Self, ParamError> {
+        let p: Params = params(parameters)?;
+        let finite = 0.0..f64::INFINITY;
+        for (name, value) in [
+            ("lasWeightService", p.las_weight_service),
+            ("lasWeightHeadWait", p.las_weight_head_wait),
+            ("lasHalfLifeSeconds", p.las_half_life_seconds),
+        ] {
+            if !finite.contains(&value) {
+                return Err(ParamError::value(name, value, "0 or more is allowed"));
+            }
+        }
+        if !(p.las_decay_factor > 0.0 && p.las_decay_factor <= 1.0) {
+            return Err(ParamError::value("lasDecayFactor", p.las_decay_factor, "above 0 to 1 is allowed"));
+        }
+        // A factor of 1 fades never: a half-life of infinity.
+        let by_factor = -1.0 / p.las_decay_factor.log2();
+        let half_life = if p.las_half_life_seconds > 0.0 { p.las_half_life_seconds } else { by_factor };
+        Ok(Self::with(p.las_weight_service, p.las_weight_head_wait, half_life))
+    }
+
+    fn with(weight_service: f64, weight_wait: f64, half_life: f64) -> Self {
+        let (by_service, by_wait) = (BTreeSet::new(), BTreeSet::new());
+        let (written, flows) = (Timestamp::default(), AHashMap::new());
+        Self { weight_service, weight_wait, half_life, written, flows, by_service, by_wait }
+    }
+
+    fn queue(&mut self, flow: u32, since: Option<Timestamp>) {
+        let entry = self.flows.entry(flow).or_default();
+        if let Some(before) = std::mem::replace(&mut entry.queued_since, since) {
+            self.by_wait.remove(&(before, flow));
+            self.by_service.remove(&(entry.service, flow));
+        }
+        if let Some(since) = since {
+            self.by_wait.insert((since, flow));
+            self.by_service.insert((entry.service, flow));
+        }
+    }
+
+    fn serve(&mut self, flow: u32, tokens: f64, now: Timestamp) {
+        let halves = now.since(self.written).as_secs_f64() / self.half_life.abs();
+        if halves > REBASE {
+            self.written = now;
+            let fade = (-halves).exp2();
+            for flow in self.flows.values_mut() {
+                flow.service.0 *= fade;
+            }
+            self.by_service = self.by_service.iter().map(|(s, flow)| (Service(s.0 * fade), *flow)).collect();
+            return self.serve(flow, tokens, now);
+        }
+        let since = self.flows.get(&flow).and_then(|f| f.queued_since);
+        self.queue(flow, None);
+        self.flows.entry(flow).or_default().service.0 += tokens * halves.exp2();
+        self.queue(flow, since);
+    }
+
+    /// The flow with the greatest score, or the least.
+    fn extreme(&self, greatest: bool) -> Option<u32> {
+        let sign = if greatest { 1.0 } else { -1.0 };
+        let (served, waited) = (self.service_span()?, self.wait_span()?);
+        let of = |service: f64, since: Timestamp| {
+            let service = 1.0 - normalise(service, served);
+            let wait = 1.0 - normalise(since.0 as f64, waited);
+            sign * (self.weight_service * service + self.weight_wait * wait)
+        };
+        let mut best: Option<(f64, u32)> = None;
+        let mut walks = (self.by_service.iter(), self.by_wait.iter());
+        loop {
+            let (service, since) = if greatest {
+                (walks.0.next()?, walks.1.next()?)
+            } else {
+                (walks.0.next_back()?, walks.1.next_back()?)
+            };
+            for flow in [service.1, since.1] {
+                let Some(Flow { service, queued_since: Some(since) }) = self.flows.get(&flow) else { continue };
+                let score = of(service.0, *since);
+                if best.is_none_or(|(s, f)| (score, std::cmp::Reverse(flow)) > (s, std::cmp::Reverse(f))) {
+                    best = Some((score, flow));
+                }
+            }
+            // Nobody further down has less service or has waited longer than these.
+            let bound = of(service.0.0, since.0);
+            if let Some((_, flow)) = best.filter(|(score, _)| *score >= bound) {
+                return Some(flow);
+            }
+        }
+    }
+
+    fn service_span(&self) -> Option<(f64, f64)> {
+        Some((self.by_service.first()?.0.0, self.by_service.last()?.0.0))
+    }
+
+    fn wait_span(&self) -> Option<(f64, f64)> {
+        Some((self.by_wait.first()?.0.0 as f64, self.by_wait.last()?.0.0 as f64))
+    }
+}
+
+fn normalise(value: f64, (least, greatest): (f64, f64)) -> f64 {
+    if greatest > least { (value - least) / (greatest - least) } else { 0.0 }
+}
+
+impl Fairness for ProgramAware {
+    fn fresh(&self) -> Box<dyn Fairness> {
+        Box::new(Self::with(self.weight_service, self.weight_wait, self.half_life))
+    }
+
+    fn wakes(&mut self, flow: u32, _: f64, head: Head, _: Timestamp) {
+        self.queue(flow, Some(head.arrived));
+    }
+
+    fn head(&mut self, flow: u32, head: Head) {
+        self.queue(flow, Some(head.arrived));
+    }
+
+    fn sleeps(&mut self, flow: u32) {
+        self.queue(flow, None);
+    }
+
+    fn next(&mut self) -> Option<u32> {
+        self.extreme(true)
+    }
+
+    fn last(&mut self) -> Option<u32> {
+        self.extreme(false)
+    }
+
+    fn ended(&mut self, flow: u32, meter: &Meter, input: Option<u32>, now: Timestamp) {
+        let tokens = f64::from(input.unwrap_or(meter.input)) + OUTPUT_WEIGHT * f64::from(meter.output);
+        self.serve(flow, tokens, now);
+    }
+
+    fn forget(&mut self, flow: u32) {
+        self.queue(flow, None);
+        self.flows.remove(&flow);
+    }
+}

@@ -1,0 +1,74 @@
+//! `round-robin-fairness-policy`: one request of each flow in turn.
+//!
+//! A flow that comes anew goes behind all that wait. When not: requests differ in size; a turn is a turn, whether 10 tokens or 100,000.
+//! Source: GIE and llm-d.
+
+use super::{Fairness, Head, Meter};
+use crate::clock::Timestamp;
+use crate::flow::registry::Descriptor;
+use crate::rng::PickRng;
+use crate::scheduling::plugin::{NoParams, params};
+use ahash::AHashMap;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor<dyn Fairness> = Descriptor {
+    name: "round-robin-fairness-policy",
+    aliases: &["round-robin"],
+    summary: "One request of each flow in turn.",
+    source: "GIE and llm-d `round-robin-fairness-policy`",
+    build: |value: &Value| {
+        params::<NoParams>(value).map(|NoParams {}| Box::new(RoundRobin::default()) as Box<dyn Fairness>)
+    },
+};
+
+#[derive(Debug, Default)]
+struct RoundRobin {
+    turns: BTreeMap<u64, u32>,
+    turn_of: AHashMap<u32, u64>,
+    next: u64,
+}
+
+impl RoundRobin {
+    fn goes_last(&mut self, flow: u32) {
+        self.sleeps(flow);
+        self.turns.insert(self.next, flow);
+        self.turn_of.insert(flow, self.next);
+        self.next += 1;
+    }
+}
+
+impl Fairness for RoundRobin {
+    fn fresh(&self) -> Box<dyn Fairness> {
+        Box::new(Self::default())
+    }
+
+    fn wakes(&mut self, flow: u32, _: f64, _: Head, _: Timestamp) {
+        self.goes_last(flow);
+    }
+
+    fn head(&mut self, _: u32, _: Head) {}
+
+    fn sleeps(&mut self, flow: u32) {
+        if let Some(turn) = self.turn_of.remove(&flow) {
+            self.turns.remove(&turn);
+        }
+    }
+
+    fn next(&mut self) -> Option<u32> {
+        self.turns.first_key_value().map(|(_, flow)| *flow)
+    }
+
+    fn last(&mut self) -> Option<u32> {
+        self.turns.last_key_value().map(|(_, flow)| *flow)
+    }
+
+    fn dispatched(&mut self, flow: u32, _: &mut Meter, _: Timestamp, _: &mut PickRng) {
+        self.goes_last(flow);
+    }
+
+    fn forget(&mut self, flow: u32) {
+        self.sleeps(flow);
+    }
+}

@@ -1,0 +1,109 @@
+//! `vtc-max-fair`: as `vtc-fair`, but whoever has had less than the last request's flow is lifted to it, each time one is let through.
+//!
+//! ```text
+//! floor = counter of the flow of the last request, less what that request cost so far; the greatest counter when nothing is under way
+//! all counters are at least the floor
+//! ```
+//!
+//! A flow that had little for a while gets nothing back for that, though it waited: the bounds of `vtc-fair` do not hold for those who wait.
+//! When not: nearly always; it is here for comparison. Source: the artifact of Sheng et al. (OSDI 2024).
+
+use super::counters::{Counters, Weights};
+use super::{Fairness, Head, Meter};
+use crate::clock::Timestamp;
+use crate::flow::registry::Descriptor;
+use crate::rng::PickRng;
+use serde_json::Value;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor<dyn Fairness> = Descriptor {
+    name: "vtc-max-fair",
+    aliases: &[],
+    summary: "As vtc-fair, with nobody behind the flow that was served last.",
+    source: "artifact of Sheng et al. 2024",
+    build: |value: &Value| {
+        let counters = Counters::of(Weights::new(value)?);
+        Ok(Box::new(VtcMaxFair { counters, floor: 0, under_way: 0, dispatched: 0, last: None }) as Box<dyn Fairness>)
+    },
+};
+
+#[derive(Debug)]
+struct VtcMaxFair {
+    counters: Counters,
+    floor: u64,
+    under_way: u32,
+    dispatched: u64,
+    last: Option<Last>,
+}
+
+/// The request that was let through last.
+#[derive(Clone, Copy, Debug)]
+struct Last {
+    flow: u32,
+    meter: Meter,
+}
+
+impl VtcMaxFair {
+    fn raise(&mut self) {
+        let reference = match self.last.filter(|_| self.under_way > 0) {
+            None => self.counters.greatest(),
+            Some(Last { flow, meter }) => {
+                let cost = self.counters.worth(flow, i64::from(meter.input), i64::from(meter.output));
+                self.counters.served(flow).saturating_add_signed(-cost)
+            }
+        };
+        self.floor = self.floor.max(reference);
+    }
+}
+
+impl Fairness for VtcMaxFair {
+    fn fresh(&self) -> Box<dyn Fairness> {
+        Box::new(Self { counters: self.counters.fresh(), floor: 0, under_way: 0, dispatched: 0, last: None })
+    }
+
+    fn wakes(&mut self, flow: u32, weight: f64, _: Head, _: Timestamp) {
+        self.counters.queue(flow, weight);
+    }
+
+    fn head(&mut self, _: u32, _: Head) {}
+
+    fn sleeps(&mut self, flow: u32) {
+        self.counters.unqueue(flow);
+    }
+
+    fn next(&mut self) -> Option<u32> {
+        self.counters.first()
+    }
+
+    fn last(&mut self) -> Option<u32> {
+        self.counters.last()
+    }
+
+    fn dispatched(&mut self, flow: u32, meter: &mut Meter, _: Timestamp, _: &mut PickRng) {
+        self.raise();
+        self.counters.lift(flow, self.floor);
+        self.counters.charge(flow, i64::from(meter.input), 0);
+        self.dispatched += 1;
+        meter.number = self.dispatched;
+        self.under_way += 1;
+        self.last = Some(Last { flow, meter: *meter });
+    }
+
+    fn answered(&mut self, flow: u32, meter: &mut Meter, output: u32, _: Timestamp) {
+        self.counters.lift(flow, self.floor);
+        self.counters.answered(flow, meter, output);
+        if let Some(last) = self.last.as_mut().filter(|last| last.meter.number == meter.number) {
+            last.meter = *meter;
+        }
+    }
+
+    fn ended(&mut self, flow: u32, meter: &Meter, input: Option<u32>, _: Timestamp) {
+        self.counters.lift(flow, self.floor);
+        self.counters.ended(flow, meter, input);
+        self.under_way = self.under_way.saturating_sub(1);
+    }
+
+    fn forget(&mut self, flow: u32) {
+        self.counters.forget(flow);
+    }
+}

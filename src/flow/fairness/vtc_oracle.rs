@@ -1,0 +1,97 @@
+//! `vtc-oracle`: as `vtc-pred`, with the answer's real length known beforehand, or known to within a part of it.
+//!
+//! For replays, where lengths are in the trace: the bound of what better predictions could bring. `range` 0.5 predicts evenly between half and
+//! one and a half of the real length. A request whose length is not known is charged as by `vtc-fair`. When not: live. Source: Sheng et al.
+//! (OSDI 2024), artifact.
+
+use super::counters::{Counters, Weights};
+use super::{Fairness, Head, Meter};
+use crate::clock::Timestamp;
+use crate::flow::registry::Descriptor;
+use crate::rng::PickRng;
+use crate::scheduling::plugin::{ParamError, params};
+use rand::RngExt;
+use serde::Deserialize;
+use serde_json::Value;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor<dyn Fairness> = Descriptor {
+    name: "vtc-oracle",
+    aliases: &[],
+    summary: "As vtc-fair, with answers charged beforehand by their known length; for replays.",
+    source: "Sheng et al. 2024, VTC (oracle)",
+    build: |value: &Value| {
+        let Params { range, input_token_weight, output_token_weight } = params(value)?;
+        if !(0.0..=1.0).contains(&range) {
+            return Err(ParamError::value("range", range, "0 to 1 is allowed"));
+        }
+        let counters = Counters::of(Weights { input_token_weight, output_token_weight }.checked()?);
+        Ok(Box::new(VtcOracle { counters, range }) as Box<dyn Fairness>)
+    },
+};
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct Params {
+    /// By how much predictions are off, as a part of the real length.
+    range: f64,
+    input_token_weight: f64,
+    output_token_weight: f64,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        let Weights { input_token_weight, output_token_weight } = Weights::default();
+        Self { range: 0.0, input_token_weight, output_token_weight }
+    }
+}
+
+#[derive(Debug)]
+struct VtcOracle {
+    counters: Counters,
+    range: f64,
+}
+
+impl Fairness for VtcOracle {
+    fn fresh(&self) -> Box<dyn Fairness> {
+        Box::new(Self { counters: self.counters.fresh(), range: self.range })
+    }
+
+    fn wakes(&mut self, flow: u32, weight: f64, _: Head, _: Timestamp) {
+        self.counters.lift(flow, self.counters.floor());
+        self.counters.queue(flow, weight);
+    }
+
+    fn head(&mut self, _: u32, _: Head) {}
+
+    fn sleeps(&mut self, flow: u32) {
+        self.counters.unqueue(flow);
+    }
+
+    fn next(&mut self) -> Option<u32> {
+        self.counters.first()
+    }
+
+    fn last(&mut self) -> Option<u32> {
+        self.counters.last()
+    }
+
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most twice a u32, and saturating")]
+    fn dispatched(&mut self, flow: u32, meter: &mut Meter, _: Timestamp, rng: &mut PickRng) {
+        let off = if self.range > 0.0 { rng.random_range(-self.range..=self.range) } else { 0.0 };
+        meter.charged = meter.answer.map_or(0, |answer| (f64::from(answer) * (1.0 + off)).round() as u32);
+        self.counters.charge(flow, i64::from(meter.input), i64::from(meter.charged));
+    }
+
+    fn answered(&mut self, flow: u32, meter: &mut Meter, output: u32, _: Timestamp) {
+        self.counters.answered(flow, meter, output);
+    }
+
+    fn ended(&mut self, flow: u32, meter: &Meter, input: Option<u32>, _: Timestamp) {
+        self.counters.ended(flow, meter, input);
+    }
+
+    fn forget(&mut self, flow: u32) {
+        self.counters.forget(flow);
+    }
+}

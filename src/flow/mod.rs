@@ -1,0 +1,38 @@
+//! Who goes next when a pool is full.
+//!
+//! ```text
+//! request ─▶ band (its priority; a higher one always goes first)
+//!              └▶ flow (its tenant; `fairness` says whose turn it is)
+//!                   └▶ place in the flow's queue (`ordering`)
+//! room    ─▶ saturation of the pool (`saturation`), compared with what the band may use (`ceiling`)
+//! ```
+//!
+//! [`FlowControl`] is driven by events: a request that comes, an answer that ends or begins, a page of metrics, a client that leaves, a
+//! moment that passes. Nothing polls. What was dispatched and is not in the ledger yet is counted here, so that no burst slips through
+//! between two looks at the pool. Admitters turn requests away before they come here.
+//!
+//! Every policy is one file and one line in the [`registry`], named as GIE, llm-d and AIBrix name theirs. Pure: `now` and the random numbers
+//! are arguments. Called by the exchange's service for real requests.
+//!
+//! May import: `clock`, `rng`, `pool`, `scheduling`, `config::units`.
+
+pub mod admitter;
+mod band;
+pub mod ceiling;
+mod control;
+pub mod fairness;
+pub mod item;
+pub mod ordering;
+pub mod pace;
+pub mod registry;
+pub mod saturation;
+pub mod settings;
+mod slab;
+
+pub use control::FlowControl;
+pub use item::{Arrival, Cause, Handle, Left, Load, Passage, Refusal, Verdict};
+pub use saturation::Gauge;
+pub use settings::{BandSettings, Overflow, PoolFlow, Settings};
+
+#[cfg(test)]
+mod tests;

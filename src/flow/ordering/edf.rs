@@ -1,0 +1,26 @@
+//! `edf-ordering-policy`: who may wait no longer goes first; deadline = arrival + TTL.
+//!
+//! When not: nobody says a TTL; then it is `fcfs-ordering-policy`. Source: GIE and llm-d.
+
+use super::{Facts, Ordering};
+use crate::flow::registry::Descriptor;
+use crate::scheduling::plugin::{NoParams, params};
+use serde_json::Value;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor<dyn Ordering> = Descriptor {
+    name: "edf-ordering-policy",
+    aliases: &["edf"],
+    summary: "The earliest end of a request's time to live goes first.",
+    source: "GIE and llm-d `edf-ordering-policy`",
+    build: |value: &Value| params::<NoParams>(value).map(|NoParams {}| Box::new(Edf) as Box<dyn Ordering>),
+};
+
+#[derive(Debug)]
+struct Edf;
+
+impl Ordering for Edf {
+    fn key(&self, facts: &Facts) -> u64 {
+        facts.deadline.0
+    }
+}

@@ -1,0 +1,27 @@
+//! `fcfs-ordering-policy`: as they came.
+//!
+//! When not: prompts differ in length a hundredfold; then `least-work` lets short ones by. Source: GIE and llm-d.
+
+use super::{Facts, Ordering};
+use crate::flow::registry::Descriptor;
+use crate::scheduling::plugin::{NoParams, params};
+use serde_json::Value;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor<dyn Ordering> = Descriptor {
+    name: "fcfs-ordering-policy",
+    aliases: &["fcfs"],
+    summary: "First come, first served.",
+    source: "GIE and llm-d `fcfs-ordering-policy`",
+    build: |value: &Value| params::<NoParams>(value).map(|NoParams {}| Box::new(Fcfs) as Box<dyn Ordering>),
+};
+
+/// As they came.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Fcfs;
+
+impl Ordering for Fcfs {
+    fn key(&self, facts: &Facts) -> u64 {
+        facts.arrived.0
+    }
+}

@@ -1,0 +1,84 @@
+//! `least-work`: short work goes before long work, which ages.
+//!
+//! ```text
+//! key = arrival + min(stretch * expected work, maxDelay)
+//! ```
+//!
+//! The key of a request that waits does not change, and that of each newcomer lies later: this is the ageing. Two promises follow. A request
+//! goes before all that come more than `maxDelay` after it, so its wait is at most what first come, first served would have given it had
+//! it come `maxDelay` later. And among those that differ in work, one is put off by `stretch` times its own work at most: a prompt that takes
+//! a hundredth of another's time is not held up by it, unless it comes very much later.
+//!
+//! Made for queues that stand here and not in the engines: an engine takes prompts as they come, so one of 100,000 tokens holds up a hundred
+//! short ones behind it. When not: requests are alike; then nothing changes. Source: ageing of shortest job first; the stretch bounds the
+//! slowdown, as in highest response ratio next, whose keys would have to be made anew at each turn.
+
+use super::{Facts, Ordering};
+use crate::config::units::parse_duration;
+use crate::flow::registry::Descriptor;
+use crate::scheduling::plugin::{ParamError, params};
+use serde::Deserialize;
+use serde_json::Value;
+use std::time::Duration;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor<dyn Ordering> = Descriptor {
+    name: "least-work",
+    aliases: &[],
+    summary: "Short work goes before long work, which is put off for a bounded time at most.",
+    source: "attache: shortest job first with ageing",
+    build: |value: &Value| LeastWork::new(value).map(|p| Box::new(p) as Box<dyn Ordering>),
+};
+
+/// 10: a request may be put off by ten times what it takes itself.
+pub const DEFAULT_STRETCH: f64 = 10.0;
+/// 10 s: a sixth of the time that clients wait, so that long work that was put off still gets its answer.
+pub const DEFAULT_MAX_DELAY: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct Params {
+    stretch: f64,
+    max_delay: Option<String>,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self { stretch: DEFAULT_STRETCH, max_delay: None }
+    }
+}
+
+/// Short work first, with ageing.
+#[derive(Clone, Copy, Debug)]
+pub struct LeastWork {
+    stretch: f64,
+    max_delay: Duration,
+}
+
+impl Default for LeastWork {
+    fn default() -> Self {
+        Self { stretch: DEFAULT_STRETCH, max_delay: DEFAULT_MAX_DELAY }
+    }
+}
+
+impl LeastWork {
+    fn new(parameters: &Value) -> Result<Self, ParamError> {
+        let Params { stretch, max_delay } = params(parameters)?;
+        if !(0.0..f64::INFINITY).contains(&stretch) {
+            return Err(ParamError::value("stretch", stretch, "0 or more is allowed"));
+        }
+        let max_delay = max_delay.map(|text| parse_duration(&text)).transpose();
+        let max_delay = max_delay.map_err(|e| ParamError(format!("`maxDelay`: {e}")))?;
+        Ok(Self { stretch, max_delay: max_delay.unwrap_or(DEFAULT_MAX_DELAY) })
+    }
+}
+
+impl Ordering for LeastWork {
+    fn key(&self, facts: &Facts) -> u64 {
+        let longest = self.max_delay.as_secs_f64();
+        // An estimate that is none counts as long work.
+        let delay = (self.stretch * facts.work).max(0.0);
+        let delay = if delay < longest { Duration::from_secs_f64(delay) } else { self.max_delay };
+        facts.arrived.after(if facts.work.is_nan() { self.max_delay } else { delay }).0
+    }
+}

@@ -1,0 +1,107 @@
+//! The order within a flow, one file a policy. A key is made once, when the request comes: no order changes while it waits, so that taking
+//! the first and the last costs a look at the end of a tree.
+
+pub mod edf;
+pub mod fcfs;
+pub mod least_work;
+pub mod slo_deadline;
+
+use crate::clock::Timestamp;
+use std::fmt::Debug;
+use std::time::Duration;
+
+/// What an order may depend on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Facts {
+    /// When the request came.
+    pub arrived: Timestamp,
+    /// When it has waited for as long as it may.
+    pub deadline: Timestamp,
+    /// How soon it wants its first token.
+    pub ttft: Option<Duration>,
+    /// Seconds of an endpoint that it is expected to take.
+    pub work: f64,
+}
+
+/// The order within a flow.
+pub trait Ordering: Send + Sync + Debug {
+    /// The least goes first; equals go as they came.
+    fn key(&self, facts: &Facts) -> u64;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flow::registry::{ORDERINGS, find};
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    fn facts(arrived: u64, ttl: u64, ttft: Option<u64>, work: f64) -> Facts {
+        let arrived = Timestamp(arrived * 1_000_000);
+        let ms = Duration::from_millis;
+        Facts { arrived, deadline: arrived.after(ms(ttl)), ttft: ttft.map(ms), work }
+    }
+
+    fn order(name: &str, parameters: &Value, requests: &[Facts]) -> Vec<usize> {
+        let ordering = (find(ORDERINGS, name).unwrap().build)(parameters).unwrap();
+        let mut order: Vec<usize> = (0..requests.len()).collect();
+        order.sort_by_key(|i| (ordering.key(&requests[*i]), *i));
+        order
+    }
+
+    #[test]
+    fn orders_of_the_references() {
+        let requests = [
+            facts(0, 900, None, 0.0),
+            facts(1, 100, Some(500), 0.0),
+            facts(2, 300, Some(50), 0.0),
+            facts(3, 99, None, 0.0),
+        ];
+        for (name, expected) in [
+            ("fcfs-ordering-policy", [0, 1, 2, 3]),
+            ("fcfs", [0, 1, 2, 3]),
+            ("edf-ordering-policy", [1, 3, 2, 0]),
+            ("slo-deadline-ordering-policy", [2, 1, 0, 3]),
+        ] {
+            assert_eq!(order(name, &Value::Null, &requests), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn short_work_overtakes_long_work_and_not_for_ever() {
+        // 4 s of work waits until what came 40 s later has gone, were it not for the bound of 10 s.
+        let long = facts(0, 60_000, None, 4.0);
+        let short = |at| facts(at, 60_000, None, 0.01);
+        let requests = [long, short(5_000), short(9_899), short(9_901), short(20_000)];
+        assert_eq!(order("least-work", &Value::Null, &requests), [1, 2, 0, 3, 4]);
+        let tight = json!({"stretch": 1.0, "maxDelay": "1s"});
+        assert_eq!(order("least-work", &tight, &requests), [0, 1, 2, 3, 4]);
+        for (parameters, says) in [
+            (json!({"stretch": -1.0}), "stretch"),
+            (json!({"maxDelay": "soon"}), "maxDelay"),
+            (json!({"delay": "1s"}), "delay"),
+        ] {
+            let error = (least_work::PLUGIN.build)(&parameters).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+
+    proptest! {
+        /// Nobody is overtaken by what comes more than the bound later, whatever either is expected to take.
+        #[test]
+        fn overtaking_is_bounded(
+            works in prop::collection::vec((0u64..60_000, prop_oneof![0.0..1e3f64, Just(f64::NAN), Just(f64::INFINITY), Just(-1.0)]), 2..40),
+            delay in 0u64..20_000, stretch in 0.0..100f64,
+        ) {
+            let parameters = json!({"stretch": stretch, "maxDelay": format!("{delay}ms")});
+            let requests: Vec<Facts> = works.iter().map(|(at, work)| facts(*at, 60_000, None, *work)).collect();
+            let order = order("least-work", &parameters, &requests);
+            for (place, first) in order.iter().enumerate() {
+                for later in &order[place + 1..] {
+                    let (first, later) = (&requests[*first], &requests[*later]);
+                    prop_assert!(first.arrived.since(later.arrived) <= Duration::from_millis(delay));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Detectors over small pools.
+
+use super::*;
+use crate::flow::registry::{DETECTORS, find};
+use crate::ids::EndpointId;
+use crate::pool::ledger::Ticket;
+use crate::pool::speed::{Reservation, Work};
+use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+const NOW: Timestamp = Timestamp(100_000_000_000);
+const STALE_AFTER: Duration = Duration::from_secs(2);
+
+/// A server: what it reports and how long ago, and what was sent to it.
+#[derive(Default)]
+struct Server {
+    page: Option<(u64, EndpointMetrics)>,
+    draining: bool,
+    /// Prompts, of which the first token is awaited.
+    awaited: Vec<u32>,
+    /// Prompts that are computed.
+    decoding: Vec<u32>,
+}
+
+fn page(waiting: u32, running: u32, kv_usage: f32, in_flight_at_scrape: u32) -> EndpointMetrics {
+    EndpointMetrics { waiting, running, kv_usage, in_flight_at_scrape, ..EndpointMetrics::default() }
+}
+
+fn reports(metrics: EndpointMetrics) -> Server {
+    Server { page: Some((0, metrics)), ..Server::default() }
+}
+
+fn late(metrics: EndpointMetrics) -> Server {
+    Server { page: Some((3_000, metrics)), ..Server::default() }
+}
+
+impl Server {
+    fn awaits(mut self, prompts: &[u32]) -> Self {
+        self.awaited = prompts.to_vec();
+        self
+    }
+
+    fn decodes(mut self, prompts: &[u32]) -> Self {
+        self.decoding = prompts.to_vec();
+        self
+    }
+}
+
+fn saturation(detector: &str, parameters: &Value, servers: Vec<Server>, pending: Load) -> f64 {
+    let mut held: (Vec<Ticket>, Vec<Reservation>) = Default::default();
+    let states = (0u32..).zip(servers).map(|(id, server)| {
+        let port = 8000 + u16::try_from(id).unwrap();
+        let spec = EndpointSpec { draining: server.draining, ..EndpointSpec::at(([127, 0, 0, 1], port).into()) };
+        let endpoint = Arc::new(Endpoint::new(EndpointId(id), spec));
+        for tokens in server.awaited {
+            let work = Work { prompt_tokens: tokens, uncached_tokens: tokens, adapter_cold: false };
+            held.1.push(Reservation::begin(endpoint.clone(), None, work, true, NOW));
+            held.0.push(Ticket::book(endpoint.clone(), tokens));
+        }
+        for tokens in server.decoding {
+            let mut ticket = Ticket::book(endpoint.clone(), tokens);
+            ticket.first_byte();
+            held.0.push(ticket);
+        }
+        let metrics = server.page.map(|(age, metrics)| {
+            Arc::new(EndpointMetrics { scraped_at: Timestamp(NOW.0 - age * 1_000_000), ..metrics })
+        });
+        EndpointState::new(endpoint, metrics)
+    });
+    let pool = PoolSnapshot::new(1, true, states.collect());
+    let detector = (find(DETECTORS, detector).unwrap().build)(parameters).unwrap();
+    detector.gauge(&View { pool: &pool, stale_after: STALE_AFTER, now: NOW }).saturation(pending)
+}
+
+fn near(got: f64, expected: f64, what: &str) {
+    assert!((got - expected).abs() < 1e-4, "{what}: {got}, not {expected}");
+}
+
+const NONE: Load = Load { requests: 0, tokens: 0 };
+
+#[test]
+fn a_pool_that_serves_nothing_is_full() {
+    for detector in DETECTORS {
+        near(saturation(detector.name, &Value::Null, vec![], NONE), 1.0, detector.name);
+        let draining = Server { draining: true, ..Server::default() };
+        near(saturation(detector.name, &Value::Null, vec![draining], NONE), 1.0, detector.name);
+        near(saturation(detector.name, &Value::Null, vec![Server::default()], NONE), 0.0, detector.name);
+    }
+}
+
+#[test]
+fn concurrency() {
+    let two = || vec![Server::default().awaits(&[100, 200]).decodes(&[50]), Server::default().awaits(&[100])];
+    for (parameters, pending, expected) in [
+        (json!({"maxConcurrency": 4}), NONE, 0.5),
+        (json!({"maxConcurrency": 4}), Load { requests: 4, tokens: 9_999 }, 1.0),
+        (json!({"maxConcurrency": 2}), Load { requests: 1, tokens: 0 }, 1.25),
+        (json!({"concurrencyMode": "tokens", "maxTokenConcurrency": 400}), NONE, 0.5),
+        (json!({"concurrencyMode": "tokens", "maxTokenConcurrency": 400}), Load { requests: 1, tokens: 400 }, 1.0),
+        (
+            json!({"concurrencyMode": "hybrid", "maxConcurrency": 4, "maxTokenConcurrency": 400, "headroom": 0.5}),
+            Load { requests: 1, tokens: 0 },
+            0.625,
+        ),
+        (Value::Null, NONE, 0.02),
+    ] {
+        near(saturation("concurrency-detector", &parameters, two(), pending), expected, &parameters.to_string());
+    }
+}
+
+#[test]
+fn utilization_is_corrected_by_what_was_sent_since() {
+    let parameters = json!({"queueDepthThreshold": 5, "kvCacheUtilThreshold": 0.9});
+    let idle = || reports(page(0, 0, 0.0, 0));
+    for (row, servers, expected) in [
+        ("GIE: (2,.5)", vec![reports(page(2, 0, 0.5, 0))], 0.5556),
+        ("GIE: (10,.1)", vec![reports(page(10, 0, 0.1, 0))], 2.0),
+        ("GIE: (1,.95)", vec![reports(page(1, 0, 0.95, 0))], 1.0556),
+        ("GIE: (1,.1)(0,.2)", vec![reports(page(1, 0, 0.1, 0)), reports(page(0, 0, 0.2, 0))], 0.2111),
+        ("GIE: good and (15,.2)", vec![reports(page(1, 0, 0.1, 0)), reports(page(15, 0, 0.2, 0))], 1.6),
+        ("nothing reported stalls nothing", vec![Server::default()], 0.0),
+        ("a page that is late stalls nothing", vec![late(page(50, 8, 0.99, 0))], 0.0),
+        ("what waits for a first token counts then", vec![late(page(0, 0, 0.0, 0)).awaits(&[9, 9, 9])], 0.6),
+        ("four came since, and eight sit", vec![reports(page(1, 8, 0.0, 9)).awaits(&[9; 4]).decodes(&[9; 9])], 1.0),
+        ("the queue has gone since", vec![reports(page(4, 8, 0.0, 12)).decodes(&[9; 5])], 0.0),
+        ("seats are free, and two are not answered", vec![idle().awaits(&[9, 9]).decodes(&[9; 30])], 0.4),
+    ] {
+        near(saturation("utilization-detector", &parameters, servers, NONE), expected, row);
+    }
+    let pending = Load { requests: 5, tokens: 0 };
+    near(saturation("utilization-detector", &parameters, vec![idle(), idle()], pending), 0.5, "a burst");
+    let short = json!({"metricsStalenessThreshold": "5s"});
+    near(saturation("utilization-detector", &short, vec![late(page(5, 0, 0.0, 0))], NONE), 1.0, "its own age");
+    for (parameters, says) in [
+        (json!({"queueDepthThreshold": 0}), "queueDepthThreshold"),
+        (json!({"kvCacheUtilThreshold": 1.5}), "kvCacheUtilThreshold"),
+        (json!({"metricsStalenessThreshold": "0s"}), "metricsStalenessThreshold"),
+    ] {
+        let error = (utilization::PLUGIN.build)(&parameters).unwrap_err().to_string();
+        assert!(error.contains(says), "{error}");
+    }
+}
+
+#[test]
+fn backlog_has_room_while_any_endpoint_has() {
+    let parameters = json!({"maxPrefillTokens": 1_000, "maxWaiting": 4, "maxKvUsage": 0.8});
+    let idle = || reports(page(0, 0, 0.0, 0));
+    for (row, servers, expected) in [
+        ("tokens to compute", vec![idle().awaits(&[500])], 0.5),
+        ("requests to answer", vec![idle().awaits(&[1, 1, 1])], 0.75),
+        ("others' as well", vec![reports(page(3, 0, 0.0, 0))], 0.75),
+        ("answers under way don't count", vec![idle().decodes(&[900; 50])], 0.0),
+        ("the cache", vec![reports(page(0, 5, 0.4, 5))], 0.5),
+        ("a late page says nothing", vec![late(page(30, 5, 0.9, 5))], 0.0),
+        ("full is full", vec![idle().awaits(&[100_000]), idle()], 0.5),
+        ("all are", vec![idle().awaits(&[100_000]), idle().awaits(&[1; 9])], 1.0),
+    ] {
+        near(saturation("backlog-detector", &parameters, servers, NONE), expected, row);
+    }
+    let two = || vec![idle().awaits(&[1_000]), idle()];
+    near(saturation("backlog-detector", &parameters, two(), Load { requests: 1, tokens: 500 }), 0.75, "tokens");
+    near(saturation("backlog-detector", &parameters, two(), Load { requests: 4, tokens: 4 }), 1.0, "requests");
+    for parameter in ["maxPrefillTokens", "maxWaiting", "maxKvUsage"] {
+        let error = (backlog::PLUGIN.build)(&json!({parameter: 0})).unwrap_err().to_string();
+        assert!(error.contains(parameter), "{error}");
+    }
+}

@@ -1,0 +1,318 @@
+//! The queues as a whole: what they promise, on random histories and on small ones that can be followed by hand.
+
+use super::ceiling::fixed::Fixed;
+use super::fairness::Fairness;
+use super::registry::{CEILINGS, FAIRNESS, ORDERINGS, find};
+use super::*;
+use crate::clock::Timestamp;
+use crate::rng::{PickRng, for_request};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+
+mod bounds;
+mod histories;
+
+/// A pool with room for so many requests, of which this many are in the ledger.
+pub(super) fn room(capacity: u32, running: u32) -> Gauge {
+    let one = 1.0 / f64::from(capacity);
+    Gauge { base: 0.0, requests: (f64::from(running) * one, one), tokens: (0.0, 0.0) }
+}
+
+pub(super) fn fairness(name: &str, parameters: &Value) -> Arc<dyn Fairness> {
+    (find(FAIRNESS, name).unwrap().build)(parameters).unwrap().into()
+}
+
+fn band(fairness_name: &str, ordering: &str) -> BandSettings {
+    let ordering = (find(ORDERINGS, ordering).unwrap().build)(&Value::Null).unwrap().into();
+    BandSettings { ordering, fairness: fairness(fairness_name, &Value::Null), ..BandSettings::default() }
+}
+
+pub(super) fn at(ms: u64) -> Timestamp {
+    Timestamp(1_000_000_000 + ms * 1_000_000)
+}
+
+/// A pool of one seat and its queues, with requests known by name.
+struct Trial {
+    flow: FlowControl<&'static str>,
+    running: Vec<Passage>,
+    capacity: u32,
+    rng: PickRng,
+    left: Vec<Left<&'static str>>,
+}
+
+impl Trial {
+    fn new(settings: Settings) -> Self {
+        let (running, left) = (Vec::new(), Vec::new());
+        Self {
+            flow: FlowControl::new(settings, Box::new(Fixed::default())),
+            running,
+            capacity: 1,
+            rng: for_request(1, 1),
+            left,
+        }
+    }
+
+    fn room(&self) -> Gauge {
+        room(self.capacity, u32::try_from(self.running.len()).unwrap())
+    }
+
+    /// What becomes of it: "goes", "waits", or why not.
+    fn comes(&mut self, name: &'static str, arrival: Arrival<'_>, ms: u64) -> String {
+        let room = self.room();
+        match self.flow.enqueue(&arrival, |_| name, &room, at(ms), &mut self.rng, &mut self.left) {
+            Verdict::Dispatch(mut passage) => {
+                self.flow.landed(&mut passage);
+                self.running.push(passage);
+                "goes".into()
+            }
+            Verdict::Parked(_) => "waits".into(),
+            Verdict::Rejected(refusal) => format!("{:?}", refusal.cause),
+        }
+    }
+
+    /// The one that has run longest ends, with an answer of so many tokens; who goes on then.
+    fn ends(&mut self, output: u32, ms: u64) -> Vec<String> {
+        let mut passage = self.running.remove(0);
+        self.flow.answered(&mut passage, output, at(ms));
+        self.flow.ended(passage, None, at(ms));
+        let room = self.room();
+        self.flow.freed(&room, at(ms), &mut self.rng, &mut self.left);
+        self.told()
+    }
+
+    /// Who has left the queue since: "name", or "name: why not".
+    fn told(&mut self) -> Vec<String> {
+        let left = std::mem::take(&mut self.left);
+        left.into_iter()
+            .map(|left| match left {
+                Left::Dispatched(_, name, mut passage) => {
+                    self.flow.landed(&mut passage);
+                    self.running.push(passage);
+                    name.to_owned()
+                }
+                Left::Refused(_, name, refusal) => format!("{name}: {:?}", refusal.cause),
+            })
+            .collect()
+    }
+}
+
+fn of(flow: &str) -> Arrival<'_> {
+    Arrival { flow, prompt_tokens: 10, bytes: 100, ..Arrival::default() }
+}
+
+fn important(priority: i32) -> Arrival<'static> {
+    Arrival { priority, ..of("a") }
+}
+
+#[test]
+fn higher_bands_go_first() {
+    let mut trial = Trial::new(Settings::default());
+    assert_eq!(trial.comes("running", important(0), 0), "goes");
+    for (name, priority) in [("batch", -1), ("usual", 0), ("urgent", 7), ("usual too", 0), ("urgent too", 7)] {
+        assert_eq!(trial.comes(name, important(priority), 1), "waits");
+    }
+    assert_eq!(trial.flow.bands().collect::<Vec<_>>(), [(7, 2, 200), (0, 2, 200), (-1, 1, 100)]);
+    let order: Vec<String> = (0..5).flat_map(|i| trial.ends(1, 2 + i)).collect();
+    assert_eq!(order, ["urgent", "urgent too", "usual", "usual too", "batch"]);
+    assert!(trial.flow.is_empty() && trial.flow.bytes() == 0);
+}
+
+#[test]
+fn what_is_on_its_way_takes_room() {
+    let mut flow: FlowControl<()> = FlowControl::new(Settings::default(), Box::new(Fixed::default()));
+    let (mut rng, mut left) = (for_request(1, 1), Vec::new());
+    // The ledger stays at nothing: a burst of five before the first is booked.
+    let verdicts: Vec<_> =
+        (0..5).map(|_| flow.enqueue(&of("a"), |_| (), &room(3, 0), at(0), &mut rng, &mut left)).collect();
+    assert_eq!(verdicts.iter().filter(|v| matches!(v, Verdict::Dispatch(_))).count(), 3);
+    assert_eq!(flow.pending(), Load { requests: 3, tokens: 30 });
+    // One lands and is in the ledger from then on: nothing has changed.
+    let mut passages = verdicts.into_iter().filter_map(|v| if let Verdict::Dispatch(p) = v { Some(p) } else { None });
+    let mut first = passages.next().unwrap();
+    flow.landed(&mut first);
+    flow.landed(&mut first);
+    flow.freed(&room(3, 1), at(1), &mut rng, &mut left);
+    assert!(left.is_empty());
+    // One never lands: its client has left. That is room.
+    flow.ended(passages.next().unwrap(), None, at(2));
+    flow.freed(&room(3, 1), at(2), &mut rng, &mut left);
+    assert!(matches!(left.as_slice(), [Left::Dispatched(..)]) && flow.len() == 1);
+}
+
+#[test]
+fn those_who_wait_too_long_are_turned_out_and_told_when_to_come_again() {
+    let settings = Settings { ttl: Duration::from_secs(2), ..Settings::default() };
+    let mut trial = Trial::new(settings);
+    trial.comes("running", of("a"), 0);
+    trial.comes("patient", Arrival { ttl: Some(Duration::from_secs(9)), ..of("a") }, 0);
+    trial.comes("usual", of("a"), 0);
+    assert_eq!(trial.flow.next_deadline(), Some(at(2_000)));
+    trial.flow.expire(at(1_999), &mut trial.left);
+    assert!(trial.told().is_empty());
+    trial.flow.expire(at(2_000), &mut trial.left);
+    assert_eq!(trial.told(), ["usual: Expired"]);
+    // Nobody who is due is let through, even if nothing has looked at the clock.
+    assert_eq!(trial.ends(1, 9_000), ["patient: Expired"]);
+    assert_eq!(trial.comes("late", of("a"), 9_001), "goes");
+}
+
+#[test]
+fn retry_after_follows_the_pace_of_the_band() {
+    let mut trial = Trial::new(Settings {
+        default_band: BandSettings { max_requests: 6, ..BandSettings::default() },
+        ttl: Duration::from_secs(600),
+        ..Settings::default()
+    });
+    trial.comes("running", of("a"), 0);
+    // One goes every two seconds, and six are kept waiting.
+    for second in 0..60 {
+        while trial.flow.len() < 6 {
+            assert_eq!(trial.comes("one", of("a"), second * 1_000), "waits");
+        }
+        if second % 2 == 0 {
+            assert_eq!(trial.ends(1, second * 1_000).len(), 1);
+        }
+    }
+    let room = trial.room();
+    let verdict = trial.flow.enqueue(&of("a"), |_| "no", &room, at(60_000), &mut trial.rng, &mut trial.left);
+    let Verdict::Rejected(refusal) = verdict else { panic!("{verdict:?}") };
+    assert_eq!(refusal.cause, Cause::BandFull);
+    // Six that leave one every two seconds.
+    assert!((11..=13).contains(&refusal.retry_after.as_secs()), "{refusal:?}");
+    // A band in which nothing moves says the longest there is.
+    trial.comes("batch", important(-1), 60_000);
+    assert_eq!(trial.flow.clears(-1, at(60_001)), pace::LONGEST_RETRY);
+}
+
+#[test]
+fn sheddable_requests_give_way_when_all_is_full() {
+    let mut trial = Trial::new(Settings { max_requests: 4, max_bytes: 1_000, ..Settings::default() });
+    trial.comes("running", of("a"), 0);
+    for (name, priority) in [("batch", -5), ("batch too", -5), ("cheap", -1), ("usual", 0)] {
+        assert_eq!(trial.comes(name, important(priority), 1), "waits");
+    }
+    assert_eq!(trial.comes("another", important(0), 2), "waits");
+    assert_eq!(trial.told(), ["batch too: Evicted"], "the last of the lowest");
+    assert_eq!(trial.comes("urgent", important(3), 3), "waits");
+    assert_eq!(trial.comes("urgent too", important(3), 4), "waits");
+    assert_eq!(trial.told(), ["batch: Evicted", "cheap: Evicted"]);
+    assert_eq!(trial.comes("urgent three", important(3), 5), "Full", "what is not sheddable stays");
+    assert_eq!(trial.comes("batch three", important(-1), 6), "Full", "and its like do not give way to each other");
+    assert!(trial.told().is_empty());
+    // Bytes count as well, and nobody is turned out in vain.
+    let mut trial = Trial::new(Settings { max_bytes: 1_000, ..Settings::default() });
+    trial.comes("running", of("a"), 0);
+    for name in ["one", "two", "three"] {
+        trial.comes(name, Arrival { priority: -1, bytes: 300, ..of("a") }, 0);
+    }
+    assert_eq!(trial.comes("huge", Arrival { bytes: 1_001, ..of("a") }, 1), "Full");
+    assert!(trial.told().is_empty());
+    assert_eq!(trial.comes("big", Arrival { bytes: 700, ..of("a") }, 1), "waits");
+    assert_eq!(trial.told(), ["three: Evicted", "two: Evicted"]);
+    let mut kept = Trial::new(Settings { max_requests: 1, evict_sheddable: false, ..Settings::default() });
+    kept.comes("running", of("a"), 0);
+    kept.comes("batch", important(-1), 0);
+    assert_eq!(kept.comes("urgent", important(1), 0), "Full");
+}
+
+#[test]
+fn a_flood_does_not_lock_others_out_of_its_band() {
+    let with = |overflow| {
+        let default_band = BandSettings { max_requests: 4, overflow, ..band("vtc-fair", "fcfs") };
+        let mut trial = Trial::new(Settings { default_band, ..Settings::default() });
+        trial.comes("running", of("flood"), 0);
+        for name in ["f1", "f2", "f3", "f4"] {
+            assert_eq!(trial.comes(name, of("flood"), 1), "waits");
+        }
+        trial
+    };
+    assert_eq!(with(Overflow::Newcomer).comes("other", of("other"), 2), "BandFull");
+    let mut trial = with(Overflow::LongestFlow);
+    assert_eq!(trial.comes("f5", of("flood"), 2), "BandFull");
+    assert_eq!(trial.comes("o1", of("other"), 2), "waits");
+    assert_eq!(trial.comes("o2", of("other"), 2), "waits");
+    assert_eq!(trial.told(), ["f4: Evicted", "f3: Evicted"]);
+    assert_eq!(trial.comes("o3", of("other"), 2), "BandFull", "it has its half");
+    let order: Vec<String> = (0..4).flat_map(|i| trial.ends(5, 3 + i)).collect();
+    assert_eq!(order, ["o1", "f1", "o2", "f2"]);
+}
+
+#[test]
+fn ceilings_keep_room_for_higher_bands() {
+    let holdback = (find(CEILINGS, "holdback").unwrap().build)(&json!({"minCeiling": 0.5})).unwrap();
+    let mut flow: FlowControl<&str> = FlowControl::new(Settings::default(), holdback);
+    let (mut rng, mut left) = (for_request(1, 1), Vec::new());
+    let mut comes = |flow: &mut FlowControl<&'static str>, priority| {
+        matches!(
+            flow.enqueue(&important(priority), |_| "", &room(4, 0), at(0), &mut rng, &mut left),
+            Verdict::Dispatch(_)
+        )
+    };
+    // The band above must be known for its room to be kept.
+    assert!(comes(&mut flow, 1));
+    let low: Vec<bool> = (0..3).map(|_| comes(&mut flow, -1)).collect();
+    assert_eq!(low, [true, false, false], "half of four seats");
+    let high: Vec<bool> = (0..3).map(|_| comes(&mut flow, 1)).collect();
+    assert_eq!(high, [true, true, false]);
+}
+
+#[test]
+fn names_beyond_the_most_share_one_flow_and_idle_flows_are_forgotten() {
+    let default_band = band("round-robin", "fcfs");
+    let settings = Settings { default_band, max_flows: 2, flow_idle: Duration::from_secs(10), ..Settings::default() };
+    let mut trial = Trial::new(settings);
+    trial.comes("running", of("a"), 0);
+    for (name, flow) in [("a1", "a"), ("a2", "a"), ("b1", "b"), ("c1", "c"), ("d1", "d"), ("c2", "c")] {
+        trial.comes(name, of(flow), 1);
+    }
+    let order: Vec<String> = (0..6).flat_map(|i| trial.ends(1, 2 + i)).collect();
+    assert_eq!(order, ["a1", "b1", "c1", "a2", "d1", "c2"]);
+    assert_eq!(trial.ends(1, 10), [""; 0]);
+    // b has been idle since 4 ms, when b1 ended; all are by now.
+    assert_eq!(trial.flow.next_deadline(), Some(at(10_004)));
+    trial.flow.expire(at(10_004), &mut trial.left);
+    assert_eq!(trial.flow.next_deadline(), Some(at(10_006)));
+    assert_eq!(trial.flow.bands().count(), 1);
+    trial.flow.expire(at(10_010), &mut trial.left);
+    assert_eq!((trial.flow.next_deadline(), trial.flow.bands().count()), (None, 0));
+}
+
+#[test]
+fn short_prompts_do_not_wait_behind_a_long_one() {
+    let default_band = band("global-strict", "least-work");
+    let mut trial = Trial::new(Settings { default_band, ..Settings::default() });
+    let work = |seconds| Arrival { work: seconds, ..of("a") };
+    trial.comes("running", work(1.0), 0);
+    trial.comes("long", work(4.0), 1);
+    for name in ["s1", "s2", "s3"] {
+        trial.comes(name, work(0.05), 100);
+    }
+    trial.comes("much later", work(0.05), 11_000);
+    let order: Vec<String> = (0..5).flat_map(|i| trial.ends(1, 11_001 + i)).collect();
+    assert_eq!(order, ["s1", "s2", "s3", "long", "much later"]);
+}
+
+#[test]
+fn handles_name_one_request_only() {
+    let mut flow: FlowControl<u32> = FlowControl::new(Settings::default(), Box::new(Fixed::default()));
+    let (mut rng, mut left) = (for_request(1, 1), Vec::new());
+    let mut park = |flow: &mut FlowControl<u32>, number: u32| match flow.enqueue(
+        &of("a"),
+        |_| number,
+        &Gauge::FULL,
+        at(0),
+        &mut rng,
+        &mut left,
+    ) {
+        Verdict::Parked(handle) => handle,
+        other => panic!("{other:?}"),
+    };
+    let first = park(&mut flow, 1);
+    assert_eq!((flow.cancel(first, at(1)), flow.cancel(first, at(1))), (Some(1), None));
+    let second = park(&mut flow, 2);
+    assert_ne!(first, second);
+    assert_eq!((flow.cancel(first, at(2)), flow.len()), (None, 1));
+    assert_eq!(flow.cancel(second, at(2)), Some(2));
+    assert!(flow.is_empty() && flow.bytes() == 0);
+}

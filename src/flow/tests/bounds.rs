@@ -1,0 +1,270 @@
+//! The bounds of the Virtual Token Counter on random histories, in delivered tokens:
+//!
+//! ```text
+//! U = max(w_p · longest prompt, w_q · tokens under way) / least share
+//! f and g both wait all the time   |W_f − W_g| ≤ 2U
+//! f waits all the time, g any      W_f ≥ W_g − 4U
+//! ```
+
+use super::{at, fairness, room};
+use crate::flow::ceiling::fixed::Fixed;
+use crate::flow::*;
+use crate::rng::for_request;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const FLOWS: usize = 4;
+const LONGEST_PROMPT: u32 = 60;
+const LONGEST_ANSWER: u32 = 40;
+const INPUT: f64 = 1.0;
+const OUTPUT: f64 = 2.0;
+const NAMES: [&str; FLOWS] = ["a", "b", "c", "d"];
+
+#[derive(Clone, Debug)]
+enum Op {
+    Comes {
+        flow: usize,
+        prompt: u32,
+        answer: u32,
+    },
+    /// So many tokens of the answer of one that is under way.
+    Steps(usize, u32),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        (0..FLOWS, 0..=LONGEST_PROMPT, 0..=LONGEST_ANSWER).prop_map(|(flow, prompt, answer)| Op::Comes {
+            flow,
+            prompt,
+            answer
+        }),
+        (any::<usize>(), 1..30u32).prop_map(|(i, n)| Op::Steps(i, n)),
+    ]
+}
+
+struct Running {
+    passage: Passage,
+    flow: usize,
+    answer: u32,
+    come: u32,
+}
+
+/// The widest spread of the difference of two flows' service over a stretch of time.
+#[derive(Clone, Copy, Default)]
+struct Stretch(Option<(f64, f64)>);
+
+impl Stretch {
+    /// The spread to both sides, and upwards only.
+    fn see(&mut self, holds: bool, difference: f64) -> (f64, f64) {
+        if !holds {
+            *self = Self(None);
+            return (0.0, 0.0);
+        }
+        let (least, greatest) = self.0.unwrap_or((difference, difference));
+        let (least, greatest) = (least.min(difference), greatest.max(difference));
+        self.0 = Some((least, greatest));
+        (greatest - least, difference - least)
+    }
+}
+
+struct World {
+    flow: FlowControl<(usize, u32, u32)>,
+    running: Vec<Running>,
+    capacity: u32,
+    shares: [f64; FLOWS],
+    served: [f64; FLOWS],
+    waiting: [usize; FLOWS],
+    both: [[Stretch; FLOWS]; FLOWS],
+    one: [[Stretch; FLOWS]; FLOWS],
+    worst: (f64, f64),
+}
+
+impl World {
+    fn new(policy: &str, parameters: &Value, capacity: u32, shares: [f64; FLOWS]) -> Self {
+        let default_band = BandSettings { fairness: fairness(policy, parameters), ..BandSettings::default() };
+        let weights = NAMES.iter().zip(shares).map(|(name, share)| ((*name).into(), share)).collect();
+        let settings = Settings { default_band, weights, ttl: Duration::from_secs(3_600), ..Settings::default() };
+        Self {
+            flow: FlowControl::new(settings, Box::new(Fixed::default())),
+            running: Vec::new(),
+            capacity,
+            shares,
+            served: [0.0; FLOWS],
+            waiting: [0; FLOWS],
+            both: Default::default(),
+            one: Default::default(),
+            worst: (0.0, 0.0),
+        }
+    }
+
+    fn unit(&self) -> f64 {
+        let under_way = f64::from(self.capacity * (LONGEST_PROMPT + LONGEST_ANSWER));
+        let least = self.shares.iter().copied().fold(f64::INFINITY, f64::min);
+        (INPUT * f64::from(LONGEST_PROMPT)).max(OUTPUT * under_way) / least
+    }
+
+    /// Looks at all pairs: service is told one piece at a time.
+    fn look(&mut self) {
+        for f in 0..FLOWS {
+            for g in 0..FLOWS {
+                let difference = self.served[g] - self.served[f];
+                let (spread, _) = self.both[f][g].see(self.waiting[f] > 0 && self.waiting[g] > 0, difference);
+                let (_, ahead) = self.one[f][g].see(self.waiting[f] > 0, difference);
+                self.worst = (self.worst.0.max(spread), self.worst.1.max(ahead));
+            }
+        }
+    }
+
+    fn serve(&mut self, flow: usize, tokens: f64) {
+        self.served[flow] += tokens / self.shares[flow];
+        self.look();
+    }
+
+    fn goes(&mut self, (flow, prompt, answer): (usize, u32, u32), mut passage: Passage) {
+        self.flow.landed(&mut passage);
+        self.running.push(Running { passage, flow, answer, come: 0 });
+        self.serve(flow, INPUT * f64::from(prompt));
+    }
+
+    fn room(&self) -> Gauge {
+        room(self.capacity, u32::try_from(self.running.len()).unwrap())
+    }
+
+    fn settle(&mut self, left: Vec<Left<(usize, u32, u32)>>) {
+        for left in left {
+            let Left::Dispatched(_, request, passage) = left else { panic!("nobody is turned away") };
+            // It waited when its turn came.
+            self.goes(request, passage);
+            self.waiting[request.0] -= 1;
+            self.look();
+        }
+    }
+
+    fn run(&mut self, op: Op, rng: &mut crate::rng::PickRng) {
+        let mut left = Vec::new();
+        match op {
+            Op::Comes { flow, prompt, answer } => {
+                let request = (flow, prompt, answer);
+                let (name, answer_tokens) = (NAMES[flow], Some(answer));
+                let arrival = Arrival { flow: name, prompt_tokens: prompt, answer_tokens, ..Arrival::default() };
+                let room = self.room();
+                match self.flow.enqueue(&arrival, |_| request, &room, at(0), rng, &mut left) {
+                    Verdict::Dispatch(passage) => self.goes(request, passage),
+                    Verdict::Parked(_) => {
+                        self.waiting[flow] += 1;
+                        self.look();
+                    }
+                    Verdict::Rejected(refusal) => panic!("{refusal:?}"),
+                }
+            }
+            Op::Steps(i, tokens) if !self.running.is_empty() => {
+                let i = i % self.running.len();
+                let one = &mut self.running[i];
+                let (flow, new) = (one.flow, tokens.min(one.answer - one.come));
+                one.come += new;
+                self.flow.answered(&mut one.passage, one.come, at(0));
+                let ends = one.come == one.answer;
+                self.serve(flow, OUTPUT * f64::from(new));
+                if ends {
+                    let done = self.running.swap_remove(i);
+                    self.flow.ended(done.passage, None, at(0));
+                    let room = self.room();
+                    self.flow.freed(&room, at(0), rng, &mut left);
+                }
+            }
+            Op::Steps(..) => {}
+        }
+        self.settle(left);
+        // Work conservation: with room nobody waits.
+        assert!(self.flow.is_empty() || self.running.len() >= self.capacity as usize);
+    }
+}
+
+fn shares() -> impl Strategy<Value = [f64; FLOWS]> {
+    prop::array::uniform4(prop_oneof![Just(1.0), Just(1.0), Just(0.5), Just(3.0)])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn vtc_fair_is_within_the_papers_bounds(ops in prop::collection::vec(op(), 1..400), capacity in 1..4u32, shares in shares()) {
+        let (mut world, mut rng) = (World::new("vtc-fair", &Value::Null, capacity, shares), for_request(3, 3));
+        for op in ops {
+            world.run(op, &mut rng);
+        }
+        let (both, one) = world.worst;
+        prop_assert!(both <= 2.0 * world.unit() + 0.01, "|W_f - W_g| = {both}, 2U = {}", 2.0 * world.unit());
+        prop_assert!(one <= 4.0 * world.unit() + 0.01, "W_g - W_f = {one}, 4U = {}", 4.0 * world.unit());
+    }
+
+    /// What is charged beforehand and given back adds what is under way, once for each of the two and once for what was given back.
+    #[test]
+    fn predictions_keep_within_a_multiple_of_them(
+        ops in prop::collection::vec(op(), 1..400), capacity in 1..4u32, shares in shares(),
+        policy in prop_oneof![
+            Just(("vtc-pred", Value::Null)), Just(("vtc-oracle", Value::Null)), Just(("vtc-oracle", json!({"range": 0.5})))
+        ],
+    ) {
+        let (mut world, mut rng) = (World::new(policy.0, &policy.1, capacity, shares), for_request(3, 3));
+        for op in ops {
+            world.run(op, &mut rng);
+        }
+        prop_assert!(world.worst.0 <= 6.0 * world.unit() + 0.01, "{} of {}", world.worst.0, world.unit());
+    }
+}
+
+/// One seat; `a` asks for long prompts and `b` for short ones, and both always wait.
+fn unequal(policy: &str, shares: [f64; FLOWS]) -> World {
+    let (mut world, mut rng) = (World::new(policy, &Value::Null, 1, shares), for_request(3, 3));
+    for _ in 0..600 {
+        for (flow, prompt) in [(0, LONGEST_PROMPT), (1, 3)] {
+            while world.waiting[flow] < 2 {
+                world.run(Op::Comes { flow, prompt, answer: 1 }, &mut rng);
+            }
+        }
+        world.run(Op::Steps(0, 1), &mut rng);
+    }
+    world
+}
+
+#[test]
+fn turns_are_not_tokens() {
+    let equal = [1.0; FLOWS];
+    for policy in ["vtc-fair", "vtc-pred", "vtc-oracle"] {
+        let world = unequal(policy, equal);
+        assert!(world.worst.0 <= 2.0 * world.unit(), "{policy}: {} of {}", world.worst.0, world.unit());
+    }
+    let by_turns = unequal("round-robin", equal);
+    assert!(by_turns.worst.0 > 10.0 * by_turns.unit(), "{} of {}", by_turns.worst.0, by_turns.unit());
+    // Shares: `served` is counted by share, so three times the tokens are the same.
+    let shared = unequal("vtc-fair", [3.0, 1.0, 1.0, 1.0]);
+    assert!((shared.served[0] - shared.served[1]).abs() <= 2.0 * shared.unit());
+    assert!(shared.served[0] > 100.0);
+}
+
+#[test]
+fn who_was_away_has_saved_nothing_up() {
+    for (policy, waits) in [("vtc-fair", 2), ("vtc-pred", 2), ("vtc-oracle", 2), ("vtc-max-fair", 2)] {
+        let (mut world, mut rng) = (World::new(policy, &Value::Null, 1, [1.0; FLOWS]), for_request(3, 3));
+        let comes = |flow| Op::Comes { flow, prompt: 10, answer: 1 };
+        world.run(comes(0), &mut rng);
+        // `a` alone is served forty times, and always waits.
+        for _ in 0..40 {
+            world.run(comes(0), &mut rng);
+            world.run(Op::Steps(0, 1), &mut rng);
+        }
+        for _ in 0..10 {
+            world.run(comes(0), &mut rng);
+            world.run(comes(1), &mut rng);
+        }
+        let before = world.served;
+        for _ in 0..10 {
+            world.run(Op::Steps(0, 1), &mut rng);
+        }
+        let got = |flow: usize| (world.served[flow] - before[flow]) / 12.0;
+        assert!(got(0) >= 5.0 - f64::from(waits), "{policy}: a has {}, b {}", got(0), got(1));
+        assert!(got(1) >= 5.0 - f64::from(waits), "{policy}: a has {}, b {}", got(0), got(1));
+    }
+}

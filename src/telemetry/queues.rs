@@ -1,0 +1,144 @@
+//! The metrics of the queues before pools.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+use std::time::Duration;
+
+/// From a pause that nobody feels to the longest that clients wait, seconds.
+const WAITS: [f64; 12] = [0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 60.0];
+
+/// What became of a request that asked for its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// There was room.
+    Passed,
+    /// It waited, and its turn came.
+    Dispatched,
+    /// There was no room for it to wait.
+    Full,
+    /// It waited for as long as it may.
+    Expired,
+    /// It gave way.
+    Evicted,
+    /// An admitter turned it away, or it is sheddable and can't wait.
+    Shed,
+    /// Its client left while it waited.
+    Left,
+    /// There was no room, and the gateway's body mode leaves no time to wait: it went on.
+    Unqueued,
+}
+
+impl Fate {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Passed,
+        Self::Dispatched,
+        Self::Full,
+        Self::Expired,
+        Self::Evicted,
+        Self::Shed,
+        Self::Left,
+        Self::Unqueued,
+    ];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Passed => "passed",
+            Self::Dispatched => "dispatched",
+            Self::Full => "full",
+            Self::Expired => "expired",
+            Self::Evicted => "evicted",
+            Self::Shed => "shed",
+            Self::Left => "left",
+            Self::Unqueued => "unqueued",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PoolLabel {
+    pool: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FateLabel {
+    pool: String,
+    outcome: &'static str,
+}
+
+/// Of all pools.
+#[derive(Debug)]
+pub(super) struct QueueFamilies {
+    fates: Family<FateLabel, Counter>,
+    requests: Family<PoolLabel, Gauge>,
+    bytes: Family<PoolLabel, Gauge>,
+    waits: Family<PoolLabel, Histogram, fn() -> Histogram>,
+}
+
+impl QueueFamilies {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let waits = || Histogram::new(WAITS);
+        let families = Self {
+            fates: Family::default(),
+            requests: Family::default(),
+            bytes: Family::default(),
+            waits: Family::new_with_constructor(waits),
+        };
+        registry.register(
+            "queue_turns",
+            "requests that asked for their turn, by what became of them",
+            families.fates.clone(),
+        );
+        registry.register("queued_requests", "requests that wait for their turn", families.requests.clone());
+        registry.register("queued_bytes", "bodies of those", families.bytes.clone());
+        let help = "from a request's end to its turn, of those that waited";
+        registry.register_with_unit("queue_wait", help, Unit::Seconds, families.waits.clone());
+        families
+    }
+
+    pub(super) fn pool(&self, name: &str) -> QueueMetrics {
+        let label = PoolLabel { pool: name.to_owned() };
+        let fate =
+            |fate: Fate| self.fates.get_or_create_owned(&FateLabel { pool: name.to_owned(), outcome: fate.label() });
+        QueueMetrics {
+            fates: Fate::ALL.map(fate),
+            requests: self.requests.get_or_create_owned(&label),
+            bytes: self.bytes.get_or_create_owned(&label),
+            waits: self.waits.get_or_create_owned(&label),
+        }
+    }
+}
+
+/// Of one pool.
+#[derive(Debug)]
+pub struct QueueMetrics {
+    fates: [Counter; 8],
+    requests: Gauge,
+    bytes: Gauge,
+    waits: Histogram,
+}
+
+impl QueueMetrics {
+    /// Counts what became of a request.
+    pub fn fate(&self, fate: Fate) {
+        if let Some(counter) = Fate::ALL.iter().position(|f| *f == fate).and_then(|i| self.fates.get(i)) {
+            counter.inc();
+        }
+    }
+
+    /// A request has waited, and its turn has come.
+    pub fn waited(&self, duration: Duration) {
+        self.fate(Fate::Dispatched);
+        self.waits.observe(duration.as_secs_f64());
+    }
+
+    /// So much waits now.
+    pub fn holds(&self, requests: usize, bytes: u64) {
+        self.requests.set(i64::try_from(requests).unwrap_or(i64::MAX));
+        self.bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+}
