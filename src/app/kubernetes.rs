@@ -36,7 +36,6 @@ const LEADS: &str = "this replica leads";
 
 /// A task that follows the pods of a pool.
 #[derive(Debug)]
-#[cfg_attr(not(feature = "kube"), expect(dead_code, reason = "nothing is followed without the feature"))]
 pub(super) struct Following {
     source: KubernetesSource,
     stats: Arc<KubeStats>,

@@ -16,7 +16,7 @@ use crate::clock::Timestamp;
 use crate::ids::EndpointId;
 use crate::pool::PoolSnapshot;
 use crate::protocol::Prompt;
-use ahash::AHashMap;
+use ahash::{AHashMap, AHashSet};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -402,8 +402,12 @@ impl PrefixCache {
                 self.measure(server);
             }
         }
-        let gone: SmallVec<[EndpointId; 8]> =
-            servers.keys().copied().filter(|id| !snapshot.endpoints.iter().any(|s| s.endpoint.id == *id)).collect();
+        let mut gone: SmallVec<[EndpointId; 8]> = SmallVec::new();
+        // Each endpoint has its server by now: with as many of both, nobody has gone.
+        if servers.len() > snapshot.endpoints.len() {
+            let there: AHashSet<EndpointId> = snapshot.endpoints.iter().map(|s| s.endpoint.id).collect();
+            gone.extend(servers.keys().copied().filter(|id| !there.contains(id)));
+        }
         for server in gone.iter().filter_map(|id| servers.remove(id)) {
             self.index.remove_holder(server.guess.holder);
         }

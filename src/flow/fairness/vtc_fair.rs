@@ -17,6 +17,7 @@ use crate::clock::Timestamp;
 use crate::flow::registry::Descriptor;
 use crate::rng::PickRng;
 use serde_json::Value;
+use std::fmt::Debug;
 
 /// Registry entry.
 pub const PLUGIN: Descriptor<dyn Fairness> = Descriptor {
@@ -24,20 +25,40 @@ pub const PLUGIN: Descriptor<dyn Fairness> = Descriptor {
     aliases: &[],
     summary: "The flow that has been served the fewest tokens.",
     source: "Sheng et al. 2024, VTC",
-    build: |value: &Value| {
-        let counters = Counters::of(Weights::new(value)?);
-        Ok(Box::new(VtcFair { counters }) as Box<dyn Fairness>)
-    },
+    build: |value: &Value| Ok(Vtc::boxed(Counters::of(Weights::new(value)?), Unknown)),
 };
 
-#[derive(Debug)]
-struct VtcFair {
-    counters: Counters,
+/// How long an answer will be, for those who charge it beforehand.
+pub(super) trait Foretells: Debug + Send + Sync + 'static {
+    /// The same, of which nothing has been seen.
+    fn fresh(&self) -> Self;
+
+    /// Tokens that the answer to a request of `flow` will have; 0 charges it as it comes.
+    fn foretell(&mut self, flow: u32, meter: &Meter, rng: &mut PickRng) -> u32;
+
+    /// An answer has ended.
+    fn ended(&mut self, _flow: u32, _meter: &Meter) {}
+
+    /// `flow` is no more.
+    fn forget(&mut self, _flow: u32) {}
 }
 
-impl Fairness for VtcFair {
+/// The Virtual Token Counter, with answers charged as they come beyond what was foretold of them.
+#[derive(Debug)]
+pub(super) struct Vtc<F> {
+    counters: Counters,
+    answers: F,
+}
+
+impl<F: Foretells> Vtc<F> {
+    pub(super) fn boxed(counters: Counters, answers: F) -> Box<dyn Fairness> {
+        Box::new(Self { counters, answers })
+    }
+}
+
+impl<F: Foretells> Fairness for Vtc<F> {
     fn fresh(&self) -> Box<dyn Fairness> {
-        Box::new(Self { counters: self.counters.fresh() })
+        Self::boxed(self.counters.fresh(), self.answers.fresh())
     }
 
     fn wakes(&mut self, flow: u32, weight: f64, _: Head, _: Timestamp) {
@@ -59,8 +80,9 @@ impl Fairness for VtcFair {
         self.counters.last()
     }
 
-    fn dispatched(&mut self, flow: u32, meter: &mut Meter, _: Timestamp, _: &mut PickRng) {
-        self.counters.charge(flow, i64::from(meter.input), 0);
+    fn dispatched(&mut self, flow: u32, meter: &mut Meter, _: Timestamp, rng: &mut PickRng) {
+        meter.charged = self.answers.foretell(flow, meter, rng);
+        self.counters.charge(flow, i64::from(meter.input), i64::from(meter.charged));
     }
 
     fn answered(&mut self, flow: u32, meter: &mut Meter, output: u32, _: Timestamp) {
@@ -69,9 +91,25 @@ impl Fairness for VtcFair {
 
     fn ended(&mut self, flow: u32, meter: &Meter, input: Option<u32>, _: Timestamp) {
         self.counters.ended(flow, meter, input);
+        self.answers.ended(flow, meter);
     }
 
     fn forget(&mut self, flow: u32) {
         self.counters.forget(flow);
+        self.answers.forget(flow);
+    }
+}
+
+/// Nobody says.
+#[derive(Debug)]
+struct Unknown;
+
+impl Foretells for Unknown {
+    fn fresh(&self) -> Self {
+        Self
+    }
+
+    fn foretell(&mut self, _: u32, _: &Meter, _: &mut PickRng) -> u32 {
+        0
     }
 }

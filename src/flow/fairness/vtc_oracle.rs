@@ -5,8 +5,8 @@
 //! (OSDI 2024), artifact.
 
 use super::counters::{Counters, Weights};
-use super::{Fairness, Head, Meter};
-use crate::clock::Timestamp;
+use super::vtc_fair::{Foretells, Vtc};
+use super::{Fairness, Meter};
 use crate::flow::registry::Descriptor;
 use crate::rng::PickRng;
 use crate::scheduling::plugin::{ParamError, params};
@@ -26,7 +26,7 @@ pub const PLUGIN: Descriptor<dyn Fairness> = Descriptor {
             return Err(ParamError::value("range", range, "0 to 1 is allowed"));
         }
         let counters = Counters::of(Weights { input_token_weight, output_token_weight }.checked()?);
-        Ok(Box::new(VtcOracle { counters, range }) as Box<dyn Fairness>)
+        Ok(Vtc::boxed(counters, Known { range }))
     },
 };
 
@@ -46,52 +46,20 @@ impl Default for Params {
     }
 }
 
-#[derive(Debug)]
-struct VtcOracle {
-    counters: Counters,
+/// The answer's real length, off by up to a part of it.
+#[derive(Clone, Copy, Debug)]
+struct Known {
     range: f64,
 }
 
-impl Fairness for VtcOracle {
-    fn fresh(&self) -> Box<dyn Fairness> {
-        Box::new(Self { counters: self.counters.fresh(), range: self.range })
-    }
-
-    fn wakes(&mut self, flow: u32, weight: f64, _: Head, _: Timestamp) {
-        self.counters.lift(flow, self.counters.floor());
-        self.counters.queue(flow, weight);
-    }
-
-    fn head(&mut self, _: u32, _: Head) {}
-
-    fn sleeps(&mut self, flow: u32) {
-        self.counters.unqueue(flow);
-    }
-
-    fn next(&mut self) -> Option<u32> {
-        self.counters.first()
-    }
-
-    fn last(&mut self) -> Option<u32> {
-        self.counters.last()
+impl Foretells for Known {
+    fn fresh(&self) -> Self {
+        *self
     }
 
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most twice a u32, and saturating")]
-    fn dispatched(&mut self, flow: u32, meter: &mut Meter, _: Timestamp, rng: &mut PickRng) {
+    fn foretell(&mut self, _: u32, meter: &Meter, rng: &mut PickRng) -> u32 {
         let off = if self.range > 0.0 { rng.random_range(-self.range..=self.range) } else { 0.0 };
-        meter.charged = meter.answer.map_or(0, |answer| (f64::from(answer) * (1.0 + off)).round() as u32);
-        self.counters.charge(flow, i64::from(meter.input), i64::from(meter.charged));
-    }
-
-    fn answered(&mut self, flow: u32, meter: &mut Meter, output: u32, _: Timestamp) {
-        self.counters.answered(flow, meter, output);
-    }
-
-    fn ended(&mut self, flow: u32, meter: &Meter, input: Option<u32>, _: Timestamp) {
-        self.counters.ended(flow, meter, input);
-    }
-
-    fn forget(&mut self, flow: u32) {
-        self.counters.forget(flow);
+        meter.answer.map_or(0, |answer| (f64::from(answer) * (1.0 + off)).round() as u32)
     }
 }
