@@ -223,8 +223,8 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
         Err(warming) => return Ok(Step::Warm(warming)),
     };
     let queues = live.queues(position).filter(|_| request.is_some() && !q.has_turn);
-    let flow = q.head.fairness_id().filter(|_| live.exchange.trust_client_headers);
-    let admitted = match queues.map(|queues| queues.ask(q, &facts, flow)).transpose()? {
+    let flow = || q.head.fairness_id().filter(|_| live.exchange.trust_client_headers);
+    let admitted = match queues.map(|queues| queues.ask(q, &facts, flow())).transpose()? {
         Some(queues::Asked::Waits(parked)) => return Ok(Step::Park(parked)),
         Some(queues::Asked::Goes(admitted)) => admitted,
         None => None,

@@ -13,7 +13,9 @@ use crate::flow::registry::Descriptor;
 use crate::flow::saturation::View;
 use crate::flow::saturation::utilization::Utilization;
 use crate::rng::PickRng;
-use crate::scheduling::filter::utilization_detector::{DEFAULT_KV_CACHE_UTIL_THRESHOLD, DEFAULT_QUEUE_DEPTH_THRESHOLD};
+use crate::scheduling::filter::utilization_detector::{
+    DEFAULT_KV_CACHE_UTIL_THRESHOLD, DEFAULT_QUEUE_DEPTH_THRESHOLD, UtilizationDetector,
+};
 use crate::scheduling::plugin::{ParamError, params};
 use crate::scheduling::{Candidate, PickContext};
 use rand::RngExt;
@@ -69,7 +71,8 @@ impl Probabilistic {
                 return Err(ParamError::value(name, value, "more than 0 is allowed"));
             }
         }
-        Ok(Self { utilization: Utilization::at(queue_depth_threshold, kv_cache_util_threshold)?, power, k })
+        let thresholds = UtilizationDetector::at(queue_depth_threshold, kv_cache_util_threshold)?;
+        Ok(Self { utilization: Utilization(thresholds), power, k })
     }
 
     /// How likely a sheddable request is turned away.

@@ -1,16 +1,15 @@
 //! `concurrency-detector`: endpoints on which this picker has not too much in flight.
 //!
 //! ```text
-//! saturation = sum of load / sum of capacity; 1 for an empty pool; `hybrid`: the greater of both kinds
-//! filter     = load < floor(capacity * (1 + headroom)), both kinds with `hybrid`; when nobody is left, all stay
-//! load       = requests: sent and not ended; tokens: prompt tokens sent to endpoints that have not begun to answer
+//! filter = load < floor(capacity * (1 + headroom)), both kinds with `hybrid`; when nobody is left, all stay
+//! load   = requests: sent and not ended; tokens: prompt tokens sent to endpoints that have not begun to answer
 //! ```
 //!
 //! It acts at once, where reported figures lag by a scrape. When not: other pickers or clients use the same servers; their requests are not
-//! seen. Source: GIE and llm-d.
+//! seen. How full these capacities make a pool as a whole is `flow::saturation`'s. Source: GIE and llm-d.
 
 use super::keep_or_all;
-use crate::pool::{Endpoint, EndpointState};
+use crate::pool::Endpoint;
 use crate::rng::PickRng;
 use crate::scheduling::plugin::{Filter, ParamError, Plugin, PluginDescriptor, params};
 use crate::scheduling::{Candidate, PickContext};
@@ -67,12 +66,12 @@ impl Default for Params {
 }
 
 /// Judges endpoints by what was sent to them.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct ConcurrencyDetector {
     /// Most requests for one endpoint, where they count.
-    requests: Option<f64>,
+    pub requests: Option<f64>,
     /// Most tokens for one endpoint, where they count.
-    tokens: Option<f64>,
+    pub tokens: Option<f64>,
     headroom: f64,
 }
 
@@ -99,20 +98,6 @@ impl ConcurrencyDetector {
             tokens: (mode != Mode::Requests).then_some(tokens as f64),
             headroom,
         })
-    }
-
-    /// How full a pool is: 1 when as much is in flight as all endpoints together should have, more when it is beyond.
-    #[must_use]
-    pub fn saturation(&self, endpoints: &[EndpointState]) -> f64 {
-        if endpoints.is_empty() {
-            return 1.0;
-        }
-        let mean = |load: fn(&Endpoint) -> f64| {
-            endpoints.iter().map(|s| load(&s.endpoint)).sum::<f64>() / endpoints.len() as f64
-        };
-        let requests = self.requests.map_or(0.0, |most| mean(requests) / most);
-        let tokens = self.tokens.map_or(0.0, |most| mean(tokens) / most);
-        requests.max(tokens)
     }
 
     fn has_room(&self, endpoint: &Endpoint) -> bool {

@@ -1,6 +1,4 @@
 //! The filters of the pipeline, one file each. A filter sees the candidates that earlier filters left and says which of them stay.
-//!
-//! Two of them also tell how full a pool is as a whole: `saturation` of [`utilization_detector`] and of [`concurrency_detector`].
 
 pub mod concurrency_detector;
 pub mod context_length_aware;

@@ -1,13 +1,9 @@
 //! Each filter's rows, named after where they come from.
 
-use super::concurrency_detector::ConcurrencyDetector;
-use super::utilization_detector::UtilizationDetector;
 use crate::pool::EndpointMetrics;
 use crate::scheduling::registry;
-use crate::scheduling::tests::trial::{Server, Trial, among, answer, filter, load, reports, running, scorer, silent};
-use crate::scheduling::tests::{NOW, STALE_AFTER};
+use crate::scheduling::tests::trial::{Server, among, answer, filter, load, reports, running, scorer, silent};
 use serde_json::{Value, json};
-use std::time::Duration;
 
 /// Who of `servers` stays.
 fn kept(name: &str, parameters: Value, servers: Vec<Server>) -> Vec<usize> {
@@ -311,37 +307,6 @@ fn header_based_testing() {
 }
 
 #[test]
-fn saturation_by_utilization() {
-    let detector = UtilizationDetector::new(
-        &json!({"queueDepthThreshold": 5, "kvCacheUtilThreshold": 0.9, "metricsStalenessThreshold": "100ms"}),
-    );
-    let detector = detector.unwrap();
-    let stale = || load(0, 0.1).aged(101);
-    for (row, servers, expected) in [
-        ("GIE: none", vec![], 1.0),
-        ("GIE: (2,.5)", vec![load(2, 0.5)], 0.5556),
-        ("GIE: stale", vec![stale()], 1.0),
-        ("GIE: (10,.1)", vec![load(10, 0.1)], 2.0),
-        ("GIE: (1,.95)", vec![load(1, 0.95)], 1.0556),
-        ("GIE: nil", vec![silent()], 1.0),
-        ("GIE: (1,.1)(0,.2)", vec![load(1, 0.1), load(0, 0.2)], 0.2111),
-        ("GIE: good and stale", vec![load(1, 0.1), stale()], 0.6),
-        ("GIE: good and (15,.2)", vec![load(1, 0.1), load(15, 0.2)], 1.6),
-        ("GIE: stale, (20,.2), (1,.99)", vec![stale(), load(20, 0.2), load(1, 0.99)], 2.0333),
-        ("GIE: (5,.1)", vec![load(5, 0.1)], 1.0),
-        ("GIE: age 100 ms", vec![load(0, 0.0).aged(100)], 0.0),
-    ] {
-        let got = detector.saturation(&among(servers).pool.endpoints, NOW, STALE_AFTER);
-        assert!((got - expected).abs() < 1e-4, "{row}: {got}");
-    }
-    let default = UtilizationDetector::new(&Value::Null).unwrap();
-    let (idle, old) = (among(vec![load(0, 0.0).aged(1_900)]), among(vec![load(0, 0.0).aged(2_100)]));
-    let of = |trial: &Trial, stale_after| default.saturation(&trial.pool.endpoints, NOW, stale_after);
-    assert_eq!((of(&idle, STALE_AFTER), of(&old, STALE_AFTER)), (0.0, 1.0), "the pool's own age");
-    assert_eq!(of(&old, Duration::from_secs(3)), 0.0);
-}
-
-#[test]
 fn utilization_detectors_as_filters() {
     let parameters = || json!({"queueDepthThreshold": 5, "kvCacheUtilThreshold": 0.8, "headroom": 0.2});
     for (row, servers, expected) in [
@@ -389,16 +354,6 @@ fn concurrency() {
     ] {
         assert_eq!(kept("concurrency-detector", parameters, servers), expected, "{row}");
     }
-    let pool = among(vec![sent(&[10, 10, 10]), sent(&[10]), sent(&[])]);
-    for (parameters, expected) in [
-        (json!({"maxConcurrency": 4}), 4.0 / 12.0),
-        (json!({"concurrencyMode": "tokens", "maxTokenConcurrency": 10}), 40.0 / 30.0),
-        (json!({"concurrencyMode": "hybrid", "maxConcurrency": 1, "maxTokenConcurrency": 1000}), 4.0 / 3.0),
-    ] {
-        let got = ConcurrencyDetector::new(&parameters).unwrap().saturation(&pool.pool.endpoints);
-        assert!((got - expected).abs() < 1e-9, "llm-d saturation {parameters}: {got}");
-    }
-    assert_eq!(ConcurrencyDetector::new(&Value::Null).unwrap().saturation(&[]), 1.0, "llm-d: empty");
     for (parameters, says) in [
         (json!({"maxConcurrency": 0}), "maxConcurrency"),
         (json!({"maxTokenConcurrency": 0}), "maxTokenConcurrency"),

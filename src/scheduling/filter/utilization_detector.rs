@@ -1,15 +1,13 @@
 //! `utilization-detector`: endpoints whose queue and KV cache are not over their limits, by what they report.
 //!
 //! ```text
-//! saturation = mean over endpoints of max(queue / queueDepthThreshold, kv / kvCacheUtilThreshold); 1 for one without a fresh page,
-//!              1 for an empty pool
-//! filter     = queue <= queueDepthThreshold * (1 + headroom) and kv <= min(1, kvCacheUtilThreshold * (1 + headroom)) and a fresh page;
-//!              when nobody is left, all stay
+//! filter = queue <= queueDepthThreshold * (1 + headroom) and kv <= min(1, kvCacheUtilThreshold * (1 + headroom)) and a fresh page;
+//!          when nobody is left, all stay
 //! ```
 //!
 //! A page is fresh for `metricsStalenessThreshold`, by default for as long as the pool believes its pages. The originals' default of 200 ms
 //! would take every idle endpoint for a full one here: idle endpoints are scraped less often. When not: between two scrapes a burst goes
-//! unseen; `concurrency-detector` counts at once. Source: GIE and llm-d.
+//! unseen; `concurrency-detector` counts at once. How full these limits make a pool as a whole is `flow::saturation`'s. Source: GIE and llm-d.
 
 use super::keep_or_all;
 use crate::clock::Timestamp;
@@ -59,12 +57,15 @@ impl Default for Params {
 }
 
 /// Judges endpoints by what they report.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct UtilizationDetector {
-    queue: f64,
-    kv: f64,
+    /// Requests that may wait on one endpoint.
+    pub queue: f64,
+    /// How much of its KV cache may be in use.
+    pub kv: f64,
+    /// The age up to which a page says something; the pool's own where it is `None`.
+    pub fresh_for: Option<Duration>,
     headroom: f64,
-    fresh_for: Option<Duration>,
 }
 
 impl UtilizationDetector {
@@ -75,12 +76,6 @@ impl UtilizationDetector {
     pub fn new(parameters: &Value) -> Result<Self, ParamError> {
         let Params { queue_depth_threshold: queue, kv_cache_util_threshold: kv, metrics_staleness_threshold, headroom } =
             params(parameters)?;
-        if queue == 0 {
-            return Err(ParamError::value("queueDepthThreshold", queue, "at least 1 is needed"));
-        }
-        if !(kv > 0.0 && kv < 1.0) {
-            return Err(ParamError::value("kvCacheUtilThreshold", kv, "between 0 and 1 is allowed"));
-        }
         if !(0.0..f64::INFINITY).contains(&headroom) {
             return Err(ParamError::value("headroom", headroom, "0 or more is allowed"));
         }
@@ -89,18 +84,21 @@ impl UtilizationDetector {
             other => other,
         });
         let fresh_for = fresh_for.transpose().map_err(|e| ParamError(format!("`metricsStalenessThreshold`: {e}")))?;
-        Ok(Self { queue: f64::from(queue), kv, headroom, fresh_for })
+        Ok(Self { headroom, fresh_for, ..Self::at(queue, kv)? })
     }
 
-    /// How full a pool is: 1 when its endpoints are at their limits on average, more when they are beyond. Pages older than `stale_after`
-    /// say nothing, unless the parameters have another age.
-    #[must_use]
-    pub fn saturation(&self, endpoints: &[EndpointState], now: Timestamp, stale_after: Duration) -> f64 {
-        let of = |state: &EndpointState| {
-            self.fresh(state, now, stale_after)
-                .map_or(1.0, |m| (f64::from(m.waiting) / self.queue).max(f64::from(m.kv_usage) / self.kv))
-        };
-        if endpoints.is_empty() { 1.0 } else { endpoints.iter().map(of).sum::<f64>() / endpoints.len() as f64 }
+    /// With these thresholds.
+    ///
+    /// # Errors
+    /// A threshold that none can be.
+    pub fn at(queue: u32, kv: f64) -> Result<Self, ParamError> {
+        if queue == 0 {
+            return Err(ParamError::value("queueDepthThreshold", queue, "at least 1 is needed"));
+        }
+        if !(kv > 0.0 && kv < 1.0) {
+            return Err(ParamError::value("kvCacheUtilThreshold", kv, "between 0 and 1 is allowed"));
+        }
+        Ok(Self { queue: f64::from(queue), kv, headroom: 0.0, fresh_for: None })
     }
 
     fn fresh<'a>(
