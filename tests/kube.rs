@@ -20,5 +20,7 @@ mod measure;
 mod members;
 #[path = "kube/picks.rs"]
 mod picks;
+#[path = "kube/recording.rs"]
+mod recording;
 #[path = "kube/rules.rs"]
 mod rules;

@@ -71,14 +71,14 @@ async fn traffic(to: SocketAddr, failing: SocketAddr, clients: std::ops::Range<u
     open.join_all().await.into_iter().sum()
 }
 
-/// Records a run by `strategies`, one after the other by reloads, and replays it with its own configuration.
-async fn recorded(strategies: &[&str], record: &Path) -> Summary {
+/// Records a run by `strategies`, one after the other by reloads, and replays it with its own configuration. `more` is the pool's besides.
+async fn recorded(strategies: &[&str], more: &str, record: &Path) -> Summary {
     let sim = SimProcess::start(3, &["--model", "sim-8b"]).await;
     let files = scratch("record");
     let file = files.path().join("attache.yaml");
     let write = |round: usize, strategy: &str| {
         let round = u32::try_from(round).expect("few rounds");
-        std::fs::write(&file, configuration(round, strategy, &sim.servers)).expect("a file");
+        std::fs::write(&file, configuration(round, strategy, &sim.servers) + more).expect("a file");
     };
     write(0, strategies[0]);
     let mut picker =
@@ -96,6 +96,10 @@ async fn recorded(strategies: &[&str], record: &Path) -> Summary {
         assert!(answered > 20, "{answered} turns were answered");
     }
     picker.assert_settled().await;
+    if more.contains("flowControl") {
+        let waited = picker.metric("attache_queue_wait_seconds_count").await;
+        assert!(waited > 20.0, "{waited} requests waited for their turn");
+    }
     assert!(picker.metric("attache_recorded_bytes_total").await > 10_000.0);
     drop(envoy);
     picker.process.signal("TERM");
@@ -125,6 +129,7 @@ async fn every_decision_of_the_default_comes_out_again_and_another_policy_shows_
             "{name: pipeline, parameters: {scorers: [{type: prefix-cache-scorer}, {type: queue-scorer}]}}",
             "predicted-latency",
         ],
+        "",
         &record,
     )
     .await;
@@ -151,7 +156,15 @@ async fn every_decision_of_the_default_comes_out_again_and_another_policy_shows_
 async fn decisions_that_draw_or_look_at_the_text_or_remember_sessions_come_out_again() {
     let files = scratch("recording");
     let strategies = ["random", "power-of-two", "chwbl", "prefix-affinity", "session-affinity"];
-    recorded(&strategies, &files.path().join("run.jsonl")).await;
+    recorded(&strategies, "", &files.path().join("run.jsonl")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn decisions_that_waited_for_their_turn_come_out_again() {
+    let files = scratch("recording");
+    let queues =
+        "  flowControl: {enabled: true, detector: {name: concurrency-detector, parameters: {maxConcurrency: 2}}}\n";
+    recorded(&["predicted-latency"], queues, &files.path().join("run.jsonl")).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
