@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 /// 16,384 conversations: at 480 s each, 34 answers a second that nobody went on from.
@@ -62,7 +62,19 @@ pub struct Carried {
     most: usize,
     most_bytes: usize,
     wanted: AtomicBool,
+    stats: CarriedStats,
     table: Mutex<Table>,
+}
+
+/// What came of the entries so far.
+#[derive(Debug, Default)]
+pub struct CarriedStats {
+    /// Turns that servers keep, as they told.
+    pub kept: AtomicU64,
+    /// Turns whose words were given to a prefill server.
+    pub given: AtomicU64,
+    /// Tokens of those.
+    pub given_tokens: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -92,7 +104,14 @@ impl Carried {
     /// None yet; at most `most` entries in `most_bytes`. Equal seeds give equal tables.
     #[must_use]
     pub fn new(most: usize, most_bytes: usize, seed: u64) -> Self {
-        Self { seed, most, most_bytes, wanted: AtomicBool::new(false), table: Mutex::default() }
+        let (wanted, stats, table) = (AtomicBool::new(false), CarriedStats::default(), Mutex::default());
+        Self { seed, most, most_bytes, wanted, stats, table }
+    }
+
+    /// What came of the entries so far.
+    #[must_use]
+    pub fn stats(&self) -> &CarriedStats {
+        &self.stats
     }
 
     /// Whether a server of the pool has told of such tokens: only then prompts need be known to the last token.
@@ -117,6 +136,7 @@ impl Carried {
         if tokens == 0 || turn.until <= now || entry.bytes() > self.most_bytes || self.most == 0 {
             return;
         }
+        self.stats.kept.fetch_add(1, Relaxed);
         let mut table = self.table.lock();
         table.put(entry);
         // Those whose time is over stand in front, more or less: they all live equally long.
@@ -158,8 +178,10 @@ impl Carried {
     /// The words of an entry, which nobody else gets then; `None` when somebody else has them or its time is over.
     #[must_use]
     pub fn take(&self, carry: &Carry, now: Timestamp) -> Option<Bytes> {
-        let entry = self.table.lock().take(carry.number)?;
-        (entry.until > now).then_some(entry.params)
+        let entry = self.table.lock().take(carry.number).filter(|entry| entry.until > now)?;
+        self.stats.given.fetch_add(1, Relaxed);
+        self.stats.given_tokens.fetch_add(u64::from(entry.tokens), Relaxed);
+        Some(entry.params)
     }
 
     /// What these endpoints kept is gone.

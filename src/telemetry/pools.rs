@@ -179,6 +179,15 @@ const POOL_COUNTERS: &[PoolCounter] = &[
     ("prefix_index_refused_blocks", "blocks that found no room in the prefix index", |p| {
         p.prefix.index().stats().refused_blocks
     }),
+    ("carried_kept_turns", "turns of conversations that decode servers keep for the next prefill, as they told", |p| {
+        p.prefix.carried().stats().kept.load(Relaxed)
+    }),
+    ("carried_given_turns", "turns that a prefill server was told to fetch", |p| {
+        p.prefix.carried().stats().given.load(Relaxed)
+    }),
+    ("carried_given_tokens", "tokens of the turns that a prefill server was told to fetch", |p| {
+        p.prefix.carried().stats().given_tokens.load(Relaxed)
+    }),
 ];
 
 type PoolGauge = (&'static str, &'static str, fn(&PoolView) -> f64);
@@ -193,6 +202,10 @@ const POOL_GAUGES: &[PoolGauge] = &[
         p.prefix.index().stats().blocks as f64
     }),
     ("prefix_claims", "beginnings of prompts that are on their way to an endpoint", |p| p.prefix.claims().len() as f64),
+    ("carried_turns", "turns of conversations that a decode server keeps and nobody has fetched", |p| {
+        p.prefix.carried().len() as f64
+    }),
+    ("carried_bytes", "memory of what names those turns, bytes", |p| p.prefix.carried().bytes() as f64),
 ];
 
 type RemoteCounter = (&'static str, &'static str, fn(&RemoteStats) -> u64);

@@ -229,6 +229,26 @@ async fn whatever_befalls_prefill_servers_every_client_is_served() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_slow_prefill_is_asked_of_another_server_as_well_and_the_first_answer_wins() {
+    let stack = Stack::start(&[], "decider: always, hedgeAfter: 50ms").await;
+    // One that hangs for good: whoever is sent to it is served by the other, long before the prefill's time is over.
+    stack.faults(&stack.prefill()[..1], json!({"prefill": {"hang": true}})).await;
+    let courses = stack.load(40, well).await;
+    assert!(courses.iter().all(|course| course == "split"), "{courses:?}");
+    let asked = stack.count(&stack.prefill()[..1], "/prefills").await;
+    assert!(asked > 0, "the slow one was asked");
+    assert!(stack.count(&stack.prefill()[1..], "/prefills").await >= 40);
+    // Nobody waits for the slow ones any longer.
+    eventually("the slow questions to end", || async {
+        (stack.count(stack.prefill(), "/hanging").await == 0).then_some(())
+    })
+    .await;
+    stack.faults(&stack.prefill()[..1], json!({})).await;
+    stack.assert_nothing_stays().await;
+    assert_eq!(stack.failed_loads().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_prefill_server_that_dies_after_its_reply_costs_the_requests_that_it_held_and_no_other() {
     // vLLM's own choice is that such a request fails.
     for (policy, lost) in [("fail", true), ("recompute", false)] {
@@ -268,6 +288,11 @@ async fn clients_that_leave_while_the_prompt_is_computed_or_the_answer_comes_lea
     .await;
     clients.shutdown().await;
     stack.picker.assert_settled().await;
+    // A server that goes on before it has seen that nobody waits keeps what it computes: only its lease ends that, as vLLM's.
+    eventually("the servers to see that nobody waits", || async {
+        (stack.count(stack.prefill(), "/hanging").await == 0).then_some(())
+    })
+    .await;
     stack.faults(stack.prefill(), json!({})).await;
     stack.assert_nothing_stays().await;
 
@@ -445,6 +470,15 @@ async fn the_next_turns_prefill_fetches_what_the_decode_server_keeps() {
     // What nobody went on from is all that is still kept: the first conversation and the last turns of the two others.
     assert_eq!(stack.count(stack.decode(), "/pinned/requests").await, 3);
     stack.picker.assert_settled().await;
+    // The first conversation only showed that servers keep any: its prompt was not known token by token.
+    for (metric, expected) in [
+        ("attache_carried_kept_turns_total", 6.0),
+        ("attache_carried_given_turns_total", 4.0),
+        ("attache_carried_given_tokens_total", 2.0 * (439.0 + 539.0)),
+        ("attache_carried_turns", 2.0),
+    ] {
+        assert_eq!(stack.picker.metric(metric).await, expected, "{metric}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

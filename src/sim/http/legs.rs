@@ -61,6 +61,8 @@ pub(in crate::sim) struct Pd {
     /// This server, as the others see it.
     pub(in crate::sim) own: Arc<Peer>,
     pub(in crate::sim) counts: Arc<Counts>,
+    /// Held by each prefill leg that hangs.
+    pub(in crate::sim) hanging: Arc<()>,
     pub(in crate::sim) faults: Arc<FaultBoard>,
     pub(in crate::sim) clock: Clock,
 }
@@ -209,6 +211,7 @@ impl Server {
     /// Counts a prefill leg, and waits as long as prefills hang.
     async fn begin_prefill(&self) {
         Counts::add(&self.pd.counts.prefills);
+        let _hangs = self.pd.hanging.clone();
         let mut faults = self.faults.watch();
         // The board lives as long as the server.
         let _ = faults.wait_for(|faults| !faults.prefill.hang).await;
@@ -457,6 +460,7 @@ impl Pd {
             "connector": self.config.connector.name(),
             "engine_id": self.own.engine_id(),
             "pinned": {"requests": requests, "blocks": blocks},
+            "hanging": Arc::strong_count(&self.hanging) - 1,
             "leases_expired": snapshot.stats.leases_expired,
             "received_tokens": snapshot.stats.received_tokens,
             "failed_loads": self.counts.failed().collect::<std::collections::BTreeMap<_, _>>(),

@@ -189,6 +189,7 @@ impl Server {
             peers,
             own,
             counts: Arc::new(Counts::default()),
+            hanging: Arc::default(),
             faults: faults.clone(),
             clock,
         };
