@@ -74,6 +74,16 @@ impl Failure {
         }
     }
 
+    /// Whether no server has failed: the request is not to a server's taste, or there is nothing left to be done for it.
+    #[must_use]
+    pub fn is_nobodys(self) -> bool {
+        match self {
+            Failure::Status(status) => (400..500).contains(&status) && !matches!(status, 408 | 429),
+            Failure::Ended => true,
+            Failure::Refused | Failure::Broken | Failure::Unusable | Failure::Late => false,
+        }
+    }
+
     fn another_may_do_better(self) -> bool {
         match self {
             Failure::Refused | Failure::Broken | Failure::Unusable => true,

@@ -30,6 +30,7 @@ use std::borrow::Cow;
 /// Members of a request that only whoever splits it may write: they name servers, ports and memory to read from.
 pub const CONTROLLED: &[&str] = &[
     "kv_transfer_params",
+    "ec_transfer_params",
     "disagg_prefill_resp",
     "disaggregated_params",
     "bootstrap_host",
@@ -37,12 +38,15 @@ pub const CONTROLLED: &[&str] = &[
     "bootstrap_room",
 ];
 
-/// A client's body without [`CONTROLLED`] members: for requests that are not split. Borrowed when it has none.
+/// A client's body without [`CONTROLLED`] members: for requests that are not split. Borrowed when it has none. `nested` ones are those of
+/// vLLM's generate API, which takes them in `sampling_params.extra_args` as well.
 ///
 /// # Errors
-/// It is no JSON object.
-pub fn without_controlled(body: &[u8]) -> Result<Cow<'_, [u8]>, EditError> {
-    Edits::new().remove_all(CONTROLLED).apply(body)
+/// It is no JSON object, or what holds nested members is none.
+pub fn without_controlled(body: &[u8], nested: bool) -> Result<Cow<'_, [u8]>, EditError> {
+    let edits = Edits::new().remove_all(CONTROLLED);
+    let edits = if nested { edits.inside("sampling_params", prefill::distrusted_sampling()) } else { edits };
+    edits.apply(body)
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ pub struct Direct {
     pub bounds: Bounds,
     /// What becomes of a request whose prompt no prefill server has computed.
     pub fallback: Fallback,
-    /// `http` or `https`, towards prefill servers.
+    /// `http` or `https`, towards servers.
     pub scheme: Arc<str>,
     /// Whether their certificates are believed unseen.
     pub insecure_skip_verify: bool,

@@ -41,15 +41,15 @@ const DROPPED_MESSAGES: &[&str] = &["stream_options", "stop_sequences"];
 /// The edits that make a client's body ask for one token, not streamed, and drop what only the other leg needs: the token is thrown
 /// away. What a client says in [`CONTROLLED`] members goes, but for those of `own`, which the caller sets.
 pub(super) fn one_token<'v>(api: LegApi, own: &[&'static str]) -> Edits<'v> {
-    let edits = distrust(own).set("stream", b"false");
+    let edits = distrust(api, own).set("stream", b"false");
     match api {
         LegApi::ChatCompletions => edits.set("max_tokens", b"1").set("max_completion_tokens", b"1").remove_all(DROPPED),
         LegApi::Completions => edits.set("max_tokens", b"1").remove_all(DROPPED),
         LegApi::Messages => edits.set("max_tokens", b"1").remove_all(DROPPED_MESSAGES),
         LegApi::Responses => edits.set("max_output_tokens", b"1").remove_all(DROPPED_RESPONSES),
         LegApi::Generate => {
-            let sampling = Edits::new().set("max_tokens", b"1").remove_all(DROPPED);
-            edits.remove("stream_options").inside("sampling_params", sampling)
+            let sampling = distrusted_sampling().set("max_tokens", b"1").remove_all(DROPPED);
+            Edits::new().inside("sampling_params", sampling).or_else(edits).remove("stream_options")
         }
     }
 }
@@ -57,7 +57,7 @@ pub(super) fn one_token<'v>(api: LegApi, own: &[&'static str]) -> Edits<'v> {
 /// The same for servers whose decode side goes on from the prefill side's token in place of making it again: what that token is chosen
 /// by, and told with, stays. More of `min_tokens` than `max_tokens` would be refused.
 pub(super) fn first_token<'v>(api: LegApi, own: &[&'static str]) -> Edits<'v> {
-    let edits = distrust(own).set("stream", b"false").set("max_tokens", b"1");
+    let edits = distrust(api, own).set("stream", b"false").set("max_tokens", b"1");
     let edits = match api {
         LegApi::ChatCompletions => edits.set("max_completion_tokens", b"1"),
         _ => edits,
@@ -66,8 +66,17 @@ pub(super) fn first_token<'v>(api: LegApi, own: &[&'static str]) -> Edits<'v> {
 }
 
 /// The edits that take a client's [`CONTROLLED`] members out, but for those of `own`.
-pub(super) fn distrust<'v>(own: &[&'static str]) -> Edits<'v> {
-    CONTROLLED.iter().filter(|key| !own.contains(key)).fold(Edits::new(), |edits, key| edits.remove(key))
+pub(super) fn distrust<'v>(api: LegApi, own: &[&'static str]) -> Edits<'v> {
+    let edits = CONTROLLED.iter().filter(|key| !own.contains(key)).fold(Edits::new(), |edits, key| edits.remove(key));
+    match api {
+        LegApi::Generate => edits.inside("sampling_params", distrusted_sampling()),
+        _ => edits,
+    }
+}
+
+/// The same of `sampling_params`, whose `extra_args` vLLM reads them from too.
+pub(super) fn distrusted_sampling<'v>() -> Edits<'v> {
+    Edits::new().inside("extra_args", Edits::new().remove_all(CONTROLLED))
 }
 
 /// What of a request may be split.

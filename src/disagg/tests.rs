@@ -22,11 +22,15 @@ pub(super) fn recorded(name: &str) -> Recorded {
 fn members_that_clients_may_not_write_go() {
     let body =
         br#"{"model":"m", "kv_transfer_params":{"remote_host":"10.0.0.1"}, "bootstrap\u005fhost":"x","rid":"mine"}"#;
-    assert_eq!(without_controlled(body).unwrap().as_ref(), br#"{"model":"m","rid":"mine"}"#);
-    assert!(matches!(without_controlled(br#"{"model":"m"}"#), Ok(Cow::Borrowed(_))));
-    assert!(without_controlled(b"[]").is_err());
+    assert_eq!(without_controlled(body, false).unwrap().as_ref(), br#"{"model":"m","rid":"mine"}"#);
+    assert!(matches!(without_controlled(br#"{"model":"m"}"#, true), Ok(Cow::Borrowed(_))));
+    assert!(without_controlled(b"[]", false).is_err());
     for key in CONTROLLED {
         let body = format!(r#"{{"{key}":1}}"#);
-        assert_eq!(without_controlled(body.as_bytes()).unwrap().as_ref(), b"{}");
+        assert_eq!(without_controlled(body.as_bytes(), false).unwrap().as_ref(), b"{}");
+        let nested = format!(r#"{{"sampling_params":{{"n":1,"extra_args":{{"{key}":1,"mine":2}}}}}}"#);
+        let clean = br#"{"sampling_params":{"n":1,"extra_args":{"mine":2}}}"#;
+        assert_eq!(without_controlled(nested.as_bytes(), true).unwrap().as_ref(), clean);
     }
+    assert!(without_controlled(br#"{"sampling_params":[{}]}"#, true).is_err());
 }

@@ -14,6 +14,26 @@ impl Buffered {
     pub fn bytes(&self) -> u64 {
         self.0.load(Relaxed)
     }
+
+    /// Accounts for `bytes` more, until what it gives is dropped.
+    #[must_use]
+    pub fn hold(self: &Arc<Self>, bytes: u64) -> Held {
+        self.0.fetch_add(bytes, Relaxed);
+        Held { bytes, buffered: self.clone() }
+    }
+}
+
+/// Bytes that are held beside bodies as they came. Gives back its share of [`Buffered`] on Drop.
+#[derive(Debug)]
+pub struct Held {
+    bytes: u64,
+    buffered: Arc<Buffered>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.buffered.0.fetch_sub(self.bytes, Relaxed);
+    }
 }
 
 /// A request body as far as it has come. Gives back its share of [`Buffered`] on Drop.

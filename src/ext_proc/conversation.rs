@@ -73,6 +73,12 @@ impl Conversation {
         Some(Box::new(Self { prefix, root, tokens, carry, ttl }))
     }
 
+    /// Whether anything is kept of the turn before.
+    #[must_use]
+    pub fn has_carry(&self) -> bool {
+        self.carry.is_some()
+    }
+
     /// The words by which the prefill server fetches what is kept of the turn before, and the tokens that it gets. Nobody else gets them
     /// then, since they are good for one fetch.
     pub fn take(&mut self, now: Timestamp) -> Option<(Bytes, u32)> {

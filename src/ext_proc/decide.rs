@@ -195,7 +195,7 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
     let renamed = asked.filter(|m| *m.name != *target && !m.span.is_empty());
     let body = q.body.bytes();
     let new_body = renamed.map(|model| protocol::replace_model(body, model.span.clone(), &target));
-    let new_body = if pool.disagg.is_some() { distrusted(q, body, new_body) } else { new_body };
+    let new_body = if pool.disagg.is_some() { distrusted(q, body, new_body)? } else { new_body };
 
     let estimated = request.as_ref().map_or(0, |r| r.prompt.estimated_tokens().0);
     let objective = q.head.objective().filter(|_| live.exchange.trust_client_headers);
@@ -379,15 +379,35 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
     })))
 }
 
-/// The body without what only whoever splits requests may say in it.
-fn distrusted(q: &Question<'_>, body: &[u8], new_body: Option<Vec<u8>>) -> Option<Vec<u8>> {
-    if q.api.body_format() != BodyFormat::Json || !matches!(q.body, Seen::Whole(_)) {
-        return new_body;
+/// The body without what only whoever splits requests may say in it. One that can't be read is refused: a server may read it all the same.
+fn distrusted(q: &Question<'_>, body: &[u8], new_body: Option<Vec<u8>>) -> Result<Option<Vec<u8>>, RequestError> {
+    if !matches!(q.body, Seen::Whole(_)) || q.head.encoded() || body.is_empty() {
+        return Ok(new_body);
     }
-    match disagg::without_controlled(new_body.as_deref().unwrap_or(body)) {
-        Ok(Cow::Owned(clean)) => Some(clean),
-        Ok(Cow::Borrowed(_)) | Err(_) => new_body,
+    let current = new_body.as_deref().unwrap_or(body);
+    let clean = match q.api.body_format() {
+        BodyFormat::Json => disagg::without_controlled(current, q.api == Api::Generate),
+        // Any of the servers' APIs may be behind a path that we don't know, and some have a `sampling_params` that is no object.
+        BodyFormat::Unknown if may_be_object(current) => {
+            disagg::without_controlled(current, true).or_else(|_| disagg::without_controlled(current, false))
+        }
+        _ => return Ok(new_body),
+    };
+    match clean {
+        Ok(Cow::Owned(clean)) => Ok(Some(clean)),
+        Ok(Cow::Borrowed(_)) => Ok(new_body),
+        Err(error) => {
+            let message = format!("a body is read before it goes to servers that share requests: {error}");
+            Err(RequestError::new(Reason::InvalidJson, message))
+        }
     }
+}
+
+/// Whether a server might read a JSON object in it, in whatever encoding of Unicode.
+fn may_be_object(body: &[u8]) -> bool {
+    let begins = body.trim_ascii_start();
+    let marks: [&[u8]; 5] = [b"{", b"\0", b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"];
+    marks.iter().any(|mark| begins.starts_with(mark))
 }
 
 /// Whether two servers may share a request: one prompt and one answer, readable, in an API of which the pool's servers know how.

@@ -1,6 +1,7 @@
 //! Asks prefill servers. One task a question, so that an answer which nobody waits for any longer is still dealt with: before its headers
 //! have come the connection is closed, which ends the work on the server; after that what the answer pins is freed.
 
+use super::hints::RANK_HEADER;
 use super::split::{Ask, Release, Told};
 use crate::disagg::Failure;
 use crate::scrape::fetch;
@@ -10,7 +11,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::OnceLock;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -21,7 +22,7 @@ const IDLE_CONNECTIONS: usize = 1024;
 const MAX_REPLY_BYTES: usize = 16 << 20;
 /// 100 ms: an answer that is on its way when the client leaves is here by then; a server that still computes loses no more time than that.
 const ON_ITS_WAY: Duration = Duration::from_millis(100);
-/// 10 s for an answer that nobody waits for to be read and freed; then its lease is near its end anyway.
+/// 10 s for a server to take what frees an answer that nobody waits for; then its lease is near its end anyway.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The clients, made when the first request is split.
@@ -34,16 +35,21 @@ pub struct Prefiller {
 /// An answer that is waited for; given up on Drop.
 pub struct Asking {
     told: oneshot::Receiver<Told>,
-    /// Dropped with this, which tells the task.
-    _waits: oneshot::Sender<()>,
+    /// Tells the task that the answer was taken; dropped with this, that nobody waits.
+    waits: Option<oneshot::Sender<()>>,
 }
 
 impl Future for Asking {
     type Output = Told;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Told> {
+        let told = ready!(Pin::new(&mut self.told).poll(cx));
+        if let Some(waits) = self.waits.take() {
+            // The task does not wait for it when it has told a failure.
+            let _ = waits.send(());
+        }
         // A task that is gone without a word has panicked.
-        Pin::new(&mut self.told).poll(cx).map(|told| told.unwrap_or(Told::Failed(Failure::Broken)))
+        Poll::Ready(told.unwrap_or(Told::Failed(Failure::Broken)))
     }
 }
 
@@ -74,7 +80,7 @@ impl Prefiller {
             // The certificate store can't be read.
             None => drop(tell.send(Told::Failed(Failure::Refused))),
         }
-        Asking { told, _waits: waits }
+        Asking { told, waits: Some(waits) }
     }
 
     /// Asks, and nobody waits for the answer.
@@ -95,12 +101,12 @@ fn request(client: &Client, ask: &Ask) -> RequestBuilder {
     ask.headers.iter().fold(request, |request, (name, value)| request.header(*name, value))
 }
 
-async fn run(client: Client, ask: Ask, tell: oneshot::Sender<Told>, waiting: oneshot::Receiver<()>) {
+async fn run(client: Client, ask: Ask, tell: oneshot::Sender<Told>, mut waiting: oneshot::Receiver<()>) {
     let mut answering = pin!(timeout(ask.timeout, request(&client, &ask).send()));
     let response = tokio::select! {
         response = &mut answering => response,
         // Nobody waits: unless its answer is on its way, dropping the request closes its connection, and the server ends what it was doing.
-        _ = waiting => match timeout(ON_ITS_WAY, answering).await {
+        _ = &mut waiting => match timeout(ON_ITS_WAY, answering).await {
             Ok(response) => response,
             Err(_) => return,
         },
@@ -118,9 +124,18 @@ async fn run(client: Client, ask: Ask, tell: oneshot::Sender<Told>, waiting: one
             }
         }
     };
-    if let Err(Told::Reply { status: 200..=299, body }) = tell.send(told)
-        && let Some(release) = &ask.release
-    {
+    let Some(release) = &ask.release else {
+        // Whoever waits is told; nobody else needs to know.
+        let _ = tell.send(told);
+        return;
+    };
+    let pins = match &told {
+        Told::Reply { status: 200..=299, body } => Some(body.clone()),
+        _ => None,
+    };
+    // An answer that was told may still be dropped before anybody has looked at it.
+    let taken = tell.send(told).is_ok() && (pins.is_none() || waiting.await.is_ok());
+    if let Some(body) = pins.filter(|_| !taken) {
         free(&client, &ask, release, &body).await;
     }
 }
@@ -140,7 +155,9 @@ async fn read(mut response: Response) -> Option<Bytes> {
 async fn free(client: &Client, ask: &Ask, release: &Release, reply: &[u8]) {
     let Some((url, body)) = release.of(reply) else { return };
     let request = client.post(url).header("content-type", "application/json").body(body);
-    let request = ask.headers.iter().fold(request, |request, (name, value)| request.header(*name, value));
+    // A rank is the prefill server's; the decode server has others.
+    let headers = ask.headers.iter().filter(|(name, _)| *name != RANK_HEADER);
+    let request = headers.fold(request, |request, (name, value)| request.header(*name, value));
     let freed = timeout(RELEASE_PATIENCE, request.send()).await;
     tracing::debug!(freed = matches!(&freed, Ok(Ok(r)) if r.status().is_success()), "a prompt that nobody waits for");
 }

@@ -1,6 +1,7 @@
 //! A request whose prompt another server computes, between the decision and the decode server: which prefill server is asked, with which
 //! body, and what comes of it. Pure; [`super::prefiller`] does the asking.
 
+use super::body::{Buffered, Held};
 use super::decide::Plan;
 use super::head::Head;
 use super::hints::RANK_HEADER;
@@ -160,6 +161,8 @@ pub struct Stage {
     facts: Facts,
     /// The body that both legs are made from.
     base: Bytes,
+    /// That, and the leg made from it.
+    _held: Held,
     headers: Vec<(&'static str, String)>,
     names_request: bool,
     prefilling: Prefilling,
@@ -186,7 +189,7 @@ pub enum Came {
     Waiting,
     /// The request goes on to its decode server, with this body (as it came, when `None`).
     On(Option<Vec<u8>>, Course),
-    /// It can't be served.
+    /// It can't be served, or the servers don't take it.
     Refused(Failure),
 }
 
@@ -200,6 +203,7 @@ impl Stage {
         body: &[u8],
         head: &Head,
         room: u64,
+        buffered: &Arc<Buffered>,
         now: Timestamp,
     ) -> Option<Self> {
         let (split, api) = (plan.decision.split.as_ref()?, LegApi::from_path(head.path())?);
@@ -216,12 +220,18 @@ impl Stage {
         let tries = if is_together(direct) { 1 } else { split.prefill.len() };
         let servers = split.prefill.iter().take(tries).cloned().collect();
         let prefilling = Prefilling::begin(servers, plan.prefill.take(), split.probe, direct.bounds, now);
+        if plan.conversation.as_ref().is_some_and(|conversation| conversation.has_carry()) {
+            // What is kept of the turn before can be fetched once: nobody takes it for a request that can't be split.
+            let leg = facts.leg(direct, split.prefill.first()?, &base);
+            direct.connector.prefill_body(&leg).ok()?;
+        }
         let carried = plan.conversation.as_mut().and_then(|conversation| conversation.take(now));
         let mut stage = Self {
             pool: plan.pool.clone(),
             decode,
             direct: direct.clone(),
             facts,
+            _held: buffered.hold(2 * base.len() as u64),
             base,
             headers,
             names_request,
@@ -412,7 +422,8 @@ impl Stage {
             picker.metrics.prefill_leg(failure.code());
         }
         self.prefilling.give_up();
-        if self.direct.fallback == Fallback::Fail || is_together(&self.direct) {
+        let fails = self.direct.fallback == Fallback::Fail && !failure.is_nobodys();
+        if fails || is_together(&self.direct) {
             return Came::Refused(failure);
         }
         Came::On(None, Course { failure: Some(failure), took: Some(now.since(self.began)), ..Course::default() })

@@ -27,6 +27,10 @@ pub const DEFAULT_MAX_CARRIED: usize = 16_384;
 /// 64 MiB: what names the blocks of a conversation of 10,000 tokens takes some 4 KiB.
 pub const DEFAULT_MAX_CARRIED_BYTES: usize = 64 << 20;
 
+/// 64 tokens: vLLM computes fewer anew in place of fetching them.
+pub const LEAST_CARRIED: usize = 64;
+/// 8 entries whose whole links are the same: more of them are one conversation told over and over, of which the latest will do.
+const MOST_ALIKE: usize = 8;
 /// Tokens to a link of the chain: at most 15 ids are kept as they are.
 const LINK: usize = 16;
 /// What an entry takes beside its words.
@@ -133,7 +137,7 @@ impl Carried {
         let rest = SmallVec::from_slice(rest);
         let digest = digest(turn.root, turn.tokens);
         let entry = Entry { endpoint: turn.endpoint, chain, rest, tokens, digest, params, until: turn.until };
-        if tokens == 0 || turn.until <= now || entry.bytes() > self.most_bytes || self.most == 0 {
+        if turn.tokens.len() < LEAST_CARRIED || turn.until <= now || entry.bytes() > self.most_bytes || self.most == 0 {
             return;
         }
         self.stats.kept.fetch_add(1, Relaxed);
@@ -156,17 +160,22 @@ impl Carried {
         now: Timestamp,
         serves: impl Fn(EndpointId) -> bool,
     ) -> Option<Carry> {
-        let mut chain = u128::from(root);
-        let table = self.table.lock();
-        if table.entries.is_empty() {
+        if self.is_empty() {
             return None;
         }
-        let mut found = None;
-        for depth in 0..=tokens.len() / LINK {
-            let (before, behind) = tokens.split_at_checked(depth * LINK)?;
-            if let Some(link) = before.last_chunk::<LINK>() {
+        let mut chain = u128::from(root);
+        let links = tokens.as_chunks::<LINK>().0.iter();
+        // Not under the lock.
+        let chains: Vec<u128> = links
+            .map(|link| {
                 chain = self.link(chain, link);
-            }
+                chain
+            })
+            .collect();
+        let table = self.table.lock();
+        let mut found = None;
+        for (depth, chain) in chains.into_iter().enumerate() {
+            let behind = tokens.get((depth + 1) * LINK..)?;
             found = table.fitting(chain, behind, now, &serves).or(found);
         }
         let (carry, kept) = found.and_then(|carry| Some((carry, table.entries.get(&carry.number)?.digest)))?;
@@ -224,8 +233,15 @@ impl Table {
         let number = self.next;
         self.next += 1;
         self.bytes += entry.bytes();
-        self.by_chain.entry(entry.chain).or_default().push(number);
+        let chain = entry.chain;
         self.entries.insert(number, entry);
+        let alike = self.by_chain.entry(chain).or_default();
+        alike.push(number);
+        if alike.len() > MOST_ALIKE
+            && let Some(oldest) = alike.first().copied()
+        {
+            self.take(oldest);
+        }
     }
 
     fn take(&mut self, number: u64) -> Option<Entry> {
@@ -305,7 +321,7 @@ mod tests {
 
     #[test]
     fn a_prompt_that_begins_with_all_of_the_tokens_finds_them_and_no_other_does() {
-        for length in [1, 15, 16, 17, 32, 205] {
+        for length in [64, 79, 80, 81, 96, 205] {
             let carried = carried();
             let all = ids(300);
             keep(&carried, A, 9, &all[..length], 100, "{}");
@@ -327,18 +343,18 @@ mod tests {
     fn the_longest_turn_is_found_and_each_is_given_once() {
         let carried = carried();
         let all = ids(300);
-        keep(&carried, A, 9, &all[..40], 100, "first");
-        keep(&carried, B, 9, &all[..46], 100, "second");
-        keep(&carried, A, 9, &all[..46], 100, "again");
+        keep(&carried, A, 9, &all[..140], 100, "first");
+        keep(&carried, B, 9, &all[..142], 100, "second");
+        keep(&carried, A, 9, &all[..142], 100, "again");
         let take = |tokens: u32, words: &str| {
             let carry = carried.find(9, &all, at(1), |_| true).unwrap();
             assert_eq!(carry.tokens, tokens);
             assert_eq!(carried.take(&carry, at(1)).as_deref(), Some(words.as_bytes()));
             assert_eq!(carried.take(&carry, at(1)), None, "given once");
         };
-        take(46, "again");
-        take(46, "second");
-        take(40, "first");
+        take(142, "again");
+        take(142, "second");
+        take(140, "first");
         assert_eq!((carried.len(), carried.bytes(), found(&carried, 9, &all)), (0, 0, None));
         assert!(carried.table.lock().by_chain.is_empty(), "nothing is left behind");
     }
@@ -347,39 +363,50 @@ mod tests {
     fn what_is_over_is_neither_found_nor_given() {
         let carried = carried();
         let all = ids(100);
-        keep(&carried, A, 9, &all[..50], 10, "{}");
+        keep(&carried, A, 9, &all[..70], 10, "{}");
         let carry = carried.find(9, &all, at(9), |_| true).unwrap();
         assert_eq!(carried.find(9, &all, at(10), |_| true), None);
         assert_eq!(carried.take(&carry, at(10)), None);
-        keep(&carried, A, 9, &all[..50], 0, "{}");
+        keep(&carried, A, 9, &all[..70], 0, "{}");
         assert!(carried.is_empty(), "what is over when it comes is not kept");
+        keep(&carried, A, 9, &all[..LEAST_CARRIED - 1], 100, "{}");
+        assert!(carried.is_empty(), "what nobody would fetch is not kept");
     }
 
     #[test]
     fn servers_that_are_gone_and_servers_that_do_not_serve() {
         let carried = carried();
         let all = ids(100);
-        keep(&carried, A, 9, &all[..60], 100, "a");
-        keep(&carried, B, 9, &all[..50], 100, "b");
+        keep(&carried, A, 9, &all[..80], 100, "a");
+        keep(&carried, B, 9, &all[..70], 100, "b");
         let serving = carried.find(9, &all, at(1), |endpoint| endpoint != A);
-        assert_eq!(serving.map(|carry| carry.tokens), Some(50));
+        assert_eq!(serving.map(|carry| carry.tokens), Some(70));
         carried.forget(|endpoint| endpoint == A);
-        assert_eq!((carried.len(), found(&carried, 9, &all)), (1, Some((B, 50))));
+        assert_eq!((carried.len(), found(&carried, 9, &all)), (1, Some((B, 70))));
     }
 
     #[test]
     fn the_oldest_go_when_there_are_too_many_or_too_much() {
         let all = ids(100);
         let few = Carried::new(2, 1 << 20, 7);
-        (10..14u32).for_each(|length| keep(&few, A, 9, &all[..length as usize], 100, "{}"));
-        assert_eq!((few.len(), found(&few, 9, &all[..13])), (2, Some((A, 12))));
+        (70..74u32).for_each(|length| keep(&few, A, 9, &all[..length as usize], 100, "{}"));
+        assert_eq!((few.len(), found(&few, 9, &all[..73])), (2, Some((A, 72))));
 
         let small = Carried::new(100, 3 * (ENTRY_BYTES + 1_000), 7);
         let words = "x".repeat(1_000);
-        (10..14u32).for_each(|length| keep(&small, A, 9, &all[..length as usize], 100, &words));
-        assert_eq!((small.len(), found(&small, 9, &all[..11])), (3, None));
+        (70..74u32).for_each(|length| keep(&small, A, 9, &all[..length as usize], 100, &words));
+        assert_eq!((small.len(), found(&small, 9, &all[..71])), (3, None));
         keep(&small, A, 9, &all, 100, &"x".repeat(4_000));
         assert_eq!(small.len(), 3, "one that has no room costs the others nothing");
+    }
+
+    #[test]
+    fn one_conversation_told_over_and_over_takes_no_more_than_a_few_entries() {
+        let carried = carried();
+        let all = ids(100);
+        (0..1_000).for_each(|_| keep(&carried, A, 9, &all[..90], 100, "{}"));
+        assert_eq!((carried.len(), found(&carried, 9, &all)), (MOST_ALIKE, Some((A, 90))));
+        assert_eq!(carried.bytes(), MOST_ALIKE * (ENTRY_BYTES + 2));
     }
 
     #[test]
@@ -401,14 +428,30 @@ mod tests {
             from in 0usize..30,
         ) {
             let carried = Carried::new(20, 1 << 20, 3);
+            // They begin alike, with as much as is worth keeping.
+            let whole = |tokens: &[u32]| [&[7; LEAST_CARRIED][..], tokens].concat();
+            let turns: Vec<_> = turns.iter().map(|(root, tokens)| (*root, whole(tokens))).collect();
             turns.iter().for_each(|(root, tokens)| keep(&carried, A, *root, tokens, 100, "{}"));
             // Half of the prompts go on from a turn.
             let prompt = match turns.get(from) {
                 Some((_, tokens)) => tokens.iter().chain(&prompt).copied().collect(),
-                None => prompt,
+                None => whole(&prompt),
             };
-            let kept = turns.iter().rev().take(20);
+            let links = |tokens: &[u32]| tokens[..tokens.len() / LINK * LINK].to_vec();
+            let mut kept: Vec<&(u64, Vec<u32>)> = Vec::new();
+            for turn in &turns {
+                kept.push(turn);
+                let alike = |other: &(u64, Vec<u32>)| other.0 == turn.0 && links(&other.1) == links(&turn.1);
+                if kept.iter().filter(|other| alike(other)).count() > MOST_ALIKE {
+                    let oldest = kept.iter().position(|other| alike(other)).unwrap();
+                    kept.remove(oldest);
+                }
+                if kept.len() > 20 {
+                    kept.remove(0);
+                }
+            }
             let best = kept
+                .into_iter()
                 .filter(|(other, tokens)| *other == root && prompt.starts_with(tokens) && prompt.len() > tokens.len())
                 .map(|(_, tokens)| tokens.len() as u32)
                 .max();

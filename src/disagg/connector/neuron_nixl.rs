@@ -42,7 +42,7 @@ impl Connector for NeuronNixl {
 
     fn decode_body<'a>(&self, leg: &Leg<'a>, reply: Option<&[u8]>) -> Result<DecodeBody<'a>, LegError> {
         let reply = reply_of(self, leg, reply)?;
-        let edits = distrust(&[RESPONSE]).set(RESPONSE, reply.raw);
+        let edits = distrust(leg.api, &[RESPONSE]).set(RESPONSE, reply.raw);
         let body = edits.apply(leg.body).map_err(LegError::Request)?;
         Ok(DecodeBody { body, prefilled: reply.prefilled() })
     }

@@ -49,7 +49,7 @@ impl Connector for Nixl {
     fn decode_body<'a>(&self, leg: &Leg<'a>, reply: Option<&[u8]>) -> Result<DecodeBody<'a>, LegError> {
         let reply = reply_of(self, leg, reply)?;
         let params = reply.kv_transfer_params.ok_or(LegError::NoParams { field: PARAMS })?;
-        let edits = distrust(&[PARAMS]).set(PARAMS, object(PARAMS, params)?);
+        let edits = distrust(leg.api, &[PARAMS]).set(PARAMS, object(PARAMS, params)?);
         let body = edits.apply(leg.body).map_err(LegError::Request)?;
         Ok(DecodeBody { body, prefilled: reply.prefilled() })
     }

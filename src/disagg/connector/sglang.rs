@@ -39,7 +39,7 @@ impl SgLang {
     fn meet(self, leg: &Leg<'_>) -> Result<Edits<'static>, LegError> {
         spoken(&self, leg)?;
         splittable(leg, Allowed::Several)?;
-        Ok(distrust(FIELDS)
+        Ok(distrust(leg.api, FIELDS)
             .set("bootstrap_host", json_string(leg.prefill_host))
             .set("bootstrap_port", leg.bootstrap_port.to_string().into_bytes())
             .set("bootstrap_room", room(leg).to_string().into_bytes())

@@ -50,7 +50,7 @@ impl Connector for SharedStorage {
             }
             None => Prefilled::default(),
         };
-        let edits = distrust(&[]).replace(THRESHOLD, b"0");
+        let edits = distrust(leg.api, &[]).replace(THRESHOLD, b"0");
         Ok(DecodeBody { body: edits.apply(leg.body).map_err(LegError::Request)?, prefilled })
     }
 }

@@ -36,7 +36,7 @@ impl Connector for Shfs {
 
     fn decode_body<'a>(&self, leg: &Leg<'a>, reply: Option<&[u8]>) -> Result<DecodeBody<'a>, LegError> {
         let reply = reply_of(self, leg, reply)?;
-        let mut edits = distrust(&[PARAMS]);
+        let mut edits = distrust(leg.api, &[PARAMS]);
         edits = match reply.kv_transfer_params {
             None => edits.remove(PARAMS),
             Some(params) => {

@@ -58,7 +58,7 @@ impl Connector for TrtLlm {
             .set("request_type", br#""generation_only""#)
             .apply(object(PARAMS, params)?)
             .map_err(LegError::Reply)?;
-        let mut edits = distrust(&[PARAMS]).set(PARAMS, params);
+        let mut edits = distrust(leg.api, &[PARAMS]).set(PARAMS, params);
         if let Some(tokens) = reply.prompt_token_ids.filter(|tokens| tokens.starts_with(b"[")) {
             let prompt = if leg.api == LegApi::Completions { "prompt" } else { "prompt_token_ids" };
             edits = edits.set(prompt, tokens);

@@ -7,6 +7,7 @@
 //! ```
 
 use super::*;
+use crate::disagg::Failure;
 use crate::disagg::connector::trtllm::LEAST_SHARED_ID;
 use crate::disagg::policy::{Direct, Mode};
 use crate::ext_proc::head::{ENCODERS, PREFILLER};
@@ -91,7 +92,7 @@ impl Exchange {
         let mut scratch = Vec::new();
         let renamed = plan.new_body.take();
         let bytes = renamed.as_deref().unwrap_or_else(|| body.contiguous(&mut scratch));
-        let stage = Stage::begin(plan, direct, bytes, &self.head, room, now);
+        let stage = Stage::begin(plan, direct, bytes, &self.head, room, &self.picker.buffered, now);
         plan.new_body = renamed;
         stage.map(Box::new)
     }
@@ -141,8 +142,23 @@ impl Exchange {
             if let Some(routed) = self.routed.take() {
                 routed.end(End::Aborted, now, &self.picker);
             }
+            self.refuse(&not_computed(failure), now, out);
+        }
+    }
+}
+
+/// What a client is told whose prompt nobody has computed.
+fn not_computed(failure: Failure) -> RequestError {
+    match failure {
+        // The answer's server would say the same, were it not waiting for the prompt.
+        Failure::Status(status) if failure.is_nobodys() => {
+            let message =
+                format!("the server that was to compute the prompt declined the request with status {status}");
+            RequestError::new(Reason::PrefillDeclined, message)
+        }
+        _ => {
             let message = format!("no prefill server computed the prompt ({})", failure.code());
-            self.refuse(&RequestError::new(Reason::PrefillFailed, message), now, out);
+            RequestError::new(Reason::PrefillFailed, message)
         }
     }
 }

@@ -79,7 +79,8 @@ async fn what_an_answer_pins_is_fetched_when_nobody_waits_for_it_any_longer() {
     let (decode, decode_url) = listening().await;
     let release =
         Release::for_test(prefill.local_addr().unwrap(), decode_url, br#"{"model":"m","prompt":"p","max_tokens":1}"#);
-    let asking = Prefiller::default().start(Ask { release: Some(release), ..ask(url) });
+    let headers = vec![("x-request-id", "r-1".to_owned()), (RANK_HEADER, "6".to_owned())];
+    let asking = Prefiller::default().start(Ask { release: Some(release), headers, ..ask(url) });
     let (mut stream, _) = asked(&prefill).await;
     let reply = br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"remote_block_ids":[[7]]}}"#;
     // Its head has come when the client leaves, the rest comes after.
@@ -97,5 +98,29 @@ async fn what_an_answer_pins_is_fetched_when_nobody_waits_for_it_any_longer() {
         seen.contains(r#""max_tokens":1"#) && seen.contains(r#""kv_transfer_params":{"remote_block_ids":[[7]]}"#),
         "{seen}"
     );
+    assert!(
+        seen.contains("x-request-id: r-1") && !seen.contains(RANK_HEADER),
+        "the rank is the other server's: {seen}"
+    );
     released.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+}
+
+#[tokio::test]
+async fn an_answer_that_has_come_and_that_nobody_has_looked_at_is_fetched_as_well() {
+    let (prefill, url) = listening().await;
+    let (decode, decode_url) = listening().await;
+    let release =
+        Release::for_test(prefill.local_addr().unwrap(), decode_url, br#"{"model":"m","prompt":"p","max_tokens":1}"#);
+    let mut asking = Prefiller::default().start(Ask { release: Some(release), ..ask(url) });
+    let (mut stream, _) = asked(&prefill).await;
+    let reply = br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"remote_block_ids":[[7]]}}"#;
+    let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", reply.len());
+    stream.write_all(&[head.as_bytes(), reply].concat()).await.unwrap();
+    // It lies there, and its client has left.
+    while asking.told.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    assert!(asking.waits.as_mut().is_some_and(|waits| !waits.is_closed()));
+    drop(asking);
+    let (_released, _) = decode.accept().await.unwrap();
 }

@@ -195,10 +195,10 @@ fn engines_compute_the_block_of_the_last_token_themselves() {
 fn what_a_server_keeps_for_others_goes_when_it_starts_anew_or_is_gone() {
     let cache = cache(BlockUnit::Tokens(16));
     cache.reconcile(&snapshot(&[(1, started(1.0)), (2, started(1.0)), (3, None)]));
-    let tokens: Vec<u32> = (0..50).collect();
+    let tokens: Vec<u32> = (0..100).collect();
     for id in 1..4 {
         let turn =
-            Turn { endpoint: EndpointId(id), root: u64::from(id), tokens: &tokens[..40], until: Timestamp(1_000) };
+            Turn { endpoint: EndpointId(id), root: u64::from(id), tokens: &tokens[..80], until: Timestamp(1_000) };
         cache.carried().keep(&turn, bytes::Bytes::from_static(b"{}"), Timestamp(0));
     }
     let kept = || {

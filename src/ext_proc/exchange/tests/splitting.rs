@@ -181,6 +181,62 @@ fn what_is_wrong_with_the_request_its_own_server_says() {
 }
 
 #[test]
+fn what_no_server_has_failed_in_is_no_failure_whatever_the_fallback() {
+    let mode = |name| Mode::Direct(Direct { fallback: Fallback::Fail, ..direct(name) });
+    let world = splitting(mode("nixl"), Decider::Always);
+    let (mut exchange, ..) = asked(&world, &[]);
+    assert!(told(&mut exchange, 0, reply(400, "{}"), 5).set.contains_key(DESTINATION));
+    assert_eq!(answer(&mut exchange).set[COURSE_HEADER], "local; reason=prefill_declined");
+    drop(exchange);
+    world.assert_books_closed(1);
+
+    let world = splitting(mode("trtllm"), Decider::Always);
+    let (mut exchange, ..) = asked(&world, &[]);
+    let ended = r#"{"choices":[{"finish_reason":"stop"}],"disaggregated_params":{"request_type":"context_only"}}"#;
+    assert!(told(&mut exchange, 0, reply(200, ended), 5).set.contains_key(DESTINATION));
+    assert_eq!(answer(&mut exchange).set[COURSE_HEADER], "local; reason=prefill_ended");
+
+    // Where the answer's server waits for the prompt, the client hears from us what is wrong.
+    for (status, expected) in [(400, (400, "prefill_declined")), (429, (503, "prefill_failed"))] {
+        let world = splitting(mode("sglang"), Decider::Always);
+        let (mut exchange, ..) = asked(&world, &[]);
+        let all = told(&mut exchange, 0, reply(status, "{}"), 5);
+        let refused = all.refused.as_ref().unwrap().0;
+        assert_eq!((refused, all.set["x-attache-reason"].as_str()), expected, "{status}");
+    }
+}
+
+#[test]
+fn a_body_that_goes_to_servers_that_share_requests_is_read_before() {
+    let sent = |path: &str, body_of: &str| {
+        let world = splitting(Mode::Direct(direct("nixl")), Decider::Never);
+        let mut exchange = world.exchange();
+        let pairs = [(":path", path), (":method", "POST"), ("content-type", "application/json")];
+        send(&mut exchange, request(Message::RequestHeaders(headers(&pairs, false))));
+        let out = send(&mut exchange, request(Message::RequestBody(body(body_of.as_bytes(), true))));
+        Answered::of(&out)
+    };
+    let foreign = r#"{"model":"m","prompt":"p","kv_transfer_params":{"remote_host":"10.6.6.6"}}"#;
+    for path in ["/invocations", "/generate", "/v1/complet%69ons"] {
+        assert_eq!(sent(path, foreign).text(), r#"{"model":"m","prompt":"p"}"#, "{path}");
+    }
+    let nested = r#"{"model":"m","token_ids":[1,2],"sampling_params":{"extra_args":{"kv_transfer_params":{}}}}"#;
+    for path in ["/inference/v1/generate", "/inference/v1/gener%61te"] {
+        let clean = r#"{"model":"m","token_ids":[1,2],"sampling_params":{"extra_args":{}}}"#;
+        assert_eq!(sent(path, nested).text(), clean, "{path}");
+    }
+    // SGLang takes several sets of them.
+    let several = r#"{"text":"t","sampling_params":[{}],"bootstrap_room":7}"#;
+    assert_eq!(sent("/generate", several).text(), r#"{"text":"t","sampling_params":[{}]}"#);
+    // Python reads it, and we don't.
+    let marked = format!("\u{feff}{foreign}");
+    for path in ["/v1/completions", "/invocations"] {
+        assert_eq!(sent(path, &marked).refused.unwrap().0, 400, "{path}");
+    }
+    assert!(sent("/upload", "no JSON at all").set.contains_key(DESTINATION));
+}
+
+#[test]
 fn a_prefill_that_hangs_ends_at_its_deadline_or_gets_company() {
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let (mut exchange, ..) = asked(&world, &[]);
