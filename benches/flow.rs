@@ -6,6 +6,7 @@
 use attache::clock::Timestamp;
 use attache::flow::ceiling::fixed::Fixed;
 use attache::flow::registry::{FAIRNESS, ORDERINGS, find};
+use attache::flow::saturation::Stage;
 use attache::flow::{Arrival, BandSettings, FlowControl, Gauge, Handle, Left, Passage, Settings, Verdict};
 use attache::rng::{PickRng, for_request};
 use rand::RngExt;
@@ -34,7 +35,7 @@ const PARKED: u32 = 1_000_000;
 
 /// A pool that is full, and one that never is.
 const FULL: Gauge = Gauge::FULL;
-const EMPTY: Gauge = Gauge { base: 0.0, requests: (0.0, 0.0), tokens: (0.0, 0.0) };
+const EMPTY: Gauge = Gauge { stages: [Stage { requests: (0.0, 0.0), tokens: (0.0, 0.0) }; 2] };
 
 /// Seconds that this thread has had a core: what others do on the machine counts less than in wall time.
 fn cpu() -> f64 {
@@ -96,7 +97,8 @@ impl Bench {
     fn goes(&mut self) {
         let pending = self.flow.pending().requests;
         // Room for exactly one more.
-        let room = Gauge { base: 0.0, requests: (-f64::from(pending), 1.0), tokens: (0.0, 0.0) };
+        let one = Stage { requests: (-f64::from(pending), 1.0), ..Stage::default() };
+        let room = Gauge { stages: [one, Stage::default()] };
         self.flow.freed(&room, Timestamp(self.now), &mut self.rng, &mut self.left);
         let Some(Left::Dispatched(_, _, passage)) = self.left.pop() else { panic!("somebody waits") };
         self.ends(passage);

@@ -104,7 +104,9 @@ fn hostile() {
 }
 
 fn answers() {
-    println!("\n| answer chunk | bytes | copy | usage | usage, errors, id | rename |\n|---|---|---|---|---|---|");
+    println!(
+        "\n| answer chunk | bytes | copy | usage | usage, errors, id, events | rename |\n|---|---|---|---|---|---|"
+    );
     let delta = br#"data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"other","choices":[{"index":0,"delta":{"content":" could"},"logprobs":null,"finish_reason":null}]}"#;
     let last = br#"data: {"id":"chatcmpl-1","model":"tiny","choices":[],"usage":{"prompt_tokens":34,"total_tokens":38,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":32}}}"#;
     let events = delta.repeat(64);
@@ -113,7 +115,7 @@ fn answers() {
         let copy = cost(|| black_box(chunk).to_vec());
         let mut scanner = UsageScanner::new(Watch::default());
         let usage = cost(|| scanner.push(black_box(chunk)));
-        let mut scanner = UsageScanner::new(Watch { errors: true, response_id: true });
+        let mut scanner = UsageScanner::new(Watch { errors: true, response_id: true, events: true });
         let all = cost(|| scanner.push(black_box(chunk)));
         let mut renamer = ModelRenamer::new("tiny", "customer-name");
         let mut out = Vec::new();

@@ -26,10 +26,18 @@ play --profile qwen3-32b-2xh100 --endpoints 8 --compare "$llm_d" --workload burs
 play --profile 8b-h100 --endpoints 8 --compare "$llm_d" --workload agentic-code --workload interactive-chat --workload long-short
 play --profile qwen3-32b-2xh100 --endpoints 8 --compare "$llm_d" --workload shared-prefix-ladder
 
+# What waiting for a turn buys, beside the same policy without it.
+late_binding() {
+  target/release/attache replay --trace "$parts/conversation_trace.jsonl" --profile prefill-6000 --metrics-every 1s \
+    --compare predicted-latency+late-binding --markdown "$parts/$part.md" "$@" >/dev/null
+  part=$((part + 1))
+}
+for seed in 1 2 3; do late_binding --endpoints 8 --speed 1.15 --seed "$seed"; done
+
 {
   echo "# What each policy buys"
   echo
-  echo "Written by \`benches/policies.sh TRACE\`; virtual time and seed 1, so it comes out the same everywhere. What it shows, and what was tried, is in"
+  echo "Written by \`benches/policies.sh TRACE\`; virtual time and, where nothing is said, seed 1, so it comes out the same everywhere. What it shows, and what was tried, is in"
   echo "[README.md](README.md#what-a-policy-buys). \`pipeline\` is GIE's default (queue 2, KV cache 2, prefix 3), \`llm-d\` its newest default"
   echo "(affinity filter and token load). All of them read the same approximate index."
   for ((i = 0; i < part; i++)); do

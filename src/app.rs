@@ -4,8 +4,10 @@ pub mod feeds;
 mod kubernetes;
 pub mod prompts;
 mod queues;
+mod quotas;
 mod routing;
 
+use crate::admin::guard::Guard;
 use crate::admin::{self, AdminState};
 use crate::clock::{Clock, Timestamp};
 use crate::config::Settings;
@@ -100,11 +102,13 @@ async fn serve(
 
     let mut registry = Registry::with_prefix("attache");
     let metrics = Metrics::register(&mut registry);
+    metrics.by_name.bound(&settings.telemetry.labels);
     let views = Arc::new(PoolViews::new(clock));
     registry.register_collector(Box::new(PoolCollector(views.clone())));
     let recorder = recorder(record, &settings, seed, &mut registry)?;
     let mut feeds = Feeds::new(clock, seed, recorder.clone(), stop.child_token());
-    feeds.apply(&settings.pools, &readiness).await?;
+    feeds.apply(&settings, &readiness).await?;
+    let guard = if server.metrics_auth { Some(feeds.guard().await?) } else { None };
     let leading = stop.child_token();
     let leader = feeds.lead(&settings, &readiness, leading.clone());
     let traces = Traces::start(&settings.telemetry)?;
@@ -147,7 +151,7 @@ async fn serve(
         clock,
     };
     app.show();
-    let state = pages(registry, &app, logs, clock);
+    let state = pages(registry, &app, guard, logs, clock);
     tokio::spawn(admin::serve(ports.admin, state, stop.clone().cancelled_owned()));
     let accepting = CancellationToken::new();
     let (accepting_shards, until) = (shards.clone(), accepting.clone());
@@ -207,7 +211,7 @@ fn recorder(
 }
 
 /// What the admin pages show.
-fn pages(registry: Registry, app: &App, logs: LogHandle, clock: Clock) -> AdminState {
+fn pages(registry: Registry, app: &App, guard: Option<Guard>, logs: LogHandle, clock: Clock) -> AdminState {
     let (views, picker, dump) = (app.views.clone(), app.picker.clone(), app.dump.clone());
     let (to_explain, policies) = (picker.clone(), picker.policies.clone());
     AdminState {
@@ -221,6 +225,7 @@ fn pages(registry: Registry, app: &App, logs: LogHandle, clock: Clock) -> AdminS
             Box::pin(async move { explain(&picker, &asked, clock.now()).await })
         }),
         policies,
+        guard,
         logs,
         clock,
     }
@@ -251,7 +256,7 @@ pub fn offline(settings: &Settings) -> anyhow::Result<Picker> {
         }
         let cache = Arc::new(feeds::cache(&p.prefix, seed));
         cache.reconcile(&store.load());
-        pools.push(routing::pool(p, store, Arc::default(), &Router::default())?);
+        pools.push(routing::pool(p, store, Default::default(), &Router::default())?);
         prefixes.push(prompts::prefix(p, cache, None, &segments, clock)?);
     }
     let metrics = Metrics::register(&mut Registry::default());
@@ -383,7 +388,7 @@ impl App {
         if !needs_restart.is_empty() {
             tracing::warn!(fields = needs_restart.join(", "), "these changes wait for a restart");
         }
-        let applied = match self.feeds.apply(&settings.pools, &self.readiness).await {
+        let applied = match self.feeds.apply(&settings, &self.readiness).await {
             Ok(()) => {
                 let before = self.picker.live();
                 routing::live(&settings, &self.feeds, &self.segments, &self.picker.metrics, self.clock, Some(&before))
@@ -392,6 +397,7 @@ impl App {
         };
         match applied {
             Ok(live) => {
+                self.feeds.keep(&settings.pools);
                 if let (Some(recorder), Some(why)) = (&self.picker.recorder, unrecordable(&settings)) {
                     recorder.stop(why);
                 }
@@ -408,8 +414,10 @@ impl App {
                 tracing::info!(pools = self.settings.pools.len(), "configuration reloaded");
             }
             Err(error) => {
+                self.feeds.keep(&self.settings.pools);
                 self.picker.metrics.reload(false);
-                tracing::error!(%error, "configuration not reloaded; the old one stays");
+                let error = format!("{error:#}");
+                tracing::error!(error, "configuration not reloaded; the old one stays");
             }
         }
     }

@@ -9,6 +9,8 @@ use std::time::Duration;
 pub enum Fault {
     /// The request itself is wrong; sending it again changes nothing.
     Client,
+    /// Its tenant has had what it may have for now.
+    Tenant,
     /// The model servers can't take it now.
     Upstream,
     /// The picker can't take it now.
@@ -52,6 +54,14 @@ pub enum Reason {
     QueueTimeout,
     Evicted,
     Shed,
+    DeadlineUnmet,
+    DeadlinePassed,
+    RequestsPerMinute,
+    TokensPerMinute,
+    RequestsPerDay,
+    TokensPerDay,
+    Concurrency,
+    LimitsUnknown,
     Internal,
 }
 
@@ -90,6 +100,14 @@ impl Reason {
         Reason::QueueTimeout,
         Reason::Evicted,
         Reason::Shed,
+        Reason::DeadlineUnmet,
+        Reason::DeadlinePassed,
+        Reason::RequestsPerMinute,
+        Reason::TokensPerMinute,
+        Reason::RequestsPerDay,
+        Reason::TokensPerDay,
+        Reason::Concurrency,
+        Reason::LimitsUnknown,
         Reason::Internal,
     ];
 
@@ -114,11 +132,11 @@ impl Reason {
     /// Whether the same request may succeed a little later.
     #[must_use]
     pub fn retryable(self) -> bool {
-        matches!(self.fault(), Fault::Upstream | Fault::Overload)
+        matches!(self.fault(), Fault::Tenant | Fault::Upstream | Fault::Overload)
     }
 
     fn row(self) -> (&'static str, u16, Fault) {
-        use Fault::{Client, Internal, Overload, Upstream};
+        use Fault::{Client, Internal, Overload, Tenant, Upstream};
         match self {
             Reason::EmptyBody => ("empty_body", 400, Client),
             Reason::BodyTooLarge => ("body_too_large", 413, Client),
@@ -152,6 +170,14 @@ impl Reason {
             Reason::QueueTimeout => ("queue_timeout", 503, Overload),
             Reason::Evicted => ("evicted", 429, Overload),
             Reason::Shed => ("shed", 429, Overload),
+            Reason::DeadlineUnmet => ("deadline_unmet", 429, Overload),
+            Reason::DeadlinePassed => ("deadline_passed", 503, Overload),
+            Reason::RequestsPerMinute => ("rpm_exceeded", 429, Tenant),
+            Reason::TokensPerMinute => ("tpm_exceeded", 429, Tenant),
+            Reason::RequestsPerDay => ("requests_per_day_exceeded", 429, Tenant),
+            Reason::TokensPerDay => ("tokens_per_day_exceeded", 429, Tenant),
+            Reason::Concurrency => ("concurrency_exceeded", 429, Tenant),
+            Reason::LimitsUnknown => ("limits_unknown", 503, Overload),
             Reason::Internal => ("internal_error", 500, Internal),
         }
     }

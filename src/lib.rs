@@ -20,6 +20,9 @@ pub mod pool;
 pub mod prefix;
 pub mod prompt;
 pub mod protocol;
+pub mod quota;
+#[cfg(feature = "redis")]
+pub mod quota_store;
 pub mod record;
 pub mod replay;
 pub mod rng;

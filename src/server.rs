@@ -7,6 +7,7 @@
 //! Called by `app`. May import `ext_proc`, `health`, `tls`, tonic, tokio.
 
 use crate::ext_proc::service::Service;
+use crate::ext_proc::wire::Wire;
 use crate::health::Health;
 use crate::tls::{Acceptor, ServerIo, handshake};
 use std::io;
@@ -132,7 +133,7 @@ async fn serve(
         .http2_max_pending_accept_reset_streams(Some(MAX_PENDING_RESETS))
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-        .add_service(service.into_server())
+        .add_service(Wire::new(service))
         .add_optional_service(health.map(|h| h.service()))
         .serve_with_incoming_shutdown(ReceiverStream::new(incoming), drain.cancelled_owned())
         .await

@@ -4,6 +4,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 fn attache(arguments: &[&str]) -> Output {
+    attache_with(&[], arguments)
+}
+
+/// With these variables and no others of ours.
+fn attache_with(variables: &[(&str, &str)], arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
     // What the machine of the test happens to export must not decide it.
     for (name, _) in std::env::vars_os() {
@@ -11,7 +16,7 @@ fn attache(arguments: &[&str]) -> Output {
             command.env_remove(name);
         }
     }
-    command.args(arguments).output().unwrap()
+    command.envs(variables.iter().copied()).args(arguments).output().unwrap()
 }
 
 fn code(output: &Output) -> i32 {
@@ -107,6 +112,80 @@ fn wrong_words_are_usage_errors_with_the_word_that_was_meant() {
         assert_eq!(code(&output), 64, "{words:?}");
         assert!(err(&output).contains(expected), "{words:?}: {}", err(&output));
     }
+}
+
+#[test]
+fn switches_are_said_as_in_go_and_the_last_word_counts() {
+    // What is not an address ends the program before it serves.
+    let run = |more: &[&str]| {
+        let output = attache(&[&["run", "--endpoint", "vllm:8000"], more].concat());
+        assert_eq!(code(&output), 78, "{more:?}: {}", err(&output));
+        err(&output)
+    };
+    let on = "reloading has no effect without certificate files";
+    for value in ["", "=1", "=t", "=T", "=TRUE", "=true", "=True"] {
+        assert!(run(&[&format!("--enable-cert-reload{value}")]).contains(on), "{value}");
+    }
+    for value in ["0", "f", "F", "FALSE", "false", "False"] {
+        assert!(!run(&[&format!("--enable-cert-reload={value}")]).contains(on), "{value}");
+    }
+    assert!(!run(&["--enable-cert-reload", "-enableCertReload=F"]).contains(on), "the last one counts");
+    assert!(run(&["--enable-cert-reload=0", "--enable-cert-reload"]).contains(on), "the last one counts");
+    assert!(run(&["--strategy=random", "--strategy", "lest-request"]).contains("did you mean `least-request`?"));
+    assert!(!run(&["--strategy", "lest-request", "--strategy=random"]).contains("least-request"));
+    let output = attache(&["run", "--enable-cert-reload=yes"]);
+    assert_eq!(code(&output), 64);
+    assert!(err(&output).contains("true and false are allowed"), "{}", err(&output));
+}
+
+#[test]
+fn a_sampler_argument_that_can_not_be_read_stops_nothing() {
+    let variable = "OTEL_TRACES_SAMPLER_ARG";
+    for (value, flag, told) in [
+        ("", None, false),
+        ("0.5", None, false),
+        ("half", None, true),
+        ("1.5", None, true),
+        ("half", Some("--trace-ratio=0.5"), false),
+    ] {
+        let arguments = ["run", "--endpoint", "vllm:8000"].into_iter().chain(flag).collect::<Vec<_>>();
+        let output = attache_with(&[(variable, value)], &arguments);
+        assert_eq!(code(&output), 78, "only the endpoint is wrong: {}", err(&output));
+        assert_eq!(err(&output).contains(&format!("`{variable}` has no effect")), told, "{value}: {}", err(&output));
+        assert!(err(&output).contains("1 error,"), "{}", err(&output));
+    }
+}
+
+#[test]
+fn a_flag_that_is_wrong_is_called_by_its_own_name() {
+    let cases: &[(&[&str], &str)] = &[
+        (&["--pool-name", "Vllm_Pool"], "`--pool-name` is `Vllm_Pool`"),
+        (&["--pool-name", "vllm", "--pool-namespace", "N_"], "`--pool-namespace` is `N_`"),
+        (&["--endpoint-selector", "app=vllm", "--pool-namespace", "N_"], "`--pool-namespace` is `N_`"),
+        (&["--pool-name", "vllm", "--pool-group", "x"], "`--pool-group` is `x`"),
+        (&["--endpoint-selector", "app in vllm"], "at: --endpoint-selector\n"),
+        (
+            &["--endpoint-selector", "app=vllm", "--endpoint-target-ports", "8000,8000"],
+            "`--endpoint-target-ports`: port 8000 is named twice",
+        ),
+    ];
+    for (flags, expected) in cases {
+        let output = attache(&[&["run"], *flags].concat());
+        assert_eq!(code(&output), 78, "{flags:?}: {}", err(&output));
+        assert!(err(&output).contains(expected), "{flags:?}: {}", err(&output));
+    }
+}
+
+#[test]
+fn objectives_that_nobody_can_name_are_told() {
+    let text = "apiVersion: attache.dev/v1\nkind: Attache\nexchange: {objectives: {batch: -1}}\n\
+                pools: [{name: a, endpoints: [\"vllm:8000\"]}]\n";
+    let told = "`objectives` have no effect";
+    assert!(err(&attache(&["run", "--config-text", text])).contains(told));
+    assert!(!err(&attache(&["run", "--config-text", text, "--trust-client-headers"])).contains(told));
+    let trusting = text.replace("exchange: {", "exchange: {trustClientHeaders: true, ");
+    assert!(!err(&attache(&["run", "--config-text", &trusting])).contains(told));
+    assert!(err(&attache(&["run", "--config-text", &trusting, "--trust-client-headers=false"])).contains(told));
 }
 
 #[test]

@@ -199,6 +199,26 @@ pools:
 }
 
 #[test]
+fn what_waits_leaves_room_for_bodies_that_only_pass() {
+    let head = "apiVersion: attache.dev/v1\nkind: Attache\nlimits: {maxBufferedBytes: 64MiB}\npools:\n";
+    let pool = |name: &str, flow: &str| {
+        let only = format!("{{models: [{name}]}}");
+        format!("- {{name: {name}, match: {only}, endpoints: ['127.0.0.1:8000'], flowControl: {flow}}}\n")
+    };
+    let (on, off) = ("{enabled: true}", "{enabled: false}");
+    for (flows, expected) in [
+        (vec![on], vec![Some(32)]),
+        (vec![on, on, off], vec![Some(16), Some(16), None]),
+        (vec![on, "{enabled: true, maxBytes: 60MiB}"], vec![Some(16), Some(60)]),
+    ] {
+        let pools = ["a", "b", "c"].iter().zip(&flows).map(|(name, flow)| pool(name, flow));
+        let (settings, diagnostics) = load_text(&format!("{head}{}", pools.collect::<String>())).unwrap();
+        let got = settings.pools.iter().map(|p| p.flow.as_ref().map(|f| f.settings.max_bytes >> 20));
+        assert_eq!(got.collect::<Vec<_>>(), expected, "{flows:?} {diagnostics:?}");
+    }
+}
+
+#[test]
 fn who_chooses_a_strategy_reaches_the_settings() {
     let text = "apiVersion: attache.dev/v1
 kind: Attache

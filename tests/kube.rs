@@ -7,20 +7,22 @@
 mod support;
 
 #[path = "support/kube/mod.rs"]
+#[allow(dead_code, reason = "shared with the bench, which asks for more")]
 mod api;
+use api::picks;
 #[path = "kube/churn.rs"]
 mod churn;
 #[path = "kube/faults.rs"]
 mod faults;
 #[path = "kube/leases.rs"]
 mod leases;
-#[path = "kube/measure.rs"]
-mod measure;
 #[path = "kube/members.rs"]
 mod members;
-#[path = "kube/picks.rs"]
-mod picks;
 #[path = "kube/recording.rs"]
 mod recording;
+#[path = "kube/reviews.rs"]
+mod reviews;
 #[path = "kube/rules.rs"]
 mod rules;
+#[path = "kube/status.rs"]
+mod status;

@@ -18,6 +18,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -270,7 +271,6 @@ impl Rig {
             Clock::start(),
             1,
         );
-        let feed = feed.await.unwrap();
         let stats = feed.stats();
         let central = feed.central_address().unwrap();
         let shutdown = CancellationToken::new();
@@ -603,11 +603,14 @@ async fn what_is_no_frame_is_counted_and_what_cannot_be_read_is_a_doubt() {
     rig.trusts(0, Trust::Exact).await;
 }
 
+#[path = "kv_events/reload.rs"]
+mod reload;
+
 mod central {
     use super::*;
 
-    fn central(bounds: Bounds) -> Subscription {
-        let source = Source::Central { bind: "127.0.0.1:0".parse().unwrap() };
+    async fn central(bounds: Bounds) -> Subscription {
+        let source = Source::Central { socket: Arc::new(TcpListener::bind("127.0.0.1:0").await.unwrap()) };
         Subscription { source, topic: "kv@".into(), bounds, ..subscription() }
     }
 
@@ -623,7 +626,7 @@ mod central {
 
     #[tokio::test]
     async fn two_engines_on_one_host_are_told_apart_by_their_topics() {
-        let rig = Rig::start(central(Bounds::default())).await;
+        let rig = Rig::start(central(Bounds::default()).await).await;
         let ((first, first_spec), (second, second_spec)) = (at(8000), at(8001));
         rig.pool(vec![(0, first_spec), (1, second_spec)]);
         until("both are known", || rig.trust(1).is_some()).await;
@@ -644,7 +647,7 @@ mod central {
 
     #[tokio::test]
     async fn frames_of_strangers_are_counted_and_those_of_newcomers_replayed() {
-        let rig = Rig::start(central(Bounds::default())).await;
+        let rig = Rig::start(central(Bounds::default()).await).await;
         let (pod, spec) = at(8000);
         let mut publisher = Publisher::connect(rig.central.unwrap(), pod, Some(Form::Three)).await;
         publisher.subscribed().await;
@@ -659,7 +662,7 @@ mod central {
 
     #[tokio::test]
     async fn a_flood_through_a_tiny_queue_is_fetched_again() {
-        let rig = Rig::start(central(Bounds { queue_frames: 1, ..Bounds::default() })).await;
+        let rig = Rig::start(central(Bounds { queue_frames: 1, ..Bounds::default() }).await).await;
         let (pod, spec) = at(8000);
         let mut publisher = Publisher::connect(rig.central.unwrap(), pod, Some(Form::Two)).await;
         rig.pool(vec![(0, with_replay(spec, &publisher))]);
@@ -679,7 +682,7 @@ mod central {
 
     #[tokio::test]
     async fn connections_are_bounded() {
-        let rig = Rig::start(central(Bounds { connections: 1, ..Bounds::default() })).await;
+        let rig = Rig::start(central(Bounds { connections: 1, ..Bounds::default() }).await).await;
         let (pod, spec) = at(8000);
         rig.pool(vec![(0, spec)]);
         until("it is known", || rig.trust(0).is_some()).await;

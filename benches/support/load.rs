@@ -153,12 +153,7 @@ pub(crate) async fn run(
     let end = Instant::now() + time;
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..connections {
-        let socket = tokio::net::TcpStream::connect(to).await?;
-        socket.set_nodelay(true)?;
-        let mut builder = h2::client::Builder::new();
-        builder.initial_window_size(4 << 20).initial_connection_window_size(16 << 20).max_frame_size(64 << 10);
-        let (client, connection) = builder.handshake::<_, Bytes>(socket).await?;
-        tokio::spawn(connection);
+        let client = connect(to).await?;
         for exchange in exchanges.iter().cycle().take(streams.div_ceil(connections)) {
             tasks.spawn(play_until(client.clone(), exchange.clone(), end));
         }
@@ -187,15 +182,9 @@ async fn play_until(
 
 /// One exchange from the first message to the end; the time of its request phase.
 async fn play(client: &mut h2::client::SendRequest<Bytes>, exchange: &Exchange) -> Result<Duration, Error> {
-    let request = http::Request::builder()
-        .method("POST")
-        .uri("http://picker/envoy.service.ext_proc.v3.ExternalProcessor/Process")
-        .header("content-type", "application/grpc")
-        .header("te", "trailers")
-        .body(())?;
     let (messages, body) = exchange.request();
     std::future::poll_fn(|cx| client.poll_ready(cx)).await?;
-    let (response, mut outbound) = client.send_request(request, false)?;
+    let (response, mut outbound) = client.send_request(call()?, false)?;
     let started = Instant::now();
     outbound.send_data(messages, false)?;
     let response = response.await?;
@@ -216,6 +205,51 @@ async fn play(client: &mut h2::client::SendRequest<Bytes>, exchange: &Exchange) 
     // Envoy too half-closes and then resets.
     outbound.send_data(Bytes::new(), true)?;
     Ok(took)
+}
+
+/// Streams whose requests have been sent, and that stay open.
+#[allow(dead_code, reason = "for the bench of streams that wait")]
+pub(crate) struct Held(Vec<(h2::client::ResponseFuture, h2::SendStream<Bytes>)>);
+
+/// Opens `streams` over `connections` and sends each request of `exchange`, without waiting for answers.
+#[allow(dead_code, reason = "for the bench of streams that wait")]
+pub(crate) async fn open(
+    to: SocketAddr,
+    exchange: &Exchange,
+    connections: usize,
+    streams: usize,
+) -> Result<Held, Error> {
+    let mut held = Vec::with_capacity(streams);
+    for _ in 0..connections {
+        let mut client = connect(to).await?;
+        for _ in 0..streams.div_ceil(connections) {
+            std::future::poll_fn(|cx| client.poll_ready(cx)).await?;
+            let (response, mut outbound) = client.send_request(call()?, false)?;
+            outbound.send_data(exchange.request().0, false)?;
+            held.push((response, outbound));
+        }
+    }
+    Ok(Held(held))
+}
+
+async fn connect(to: SocketAddr) -> Result<h2::client::SendRequest<Bytes>, Error> {
+    let socket = tokio::net::TcpStream::connect(to).await?;
+    socket.set_nodelay(true)?;
+    let mut builder = h2::client::Builder::new();
+    builder.initial_window_size(4 << 20).initial_connection_window_size(16 << 20).max_frame_size(64 << 10);
+    let (client, connection) = builder.handshake::<_, Bytes>(socket).await?;
+    tokio::spawn(connection);
+    Ok(client)
+}
+
+/// The request that opens a stream.
+fn call() -> Result<http::Request<()>, http::Error> {
+    http::Request::builder()
+        .method("POST")
+        .uri("http://picker/envoy.service.ext_proc.v3.ExternalProcessor/Process")
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(())
 }
 
 async fn check_request_phase(inbound: &mut Inbound, mut left: &[u8]) -> Result<(), Error> {

@@ -12,10 +12,13 @@
 //! | `/api/nodes/scheduling/{model}` | `GET` shows what is said about one, `DELETE` forgets it; `DELETE` from loopback only |
 //! | `/log-level` | `GET` shows, `PUT ?filter=…` changes the log filter; `PUT` from loopback only |
 //!
+//! Where a [`guard::Guard`] is set, it is asked for all of them but `/live` and `/ready`.
+//!
 //! Reads snapshots; the policies of models are all it writes that a request depends on. May import: `clock`, `health`, `pool`,
 //! `scheduling::policy`, `telemetry::logs`, `tls` (for its connections).
 
 mod endpoints;
+pub mod guard;
 mod policies;
 #[cfg(test)]
 mod tests;
@@ -30,9 +33,11 @@ use crate::tls::incoming;
 use axum::body::Bytes;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, Query, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
+use guard::Guard;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -84,6 +89,8 @@ pub struct AdminState {
     pub explain: Explain,
     /// What is said about single models.
     pub policies: Arc<ModelPolicies>,
+    /// Who may see the pages; everybody, when nobody is to say.
+    pub guard: Option<Guard>,
     /// The log filter.
     pub logs: LogHandle,
     /// Now, and when the metrics were read.
@@ -140,19 +147,21 @@ pub async fn serve(listener: TcpListener, state: AdminState, end: impl Future<Ou
 }
 
 fn router(state: AdminState) -> Router {
-    Router::new()
+    let pages = Router::new()
         .route("/", get(page))
         .route("/metrics", get(metrics))
-        .route("/live", get(|| async { "live\n" }))
-        .route("/ready", get(ready))
         .route("/endpoints", get(endpoints))
         .route("/decisions", get(|State(s): State<AdminState>| async move { json(&(s.decisions)()) }))
         .route("/config_dump", get(|State(s): State<AdminState>| async move { json(&(s.config)()) }))
         .route("/log-level", get(log_level).put(set_log_level))
         .route("/kv_blocks", get(kv_blocks))
         .merge(policies::routes())
-        .route("/explain", post(explain).layer(DefaultBodyLimit::max(MAX_EXPLAINED_BYTES)))
-        .with_state(state)
+        .route("/explain", post(explain).layer(DefaultBodyLimit::max(MAX_EXPLAINED_BYTES)));
+    let pages = match &state.guard {
+        Some(guard) => pages.route_layer(from_fn_with_state(guard.clone(), guard::check)),
+        None => pages,
+    };
+    pages.route("/live", get(|| async { "live\n" })).route("/ready", get(ready)).with_state(state)
 }
 
 /// The page's own script and style are inline; nothing is ever loaded from elsewhere.

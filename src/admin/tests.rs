@@ -69,6 +69,7 @@ fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
         decisions: Arc::new(move || decisions.to_json(clock.now())),
         config: Arc::new(|| serde_json::json!({"kind": "Attache"})),
         policies: Arc::default(),
+        guard: None,
         logs: log_handle(),
         clock,
     };

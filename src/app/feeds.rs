@@ -2,28 +2,31 @@
 //! health and metrics of endpoints that stay are kept.
 
 use super::kubernetes::{Cluster, Following};
+use crate::admin::guard::Guard;
 use crate::clock::Clock;
 use crate::config::Settings;
 use crate::config::settings::{
-    DnsSource, KvEventSettings, PoolSettings, PrefixSettings, ScrapeSettings, TokenizerSettings,
+    DnsSource, KvEventSettings, ModelsAnswer, PoolSettings, PrefixSettings, ScrapeSettings, TokenizerSettings,
 };
 use crate::discovery::dns::{DnsStats, SystemResolver};
 use crate::discovery::kube::KubeStats;
 use crate::discovery::{dns, publish, static_source};
-use crate::health::{Latch, Readiness};
+use crate::health::Readiness;
 use crate::kv_events::{Destination, Feed, KvEventStats, Source, Subscription};
 use crate::pool::writer::SourceId;
-use crate::pool::{EndpointSpec, PoolEvent, PoolSnapshot, PoolWriter, Published, SnapshotStore};
+use crate::pool::{EndpointSpec, ModelList, ModelStore, PoolEvent, PoolSnapshot, PoolWriter, Published, SnapshotStore};
 use crate::prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN, CacheConfig, PrefixCache};
 use crate::record::tape::Told;
 use crate::record::{PoolTape, Recorder};
 use crate::scheduling::router::RuleStore;
-use crate::scrape::{ScrapeStats, Scraper};
+use crate::scrape::{ModelFeed, ScrapeStats, Scraper};
 use crate::tokenize::{RemoteApi, RemotePool, RemoteSettings};
 use anyhow::Context;
 use arc_swap::ArcSwap;
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
+use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -56,6 +59,10 @@ pub struct PoolFeeds {
     pub dns_stats: Arc<DnsStats>,
     /// What others than the configuration say of its models.
     pub rules: Arc<RuleStore>,
+    /// What its servers say that they serve, where the picker is to tell clients.
+    pub models: Arc<ModelStore>,
+    /// Ends asking for that.
+    listing: Option<CancellationToken>,
     events: mpsc::Sender<PoolEvent>,
     endpoints: watch::Sender<Vec<EndpointSpec>>,
     scrape: watch::Sender<ScrapeSettings>,
@@ -76,7 +83,17 @@ pub struct PoolFeeds {
 #[derive(Debug)]
 struct KvEvents {
     stats: Arc<KvEventStats>,
+    /// The socket that engines connect to, if they do.
+    socket: Option<Arc<TcpListener>>,
     stop: CancellationToken,
+}
+
+/// All that prefix settings need and might not get.
+struct Made {
+    cache: Arc<PrefixCache>,
+    socket: Option<Arc<TcpListener>>,
+    feed: Option<Feed>,
+    remote: Option<RemotePool>,
 }
 
 /// What asks servers for tokens.
@@ -90,7 +107,7 @@ impl Feeds {
     /// No feeds yet. All of them end on `shutdown`, and tell `recorder` what they change.
     #[must_use]
     pub fn new(clock: Clock, seed: u64, recorder: Option<Arc<Recorder>>, shutdown: CancellationToken) -> Self {
-        Self { pools: BTreeMap::new(), clock, seed, recorder, cluster: Cluster::default(), shutdown }
+        Self { pools: BTreeMap::new(), clock, seed, recorder, cluster: Cluster::new(clock), shutdown }
     }
 
     /// The feeds of one pool.
@@ -104,15 +121,77 @@ impl Feeds {
     pub fn lead(&self, settings: &Settings, readiness: &Readiness, stop: CancellationToken) -> Option<JoinHandle<()>> {
         let source = settings.pools.iter().find_map(|pool| pool.kubernetes.as_ref().map(|source| (&pool.name, source)));
         let (pool, source) = source.filter(|_| settings.server.leader_election)?;
-        self.cluster.lead(pool, source, readiness, self.clock, stop)
+        self.cluster.lead(pool, source, readiness, stop)
     }
 
-    /// Brings the feeds in line with the settings: starts, changes and ends them. A pool that starts holds a latch of `readiness` until it
-    /// has its first data.
+    /// Has the cluster say who may see the admin port's pages.
     ///
     /// # Errors
-    /// When no HTTP client can be made, the socket for KV events can't be bound, or no API server of Kubernetes is named anywhere.
-    pub async fn apply(&mut self, settings: &[PoolSettings], readiness: &Readiness) -> anyhow::Result<()> {
+    /// When no API server of Kubernetes is named anywhere.
+    pub async fn guard(&mut self) -> anyhow::Result<Guard> {
+        self.cluster.connect().await.context("pages can't be guarded (`--metrics-endpoint-auth`)")?;
+        self.cluster.guard()
+    }
+
+    /// Brings the feeds in line with the settings: starts and changes them. A pool that starts holds a latch of `readiness` until it has its
+    /// first data. Pools that the settings do not name go on until [`Feeds::keep`].
+    ///
+    /// # Errors
+    /// When no HTTP client can be made, the socket for KV events can't be bound, or no API server of Kubernetes is named anywhere. No pool
+    /// that was there is another than before then.
+    pub async fn apply(&mut self, settings: &Settings, readiness: &Readiness) -> anyhow::Result<()> {
+        let tells_models = settings.exchange.models == ModelsAnswer::Pool;
+        let settings = &settings.pools;
+        // Whatever may fail comes before whatever changes something.
+        if settings.iter().any(|pool| pool.kubernetes.is_some()) {
+            self.cluster.connect().await?;
+        }
+        let mut made = Vec::with_capacity(settings.len());
+        for pool in settings {
+            made.push(match self.pools.get(&pool.name) {
+                Some(feeds) if feeds.prefix_settings != pool.prefix => {
+                    Some(feeds.make(pool, Arc::new(cache(&pool.prefix, self.seed)), self.seed).await?)
+                }
+                _ => None,
+            });
+        }
+        let started = self.start(settings, readiness).await?;
+        for (pool, made) in settings.iter().zip(made) {
+            if let Some(feeds) = self.pools.get_mut(&pool.name) {
+                feeds.change(pool, made, self.seed, &self.cluster).await;
+            }
+        }
+        for (pool, mut feeds) in started {
+            feeds.follow(pool, &self.cluster).await;
+            self.pools.insert(pool.name.clone(), feeds);
+        }
+        for feeds in self.pools.values_mut() {
+            feeds.list_models(tells_models)?;
+        }
+        Ok(())
+    }
+
+    /// Starts the pools that are new: all of them, or none.
+    async fn start<'a>(
+        &self,
+        settings: &'a [PoolSettings],
+        readiness: &Readiness,
+    ) -> anyhow::Result<Vec<(&'a PoolSettings, PoolFeeds)>> {
+        // Ends what has been started, unless all of it has.
+        let stop = self.shutdown.child_token();
+        let undo = stop.clone().drop_guard();
+        let mut started = Vec::new();
+        for pool in settings.iter().filter(|pool| !self.pools.contains_key(&pool.name)) {
+            let tape = PoolTape::begin(self.recorder.as_ref(), &pool.name, &cache_config(&pool.prefix, self.seed));
+            let feeds = PoolFeeds::start(pool, self.clock, self.seed, tape, stop.child_token(), readiness).await?;
+            started.push((pool, feeds));
+        }
+        undo.disarm();
+        Ok(started)
+    }
+
+    /// Ends the pools that these settings do not name.
+    pub fn keep(&mut self, settings: &[PoolSettings]) {
         self.pools.retain(|name, pool| {
             let stays = settings.iter().any(|s| s.name == *name);
             if !stays {
@@ -120,25 +199,6 @@ impl Feeds {
             }
             stays
         });
-        if settings.iter().any(|pool| pool.kubernetes.is_some()) {
-            // Before anything is changed: without a cluster nothing is.
-            self.cluster.connect().await?;
-        }
-        for pool in settings {
-            match self.pools.get_mut(&pool.name) {
-                Some(feeds) => feeds.change(pool, self.seed, &self.cluster).await?,
-                None => {
-                    let latch = readiness.latch(format!("pool `{}` discovered and scraped once", pool.name));
-                    let tape =
-                        PoolTape::begin(self.recorder.as_ref(), &pool.name, &cache_config(&pool.prefix, self.seed));
-                    let mut feeds =
-                        PoolFeeds::start(pool, self.clock, self.seed, tape, self.shutdown.child_token(), latch).await?;
-                    feeds.follow(pool, &self.cluster).await;
-                    self.pools.insert(pool.name.clone(), feeds);
-                }
-            }
-        }
-        Ok(())
     }
 }
 
@@ -149,7 +209,7 @@ impl PoolFeeds {
         seed: u64,
         tape: PoolTape,
         shutdown: CancellationToken,
-        latch: Latch,
+        readiness: &Readiness,
     ) -> anyhow::Result<Self> {
         let store = Arc::new(SnapshotStore::default());
         let (events, inbox) = mpsc::channel(publish::EVENT_QUEUE);
@@ -161,6 +221,7 @@ impl PoolFeeds {
             Scraper::new(store.clone(), published.subscribe(), scrape.subscribe(), events.clone(), clock, seed)?;
         let scrape_stats = scraper.stats();
         let mut first_round = scraper.first_round();
+        let latch = readiness.latch(format!("pool `{}` discovered and scraped once", settings.name));
         let gone = shutdown.clone();
         tokio::spawn(async move {
             // A pool that a reload takes away is not waited for.
@@ -183,6 +244,8 @@ impl PoolFeeds {
             scrape_stats,
             dns_stats,
             rules: Arc::default(),
+            models: Arc::default(),
+            listing: None,
             events,
             endpoints,
             scrape,
@@ -201,8 +264,8 @@ impl PoolFeeds {
         for name in &settings.dns {
             feeds.resolve(name.clone(), seed);
         }
-        feeds.hear(seed).await?;
-        feeds.ask(&settings.name, seed)?;
+        let made = feeds.make(settings, feeds.prefix(), seed).await?;
+        feeds.take_up(made);
         Ok(feeds)
     }
 
@@ -256,49 +319,91 @@ impl PoolFeeds {
         self.published.clone()
     }
 
-    /// Starts to read the engines' KV events, if the settings name them.
-    async fn hear(&mut self, seed: u64) -> anyhow::Result<()> {
-        if let Some(old) = self.kv_events.take() {
-            old.stop.cancel();
-        }
-        let Some(settings) = &self.prefix_settings.kv_events else { return Ok(()) };
-        let cache = self.prefix.load_full();
-        let to =
-            Destination { index: cache.index().clone(), residents: cache.residents().clone(), keys: cache.space() };
-        let feed = Feed::new(
-            to,
-            self.store.clone(),
-            self.published.clone(),
-            subscription(settings, self.prefix_settings.block_size)?,
-            self.clock,
-            seed,
-        )
-        .await
-        .context("can't listen for KV events (`prefixCache.kvEvents.bind`)")?;
-        let stop = self.shutdown.child_token();
-        self.kv_events = Some(KvEvents { stats: feed.stats(), stop: stop.clone() });
-        tokio::spawn(feed.run(stop));
-        Ok(())
+    /// Makes all that these prefix settings need besides `cache`. Changes nothing.
+    async fn make(&self, settings: &PoolSettings, cache: Arc<PrefixCache>, seed: u64) -> anyhow::Result<Made> {
+        let prefix = &settings.prefix;
+        let bind = prefix.kv_events.as_ref().and_then(|events| events.bind.as_deref());
+        let socket = match bind {
+            None => None,
+            Some(bind) => {
+                Some(self.socket(bind).await.context("can't listen for KV events (`prefixCache.kvEvents.bind`)")?)
+            }
+        };
+        let feed = prefix.kv_events.as_ref().map(|events| {
+            let to =
+                Destination { index: cache.index().clone(), residents: cache.residents().clone(), keys: cache.space() };
+            let subscription = subscription(events, socket.as_ref(), prefix.block_size);
+            Feed::new(to, self.store.clone(), self.published.clone(), subscription, self.clock, seed)
+        });
+        let remote = self.remote_pool(settings, seed)?;
+        Ok(Made { cache, socket, feed, remote })
     }
 
-    /// Starts to ask servers for tokens, if the settings want it.
-    fn ask(&mut self, name: &Arc<str>, seed: u64) -> anyhow::Result<()> {
-        if let Some(old) = self.remote.take() {
-            old.stop.cancel();
+    /// The socket at `bind`: the one of before where that has not changed, which can't be bound twice.
+    async fn socket(&self, bind: &str) -> anyhow::Result<Arc<TcpListener>> {
+        let before = self.kv_events.as_ref().and_then(|events| events.socket.as_ref());
+        let bound = self.prefix_settings.kv_events.as_ref().and_then(|events| events.bind.as_deref());
+        match before.filter(|_| bound == Some(bind)) {
+            Some(socket) => Ok(socket.clone()),
+            None => {
+                let address: SocketAddr = bind.trim_start_matches("tcp://").parse()?;
+                let socket = TcpListener::bind(address).await;
+                Ok(Arc::new(socket.with_context(|| address.to_string())?))
+            }
         }
-        let TokenizerSettings::Remote { url, render, timeout } = &self.prefix_settings.tokenizer else { return Ok(()) };
+    }
+
+    /// What will ask servers for tokens, if the settings want it.
+    fn remote_pool(&self, settings: &PoolSettings, seed: u64) -> anyhow::Result<Option<RemotePool>> {
+        let TokenizerSettings::Remote { url, render, timeout } = &settings.prefix.tokenizer else { return Ok(None) };
         let defaults = RemoteSettings::default();
-        let settings = RemoteSettings {
+        let remote = RemoteSettings {
             api: if *render { RemoteApi::Render } else { RemoteApi::Tokenize },
             url: url.clone().unwrap_or(defaults.url.clone()),
             decision_timeout: *timeout,
             ..defaults
         };
-        let pool = RemotePool::new(name.clone(), settings, self.store.clone(), self.clock, seed)
+        let pool = RemotePool::new(settings.name.clone(), remote, self.store.clone(), self.clock, seed)
             .context("the remote tokenizer can't be set up")?;
-        let (pool, stop) = (Arc::new(pool), self.shutdown.child_token());
-        tokio::spawn(pool.clone().run(stop.clone()));
-        self.remote = Some(Remote { pool, stop });
+        Ok(Some(pool))
+    }
+
+    /// Goes over to what was made, in place of what reads and asks now.
+    fn take_up(&mut self, Made { socket, feed, remote, .. }: Made) {
+        let feed = feed.map(|feed| {
+            let (stats, stop) = (feed.stats(), self.shutdown.child_token());
+            tokio::spawn(feed.run(stop.clone()));
+            KvEvents { stats, socket, stop }
+        });
+        if let Some(old) = std::mem::replace(&mut self.kv_events, feed) {
+            old.stop.cancel();
+        }
+        let remote = remote.map(|pool| {
+            let (pool, stop) = (Arc::new(pool), self.shutdown.child_token());
+            tokio::spawn(pool.clone().run(stop.clone()));
+            Remote { pool, stop }
+        });
+        if let Some(old) = std::mem::replace(&mut self.remote, remote) {
+            old.stop.cancel();
+        }
+    }
+
+    /// Asks servers what they serve from now on, or no longer.
+    fn list_models(&mut self, wanted: bool) -> anyhow::Result<()> {
+        match (wanted, self.listing.take()) {
+            (true, None) => {
+                let stop = self.shutdown.child_token();
+                let (store, models, stats) = (self.store.clone(), self.models.clone(), self.scrape_stats.clone());
+                let feed = ModelFeed::new(store, self.published(), self.scrape.subscribe(), models, stats)?;
+                tokio::spawn(feed.run(stop.clone()));
+                self.listing = Some(stop);
+            }
+            (false, Some(stop)) => {
+                stop.cancel();
+                self.models.store(ModelList::default());
+            }
+            (_, as_before) => self.listing = as_before,
+        }
         Ok(())
     }
 
@@ -314,21 +419,20 @@ impl PoolFeeds {
         self.kv_events.as_ref().map(|k| k.stats.clone())
     }
 
-    async fn change(&mut self, settings: &PoolSettings, seed: u64, cluster: &Cluster) -> anyhow::Result<()> {
+    /// Changes to these settings, with what was made for those of prefixes if they have changed.
+    async fn change(&mut self, settings: &PoolSettings, made: Option<Made>, seed: u64, cluster: &Cluster) {
         self.follow(settings, cluster).await;
         self.endpoints.send_if_modified(|now| replace(now, &settings.endpoints));
         self.scrape.send_if_modified(|now| replace(now, &settings.scrape));
-        if replace(&mut self.prefix_settings, &settings.prefix) {
+        if let Some(made) = made {
+            self.prefix_settings = settings.prefix.clone();
             // Other blocks, other keys: what was known says nothing any more.
-            let config = cache_config(&settings.prefix, seed);
-            let cache = PrefixCache::new(&config);
             self.tape.change(|tell| {
-                tell(Told::Cache(&config));
-                cache.reconcile(&self.store.load());
-                self.prefix.store(Arc::new(cache));
+                tell(Told::Cache(&cache_config(&settings.prefix, seed)));
+                made.cache.reconcile(&self.store.load());
+                self.prefix.store(made.cache.clone());
             });
-            self.hear(seed).await?;
-            self.ask(&settings.name, seed)?;
+            self.take_up(made);
         }
         let (stay, go): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.names).into_iter().partition(|(n, _, _)| settings.dns.contains(n));
@@ -343,23 +447,22 @@ impl PoolFeeds {
             // The writer is gone only when the pool is.
             let _ = self.events.send(PoolEvent::SourceGone { source }).await;
         }
-        Ok(())
     }
 }
 
-fn subscription(settings: &KvEventSettings, block_size: u32) -> anyhow::Result<Subscription> {
-    let source = match &settings.bind {
-        Some(bind) => Source::Central { bind: bind.trim_start_matches("tcp://").parse()? },
+fn subscription(settings: &KvEventSettings, socket: Option<&Arc<TcpListener>>, block_size: u32) -> Subscription {
+    let source = match socket {
+        Some(socket) => Source::Central { socket: socket.clone() },
         None => Source::Endpoints { port: settings.port },
     };
-    Ok(Subscription {
+    Subscription {
         source,
         replay_port: settings.replay_port,
         topic: settings.topic.clone(),
         ranks: settings.ranks,
         block_size: Some(block_size),
         ..Subscription::default()
-    })
+    }
 }
 
 pub(super) fn cache(settings: &PrefixSettings, seed: u64) -> PrefixCache {

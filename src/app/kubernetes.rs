@@ -1,11 +1,18 @@
-//! The cluster that pods are endpoints of: one client for all pools, a task for each pool that has pods, and one for the lease where one
-//! replica is to lead.
+//! The cluster that pods are endpoints of: one client for all pools, a task for each pool that has pods, one for the lease where one
+//! replica is to lead, and the guard of the admin port where the cluster is to say who may see it.
 
+use crate::admin::guard::Guard;
+#[cfg(feature = "kube")]
+use crate::admin::guard::{Caller, Verdict};
 use crate::clock::Clock;
 use crate::config::settings::KubernetesSource;
 #[cfg(feature = "kube")]
 use crate::config::settings::PodsOf;
 use crate::discovery::kube::KubeStats;
+#[cfg(feature = "kube")]
+use crate::discovery::kube::reviews::{Review, Reviews};
+#[cfg(feature = "kube")]
+use crate::discovery::kube::status::StatusWriter;
 #[cfg(feature = "kube")]
 use crate::discovery::kube::{client, lease, source};
 use crate::health::Readiness;
@@ -18,10 +25,14 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 /// The way to the API server, once somebody needs it.
-#[derive(Default)]
 pub(super) struct Cluster {
     #[cfg(feature = "kube")]
     client: Option<kube::Client>,
+    /// Whether this replica holds the lease; never, where nobody asks for it.
+    #[cfg(feature = "kube")]
+    leads: tokio::sync::watch::Sender<bool>,
+    #[cfg(feature = "kube")]
+    clock: Clock,
 }
 
 impl std::fmt::Debug for Cluster {
@@ -66,6 +77,12 @@ impl Following {
 
 #[cfg(feature = "kube")]
 impl Cluster {
+    /// Nobody has needed the cluster yet.
+    #[must_use]
+    pub(super) fn new(clock: Clock) -> Self {
+        Self { client: None, leads: tokio::sync::watch::Sender::new(false), clock }
+    }
+
     /// Finds out where the API server is, unless that is known.
     ///
     /// # Errors
@@ -93,9 +110,33 @@ impl Cluster {
         let namespace = source.namespace.clone().unwrap_or_else(|| client::default_namespace(&client));
         let stats: Arc<KubeStats> = Arc::default();
         let (pool, stats_kept) = (pool.clone(), stats.clone());
-        let feed = source::KubeFeed { pool, source: source.clone(), namespace, id, events, rules, stats };
+        let (reports, told) = tokio::sync::watch::channel(Vec::new());
+        let writer =
+            StatusWriter::new(client.clone(), &namespace, told, self.leads.subscribe(), self.clock, stats.clone());
+        tokio::spawn(writer.run(stop.clone()));
+        let feed = source::KubeFeed { pool, source: source.clone(), namespace, id, events, rules, reports, stats };
         let task = tokio::spawn(source::run(client, feed, stop.clone()));
         Some(Following { source: source.clone(), stats: stats_kept, stop, task })
+    }
+
+    /// Asks the API server who may see a page.
+    ///
+    /// # Errors
+    /// Without [`Cluster::connect`].
+    pub(super) fn guard(&self) -> anyhow::Result<Guard> {
+        let client = anyhow::Context::context(self.client.clone(), "no API server is known")?;
+        let reviews = Arc::new(Reviews::new(client, self.clock));
+        Ok(Arc::new(move |caller: Caller| {
+            let reviews = reviews.clone();
+            Box::pin(async move {
+                match reviews.review(&caller.token, &caller.verb, &caller.path).await {
+                    Some(Review::Allowed) => Verdict::Allowed,
+                    Some(Review::Unknown) => Verdict::Unknown,
+                    Some(Review::Denied(user)) => Verdict::Denied(user),
+                    None => Verdict::Unclear,
+                }
+            })
+        }))
     }
 
     /// Wants the lease of `pool`, and keeps `readiness` back while another replica has it. Gives it back on `stop`, and then ends.
@@ -104,7 +145,6 @@ impl Cluster {
         pool: &Arc<str>,
         source: &KubernetesSource,
         readiness: &Readiness,
-        clock: Clock,
         stop: CancellationToken,
     ) -> Option<JoinHandle<()>> {
         let client = self.client.clone()?;
@@ -113,9 +153,9 @@ impl Cluster {
             PodsOf::Pool { name, .. } => name.as_str(),
             PodsOf::Selector { .. } => pool,
         };
-        let (leads, mut led) = tokio::sync::watch::channel(false);
+        let (leads, mut led) = (self.leads.clone(), self.leads.subscribe());
         let identity = lease::identity(crate::rng::system_seed());
-        let claim = lease::Claim::new(client, &namespace, lease::name(&namespace, pool), identity, clock, leads);
+        let claim = lease::Claim::new(client, &namespace, lease::name(&namespace, pool), identity, self.clock, leads);
         let task = tokio::spawn(claim.run(stop));
         let (mut latch, readiness) = (Some(readiness.latch(LEADS)), readiness.clone());
         tokio::spawn(async move {
@@ -135,6 +175,12 @@ impl Cluster {
 
 #[cfg(not(feature = "kube"))]
 impl Cluster {
+    /// There is none.
+    #[must_use]
+    pub(super) fn new(_: Clock) -> Self {
+        Self {}
+    }
+
     /// Finds no cluster.
     ///
     /// # Errors
@@ -158,13 +204,20 @@ impl Cluster {
         None
     }
 
+    /// Guards nothing.
+    ///
+    /// # Errors
+    /// Always.
+    pub(super) fn guard(&self) -> anyhow::Result<Guard> {
+        anyhow::bail!("this build can't ask Kubernetes (feature `kube`)")
+    }
+
     /// Leads nothing.
     pub(super) fn lead(
         &self,
         _: &Arc<str>,
         _: &KubernetesSource,
         _: &Readiness,
-        _: Clock,
         _: CancellationToken,
     ) -> Option<JoinHandle<()>> {
         None

@@ -10,7 +10,7 @@ use crate::telemetry::metrics::Metrics;
 use anyhow::Context;
 use std::sync::Arc;
 
-/// The queues that `settings` ask for: those of `before` where nothing has changed. Whoever waits is told of every new snapshot of the pool.
+/// The queues that `settings` ask for: those of `before` where nothing has changed.
 pub(super) fn before_pool(
     settings: &PoolSettings,
     feeds: &PoolFeeds,
@@ -25,19 +25,13 @@ pub(super) fn before_pool(
         let position = live.router.pools().iter().position(|pool| pool.name == settings.name)?;
         live.queues(position).cloned()
     });
-    if let Some(old) = old.filter(|old| old.are(flow, &feeds.store, stale_after)) {
+    if let Some(old) = old.filter(|old| old.are(flow, &feeds.store, &settings.health, stale_after)) {
         return Ok(Some(old));
     }
     let metrics = metrics.queues(&settings.name);
-    let queues = Queues::new(flow.clone(), feeds.store.clone(), stale_after, metrics, rng::for_request(seed, 0))
+    let (flow, store, health) = (flow.clone(), feeds.store.clone(), settings.health.clone());
+    let queues = Queues::new(flow, store, health, stale_after, metrics, rng::for_request(seed, 0))
         .with_context(|| format!("pool `{}`: `flowControl.ceiling`", settings.name))?;
-    let (follower, mut published) = (Arc::downgrade(&queues), feeds.published());
-    tokio::spawn(async move {
-        while published.changed().await.is_ok() {
-            // Gone with the last stream that began before a reload.
-            let Some(queues) = follower.upgrade() else { return };
-            queues.freed(clock.now());
-        }
-    });
+    tokio::spawn(Queues::follow(Arc::downgrade(&queues), feeds.published(), clock));
     Ok(Some(queues))
 }

@@ -1,16 +1,17 @@
 //! The part of the picker that a reload replaces: the pools as requests see them.
 
 use super::feeds::{Feeds, PoolFeeds};
-use super::{prompts, queues};
+use super::{prompts, queues, quotas};
 use crate::clock::Clock;
 use crate::config::Settings;
 use crate::config::settings::PoolSettings;
 use crate::ext_proc::Live;
-use crate::pool::SnapshotStore;
+use crate::pool::{ModelStore, SnapshotStore};
 use crate::prompt::memo::SegmentCache;
 use crate::rng;
 use crate::scheduling::router::RuleStore;
 use crate::scheduling::{Pool, Router};
+use crate::scrape::slo_profiles;
 use crate::telemetry::metrics::Metrics;
 use anyhow::Context;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ pub(super) fn live(
     settings: &Settings,
     feeds: &Feeds,
     segments: &Arc<SegmentCache>,
-    metrics: &Metrics,
+    metrics: &Arc<Metrics>,
     clock: Clock,
     before: Option<&Live>,
 ) -> anyhow::Result<Live> {
@@ -29,7 +30,9 @@ pub(super) fn live(
     let router = before.map_or(&nothing, |live| &live.router);
     let pool = |p: &PoolSettings| {
         let feeds = feeds_of(p, feeds)?;
-        pool(p, feeds.store.clone(), feeds.rules.clone(), router)
+        let pool = pool(p, feeds.store.clone(), (feeds.rules.clone(), feeds.models.clone()), router)?;
+        slo_profiles::follow(&pool.scheduler.choices);
+        anyhow::Ok(pool)
     };
     let pools = settings.pools.iter().map(pool).collect::<anyhow::Result<Vec<_>>>()?;
     let prefix = |p: &PoolSettings| {
@@ -46,7 +49,8 @@ pub(super) fn live(
     let seed = settings.server.seed.unwrap_or_else(rng::system_seed);
     let queues = |p: &PoolSettings| queues::before_pool(p, feeds_of(p, feeds)?, before, metrics, clock, seed);
     let queues = settings.pools.iter().map(queues).collect::<anyhow::Result<Vec<_>>>()?;
-    Ok(live.with_prefix(prefix).with_queues(queues))
+    let limits = quotas::limits(settings.tenants.as_ref(), before, metrics, clock)?;
+    Ok(live.with_prefix(prefix).with_queues(queues).with_quotas(limits))
 }
 
 fn feeds_of<'a>(settings: &PoolSettings, feeds: &'a Feeds) -> anyhow::Result<&'a PoolFeeds> {
@@ -56,18 +60,22 @@ fn feeds_of<'a>(settings: &PoolSettings, feeds: &'a Feeds) -> anyhow::Result<&'a
 pub(super) fn pool(
     settings: &PoolSettings,
     store: Arc<SnapshotStore>,
-    rules: Arc<RuleStore>,
+    (rules, models): (Arc<RuleStore>, Arc<ModelStore>),
     before: &Router,
 ) -> anyhow::Result<Arc<Pool>> {
     let previous = before.pools().iter().find(|p| p.name == settings.name).map(|p| &p.scheduler.choices);
+    let scheduler = settings.scheduler(previous)?;
+    slo_profiles::fill(&scheduler.choices).with_context(|| format!("pool `{}`", settings.name))?;
     Ok(Arc::new(Pool {
         name: settings.name.clone(),
         matches: settings.matches.clone(),
         store,
-        scheduler: settings.scheduler(previous)?,
+        scheduler,
         rewrites: settings.rewrites.clone(),
         reject_unknown_models: settings.reject_unknown_models,
         rules,
+        deadline_admission: settings.deadline_admission,
+        models,
         stale_after: settings.scrape.stale_after,
         destination: settings.destination,
         disagg: settings.disaggregation.as_ref().map(|d| Arc::new(d.mode.clone())),

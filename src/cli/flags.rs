@@ -1,5 +1,5 @@
 //! The flags of `attache run`: the reference picker's names and defaults, and ours. Every flag has an environment variable; a
-//! flag outranks it, it outranks the file, the file outranks the default.
+//! flag outranks it, it outranks the file, the file outranks the default. Of a flag that is given twice the last one counts, as in Go.
 
 use crate::config::aibrix_env::AibrixEnv;
 use crate::config::units::parse_duration;
@@ -31,6 +31,9 @@ Examples:
   Traces of every tenth request:
     attache run --config-file attache.yaml --otlp-endpoint http://collector:4318 --trace-ratio 0.1";
 
+/// OpenTelemetry's variable for the part of requests that are traced.
+const SAMPLER_ARG: &str = "OTEL_TRACES_SAMPLER_ARG";
+
 /// How logs look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormatArg {
@@ -45,7 +48,7 @@ pub enum LogFormatArg {
 /// Endpoints come from `--endpoint`, from a configuration file, or from both. AIBrix's variables ROUTING_ALGORITHM, AIBRIX_PREFIX_CACHE_… and
 /// AIBRIX_ROUTER_… hold where neither a flag nor the file says otherwise.
 #[derive(Args, Debug)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_override_self = true)]
 pub struct RunArgs {
     /// Configuration file, Attaché's own or an EndpointPickerConfig; watched and reloaded
     #[arg(
@@ -85,8 +88,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "TIME", env = "ATTACHE_METRICS_STALENESS_THRESHOLD", value_parser = parse_duration, help_heading = "What to serve")]
     pub metrics_staleness_threshold: Option<Duration>,
     /// Ignore the gateway's subset hint [default: false]
-    #[arg(long, value_name = "BOOL", env = "ATTACHE_DISABLE_ENDPOINT_SUBSET_FILTER", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "What to serve")]
+    #[arg(long, value_name = "BOOL", env = "ATTACHE_DISABLE_ENDPOINT_SUBSET_FILTER", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "What to serve")]
     pub disable_endpoint_subset_filter: Option<bool>,
+    /// Believe what requests say of themselves in headers: their objective, their flow, their model [default: false]
+    #[arg(long, value_name = "BOOL", env = "ATTACHE_TRUST_CLIENT_HEADERS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "What to serve")]
+    pub trust_client_headers: Option<bool>,
 
     /// The InferencePool whose pods are the endpoints
     #[arg(
@@ -128,10 +134,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "PORT", env = "ATTACHE_MODEL_SERVER_METRICS_PORT", help_heading = "Kubernetes")]
     pub model_server_metrics_port: Option<u16>,
     /// Accept any certificate of pods' metrics over https [default: true with that scheme]
-    #[arg(long, value_name = "BOOL", env = "ATTACHE_MODEL_SERVER_METRICS_HTTPS_INSECURE_SKIP_VERIFY", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Kubernetes")]
+    #[arg(long, value_name = "BOOL", env = "ATTACHE_MODEL_SERVER_METRICS_HTTPS_INSECURE_SKIP_VERIFY", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Kubernetes")]
     pub model_server_metrics_https_insecure_skip_verify: Option<bool>,
     /// Only the replica that holds the pool's lease says that it is ready [default: false]
-    #[arg(long, value_name = "BOOL", env = "ATTACHE_HA_ENABLE_LEADER_ELECTION", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Kubernetes")]
+    #[arg(long, value_name = "BOOL", env = "ATTACHE_HA_ENABLE_LEADER_ELECTION", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Kubernetes")]
     pub ha_enable_leader_election: Option<bool>,
 
     /// Address of all listeners [default: 0.0.0.0]
@@ -146,17 +152,20 @@ pub struct RunArgs {
     /// Metrics and admin pages, plain HTTP [default: 9090]
     #[arg(long, value_name = "PORT", env = "ATTACHE_METRICS_PORT", help_heading = "Listeners")]
     pub metrics_port: Option<u16>,
+    /// Show metrics and admin pages only to those whom the cluster lets see them (TokenReview, SubjectAccessReview) [default: false]
+    #[arg(long, value_name = "BOOL", env = "ATTACHE_METRICS_ENDPOINT_AUTH", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Listeners")]
+    pub metrics_endpoint_auth: Option<bool>,
     /// Answer health checks on the ext-proc port too [default: false]
-    #[arg(long, value_name = "BOOL", env = "ATTACHE_HEALTH_CHECKING", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Listeners")]
+    #[arg(long, value_name = "BOOL", env = "ATTACHE_HEALTH_CHECKING", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Listeners")]
     pub health_checking: Option<bool>,
     /// TLS on the ext-proc port, self-signed without --cert-path [default: true]
-    #[arg(long, value_name = "BOOL", env = "ATTACHE_SECURE_SERVING", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Listeners")]
+    #[arg(long, value_name = "BOOL", env = "ATTACHE_SECURE_SERVING", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Listeners")]
     pub secure_serving: Option<bool>,
     /// Directory with `tls.crt` and `tls.key`
     #[arg(long, value_name = "DIR", env = "ATTACHE_CERT_PATH", help_heading = "Listeners")]
     pub cert_path: Option<PathBuf>,
     /// Take new certificates while running [default: false]
-    #[arg(long, value_name = "BOOL", env = "ATTACHE_ENABLE_CERT_RELOAD", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Listeners")]
+    #[arg(long, value_name = "BOOL", env = "ATTACHE_ENABLE_CERT_RELOAD", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Listeners")]
     pub enable_cert_reload: Option<bool>,
 
     /// Threads that serve ext-proc [default: one a core]
@@ -179,13 +188,13 @@ pub struct RunArgs {
     #[arg(short = 'v', long = "v", value_name = "N", env = "ATTACHE_V", help_heading = "What is told")]
     pub verbosity: Option<u8>,
     /// Tell the gateway each endpoint's score, as dynamic metadata [default: false]
-    #[arg(long, value_name = "BOOL", env = "ATTACHE_EMIT_ENDPOINT_SCORES", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "What is told")]
+    #[arg(long, value_name = "BOOL", env = "ATTACHE_EMIT_ENDPOINT_SCORES", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "What is told")]
     pub emit_endpoint_scores: Option<bool>,
     /// How logs look [default: text on a terminal, else json]
     #[arg(long, value_enum, value_name = "FORMAT", env = "ATTACHE_LOG_FORMAT", help_heading = "What is told")]
     pub log_format: Option<LogFormatArg>,
     /// Send traces, when there is a collector [default: true]
-    #[arg(long, value_name = "BOOL", env = "ATTACHE_TRACING", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "What is told")]
+    #[arg(long, value_name = "BOOL", env = "ATTACHE_TRACING", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "What is told")]
     pub tracing: Option<bool>,
     /// Trace collector, OTLP over HTTP
     #[arg(
@@ -196,8 +205,8 @@ pub struct RunArgs {
         help_heading = "What is told"
     )]
     pub otlp_endpoint: Option<String>,
-    /// Part of the requests to trace when the caller has not decided [default: 0.1]
-    #[arg(long, value_name = "0..1", env = "OTEL_TRACES_SAMPLER_ARG", help_heading = "What is told")]
+    /// Part of the requests to trace when the caller has not decided [default: the variable OTEL_TRACES_SAMPLER_ARG, else 0.1]
+    #[arg(long, value_name = "0..1", help_heading = "What is told")]
     pub trace_ratio: Option<f64>,
     /// Decisions kept for the page `/decisions` [default: 256]
     #[arg(long, value_name = "N", env = "ATTACHE_DECISIONS_KEPT", help_heading = "What is told")]
@@ -275,11 +284,15 @@ impl RunArgs {
             otlp_endpoint,
             tracing: self.tracing,
             trace_ratio: self.trace_ratio,
+            // Not clap's to read: OpenTelemetry's rules want a warning for what can't be read, and a start all the same.
+            sampler_arg: std::env::var(SAMPLER_ARG).ok(),
             decisions_kept: self.decisions_kept,
             disable_endpoint_subset_filter: self.disable_endpoint_subset_filter,
+            trust_client_headers: self.trust_client_headers,
             endpoints: self.endpoints.clone(),
             kubernetes: self.kubernetes(),
             leader_election: self.ha_enable_leader_election,
+            metrics_auth: self.metrics_endpoint_auth,
             explain_metadata: self.emit_endpoint_scores,
             endpoints_follow: false,
             strategy: self.strategy.clone(),
@@ -289,6 +302,15 @@ impl RunArgs {
             refresh_metrics_interval: self.refresh_metrics_interval,
             metrics_staleness_threshold: self.metrics_staleness_threshold,
         }
+    }
+}
+
+/// A switch in any of the ways that Go's flags know.
+pub(super) fn parse_switch(text: &str) -> Result<bool, String> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err("true and false are allowed".to_owned()),
     }
 }
 

@@ -4,6 +4,7 @@
 //! Three things differ. Go takes one dash for two and old versions wrote `poolName` for `pool-name`; some flags have another name here; and some
 //! say nothing that matters here. The last are left out, with a warning that says why.
 
+use super::flags::parse_switch;
 use crate::config::units::parse_duration;
 use std::ffi::OsString;
 
@@ -36,8 +37,7 @@ use Shape::{Switch, Value};
 
 const NO_PPROF: &str = "there is no profiler in the process";
 const BY_ENGINE: &str = "the names of metrics follow from the engine";
-const PLAIN_METRICS: &str =
-    "metrics are plain HTTP without authentication; keep their port from strangers by a NetworkPolicy";
+const PLAIN_METRICS: &str = "metrics are plain HTTP; keep their port from strangers by a NetworkPolicy";
 const OWN_TLS: &str = "TLS 1.2 and 1.3 are spoken, with rustls's own choice of ciphers";
 const OWN_LOGS: &str = "logs have one shape; see `--log-format` and `--log-level`";
 
@@ -54,7 +54,6 @@ const FLAGS: &[(&str, Shape, Fate)] = &[
     ("lora-info-metric", Value, Void(BY_ENGINE)),
     ("cache-info-metric", Value, Void(BY_ENGINE)),
     ("refresh-prometheus-metrics-interval", Value, Void("pool metrics are computed when they are asked for")),
-    ("metrics-endpoint-auth", Switch, Void(PLAIN_METRICS)),
     ("metrics-cert-dir", Value, Void(PLAIN_METRICS)),
     ("metrics-client-ca-file", Value, Void(PLAIN_METRICS)),
     ("enable-pprof", Switch, Void(NO_PPROF)),
@@ -140,7 +139,7 @@ impl Translated {
                 self.warn(name, BY_ENGINE);
             }
             // Switched off is what it is anyway.
-            Void(_) if value == "false" || value.is_empty() => {}
+            Void(_) if value.is_empty() || parse_switch(value) == Ok(false) => {}
             Void(why) => self.warn(name, why),
         }
     }
@@ -224,7 +223,10 @@ mod tests {
             (&["--zap-encoder=console", "--zap-log-level=4"], &["--log-format=text", "--log-level=debug"]),
             (&["--drain-timeout=30s"], &["--drain-deadline=30s"]),
             (&["--drain-timeout=3s"], &["--drain-deadline=3s", "--drain-min-delay=3s"]),
-            (&["--metrics-endpoint-auth=false", "--enable-pprof=false"], &[]),
+            (
+                &["--metrics-endpoint-auth=false", "--enable-pprof=F", "--zap-devel=0"],
+                &["--metrics-endpoint-auth=false"],
+            ),
             (&["--zap-encoder=json", "--log-format", "text"], &["--log-format", "text"]),
             (&["--endpoint", "10.0.0.1:8000", "-"], &["--endpoint", "10.0.0.1:8000", "-"]),
         ] {
@@ -234,7 +236,7 @@ mod tests {
 
     #[test]
     fn what_has_no_effect_is_left_out_and_told() {
-        let (words, warnings) = run(&["--enable-pprof", "--metrics-endpoint-auth=true", "--tls-min-version", "1.3"]);
+        let (words, warnings) = run(&["--enable-pprof", "--metrics-cert-dir=/certs", "--tls-min-version", "1.3"]);
         assert_eq!(words, Vec::<String>::new());
         assert_eq!(warnings.len(), 3, "{warnings:?}");
         assert!(warnings[1].contains("NetworkPolicy"), "{warnings:?}");

@@ -1,11 +1,12 @@
 //! Settings as JSON, for `/config_dump`: what is in force after flags, environment, file and defaults were merged.
 
 use super::settings::{
-    Disaggregation, KubernetesSource, PodsOf, PoolSettings, PrefixSettings, Settings, TlsSettings, TokenizerSettings,
-    UsageCount,
+    Disaggregation, KubernetesSource, NameSettings, PodsOf, PoolSettings, PrefixSettings, Settings, TenantRule,
+    TenantSettings, TenantSource, TlsSettings, TokenizerSettings, UsageCount,
 };
 use super::units::show_duration;
 use crate::disagg::Mode;
+use crate::quota::Limits;
 use crate::scheduling::Decider;
 use crate::scheduling::choice::{ModelRule, ProfileSpec, StrategySpec};
 use crate::scheduling::router::{Destination, RewriteTarget};
@@ -35,6 +36,7 @@ impl Settings {
                 "workers": s.workers,
                 "seed": s.seed,
                 "leaderElection": s.leader_election,
+                "metricsAuth": s.metrics_auth,
                 "tls": tls,
                 "drain": {"minDelay": show_duration(s.drain_min_delay), "deadline": show_duration(s.drain_deadline)},
             },
@@ -44,12 +46,15 @@ impl Settings {
                 "otlpEndpoint": t.otlp_endpoint.as_deref().map(without_credentials),
                 "traceRatio": t.trace_ratio,
                 "decisionsKept": t.decisions_kept,
+                "labels": {"models": names(&t.labels.models), "tenants": names(&t.labels.tenants)},
             },
             "exchange": {
                 "onUnparseable": e.on_unparseable,
                 "conformanceHeaders": e.conformance_headers,
                 "trustClientHeaders": e.trust_client_headers,
+                "tenant": e.tenant.as_ref().map(tenant),
                 "disableEndpointSubsetFilter": e.disable_endpoint_subset_filter,
+                "models": e.models,
                 "reportUsage": e.report_usage.as_ref().map(|r| json!({
                     "namespace": r.namespace,
                     "key": r.key,
@@ -76,10 +81,47 @@ impl Settings {
                 "maxMultipartSniffBytes": l.max_multipart_sniff_bytes,
                 "requestTimeout": show_duration(l.request_timeout),
                 "idleTimeout": show_duration(l.idle_timeout),
+                "tenants": self.tenants.as_ref().map(tenants),
             },
             "pools": self.pools.iter().map(pool).collect::<Vec<_>>(),
         })
     }
+}
+
+fn names(n: &NameSettings) -> Value {
+    json!({"allow": n.allow, "top": n.top})
+}
+
+fn tenant(rule: &TenantRule) -> Value {
+    match &rule.source {
+        TenantSource::Header(name) => json!({"header": name}),
+        TenantSource::Metadata { namespace, path } => {
+            json!({"metadata": namespace, "path": path, "header": rule.strip})
+        }
+    }
+}
+
+fn tenants(t: &TenantSettings) -> Value {
+    let bounds = |l: &Limits| {
+        let said = |n: Option<u64>| n.map_or_else(|| json!("unlimited"), |n| json!(n));
+        json!({
+            "requestsPerMinute": said(l.requests_per_minute),
+            "tokensPerMinute": said(l.tokens_per_minute),
+            "concurrency": said(l.concurrency),
+            "requestsPerDay": said(l.requests_per_day),
+            "tokensPerDay": said(l.tokens_per_day),
+        })
+    };
+    json!({
+        "default": bounds(&t.default),
+        "overrides": t.overrides.iter().map(|(name, l)| (name.clone(), bounds(l))).collect::<Map<_, _>>(),
+        "answerTokens": t.answer_tokens,
+        "redis": t.redis.as_ref().map(|r| json!({
+            "url": without_credentials(&r.url),
+            "timeout": show_duration(r.timeout),
+            "onFailure": r.on_failure,
+        })),
+    })
 }
 
 fn kubernetes(k: &KubernetesSource) -> Value {
@@ -164,6 +206,7 @@ fn pool(p: &PoolSettings) -> Value {
         "prefixCache": prefix_cache(&p.prefix),
         "disaggregation": p.disaggregation.as_ref().map(disaggregation),
         "flowControl": p.flow.as_ref().map(|f| &f.said),
+        "deadlineAdmission": p.deadline_admission,
     })
 }
 

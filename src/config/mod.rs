@@ -21,6 +21,7 @@ mod validate;
 pub use diagnostic::{Code, Diagnostic};
 pub use overrides::{KubernetesFlags, Overrides};
 pub use settings::Settings;
+pub use validate::recommended_flow;
 
 /// All that settings are made of.
 #[derive(Clone, Debug, Default)]

@@ -43,16 +43,22 @@ pub struct Overrides {
     pub tracing: Option<bool>,
     /// `--trace-ratio`
     pub trace_ratio: Option<f64>,
+    /// The variable `OTEL_TRACES_SAMPLER_ARG`, which a flag outranks.
+    pub sampler_arg: Option<String>,
     /// `--decisions-kept`
     pub decisions_kept: Option<usize>,
     /// `--disable-endpoint-subset-filter`
     pub disable_endpoint_subset_filter: Option<bool>,
+    /// `--trust-client-headers`
+    pub trust_client_headers: Option<bool>,
     /// `--endpoint`, each as the user wrote it.
     pub endpoints: Vec<String>,
     /// What flags say of pods.
     pub kubernetes: KubernetesFlags,
     /// `--ha-enable-leader-election`
     pub leader_election: Option<bool>,
+    /// `--metrics-endpoint-auth`
+    pub metrics_auth: Option<bool>,
     /// Whether `--emit-endpoint-scores` asks for scores in the dynamic metadata.
     pub explain_metadata: Option<bool>,
     /// The file alone is looked at (`attache check`): endpoints that flags will name are not missed.

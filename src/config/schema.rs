@@ -7,7 +7,7 @@ use super::decode::{Bytes, Fields, Keyword, Read, Sink, keyword};
 use super::diagnostic::{At, Code, Diagnostic, Span};
 use super::document::{Node, Value};
 use super::endpoint_picker;
-use super::settings::{OnUnparseable, UsageCount};
+use super::settings::{ModelsAnswer, OnUnparseable, UsageCount};
 use crate::disagg::Fallback;
 use crate::pool::Engine;
 use crate::scheduling::router::Destination;
@@ -110,10 +110,12 @@ mod caches;
 mod discovery;
 mod flow;
 mod selection;
+mod tenants;
 pub use caches::{Disaggregation, KvEvents, PrefixCache, Volatile};
 pub use discovery::{Dns, Kubernetes};
 pub use flow::{Band, FlowControl};
 pub use selection::{Profile, RequestStrategy, StrategyRule};
+pub use tenants::{Ceiling, Labels, Names, Redis, Tenant, TenantLimits, Tenants};
 
 sections! {
     /// Listeners and lifetime.
@@ -126,6 +128,7 @@ sections! {
         "workers" => workers: usize,
         "seed" => seed: u64,
         "leaderElection" => leader_election: bool,
+        "metricsAuth" => metrics_auth: bool,
         "tls" => tls: Tls,
         "drain" => drain: Drain,
     }
@@ -147,13 +150,16 @@ sections! {
         "otlpEndpoint" => otlp_endpoint: String,
         "traceRatio" => trace_ratio: f64,
         "decisionsKept" => decisions_kept: usize,
+        "labels" => labels: Labels,
     }
     /// How the ext-proc exchange behaves.
     Exchange {
         "onUnparseable" => on_unparseable: OnUnparseable,
         "conformanceHeaders" => conformance_headers: bool,
         "trustClientHeaders" => trust_client_headers: bool,
+        "tenant" => tenant: Tenant,
         "disableEndpointSubsetFilter" => disable_endpoint_subset_filter: bool,
+        "models" => models: ModelsAnswer,
         "reportUsage" => report_usage: ReportUsage,
         "explain" => explain: Explain,
         "objectives" => objectives: Vec<(At<String>, At<i32>)>,
@@ -183,6 +189,7 @@ sections! {
         "maxMultipartSniffBytes" => max_multipart_sniff_bytes: Bytes,
         "requestTimeout" => request_timeout: Duration,
         "idleTimeout" => idle_timeout: Duration,
+        "tenants" => tenants: Tenants,
     }
     /// What sends requests to a pool.
     Match {
@@ -265,6 +272,8 @@ pub struct Pool {
     pub disaggregation: Opt<Disaggregation>,
     /// `flowControl`
     pub flow_control: Opt<FlowControl>,
+    /// `deadlineAdmission`
+    pub deadline_admission: Opt<bool>,
     /// The file is of a kind that names no endpoints: all come from flags, and are like this.
     pub from_flags: Option<FromFlags>,
 }
@@ -300,6 +309,7 @@ impl Read for Pool {
             prefix_cache: f.get("prefixCache", sink),
             disaggregation: f.get("disaggregation", sink),
             flow_control: f.get("flowControl", sink),
+            deadline_admission: f.get("deadlineAdmission", sink),
             from_flags: None,
         };
         f.finish(sink);
@@ -540,6 +550,7 @@ keywords! {
         "huggingface" => TokenizerKind::HuggingFace, "remote" => TokenizerKind::Remote;
     Scheme: "http" => Scheme::Http, "https" => Scheme::Https;
     OnUnparseable: "reject" => OnUnparseable::Reject, "fallback" => OnUnparseable::Fallback;
+    ModelsAnswer: "server" => ModelsAnswer::Server, "pool" => ModelsAnswer::Pool;
     UsageCount: "prompt" => UsageCount::Prompt, "cached" => UsageCount::Cached,
         "completion" => UsageCount::Completion, "total" => UsageCount::Total;
     Destination: "single" => Destination::Single, "list" => Destination::List;

@@ -15,7 +15,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub mod kubernetes;
+pub mod tenants;
 pub use kubernetes::{KubernetesSource, PodsOf, PoolGroup};
+pub use tenants::{
+    LabelSettings, NameSettings, OnStoreFailure, RedisSettings, TenantRule, TenantSettings, TenantSource,
+};
 
 /// Everything.
 #[derive(Clone, Debug)]
@@ -26,6 +30,8 @@ pub struct Settings {
     pub telemetry: TelemetrySettings,
     /// Bounds on requests. Reloaded.
     pub limits: Limits,
+    /// What tenants may have. Reloaded.
+    pub tenants: Option<TenantSettings>,
     /// How the ext-proc exchange behaves. Reloaded.
     pub exchange: ExchangeSettings,
     /// The pools, at least one. Reloaded.
@@ -55,6 +61,8 @@ pub struct ServerSettings {
     pub drain_deadline: Duration,
     /// Only the replica that holds the pool's lease says that it is ready.
     pub leader_election: bool,
+    /// Metrics and admin pages are for those whom the cluster lets see them.
+    pub metrics_auth: bool,
     /// Seed of all random choices; drawn from the system when `None`.
     pub seed: Option<u64>,
 }
@@ -88,6 +96,8 @@ pub struct TelemetrySettings {
     pub trace_ratio: f64,
     /// Decisions kept for `/decisions`; 0 keeps none.
     pub decisions_kept: usize,
+    /// Whose names become labels of metrics.
+    pub labels: LabelSettings,
 }
 
 /// What to do with a body that can't be understood.
@@ -99,6 +109,17 @@ pub enum OnUnparseable {
     Reject,
     /// Route it by load and let the server answer.
     Fallback,
+}
+
+/// Who answers when a client asks which models there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ModelsAnswer {
+    /// One server, for itself.
+    #[default]
+    Server,
+    /// The picker, for all servers of the pools that the request may reach, which it asks every ten seconds.
+    Pool,
 }
 
 /// A token count of an answer.
@@ -144,8 +165,12 @@ pub struct ExchangeSettings {
     pub conformance_headers: bool,
     /// Believe the client's objective, priority and fairness headers.
     pub trust_client_headers: bool,
+    /// How a request's tenant is found; nobody has one when `None`.
+    pub tenant: Option<TenantRule>,
     /// Ignore the gateway's subset hint.
     pub disable_endpoint_subset_filter: bool,
+    /// Who answers `GET /v1/models`.
+    pub models: ModelsAnswer,
     /// Tell the gateway what an answer cost, as dynamic metadata with its last message.
     pub report_usage: Option<ReportUsage>,
     /// Who is told why an endpoint was chosen.
@@ -193,6 +218,8 @@ pub struct PoolSettings {
     pub disaggregation: Option<Disaggregation>,
     /// Queues before it, when it is full.
     pub flow: Option<PoolFlow>,
+    /// Requests that are predicted to miss the time that they ask for are refused.
+    pub deadline_admission: bool,
 }
 
 /// Which requests are split between prefill and decode servers, and how.
@@ -338,12 +365,14 @@ impl Settings {
             ("server.tls", a.tls != b.tls),
             ("server.drain", (a.drain_min_delay, a.drain_deadline) != (b.drain_min_delay, b.drain_deadline)),
             ("server.leaderElection", a.leader_election != b.leader_election),
+            ("server.metricsAuth", a.metrics_auth != b.metrics_auth),
             ("server.seed", a.seed != b.seed),
             ("telemetry.logLevel", t.log_filter != u.log_filter),
             ("telemetry.logFormat", t.log_json != u.log_json),
             ("telemetry.otlpEndpoint", t.otlp_endpoint != u.otlp_endpoint),
             ("telemetry.traceRatio", t.trace_ratio.to_bits() != u.trace_ratio.to_bits()),
             ("telemetry.decisionsKept", t.decisions_kept != u.decisions_kept),
+            ("telemetry.labels", t.labels != u.labels),
         ];
         changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name).collect()
     }

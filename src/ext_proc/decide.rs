@@ -1,18 +1,21 @@
 //! The decision in the middle of the road: understand the body, find the pool, name the endpoints.
 
 use super::conversation::{self, Conversation};
+use super::deadline::{self, Case};
 use super::head::Head;
 use super::hints::Hints;
 use super::lookup::{self, Looked};
 use super::picker::{Live, Picker};
 use super::prefix::{Asked, PoolPrefix, Tail, Warming};
-use super::queues::{self, Admitted, Parked};
+use super::queues::{self, Admitted, Parked, Queues};
+use super::quotas::{Allowance, Permit};
 use super::recording::{Notes, Sheet};
 use super::split::Course;
 use crate::clock::Timestamp;
 use crate::config::settings::OnUnparseable;
 use crate::disagg::{self, LegApi, Mode};
 use crate::error::{Fault, Reason, RequestError};
+use crate::flow::Asking;
 use crate::pool::{EndpointState, PoolSnapshot};
 use crate::prefix::learning::Lesson;
 use crate::protocol::{self, Api, BodyFormat, Request};
@@ -29,6 +32,7 @@ use rand::RngExt;
 use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The request body, as far as the gateway shows it.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +74,8 @@ pub struct Question<'a> {
     pub body: Seen<'a>,
     /// The moment.
     pub now: Timestamp,
+    /// When the request came.
+    pub opened: Timestamp,
     /// It was asked before: what is not at hand by now is done without.
     pub last: bool,
     /// There is time to wait for a turn.
@@ -123,6 +129,8 @@ pub struct Plan {
     pub new_body: Option<Vec<u8>>,
     /// Length of what was seen of the client's body, bytes.
     pub seen: usize,
+    /// What its tenant has for it, where tenants have limits.
+    pub permit: Option<Permit>,
     /// Its turn, where turns are taken. The last to be dropped: whoever is let through by that finds the books closed.
     pub admitted: Option<Admitted>,
 }
@@ -172,8 +180,10 @@ pub struct Taught {
 pub enum Step {
     /// The endpoints.
     Decided(Box<Plan>),
-    /// Ask again when this has run.
-    Warm(Warming),
+    /// Ask again when this has run. A turn that the request has been given by now is its own until then.
+    Warm(Warming, Option<Admitted>),
+    /// Ask again when this has run: it tells whether the request's tenant may have it.
+    Allow(Warming),
     /// Ask again when its turn has come.
     Park(Parked),
 }
@@ -182,7 +192,13 @@ pub enum Step {
 ///
 /// # Errors
 /// The refusal that the client gets.
-pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng) -> Result<Step, RequestError> {
+pub fn decide(
+    picker: &Picker,
+    live: &Live,
+    q: &Question<'_>,
+    allowance: &mut Allowance,
+    rng: &mut PickRng,
+) -> Result<Step, RequestError> {
     let request = understand(picker, live, q)?;
     let asked = request.as_ref().and_then(|r| r.model.as_ref());
     let facts = RouteFacts { model: asked.map(|m| &*m.name), authority: q.head.authority() };
@@ -212,21 +228,53 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
         // What is asked for on a path that we don't know is not refused, whatever its headers say.
         headers: if q.api == Api::Other && request.is_none() { Headers::default() } else { headers },
         prompt: request.as_ref().map(|r| &r.prompt),
+        waited: if q.has_turn { q.now.since(q.opened) } else { Duration::ZERO },
         digests: notes.as_ref().map(|n| &n.digests),
     };
     let Chosen { choice, profile, filter } = pool.scheduler.choices.choose(&facts)?;
+    if let Some(asking) = live.quotas().map(|quotas| allowance.ask(quotas, q, &facts)).transpose()?.flatten() {
+        return Ok(Step::Allow(asking));
+    }
     let asking = Asked { api: q.api, body, content_type: q.head.content_type(), target: &target };
     let prefix = live.prefix(position).filter(|_| choice.strategy.reads().prefix);
     let prepare = |prefix| lookup::prepare(picker, prefix, q, asking, request.as_ref());
     let prepared = match prefix.map(prepare).transpose() {
         Ok(prepared) => prepared.flatten(),
-        Err(warming) => return Ok(Step::Warm(warming)),
+        Err(warming) => return Ok(Step::Warm(warming, None)),
     };
     let queues = live.queues(position).filter(|_| request.is_some() && !q.has_turn);
-    let flow = || q.head.fairness_id().filter(|_| live.exchange.trust_client_headers);
-    let admitted = match queues.map(|queues| queues.ask(q, &facts, flow())).transpose()? {
+    let case = Case {
+        picker,
+        live,
+        pool,
+        metrics: live.pool_metrics.get(position).map(|m| &**m),
+        queues: queues.map(|queues| &**queues),
+        strategy: &*choice.strategy,
+        filter: filter.as_ref(),
+        prepared: prepared.as_ref(),
+        asked: asking,
+    };
+    let due = match case.due(q, &facts, request.is_some()) {
+        Ok(due) => due,
+        Err(held) => return held.into(),
+    };
+    let ask = |queues: &Arc<Queues>| {
+        let trusted = || q.head.fairness_id().filter(|_| live.exchange.trust_client_headers);
+        let flow = q.head.tenant().or(trusted);
+        let (found, prompt_tokens) = prepared.as_ref().and_then(|p| p.glance(picker, q.now)).unzip();
+        let spare = case.spare(q, &facts, due);
+        let facts = &RequestFacts { prompt_tokens: prompt_tokens.unwrap_or(estimated), ..facts };
+        let (bytes, found) = (q.body.len(), found.as_ref());
+        let asking = Asking { facts, flow, bytes, answer_tokens: None, found, ttl: None, spare };
+        queues.ask(q, asking, due)
+    };
+    let turn = queues.map(ask);
+    if due.is_some() && !q.has_turn {
+        case.judged(deadline::judged(turn.as_ref()));
+    }
+    let admitted = match turn.transpose()? {
         Some(queues::Asked::Waits(parked)) => return Ok(Step::Park(parked)),
-        Some(queues::Asked::Goes(admitted)) => admitted,
+        Some(queues::Asked::Goes(admitted)) => Some(admitted),
         None => None,
     };
     let settings = live.exchange.explain;
@@ -239,7 +287,7 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
     let looked = prepared.as_ref().map(|p| Looked::up(picker, live, p, q, asking, &snapshot, whole)).transpose();
     let mut looked = match looked {
         Ok(looked) => looked.flatten(),
-        Err(warming) => return Ok(Step::Warm(warming)),
+        Err(warming) => return Ok(Step::Warm(warming, admitted)),
     };
     let prompt_tokens = looked.as_ref().map_or(estimated, Looked::prompt_tokens);
     let streams = q.api.first_byte_is_first_token() && request.as_ref().is_some_and(|r| r.stream);
@@ -318,6 +366,7 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
     if decision.ejection_ignored {
         picker.metrics.degraded(Degraded::AllEjected);
     }
+    let share = decision.picks.first().map_or(0.0, |picked| choice.strategy.share(&cx, picked));
     let hints = looked.as_ref().map(|looked| Hints::of(pool, looked, &decision, &snapshot, q.head, q.now));
     let (matched_tokens, taught) = looked.map(|l| l.learn(&decision, q)).unzip();
     let (matched_tokens, understood) = (matched_tokens.unwrap_or(0), request.is_some());
@@ -332,7 +381,7 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
     let booked = decision.picks.first().map(|picked| {
         let arrives = decision.split.is_some();
         let cached_tokens = matched_tokens;
-        let order = Order { model: &target, prompt_tokens, cached_tokens, understood, streams, arrives, lesson };
+        let order = Order { model: &target, prompt_tokens, cached_tokens, understood, streams, arrives, share, lesson };
         let book = || Booking::new(picked.clone(), &snapshot, pool.stale_after, order, q.now);
         match sheet {
             Some(mut sheet) => {
@@ -349,8 +398,8 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
         let (endpoint, cached_tokens) = (split.prefill.first()?.clone(), split.prefill_cached);
         let lesson = prefill_lesson;
         // Its answer is one token long: its first is its end.
-        let (streams, arrives) = (true, false);
-        let order = Order { model: &target, prompt_tokens, cached_tokens, understood, streams, arrives, lesson };
+        let (streams, arrives, share) = (true, false, 0.0);
+        let order = Order { model: &target, prompt_tokens, cached_tokens, understood, streams, arrives, share, lesson };
         Some(Box::new(Booking::new(endpoint, &snapshot, pool.stale_after, order, q.now)))
     });
     let matched_tokens = decision.split.as_ref().map_or(matched_tokens, |split| split.prefill_cached);
@@ -371,6 +420,7 @@ pub fn decide(picker: &Picker, live: &Live, q: &Question<'_>, rng: &mut PickRng)
         renamed_from: renamed.map(|m| (&*m.name).into()),
         new_body,
         seen: body.len(),
+        permit: None,
         admitted,
         strategy: choice.strategy,
         profile,

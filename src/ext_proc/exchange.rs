@@ -20,13 +20,16 @@ use super::mode::{BodyMode, Modes};
 use super::picker::{Live, Picker};
 use super::prefix::Warming;
 use super::queues::Turn;
+use super::quotas::Allowance;
 use super::reply::{self, Direction};
 use super::response::{ResponseHead, Routed};
 use super::split::Told;
+use super::tenant::{self, Tenant};
 use crate::clock::Timestamp;
 use crate::disagg::Mode;
 use crate::disagg::attempts::Attempt;
 use crate::error::{Fault, Reason, RequestError};
+use crate::flow::Refusal;
 use crate::protocol::{self, Api, BodyFormat};
 use crate::scheduling::router::Destination;
 use crate::scheduling::scheduler::Subset;
@@ -43,10 +46,13 @@ use splitting::{Splitting, tell_sidecar};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
+use warming::{Stood, Waits};
 
 mod answering;
+mod listing;
 mod parking;
 mod splitting;
+mod warming;
 
 /// How long a STREAMED body may pause where it may be a whole JSON object, before it is decided on.
 const PAUSE_AFTER_JSON: Duration = Duration::from_millis(50);
@@ -63,7 +69,9 @@ pub enum Event {
     /// What [`Exchange::warming`] gave has run.
     Warmed,
     /// What came of [`Exchange::waiting`].
-    Turn(Turn),
+    Turn(Option<Turn>),
+    /// What came of [`Exchange::eviction`].
+    Evicted(Refusal),
     /// What came of a question that [`Exchange::asks`] gave.
     Told(Attempt, Told),
 }
@@ -126,10 +134,11 @@ pub struct Exchange {
     subset: Option<Subset>,
     body: Body,
     span: Option<Box<RequestSpan>>,
-    routed: Option<Routed>,
+    routed: Option<Box<Routed>>,
     outcome: Option<Outcome>,
     last_seen: Timestamp,
-    warming: Option<Warming>,
+    waits: Waits,
+    allowance: Allowance,
     split: Splitting,
     parking: Parking,
 }
@@ -154,7 +163,8 @@ impl Exchange {
             routed: None,
             outcome: None,
             last_seen: now,
-            warming: None,
+            waits: Waits::default(),
+            allowance: Allowance::default(),
             split: Splitting::default(),
             parking: Parking::default(),
             picker,
@@ -208,17 +218,12 @@ impl Exchange {
                 return self.on_message(*message, now, out);
             }
             Event::Deadline => return self.on_deadline(now, out),
-            Event::Warmed if self.request != RequestSide::Collecting => {}
-            Event::Warmed => self.decide_on_body(Close::WholeAndWarm, now, out),
+            Event::Warmed => self.on_warmed(now, out),
             Event::Turn(turn) => self.on_turn(turn, now, out),
+            Event::Evicted(refusal) => self.on_evicted(&refusal, now, out),
             Event::Told(attempt, told) => self.on_told(attempt, &told, now, out),
         }
         Ok(())
-    }
-
-    /// What must run before the request can be decided on; [`Event::Warmed`] says that it has. Until then nothing else may come in.
-    pub fn warming(&mut self) -> Option<Warming> {
-        self.warming.take()
     }
 
     fn on_message(&mut self, m: ProcessingRequest, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
@@ -262,12 +267,17 @@ impl Exchange {
         self.request = RequestSide::Collecting;
         self.take_subset(metadata.as_ref());
         self.head = Head::read(message.headers);
+        let tenant = Tenant::of(self.live.exchange.tenant.as_ref(), &self.head, metadata.as_ref());
+        self.head.belongs_to(tenant);
         let (api, id) = Api::from_path(self.head.path());
         self.response_id = id.map(str::to_owned);
         self.api = api;
         self.span = self.picker.tracing.start(self.head.traceparent(), now).map(Box::new);
         if let Some(error) = self.refusal_by_headers() {
             self.refuse(&error, now, out);
+            return Ok(());
+        }
+        if self.lists_models(now, out) {
             return Ok(());
         }
         let modes = self.modes();
@@ -380,10 +390,7 @@ impl Exchange {
             RequestSide::Parked | RequestSide::Prefilling => return Ok(()),
             RequestSide::Refused | RequestSide::Observed => return Ok(()),
         }
-        if self.request != RequestSide::Refused {
-            self.request = RequestSide::Ended;
-            out.push_back(reply::request_trailers());
-        }
+        self.pass_trailers(out);
         Ok(())
     }
 
@@ -392,8 +399,9 @@ impl Exchange {
         let empty_body = end_of_stream && self.head.method() == "POST" && self.api.body_format() == BodyFormat::Json;
         match self.decide(if empty_body { Seen::Whole(&[]) } else { Seen::Nothing }, true, false, now) {
             Err(error) => self.refuse(&error, now, out),
-            // Without a body there is nothing to wait for.
-            Ok(Step::Warm(_) | Step::Park(_)) => {}
+            Ok(Step::Allow(asking)) => self.wait(asking, Stood::Headers(end_of_stream)),
+            // Without a body there is nothing else to wait for.
+            Ok(Step::Warm(..) | Step::Park(_)) => {}
             Ok(Step::Decided(plan)) => {
                 let (response, metadata) = self.destination(&plan);
                 out.push_back(ProcessingResponse { dynamic_metadata: metadata, ..reply::request_headers(response) });
@@ -418,9 +426,14 @@ impl Exchange {
         let planned = self.decide(seen, last, may_split, now);
         match planned {
             Err(error) => self.refuse(&error, now, out),
-            Ok(Step::Warm(warming)) => {
+            Ok(Step::Warm(warming, turn)) => {
+                self.parking.keep(turn);
                 self.body = body;
-                self.warming = Some(warming);
+                self.wait(warming, Stood::Body(Close::WholeAndWarm));
+            }
+            Ok(Step::Allow(asking)) => {
+                self.body = body;
+                self.wait(asking, Stood::Body(close));
             }
             Ok(Step::Park(parked)) => self.park(parked, body, close),
             Ok(Step::Decided(plan)) if plan.is_split() => self.begin_split(plan, body, close, now, out),
@@ -453,15 +466,18 @@ impl Exchange {
             subset: self.subset.as_ref(),
             body,
             now,
+            opened: self.opened,
             last,
             may_split,
             may_wait: may_split,
             has_turn: self.parking.has_turn(),
         };
-        let mut step = decide::decide(&self.picker, &self.live, &question, &mut self.picker.next_rng());
+        let rng = &mut self.picker.next_rng();
+        let mut step = decide::decide(&self.picker, &self.live, &question, &mut self.allowance, rng);
         if let Ok(Step::Decided(plan)) = &mut step {
+            plan.permit = self.allowance.take();
             plan.admitted = self.parking.take_turn().or(plan.admitted.take());
-            plan.admitted.iter_mut().for_each(|admitted| admitted.landed());
+            plan.admitted.iter_mut().for_each(|admitted| self.parking.landed(admitted));
         }
         step
     }
@@ -487,6 +503,7 @@ impl Exchange {
         }
         let spoofed = self.head.spoofed().iter().filter(|name| **name != DESTINATION);
         let mut remove_headers: Vec<String> = spoofed.map(|name| (*name).to_owned()).collect();
+        remove_headers.extend(tenant::untrusted(self.live.exchange.tenant.as_ref(), &self.head));
         if let (Some(split), Some(Mode::Header { .. })) = (&plan.decision.split, plan.pool.disagg.as_deref()) {
             tell_sidecar(split, &mut set_headers, &mut remove_headers);
         }
@@ -501,29 +518,14 @@ impl Exchange {
         (response, Some(metadata::destination(&value, &scores)))
     }
 
-    fn begin_routed(&mut self, mut plan: Plan, now: Timestamp) {
-        self.settle(if plan.understood { Outcome::Routed } else { Outcome::Skipped });
-        if let (Some(metrics), Some(outcome)) = (&plan.metrics, plan.split_outcome()) {
-            metrics.split(outcome);
-        }
-        let Some(booked) = plan.booked.take() else { return };
-        if let Some(span) = &mut self.span {
-            span.decided(&plan.target, &booked.endpoint().authority, plan.decision.reason, now);
-        }
-        let keep_id = self.picker.decisions.enabled();
-        let request_id = if keep_id { self.head.request_id() } else { String::new() };
-        let mut routed = Routed::new(plan, booked, self.api, self.opened, request_id);
-        routed.trace(self.span.take());
-        routed.for_conformance(self.live.exchange.conformance_headers);
-        self.routed = Some(routed);
-        self.head = Head::default();
-    }
-
     fn refuse(&mut self, error: &RequestError, now: Timestamp, out: &mut Actions) {
         self.request = RequestSide::Refused;
         self.body = Body::new(self.picker.buffered.clone());
+        // Whoever is next need not wait until Envoy has closed this stream.
+        drop(self.parking.take_turn());
+        self.allowance = Allowance::default();
         self.settle(match error.reason.fault() {
-            Fault::Client => Outcome::Rejected,
+            Fault::Client | Fault::Tenant => Outcome::Rejected,
             Fault::Upstream | Fault::Overload => Outcome::Shed,
             Fault::Internal => Outcome::FailedInternal,
         });

@@ -121,6 +121,7 @@ pub async fn explain(
         subset: None,
         body: Seen::Whole(body),
         now,
+        opened: now,
         last,
         may_split: true,
         may_wait: false,

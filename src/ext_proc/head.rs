@@ -1,5 +1,6 @@
 //! The request's headers: found once, read where they stand.
 
+use super::tenant::Tenant;
 use crate::scheduling::plugin::HeaderSource;
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
 use smallvec::SmallVec;
@@ -41,6 +42,10 @@ impl HeaderSource for Head {
     fn header(&self, name: &str) -> Option<&str> {
         self.get(name)
     }
+
+    fn user(&self, name: &str) -> Option<&str> {
+        self.tenant.or(|| self.get(name))
+    }
 }
 
 /// The headers of one request.
@@ -61,6 +66,7 @@ pub struct Head {
     content_length: Option<u64>,
     bytes: usize,
     spoofed: SmallVec<[&'static str; 4]>,
+    tenant: Tenant,
 }
 
 impl Head {
@@ -74,6 +80,7 @@ impl Head {
             head.note(header, at);
         }
         head.headers = headers;
+        head.headers.shrink_to_fit();
         head
     }
 
@@ -172,6 +179,17 @@ impl Head {
     #[must_use]
     pub fn traceparent(&self) -> Option<&str> {
         self.at(self.traceparent)
+    }
+
+    /// Whose request it is.
+    #[must_use]
+    pub fn tenant(&self) -> &Tenant {
+        &self.tenant
+    }
+
+    /// It is the request of `tenant`.
+    pub fn belongs_to(&mut self, tenant: Tenant) {
+        self.tenant = tenant;
     }
 
     /// Whose request it is, as a filter before us says.

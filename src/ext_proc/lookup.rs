@@ -3,6 +3,7 @@
 use super::decide::{Question, Taught};
 use super::picker::{Live, Picker};
 use super::prefix::{Asked, PoolPrefix, PromptKeys, Read, Reading, Shown, Warming};
+use crate::clock::Timestamp;
 use crate::pool::PoolSnapshot;
 use crate::prefix::cache::Found;
 use crate::prefix::key::{BlockKey, BlockKeys};
@@ -42,6 +43,20 @@ pub(super) fn prepare<'p>(
             Ok(None)
         }
         None => Ok(None),
+    }
+}
+
+impl Prepared<'_> {
+    /// Who holds how much of the prompt by now, and its length in tokens: what it is expected to take, and nothing else comes of it. `None`
+    /// when that failed.
+    pub(super) fn glance(&self, picker: &Picker, now: Timestamp) -> Option<(Found, u32)> {
+        let Self { prefix, request, reading } = self;
+        guarded(picker, || {
+            let mut keys = prefix.keys(reading).at_hand();
+            let found = prefix.cache.lookup(&mut keys, now).of_own_keys(reading.has_own_keys());
+            let tokens = found.prompt_tokens(&request.prompt);
+            (found, tokens)
+        })
     }
 }
 
@@ -140,7 +155,7 @@ impl<'p> Looked<'p> {
     }
 
     fn tenant<'h>(&self, q: &Question<'h>) -> Option<&'h str> {
-        self.prefix.tenant_header.as_deref().and_then(|name| q.head.get(name))
+        q.head.tenant().or(|| self.prefix.tenant_header.as_deref().and_then(|name| q.head.get(name)))
     }
 
     /// The decision is made: the tokens that the first pick is thought to hold, and what is to be learned. Where caches are guessed all blocks

@@ -9,6 +9,7 @@
 pub mod affinity;
 pub mod body;
 pub mod conversation;
+pub mod deadline;
 pub mod decide;
 pub mod exchange;
 pub mod explain;
@@ -21,12 +22,15 @@ pub mod picker;
 pub mod prefiller;
 pub mod prefix;
 pub mod queues;
+pub mod quotas;
 mod recording;
 pub mod reply;
 pub mod response;
 pub mod service;
 pub mod split;
+pub mod tenant;
 pub mod warmer;
+pub mod wire;
 
 pub use exchange::{Event, Exchange};
 pub use picker::{Live, Picker};

@@ -5,6 +5,7 @@ use super::body::Buffered;
 use super::prefiller::Prefiller;
 use super::prefix::PoolPrefix;
 use super::queues::Queues;
+use super::quotas::Quotas;
 use super::warmer::Warmer;
 use crate::config::settings::ExchangeSettings;
 use crate::limits::Limits;
@@ -37,6 +38,8 @@ pub struct Live {
     prefix: Vec<Arc<PoolPrefix>>,
     /// What stands before pools that are full, by position of the pool in the router.
     queues: Vec<Option<Arc<Queues>>>,
+    /// What tenants may have.
+    quotas: Option<Arc<Quotas>>,
 }
 
 impl Live {
@@ -45,7 +48,8 @@ impl Live {
     pub fn new(router: Router, limits: Limits, exchange: ExchangeSettings, metrics: &Metrics) -> Self {
         let pool_metrics = router.pools().iter().map(|p| Arc::new(metrics.pool(&p.name))).collect();
         let least_loaded = scheduler::least_loaded();
-        Self { router, limits, exchange, pool_metrics, number: 0, least_loaded, prefix: Vec::new(), queues: Vec::new() }
+        let (prefix, queues, quotas) = (Vec::new(), Vec::new(), None);
+        Self { router, limits, exchange, pool_metrics, number: 0, least_loaded, prefix, queues, quotas }
     }
 
     /// With what turns the prompts of each pool into blocks, in the order of the router's pools. Without it no prompt is looked up.
@@ -60,6 +64,19 @@ impl Live {
     pub fn with_queues(mut self, queues: Vec<Option<Arc<Queues>>>) -> Self {
         self.queues = queues;
         self
+    }
+
+    /// With limits for tenants. Without them everybody may have everything.
+    #[must_use]
+    pub fn with_quotas(mut self, quotas: Option<Arc<Quotas>>) -> Self {
+        self.quotas = quotas;
+        self
+    }
+
+    /// What tenants may have.
+    #[must_use]
+    pub fn quotas(&self) -> Option<&Arc<Quotas>> {
+        self.quotas.as_ref()
     }
 
     /// What stands before the pool at `position` when it is full.

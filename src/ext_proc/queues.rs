@@ -3,30 +3,36 @@
 //! [`FlowControl`] decides. This holds it under a lock, tells it what happens (an answer begins or ends, the pool is published anew) and wakes
 //! whoever has waited. What is let through is an [`Admitted`], what waits a [`Parked`]; both give back what they hold when they are dropped.
 
+use super::deadline::{self, Due};
 use super::decide::Question;
-use crate::clock::Timestamp;
+use crate::clock::{Clock, Timestamp};
 use crate::error::{Reason, RequestError};
+use crate::flow::drain::Drain;
 use crate::flow::saturation::View;
-use crate::flow::{Arrival, Cause, FlowControl, Gauge, Handle, Left, Passage, PoolFlow, Refusal, Verdict};
-use crate::pool::speed::Work;
-use crate::pool::{PoolSnapshot, Roles, SnapshotStore};
+use crate::flow::{
+    Arrival, Asking, Cause, FlowControl, Gauge, Handle, Left, Passage, PoolFlow, Refusal, Seat, Verdict,
+};
+use crate::pool::health::HealthPolicy;
+use crate::pool::{PoolSnapshot, Published, Roles, SnapshotStore};
 use crate::protocol::Usage;
 use crate::rng::PickRng;
-use crate::scheduling::facts::prediction::Targets;
 use crate::scheduling::plugin::ParamError;
-use crate::scheduling::{Candidate, PickContext, RequestFacts};
+use crate::telemetry::deadlines::Judged;
 use crate::telemetry::queues::{Fate, QueueMetrics};
+use ahash::AHashMap;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
+use tokio::time::timeout;
 
-/// The flow of requests whose tenant nobody names, as GIE has it.
-const DEFAULT_FLOW: &str = "default-flow";
+/// 32 tokens of an answer are charged at once: a small part of what is under way on a server, and the lock is taken seldom.
+const CHARGED_AT_ONCE: u32 = 32;
 
 /// What comes of waiting.
 pub type Turn = Result<Admitted, Refusal>;
@@ -36,6 +42,7 @@ pub type Turn = Result<Admitted, Refusal>;
 pub struct Queues {
     flow: PoolFlow,
     store: Arc<SnapshotStore>,
+    health: HealthPolicy,
     stale_after: Duration,
     metrics: QueueMetrics,
     state: Mutex<State>,
@@ -46,126 +53,169 @@ pub struct Queues {
 #[derive(Debug)]
 struct State {
     control: FlowControl<oneshot::Sender<Turn>>,
+    /// By which those under way hear that they are to end.
+    running: AHashMap<Seat, oneshot::Sender<Refusal>>,
+    drain: Drain,
     rng: PickRng,
+}
+
+impl State {
+    /// How one that is let through hears that it is to end, if it may be told to.
+    fn seat(&mut self, passage: &Passage) -> Option<Waiting<Refusal>> {
+        let seat = passage.seat()?;
+        let (tell, told) = oneshot::channel();
+        self.running.insert(seat, tell);
+        Some(Waiting(told))
+    }
+
+    /// How long a request of this priority that comes now would wait; `None` when it would go on, or nobody knows.
+    fn wait(&mut self, priority: i32, room: &Gauge, now: Timestamp) -> Option<Duration> {
+        let ahead = self.control.ahead(priority, room)?;
+        self.drain.wait(ahead, now)
+    }
 }
 
 /// What comes of asking for a turn.
 #[derive(Debug)]
 pub enum Asked {
-    /// It goes on; booked as under way, unless nothing counts it.
-    Goes(Option<Admitted>),
+    /// It goes on.
+    Goes(Admitted),
     /// It waits.
     Waits(Parked),
 }
 
 impl Queues {
-    /// Queues as `flow` says, before the pool in `store`.
+    /// Queues as `flow` says, before the pool in `store`, of which endpoints are ejected by `health`.
     ///
     /// # Errors
     /// When the ceiling can't be built.
     pub fn new(
         flow: PoolFlow,
         store: Arc<SnapshotStore>,
+        health: HealthPolicy,
         stale_after: Duration,
         metrics: QueueMetrics,
         rng: PickRng,
     ) -> Result<Arc<Self>, ParamError> {
-        let control = FlowControl::new(flow.settings.clone(), flow.ceiling()?);
-        let state = Mutex::new(State { control, rng });
-        Ok(Arc::new(Self { flow, store, stale_after, metrics, state, now: AtomicU64::new(0) }))
+        let control = flow.control()?;
+        let state = Mutex::new(State { control, running: AHashMap::new(), drain: Drain::default(), rng });
+        Ok(Arc::new(Self { flow, store, health, stale_after, metrics, state, now: AtomicU64::new(0) }))
     }
 
     /// Whether these are the queues that `flow` asks for, before the pool in `store`.
     #[must_use]
-    pub fn are(&self, flow: &PoolFlow, store: &Arc<SnapshotStore>, stale_after: Duration) -> bool {
-        self.flow.said == flow.said && Arc::ptr_eq(&self.store, store) && self.stale_after == stale_after
+    pub fn are(
+        &self,
+        flow: &PoolFlow,
+        store: &Arc<SnapshotStore>,
+        health: &HealthPolicy,
+        stale_after: Duration,
+    ) -> bool {
+        let same_pool = Arc::ptr_eq(&self.store, store) && self.health == *health && self.stale_after == stale_after;
+        self.flow.said == flow.said && same_pool
     }
 
-    /// Asks for a turn for the request that `q` is about.
+    /// How long a request of this priority that comes now would wait for its turn, as far as that is known.
+    pub(super) fn wait(&self, priority: i32, now: Timestamp) -> Duration {
+        let room = self.gauge(&self.store.load(), now);
+        self.state.lock().wait(priority, &room, now).unwrap_or_default()
+    }
+
+    /// Asks for a turn for the request that `q` is about, which may be `due`: then it waits only if its turn is predicted to come in time.
+    /// `spare` is what it may wait, in seconds, by whoever knows its objective.
     ///
     /// # Errors
     /// The refusal that the client gets.
     pub fn ask(
         self: &Arc<Self>,
         q: &Question<'_>,
-        facts: &RequestFacts<'_>,
-        flow: Option<&str>,
+        asking: Asking<'_>,
+        due: Option<Due>,
     ) -> Result<Asked, RequestError> {
         let snapshot = self.store.load_full();
-        self.admits(q, facts, &snapshot)?;
-        let ttft = Targets::of(facts).ttft_ms;
-        let arrival = Arrival {
-            priority: facts.priority,
-            flow: flow.unwrap_or(DEFAULT_FLOW),
-            bytes: q.body.len(),
-            prompt_tokens: facts.prompt_tokens,
-            answer_tokens: None,
-            work: work(&snapshot, facts.prompt_tokens, q.now),
-            ttl: None,
-            ttft: (ttft > 0.0).then(|| Duration::from_secs_f64(ttft.min(1e9) / 1e3)),
-        };
+        self.admits(&asking, &snapshot, q.now)?;
+        let due = due.filter(|due| due.within < self.flow.settings.ttl);
+        let ttl = due.map_or(self.flow.settings.ttl, |due| due.within);
+        let arrival = Asking { ttl: Some(ttl), ..asking }.arrival(&self.view(&snapshot, q.now));
         if !q.may_wait {
             return self.now_or_never(&arrival, &snapshot, q.now);
         }
         let mut turn = None;
         let verdict = self.change(q.now, |state, gauge, left| {
+            let wait = due.and_then(|due| Some((due, state.wait(arrival.priority, &gauge, q.now)?)));
+            if let Some((due, wait)) = wait.filter(|(due, wait)| wait > &due.within) {
+                return Err(wait.saturating_sub(due.within));
+            }
             let keep = |_: Handle| {
                 let (tell, told) = oneshot::channel();
                 turn = Some(told);
                 tell
             };
-            state.control.enqueue(&arrival, keep, &gauge, q.now, &mut state.rng, left)
+            let verdict = state.control.enqueue(&arrival, keep, &gauge, q.now, &mut state.rng, left);
+            let eviction = if let Verdict::Dispatch(passage) = &verdict { state.seat(passage) } else { None };
+            Ok((verdict, eviction))
         });
+        let verdict = verdict.map_err(|after| {
+            self.metrics.fate(Fate::Shed);
+            deadline::late("the queue before the pool is too long for the time that this request asks for", after)
+        });
+        let (verdict, eviction) = verdict?;
         match verdict {
             Verdict::Dispatch(passage) => {
                 self.metrics.fate(Fate::Passed);
-                Ok(Asked::Goes(Some(Admitted { queues: self.clone(), passage: Some(passage) })))
+                Ok(Asked::Goes(Admitted::new(self.clone(), Some(passage), eviction)))
             }
             Verdict::Parked(handle) => {
-                let until = q.now.after(self.flow.settings.ttl);
-                let (priority, queues) = (arrival.priority, self.clone());
-                Ok(Asked::Waits(Parked { queues, handle, priority, until, turn, settled: false }))
+                let until = q.now.after(ttl);
+                let (priority, queues, is_due) = (arrival.priority, self.clone(), due.is_some());
+                Ok(Asked::Waits(Parked { queues, handle, priority, until, is_due, turn, settled: false }))
             }
             Verdict::Rejected(refusal) => {
                 self.metrics.fate(Fate::Full);
-                Err(refused(&refusal))
+                Err(self.refused(&refusal))
             }
         }
     }
 
     /// What can't wait goes on if there is room, or if it is not sheddable.
-    fn now_or_never(&self, arrival: &Arrival<'_>, pool: &PoolSnapshot, now: Timestamp) -> Result<Asked, RequestError> {
+    fn now_or_never(
+        self: &Arc<Self>,
+        arrival: &Arrival<'_>,
+        pool: &PoolSnapshot,
+        now: Timestamp,
+    ) -> Result<Asked, RequestError> {
         let pending = self.state.lock().control.pending();
         if self.gauge(pool, now).saturation(pending) < 1.0 {
             self.metrics.fate(Fate::Passed);
         } else if arrival.priority < 0 {
             self.metrics.fate(Fate::Shed);
-            let error = RequestError::new(Reason::Shed, "the pool is full, and this request is sheddable");
+            let error = because(pool, Reason::Shed, "the pool is full, and this request is sheddable");
             return Err(retry(error, self.state.lock().control.clears(arrival.priority, now)));
         } else {
             self.metrics.fate(Fate::Unqueued);
         }
-        Ok(Asked::Goes(None))
+        Ok(Asked::Goes(Admitted::new(self.clone(), None, None)))
     }
 
-    fn admits(&self, q: &Question<'_>, facts: &RequestFacts<'_>, pool: &PoolSnapshot) -> Result<(), RequestError> {
+    fn admits(&self, asking: &Asking<'_>, pool: &PoolSnapshot, now: Timestamp) -> Result<(), RequestError> {
         if self.flow.admitters.is_empty() {
             return Ok(());
         }
-        let cx = PickContext { request: *facts, ..PickContext::new(pool, q.now, self.stale_after) };
-        let serving = pool.endpoints.iter().filter(|e| e.serves(Roles::DECODE));
-        let candidates: Vec<_> = serving.map(|e| Candidate::new(e, q.now, self.stale_after, 0)).collect();
         let mut state = self.state.lock();
-        if self.flow.admitters.iter().all(|a| a.admits(&cx, &candidates, &mut state.rng)) {
+        if self.flow.admits(asking.facts, &self.view(pool, now), &mut state.rng) {
             return Ok(());
         }
         self.metrics.fate(Fate::Shed);
-        let error = RequestError::new(Reason::Shed, "the pool can't serve this request in time, and it is sheddable");
-        Err(retry(error, state.control.clears(facts.priority, q.now)))
+        let error = because(pool, Reason::Shed, "the pool can't serve this request in time, and it is sheddable");
+        Err(retry(error, state.control.clears(asking.facts.priority, now)))
     }
 
     fn gauge(&self, pool: &PoolSnapshot, now: Timestamp) -> Gauge {
-        self.flow.detector.gauge(&View { pool, stale_after: self.stale_after, now })
+        self.flow.gauge(&self.view(pool, now))
+    }
+
+    fn view<'v>(&'v self, pool: &'v PoolSnapshot, now: Timestamp) -> View<'v> {
+        View { pool, health: &self.health, stale_after: self.stale_after, now }
     }
 
     /// Changes the queues and wakes whoever has left them by that. The pool is looked at under the lock: what was let through is then either
@@ -177,36 +227,76 @@ impl Queues {
     ) -> R {
         self.now.fetch_max(now.0, Relaxed);
         let mut left = Vec::new();
-        let result = {
+        let (result, turns, evicted) = {
             let mut state = self.state.lock();
             let gauge = self.gauge(&self.store.load(), now);
             let result = change(&mut state, gauge, &mut left);
+            let dispatched = left.iter().filter(|left| matches!(left, Left::Dispatched(..))).count();
+            let waiting = state.control.len();
+            state.drain.moved(dispatched, waiting, now);
+            let turns: SmallVec<[_; 2]> = left.into_iter().map(|left| self.turn(&mut state, left)).collect();
+            let evicted = state.control.evict_running(&gauge, now);
+            let evicted = evicted.and_then(|(seat, refusal)| Some((state.running.remove(&seat)?, refusal)));
             self.metrics.holds(state.control.len(), state.control.bytes());
-            result
+            (result, turns, evicted)
         };
         // Not under the lock: what nobody takes is given back, which takes it.
-        for left in left {
-            let (sender, turn) = match left {
-                Left::Dispatched(_, sender, passage) => {
-                    self.metrics.waited(passage.waited);
-                    (sender, Ok(Admitted { queues: self.clone(), passage: Some(passage) }))
-                }
-                Left::Refused(_, sender, refusal) => {
-                    self.metrics.fate(if refusal.cause == Cause::Expired { Fate::Expired } else { Fate::Evicted });
-                    (sender, Err(refusal))
-                }
-            };
+        for (sender, turn) in turns {
             drop(sender.send(turn));
+        }
+        if let Some((sender, refusal)) = evicted {
+            let _ = sender.send(refusal);
         }
         result
     }
 
-    /// The pool may have more room than before.
+    /// What is told to one that waits no longer.
+    fn turn(self: &Arc<Self>, state: &mut State, left: Left<oneshot::Sender<Turn>>) -> (oneshot::Sender<Turn>, Turn) {
+        match left {
+            Left::Dispatched(_, sender, passage) => {
+                self.metrics.waited(passage.waited);
+                let eviction = state.seat(&passage);
+                (sender, Ok(Admitted::new(self.clone(), Some(passage), eviction)))
+            }
+            Left::Refused(_, sender, refusal) => {
+                self.metrics.fate(if refusal.cause == Cause::Expired { Fate::Expired } else { Fate::Evicted });
+                (sender, Err(refusal))
+            }
+        }
+    }
+
+    /// The pool may have more room than before, or time has passed.
     pub fn freed(self: &Arc<Self>, now: Timestamp) {
-        if self.state.lock().control.is_empty() {
-            return;
+        {
+            let control = &mut self.state.lock().control;
+            if control.is_empty() {
+                // Nobody waits, so nobody leaves by that: flows are forgotten that have been quiet for long.
+                if control.next_deadline().is_some_and(|due| due <= now) {
+                    control.expire(now, &mut Vec::new());
+                }
+                return;
+            }
         }
         self.change(now, |state, gauge, left| state.control.freed(&gauge, now, &mut state.rng, left));
+    }
+
+    /// Tells the queues of every new snapshot of their pool, and when there is none for as long as pages are believed: then the last ones say
+    /// nothing any more, and the pool may have room by that. Ends with the queues, or the pool.
+    pub async fn follow(queues: Weak<Self>, mut published: watch::Receiver<Published>, clock: Clock) {
+        while let Some(stale_after) = queues.upgrade().map(|queues| queues.stale_after) {
+            if let Ok(Err(_)) = timeout(stale_after, published.changed()).await {
+                return;
+            }
+            if let Some(queues) = queues.upgrade() {
+                queues.freed(clock.now());
+            }
+        }
+    }
+
+    /// What the client is told.
+    fn refused(&self, refusal: &Refusal) -> RequestError {
+        let (reason, message) = named(refusal.cause);
+        retry(because(&self.store.load(), reason, message), refusal.retry_after)
     }
 
     /// The moment that was told last.
@@ -215,41 +305,87 @@ impl Queues {
     }
 }
 
-/// Seconds of an endpoint that the prompt is expected to take, were nothing of it cached.
-fn work(pool: &PoolSnapshot, prompt_tokens: u32, now: Timestamp) -> f64 {
-    let work = Work { prompt_tokens, uncached_tokens: prompt_tokens, adapter_cold: false };
-    let live = pool.endpoints.iter().find(|e| e.serves(Roles::DECODE)).map(|e| e.live());
-    live.map_or(0.0, |live| live.speed.forecast(&live.ledger, None, work, now).1.own_prefill)
-}
-
 fn retry(error: RequestError, after: Duration) -> RequestError {
     RequestError { retry_after: Some(after), ..error }
 }
 
-/// What the client is told.
-pub(super) fn refused(refusal: &Refusal) -> RequestError {
-    let (reason, message) = match refusal.cause {
+/// What the cause of a refusal is called.
+fn named(cause: Cause) -> (Reason, &'static str) {
+    match cause {
         Cause::BandFull => (Reason::QueueFull, "as many requests of this priority wait as may"),
         Cause::Full => (Reason::QueueFull, "as many requests wait as may"),
         Cause::Expired => (Reason::QueueTimeout, "the request has waited for as long as it may"),
         Cause::Evicted => (Reason::Evicted, "the request gave way to another while it waited"),
-    };
+        Cause::Outranked => (Reason::Evicted, "the request is sheddable and gave way to one that is more important"),
+    }
+}
+
+/// What the client is told of a request that was under way.
+pub(super) fn outranked(refusal: &Refusal) -> RequestError {
+    let (reason, message) = named(refusal.cause);
     retry(RequestError::new(reason, message), refusal.retry_after)
+}
+
+/// Why a request is refused: first of all that there is nobody who could serve it.
+fn because(pool: &PoolSnapshot, reason: Reason, message: &'static str) -> RequestError {
+    if pool.endpoints.iter().any(|e| e.serves(Roles::DECODE)) {
+        return RequestError::new(reason, message);
+    }
+    RequestError::new(Reason::NoReadyEndpoint, format!("no endpoint of the pool is ready, and {message}"))
 }
 
 /// A request that was let through, until its answer has ended or it is dropped.
 #[derive(Debug)]
 pub struct Admitted {
     queues: Arc<Queues>,
+    /// `None` when nothing counts it.
     passage: Option<Passage>,
+    eviction: Option<Waiting<Refusal>>,
+    /// Tokens of its answer that have come, and those of them that are charged.
+    come: u32,
+    charged: u32,
 }
 
 impl Admitted {
-    /// It is in the ledger.
+    fn new(queues: Arc<Queues>, passage: Option<Passage>, eviction: Option<Waiting<Refusal>>) -> Self {
+        Self { queues, passage, eviction, come: 0, charged: 0 }
+    }
+
+    /// It is in the ledger, which knows better than what was thought of it on its way how much room is left.
     pub fn landed(&mut self) {
         if let Some(passage) = &mut self.passage {
             self.queues.state.lock().control.landed(passage);
+            self.queues.freed(self.queues.last_now());
         }
+    }
+
+    /// What is ready when it is to end for the sake of a more important request. Given once.
+    pub fn eviction(&mut self) -> Option<Waiting<Refusal>> {
+        self.eviction.take()
+    }
+
+    /// Whether it may be ended for the sake of a more important request.
+    #[must_use]
+    pub fn gives_way(&self) -> bool {
+        self.passage.as_ref().is_some_and(|passage| passage.seat().is_some())
+    }
+
+    /// Its answer goes on to the client.
+    pub fn answers(&mut self, now: Timestamp) {
+        let Some((passage, seat)) = self.passage.as_mut().and_then(|passage| passage.seat().map(|s| (passage, s)))
+        else {
+            return;
+        };
+        {
+            let mut state = self.queues.state.lock();
+            state.control.answers(passage);
+            if passage.seat().is_some() {
+                return;
+            }
+            state.running.remove(&seat);
+        }
+        // Somebody else is to end in its place, should it have been told to.
+        self.queues.freed(now);
     }
 
     /// Its answer has begun: its prompt is computed.
@@ -257,18 +393,35 @@ impl Admitted {
         self.queues.freed(now);
     }
 
-    /// Its answer has ended, and the ledger has let it go.
-    pub fn end(mut self, usage: &Usage, now: Timestamp) {
-        self.give_back(usage, now);
+    /// So many tokens of its answer have come, or about as many. They are charged by and by: a flow with long answers under way waits for
+    /// those with none.
+    pub fn answered(&mut self, tokens: u32, now: Timestamp) {
+        self.come = tokens;
+        if let Some(passage) = self.passage.as_mut().filter(|_| tokens >= self.charged.saturating_add(CHARGED_AT_ONCE))
+        {
+            self.charged = tokens;
+            self.queues.state.lock().control.answered(passage, tokens, now);
+        }
     }
 
-    fn give_back(&mut self, usage: &Usage, now: Timestamp) {
+    /// Its answer has ended, as a whole or not, and the ledger has let it go.
+    pub fn end(mut self, usage: &Usage, whole: bool, now: Timestamp) {
+        self.give_back(usage, whole, now);
+    }
+
+    fn give_back(&mut self, usage: &Usage, whole: bool, now: Timestamp) {
         let Some(mut passage) = self.passage.take() else { return };
         let tokens = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
+        let output = usage.completion_tokens.map_or(self.come, tokens);
+        if !whole || output == 0 {
+            passage.cut();
+        }
         {
             let mut state = self.queues.state.lock();
-            let output = usage.completion_tokens.map_or(0, tokens);
             state.control.answered(&mut passage, output, now);
+            if let Some(seat) = passage.seat() {
+                state.running.remove(&seat);
+            }
             state.control.ended(passage, usage.prompt_tokens.map(tokens), now);
         }
         self.queues.freed(now);
@@ -278,7 +431,7 @@ impl Admitted {
 impl Drop for Admitted {
     fn drop(&mut self) {
         let now = self.queues.last_now();
-        self.give_back(&Usage::default(), now);
+        self.give_back(&Usage::default(), false, now);
     }
 }
 
@@ -289,6 +442,8 @@ pub struct Parked {
     handle: Handle,
     priority: i32,
     until: Timestamp,
+    /// Until then its turn is of use; else it may wait no longer.
+    is_due: bool,
     turn: Option<oneshot::Receiver<Turn>>,
     settled: bool,
 }
@@ -316,13 +471,24 @@ impl Parked {
         drop(taken);
         self.queues.metrics.fate(Fate::Expired);
         let retry_after = self.queues.state.lock().control.clears(self.priority, now);
-        Some(refused(&Refusal { cause: Cause::Expired, retry_after }))
+        Some(self.refused(&Refusal { cause: Cause::Expired, retry_after }))
+    }
+
+    /// What the client is told.
+    pub(super) fn refused(&self, refusal: &Refusal) -> RequestError {
+        if self.is_due && refusal.cause == Cause::Expired {
+            self.queues.metrics.deadlines.judged(Judged::Passed);
+            return deadline::passed(refusal.retry_after);
+        }
+        self.queues.refused(refusal)
     }
 
     /// Takes it out of the queue.
     fn take(&mut self, now: Timestamp) -> Option<oneshot::Sender<Turn>> {
         let mut state = self.queues.state.lock();
         let taken = state.control.cancel(self.handle, now);
+        let waiting = state.control.len();
+        state.drain.moved(0, waiting, now);
         self.settled |= taken.is_some();
         self.queues.metrics.holds(state.control.len(), state.control.bytes());
         taken
@@ -339,15 +505,15 @@ impl Drop for Parked {
     }
 }
 
-/// Ready when the turn of a request has come.
+/// Ready when the turn of a request has come, or its end.
 #[derive(Debug)]
-pub struct Waiting(oneshot::Receiver<Turn>);
+pub struct Waiting<T = Turn>(oneshot::Receiver<T>);
 
-impl Future for Waiting {
-    /// `None` when nobody will tell: the request waits no longer.
-    type Output = Option<Turn>;
+impl<T> Future for Waiting<T> {
+    /// `None` when nobody will tell: the request waits no longer, or is served whatever comes.
+    type Output = Option<T>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Turn>> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<T>> {
         Pin::new(&mut self.0).poll(cx).map(Result::ok)
     }
 }

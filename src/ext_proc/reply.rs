@@ -173,15 +173,34 @@ pub fn forward(
     }
 }
 
+/// An answer of the picker's own: JSON, with status 200.
+#[must_use]
+pub fn answer(json: Vec<u8>) -> ProcessingResponse {
+    message(Response::ImmediateResponse(ImmediateResponse {
+        status: Some(HttpStatus { code: 200 }),
+        headers: Some(HeaderMutation {
+            set_headers: vec![set("content-type", "application/json")],
+            remove_headers: Vec::new(),
+        }),
+        body: json,
+        details: "attache_answered".to_owned(),
+        grpc_status: None,
+    }))
+}
+
 /// A refusal in the client's dialect.
 #[must_use]
 pub fn refuse(error: &RequestError, dialect: Dialect) -> ProcessingResponse {
     let answer = dialect::render(error, dialect);
     let mut set_headers = vec![set("content-type", answer.content_type), set("x-attache-reason", error.reason.code())];
-    if error.reason == Reason::InvalidRoutingStrategy {
-        // What AIBrix's clients look for.
-        set_headers.push(set("x-error-invalid-routing-strategy", "true"));
-    }
+    // What AIBrix's clients look for.
+    let known_to_aibrix = match error.reason {
+        Reason::InvalidRoutingStrategy => Some("x-error-invalid-routing-strategy"),
+        Reason::RequestsPerMinute => Some("x-error-rpm-exceeded"),
+        Reason::TokensPerMinute => Some("x-error-tpm-exceeded"),
+        _ => None,
+    };
+    set_headers.extend(known_to_aibrix.map(|name| set(name, "true")));
     if let Some(wait) = error.retry_after {
         set_headers.push(set("retry-after", wait.as_secs().max(1).to_string()));
     }

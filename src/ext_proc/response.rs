@@ -6,7 +6,9 @@ use super::metadata;
 use super::mode::BodyMode;
 use super::picker::Picker;
 use super::prefix::{PoolPrefix, Tail};
+use super::queues::Admitted;
 use super::reply::{self, Direction};
+use super::tenant::Tenant;
 use crate::clock::Timestamp;
 use crate::config::settings::{ReportUsage, UsageCount};
 use crate::disagg::Failure;
@@ -17,13 +19,16 @@ use crate::protocol::answer::{AnswerFormat, AnswerText, DEFAULT_MAX_ANSWER_BYTES
 use crate::protocol::grpc::GrpcUsageScanner;
 use crate::protocol::usage::Watch;
 use crate::protocol::{Api, BodyFormat, ModelRenamer, TransferScanner, Usage, UsageScanner};
+use crate::quota::Had;
 use crate::record::Booked;
+use crate::telemetry::by_name::Counts;
 use crate::telemetry::decisions::DecisionRecord;
 use crate::telemetry::metrics::End;
 use crate::telemetry::trace::RequestSpan;
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, Metadata};
 use envoy_types::pb::envoy::service::ext_proc::v3::{HeaderMutation, HttpBody, ProcessingResponse};
 use envoy_types::pb::google::protobuf::Struct;
+use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,6 +55,8 @@ pub struct Routed {
     renamer: Option<ModelRenamer>,
     span: Option<Box<RequestSpan>>,
     conformance: bool,
+    /// Of its model and its tenant.
+    counts: SmallVec<[Arc<Counts>; 2]>,
 }
 
 /// What a gateway says with the headers of an answer.
@@ -84,6 +91,7 @@ impl Routed {
             renamer: None,
             span: None,
             conformance: false,
+            counts: SmallVec::new(),
             plan,
         }
     }
@@ -93,14 +101,35 @@ impl Routed {
         self.span = span;
     }
 
+    /// Counts it for its model and its tenant.
+    pub fn count_for(&mut self, tenant: &Tenant, now: Timestamp, picker: &Picker) {
+        let by_name = &picker.metrics.by_name;
+        if !self.plan.target.is_empty() {
+            self.counts.push(by_name.model(&self.plan.target, now));
+        }
+        if *tenant != Tenant::Unasked {
+            self.counts.push(by_name.tenant(tenant.name().unwrap_or_default(), now));
+        }
+        self.counts.iter().for_each(|counts| counts.routed());
+    }
+
     /// Answers with the conformance suite's headers.
     pub fn for_conformance(&mut self, on: bool) {
         self.conformance = on;
     }
 
+    /// Whether it may be ended for the sake of a more important request.
+    #[must_use]
+    pub fn gives_way(&self) -> bool {
+        self.plan.admitted.as_ref().is_some_and(Admitted::gives_way)
+    }
+
     /// The headers of the answer: learns how the endpoint fares and says what must change in them.
     pub fn headers(&mut self, head: &ResponseHead, mode: BodyMode, now: Timestamp, picker: &Picker) -> HeaderMutation {
         let found = ResponseFields::read(head.headers.as_ref());
+        if let Some(admitted) = &mut self.plan.admitted {
+            admitted.answers(now);
+        }
         self.status = found.status;
         self.sse = found.sse;
         if let Some(metrics) = &self.plan.metrics {
@@ -113,7 +142,7 @@ impl Routed {
         let mut mutation = HeaderMutation::default();
         let readable = mode != BodyMode::None && !found.encoded;
         if readable {
-            self.scanner = Some(Scanner::new(self.api, &found));
+            self.scanner = Some(Scanner::new(self.api, &found, self.plan.admitted.is_some()));
         }
         if readable && found.is_good() && self.api.generates() {
             self.read_answer(if found.sse { AnswerFormat::Events } else { AnswerFormat::Json });
@@ -130,6 +159,9 @@ impl Routed {
         }
         if let Some(profile) = &self.plan.profile {
             mutation.set_headers.push(reply::set("x-aibrix-config-profile", &**profile));
+        }
+        if let Some(permit) = &self.plan.permit {
+            mutation.set_headers.extend(permit.headers().map(|(name, value)| reply::set(name, value)));
         }
         if let Some(course) = &self.plan.course {
             mutation.set_headers.extend(course.headers().map(|(name, value)| reply::set(name, value)));
@@ -248,6 +280,9 @@ impl Routed {
                 self.id_learned = true;
                 picker.responses.learn(&self.plan.pool.name, id, self.booking.endpoint().id);
             }
+            if let Some(admitted) = &mut self.plan.admitted {
+                admitted.answered(scanner.tokens(), now);
+            }
         }
         if let Some(renamer) = &mut self.renamer {
             let end = message.end_of_stream;
@@ -293,8 +328,12 @@ impl Routed {
         if let Some(prefill) = self.plan.prefill.take() {
             prefill.end(complete, &Usage { completion_tokens: None, ..usage }, |_| false, now);
         }
+        self.counts.iter().for_each(|counts| counts.had(&usage));
+        if let Some(permit) = self.plan.permit.take() {
+            permit.settle(had(&usage, self.status, end), now);
+        }
         if let Some(admitted) = self.plan.admitted.take() {
-            admitted.end(&usage, now);
+            admitted.end(&usage, complete, now);
         }
         if self.scanner.as_ref().is_some_and(Scanner::found_error) {
             picker.metrics.errors_in_stream.inc();
@@ -330,6 +369,17 @@ impl Routed {
     }
 }
 
+/// What a request has cost its tenant. Who leaves before the server has told is charged what was booked: else leaving would be free.
+fn had(usage: &Usage, status: u16, end: End) -> Had {
+    let told = usage.prompt_tokens.is_some() || usage.completion_tokens.is_some();
+    match usage.prompt_tokens.unwrap_or(0).saturating_add(usage.completion_tokens.unwrap_or(0)) {
+        tokens if told => Had::Tokens(tokens),
+        _ if end == End::Aborted => Had::Nothing,
+        _ if status >= 400 => Had::Tokens(0),
+        _ => Had::AsBooked,
+    }
+}
+
 /// To the microsecond: more says nothing, and long fractions are hard to read.
 fn milliseconds(duration: Duration) -> f64 {
     duration.as_micros() as f64 / 1e3
@@ -344,12 +394,15 @@ enum Scanner {
 }
 
 impl Scanner {
-    fn new(api: Api, head: &ResponseFields) -> Self {
+    /// Its tokens are counted as they come where somebody is `charged` for them.
+    fn new(api: Api, head: &ResponseFields, charged: bool) -> Self {
         if api.body_format() == BodyFormat::Grpc {
             return Self::Grpc(GrpcUsageScanner::new(api));
         }
         let good = head.is_good();
-        let watch = Watch { errors: good && head.sse, response_id: good && api == Api::Responses };
+        let in_stream = good && head.sse;
+        let watch =
+            Watch { errors: in_stream, response_id: good && api == Api::Responses, events: in_stream && charged };
         Self::Text(UsageScanner::new(watch))
     }
 
@@ -369,6 +422,17 @@ impl Scanner {
 
     fn found_error(&self) -> bool {
         matches!(self, Self::Text(scanner) if scanner.error().is_some())
+    }
+
+    /// Tokens of the answer so far, or about as many; 0 while nobody can tell.
+    fn tokens(&self) -> u32 {
+        match self {
+            Self::Text(scanner) => scanner.events(),
+            Self::Grpc(scanner) => {
+                let told = scanner.usage().and_then(|usage| usage.completion_tokens);
+                told.map_or(0, |tokens| u32::try_from(tokens).unwrap_or(u32::MAX))
+            }
+        }
     }
 
     fn usage(&self) -> Option<Usage> {

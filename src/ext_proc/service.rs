@@ -8,25 +8,19 @@ use super::picker::Picker;
 use super::prefiller::Asking;
 use super::queues::Waiting;
 use super::warmer::Running;
+use super::wire::Inbound;
 use crate::clock::{Clock, Timestamp};
 use crate::disagg::attempts::Attempt;
-use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::{
-    ExternalProcessor, ExternalProcessorServer,
-};
-use envoy_types::pb::envoy::service::ext_proc::v3::{ProcessingRequest, ProcessingResponse};
+use crate::flow::Refusal;
+use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingResponse;
 use futures_core::Stream;
 use smallvec::SmallVec;
-use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use tokio::time::Sleep;
-use tonic::{Code, Request, Response, Status, Streaming};
-
-/// Largest message that is decoded, 256 MiB: a BUFFERED body comes in one, and one that is over the body limit must be read to be refused with a
-/// 413. What Envoy may send at once is bounded by its own buffer limits, far below this.
-const MAX_MESSAGE_BYTES: usize = 256 << 20;
+use tonic::Status;
 
 /// Answers to one message: the headers' and the body's. Larger rings would miss the allocator's fast path.
 const USUAL_ANSWERS: usize = 2;
@@ -45,25 +39,11 @@ impl Service {
         Self { picker, clock }
     }
 
-    /// The service as tonic takes it. Above tonic's 4 MiB default a buffered body would end the stream, and Envoy would send the request on
-    /// without us.
-    #[must_use]
-    pub fn into_server(self) -> ExternalProcessorServer<Self> {
-        ExternalProcessorServer::new(self)
-            .max_decoding_message_size(MAX_MESSAGE_BYTES)
-            .max_encoding_message_size(usize::MAX)
-    }
-}
-
-#[tonic::async_trait]
-impl ExternalProcessor for Service {
-    type ProcessStream = Pump;
-
-    async fn process(&self, request: Request<Streaming<ProcessingRequest>>) -> Result<Response<Pump>, Status> {
-        let exchange = Exchange::new(self.picker.clone(), self.clock.now());
-        Ok(Response::new(Pump {
-            inbound: request.into_inner(),
-            exchange,
+    /// A stream that Envoy has just opened: its answers.
+    pub(super) fn open(&self, inbound: Inbound) -> Pump {
+        Pump {
+            inbound,
+            exchange: Exchange::new(self.picker.clone(), self.clock.now()),
             out: Actions::with_capacity(USUAL_ANSWERS),
             picker: self.picker.clone(),
             clock: self.clock,
@@ -71,15 +51,16 @@ impl ExternalProcessor for Service {
             warming: None,
             asking: SmallVec::new(),
             waiting: None,
+            eviction: None,
             failed: false,
-        }))
+        }
     }
 }
 
 /// One stream: polled by tonic for answers, polls Envoy's messages when it has none to give.
 #[derive(Debug)]
 pub struct Pump {
-    inbound: Streaming<ProcessingRequest>,
+    inbound: Inbound,
     exchange: Exchange,
     out: Actions,
     picker: Arc<Picker>,
@@ -90,6 +71,8 @@ pub struct Pump {
     asking: SmallVec<[(Attempt, Asking); 1]>,
     /// For the request's turn.
     waiting: Option<Waiting>,
+    /// For its end before its time.
+    eviction: Option<Waiting<Refusal>>,
     failed: bool,
 }
 
@@ -147,7 +130,17 @@ impl Pump {
         }
         let Poll::Ready(turn) = Pin::new(self.waiting.as_mut()?).poll(cx) else { return None };
         self.waiting = None;
-        turn.map(Event::Turn)
+        Some(Event::Turn(turn))
+    }
+
+    /// That the request is to end for the sake of another, when it is.
+    fn poll_eviction(&mut self, cx: &mut Context<'_>) -> Option<Event> {
+        if self.eviction.is_none() {
+            self.eviction = self.exchange.eviction();
+        }
+        let Poll::Ready(refusal) = Pin::new(self.eviction.as_mut()?).poll(cx) else { return None };
+        self.eviction = None;
+        refusal.map(Event::Evicted)
     }
 
     /// Ready when the exchange's deadline has come.
@@ -189,14 +182,13 @@ impl Stream for Pump {
                 }
                 continue;
             }
-            let told = this.poll_turn(cx).or_else(|| this.poll_asking(cx));
+            let told = this.poll_turn(cx).or_else(|| this.poll_eviction(cx)).or_else(|| this.poll_asking(cx));
             let event = match told {
                 Some(told) => told,
                 None => match Pin::new(&mut this.inbound).poll_next(cx) {
                     Poll::Ready(Some(Ok(message))) => Event::Message(Box::new(message)),
                     // A message that can't be decoded gets a status; an end, clean or by reset, is the stream's normal end.
                     Poll::Ready(Some(Err(status))) => {
-                        let Some(status) = unreadable(&status) else { return Poll::Ready(None) };
                         this.picker.metrics.protocol_errors.inc();
                         this.failed = true;
                         return Poll::Ready(Some(Err(status)));
@@ -213,19 +205,4 @@ impl Stream for Pump {
             }
         }
     }
-}
-
-/// What to tell the peer about a message that tonic refused; `None` when `status` tells of a peer that left, which has an error of the
-/// transport as its source.
-fn unreadable(status: &Status) -> Option<Status> {
-    if status.source().is_some() {
-        return None;
-    }
-    let code = match status.code() {
-        Code::OutOfRange => Code::ResourceExhausted,
-        // tonic's word for bytes that are no message, as if that were our fault.
-        Code::Internal => Code::InvalidArgument,
-        code => code,
-    };
-    Some(Status::new(code, status.message()))
 }

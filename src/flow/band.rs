@@ -8,12 +8,22 @@ use super::slab::Slab;
 use crate::clock::Timestamp;
 use crate::rng::PickRng;
 use ahash::AHashMap;
-use std::collections::BTreeSet;
+use sha2::{Digest, Sha256};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// The flow of all that are named beyond those that are told apart.
 const OTHERS: &str = "";
+
+/// 128 bytes: ids of tenants are shorter, and 10,000 names that somebody makes up stay below 2 MB.
+const MAX_NAME_BYTES: usize = 128;
+
+/// The name by which a flow is kept: a long one by its hash.
+fn short(name: &str) -> Cow<'_, str> {
+    if name.len() <= MAX_NAME_BYTES { name.into() } else { Sha256::digest(name).escape_ascii().to_string().into() }
+}
 
 /// Where a request stands in its flow, and its number.
 pub(super) type Place = (Head, u32);
@@ -75,23 +85,14 @@ impl Band {
         self.ordering.key(facts)
     }
 
-    /// Whether one more of so many bytes may wait, were the band empty but for `requests` and `held` bytes.
-    fn takes(&self, requests: u64, held: u64, bytes: u64) -> bool {
-        requests < self.max_requests && held.saturating_add(bytes) <= self.max_bytes
-    }
-
-    /// Whether one more of so many bytes may wait.
-    pub(super) fn has_room(&self, bytes: u64) -> bool {
-        self.takes(self.requests, self.bytes, bytes)
-    }
-
-    /// Whether a request of so many bytes could ever wait.
-    pub(super) fn could_hold(&self, bytes: u64) -> bool {
-        self.takes(0, 0, bytes)
+    /// Whether one more of so many bytes may wait when `requests` with `held` bytes have gone.
+    pub(super) fn has_room_without(&self, requests: u64, held: u64, bytes: u64) -> bool {
+        self.requests - requests < self.max_requests && (self.bytes - held).saturating_add(bytes) <= self.max_bytes
     }
 
     /// The flow of this name.
     pub(super) fn flow(&mut self, name: &str, weight: f64, most: usize) -> Option<u32> {
+        let name = &*short(name);
         let name = if self.names.contains_key(name) || self.names.len() < most { name } else { OTHERS };
         if let Some(flow) = self.names.get(name) {
             return Some(*flow);
@@ -174,15 +175,27 @@ impl Band {
         self.flows.get(flow)?.queue.last().map(|(_, slot)| *slot)
     }
 
-    /// The last request of the flow that has most queued, should one more of `newcomer`'s come.
-    pub(super) fn gives_way(&self, newcomer: u32) -> Option<u32> {
-        let (length, flow) = *self.lengths.last()?;
+    /// Those who give way to one more of `newcomer`'s, one after the other: the last request of the flow that has most queued by then.
+    pub(super) fn giving_way(&self, newcomer: u32) -> impl Iterator<Item = u32> {
         let own = self.flows.get(newcomer).map_or(0, |f| f.queue.len());
-        // Who would have as much then has no better claim.
-        if flow == newcomer || length <= own + 1 {
-            return None;
-        }
-        self.flows.get(flow)?.queue.last().map(|(_, slot)| *slot)
+        let mut others = self.lengths.iter().rev().copied().peekable();
+        // Flows that have given something, by what is left of them.
+        let mut cut = BTreeMap::new();
+        std::iter::from_fn(move || {
+            let ((length, flow), mut queue) = if cut.last_key_value().map(|(key, _)| *key) > others.peek().copied() {
+                cut.pop_last()?
+            } else {
+                let (length, flow) = others.next()?;
+                ((length, flow), self.flows.get(flow)?.queue.iter().rev())
+            };
+            // Who would have as much then has no better claim.
+            if flow == newcomer || length <= own + 1 {
+                return None;
+            }
+            let (_, slot) = queue.next()?;
+            cut.insert((length - 1, flow), queue);
+            Some(*slot)
+        })
     }
 
     /// The request at `place`, the first of its flow, is let through.

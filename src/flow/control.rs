@@ -1,14 +1,16 @@
 //! The queues of one pool.
 //!
 //! What holds at the end of each call: nobody waits whose band has room; no band and not all of them together hold more than they may; a
-//! band is served only when all above it are empty. Every call costs the logarithm of what waits.
+//! band is served only when all above it are empty. A call costs the logarithm of what waits, and a look at each band; the [`Gauge`] that it is
+//! given has cost whoever made it a look at each endpoint.
 
 use super::band::{Band, Place};
-use super::ceiling::Ceiling;
+use super::ceiling::{Ceiling, Ceilings};
 use super::fairness::{Head, Meter};
 use super::item::{Arrival, Cause, Handle, Left, Load, Passage, Refusal, Verdict};
 use super::ordering::Facts;
 use super::pace::{self, SHORTEST_RETRY};
+use super::running::{Running, Seat};
 use super::saturation::Gauge;
 use super::settings::Settings;
 use super::slab::Slab;
@@ -18,7 +20,7 @@ use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// Flows that a call which is about something else forgets on its way.
+/// Flows of a band that a call which is about something else forgets on its way.
 const FORGOTTEN_PER_CALL: usize = 2;
 
 /// A request that waits.
@@ -52,6 +54,7 @@ pub struct FlowControl<T> {
     deadlines: BTreeSet<(Timestamp, u32)>,
     bytes: u64,
     pending: Load,
+    running: Running,
     sequence: u64,
 }
 
@@ -60,6 +63,7 @@ impl<T> FlowControl<T> {
     #[must_use]
     pub fn new(settings: Settings, ceiling: Box<dyn Ceiling>) -> Self {
         Self {
+            running: Running::new(settings.evict_running),
             settings,
             ceiling,
             items: Slab::default(),
@@ -111,16 +115,15 @@ impl<T> FlowControl<T> {
         left: &mut Vec<Left<T>>,
     ) -> Verdict {
         self.turn_out_expired(now, left);
+        self.forget_idle(FORGOTTEN_PER_CALL, now);
         let at = self.band(arrival.priority);
-        let weight = self.settings.weight(arrival.flow);
-        let (patience, most) = (self.settings.flow_idle, self.settings.max_flows);
+        let (weight, most) = (self.settings.weight(arrival.flow), self.settings.max_flows);
         let Some(band) = self.bands.get_mut(at) else { return Verdict::Rejected(self.refusal(at, Cause::Full, now)) };
-        band.forget_idle(patience, FORGOTTEN_PER_CALL, now);
         let Some(flow) = band.flow(arrival.flow, weight, most) else {
             return Verdict::Rejected(self.refusal(at, Cause::Full, now));
         };
         let deadline = now.after(arrival.ttl.unwrap_or(self.settings.ttl));
-        let facts = Facts { arrived: now, deadline, ttft: arrival.ttft, work: arrival.work };
+        let facts = Facts { arrived: now, deadline, ttft: arrival.ttft, work: arrival.work, spare: arrival.spare };
         let head = Head { key: band.key(&facts), sequence: self.sequence, arrived: now };
         self.sequence += 1;
         // Those before it go first, should there be room that nobody has told of.
@@ -161,9 +164,17 @@ impl<T> FlowControl<T> {
         Verdict::Parked(handle)
     }
 
+    /// Requests that would have their turn before one of this priority that came now; `None` when it would not have to wait.
+    pub fn ahead(&mut self, priority: i32, room: &Gauge) -> Option<u64> {
+        let at = self.band(priority);
+        let ahead = self.bands.iter().take(at.saturating_add(1)).map(|b| b.requests).sum();
+        (ahead > 0 || !self.has_room(at, room)).then_some(ahead)
+    }
+
     /// The pool may have more room than before: an answer has begun or ended, a page has come, an endpoint has.
     pub fn freed(&mut self, room: &Gauge, now: Timestamp, rng: &mut PickRng, left: &mut Vec<Left<T>>) {
         self.turn_out_expired(now, left);
+        self.forget_idle(FORGOTTEN_PER_CALL, now);
         self.let_through(usize::MAX, room, now, rng, left);
     }
 
@@ -178,8 +189,13 @@ impl<T> FlowControl<T> {
     /// Turns out those who have waited for as long as they may, and forgets flows that have had nothing here for long.
     pub fn expire(&mut self, now: Timestamp, left: &mut Vec<Left<T>>) {
         self.turn_out_expired(now, left);
+        self.forget_idle(usize::MAX, now);
+    }
+
+    /// Forgets flows that have had nothing here for long, `most` of each band, and bands that have none left: no ceiling is kept for those.
+    fn forget_idle(&mut self, most: usize, now: Timestamp) {
         let patience = self.settings.flow_idle;
-        self.bands.iter_mut().for_each(|band| band.forget_idle(patience, usize::MAX, now));
+        self.bands.iter_mut().for_each(|band| band.forget_idle(patience, most, now));
         self.bands.retain(|band| !band.is_void());
     }
 
@@ -205,12 +221,36 @@ impl<T> FlowControl<T> {
         }
     }
 
+    /// Its answer goes on to the client, which may keep it from being told to end.
+    pub fn answers(&mut self, passage: &mut Passage) {
+        passage.seat.take_if(|seat| self.running.answers(*seat));
+    }
+
     /// It has ended, and the server has told how long its prompt was, perhaps.
     pub fn ended(&mut self, mut passage: Passage, input: Option<u32>, now: Timestamp) {
         self.landed(&mut passage);
+        if let Some(seat) = passage.seat {
+            self.running.left(seat, now);
+        }
         if let Some(band) = self.existing(passage.priority).and_then(|at| self.bands.get_mut(at)) {
             band.ended(passage.flow, &passage.meter, input, now);
         }
+    }
+
+    /// The request under way that is to end for the sake of one that waits, and what its client is told. It counts as under way until
+    /// [`FlowControl::ended`].
+    pub fn evict_running(&mut self, room: &Gauge, now: Timestamp) -> Option<(Seat, Refusal)> {
+        let first = self.bands.iter().position(|b| b.requests > 0)?;
+        let seat = self.running.first(self.bands.get(first)?.priority, now)?;
+        let saturation = room.saturation(self.pending);
+        let ceiling = *self.ceilings(saturation).get(first)?;
+        // A band that is closed stays closed, whoever ends.
+        if ceiling <= 0.0 || saturation < ceiling {
+            return None;
+        }
+        self.running.evict(seat);
+        let at = self.existing(seat.priority()).unwrap_or(usize::MAX);
+        Some((seat, self.refusal(at, Cause::Outranked, now)))
     }
 
     /// When what waits in the band of this priority will have left, as things have gone of late.
@@ -246,16 +286,21 @@ impl<T> FlowControl<T> {
 
     fn has_room(&mut self, at: usize, room: &Gauge) -> bool {
         let saturation = room.saturation(self.pending);
+        self.ceilings(saturation).get(at).is_some_and(|ceiling| saturation < *ceiling)
+    }
+
+    fn ceilings(&mut self, saturation: f64) -> Ceilings {
         let priorities: SmallVec<[i32; 8]> = self.bands.iter().map(|b| b.priority).collect();
-        self.ceiling.ceilings(saturation, &priorities).get(at).is_some_and(|ceiling| saturation < *ceiling)
+        self.ceiling.ceilings(saturation, &priorities)
     }
 
     /// Counts it as on its way.
-    fn passage(&mut self, priority: i32, flow: u32, meter: Meter, waited: Duration) -> Passage {
+    pub(super) fn passage(&mut self, priority: i32, flow: u32, meter: Meter, waited: Duration) -> Passage {
         let load = Load { requests: 1, tokens: u64::from(meter.input) };
         self.pending.requests += load.requests;
         self.pending.tokens += load.tokens;
-        Passage { priority, flow, meter, load, waited }
+        let seat = self.running.enter(priority);
+        Passage { priority, flow, meter, load, seat, waited }
     }
 
     fn pass(
@@ -316,7 +361,7 @@ impl<T> FlowControl<T> {
         }
     }
 
-    /// Makes room for one more of `flow` in the band at `at`, if anybody must give way to it.
+    /// Makes room for one more of `flow` in the band at `at`, if anybody must give way to it. Nobody is turned out in vain.
     fn make_room(
         &mut self,
         at: usize,
@@ -326,21 +371,17 @@ impl<T> FlowControl<T> {
         left: &mut Vec<Left<T>>,
     ) -> Result<(), Cause> {
         let Some(band) = self.bands.get(at) else { return Err(Cause::Full) };
-        if !band.could_hold(bytes) {
-            return Err(Cause::BandFull);
-        }
-        while !self.bands.get(at).is_some_and(|b| b.has_room(bytes)) {
-            let Some(slot) = self.bands.get(at).and_then(|b| b.gives_way(flow)) else { return Err(Cause::BandFull) };
-            self.turn_out(slot, Cause::Evicted, now, left);
-        }
-        if self.fits(0, 0, bytes) {
-            return Ok(());
-        }
-        // Nobody is turned out in vain.
-        let priority = self.bands.get(at).map_or(0, |b| b.priority);
-        let (requests, held) = self.sheddable(priority).fold((0, 0), |(r, h), b| (r + b.requests, h + b.bytes));
+        let in_band = |requests, held| band.has_room_without(requests, held, bytes);
+        let Some(mut own) = self.own_give_way(band, flow, in_band) else { return Err(Cause::BandFull) };
+        let (priority, gone) = (band.priority, (own.len() as u64, own.iter().map(|(_, held)| held).sum::<u64>()));
+        let (requests, held) = self.sheddable(priority).fold(gone, |(r, h), b| (r + b.requests, h + b.bytes));
         if !self.fits(requests, held, bytes) {
-            return self.own_gives_way(at, flow, bytes, now, left);
+            // What is sheddable would not do.
+            let everywhere = |requests, held| in_band(requests, held) && self.fits(requests, held, bytes);
+            own = self.own_give_way(band, flow, everywhere).ok_or(Cause::Full)?;
+        }
+        for (slot, _) in own {
+            self.turn_out(slot, Cause::Evicted, now, left);
         }
         while !self.fits(0, 0, bytes) {
             let lowest = self.sheddable(priority).map(|b| b.priority).last();
@@ -353,20 +394,22 @@ impl<T> FlowControl<T> {
         Ok(())
     }
 
-    /// The longest flow of the newcomer's own band gives way, where it does.
-    fn own_gives_way(
-        &mut self,
-        at: usize,
+    /// Those of a band who give way to one more of `flow`, with their bytes: as many as it takes until `suffices` says that it does, by how many
+    /// have gone and the bytes that they held. `None` if it never does.
+    fn own_give_way(
+        &self,
+        band: &Band,
         flow: u32,
-        bytes: u64,
-        now: Timestamp,
-        left: &mut Vec<Left<T>>,
-    ) -> Result<(), Cause> {
-        while !self.fits(0, 0, bytes) {
-            let Some(slot) = self.bands.get(at).and_then(|b| b.gives_way(flow)) else { return Err(Cause::Full) };
-            self.turn_out(slot, Cause::Evicted, now, left);
+        suffices: impl Fn(u64, u64) -> bool,
+    ) -> Option<SmallVec<[(u32, u64); 4]>> {
+        let (mut own, mut held, mut next) = (SmallVec::new(), 0, band.giving_way(flow));
+        while !suffices(own.len() as u64, held) {
+            let slot = next.next()?;
+            let bytes = self.items.get(slot)?.bytes;
+            own.push((slot, bytes));
+            held += bytes;
         }
-        Ok(())
+        Some(own)
     }
 
     /// Whether one more of `bytes` fits when `requests` with `held` bytes have gone.

@@ -1,6 +1,7 @@
 //! What goes into flow control and what comes out of it.
 
 use super::fairness::Meter;
+use super::running::Seat;
 use std::time::Duration;
 
 /// A request that asks for its turn.
@@ -22,6 +23,8 @@ pub struct Arrival<'a> {
     pub ttl: Option<Duration>,
     /// How soon it wants its first token.
     pub ttft: Option<Duration>,
+    /// Seconds that it may wait and still meet its objective; below 0 when it misses it as it is.
+    pub spare: Option<f64>,
 }
 
 /// What is on the way to the pool and in nobody's books yet.
@@ -51,8 +54,23 @@ pub struct Passage {
     pub(super) meter: Meter,
     /// What it adds to the load that is on its way; none once it is in the ledger.
     pub(super) load: Load,
+    /// That it may be told to end before its answer does.
+    pub(super) seat: Option<Seat>,
     /// How long it waited.
     pub waited: Duration,
+}
+
+impl Passage {
+    /// By which it may be told to end; `None` when it is served whatever comes.
+    #[must_use]
+    pub fn seat(&self) -> Option<Seat> {
+        self.seat
+    }
+
+    /// Its answer breaks off, or nobody has counted it: nobody learns from it how long answers are.
+    pub fn cut(&mut self) {
+        self.meter.cut = true;
+    }
 }
 
 /// Why a request was turned away.
@@ -66,6 +84,8 @@ pub enum Cause {
     Expired,
     /// It was sheddable, and a more important request needed its place, or another flow had less of the band.
     Evicted,
+    /// It was sheddable and under way, and a more important request waited.
+    Outranked,
 }
 
 /// A request that was turned away.

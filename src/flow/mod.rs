@@ -12,25 +12,30 @@
 //! between two looks at the pool. Admitters turn requests away before they come here.
 //!
 //! Every policy is one file and one line in the [`registry`], named as GIE, llm-d and AIBrix name theirs. Pure: `now` and the random numbers
-//! are arguments. Called by the exchange's service for real requests.
+//! are arguments. Called by the exchange's service for real requests, by `replay` for simulated ones.
 //!
-//! May import: `clock`, `rng`, `pool`, `scheduling`, `config::units`.
+//! May import: `clock`, `rng`, `pool`, `prefix`, `scheduling`, `config::units`.
 
 pub mod admitter;
+pub mod asking;
 mod band;
 pub mod ceiling;
 mod control;
+pub mod drain;
 pub mod fairness;
 pub mod item;
 pub mod ordering;
 pub mod pace;
 pub mod registry;
+pub mod running;
 pub mod saturation;
 pub mod settings;
 mod slab;
 
+pub use asking::Asking;
 pub use control::FlowControl;
 pub use item::{Arrival, Cause, Handle, Left, Load, Passage, Refusal, Verdict};
+pub use running::{EvictRunning, Seat};
 pub use saturation::Gauge;
 pub use settings::{BandSettings, Overflow, PoolFlow, Settings};
 

@@ -35,16 +35,25 @@ pub const FAIRNESS: &[&Descriptor<dyn Fairness>] = &[
 ];
 
 /// The order within a flow.
-pub const ORDERINGS: &[&Descriptor<dyn Ordering>] =
-    &[&ordering::edf::PLUGIN, &ordering::fcfs::PLUGIN, &ordering::least_work::PLUGIN, &ordering::slo_deadline::PLUGIN];
+pub const ORDERINGS: &[&Descriptor<dyn Ordering>] = &[
+    &ordering::edf::PLUGIN,
+    &ordering::fcfs::PLUGIN,
+    &ordering::least_work::PLUGIN,
+    &ordering::slo_deadline::PLUGIN,
+    &ordering::slo_urgency::PLUGIN,
+];
 
 /// How much of the pool a band may use.
 pub const CEILINGS: &[&Descriptor<dyn Ceiling>] =
     &[&ceiling::holdback::PLUGIN, &ceiling::soft_reflective::PLUGIN, &ceiling::fixed::PLUGIN];
 
 /// How full a pool is.
-pub const DETECTORS: &[&Descriptor<dyn Detector>] =
-    &[&saturation::backlog::PLUGIN, &saturation::concurrency::PLUGIN, &saturation::utilization::PLUGIN];
+pub const DETECTORS: &[&Descriptor<dyn Detector>] = &[
+    &saturation::backlog::PLUGIN,
+    &saturation::concurrency::PLUGIN,
+    &saturation::slo_load::PLUGIN,
+    &saturation::utilization::PLUGIN,
+];
 
 /// Who is turned away at once.
 pub const ADMITTERS: &[&Descriptor<dyn Admitter>] = &[&admitter::latency_slo::PLUGIN, &admitter::probabilistic::PLUGIN];

@@ -5,6 +5,7 @@ use super::ceiling::Ceiling;
 use super::fairness::{Fairness, global_strict};
 use super::ordering::{Ordering, fcfs};
 use super::registry::Descriptor;
+use super::running::EvictRunning;
 use super::saturation::Detector;
 use crate::scheduling::plugin::ParamError;
 use serde_json::Value;
@@ -77,6 +78,8 @@ pub struct Settings {
     pub weights: HashMap<Arc<str>, f64>,
     /// What waits with a priority below 0 gives way to what is more important when there is no room for both.
     pub evict_sheddable: bool,
+    /// And so does what is under way.
+    pub evict_running: EvictRunning,
     /// How long a flow is remembered that has nothing here.
     pub flow_idle: Duration,
     /// Flows that are told apart in a band.
@@ -93,6 +96,7 @@ impl Default for Settings {
             ttl: DEFAULT_TTL,
             weights: HashMap::new(),
             evict_sheddable: true,
+            evict_running: EvictRunning::default(),
             flow_idle: DEFAULT_FLOW_IDLE,
             max_flows: DEFAULT_MAX_FLOWS,
         }

@@ -3,6 +3,7 @@
 use super::ceiling::fixed::Fixed;
 use super::fairness::Fairness;
 use super::registry::{CEILINGS, FAIRNESS, ORDERINGS, find};
+use super::saturation::Stage;
 use super::*;
 use crate::clock::Timestamp;
 use crate::rng::{PickRng, for_request};
@@ -12,11 +13,14 @@ use std::time::Duration;
 
 mod bounds;
 mod histories;
+mod late_binding;
+mod running;
 
 /// A pool with room for so many requests, of which this many are in the ledger.
 pub(super) fn room(capacity: u32, running: u32) -> Gauge {
     let one = 1.0 / f64::from(capacity);
-    Gauge { base: 0.0, requests: (f64::from(running) * one, one), tokens: (0.0, 0.0) }
+    let answers = Stage { requests: (f64::from(running) * one, one), ..Stage::default() };
+    Gauge { stages: [answers, Stage::default()] }
 }
 
 pub(super) fn fairness(name: &str, parameters: &Value) -> Arc<dyn Fairness> {
@@ -239,6 +243,42 @@ fn a_flood_does_not_lock_others_out_of_its_band() {
 }
 
 #[test]
+fn nobody_is_turned_out_in_vain() {
+    let sized = |flow, bytes| Arrival { bytes, ..of(flow) };
+    let with = |max_bytes, total| {
+        let default_band = BandSettings { max_bytes, overflow: Overflow::LongestFlow, ..band("vtc-fair", "fcfs") };
+        let mut trial = Trial::new(Settings { default_band, max_bytes: total, ..Settings::default() });
+        trial.comes("running", of("flood"), 0);
+        for name in ["f1", "f2", "f3"] {
+            assert_eq!(trial.comes(name, sized("flood", 100), 1), "waits");
+        }
+        trial
+    };
+    // The flood would give two of its three, which is 200 bytes.
+    for (band, total, refusal) in [(400, u64::MAX, "BandFull"), (u64::MAX, 400, "Full"), (400, 400, "BandFull")] {
+        let mut trial = with(band, total);
+        assert_eq!(trial.comes("o1", sized("other", 301), 2), refusal);
+        assert!(trial.told().is_empty(), "{band} {total}");
+        assert_eq!(trial.comes("o2", sized("other", 300), 2), "waits");
+        assert_eq!(trial.told(), ["f3: Evicted", "f2: Evicted"], "{band} {total}");
+    }
+    // One that gives way would do for the band, but not for all bands.
+    let mut trial = with(500, 500);
+    assert_eq!(trial.comes("urgent", Arrival { priority: 1, ..sized("other", 200) }, 2), "waits");
+    assert_eq!(trial.comes("o1", sized("other", 300), 2), "Full");
+    assert!(trial.told().is_empty());
+    assert_eq!(trial.comes("o1", sized("other", 199), 2), "waits");
+    assert_eq!(trial.told(), ["f3: Evicted", "f2: Evicted"]);
+    // Two flows are the longest in turn.
+    let mut trial = with(700, u64::MAX);
+    for name in ["g1", "g2", "g3", "g4"] {
+        assert_eq!(trial.comes(name, sized("second", 100), 1), "waits");
+    }
+    assert_eq!(trial.comes("o1", sized("other", 500), 2), "waits");
+    assert_eq!(trial.told(), ["g4: Evicted", "g3: Evicted", "f3: Evicted", "g2: Evicted", "f2: Evicted"]);
+}
+
+#[test]
 fn ceilings_keep_room_for_higher_bands() {
     let holdback = (find(CEILINGS, "holdback").unwrap().build)(&json!({"minCeiling": 0.5})).unwrap();
     let mut flow: FlowControl<&str> = FlowControl::new(Settings::default(), holdback);
@@ -255,6 +295,38 @@ fn ceilings_keep_room_for_higher_bands() {
     assert_eq!(low, [true, false, false], "half of four seats");
     let high: Vec<bool> = (0..3).map(|_| comes(&mut flow, 1)).collect();
     assert_eq!(high, [true, true, false]);
+}
+
+#[test]
+fn no_room_is_kept_for_a_band_that_has_been_quiet_for_long() {
+    let holdback = (find(CEILINGS, "holdback").unwrap().build)(&json!({"minCeiling": 0.5})).unwrap();
+    let settings = Settings { flow_idle: Duration::from_secs(10), ..Settings::default() };
+    let mut flow: FlowControl<&str> = FlowControl::new(settings, holdback);
+    let (mut rng, mut left) = (for_request(1, 1), Vec::new());
+    let mut comes = |flow: &mut FlowControl<&'static str>, priority, running, ms| {
+        flow.enqueue(&important(priority), |_| "", &room(4, running), at(ms), &mut rng, &mut left)
+    };
+    let Verdict::Dispatch(urgent) = comes(&mut flow, 1, 0, 0) else { panic!("there is room") };
+    flow.ended(urgent, None, at(1));
+    assert!(matches!(comes(&mut flow, -1, 2, 10_000), Verdict::Parked(_)), "two of four seats are kept");
+    // Nothing but requests that come tells the time.
+    assert!(matches!(comes(&mut flow, -1, 2, 10_001), Verdict::Dispatch(_)));
+    assert_eq!(flow.bands().map(|(priority, ..)| priority).collect::<Vec<_>>(), [-1]);
+}
+
+#[test]
+fn long_names_take_no_more_memory_than_short_ones_and_tell_flows_apart() {
+    let settings = Settings { default_band: band("round-robin", "fcfs"), ..Settings::default() };
+    let mut trial = Trial::new(settings);
+    let long = "x".repeat(1 << 20);
+    let (a, b) = (format!("{long}a"), format!("{long}b"));
+    trial.comes("running", of("flow"), 0);
+    for (name, flow) in [("a1", &a), ("a2", &a), ("b1", &b)] {
+        assert_eq!(trial.comes(name, of(flow), 1), "waits");
+    }
+    assert!(format!("{:?}", trial.flow).len() < 100_000);
+    let order: Vec<String> = (0..3).flat_map(|i| trial.ends(1, 2 + i)).collect();
+    assert_eq!(order, ["a1", "b1", "a2"]);
 }
 
 #[test]

@@ -53,10 +53,10 @@ pub(super) struct Central {
 
 impl Central {
     /// Accepts engines until `shutdown`.
-    pub(super) async fn run(self, listener: TcpListener, shutdown: CancellationToken) {
+    pub(super) async fn run(self, socket: Arc<TcpListener>, shutdown: CancellationToken) {
         let places = Arc::new(Semaphore::new(self.bounds.connections));
         let connections = TaskTracker::new();
-        while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
+        while let Some(accepted) = shutdown.run_until_cancelled(socket.accept()).await {
             let Ok((stream, peer)) = accepted else {
                 self.stats.add(Count::ConnectionErrors, 1);
                 tokio::time::sleep(ACCEPT_PAUSE).await;

@@ -18,7 +18,6 @@ use ahash::AHashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -63,7 +62,6 @@ pub struct Feed {
     block_size: Arc<BlockSize>,
     residents: Arc<Residents>,
     inboxes: Arc<Inboxes>,
-    listener: Option<TcpListener>,
     membership: Option<u64>,
     followed: AHashMap<EndpointId, Followed>,
     lanes: u64,
@@ -71,21 +69,15 @@ pub struct Feed {
 
 impl Feed {
     /// A feed for the pool whose snapshots are in `store`; `published` tells of new ones. What it hears goes to `to`.
-    ///
-    /// # Errors
-    /// When the central socket can't be bound.
-    pub async fn new(
+    #[must_use]
+    pub fn new(
         to: Destination,
         store: Arc<SnapshotStore>,
         published: watch::Receiver<Published>,
         subscription: Subscription,
         clock: Clock,
         seed: u64,
-    ) -> io::Result<Self> {
-        let listener = match subscription.source {
-            Source::Endpoints { .. } => None,
-            Source::Central { bind } => Some(TcpListener::bind(bind).await?),
-        };
+    ) -> Self {
         let shared = Shared {
             store,
             stats: Arc::default(),
@@ -96,7 +88,7 @@ impl Feed {
         };
         let block_size = Arc::new(subscription.block_size.map_or_else(BlockSize::default, BlockSize::of));
         let Destination { index, residents, keys } = to;
-        Ok(Self {
+        Self {
             index,
             keys,
             published,
@@ -107,11 +99,10 @@ impl Feed {
             block_size,
             residents,
             inboxes: Arc::default(),
-            listener,
             membership: None,
             followed: AHashMap::new(),
             lanes: 0,
-        })
+        }
     }
 
     /// What it counts.
@@ -131,7 +122,10 @@ impl Feed {
     /// # Errors
     /// When the system does not tell.
     pub fn central_address(&self) -> io::Result<Option<SocketAddr>> {
-        self.listener.as_ref().map(TcpListener::local_addr).transpose()
+        match &self.subscription.source {
+            Source::Endpoints { .. } => Ok(None),
+            Source::Central { socket } => socket.local_addr().map(Some),
+        }
     }
 
     /// Follows the pool until `shutdown`, or until its writer is gone. Holders go with their lanes.
@@ -139,7 +133,7 @@ impl Feed {
         // Lanes end with the feed, however it ends.
         let stop = shutdown.child_token();
         let _ends = stop.clone().drop_guard();
-        if let Some(listener) = self.listener.take() {
+        if let Source::Central { socket } = &self.subscription.source {
             let central = Central {
                 inboxes: self.inboxes.clone(),
                 topic: self.topic.clone(),
@@ -148,7 +142,7 @@ impl Feed {
                 timing: self.shared.timing,
                 stats: self.shared.stats.clone(),
             };
-            tokio::spawn(central.run(listener, stop.clone()));
+            tokio::spawn(central.run(socket.clone(), stop.clone()));
         }
         self.follow(&stop);
         while let Some(Ok(())) = shutdown.run_until_cancelled(self.published.changed()).await {

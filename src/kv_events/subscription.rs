@@ -1,7 +1,8 @@
 //! Where a pool's KV events come from, and the bounds of what is kept of them.
 
-use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::net::TcpListener;
 
 /// The port of vLLM's `--kv-events-config` examples.
 pub const DEFAULT_PORT: u16 = 5557;
@@ -26,7 +27,7 @@ pub const DEFAULT_MAX_ORPHAN_BLOCKS: usize = 65_536;
 pub const DEFAULT_MAX_CONNECTIONS: usize = 4_096;
 
 /// Who opens the connections.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Source {
     /// We connect to every endpoint of the pool, at its address and this port.
     Endpoints {
@@ -35,13 +36,13 @@ pub enum Source {
     },
     /// All engines connect to us; their topic `kv@<ip:port>@<model>` says who they are.
     Central {
-        /// Where we listen.
-        bind: SocketAddr,
+        /// Where we listen. Feeds that follow each other share it, so that no engine finds it closed.
+        socket: Arc<TcpListener>,
     },
 }
 
 /// How one pool's KV events are read.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Subscription {
     /// Who opens the connections.
     pub source: Source,

@@ -8,12 +8,16 @@ use super::metrics::{EndpointMetrics, Reported};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
+/// Shares are counted in billionths, so that what is booked and released comes out at 0.
+const SHARE: f64 = 1e9;
+
 /// What is booked on one endpoint. All counters are changed by [`Ticket`] alone.
 #[derive(Debug, Default)]
 pub struct EndpointLedger {
     in_flight: AtomicU32,
     prefill_tokens: AtomicU64,
     routed: AtomicU64,
+    shares: AtomicU64,
 }
 
 impl EndpointLedger {
@@ -33,6 +37,12 @@ impl EndpointLedger {
     #[must_use]
     pub fn routed(&self) -> u64 {
         self.routed.load(Relaxed)
+    }
+
+    /// The part of the endpoint that requests on it take, by the profile of its deployment: 1 is all of it.
+    #[must_use]
+    pub fn utilization(&self) -> f64 {
+        self.shares.load(Relaxed) as f64 / SHARE
     }
 
     /// The requests on the endpoint as well as they can be known.
@@ -59,6 +69,7 @@ pub struct Ticket {
     endpoint: Arc<Endpoint>,
     prompt_tokens: u32,
     prefilling: bool,
+    share: u64,
 }
 
 impl Ticket {
@@ -68,7 +79,21 @@ impl Ticket {
         endpoint.ledger.in_flight.fetch_add(1, Relaxed);
         endpoint.ledger.prefill_tokens.fetch_add(u64::from(prompt_tokens), Relaxed);
         endpoint.ledger.routed.fetch_add(1, Relaxed);
-        Self { endpoint, prompt_tokens, prefilling: true }
+        Self { endpoint, prompt_tokens, prefilling: true, share: 0 }
+    }
+
+    /// The request takes such a part of the endpoint until it ends. Said once.
+    #[must_use]
+    pub fn sharing(mut self, share: f64) -> Self {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "not negative; a request takes no thousand endpoints"
+        )]
+        let share = (share.clamp(0.0, 1e3) * SHARE).round() as u64;
+        self.endpoint.ledger.shares.fetch_add(share, Relaxed);
+        self.share = share;
+        self
     }
 
     /// The endpoint that is booked.
@@ -98,7 +123,7 @@ impl Ticket {
             return;
         }
         let prefilling = self.prefilling;
-        let moved = Ticket::book(endpoint, self.prompt_tokens);
+        let moved = Ticket::book(endpoint, self.prompt_tokens).sharing(self.share as f64 / SHARE);
         *self = moved;
         if !prefilling {
             self.first_byte();
@@ -110,6 +135,7 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         self.first_byte();
         self.endpoint.ledger.in_flight.fetch_sub(1, Relaxed);
+        self.endpoint.ledger.shares.fetch_sub(self.share, Relaxed);
     }
 }
 
@@ -148,6 +174,20 @@ mod tests {
         assert_eq!((a.ledger.in_flight(), a.ledger.prefill_tokens()), (1, 0));
         drop(ticket);
         assert_eq!((a.ledger.in_flight(), b.ledger.in_flight()), (0, 0));
+    }
+
+    #[test]
+    fn shares_are_given_back() {
+        let (a, b) = (endpoint(0), endpoint(1));
+        let mut one = Ticket::book(a.clone(), 0).sharing(0.1);
+        let two = Ticket::book(a.clone(), 0).sharing(0.7);
+        assert!((a.ledger.utilization() - 0.8).abs() < 1e-9);
+        one.move_to(b.clone());
+        assert_eq!((a.ledger.utilization(), b.ledger.utilization()), (0.7, 0.1));
+        drop((one, two));
+        assert_eq!((a.ledger.utilization(), b.ledger.utilization()), (0.0, 0.0));
+        drop(Ticket::book(a.clone(), 0).sharing(f64::INFINITY));
+        assert_eq!(a.ledger.utilization(), 0.0);
     }
 
     #[test]

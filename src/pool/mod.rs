@@ -10,14 +10,17 @@ pub mod endpoint;
 pub mod health;
 pub mod ledger;
 pub mod metrics;
+pub mod models;
 pub mod rates;
 pub mod role;
+pub mod slo_profile;
 pub mod snapshot;
 pub mod speed;
 pub mod writer;
 
 pub use endpoint::{Endpoint, EndpointSpec, Engine, Live, MetricsSource};
 pub use metrics::{EndpointMetrics, LoraState, Reported};
+pub use models::{ModelList, ModelStore};
 pub use rates::{Counter, Counters, Histogram, Means, RateWindow, Rates};
 pub use role::Roles;
 pub use snapshot::{EndpointState, PoolSnapshot, Published, SnapshotStore};

@@ -17,7 +17,9 @@
 //! Called by `scheduling` (predictions) and by the exchange (what came of them). Source: the features of llm-d's latency predictor, for
 //! which it runs gradient-boosted trees in a sidecar; Dynamo's prefill and decode load.
 
+mod clearing;
 mod fit;
+mod lengths;
 mod pending;
 mod ratio;
 mod reservation;
@@ -27,7 +29,10 @@ use super::ledger::EndpointLedger;
 use super::metrics::Reported;
 use super::role::Roles;
 use crate::clock::Timestamp;
+use clearing::next_features;
+pub use clearing::{Bounds, Fits};
 use fit::Fit;
+use lengths::Lengths;
 use parking_lot::Mutex;
 use pending::Pending;
 use ratio::Ratio;
@@ -81,6 +86,7 @@ pub struct PoolSpeed {
     transfer: TransferSpeed,
     /// Tokens of a usual answer; f32 bits.
     answer_tokens: AtomicU32,
+    lengths: Mutex<Lengths>,
 }
 
 /// What the times of a pool's answers follow from.
@@ -131,6 +137,7 @@ impl Default for PoolSpeed {
             busy: Default::default(),
             transfer: TransferSpeed::default(),
             answer_tokens: AtomicU32::new(0),
+            lengths: Mutex::default(),
         };
         pool.published.0.set(&DEFAULT_FIRST);
         pool.published.1.set(&DEFAULT_NEXT);
@@ -157,8 +164,15 @@ impl PoolSpeed {
         f64::from(f32::from_bits(self.answer_tokens.load(Relaxed)))
     }
 
+    /// Tokens of the answer to a prompt of so many tokens, by what was seen of such; 1 where nothing was.
+    #[must_use]
+    pub fn expected_answer(&self, prompt_tokens: u32) -> u32 {
+        self.lengths.lock().expected(prompt_tokens)
+    }
+
     #[expect(clippy::cast_possible_truncation, reason = "thousands of tokens; f32 is precise enough")]
-    fn answered(&self, tokens: u64) {
+    fn answered(&self, prompt_tokens: u32, tokens: u64, now: Timestamp) {
+        self.lengths.lock().ended(prompt_tokens, tokens, now);
         let usual = self.answer_tokens();
         let next = if usual == 0.0 { tokens as f64 } else { usual + (tokens as f64 - usual) * CENTRE_RATE };
         // Of two answers at one moment one may be forgotten.
@@ -257,6 +271,8 @@ pub struct Load {
     pub kilotokens: f64,
     /// Pairs of tokens that come with them, millions.
     pub mega_pairs: f64,
+    /// Seconds that both take.
+    pub prefill_seconds: f64,
     /// Requests that decode.
     pub decoding: f64,
     /// Requests that wait for their first token: ours, whose tokens are in `kilotokens`, and other pickers'. Each costs something of its
@@ -372,10 +388,9 @@ impl EndpointSpeed {
     ) -> (Load, Prediction) {
         let (first, next) = self.coefficients(now);
         let load = self.load(&first, ledger, fresh, now);
-        let decode = [1.0, load.decoding + 1.0, load.kilotokens];
         let prediction = Prediction {
             first_token: dot(&first, &first_features(&load, work)),
-            per_token: dot(&next, &decode),
+            per_token: dot(&next, &next_features(&load)),
             own_prefill: Self::prefill_seconds(&first, f64::from(work.uncached_tokens) / 1e3, work.mega_pairs()),
         };
         (load, prediction)
@@ -400,9 +415,11 @@ impl EndpointSpeed {
         let requests = ledger.requests(fresh);
         let waiting = fresh.map_or(0, |m| m.waiting).saturating_sub(pending);
         let crowded = fresh.is_some_and(|m| m.kv_usage >= FULL_CACHE);
+        let kilotokens = kilotokens + unseen;
         Load {
-            kilotokens: kilotokens + unseen,
+            kilotokens,
             mega_pairs,
+            prefill_seconds: Self::prefill_seconds(c, kilotokens, mega_pairs),
             decoding: f64::from(requests.saturating_sub(pending).saturating_sub(waiting)),
             waiting: f64::from(pending) + f64::from(waiting),
             crowded: if crowded { f64::from(pending + 1) } else { 0.0 },
@@ -425,6 +442,12 @@ impl EndpointSpeed {
     #[must_use]
     pub fn is_learned(&self) -> bool {
         self.pool.learned.load(Relaxed)
+    }
+
+    /// When an answer was last learned from here; `None` before the first.
+    #[must_use]
+    pub fn last_answer(&self) -> Option<Timestamp> {
+        Some(Timestamp(self.answered.load(Relaxed))).filter(|at| at.0 > 0)
     }
 
     /// What was learned here; `None` before the first answer.

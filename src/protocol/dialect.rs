@@ -66,6 +66,7 @@ pub fn render(error: &RequestError, dialect: Dialect) -> Answer {
 fn openai_type(reason: Reason) -> &'static str {
     match reason.fault() {
         Fault::Client => "invalid_request_error",
+        Fault::Tenant => "rate_limit_error",
         Fault::Upstream | Fault::Internal => "server_error",
         Fault::Overload => "overloaded_error",
     }

@@ -8,6 +8,7 @@ pub mod answer;
 pub mod api;
 pub mod dialect;
 pub mod edit;
+mod events;
 pub mod grpc;
 mod json;
 pub mod multipart;

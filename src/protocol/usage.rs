@@ -3,6 +3,7 @@
 //!
 //! Called by `ext_proc::exchange` with each chunk. Imports nothing of the crate.
 
+use super::events::EventCounter;
 use super::scan::ValueScanner;
 use memchr::memmem::Finder;
 use serde::Deserialize;
@@ -44,6 +45,8 @@ pub struct Watch {
     pub errors: bool,
     /// The id of a response: for the Responses API.
     pub response_id: bool,
+    /// How many events have come: for server-sent events.
+    pub events: bool,
 }
 
 /// Watches an answer go by.
@@ -52,6 +55,7 @@ pub struct UsageScanner {
     usages: ValueScanner,
     errors: Option<ValueScanner>,
     ids: Option<ValueScanner>,
+    events: Option<EventCounter>,
     counts: Counts,
     error: Option<StreamError>,
     response_id: Option<String>,
@@ -65,6 +69,7 @@ impl UsageScanner {
             usages: ValueScanner::new(&USAGE, b'{'),
             errors: watch.errors.then(|| ValueScanner::new(&ERROR, b'{')),
             ids: watch.response_id.then(|| ValueScanner::new(&ID, b'"')),
+            events: watch.events.then(EventCounter::default),
             counts: Counts::default(),
             error: None,
             response_id: None,
@@ -95,6 +100,9 @@ impl UsageScanner {
                 }
             });
         }
+        if let Some(events) = &mut self.events {
+            events.push(chunk);
+        }
         // The first one is the one that counts.
         if self.error.is_some() {
             self.errors = None;
@@ -108,6 +116,12 @@ impl UsageScanner {
     #[must_use]
     pub fn usage(&self) -> Option<Usage> {
         self.counts.total()
+    }
+
+    /// Events so far; 0 where they are not watched for.
+    #[must_use]
+    pub fn events(&self) -> u32 {
+        self.events.map_or(0, |events| events.count())
     }
 
     /// The first error found in the stream.

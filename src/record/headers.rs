@@ -32,7 +32,17 @@ impl<'a> Noted<'a> {
 
 impl HeaderSource for Noted<'_> {
     fn header(&self, name: &str) -> Option<&str> {
-        let value = self.source.header(name);
+        self.note(name, self.source.header(name))
+    }
+
+    /// Noted as what the header said: a replay knows headers alone.
+    fn user(&self, name: &str) -> Option<&str> {
+        self.note(name, self.source.user(name))
+    }
+}
+
+impl Noted<'_> {
+    fn note<'v>(&self, name: &str, value: Option<&'v str>) -> Option<&'v str> {
         let mut asked = self.asked.borrow_mut();
         if !asked.contains_key(name) {
             let shown = |v: &str| if CREDENTIALS.contains(&name) { hash(v) } else { v.to_owned() };

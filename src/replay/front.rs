@@ -5,10 +5,12 @@
 //! known), rewrites, subset hints. Called by [`super::world`]; pure.
 
 use super::legs::{Legs, Patience};
+use super::turns::Turns;
 use super::workload::{Request, Role};
 use crate::clock::Timestamp;
 use crate::disagg::Prefilling;
 use crate::error::RequestError;
+use crate::flow::Passage;
 use crate::ids::EndpointId;
 use crate::pool::health::Outcome;
 use crate::pool::writer::SourceId;
@@ -46,6 +48,8 @@ pub struct FrontConfig {
     pub tenant_header: Option<String>,
     /// How long a request that has not answered yet counts as a cached prefix.
     pub claim_life: Duration,
+    /// The queues before it, where there are any.
+    pub turns: Option<Turns>,
     /// Of all that is drawn.
     pub seed: u64,
 }
@@ -61,6 +65,8 @@ pub(super) struct Sent {
     pub(super) foretold: u32,
     /// How another server is to compute the prompt first; `None` when its own does.
     pub(super) legs: Option<Legs>,
+    /// That it was let through, where there are queues.
+    pub(super) passage: Option<Passage>,
     contents: Contents,
     /// It goes to a server that was ejected, to find out whether it is well again.
     probe: bool,
@@ -72,7 +78,8 @@ const SOURCE: SourceId = SourceId(0);
 /// The picker.
 #[derive(Debug)]
 pub(super) struct Front {
-    config: FrontConfig,
+    pub(super) config: FrontConfig,
+    pub(super) turns: Option<Turns>,
     writer: PoolWriter,
     pub(super) snapshot: PoolSnapshot,
     pub(super) cache: Arc<PrefixCache>,
@@ -81,7 +88,8 @@ pub(super) struct Front {
 }
 
 impl Front {
-    pub(super) fn new(config: FrontConfig) -> Self {
+    pub(super) fn new(mut config: FrontConfig) -> Self {
+        let turns = config.turns.take();
         let cache = Arc::new(PrefixCache::new(&CacheConfig {
             unit: BlockUnit::Tokens(config.block_size),
             max_bytes: config.max_index_bytes,
@@ -89,7 +97,8 @@ impl Front {
             claim_life: config.claim_life,
             seed: config.seed,
         }));
-        Self { config, writer: PoolWriter::new(vec![SOURCE]), snapshot: PoolSnapshot::default(), cache, sequence: 0 }
+        let (writer, snapshot) = (PoolWriter::new(vec![SOURCE]), PoolSnapshot::default());
+        Self { config, turns, writer, snapshot, cache, sequence: 0 }
     }
 
     /// Discovery says which endpoints there are.
@@ -121,7 +130,8 @@ impl Front {
         let headers = headers(request, self.config.tenant_header.as_deref());
         let model = request.adapter.as_deref().unwrap_or(base);
         let prompt_tokens = request.prompt_tokens();
-        let facts = RequestFacts { model, prompt_tokens, headers: Headers::of(&headers), ..RequestFacts::default() };
+        let (priority, headers) = (request.priority, Headers::of(&headers));
+        let facts = RequestFacts { model, prompt_tokens, priority, headers, ..RequestFacts::default() };
         let Chosen { choice, filter, .. } = self.config.scheduler.choices.choose(&facts)?;
         let reads = choice.strategy.reads();
         let text = reads.prompt.then(|| text(request));
@@ -143,23 +153,25 @@ impl Front {
         let nobody =
             || RequestError::new(crate::error::Reason::NoReadyEndpoint, "the routing algorithm named no endpoint");
         let picked = decision.picks.first().cloned().ok_or_else(nobody)?;
+        let share = choice.strategy.share(&cx, &picked);
         let (cached, [lesson, prefill_lesson]) = self.teach(request, &decision, found, keys);
         let foretold = |lesson: &Lesson| lesson.as_ref().map_or(0, |(_, lesson)| lesson.foretold);
         let (foretold, prefill_foretold) = (foretold(&lesson), foretold(&prefill_lesson));
         let arrives = decision.split.is_some();
-        let book = |endpoint: Arc<Endpoint>, cached_tokens, arrives, lesson| {
-            let order = Order { model, prompt_tokens, cached_tokens, understood: true, streams: true, arrives, lesson };
+        let book = |endpoint: Arc<Endpoint>, cached_tokens, arrives, share, lesson| {
+            let order =
+                Order { model, prompt_tokens, cached_tokens, understood: true, streams: true, arrives, share, lesson };
             Booking::new(endpoint, &self.snapshot, self.config.stale_after, order, now)
         };
-        let booking = book(picked, cached, arrives, lesson);
+        let booking = book(picked, cached, arrives, share, lesson);
         let legs = decision.split.and_then(|split| {
             let first = split.prefill.first()?.clone();
-            let booking = Some(Box::new(book(first, split.prefill_cached, false, prefill_lesson)));
+            let booking = Some(Box::new(book(first, split.prefill_cached, false, 0.0, prefill_lesson)));
             let bounds = self.config.patience.bounds;
             let prefilling = Prefilling::begin(split.prefill, booking, split.probe, bounds, now);
             Some(Legs { prefilling, foretold: prefill_foretold })
         });
-        Ok(Sent { booking, foretold, legs, contents, probe: decision.probe })
+        Ok(Sent { booking, foretold, legs, passage: None, contents, probe: decision.probe })
     }
 
     /// What the decision's servers learn of the prompt's `keys`: the one that answers and the one that computes the prompt for it. Also the
@@ -211,17 +223,18 @@ impl Front {
     }
 
     /// The answer has ended.
-    pub(super) fn ended(&self, sent: Sent, request: &Request, usage: &Usage, now: Timestamp) {
-        let Sent { booking, mut contents, .. } = sent;
+    pub(super) fn ended(&mut self, sent: Sent, request: &Request, usage: &Usage, now: Timestamp) {
+        let Sent { booking, passage, mut contents, .. } = sent;
         let extend = |keys: &mut Vec<BlockKey>| {
             contents.push(request.answer, |content| keys.push(BlockKey(content)));
             true
         };
         booking.end(true, usage, extend, now);
+        self.gave_back(passage, usage, now);
     }
 
     /// The server could not be reached, or its connection broke before or in the answer.
-    pub(super) fn lost(&self, sent: Sent, unreachable: bool, now: Timestamp) {
+    pub(super) fn lost(&mut self, sent: Sent, unreachable: bool, now: Timestamp) {
         let outcome = if unreachable { Outcome::ConnectFailure } else { Outcome::Failure };
         let endpoint: &Arc<Endpoint> = sent.booking.endpoint();
         self.judge(endpoint, outcome, now);
@@ -229,6 +242,7 @@ impl Front {
             endpoint.health.probe_lost();
         }
         sent.booking.end(false, &Usage::default(), |_| false, now);
+        self.gave_back(sent.passage, &Usage::default(), now);
     }
 }
 
@@ -237,7 +251,7 @@ fn tenant(request: &Request, config: &FrontConfig) -> Option<String> {
 }
 
 /// What clients of gateways send beside a body: their session, under the names that sessions are looked for, and who they are.
-fn headers(request: &Request, tenant_header: Option<&str>) -> BTreeMap<String, String> {
+pub(super) fn headers(request: &Request, tenant_header: Option<&str>) -> BTreeMap<String, String> {
     let mut headers = BTreeMap::new();
     if let Some(session) = request.session {
         headers.insert("x-session-id".to_owned(), session.to_string());
@@ -255,7 +269,7 @@ pub(super) fn root(adapter: Option<&str>) -> u64 {
 }
 
 /// The keys of the prompt's full blocks.
-fn keys(request: &Request, contents: &mut Contents) -> Vec<BlockKey> {
+pub(super) fn keys(request: &Request, contents: &mut Contents) -> Vec<BlockKey> {
     let mut keys = Vec::new();
     for part in &request.prompt {
         contents.push(part.piece, |content| keys.push(BlockKey(content)));

@@ -6,6 +6,7 @@
 //! |---|---|---|
 //! | [`world`] | virtual time: servers, the picker, how late it hears of them | yes |
 //! | `front` | the picker without its wire | yes |
+//! | [`turns`] | the queues before the pool | yes |
 //! | [`legs`] | prompts that other servers compute, at the picker | yes |
 //! | [`record`] | recorded runs, decided again | no |
 //! | `queue` | what will happen, in order | yes |
@@ -36,5 +37,6 @@ pub mod served;
 pub mod synthetic;
 pub mod tally;
 pub mod trace;
+pub mod turns;
 pub mod workload;
 pub mod world;

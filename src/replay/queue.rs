@@ -62,6 +62,8 @@ pub(super) enum Due {
     Late(u64),
     /// The blocks that the server at this position keeps of a job are free to go.
     Release(usize, JobId),
+    /// The pool may have more room than before for those who wait, or one of them has waited for as long as it may.
+    Turn,
     /// A request that follows from another comes.
     Arrival(Box<Request>),
 }
@@ -79,7 +81,8 @@ impl Due {
             Due::Sample => 7,
             Due::Reply(..) => 8,
             Due::Late(_) => 9,
-            Due::Arrival(_) => 10,
+            Due::Turn => 10,
+            Due::Arrival(_) => 11,
         }
     }
 }

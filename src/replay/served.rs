@@ -65,6 +65,38 @@ impl Served {
     }
 }
 
+/// What came of a request's asking for its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Fate {
+    /// It was let through, at once or when its turn came.
+    Passed,
+    /// It was turned away at once: an admitter did not let it in.
+    Shed,
+    /// It was turned away at once: as many wait as may.
+    Full,
+    /// It has waited for as long as it may.
+    Expired,
+    /// It gave way to another while it waited.
+    Evicted,
+}
+
+/// One request that has asked for its turn, where there are queues.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Queued<'a> {
+    /// Its number in the workload.
+    pub number: u64,
+    /// When it came.
+    pub at: Timestamp,
+    /// Its band.
+    pub priority: i32,
+    /// Whose it is.
+    pub tenant: Option<&'a str>,
+    /// How long it has waited.
+    pub waited: Duration,
+    /// What came of that.
+    pub fate: Fate,
+}
+
 /// One server at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sample {

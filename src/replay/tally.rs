@@ -6,12 +6,14 @@
 //! | [`batches`] | means of consecutive requests, by which two runs are compared |
 //! | [`timeline`] | load and hit rate over time |
 //! | [`spread`] | how evenly work lay on the endpoints |
+//! | [`queueing`] | how long requests waited for their turn, and who was turned away |
 //!
 //! Fed by `replay`'s players, one [`Served`] for each request and one [`Sample`] for each server about once a virtual second; read by
 //! [`crate::replay::report`]. Pure.
 
 pub mod batches;
 pub mod latency;
+pub mod queueing;
 pub mod spread;
 pub mod timeline;
 
@@ -20,9 +22,10 @@ mod tests;
 
 use crate::clock::Timestamp;
 use crate::pool::Roles;
-use crate::replay::served::{Ending, Sample, Served};
+use crate::replay::served::{Ending, Queued, Sample, Served};
 use batches::Batches;
 use latency::Latency;
+use queueing::Queueing;
 use spread::Spread;
 use std::time::Duration;
 use timeline::Timeline;
@@ -137,6 +140,7 @@ pub struct Tally {
     endpoints: Vec<EndpointCounts>,
     roles: Vec<Roles>,
     split: SplitCounts,
+    queueing: Option<Queueing>,
     timeline: Timeline,
     batches: Batches,
     first_arrival: Option<Timestamp>,
@@ -159,6 +163,7 @@ impl Tally {
             endpoints: vec![EndpointCounts::default(); endpoints],
             roles: Vec::new(),
             split: SplitCounts::default(),
+            queueing: None,
             timeline: Timeline::default(),
             batches: Batches::default(),
             first_arrival: None,
@@ -205,6 +210,17 @@ impl Tally {
         if let Some(endpoint) = served.endpoint {
             self.add_tokens(endpoint as usize, served);
         }
+    }
+
+    /// Counts one request that has asked for its turn.
+    pub fn queued(&mut self, queued: &Queued<'_>) {
+        self.queueing.get_or_insert_default().add(queued);
+    }
+
+    /// How requests waited for their turn; `None` where there are no queues.
+    #[must_use]
+    pub fn queueing(&self) -> Option<&Queueing> {
+        self.queueing.as_ref()
     }
 
     fn add_tokens(&mut self, endpoint: usize, served: &Served) {

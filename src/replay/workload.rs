@@ -42,6 +42,8 @@ pub struct Request {
     pub session: Option<u64>,
     /// Whose it is.
     pub tenant: Option<Arc<str>>,
+    /// Its band where there are queues: more is more important, negative may be shed.
+    pub priority: i32,
 }
 
 impl Request {

@@ -5,13 +5,15 @@
 
 mod hearsay;
 mod parting;
+mod turning;
 
 use super::front::{Front, FrontConfig, Sent};
 use super::page::Pages;
 use super::queue::{Due, Queue};
-use super::served::{Ending, Sample, Served};
+use super::served::{Ending, Queued, Sample, Served};
 use super::workload::{Request, TraceError, Workload};
 use crate::clock::Timestamp;
+use crate::flow::Passage;
 use crate::ids::EndpointId;
 use crate::pool::role::ROLE_LABEL;
 use crate::pool::{EndpointSpec, PoolSnapshot};
@@ -96,6 +98,9 @@ pub trait Observer {
     /// A request has ended.
     fn served(&mut self, served: &Served);
 
+    /// A request has asked for its turn, and this came of it; before it ends. Nobody asks where there are no queues.
+    fn queued(&mut self, _queued: &Queued<'_>) {}
+
     /// About once a virtual second: all servers, those that have gone too.
     fn sampled(&mut self, at: Timestamp, servers: &[Sample]);
 }
@@ -178,6 +183,8 @@ pub struct World<'w> {
     coming: Option<Request>,
     /// Requests that follow from others and have not come yet.
     follow_ups: usize,
+    /// When those who wait are looked at next, as it stands in the queue for an event of this moment.
+    turn: Option<Timestamp>,
     seed: u64,
     outcome: Outcome,
     scratch: Vec<EngineEvent>,
@@ -201,6 +208,7 @@ impl<'w> World<'w> {
             observer,
             coming: None,
             follow_ups: 0,
+            turn: None,
             seed,
             outcome: Outcome { requests: 0, decisions: 0, ended: Timestamp(0) },
             scratch: Vec::new(),
@@ -256,7 +264,7 @@ impl<'w> World<'w> {
     }
 
     fn is_over(&self) -> bool {
-        self.flying.is_empty() && self.parted.is_empty() && self.follow_ups == 0
+        self.flying.is_empty() && self.parted.is_empty() && self.follow_ups == 0 && self.front.is_idle()
     }
 
     fn happen(&mut self, at: Timestamp, due: Due) {
@@ -273,15 +281,20 @@ impl<'w> World<'w> {
                     // Pages that come at one moment are shown together.
                     if !self.queue.has_page_at(at) {
                         self.front.publish();
+                        self.freed(at);
                     }
                 }
             }
-            Due::Events(i, events) => self.tell(i, &events),
+            Due::Events(i, events) => self.tell_events(i, &events),
             Due::Change(i) => self.change(i, at),
-            Due::Discovery => self.discover(),
+            Due::Discovery => {
+                self.discover();
+                self.freed(at);
+            }
             Due::Reply(number, attempt, report) => self.reply(number, attempt, report, at),
             Due::Late(number) => self.late(number, at),
             Due::Release(i, job) => self.release(i, job, at),
+            Due::Turn => self.turn(at),
             Due::Sample => {
                 self.sample(at);
                 self.queue.push(at.after(SAMPLE_EVERY), Due::Sample);
@@ -322,6 +335,7 @@ impl<'w> World<'w> {
                 if let Some(flying) = self.flying.get_mut(&job.0) {
                     flying.first_token = Some(at);
                     self.front.first_byte(&mut flying.sent, true, at);
+                    self.freed(at);
                 }
             }
             EngineEvent::Finished { job, at, report } => self.finish(job, at, report),
@@ -371,6 +385,7 @@ impl<'w> World<'w> {
 
     /// A request has ended, one way or another.
     fn close(&mut self, served: &Served, at: Timestamp) {
+        self.freed(at);
         self.outcome.ended = self.outcome.ended.max(at);
         self.observer.served(served);
         if let Some(next) = self.workload.ended(served.number, at) {
@@ -379,14 +394,19 @@ impl<'w> World<'w> {
         }
     }
 
-    fn arrive(&mut self, request: Request) {
-        let now = request.at;
-        self.outcome.requests += 1;
-        let base = self.servers.first().map_or_else(|| Arc::from(""), |s| s.engine.config().model.clone());
-        let mut sent = match self.front.send(&request, &base, now) {
+    /// Decides where a request goes that has its turn, and sends it.
+    fn decide(&mut self, request: Request, passage: Option<Passage>, now: Timestamp) {
+        let mut sent = match self.front.send(&request, &self.base(), now) {
             Ok(sent) => sent,
-            Err(_) => return self.refuse(&request, None, now),
+            Err(_) => {
+                self.front.gave_back(passage, &Usage::default(), now);
+                return self.refuse(&request, None, now);
+            }
         };
+        sent.passage = passage;
+        self.front.landed(&mut sent);
+        // The books know better than what was thought of it on its way how much room is left.
+        self.freed(now);
         let id = sent.booking.endpoint().id;
         let decided = mix(request.number ^ u64::from(id.0) << 40);
         self.outcome.decisions = mix(self.outcome.decisions ^ decided);
@@ -406,6 +426,7 @@ impl<'w> World<'w> {
         let endpoint = place.and_then(|i| u32::try_from(*i).ok());
         if let Some(mut sent) = sent {
             self.front.first_byte(&mut sent, false, now);
+            self.front.gave_back(sent.passage.take(), &Usage::default(), now);
         }
         self.end_early(request, endpoint, Ending::Refused, now);
     }
@@ -448,6 +469,7 @@ impl<'w> World<'w> {
             }
         }
         self.front.publish();
+        self.freed(now);
         self.queue.push(now.after(self.hearing.metrics_every), Due::Scrape);
     }
 

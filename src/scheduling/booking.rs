@@ -30,6 +30,8 @@ pub struct Order<'a> {
     pub streams: bool,
     /// Another server computes its prompt, which arrives here later: nothing is expected of the endpoint until [`Booking::dispatch`].
     pub arrives: bool,
+    /// The part of its endpoint that it takes, where its strategy knows.
+    pub share: f64,
     /// What its prompt teaches, and whom.
     pub lesson: Option<(Arc<PrefixCache>, Lesson)>,
 }
@@ -92,7 +94,7 @@ impl Booking {
         order: Order<'_>,
         now: Timestamp,
     ) -> Self {
-        let Order { model, prompt_tokens, cached_tokens, understood, streams, arrives, lesson } = order;
+        let Order { model, prompt_tokens, cached_tokens, understood, streams, arrives, share, lesson } = order;
         let fresh = fresh(&endpoint, snapshot, stale_after, now);
         let work = work(prompt_tokens, cached_tokens, fresh.and_then(|m| m.lora.as_ref()), model);
         let later = (understood && arrives).then(|| Later {
@@ -109,7 +111,7 @@ impl Booking {
         let learning = lesson.map(|(cache, lesson)| Learning::begin(cache, lesson, endpoint.id, now));
         // What is cached is not computed again, nor what arrives.
         let to_prefill = if arrives { 0 } else { work.uncached_tokens };
-        Self { ticket: Ticket::book(endpoint, to_prefill), reservation, learning, later }
+        Self { ticket: Ticket::book(endpoint, to_prefill).sharing(share), reservation, learning, later }
     }
 
     /// The request, whose prompt was to arrive from elsewhere, is sent off.

@@ -190,6 +190,13 @@ impl Choices {
         Ok(Self { default, by_model, other_models, by_request, built: shelf })
     }
 
+    /// All strategies that requests can come to.
+    pub fn all(&self) -> impl Iterator<Item = &Arc<dyn Strategy>> {
+        let chosen = self.built.all.iter().map(|(_, choice)| &choice.strategy);
+        // `only` builds none.
+        std::iter::once(&self.default.strategy).chain(chosen)
+    }
+
     /// What routes a request.
     ///
     /// # Errors

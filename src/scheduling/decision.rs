@@ -21,6 +21,8 @@ pub enum Signal {
     Latency,
     /// Who asks: a header that is missing.
     User,
+    /// What the servers can do within their objectives: a profile that is missing, or says nothing of one.
+    Profile,
 }
 
 /// What one part of an algorithm made of every candidate.

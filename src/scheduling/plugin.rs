@@ -8,6 +8,7 @@ use super::profile::division::Division;
 use super::selector::LabelSelector;
 use super::split::{self, Field, Pair};
 use crate::clock::Timestamp;
+use crate::pool::slo_profile::SloProfiles;
 use crate::pool::{Endpoint, PoolSnapshot, Roles};
 use crate::prefix::cache::Found;
 use crate::protocol::Prompt;
@@ -24,6 +25,11 @@ use std::time::Duration;
 pub trait HeaderSource: Debug {
     /// The first value of a header (lower-case name), when it is UTF-8.
     fn header(&self, name: &str) -> Option<&str>;
+
+    /// Who sends the request: its tenant where the operator says how that is found, else what the header `name` says.
+    fn user(&self, name: &str) -> Option<&str> {
+        self.header(name)
+    }
 
     /// The endpoint that was picked for another stage of the same request; no client can say that.
     fn peer(&self) -> Option<&Endpoint> {
@@ -54,6 +60,12 @@ impl<'a> Headers<'a> {
         self.0?.header(name)
     }
 
+    /// Who sends the request: its tenant where the operator says how that is found, else what the header `name` says.
+    #[must_use]
+    pub fn user(self, name: &str) -> Option<&'a str> {
+        self.0?.user(name)
+    }
+
     /// The endpoint that was picked for another stage of the same request.
     #[must_use]
     pub fn peer(self) -> Option<&'a Endpoint> {
@@ -73,6 +85,10 @@ pub struct Beside<'a> {
 impl HeaderSource for Beside<'_> {
     fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)
+    }
+
+    fn user(&self, name: &str) -> Option<&str> {
+        self.headers.user(name)
     }
 
     fn peer(&self) -> Option<&Endpoint> {
@@ -95,6 +111,8 @@ pub struct RequestFacts<'a> {
     pub headers: Headers<'a>,
     /// Its prompt; `None` when the body could not be read.
     pub prompt: Option<&'a Prompt<'a>>,
+    /// How long it has waited for its turn.
+    pub waited: Duration,
     /// What is made of the prompt's text, where decisions are recorded or replayed.
     pub digests: Option<&'a Digests>,
 }
@@ -223,6 +241,21 @@ pub trait Strategy: Send + Sync + Debug {
     fn reads(&self) -> Reads {
         Reads::NOTHING
     }
+
+    /// The part of `endpoint` that the request takes there until it ends, for [`EndpointLedger::utilization`](crate::pool::ledger::EndpointLedger::utilization);
+    /// 0 where it does not know.
+    fn share(&self, _: &PickContext<'_>, _: &Endpoint) -> f64 {
+        0.0
+    }
+
+    /// Seconds that the request may wait from its arrival on and still meet its objective, as far as the algorithm knows one; below 0 when it
+    /// misses it as it is.
+    fn spare(&self, _: &PickContext<'_>) -> Option<f64> {
+        None
+    }
+
+    /// Tells `each` of the profiles that it reads, which somebody has to publish.
+    fn profiles<'s>(&'s self, _each: &mut dyn FnMut(&'s Arc<SloProfiles>)) {}
 }
 
 /// The best score first, ties at random; behind them, and when nobody has a score, the fewest requests.

@@ -29,6 +29,10 @@ pub const STRATEGIES: &[&Descriptor] = &[
     &strategy::random::PLUGIN,
     &strategy::round_robin::PLUGIN,
     &strategy::session_affinity::PLUGIN,
+    &strategy::slo::PLUGIN,
+    &strategy::slo::LEAST_LOAD,
+    &strategy::slo::LEAST_LOAD_PULLING,
+    &strategy::slo::PACK_LOAD,
     &strategy::throughput::PLUGIN,
     &strategy::vtc_basic::PLUGIN,
 ];

@@ -3,7 +3,7 @@
 use super::scheduler::Scheduler;
 use crate::disagg;
 use crate::error::{Reason, RequestError};
-use crate::pool::SnapshotStore;
+use crate::pool::{ModelList, ModelStore, SnapshotStore};
 use crate::rng::PickRng;
 use rand::RngExt;
 use std::collections::BTreeMap;
@@ -91,6 +91,8 @@ pub struct Pool {
     pub rewrites: ModelRewrites,
     /// What is said of its models outside of the configuration.
     pub rules: Arc<RuleStore>,
+    /// What its servers say that they serve, where they are asked.
+    pub models: Arc<ModelStore>,
     /// With true, models that neither `matches.models` nor a rewrite names are refused.
     pub reject_unknown_models: bool,
     /// Metrics older than this say nothing.
@@ -99,6 +101,8 @@ pub struct Pool {
     pub destination: Destination,
     /// How a split request's prompt comes to be computed elsewhere; `None` splits none.
     pub disagg: Option<Arc<disagg::Mode>>,
+    /// Requests that are predicted to miss the time that they ask for are refused.
+    pub deadline_admission: bool,
 }
 
 impl Pool {
@@ -115,6 +119,20 @@ impl Pool {
         let exact = self.rewrites.exact.get(model).or_else(|| rules.rewrites.exact.get(model));
         let general = if self.rewrites.any.is_empty() { &rules.rewrites.any } else { &self.rewrites.any };
         draw(exact.unwrap_or(general), rng)
+    }
+
+    /// The models that clients may ask for by the words of its servers and of whoever has named one.
+    fn listed(&self) -> ModelList {
+        let (served, rules) = (self.models.load(), self.rules.load());
+        let mut listed = ModelList::clone(&served);
+        for model in self.matches.models.iter().filter(|model| served.get(model).is_none()) {
+            listed.alias(model, [], &served);
+        }
+        // The configuration's rules last: they hold where both speak of the same name.
+        for (name, targets) in rules.rewrites.exact.iter().chain(&self.rewrites.exact) {
+            listed.alias(name, targets.iter().map(|t| &*t.model), &served);
+        }
+        listed
     }
 
     /// Whether the pool refuses requests for `model`, and why.
@@ -221,7 +239,23 @@ impl Router {
         }
     }
 
-    fn unknown_model(&self, model: &str) -> RequestError {
+    /// The models that requests to this host, with these headers, may ask for: of each pool those that it would be given.
+    pub fn models<'h>(&self, authority: &str, header: impl Fn(&str) -> Option<&'h str>) -> ModelList {
+        let mut all = ModelList::default();
+        for (position, pool) in self.pools.iter().enumerate() {
+            let mut listed = pool.listed();
+            listed.retain(|id| {
+                let facts = RouteFacts { model: Some(id), authority };
+                self.route(facts, &header).is_ok_and(|(at, _)| at == position)
+            });
+            all.merge(&listed);
+        }
+        all
+    }
+
+    /// Refuses a model that nobody has named.
+    #[must_use]
+    pub fn unknown_model(&self, model: &str) -> RequestError {
         let rules: Vec<_> = self.pools.iter().map(|p| p.rules.load()).collect();
         let mut known: Vec<&str> = self
             .pools

@@ -148,6 +148,12 @@ impl Scheduler {
         Ok(decision)
     }
 
+    /// The endpoints that a strategy that wants `roles` would be given.
+    #[must_use]
+    pub fn eligible<'a>(&self, cx: &PickContext<'a>, subset: Option<&Subset>, roles: Roles) -> Vec<Candidate<'a>> {
+        self.candidates(cx, subset, roles).candidates
+    }
+
     fn rank(
         &self,
         strategy: &dyn Strategy,

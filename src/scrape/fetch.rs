@@ -54,6 +54,12 @@ impl Clients {
         Ok(Self { unverified: build(false)?, verified: None })
     }
 
+    /// The client for plain HTTP.
+    #[must_use]
+    pub fn plain(&self) -> Client {
+        self.unverified.clone()
+    }
+
     /// The client for `url`.
     ///
     /// # Errors
@@ -114,7 +120,7 @@ pub async fn fetch(
 }
 
 async fn fetch_untimed(client: &Client, url: Url, max_bytes: u64, page: &mut Vec<u8>) -> Result<(), FetchError> {
-    let request = client.get(url).header(ACCEPT, "text/plain").header(ACCEPT_ENCODING, "identity");
+    let request = client.get(url).header(ACCEPT, "text/plain, application/json").header(ACCEPT_ENCODING, "identity");
     let mut response = request.send().await.map_err(|e| match () {
         () if e.is_builder() => FetchError::Url(cause(&e)),
         () if e.is_connect() => FetchError::Connect(cause(&e)),

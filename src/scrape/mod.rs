@@ -2,17 +2,22 @@
 //!
 //! [`Scraper`] is one task per pool: it keeps a timetable ([`pace`]), fetches pages over reused connections with bounded time, size
 //! and concurrency ([`fetch`]), reads the few families that routing needs ([`exposition`], [`engines`]) and sends `Scraped` and
-//! `Restarted` events. It counts what it did in [`ScrapeStats`], which telemetry reads. A server that fails keeps its last page until
+//! `Restarted` events. [`ModelFeed`] asks them what they serve, where the picker is to tell clients ([`models`]). It counts what it did in [`ScrapeStats`], which telemetry reads. A server that fails keeps its last page until
 //! that is stale; the ledger decides from then on, and no other server's turn is delayed.
 //!
-//! Started by the composition of the process. May import: `pool`, `config`, `clock`, `rng`, `ids`, tokio, reqwest.
+//! [`slo_profiles`] reads what servers were measured to do beforehand.
+//!
+//! Started by the composition of the process. May import: `pool`, `scheduling`, `config`, `clock`, `rng`, `ids`, tokio, reqwest.
 
 pub mod engines;
 pub mod exposition;
 pub mod feed;
 pub mod fetch;
+pub mod models;
 pub mod pace;
+pub mod slo_profiles;
 pub mod stats;
 
 pub use feed::Scraper;
+pub use models::ModelFeed;
 pub use stats::{ErrorReason, ScrapeStats};

@@ -101,6 +101,9 @@ pub struct ScrapeStats {
     malformed_lines: AtomicU64,
     unusable_samples: AtomicU64,
     errors: [AtomicU64; ErrorReason::ALL.len()],
+    model_lists: AtomicU64,
+    model_list_failures: AtomicU64,
+    served_models: AtomicU64,
 }
 
 impl ScrapeStats {
@@ -132,6 +135,33 @@ impl ScrapeStats {
     #[must_use]
     pub fn unusable_samples(&self) -> u64 {
         self.unusable_samples.load(Relaxed)
+    }
+
+    /// Lists of models that servers answered with.
+    #[must_use]
+    pub fn model_lists(&self) -> u64 {
+        self.model_lists.load(Relaxed)
+    }
+
+    /// Questions for such a list that came to nothing.
+    #[must_use]
+    pub fn model_list_failures(&self) -> u64 {
+        self.model_list_failures.load(Relaxed)
+    }
+
+    /// Models that the servers of now list, each counted once.
+    #[must_use]
+    pub fn served_models(&self) -> u64 {
+        self.served_models.load(Relaxed)
+    }
+
+    pub(super) fn count_model_list(&self, read: bool) {
+        let counter = if read { &self.model_lists } else { &self.model_list_failures };
+        counter.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn serves(&self, models: usize) {
+        self.served_models.store(models as u64, Relaxed);
     }
 
     /// Scrapes that came to nothing, for one reason.

@@ -11,9 +11,18 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::reload;
 use tracing_subscriber::{Layer, Registry};
 
-/// How often noisy libraries may speak unless the filter names them: their warnings matter, their chatter doesn't.
-const QUIET: &[&str] =
-    &["h2=warn", "hyper=warn", "hyper_util=warn", "rustls=warn", "tower=warn", "reqwest=warn", "opentelemetry=off"];
+/// How often noisy libraries may speak unless the filter names them: their warnings matter, their chatter doesn't. What the last two have to
+/// say is told once by whoever calls them; they say it at every repetition.
+const QUIET: &[&str] = &[
+    "h2=warn",
+    "hyper=warn",
+    "hyper_util=warn",
+    "rustls=warn",
+    "tower=warn",
+    "reqwest=warn",
+    "kube_client=off",
+    "opentelemetry=off",
+];
 
 /// Why a filter is refused.
 #[derive(Debug, thiserror::Error)]

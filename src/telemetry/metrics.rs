@@ -1,7 +1,10 @@
 //! The metrics of the request road. The registry is a value, not a global: tests run beside each other.
 //!
-//! Labels never come from clients: pools, outcomes, reasons and limits are ours to name, so their number is bounded.
+//! Labels are ours to name: pools, outcomes, reasons and limits, so their number is bounded. Names that come with requests become labels in
+//! [`super::by_name`] alone.
 
+use super::by_name::{ByName, ByNameCollector};
+use super::deadlines::{DeadlineFamily, DeadlineMetrics};
 use super::queues::{QueueFamilies, QueueMetrics};
 use crate::disagg::Failure;
 use crate::error::Reason;
@@ -9,6 +12,7 @@ use crate::scheduling::Signal;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use std::sync::Arc;
@@ -29,17 +33,20 @@ pub enum Outcome {
     ClientAborted,
     /// The picker's own fault.
     FailedInternal,
+    /// The picker knew the answer: the list of models.
+    Answered,
 }
 
 impl Outcome {
     /// All of them.
-    pub const ALL: [Outcome; 6] = [
+    pub const ALL: [Outcome; 7] = [
         Outcome::Routed,
         Outcome::Skipped,
         Outcome::Rejected,
         Outcome::Shed,
         Outcome::ClientAborted,
         Outcome::FailedInternal,
+        Outcome::Answered,
     ];
 
     /// The label.
@@ -52,6 +59,7 @@ impl Outcome {
             Outcome::Shed => "shed",
             Outcome::ClientAborted => "client_aborted",
             Outcome::FailedInternal => "failed_internal",
+            Outcome::Answered => "answered",
         }
     }
 }
@@ -67,11 +75,13 @@ pub enum End {
     ClientGone,
     /// The picker ended it: no prefill server computed the prompt.
     Aborted,
+    /// The picker ended it: it gave way to a request that is more important.
+    Evicted,
 }
 
 impl End {
     /// All of them.
-    pub const ALL: [End; 4] = [End::Complete, End::Unwatched, End::ClientGone, End::Aborted];
+    pub const ALL: [End; 5] = [End::Complete, End::Unwatched, End::ClientGone, End::Aborted, End::Evicted];
 
     /// The label.
     #[must_use]
@@ -81,6 +91,7 @@ impl End {
             End::Unwatched => "unwatched",
             End::ClientGone => "client_gone",
             End::Aborted => "aborted",
+            End::Evicted => "evicted",
         }
     }
 }
@@ -117,6 +128,19 @@ impl SplitOutcome {
 
 /// What came of a question to a prefill server that computed the prompt.
 pub const LEG_OK: &str = "ok";
+
+/// Why the store of tenants' limits did not say whether a request may go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreFailure {
+    /// There was no connection.
+    Away,
+    /// It did not answer in time.
+    Late,
+    /// Too many questions were under way.
+    Busy,
+    /// It answered with an error, or the connection broke.
+    Error,
+}
 
 /// Which bound was hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -219,10 +243,10 @@ pub struct Metrics {
     pub errors_in_stream: Counter,
     reloads: [Counter; 2],
     decision_seconds: Histogram,
-    outcomes: [Counter; 6],
+    outcomes: [Counter; 7],
     rejections: Vec<(Reason, Counter)>,
     limits: [(Limit, Counter); 6],
-    degraded: [(Degraded, Counter); 13],
+    degraded: [(Degraded, Counter); 14],
     ends: Family<PoolEndLabel, Counter>,
     statuses: Family<PoolStatusLabel, Counter>,
     ttft: Family<PoolLabel, Histogram>,
@@ -235,6 +259,12 @@ pub struct Metrics {
     prefill_seconds: Family<PoolLabel, Histogram>,
     legs: Family<OutcomeLabel, Counter>,
     queues: QueueFamilies,
+    deadlines: DeadlineFamily,
+    /// What models and tenants had.
+    pub by_name: Arc<ByName>,
+    store_failures: [(StoreFailure, Counter); 4],
+    /// 1 while there is a connection to the Redis that counts what tenants have.
+    pub store_connected: Gauge,
 }
 
 impl Metrics {
@@ -261,6 +291,10 @@ impl Metrics {
             decision_seconds.clone(),
         );
         let limit = |l: Limit, label| (l, limits.get_or_create_owned(&LimitLabel { limit: label }));
+        let failures = Family::<ReasonLabel, Counter>::default();
+        let help = "requests that the store of tenants' limits said nothing of, by why";
+        registry.register("limit_store_failures", help, failures.clone());
+        let failure = |f: StoreFailure, reason| (f, failures.get_or_create_owned(&ReasonLabel { reason }));
         let mode = |m: Degraded, label| (m, degraded.get_or_create_owned(&ModeLabel { mode: label }));
         let metrics = Self {
             streams_opened: plain(registry, "streams_opened", "ext-proc streams that Envoy opened"),
@@ -301,6 +335,7 @@ impl Metrics {
                 mode(Degraded::Lacking(Signal::Prompt), "no_prompt"),
                 mode(Degraded::Lacking(Signal::Latency), "no_latency"),
                 mode(Degraded::Lacking(Signal::User), "no_user"),
+                mode(Degraded::Lacking(Signal::Profile), "no_profile"),
             ],
             ends: Family::default(),
             statuses: Family::default(),
@@ -314,7 +349,19 @@ impl Metrics {
             prefill_seconds: Family::new_with_constructor(latency),
             legs: Family::default(),
             queues: QueueFamilies::register(registry),
+            deadlines: DeadlineFamily::register(registry),
+            by_name: Arc::default(),
+            store_failures: [
+                failure(StoreFailure::Away, "away"),
+                failure(StoreFailure::Late, "late"),
+                failure(StoreFailure::Busy, "busy"),
+                failure(StoreFailure::Error, "error"),
+            ],
+            store_connected: Gauge::default(),
         };
+        registry.register_collector(Box::new(ByNameCollector(metrics.by_name.clone())));
+        let help = "1 while there is a connection to the Redis that counts what tenants have";
+        registry.register("limit_store_connected", help, metrics.store_connected.clone());
         for outcome in Failure::CODES.into_iter().chain([LEG_OK]) {
             drop(metrics.legs.get_or_create_owned(&OutcomeLabel { outcome }));
         }
@@ -375,6 +422,13 @@ impl Metrics {
         }
     }
 
+    /// Counts a request of which the store of tenants' limits said nothing.
+    pub fn store_failure(&self, failure: StoreFailure) {
+        if let Some((_, counter)) = self.store_failures.iter().find(|(f, _)| *f == failure) {
+            counter.inc();
+        }
+    }
+
     /// Counts a step down the ladder.
     pub fn degraded(&self, mode: Degraded) {
         if let Some((_, counter)) = self.degraded.iter().find(|(m, _)| *m == mode) {
@@ -405,7 +459,7 @@ impl Metrics {
     /// The metrics of the queues before one pool.
     #[must_use]
     pub fn queues(&self, pool: &str) -> QueueMetrics {
-        self.queues.pool(pool)
+        self.queues.pool(pool, self.deadlines.pool(pool))
     }
 
     /// The metrics of one pool, looked up once for all its requests.
@@ -413,7 +467,7 @@ impl Metrics {
     pub fn pool(&self, name: &str) -> PoolMetrics {
         let label = PoolLabel { pool: name.to_owned() };
         // Pools without queues show that nobody waits.
-        drop(self.queues.pool(name));
+        drop(self.queues.pool(name, self.deadlines.pool(name)));
         let end = |e: End| self.ends.get_or_create_owned(&PoolEndLabel { pool: name.to_owned(), end: e.label() });
         let status = |status| self.statuses.get_or_create_owned(&PoolStatusLabel { pool: name.to_owned(), status });
         PoolMetrics {
@@ -429,6 +483,7 @@ impl Metrics {
                 self.splits.get_or_create_owned(&PoolCourseLabel { pool: name.to_owned(), course: outcome.label() })
             }),
             prefill_seconds: self.prefill_seconds.get_or_create_owned(&label),
+            deadlines: self.deadlines.pool(name),
         }
     }
 }
@@ -440,7 +495,7 @@ fn latency() -> Histogram {
 /// The metrics of one pool.
 #[derive(Debug)]
 pub struct PoolMetrics {
-    ends: [Counter; 4],
+    ends: [Counter; 5],
     statuses: [Counter; 5],
     ttft: Histogram,
     duration: Histogram,
@@ -454,6 +509,8 @@ pub struct PoolMetrics {
     pub diverted: Counter,
     splits: [Counter; 4],
     prefill_seconds: Histogram,
+    /// Requests with a deadline.
+    pub deadlines: DeadlineMetrics,
 }
 
 impl PoolMetrics {

@@ -1,9 +1,12 @@
 //! What the process says about itself: logs, metrics, traces, recent decisions.
 
+pub mod by_name;
+pub mod deadlines;
 pub mod decisions;
 pub mod explained;
 pub mod logs;
 pub mod metrics;
+pub mod names;
 #[cfg(feature = "otlp")]
 pub mod otlp;
 pub mod pools;

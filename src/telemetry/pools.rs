@@ -159,6 +159,8 @@ const POOL_COUNTERS: &[PoolCounter] = &[
     ("scrape_unusable_samples", "samples that are NaN, infinite, negative or no number", |p| {
         p.scrape.unusable_samples()
     }),
+    ("model_lists", "servers' answers to `/v1/models` that were read", |p| p.scrape.model_lists()),
+    ("model_list_failures", "questions for `/v1/models` that came to nothing", |p| p.scrape.model_list_failures()),
     ("dns_lookups", "names resolved", |p| p.dns.lookups()),
     ("dns_failures", "names that did not resolve", |p| p.dns.failures()),
     ("prefix_lookups", "prompts looked up in the prefix index", |p| p.prefix.stats().lookups.load(Relaxed)),
@@ -194,6 +196,7 @@ type PoolGauge = (&'static str, &'static str, fn(&PoolView) -> f64);
 
 /// One gauge a pool: name, help, value.
 const POOL_GAUGES: &[PoolGauge] = &[
+    ("served_models", "models that servers list, where they are asked", |p| p.scrape.served_models() as f64),
     ("prefix_index_bytes", "memory of the prefix index, bytes", |p| p.prefix.index().stats().bytes as f64),
     ("prefix_index_budget_bytes", "memory that the prefix index may take, bytes", |p| {
         p.prefix.index().stats().budget_bytes as f64
@@ -227,6 +230,8 @@ const KUBE_COUNTERS: &[KubeCounter] = &[
     ("kube_unreadable_objects", "objects that could not be read", KubeStats::unreadable),
     ("kube_failures", "lists and watches that came to nothing", KubeStats::failures),
     ("kube_refused", "lists and watches that were refused for want of a right", KubeStats::refused),
+    ("kube_status_writes", "statuses of objects that were written", KubeStats::status_writes),
+    ("kube_status_failures", "statuses of objects that could not be written", KubeStats::status_failures),
 ];
 
 impl Collector for PoolCollector {

@@ -1,5 +1,6 @@
 //! The metrics of the queues before pools.
 
+use super::deadlines::DeadlineMetrics;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -100,7 +101,7 @@ impl QueueFamilies {
         families
     }
 
-    pub(super) fn pool(&self, name: &str) -> QueueMetrics {
+    pub(super) fn pool(&self, name: &str, deadlines: DeadlineMetrics) -> QueueMetrics {
         let label = PoolLabel { pool: name.to_owned() };
         let fate =
             |fate: Fate| self.fates.get_or_create_owned(&FateLabel { pool: name.to_owned(), outcome: fate.label() });
@@ -109,6 +110,7 @@ impl QueueFamilies {
             requests: self.requests.get_or_create_owned(&label),
             bytes: self.bytes.get_or_create_owned(&label),
             waits: self.waits.get_or_create_owned(&label),
+            deadlines,
         }
     }
 }
@@ -120,6 +122,8 @@ pub struct QueueMetrics {
     requests: Gauge,
     bytes: Gauge,
     waits: Histogram,
+    /// Requests with a deadline.
+    pub deadlines: DeadlineMetrics,
 }
 
 impl QueueMetrics {

@@ -230,7 +230,7 @@ mod tests {
             assert_eq!(m.next_wake(), Some(at(now + wait)));
             assert!(m.due_probes(at(now + wait - 1)).is_empty());
             now += wait;
-            assert_eq!(m.due_probes(at(now)), ["a".into()]);
+            assert_eq!(m.due_probes(at(now)), [Arc::<str>::from("a")]);
             assert!(m.due_probes(at(now)).is_empty(), "one probe at a time");
             assert!(!m.probed("a", Probe::Failed, at(now)));
         }
@@ -258,7 +258,7 @@ mod tests {
         m.admit("a", at(0)).unwrap();
         m.succeeded("a", at(20));
         assert!(m.due_probes(at(49)).is_empty());
-        assert_eq!(m.due_probes(at(50)), ["a".into()]);
+        assert_eq!(m.due_probes(at(50)), [Arc::<str>::from("a")]);
         assert!(m.probed("a", Probe::Failed, at(50)), "a failed probe makes it unhealthy");
         assert_eq!(m.admit("a", at(51)), Err(Refusal::Unhealthy));
     }
@@ -274,8 +274,8 @@ mod tests {
         }
         assert_eq!(m.next_wake(), Some(at(300)));
         assert!(m.close_unused(at(299)).is_empty());
-        assert_eq!(m.close_unused(at(300)), ["a".into()]);
-        assert_eq!(m.close_unused(at(400)), ["b".into()]);
+        assert_eq!(m.close_unused(at(300)), [Arc::<str>::from("a")]);
+        assert_eq!(m.close_unused(at(400)), [Arc::<str>::from("b")]);
         assert_eq!((m.active(), m.next_wake()), (0, None));
     }
 

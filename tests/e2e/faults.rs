@@ -43,28 +43,6 @@ async fn refusing() -> SocketAddr {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn fail_closed_without_a_picker() {
-    let (echo, decoy) = (Echo::start().await, Echo::start().await);
-    let mut picker = AttacheProcess::start(&[echo.address], &[]).await;
-    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
-    let to = envoy.listener("inference");
-    picker.process.kill();
-    for method in ["GET", "POST"] {
-        let mut request =
-            client::request(method, to, Http::H1, "/v1/chat/completions", Payload::sized(chat(300, false, 1)));
-        let spoof = HeaderValue::from_str(&decoy.address.to_string()).expect("a header value");
-        request.headers_mut().append("x-gateway-destination-endpoint", spoof);
-        let reply = client::send(to, Http::H1, request).await.expect("an answer");
-        assert!(reply.status.is_server_error(), "{method}: {}", reply.status);
-    }
-    assert_eq!(
-        (echo.requests(), decoy.requests()),
-        (0, 0),
-        "no picker, no server: least of all one that a client names"
-    );
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn fail_open_without_a_picker() {
     let [a, b, c, d] = [Echo::start().await, Echo::start().await, Echo::start().await, Echo::start().await];
     let servers = [a.address, b.address, c.address, d.address];

@@ -1,14 +1,16 @@
 //! A pool that is full, through real Envoy: the important goes first, the rest waits or is told when to come again, and everybody gets an answer.
 
 use crate::shipped::by_header;
+use crate::support::Error;
 use crate::support::attache::AttacheProcess;
-use crate::support::body::Payload;
+use crate::support::body::{Payload, chat};
 use crate::support::client::{self, Http, Reply};
 use crate::support::echo::Echo;
 use crate::support::envoy::EnvoyProcess;
 use crate::support::process::eventually;
+use crate::support::sim::SimProcess;
 use bytes::Bytes;
-use http::HeaderValue;
+use http::{HeaderValue, Request};
 use serde_json::json;
 use std::net::SocketAddr;
 
@@ -35,12 +37,22 @@ fn body(number: usize) -> Bytes {
         .into()
 }
 
-/// One request of an objective, whose answer pauses a few times for `ms`.
-async fn ask(to: SocketAddr, objective: &'static str, number: usize, ms: u64) -> Reply {
-    let target = format!("/v1/chat/completions?kind=sse&size=1000&events=4&pace_ms={ms}");
+/// One request of an objective, whose answer is as `how` says.
+fn question(objective: &'static str, number: usize, how: &str, to: SocketAddr) -> Request<Payload> {
+    let target = format!("/v1/chat/completions?{how}");
     let mut request = client::request("POST", to, Http::H1, &target, Payload::sized(body(number)));
     request.headers_mut().insert("x-gateway-inference-objective", HeaderValue::from_static(objective));
-    client::send(to, Http::H1, request).await.expect("an answer")
+    request
+}
+
+async fn send(to: SocketAddr, objective: &'static str, number: usize, how: &str) -> Result<Reply, Error> {
+    client::send(to, Http::H1, question(objective, number, how, to)).await
+}
+
+/// One whose answer pauses a few times for `ms`.
+async fn ask(to: SocketAddr, objective: &'static str, number: usize, ms: u64) -> Reply {
+    let how = format!("kind=sse&size=1000&events=4&pace_ms={ms}");
+    send(to, objective, number, &how).await.expect("an answer")
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -84,6 +96,70 @@ async fn at_three_times_the_capacity_the_important_go_first_and_everybody_gets_a
     picker.assert_settled().await;
 }
 
+/// One client: asks `count` times, one after the other, under these headers.
+async fn ask_again(
+    to: SocketAddr,
+    headers: [(&'static str, &'static str); 2],
+    client: usize,
+    count: usize,
+) -> Vec<Reply> {
+    let mut replies = Vec::with_capacity(count);
+    for number in 0..count {
+        let body = chat(4_000, true, (client * 1_000 + number) as u64);
+        let mut request = client::request("POST", to, Http::H1, "/v1/chat/completions", Payload::sized(body));
+        for (name, value) in headers {
+            request.headers_mut().insert(name, HeaderValue::from_static(value));
+        }
+        replies.push(client::send(to, Http::H1, request).await.expect("an answer"));
+    }
+    replies
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn before_a_fleet_that_is_overloaded_only_the_sheddable_and_the_flood_lose() {
+    let fleet = SimProcess::start(2, &["--output-tokens", "8"]).await;
+    let [a, b] = [fleet.servers[0], fleet.servers[1]];
+    let picker = AttacheProcess::configured(&format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\nexchange: {{trustClientHeaders: true, objectives: {{batch: -1, urgent: 10}}}}\n\
+         pools:\n- name: default\n  endpoints: [\"{a}\", \"{b}\"]\n  flowControl:\n    enabled: true\n    \
+         detector: {{name: concurrency-detector, parameters: {{maxConcurrency: 2}}}}\n    defaultBand: {{maxRequests: 6}}\n    \
+         bands: [{{priority: -1, maxRequests: 2}}]\n"
+    ))
+    .await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    // Who, how many clients, how many requests each.
+    let kinds = [("urgent", "one", 4, 15), ("batch", "one", 8, 15), ("", "one", 2, 15), ("", "flood", 16, 15)];
+    let mut clients = tokio::task::JoinSet::new();
+    for (kind, (objective, tenant, count, requests)) in kinds.into_iter().enumerate() {
+        let headers = [("x-gateway-inference-objective", objective), ("x-gateway-inference-fairness-id", tenant)];
+        for client in 0..count {
+            clients.spawn(async move { (kind, ask_again(to, headers, kind * 100 + client, requests).await) });
+        }
+    }
+    let (mut served, mut lost) = ([0; 4], [0; 4]);
+    for (kind, replies) in clients.join_all().await {
+        for reply in replies {
+            if reply.status == 200 {
+                assert!(reply.body.ends_with(b"data: [DONE]\n\n"), "an answer is whole");
+                served[kind] += 1;
+                continue;
+            }
+            lost[kind] += 1;
+            assert_eq!(reply.status, 429, "{:?}", reply.headers);
+            let retry: u64 = reply.header("retry-after").parse().expect("seconds");
+            assert!((1..=60).contains(&retry), "{retry}");
+        }
+    }
+    let all = kinds.map(|(_, _, count, requests)| count * requests);
+    assert_eq!([served[0] + lost[0], served[1] + lost[1], served[2] + lost[2], served[3] + lost[3]], all);
+    assert_eq!((lost[0], lost[2]), (0, 0), "neither the important nor who asks for little");
+    assert!(lost[1] > 0 && lost[3] > 0, "{lost:?}: it was no overload");
+    picker.until_metric("attache_queued_requests", 0.0).await;
+    envoy.assert_picker_was_correct().await;
+    picker.assert_settled().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_while_it_waits_leaves_nothing_behind() {
     let echo = Echo::start().await;
@@ -106,4 +182,65 @@ async fn a_client_that_leaves_while_it_waits_leaves_nothing_behind() {
     assert!(running.join_all().await.iter().all(|reply| reply.status == 200));
     assert_eq!(echo.requests(), ROOM, "who left or was too late never reached a server");
     picker.assert_settled().await;
+}
+
+/// The pool is full of batches whose answers are as `how` says, and as many urgent requests come whose answers do not end: what becomes of the
+/// batches.
+async fn urgent_ones_come(
+    which: &str,
+    how: &'static str,
+    begun: bool,
+    see: impl AsyncFn(&Echo),
+) -> Vec<Result<Reply, Error>> {
+    let echo = Echo::start().await;
+    let picker = AttacheProcess::configured(&configuration(&echo, &format!("    evictRunning: {which}\n"))).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    let mut batches = tokio::task::JoinSet::new();
+    for number in 0..ROOM {
+        batches.spawn(send(to, "batch", number, how));
+    }
+    eventually("the pool to be full", || async { (echo.requests() >= ROOM).then_some(()) }).await;
+    if begun {
+        picker.until_metric("attache_time_to_first_byte_seconds_count", ROOM as f64).await;
+    }
+    let mut urgent = Vec::new();
+    for number in ROOM..2 * ROOM {
+        let open =
+            client::open(to, Http::H1, question("urgent", number, "kind=sse&size=1000&events=4&pace_ms=600000", to))
+                .await;
+        let open = open.expect("an answer");
+        assert_eq!(open.response.status(), 200);
+        urgent.push(open);
+    }
+    // The last of them could only go on when the last batch had gone.
+    let batches = batches.join_all().await;
+    see(&echo).await;
+    drop(urgent);
+    let books = picker.assert_settled().await;
+    assert_eq!((books.outcomes["routed"], books.opened), (2 * ROOM as u64, 2 * ROOM as u64), "{books:?}");
+    assert_eq!(echo.requests(), 2 * ROOM);
+    batches
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_under_way_gives_way_to_what_is_urgent_and_is_told_when_to_come_again() {
+    // Nobody would wait for these: without giving way the test would fail by its own patience.
+    let batches = urgent_ones_come("unanswered", "delay_ms=600000", false, async |_| {}).await;
+    for reply in batches {
+        let reply = reply.expect("an answer");
+        assert_eq!((reply.status.as_u16(), reply.header("x-attache-reason")), (429, "evicted"));
+        let retry: u64 = reply.header("retry-after").parse().expect("seconds");
+        assert!((1..=60).contains(&retry), "{retry}");
+        assert_eq!(reply.json()["error"]["code"], "evicted");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_has_begun_is_cut_so_that_its_client_can_tell() {
+    let servers_see_it = async |echo: &Echo| {
+        eventually("the server to see all of them go", || async { (echo.cut_short() == ROOM).then_some(()) }).await;
+    };
+    let batches = urgent_ones_come("any", "kind=sse&size=1000&events=4&pace_ms=600000", true, servers_see_it).await;
+    assert!(batches.iter().all(Result::is_err), "no answer looks whole");
 }

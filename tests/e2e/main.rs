@@ -3,14 +3,23 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+#[cfg(feature = "kube")]
+#[path = "../support/kube/mod.rs"]
+#[allow(dead_code, unused_imports, reason = "shared with the tests of Kubernetes, which use all of it")]
+mod api;
 mod choosing;
+#[cfg(feature = "kube")]
+mod conformance;
+mod deadlines;
 mod disagg;
 mod faults;
 mod fleet;
 mod flow;
 mod inputs;
+mod limits;
 mod load;
 mod matrix;
+mod models;
 mod operation;
 mod prefix;
 mod record;

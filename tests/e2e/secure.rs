@@ -142,7 +142,7 @@ async fn a_self_signed_certificate_serves_envoy_and_nobody_who_speaks_no_tls() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &["--secure-serving=true"]).await;
     let envoy = EnvoyProcess::start(&over_tls(picker.grpc)).await;
-    let plain = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let plain = envoy.beside(&by_header("original-dst.yaml", &picker)).await;
     let mut nonsense = TcpStream::connect(picker.grpc).await.expect("a connection");
     nonsense.write_all(b"GET / HTTP/1.1\r\n\r\n").await.expect("sending plain text");
     for size in [300, 1 << 20] {

@@ -86,6 +86,24 @@ async fn an_outage_changes_nothing_and_is_told_once() {
     assert!((1..=3).contains(&told), "told {told} times");
 }
 
+/// By whomever it is said: libraries have their own words for each try.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_not_there_is_told_once_for_each_kind() {
+    let api = FakeApi::start().await;
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port");
+    let text = std::fs::read_to_string(api.kubeconfig()).expect("the kubeconfig");
+    let mut config: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    config["clusters"][0]["cluster"]["server"] = format!("http://{nobody}").into();
+    std::fs::write(api.kubeconfig(), config.to_string()).expect("writing the kubeconfig");
+    let picker = AttacheProcess::in_cluster(&api.kubeconfig(), ARGUMENTS).await;
+    eventually("four tries of each kind", || async {
+        (picker.metric("attache_kube_failures_total").await >= 24.0).then_some(())
+    })
+    .await;
+    let lines = said(&picker, "\"level\":\"WARN\"") + said(&picker, "\"level\":\"ERROR\"");
+    assert_eq!(lines, 6, "the pool, two kinds of two groups each, and models: {}", picker.process.stderr());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_server_only_delays_readiness() {
     let api = cluster(600).await;
@@ -140,4 +158,18 @@ async fn a_kind_that_nothing_depends_on_keeps_nothing_waiting() {
         (said(&picker, "refuses `list` on `inferenceobjectives`") == 2).then_some(())
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_not_known_lacks_no_right() {
+    let api = cluster(1).await;
+    let picker = started(&api).await;
+    api.fail(Outage::Of("pods", 401));
+    let told = "the service account's token";
+    eventually("the token in the log", || async { (said(&picker, told) == 1).then_some(()) }).await;
+    assert_eq!(said(&picker, "refuses"), 0, "a Role would change nothing");
+    assert_eq!(picker.metric("attache_kube_refused_total").await, 0.0);
+    assert_eq!(known(&picker).await.len(), 1, "what is known stays");
+    api.fail(Outage::None);
+    picker.until_metric("attache_kube_out_of_touch", 0.0).await;
 }

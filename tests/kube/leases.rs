@@ -38,3 +38,22 @@ async fn one_replica_is_ready_and_the_next_follows_when_it_ends() {
     let led_by_now = holder(&api).expect("a lease");
     assert!(!led_by_now.is_empty() && led_by_now != led_by, "{led_by_now}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_right_that_is_missing_is_named() {
+    for verb in ["get", "create"] {
+        let api = FakeApi::start().await;
+        api.apply(STABLE, "inferencepools", pool("vllm", "vllm", &[8000]));
+        api.pod(pod("a", "vllm", "10.0.0.1"));
+        api.forbid(verb, "leases", true);
+        let picker = AttacheProcess::in_cluster(&api.kubeconfig(), ELECTION).await;
+        let refused = format!("refuses `{verb}` on `leases` (group `coordination.k8s.io`)");
+        eventually("the missing right in the log", || async {
+            picker.process.stderr().contains(&refused).then_some(())
+        })
+        .await;
+        assert!(!picker.is_ready().await);
+        api.forbid(verb, "leases", false);
+        picker.until_ready().await;
+    }
+}

@@ -1,6 +1,6 @@
 //! Objects that speak of models: rewrites, InferenceModels, objectives.
 
-use crate::api::{EXPERIMENTAL, FakeApi, LLM_D, STABLE, object, pod, pool};
+use crate::api::{EXPERIMENTAL, FakeApi, LLM_D, Outage, STABLE, object, pod, pool};
 use crate::members::NO_METRICS;
 use crate::picks::{Picked, pick, pick_with, until_known};
 use crate::support::attache::AttacheProcess;
@@ -66,6 +66,28 @@ async fn rewrites_hold_from_the_first_request_and_change_without_a_reload() {
     assert_eq!(pick(&connection, "gpt").await.model(), "older");
     api.delete(EXPERIMENTAL, "inferencemodelrewrites", "older");
     until_asked_for(&connection, "gpt", "llama").await;
+}
+
+/// As an API server answers that has just started, or an aggregated one whose backend is away.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_that_finds_no_such_kind_takes_no_rule_away() {
+    let api = cluster().await;
+    api.apply(EXPERIMENTAL, "inferencemodelrewrites", rewrite("exact", 1, Some("gpt"), &[("llama", 1)]));
+    let (_picker, connection) = started(&api, &[]).await;
+    assert_eq!(pick(&connection, "gpt").await.model(), "llama");
+    let listed = || api.asked("list", "inferencemodelrewrites");
+    let before = listed();
+    api.fail(Outage::Watches("inferencemodelrewrites", 404));
+    eventually("a list after the watch", || async { (listed() > before + 1).then_some(()) }).await;
+    for _ in 0..20 {
+        assert_eq!(pick(&connection, "gpt").await.model(), "llama", "the kind is there, as its list says");
+    }
+    api.fail(Outage::None);
+    api.apply(EXPERIMENTAL, "inferencemodelrewrites", rewrite("exact", 1, Some("gpt"), &[("qwen", 1)]));
+    until_asked_for(&connection, "gpt", "qwen").await;
+    // A kind that is really taken away takes its rules along.
+    api.uninstall(EXPERIMENTAL, "inferencemodelrewrites");
+    until_asked_for(&connection, "gpt", "gpt").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

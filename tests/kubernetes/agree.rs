@@ -24,10 +24,15 @@ fn containers(rendered: &Rendered) -> impl Iterator<Item = &Value> {
     list(&spec["containers"]).iter().chain(list(&spec["initContainers"]))
 }
 
-/// The ports of the pod, by name.
-fn port(rendered: &Rendered, name: &Value) -> i64 {
+/// The port of the pod that others name so, or by its number. Kubernetes before 1.32 looks for names in `containers` alone, not among sidecars.
+fn port(rendered: &Rendered, called: &Value) -> i64 {
+    let mut named = list(&pod(rendered)["spec"]["containers"]).iter().flat_map(|container| list(&container["ports"]));
     let mut all = containers(rendered).flat_map(|container| list(&container["ports"]));
-    let found = all.find(|port| port["name"] == *name).unwrap_or_else(|| panic!("{}: no port {name}", rendered.name));
+    let found = match called {
+        Value::Number(_) => all.find(|port| port["containerPort"] == *called),
+        name => named.find(|port| port["name"] == *name),
+    };
+    let found = found.unwrap_or_else(|| panic!("{}: no port {called}", rendered.name));
     found["containerPort"].as_i64().expect("a number")
 }
 
@@ -111,9 +116,13 @@ fn ports_lead_from_the_pool_to_the_picker() {
         }
         for objective in rendered.of("InferenceObjective") {
             rendered.named("InferencePool", &objective["spec"]["poolRef"]["name"]);
+            assert!(rendered.picker()["args"].to_string().contains("--trust-client-headers=true"), "{name}: no effect");
         }
         for policy in rendered.of("GCPBackendPolicy").chain(rendered.of("HealthCheckPolicy")) {
-            rendered.named("InferencePool", &policy["spec"]["targetRef"]["name"]);
+            let (target, pool) = (&policy["spec"]["targetRef"], rendered.one("InferencePool"));
+            assert_eq!(target["name"], pool["metadata"]["name"], "{name}");
+            let group = text(&pool["apiVersion"]).split('/').next();
+            assert_eq!(target["group"].as_str(), group, "{name}");
         }
     }
 }
@@ -197,9 +206,33 @@ fn roles_grant_what_the_picker_needs_and_nothing_else() {
         }
         assert_eq!(watches, needs, "{}", rendered.name);
         let elects = rendered.picker()["args"].to_string().contains("--ha-enable-leader-election=true");
-        let lease = elects.then_some(("coordination.k8s.io", "leases"));
-        assert_eq!(others, lease.into_iter().collect(), "{}: the picker writes nothing else", rendered.name);
+        let mut asked = BTreeSet::new();
+        if elects {
+            asked.insert(("coordination.k8s.io", "leases"));
+            asked.insert((Kind::Model.naming().group, "inferencemodels/status"));
+        }
+        if rendered.picker()["args"].to_string().contains("--metrics-endpoint-auth") {
+            asked.insert(("authentication.k8s.io", "tokenreviews"));
+            asked.insert(("authorization.k8s.io", "subjectaccessreviews"));
+        }
+        assert_eq!(others, asked, "{}: the picker writes nothing else", rendered.name);
     }
+}
+
+#[test]
+fn pickers_that_are_never_ready_stop_neither_a_rollout_nor_a_drain() {
+    let mut elect = 0;
+    for rendered in all() {
+        let rollout = &rendered.one("Deployment")["spec"]["strategy"]["rollingUpdate"];
+        let budget = &rendered.one("PodDisruptionBudget")["spec"]["maxUnavailable"];
+        if rendered.picker()["args"].to_string().contains("--ha-enable-leader-election=true") {
+            assert_eq!((&rollout["maxUnavailable"], budget), (&json!("100%"), &json!("100%")), "{}", rendered.name);
+            elect += 1;
+        } else {
+            assert_eq!((&rollout["maxUnavailable"], budget), (&json!(0), &json!(1)), "{}", rendered.name);
+        }
+    }
+    assert!(elect >= 2, "by kustomize and by helm");
 }
 
 #[test]
@@ -208,6 +241,8 @@ fn pods_are_locked_down() {
         let security = &pod(rendered)["spec"]["securityContext"];
         assert_eq!(security["runAsNonRoot"], true, "{}", rendered.name);
         assert_eq!(security["seccompProfile"]["type"], "RuntimeDefault", "{}", rendered.name);
+        // What a cluster's Services happen to be called must not be read as the picker's variables.
+        assert_eq!(pod(rendered)["spec"]["enableServiceLinks"], false, "{}", rendered.name);
         for container in containers(rendered) {
             let inner = &container["securityContext"];
             assert_eq!(inner["allowPrivilegeEscalation"], false, "{}: {}", rendered.name, container["name"]);

@@ -131,6 +131,23 @@ fn what_cannot_be_meant_is_refused_with_a_reason() {
     }
 }
 
+/// A flag outranks the file, so that a default of the chart would take the place of what a configuration says.
+#[test]
+fn what_nobody_has_set_is_left_to_the_configuration() {
+    for (chart, least) in CHARTS.into_iter().zip([POOL, STANDALONE]) {
+        let rendered = helm(chart, least);
+        let arguments = rendered.picker()["args"].to_string();
+        for flag in ["--engine", "--model-server-metrics", "--trust-client-headers"] {
+            assert!(!arguments.contains(flag), "{chart}: {flag} in {arguments}");
+        }
+    }
+    let set = format!("{POOL}inferenceExtension: {{metricsDataSource: {{scheme: https, path: /m}}}}\n");
+    let arguments = helm("inferencepool", &set).picker()["args"].to_string();
+    for flag in ["metrics-scheme=https", "metrics-path=/m", "metrics-https-insecure-skip-verify=true"] {
+        assert!(arguments.contains(flag), "{flag}: {arguments}");
+    }
+}
+
 /// A values file as somebody has it for GIE's chart.
 const GIE: &str = include_str!("../data/kubernetes/gie-values.yaml");
 
@@ -147,6 +164,7 @@ fn values_for_gies_chart_mean_the_same() {
         "--v=1",
         "--engine=sglang",
         "--tracing=true",
+        "--trust-client-headers=true",
     ] {
         assert!(arguments.contains(&expected), "{expected}: {arguments:?}");
     }

@@ -163,6 +163,7 @@ fn render_all() -> Vec<Rendered> {
     }
     let old = "inferencePool:\n  apiVersion: inference.networking.x-k8s.io/v1alpha2\n  modelServers: {matchLabels: {app: llm}}\n";
     all.push(helm("inferencepool", old));
+    all.push(helm("inferencepool", &format!("{old}provider: {{name: gke}}\n")));
     all.push(helm(
         "inferencepool",
         &format!("{POOL}inferenceExtension: {{flags: {{ha-enable-leader-election: true}}}}\n"),
@@ -188,6 +189,6 @@ fn components() -> Vec<Rendered> {
         Rendered { name: format!("base with {component}"), ..kustomize(directory) }
     });
     let rendered: Vec<_> = rendered.collect();
-    assert!(rendered.len() >= 3, "components are missing");
+    assert!(rendered.len() >= 4, "components are missing");
     rendered
 }

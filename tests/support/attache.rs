@@ -60,7 +60,7 @@ impl AttacheProcess {
     }
 
     /// Starts the picker in the cluster that this kubeconfig names, and waits until it listens: it may not be ready yet.
-    #[allow(dead_code, reason = "only the tests of Kubernetes have a cluster")]
+    #[cfg(feature = "kube")]
     pub(crate) async fn in_cluster(kubeconfig: &Path, arguments: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
         command.env("KUBECONFIG", kubeconfig);

@@ -52,12 +52,19 @@ static MACHINE: RwLock<()> = RwLock::const_new(());
 enum Turn {
     Shared(RwLockReadGuard<'static, ()>),
     Alone(RwLockWriteGuard<'static, ()>),
+    /// Another Envoy of the same test holds one: two of them would wait for each other when somebody wants to be alone in between.
+    Anothers,
 }
 
 impl EnvoyProcess {
     /// Starts Envoy and returns when all listeners of the bootstrap are open. Ports in it should be 0.
     pub(crate) async fn start(bootstrap: &str) -> Self {
         Self::with_workers(bootstrap, 2).await
+    }
+
+    /// Another one for the test that has this one, which must be dropped last.
+    pub(crate) async fn beside(&self, bootstrap: &str) -> Self {
+        Self::launch(bootstrap, 2, Turn::Anothers).await
     }
 
     /// The same for a test that loads the machine so much that others would fail beside it.

@@ -11,6 +11,9 @@ pub(crate) mod modes;
 #[path = "../../benches/support/noop.rs"]
 pub(crate) mod noop;
 pub(crate) mod process;
+#[cfg(feature = "redis")]
+#[allow(dead_code, reason = "only the end-to-end tests have one")]
+pub(crate) mod redis;
 pub(crate) mod sim;
 
 /// The error of everything that can fail while a test talks to something.

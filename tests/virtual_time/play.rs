@@ -54,6 +54,7 @@ pub(crate) fn request(number: u64, at: Timestamp, prompt: &[Piece], answer: u32)
         adapter: None,
         session: None,
         tenant: None,
+        priority: 0,
     }
 }
 
@@ -153,6 +154,7 @@ impl Pool {
                 tenant_share: 1.0,
                 tenant_header: None,
                 claim_life: DEFAULT_CLAIM_LIFE,
+                turns: None,
                 seed: SEED,
             },
             servers: self.engines.iter().cloned().enumerate().map(|(i, engine)| (spec(i), engine)).collect(),

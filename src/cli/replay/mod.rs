@@ -17,11 +17,13 @@ use crate::replay::pace::{Closed, Limited, Resampled, Scaled};
 use crate::replay::report::assertion::Assertion;
 use crate::replay::report::table::TableStyle;
 use crate::replay::report::{Report, Run, html, markdown, png, table};
-use crate::replay::served::{Sample, Served};
+use crate::replay::served::{Queued, Sample, Served};
 use crate::replay::tally::{Tally, Targets};
+use crate::replay::turns::Turns;
 use crate::replay::workload::Workload;
 use crate::replay::world::{Hearing, KvHearing, Observer, TimedChange, World, WorldConfig, spec};
 use crate::replay::{synthetic, trace};
+use crate::scrape::slo_profiles;
 use crate::sim::engine::EngineConfig;
 use anyhow::{Context, ensure};
 use clap::Args;
@@ -68,6 +70,9 @@ Examples:
 
   In CI: fails with exit code 2 when it does not hold:
     attache replay --trace t.jsonl --assert 'predicted-latency:ttft_mean<0.7*pipeline:ttft_mean'
+
+  What it buys that requests wait here while the servers are full, short ones first:
+    attache replay --trace t.jsonl --compare predicted-latency+late-binding --assert 'predicted-latency+late-binding:wait_max<20s'
 
   The same workload to a real gateway, at real time:
     attache replay --workload multi-turn:clients=8 --target http://127.0.0.1:10000
@@ -123,7 +128,8 @@ pub(super) struct ReplayArgs {
     /// as many of each policy [default: the configuration's]
     #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Who decides")]
     disaggregation: Vec<String>,
-    /// Policies beside the configuration's: `name`, `name={…}` with parameters, `label=file.yaml`
+    /// Policies beside the configuration's: `name`, `name={…}` with parameters, `label=file.yaml`; `+late-binding` behind one has requests wait
+    /// while the pool is full (the configuration's `flowControl`, else the recommended one), `+at-once` has none wait
     #[arg(long, value_name = "LIST", default_value = DEFAULT_COMPARE, help_heading = "Who decides")]
     compare: Vec<String>,
     /// The policy that others are compared with [default: the configuration's]
@@ -474,6 +480,10 @@ impl Observer for Counting<'_> {
         }
     }
 
+    fn queued(&mut self, queued: &Queued<'_>) {
+        self.tally.queued(queued);
+    }
+
     fn sampled(&mut self, at: Timestamp, servers: &[Sample]) {
         self.tally.sample(at, servers);
     }
@@ -483,8 +493,10 @@ fn play(args: &ReplayArgs, job: &Job<'_>, hearing: &Hearing, bar: &ProgressBar) 
     let clock = Clock::start();
     let began = clock.now();
     let pool = &job.policy.pool;
+    let scheduler = pool.scheduler(None)?;
+    slo_profiles::fill(&scheduler.choices)?;
     let front = FrontConfig {
-        scheduler: pool.scheduler(None)?,
+        scheduler,
         patience: plan::patience(pool),
         stale_after: pool.scrape.stale_after,
         block_size: pool.prefix.block_size,
@@ -492,6 +504,7 @@ fn play(args: &ReplayArgs, job: &Job<'_>, hearing: &Hearing, bar: &ProgressBar) 
         tenant_share: pool.prefix.tenant_share,
         tenant_header: pool.prefix.tenant_header.clone(),
         claim_life: pool.prefix.claim_life,
+        turns: pool.flow.clone().map(|flow| Turns::new(flow, args.seed)).transpose()?,
         seed: args.seed,
     };
     let named = |i: usize| pool.endpoints.get(i).cloned().unwrap_or_else(|| spec(i));

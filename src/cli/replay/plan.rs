@@ -1,6 +1,7 @@
 //! The words of `attache replay`: policies, servers, changes.
 
 use crate::clock::Timestamp;
+use crate::config::recommended_flow;
 use crate::config::settings::{Disaggregation, PoolSettings};
 use crate::config::units::parse_duration;
 use crate::disagg::Mode;
@@ -49,7 +50,37 @@ fn split(list: &str) -> Vec<&str> {
     parts.into_iter().map(str::trim).filter(|part| !part.is_empty()).collect()
 }
 
-/// The policies that `--compare` names: `name`, `name={json}` and `label=file.yaml`, after those of the configuration itself.
+/// When a policy decides, as it is said behind its name; without such a word as the configuration says.
+#[derive(Clone, Copy, Debug)]
+enum Binding {
+    /// When the pool has room: with the configuration's `flowControl`, else with the recommended one.
+    Late,
+    /// When the request comes.
+    AtOnce,
+}
+
+impl Binding {
+    const ALL: [Self; 2] = [Self::Late, Self::AtOnce];
+
+    fn suffix(self) -> &'static str {
+        match self {
+            Self::Late => "+late-binding",
+            Self::AtOnce => "+at-once",
+        }
+    }
+
+    fn of(self, pool: PoolSettings) -> anyhow::Result<PoolSettings> {
+        let flow = match (self, pool.flow) {
+            (Self::AtOnce, _) => None,
+            (Self::Late, Some(flow)) => Some(flow),
+            (Self::Late, None) => Some(recommended_flow().context("the recommended `flowControl` can't be used")?),
+        };
+        Ok(PoolSettings { flow, ..pool })
+    }
+}
+
+/// The policies that `--compare` names: `name`, `name={json}` and `label=file.yaml`, each perhaps with `+late-binding` or `+at-once` behind
+/// it, after those of the configuration itself.
 ///
 /// # Errors
 /// What is wrong with a name, its parameters or a file.
@@ -60,9 +91,13 @@ pub(super) fn policies(
 ) -> anyhow::Result<Vec<Policy>> {
     let mut policies = vec![Policy { name: base.strategy.clone(), pool: base.clone() }];
     for spelling in compare.iter().flat_map(|list| split(list)) {
-        let (name, rest) = match spelling.split_once('=') {
-            Some((name, rest)) => (name.trim(), Some(rest.trim())),
+        let (plain, binding) = match Binding::ALL.iter().find_map(|b| Some((spelling.strip_suffix(b.suffix())?, *b))) {
+            Some((plain, binding)) => (plain.trim(), Some(binding)),
             None => (spelling, None),
+        };
+        let (name, rest) = match plain.split_once('=') {
+            Some((name, rest)) => (name.trim(), Some(rest.trim())),
+            None => (plain, None),
         };
         let policy = match rest {
             Some(file) if !file.starts_with('{') => {
@@ -74,7 +109,8 @@ pub(super) fn policies(
                     endpoints: base.endpoints.clone(),
                     ..other
                 };
-                Policy { name: name.to_owned(), pool }
+                let name = binding.map_or_else(|| name.to_owned(), |binding| format!("{name}{}", binding.suffix()));
+                Policy { name, pool }
             }
             parameters => {
                 let parameters = parameters.map(serde_json::from_str).transpose();
@@ -89,6 +125,10 @@ pub(super) fn policies(
                 };
                 Policy { name: spelling.to_owned(), pool }
             }
+        };
+        let policy = match binding {
+            Some(binding) => Policy { pool: binding.of(policy.pool)?, ..policy },
+            None => policy,
         };
         // The same once more says nothing.
         if !policies.iter().any(|p| p.name == policy.name) {

@@ -15,6 +15,8 @@ pub(super) enum Fate {
     Part,
     /// The same, after parameters that are settings here were taken away.
     PartAnd(Reads),
+    /// It is a policy of flow control, or turns requests away; `flow` makes it.
+    Policy,
     /// Its parameters become settings.
     Settings(Reads),
     /// It is always in force here, in this way, so that these parameters of it change nothing.
@@ -103,7 +105,8 @@ pub(super) const IMPLICIT: &[&str] = &[
     "vllmhttp-parser",
 ];
 
-const NO_QUEUES: &str = "`flowControl` of a file of kind `Attache` queues requests; files of this kind do not";
+const TENANTS: &str = "tenants are told apart by `x-gateway-inference-fairness-id`";
+const EVICTION: &str = "what is sheddable gives way in this order";
 const BY_HANDLER: &str = "the profiles are those that the profile handler names";
 const TOGETHER: &str = "servers of one revision are kept together by a label, which `disaggregation.together` names";
 /// A parser: which one reads a body is decided by the request's path.
@@ -191,7 +194,7 @@ pub(super) const CATALOGUE: &[Entry] = &[
     other("endpoint-notification-source", &[Slot::Source], Fate::BuiltIn("", &[])),
     other("models-data-source", &[Slot::Source], Fate::Idle("which adapters a server has is read from its metrics", None)),
     other("models-data-extractor", &[Slot::Extractor], Fate::Idle("which adapters a server has is read from its metrics", None)),
-    other("models-responder", &[], Fate::Idle("`/v1/models` is answered by a server", None)),
+    other("models-responder", &[], Fate::Settings(mapping::models_responder)),
     other("topology-extractor", &[Slot::Extractor], Fate::BuiltIn("", &[])),
     other("k8s-notification-source", &[Slot::Source], Fate::Idle("objects of Kubernetes are not watched in this version", None)),
     other("local-syncer", &[Slot::Syncer], Fate::Idle("replicas do not share what they know in this version", None)),
@@ -207,20 +210,20 @@ pub(super) const CATALOGUE: &[Entry] = &[
     other("vllmgrpc-parser", &[Slot::Parser], BY_PATH),
     other("vllmhttp-parser", &[Slot::Parser], BY_PATH),
     // Admission and flow control.
-    other("agent-identity", &[], Fate::Idle(NO_QUEUES, None)),
-    other("latency-slo-admitter", &[], Fate::Idle(NO_QUEUES, None)),
-    other("probabilistic-admitter", &[], Fate::Idle(NO_QUEUES, Some(&["queueDepthThreshold", "kvCacheUtilThreshold", "power", "k"]))),
-    other("global-strict-fairness-policy", &[Slot::Fairness], Fate::Idle(NO_QUEUES, Some(&[]))),
-    Entry { name: "program-aware-fairness", aliases: &["program-aware-fairness-policy"], slots: &[Slot::Fairness], fate: Fate::Idle(NO_QUEUES, None) },
-    other("round-robin-fairness-policy", &[Slot::Fairness], Fate::Idle(NO_QUEUES, Some(&[]))),
-    other("edf-ordering-policy", &[Slot::Ordering], Fate::Idle(NO_QUEUES, Some(&[]))),
-    other("fcfs-ordering-policy", &[Slot::Ordering], Fate::Idle(NO_QUEUES, Some(&[]))),
-    other("slo-deadline-ordering-policy", &[Slot::Ordering], Fate::Idle(NO_QUEUES, Some(&[]))),
-    other("priority-holdback-policy", &[Slot::UsageLimit], Fate::Idle(NO_QUEUES, Some(&["minCeiling", "maxCeiling"]))),
-    other("soft-reflective-ceiling-policy", &[Slot::UsageLimit], Fate::Idle(NO_QUEUES, None)),
-    other("static-usage-limit-policy", &[Slot::UsageLimit], Fate::Idle(NO_QUEUES, Some(&["threshold"]))),
-    Entry { name: "sheddable-eviction-filter", aliases: &["eviction-sheddable-filter"], slots: &[], fate: Fate::Idle(NO_QUEUES, None) },
-    Entry { name: "priority-then-time-eviction-order-policy", aliases: &["eviction-priority-then-time-ordering"], slots: &[], fate: Fate::Idle(NO_QUEUES, None) },
+    other("agent-identity", &[], Fate::Idle(TENANTS, None)),
+    other("latency-slo-admitter", &[], Fate::Policy),
+    other("probabilistic-admitter", &[], Fate::Policy),
+    other("global-strict-fairness-policy", &[Slot::Fairness], Fate::Policy),
+    Entry { name: "program-aware-fairness", aliases: &["program-aware-fairness-policy"], slots: &[Slot::Fairness], fate: Fate::Policy },
+    other("round-robin-fairness-policy", &[Slot::Fairness], Fate::Policy),
+    other("edf-ordering-policy", &[Slot::Ordering], Fate::Policy),
+    other("fcfs-ordering-policy", &[Slot::Ordering], Fate::Policy),
+    other("slo-deadline-ordering-policy", &[Slot::Ordering], Fate::Policy),
+    other("priority-holdback-policy", &[Slot::UsageLimit], Fate::Policy),
+    other("soft-reflective-ceiling-policy", &[Slot::UsageLimit], Fate::Policy),
+    other("static-usage-limit-policy", &[Slot::UsageLimit], Fate::Policy),
+    Entry { name: "sheddable-eviction-filter", aliases: &["eviction-sheddable-filter"], slots: &[], fate: Fate::BuiltIn(EVICTION, &[]) },
+    Entry { name: "priority-then-time-eviction-order-policy", aliases: &["eviction-priority-then-time-ordering"], slots: &[], fate: Fate::BuiltIn(EVICTION, &[]) },
     // What is told about a request.
     other("destination-endpoint-served-verifier", &[], Fate::Settings(mapping::served_verifier)),
     other("request-attribute-reporter", &[], Fate::Settings(mapping::attribute_reporter)),

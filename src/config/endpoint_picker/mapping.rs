@@ -8,7 +8,7 @@ use crate::config::defaults::{MAX_BLOCK_SIZE, MIN_INTERVAL};
 use crate::config::diagnostic::{At, Code, Diagnostic, Span};
 use crate::config::document::{Node, Value};
 use crate::config::schema::{self, FromFlags, Opt, TokenizerKind};
-use crate::config::settings::UsageCount;
+use crate::config::settings::{ModelsAnswer, UsageCount};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -27,6 +27,7 @@ pub(super) struct Mapped {
     pub(super) endpoints: FromFlags,
     pub(super) exchange: schema::Exchange,
     pub(super) disaggregation: Opt<schema::Disaggregation>,
+    pub(super) flow_control: Opt<schema::FlowControl>,
 }
 
 /// What a profile handler means that has a prefill profile: llm-d's sidecar stands before the decode servers. Which requests are split, the
@@ -321,6 +322,11 @@ pub(super) fn core_metrics(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink)
 /// `destination-endpoint-served-verifier`
 pub(super) fn served_verifier(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
     set(&mut to.exchange.conformance_headers, Some(At { value: true, span: f.span }), &f.path, sink);
+}
+
+/// `models-responder`
+pub(super) fn models_responder(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
+    set(&mut to.exchange.models, Some(At { value: ModelsAnswer::Pool, span: f.span }), &f.path, sink);
 }
 
 /// `request-attribute-reporter`

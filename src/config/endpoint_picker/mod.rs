@@ -3,12 +3,13 @@
 //! Such a file names plugins and puts them into profiles; it names no endpoints, so those come from flags. What each plugin type
 //! becomes stands in `catalogue`: a part of the pipeline, settings (`mapping`), something that is always in force here, or nothing,
 //! and then a warning says why. Nothing is dropped in silence, and what would send requests elsewhere is refused. `plugins` makes
-//! the plugins, `profiles` builds the pipeline of them, `sections` checks the rest of the file. Older versions of the format are
+//! the plugins, `profiles` builds the pipeline of them, `flow` the queues, `sections` checks the rest of the file. Older versions of the format are
 //! read too. Called by `schema`; the result is a [`schema::File`], which `validate` treats like any other.
 //!
 //! Source: the configuration API and loaders of GIE v0.5 to v1.5 and of llm-d-router v0.10.
 
 mod catalogue;
+mod flow;
 mod mapping;
 mod plugins;
 mod profiles;
@@ -53,10 +54,11 @@ pub(super) fn read(root: &Node, sink: &mut Sink) -> Option<File> {
     let strategy = profiles::pipeline(&mut f, &plugins, &mut mapped, sink);
     sections::data_layer(&mut f, &plugins, &mut mapped, sink);
     sections::parsers(&mut f, &plugins, sink);
-    sections::flow_control(&mut f, &gates, &plugins, sink);
+    flow::flow_control(&mut f, &gates, &plugins, &mut mapped, sink);
     f.finish(sink);
     // A pipeline of which a part is missing would only be complained of a second time.
     let strategy = if errors(sink) == before { Some(strategy) } else { None };
+    mapped.flow_control = mapped.flow_control.filter(|_| strategy.is_some());
     Some(file(mapped, strategy, root.span, sink))
 }
 
@@ -79,7 +81,7 @@ fn check_version(f: &mut Fields<'_>, sink: &mut Sink) -> bool {
 
 /// One pool, of what was read.
 fn file(mapped: Mapped, strategy: Option<At<schema::Strategy>>, span: Span, sink: &mut Sink) -> File {
-    let Mapped { block_size, tokenizer, kv_events, scrape, endpoints, exchange, disaggregation } = mapped;
+    let Mapped { block_size, tokenizer, kv_events, scrape, endpoints, exchange, disaggregation, flow_control } = mapped;
     let kv_events = match (&tokenizer, kv_events) {
         (None, Some(events)) => {
             let message =
@@ -108,7 +110,8 @@ fn file(mapped: Mapped, strategy: Option<At<schema::Strategy>>, span: Span, sink
         health: schema::Health::default(),
         prefix_cache: Some(At { value: prefix, span }),
         disaggregation,
-        flow_control: None,
+        flow_control,
+        deadline_admission: None,
         from_flags: Some(endpoints),
     };
     let pools = Some(At { value: vec![At { value: pool, span }], span });

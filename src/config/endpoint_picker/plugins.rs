@@ -1,12 +1,13 @@
 //! The section `plugins`: names, types and parameters, and what each becomes.
 
 use super::catalogue::{self, Entry, Fate, IMPLICIT, Slot};
+use super::flow;
 use super::mapping::{Mapped, ignored};
 use super::undefined;
 use crate::config::decode::{Fields, Sink};
 use crate::config::diagnostic::{At, Code, Diagnostic, Span, closest};
 use crate::config::document::{Node, Value};
-use crate::scheduling::plugin::{ParamError, Plugin, PluginDescriptor};
+use crate::scheduling::plugin::{ParamError, Plugin};
 use crate::scheduling::registry;
 use serde_json::Value as Json;
 use std::collections::HashMap;
@@ -157,6 +158,13 @@ fn declare(head: Head<'_>, names: &[String], mapped: &mut Mapped, sink: &mut Sin
             reads(&mut f, mapped, sink);
             part(&kind, &path, type_name, f, names, sink)
         }
+        Some(Fate::Policy) => {
+            declared.parameters = rest(&f);
+            let error = flow::refused(type_name, &declared.parameters);
+            error.iter().for_each(|error| refused(type_name, error, &f, sink));
+            declared.broken = error.is_some();
+            None
+        }
         Some(fate) => {
             declared.broken = !apply(&kind, &path, fate, f, mapped, sink);
             None
@@ -189,7 +197,7 @@ fn apply(kind: &At<String>, path: &str, fate: Fate, mut f: Fields<'_>, mapped: &
             sink.push(Diagnostic::new(Code::UnknownPlugin, path, message).at(kind.span).help(help));
             return false;
         }
-        Fate::Part | Fate::PartAnd(_) => {}
+        Fate::Part | Fate::PartAnd(_) | Fate::Policy => {}
     }
     f.finish(sink);
     true
@@ -220,26 +228,31 @@ fn part(
         }
         sink.push(diagnostic);
     }
-    let rest: serde_json::Map<String, Json> =
-        f.rest().map(|(k, node)| (k.value.clone(), node.value.to_json())).collect();
-    let parameters = if rest.is_empty() { Json::Null } else { Json::Object(rest) };
+    let parameters = rest(&f);
     match (descriptor.build)(&parameters) {
         Ok(part) => Some((part, parameters)),
         Err(error) => {
-            refused(descriptor, &error, &f, sink);
+            refused(descriptor.name, &error, &f, sink);
             None
         }
     }
 }
 
+/// The parameters that nobody has taken.
+fn rest(f: &Fields<'_>) -> Json {
+    let rest: serde_json::Map<String, Json> =
+        f.rest().map(|(k, node)| (k.value.clone(), node.value.to_json())).collect();
+    if rest.is_empty() { Json::Null } else { Json::Object(rest) }
+}
+
 /// The registry's word on parameters, at the one that it names.
-fn refused(descriptor: &PluginDescriptor, error: &ParamError, f: &Fields<'_>, sink: &mut Sink) {
+fn refused(name: &str, error: &ParamError, f: &Fields<'_>, sink: &mut Sink) {
     let named = f.rest().find(|(key, _)| error.0.contains(&format!("`{}`", key.value)));
     let (path, span) = match named {
         Some((key, node)) => (f.path_of(&key.value), if error.0.starts_with("unknown") { key.span } else { node.span }),
         None => (f.path.clone(), f.span),
     };
-    let message = format!("`{}` does not take these parameters: {error}", descriptor.name);
+    let message = format!("`{name}` does not take these parameters: {error}");
     sink.push(Diagnostic::new(Code::BadParameters, path, message).at(span));
 }
 

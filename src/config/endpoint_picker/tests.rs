@@ -7,7 +7,7 @@ use crate::config::diagnostic::{Code, Diagnostic, render_text};
 use crate::config::document;
 use crate::config::schema::{File, Pool, TokenizerKind};
 use crate::config::settings::{TokenizerSettings, UsageCount};
-use crate::config::{ConfigText, Overrides, Settings, Sources, load};
+use crate::config::{ConfigText, KubernetesFlags, Overrides, Settings, Sources, load};
 use crate::disagg::Mode;
 use crate::pool::Engine;
 use crate::scheduling::registry;
@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+mod flow;
 mod hostile;
 mod upstream;
 
@@ -227,7 +228,6 @@ fn what_has_no_effect_is_said() {
             &["engineLabelKey", "engineConfigs"],
         ),
         ("agent-identity", "{additionalSessionHeaders: [a]}", &["agent-identity"]),
-        ("latency-slo-admitter", "", &["latency-slo-admitter"]),
         (
             "prefix-based-pd-decider",
             "{nonCachedTokens: 16, prefixPluginName: p, prefixPluginType: t}",
@@ -300,6 +300,8 @@ fn the_catalogue_holds_together() {
             assert!(names.insert(*name), "{name} twice");
         }
         let part = matches!(entry.fate, Fate::Part | Fate::PartAnd(_));
+        let policy = super::flow::refused(entry.name, &json!({"noSuchParameter": 1})).is_some();
+        assert_eq!(policy, matches!(entry.fate, Fate::Policy), "{}", entry.name);
         assert!(part || registry::plugin(entry.name).is_none(), "{} is a part of the pipeline by now", entry.name);
     }
     let lacking = CATALOGUE.iter().filter(|e| matches!(e.fate, Fate::Part | Fate::PartAnd(_)) && !held(e.name));
@@ -414,4 +416,26 @@ fn a_prefill_profile_that_can_run_means_sidecars() {
         assert_eq!(said.is_some(), splits, "{case}");
         assert!(said.is_none_or(|d| matches!(d.mode, Mode::Header { .. })), "{case}");
     }
+}
+
+#[test]
+fn a_flag_that_takes_the_files_place_is_told() {
+    let text = format!(
+        "{HEAD}plugins: [{{type: metrics-data-source, parameters: {{path: /stats, port: 9100}}}}, {{type: core-metrics-extractor, parameters: {{defaultEngine: sglang}}}}]\n"
+    );
+    let told = |engine, path: &str| {
+        let kubernetes = KubernetesFlags {
+            pool_name: Some("vllm".into()),
+            engine: Some(engine),
+            metrics_scheme: Some("http".into()),
+            metrics_path: Some(path.into()),
+            metrics_port: Some(0),
+            ..KubernetesFlags::default()
+        };
+        let (_, diagnostics) = full(&text, Overrides { kubernetes, ..Overrides::default() }).unwrap();
+        assert!(diagnostics.iter().all(|d| d.code == Code::Overridden && d.span.is_some()), "{diagnostics:?}");
+        diagnostics.into_iter().map(|d| d.path).collect::<Vec<_>>()
+    };
+    assert_eq!(told(Engine::Vllm, "/metrics"), ["--model-server-metrics-path", "--engine"]);
+    assert_eq!(told(Engine::Sglang, "/stats"), Vec::<String>::new(), "they say the same");
 }

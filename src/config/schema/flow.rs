@@ -2,7 +2,7 @@
 
 use super::{At, Bytes, Fields, Node, Opt, Read, Sink, Strategy};
 use crate::config::decode::{Keyword, keyword};
-use crate::flow::Overflow;
+use crate::flow::{EvictRunning, Overflow};
 use std::time::Duration;
 
 sections! {
@@ -16,6 +16,7 @@ sections! {
         "maxRequests" => max_requests: u64,
         "maxBytes" => max_bytes: Bytes,
         "evictSheddable" => evict_sheddable: bool,
+        "evictRunning" => evict_running: EvictRunning,
         "shares" => shares: Vec<(At<String>, At<f64>)>,
         "defaultBand" => default_band: Band,
         "bands" => bands: Vec<At<Band>>,
@@ -34,6 +35,17 @@ sections! {
 impl Keyword for Overflow {
     const WORDS: &'static [(&'static str, Self)] =
         &[("newcomer", Overflow::Newcomer), ("longest-flow", Overflow::LongestFlow)];
+}
+
+impl Keyword for EvictRunning {
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("never", EvictRunning::Never), ("unanswered", EvictRunning::Unanswered), ("any", EvictRunning::Any)];
+}
+
+impl Read for EvictRunning {
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        keyword(node, path, sink)
+    }
 }
 
 impl Read for Overflow {

@@ -1,13 +1,14 @@
 //! The checks of `flowControl`.
 
 use super::{given, positive};
-use crate::config::decode::{Bytes, Sink};
+use crate::config::decode::{Bytes, Keyword, Sink};
 use crate::config::diagnostic::{At, Code, Diagnostic, Span};
 use crate::config::schema::{self, Strategy};
 use crate::config::units::show_duration;
 use crate::flow::registry::{self, ADMITTERS, CEILINGS, DETECTORS, Descriptor, FAIRNESS, ORDERINGS};
 use crate::flow::settings::{DEFAULT_BAND_BYTES, DEFAULT_BAND_REQUESTS, DEFAULT_TTL};
-use crate::flow::{BandSettings, Overflow, PoolFlow, Settings};
+use crate::flow::{BandSettings, EvictRunning, Overflow, PoolFlow, Settings};
+use crate::limits::DEFAULT_MAX_BUFFERED_BYTES;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -22,6 +23,14 @@ const DEFAULT_FAIRNESS: &str = "vtc-fair";
 const DEFAULT_ORDERING: &str = "least-work";
 /// A flood does not lock others out.
 const DEFAULT_OVERFLOW: Overflow = Overflow::LongestFlow;
+
+/// Who was let through is served: work that is done is not thrown away unless an operator says so.
+const DEFAULT_EVICT_RUNNING: EvictRunning = EvictRunning::Never;
+
+/// The word for a value in the file.
+fn word<K: Keyword + PartialEq>(value: K) -> &'static str {
+    K::WORDS.iter().find(|(_, of)| *of == value).map_or("", |(word, _)| word)
+}
 
 /// A policy that was chosen: its name and parameters, and itself.
 struct Chosen<P: ?Sized + 'static> {
@@ -114,7 +123,7 @@ fn band(
         "ordering": ordering_said,
         "maxRequests": max_requests,
         "maxBytes": max_bytes,
-        "overflow": if overflow == Overflow::LongestFlow { "longest-flow" } else { "newcomer" },
+        "overflow": word(overflow),
     });
     Some((BandSettings { ordering, fairness, max_requests, max_bytes, overflow }, said))
 }
@@ -157,8 +166,62 @@ fn shares(file: &[(At<String>, At<f64>)], path: &str, sink: &mut Sink) -> HashMa
     shares
 }
 
+/// What `enabled: true` alone stands for.
+#[must_use]
+pub fn recommended() -> Option<PoolFlow> {
+    let enabled = Some(At { value: true, span: Span::default() });
+    let room = Room::shared(DEFAULT_MAX_BUFFERED_BYTES, &[]);
+    flow(&schema::FlowControl { enabled, ..schema::FlowControl::default() }, room, "flowControl", &mut Sink::default())
+}
+
+/// Whether requests that would be late are refused.
+pub(super) fn deadline_admission(pool: &schema::Pool, path: &str, sink: &mut Sink) -> bool {
+    let Some(at) = pool.deadline_admission.filter(|at| at.value) else { return false };
+    if let Some(other) = &pool.disaggregation {
+        let message =
+            "not with `disaggregation`: what two servers take together is not predicted before they are chosen";
+        let diagnostic = Diagnostic::new(Code::Contradiction, format!("{path}.deadlineAdmission"), message);
+        sink.push(diagnostic.at(at.span).related(other.span, "requests are split"));
+    }
+    true
+}
+
+/// One part in two of the bytes that all bodies may hold: what waits leaves as much to requests that only pass.
+const DEFAULT_QUEUED_PART: u64 = 2;
+
+/// What bodies may hold in memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    /// All together, bytes.
+    buffered: u64,
+    /// Those that wait before a pool that does not say it, bytes.
+    queued: u64,
+}
+
+impl Room {
+    /// The pools that have queues share what may wait; the memory is the same.
+    pub(super) fn shared(buffered: u64, pools: &[At<schema::Pool>]) -> Self {
+        let has_queues = |flow: &At<schema::FlowControl>| given(flow.value.enabled, false);
+        let sharing = pools.iter().filter(|at| at.value.flow_control.as_ref().is_some_and(has_queues)).count();
+        Self { buffered, queued: buffered / DEFAULT_QUEUED_PART / (sharing as u64).max(1) }
+    }
+}
+
+/// Bytes that may wait before a pool.
+fn queued_bytes(file: Option<At<Bytes>>, room: Room, path: &str, sink: &mut Sink) -> u64 {
+    if let Some(at) = file.filter(|at| at.value.0 > room.buffered) {
+        let message = format!(
+            "the queue never holds {} bytes: `limits.maxBufferedBytes` ({}) is reached before, and then requests are \
+             refused that need not wait",
+            at.value.0, room.buffered
+        );
+        sink.push(Diagnostic::new(Code::NoEffect, path, message).at(at.span).help("leave it out, or make it smaller"));
+    }
+    limit(bytes(file), room.queued, path, sink)
+}
+
 /// `None` when it is off or can't be made.
-pub(super) fn flow(file: &schema::FlowControl, path: &str, sink: &mut Sink) -> Option<PoolFlow> {
+pub(super) fn flow(file: &schema::FlowControl, room: Room, path: &str, sink: &mut Sink) -> Option<PoolFlow> {
     let detector = file.detector.as_ref().map(|at| &at.value);
     let detector = choose("detector", DETECTORS, detector, DEFAULT_DETECTOR, &format!("{path}.detector"), sink);
     let ceiling = file.ceiling.as_ref().map(|at| &at.value);
@@ -179,23 +242,24 @@ pub(super) fn flow(file: &schema::FlowControl, path: &str, sink: &mut Sink) -> O
     let default_band = band(usual, None, &format!("{path}.defaultBand"), sink);
     let ttl = positive(&format!("{path}.ttl"), file.ttl, DEFAULT_TTL, sink);
     let max_requests = limit(file.max_requests, u64::MAX, &format!("{path}.maxRequests"), sink);
-    let max_bytes = limit(bytes(file.max_bytes), u64::MAX, &format!("{path}.maxBytes"), sink);
+    let max_bytes = queued_bytes(file.max_bytes, room, &format!("{path}.maxBytes"), sink);
     let shares = shares(file.shares.as_ref().map(|at| at.value.as_slice()).unwrap_or_default(), path, sink);
     let default_band = default_band?;
     let named = file.bands.as_ref().map(|at| at.value.as_slice()).unwrap_or_default();
     let (bands, bands_said) = bands(named, &default_band, path, sink);
     let (detector, ceiling) = (detector?, ceiling?);
     let evict_sheddable = given(file.evict_sheddable, true);
-    let most = |limit: u64| (limit != u64::MAX).then_some(limit);
+    let evict_running = given(file.evict_running, DEFAULT_EVICT_RUNNING);
     let said = json!({
         "enabled": true,
         "detector": detector.said(),
         "ceiling": ceiling.said(),
         "admitters": admitters.iter().map(Chosen::said).collect::<Vec<_>>(),
         "ttl": show_duration(ttl),
-        "maxRequests": most(max_requests),
-        "maxBytes": most(max_bytes),
+        "maxRequests": (max_requests != u64::MAX).then_some(max_requests),
+        "maxBytes": max_bytes,
         "evictSheddable": evict_sheddable,
+        "evictRunning": word(evict_running),
         "shares": shares.iter().map(|(flow, share)| (flow.to_string(), *share)).collect::<BTreeMap<_, _>>(),
         "defaultBand": default_band.1,
         "bands": bands_said,
@@ -208,6 +272,7 @@ pub(super) fn flow(file: &schema::FlowControl, path: &str, sink: &mut Sink) -> O
         ttl,
         weights: shares,
         evict_sheddable,
+        evict_running,
         ..Settings::default()
     };
     given(file.enabled, false).then(|| PoolFlow {

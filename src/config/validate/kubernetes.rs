@@ -2,12 +2,13 @@
 
 use super::given;
 use super::pools::metrics;
-use crate::config::Overrides;
 use crate::config::decode::Sink;
 use crate::config::diagnostic::{At, Code, Diagnostic, Span};
 use crate::config::schema::{self, Opt};
 use crate::config::settings::kubernetes::check_ports;
 use crate::config::settings::{KubernetesSource, PodsOf, PoolGroup};
+use crate::config::{KubernetesFlags, Overrides};
+use crate::pool::MetricsSource;
 use crate::scheduling::selector::LabelSelector;
 
 /// The pods that flags name, where `like` says what those are like that say nothing themselves.
@@ -42,36 +43,100 @@ pub(super) fn of_flags(
         }
         return None;
     }
-    let mut source = source(&section, Span::default(), "--pool-name", sink)?;
-    source.metrics = metrics(like.map(|like| &like.metrics), "--pool-name", sink);
+    let mut source = source(&section, Span::default(), Place::Flags, sink)?;
+    source.metrics = metrics(like.map(|like| &like.metrics), "metrics-data-source", sink);
+    tell_replaced(k, like, &source.metrics, sink);
     if let Some(scheme) = &k.metrics_scheme {
         source.metrics.scheme = scheme.as_str().into();
     }
     if let Some(path) = &k.metrics_path {
         source.metrics.path = path.as_str().into();
     }
-    // 0 is how the reference says that the metrics are at the serving port.
-    source.metrics.port = k.metrics_port.filter(|port| *port != 0).or(source.metrics.port);
+    source.metrics.port = metrics_port(k).or(source.metrics.port);
     Some(source)
+}
+
+/// The port that a flag names; 0 is how the reference says that the metrics are at the serving port.
+fn metrics_port(flags: &KubernetesFlags) -> Option<u16> {
+    flags.metrics_port.filter(|port| *port != 0)
+}
+
+/// Says which flags say something else than the file, whose metrics are at `metrics`.
+fn tell_replaced(flags: &KubernetesFlags, like: Option<&schema::FromFlags>, metrics: &MetricsSource, sink: &mut Sink) {
+    let Some(like) = like else { return };
+    let file = &like.metrics;
+    let engine = like.engine.filter(|at| flags.engine.is_some_and(|engine| engine != at.value)).map(|at| at.span);
+    let other = |flag: &Option<String>, known: &str| flag.as_deref().is_some_and(|given| given != known);
+    let scheme = file.scheme.filter(|_| other(&flags.metrics_scheme, &metrics.scheme)).map(|at| at.span);
+    let path = file.path.as_ref().filter(|_| other(&flags.metrics_path, &metrics.path)).map(|at| at.span);
+    let port = file.port.filter(|at| metrics_port(flags).is_some_and(|port| port != at.value)).map(|at| at.span);
+    let all = [
+        ("--engine", engine),
+        ("--model-server-metrics-scheme", scheme),
+        ("--model-server-metrics-path", path),
+        ("--model-server-metrics-port", port),
+    ];
+    for (flag, span) in all.into_iter().filter_map(|(flag, span)| Some((flag, span?))) {
+        let message = format!("`{flag}` replaces what the file says");
+        sink.push(Diagnostic::new(Code::Overridden, flag, message).at(span));
+    }
+}
+
+/// Where something is said of pods.
+#[derive(Clone, Copy)]
+enum Place<'a> {
+    /// In the section of the file with this path.
+    File(&'a str),
+    /// By flags.
+    Flags,
+}
+
+impl Place<'_> {
+    /// What a key of the section is called there.
+    fn name(self, key: &'static str) -> &'static str {
+        match (self, key) {
+            (Self::File(_), key) => key,
+            (Self::Flags, "namespace") => "--pool-namespace",
+            (Self::Flags, "group") => "--pool-group",
+            (Self::Flags, "selector") => "--endpoint-selector",
+            (Self::Flags, "targetPorts") => "--endpoint-target-ports",
+            (Self::Flags, _) => "--pool-name",
+        }
+    }
+
+    /// The path of a key.
+    fn path(self, key: &'static str) -> String {
+        match self {
+            Self::File(path) => format!("{path}.{key}"),
+            Self::Flags => self.name(key).to_owned(),
+        }
+    }
 }
 
 /// The pods that a section of the file names.
 pub(super) fn of_file(file: &Opt<schema::Kubernetes>, path: &str, sink: &mut Sink) -> Option<KubernetesSource> {
     let At { value, span } = file.as_ref()?;
-    source(value, *span, &format!("{path}.kubernetes"), sink)
+    let path = format!("{path}.kubernetes");
+    source(value, *span, Place::File(&path), sink)
 }
 
-fn source(file: &schema::Kubernetes, span: Span, path: &str, sink: &mut Sink) -> Option<KubernetesSource> {
+fn source(file: &schema::Kubernetes, span: Span, place: Place<'_>, sink: &mut Sink) -> Option<KubernetesSource> {
+    // Of the section as a whole: flags that contradict each other have been refused before.
+    let path = match place {
+        Place::File(path) => path,
+        Place::Flags if file.pool.is_some() => "--pool-name",
+        Place::Flags => "--endpoint-selector",
+    };
     if cfg!(not(feature = "kube")) {
         let message = "this build can't ask Kubernetes (it lacks the feature `kube`)";
         sink.push(Diagnostic::new(Code::Contradiction, path, message).at(span));
     }
     if let Some(at) = file.namespace.as_ref().filter(|at| !is_name(&at.value)) {
-        wrong_name(at, "namespace", path, sink);
+        wrong_name(at, "namespace", place, sink);
     }
     let pods = match (&file.pool, &file.selector) {
-        (Some(pool), None) => of_pool(pool, file, path, sink),
-        (None, Some(selector)) => of_selector(selector, file, path, sink),
+        (Some(pool), None) => of_pool(pool, file, place, sink),
+        (None, Some(selector)) => of_selector(selector, file, place, sink),
         (Some(pool), Some(selector)) => {
             let message = "pods are named twice: by an InferencePool and by a selector";
             let diagnostic = Diagnostic::new(Code::Contradiction, path, message).at(pool.span);
@@ -93,13 +158,13 @@ fn source(file: &schema::Kubernetes, span: Span, path: &str, sink: &mut Sink) ->
     })
 }
 
-fn of_pool(pool: &At<String>, file: &schema::Kubernetes, path: &str, sink: &mut Sink) -> Option<PodsOf> {
+fn of_pool(pool: &At<String>, file: &schema::Kubernetes, place: Place<'_>, sink: &mut Sink) -> Option<PodsOf> {
     if !is_name(&pool.value) {
-        wrong_name(pool, "pool", path, sink);
+        wrong_name(pool, "pool", place, sink);
     }
     if let Some(at) = &file.target_ports {
-        let message = "`targetPorts` has no effect: the InferencePool names the ports";
-        sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.targetPorts"), message).at(at.span));
+        let message = format!("`{}` has no effect: the InferencePool names the ports", place.name("targetPorts"));
+        sink.push(Diagnostic::new(Code::NoEffect, place.path("targetPorts"), message).at(at.span));
     }
     let group = match &file.group {
         None => PoolGroup::default(),
@@ -107,7 +172,7 @@ fn of_pool(pool: &At<String>, file: &schema::Kubernetes, path: &str, sink: &mut 
             let group = PoolGroup::of(&at.value);
             if group.is_none() {
                 let allowed = PoolGroup::ALL.map(|group| format!("`{}`", group.as_str())).join(" or ");
-                sink.out_of_range(at.span, &format!("{path}.group"), format!("`{}`", shown(&at.value)), &allowed);
+                sink.out_of_range(at.span, &place.path("group"), format!("`{}`", shown(&at.value)), &allowed);
             }
             group?
         }
@@ -115,10 +180,10 @@ fn of_pool(pool: &At<String>, file: &schema::Kubernetes, path: &str, sink: &mut 
     Some(PodsOf::Pool { name: pool.value.clone(), group })
 }
 
-fn of_selector(selector: &At<String>, file: &schema::Kubernetes, path: &str, sink: &mut Sink) -> Option<PodsOf> {
+fn of_selector(selector: &At<String>, file: &schema::Kubernetes, place: Place<'_>, sink: &mut Sink) -> Option<PodsOf> {
     if let Some(at) = &file.group {
-        let message = "`group` has no effect: there is no InferencePool to look for";
-        sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.group"), message).at(at.span));
+        let message = format!("`{}` has no effect: there is no InferencePool to look for", place.name("group"));
+        sink.push(Diagnostic::new(Code::NoEffect, place.path("group"), message).at(at.span));
     }
     let problem = match LabelSelector::parse(&selector.value) {
         Ok(_) if selector.value.trim().is_empty() => Some("it is empty".to_owned()),
@@ -127,7 +192,7 @@ fn of_selector(selector: &At<String>, file: &schema::Kubernetes, path: &str, sin
     };
     if let Some(problem) = problem {
         let message = format!("`{}` is no label selector: {problem}", shown(&selector.value));
-        let diagnostic = Diagnostic::new(Code::OutOfRange, format!("{path}.selector"), message).at(selector.span);
+        let diagnostic = Diagnostic::new(Code::OutOfRange, place.path("selector"), message).at(selector.span);
         sink.push(diagnostic.help("as in `app=vllm` or `app in (vllm,sglang),tier!=test`"));
         return None;
     }
@@ -135,16 +200,16 @@ fn of_selector(selector: &At<String>, file: &schema::Kubernetes, path: &str, sin
     if let Some(at) = &file.target_ports {
         target_ports = at.value.iter().map(|port| port.value).collect();
         if let Err(problem) = check_ports(&target_ports) {
-            let path = format!("{path}.targetPorts");
-            sink.push(Diagnostic::new(Code::OutOfRange, path, format!("`targetPorts`: {problem}")).at(at.span));
+            let message = format!("`{}`: {problem}", place.name("targetPorts"));
+            sink.push(Diagnostic::new(Code::OutOfRange, place.path("targetPorts"), message).at(at.span));
         }
     }
     Some(PodsOf::Selector { selector: selector.value.clone(), target_ports })
 }
 
-fn wrong_name(at: &At<String>, key: &str, path: &str, sink: &mut Sink) {
+fn wrong_name(at: &At<String>, key: &'static str, place: Place<'_>, sink: &mut Sink) {
     let got = format!("`{}`", shown(&at.value));
-    sink.out_of_range(at.span, &format!("{path}.{key}"), got, "lower-case letters, digits, `-` and `.`");
+    sink.out_of_range(at.span, &place.path(key), got, "lower-case letters, digits, `-` and `.`");
 }
 
 /// Whether it can be the name of an object.

@@ -2,10 +2,12 @@
 
 mod disaggregation;
 mod flow;
+pub use flow::recommended as recommended_flow;
 mod kubernetes;
 mod pools;
 mod prefix;
 mod strategies;
+mod tenants;
 
 use super::decode::Sink;
 use super::defaults::*;
@@ -21,14 +23,18 @@ use std::time::Duration;
 
 /// Settings from a file and what outranks it. They are only to be used when nothing in `sink` is an error.
 pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings, sink: &mut Sink) -> Settings {
-    let File { server, telemetry, exchange, limits, pools } = file;
+    let File { server, telemetry, exchange, mut limits, pools } = file;
     let election = pick(flags.leader_election.as_ref(), server.leader_election).filter(|at| at.value);
+    let exchange = self::exchange(exchange, flags, sink);
+    let tenants = limits.tenants.take().map(|file| tenants::limits(file, exchange.tenant.as_ref(), sink));
+    let limits = self::limits(&limits, sink);
     let settings = Settings {
         server: self::server(server, flags, surroundings, sink),
         telemetry: self::telemetry(telemetry, flags, surroundings, sink),
-        limits: self::limits(&limits, sink),
-        exchange: self::exchange(exchange, flags, sink),
-        pools: pools::pools(pools, flags, sink),
+        exchange,
+        tenants,
+        pools: pools::pools(pools, limits.max_buffered_bytes, flags, sink),
+        limits,
     };
     if let Some(at) = election.filter(|_| settings.pools.iter().all(|pool| pool.kubernetes.is_none())) {
         let message = "leader election has no effect: no pool has `kubernetes`, which is where leases are";
@@ -94,8 +100,18 @@ fn server(file: schema::Server, flags: &Overrides, surroundings: Surroundings, s
         drain_min_delay: delay_value,
         drain_deadline: deadline_value,
         leader_election: pick_or(flags.leader_election.as_ref(), file.leader_election, false),
+        metrics_auth: metrics_auth(pick(flags.metrics_auth.as_ref(), file.metrics_auth), sink),
         seed: pick(flags.seed.as_ref(), file.seed).map(|at| at.value),
     }
+}
+
+fn metrics_auth(at: Opt<bool>, sink: &mut Sink) -> bool {
+    let wanted = at.filter(|at| at.value);
+    if let Some(at) = wanted.filter(|_| cfg!(not(feature = "kube"))) {
+        let message = "this build can't ask Kubernetes who may see the metrics (it lacks the feature `kube`)";
+        sink.push(Diagnostic::new(Code::Contradiction, "server.metricsAuth", message).at(at.span));
+    }
+    wanted.is_some()
 }
 
 fn check_ports(ports: &[(&str, Opt<u16>, u16); 3], sink: &mut Sink) {
@@ -180,7 +196,7 @@ fn telemetry(
             .help("as in `info`, `debug` or `attache=debug,info`"),
         );
     }
-    let ratio = pick(flags.trace_ratio.as_ref(), file.trace_ratio);
+    let ratio = pick(flags.trace_ratio.or_else(|| sampled(flags, sink)).as_ref(), file.trace_ratio);
     if let Some(at) = ratio.filter(|at| !(0.0..=1.0).contains(&at.value)) {
         sink.out_of_range(at.span, "telemetry.traceRatio", at.value, "0 to 1");
     }
@@ -200,7 +216,20 @@ fn telemetry(
         otlp_endpoint: endpoint.map(|at| at.value).filter(|_| flags.tracing != Some(false)),
         trace_ratio: ratio.map_or(DEFAULT_TRACE_RATIO, |at| at.value),
         decisions_kept: kept.map_or(DEFAULT_DECISIONS_KEPT, |at| at.value),
+        labels: tenants::labels(file.labels.map(|at| at.value).unwrap_or_default(), sink),
     }
+}
+
+/// What OpenTelemetry's variable says, by its rules: empty is unset, and what can't be read is told and not used.
+fn sampled(flags: &Overrides, sink: &mut Sink) -> Option<f64> {
+    let text = flags.sampler_arg.as_deref().map(str::trim).filter(|text| !text.is_empty())?;
+    let ratio = text.parse::<f64>().ok().filter(|ratio| (0.0..=1.0).contains(ratio));
+    if ratio.is_none() {
+        let shown: String = text.chars().take(60).collect();
+        let message = format!("`OTEL_TRACES_SAMPLER_ARG` has no effect: it is `{shown}`, allowed: 0 to 1");
+        sink.push(Diagnostic::new(Code::NoEffect, "OTEL_TRACES_SAMPLER_ARG", message));
+    }
+    ratio
 }
 
 fn check_otlp(at: &At<String>, sink: &mut Sink) {
@@ -243,6 +272,15 @@ fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> Excha
             .help("meant for the conformance suite; leave it off in production"),
         );
     }
+    let trust_client_headers = pick_or(flags.trust_client_headers.as_ref(), file.trust_client_headers, false);
+    if let Some(at) = file.objectives.as_ref().filter(|at| !at.value.is_empty() && !trust_client_headers) {
+        let message = "`objectives` have no effect: the header by which requests name theirs is not believed";
+        sink.push(
+            Diagnostic::new(Code::NoEffect, "exchange.objectives", message)
+                .at(at.span)
+                .help("`trustClientHeaders: true` or `--trust-client-headers`, where the gateway keeps strangers from setting the header"),
+        );
+    }
     let mut objectives = std::collections::BTreeMap::new();
     for (name, priority) in file.objectives.map(|at| at.value).unwrap_or_default() {
         objectives.insert(name.value, priority.value);
@@ -261,16 +299,18 @@ fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> Excha
         log_ratio: given(explain.log_ratio, 0.0),
     };
     ExchangeSettings {
+        tenant: file.tenant.and_then(|file| tenants::rule(file, sink)),
         report_usage,
         explain,
         on_unparseable: given(file.on_unparseable, Default::default()),
         conformance_headers: given(file.conformance_headers, false),
-        trust_client_headers: given(file.trust_client_headers, false),
+        trust_client_headers,
         disable_endpoint_subset_filter: pick_or(
             flags.disable_endpoint_subset_filter.as_ref(),
             file.disable_endpoint_subset_filter,
             false,
         ),
+        models: given(file.models, Default::default()),
         objectives,
     }
 }

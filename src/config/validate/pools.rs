@@ -17,7 +17,12 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 /// The pools of the file and of the flags.
-pub(super) fn pools(file: Opt<Vec<At<schema::Pool>>>, flags: &Overrides, sink: &mut Sink) -> Vec<PoolSettings> {
+pub(super) fn pools(
+    file: Opt<Vec<At<schema::Pool>>>,
+    max_buffered_bytes: u64,
+    flags: &Overrides,
+    sink: &mut Sink,
+) -> Vec<PoolSettings> {
     let section = file.as_ref().map(|at| at.span).unwrap_or_default();
     let pools = file.map(|at| at.value).unwrap_or_default();
     let env = flags.aibrix.read(sink);
@@ -39,7 +44,8 @@ pub(super) fn pools(file: Opt<Vec<At<schema::Pool>>>, flags: &Overrides, sink: &
         let message = format!("`{flag}` can't tell which of the {} pools of the file it means", pools.len());
         sink.push(Diagnostic::new(Code::Contradiction, flag, message).help(help));
     }
-    pools.into_iter().enumerate().map(|(i, at)| pool(i, at, flags, &env, sink)).collect()
+    let room = flow::Room::shared(max_buffered_bytes, &pools);
+    pools.into_iter().enumerate().map(|(i, at)| pool(i, at, room, flags, &env, sink)).collect()
 }
 
 fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &mut Sink) -> PoolSettings {
@@ -71,6 +77,7 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
         prefix: prefix::prefix(schema::PrefixCache::default(), "pools[0].prefixCache", env, sink),
         disaggregation: None,
         flow: None,
+        deadline_admission: false,
     }
 }
 
@@ -87,7 +94,14 @@ fn flag_endpoints(flags: &Overrides, like: Option<&schema::FromFlags>, sink: &mu
     read.collect()
 }
 
-fn pool(index: usize, at: At<schema::Pool>, flags: &Overrides, env: &AibrixDefaults, sink: &mut Sink) -> PoolSettings {
+fn pool(
+    index: usize,
+    at: At<schema::Pool>,
+    room: flow::Room,
+    flags: &Overrides,
+    env: &AibrixDefaults,
+    sink: &mut Sink,
+) -> PoolSettings {
     let path = format!("pools[{index}]");
     let pool = at.value;
     let strategy = strategies::of_pool(pool.strategy.as_ref(), &path, flags, env, sink);
@@ -113,6 +127,7 @@ fn pool(index: usize, at: At<schema::Pool>, flags: &Overrides, env: &AibrixDefau
     if endpoints.is_empty() && dns.is_empty() && kubernetes.is_none() {
         check_empty(&pool, &path, flags, sink);
     }
+    let deadline_admission = flow::deadline_admission(&pool, &path, sink);
     let by_request = strategies::by_request(pool.request_strategy, &path, &strategy, env, sink);
     let rewrites = rewrites(&pool.rewrites, &path, sink);
     let matches = matches(pool.matches.as_ref(), &path, sink);
@@ -152,7 +167,8 @@ fn pool(index: usize, at: At<schema::Pool>, flags: &Overrides, env: &AibrixDefau
         disaggregation: pool
             .disaggregation
             .and_then(|at| disaggregation::disaggregation(at.value, &format!("{path}.disaggregation"), sink)),
-        flow: pool.flow_control.and_then(|at| flow::flow(&at.value, &format!("{path}.flowControl"), sink)),
+        flow: pool.flow_control.and_then(|at| flow::flow(&at.value, room, &format!("{path}.flowControl"), sink)),
+        deadline_admission,
     }
 }
 

@@ -4,7 +4,7 @@
 //! What was known stays meanwhile, since nothing is told of it.
 
 use super::objects::{Kind, Meta, Naming, Object};
-use super::stats::KubeStats;
+use super::stats::{KubeStats, Loss};
 use super::table::Change;
 use crate::rng;
 use futures_util::StreamExt;
@@ -40,6 +40,9 @@ pub const WATCH_TIMEOUT: Duration = Duration::from_secs(120);
 const WATCH_GRACE: Duration = Duration::from_secs(5);
 /// Watches of one kind begin no faster than this, however soon the API server ends them.
 const MIN_WATCH: Duration = Duration::from_secs(1);
+
+/// What a 401 means.
+const NOT_KNOWN: &str = "the API server does not know who asks: the service account's token, or what the kubeconfig has in its place, is not valid";
 
 /// What is followed.
 #[derive(Clone, Debug)]
@@ -114,6 +117,7 @@ impl From<Raw> for Object {
                 name: meta.name.unwrap_or_default(),
                 uid: meta.uid.unwrap_or_default(),
                 created: meta.creation_timestamp.map_or(0, |time| time.0.as_second()),
+                generation: meta.generation.unwrap_or(0),
                 deleting: meta.deletion_timestamp.is_some(),
                 labels: meta.labels.unwrap_or_default().into_iter().map(shared).collect(),
                 annotations: meta.annotations.unwrap_or_default(),
@@ -131,7 +135,7 @@ enum Trouble {
     Forbidden { verb: &'static str },
     /// The kind is not installed.
     NotInstalled,
-    /// The API server no longer knows the place.
+    /// The API server no longer knows the place, or the kind that it was a place in.
     Gone,
     /// Anything else.
     Other { verb: &'static str, error: String },
@@ -147,9 +151,11 @@ impl Trouble {
 
     fn of_status(verb: &'static str, code: u16, message: &str) -> Self {
         match code {
-            401 | 403 => Self::Forbidden { verb },
-            404 => Self::NotInstalled,
-            410 => Self::Gone,
+            401 => Self::Other { verb, error: format!("status 401: {message}: {NOT_KNOWN}") },
+            403 => Self::Forbidden { verb },
+            // Whether there is such a kind only a list says: an API server that restarts, or that aggregates, answers watches so for a moment.
+            404 if verb == "list" => Self::NotInstalled,
+            404 | 410 => Self::Gone,
             code => Self::Other { verb, error: format!("status {code}: {message}") },
         }
     }
@@ -164,7 +170,7 @@ impl Trouble {
     }
 }
 
-fn with_causes(error: &dyn std::error::Error) -> String {
+pub(super) fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {
@@ -188,6 +194,8 @@ pub struct Follower {
     /// Times that the place was lost since something was heard of a watch.
     lost: u32,
     trouble: Option<Trouble>,
+    /// Counted as long as the trouble costs something.
+    loss: Option<Loss>,
 }
 
 /// The place that a list or a watch has come to; or what went wrong, and the place to go on from if there is one.
@@ -204,7 +212,7 @@ impl Follower {
         let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural);
         let api = Api::namespaced_with(client, &subject.namespace, &resource);
         let rng = rng::PickRng::seed_from_u64(rng::system_seed());
-        Self { subject, api, told, stats, rng, failures: 0, lost: 0, trouble: None }
+        Self { subject, api, told, stats, rng, failures: 0, lost: 0, trouble: None, loss: None }
     }
 
     /// Lists and watches, again and again.
@@ -214,9 +222,6 @@ impl Follower {
         tokio::select! {
             () = told.closed() => {}
             _ = self.follow() => {}
-        }
-        if self.trouble.is_some() {
-            self.stats.touch(false);
         }
     }
 
@@ -304,7 +309,7 @@ impl Follower {
         };
         let mut stream = std::pin::pin!(stream);
         // Being let in is the answer to a refusal; other trouble is over when something comes.
-        if matches!(self.trouble, Some(Trouble::Forbidden { .. } | Trouble::NotInstalled)) {
+        if matches!(self.trouble, Some(Trouble::Forbidden { .. })) {
             self.well();
         }
         loop {
@@ -347,10 +352,8 @@ impl Follower {
     /// All is well (again).
     fn well(&mut self) {
         self.failures = 0;
-        if let Some(trouble) = self.trouble.take() {
-            if self.is_loss(&trouble) {
-                self.stats.touch(false);
-            }
+        self.loss = None;
+        if self.trouble.take().is_some() {
             tracing::info!(
                 resource = self.resource(),
                 namespace = self.subject.namespace,
@@ -378,13 +381,9 @@ impl Follower {
         if self.trouble.as_ref().is_some_and(|before| before.is_like(&trouble)) {
             return Ok(());
         }
-        if let Some(before) = self.trouble.take()
-            && self.is_loss(&before)
-        {
-            self.stats.touch(false);
-        }
+        self.loss = None;
         if self.is_loss(&trouble) {
-            self.stats.touch(true);
+            self.loss = Some(self.stats.lose());
         }
         self.say(&trouble);
         self.trouble = Some(trouble);
@@ -464,7 +463,6 @@ mod tests {
     #[test]
     fn statuses_are_told_apart() {
         for (code, want) in [
-            (401, Trouble::Forbidden { verb: "list" }),
             (403, Trouble::Forbidden { verb: "list" }),
             (404, Trouble::NotInstalled),
             (410, Trouble::Gone),
@@ -472,5 +470,10 @@ mod tests {
         ] {
             assert_eq!(Trouble::of_status("list", code, "away"), want);
         }
+        assert_eq!(Trouble::of_status("watch", 404, "away"), Trouble::Gone, "a list says whether there is such a kind");
+        let Trouble::Other { error, .. } = Trouble::of_status("list", 401, "Unauthorized") else {
+            panic!("a Role does not help who is not known");
+        };
+        assert!(error.contains("Unauthorized") && error.contains("token"), "{error}");
     }
 }

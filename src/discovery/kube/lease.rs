@@ -101,20 +101,20 @@ impl Claim {
     /// Looks at the lease and takes it if it may.
     async fn look(&mut self) -> Result<(), String> {
         let asked = self.clock.now();
-        let found = self.api.get_opt(&self.name).await.map_err(|e| e.to_string())?;
+        let found = self.api.get_opt(&self.name).await.map_err(|e| told("get", &e))?;
         let record = found.as_ref().map(record);
         let Step::Take { changes_hands } = self.election.found(record.as_ref(), asked) else { return Ok(()) };
         let lease = self.ours(found, changes_hands)?;
-        let written = if lease.metadata.resource_version.is_some() {
-            self.api.replace(&self.name, &PostParams::default(), &lease).await
+        let (verb, written) = if lease.metadata.resource_version.is_some() {
+            ("update", self.api.replace(&self.name, &PostParams::default(), &lease).await)
         } else {
-            self.api.create(&PostParams::default(), &lease).await
+            ("create", self.api.create(&PostParams::default(), &lease).await)
         };
         match written {
             Ok(_) => self.election.written(asked),
             // Another was faster; the next look tells who.
             Err(kube::Error::Api(status)) if status.code == 409 => {}
-            Err(error) => return Err(error.to_string()),
+            Err(error) => return Err(told(verb, &error)),
         }
         Ok(())
     }
@@ -151,6 +151,16 @@ impl Claim {
         };
         spec.holder_identity = Some(String::new());
         self.api.replace(&self.name, &PostParams::default(), &lease).await.map(|_| ())
+    }
+}
+
+/// What went wrong, and for a right that is missing which one.
+fn told(verb: &str, error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) if status.code == 403 => format!(
+            "the API server refuses `{verb}` on `leases` (group `coordination.k8s.io`); the service account's Role must allow get, create and update"
+        ),
+        error => error.to_string(),
     }
 }
 

@@ -3,23 +3,28 @@
 //! `source` is the task of one pool. It follows each kind of object with a follower of its own (`follow`: list, watch, repetition), puts what comes into
 //! [`state`] and [`rules`], and tells the pool's writer and the router what came of it. These two, [`table`] beneath them and [`objects`], which
 //! reads what objects say, are pure, and are there without the feature `kube` too. `lease` holds a Lease by the rules of [`election`], where one replica
-//! is to lead.
+//! is to lead; `status` writes what `conditions` says of objects while it does; `reviews` asks who may see the pages.
 //!
 //! Started by the composition of the process. May import: `pool`, `config`, `scheduling`'s router and selectors, tokio, kube.
 
 #[cfg(feature = "kube")]
 pub mod client;
+pub mod conditions;
 pub mod election;
 #[cfg(feature = "kube")]
 pub mod follow;
 #[cfg(feature = "kube")]
 pub mod lease;
 pub mod objects;
+#[cfg(feature = "kube")]
+pub mod reviews;
 pub mod rules;
 #[cfg(feature = "kube")]
 pub mod source;
 pub mod state;
 mod stats;
+#[cfg(feature = "kube")]
+pub mod status;
 pub mod table;
 
 pub use stats::KubeStats;

@@ -3,6 +3,7 @@
 //! Read as tolerantly as the API allows: what is not needed is not looked at, so that an object of a newer version is still understood. What
 //! is needed and is not as it must be makes the whole object unreadable, with a reason that names the field. Pure.
 
+use super::conditions::{ACCEPTED, Condition};
 use crate::config::settings::PoolGroup;
 use crate::config::settings::kubernetes::check_ports;
 use crate::scheduling::router::RewriteTarget;
@@ -99,6 +100,8 @@ pub struct Meta {
     pub uid: String,
     /// When it was made, seconds of the Unix epoch; 0 when nobody says.
     pub created: i64,
+    /// Counts the changes of its spec.
+    pub generation: i64,
     /// Somebody has asked for its end.
     pub deleting: bool,
     /// Labels.
@@ -311,11 +314,17 @@ impl FromObject for Rewrite {
         let mut rules = Vec::with_capacity(spec.rules.len());
         for rule in spec.rules {
             let mut models = Vec::new();
-            for model in rule.matches.unwrap_or_default().into_iter().filter_map(|m| m.model) {
+            let matches = rule.matches.unwrap_or_default();
+            let has_conditions = !matches.is_empty();
+            for model in matches.into_iter().filter_map(|m| m.model) {
                 if let Some(kind) = model.kind.filter(|kind| kind != "Exact") {
                     return Err(format!("`spec.rules.matches.model.type`: got `{kind}`, only `Exact` is allowed"));
                 }
                 models.push(model.value);
+            }
+            if has_conditions && models.is_empty() {
+                // Conditions of another kind, which this picker does not know: a rule for some requests must not become one for all.
+                continue;
             }
             rules.push(RewriteRule { models, targets: targets(rule.targets) });
         }
@@ -336,6 +345,12 @@ pub struct InferenceModel {
     pub targets: Vec<RewriteTarget>,
     /// How much its requests matter; `None` when it does not say.
     pub priority: Option<i32>,
+    /// What tells it from others of the same name.
+    pub uid: String,
+    /// Counts the changes of its spec.
+    pub generation: i64,
+    /// What its status says of the name.
+    pub accepted: Option<Condition>,
 }
 
 impl FromObject for InferenceModel {
@@ -348,7 +363,15 @@ impl FromObject for InferenceModel {
             criticality: Option<String>,
             target_models: Option<Vec<Target>>,
         }
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct Status {
+            conditions: Vec<Value>,
+        }
         let spec: Spec = fields(object.spec, "spec")?;
+        // What can't be read in a status is written anew.
+        let conditions = fields::<Status>(object.status, "status").unwrap_or_default().conditions;
+        let mut conditions = conditions.into_iter().filter_map(|c| Condition::deserialize(c).ok());
         let priority = match spec.criticality.as_deref() {
             None => None,
             Some("Critical") => Some(CRITICAL_PRIORITY),
@@ -366,6 +389,9 @@ impl FromObject for InferenceModel {
             model: spec.model_name.filter(|name| !name.is_empty()).unwrap_or(object.meta.name),
             targets: targets(spec.target_models.unwrap_or_default()),
             priority,
+            uid: object.meta.uid,
+            generation: object.meta.generation,
+            accepted: conditions.find(|c| c.kind == ACCEPTED),
         })
     }
 }

@@ -4,10 +4,11 @@
 //! of two alike the older object's, and in it the first. Where llm-d's definition of a kind is installed, GIE's objects of that kind are not
 //! looked at, as in llm-d. Pure.
 
+use super::conditions::{Report, reports};
 use super::objects::{InferenceModel, Kind, Objective, Origin, Rewrite};
 use super::table::{Change, Table, Unreadable};
 use crate::scheduling::router::{ModelRewrites, PoolRules, RewriteTarget};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// What is known of the rules of a namespace.
 #[derive(Debug, Default)]
@@ -97,13 +98,10 @@ impl Rules {
         ModelRewrites { exact, any: any.unwrap_or_default().to_vec() }
     }
 
-    /// The `InferenceModel`s of a pool that claim a name which an older one has: their names, and the names that they claim.
+    /// What is to be said of the `InferenceModel`s of a pool: whether each has the name that it claims, or an older one has it.
     #[must_use]
-    pub fn disputed(&self, pool: &str) -> Vec<(String, String)> {
-        let mut taken = BTreeSet::new();
-        let models = oldest_first(self.models.iter().filter(|(_, m)| m.pool == pool), |m| m.created);
-        let late = models.into_iter().filter(|(_, m)| !taken.insert(&m.model));
-        late.map(|(name, m)| (name.to_owned(), m.model.clone())).collect()
+    pub fn reports(&self, pool: &str) -> Vec<Report> {
+        reports(oldest_first(self.models.iter().filter(|(_, m)| m.pool == pool), |m| m.created))
     }
 }
 

@@ -1,6 +1,7 @@
 //! The task that follows a pool's pods and rules through the API server, and tells the pool's writer.
 
-use super::follow::{Follower, Subject, Told};
+use super::conditions::Report;
+use super::follow::{Follower, MAX_BACKOFF, Subject, Told};
 use super::objects::Kind;
 use super::rules::Rules;
 use super::state::Members;
@@ -14,8 +15,8 @@ use kube::Client;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::mpsc;
-use tokio::task::JoinSet;
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -41,13 +42,15 @@ pub struct KubeFeed {
     pub events: mpsc::Sender<PoolEvent>,
     /// Where rules for models go.
     pub rules: Arc<RuleStore>,
+    /// Where what is to be said of objects goes.
+    pub reports: watch::Sender<Vec<Report>>,
     /// What is counted.
     pub stats: Arc<KubeStats>,
 }
 
-/// A kind that is followed, by the end of its channel.
+/// What is followed, by the end of its channel.
 struct Followed {
-    kind: Kind,
+    subject: Subject,
     told: mpsc::Receiver<Told>,
 }
 
@@ -65,25 +68,13 @@ struct Run {
     /// that comes before its rule would go to the wrong model.
     unheard: HashSet<Kind>,
     told_missing: bool,
-    disputed: Vec<(String, String)>,
+    /// `InferenceModel`s that have been told to claim a name which is another's.
+    disputed: HashSet<String>,
 }
 
 /// Follows until `shutdown`, or until the pool's writer is gone.
 pub async fn run(client: Client, feed: KubeFeed, shutdown: CancellationToken) {
-    let members = Members::new(feed.source.clone());
-    let mut run = Run {
-        feed,
-        client,
-        members,
-        rules: Rules::default(),
-        tasks: JoinSet::new(),
-        pods: None,
-        asked_for: None,
-        others: Vec::new(),
-        unheard: HashSet::new(),
-        told_missing: false,
-        disputed: Vec::new(),
-    };
+    let mut run = Run::new(client, feed);
     tokio::select! {
         () = shutdown.cancelled() => {}
         () = run.serve() => {}
@@ -98,6 +89,22 @@ struct Unsaid {
 }
 
 impl Run {
+    fn new(client: Client, feed: KubeFeed) -> Self {
+        Self {
+            members: Members::new(feed.source.clone()),
+            feed,
+            client,
+            rules: Rules::default(),
+            tasks: JoinSet::new(),
+            pods: None,
+            asked_for: None,
+            others: Vec::new(),
+            unheard: HashSet::new(),
+            told_missing: false,
+            disputed: HashSet::new(),
+        }
+    }
+
     async fn serve(&mut self) {
         if let PodsOf::Pool { name, group } = self.feed.source.pods.clone() {
             self.follow(Kind::Pool(group), None, Some(name));
@@ -119,6 +126,12 @@ impl Run {
                     not_before = Instant::now() + TELL_INTERVAL;
                     continue;
                 }
+                Some(ended) = self.tasks.join_next() => {
+                    if let Err(error) = ended {
+                        self.revive(&error);
+                    }
+                    continue;
+                }
                 batch = next_of(self.pods.as_mut()) => batch,
                 batch = next_of_any(&mut self.others) => batch,
             };
@@ -130,16 +143,35 @@ impl Run {
     }
 
     fn follow(&mut self, kind: Kind, labels: Option<String>, name: Option<String>) {
-        let followed = self.start(kind, labels, name);
+        let subject = Subject { kind, namespace: self.feed.namespace.clone(), labels, name };
+        let followed = self.start(subject, Duration::ZERO);
         self.others.push(followed);
     }
 
-    fn start(&mut self, kind: Kind, labels: Option<String>, name: Option<String>) -> Followed {
+    fn start(&mut self, subject: Subject, delay: Duration) -> Followed {
         let (tell, told) = mpsc::channel(QUEUE);
-        let subject = Subject { kind, namespace: self.feed.namespace.clone(), labels, name };
-        let follower = Follower::new(self.client.clone(), subject, tell, self.feed.stats.clone());
-        self.tasks.spawn(follower.run());
-        Followed { kind, told }
+        let follower = Follower::new(self.client.clone(), subject.clone(), tell, self.feed.stats.clone());
+        self.tasks.spawn(async move {
+            tokio::time::sleep(delay).await;
+            follower.run().await;
+        });
+        Followed { subject, told }
+    }
+
+    /// Follows anew what a follower that has panicked followed: else the pool would stay as it was, in silence.
+    fn revive(&mut self, error: &JoinError) {
+        let all = self.others.iter().chain(&self.pods);
+        let dead: Vec<Subject> = all.filter(|f| f.told.is_closed()).map(|f| f.subject.clone()).collect();
+        for subject in dead {
+            let resource = subject.kind.naming().plural;
+            tracing::error!(pool = %self.feed.pool, resource, %error, "following has failed; it begins anew");
+            let followed = self.start(subject, MAX_BACKOFF);
+            let mut all = self.others.iter_mut().chain(&mut self.pods);
+            if let Some(place) = all.find(|f| f.told.is_closed()) {
+                // What the old one has told and nobody has taken in is told again.
+                *place = followed;
+            }
+        }
     }
 
     /// Follows the pods that the selector of now means. Those of another one before are kept until these are listed.
@@ -147,7 +179,9 @@ impl Run {
         let Some(selector) = self.members.selector() else { return };
         if self.asked_for.as_ref() != Some(&selector) {
             // The end of the old channel goes, and its follower with it.
-            self.pods = Some(self.start(Kind::Pod, Some(selector.clone()), None));
+            let (namespace, labels) = (self.feed.namespace.clone(), Some(selector.clone()));
+            let subject = Subject { kind: Kind::Pod, namespace, labels, name: None };
+            self.pods = Some(self.start(subject, Duration::ZERO));
             self.asked_for = Some(selector);
         }
     }
@@ -218,11 +252,15 @@ impl Run {
                 PodsOf::Pool { name, .. } => name.as_str(),
                 PodsOf::Selector { .. } => &*self.feed.pool,
             };
-            let disputed = self.rules.disputed(name);
-            for (object, model) in disputed.iter().filter(|known| !self.disputed.contains(known)) {
-                tracing::warn!(pool = %self.feed.pool, object, model, "an older InferenceModel has the name; this one is not used");
+            let reports = self.rules.reports(name);
+            let disputed: HashSet<String> =
+                reports.iter().filter(|r| !r.has_its_name()).map(|r| r.name.clone()).collect();
+            for report in reports.iter().filter(|r| disputed.contains(&r.name) && !self.disputed.contains(&r.name)) {
+                let (object, message) = (&report.name, &report.wanted.message);
+                tracing::warn!(pool = %self.feed.pool, object, message, "an older InferenceModel has the name; this one is not used");
             }
             self.disputed = disputed;
+            self.feed.reports.send_replace(reports);
             self.feed.rules.store(self.rules.of_pool(name));
         }
         if unsaid.endpoints
@@ -242,7 +280,7 @@ async fn next_of(followed: Option<&mut Followed>) -> (Kind, Vec<Told>) {
     if followed.told.recv_many(&mut batch, BATCH).await == 0 {
         return std::future::pending().await;
     }
-    (followed.kind, batch)
+    (followed.subject.kind, batch)
 }
 
 async fn next_of_any(followed: &mut [Followed]) -> (Kind, Vec<Told>) {
@@ -252,10 +290,51 @@ async fn next_of_any(followed: &mut [Followed]) -> (Kind, Vec<Told>) {
             if let std::task::Poll::Ready(n) = f.told.poll_recv_many(cx, &mut batch, BATCH)
                 && n > 0
             {
-                return std::task::Poll::Ready((f.kind, batch));
+                return std::task::Poll::Ready((f.subject.kind, batch));
             }
         }
         std::task::Poll::Pending
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::{Engine, MetricsSource};
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_follower_leaves_is_followed_anew() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let client = Client::try_from(config).unwrap();
+        let source = KubernetesSource {
+            namespace: None,
+            pods: PodsOf::Selector { selector: "app=vllm".into(), target_ports: Vec::new() },
+            engine: Engine::default(),
+            metrics: MetricsSource::default(),
+        };
+        let feed = KubeFeed {
+            pool: "a".into(),
+            source: source.clone(),
+            namespace: "default".into(),
+            id: SourceId(0),
+            events: mpsc::channel(1).0,
+            rules: Arc::default(),
+            reports: watch::Sender::default(),
+            stats: Arc::default(),
+        };
+        let mut run = Run::new(client, feed);
+        run.follow(Kind::Model, None, None);
+        run.follow_pods();
+        run.tasks.abort_all();
+        for _ in 0..2 {
+            let ended = run.tasks.join_next().await.unwrap();
+            run.revive(&ended.unwrap_err());
+        }
+        let all: Vec<_> = run.others.iter().chain(&run.pods).collect();
+        assert!(all.iter().all(|f| !f.told.is_closed()), "somebody tells again");
+        let followed: Vec<_> = all.iter().map(|f| (f.subject.kind, f.subject.labels.as_deref())).collect();
+        assert_eq!(followed, [(Kind::Model, None), (Kind::Pod, Some("app=vllm"))]);
+    }
 }

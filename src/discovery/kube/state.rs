@@ -34,6 +34,8 @@ pub struct Members {
     pods: Table<Pod>,
     /// The pool's labels when its pods were listed last. When they change, the pods of before stay until those of after are known.
     listed_by: BTreeMap<String, String>,
+    /// The pool's ports as long as these were its labels: the pods of before are not at the ports of after.
+    listed_ports: Vec<u16>,
     /// What each pod came to when it was looked at last, by its name: among a thousand pods only those that changed are looked at again.
     made: AHashMap<String, Vec<EndpointSpec>>,
 }
@@ -64,6 +66,7 @@ impl Members {
             pool: Table::default(),
             pods: Table::default(),
             listed_by: BTreeMap::new(),
+            listed_ports: Vec::new(),
             made: AHashMap::new(),
         }
     }
@@ -74,7 +77,11 @@ impl Members {
     /// The pool can't be read; what was known of it stays, unless another one was known.
     pub fn pool(&mut self, change: Change) -> Result<bool, Unreadable> {
         self.made.clear();
-        self.pool.apply(change)
+        let changed = self.pool.apply(change);
+        if let Some(pool) = self.inference_pool().filter(|pool| pool.labels == self.listed_by) {
+            self.listed_ports = pool.ports.clone();
+        }
+        changed
     }
 
     /// Takes in a change of the pods. True when the endpoints may be others afterwards.
@@ -89,9 +96,10 @@ impl Members {
             Change::Deleted { name, .. } => drop(self.made.remove(name)),
         }
         if let (Change::ListDone, Some(pool)) = (&change, self.inference_pool()) {
-            let labels = pool.labels.clone();
+            let (labels, ports) = (pool.labels.clone(), pool.ports.clone());
             let others = labels != self.listed_by;
             self.listed_by = labels;
+            self.listed_ports = ports;
             return self.pods.apply(change).map(|changed| changed || others);
         }
         self.pods.apply(change)
@@ -127,7 +135,7 @@ impl Members {
     pub fn endpoints(&mut self) -> Option<Vec<EndpointSpec>> {
         let (selection, ports): (_, &[u16]) = match &self.source.pods {
             PodsOf::Pool { name, .. } => match self.pool.get(name) {
-                Some(pool) => (Selection::Labels(&self.listed_by), &pool.ports),
+                Some(_) => (Selection::Labels(&self.listed_by), &self.listed_ports),
                 // Pods are only known once the pool was.
                 None => return (self.pool_is_missing() && self.pods.is_listed()).then(Vec::new),
             },

@@ -1,5 +1,6 @@
 //! What discovery through Kubernetes counts.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 /// Counters of one pool.
@@ -11,6 +12,8 @@ pub struct KubeStats {
     failures: AtomicU64,
     refused: AtomicU64,
     out_of_touch: AtomicI64,
+    status_writes: AtomicU64,
+    status_failures: AtomicU64,
 }
 
 impl KubeStats {
@@ -50,6 +53,24 @@ impl KubeStats {
         self.out_of_touch.load(Relaxed)
     }
 
+    /// Statuses of objects that were written.
+    #[must_use]
+    pub fn status_writes(&self) -> u64 {
+        self.status_writes.load(Relaxed)
+    }
+
+    /// Statuses of objects that could not be written.
+    #[must_use]
+    pub fn status_failures(&self) -> u64 {
+        self.status_failures.load(Relaxed)
+    }
+
+    /// A status was written, or could not be.
+    pub fn status_written(&self, well: bool) {
+        let counter = if well { &self.status_writes } else { &self.status_failures };
+        counter.fetch_add(1, Relaxed);
+    }
+
     /// A change was told.
     pub fn event(&self) {
         self.events.fetch_add(1, Relaxed);
@@ -73,8 +94,20 @@ impl KubeStats {
         }
     }
 
-    /// A kind is lost, or found again.
-    pub fn touch(&self, lost: bool) {
-        self.out_of_touch.fetch_add(if lost { 1 } else { -1 }, Relaxed);
+    /// A kind is lost until what comes back is dropped.
+    #[must_use]
+    pub fn lose(self: &Arc<Self>) -> Loss {
+        self.out_of_touch.fetch_add(1, Relaxed);
+        Loss(self.clone())
+    }
+}
+
+/// A kind that is not followed at the moment, though it should be.
+#[derive(Debug)]
+pub struct Loss(Arc<KubeStats>);
+
+impl Drop for Loss {
+    fn drop(&mut self) {
+        self.0.out_of_touch.fetch_sub(1, Relaxed);
     }
 }

@@ -4,6 +4,26 @@ use super::*;
 use crate::telemetry::metrics::End;
 
 impl Exchange {
+    /// The request is decided, and its answer will come.
+    pub(super) fn begin_routed(&mut self, mut plan: Plan, now: Timestamp) {
+        self.settle(if plan.understood { Outcome::Routed } else { Outcome::Skipped });
+        if let (Some(metrics), Some(outcome)) = (&plan.metrics, plan.split_outcome()) {
+            metrics.split(outcome);
+        }
+        let Some(booked) = plan.booked.take() else { return };
+        if let Some(span) = &mut self.span {
+            span.decided(&plan.target, &booked.endpoint().authority, plan.decision.reason, now);
+        }
+        let keep_id = self.picker.decisions.enabled();
+        let request_id = if keep_id { self.head.request_id() } else { String::new() };
+        let mut routed = Routed::new(plan, booked, self.api, self.opened, request_id);
+        routed.trace(self.span.take());
+        routed.for_conformance(self.live.exchange.conformance_headers);
+        routed.count_for(self.head.tenant(), now, &self.picker);
+        self.routed = Some(Box::new(routed));
+        self.head = Head::default();
+    }
+
     pub(super) fn on_response_headers(
         &mut self,
         message: HttpHeaders,
@@ -55,7 +75,7 @@ impl Exchange {
     pub(super) fn on_response_trailers(&mut self, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
         let mode = self.modes().response;
         if mode == BodyMode::FullDuplex
-            && let Some(bytes) = self.routed.as_mut().and_then(Routed::leftover)
+            && let Some(bytes) = self.routed.as_mut().and_then(|routed| routed.leftover())
         {
             out.push_back(reply::replace(Direction::Response, mode, bytes, false));
         }

@@ -3,6 +3,7 @@
 //! ```text
 //! Collecting ─end of body─▶ (no room) ─▶ Parked ─its turn─▶ Collecting ─▶ (decide)
 //!                                           └─ waited too long, gave way ─▶ Refused
+//! Prefilling, Flowing, Ended ─gives way while it is under way─▶ Refused
 //! ```
 
 use super::*;
@@ -14,6 +15,8 @@ pub(super) struct Parking {
     parked: Option<(Parked, Body, Close)>,
     /// Its turn has come, and it is not decided yet.
     admitted: Option<Admitted>,
+    /// Ready when it is to give way.
+    eviction: Option<Waiting<Refusal>>,
 }
 
 impl Parking {
@@ -25,8 +28,19 @@ impl Parking {
         self.admitted.is_some()
     }
 
+    /// Keeps a turn for the decision that follows.
+    pub(super) fn keep(&mut self, turn: Option<Admitted>) {
+        self.admitted = turn.or(self.admitted.take());
+    }
+
     pub(super) fn take_turn(&mut self) -> Option<Admitted> {
         self.admitted.take()
+    }
+
+    /// It is decided, and in the ledger.
+    pub(super) fn landed(&mut self, admitted: &mut Admitted) {
+        admitted.landed();
+        self.eviction = admitted.eviction();
     }
 }
 
@@ -36,16 +50,39 @@ impl Exchange {
         self.parking.parked.as_mut().and_then(|(parked, ..)| parked.waiting())
     }
 
+    /// What is ready when the request is to give way to one that is more important; [`Event::Evicted`] tells of it. Given once.
+    pub fn eviction(&mut self) -> Option<Waiting<Refusal>> {
+        self.parking.eviction.take()
+    }
+
+    /// While nothing of its answer has gone on, the client is told why; an answer that has begun is cut by Envoy.
+    pub(super) fn on_evicted(&mut self, refusal: &Refusal, now: Timestamp, out: &mut Actions) {
+        if self.request != RequestSide::Prefilling && !self.routed.as_ref().is_some_and(|routed| routed.gives_way()) {
+            return;
+        }
+        self.abandon_split();
+        if let Some(routed) = self.routed.take() {
+            routed.end(End::Evicted, now, &self.picker);
+        }
+        self.refuse(&queues::outranked(refusal), now, out);
+    }
+
     pub(super) fn park(&mut self, parked: Parked, body: Body, close: Close) {
         self.request = RequestSide::Parked;
         self.parking.parked = Some((parked, body, close));
     }
 
-    pub(super) fn on_turn(&mut self, turn: Turn, now: Timestamp, out: &mut Actions) {
+    /// Its turn, or `None` when nobody will tell, though it still waits: then it would do so for ever.
+    pub(super) fn on_turn(&mut self, turn: Option<Turn>, now: Timestamp, out: &mut Actions) {
         let Some((parked, body, close)) = self.parking.parked.take() else { return };
-        parked.settle();
+        let Some(turn) = turn else {
+            tracing::error!("a request that waits has been lost");
+            let error = RequestError::new(Reason::Internal, "the endpoint picker has lost this request's turn");
+            return self.refuse(&error, now, out);
+        };
         match turn {
             Ok(admitted) => {
+                parked.settle();
                 self.parking.admitted = Some(admitted);
                 self.request = RequestSide::Collecting;
                 self.body = body;
@@ -53,7 +90,9 @@ impl Exchange {
             }
             Err(refusal) => {
                 drop(body);
-                self.refuse(&queues::refused(&refusal), now, out);
+                let error = parked.refused(&refusal);
+                parked.settle();
+                self.refuse(&error, now, out);
             }
         }
     }

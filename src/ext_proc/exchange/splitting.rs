@@ -129,21 +129,28 @@ impl Exchange {
             },
             Came::Refused(failure) => Some(failure),
         };
-        let stage = self.split.stage.take();
-        let held = self.split.held.take();
-        let Some(failure) = ended else { return };
-        if let Some(metrics) = held.as_ref().and_then(|(plan, _)| plan.metrics.as_ref()) {
-            metrics.split(SplitOutcome::Refused);
-        }
-        drop(held);
-        // The answer's server waits for a prompt that will not come.
-        self.split.parting.extend(stage.and_then(|stage| stage.abort()));
+        let Some(failure) = ended else {
+            self.split.stage = None;
+            return;
+        };
+        self.abandon_split();
         if self.response == ResponseSide::Awaited {
             if let Some(routed) = self.routed.take() {
                 routed.end(End::Aborted, now, &self.picker);
             }
             self.refuse(&not_computed(failure), now, out);
         }
+    }
+
+    /// The request ends before its answer: nobody waits for the prompt.
+    pub(super) fn abandon_split(&mut self) {
+        let (stage, held) = (self.split.stage.take(), self.split.held.take());
+        if let Some(metrics) = held.as_ref().and_then(|(plan, _)| plan.metrics.as_ref()) {
+            metrics.split(SplitOutcome::Refused);
+        }
+        drop(held);
+        // The answer's server waits for a prompt that will not come.
+        self.split.parting.extend(stage.and_then(|stage| stage.abort()));
     }
 }
 

@@ -4,8 +4,10 @@
 
 mod affinity;
 mod conversation;
+mod deadline;
 mod hermetic;
 mod hints;
+mod limits;
 mod modes;
 mod order;
 mod parking;
@@ -13,18 +15,24 @@ mod prefix;
 mod splitting;
 
 use super::*;
-use crate::config::settings::{ExchangeSettings, ExplainSettings, ReportUsage, UsageCount};
+use crate::config::settings::{
+    ExchangeSettings, ExplainSettings, ModelsAnswer, ReportUsage, TenantSettings, UsageCount,
+};
 use crate::disagg;
 use crate::ext_proc::prefix::{PoolPrefix, Tokenizer};
 use crate::ext_proc::queues::Queues;
+use crate::ext_proc::quotas::{Quotas, Store};
 use crate::flow::PoolFlow;
 use crate::ids::EndpointId;
 use crate::limits::Limits;
 use crate::pool::health::HealthPolicy;
 use crate::pool::role::ROLE_LABEL;
-use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, LoraState, PoolSnapshot, SnapshotStore};
+use crate::pool::{
+    Endpoint, EndpointMetrics, EndpointSpec, EndpointState, LoraState, ModelList, PoolSnapshot, SnapshotStore,
+};
 use crate::prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
 use crate::prompt::characters::Characters;
+use crate::quota::Book;
 use crate::scheduling::router::{ModelRewrites, PoolMatch, RewriteTarget};
 use crate::scheduling::{Choices, Pool, Router, Scheduler, SplitPolicy, registry};
 use crate::telemetry::decisions::Decisions;
@@ -62,6 +70,9 @@ struct Setup {
     roles: &'static [&'static str],
     disagg: Option<(SplitPolicy, disagg::Mode)>,
     flow: Option<PoolFlow>,
+    deadline_admission: bool,
+    stale_after: Duration,
+    tenants: Option<TenantSettings>,
 }
 
 impl Default for Setup {
@@ -81,6 +92,9 @@ impl Default for Setup {
             roles: &[],
             disagg: None,
             flow: None,
+            deadline_admission: false,
+            stale_after: Duration::from_secs(2),
+            tenants: None,
         }
     }
 }
@@ -100,10 +114,12 @@ impl Setup {
             scheduler: Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 3).splitting(policy),
             rewrites: self.rewrites,
             reject_unknown_models: false,
+            models: Default::default(),
             rules: Default::default(),
-            stale_after: Duration::from_secs(2),
+            stale_after: self.stale_after,
             destination: self.destination,
             disagg: mode.map(Arc::new),
+            deadline_admission: self.deadline_admission,
         };
         let metrics = Metrics::register(&mut prometheus_client::registry::Registry::default());
         let cache = Arc::new(PrefixCache::new(&CacheConfig {
@@ -126,10 +142,13 @@ impl Setup {
         };
         let live = Live::new(Router::new(vec![Arc::new(pool)]), self.limits, self.exchange, &metrics);
         let rng = crate::rng::for_request(7, 0);
-        let queues = self
-            .flow
-            .map(|flow| Queues::new(flow, store.clone(), Duration::from_secs(2), metrics.queues("pool"), rng).unwrap());
-        let live = live.with_prefix(vec![Arc::new(prefix)]).with_queues(vec![queues]);
+        let queues = self.flow.map(|flow| {
+            let (health, stale_after) = (HealthPolicy::default(), self.stale_after);
+            Queues::new(flow, store.clone(), health, stale_after, metrics.queues("pool"), rng).unwrap()
+        });
+        let book = Store::Memory(Arc::new(Book::new(100)));
+        let quotas = self.tenants.map(|tenants| Quotas::new(tenants, book, metrics.clone(), clock));
+        let live = live.with_prefix(vec![Arc::new(prefix)]).with_queues(vec![queues]).with_quotas(quotas);
         let picker = Arc::new(Picker::new(live, metrics, Decisions::new(16), Tracing::default(), 7));
         World { picker, snapshot: store }
     }

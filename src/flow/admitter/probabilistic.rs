@@ -12,6 +12,7 @@ use crate::flow::item::Load;
 use crate::flow::registry::Descriptor;
 use crate::flow::saturation::View;
 use crate::flow::saturation::utilization::Utilization;
+use crate::pool::health::HealthPolicy;
 use crate::rng::PickRng;
 use crate::scheduling::filter::utilization_detector::{
     DEFAULT_KV_CACHE_UTIL_THRESHOLD, DEFAULT_QUEUE_DEPTH_THRESHOLD, UtilizationDetector,
@@ -86,7 +87,9 @@ impl Admitter for Probabilistic {
         if cx.request.priority >= 0 || candidates.is_empty() {
             return true;
         }
-        let view = View { pool: cx.snapshot, stale_after: cx.stale_after, now: cx.now };
+        // Who is ejected by now is so by any policy that ejects.
+        let health = HealthPolicy::default();
+        let view = View { pool: cx.snapshot, health: &health, stale_after: cx.stale_after, now: cx.now };
         rng.random::<f64>() >= self.shed(self.utilization.saturation(&view).saturation(Load::default()))
     }
 }

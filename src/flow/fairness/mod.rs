@@ -38,6 +38,8 @@ pub struct Meter {
     pub output: u32,
     /// Tokens of its answer that were charged before they came.
     pub charged: u32,
+    /// Its answer broke off, or nobody counted it: how long answers are is not to be learned from it.
+    pub cut: bool,
     /// Which of the dispatched requests of its policy it is.
     pub number: u64,
 }

@@ -217,6 +217,11 @@ fn vtc_pred_charges_the_usual_answer_beforehand() {
     let mut next = Meter::default();
     policy.dispatched(0, &mut next, seconds(0.0), rng);
     assert_eq!(next.charged, 64);
+    // An answer that broke off, or that nobody counted, says nothing of the others.
+    policy.ended(0, &Meter { cut: true, ..next }, None, seconds(0.0));
+    let mut after = Meter::default();
+    policy.dispatched(0, &mut after, seconds(0.0), rng);
+    assert_eq!(after.charged, 64);
 }
 
 #[test]

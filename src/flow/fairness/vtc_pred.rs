@@ -43,6 +43,9 @@ impl Foretells for Usual {
     }
 
     fn ended(&mut self, flow: u32, meter: &Meter) {
+        if meter.cut {
+            return;
+        }
         let actual = f64::from(meter.output);
         let usual = self.0.entry(flow).or_insert(actual);
         *usual = (MEMORY * *usual + actual) / (MEMORY + 1.0);

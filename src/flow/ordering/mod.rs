@@ -5,6 +5,7 @@ pub mod edf;
 pub mod fcfs;
 pub mod least_work;
 pub mod slo_deadline;
+pub mod slo_urgency;
 
 use crate::clock::Timestamp;
 use std::fmt::Debug;
@@ -21,6 +22,8 @@ pub struct Facts {
     pub ttft: Option<Duration>,
     /// Seconds of an endpoint that it is expected to take.
     pub work: f64,
+    /// Seconds that it may wait and still meet its objective; below 0 when it misses it as it is.
+    pub spare: Option<f64>,
 }
 
 /// The order within a flow.
@@ -39,7 +42,7 @@ mod tests {
     fn facts(arrived: u64, ttl: u64, ttft: Option<u64>, work: f64) -> Facts {
         let arrived = Timestamp(arrived * 1_000_000);
         let ms = Duration::from_millis;
-        Facts { arrived, deadline: arrived.after(ms(ttl)), ttft: ttft.map(ms), work }
+        Facts { arrived, deadline: arrived.after(ms(ttl)), ttft: ttft.map(ms), work, spare: None }
     }
 
     fn order(name: &str, parameters: &Value, requests: &[Facts]) -> Vec<usize> {
@@ -65,6 +68,21 @@ mod tests {
         ] {
             assert_eq!(order(name, &Value::Null, &requests), expected, "{name}");
         }
+    }
+
+    #[test]
+    fn who_can_wait_least_goes_first() {
+        let spare = |at, spare| Facts { spare, ..facts(at, 5_000, None, 0.0) };
+        let requests = [
+            spare(1_000, None),
+            spare(1_000, Some(2.0)),
+            spare(1_500, Some(1.0)),
+            spare(1_600, Some(-0.2)),
+            spare(1_700, Some(-9.0)),
+            spare(500, Some(f64::NAN)),
+            spare(0, Some(f64::INFINITY)),
+        ];
+        assert_eq!(order("slo-urgency", &Value::Null, &requests), [4, 3, 2, 1, 5, 0, 6]);
     }
 
     #[test]

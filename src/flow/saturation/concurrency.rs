@@ -7,7 +7,7 @@
 //!
 //! Its `headroom` is room for bursts on single endpoints, which the filter of the same name leaves. When not: other pickers or clients use the same servers; their requests are not seen. Source: GIE and llm-d.
 
-use super::{Detector, Gauge, View, by_stage, mean};
+use super::{Detector, Gauge, Stage, View, by_stage, mean};
 use crate::flow::registry::Descriptor;
 use crate::scheduling::filter::concurrency_detector::ConcurrencyDetector;
 use serde_json::Value;
@@ -27,8 +27,7 @@ impl Detector for ConcurrencyDetector {
             let share = |most: Option<f64>, load: f64| {
                 most.map_or((0.0, 0.0), |most| (load / most, 1.0 / (most * endpoints.len() as f64)))
             };
-            Gauge {
-                base: 0.0,
+            Stage {
                 requests: share(self.requests, mean(endpoints, |e| f64::from(e.live().ledger.in_flight()))),
                 tokens: share(self.tokens, mean(endpoints, |e| e.live().ledger.prefill_tokens() as f64)),
             }

@@ -6,35 +6,48 @@
 
 pub mod backlog;
 pub mod concurrency;
+pub mod slo_load;
 pub mod utilization;
 
 use super::item::Load;
 use crate::clock::Timestamp;
+use crate::pool::health::{Availability, HealthPolicy};
 use crate::pool::{EndpointState, PoolSnapshot, Roles};
 use std::fmt::Debug;
 use std::time::Duration;
 
-/// How full a pool is at one moment.
+/// How full the endpoints are that do the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Gauge {
-    /// What the fuller side of a pool that splits requests is at, or what nothing that is sent now changes.
-    pub base: f64,
+pub struct Stage {
     /// By requests, and what one more adds.
     pub requests: (f64, f64),
     /// By tokens, and what one more of a prompt adds.
     pub tokens: (f64, f64),
 }
 
-impl Gauge {
-    /// A pool without endpoints, or one that takes nothing.
-    pub const FULL: Self = Self { base: 1.0, requests: (0.0, 0.0), tokens: (0.0, 0.0) };
-
-    /// Its saturation when `pending` is there as well.
-    #[must_use]
-    pub fn saturation(&self, pending: Load) -> f64 {
+impl Stage {
+    fn saturation(&self, pending: Load) -> f64 {
         let by_requests = self.requests.0 + self.requests.1 * f64::from(pending.requests);
         let by_tokens = self.tokens.0 + self.tokens.1 * pending.tokens as f64;
-        self.base.max(by_requests).max(by_tokens)
+        by_requests.max(by_tokens)
+    }
+}
+
+/// How full a pool is at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Gauge {
+    /// Those that make answers, and those that only compute prompts, which are empty where there are none.
+    pub stages: [Stage; 2],
+}
+
+impl Gauge {
+    /// A pool without endpoints, or one that takes nothing.
+    pub const FULL: Self = Self { stages: [Stage { requests: (1.0, 0.0), tokens: (0.0, 0.0) }; 2] };
+
+    /// Its saturation when `pending` is there as well: that of the stage which is fuller then.
+    #[must_use]
+    pub fn saturation(&self, pending: Load) -> f64 {
+        self.stages.iter().fold(0.0, |fullest, stage| stage.saturation(pending).max(fullest))
     }
 }
 
@@ -43,6 +56,8 @@ impl Gauge {
 pub struct View<'a> {
     /// The pool.
     pub pool: &'a PoolSnapshot,
+    /// Who of it is ejected.
+    pub health: &'a HealthPolicy,
     /// Pages older than this say nothing.
     pub stale_after: Duration,
     /// The moment.
@@ -55,27 +70,22 @@ pub trait Detector: Send + Sync + Debug {
     fn gauge(&self, view: &View<'_>) -> Gauge;
 }
 
-/// The gauge of a pool from that of its endpoints: `of` gives, for endpoints of one stage, their number and each of them. Where some compute
-/// prompts only and others make answers only, the fuller stage counts.
-fn by_stage(view: &View<'_>, of: impl Fn(&[&EndpointState]) -> Gauge) -> Gauge {
-    let serving =
-        |roles: Roles| -> Vec<&EndpointState> { view.pool.endpoints.iter().filter(|e| e.serves(roles)).collect() };
-    let (prefill, decode) = (serving(Roles::PREFILL), serving(Roles::DECODE));
+/// The gauge of a pool from that of its endpoints: `of` looks at those of one stage. Where some compute prompts only, they are a stage of
+/// their own. Endpoints that are ejected get nothing, and are no room.
+fn by_stage(view: &View<'_>, of: impl Fn(&[&EndpointState]) -> Stage) -> Gauge {
+    let is_open = |e: &EndpointState| e.live().health.availability(view.now, view.health) != Availability::Ejected;
+    let serving = |roles: Roles| view.pool.endpoints.iter().filter(move |e| e.serves(roles));
+    // As decisions have it: when all that make answers are ejected, none is; to those that only compute prompts nothing is sent then.
+    let mut decode: Vec<_> = serving(Roles::DECODE).filter(|e| is_open(e)).collect();
+    if decode.is_empty() {
+        decode.extend(serving(Roles::DECODE));
+    }
     if decode.is_empty() {
         return Gauge::FULL;
     }
-    let decoders = of(&decode);
+    let prefill: Vec<_> = serving(Roles::PREFILL).filter(|e| is_open(e)).collect();
     let is_split = prefill.iter().any(|e| !e.serves(Roles::DECODE));
-    if !is_split {
-        return decoders;
-    }
-    let prefillers = of(&prefill);
-    let fuller = if prefillers.saturation(Load::default()) > decoders.saturation(Load::default()) {
-        prefillers
-    } else {
-        decoders
-    };
-    Gauge { base: prefillers.base.max(decoders.base), ..fuller }
+    Gauge { stages: [of(&decode), if is_split { of(&prefill) } else { Stage::default() }] }
 }
 
 /// The mean of a figure.

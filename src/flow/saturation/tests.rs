@@ -3,7 +3,9 @@
 use super::*;
 use crate::flow::registry::{DETECTORS, find};
 use crate::ids::EndpointId;
+use crate::pool::health::{DEFAULT_CONSECUTIVE_CONNECT_FAILURES, Outcome};
 use crate::pool::ledger::Ticket;
+use crate::pool::role::ROLE_LABEL;
 use crate::pool::speed::{Reservation, Work};
 use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec};
 use serde_json::{Value, json};
@@ -17,6 +19,8 @@ const STALE_AFTER: Duration = Duration::from_secs(2);
 struct Server {
     page: Option<(u64, EndpointMetrics)>,
     draining: bool,
+    ejected: bool,
+    role: Option<&'static str>,
     /// Prompts, of which the first token is awaited.
     awaited: Vec<u32>,
     /// Prompts that are computed.
@@ -51,8 +55,13 @@ fn saturation(detector: &str, parameters: &Value, servers: Vec<Server>, pending:
     let mut held: (Vec<Ticket>, Vec<Reservation>) = Default::default();
     let states = (0u32..).zip(servers).map(|(id, server)| {
         let port = 8000 + u16::try_from(id).unwrap();
-        let spec = EndpointSpec { draining: server.draining, ..EndpointSpec::at(([127, 0, 0, 1], port).into()) };
+        let labels = server.role.iter().map(|role| (ROLE_LABEL.into(), (*role).into())).collect();
+        let spec =
+            EndpointSpec { draining: server.draining, labels, ..EndpointSpec::at(([127, 0, 0, 1], port).into()) };
         let endpoint = Arc::new(Endpoint::new(EndpointId(id), spec));
+        for _ in 0..if server.ejected { DEFAULT_CONSECUTIVE_CONNECT_FAILURES } else { 0 } {
+            endpoint.health.record(Outcome::ConnectFailure, NOW, &HealthPolicy::default());
+        }
         for tokens in server.awaited {
             let work = Work { prompt_tokens: tokens, uncached_tokens: tokens, adapter_cold: false };
             held.1.push(Reservation::begin(endpoint.clone(), None, work, true, NOW));
@@ -70,7 +79,8 @@ fn saturation(detector: &str, parameters: &Value, servers: Vec<Server>, pending:
     });
     let pool = PoolSnapshot::new(1, true, states.collect());
     let detector = (find(DETECTORS, detector).unwrap().build)(parameters).unwrap();
-    detector.gauge(&View { pool: &pool, stale_after: STALE_AFTER, now: NOW }).saturation(pending)
+    let health = HealthPolicy::default();
+    detector.gauge(&View { pool: &pool, health: &health, stale_after: STALE_AFTER, now: NOW }).saturation(pending)
 }
 
 fn near(got: f64, expected: f64, what: &str) {
@@ -87,6 +97,49 @@ fn a_pool_that_serves_nothing_is_full() {
         near(saturation(detector.name, &Value::Null, vec![draining], NONE), 1.0, detector.name);
         near(saturation(detector.name, &Value::Null, vec![Server::default()], NONE), 0.0, detector.name);
     }
+}
+
+#[test]
+fn an_endpoint_that_is_ejected_is_no_room() {
+    let full = || Server { awaited: vec![9; 200], ..Server::default() };
+    let dead = || Server { ejected: true, ..Server::default() };
+    let saturation = |name, servers| saturation(name, &Value::Null, servers, NONE);
+    // Without profiles that one knows of no load at all.
+    let knowing = DETECTORS.iter().map(|d| d.name).filter(|name| *name != "slo-load-detector");
+    for detector in knowing {
+        let alone = saturation(detector, vec![full()]);
+        assert!(alone >= 1.0, "{detector}: {alone}");
+        near(saturation(detector, vec![full(), dead()]), alone, detector);
+        let half_dead = Server { ejected: true, ..full() };
+        near(saturation(detector, vec![half_dead, dead()]), alone / 2.0, "all are ejected, so none is");
+    }
+}
+
+#[test]
+fn a_burst_overruns_neither_stage_of_a_pool_that_splits() {
+    let role = |role, server| Server { role: Some(role), ..server };
+    // Four prompts at once, and eight answers.
+    let pool = |prompts: &[u32], answers: &[u32]| {
+        let decode = Server::default().decodes(answers);
+        let prefill = role("prefill", Server::default().awaits(prompts));
+        let idle = role("decode", Server::default());
+        vec![prefill, role("decode", decode), idle]
+    };
+    let parameters = json!({"maxConcurrency": 4});
+    let saturation = |prompts: &[u32], answers: &[u32], requests| {
+        saturation("concurrency-detector", &parameters, pool(prompts, answers), Load { requests, tokens: 0 })
+    };
+    near(saturation(&[9], &[9, 9], 0), 0.25, "as full as each other");
+    near(saturation(&[], &[9, 9], 0), 0.25, "answers are the fuller stage");
+    near(saturation(&[], &[9, 9], 3), 0.75, "three more make it prompts");
+    near(saturation(&[], &[9, 9], 4), 1.0, "and no fifth has room");
+    near(saturation(&[9, 9], &[9; 7], 1), 1.0, "nor a ninth answer");
+    let dead = |server| Server { ejected: true, ..server };
+    let mut without = pool(&[9; 9], &[9, 9]);
+    without.push(dead(role("prefill", Server::default())));
+    near(self::saturation("concurrency-detector", &parameters, without, NONE), 2.25, "one is ejected");
+    let alone = vec![dead(role("prefill", Server::default().awaits(&[9; 9]))), role("decode", Server::default())];
+    near(self::saturation("concurrency-detector", &parameters, alone, NONE), 0.0, "nothing is sent there");
 }
 
 #[test]
@@ -144,10 +197,11 @@ fn utilization_is_corrected_by_what_was_sent_since() {
 
 #[test]
 fn backlog_has_room_while_any_endpoint_has() {
-    let parameters = json!({"maxPrefillTokens": 1_000, "maxWaiting": 4, "maxKvUsage": 0.8});
+    let parameters = json!({"maxPrefillTime": "40ms", "maxWaiting": 4, "maxKvUsage": 0.8});
+    // As long as nothing is learned 1,000 tokens take 40 ms, and a million pairs of them 1 ms.
     let idle = || reports(page(0, 0, 0.0, 0));
     for (row, servers, expected) in [
-        ("tokens to compute", vec![idle().awaits(&[500])], 0.5),
+        ("prompts to compute", vec![idle().awaits(&[500])], 20.125 / 40.0),
         ("requests to answer", vec![idle().awaits(&[1, 1, 1])], 0.75),
         ("others' as well", vec![reports(page(3, 0, 0.0, 0))], 0.75),
         ("answers under way don't count", vec![idle().decodes(&[900; 50])], 0.0),
@@ -159,10 +213,14 @@ fn backlog_has_room_while_any_endpoint_has() {
         near(saturation("backlog-detector", &parameters, servers, NONE), expected, row);
     }
     let two = || vec![idle().awaits(&[1_000]), idle()];
-    near(saturation("backlog-detector", &parameters, two(), Load { requests: 1, tokens: 500 }), 0.75, "tokens");
+    near(
+        saturation("backlog-detector", &parameters, two(), Load { requests: 1, tokens: 500 }),
+        0.5 + 20.25 / 80.0,
+        "tokens",
+    );
     near(saturation("backlog-detector", &parameters, two(), Load { requests: 4, tokens: 4 }), 1.0, "requests");
-    for parameter in ["maxPrefillTokens", "maxWaiting", "maxKvUsage"] {
-        let error = (backlog::PLUGIN.build)(&json!({parameter: 0})).unwrap_err().to_string();
+    for (parameter, value) in [("maxPrefillTime", json!("0s")), ("maxWaiting", json!(0)), ("maxKvUsage", json!(0))] {
+        let error = (backlog::PLUGIN.build)(&json!({parameter: value})).unwrap_err().to_string();
         assert!(error.contains(parameter), "{error}");
     }
 }

@@ -12,7 +12,7 @@
 //! name. When not: the servers' queues are to be kept short; by the time that one is reported it is
 //! there. Source: GIE and llm-d.
 
-use super::{Detector, Gauge, View, by_stage, mean};
+use super::{Detector, Gauge, Stage, View, by_stage, mean};
 use crate::flow::registry::Descriptor;
 use crate::pool::EndpointState;
 use crate::scheduling::filter::utilization_detector::UtilizationDetector;
@@ -47,8 +47,7 @@ impl Utilization {
 
     /// How full a pool is.
     pub(in crate::flow) fn saturation(&self, view: &View<'_>) -> Gauge {
-        by_stage(view, |endpoints| Gauge {
-            base: 0.0,
+        by_stage(view, |endpoints| Stage {
             requests: (mean(endpoints, |e| self.of(e, view)), 1.0 / (self.0.queue * endpoints.len() as f64)),
             tokens: (0.0, 0.0),
         })

@@ -125,6 +125,7 @@ impl Model {
                     work,
                     ttl: ttl.map(ms),
                     ttft: ttft.map(ms),
+                    spare: None,
                 };
                 // It may be let through or turned out within the call.
                 let deadline = self.now + ttl.unwrap_or(100);

@@ -111,7 +111,7 @@ impl Reservation {
     /// The answer ended `now` after `tokens` tokens.
     pub fn ended(&mut self, tokens: Option<u64>, now: Timestamp) {
         // Of a few tokens the time between two is mostly chance.
-        tokens.iter().for_each(|tokens| self.endpoint.speed.pool.answered(*tokens));
+        tokens.iter().for_each(|tokens| self.endpoint.speed.pool.answered(self.work.prompt_tokens, *tokens, now));
         let (Some(first), Some(tokens @ 8..)) = (self.first_token.take(), tokens) else { return };
         let seconds = now.since(first).as_secs_f64() / (tokens - 1) as f64;
         let features = [1.0, self.expectation.decoding, self.expectation.kilotokens];

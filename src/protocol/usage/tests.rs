@@ -1,6 +1,6 @@
 use super::*;
 
-const ALL: Watch = Watch { errors: true, response_id: true };
+const ALL: Watch = Watch { errors: true, response_id: true, events: true };
 
 fn capture(name: &str) -> Vec<u8> {
     let path = format!("{}/tests/data/protocol/{name}.json", env!("CARGO_MANIFEST_DIR"));

@@ -51,6 +51,7 @@ fn request(number: u64, at: Duration) -> Request {
         adapter: None,
         session: None,
         tenant: None,
+        priority: 0,
     }
 }
 

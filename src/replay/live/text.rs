@@ -132,6 +132,7 @@ mod tests {
             adapter: None,
             session: None,
             tenant: None,
+            priority: 0,
         }
     }
 

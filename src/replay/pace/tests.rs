@@ -18,7 +18,7 @@ struct List {
 fn request(number: u64, at: f64, session: Option<u64>) -> Request {
     let part = Part { role: Role::User, piece: Piece::new(number, 10) };
     let answer = Piece::new(1_000_000 + number, 5);
-    Request { number, at: seconds(at), prompt: vec![part], answer, adapter: None, session, tenant: None }
+    Request { number, at: seconds(at), prompt: vec![part], answer, adapter: None, session, tenant: None, priority: 0 }
 }
 
 fn list(times: &[f64]) -> List {

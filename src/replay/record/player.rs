@@ -14,6 +14,7 @@ use crate::scheduling::digest::Digests;
 use crate::scheduling::plugin::{HeaderSource, Headers};
 use crate::scheduling::scheduler::{self, Explain, Subset};
 use crate::scheduling::{Booking, Order, PickContext, RequestFacts, Scheduler};
+use crate::scrape::slo_profiles;
 use rand::SeedableRng;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -254,6 +255,7 @@ impl<'a> Player<'a> {
         let before = self.lives.values().next_back().and_then(|live| live.pools.get(name));
         let previous = before.map(|pool| &pool.scheduler.choices);
         let scheduler = p.scheduler(previous).map_err(|e| wrong(line, format!("the pool `{name}`: {e}")))?;
+        slo_profiles::fill(&scheduler.choices).map_err(|e| wrong(line, format!("the pool `{name}`: {e}")))?;
         Ok(LivePool { number, cache: state.cache.clone(), scheduler, stale_after: p.scrape.stale_after })
     }
 
@@ -351,6 +353,7 @@ fn decide(pool: &LivePool, state: &PoolState, d: &Decided, other: bool, missing:
         priority: d.priority,
         headers: Headers::of(&headers),
         prompt: d.readable.then_some(&prompt),
+        waited: Duration::ZERO,
         digests: Some(&digests),
     };
     let refused = |reason: String| Came { picks: Vec::new(), reason, matched: 0, prompt_tokens: 0, booking: None };
@@ -423,6 +426,7 @@ fn decide(pool: &LivePool, state: &PoolState, d: &Decided, other: bool, missing:
         understood: d.readable,
         streams: d.streams,
         arrives: false,
+        share: chosen.choice.strategy.share(&cx, first),
         lesson,
     };
     let booking = Booking::new(first.clone(), &state.snapshot, pool.stale_after, order, d.at);

@@ -58,6 +58,11 @@ const WORDS: &[(&str, &str)] = &[
         "Part of the requests whose prompt one server computed and another answered; how long the KV cache of such a prompt was on its way, in \
          the mean; part of the time in which the servers for either had something to do. A server that answers one request is as busy as one that answers fifty.",
     ),
+    (
+        "Wait, turned away",
+        "How long requests waited before the pool for their turn, of those that got one (it is part of their TTFT), and how many got none: the queue \
+         was full, they had waited for as long as they may, or they gave way to others.",
+    ),
     ("GPU seconds saved", "Cached prompt tokens, by the GPU seconds that computing one takes in this setting."),
     (
         "Ratio, interval, verdict",

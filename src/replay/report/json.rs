@@ -8,6 +8,7 @@ use super::compare::{Change, Quantity, compare};
 use super::{Report, Run};
 use crate::pool::Roles;
 use crate::replay::tally::latency::Latency;
+use crate::replay::tally::queueing::{Queueing, Turns};
 use crate::replay::tally::{EndpointCounts, Tally, share};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -83,6 +84,9 @@ pub struct RunFigures {
     /// How requests were split between prefill and decode servers; absent where there are no prefill servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split: Option<SplitFigures>,
+    /// How requests waited for their turn; absent where there are no queues.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue: Option<QueueFigures>,
     /// By the endpoint's position in the fleet.
     pub endpoints: Vec<EndpointFigures>,
     /// Over virtual time.
@@ -102,6 +106,56 @@ pub struct Requests {
     pub refused: u64,
     /// Their servers or connections died.
     pub lost: u64,
+}
+
+/// How requests waited for their turn before the pool.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct QueueFigures {
+    /// How long those waited that were let through.
+    pub waited_seconds: Distribution,
+    /// All of them.
+    pub turns: TurnFigures,
+    /// By priority and tenant, the highest priority first.
+    pub flows: Vec<FlowFigures>,
+}
+
+/// What came of the turns of some requests.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TurnFigures {
+    /// Requests that were let through.
+    pub passed: u64,
+    /// Requests that an admitter turned away.
+    pub shed: u64,
+    /// Requests that found no place to wait.
+    pub full: u64,
+    /// Requests that waited for as long as they may.
+    pub expired: u64,
+    /// Requests that gave way to others.
+    pub evicted: u64,
+    /// How long those that were let through waited, in the mean.
+    pub mean_seconds: Option<f64>,
+    /// The longest of that.
+    pub longest_seconds: f64,
+}
+
+impl TurnFigures {
+    /// Requests that were turned away, for whatever reason.
+    #[must_use]
+    pub fn turned_away(&self) -> u64 {
+        self.shed + self.full + self.expired + self.evicted
+    }
+}
+
+/// The turns of one flow.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FlowFigures {
+    /// Its band.
+    pub priority: i32,
+    /// Whose it is; empty where the workload names nobody.
+    pub tenant: String,
+    /// What came of them.
+    #[serde(flatten)]
+    pub turns: TurnFigures,
 }
 
 /// How one duration was distributed, seconds.
@@ -340,6 +394,7 @@ fn figures(run: &Run, base: Option<&Run>) -> RunFigures {
         simulated_seconds: run.simulated.as_secs_f64(),
         took_seconds: run.took.as_secs_f64(),
         split: split(tally),
+        queue: tally.queueing().map(queue),
         endpoints: tally.endpoints().iter().map(endpoint).collect(),
         timeline: timeline(tally),
         versus_baseline: base.map(|base| Versus {
@@ -373,6 +428,31 @@ fn split(tally: &Tally) -> Option<SplitFigures> {
         prefill_busy: tally.busy(Roles::PREFILL.kind()),
         decode_busy: tally.busy(Roles::DECODE.kind()),
     })
+}
+
+fn turns(turns: Turns) -> TurnFigures {
+    TurnFigures {
+        passed: turns.passed,
+        shed: turns.shed,
+        full: turns.full,
+        expired: turns.expired,
+        evicted: turns.evicted,
+        mean_seconds: turns.mean_wait(),
+        longest_seconds: turns.longest.as_secs_f64(),
+    }
+}
+
+fn queue(queueing: &Queueing) -> QueueFigures {
+    let flow = |(priority, tenant, of): (i32, &str, Turns)| FlowFigures {
+        priority,
+        tenant: tenant.to_owned(),
+        turns: turns(of),
+    };
+    QueueFigures {
+        waited_seconds: distribution(queueing.waited()),
+        turns: turns(queueing.counts()),
+        flows: queueing.flows().rev().map(flow).collect(),
+    }
 }
 
 fn timeline(tally: &Tally) -> Vec<PointFigures> {

@@ -68,6 +68,16 @@ pub const METRICS: &[Metric] = &[
         r.split?.prefill_busy
     }),
     metric("decode_busy", Unit::Share, "part of the time in which decode servers were busy", |r| r.split?.decode_busy),
+    metric("wait_mean", Unit::Seconds, "mean wait for a turn of those that were let through", |r| {
+        r.queue.as_ref()?.waited_seconds.mean
+    }),
+    metric("wait_p99", Unit::Seconds, "99th percentile of the wait for a turn", |r| {
+        r.queue.as_ref()?.waited_seconds.p99
+    }),
+    metric("wait_max", Unit::Seconds, "longest wait for a turn", |r| r.queue.as_ref()?.waited_seconds.max),
+    metric("turned_away", Unit::Plain, "requests that got no turn", |r| {
+        r.queue.as_ref().map(|queue| queue.turns.turned_away() as f64)
+    }),
     metric("throughput", Unit::PerSecond, "answers per second", |r| r.requests_per_second),
     metric("output_tokens", Unit::PerSecond, "tokens of answers per second", |r| r.output_tokens_per_second),
     metric("gpu_seconds_saved", Unit::Plain, "GPU seconds that cached prompt tokens did not take", |r| {

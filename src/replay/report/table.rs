@@ -3,12 +3,15 @@
 //! One table for each cell, one row for each policy. Where the terminal is too narrow, the columns that matter least go first.
 
 use super::compare::{Change, Interval, Verdict};
-use super::json::{Cell, Document, RunFigures, SplitFigures};
-use super::number::{ColumnUnit, NONE, percent, three_digits, whole};
+use super::json::{Cell, Distribution, Document, FlowFigures, RunFigures, SplitFigures};
+use super::number::{ColumnUnit, NONE, percent, seconds, three_digits, whole};
 use std::fmt::Write as _;
 
 /// The narrowest width that is kept to: below it a table says nothing any more.
 pub const MIN_WIDTH: usize = 40;
+
+/// More flows than these are in the JSON only.
+const MOST_FLOWS: usize = 10;
 
 /// How a table is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,8 +50,26 @@ pub fn render(document: &Document, style: TableStyle) -> String {
         if cell.runs.len() > 1 {
             let _ = writeln!(out, "ratio: of the mean TTFT to that of {}, over the same requests", document.baseline);
         }
+        cell.runs.iter().for_each(|run| write_flows(&mut out, run));
     }
     out
+}
+
+/// Whose turns came when, where there is more than one flow.
+fn write_flows(out: &mut String, run: &RunFigures) {
+    let flows = run.queue.as_ref().map(|queue| queue.flows.as_slice()).filter(|flows| flows.len() > 1);
+    for FlowFigures { priority, tenant, turns } in flows.unwrap_or_default().iter().take(MOST_FLOWS) {
+        let tenant = if tenant.is_empty() { "nobody named" } else { tenant };
+        let (mean, longest) =
+            (turns.mean_seconds.map_or_else(|| NONE.to_owned(), seconds), seconds(turns.longest_seconds));
+        let _ = writeln!(
+            out,
+            "{}, priority {priority}, {tenant}: {} had a turn after {mean} in the mean, {longest} at most; {} turned away",
+            run.policy,
+            whole(turns.passed),
+            whole(turns.turned_away()),
+        );
+    }
 }
 
 /// The columns for a cell; the first is the policy.
@@ -90,6 +111,18 @@ pub(super) fn columns(cell: &Cell<'_>, baseline: &str) -> Vec<Column> {
         }));
         columns.push(column("prefill busy", 8, &|run| of(run, |split| split.prefill_busy)));
         columns.push(column("decode busy", 8, &|run| of(run, |split| split.decode_busy)));
+    }
+    if cell.runs.iter().any(|run| run.queue.is_some()) {
+        let waited = least(|run| run.queue.as_ref()?.waited_seconds.mean);
+        let wait = |of: fn(&Distribution) -> Option<f64>| {
+            move |run: &RunFigures| waited.write(run.queue.as_ref().and_then(|queue| of(&queue.waited_seconds))).into()
+        };
+        columns.push(column(&format!("wait mean, {}", waited.name), 4, &wait(|waited| waited.mean)));
+        columns.push(column("p99", 8, &wait(|waited| waited.p99)));
+        columns.push(column("longest", 8, &wait(|waited| waited.max)));
+        columns.push(column("turned away", 7, &|run| {
+            run.queue.as_ref().map_or_else(|| NONE.to_owned(), |queue| whole(queue.turns.turned_away()))
+        }));
     }
     if cell.runs.iter().any(|run| run.goodput.is_some()) {
         columns.push(column("goodput", 4, &|run| or_none(run.goodput, percent)));

@@ -4,7 +4,8 @@ use super::json::Document;
 use super::table::{MIN_WIDTH, TableStyle};
 use super::*;
 use crate::clock::Timestamp;
-use crate::replay::served::{Ending, Sample, Served};
+use crate::replay::served::{Ending, Fate, Queued, Sample, Served};
+use crate::replay::tally::queueing::{self, Queueing};
 use proptest::prelude::*;
 
 /// `least-request` has half of random's time to first token; random loses each 20th request.
@@ -369,4 +370,45 @@ mod axes {
             prop_assert!(scene.marks.len() < 200, "{} marks", scene.marks.len());
         }
     }
+}
+
+#[test]
+fn waits_and_refusals_are_told_by_flow() {
+    let mut report = report();
+    let queued = |number: u64, tenant, waited, fate| Queued {
+        number,
+        at: Timestamp(number),
+        priority: if tenant == Some("shop") { 5 } else { 0 },
+        tenant,
+        waited: Duration::from_secs(waited),
+        fate,
+    };
+    let turns = [
+        queued(0, Some("shop"), 1, Fate::Passed),
+        queued(1, Some("shop"), 3, Fate::Passed),
+        queued(2, Some("shop"), 9, Fate::Expired),
+        queued(3, None, 0, Fate::Passed),
+        queued(4, None, 0, Fate::Full),
+        queued(5, None, 2, Fate::Evicted),
+    ];
+    turns.iter().for_each(|queued| report.runs[0].tally.queued(queued));
+    let document = report.document();
+    let queue = document.runs[0].queue.clone().unwrap();
+    assert_eq!((queue.waited_seconds.count, queue.turns.turned_away(), queue.turns.longest_seconds), (3, 3, 3.0));
+    assert!(document.runs[1].queue.is_none());
+    let text = table::render(&document, TableStyle::default());
+    for line in [
+        "random, priority 5, shop: 2 had a turn after 2.00 s in the mean, 3.00 s at most; 1 turned away",
+        "random, priority 0, nobody named: 1 had a turn after 0 s in the mean, 0 s at most; 2 turned away",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
+    let read: Document = serde_json::from_str(&document.to_json().unwrap()).unwrap();
+    assert_eq!(read, document);
+    // Those beyond the most are one.
+    let mut many = Queueing::default();
+    let names: Vec<String> = (0..150).map(|i| format!("tenant {i}")).collect();
+    names.iter().for_each(|name| many.add(&queued(6, Some(name.as_str()), 1, Fate::Passed)));
+    assert_eq!(many.flows().count(), queueing::MAX_FLOWS + 1);
+    assert_eq!(many.flows().find(|flow| flow.1 == queueing::OTHERS).map(|flow| flow.2.passed), Some(50));
 }

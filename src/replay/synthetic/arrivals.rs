@@ -174,7 +174,7 @@ impl<M: FnMut(Moment, &mut PickRng) -> Asked + Send> Workload for Open<M> {
         let mut rng = for_request(self.seed, number);
         let Asked { prompt, answer_tokens, adapter } = (self.make)(Moment { number, progress }, &mut rng);
         let answer = Piece::new(name(self.seed, Kind::Answer, number), answer_tokens);
-        Ok(Some(Request { number, at, prompt, answer, adapter, session: None, tenant: None }))
+        Ok(Some(Request { number, at, prompt, answer, adapter, session: None, tenant: None, priority: 0 }))
     }
 
     fn total(&self) -> Option<u64> {

@@ -96,6 +96,7 @@ impl Workload for Burst {
             adapter: None,
             session: None,
             tenant: None,
+            priority: 0,
         }))
     }
 

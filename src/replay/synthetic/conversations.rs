@@ -182,7 +182,7 @@ impl Conversations {
         prompt.extend_from_slice(&conversation.said);
         let (answer, session) = (conversation.answer, Some(conversation.number));
         self.open.insert(request, conversation);
-        Some(Request { number: request, at, prompt, answer, adapter: None, session, tenant: None })
+        Some(Request { number: request, at, prompt, answer, adapter: None, session, tenant: None, priority: 0 })
     }
 
     /// Of the next question and its answer.

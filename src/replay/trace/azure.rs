@@ -55,6 +55,7 @@ impl Rule for Azure {
             adapter: None,
             session: None,
             tenant: None,
+            priority: 0,
         })
     }
 }

@@ -107,6 +107,6 @@ impl Rule for BurstGpt {
             Some(session) => self.goes_on(session, prompt, turn),
             None => turn.parts().into_iter().take(1).collect(),
         };
-        Ok(Request { number, at, prompt, answer: turn.answer(), adapter: None, session, tenant: None })
+        Ok(Request { number, at, prompt, answer: turn.answer(), adapter: None, session, tenant: None, priority: 0 })
     }
 }

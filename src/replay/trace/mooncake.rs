@@ -87,6 +87,6 @@ impl Rule for Mooncake {
         let output = tokens("output_length", output_length.map(RawValue::get), 0)?.max(1);
         let prompt = self.prompt(hash_ids.map(RawValue::get), input)?;
         let answer = Piece::new(name(0, Kind::Answer, number), output);
-        Ok(Request { number, at, prompt, answer, adapter: None, session: None, tenant: None })
+        Ok(Request { number, at, prompt, answer, adapter: None, session: None, tenant: None, priority: 0 })
     }
 }

@@ -3,7 +3,7 @@
 //! The first row is `{"format":"attache.trace.v1"}`; every other one is a request:
 //!
 //! ```json
-//! {"at":0.25,"parts":[["system","tools",6000],["user",17,1200]],"answer":["a-17",800],"adapter":"sql","session":4,"tenant":"shop"}
+//! {"at":0.25,"parts":[["system","tools",6000],["user",17,1200]],"answer":["a-17",800],"adapter":"sql","session":4,"tenant":"shop","priority":10}
 //! ```
 //!
 //! | field | holds |
@@ -13,6 +13,7 @@
 //! | `answer` | `[name, tokens]` or `[name, tokens, from]` |
 //! | `adapter`, `tenant` | text; may be missing |
 //! | `session` | a whole number or text; may be missing |
+//! | `priority` | a whole number, 0 when it is missing |
 //!
 //! A name is a whole number below 2^64 or a text, which is turned into one by XXH3. Equal names are equal texts: a part is the
 //! tokens `from..from + tokens` of it, and `from` is 0 when it is missing. A later prompt that quotes an answer names it as the answer
@@ -50,6 +51,8 @@ struct Row<'a> {
     session: Option<&'a RawValue>,
     #[serde(borrow)]
     tenant: Option<&'a RawValue>,
+    #[serde(borrow)]
+    priority: Option<&'a RawValue>,
 }
 
 /// Whether this is the value of `format` in a first row.
@@ -82,6 +85,7 @@ impl Rule for Native {
             adapter: text("adapter", row.adapter)?,
             session: session.transpose()?,
             tenant: text("tenant", row.tenant)?,
+            priority: priority(row.priority)?,
         })
     }
 }
@@ -139,6 +143,11 @@ fn name_of(json: &str) -> Option<u64> {
     }
 }
 
+fn priority(got: Option<&RawValue>) -> Result<i32, String> {
+    let Some(got) = got else { return Ok(0) };
+    serde_json::from_str(got.get()).map_err(|_| wrong("priority", Some(got.get()), "a whole number of 32 bits"))
+}
+
 fn text(field: &str, got: Option<&RawValue>) -> Result<Option<Arc<str>>, String> {
     let Some(got) = got else { return Ok(None) };
     match serde_json::from_str::<String>(got.get()) {
@@ -192,6 +201,9 @@ impl<W: Write> Writer<W> {
         }
         if let Some(tenant) = &request.tenant {
             write!(out, ",\"tenant\":{}", serde_json::to_string(tenant)?)?;
+        }
+        if request.priority != 0 {
+            write!(out, ",\"priority\":{}", request.priority)?;
         }
         writeln!(out, "}}")
     }

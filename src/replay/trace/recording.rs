@@ -109,6 +109,7 @@ impl Recording {
             adapter: None,
             session: None,
             tenant: decided.prompt.as_ref().and_then(|looked| looked.tenant.as_deref()).map(Into::into),
+            priority: decided.priority,
         }
     }
 }

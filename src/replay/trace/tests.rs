@@ -221,7 +221,7 @@ fn bad_csv_rows_are_named() {
 
 #[test]
 fn bad_native_rows_are_named() {
-    let good = r#"{"at":5,"parts":[["user",1,2]],"answer":[3,4],"adapter":"a","session":6,"tenant":"t"}"#;
+    let good = r#"{"at":5,"parts":[["user",1,2]],"answer":[3,4],"adapter":"a","session":6,"tenant":"t","priority":-7}"#;
     let tokens = "a whole number from 1 to 10,000,000 is allowed";
     let time = "a number of seconds from 0 to 3,155,760,000 is allowed";
     let parts = "a list of [role, name, tokens] with at least one is allowed";
@@ -257,6 +257,7 @@ fn bad_native_rows_are_named() {
         ("\"a\"", "7", "`adapter` is 7; text is allowed".to_owned()),
         ("6", "-6", "`session` is -6; a whole number or text is allowed".to_owned()),
         ("\"t\"", "[]", "`tenant` is []; text is allowed".to_owned()),
+        ("-7", "0.5", "`priority` is 0.5; a whole number of 32 bits is allowed".to_owned()),
     ] {
         let bad = good.replacen(from, to, 1);
         assert_ne!(bad, good);
@@ -302,10 +303,11 @@ prop_compose! {
         adapter in prop::option::of("\\PC{0,12}"),
         session in prop::option::of(any::<u64>()),
         tenant in prop::option::of("[\\x00-\\x7f\u{2028}é\"\\\\]{0,8}"),
+        priority in prop_oneof![Just(0), any::<i32>()],
     ) -> Request {
         let prompt = prompt.into_iter().map(|(role, piece)| Part { role, piece }).collect();
         let (adapter, tenant) = (adapter.map(Into::into), tenant.map(Into::into));
-        Request { number: 0, at: Timestamp(gap), prompt, answer, adapter, session, tenant }
+        Request { number: 0, at: Timestamp(gap), prompt, answer, adapter, session, tenant, priority }
     }
 }
 

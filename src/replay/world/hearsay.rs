@@ -34,7 +34,7 @@ impl World<'_> {
     }
 
     /// Puts into the index what has arrived.
-    pub(super) fn tell(&mut self, i: usize, events: &[KvEvent]) {
+    pub(super) fn tell_events(&mut self, i: usize, events: &[KvEvent]) {
         let Some(link) = self.servers.get(i).and_then(|s| s.events.as_ref()) else { return };
         let index = self.front.cache.index();
         for event in events {

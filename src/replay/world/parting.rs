@@ -82,7 +82,10 @@ impl World<'_> {
                 self.submit(request, sent, Origin::FellBack, now);
             }
             // Not the decode server's fault.
-            None => self.refuse(&request, None, now),
+            None => {
+                self.front.gave_back(sent.passage.take(), &Usage::default(), now);
+                self.refuse(&request, None, now);
+            }
         }
     }
 

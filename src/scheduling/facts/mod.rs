@@ -1,7 +1,8 @@
 //! What several filters and scorers know about requests and endpoints in the same words: figures that configurations name, the
-//! server that a session belongs to, who is near whom, how long an answer would take.
+//! server that a session belongs to, who is near whom, how long an answer would take, whether that is in time.
 
 pub mod cost;
+pub mod deadline;
 pub mod figure;
 pub mod prediction;
 pub mod session;

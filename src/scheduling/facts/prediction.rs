@@ -11,13 +11,14 @@
 //! score = (1 + floor(100 * (w . normalised headroom))) / 100, clamped to 1; everybody else 0
 //! ```
 
+use crate::pool::speed::Bounds;
 use crate::scheduling::{Candidate, PickContext, RequestFacts};
 use serde::Deserialize;
 
-/// The client's word for the longest wait for the first token, milliseconds.
-pub const TTFT_HEADER: &str = "x-slo-ttft-ms";
-/// The client's word for the longest time for each token after it, milliseconds.
-pub const TPOT_HEADER: &str = "x-slo-tpot-ms";
+/// The client's words for the longest wait for the first token, milliseconds: llm-d's older one and its newer one. The first that is there counts.
+pub const TTFT_HEADERS: [&str; 2] = ["x-slo-ttft-ms", "x-llm-d-slo-ttft-ms"];
+/// The client's words for the longest time for each token after it, milliseconds.
+pub const TPOT_HEADERS: [&str; 2] = ["x-slo-tpot-ms", "x-llm-d-slo-tpot-ms"];
 
 /// What an answer is expected to take, milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,9 +42,20 @@ impl Targets {
     /// Reads the request's headers; what is no number of 0 or more counts as not said.
     #[must_use]
     pub fn of(request: &RequestFacts<'_>) -> Self {
-        let read = |name| request.headers.get(name).and_then(|v| v.trim().parse::<f64>().ok());
-        let target = |name| read(name).filter(|ms| ms.is_finite() && *ms >= 0.0).unwrap_or(0.0);
-        Self { ttft_ms: target(TTFT_HEADER), tpot_ms: target(TPOT_HEADER) }
+        let target = |names: [&str; 2]| {
+            let said = names.into_iter().find_map(|name| request.headers.get(name));
+            let ms = said.and_then(|v| v.trim().parse::<f64>().ok());
+            ms.filter(|ms| ms.is_finite() && *ms >= 0.0).unwrap_or(0.0)
+        };
+        Self { ttft_ms: target(TTFT_HEADERS), tpot_ms: target(TPOT_HEADERS) }
+    }
+
+    /// The same as bounds, in seconds: what is not asked for is met by everybody. `None` when nothing is asked for.
+    #[must_use]
+    pub fn bounds(self) -> Option<Bounds> {
+        let bound = |ms: f64| if ms > 0.0 { ms / 1e3 } else { f64::INFINITY };
+        let bounds = Bounds { first_token: bound(self.ttft_ms), per_token: bound(self.tpot_ms) };
+        (self.ttft_ms > 0.0 || self.tpot_ms > 0.0).then_some(bounds)
     }
 
     /// What is left of them when `prediction` comes true.

@@ -12,10 +12,12 @@ fn pool(name: &str, matches: PoolMatch) -> Pool {
         scheduler: Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 1),
         rewrites: ModelRewrites::default(),
         reject_unknown_models: false,
+        models: Arc::default(),
         rules: Default::default(),
         stale_after: Duration::from_secs(2),
         destination: Destination::Single,
         disagg: None,
+        deadline_admission: false,
     }
 }
 
@@ -125,6 +127,45 @@ fn a_pool_that_refuses_unknown_models_knows_its_rewrites() {
     named.rewrites.exact.insert("alias".into(), vec![target("base", 1)]);
     let router = super::tests::router(vec![named]);
     assert!(route(&router, Some("alias"), "", &[]).is_ok(), "an alias leads to its pool");
+}
+
+/// A pool whose servers say that they serve these.
+fn serving(pool: Pool, models: &[&str]) -> Pool {
+    let data: Vec<_> = models.iter().map(|id| serde_json::json!({"id": id, "owned_by": pool.name})).collect();
+    pool.models.store(ModelList::read(serde_json::json!({ "data": data }).to_string().as_bytes()).unwrap());
+    pool
+}
+
+#[test]
+fn models_are_listed_where_requests_for_them_would_go() {
+    let mut renaming = serving(by_model("renaming", &["named", "base"]), &["base", "adapter"]);
+    renaming.rewrites.exact.insert("alias".into(), vec![target("absent", 1), target("base", 1)]);
+    let mut rules = PoolRules { models_only: true, ..PoolRules::default() };
+    rules.rewrites.exact.insert("told".into(), vec![target("told-v1", 1)]);
+    rules.reserved.insert("soon".into());
+    let strict = pool("strict", PoolMatch { authority: Some("strict.test".into()), ..PoolMatch::default() });
+    strict.rules.store(rules);
+    let gold = PoolMatch { header: Some(("x-tier".into(), "gold".into())), ..PoolMatch::default() };
+    let router = router(vec![
+        serving(pool("any", PoolMatch::default()), &["base", "other"]),
+        renaming,
+        serving(strict, &["told-v1", "soon"]),
+        serving(pool("gold", gold), &["other", "large"]),
+    ]);
+    let listed = |authority, header: Option<(&str, &'static str)>| {
+        let list = router.models(authority, |name| header.filter(|(n, _)| *n == name).map(|(_, v)| v));
+        let entry =
+            |e: &serde_json::Value| format!("{}:{}", e["id"].as_str().unwrap(), e["owned_by"].as_str().unwrap());
+        list.to_json()["data"].as_array().unwrap().iter().map(entry).collect::<Vec<_>>().join(" ")
+    };
+    // A pool that takes requests by model offers what it takes; what it does not is the next pool's.
+    assert_eq!(listed("", None), "alias:renaming base:renaming named:attache other:any");
+    assert_eq!(listed("strict.test", None), "told:strict", "what is reserved or unknown would be refused");
+    assert_eq!(listed("", Some(("x-tier", "gold"))), "large:gold other:gold");
+    for id in ["alias", "base", "named", "other"] {
+        let owner = route(&router, Some(id), "", &[]).unwrap();
+        assert_eq!(owner, if id == "other" { "any" } else { "renaming" }, "{id} goes where it is listed");
+    }
 }
 
 fn target(model: &str, weight: u32) -> RewriteTarget {

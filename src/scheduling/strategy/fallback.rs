@@ -10,11 +10,13 @@
 //! When not: the fewest requests will do. Source: AIBrix's fallback router, whose default is a random endpoint.
 
 use crate::pool::Endpoint;
+use crate::pool::slo_profile::SloProfiles;
 use crate::rng::PickRng;
 use crate::scheduling::plugin::{AnswerHeaders, Better, Descriptor, ParamError, params};
 use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Strategy, registry};
 use serde::Deserialize;
 use serde_json::Value;
+use std::sync::Arc;
 
 /// Registry entry.
 pub const PLUGIN: Descriptor = Descriptor {
@@ -105,6 +107,19 @@ impl Strategy for Fallback {
     fn answer_headers(&self, served: &Endpoint, out: &mut AnswerHeaders) {
         self.primary.answer_headers(served, out);
         self.fallback.answer_headers(served, out);
+    }
+
+    fn share(&self, cx: &PickContext<'_>, endpoint: &Endpoint) -> f64 {
+        self.primary.share(cx, endpoint).max(self.fallback.share(cx, endpoint))
+    }
+
+    fn spare(&self, cx: &PickContext<'_>) -> Option<f64> {
+        self.primary.spare(cx).or_else(|| self.fallback.spare(cx))
+    }
+
+    fn profiles<'s>(&'s self, each: &mut dyn FnMut(&'s Arc<SloProfiles>)) {
+        self.primary.profiles(each);
+        self.fallback.profiles(each);
     }
 
     fn reads(&self) -> Reads {

@@ -22,6 +22,7 @@ pub mod prefix_hash;
 pub mod random;
 pub mod round_robin;
 pub mod session_affinity;
+pub mod slo;
 pub mod throughput;
 pub mod vtc_basic;
 pub mod weighted;

@@ -7,7 +7,7 @@
 //! score    = fairnessWeight x max(share - place, 0) + utilizationWeight x requests / maxPodLoad; the least wins
 //! ```
 //!
-//! A user is what the header `user` says; without one (or with nobody to compare to) the fewest requests decide. Users beyond 10,000 push out
+//! A user is the request's tenant where `exchange.tenant` says how that is found, else what the header `user` says; without one (or with nobody to compare to) the fewest requests decide. Users beyond 10,000 push out
 //! those served least. It steers, it does not queue, so that none of VTC's bounds hold; what a request really cost is not known in time.
 //! When not: users don't matter, or the header comes from clients that may lie.
 //! With `compat: true` AIBrix's own formula: `|position - served / max(minTokens, (least + greatest) / 2)|` in whole positions, load clamped to
@@ -140,7 +140,7 @@ struct VtcBasic {
 
 impl VtcBasic {
     fn user<'a>(&self, cx: &PickContext<'a>) -> Option<&'a str> {
-        cx.request.headers.get(&self.params.user_header).map(str::trim).filter(|user| !user.is_empty())
+        cx.request.headers.user(&self.params.user_header).map(str::trim).filter(|user| !user.is_empty())
     }
 
     /// What the request is thought to cost, weighted tokens.

@@ -58,10 +58,12 @@ fn world(rename: bool) -> World {
         scheduler: Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 2),
         rewrites: ModelRewrites { any: if rename { vec![target] } else { Vec::new() }, ..ModelRewrites::default() },
         reject_unknown_models: false,
+        models: Default::default(),
         rules: Default::default(),
         stale_after: Duration::from_secs(2),
         destination: Destination::List,
         disagg: None,
+        deadline_admission: false,
     };
     let cache = Arc::new(PrefixCache::new(&CacheConfig {
         unit: BlockUnit::Bytes(8),

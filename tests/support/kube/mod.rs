@@ -1,7 +1,9 @@
 //! A Kubernetes API server over real HTTP, with what a picker sees of one: lists in pages, watches with bookmarks, places that are forgotten,
 //! rights, outages.
 
+pub(crate) mod churn;
 mod objects;
+pub(crate) mod picks;
 mod serve;
 
 pub(crate) use objects::{object, pod, pool};
@@ -38,6 +40,8 @@ pub(crate) enum Outage {
     Broken,
     /// Requests for this resource get this status.
     Of(&'static str, u16),
+    /// Watches of this resource get this status.
+    Watches(&'static str, u16),
 }
 
 /// One change of an object.
@@ -58,6 +62,10 @@ pub(super) struct Store {
     history: VecDeque<Step>,
     /// Places before this one are forgotten.
     oldest: u64,
+    /// Users by the token that they bear.
+    accounts: BTreeMap<String, String>,
+    /// Users, verbs and pages outside of the API that they may see.
+    grants: BTreeSet<(String, String, String)>,
     /// Verbs and resources that are refused.
     forbidden: BTreeSet<(&'static str, String)>,
     outage: Outage,
@@ -159,6 +167,16 @@ impl FakeApi {
         let _ = if refused { store.forbidden.insert(right) } else { store.forbidden.remove(&right) };
         drop(store);
         self.cut();
+    }
+
+    /// Whoever bears `token` is `user`.
+    pub(crate) fn account(&self, token: &str, user: &str) {
+        self.store.lock().accounts.insert(token.to_owned(), user.to_owned());
+    }
+
+    /// `user` may do `verb` on the page `path`.
+    pub(crate) fn grant(&self, user: &str, verb: &str, path: &str) {
+        self.store.lock().grants.insert((user.to_owned(), verb.to_owned(), path.to_owned()));
     }
 
     /// Every answer waits so long before it begins.

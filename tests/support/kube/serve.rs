@@ -42,8 +42,12 @@ impl Question {
             _ => return None,
         };
         let (plural, name) = match rest {
+            // What is in no namespace.
+            [plural] => (plural, None),
             ["namespaces", _, plural] => (plural, None),
-            ["namespaces", _, plural, name] => (plural, Some((*name).to_owned())),
+            ["namespaces", _, plural, name] | ["namespaces", _, plural, name, "status"] => {
+                (plural, Some((*name).to_owned()))
+            }
             _ => return None,
         };
         let pairs = uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
@@ -92,6 +96,7 @@ async fn answer(State(api): State<FakeApi>, request: Request) -> Response {
         (&Method::GET, _, true) => "watch",
         (&Method::GET, true, _) => "get",
         (&Method::POST, ..) => "create",
+        (&Method::PATCH, true, _) if request.uri().path().ends_with("/status") => "patch",
         _ => "update",
     };
     let (delay, outage, forbidden, installed) = {
@@ -105,11 +110,20 @@ async fn answer(State(api): State<FakeApi>, request: Request) -> Response {
     match outage {
         Outage::Status(code) => return status(code, "the server is currently unable to handle the request"),
         Outage::Of(plural, code) if question.resource.ends_with(plural) => return status(code, "not now"),
+        Outage::Watches(plural, code) if verb == "watch" && question.resource.ends_with(plural) => {
+            return status(code, "not now");
+        }
         Outage::Broken => return broken(),
-        Outage::None | Outage::Of(..) => {}
+        Outage::None | Outage::Of(..) | Outage::Watches(..) => {}
     }
     if forbidden {
         return status(403, &format!("{} is forbidden: cannot {verb}", question.resource));
+    }
+    if let Some(judge) = Review::of(&question.resource) {
+        let Ok(body) = axum::body::to_bytes(request.into_body(), 1 << 20).await else {
+            return status(400, "no body");
+        };
+        return judge.answer(&api, &body);
     }
     if !installed {
         return status(404, "the server could not find the requested resource");
@@ -122,8 +136,70 @@ async fn answer(State(api): State<FakeApi>, request: Request) -> Response {
             let Ok(body) = axum::body::to_bytes(request.into_body(), 1 << 20).await else {
                 return status(400, "no body");
             };
-            write(&api, &question, verb, &body)
+            if verb == "patch" { apply_status(&api, &question, &body) } else { write(&api, &question, verb, &body) }
         }
+    }
+}
+
+/// Server-side apply of conditions, which are told apart by their types. What else an object holds stays.
+fn apply_status(api: &FakeApi, question: &Question, body: &[u8]) -> Response {
+    if question.query.get("fieldManager").is_none_or(String::is_empty) {
+        return status(400, "fieldManager is required for apply patch");
+    }
+    let Ok(applied) = serde_json::from_slice::<Value>(body) else { return status(400, "no JSON") };
+    let name = question.name.as_deref().unwrap_or_default();
+    let mut store = api.store.lock();
+    let Some(known) = store.resources[&question.resource].get(name) else { return status(404, "not found") };
+    let mut object = known.clone();
+    if applied["metadata"]["uid"] != object["metadata"]["uid"] {
+        return status(409, "Precondition failed: UID in precondition differs");
+    }
+    let list = |value: &Value| value["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    let (theirs, mut conditions) = (list(&applied), list(&object));
+    conditions.retain(|condition| theirs.iter().all(|new| new["type"] != condition["type"]));
+    conditions.extend(theirs);
+    object["status"]["conditions"] = json!(conditions);
+    let kept = store.apply(&question.resource, object);
+    drop(store);
+    api.tell();
+    good(&kept)
+}
+
+/// Questions that are created and answered, and never kept.
+#[derive(Clone, Copy)]
+enum Review {
+    Token,
+    Access,
+}
+
+impl Review {
+    fn of(resource: &str) -> Option<Self> {
+        match resource {
+            "authentication.k8s.io/v1/tokenreviews" => Some(Self::Token),
+            "authorization.k8s.io/v1/subjectaccessreviews" => Some(Self::Access),
+            _ => None,
+        }
+    }
+
+    fn answer(self, api: &FakeApi, body: &[u8]) -> Response {
+        let Ok(mut review) = serde_json::from_slice::<Value>(body) else { return status(400, "no JSON") };
+        let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let store = api.store.lock();
+        review["status"] = match self {
+            Self::Token => match store.accounts.get(&word(&review["spec"]["token"])) {
+                Some(user) => {
+                    json!({"authenticated": true, "user": {"username": user, "groups": ["system:authenticated"]}})
+                }
+                None => json!({"error": "invalid bearer token"}),
+            },
+            Self::Access => {
+                let spec = &review["spec"];
+                let (page, in_group) = (&spec["nonResourceAttributes"], &spec["groups"][0] == "system:authenticated");
+                let asked = (word(&spec["user"]), word(&page["verb"]), word(&page["path"]));
+                json!({"allowed": in_group && store.grants.contains(&asked)})
+            }
+        };
+        good(&review)
     }
 }
 

@@ -113,6 +113,7 @@ fn rewrites_and_models_name_targets() {
             {"matches": [{"model": {"type": "Exact", "value": "gpt"}}, {"model": {"value": "gpt-4"}}],
              "targets": [{"weight": 70, "modelRewrite": "a"}, {"weight": 30, "modelRewrite": "b"}]},
             {"targets": [{"modelRewrite": "c"}]},
+            {"matches": [{"header": {"name": "x-team", "value": "red"}}], "targets": [{"modelRewrite": "never"}]},
         ]}),
     )
     .unwrap();

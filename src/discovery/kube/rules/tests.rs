@@ -100,7 +100,8 @@ fn inference_models_are_the_authority_once_there_is_one() {
     let of_pool = rules.of_pool("p");
     assert!(of_pool.models_only);
     assert_eq!(shown(&of_pool, "plain"), one("plain", 1), "the older one has the name");
-    assert_eq!(rules.disputed("p"), [("late".to_owned(), "plain".to_owned())]);
+    let nameless: Vec<String> = rules.reports("p").into_iter().filter(|r| !r.has_its_name()).map(|r| r.name).collect();
+    assert_eq!(nameless, ["late"]);
     assert_eq!(shown(&of_pool, "split"), [("v1".to_owned(), 50), ("v2".to_owned(), 50)]);
     assert_eq!(shown(&of_pool, "rewritten"), one("rewrite", 1), "an exact rewrite outranks a model");
     assert_eq!(of_pool.reserved, ["reserved".to_owned()].into());
@@ -124,4 +125,92 @@ fn weights_share_the_traffic_and_all_zero_share_it_evenly() {
     // Four standard deviations of 4,000 draws are below 0.032.
     assert!((share("split") - 0.7).abs() < 0.032, "{}", share("split"));
     assert!((share("zero") - 0.5).abs() < 0.032, "{}", share("zero"));
+}
+
+/// Who has which name, by object, as it is to be told: `True Accepted` or `False ModelNameInUse`, and who else has it.
+fn told(rules: &Rules) -> Vec<(String, String)> {
+    let report = |r: Report| (r.name, format!("{} {}: {}", r.wanted.status, r.wanted.reason, r.wanted.message));
+    rules.reports("p").into_iter().map(report).collect()
+}
+
+#[test]
+fn of_objects_that_claim_a_name_the_oldest_has_it_and_the_others_are_told_who() {
+    let accepted = |object: &str, name: &str| {
+        (object.to_owned(), format!("True Accepted: the model name `{name}` is this object's"))
+    };
+    let in_use = |object: &str, name: &str, by: &str| {
+        let message = format!("False ModelNameInUse: the model name `{name}` is the older InferenceModel `{by}`'s");
+        (object.to_owned(), message)
+    };
+    let unnamed = |name: &str, created| object(name, created, json!({"poolRef": {"name": "p"}}));
+    let elsewhere = object("other-pool", 0, json!({"poolRef": {"name": "q"}, "modelName": "a"}));
+    type Case = (&'static str, Vec<Object>, Vec<(String, String)>);
+    let cases: Vec<Case> = vec![
+        ("nothing", vec![], vec![]),
+        ("one", vec![model("x", 5, "a", &[])], vec![accepted("x", "a")]),
+        (
+            "two names",
+            vec![model("x", 5, "a", &[]), model("y", 1, "b", &[])],
+            vec![accepted("y", "b"), accepted("x", "a")],
+        ),
+        (
+            "the oldest of three",
+            vec![model("x", 5, "a", &[]), model("y", 1, "a", &[]), model("z", 3, "a", &[])],
+            vec![accepted("y", "a"), in_use("z", "a", "y"), in_use("x", "a", "y")],
+        ),
+        (
+            "of the same second the first by name",
+            vec![model("y", 1, "a", &[]), model("x", 1, "a", &[])],
+            vec![accepted("x", "a"), in_use("y", "a", "x")],
+        ),
+        ("another pool's are others", vec![elsewhere, model("x", 5, "a", &[])], vec![accepted("x", "a")]),
+        (
+            "the object's name where it gives none",
+            vec![unnamed("a", 1), model("x", 5, "a", &[])],
+            vec![accepted("a", "a"), in_use("x", "a", "a")],
+        ),
+        (
+            "a name that is only reserved is taken",
+            vec![model("x", 1, "a", &[("v", 0)]), model("y", 2, "a", &[])],
+            vec![accepted("x", "a"), in_use("y", "a", "x")],
+        ),
+    ];
+    for (case, objects, want) in cases {
+        let mut rules = Rules::default();
+        listed(&mut rules, Kind::Model, objects);
+        assert_eq!(told(&rules), want, "{case}");
+    }
+}
+
+#[test]
+fn what_an_object_says_already_is_not_due_and_times_tell_when_it_became_so() {
+    let wanted = {
+        let mut rules = Rules::default();
+        let mut fresh = model("x", 1, "a", &[]);
+        fresh.meta.generation = 4;
+        listed(&mut rules, Kind::Model, vec![fresh]);
+        rules.reports("p").remove(0)
+    };
+    assert!(wanted.is_due(), "it says nothing yet");
+    let good = wanted.condition("2026-02-02T00:00:00Z");
+    assert_eq!((good.observed_generation, &*good.last_transition_time), (4, "2026-02-02T00:00:00Z"));
+    let with = |change: &dyn Fn(&mut Value)| {
+        let mut condition = serde_json::to_value(&good).unwrap();
+        change(&mut condition);
+        let other = json!({"type": "Ready", "status": "Unknown", "reason": "Pending", "lastTransitionTime": "1970-01-01T00:00:00Z"});
+        let mut object = model("x", 1, "a", &[]);
+        object.meta.generation = 4;
+        object.status = json!({"conditions": [other, condition, {"type": 7}]});
+        let mut rules = Rules::default();
+        listed(&mut rules, Kind::Model, vec![object]);
+        let report = rules.reports("p").remove(0);
+        (report.is_due(), report.condition("2026-03-03T00:00:00Z").last_transition_time)
+    };
+    let (then, now) = ("2026-02-02T00:00:00Z".to_owned(), "2026-03-03T00:00:00Z".to_owned());
+    assert_eq!(with(&|_| {}), (false, then.clone()));
+    assert_eq!(with(&|c| c["message"] = json!("another")), (true, then.clone()), "the same status as before");
+    assert_eq!(with(&|c| c["observedGeneration"] = json!(3)), (true, then.clone()));
+    assert_eq!(with(&|c| c["status"] = json!("False")), (true, now.clone()), "it turns");
+    assert_eq!(with(&|c| c["type"] = json!("Ready")), (true, now.clone()), "only what speaks of the name");
+    assert_eq!(with(&|c| c["lastTransitionTime"] = json!("")), (false, now));
 }

@@ -89,6 +89,23 @@ fn nothing_is_said_before_pool_and_pods_are_known() {
 }
 
 #[test]
+fn pods_of_before_stay_at_the_ports_of_before() {
+    let mut members = by_pool();
+    list_pool(&mut members, vec![pool("vllm", &[8000])]);
+    list(&mut members, vec![pod(1)]);
+    members.pool(Change::Applied(pool("vllm", &[8001]))).unwrap();
+    assert_eq!(names(&mut members), some(&["pod-1 10.0.0.1:8001"]), "the same pods elsewhere");
+    members.pool(Change::Applied(pool("new", &[9000]))).unwrap();
+    assert_eq!(names(&mut members), some(&["pod-1 10.0.0.1:8001"]), "nobody listens at 9000 there");
+    members.pool(Change::Applied(pool("new", &[9001]))).unwrap();
+    assert_eq!(names(&mut members), some(&["pod-1 10.0.0.1:8001"]));
+    list(&mut members, vec![labelled(5, &[("app", "new")])]);
+    assert_eq!(names(&mut members), some(&["pod-5 10.0.0.5:9001"]));
+    members.pool(Change::Applied(pool("new", &[9002]))).unwrap();
+    assert_eq!(names(&mut members), some(&["pod-5 10.0.0.5:9002"]));
+}
+
+#[test]
 fn only_pods_that_are_ready_and_not_on_their_way_out_serve() {
     let mut members = by_selector("app=vllm", &[8000]);
     let not_ready = |n| {

@@ -405,3 +405,30 @@ fn hermetic_32_to_35_grpc_answers_end_in_trailers() {
         assert_eq!((record.end, record.prompt_tokens), ("complete", *prompt_tokens), "{name}");
     }
 }
+
+#[test]
+fn the_list_of_models_is_the_pools_own_answer_where_it_is_known() {
+    let exchange = ExchangeSettings { models: ModelsAnswer::Pool, ..ExchangeSettings::default() };
+    let world = Setup { exchange, ..Setup::default() }.build();
+    let ask = |method: &str, path: &str, end: bool| {
+        let pairs = [(":path", path), (":method", method)];
+        Answered::of(&send(&mut world.exchange(), request(Message::RequestHeaders(headers(&pairs, end)))))
+    };
+    assert_eq!(ask("GET", "/v1/models", true).kinds, ["request_headers"], "nobody has said anything yet");
+    let list = ModelList::read(br#"{"data":[{"id":"b"},{"id":"a","root":"x"}]}"#).unwrap();
+    world.picker.live().router.pools()[0].models.store(list);
+    let body = |answered: Answered| answered.refused.unwrap();
+    assert_eq!(
+        body(ask("GET", "/v1/models", true)),
+        (200, r#"{"data":[{"id":"a","root":"x"},{"id":"b"}],"object":"list"}"#.into())
+    );
+    assert_eq!(
+        body(ask("GET", "/v1/models/a", false)),
+        (200, r#"{"id":"a","root":"x"}"#.into()),
+        "a body that comes is ignored"
+    );
+    assert_eq!(body(ask("GET", "/v1/models/c", true)).0, 404);
+    assert_eq!(ask("DELETE", "/v1/models/a", true).kinds, ["request_headers"], "a server's to do");
+    assert_eq!(world.picker.metrics.outcome_count(Outcome::Answered), 2);
+    world.assert_books_closed(5);
+}

@@ -1,9 +1,13 @@
 //! Requests that wait for their turn: who goes when, what the others are told, and that nothing stays, whoever leaves and when.
 
 use super::*;
+use crate::ext_proc::prefix::Warming;
 use crate::ext_proc::queues::Waiting;
 use crate::flow::registry::{ADMITTERS, CEILINGS, DETECTORS, FAIRNESS, find};
-use crate::flow::{BandSettings, Settings};
+use crate::flow::settings::DEFAULT_FLOW_IDLE;
+use crate::flow::{BandSettings, EvictRunning, Settings};
+use crate::pool::Published;
+use crate::pool::health::{DEFAULT_CONSECUTIVE_CONNECT_FAILURES, Outcome as Health};
 use crate::telemetry::metrics::Outcome;
 use futures_util::FutureExt;
 use proptest::prelude::*;
@@ -11,7 +15,7 @@ use serde_json::json;
 
 const TTL: Duration = Duration::from_secs(10);
 
-fn flow(settings: Settings) -> PoolFlow {
+pub(super) fn flow(settings: Settings) -> PoolFlow {
     let detector = find(DETECTORS, "concurrency-detector").unwrap();
     PoolFlow {
         settings: Settings { ttl: TTL, ..settings },
@@ -23,50 +27,115 @@ fn flow(settings: Settings) -> PoolFlow {
     }
 }
 
-fn world(flow: PoolFlow) -> World {
+fn setup(flow: PoolFlow) -> Setup {
     let objectives = [("batch".to_owned(), -1), ("urgent".to_owned(), 5)].into();
     let exchange = ExchangeSettings { trust_client_headers: true, objectives, ..ExchangeSettings::default() };
-    Setup { flow: Some(flow), exchange, ..Setup::default() }.build()
+    Setup { flow: Some(flow), exchange, ..Setup::default() }
+}
+
+fn world(flow: PoolFlow) -> World {
+    setup(flow).build()
 }
 
 /// One request with what its stream holds.
-struct One {
-    exchange: Exchange,
-    waiting: Option<Waiting>,
-    told: Answered,
+pub(super) struct One {
+    pub(super) exchange: Exchange,
+    pub(super) waiting: Option<Waiting>,
+    eviction: Option<Waiting<Refusal>>,
+    pub(super) told: Answered,
 }
 
 impl One {
-    fn of(world: &World, extra: &[(&str, &str)], mode: BodySendMode) -> Self {
+    pub(super) fn of(world: &World, extra: &[(&str, &str)], mode: BodySendMode) -> Self {
+        Self::asks(world, extra, mode, "p", None)
+    }
+
+    fn asks(
+        world: &World,
+        extra: &[(&str, &str)],
+        mode: BodySendMode,
+        prompt: &str,
+        metadata_context: Option<Metadata>,
+    ) -> Self {
         let mut exchange = world.exchange();
         let all: Vec<(&str, &str)> = [PATH, (":method", "POST")].iter().chain(extra).copied().collect();
-        let config = Some(config(mode, BodySendMode::FullDuplexStreamed, false));
+        let protocol_config = Some(config(mode, BodySendMode::FullDuplexStreamed, false));
         let first = Message::RequestHeaders(headers(&all, false));
-        send(&mut exchange, ProcessingRequest { protocol_config: config, ..request(first) });
-        let sent = request(Message::RequestBody(body(completion("m", "p").as_bytes(), true)));
+        send(&mut exchange, ProcessingRequest { protocol_config, metadata_context, ..request(first) });
+        let sent = request(Message::RequestBody(body(completion("m", prompt).as_bytes(), true)));
         let told = Answered::of(&send(&mut exchange, sent));
-        let waiting = exchange.waiting();
-        Self { exchange, waiting, told }
+        let (waiting, eviction) = (exchange.waiting(), exchange.eviction());
+        Self { exchange, waiting, eviction, told }
+    }
+
+    fn tenant(world: &World, name: &str) -> Self {
+        Self::of(world, &[("x-llm-d-inference-fairness-id", name)], BodySendMode::FullDuplexStreamed)
     }
 
     fn comes(world: &World, objective: &str) -> Self {
         Self::of(world, &[("x-gateway-inference-objective", objective)], BodySendMode::FullDuplexStreamed)
     }
 
-    fn goes(&self) -> bool {
+    pub(super) fn goes(&self) -> bool {
         self.exchange.is_routed()
     }
 
     /// Takes in its turn, if it has come.
-    fn wakes(&mut self, now: Timestamp) {
+    pub(super) fn wakes(&mut self, now: Timestamp) {
         let turn = self.waiting.as_mut().and_then(FutureExt::now_or_never);
         let Some(turn) = turn else { return };
         self.waiting = None;
-        // Nobody will tell those who have waited too long.
-        let Some(turn) = turn else { return };
+        self.turn(turn, now);
+    }
+
+    fn turn(&mut self, turn: Option<Turn>, now: Timestamp) {
         let mut out = Actions::new();
         self.exchange.on(Event::Turn(turn), now, &mut out).unwrap();
+        self.eviction = self.exchange.eviction();
+        // Nobody tells those who have waited too long: they know.
+        if !out.is_empty() {
+            self.told = Answered::of(&Vec::from(out));
+        }
+    }
+
+    /// Takes in that it gives way, if it does.
+    fn gives_way(&mut self) -> bool {
+        let Some(told) = self.eviction.as_mut().and_then(FutureExt::now_or_never) else { return false };
+        self.eviction = None;
+        let Some(refusal) = told else { return false };
+        let mut out = Actions::new();
+        self.exchange.on(Event::Evicted(refusal), NOW, &mut out).unwrap();
         self.told = Answered::of(&Vec::from(out));
+        true
+    }
+
+    /// Its answer begins.
+    fn answers(&mut self) {
+        let pairs = [(":status", "200"), ("content-type", "application/json")];
+        send(&mut self.exchange, request(Message::ResponseHeaders(headers(&pairs, false))));
+    }
+
+    /// Reads what must be read before it is decided on.
+    fn warms(&mut self, meanwhile: impl FnOnce()) {
+        let Some(Warming::Cpu(work)) = self.exchange.warming() else { panic!("it is encoded elsewhere") };
+        meanwhile();
+        work();
+        let mut out = Actions::new();
+        self.exchange.on(Event::Warmed, NOW, &mut out).unwrap();
+        self.told = Answered::of(&Vec::from(out));
+    }
+
+    /// So many tokens of an answer come, of which the server never says how many they are.
+    fn streams(&mut self, tokens: usize) {
+        let pairs = [(":status", "200"), ("content-type", "text/event-stream")];
+        send(&mut self.exchange, request(Message::ResponseHeaders(headers(&pairs, false))));
+        let events = "data: {\"choices\": [{\"text\": \"a\"}]}\n\n".repeat(tokens);
+        send(&mut self.exchange, request(Message::ResponseBody(body(events.as_bytes(), false))));
+    }
+
+    /// The stream ends.
+    fn closes(mut self) {
+        send(&mut self.exchange, request(Message::ResponseBody(body(b"data: [DONE]\n\n", true))));
     }
 
     fn due(&mut self, after: Duration) {
@@ -76,14 +145,15 @@ impl One {
         self.told = Answered::of(&Vec::from(out));
     }
 
-    fn refused(&self) -> (i32, &str) {
+    pub(super) fn refused(&self) -> (i32, &str) {
         let (status, _) = self.told.refused.as_ref().unwrap();
         (*status, &self.told.set["x-attache-reason"])
     }
 
-    fn ends(mut self) {
-        let pairs = [(":status", "200"), ("content-type", "application/json")];
-        send(&mut self.exchange, request(Message::ResponseHeaders(headers(&pairs, false))));
+    pub(super) fn ends(mut self) {
+        if self.exchange.response == ResponseSide::Awaited {
+            self.answers();
+        }
         let answer = br#"{"usage":{"prompt_tokens":5,"completion_tokens":7}}"#;
         send(&mut self.exchange, request(Message::ResponseBody(body(answer, true))));
     }
@@ -179,12 +249,73 @@ fn in_modes_in_which_envoys_clock_runs_nobody_waits() {
 }
 
 #[test]
+fn a_sheddable_request_under_way_gives_way_and_leaves_nothing_behind() {
+    let world = world(flow(Settings { evict_running: EvictRunning::Unanswered, ..Settings::default() }));
+    let mut batch = One::comes(&world, "batch");
+    assert!(batch.goes() && !batch.gives_way(), "nobody waits");
+    let mut more = One::comes(&world, "batch");
+    assert!(!batch.gives_way(), "who waits is no more important");
+    let mut urgent = One::comes(&world, "urgent");
+    assert!(batch.gives_way() && !batch.goes());
+    assert_eq!(batch.refused(), (429, "evicted"));
+    assert!(batch.told.set["retry-after"].parse::<u64>().unwrap() >= 1);
+    // What still comes of it is Envoy's to drop.
+    assert!(
+        send(&mut batch.exchange, request(Message::ResponseHeaders(headers(&[(":status", "200")], false)))).is_empty()
+    );
+    urgent.wakes(NOW);
+    assert!(urgent.goes() && urgent.eviction.is_none(), "what is not sheddable is served whatever comes");
+    let mut usual = One::comes(&world, "");
+    assert!(!urgent.gives_way());
+    urgent.ends();
+    usual.wakes(NOW);
+    more.wakes(NOW);
+    assert!(usual.goes() && !more.goes());
+    drop((batch, usual, more));
+    world.assert_books_closed(4);
+    assert_eq!(world.picker.metrics.outcome_count(Outcome::Routed), 3, "one never had its turn");
+}
+
+#[test]
+fn an_answer_that_has_begun_is_cut_only_where_all_may_be() {
+    for (which, cut) in [(EvictRunning::Unanswered, false), (EvictRunning::Any, true)] {
+        let world = world(flow(Settings { evict_running: which, ..Settings::default() }));
+        let mut batch = One::comes(&world, "batch");
+        batch.answers();
+        let mut urgent = One::comes(&world, "urgent");
+        assert_eq!(batch.gives_way(), cut);
+        assert_eq!(batch.goes(), !cut);
+        urgent.wakes(NOW);
+        assert_eq!(urgent.goes(), cut);
+        if cut {
+            drop(batch);
+        } else {
+            batch.ends();
+            urgent.wakes(NOW);
+        }
+        urgent.ends();
+        world.assert_books_closed(2);
+    }
+}
+
+#[test]
+fn an_answer_that_comes_before_its_stream_hears_of_it_is_served() {
+    let world = world(flow(Settings { evict_running: EvictRunning::Unanswered, ..Settings::default() }));
+    let mut batch = One::comes(&world, "batch");
+    let mut urgent = One::comes(&world, "urgent");
+    batch.answers();
+    assert!(batch.gives_way() && batch.goes() && batch.told.kinds.is_empty(), "told, and stays");
+    batch.ends();
+    urgent.wakes(NOW);
+    assert!(urgent.goes());
+    urgent.ends();
+    world.assert_books_closed(2);
+}
+
+#[test]
 fn tenants_take_turns_by_tokens() {
-    let fairness = (find(FAIRNESS, "vtc-fair").unwrap().build)(&serde_json::Value::Null).unwrap().into();
-    let default_band = BandSettings { fairness, ..BandSettings::default() };
-    let world = world(flow(Settings { default_band, ..Settings::default() }));
-    let tenant =
-        |name: &str| One::of(&world, &[("x-llm-d-inference-fairness-id", name)], BodySendMode::FullDuplexStreamed);
+    let world = world(by_tokens());
+    let tenant = |name: &str| One::tenant(&world, name);
     let mut running = tenant("flood");
     let mut waiting: Vec<(&str, One)> = (0..3).map(|_| ("flood", tenant("flood"))).collect();
     waiting.extend((0..2).map(|_| ("other", tenant("other"))));
@@ -202,6 +333,168 @@ fn tenants_take_turns_by_tokens() {
     world.assert_books_closed(6);
 }
 
+fn by_tokens() -> PoolFlow {
+    let fairness = (find(FAIRNESS, "vtc-fair").unwrap().build)(&serde_json::Value::Null).unwrap().into();
+    let default_band = BandSettings { fairness, ..BandSettings::default() };
+    flow(Settings { default_band, ..Settings::default() })
+}
+
+#[test]
+fn a_tenant_whose_servers_do_not_tell_usage_has_no_more_than_its_share() {
+    let world = world(by_tokens());
+    let mut running = One::tenant(&world, "flood");
+    let mut waiting: Vec<(&str, One)> =
+        ["flood", "flood", "other", "other", "other"].map(|name| (name, One::tenant(&world, name))).into();
+    let (mut name, mut order) = ("flood", Vec::new());
+    while !waiting.is_empty() {
+        running.streams(if name == "flood" { 100 } else { 1 });
+        running.closes();
+        waiting.iter_mut().for_each(|(_, one)| one.wakes(NOW));
+        let at = waiting.iter().position(|(_, one)| one.goes()).expect("one goes");
+        (name, running) = waiting.remove(at);
+        order.push(name);
+    }
+    running.ends();
+    assert_eq!(order, ["other", "other", "other", "flood", "flood"]);
+    world.assert_books_closed(6);
+}
+
+#[test]
+fn a_long_answer_is_charged_while_it_comes() {
+    // Whether its client stays or leaves.
+    for leaves in [false, true] {
+        let world = Setup { servers: vec![(0, 0.1, &[]), (0, 0.1, &[])], ..setup(by_tokens()) }.build();
+        let mut long = One::tenant(&world, "flood");
+        let short = One::tenant(&world, "flood");
+        let mut flood = One::tenant(&world, "flood");
+        let mut other = One::tenant(&world, "other");
+        long.streams(100);
+        let held = if leaves {
+            drop(long);
+            Some(short)
+        } else {
+            drop(short);
+            Some(long)
+        };
+        flood.wakes(NOW);
+        other.wakes(NOW);
+        assert!(other.goes() && !flood.goes(), "leaves: {leaves}");
+        drop((held, other, flood));
+        world.assert_books_closed(4);
+    }
+}
+
+#[test]
+fn a_turn_is_kept_while_the_prompt_is_read() {
+    let world = prefix::encoding_elsewhere(setup(flow(Settings::default()))).build();
+    let prompt = prefix::text("long", 5_000);
+    let mut first = One::asks(&world, &[], BodySendMode::FullDuplexStreamed, &prompt, None);
+    let mut second = None;
+    first.warms(|| second = Some(One::comes(&world, "")));
+    let mut second = second.unwrap();
+    assert!(first.goes() && !second.goes(), "the one seat is taken");
+    first.ends();
+    second.wakes(NOW);
+    assert!(second.goes());
+    // Where nobody waits, nobody is asked twice whether there is room: it is let through when there was.
+    let batch = [("x-gateway-inference-objective", "batch")];
+    second.ends();
+    let prompt = prefix::text("longer", 5_000);
+    let mut batch = One::asks(&world, &batch, BodySendMode::Buffered, &prompt, None);
+    let mut other = None;
+    batch.warms(|| other = Some(One::comes(&world, "")));
+    assert!(batch.goes() && other.as_ref().is_some_and(One::goes));
+    drop((batch, other));
+    world.assert_books_closed(4);
+}
+
+#[test]
+fn a_turn_that_comes_to_nothing_is_the_next_ones_at_once() {
+    let world = world(flow(Settings::default()));
+    let first = One::comes(&world, "");
+    let nowhere = Some(subset(&["10.9.9.9:1"]));
+    let mut second = One::asks(&world, &[], BodySendMode::FullDuplexStreamed, "p", nowhere);
+    let mut third = One::comes(&world, "");
+    first.ends();
+    second.wakes(NOW);
+    assert_eq!(second.refused(), (503, "subset_empty"));
+    third.wakes(NOW);
+    assert!(third.goes(), "though the stream of the second is open");
+    third.ends();
+    drop(second);
+    world.assert_books_closed(3);
+}
+
+#[test]
+fn who_would_wait_for_ever_is_refused() {
+    let world = world(flow(Settings::default()));
+    let first = One::comes(&world, "");
+    let mut lost = One::comes(&world, "");
+    lost.turn(None, NOW);
+    assert_eq!(lost.refused(), (500, "internal_error"));
+    assert_eq!(lost.exchange.deadline(), None);
+    first.ends();
+    assert!(One::comes(&world, "").goes(), "it has left the queue");
+    drop(lost);
+    world.assert_books_closed(3);
+}
+
+#[test]
+fn without_endpoints_the_reason_is_that_there_are_none() {
+    let flow = flow(Settings { max_requests: 1, ..Settings::default() });
+    let world = Setup { servers: Vec::new(), ..setup(flow) }.build();
+    let mut waits = One::comes(&world, "");
+    assert!(waits.waiting.is_some(), "one may come up");
+    assert_eq!(One::comes(&world, "").refused(), (503, "no_ready_endpoint"));
+    let batch = [("x-gateway-inference-objective", "batch")];
+    assert_eq!(One::of(&world, &batch, BodySendMode::Buffered).refused(), (503, "no_ready_endpoint"));
+    waits.due(TTL);
+    assert_eq!(waits.refused(), (503, "no_ready_endpoint"));
+    assert!(waits.told.set["retry-after"].parse::<u64>().unwrap() >= 1);
+    drop(waits);
+    world.assert_books_closed(3);
+}
+
+#[test]
+fn tenants_are_forgotten_that_have_been_quiet_for_long_though_nobody_comes() {
+    let world = world(flow(Settings::default()));
+    One::tenant(&world, "somebody").ends();
+    let queues = world.picker.live().queues(0).unwrap().clone();
+    let knows = || format!("{queues:?}").contains("somebody");
+    queues.freed(NOW.after(DEFAULT_FLOW_IDLE - Duration::from_secs(1)));
+    assert!(knows());
+    queues.freed(NOW.after(DEFAULT_FLOW_IDLE));
+    assert!(!knows());
+}
+
+#[tokio::test]
+async fn a_page_that_is_too_old_holds_nobody_up_though_no_other_comes() {
+    let detector = (find(DETECTORS, "utilization-detector").unwrap().build)(&serde_json::Value::Null).unwrap().into();
+    let flow = PoolFlow { detector, ..flow(Settings::default()) };
+    let world = Setup { servers: vec![(0, 1.0, &[])], stale_after: Duration::from_secs(1), ..setup(flow) }.build();
+    let clock = crate::clock::Clock::start();
+    let old = state(0, (0, 1.0, &[]), None);
+    let metrics = EndpointMetrics { scraped_at: clock.now(), ..old.metrics().unwrap().clone() };
+    world.snapshot.publish(PoolSnapshot::new(2, true, vec![EndpointState::new(old.endpoint, Some(Arc::new(metrics)))]));
+    let (_publisher, published) = tokio::sync::watch::channel(Published::default());
+    let queues = Arc::downgrade(world.picker.live().queues(0).unwrap());
+    let follower = tokio::spawn(Queues::follow(queues, published, clock));
+    let mut exchange = world.exchange();
+    let mut out = Actions::new();
+    let protocol_config = Some(config(BodySendMode::FullDuplexStreamed, BodySendMode::FullDuplexStreamed, false));
+    for message in [
+        Message::RequestHeaders(headers(&[PATH, (":method", "POST")], false)),
+        Message::RequestBody(body(completion("m", "p").as_bytes(), true)),
+    ] {
+        let message = ProcessingRequest { protocol_config, ..request(message) };
+        exchange.on(Event::Message(Box::new(message)), clock.now(), &mut out).unwrap();
+    }
+    let waiting = exchange.waiting().expect("its cache is full");
+    let turn = tokio::time::timeout(Duration::from_secs(60), waiting).await.expect("it is told").unwrap();
+    assert!(turn.is_ok());
+    follower.abort();
+}
+
 #[test]
 fn admitters_turn_away_at_once() {
     let admitter = (find(ADMITTERS, "probabilistic-admitter").unwrap().build)(&json!({"k": 1e9})).unwrap();
@@ -216,11 +509,29 @@ fn admitters_turn_away_at_once() {
     world.assert_books_closed(2);
 }
 
+#[test]
+fn an_endpoint_that_is_ejected_is_no_room() {
+    let world = Setup { servers: vec![(0, 0.1, &[]), (0, 0.1, &[])], ..setup(flow(Settings::default())) }.build();
+    let dead = world.snapshot.load().endpoints[1].endpoint.clone();
+    for _ in 0..DEFAULT_CONSECUTIVE_CONNECT_FAILURES {
+        dead.health.record(Health::ConnectFailure, NOW, &HealthPolicy::default());
+    }
+    let first = One::comes(&world, "");
+    let mut second = One::comes(&world, "");
+    assert!(first.goes() && !second.goes(), "one server is left, with one seat");
+    first.ends();
+    second.wakes(NOW);
+    assert!(second.goes());
+    second.ends();
+    world.assert_books_closed(2);
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Comes(&'static str),
     Wakes(usize),
     Leaves(usize),
+    Answers(usize),
     Ends(usize),
     Due(usize),
 }
@@ -230,6 +541,7 @@ fn op() -> impl proptest::strategy::Strategy<Value = Op> {
         4 => prop_oneof![Just(""), Just("batch"), Just("urgent")].prop_map(Op::Comes),
         4 => any::<usize>().prop_map(Op::Wakes),
         1 => any::<usize>().prop_map(Op::Leaves),
+        2 => any::<usize>().prop_map(Op::Answers),
         3 => any::<usize>().prop_map(Op::Ends),
         1 => any::<usize>().prop_map(Op::Due),
     ]
@@ -240,8 +552,11 @@ proptest! {
 
     /// Never two at once, never somebody waiting while nobody is under way, and closed books in the end.
     #[test]
-    fn nothing_stays_whatever_happens(ops in prop::collection::vec(op(), 1..60)) {
-        let world = world(flow(Settings { max_requests: 4, ..Settings::default() }));
+    fn nothing_stays_whatever_happens(
+        ops in prop::collection::vec(op(), 1..60),
+        evict_running in prop_oneof![Just(EvictRunning::Never), Just(EvictRunning::Unanswered), Just(EvictRunning::Any)],
+    ) {
+        let world = world(flow(Settings { max_requests: 4, evict_running, ..Settings::default() }));
         let (mut streams, mut opened) = (Vec::new(), 0);
         for op in ops {
             let count = streams.len().max(1);
@@ -250,7 +565,14 @@ proptest! {
                     opened += 1;
                     streams.push(One::comes(&world, objective));
                 }
-                Op::Wakes(i) => streams.iter_mut().skip(i % count).take(1).for_each(|s: &mut One| s.wakes(NOW)),
+                Op::Wakes(i) => streams.iter_mut().skip(i % count).take(1).for_each(|s: &mut One| {
+                    s.wakes(NOW);
+                    s.gives_way();
+                }),
+                Op::Answers(i) => {
+                    let begins = |s: &&mut One| s.goes() && s.exchange.response == ResponseSide::Awaited;
+                    streams.iter_mut().skip(i % count).find(begins).into_iter().for_each(One::answers);
+                }
                 Op::Leaves(i) if !streams.is_empty() => drop(streams.swap_remove(i % count)),
                 Op::Ends(i) => {
                     if let Some(at) = (0..streams.len()).map(|at| (at + i) % count).find(|at| streams[*at].goes()) {
@@ -272,7 +594,10 @@ proptest! {
         }
         // Whoever waits gets a turn when all before it have gone.
         loop {
-            streams.iter_mut().for_each(|s| s.wakes(NOW));
+            streams.iter_mut().for_each(|s| {
+                s.gives_way();
+                s.wakes(NOW);
+            });
             let Some(at) = streams.iter().position(One::goes) else { break };
             streams.swap_remove(at).ends();
         }

@@ -20,7 +20,7 @@ fn chat(messages: &[(&str, &str)]) -> String {
 }
 
 /// A text of about `words` words that no other `name` shares.
-fn text(name: &str, words: usize) -> String {
+pub(super) fn text(name: &str, words: usize) -> String {
     (0..words).map(|i| format!("{name}{i} ")).collect()
 }
 
@@ -169,17 +169,21 @@ fn salts_models_and_tools_keep_prompts_apart() {
     assert!(matched(&world) > 400);
 }
 
+/// A pool whose long prompts are encoded elsewhere.
+pub(super) fn encoding_elsewhere(setup: Setup) -> Setup {
+    let encoder = Tables::default().encoder(DEFAULT_ENCODING);
+    let cuts = encoder.cuts().unwrap();
+    let memory = Arc::new(SegmentCache::new(16 << 20, 7));
+    let memo = Arc::new(Memo::new(Arc::new(encoder), b"test", cuts.clone(), memory));
+    let blocks = TokenBlocks::new(KeySpace::new(7), memo.clone(), cuts);
+    let parameters = serde_json::json!({"scorers": [{"type": "prefix-cache-scorer"}]});
+    Setup { parameters, tokenizer: Some(Tokenizer::Fields { blocks, memo }), ..setup }
+}
+
 #[test]
 fn a_long_conversation_that_was_never_seen_is_looked_up_once_it_is_encoded() {
     for engines_tell in [false, true] {
-        let encoder = Tables::default().encoder(DEFAULT_ENCODING);
-        let cuts = encoder.cuts().unwrap();
-        let memory = Arc::new(SegmentCache::new(16 << 20, 7));
-        let memo = Arc::new(Memo::new(Arc::new(encoder), b"test", cuts.clone(), memory));
-        let blocks = TokenBlocks::new(KeySpace::new(7), memo.clone(), cuts);
-        let parameters = serde_json::json!({"scorers": [{"type": "prefix-cache-scorer"}]});
-        let tokenizer = Some(Tokenizer::Fields { blocks, memo });
-        let world = Setup { parameters, tokenizer, engines_tell, ..Setup::default() }.build();
+        let world = encoding_elsewhere(Setup { engines_tell, ..Setup::default() }).build();
         // None of the turns is long; together they are more than is encoded where requests are served.
         let turns: Vec<String> = (0..12).map(|i| text(&format!("turn{i}x"), 400)).collect();
         let prompt = chat(&turns.iter().map(|turn| ("user", &**turn)).collect::<Vec<_>>());

@@ -3,6 +3,7 @@
 use super::*;
 use crate::replay::report::json::SplitFigures;
 use crate::replay::report::tests::report;
+use crate::replay::served::{Fate, Queued};
 
 const POLICIES: &[&str] = &["random", "least-request", "2-choices"];
 
@@ -106,7 +107,12 @@ fn a_figure_that_does_not_exist_holds_nothing() {
 
 #[test]
 fn each_metric_is_found_by_a_name_of_its_own() {
-    let mut document = report().document();
+    let mut report = report();
+    let waited = std::time::Duration::from_secs(1);
+    let at = crate::clock::Timestamp(0);
+    let queued = Queued { number: 0, at, priority: 0, tenant: None, waited, fate: Fate::Passed };
+    report.runs.first_mut().unwrap().tally.queued(&queued);
+    let mut document = report.document();
     let run = document.runs.first_mut().unwrap();
     run.split = Some(SplitFigures {
         share: Some(0.25),

@@ -43,8 +43,9 @@ fn what_can_not_be_added_up_is_refused() {
     };
     assert!(error("least-request,random", "null").contains("`random` has no figure"));
     assert!(error("least-request,no-such", "null").contains("`no-such`"));
-    assert!(error("slo:1,least-request", "null").contains("`slo`"), "alone, and there is none yet");
-    assert!(registry::build("pd:1,least-request", &Value::Null).is_ok(), "alone");
+    for alone in ["pd", "slo", "slo-pack-load"] {
+        assert!(registry::build(&format!("{alone}:1,least-request"), &Value::Null).is_ok(), "alone");
+    }
     assert!(error("prefix-cache,least-request", r#"{"prefix-cache": {"imbalanse": 1}}"#).contains("imbalanse"));
     assert!(error("prefix-cache,least-request", r#"{"random": {}}"#).contains("`random`"));
     assert!(error("prefix-cache,least-request", "[]").contains("mapping"));

@@ -60,6 +60,10 @@ rules:
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   verbs: [create, get, update]
+# Whoever leads tells each InferenceModel whether it has its name.
+- apiGroups: [inference.networking.x-k8s.io]
+  resources: [inferencemodels/status]
+  verbs: [patch]
 {{- end }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
@@ -108,9 +112,14 @@ args:
 {{- include "attache.sourceFlags" . | nindent 0 }}
 - --grpc-port={{ .Values.inferenceExtension.extProcPort }}
 - {{ printf "--config-file=/config/%s" .Values.inferenceExtension.pluginsConfigFile | quote }}
-- --model-server-metrics-scheme={{ .Values.inferenceExtension.metricsDataSource.scheme }}
-- --model-server-metrics-path={{ .Values.inferenceExtension.metricsDataSource.path }}
-- --model-server-metrics-https-insecure-skip-verify={{ .Values.inferenceExtension.metricsDataSource.insecureSkipVerify }}
+{{- /* A flag outranks the file, so that what nobody has set is not said. */}}
+{{- with .Values.inferenceExtension.metricsDataSource.scheme }}
+- --model-server-metrics-scheme={{ . }}
+- --model-server-metrics-https-insecure-skip-verify={{ $.Values.inferenceExtension.metricsDataSource.insecureSkipVerify }}
+{{- end }}
+{{- with .Values.inferenceExtension.metricsDataSource.path }}
+- --model-server-metrics-path={{ . }}
+{{- end }}
 - --tracing={{ .Values.inferenceExtension.tracing.enabled }}
 {{- range $flag, $value := .Values.inferenceExtension.flags }}
 {{- /* Numbers as JSON: 1000000 would become 1e+06. */}}
@@ -191,6 +200,8 @@ spec:
       {{- end }}
     spec:
       serviceAccountName: {{ include "attache.name" . }}
+      # Else a Service called `attache-metrics` would set ATTACHE_METRICS_PORT, which is a flag's variable.
+      enableServiceLinks: false
       {{- with .Values.inferenceExtension.imagePullSecrets }}
       imagePullSecrets:
         {{- toYaml . | nindent 8 }}
@@ -270,7 +281,12 @@ kind: PodDisruptionBudget
 metadata:
   {{- include "attache.metadata" . | nindent 2 }}
 spec:
+  {{- if include "attache.elects" . }}
+  # Those that are not elected are never ready, so that any number would stop every drain of a node.
+  maxUnavailable: "100%"
+  {{- else }}
   maxUnavailable: {{ .Values.inferenceExtension.podDisruptionBudget.maxUnavailable }}
+  {{- end }}
   selector:
     matchLabels:
       {{- include "attache.selectorLabels" . | nindent 6 }}

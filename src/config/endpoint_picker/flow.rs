@@ -1,0 +1,292 @@
+//! What the file says about requests that wait or are shed: `flowControl` and its feature gate, `saturationDetector`, and the policies and
+//! admitters among the plugins. They become `flowControl` of the pool, with the defaults that both projects have.
+//!
+//! With the gate requests wait. Without it a file that names a detector or an admitter asks for what both do then: sheddable requests are
+//! refused while the pool is full, and all others go on. Either way priorities and tenants come from headers, which are believed as there.
+
+use super::catalogue::Slot;
+use super::mapping::{Mapped, ignored};
+use super::plugins::Plugins;
+use super::sections::{FLOW_CONTROL, Gates, each, no_effect, section};
+use crate::config::decode::{Bytes, Fields, Read, Sink};
+use crate::config::diagnostic::{At, Span};
+use crate::config::document::{Node, Value};
+use crate::config::schema::{self, Opt, Strategy};
+use crate::flow::registry::{ADMITTERS, CEILINGS, Descriptor, FAIRNESS, ORDERINGS, find};
+use crate::flow::settings::{DEFAULT_BAND_BYTES, DEFAULT_BAND_REQUESTS};
+use crate::flow::{EvictRunning, Overflow};
+use crate::scheduling::plugin::ParamError;
+use serde_json::{Map, Value as Json, json};
+use std::time::Duration;
+
+/// The detector of both projects when a file names none.
+const DEFAULT_DETECTOR: &str = "utilization-detector";
+/// The order between flows of both, likewise.
+const DEFAULT_FAIRNESS: &str = "global-strict-fairness-policy";
+/// The order within a flow of both, likewise.
+const DEFAULT_ORDERING: &str = "fcfs-ordering-policy";
+/// A ceiling that no pool reaches: nobody waits.
+const NEVER_FULL: f64 = 1e9;
+/// A saturation below 1 to this power is nothing, and one above it is more than all: `probabilistic-admitter` sheds from 1 on.
+const SHARP: f64 = 1e9;
+
+/// The policy of this type can't be made with these parameters.
+pub(super) fn refused(kind: &str, parameters: &Json) -> Option<ParamError> {
+    fn of<P: ?Sized>(policies: &[&'static Descriptor<P>], kind: &str, parameters: &Json) -> Option<ParamError> {
+        (find(policies, kind)?.build)(parameters).err()
+    }
+    of(FAIRNESS, kind, parameters)
+        .or_else(|| of(ORDERINGS, kind, parameters))
+        .or_else(|| of(CEILINGS, kind, parameters))
+        .or_else(|| of(ADMITTERS, kind, parameters))
+}
+
+/// `saturationDetector` and `flowControl`.
+pub(super) fn flow_control(f: &mut Fields<'_>, gates: &Gates, plugins: &Plugins, mapped: &mut Mapped, sink: &mut Sink) {
+    let old = f.node("saturationDetector").map(|node| node.span);
+    let detector = detector(f, plugins, sink);
+    let node = f.node(FLOW_CONTROL).map(|node| node.span);
+    let admitters = admitters(plugins);
+    let flow = if let Some(gate) = gates.flow_control {
+        let mut flow = queues(f, gate, plugins, sink);
+        if flow.detector.is_none() {
+            flow.detector = detector.or_else(|| Some(strategy(DEFAULT_DETECTOR, None, gate)));
+        } else if let Some(span) = old {
+            sink.push(no_effect("saturationDetector", span, "`flowControl.saturationDetector` says it"));
+        }
+        flow.admitters = Some(At { value: admitters, span: gate });
+        At { value: flow, span: gate }
+    } else {
+        if let Some(span) = node {
+            sink.push(no_effect(FLOW_CONTROL, span, "the feature gate `flowControl` is not set"));
+            // Without the gate nobody looks at the references, there as here.
+            section(f, FLOW_CONTROL, sink, |f, sink| drop(limits(f, span, None, sink)));
+        }
+        let detector = detector.filter(|at| utilization(at, sink));
+        let Some(span) = detector.as_ref().or(admitters.first()).map(|at| at.span) else { return };
+        At { value: shedding(detector, admitters, span), span }
+    };
+    mapped.exchange.trust_client_headers = Some(At { value: true, span: flow.span });
+    mapped.flow_control = Some(flow);
+}
+
+/// Whether what is shed without queues is shed by this detector.
+fn utilization(detector: &At<Strategy>, sink: &mut Sink) -> bool {
+    let name = &detector.value.name.value;
+    if name != DEFAULT_DETECTOR {
+        let why = "without the feature gate `flowControl` requests are shed by queues and caches, as `utilization-detector` has it";
+        sink.push(no_effect("saturationDetector", detector.span, why));
+    }
+    name == DEFAULT_DETECTOR
+}
+
+/// Nobody waits: what is sheddable is refused while the pool is full.
+fn shedding(detector: Opt<Strategy>, named: Vec<At<Strategy>>, span: Span) -> schema::FlowControl {
+    let mut admitters = Vec::with_capacity(named.len() + 1);
+    if let Some(at) = &detector {
+        let given = at.value.parameters.as_ref().map(|at| &at.value);
+        let mut parameters = Map::from_iter([("power".to_owned(), json!(SHARP)), ("k".to_owned(), json!(1.0))]);
+        for key in ["queueDepthThreshold", "kvCacheUtilThreshold"] {
+            parameters.extend(given.and_then(|given| given.get(key)).map(|value| (key.to_owned(), value.clone())));
+        }
+        admitters.push(strategy("probabilistic-admitter", Some(Json::Object(parameters)), at.span));
+    }
+    admitters.extend(named);
+    schema::FlowControl {
+        enabled: Some(At { value: true, span }),
+        detector: detector.or_else(|| Some(strategy(DEFAULT_DETECTOR, None, span))),
+        ceiling: Some(strategy("static-usage-limit-policy", Some(json!({"threshold": NEVER_FULL})), span)),
+        admitters: Some(At { value: admitters, span }),
+        ..schema::FlowControl::default()
+    }
+}
+
+/// The section, where the gate is set.
+fn queues(f: &mut Fields<'_>, gate: Span, plugins: &Plugins, sink: &mut Sink) -> schema::FlowControl {
+    let mut flow = schema::FlowControl {
+        enabled: Some(At { value: true, span: gate }),
+        default_band: Some(At { value: usual_band(gate), span: gate }),
+        ..schema::FlowControl::default()
+    };
+    let span = f.node(FLOW_CONTROL).map_or(gate, |node| node.span);
+    section(f, FLOW_CONTROL, sink, |f, sink| flow = limits(f, span, Some(plugins), sink));
+    flow
+}
+
+fn limits(f: &mut Fields<'_>, span: Span, plugins: Option<&Plugins>, sink: &mut Sink) -> schema::FlowControl {
+    let positive = |at: Opt<Quantity>| at.filter(|at| at.value.0 > 0);
+    let max_bytes = positive(f.get("maxBytes", sink));
+    let max_requests = positive(f.get("maxRequests", sink));
+    let ttl = f.get::<Duration>("defaultRequestTTL", sink);
+    if let Some(at) = ttl.as_ref().filter(|at| at.value.is_zero()) {
+        let why = "nobody waits for ever; the default holds";
+        sink.push(no_effect(&f.path_of("defaultRequestTTL"), at.span, why));
+    }
+    f.get::<Duration>("noEndpointRequestTTL", sink);
+    ignored(f, &["noEndpointRequestTTL"], "`defaultRequestTTL` holds with and without endpoints", sink);
+    let evicts = f.get::<bool>("enableEviction", sink).filter(|at| at.value);
+    let ceiling = policy(f, "usageLimitPolicyPluginRef", Slot::UsageLimit, plugins, sink);
+    let mut detector = None;
+    section(f, "saturationDetector", sink, |f, sink| detector = policy(f, "pluginRef", Slot::Detector, plugins, sink));
+    let mut default_band = usual_band(span);
+    section(f, "defaultPriorityBand", sink, |f, sink| {
+        f.get::<i32>("priority", sink);
+        default_band = band(f, plugins, sink);
+    });
+    if let Some(node) = f.node("defaultNegativePriorityBand") {
+        let why = "bands of priorities that `priorityBands` does not name are all like `defaultPriorityBand`";
+        sink.push(no_effect(&f.path_of("defaultNegativePriorityBand"), node.span, why));
+    }
+    section(f, "defaultNegativePriorityBand", sink, |f, sink| {
+        f.get::<i32>("priority", sink);
+        band(f, plugins, sink);
+    });
+    let mut bands = Vec::new();
+    each(f, "priorityBands", sink, |f, sink| {
+        let priority = f.required("priority", sink);
+        bands.push(At { value: schema::Band { priority, ..band(f, plugins, sink) }, span: f.span });
+    });
+    schema::FlowControl {
+        enabled: Some(At { value: true, span }),
+        detector,
+        ceiling,
+        ttl: ttl.filter(|at| !at.value.is_zero()),
+        max_requests: max_requests.map(|at| At { value: at.value.0, span: at.span }),
+        max_bytes: max_bytes.map(|at| At { value: Bytes(at.value.0), span: at.span }),
+        evict_running: evicts.map(|at| At { value: EvictRunning::Any, span: at.span }),
+        default_band: Some(At { value: default_band, span }),
+        bands: Some(At { value: bands, span }),
+        ..schema::FlowControl::default()
+    }
+}
+
+/// A band as both projects have it when nothing is said of it.
+fn usual_band(span: Span) -> schema::Band {
+    schema::Band {
+        priority: None,
+        fairness: Some(strategy(DEFAULT_FAIRNESS, None, span)),
+        ordering: Some(strategy(DEFAULT_ORDERING, None, span)),
+        max_requests: Some(At { value: DEFAULT_BAND_REQUESTS, span }),
+        max_bytes: Some(At { value: Bytes(DEFAULT_BAND_BYTES), span }),
+        overflow: Some(At { value: Overflow::Newcomer, span }),
+    }
+}
+
+fn band(f: &mut Fields<'_>, plugins: Option<&Plugins>, sink: &mut Sink) -> schema::Band {
+    let usual = usual_band(f.span);
+    let max_bytes = f.get::<Quantity>("maxBytes", sink).filter(|at| at.value.0 > 0);
+    let max_requests = f.get::<Quantity>("maxRequests", sink);
+    // None of them is no limit; no bytes are the default.
+    let unlimited = |at: At<Quantity>| At { value: if at.value.0 == 0 { u64::MAX } else { at.value.0 }, span: at.span };
+    schema::Band {
+        fairness: policy(f, "fairnessPolicyRef", Slot::Fairness, plugins, sink).or(usual.fairness),
+        ordering: policy(f, "orderingPolicyRef", Slot::Ordering, plugins, sink).or(usual.ordering),
+        max_requests: max_requests.map(unlimited).or(usual.max_requests),
+        max_bytes: max_bytes.map(|at| At { value: Bytes(at.value.0), span: at.span }).or(usual.max_bytes),
+        ..usual
+    }
+}
+
+/// `saturationDetector`: a reference, or until GIE v1.4 the thresholds themselves.
+fn detector(f: &mut Fields<'_>, plugins: &Plugins, sink: &mut Sink) -> Opt<Strategy> {
+    let mut detector = None;
+    section(f, "saturationDetector", sink, |f, sink| {
+        detector = policy(f, "pluginRef", Slot::Detector, Some(plugins), sink);
+        let mut parameters = Map::new();
+        for key in ["queueDepthThreshold", "kvCacheUtilThreshold", "metricsStalenessThreshold"] {
+            parameters.extend(f.node(key).map(|node| (key.to_owned(), node.value.to_json())));
+        }
+        if !parameters.is_empty() {
+            detector.get_or_insert_with(|| strategy(DEFAULT_DETECTOR, Some(Json::Object(parameters)), f.span));
+        }
+    });
+    detector
+}
+
+/// All admitters: both projects ask whichever are declared.
+fn admitters(plugins: &Plugins) -> Vec<At<Strategy>> {
+    let declared = plugins.declared.iter().filter(|d| !d.broken && find(ADMITTERS, &d.kind).is_some());
+    declared.map(|d| strategy(&d.kind, given(&d.parameters), d.name.span)).collect()
+}
+
+/// The policy that a reference names.
+fn policy(
+    f: &mut Fields<'_>,
+    key: &'static str,
+    slot: Slot,
+    plugins: Option<&Plugins>,
+    sink: &mut Sink,
+) -> Opt<Strategy> {
+    let at = f.get::<String>(key, sink)?;
+    let plugins = plugins?;
+    let kind = plugins.in_slot(&at, slot, &f.path_of(key), sink)?;
+    let declared = plugins.named(&at.value);
+    // What is wrong with it was said where it is declared.
+    if declared.is_some_and(|d| d.broken) {
+        return None;
+    }
+    Some(strategy(kind, declared.and_then(|d| given(&d.parameters)), at.span))
+}
+
+fn given(parameters: &Json) -> Option<Json> {
+    (!parameters.is_null()).then(|| parameters.clone())
+}
+
+fn strategy(name: &str, parameters: Option<Json>, span: Span) -> At<Strategy> {
+    let name = At { value: name.to_owned(), span };
+    At { value: Strategy { name, parameters: parameters.map(|value| At { value, span }) }, span }
+}
+
+/// A quantity of Kubernetes, such as `4Gi`, `500M`, `1k` or `1e3`, rounded up; a number until GIE v1.4.
+struct Quantity(u64);
+
+impl Read for Quantity {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "it saturates"
+    )]
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        let number = match &node.value {
+            Value::Int(n) => u64::try_from(*n).ok().map(|n| n as f64),
+            Value::Float(n) => Some(*n),
+            Value::Text(text) => quantity(text),
+            _ => None,
+        };
+        let Some(number) = number.filter(|n| n.is_finite() && *n >= 0.0) else {
+            sink.wrong_type(node, path, "a quantity such as `4Gi` or `1000`");
+            return None;
+        };
+        Some(Self(number.ceil() as u64))
+    }
+}
+
+/// The number that a quantity stands for.
+fn quantity(text: &str) -> Option<f64> {
+    const UNITS: &[(&str, f64)] = &[
+        ("", 1.0),
+        ("n", 1e-9),
+        ("u", 1e-6),
+        ("m", 1e-3),
+        ("k", 1e3),
+        ("M", 1e6),
+        ("G", 1e9),
+        ("T", 1e12),
+        ("P", 1e15),
+        ("E", 1e18),
+        ("Ki", 1024.0),
+        ("Mi", 1_048_576.0),
+        ("Gi", 1_073_741_824.0),
+        ("Ti", 1_099_511_627_776.0),
+        ("Pi", 1_125_899_906_842_624.0),
+        ("Ei", 1_152_921_504_606_846_976.0),
+    ];
+    let unit = text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
+    let number: f64 = text.strip_suffix(unit)?.parse().ok()?;
+    if let Some((_, factor)) = UNITS.iter().find(|(name, _)| *name == unit) {
+        return Some(number * factor);
+    }
+    let exponent: i8 = unit.strip_prefix(['e', 'E'])?.parse().ok()?;
+    Some(number * 10f64.powi(exponent.into()))
+}

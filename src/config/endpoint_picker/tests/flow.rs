@@ -1,0 +1,171 @@
+//! What becomes of the gate, of `flowControl`, `saturationDetector`, policies and admitters.
+
+use super::*;
+use crate::limits::DEFAULT_MAX_BUFFERED_BYTES;
+
+/// `flowControl` of the pool that a file describes, and how many warnings it gets.
+fn flow(text: &str) -> (Value, usize) {
+    let text = format!("{HEAD}{text}");
+    let (settings, warnings) = full(&text, one_endpoint()).unwrap_or_else(|d| panic!("{}", show(&text, &d)));
+    assert!(warnings.iter().all(|d| d.code == Code::NoEffect), "{}", show(&text, &warnings));
+    let said = settings.pools[0].flow.as_ref().map_or(Value::Null, |flow| flow.said.clone());
+    assert_eq!(settings.exchange.trust_client_headers, !said.is_null(), "priorities and tenants come from headers");
+    (said, warnings.len())
+}
+
+fn named(name: &str) -> Value {
+    json!({"name": name, "parameters": null})
+}
+
+/// A band as both projects have it.
+fn usual() -> Value {
+    json!({
+        "fairness": named("global-strict-fairness-policy"), "ordering": named("fcfs-ordering-policy"),
+        "maxRequests": 5_000, "maxBytes": 1_000_000_000, "overflow": "newcomer",
+    })
+}
+
+/// Queues as both projects have them, but for what `changes` says.
+fn queues(changes: Value) -> Value {
+    let mut all = json!({
+        "enabled": true, "detector": named("utilization-detector"), "ceiling": named("static-usage-limit-policy"), "admitters": [],
+        "ttl": "1m", "maxRequests": null, "maxBytes": DEFAULT_MAX_BUFFERED_BYTES / 2, "evictSheddable": true, "evictRunning": "never", "shares": {},
+        "defaultBand": usual(), "bands": [],
+    });
+    let Value::Object(changes) = changes else { panic!("no changes") };
+    all.as_object_mut().unwrap().extend(changes);
+    all
+}
+
+fn with(mut value: Value, key: &str, to: Value) -> Value {
+    value[key] = to;
+    value
+}
+
+#[test]
+fn with_the_gate_requests_wait_as_the_section_says() {
+    let cases: &[(&str, &str, Value)] = &[
+        ("the gate alone", "", queues(json!({}))),
+        (
+            "limits",
+            "flowControl: {maxBytes: 256Mi, maxRequests: '2k', defaultRequestTTL: 1m30s}",
+            queues(json!({"maxBytes": 256u64 << 20, "maxRequests": 2_000, "ttl": "1m30s"})),
+        ),
+        ("no limit", "flowControl: {maxBytes: '0', maxRequests: 0}", queues(json!({}))),
+        (
+            "numbers of other kinds",
+            "flowControl: {maxBytes: 1e3, maxRequests: '1500m'}",
+            queues(json!({"maxBytes": 1_000, "maxRequests": 2})),
+        ),
+        ("eviction", "flowControl: {enableEviction: true}", queues(json!({"evictRunning": "any"}))),
+        ("no eviction", "flowControl: {enableEviction: false}", queues(json!({}))),
+        (
+            "a detector of the section",
+            "plugins: [{type: concurrency-detector, parameters: {maxConcurrency: 132}}]\n\
+             flowControl: {saturationDetector: {pluginRef: concurrency-detector}}",
+            queues(json!({"detector": {"name": "concurrency-detector", "parameters": {"maxConcurrency": 132}}})),
+        ),
+        (
+            "a detector of its own section",
+            "plugins: [{name: d, type: utilization-detector, parameters: {queueDepthThreshold: 9}}]\nsaturationDetector: {pluginRef: d}",
+            queues(json!({"detector": {"name": "utilization-detector", "parameters": {"queueDepthThreshold": 9}}})),
+        ),
+        (
+            "thresholds inline",
+            "saturationDetector: {queueDepthThreshold: 7, kvCacheUtilThreshold: 0.9, metricsStalenessThreshold: 200ms}",
+            queues(json!({"detector": {"name": "utilization-detector", "parameters":
+                {"queueDepthThreshold": 7, "kvCacheUtilThreshold": 0.9, "metricsStalenessThreshold": "200ms"}}})),
+        ),
+        (
+            "a ceiling",
+            "plugins: [{name: c, type: priority-holdback-policy, parameters: {minCeiling: 0.5}}]\nflowControl: {usageLimitPolicyPluginRef: c}",
+            queues(json!({"ceiling": {"name": "priority-holdback-policy", "parameters": {"minCeiling": 0.5}}})),
+        ),
+        (
+            "bands: those that are named do not follow the default one",
+            "plugins: [{type: round-robin-fairness-policy}, {type: edf-ordering-policy}]\n\
+             flowControl: {defaultPriorityBand: {maxRequests: 10, fairnessPolicyRef: round-robin-fairness-policy}, \
+             priorityBands: [{priority: 100, orderingPolicyRef: edf-ordering-policy}, {priority: -1, maxRequests: '0', maxBytes: '0'}]}",
+            queues(json!({
+                "defaultBand": with(with(usual(), "fairness", named("round-robin-fairness-policy")), "maxRequests", json!(10)),
+                "bands": [
+                    with(with(usual(), "ordering", named("edf-ordering-policy")), "priority", json!(100)),
+                    with(with(usual(), "maxRequests", json!(u64::MAX)), "priority", json!(-1)),
+                ],
+            })),
+        ),
+        (
+            "admitters come along",
+            "plugins: [{type: probabilistic-admitter, parameters: {k: 2}}, {type: latency-slo-admitter}]",
+            queues(
+                json!({"admitters": [{"name": "probabilistic-admitter", "parameters": {"k": 2}}, named("latency-slo-admitter")]}),
+            ),
+        ),
+    ];
+    for (case, text, want) in cases {
+        assert_eq!(flow(&format!("featureGates: [flowControl]\n{text}")), (want.clone(), 0), "{case}");
+    }
+}
+
+#[test]
+fn every_policy_can_be_named() {
+    for (slot, kinds) in [
+        (
+            "fairnessPolicyRef",
+            &["global-strict-fairness-policy", "program-aware-fairness", "round-robin-fairness-policy"][..],
+        ),
+        ("orderingPolicyRef", &["edf-ordering-policy", "fcfs-ordering-policy", "slo-deadline-ordering-policy"]),
+    ] {
+        for kind in kinds {
+            let (said, _) = flow(&format!(
+                "featureGates: [flowControl]\nplugins: [{{name: p, type: {kind}}}]\nflowControl: {{defaultPriorityBand: {{{slot}: p}}}}"
+            ));
+            assert_eq!(said["defaultBand"][slot.trim_end_matches("PolicyRef")], named(kind));
+        }
+    }
+    for kind in ["soft-reflective-ceiling-policy", "static-usage-limit-policy"] {
+        let (said, _) = flow(&format!(
+            "featureGates: [flowControl]\nplugins: [{{name: p, type: {kind}}}]\nflowControl: {{usageLimitPolicyPluginRef: p}}"
+        ));
+        assert_eq!(said["ceiling"], named(kind));
+    }
+}
+
+#[test]
+fn what_of_the_section_has_no_effect_is_said() {
+    let (said, warnings) = flow("featureGates: [flowControl]\nflowControl: {maxBytes: 4Gi}");
+    assert_eq!((said, warnings), (queues(json!({"maxBytes": 4u64 << 30})), 1), "bodies may not hold as much");
+    for (text, count) in [
+        ("flowControl: {noEndpointRequestTTL: 5m}", 1),
+        ("flowControl: {defaultRequestTTL: 0}", 1),
+        ("flowControl: {defaultNegativePriorityBand: {maxRequests: 1}}", 1),
+        ("plugins: [{type: agent-identity}]", 1),
+        ("plugins: [{type: sheddable-eviction-filter}, {type: priority-then-time-eviction-order-policy}]", 0),
+        (
+            "saturationDetector: {queueDepthThreshold: 7}\nflowControl: {saturationDetector: {pluginRef: utilization-detector}}",
+            1,
+        ),
+    ] {
+        let (said, warnings) = flow(&format!("featureGates: [flowControl]\n{text}"));
+        assert_eq!((said, warnings), (queues(json!({})), count), "{text}");
+    }
+}
+
+#[test]
+fn without_the_gate_what_is_sheddable_is_refused_and_nobody_waits() {
+    assert_eq!(flow("plugins: [{type: queue-scorer}]"), (Value::Null, 0), "a file that asks for nothing gets nothing");
+    assert_eq!(flow("flowControl: {maxBytes: 1}"), (Value::Null, 1));
+    assert_eq!(
+        flow("plugins: [{type: concurrency-detector}]\nsaturationDetector: {pluginRef: concurrency-detector}"),
+        (Value::Null, 1)
+    );
+    let (said, warnings) =
+        flow("saturationDetector: {queueDepthThreshold: 7}\nplugins: [{type: latency-slo-admitter}]");
+    assert_eq!(warnings, 0);
+    assert_eq!(said["ceiling"]["parameters"], json!({"threshold": 1e9}));
+    let shed =
+        json!({"name": "probabilistic-admitter", "parameters": {"queueDepthThreshold": 7, "power": 1e9, "k": 1.0}});
+    assert_eq!(said["admitters"], json!([shed, named("latency-slo-admitter")]));
+    let (said, _) = flow("plugins: [{type: probabilistic-admitter}]");
+    assert_eq!(said["admitters"], json!([named("probabilistic-admitter")]));
+}

@@ -1,0 +1,74 @@
+//! Who a tenant is, what it may have, and whose names become labels of metrics.
+
+use super::{At, Fields, Node, Opt, Read, Sink};
+use crate::config::decode::{Keyword, keyword};
+use crate::config::document::Value;
+use crate::config::settings::OnStoreFailure;
+use std::time::Duration;
+
+sections! {
+    /// Where the tenant's name is found.
+    Tenant {
+        "header" => header: String,
+        "metadata" => metadata: String,
+        "path" => path: Vec<At<String>>,
+    }
+    /// What tenants may have.
+    Tenants {
+        "default" => default: TenantLimits,
+        "overrides" => overrides: Vec<(At<String>, At<TenantLimits>)>,
+        "answerTokens" => answer_tokens: u32,
+        "redis" => redis: Redis,
+    }
+    /// What one tenant may have.
+    TenantLimits {
+        "requestsPerMinute" => requests_per_minute: Ceiling,
+        "tokensPerMinute" => tokens_per_minute: Ceiling,
+        "concurrency" => concurrency: Ceiling,
+        "requestsPerDay" => requests_per_day: Ceiling,
+        "tokensPerDay" => tokens_per_day: Ceiling,
+    }
+    /// Where pickers count together.
+    Redis {
+        "url" => url: String,
+        "timeout" => timeout: Duration,
+        "onFailure" => on_failure: OnStoreFailure,
+    }
+    /// Whose names become labels.
+    Labels {
+        "models" => models: Names,
+        "tenants" => tenants: Names,
+    }
+    /// Which names become labels; all others share one.
+    Names {
+        "allow" => allow: Vec<At<String>>,
+        "top" => top: usize,
+    }
+}
+
+/// A number, or `unlimited`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ceiling(pub Option<u64>);
+
+impl Read for Ceiling {
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        match &node.value {
+            Value::Text(word) if word == "unlimited" => Some(Self(None)),
+            Value::Int(_) => u64::read(node, path, sink).map(|n| Self(Some(n))),
+            _ => {
+                sink.wrong_type(node, path, "a whole number or `unlimited`");
+                None
+            }
+        }
+    }
+}
+
+impl Keyword for OnStoreFailure {
+    const WORDS: &'static [(&'static str, Self)] = &[("allow", Self::Allow), ("refuse", Self::Refuse)];
+}
+
+impl Read for OnStoreFailure {
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        keyword(node, path, sink)
+    }
+}

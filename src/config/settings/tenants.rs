@@ -1,0 +1,104 @@
+//! Who a tenant is, what it may have, and whose names become labels of metrics.
+
+use crate::quota::Limits;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// 512 tokens: a long paragraph, booked for an answer whose request does not bound it.
+pub const DEFAULT_ANSWER_TOKENS: u32 = 512;
+/// 50 ms for Redis: a hundred times what it takes nearby, and far below Envoy's 200 ms for a message.
+pub const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_millis(50);
+/// 20 names: what fits on a graph.
+pub const DEFAULT_TOP_NAMES: usize = 20;
+/// 1,000 names: more make scrapes slow.
+pub const MAX_TOP_NAMES: usize = 1_000;
+
+/// How a request's tenant is found. Whoever can write there is trusted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantRule {
+    /// Where its name is.
+    pub source: TenantSource,
+    /// A header of clients that must not reach servers, lower case: it claims to name the tenant and does not.
+    pub strip: Option<String>,
+}
+
+/// Where a tenant's name is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TenantSource {
+    /// In a header that a filter before this one sets, lower case.
+    Header(String),
+    /// In Envoy's dynamic metadata, as the JWT filter leaves claims there.
+    Metadata {
+        /// The filter that wrote it.
+        namespace: String,
+        /// The keys that lead to it, from the outermost.
+        path: Vec<String>,
+    },
+}
+
+/// What tenants may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantSettings {
+    /// Whoever is not named, and all requests without a tenant together.
+    pub default: Limits,
+    /// Tenants that are.
+    pub overrides: BTreeMap<String, Limits>,
+    /// Tokens booked for an answer whose request does not bound it.
+    pub answer_tokens: u32,
+    /// Where it is counted, when not in this process.
+    pub redis: Option<RedisSettings>,
+}
+
+impl TenantSettings {
+    /// What `tenant` may have.
+    #[must_use]
+    pub fn limits(&self, tenant: &str) -> &Limits {
+        self.overrides.get(tenant).unwrap_or(&self.default)
+    }
+}
+
+/// Where pickers count together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RedisSettings {
+    /// `redis://` or, over TLS, `rediss://`.
+    pub url: String,
+    /// How long a request waits.
+    pub timeout: Duration,
+    /// What becomes of it then.
+    pub on_failure: OnStoreFailure,
+}
+
+/// What becomes of a request that nobody can count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnStoreFailure {
+    /// It goes on: limits are there to be fair, and an outage is not.
+    #[default]
+    Allow,
+    /// 503.
+    Refuse,
+}
+
+/// Whose names become labels.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LabelSettings {
+    /// Of models.
+    pub models: NameSettings,
+    /// Of tenants.
+    pub tenants: NameSettings,
+}
+
+/// Which names become labels; all others share one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NameSettings {
+    /// These always.
+    pub allow: BTreeSet<String>,
+    /// And so many of those seen most often.
+    pub top: usize,
+}
+
+impl Default for NameSettings {
+    fn default() -> Self {
+        Self { allow: BTreeSet::new(), top: DEFAULT_TOP_NAMES }
+    }
+}

@@ -1,0 +1,126 @@
+//! The checks of `exchange.tenant`, `limits.tenants` and `telemetry.labels`.
+
+use super::{given, positive};
+use crate::config::decode::Sink;
+use crate::config::diagnostic::{At, Code, Diagnostic};
+use crate::config::schema;
+use crate::config::settings::tenants::{
+    DEFAULT_ANSWER_TOKENS, DEFAULT_STORE_TIMEOUT, DEFAULT_TOP_NAMES, MAX_TOP_NAMES,
+};
+use crate::config::settings::{LabelSettings, NameSettings, RedisSettings, TenantRule, TenantSettings, TenantSource};
+use crate::quota::Limits;
+use std::time::Duration;
+
+/// Longest wait for Redis: Envoy gives a message 200 ms unless told otherwise.
+const MAX_STORE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A header's name, lower case.
+fn header(at: &At<String>, path: &str, sink: &mut Sink) -> String {
+    if at.value.parse::<http::HeaderName>().is_err() {
+        let shown: String = at.value.chars().take(60).collect();
+        sink.out_of_range(at.span, path, format!("`{shown}`"), "the name of a header");
+    }
+    at.value.to_ascii_lowercase()
+}
+
+/// How a tenant is found.
+pub(super) fn rule(file: At<schema::Tenant>, sink: &mut Sink) -> Option<TenantRule> {
+    const PATH: &str = "exchange.tenant";
+    let At { value: file, span } = file;
+    let named = file.header.as_ref().map(|at| header(at, &format!("{PATH}.header"), sink));
+    if let Some(namespace) = file.metadata {
+        let path: Vec<String> = file.path.into_iter().flat_map(|at| at.value).map(|at| at.value).collect();
+        if path.is_empty() {
+            let message = "`metadata` needs `path`: the keys that lead to the tenant's name";
+            let help = "as in `{metadata: envoy.filters.http.jwt_authn, path: [payload, sub]}`";
+            sink.push(Diagnostic::new(Code::MissingKey, format!("{PATH}.path"), message).at(namespace.span).help(help));
+        }
+        return Some(TenantRule { source: TenantSource::Metadata { namespace: namespace.value, path }, strip: named });
+    }
+    if let Some(at) = file.path {
+        let message = "`path` has no effect without `metadata`";
+        sink.push(Diagnostic::new(Code::NoEffect, format!("{PATH}.path"), message).at(at.span));
+    }
+    if named.is_none() {
+        let message = "nothing says where the tenant's name is";
+        let help = "give `header`, which a filter in front must set, or `metadata` and `path`";
+        sink.push(Diagnostic::new(Code::MissingKey, PATH, message).at(span).help(help));
+    }
+    named.map(|name| TenantRule { source: TenantSource::Header(name), strip: None })
+}
+
+/// Limits as `file` says, and as `like` where it says nothing.
+fn bounds(file: &schema::TenantLimits, like: &Limits) -> Limits {
+    let or = |at: schema::Opt<schema::Ceiling>, like: Option<u64>| at.map_or(like, |at| at.value.0);
+    Limits {
+        requests_per_minute: or(file.requests_per_minute, like.requests_per_minute),
+        tokens_per_minute: or(file.tokens_per_minute, like.tokens_per_minute),
+        concurrency: or(file.concurrency, like.concurrency),
+        requests_per_day: or(file.requests_per_day, like.requests_per_day),
+        tokens_per_day: or(file.tokens_per_day, like.tokens_per_day),
+    }
+}
+
+/// What tenants may have.
+pub(super) fn limits(file: At<schema::Tenants>, rule: Option<&TenantRule>, sink: &mut Sink) -> TenantSettings {
+    const PATH: &str = "limits.tenants";
+    let At { value: file, span } = file;
+    let default = bounds(&file.default.map(|at| at.value).unwrap_or_default(), &Limits::default());
+    let named = file.overrides.map(|at| at.value).unwrap_or_default();
+    if rule.is_none() {
+        let message = "nobody says who a tenant is, so all requests together are one";
+        let help = "give `exchange.tenant`";
+        sink.push(Diagnostic::new(Code::NoEffect, PATH, message).at(span).help(help));
+    }
+    let overrides = named.into_iter().map(|(name, at)| (name.value, bounds(&at.value, &default))).collect();
+    TenantSettings {
+        default,
+        overrides,
+        answer_tokens: given(file.answer_tokens, DEFAULT_ANSWER_TOKENS),
+        redis: file.redis.and_then(|at| redis(at, sink)),
+    }
+}
+
+fn redis(file: At<schema::Redis>, sink: &mut Sink) -> Option<RedisSettings> {
+    const PATH: &str = "limits.tenants.redis";
+    let At { value: file, span } = file;
+    let timeout = positive(&format!("{PATH}.timeout"), file.timeout, DEFAULT_STORE_TIMEOUT, sink);
+    if let Some(at) = file.timeout.filter(|at| at.value > MAX_STORE_TIMEOUT) {
+        let shown = crate::config::units::show_duration(at.value);
+        sink.out_of_range(at.span, &format!("{PATH}.timeout"), shown, "up to 5s");
+    }
+    if cfg!(not(feature = "redis")) {
+        let message = "this build can't ask Redis (it lacks the feature `redis`)";
+        sink.push(Diagnostic::new(Code::Contradiction, PATH, message).at(span));
+    }
+    let Some(url) = file.url else {
+        sink.push(Diagnostic::new(Code::MissingKey, format!("{PATH}.url"), "`url` is missing").at(span));
+        return None;
+    };
+    let good =
+        ["redis://", "rediss://"].iter().any(|scheme| url.value.len() > scheme.len() && url.value.starts_with(scheme));
+    if !good {
+        let message = "`url` is not the URL of a Redis";
+        let help = "as in `redis://localhost:6379/0`, or `rediss://` over TLS";
+        sink.push(Diagnostic::new(Code::BadUrl, format!("{PATH}.url"), message).at(url.span).help(help));
+    }
+    Some(RedisSettings { url: url.value, timeout, on_failure: given(file.on_failure, Default::default()) })
+}
+
+/// Whose names become labels.
+pub(super) fn labels(file: schema::Labels, sink: &mut Sink) -> LabelSettings {
+    let mut names = |file: schema::Opt<schema::Names>, what: &str| {
+        let file = file.map(|at| at.value).unwrap_or_default();
+        if let Some(at) = file.top.filter(|at| at.value > MAX_TOP_NAMES) {
+            sink.out_of_range(
+                at.span,
+                &format!("telemetry.labels.{what}.top"),
+                at.value,
+                &format!("0 to {MAX_TOP_NAMES}"),
+            );
+        }
+        let allow = file.allow.into_iter().flat_map(|at| at.value).map(|at| at.value).collect();
+        NameSettings { allow, top: given(file.top, DEFAULT_TOP_NAMES) }
+    };
+    LabelSettings { models: names(file.models, "models"), tenants: names(file.tenants, "tenants") }
+}

@@ -1,0 +1,141 @@
+//! Writes what is said of `InferenceModel`s into their status, while this replica leads: so there is one writer, and followers only watch.
+//!
+//! Server-side apply to the subresource `status`, with a field manager of our own: conditions of others stay. What an object says already is
+//! not written again; what can't be written is tried again later.
+
+use super::conditions::Report;
+use super::follow::with_causes;
+use super::objects::{Kind, Naming};
+use super::stats::KubeStats;
+use crate::clock::Clock;
+use k8s_openapi::jiff;
+use kube::Client;
+use kube::api::{Api, DynamicObject, Patch, PatchParams};
+use kube::core::{ApiResource, GroupVersionKind};
+use serde_json::json;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+/// Whose fields these are, to the API server.
+pub const FIELD_MANAGER: &str = "attache";
+/// What could not be written is tried again after this time.
+pub const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// An answer that takes longer counts as none.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Writes for the objects of one pool.
+pub struct StatusWriter {
+    api: Api<DynamicObject>,
+    reports: watch::Receiver<Vec<Report>>,
+    leads: watch::Receiver<bool>,
+    clock: Clock,
+    stats: Arc<KubeStats>,
+    /// What was written last, and what it stood in place of, by name: until the watch has told, it is not written again.
+    written: HashMap<String, Report>,
+    /// The last write came to nothing, and that has been told.
+    troubled: bool,
+}
+
+impl StatusWriter {
+    /// Writes `reports` in `namespace` while `leads` says so.
+    #[must_use]
+    pub fn new(
+        client: Client,
+        namespace: &str,
+        reports: watch::Receiver<Vec<Report>>,
+        leads: watch::Receiver<bool>,
+        clock: Clock,
+        stats: Arc<KubeStats>,
+    ) -> Self {
+        let Naming { group, version, kind, plural } = Kind::Model.naming();
+        let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural);
+        let api = Api::namespaced_with(client, namespace, &resource);
+        Self { api, reports, leads, clock, stats, written: HashMap::new(), troubled: false }
+    }
+
+    /// Writes until `shutdown`, or until nobody reports any more.
+    pub async fn run(mut self, shutdown: CancellationToken) {
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            () = self.follow() => {}
+        }
+    }
+
+    async fn follow(&mut self) {
+        loop {
+            let reports = self.reports.borrow_and_update().clone();
+            self.leads.borrow_and_update();
+            let done = self.write_all(&reports).await;
+            let retry =
+                async { if done { std::future::pending().await } else { tokio::time::sleep(RETRY_INTERVAL).await } };
+            tokio::select! {
+                changed = self.reports.changed() => if changed.is_err() { return },
+                changed = self.leads.changed() => if changed.is_err() { return },
+                () = retry => {}
+            }
+        }
+    }
+
+    /// Writes what is due. False when some of it has to be tried again.
+    async fn write_all(&mut self, reports: &[Report]) -> bool {
+        self.written.retain(|name, _| reports.iter().any(|report| report.name == *name));
+        for report in reports.iter().filter(|report| report.is_due()) {
+            // Looked at before each of them: another may lead by now.
+            if !*self.leads.borrow() {
+                return true;
+            }
+            if self.written.get(&report.name) == Some(report) {
+                continue;
+            }
+            match timeout(ANSWER_TIMEOUT, self.write(report))
+                .await
+                .unwrap_or_else(|_| Err("no answer in time".to_owned()))
+            {
+                Ok(()) => {
+                    self.troubled = false;
+                    self.stats.status_written(true);
+                    self.written.insert(report.name.clone(), report.clone());
+                }
+                Err(error) => {
+                    self.stats.status_written(false);
+                    if !std::mem::replace(&mut self.troubled, true) {
+                        let name = &report.name;
+                        tracing::warn!(
+                            name,
+                            error,
+                            "the status of an InferenceModel can't be written; `patch` on `inferencemodels/status` is needed"
+                        );
+                    }
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    async fn write(&self, report: &Report) -> Result<(), String> {
+        let wall = self.clock.wall(self.clock.now());
+        let now = jiff::Timestamp::try_from(wall).map_err(|e| e.to_string())?;
+        // Whole seconds, as Kubernetes writes times.
+        let now = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        let Naming { group, version, kind, .. } = Kind::Model.naming();
+        let body = json!({
+            "apiVersion": format!("{group}/{version}"),
+            "kind": kind,
+            // Another object of the same name is none of this one's business.
+            "metadata": {"name": report.name, "uid": report.uid},
+            "status": {"conditions": [report.condition(&now)]},
+        });
+        let params = PatchParams::apply(FIELD_MANAGER).force();
+        match self.api.patch_status(&report.name, &params, &Patch::Apply(&body)).await {
+            Ok(_) => Ok(()),
+            // It is gone, or another one by now: the watch tells, and there is nothing to write.
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
+            Err(error) => Err(with_causes(&error)),
+        }
+    }
+}

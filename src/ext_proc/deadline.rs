@@ -1,0 +1,145 @@
+//! Whether a request can still be served in the time that it asks for, before it waits or is sent anywhere.
+//!
+//! ```text
+//! asks for nothing, or nothing is known of the pool's speed    it goes on as any other
+//! a server has it in time, and there is room                   it goes on
+//! a server has it in time after the queue before the pool      it waits, and no longer than its deadline allows
+//! else                                                         429 `deadline_unmet`, `retry-after` the wait after which it is served in time
+//! ```
+//!
+//! A client says its deadline itself, trusted or not: a deadline lets nobody by, it only has the request refused that names it. (The orders of
+//! a queue that read deadlines order the requests of one flow.) Time counts from the request's headers. Which server gets the request stays
+//! the strategy's choice; `predicted-latency` ranks by the same seconds.
+
+use super::decide::{Question, Step};
+use super::lookup::{Looked, Prepared};
+use super::picker::{Live, Picker};
+use super::prefix::{Asked, Warming};
+use super::queues::{self, Queues};
+use crate::error::{Reason, RequestError};
+use crate::scheduling::facts::deadline::outlook;
+use crate::scheduling::facts::prediction::Targets;
+use crate::scheduling::selector::LabelSelector;
+use crate::scheduling::{PickContext, Pool, RequestFacts, Strategy};
+use crate::telemetry::deadlines::Judged;
+use crate::telemetry::metrics::PoolMetrics;
+use std::time::Duration;
+
+/// What is known of the request.
+pub(super) struct Case<'a> {
+    pub(super) picker: &'a Picker,
+    pub(super) live: &'a Live,
+    pub(super) pool: &'a Pool,
+    pub(super) metrics: Option<&'a PoolMetrics>,
+    pub(super) queues: Option<&'a Queues>,
+    pub(super) strategy: &'a dyn Strategy,
+    pub(super) filter: Option<&'a LabelSelector<'a>>,
+    pub(super) prepared: Option<&'a Prepared<'a>>,
+    pub(super) asked: Asked<'a>,
+}
+
+/// A request that is served in time if it has its turn in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Due {
+    /// How long it may wait for its turn.
+    pub within: Duration,
+}
+
+/// Why a request does not go on now.
+pub(super) enum Held {
+    /// Its prompt has to be read elsewhere first.
+    Warm(Warming),
+    /// It would be late.
+    Late(RequestError),
+}
+
+impl From<Held> for Result<Step, RequestError> {
+    fn from(held: Held) -> Self {
+        match held {
+            Held::Warm(warming) => Ok(Step::Warm(warming, None)),
+            Held::Late(error) => Err(error),
+        }
+    }
+}
+
+impl Case<'_> {
+    /// How long the request may wait; `None` when it asks for nothing, can't be `read`, or nothing is known of the pool's speed.
+    ///
+    /// # Errors
+    /// What holds it.
+    pub(super) fn due(&self, q: &Question<'_>, facts: &RequestFacts<'_>, read: bool) -> Result<Option<Due>, Held> {
+        if !self.pool.deadline_admission || !read {
+            return Ok(None);
+        }
+        let Some(mut bounds) = Targets::of(facts).bounds() else { return Ok(None) };
+        bounds.first_token -= q.now.since(q.opened).as_secs_f64();
+        let snapshot = self.pool.store.load();
+        let look = |p| Looked::up(self.picker, self.live, p, q, self.asked, &snapshot, false);
+        let looked = self.prepared.map(look).transpose().map_err(Held::Warm)?.flatten();
+        let prompt_tokens = looked.as_ref().map_or(facts.prompt_tokens, Looked::prompt_tokens);
+        let cx = PickContext {
+            request: RequestFacts { prompt_tokens, ..*facts },
+            filter: self.filter,
+            prefix: looked.as_ref().map(|l| &l.found),
+            ..PickContext::new(&snapshot, q.now, self.pool.stale_after)
+        };
+        let candidates = self.pool.scheduler.eligible(&cx, q.subset, self.strategy.roles(&cx));
+        let Some(outlook) = outlook(&cx, &candidates, bounds) else {
+            self.judged(Some(Judged::Unknown));
+            return Ok(None);
+        };
+        if outlook.spare >= 0.0 {
+            let within = Duration::try_from_secs_f64(outlook.spare).unwrap_or(Duration::MAX);
+            return Ok(Some(Due { within }));
+        }
+        let queue = self.queues.map_or(Duration::ZERO, |queues| queues.wait(facts.priority, q.now));
+        let after = queue.saturating_add(Duration::try_from_secs_f64(outlook.fits_in).unwrap_or(Duration::MAX));
+        if q.has_turn {
+            self.judged(Some(Judged::Passed));
+            return Err(Held::Late(passed(after)));
+        }
+        self.judged(Some(Judged::Late));
+        Err(Held::Late(late("no server is predicted to serve this request in the time that it asks for", after)))
+    }
+
+    /// Seconds that the request may wait for its turn: what is left of its own deadline, else what the strategy knows.
+    pub(super) fn spare(&self, q: &Question<'_>, facts: &RequestFacts<'_>, due: Option<Due>) -> Option<f64> {
+        due.map(|due| due.within.as_secs_f64()).or_else(|| {
+            let snapshot = self.pool.store.load();
+            let request = RequestFacts { waited: q.now.since(q.opened), ..*facts };
+            self.strategy.spare(&PickContext { request, ..PickContext::new(&snapshot, q.now, self.pool.stale_after) })
+        })
+    }
+
+    /// Counts what was made of the request.
+    pub(super) fn judged(&self, judged: Option<Judged>) {
+        if let (Some(judged), Some(metrics)) = (judged, self.metrics) {
+            metrics.deadlines.judged(judged);
+        }
+    }
+}
+
+/// What was made of a request that is due, now that it has asked for its turn; `None` where no turns are taken.
+pub(super) fn judged(turn: Option<&Result<queues::Asked, RequestError>>) -> Option<Judged> {
+    match turn {
+        None | Some(Ok(queues::Asked::Goes(_))) => Some(Judged::Fits),
+        Some(Ok(queues::Asked::Waits(_))) => Some(Judged::Waits),
+        Some(Err(error)) => (error.reason == Reason::DeadlineUnmet).then_some(Judged::Queue),
+    }
+}
+
+/// Refused at once.
+pub(super) fn late(why: &'static str, after: Duration) -> RequestError {
+    refused(Reason::DeadlineUnmet, why, after)
+}
+
+/// Refused after a wait that took as long as the deadline allows.
+pub(super) fn passed(after: Duration) -> RequestError {
+    refused(Reason::DeadlinePassed, "the request's turn did not come in the time that it asks for", after)
+}
+
+fn refused(reason: Reason, why: &'static str, after: Duration) -> RequestError {
+    // Whole seconds are told: what has begun counts.
+    let seconds = after.as_secs().saturating_add(u64::from(after.subsec_nanos() > 0));
+    RequestError { retry_after: Some(Duration::from_secs(seconds.max(1))), ..RequestError::new(reason, why) }
+}

@@ -1,0 +1,116 @@
+//! Requests that name the time in which they want their answer: who goes on, who waits and for how long, who is refused.
+
+use super::parking::{One, flow};
+use super::*;
+use crate::flow::Settings;
+use crate::pool::speed::{Reservation, Work};
+
+/// What the servers have shown: a short prompt takes about a second.
+const SHOWN: Duration = Duration::from_secs(1);
+
+fn world(flow: Option<PoolFlow>, deadline_admission: bool, learned: bool) -> World {
+    let world = Setup { flow, deadline_admission, ..Setup::default() }.build();
+    for state in world.snapshot.load().endpoints.iter().filter(|_| learned) {
+        for i in 0..50u64 {
+            let work = Work { prompt_tokens: 10, uncached_tokens: 10, adapter_cold: false };
+            let begun = Timestamp(NOW.0 - 5_000_000_000 + i * 80_000_000);
+            let mut reservation = Reservation::begin(state.endpoint.clone(), None, work, true, begun);
+            reservation.first_token(true, begun.after(SHOWN));
+        }
+    }
+    world
+}
+
+fn asks(world: &World, name: &str, ms: &str) -> One {
+    One::of(world, &[(name, ms)], BodySendMode::FullDuplexStreamed)
+}
+
+/// How many of the pool's requests were judged so, each.
+fn judged(world: &World) -> Vec<(&'static str, u64)> {
+    let live = world.picker.live();
+    live.pool_metrics[0].deadlines.counts().into_iter().filter(|(_, count)| *count > 0).collect()
+}
+
+#[test]
+fn what_no_server_has_in_time_is_refused_at_once() {
+    let world = world(None, true, true);
+    for (name, ms, goes) in [
+        ("x-slo-ttft-ms", "200", false),
+        ("x-llm-d-slo-ttft-ms", "200", false),
+        ("x-slo-ttft-ms", "60000", true),
+        ("x-slo-tpot-ms", "0.001", false),
+        ("x-llm-d-slo-tpot-ms", "60000", true),
+        ("x-slo-ttft-ms", "soon", true),
+        ("x-other", "1", true),
+    ] {
+        let one = asks(&world, name, ms);
+        assert_eq!(one.goes(), goes, "{name}: {ms}");
+        if !goes {
+            assert_eq!(one.refused(), (429, "deadline_unmet"));
+            let retry: u64 = one.told.set["retry-after"].parse().unwrap();
+            assert!(retry >= 60, "an idle server that is too slow is so until nothing is known of it: {retry}");
+        } else {
+            one.ends();
+        }
+    }
+    assert_eq!(judged(&world), [("fits", 2), ("late", 3)]);
+}
+
+#[test]
+fn nothing_is_refused_where_it_is_off_or_nothing_is_known() {
+    for (on, learned) in [(false, true), (true, false)] {
+        let world = world(None, on, learned);
+        assert!(asks(&world, "x-slo-ttft-ms", "1").goes(), "{on} {learned}");
+        assert_eq!(judged(&world).is_empty(), !on, "{on} {learned}");
+    }
+}
+
+#[test]
+fn a_request_waits_for_no_longer_than_its_deadline_allows() {
+    let world = world(Some(flow(Settings::default())), true, true);
+    let first = asks(&world, "x-slo-ttft-ms", "3000");
+    assert!(first.goes());
+    // It would not be served in time even if it went at once.
+    assert_eq!(asks(&world, "x-slo-ttft-ms", "200").refused(), (429, "deadline_unmet"));
+    let mut second = asks(&world, "x-slo-ttft-ms", "3000");
+    assert!(!second.goes() && second.waiting.is_some());
+    let until = second.exchange.deadline().unwrap();
+    let within = until.since(NOW).as_secs_f64();
+    assert!((1.0..2.5).contains(&within), "3 s less what its first token takes: {within}");
+    let mut out = Actions::new();
+    second.exchange.on(Event::Deadline, until, &mut out).unwrap();
+    second.told = Answered::of(&Vec::from(out));
+    assert_eq!(second.refused(), (503, "deadline_passed"));
+    // Who names no time waits as ever.
+    let third = asks(&world, "x-other", "1");
+    assert_eq!(third.exchange.deadline(), Some(NOW.after(Duration::from_secs(10))));
+    assert_eq!(judged(&world), [("fits", 1), ("waits", 1), ("late", 1), ("passed", 1)]);
+    drop((second, third));
+    first.ends();
+    world.assert_books_closed(4);
+}
+
+#[test]
+fn a_turn_that_comes_in_time_is_taken() {
+    let world = world(Some(flow(Settings::default())), true, true);
+    let first = asks(&world, "x-other", "1");
+    let mut second = asks(&world, "x-slo-ttft-ms", "3000");
+    first.ends();
+    second.wakes(NOW);
+    assert!(second.goes(), "{:?}", second.told);
+    second.ends();
+    assert_eq!(judged(&world), [("waits", 1)]);
+    world.assert_books_closed(2);
+}
+
+#[test]
+fn a_turn_that_comes_too_late_is_not() {
+    let world = world(Some(flow(Settings::default())), true, true);
+    let first = asks(&world, "x-other", "1");
+    let mut second = asks(&world, "x-slo-ttft-ms", "3000");
+    first.ends();
+    second.wakes(NOW.after(Duration::from_millis(2_500)));
+    assert_eq!(second.refused(), (503, "deadline_passed"));
+    drop(second);
+    world.assert_books_closed(2);
+}

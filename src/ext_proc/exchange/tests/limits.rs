@@ -1,0 +1,296 @@
+//! Tenants and what they may have: who is refused and how, what is booked and given back, and that a request is counted once.
+
+use super::*;
+use crate::config::settings::{TenantRule, TenantSource};
+use crate::flow::registry::{CEILINGS, DETECTORS, find};
+use crate::quota;
+use serde_json::json;
+
+const NONE: quota::Limits = quota::Limits {
+    requests_per_minute: None,
+    tokens_per_minute: None,
+    concurrency: None,
+    requests_per_day: None,
+    tokens_per_day: None,
+};
+
+fn by_header() -> ExchangeSettings {
+    let rule = TenantRule { source: TenantSource::Header("x-tenant".to_owned()), strip: None };
+    ExchangeSettings { tenant: Some(rule), ..ExchangeSettings::default() }
+}
+
+fn tenants(default: quota::Limits) -> TenantSettings {
+    let vip = quota::Limits { requests_per_minute: None, ..default };
+    TenantSettings { default, overrides: [("vip".to_owned(), vip)].into(), answer_tokens: 50, redis: None }
+}
+
+fn world(limits: quota::Limits) -> World {
+    Setup { exchange: by_header(), tenants: Some(tenants(limits)), ..Setup::default() }.build()
+}
+
+fn duplex() -> Option<ProtocolConfiguration> {
+    Some(config(BodySendMode::FullDuplexStreamed, BodySendMode::FullDuplexStreamed, false))
+}
+
+/// A request of `tenant` with this body, and what it is told.
+fn ask(world: &World, tenant: &str, sent: &str) -> (Exchange, Answered) {
+    let mut exchange = world.exchange();
+    let all = [PATH, (":method", "POST"), ("x-tenant", tenant)];
+    let first = Message::RequestHeaders(headers(&all, false));
+    send(&mut exchange, ProcessingRequest { protocol_config: duplex(), ..request(first) });
+    let told = send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true))));
+    (exchange, Answered::of(&told))
+}
+
+/// The answer of a server to it.
+fn answer(exchange: &mut Exchange, status: &str, bytes: &str) -> Answered {
+    let fields = [(":status", status), ("content-type", "application/json")];
+    let mut told = send(exchange, request(Message::ResponseHeaders(headers(&fields, false))));
+    told.extend(send(exchange, request(Message::ResponseBody(body(bytes.as_bytes(), true)))));
+    Answered::of(&told)
+}
+
+fn usage(prompt: u32, completion: u32) -> String {
+    json!({"usage": {"prompt_tokens": prompt, "completion_tokens": completion}}).to_string()
+}
+
+/// A body whose prompt is estimated at `prompt` tokens and whose answer may be `answer` long.
+fn costs(prompt: usize, answer: u32) -> String {
+    json!({"model": "m", "prompt": "abcd".repeat(prompt), "max_tokens": answer}).to_string()
+}
+
+#[test]
+fn who_has_had_all_is_told_in_aibrixs_words_and_when_to_come_again() {
+    let world = world(quota::Limits { requests_per_minute: Some(2), ..NONE });
+    for count in ["1", "2"] {
+        let (mut exchange, _) = ask(&world, "acme", &completion("m", "p"));
+        assert!(exchange.is_routed());
+        let told = answer(&mut exchange, "200", "{}");
+        assert_eq!(told.set.get("x-update-rpm").map(String::as_str), Some(count));
+        assert!(told.set.contains_key("x-update-tpm"));
+    }
+    let (exchange, told) = ask(&world, "acme", &completion("m", "p"));
+    assert_eq!(exchange.outcome(), Some(Outcome::Rejected));
+    let (status, text) = told.refused.unwrap();
+    assert_eq!(status, 429);
+    let said: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(
+        said,
+        json!({"error": {
+            "message": "user: acme has exceeded RPM: 2", "type": "rate_limit_error", "param": null, "code": "rpm_exceeded",
+        }})
+    );
+    assert_eq!(told.set.get("x-error-rpm-exceeded").map(String::as_str), Some("true"));
+    assert_eq!(told.set.get("x-attache-reason").map(String::as_str), Some("rpm_exceeded"));
+    let retry: u64 = told.set["retry-after"].parse().unwrap();
+    assert!((1..=60).contains(&retry), "{retry}");
+    for other in ["other", "vip", "vip", "vip"] {
+        assert!(ask(&world, other, &completion("m", "p")).0.is_routed(), "{other}");
+    }
+}
+
+#[test]
+fn requests_without_a_tenant_are_one_tenant_and_what_costs_nothing_is_free() {
+    let world = world(quota::Limits { requests_per_minute: Some(1), ..NONE });
+    assert!(ask(&world, "", &completion("m", "p")).0.is_routed());
+    assert!(!ask(&world, " ", &completion("m", "p")).0.is_routed());
+    for _ in 0..3 {
+        let mut exchange = world.exchange();
+        let models = [(":path", "/v1/models"), (":method", "GET")];
+        send(&mut exchange, request(Message::RequestHeaders(headers(&models, true))));
+        assert!(exchange.is_routed());
+    }
+}
+
+#[test]
+fn places_are_free_again_however_a_request_ends() {
+    let world = world(quota::Limits { concurrency: Some(1), ..NONE });
+    let (first, _) = ask(&world, "a", &completion("m", "p"));
+    assert_eq!(ask(&world, "a", &completion("m", "p")).1.refused.unwrap().0, 429);
+    drop(first);
+    let (mut second, _) = ask(&world, "a", &completion("m", "p"));
+    assert!(second.is_routed(), "the client had left");
+    answer(&mut second, "200", &usage(1, 1));
+    let mut third = world.exchange();
+    let nowhere = subset(&["10.9.9.9:1"]);
+    let first = request(Message::RequestHeaders(headers(&[PATH, (":method", "POST"), ("x-tenant", "a")], false)));
+    let first = ProcessingRequest { metadata_context: Some(nowhere), protocol_config: duplex(), ..first };
+    send(&mut third, first);
+    let told = send(&mut third, request(Message::RequestBody(body(completion("m", "p").as_bytes(), true))));
+    assert_eq!(Answered::of(&told).refused.unwrap().0, 503, "it was let through and found no server");
+    let (fourth, _) = ask(&world, "a", &completion("m", "p"));
+    assert!(fourth.is_routed(), "though the stream of the one that was refused is still open");
+    drop((second, third, fourth));
+    world.assert_books_closed(5);
+}
+
+#[test]
+fn tokens_are_booked_at_what_an_answer_may_have_and_set_right_by_what_it_had() {
+    let world = world(quota::Limits { tokens_per_minute: Some(1_000), ..NONE });
+    let (mut first, _) = ask(&world, "a", &costs(100, 800));
+    let (_, told) = ask(&world, "a", &costs(10, 200));
+    assert_eq!(told.set.get("x-error-tpm-exceeded").map(String::as_str), Some("true"));
+    answer(&mut first, "200", &usage(120, 80));
+    let (mut second, _) = ask(&world, "a", &costs(10, 780));
+    assert!(second.is_routed(), "200 of 1,000 are had");
+    answer(&mut second, "500", "{}");
+    let (third, _) = ask(&world, "a", &costs(10, 780));
+    assert!(third.is_routed(), "what failed cost no tokens");
+    drop(third);
+    let (_, told) = ask(&world, "a", &costs(10, 780));
+    assert_eq!(told.refused.unwrap().0, 429, "who leaves before the server tells pays what was booked");
+    let (unbounded, _) = ask(&world, "b", r#"{"model":"m","prompt":"p"}"#);
+    drop(unbounded);
+    let (mut next, _) = ask(&world, "b", &costs(1, 1));
+    let told = answer(&mut next, "200", "{}");
+    let had: u64 = told.set["x-update-tpm"].parse().unwrap();
+    assert!((50..60).contains(&had), "an answer without a bound is booked at 50: {had}");
+}
+
+#[test]
+fn a_request_that_waits_for_its_turn_is_counted_once() {
+    let detector = find(DETECTORS, "concurrency-detector").unwrap();
+    let flow = PoolFlow {
+        settings: crate::flow::Settings::default(),
+        detector: (detector.build)(&json!({"maxConcurrency": 1})).unwrap().into(),
+        ceiling: (find(CEILINGS, "static").unwrap(), serde_json::Value::Null),
+        admitters: Vec::new(),
+        said: serde_json::Value::Null,
+    };
+    let limits = quota::Limits { requests_per_minute: Some(2), concurrency: Some(2), ..NONE };
+    let setup = Setup { exchange: by_header(), tenants: Some(tenants(limits)), flow: Some(flow), ..Setup::default() };
+    let world = setup.build();
+    let (mut first, _) = ask(&world, "a", &completion("m", "p"));
+    let (mut second, _) = ask(&world, "a", &completion("m", "p"));
+    let mut waiting = second.waiting().expect("the server is busy");
+    assert_eq!(ask(&world, "a", &completion("m", "p")).1.refused.unwrap().0, 429, "who waits has its place");
+    answer(&mut first, "200", &usage(1, 1));
+    let turn = futures_util::FutureExt::now_or_never(&mut waiting).flatten().expect("its turn");
+    let mut out = Actions::new();
+    second.on(Event::Turn(Some(turn)), NOW, &mut out).unwrap();
+    assert!(second.is_routed(), "{out:?}");
+    let told = answer(&mut second, "200", &usage(1, 1));
+    assert_eq!(told.set.get("x-update-rpm").map(String::as_str), Some("2"));
+    drop((first, second));
+    world.assert_books_closed(3);
+}
+
+#[test]
+fn a_reload_keeps_what_was_had() {
+    let world = world(quota::Limits { requests_per_minute: Some(2), ..NONE });
+    ask(&world, "a", &completion("m", "p"));
+    let (open, _) = ask(&world, "a", &completion("m", "p"));
+    let live = world.picker.live();
+    let store = live.quotas().unwrap().store().clone();
+    let more = tenants(quota::Limits { requests_per_minute: Some(3), ..NONE });
+    let quotas = Quotas::new(more, store, world.picker.metrics.clone(), crate::clock::Clock::start());
+    let router = Router::new(live.router.pools().to_vec());
+    let again = Live::new(router, live.limits.clone(), live.exchange.clone(), &world.picker.metrics);
+    world.picker.reload(again.with_quotas(Some(quotas)), || serde_json::Value::Null);
+    assert!(ask(&world, "a", &completion("m", "p")).0.is_routed());
+    assert!(!ask(&world, "a", &completion("m", "p")).0.is_routed());
+    drop(open);
+}
+
+#[test]
+fn who_has_a_token_is_who_it_says_whatever_its_headers_say() {
+    let source = TenantSource::Metadata { namespace: "jwt".to_owned(), path: vec!["sub".to_owned()] };
+    let rule = TenantRule { source, strip: Some("x-tenant".to_owned()) };
+    let exchange = ExchangeSettings { tenant: Some(rule), ..ExchangeSettings::default() };
+    let limits = tenants(quota::Limits { requests_per_minute: Some(1), ..NONE });
+    let world = Setup { exchange, tenants: Some(limits), ..Setup::default() }.build();
+    let send_as = |said: &str| {
+        let value = Value { kind: Some(Kind::StringValue("acme".to_owned())) };
+        let claims = Struct { fields: [("sub".to_owned(), value)].into() };
+        let metadata = Metadata { filter_metadata: [("jwt".to_owned(), claims)].into(), ..Metadata::default() };
+        let mut exchange = world.exchange();
+        let first = request(Message::RequestHeaders(headers(&[PATH, (":method", "POST"), ("x-tenant", said)], false)));
+        let first = ProcessingRequest { metadata_context: Some(metadata), protocol_config: duplex(), ..first };
+        send(&mut exchange, first);
+        let told = send(&mut exchange, request(Message::RequestBody(body(completion("m", "p").as_bytes(), true))));
+        Answered::of(&told)
+    };
+    let told = send_as("liar");
+    assert!(told.removed.contains(&"x-tenant".to_owned()), "{:?}", told.removed);
+    assert_eq!(send_as("another").refused.unwrap().0, 429);
+}
+
+/// What counts is away: the request waits for that to be known, whatever of it has come, and then goes on or is refused.
+#[cfg(feature = "redis")]
+mod away {
+    use super::*;
+    use crate::config::settings::OnStoreFailure;
+    use crate::ext_proc::quotas::Shared;
+    use crate::quota_store::RedisStore;
+
+    fn world(on_failure: OnStoreFailure) -> World {
+        let world = Setup { exchange: by_header(), ..Setup::default() }.build();
+        // Nobody listens there.
+        let redis = RedisStore::start("redis://127.0.0.1:1", 1, |_| {}).unwrap();
+        let store = Store::Redis(Arc::new(Shared { redis, timeout: Duration::from_secs(5), on_failure }));
+        let limits = tenants(quota::Limits { requests_per_minute: Some(1), ..NONE });
+        let metrics = &world.picker.metrics;
+        let quotas = Quotas::new(limits, store, metrics.clone(), crate::clock::Clock::start());
+        let live = world.picker.live();
+        let again =
+            Live::new(Router::new(live.router.pools().to_vec()), live.limits.clone(), live.exchange.clone(), metrics);
+        world.picker.reload(again.with_quotas(Some(quotas)), || serde_json::Value::Null);
+        world
+    }
+
+    /// Sends all of `messages`, of which none is answered, and returns what is said when it is known that nobody counts.
+    async fn after_waiting(world: &World, mode: BodySendMode, messages: Vec<Message>) -> (Exchange, Answered) {
+        let mut exchange = world.exchange();
+        let protocol_config = Some(config(mode, BodySendMode::FullDuplexStreamed, false));
+        for message in messages {
+            let message = ProcessingRequest { protocol_config, ..request(message) };
+            assert_eq!(send(&mut exchange, message), [], "it waits");
+        }
+        let Some(Warming::Call(call)) = exchange.warming() else { panic!("nothing is waited for") };
+        call.await;
+        let mut out = Actions::new();
+        exchange.on(Event::Warmed, NOW, &mut out).unwrap();
+        (exchange, Answered::of(out.make_contiguous()))
+    }
+
+    #[tokio::test]
+    async fn a_request_goes_on_from_where_it_stood() {
+        let world = world(OnStoreFailure::Allow);
+        let start = |end| Message::RequestHeaders(headers(&[PATH, (":method", "POST"), ("x-tenant", "a")], end));
+        let sent = completion("m", "p");
+        let part = |end| Message::RequestBody(body(sent.as_bytes(), end));
+        let duplex = BodySendMode::FullDuplexStreamed;
+
+        let (exchange, told) = after_waiting(&world, BodySendMode::None, vec![start(false)]).await;
+        assert!(exchange.is_routed());
+        assert_eq!(told.kinds, ["request_headers"]);
+        drop(exchange);
+
+        let (exchange, told) = after_waiting(&world, duplex, vec![start(false), part(true)]).await;
+        assert!(exchange.is_routed());
+        assert_eq!((told.text(), told.ended), (&*sent, 1));
+        drop(exchange);
+
+        let trailers = Message::RequestTrailers(HttpTrailers::default());
+        let (exchange, told) = after_waiting(&world, duplex, vec![start(false), part(false), trailers]).await;
+        assert!(exchange.is_routed());
+        assert_eq!((told.text(), told.ended), (&*sent, 0), "its end are the trailers");
+        assert_eq!(told.kinds, ["request_headers", "request_body", "request_trailers"]);
+        drop(exchange);
+        world.assert_books_closed(3);
+    }
+
+    #[tokio::test]
+    async fn or_is_refused_where_the_operator_says_so() {
+        let world = world(OnStoreFailure::Refuse);
+        let start = Message::RequestHeaders(headers(&[PATH, (":method", "POST"), ("x-tenant", "a")], false));
+        let whole = Message::RequestBody(body(completion("m", "p").as_bytes(), true));
+        let messages = vec![start, whole];
+        let (exchange, told) = after_waiting(&world, BodySendMode::FullDuplexStreamed, messages).await;
+        assert_eq!(exchange.outcome(), Some(Outcome::Shed));
+        assert_eq!(told.refused.unwrap().0, 503);
+        assert_eq!(told.set.get("x-attache-reason").map(String::as_str), Some("limits_unknown"));
+        drop(exchange);
+        world.assert_books_closed(1);
+    }
+}

@@ -1,0 +1,59 @@
+//! The exchange of a request whose decision waits: for tokens, or for whoever counts what its tenant has had. Nothing else comes in until
+//! then.
+//!
+//! ```text
+//! Collecting ─end of body─▶ (not decided yet) ─it has run─▶ (decide, with the body as it stood)
+//! ```
+
+use super::*;
+
+/// Where the request stood when its decision was put off.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Stood {
+    /// At its headers, with which it ends or not.
+    Headers(bool),
+    /// At its body.
+    Body(Close),
+}
+
+/// What must run, and how it goes on then.
+#[derive(Debug, Default)]
+pub(super) struct Waits {
+    warming: Option<Warming>,
+    stood: Option<Stood>,
+}
+
+impl Exchange {
+    /// What must run before the request can be decided on; [`Event::Warmed`] says that it has. Until then nothing else may come in.
+    pub fn warming(&mut self) -> Option<Warming> {
+        self.waits.warming.take()
+    }
+
+    pub(super) fn wait(&mut self, warming: Warming, stood: Stood) {
+        self.waits = Waits { warming: Some(warming), stood: Some(stood) };
+    }
+
+    pub(super) fn on_warmed(&mut self, now: Timestamp, out: &mut Actions) {
+        if self.request != RequestSide::Collecting {
+            return;
+        }
+        match self.waits.stood.take() {
+            Some(Stood::Headers(end_of_stream)) => self.decide_at_headers(end_of_stream, now, out),
+            Some(Stood::Body(close)) => {
+                self.decide_on_body(close, now, out);
+                if close == Close::Trailers {
+                    self.pass_trailers(out);
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// The request's trailers go on, once it is decided where to.
+    pub(super) fn pass_trailers(&mut self, out: &mut Actions) {
+        if !matches!(self.request, RequestSide::Refused | RequestSide::Collecting) {
+            self.request = RequestSide::Ended;
+            out.push_back(reply::request_trailers());
+        }
+    }
+}

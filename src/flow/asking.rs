@@ -1,0 +1,94 @@
+//! What flow control makes of a request that comes: whose it is, what it is expected to take, and whether it is let in at all. The same for
+//! real requests and for simulated ones.
+
+use super::control::FlowControl;
+use super::item::Arrival;
+use super::saturation::{Gauge, View};
+use super::settings::PoolFlow;
+use crate::pool::Roles;
+use crate::pool::speed::Work;
+use crate::prefix::cache::Found;
+use crate::rng::PickRng;
+use crate::scheduling::facts::prediction::Targets;
+use crate::scheduling::plugin::ParamError;
+use crate::scheduling::{Candidate, PickContext, RequestFacts};
+use std::time::Duration;
+
+/// The flow of requests whose tenant nobody names, as GIE has it.
+pub const DEFAULT_FLOW: &str = "default-flow";
+
+/// A request that asks for its turn, and what is known of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Asking<'a> {
+    /// What it is.
+    pub facts: &'a RequestFacts<'a>,
+    /// Whose it is; [`DEFAULT_FLOW`]'s when nobody says.
+    pub flow: Option<&'a str>,
+    /// What it holds in memory while it waits.
+    pub bytes: u64,
+    /// Tokens of its answer where they are known beforehand, as in a replay.
+    pub answer_tokens: Option<u32>,
+    /// Who holds how much of its prompt, where that was looked up.
+    pub found: Option<&'a Found>,
+    /// How long it may wait; as long as the queues allow when nobody says.
+    pub ttl: Option<Duration>,
+    /// Seconds that it may wait until it is late, where that is known.
+    pub spare: Option<f64>,
+}
+
+impl<'a> Asking<'a> {
+    /// What the queues are told of it.
+    #[must_use]
+    pub fn arrival(&self, view: &View<'_>) -> Arrival<'a> {
+        let ttft = Targets::of(self.facts).ttft_ms;
+        Arrival {
+            priority: self.facts.priority,
+            flow: self.flow.unwrap_or(DEFAULT_FLOW),
+            bytes: self.bytes,
+            prompt_tokens: self.facts.prompt_tokens,
+            answer_tokens: self.answer_tokens,
+            work: self.work(view),
+            ttl: self.ttl,
+            spare: self.spare,
+            ttft: (ttft > 0.0).then(|| Duration::from_secs_f64(ttft.min(1e9) / 1e3)),
+        }
+    }
+
+    /// Seconds of an endpoint that its prompt is expected to take: on the one that holds most of it by now, where it is expected to go.
+    fn work(&self, view: &View<'_>) -> f64 {
+        let prompt_tokens = self.facts.prompt_tokens;
+        let serving = view.pool.endpoints.iter().filter(|e| e.serves(Roles::DECODE));
+        let held = |id| self.found.map_or(0, |found| found.tokens(found.depth(id).any)).min(prompt_tokens);
+        // The first of equals: nothing is held in most pools most of the time.
+        let best = serving.map(|e| (held(e.endpoint.id), e)).reduce(|a, b| if b.0 > a.0 { b } else { a });
+        let Some((cached, best)) = best else { return 0.0 };
+        let (uncached_tokens, live) = (prompt_tokens - cached, best.live());
+        let work = Work { prompt_tokens, uncached_tokens, adapter_cold: false };
+        live.speed.forecast(&live.ledger, None, work, view.now).1.own_prefill
+    }
+}
+
+impl PoolFlow {
+    /// Empty queues.
+    ///
+    /// # Errors
+    /// When the ceiling can't be built.
+    pub fn control<T>(&self) -> Result<FlowControl<T>, ParamError> {
+        Ok(FlowControl::new(self.settings.clone(), self.ceiling()?))
+    }
+
+    /// How full the pool is.
+    #[must_use]
+    pub fn gauge(&self, view: &View<'_>) -> Gauge {
+        self.detector.gauge(view)
+    }
+
+    /// Whether a request is let in, to the pool or to its queues.
+    pub fn admits(&self, facts: &RequestFacts<'_>, view: &View<'_>, rng: &mut PickRng) -> bool {
+        let View { pool, stale_after, now, .. } = *view;
+        let cx = PickContext { request: *facts, ..PickContext::new(pool, now, stale_after) };
+        let serving = pool.endpoints.iter().filter(|e| e.serves(Roles::DECODE));
+        let candidates: Vec<_> = serving.map(|e| Candidate::new(e, now, stale_after, 0)).collect();
+        self.admitters.iter().all(|a| a.admits(&cx, &candidates, rng))
+    }
+}

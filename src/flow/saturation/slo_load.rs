@@ -1,0 +1,44 @@
+//! `slo-load-detector`: whether some endpoint has room for one more request, by the profile of its deployment.
+//!
+//! ```text
+//! saturation = least utilization + usual share       utilization: Σ share of what runs there; share: what the strategy says that a request takes
+//! usual      = Σ utilization / Σ requests, of all endpoints
+//! ```
+//!
+//! For the strategies of the `slo` family: their requests wait here where AIBrix's wait in a queue of their own, until one fits under the cap
+//! of 1. Which request is next is not known here, so a usual one has to fit; where requests are alike that is the same. A pool
+//! of which no share is known is never full, as there. When not: the strategy is of another family. Source: AIBrix `slo`.
+
+use super::{Detector, Gauge, Stage, View, by_stage};
+use crate::flow::registry::Descriptor;
+use crate::scheduling::plugin::{NoParams, params};
+use serde_json::Value;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor<dyn Detector> = Descriptor {
+    name: "slo-load-detector",
+    aliases: &[],
+    summary: "Whether some endpoint has room for one more request, by the profile of its deployment.",
+    source: "AIBrix's SLO queue",
+    build: |value: &Value| params::<NoParams>(value).map(|NoParams {}| Box::new(SloLoad) as Box<dyn Detector>),
+};
+
+/// Full is above 1, not at it: a request that just fits is let through.
+const ROUNDING: f64 = 1e-6;
+
+#[derive(Debug)]
+struct SloLoad;
+
+impl Detector for SloLoad {
+    fn gauge(&self, view: &View<'_>) -> Gauge {
+        by_stage(view, |endpoints| {
+            let ledgers = || endpoints.iter().map(|e| &e.live().ledger);
+            let running: f64 = ledgers().map(|l| f64::from(l.in_flight())).sum();
+            let used: f64 = ledgers().map(|l| l.utilization()).sum();
+            let usual = if running > 0.0 { used / running } else { 0.0 };
+            let least = ledgers().map(|l| l.utilization()).fold(f64::INFINITY, f64::min);
+            let full = if usual > 0.0 { least + usual - ROUNDING } else { 0.0 };
+            Stage { requests: (full, usual / endpoints.len() as f64), tokens: (0.0, 0.0) }
+        })
+    }
+}

@@ -1,0 +1,109 @@
+//! `least-work` before a pool of one seat: short work goes first, and what anybody pays for that is bounded.
+//!
+//! ```text
+//! wait ≤ maxDelay + what there is to do at arrival + maxDelay
+//! ```
+//!
+//! That is what first come, first served would have let it wait had it come `maxDelay` later, and `maxDelay`.
+
+use super::{at, room};
+use crate::flow::ceiling::fixed::Fixed;
+use crate::flow::ordering::{Ordering, least_work};
+use crate::flow::*;
+use crate::rng::for_request;
+use proptest::prelude::*;
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A request: when it comes and how long it is served (ms), and the seconds that it is thought to take.
+#[derive(Clone, Copy, Debug)]
+struct Comer {
+    at: u64,
+    takes: u64,
+    thought: f64,
+}
+
+/// The waits of all requests at one seat, ms.
+fn waits(ordering: Arc<dyn Ordering>, comers: &[Comer]) -> Vec<u64> {
+    let default_band = BandSettings { ordering, ..BandSettings::default() };
+    let settings = Settings { default_band, ttl: Duration::from_secs(86_400), ..Settings::default() };
+    let mut flow: FlowControl<usize> = FlowControl::new(settings, Box::new(Fixed::default()));
+    let (mut rng, mut left) = (for_request(5, 5), Vec::new());
+    let mut waits = vec![0; comers.len()];
+    let mut seat: Option<(u64, Passage)> = None;
+    let mut coming = comers.iter().enumerate().peekable();
+    loop {
+        let next = coming.peek().map(|(_, comer)| comer.at);
+        match seat.take() {
+            Some((end, passage)) if next.is_none_or(|next| end <= next) => {
+                flow.ended(passage, None, at(end));
+                flow.freed(&room(1, 0), at(end), &mut rng, &mut left);
+                for left in left.drain(..) {
+                    let Left::Dispatched(_, i, mut passage) = left else { panic!("nobody is turned away") };
+                    flow.landed(&mut passage);
+                    waits[i] = end - comers[i].at;
+                    seat = Some((end + comers[i].takes, passage));
+                }
+            }
+            busy => {
+                let Some((i, comer)) = coming.next() else { return waits };
+                let arrival = Arrival { work: comer.thought, ..Arrival::default() };
+                let gauge = room(1, u32::from(busy.is_some()));
+                seat = match flow.enqueue(&arrival, |_| i, &gauge, at(comer.at), &mut rng, &mut left) {
+                    Verdict::Dispatch(mut passage) => {
+                        flow.landed(&mut passage);
+                        Some((comer.at + comer.takes, passage))
+                    }
+                    Verdict::Parked(_) => busy,
+                    Verdict::Rejected(refusal) => panic!("{refusal:?}"),
+                };
+            }
+        }
+    }
+}
+
+/// What there is to do at `moment`, ms, with all that came until then.
+fn backlog(comers: &[Comer], moment: u64) -> u64 {
+    let come = comers.iter().filter(|comer| comer.at <= moment);
+    come.fold(0, |free, comer| free.max(comer.at) + comer.takes).saturating_sub(moment)
+}
+
+fn least_work(stretch: f64, delay: u64) -> Arc<dyn Ordering> {
+    let parameters = json!({"stretch": stretch, "maxDelay": format!("{delay}ms")});
+    (least_work::PLUGIN.build)(&parameters).unwrap().into()
+}
+
+proptest! {
+    #[test]
+    fn a_wait_is_bounded_whatever_requests_are_thought_to_take(
+        comers in prop::collection::vec((0..300u64, 1..400u64, prop_oneof![0.0..5f64, Just(f64::NAN)]), 1..80),
+        delay in 0..3_000u64, stretch in 0.0..30f64,
+    ) {
+        let mut clock = 0;
+        let comers: Vec<Comer> = comers.into_iter().map(|(gap, takes, thought)| {
+            clock += gap;
+            Comer { at: clock, takes, thought }
+        }).collect();
+        for (comer, wait) in comers.iter().zip(waits(least_work(stretch, delay), &comers)) {
+            let bound = delay + backlog(&comers, comer.at + delay);
+            prop_assert!(wait <= bound, "{comer:?} waits {wait} ms, more than {bound}");
+        }
+    }
+}
+
+#[test]
+fn a_long_prompt_does_not_hold_up_a_hundred_short_ones_and_gets_its_turn() {
+    let mut comers = vec![Comer { at: 0, takes: 1_000, thought: 1.0 }, Comer { at: 1, takes: 10_000, thought: 10.0 }];
+    comers.extend((0..100).map(|i| Comer { at: 10 + i, takes: 20, thought: 0.02 }));
+    // Then more short ones than there is time for.
+    comers.extend((0..2_000).map(|i| Comer { at: 1_000 + 10 * i, takes: 20, thought: 0.02 }));
+    let fcfs: Arc<dyn Ordering> = Arc::new(crate::flow::ordering::fcfs::Fcfs);
+    let (fair, ours) = (waits(fcfs, &comers), waits(least_work(10.0, 10_000), &comers));
+    let mean = |waits: &[u64]| waits[2..102].iter().sum::<u64>() / 100;
+    assert!(mean(&ours) * 5 < mean(&fair), "{} and {} ms", mean(&ours), mean(&fair));
+    // It goes before all that come more than 10 s later.
+    let done = comers.iter().zip(&ours).skip(2).filter(|(comer, wait)| comer.at + **wait < 1 + ours[1]);
+    assert!(ours[1] > 10_000 && done.clone().all(|(comer, _)| comer.at <= 10_001), "{} ms", ours[1]);
+    assert!(done.count() > 500);
+}

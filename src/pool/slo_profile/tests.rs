@@ -1,0 +1,99 @@
+//! Profiles as AIBrix writes them.
+
+use super::*;
+use serde_json::{Value, json};
+
+/// A profile of AIBrix's shape: answers of 4 to 512 tokens, prompts of 128 to 2,048, an objective of 5 s for the whole; answers of 512 tokens meet
+/// it at no rate.
+pub(crate) fn simulated(deployment: &str) -> Value {
+    let (answers, prompts) = ([4, 8, 16, 32, 64, 128, 256, 512], [128, 256, 512, 1024, 2048]);
+    let seconds = |answer: i32, prompt: i32| f64::from(answer) * 0.01 + f64::from(prompt) * 0.000_25;
+    let rows = |cell: &dyn Fn(i32, i32) -> f64| -> Vec<Vec<f64>> {
+        answers.iter().map(|a| prompts.iter().map(|p| cell(*a, *p)).collect()).collect()
+    };
+    json!({
+        "gpu": deployment,
+        "cost": 1.0,
+        "indexes": [answers, prompts],
+        "tputs": rows(&|a, p| if a == 512 { 0.0 } else { 4.0 / seconds(a, p) }),
+        "e2e": rows(&seconds),
+        "created": 1_725_000_000.0,
+        "slos": {"percentile": 99, "e2e": 5.0},
+    })
+}
+
+pub(crate) fn profile(value: &Value) -> Profile {
+    Profile::parse(value.to_string().as_bytes()).unwrap()
+}
+
+#[test]
+fn lengths_are_found_by_their_logarithms() {
+    let profile = profile(&simulated("a100"));
+    assert_eq!(profile.lengths[0], [2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]);
+    assert_eq!(profile.lengths[1], [7.0, 8.0, 9.0, 10.0, 11.0]);
+    for (answer, prompt, row, column) in [
+        // AIBrix: what lies beyond an end counts as the end.
+        (0, 2_049, 0, 4),
+        (4, 128, 0, 0),
+        (512, 2_048, 7, 4),
+        (100_000, 1, 7, 0),
+        // 2^2.5 is the middle.
+        (5, 180, 0, 0),
+        (6, 182, 1, 1),
+    ] {
+        assert_eq!(profile.cell(answer, prompt), Cell { row, column }, "{answer} {prompt}");
+    }
+}
+
+#[test]
+fn the_most_urgent_objective_counts() {
+    let with = |slos: Value| {
+        let mut value = simulated("a100");
+        value["ttft"] = json!(vec![vec![0.1; 5]; 8]);
+        value["slos"] = slos;
+        profile(&value).spare(64, 1_024).map(|spare| (spare * 1e6).round() / 1e6)
+    };
+    let e2e = 0.64 + 0.256;
+    let near = |seconds: f64| Some((seconds * 1e6).round() / 1e6);
+    assert_eq!(with(json!({"e2e": 5.0})), near(5.0 - e2e));
+    assert_eq!(with(json!({"e2e": 5.0, "tpat": 0.001})), near(0.001 * 1_088.0 - e2e));
+    assert_eq!(with(json!({"e2e": 5.0, "tpat": 0.001, "ttft": 0.5})), near(0.5 - 0.1));
+    assert_eq!(with(json!({"tpat": 0.001, "ttft": 0.5, "tpot": 0.02})), near(0.02 * 64.0 + 0.5 - e2e));
+    assert_eq!(with(json!({"tpot": 0.02})), near(0.02 * 64.0 - e2e));
+    assert_eq!(with(json!({"tput": 3.0, "percentile": 99})), None, "no objective of time");
+    let mut value = simulated("a100");
+    value["slos"] = json!({"ttft": 0.5});
+    assert_eq!(profile(&value).spare(64, 1_024), None, "AIBrix: an objective that was not measured");
+    value["slos"] = Value::Null;
+    assert_eq!(profile(&value).spare(64, 1_024), None);
+}
+
+#[test]
+fn a_request_takes_its_part_of_all_that_run_at_once() {
+    let profile = profile(&simulated("a100"));
+    // 4 at once wherever a rate meets the objective.
+    assert!((profile.consumption(64, 1_024).unwrap() - 0.25).abs() < 1e-12);
+    assert_eq!(profile.consumption(512, 2_048), None);
+}
+
+#[test]
+fn what_does_not_fit_is_named() {
+    let broken = |change: fn(&mut Value)| {
+        let mut value = simulated("a100");
+        change(&mut value);
+        Profile::parse(value.to_string().as_bytes()).unwrap_err().to_string()
+    };
+    for (error, word) in [
+        (broken(|v| v["indexes"] = json!([[4, 8]])), "length"),
+        (broken(|v| v["indexes"][0] = json!([8, 4])), "indexes"),
+        (broken(|v| v["indexes"][1] = json!([])), "indexes"),
+        (broken(|v| v["indexes"][1][0] = json!(-128)), "indexes"),
+        (broken(|v| v["tputs"] = json!([[1.0]])), "tputs"),
+        (broken(|v| v["e2e"][2][1] = json!(-1.0)), "e2e"),
+        (broken(|v| v["ttft"] = json!([[1.0]])), "ttft"),
+        (broken(|v| v["gpu"] = Value::Null), "expected a string"),
+        (Profile::parse(b"[").unwrap_err().to_string(), "no profile"),
+    ] {
+        assert!(error.contains(word), "{word}: {error}");
+    }
+}

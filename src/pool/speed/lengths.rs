@@ -1,0 +1,90 @@
+//! How long answers are, by how long their prompts were: what of a pool's answers has been seen to end, the longer ago the less.
+//!
+//! Lengths count by their logarithm, so that a table of a few dozen numbers holds all of them. Source: AIBrix's output predictor, which keeps the
+//! same table for each model over a moving window and draws from it, anew each time that it is asked; here it is the mean, so that all that is
+//! worked out about a request rests on the same length.
+
+use crate::clock::Timestamp;
+
+/// Lengths from 1 to 2^20 tokens of prompt.
+const PROMPTS: usize = 21;
+/// Lengths from 1 to 4,096 tokens of answer, AIBrix's bound: what is longer counts as that.
+const ANSWERS: usize = 13;
+/// 120 s: long enough for a few answers of each length, short enough to follow a day's traffic.
+const HALF_LIFE: f64 = 120.0;
+/// Less than a tenth of an answer says nothing.
+const LEAST: f32 = 0.1;
+
+/// Answers by length.
+#[derive(Debug)]
+pub(super) struct Lengths {
+    counts: [[f32; ANSWERS]; PROMPTS],
+    at: Timestamp,
+}
+
+impl Default for Lengths {
+    fn default() -> Self {
+        Self { counts: [[0.0; ANSWERS]; PROMPTS], at: Timestamp::default() }
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 64")]
+fn bucket(tokens: u64, most: usize) -> usize {
+    ((tokens.max(1) as f64).log2().round() as usize).min(most - 1)
+}
+
+impl Lengths {
+    /// An answer of so many tokens to such a prompt has ended.
+    #[expect(clippy::cast_possible_truncation, reason = "0 to 1")]
+    pub(super) fn ended(&mut self, prompt: u32, answer: u64, now: Timestamp) {
+        let keep = (-now.since(self.at).as_secs_f64() / HALF_LIFE).exp2() as f32;
+        self.at = self.at.max(now);
+        self.counts.iter_mut().flatten().for_each(|count| *count *= keep);
+        let row = self.counts.get_mut(bucket(u64::from(prompt), PROMPTS));
+        if let Some(count) = row.and_then(|row| row.get_mut(bucket(answer, ANSWERS))) {
+            *count += 1.0;
+        }
+    }
+
+    /// Tokens of the answer to such a prompt, in the geometric mean of those that were seen; 1 where none was, as AIBrix has it.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "1 to 4,096")]
+    pub(super) fn expected(&self, prompt: u32) -> u32 {
+        let Some(row) = self.counts.get(bucket(u64::from(prompt), PROMPTS)) else { return 1 };
+        let all: f32 = row.iter().sum();
+        if all < LEAST {
+            return 1;
+        }
+        let mean =
+            row.iter().enumerate().map(|(at, count)| at as f64 * f64::from(*count)).sum::<f64>() / f64::from(all);
+        mean.exp2().round() as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_as_long_as_those_to_prompts_of_that_length() {
+        let mut lengths = Lengths::default();
+        assert_eq!(lengths.expected(2_048), 1, "nothing was seen");
+        let at = |s: u64| Timestamp(s * 1_000_000_000);
+        for _ in 0..10 {
+            lengths.ended(2_048, 512, at(1));
+            lengths.ended(128, 16, at(1));
+        }
+        assert_eq!([lengths.expected(2_048), lengths.expected(1_900), lengths.expected(128)], [512, 512, 16]);
+        assert_eq!(lengths.expected(16_384), 1, "of no such prompt");
+        lengths.ended(0, 1_000_000, at(1));
+        assert_eq!(lengths.expected(1), 4_096, "the longest that is told apart");
+    }
+
+    #[test]
+    fn what_was_long_ago_is_forgotten() {
+        let mut lengths = Lengths::default();
+        let at = |s: u64| Timestamp(s * 1_000_000_000);
+        (0..10).for_each(|_| lengths.ended(1_024, 16, at(1)));
+        (0..10).for_each(|_| lengths.ended(1_024, 1_024, at(1_000)));
+        assert!(lengths.expected(1_024) > 900, "{}", lengths.expected(1_024));
+    }
+}

@@ -1,0 +1,271 @@
+use super::*;
+use proptest::prelude::*;
+use std::sync::Arc;
+use std::thread;
+
+fn at(seconds: u64) -> Wall {
+    Wall(Duration::from_secs(seconds))
+}
+
+fn tenant() -> Arc<str> {
+    "a".into()
+}
+
+const NONE: Limits = Limits {
+    requests_per_minute: None,
+    tokens_per_minute: None,
+    concurrency: None,
+    requests_per_day: None,
+    tokens_per_day: None,
+};
+
+#[test]
+fn requests_of_a_minute_are_counted_by_the_walls_minute() {
+    let (book, a) = (Book::new(10), tenant());
+    let limits = Limits { requests_per_minute: Some(2), ..NONE };
+    let first = book.take(&a, &limits, 5, at(119)).unwrap();
+    assert_eq!(first.used, Use { requests: 1, tokens: 5 });
+    book.end(&a, &first, Had::AsBooked, at(119));
+    assert!(book.take(&a, &limits, 5, at(120)).is_ok(), "a minute has turned");
+    assert!(book.take(&a, &limits, 5, at(125)).is_ok());
+    let refused = book.take(&a, &limits, 5, at(131)).unwrap_err();
+    assert_eq!(refused, Refused { bound: Bound::RequestsPerMinute, limit: 2, retry_after: Duration::from_secs(49) });
+    assert!(book.take(&"b".into(), &limits, 5, at(131)).is_ok(), "another tenant has its own");
+    assert!(book.take(&a, &limits, 5, at(131).after(refused.retry_after)).is_ok(), "the promise holds");
+}
+
+impl Wall {
+    fn after(self, duration: Duration) -> Self {
+        Self(self.0 + duration)
+    }
+}
+
+#[test]
+fn retry_after_is_never_a_moment_too_early() {
+    let moment = Wall(Duration::from_millis(59_999));
+    assert_eq!(Bound::TokensPerMinute.retry_after(moment), Duration::from_secs(1));
+    assert_eq!(Bound::RequestsPerDay.retry_after(at(0)), Duration::from_secs(86_400));
+    assert_eq!(Bound::TokensPerDay.retry_after(at(86_399)), Duration::from_secs(1));
+    assert_eq!(Bound::Concurrency.retry_after(at(7)), Duration::from_secs(1));
+}
+
+#[test]
+fn tokens_are_booked_before_and_set_right_after() {
+    let (book, a) = (Book::new(10), tenant());
+    let limits = Limits { tokens_per_minute: Some(100), ..NONE };
+    let one = book.take(&a, &limits, 80, at(0)).unwrap();
+    assert_eq!(book.take(&a, &limits, 30, at(1)).unwrap_err().bound, Bound::TokensPerMinute);
+    book.end(&a, &one, Had::Tokens(40), at(2));
+    let two = book.take(&a, &limits, 60, at(3)).unwrap();
+    assert_eq!(two.used.tokens, 100);
+    assert!(book.take(&a, &limits, 0, at(3)).is_err(), "nothing is left, not even for nothing");
+    book.end(&a, &two, Had::Nothing, at(4));
+    assert_eq!(
+        book.take(&a, &limits, 10, at(5)).unwrap().used,
+        Use { requests: 2, tokens: 50 },
+        "as if it had not been"
+    );
+}
+
+#[test]
+fn a_request_larger_than_the_limit_needs_all_of_a_minute() {
+    let (book, a) = (Book::new(10), tenant());
+    let limits = Limits { tokens_per_minute: Some(100), ..NONE };
+    let small = book.take(&a, &limits, 1, at(0)).unwrap();
+    assert!(book.take(&a, &limits, 5_000, at(1)).is_err());
+    book.end(&a, &small, Had::Tokens(1), at(2));
+    assert!(book.take(&a, &limits, 5_000, at(60)).is_ok(), "else it would never be served");
+    assert!(book.take(&a, &limits, 1, at(61)).is_err());
+}
+
+#[test]
+fn an_answer_that_ends_in_a_later_minute_is_charged_there_for_what_was_not_booked() {
+    let taken = Taken { minute: 0, day: 0, tokens: 100, used: Use::default() };
+    let more = taken.change(Had::Tokens(130), at(61));
+    assert_eq!((more.minute_tokens, more.day_tokens), (30, 30));
+    let less = taken.change(Had::Tokens(70), at(61));
+    assert_eq!((less.minute_tokens, less.day_tokens), (0, -30), "the minute is over, the day is not");
+    let nothing = taken.change(Had::Nothing, at(86_400));
+    assert_eq!(nothing, Change::default());
+}
+
+#[test]
+fn the_bound_that_lasts_longest_is_told() {
+    let (book, a) = (Book::new(10), tenant());
+    let limits = Limits {
+        requests_per_minute: Some(1),
+        requests_per_day: Some(1),
+        tokens_per_day: Some(10),
+        concurrency: Some(1),
+        ..NONE
+    };
+    book.take(&a, &limits, 1, at(0)).unwrap();
+    assert_eq!(book.take(&a, &limits, 1, at(1)).unwrap_err().bound, Bound::RequestsPerDay);
+    let by_tokens = Limits { requests_per_day: None, tokens_per_day: Some(1), ..limits };
+    assert_eq!(book.take(&a, &by_tokens, 1, at(1)).unwrap_err().bound, Bound::TokensPerDay);
+    let by_minute = Limits { requests_per_day: None, tokens_per_day: None, ..limits };
+    assert_eq!(book.take(&a, &by_minute, 1, at(1)).unwrap_err().bound, Bound::RequestsPerMinute);
+    assert_eq!(book.take(&a, &by_minute, 1, at(61)).unwrap_err().bound, Bound::Concurrency, "it still runs");
+}
+
+#[test]
+fn a_limit_of_nothing_lets_nothing_through() {
+    for bound in Bound::ALL {
+        let limits = match bound {
+            Bound::RequestsPerDay => Limits { requests_per_day: Some(0), ..NONE },
+            Bound::TokensPerDay => Limits { tokens_per_day: Some(0), ..NONE },
+            Bound::RequestsPerMinute => Limits { requests_per_minute: Some(0), ..NONE },
+            Bound::TokensPerMinute => Limits { tokens_per_minute: Some(0), ..NONE },
+            Bound::Concurrency => Limits { concurrency: Some(0), ..NONE },
+        };
+        assert_eq!(Book::new(1).take(&tenant(), &limits, 0, at(0)).unwrap_err().bound, bound);
+    }
+}
+
+#[test]
+fn a_clock_that_is_set_back_opens_no_window_again() {
+    let (book, a) = (Book::new(10), tenant());
+    let limits = Limits { requests_per_minute: Some(1), ..NONE };
+    let taken = book.take(&a, &limits, 1, at(600)).unwrap();
+    assert!(book.take(&a, &limits, 1, at(60)).is_err());
+    book.end(&a, &taken, Had::Nothing, at(60));
+    assert!(book.take(&a, &limits, 1, at(60)).is_ok(), "what was given back is there");
+}
+
+#[test]
+fn memory_is_bounded_and_nobody_who_runs_is_forgotten() {
+    let book = Book::new(160);
+    let limits = Limits { concurrency: Some(1), ..NONE };
+    let kept: Vec<(Arc<str>, Taken)> = (0..20)
+        .map(|i| {
+            let name: Arc<str> = format!("kept{i}").into();
+            let taken = book.take(&name, &limits, 1, at(0)).unwrap();
+            (name, taken)
+        })
+        .collect();
+    for i in 0..50_000u64 {
+        let name: Arc<str> = format!("hostile{i}").into();
+        let taken = book.take(&name, &limits, 1, at(i / 100)).unwrap();
+        book.end(&name, &taken, Had::Tokens(1), at(i / 100));
+    }
+    assert!(book.tenants() <= 160 + 20, "{}", book.tenants());
+    for (name, taken) in &kept {
+        assert_eq!(book.take(name, &limits, 1, at(600)).unwrap_err().bound, Bound::Concurrency);
+        book.end(name, taken, Had::Nothing, at(600));
+        assert!(book.take(name, &limits, 1, at(600)).is_ok());
+    }
+}
+
+#[test]
+fn who_was_here_yesterday_is_forgotten() {
+    let book = Book::new(DEFAULT_MAX_TENANTS);
+    for i in 0..1_000 {
+        let name: Arc<str> = format!("t{i}").into();
+        let taken = book.take(&name, &NONE, 1, at(10)).unwrap();
+        book.end(&name, &taken, Had::AsBooked, at(10));
+    }
+    assert_eq!(book.tenants(), 1_000);
+    for i in 0..1_000 {
+        book.take(&format!("new{i}").into(), &NONE, 1, at(DAY + 10)).unwrap();
+    }
+    assert_eq!(book.tenants(), 1_000);
+}
+
+#[test]
+fn threads_that_take_at_once_get_exactly_what_there_is() {
+    let (book, a) = (Arc::new(Book::new(10)), tenant());
+    let limits = Limits { requests_per_minute: Some(1_000), ..NONE };
+    let threads: Vec<_> = (0..8)
+        .map(|_| {
+            let (book, a) = (book.clone(), a.clone());
+            thread::spawn(move || (0..500).filter(|_| book.take(&a, &limits, 1, at(5)).is_ok()).count())
+        })
+        .collect();
+    let through: usize = threads.into_iter().map(|t| t.join().unwrap()).sum();
+    assert_eq!(through, 1_000);
+}
+
+/// What happens in a random history.
+#[derive(Clone, Debug)]
+enum Act {
+    /// A request of so many tokens.
+    Take(u64),
+    /// The request at this place of those that run ends.
+    End(usize, Option<u64>, bool),
+    /// So many seconds pass.
+    Pass(u64),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        5 => (0u64..400).prop_map(Act::Take),
+        4 => (any::<usize>(), proptest::option::of(0u64..600), any::<bool>()).prop_map(|(i, t, b)| Act::End(i, t, b)),
+        2 => (0u64..90).prop_map(Act::Pass),
+        1 => (0u64..90_000).prop_map(Act::Pass),
+    ]
+}
+
+proptest! {
+    /// A model that remembers every request says the same as the account: each window holds the requests that were taken in it and not given
+    /// back, and never more than the limit; so it is with what runs.
+    #[test]
+    fn no_history_lets_more_through_than_the_limits_say(
+        acts in proptest::collection::vec(act(), 1..300),
+        rpm in 1u64..8, tpm in 1u64..2_000, most in 1u64..5, rpd in 1u64..40, tpd in 1u64..20_000,
+    ) {
+        let limits = Limits {
+            requests_per_minute: Some(rpm),
+            tokens_per_minute: Some(tpm),
+            concurrency: Some(most),
+            requests_per_day: Some(rpd),
+            tokens_per_day: Some(tpd),
+        };
+        let (book, a) = (Book::new(10), tenant());
+        let mut now = 1_000_000u64;
+        // Minute, day, and what is charged to the minute and the day that are not over.
+        let mut served: Vec<(u64, u64)> = Vec::new();
+        let mut charges: Vec<(u64, u64, i64, i64)> = Vec::new();
+        let mut running: Vec<Taken> = Vec::new();
+        for act in acts {
+            let moment = at(now);
+            let tokens_of = |charges: &[(u64, u64, i64, i64)]| {
+                let minute: i64 = charges.iter().filter(|c| c.0 == moment.minute()).map(|c| c.2).sum();
+                let day: i64 = charges.iter().filter(|c| c.1 == moment.day()).map(|c| c.3).sum();
+                (u64::try_from(minute).unwrap(), u64::try_from(day).unwrap())
+            };
+            let (of_minute, of_day) = tokens_of(&charges);
+            let count = |index: fn(&(u64, u64)) -> u64, now| served.iter().filter(|s| index(s) == now).count() as u64;
+            let (minute, day) = (count(|s| s.0, moment.minute()), count(|s| s.1, moment.day()));
+            match act {
+                Act::Pass(seconds) => now += seconds,
+                Act::Take(tokens) => {
+                    let fits = minute < rpm && day < rpd && (running.len() as u64) < most
+                        && of_minute < tpm && of_minute + tokens.min(tpm) <= tpm
+                        && of_day < tpd && of_day + tokens.min(tpd) <= tpd;
+                    let got = book.take(&a, &limits, tokens, moment);
+                    prop_assert_eq!(got.is_ok(), fits, "{:?}", got);
+                    match got {
+                        Ok(taken) => {
+                            served.push((taken.minute, taken.day));
+                            let tokens = i64::try_from(tokens).unwrap();
+                            charges.push((taken.minute, taken.day, tokens, tokens));
+                            running.push(taken);
+                        }
+                        Err(refused) => prop_assert!(refused.retry_after >= Duration::from_secs(1)),
+                    }
+                }
+                Act::End(place, tokens, lost) if !running.is_empty() => {
+                    let taken = running.swap_remove(place % running.len());
+                    let had = if lost { Had::Nothing } else { tokens.map_or(Had::AsBooked, Had::Tokens) };
+                    book.end(&a, &taken, had, moment);
+                    let change = taken.change(had, moment);
+                    charges.push((moment.minute(), moment.day(), change.minute_tokens, change.day_tokens));
+                    let entry = served.iter_mut().find(|s| **s == (taken.minute, taken.day)).unwrap();
+                    entry.0 = if change.minute_requests < 0 { 0 } else { entry.0 };
+                    entry.1 = if change.day_requests < 0 { 0 } else { entry.1 };
+                }
+                Act::End(..) => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! What waiting for a turn came to. Called by [`super::Tally`]. Pure.
+
+use super::latency::Latency;
+use crate::replay::served::{Fate, Queued};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// 100 tenants in a band are told apart; the others beyond them are one, so that memory does not grow with a trace.
+pub const MAX_FLOWS: usize = 100;
+/// What those beyond them are called.
+pub const OTHERS: &str = "(others)";
+
+/// Requests that asked for a turn.
+#[derive(Clone, Debug, Default)]
+pub struct Queueing {
+    waited: Latency,
+    counts: Turns,
+    flows: BTreeMap<(i32, String), Turns>,
+}
+
+/// What came of the turns of some requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Turns {
+    /// Requests that were let through.
+    pub passed: u64,
+    /// Requests that an admitter turned away.
+    pub shed: u64,
+    /// Requests that found no place to wait.
+    pub full: u64,
+    /// Requests that waited for as long as they may.
+    pub expired: u64,
+    /// Requests that gave way to others.
+    pub evicted: u64,
+    /// How long those that were let through waited, all together.
+    pub waited: Duration,
+    /// The longest of that.
+    pub longest: Duration,
+}
+
+impl Turns {
+    fn add(&mut self, queued: &Queued<'_>) {
+        match queued.fate {
+            Fate::Passed => {
+                self.passed += 1;
+                self.waited += queued.waited;
+                self.longest = self.longest.max(queued.waited);
+            }
+            Fate::Shed => self.shed += 1,
+            Fate::Full => self.full += 1,
+            Fate::Expired => self.expired += 1,
+            Fate::Evicted => self.evicted += 1,
+        }
+    }
+
+    /// How long those that were let through waited, seconds, in the mean; `None` when there are none.
+    #[must_use]
+    pub fn mean_wait(&self) -> Option<f64> {
+        (self.passed > 0).then(|| self.waited.as_secs_f64() / self.passed as f64)
+    }
+}
+
+impl Queueing {
+    /// Counts one.
+    pub fn add(&mut self, queued: &Queued<'_>) {
+        if queued.fate == Fate::Passed {
+            self.waited.add(queued.waited);
+        }
+        self.counts.add(queued);
+        let tenant = queued.tenant.unwrap_or_default();
+        let key = (queued.priority, tenant.to_owned());
+        let is_known = self.flows.contains_key(&key) || self.flows.len() < MAX_FLOWS;
+        let key = if is_known { key } else { (queued.priority, OTHERS.to_owned()) };
+        self.flows.entry(key).or_default().add(queued);
+    }
+
+    /// How long those waited that were let through.
+    #[must_use]
+    pub fn waited(&self) -> &Latency {
+        &self.waited
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn counts(&self) -> Turns {
+        self.counts
+    }
+
+    /// The same by priority and tenant, who is the empty name where the workload names none.
+    pub fn flows(&self) -> impl DoubleEndedIterator<Item = (i32, &str, Turns)> {
+        self.flows.iter().map(|((priority, tenant), turns)| (*priority, tenant.as_str(), *turns))
+    }
+}

@@ -1,0 +1,146 @@
+//! The queues before the pool: who goes on, who waits, and whose turn has come, in virtual time.
+//!
+//! What `ext_proc::queues` is to the exchange, without its lock and its channels: [`FlowControl`] decides for both, what it is told of a request
+//! is [`Asking`]'s, and it hears of the same events. Called by [`super::world`]; pure.
+
+use super::front::{Front, Sent, headers, keys};
+use super::served::Fate;
+use super::workload::Request;
+use crate::clock::Timestamp;
+use crate::flow::saturation::View;
+use crate::flow::{Asking, Cause, FlowControl, Left, Passage, PoolFlow, Verdict};
+use crate::protocol::Usage;
+use crate::rng::{self, PickRng};
+use crate::scheduling::plugin::{Headers, ParamError};
+use crate::scheduling::{PickContext, RequestFacts};
+use crate::sim::content::Contents;
+/// A stream of random numbers beside those of all requests.
+const STREAM: u64 = u64::MAX;
+/// 4 bytes of a body stand for a token of a prompt.
+const BYTES_PER_TOKEN: u64 = 4;
+
+/// The queues of a pool.
+#[derive(Debug)]
+pub struct Turns {
+    flow: PoolFlow,
+    control: FlowControl<Request>,
+    rng: PickRng,
+}
+
+impl Turns {
+    /// Empty ones, as `flow` says; `seed` is that of all that is drawn.
+    ///
+    /// # Errors
+    /// When the ceiling can't be built.
+    pub fn new(flow: PoolFlow, seed: u64) -> Result<Self, ParamError> {
+        Ok(Self { control: flow.control()?, flow, rng: rng::for_request(seed, STREAM) })
+    }
+}
+
+/// What comes of asking for a turn.
+#[derive(Debug)]
+pub(super) enum Asked {
+    /// It goes on; booked as under way where there are queues.
+    Goes(Option<Passage>),
+    /// It waits until its turn comes, and no longer than to this moment.
+    Waits(Timestamp),
+    /// It is turned away.
+    Refused(Fate),
+}
+
+impl Front {
+    /// Whether nobody waits.
+    pub(super) fn is_idle(&self) -> bool {
+        self.turns.as_ref().is_none_or(|turns| turns.control.is_empty())
+    }
+
+    /// Asks for a turn for `request`. `left` gets those whose waiting this has ended.
+    pub(super) fn ask(&mut self, request: &Request, base: &str, left: &mut Vec<Left<Request>>) -> Asked {
+        let now = request.at;
+        let Some(turns) = &mut self.turns else { return Asked::Goes(None) };
+        let view = View {
+            pool: &self.snapshot,
+            health: self.config.scheduler.health(),
+            stale_after: self.config.stale_after,
+            now,
+        };
+        let headers = headers(request, self.config.tenant_header.as_deref());
+        let facts = RequestFacts {
+            model: request.adapter.as_deref().unwrap_or(base),
+            prompt_tokens: request.prompt_tokens(),
+            priority: request.priority,
+            headers: Headers::of(&headers),
+            ..RequestFacts::default()
+        };
+        if !turns.flow.admits(&facts, &view, &mut turns.rng) {
+            return Asked::Refused(Fate::Shed);
+        }
+        // As the exchange: only what the strategy looks up is known.
+        let chosen = self.config.scheduler.choices.choose(&facts).ok();
+        let strategy = chosen.as_ref().map(|chosen| &chosen.choice.strategy);
+        let cx = PickContext { request: facts, ..PickContext::new(&self.snapshot, now, self.config.stale_after) };
+        let spare = strategy.and_then(|strategy| strategy.spare(&cx));
+        let found = strategy.is_some_and(|strategy| strategy.reads().prefix).then(|| {
+            let keys = keys(request, &mut Contents::new(self.config.block_size));
+            self.cache.lookup(&mut &keys[..], now)
+        });
+        let asking = Asking {
+            facts: &facts,
+            flow: request.tenant.as_deref(),
+            bytes: u64::from(facts.prompt_tokens) * BYTES_PER_TOKEN,
+            answer_tokens: Some(request.answer.tokens),
+            found: found.as_ref(),
+            ttl: None,
+            spare,
+        };
+        let (arrival, room) = (asking.arrival(&view), turns.flow.gauge(&view));
+        match turns.control.enqueue(&arrival, |_| request.clone(), &room, now, &mut turns.rng, left) {
+            Verdict::Dispatch(passage) => Asked::Goes(Some(passage)),
+            Verdict::Parked(_) => Asked::Waits(now.after(turns.flow.settings.ttl)),
+            Verdict::Rejected(refusal) => Asked::Refused(fate(refusal.cause)),
+        }
+    }
+
+    /// The pool may have more room than before, or somebody has waited for as long as it may.
+    pub(super) fn freed(&mut self, now: Timestamp, left: &mut Vec<Left<Request>>) {
+        let Some(turns) = self.turns.as_mut().filter(|turns| !turns.control.is_empty()) else { return };
+        let view = View {
+            pool: &self.snapshot,
+            health: self.config.scheduler.health(),
+            stale_after: self.config.stale_after,
+            now,
+        };
+        turns.control.freed(&turns.flow.gauge(&view), now, &mut turns.rng, left);
+    }
+
+    /// A request that was let through is in the books.
+    pub(super) fn landed(&mut self, sent: &mut Sent) {
+        if let (Some(turns), Some(passage)) = (&mut self.turns, &mut sent.passage) {
+            turns.control.landed(passage);
+        }
+    }
+
+    /// A request that was let through has ended, or was never sent.
+    pub(super) fn gave_back(&mut self, passage: Option<Passage>, usage: &Usage, now: Timestamp) {
+        let (Some(turns), Some(mut passage)) = (&mut self.turns, passage) else { return };
+        let tokens = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
+        turns.control.answered(&mut passage, usage.completion_tokens.map_or(0, tokens), now);
+        turns.control.ended(passage, usage.prompt_tokens.map(tokens), now);
+    }
+}
+
+fn fate(cause: Cause) -> Fate {
+    match cause {
+        Cause::BandFull | Cause::Full => Fate::Full,
+        Cause::Expired => Fate::Expired,
+        Cause::Evicted | Cause::Outranked => Fate::Evicted,
+    }
+}
+
+/// Who has left the queue, and whether it goes on.
+pub(super) fn told(left: Left<Request>) -> (Request, Fate, Option<Passage>) {
+    match left {
+        Left::Dispatched(_, request, passage) => (request, Fate::Passed, Some(passage)),
+        Left::Refused(_, request, refusal) => (request, fate(refusal.cause), None),
+    }
+}

@@ -1,0 +1,73 @@
+//! Requests that wait for their turn before they are decided. Called by [`super::World`]; pure.
+
+use super::World;
+use crate::clock::Timestamp;
+use crate::flow::Left;
+use crate::replay::queue::Due;
+use crate::replay::served::{Ending, Fate, Queued};
+use crate::replay::turns::{self, Asked};
+use crate::replay::workload::Request;
+use std::sync::Arc;
+
+impl World<'_> {
+    /// A request comes.
+    pub(super) fn arrive(&mut self, request: Request) {
+        let now = request.at;
+        self.outcome.requests += 1;
+        let mut left = Vec::new();
+        let asked = self.front.ask(&request, &self.base(), &mut left);
+        // They were there before it.
+        self.leave(left, now);
+        match asked {
+            Asked::Goes(None) => self.decide(request, None, now),
+            Asked::Goes(passage) => {
+                self.tell(&request, Fate::Passed, now);
+                self.decide(request, passage, now);
+            }
+            Asked::Waits(until) => self.queue.push(until, Due::Turn),
+            Asked::Refused(fate) => {
+                self.tell(&request, fate, now);
+                self.end_early(&request, None, Ending::Refused, now);
+            }
+        }
+    }
+
+    /// The model that a request without an adapter asks for.
+    pub(super) fn base(&self) -> Arc<str> {
+        self.servers.first().map_or_else(|| Arc::from(""), |s| s.engine.config().model.clone())
+    }
+
+    fn tell(&mut self, request: &Request, fate: Fate, now: Timestamp) {
+        let (number, at, priority) = (request.number, request.at, request.priority);
+        let (tenant, waited) = (request.tenant.as_deref(), now.since(at));
+        self.observer.queued(&Queued { number, at, priority, tenant, waited, fate });
+    }
+
+    /// Those who wait are looked at when all that happens in this moment has happened.
+    pub(super) fn freed(&mut self, at: Timestamp) {
+        if !self.front.is_idle() && self.turn != Some(at) {
+            self.turn = Some(at);
+            self.queue.push(at, Due::Turn);
+        }
+    }
+
+    /// Those who wait are looked at.
+    pub(super) fn turn(&mut self, now: Timestamp) {
+        self.turn = None;
+        let mut left = Vec::new();
+        self.front.freed(now, &mut left);
+        self.leave(left, now);
+    }
+
+    /// These wait no longer.
+    fn leave(&mut self, left: Vec<Left<Request>>, now: Timestamp) {
+        for left in left {
+            let (request, fate, passage) = turns::told(left);
+            self.tell(&request, fate, now);
+            match passage {
+                Some(_) => self.decide(request, passage, now),
+                None => self.end_early(&request, None, Ending::Refused, now),
+            }
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! The family over small pools: what the reference's tests expect, and what is ours.
+
+use super::*;
+use crate::error::RequestError;
+use crate::flow::item::Load;
+use crate::flow::registry::{DETECTORS, find};
+use crate::flow::saturation::View;
+use crate::ids::EndpointId;
+use crate::pool::health::HealthPolicy;
+use crate::pool::ledger::Ticket;
+use crate::pool::slo_profile::tests::{profile, simulated};
+use crate::pool::speed::{PoolSpeed, Reservation, Work};
+use crate::pool::{EndpointSpec, EndpointState, PoolSnapshot};
+use crate::rng::for_request;
+use crate::scheduling::tests::{NOW, STALE_AFTER};
+use crate::scheduling::{Decision, RequestFacts};
+use serde_json::json;
+use std::time::Duration;
+
+const LABEL: &str = "app.kubernetes.io/name";
+
+/// A pool of servers by deployment.
+struct World {
+    snapshot: PoolSnapshot,
+    strategy: Box<dyn Strategy>,
+    running: Vec<(u32, Ticket)>,
+}
+
+impl World {
+    fn new(name: &str, deployments: &[&str], profiles: &[Value]) -> Self {
+        let speed = Arc::<PoolSpeed>::default();
+        let state = |(id, deployment): (u32, &&str)| {
+            let mut spec = EndpointSpec::at(([127, 0, 0, 1], 8000 + u16::try_from(id).unwrap()).into());
+            spec.labels.insert(LABEL.into(), (**deployment).into());
+            EndpointState::new(Arc::new(Endpoint::in_pool(EndpointId(id), spec, &speed)), None)
+        };
+        let states = (0u32..).zip(deployments).map(state).collect();
+        let strategy = (crate::scheduling::registry::strategy(name).unwrap().build)(&Value::Null).unwrap();
+        strategy.profiles(&mut |store| store.publish(profiles.iter().map(profile).collect()));
+        Self { snapshot: PoolSnapshot::new(1, true, states), strategy, running: Vec::new() }
+    }
+
+    /// Prompts of so many tokens were answered with so many.
+    fn answered(&self, prompt: u32, answer: u64) {
+        let endpoint = &self.snapshot.endpoints[0].endpoint;
+        let work = Work { prompt_tokens: prompt, uncached_tokens: prompt, adapter_cold: false };
+        for _ in 0..20 {
+            Reservation::begin(endpoint.clone(), None, work, true, NOW).ended(Some(answer), NOW);
+        }
+    }
+
+    fn decide(&self, prompt: u32, waited: f64) -> Result<Decision, RequestError> {
+        let request =
+            RequestFacts { prompt_tokens: prompt, waited: Duration::from_secs_f64(waited), ..RequestFacts::default() };
+        let cx = PickContext { request, ..PickContext::new(&self.snapshot, NOW, STALE_AFTER) };
+        let candidates: Vec<_> =
+            self.snapshot.endpoints.iter().map(|s| Candidate::new(s, NOW, STALE_AFTER, 0)).collect();
+        let mut ranking = Ranking::new(1);
+        self.strategy.rank(&cx, &candidates, &mut for_request(1, 1), &mut ranking);
+        let why = ranking.emptied_by().unwrap_or_default();
+        ranking.decide().ok_or_else(|| RequestError::new(crate::error::Reason::NoReadyEndpoint, why))
+    }
+
+    /// Sends a request; the server that it runs on.
+    fn send(&mut self, prompt: u32) -> u32 {
+        let picked = self.decide(prompt, 0.0).unwrap().picks[0].clone();
+        let request = RequestFacts { prompt_tokens: prompt, ..RequestFacts::default() };
+        let cx = PickContext { request, ..PickContext::new(&self.snapshot, NOW, STALE_AFTER) };
+        let share = self.strategy.share(&cx, &picked);
+        self.running.push((picked.id.0, Ticket::book(picked.clone(), 0).sharing(share)));
+        picked.id.0
+    }
+
+    fn is_full(&self) -> bool {
+        let detector = (find(DETECTORS, "slo-load-detector").unwrap().build)(&Value::Null).unwrap();
+        let view = View { pool: &self.snapshot, health: &HealthPolicy::default(), stale_after: STALE_AFTER, now: NOW };
+        detector.gauge(&view).saturation(Load::default()) >= 1.0
+    }
+}
+
+#[test]
+fn without_a_profile_that_says_something_the_fewest_requests_decide() {
+    let (no_objective, not_measured) = (
+        {
+            let mut p = simulated("a");
+            p["slos"] = Value::Null;
+            p
+        },
+        {
+            let mut p = simulated("a");
+            p["slos"] = json!({"ttft": 1.0});
+            p
+        },
+    );
+    for name in ["slo", "slo-pack-load", "slo-least-load", "slo-least-load-pulling"] {
+        for profiles in [vec![], vec![no_objective.clone()], vec![not_measured.clone()], vec![simulated("other")]] {
+            let mut world = World::new(name, &["a", "a"], &profiles);
+            let first = world.send(512);
+            let decision = world.decide(512, 0.0).unwrap();
+            assert_eq!(
+                (decision.picks[0].id.0, decision.lacking),
+                (1 - first, Some(Signal::Profile)),
+                "{name} {profiles:?}"
+            );
+            assert!(!world.is_full());
+        }
+    }
+}
+
+#[test]
+fn what_no_rate_serves_within_the_objective_is_refused() {
+    for (name, refused) in
+        [("slo", true), ("slo-pack-load", true), ("slo-least-load-pulling", true), ("slo-least-load", false)]
+    {
+        let world = World::new(name, &["a", "a"], &[simulated("a")]);
+        assert!(world.decide(2_048, 0.0).is_ok(), "{name}: nothing is known of answers yet");
+        world.answered(2_048, 512);
+        let decided = world.decide(2_048, 0.0);
+        assert_eq!(decided.is_err(), refused, "{name}");
+        if let Err(error) = decided {
+            assert!(error.message.contains("no rate"), "{error}");
+        }
+        // A client that allows no more than 64 tokens gets none of 512.
+        let request = RequestFacts { prompt_tokens: 2_048, max_tokens: Some(64), ..RequestFacts::default() };
+        let cx = PickContext { request, ..PickContext::new(&world.snapshot, NOW, STALE_AFTER) };
+        assert!(world.strategy.share(&cx, &world.snapshot.endpoints[0].endpoint) > 0.0);
+    }
+}
+
+#[test]
+fn packing_fills_one_server_and_pulling_keeps_them_even() {
+    // 4 at once on each server.
+    let mut packed = World::new("slo-pack-load", &["a", "a"], &[simulated("a")]);
+    let first = packed.send(512);
+    assert_eq!([packed.send(512), packed.send(512), packed.send(512)], [first; 3]);
+    assert_eq!(packed.send(512), 1 - first);
+    for name in ["slo", "slo-least-load-pulling", "slo-least-load"] {
+        let mut even = World::new(name, &["a", "a"], &[simulated("a")]);
+        let first = even.send(512);
+        let next = [even.send(512), even.send(512), even.send(512)];
+        assert_eq!(next, [1 - first, first, 1 - first], "{name}");
+    }
+}
+
+#[test]
+fn when_every_server_is_full_the_next_waits_for_the_first_that_ends() {
+    for name in ["slo", "slo-pack-load"] {
+        let mut world = World::new(name, &["a", "a"], &[simulated("a")]);
+        for sent in 0..8 {
+            assert!(!world.is_full(), "{name} after {sent}");
+            world.send(512);
+        }
+        assert!(world.is_full(), "{name}");
+        assert_eq!(world.decide(512, 0.0).unwrap().reason, "every server is full by its profile; least utilization");
+        let (freed, ticket) = world.running.remove(0);
+        drop(ticket);
+        assert!(!world.is_full(), "{name}");
+        assert_eq!(world.send(512), freed, "{name}");
+        assert!(world.is_full());
+    }
+}
+
+#[test]
+fn another_deployment_is_tried_while_the_request_is_on_time_there() {
+    let slower = |by: f64| {
+        let mut profile = simulated("slow");
+        let rows = profile["e2e"].as_array().unwrap().clone();
+        let row =
+            |row: &Value| -> Vec<f64> { row.as_array().unwrap().iter().map(|s| s.as_f64().unwrap() * by).collect() };
+        profile["e2e"] = rows.iter().map(row).collect();
+        profile
+    };
+    let mut world = World::new("slo", &["slow", "fast"], &[slower(2.0), simulated("fast")]);
+    assert_eq!([world.send(2_048), world.send(2_048), world.send(2_048), world.send(2_048)], [1; 4]);
+    assert_eq!(world.send(2_048), 0, "the fast one is full, and the slow one is in time");
+    // Having waited for 4.2 s it misses 5 s there (0.5 and 1 s): better full than late.
+    assert_eq!(world.decide(2_048, 4.2).unwrap().reason, "every server is full by its profile; least utilization");
+}
+
+#[test]
+fn a_request_may_wait_for_what_its_objective_leaves() {
+    let world = World::new("slo", &["a", "a"], &[simulated("a")]);
+    let spare = |waited: f64| {
+        let request =
+            RequestFacts { prompt_tokens: 1_024, waited: Duration::from_secs_f64(waited), ..RequestFacts::default() };
+        world.strategy.spare(&PickContext { request, ..PickContext::new(&world.snapshot, NOW, STALE_AFTER) })
+    };
+    // 5 s less 10 ms for each of the shortest answers' 4 tokens and 0.25 ms for each of the prompt's.
+    assert!((spare(0.0).unwrap() - (5.0 - 0.04 - 0.256)).abs() < 1e-9);
+    assert!((spare(6.0).unwrap() - (-1.0 - 0.04 - 0.256)).abs() < 1e-9);
+    assert_eq!(
+        World::new("slo", &["a"], &[]).strategy.spare(&PickContext::new(&world.snapshot, NOW, STALE_AFTER)),
+        None
+    );
+}
+
+#[test]
+fn parameters_are_checked() {
+    for plugin in [PLUGIN, LEAST_LOAD, LEAST_LOAD_PULLING, PACK_LOAD] {
+        assert!((plugin.build)(&json!({"profiles": ["/a.json"], "deploymentLabel": "gpu"})).is_ok());
+        for (bad, word) in [
+            (json!({"profiles": [""]}), "profiles"),
+            (json!({"deploymentLabel": ""}), "deploymentLabel"),
+            (json!({"profile": "a"}), "profile"),
+        ] {
+            assert!((plugin.build)(&bad).unwrap_err().0.contains(word), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Requests that say by when they want their first token, through real Envoy, before simulated servers that are busy: what can't be had in time is
+//! refused at once with the time after which it can, what can is served, and nobody else notices.
+
+use crate::shipped::by_header;
+use crate::support::attache::AttacheProcess;
+use crate::support::body::Payload;
+use crate::support::client::{self, Http, Reply};
+use crate::support::envoy::EnvoyProcess;
+use crate::support::process::eventually;
+use crate::support::sim::SimProcess;
+use http::HeaderValue;
+use serde_json::json;
+use std::net::SocketAddr;
+
+/// A server that computes 10,000 tokens of a prompt in a second and answers with two tokens.
+const SIM: &[&str] =
+    &["--per-prefill-token", "100us", "--per-prefill-pair", "0ns", "--output-tokens", "2", "--no-prefix-caching"];
+/// Bytes of a prompt of a token, about.
+const TOKEN: usize = 4;
+
+async fn picker(sim: &SimProcess, more: &str) -> AttacheProcess {
+    let server = sim.servers[0];
+    AttacheProcess::configured(&format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  deadlineAdmission: true\n  endpoints: [\"{server}\"]\n{more}"
+    ))
+    .await
+}
+
+/// A request whose prompt nobody has seen before, with a deadline in milliseconds.
+async fn ask(to: SocketAddr, number: usize, tokens: usize, deadline: Option<&'static str>) -> Reply {
+    let text = format!("{number:08} ").repeat(tokens * TOKEN / 9 + 1);
+    let body = json!({"model": "sim-8b", "messages": [{"role": "user", "content": text}], "stream": true});
+    let target = "/v1/chat/completions";
+    let mut request = client::request("POST", to, Http::H1, target, Payload::sized(body.to_string().into()));
+    if let Some(ms) = deadline {
+        request.headers_mut().insert("x-slo-ttft-ms", HeaderValue::from_static(ms));
+    }
+    client::send(to, Http::H1, request).await.expect("an answer")
+}
+
+/// The picker learns how fast the server is.
+async fn learn(to: SocketAddr) {
+    for round in 0..24 {
+        assert_eq!(ask(to, round, 200 + round % 4 * 500, None).await.status, 200);
+    }
+}
+
+/// Requests that were judged so.
+async fn judged(picker: &AttacheProcess, outcome: &str) -> u64 {
+    let page = client::get(picker.metrics, "/metrics").await.expect("the picker's metrics");
+    let text = String::from_utf8_lossy(&page.body).into_owned();
+    let label = format!("outcome=\"{outcome}\"");
+    let line = text.lines().find(|l| l.starts_with("attache_deadlines_total{") && l.contains(&label));
+    line.and_then(|l| l.rsplit_once(' ')?.1.parse().ok()).expect("the series")
+}
+
+fn retry_after(reply: &Reply) -> u64 {
+    reply.header("retry-after").parse().expect("seconds")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_busy_server_can_not_do_in_time_is_refused_and_the_rest_is_served() {
+    let sim = SimProcess::start(1, &[SIM, &["--model", "sim-8b"]].concat()).await;
+    let picker = picker(&sim, "").await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    // Nothing is known yet: nobody is refused.
+    assert_eq!(ask(to, 900, 100, Some("1")).await.status, 200);
+    learn(to).await;
+    assert_eq!(ask(to, 901, 200, Some("2000")).await.status, 200, "an idle server has it in time");
+    // Four seconds of prompts.
+    let mut busy = tokio::task::JoinSet::new();
+    for number in 0..4 {
+        busy.spawn(ask(to, 1_000 + number, 10_000, None));
+    }
+    picker.until_metric("attache_endpoint_in_flight", 4.0).await;
+    let refused = ask(to, 902, 200, Some("500")).await;
+    assert_eq!((refused.status.as_u16(), refused.header("x-attache-reason")), (429, "deadline_unmet"));
+    assert!((1..=10).contains(&retry_after(&refused)), "{}", retry_after(&refused));
+    assert_eq!(ask(to, 903, 200, Some("30000")).await.status, 200, "it has time");
+    assert_eq!(ask(to, 904, 200, None).await.status, 200, "it asks for nothing");
+    assert!(busy.join_all().await.iter().all(|reply| reply.status == 200));
+    picker.until_metric("attache_endpoint_in_flight", 0.0).await;
+    assert_eq!(ask(to, 905, 200, Some("2000")).await.status, 200, "the server is idle again");
+    for (outcome, count) in [("unknown", 1), ("fits", 3), ("late", 1), ("queue", 0)] {
+        assert_eq!(judged(&picker, outcome).await, count, "{outcome}");
+    }
+    envoy.assert_picker_was_correct().await;
+    picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_queue_does_not_let_through_in_time_does_not_join_it() {
+    const FLOW: &str = "  flowControl:\n    enabled: true\n    detector: {name: concurrency-detector, parameters: {maxConcurrency: 1}}\n    \
+                        defaultBand: {ordering: slo-urgency}\n";
+    let sim = SimProcess::start(1, &[SIM, &["--model", "sim-8b"]].concat()).await;
+    let picker = picker(&sim, FLOW).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    learn(to).await;
+    // Eight seconds of prompts, one after another; how fast the queue moves shows with the first few turns.
+    let mut busy = tokio::task::JoinSet::new();
+    for number in 0..40 {
+        busy.spawn(ask(to, 1_000 + number, 2_000, None));
+    }
+    eventually("the queue to be full and to have moved", || async {
+        let turns = picker.metric("attache_queue_wait_seconds_count").await;
+        (turns >= 4.0 && picker.metric("attache_queued_requests").await >= 20.0).then_some(())
+    })
+    .await;
+    let refused = ask(to, 902, 200, Some("1500")).await;
+    assert_eq!((refused.status.as_u16(), refused.header("x-attache-reason")), (429, "deadline_unmet"));
+    assert!((1..=30).contains(&retry_after(&refused)), "{}", retry_after(&refused));
+    assert_eq!(ask(to, 903, 200, Some("45000")).await.status, 200, "its turn comes in time");
+    assert!(busy.join_all().await.iter().all(|reply| reply.status == 200), "who asks for nothing is served");
+    for (outcome, count) in [("queue", 1), ("waits", 1), ("passed", 0)] {
+        assert_eq!(judged(&picker, outcome).await, count, "{outcome}");
+    }
+    picker.until_metric("attache_queued_requests", 0.0).await;
+    envoy.assert_picker_was_correct().await;
+    picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn by_a_profile_each_server_gets_what_it_can_do_within_its_objective_and_the_rest_waits() {
+    let sim = SimProcess::start(2, &[SIM, &["--model", "sim-8b"]].concat()).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("profile.json");
+    // One request at a time within the objective.
+    let profile = json!({
+        "gpu": "any", "indexes": [[4, 1024], [64, 8192]], "tputs": [[2.0, 2.0], [2.0, 2.0]], "e2e": [[0.5, 0.5], [0.5, 0.5]],
+        "slos": {"percentile": 99, "e2e": 5.0},
+    });
+    std::fs::write(&path, profile.to_string()).expect("a profile");
+    let picker = AttacheProcess::configured(&format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  \
+         strategy: {{name: slo, parameters: {{profiles: [{}]}}}}\n  endpoints: [\"{}\", \"{}\"]\n  flowControl:\n    enabled: true\n    \
+         detector: slo-load-detector\n    defaultBand: {{ordering: slo-urgency}}\n",
+        path.display(),
+        sim.servers[0],
+        sim.servers[1]
+    ))
+    .await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    let mut clients = tokio::task::JoinSet::new();
+    for number in 0..12 {
+        clients.spawn(ask(to, number, 4_000, None));
+    }
+    assert!(clients.join_all().await.iter().all(|reply| reply.status == 200));
+    // Two go at once, and of those that come later one or two may find a server that is free again.
+    let waited = picker.metric("attache_queue_wait_seconds_count").await;
+    assert!(waited >= 6.0, "{waited}");
+    assert_eq!(picker.metric("attache_endpoint_requests_total").await, 12.0);
+    envoy.assert_picker_was_correct().await;
+    picker.assert_settled().await;
+}

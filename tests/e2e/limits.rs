@@ -1,0 +1,252 @@
+//! What tenants may have, through real Envoy: counted exactly under a burst, by claims that Envoy has checked, and, with a real Redis, by
+//! several pickers together.
+
+use crate::shipped::by_header;
+use crate::support::attache::AttacheProcess;
+use crate::support::body::Payload;
+use crate::support::client::{self, Http, Reply};
+use crate::support::echo::Echo;
+use crate::support::envoy::EnvoyProcess;
+use crate::support::process::eventually;
+#[cfg(feature = "redis")]
+use crate::support::redis::RedisProcess;
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use http::{HeaderValue, Request};
+use ring::hmac;
+use serde_json::json;
+use std::net::SocketAddr;
+use std::time::{Duration, UNIX_EPOCH};
+
+/// Requests at once.
+const BURST: usize = 50;
+/// Of which so many may pass.
+const RPM: usize = 20;
+const TARGET: &str = "/v1/chat/completions?kind=json&size=200";
+
+fn configuration(echo: &Echo, tenant: &str, limits: &str) -> String {
+    format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\nexchange:\n  tenant: {tenant}\nlimits:\n  tenants: {limits}\n\
+         pools:\n- name: default\n  endpoints: [{{address: \"{}\", engine: none}}]\n",
+        echo.address
+    )
+}
+
+fn chat(to: SocketAddr, target: &str, tenant: &str) -> Request<Payload> {
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).to_string();
+    let mut request = client::request("POST", to, Http::H1, target, Payload::sized(body.into()));
+    request.headers_mut().insert("x-tenant", HeaderValue::from_str(tenant).expect("a header"));
+    request
+}
+
+async fn ask(to: SocketAddr, tenant: &str) -> Reply {
+    client::send(to, Http::H1, chat(to, TARGET, tenant)).await.expect("an answer")
+}
+
+/// Waits for a moment of which the rest of the minute is long enough for a burst: counters are those of the wall's minute.
+async fn early_in_a_minute() {
+    let clock = attache::clock::Clock::start();
+    let second = clock.wall(clock.now()).duration_since(UNIX_EPOCH).expect("a clock").as_secs() % 60;
+    if second > 40 {
+        tokio::time::sleep(Duration::from_secs(61 - second)).await;
+    }
+}
+
+/// How many of a burst passed and how many were refused for the requests of a minute.
+async fn burst(to: &[SocketAddr]) -> (usize, usize) {
+    let mut clients = tokio::task::JoinSet::new();
+    for to in to.iter().copied().cycle().take(BURST) {
+        clients.spawn(async move { ask(to, "acme").await });
+    }
+    let replies = clients.join_all().await;
+    let (passed, refused): (Vec<_>, Vec<_>) = replies.into_iter().partition(|reply| reply.status == 200);
+    for reply in &refused {
+        assert_eq!((reply.status.as_u16(), reply.header("x-attache-reason")), (429, "rpm_exceeded"));
+        assert_eq!(reply.header("x-error-rpm-exceeded"), "true");
+        let retry: u64 = reply.header("retry-after").parse().expect("seconds");
+        assert!((1..=60).contains(&retry), "{retry}");
+        let error = &reply.json()["error"];
+        assert_eq!(error["message"], format!("user: acme has exceeded RPM: {RPM}"));
+        assert_eq!((&error["type"], &error["code"]), (&json!("rate_limit_error"), &json!("rpm_exceeded")));
+    }
+    (passed.len(), refused.len())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_fifty_at_once_exactly_as_many_pass_as_a_minute_allows() {
+    let echo = Echo::start().await;
+    let limits = format!("{{default: {{requestsPerMinute: {RPM}}}}}");
+    let picker = AttacheProcess::configured(&configuration(&echo, "{header: x-tenant}", &limits)).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    early_in_a_minute().await;
+    assert_eq!(burst(&[to]).await, (RPM, BURST - RPM));
+    assert_eq!(echo.requests(), RPM, "who is refused never reaches a server");
+    let other = ask(to, "other").await;
+    assert_eq!((other.status.as_u16(), other.header("x-update-rpm")), (200, "1"), "another tenant has its own");
+    assert_eq!(picker.metric("attache_tenant_refusals_total").await, (BURST - RPM) as f64);
+    envoy.assert_picker_was_correct().await;
+    picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_leaves_gives_its_place_back() {
+    let echo = Echo::start().await;
+    let limits = "{default: {concurrency: 1}}";
+    let picker = AttacheProcess::configured(&configuration(&echo, "{header: x-tenant}", limits)).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    let slow = "/v1/chat/completions?kind=sse&size=1000&events=400&pace_ms=100";
+    let open = client::open(to, Http::H1, chat(to, slow, "acme")).await.expect("the beginning of an answer");
+    let refused = ask(to, "acme").await;
+    assert_eq!((refused.status.as_u16(), refused.header("x-attache-reason")), (429, "concurrency_exceeded"));
+    assert_eq!(refused.header("retry-after"), "1");
+    drop(open);
+    eventually("the place to be free", || async { (ask(to, "acme").await.status == 200).then_some(()) }).await;
+    picker.assert_settled().await;
+}
+
+const SECRET: &[u8] = b"a secret of this test, and of nobody else";
+
+/// A token for `subject`, signed.
+fn token(subject: &str) -> String {
+    let part = |value: serde_json::Value| URL_SAFE_NO_PAD.encode(value.to_string());
+    let signed = format!(
+        "{}.{}",
+        part(json!({"alg": "HS256", "kid": "k", "typ": "JWT"})),
+        part(json!({"iss": "test", "sub": subject, "exp": 4_000_000_000u64}))
+    );
+    let signature = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, SECRET), signed.as_bytes());
+    format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
+}
+
+/// The shipped bootstrap with Envoy's JWT filter in front of the picker, which is shown the claims.
+fn with_tokens(picker: &AttacheProcess) -> String {
+    let keys = json!({"keys": [{"kty": "oct", "kid": "k", "alg": "HS256", "k": URL_SAFE_NO_PAD.encode(SECRET)}]});
+    let filter = format!(
+        "          http_filters:\n\
+         \x20         - name: envoy.filters.http.jwt_authn\n\
+         \x20           typed_config:\n\
+         \x20             \"@type\": type.googleapis.com/envoy.extensions.filters.http.jwt_authn.v3.JwtAuthentication\n\
+         \x20             providers: {{test: {{issuer: test, payload_in_metadata: payload, local_jwks: {{inline_string: '{keys}'}}}}}}\n\
+         \x20             rules: [{{match: {{prefix: /}}, requires: {{provider_name: test}}}}]\n"
+    );
+    let shown = "forwarding_namespaces: {untyped: [envoy.lb, ";
+    let bootstrap = by_header("original-dst.yaml", picker);
+    assert!(bootstrap.contains("          http_filters:\n") && bootstrap.contains(shown));
+    let bootstrap = bootstrap.replacen("          http_filters:\n", &filter, 1);
+    bootstrap.replacen(shown, "forwarding_namespaces: {untyped: [envoy.filters.http.jwt_authn, envoy.lb, ", 1)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_is_who_its_token_says_whatever_its_headers_say() {
+    let echo = Echo::start().await;
+    let tenant = "{metadata: envoy.filters.http.jwt_authn, path: [payload, sub], header: x-tenant}";
+    let limits = "{default: {requestsPerMinute: 2}}";
+    let picker = AttacheProcess::configured(&configuration(&echo, tenant, limits)).await;
+    let envoy = EnvoyProcess::start(&with_tokens(&picker)).await;
+    let to = envoy.listener("inference");
+    let send = |subject: Option<&'static str>, claims_to_be: &'static str| async move {
+        let mut request = chat(to, "/v1/chat/completions?kind=json&size=200&tell=x-tenant,content-type", claims_to_be);
+        if let Some(subject) = subject {
+            let bearer = HeaderValue::from_str(&format!("Bearer {}", token(subject))).expect("a header");
+            request.headers_mut().insert("authorization", bearer);
+        }
+        client::send(to, Http::H1, request).await.expect("an answer")
+    };
+    early_in_a_minute().await;
+    assert_eq!(send(None, "acme").await.status, 401, "Envoy checks the token");
+    for claims_to_be in ["one", "two"] {
+        let reply = send(Some("acme"), claims_to_be).await;
+        assert_eq!(reply.status, 200);
+        assert_eq!(reply.header("x-echo-told"), "content-type=application/json", "the server is not lied to");
+    }
+    let refused = send(Some("acme"), "three").await;
+    assert_eq!(refused.status, 429);
+    assert_eq!(refused.json()["error"]["message"], "user: acme has exceeded RPM: 2");
+    assert_eq!(send(Some("other"), "acme").await.status, 200);
+    envoy.assert_picker_was_correct().await;
+}
+
+#[cfg(feature = "redis")]
+fn in_redis(redis: &RedisProcess, limits: &str, more: &str) -> String {
+    format!("{{default: {{{limits}}}, redis: {{url: \"{}\"{more}}}}}", redis.url())
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test(flavor = "multi_thread")]
+async fn two_pickers_share_what_a_tenant_may_have() {
+    let echo = Echo::start().await;
+    let redis = RedisProcess::start().await;
+    let limits = in_redis(&redis, &format!("requestsPerMinute: {RPM}, concurrency: {BURST}"), ", timeout: 5s");
+    let text = configuration(&echo, "{header: x-tenant}", &limits);
+    let pickers = [AttacheProcess::configured(&text).await, AttacheProcess::configured(&text).await];
+    for picker in &pickers {
+        picker.until_metric("attache_limit_store_connected", 1.0).await;
+    }
+    let first = EnvoyProcess::start(&by_header("original-dst.yaml", &pickers[0])).await;
+    let second = first.beside(&by_header("original-dst.yaml", &pickers[1])).await;
+    let envoys = [&first, &second];
+    let to = [envoys[0].listener("inference"), envoys[1].listener("inference")];
+    early_in_a_minute().await;
+    assert_eq!(burst(&to).await, (RPM, BURST - RPM));
+    assert_eq!(echo.requests(), RPM);
+    let keys = redis.say(
+        "EVAL \"local k=redis.call('KEYS','aibrix:acme_RPM_CURRENT:*') return #k..':'..redis.call('GET',k[1])\" 0",
+    );
+    assert_eq!(keys, format!("1:{RPM}"), "under AIBrix's key");
+    eventually("all places to be free", || async { (redis.say("ZCARD attache:acme_RUNNING") == ":0").then_some(()) })
+        .await;
+    for (picker, envoy) in pickers.iter().zip(&envoys) {
+        assert_eq!(picker.metric("attache_limit_store_failures_total").await, 0.0);
+        envoy.assert_picker_was_correct().await;
+        picker.assert_settled().await;
+    }
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test(flavor = "multi_thread")]
+async fn without_redis_requests_go_on_or_are_refused_as_configured_and_are_counted_again_when_it_is_back() {
+    let echo = Echo::start().await;
+    let mut redis = RedisProcess::start().await;
+    let limits = |more: &str| in_redis(&redis, "requestsPerMinute: 1", more);
+    let allows = AttacheProcess::configured(&configuration(&echo, "{header: x-tenant}", &limits(""))).await;
+    let refuses = limits(", onFailure: refuse");
+    let refuses = AttacheProcess::configured(&configuration(&echo, "{header: x-tenant}", &refuses)).await;
+    for picker in [&allows, &refuses] {
+        picker.until_metric("attache_limit_store_connected", 1.0).await;
+    }
+    let open = EnvoyProcess::start(&by_header("original-dst.yaml", &allows)).await;
+    let closed = open.beside(&by_header("original-dst.yaml", &refuses)).await;
+    let (open, closed) = (open.listener("inference"), closed.listener("inference"));
+
+    redis.process.signal("STOP");
+    let began = tokio::time::Instant::now();
+    assert_eq!(ask(open, "hung").await.status, 200, "nobody waits for a Redis that hangs");
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    assert!(allows.metric("attache_limit_store_failures_total").await >= 1.0);
+    let told = ask(closed, "hung").await;
+    assert_eq!((told.status.as_u16(), told.header("x-attache-reason")), (503, "limits_unknown"));
+    assert!(told.header("retry-after").parse::<u64>().is_ok());
+    redis.process.signal("CONT");
+
+    redis.process.kill();
+    for picker in [&allows, &refuses] {
+        picker.until_metric("attache_limit_store_connected", 0.0).await;
+    }
+    let before = allows.metric("attache_limit_store_failures_total").await;
+    for _ in 0..3 {
+        assert_eq!(ask(open, "acme").await.status, 200);
+    }
+    assert_eq!(allows.metric("attache_limit_store_failures_total").await, before + 3.0);
+    assert_eq!(ask(closed, "acme").await.status, 503);
+
+    let _back = RedisProcess::at(redis.address).await;
+    for picker in [&allows, &refuses] {
+        picker.until_metric("attache_limit_store_connected", 1.0).await;
+    }
+    early_in_a_minute().await;
+    assert_eq!(ask(open, "back").await.status, 200);
+    assert_eq!(ask(closed, "back").await.status, 429, "the other picker had it");
+    allows.assert_settled().await;
+}

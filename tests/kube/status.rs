@@ -1,0 +1,107 @@
+//! What InferenceModels are told in their status, and by whom.
+
+use crate::api::{EXPERIMENTAL, FakeApi, STABLE, object, pod, pool};
+use crate::members::NO_METRICS;
+use crate::support::attache::AttacheProcess;
+use crate::support::client;
+use crate::support::process::eventually;
+use serde_json::{Value, json};
+
+const MODELS: &str = "inferencemodels";
+const ELECTION: &[&str] = &["--pool-name", "vllm", "--ha-enable-leader-election", "--drain-min-delay=0s", NO_METRICS];
+
+fn cluster(api: &FakeApi) {
+    api.apply(STABLE, "inferencepools", pool("vllm", "vllm", &[8000]));
+    api.pod(pod("a", "vllm", "10.0.0.1"));
+    api.install(EXPERIMENTAL, MODELS);
+}
+
+fn claim(api: &FakeApi, name: &str, second: u8, model: &str) {
+    let mut claim = object(name, second, json!({"poolRef": {"name": "vllm"}, "modelName": model}));
+    claim["metadata"]["generation"] = json!(1);
+    // What objects of this kind are born with.
+    let pending = json!({"type": "Ready", "status": "Unknown", "reason": "Pending", "message": "Waiting for controller",
+                         "lastTransitionTime": "1970-01-01T00:00:00Z"});
+    claim["status"] = json!({"conditions": [pending]});
+    api.apply(EXPERIMENTAL, MODELS, claim);
+}
+
+/// The condition of this type, `Null` where the object has none.
+fn condition(api: &FakeApi, name: &str, kind: &str) -> Value {
+    let object = api.get(EXPERIMENTAL, MODELS, name).unwrap_or_default();
+    let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    conditions.into_iter().find(|condition| condition["type"] == kind).unwrap_or_default()
+}
+
+async fn until_told(api: &FakeApi, name: &str, status: &str, reason: &str) -> Value {
+    eventually(&format!("{name} to be told {status} {reason}"), || async {
+        let told = condition(api, name, "Accepted");
+        (told["status"] == status && told["reason"] == reason).then_some(told)
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_leads_tells_models_whether_they_have_their_names() {
+    let api = FakeApi::start().await;
+    cluster(&api);
+    claim(&api, "old", 1, "llama");
+    claim(&api, "young", 2, "llama");
+    claim(&api, "other", 3, "qwen");
+    let mut first = AttacheProcess::in_cluster(&api.kubeconfig(), ELECTION).await;
+    let told = until_told(&api, "young", "False", "ModelNameInUse").await;
+    assert_eq!(told["message"], "the model name `llama` is the older InferenceModel `old`'s");
+    assert_eq!(told["observedGeneration"], 1);
+    let since = until_told(&api, "old", "True", "Accepted").await["lastTransitionTime"].clone();
+    assert!(since.as_str().is_some_and(|time| time.ends_with('Z') && time.len() == 20), "{since}");
+    until_told(&api, "other", "True", "Accepted").await;
+    assert_eq!(condition(&api, "old", "Ready")["reason"], "Pending", "what others say stays");
+    first.until_metric("attache_kube_status_writes_total", 3.0).await;
+
+    // A second replica follows and writes nothing.
+    let second = AttacheProcess::in_cluster(&api.kubeconfig(), ELECTION).await;
+    eventually("the second to lack nothing but the lease", || async {
+        let page = client::get(second.metrics, "/ready").await.ok()?;
+        let text = String::from_utf8_lossy(&page.body).into_owned();
+        (text.contains("this replica leads") && !text.contains("discovered")).then_some(())
+    })
+    .await;
+    claim(&api, "third", 9, "qwen");
+    until_told(&api, "third", "False", "ModelNameInUse").await;
+    assert_eq!(second.metric("attache_kube_status_writes_total").await, 0.0);
+    assert_eq!(api.asked("patch", MODELS), 4, "what an object says already is not written again");
+
+    // The next leader goes on: a name that is free is the next oldest's.
+    first.process.signal("TERM");
+    first.process.wait().await;
+    api.delete(EXPERIMENTAL, MODELS, "old");
+    second.until_ready().await;
+    until_told(&api, "young", "True", "Accepted").await;
+    assert_eq!(condition(&api, "other", "Accepted")["status"], "True");
+    second.until_metric("attache_kube_status_writes_total", 1.0).await;
+    assert_eq!(api.asked("patch", MODELS), 5, "what the leader before it wrote stands");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_right_it_is_told_once_and_tried_again_and_without_a_lease_nothing_is_written() {
+    let api = FakeApi::start().await;
+    cluster(&api);
+    claim(&api, "old", 1, "llama");
+    api.forbid("patch", MODELS, true);
+    let alone = AttacheProcess::in_cluster(&api.kubeconfig(), &["--pool-name", "vllm", NO_METRICS]).await;
+    alone.until_ready().await;
+    let leader = AttacheProcess::in_cluster(&api.kubeconfig(), ELECTION).await;
+    leader.until_ready().await;
+    let tried = async |times: usize| {
+        let enough = async || (api.asked("patch", MODELS) >= times).then_some(());
+        eventually("another try", enough).await;
+    };
+    tried(2).await;
+    let log = leader.process.stderr();
+    assert_eq!(log.lines().filter(|line| line.contains("`patch` on `inferencemodels/status` is needed")).count(), 1);
+    assert!(leader.metric("attache_kube_status_failures_total").await >= 1.0);
+    api.forbid("patch", MODELS, false);
+    until_told(&api, "old", "True", "Accepted").await;
+    assert_eq!(alone.metric("attache_kube_status_writes_total").await, 0.0, "it holds no lease");
+    assert_eq!(alone.metric("attache_kube_status_failures_total").await, 0.0);
+}
