@@ -35,7 +35,7 @@ const PARKED: u32 = 1_000_000;
 
 /// A pool that is full, and one that never is.
 const FULL: Gauge = Gauge::FULL;
-const EMPTY: Gauge = Gauge { stages: [Stage { requests: (0.0, 0.0), tokens: (0.0, 0.0) }; 2] };
+const EMPTY: Gauge = Gauge { stages: [Stage { requests: (0.0, 0.0), tokens: (0.0, 0.0) }; 2], long: None };
 
 /// Seconds that this thread has had a core: what others do on the machine counts less than in wall time.
 fn cpu() -> f64 {
@@ -98,7 +98,7 @@ impl Bench {
         let pending = self.flow.pending().requests;
         // Room for exactly one more.
         let one = Stage { requests: (-f64::from(pending), 1.0), ..Stage::default() };
-        let room = Gauge { stages: [one, Stage::default()] };
+        let room = Gauge { stages: [one, Stage::default()], long: None };
         self.flow.freed(&room, Timestamp(self.now), &mut self.rng, &mut self.left);
         let Some(Left::Dispatched(_, _, passage)) = self.left.pop() else { panic!("somebody waits") };
         self.ends(passage);

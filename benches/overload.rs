@@ -1,7 +1,7 @@
 //! A pool at three times its capacity, through real Envoy, with `attache sim` behind it: what the important requests wait, who takes the loss, what
 //! is still served, and what a tenant feels of another's flood. Then what a parked stream takes in memory.
 //!
-//! `cargo bench --bench overload -- [--rows classes,tenants,parked] [--seconds 60]` prints a Markdown table. Loads are multiples of the capacity that
+//! `cargo bench --bench overload -- [--rows classes,tenants,parked] [--seconds 60] [--servers 2] [--flow JSON]` prints a Markdown table. Loads are multiples of the capacity that
 //! is measured first, and figures ratios of those without overload, so that they say something on any machine that keeps up.
 
 #[allow(dead_code, reason = "shared with other benches, of which each uses a part")]
@@ -26,19 +26,20 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
+/// Servers, unless said.
 const SERVERS: usize = 2;
 /// Bytes of a request: some two thousand tokens, so that a server is busy with its prompt for a tenth of a second.
 const BODY: usize = 8_000;
 /// Tokens of an answer.
 const ANSWER: &str = "40";
-/// Clients that keep the pool busy while its capacity is measured.
-const CLIENTS: usize = 32;
+/// Clients for each server that keep the pool busy while its capacity is measured.
+const CLIENTS: usize = 16;
 /// The load of those who are measured, of the capacity; they come alone first.
 const IMPORTANT: f64 = 0.4;
 /// The load of all together.
 const OVERLOAD: f64 = 3.0;
-/// Bytes that may wait: some seconds' worth of requests.
-const QUEUE: u64 = 1 << 20;
+/// Bytes that may wait for each server: some seconds' worth of requests.
+const QUEUE: u64 = 1 << 19;
 /// Streams that are parked at once, and connections that they come over.
 const PARKED: usize = 10_000;
 const CONNECTIONS: usize = 8;
@@ -51,6 +52,7 @@ static PHASES: AtomicU64 = AtomicU64::new(1);
 struct Options {
     rows: Vec<String>,
     seconds: f64,
+    servers: usize,
     /// Settings of `flowControl`, by name.
     flows: Vec<(String, String)>,
 }
@@ -59,6 +61,7 @@ fn main() -> Result<(), Error> {
     let mut options = Options {
         rows: ["classes", "tenants", "parked"].map(str::to_owned).to_vec(),
         seconds: 60.0,
+        servers: SERVERS,
         flows: [("defaults", "{}"), ("short queues", SHORT)]
             .map(|(name, flow)| (name.to_owned(), flow.to_owned()))
             .to_vec(),
@@ -68,8 +71,13 @@ fn main() -> Result<(), Error> {
         match pair {
             [name, value] if name == "--rows" => options.rows = value.split(',').map(str::to_owned).collect(),
             [name, value] if name == "--seconds" => options.seconds = value.parse()?,
+            [name, value] if name == "--servers" => options.servers = value.parse()?,
             [name, value] if name == "--flow" => options.flows = vec![("as given".to_owned(), value.clone())],
-            other => return Err(format!("unknown argument {other:?}: --rows a,b, --seconds n, --flow JSON").into()),
+            other => {
+                return Err(
+                    format!("unknown argument {other:?}: --rows a,b, --seconds n, --servers n, --flow JSON").into()
+                );
+            }
         }
     }
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(rows(&options))
@@ -100,6 +108,11 @@ async fn rows(options: &Options) -> Result<(), Error> {
 const SHORT: &str = r#"{"detector": {"name": "backlog-detector", "parameters": {"maxWaiting": 2}},
     "ceiling": {"name": "priority-holdback-policy", "parameters": {"minCeiling": 0.6}}}"#;
 
+/// Bytes that may wait.
+fn queue(servers: usize) -> u64 {
+    QUEUE * servers as u64
+}
+
 /// A fleet, a picker with queues before it, and Envoy in front.
 struct Pool {
     picker: AttacheProcess,
@@ -108,11 +121,11 @@ struct Pool {
 }
 
 impl Pool {
-    async fn start(flow: &str) -> Result<Self, Error> {
-        let fleet = SimProcess::start(SERVERS, &["--output-tokens", ANSWER, "--workers", "1"]).await;
+    async fn start(flow: &str, servers: usize) -> Result<Self, Error> {
+        let fleet = SimProcess::start(servers, &["--output-tokens", ANSWER, "--workers", "1"]).await;
         let mut flow: serde_json::Value = serde_json::from_str(flow)?;
         flow["enabled"] = true.into();
-        flow["maxBytes"] = QUEUE.into();
+        flow["maxBytes"] = queue(servers).into();
         let endpoints: Vec<String> = fleet.servers.iter().map(SocketAddr::to_string).collect();
         let configuration = serde_json::json!({
             "apiVersion": "attache.dev/v1",
@@ -207,10 +220,10 @@ async fn play(to: SocketAddr, kinds: &[Kind], seconds: f64) -> Result<Vec<Vec<Sa
 }
 
 /// Requests a second that the pool answers when it always has something to do.
-async fn capacity(to: SocketAddr, seconds: f64) -> Result<f64, Error> {
+async fn capacity(to: SocketAddr, servers: usize, seconds: f64) -> Result<f64, Error> {
     let began = Instant::now();
     let mut clients = tokio::task::JoinSet::new();
-    for client in 0..CLIENTS {
+    for client in 0..CLIENTS * servers {
         clients.spawn(async move {
             let mut random = Random::new(1_000 + client as u64);
             let mut ended = Vec::new();
@@ -268,9 +281,9 @@ fn truth(samples: &[Sample]) -> Vec<f64> {
 }
 
 async fn classes(name: &str, flow: &str, options: &Options) -> Result<(), Error> {
-    let pool = Pool::start(flow).await?;
+    let pool = Pool::start(flow, options.servers).await?;
     let to = pool.address();
-    let capacity = capacity(to, (options.seconds / 3.0).max(8.0)).await?;
+    let capacity = capacity(to, options.servers, (options.seconds / 3.0).max(8.0)).await?;
     let urgent = Kind { header: "x-gateway-inference-objective: urgent", rate: capacity * IMPORTANT };
     let batch = Kind { header: "x-gateway-inference-objective: batch", rate: capacity * (OVERLOAD - IMPORTANT) };
     let alone = play(to, &[urgent], options.seconds).await?;
@@ -312,13 +325,13 @@ async fn classes(name: &str, flow: &str, options: &Options) -> Result<(), Error>
         true,
         2.0,
     );
-    let good = goodput(&all, options.seconds);
+    let (good, limit) = (goodput(&all, options.seconds), queue(options.servers));
     let measured = format!("{good:.1} answers/s, capacity {capacity:.1}");
     print(&format!("goodput, {name}"), &measured, good / capacity, " ×", false, 0.95);
     print(
         &format!("most bytes that waited, {name}"),
-        &format!("{peak}, limit {QUEUE}"),
-        peak as f64 / QUEUE as f64,
+        &format!("{peak}, limit {limit}"),
+        peak as f64 / limit as f64,
         " ×",
         true,
         1.0,
@@ -353,9 +366,9 @@ impl Watch<'_> {
 }
 
 async fn tenants(name: &str, flow: &str, options: &Options) -> Result<(), Error> {
-    let pool = Pool::start(flow).await?;
+    let pool = Pool::start(flow, options.servers).await?;
     let to = pool.address();
-    let capacity = capacity(to, (options.seconds / 3.0).max(8.0)).await?;
+    let capacity = capacity(to, options.servers, (options.seconds / 3.0).max(8.0)).await?;
     let one = Kind { header: "x-gateway-inference-fairness-id: one", rate: capacity * IMPORTANT };
     let flood = Kind { header: "x-gateway-inference-fairness-id: flood", rate: capacity * (OVERLOAD - IMPORTANT) };
     let alone = play(to, &[one], options.seconds).await?;

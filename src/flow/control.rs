@@ -35,6 +35,8 @@ struct Item<T> {
     deadline: Timestamp,
     prompt_tokens: u32,
     answer_tokens: Option<u32>,
+    /// Seconds of an endpoint.
+    work: f64,
 }
 
 impl<T> Item<T> {
@@ -129,7 +131,7 @@ impl<T> FlowControl<T> {
         // Those before it go first, should there be room that nobody has told of.
         self.let_through(at, room, now, rng, left);
         let is_next = self.bands.iter().take(at + 1).all(|b| b.requests == 0);
-        if is_next && self.has_room(at, room) {
+        if is_next && self.has_room(at, arrival.work, room) {
             let passage = self.pass(at, flow, head, arrival, now, rng);
             self.let_through(usize::MAX, room, now, rng, left);
             return Verdict::Dispatch(passage);
@@ -155,6 +157,7 @@ impl<T> FlowControl<T> {
             deadline,
             prompt_tokens: arrival.prompt_tokens,
             answer_tokens: arrival.answer_tokens,
+            work: arrival.work,
         });
         self.deadlines.insert((deadline, slot));
         self.bytes += arrival.bytes;
@@ -164,11 +167,11 @@ impl<T> FlowControl<T> {
         Verdict::Parked(handle)
     }
 
-    /// Requests that would have their turn before one of this priority that came now; `None` when it would not have to wait.
+    /// Requests that would have their turn before a short one of this priority that came now; `None` when it would not have to wait.
     pub fn ahead(&mut self, priority: i32, room: &Gauge) -> Option<u64> {
         let at = self.band(priority);
         let ahead = self.bands.iter().take(at.saturating_add(1)).map(|b| b.requests).sum();
-        (ahead > 0 || !self.has_room(at, room)).then_some(ahead)
+        (ahead > 0 || !self.has_room(at, 0.0, room)).then_some(ahead)
     }
 
     /// The pool may have more room than before: an answer has begun or ended, a page has come, an endpoint has.
@@ -242,7 +245,8 @@ impl<T> FlowControl<T> {
     pub fn evict_running(&mut self, room: &Gauge, now: Timestamp) -> Option<(Seat, Refusal)> {
         let first = self.bands.iter().position(|b| b.requests > 0)?;
         let seat = self.running.first(self.bands.get(first)?.priority, now)?;
-        let saturation = room.saturation(self.pending);
+        let work = self.next_work(first, room);
+        let saturation = room.saturation(self.pending, work);
         let ceiling = *self.ceilings(saturation).get(first)?;
         // A band that is closed stays closed, whoever ends.
         if ceiling <= 0.0 || saturation < ceiling {
@@ -284,8 +288,17 @@ impl<T> FlowControl<T> {
         })
     }
 
-    fn has_room(&mut self, at: usize, room: &Gauge) -> bool {
-        let saturation = room.saturation(self.pending);
+    /// What whoever is next in a band takes of an endpoint, in seconds, where it matters.
+    fn next_work(&mut self, at: usize, room: &Gauge) -> f64 {
+        if room.long.is_none() {
+            return 0.0;
+        }
+        let slot = self.bands.get_mut(at).and_then(Band::next);
+        slot.and_then(|slot| self.items.get(slot)).map_or(0.0, |item| item.work)
+    }
+
+    fn has_room(&mut self, at: usize, work: f64, room: &Gauge) -> bool {
+        let saturation = room.saturation(self.pending, work);
         self.ceilings(saturation).get(at).is_some_and(|ceiling| saturation < *ceiling)
     }
 
@@ -322,7 +335,8 @@ impl<T> FlowControl<T> {
     /// Lets through whoever is next in the bands down to the one at `lowest`, while there is room.
     fn let_through(&mut self, lowest: usize, room: &Gauge, now: Timestamp, rng: &mut PickRng, left: &mut Vec<Left<T>>) {
         while let Some(at) = self.bands.iter().position(|b| b.requests > 0).filter(|at| *at <= lowest) {
-            if !self.has_room(at, room) {
+            let work = self.next_work(at, room);
+            if !self.has_room(at, work, room) {
                 return;
             }
             let Some(slot) = self.bands.get_mut(at).and_then(Band::next) else { return };

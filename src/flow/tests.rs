@@ -20,7 +20,7 @@ mod running;
 pub(super) fn room(capacity: u32, running: u32) -> Gauge {
     let one = 1.0 / f64::from(capacity);
     let answers = Stage { requests: (f64::from(running) * one, one), ..Stage::default() };
-    Gauge { stages: [answers, Stage::default()] }
+    Gauge { stages: [answers, Stage::default()], long: None }
 }
 
 pub(super) fn fairness(name: &str, parameters: &Value) -> Arc<dyn Fairness> {

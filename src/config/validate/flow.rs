@@ -19,6 +19,8 @@ const DEFAULT_DETECTOR: &str = "backlog-detector";
 const DEFAULT_CEILING: &str = "static-usage-limit-policy";
 /// Tokens are what tenants compete for.
 const DEFAULT_FAIRNESS: &str = "vtc-fair";
+/// 32,768: some seconds of one server, by which a tenant that asks for less than its share goes before one that floods the pool.
+const DEFAULT_BURST_TOKENS: u32 = 32_768;
 /// A long prompt does not hold up short ones, and is put off for 10 s at most.
 const DEFAULT_ORDERING: &str = "least-work";
 /// A flood does not lock others out.
@@ -45,12 +47,12 @@ impl<P: ?Sized> Chosen<P> {
     }
 }
 
-/// The policy that `file` names, else the default; what is wrong with it goes to `sink`.
+/// The policy that `file` names, else the default with its parameters; what is wrong with it goes to `sink`.
 fn choose<P: ?Sized>(
     kind: &str,
     policies: &'static [&'static Descriptor<P>],
     file: Option<&Strategy>,
-    default: &str,
+    (default, usual): (&str, Value),
     path: &str,
     sink: &mut Sink,
 ) -> Option<Chosen<P>> {
@@ -63,7 +65,8 @@ fn choose<P: ?Sized>(
         return None;
     };
     let given = file.and_then(|s| s.parameters.as_ref());
-    let parameters = given.map_or(Value::Null, |at| at.value.clone());
+    let none = if file.is_some() { Value::Null } else { usual };
+    let parameters = given.map_or(none, |at| at.value.clone());
     match (descriptor.build)(&parameters) {
         Ok(built) => Some(Chosen { descriptor, parameters, built }),
         Err(error) => {
@@ -98,7 +101,8 @@ fn band(
         Some((band, said)) => (band.fairness.clone(), said.get("fairness").cloned().unwrap_or_default()),
         None => {
             let file = file.fairness.as_ref().map(|at| &at.value);
-            let chosen = choose("fairness", FAIRNESS, file, DEFAULT_FAIRNESS, &format!("{path}.fairness"), sink)?;
+            let usual = (DEFAULT_FAIRNESS, json!({"burstTokens": DEFAULT_BURST_TOKENS}));
+            let chosen = choose("fairness", FAIRNESS, file, usual, &format!("{path}.fairness"), sink)?;
             let said = chosen.said();
             (chosen.built.into(), said)
         }
@@ -107,7 +111,8 @@ fn band(
         Some((band, said)) => (band.ordering.clone(), said.get("ordering").cloned().unwrap_or_default()),
         None => {
             let file = file.ordering.as_ref().map(|at| &at.value);
-            let chosen = choose("ordering", ORDERINGS, file, DEFAULT_ORDERING, &format!("{path}.ordering"), sink)?;
+            let usual = (DEFAULT_ORDERING, Value::Null);
+            let chosen = choose("ordering", ORDERINGS, file, usual, &format!("{path}.ordering"), sink)?;
             let said = chosen.said();
             (chosen.built.into(), said)
         }
@@ -223,14 +228,16 @@ fn queued_bytes(file: Option<At<Bytes>>, room: Room, path: &str, sink: &mut Sink
 /// `None` when it is off or can't be made.
 pub(super) fn flow(file: &schema::FlowControl, room: Room, path: &str, sink: &mut Sink) -> Option<PoolFlow> {
     let detector = file.detector.as_ref().map(|at| &at.value);
-    let detector = choose("detector", DETECTORS, detector, DEFAULT_DETECTOR, &format!("{path}.detector"), sink);
+    let detector =
+        choose("detector", DETECTORS, detector, (DEFAULT_DETECTOR, Value::Null), &format!("{path}.detector"), sink);
     let ceiling = file.ceiling.as_ref().map(|at| &at.value);
-    let ceiling = choose("ceiling", CEILINGS, ceiling, DEFAULT_CEILING, &format!("{path}.ceiling"), sink);
+    let ceiling =
+        choose("ceiling", CEILINGS, ceiling, (DEFAULT_CEILING, Value::Null), &format!("{path}.ceiling"), sink);
     let admitters = file.admitters.iter().flat_map(|at| &at.value).enumerate();
     let admitters: Vec<_> = admitters
         .filter_map(|(i, at)| {
             let path = format!("{path}.admitters[{i}]");
-            choose("admitter", ADMITTERS, Some(&at.value), "", &path, sink)
+            choose("admitter", ADMITTERS, Some(&at.value), ("", Value::Null), &path, sink)
         })
         .collect();
     let none = schema::Band::default();

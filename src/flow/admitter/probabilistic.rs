@@ -90,6 +90,6 @@ impl Admitter for Probabilistic {
         // Who is ejected by now is so by any policy that ejects.
         let health = HealthPolicy::default();
         let view = View { pool: cx.snapshot, health: &health, stale_after: cx.stale_after, now: cx.now };
-        rng.random::<f64>() >= self.shed(self.utilization.saturation(&view).saturation(Load::default()))
+        rng.random::<f64>() >= self.shed(self.utilization.saturation(&view).saturation(Load::default(), 0.0))
     }
 }

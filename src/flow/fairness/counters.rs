@@ -88,6 +88,18 @@ impl Counters {
         Self::of(self.weights)
     }
 
+    /// Something of `flow` is queued, and it counts as having had no less than the floor, but for `burst` tokens if it was here before.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "0 to 10^9 thousandths, by a share of 10^-6 at least, saturates"
+    )]
+    pub(super) fn queue_anew(&mut self, flow: u32, weight: f64, burst: f64) {
+        let burst = if self.flows.contains_key(&flow) { burst } else { 0.0 };
+        self.lift(flow, self.floor().saturating_sub((burst * UNITS / weight) as u64));
+        self.queue(flow, weight);
+    }
+
     /// Something of `flow` is queued.
     pub(super) fn queue(&mut self, flow: u32, weight: f64) {
         let counter = self.flows.entry(flow).or_default();
@@ -106,7 +118,7 @@ impl Counters {
     }
 
     /// The counter that a flow must have that comes to those who wait: the least of theirs, or that of the last who did.
-    pub(super) fn floor(&self) -> u64 {
+    fn floor(&self) -> u64 {
         self.queued.first().map_or(self.left, |(served, _)| *served)
     }
 

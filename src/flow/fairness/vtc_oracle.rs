@@ -4,8 +4,8 @@
 //! one and a half of the real length. A request whose length is not known is charged as by `vtc-fair`. When not: live. Source: Sheng et al.
 //! (OSDI 2024), artifact.
 
-use super::counters::{Counters, Weights};
-use super::vtc_fair::{Foretells, Vtc};
+use super::counters::Weights;
+use super::vtc_fair::{Account, Foretells, Vtc};
 use super::{Fairness, Meter};
 use crate::flow::registry::Descriptor;
 use crate::rng::PickRng;
@@ -21,12 +21,12 @@ pub const PLUGIN: Descriptor<dyn Fairness> = Descriptor {
     summary: "As vtc-fair, with answers charged beforehand by their known length; for replays.",
     source: "Sheng et al. 2024, VTC (oracle)",
     build: |value: &Value| {
-        let Params { range, input_token_weight, output_token_weight } = params(value)?;
+        let Params { range, input_token_weight, output_token_weight, burst_tokens } = params(value)?;
         if !(0.0..=1.0).contains(&range) {
             return Err(ParamError::value("range", range, "0 to 1 is allowed"));
         }
-        let counters = Counters::of(Weights { input_token_weight, output_token_weight }.checked()?);
-        Ok(Vtc::boxed(counters, Known { range }))
+        let account = Account::new(Weights { input_token_weight, output_token_weight }, burst_tokens)?;
+        Ok(Vtc::boxed(account, Known { range }))
     },
 };
 
@@ -37,12 +37,13 @@ struct Params {
     range: f64,
     input_token_weight: f64,
     output_token_weight: f64,
+    burst_tokens: f64,
 }
 
 impl Default for Params {
     fn default() -> Self {
         let Weights { input_token_weight, output_token_weight } = Weights::default();
-        Self { range: 0.0, input_token_weight, output_token_weight }
+        Self { range: 0.0, input_token_weight, output_token_weight, burst_tokens: 0.0 }
     }
 }
 

@@ -8,11 +8,11 @@
 //! of them under way before the first is charged. When not: answers vary wildly within a flow. Source: Sheng et al. (OSDI 2024), section 4.4 and
 //! artifact (`vtc_len_predict`).
 
-use super::counters::{Counters, Weights};
-use super::vtc_fair::{Foretells, Vtc};
+use super::vtc_fair::{Foretells, Params, Vtc};
 use super::{Fairness, Meter};
 use crate::flow::registry::Descriptor;
 use crate::rng::PickRng;
+use crate::scheduling::plugin::params;
 use ahash::AHashMap;
 use serde_json::Value;
 
@@ -22,7 +22,7 @@ pub const PLUGIN: Descriptor<dyn Fairness> = Descriptor {
     aliases: &[],
     summary: "As vtc-fair, with answers charged beforehand by their usual length.",
     source: "Sheng et al. 2024, VTC with length prediction",
-    build: |value: &Value| Ok(Vtc::boxed(Counters::of(Weights::new(value)?), Usual::default())),
+    build: |value: &Value| Ok(Vtc::boxed(params::<Params>(value)?.account()?, Usual::default())),
 };
 
 /// 4, so that the last five answers or so count, as in the artifact.

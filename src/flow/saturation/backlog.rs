@@ -2,10 +2,14 @@
 //! where it can still be put in order.
 //!
 //! ```text
-//! saturation = mean over endpoints of min(1, max(seconds that prompts there will still be computed / maxPrefillTime,
+//! saturation = mean over endpoints of min(1, max(seconds that prompts there will still be computed / allowed,
 //!                                                requests that wait for a first token / maxWaiting,
 //!                                                kv / maxKvUsage))
+//! allowed    = maxLongPrefillTime for a prompt that takes maxPrefillTime / 2 or more itself, else maxPrefillTime
 //! ```
+//!
+//! An engine computes short prompts together, so it needs several at hand when a step begins. A long one fills a step by itself, and
+//! needs to be there only just before the one before it is done; until then somebody more urgent may still come.
 //!
 //! An endpoint counts as full and no fuller, so there is room in the pool while there is room on any endpoint. What waits is known from the
 //! moment it is sent until its first token comes, and from pages what others have sent; the seconds are those that `predicted-latency` has
@@ -18,8 +22,8 @@
 //!
 //! When not: servers with a scheduler of their own that wants to see all requests. Source: attache.
 
-use super::{Detector, Gauge, Stage, View, by_stage};
-use crate::config::units::parse_duration;
+use super::{Detector, Gauge, Long, Stage, View, stages};
+use crate::config::units::{parse_duration, show_duration};
 use crate::flow::registry::Descriptor;
 use crate::pool::EndpointState;
 use crate::pool::speed::Work;
@@ -39,6 +43,8 @@ pub const PLUGIN: Descriptor<dyn Detector> = Descriptor {
 
 /// 50 ms: longer than the way to an endpoint and back and than a step of its answers, so that it does not run dry; less than people notice.
 pub const DEFAULT_MAX_PREFILL_TIME: Duration = Duration::from_millis(50);
+/// 10 ms: about the way to an endpoint and back.
+pub const DEFAULT_MAX_LONG_PREFILL_TIME: Duration = Duration::from_millis(10);
 /// 16 requests that wait for a first token: with short prompts the next step is full long before, and no more than a step's worth is bound
 /// early.
 pub const DEFAULT_MAX_WAITING: u32 = 16;
@@ -52,13 +58,19 @@ const MEASURE: u32 = 1_000;
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct Params {
     max_prefill_time: Option<String>,
+    max_long_prefill_time: Option<String>,
     max_waiting: u32,
     max_kv_usage: f64,
 }
 
 impl Default for Params {
     fn default() -> Self {
-        Self { max_prefill_time: None, max_waiting: DEFAULT_MAX_WAITING, max_kv_usage: DEFAULT_MAX_KV_USAGE }
+        Self {
+            max_prefill_time: None,
+            max_long_prefill_time: None,
+            max_waiting: DEFAULT_MAX_WAITING,
+            max_kv_usage: DEFAULT_MAX_KV_USAGE,
+        }
     }
 }
 
@@ -66,53 +78,81 @@ impl Default for Params {
 struct Backlog {
     /// Seconds of prompts.
     prefill: f64,
+    /// Seconds of prompts before one that is long.
+    long: f64,
     waiting: f64,
     kv: f64,
 }
 
 impl Backlog {
     fn new(parameters: &Value) -> Result<Self, ParamError> {
-        let Params { max_prefill_time, max_waiting, max_kv_usage } = params(parameters)?;
-        let prefill = max_prefill_time.map(|text| match parse_duration(&text) {
-            Ok(time) if time.is_zero() => Err("more than 0 is needed".to_owned()),
-            other => other,
-        });
-        let prefill = prefill.transpose().map_err(|e| ParamError(format!("`maxPrefillTime`: {e}")))?;
+        let Params { max_prefill_time, max_long_prefill_time, max_waiting, max_kv_usage } = params(parameters)?;
+        let prefill = time("maxPrefillTime", max_prefill_time)?.unwrap_or(DEFAULT_MAX_PREFILL_TIME);
+        let long = time("maxLongPrefillTime", max_long_prefill_time)?;
+        if let Some(long) = long.filter(|long| *long > prefill) {
+            let allowed = format!("at most `maxPrefillTime`, {}, is allowed", show_duration(prefill));
+            return Err(ParamError::value("maxLongPrefillTime", show_duration(long), &allowed));
+        }
         if max_waiting == 0 {
             return Err(ParamError::value("maxWaiting", 0, "at least 1 is needed"));
         }
         if !(max_kv_usage > 0.0 && max_kv_usage <= 1.0) {
             return Err(ParamError::value("maxKvUsage", max_kv_usage, "above 0 to 1 is allowed"));
         }
-        let prefill = prefill.unwrap_or(DEFAULT_MAX_PREFILL_TIME).as_secs_f64();
-        Ok(Self { prefill, waiting: f64::from(max_waiting), kv: max_kv_usage })
+        let long = long.unwrap_or(DEFAULT_MAX_LONG_PREFILL_TIME.min(prefill));
+        Ok(Self {
+            prefill: prefill.as_secs_f64(),
+            long: long.as_secs_f64(),
+            waiting: f64::from(max_waiting),
+            kv: max_kv_usage,
+        })
     }
 
-    /// How full an endpoint is, and what one more token adds to that.
-    fn of(&self, state: &EndpointState, view: &View<'_>) -> (f64, f64) {
+    fn of(&self, state: &EndpointState, view: &View<'_>) -> Fullness {
         let fresh = state.fresh(view.now, view.stale_after);
         let live = state.live();
         let more = Work { prompt_tokens: MEASURE, uncached_tokens: MEASURE, adapter_cold: false };
         let (load, prediction) = live.speed.forecast(&live.ledger, fresh, more, view.now);
-        let prefill = load.prefill_seconds / self.prefill;
         let waiting = load.waiting / self.waiting;
         let kv = fresh.map_or(0.0, |m| f64::from(m.kv_usage.max(0.0))) / self.kv;
-        (prefill.max(waiting).max(kv).min(1.0), prediction.own_prefill / f64::from(MEASURE) / self.prefill)
+        let full = |allowed: f64| (load.prefill_seconds / allowed).max(waiting).max(kv).min(1.0);
+        let token = prediction.own_prefill / f64::from(MEASURE) / self.prefill;
+        Fullness { short: full(self.prefill), long: full(self.long), token }
     }
+}
+
+fn time(name: &str, text: Option<String>) -> Result<Option<Duration>, ParamError> {
+    let time = text.map(|text| match parse_duration(&text) {
+        Ok(time) if time.is_zero() => Err("more than 0 is needed".to_owned()),
+        other => other,
+    });
+    time.transpose().map_err(|e| ParamError(format!("`{name}`: {e}")))
+}
+
+/// How full an endpoint is for short prompts and for long ones, and what one more token adds to the first.
+#[derive(Clone, Copy, Debug, Default)]
+struct Fullness {
+    short: f64,
+    long: f64,
+    token: f64,
 }
 
 impl Detector for Backlog {
     fn gauge(&self, view: &View<'_>) -> Gauge {
-        by_stage(view, |endpoints| {
-            let (full, token) = endpoints.iter().fold((0.0, 0.0), |(full, token), e| {
-                let (own, more) = self.of(e, view);
-                (full + own, token + more)
+        let both = stages(view, |endpoints| {
+            let all = endpoints.iter().fold(Fullness::default(), |all, e| {
+                let Fullness { short, long, token } = self.of(e, view);
+                Fullness { short: all.short + short, long: all.long + long, token: all.token + token }
             });
             let count = endpoints.len().max(1) as f64;
-            Stage {
-                requests: (full / count, 1.0 / (self.waiting * count)),
-                tokens: (full / count, token / (count * count)),
-            }
-        })
+            let (short, long) = (all.short / count, all.long / count);
+            let for_short =
+                Stage { requests: (short, 1.0 / (self.waiting * count)), tokens: (short, all.token / (count * count)) };
+            // Whatever is on its way takes one endpoint.
+            (for_short, Stage { requests: (long, 1.0 / count), tokens: (long, 0.0) })
+        });
+        let Some(both) = both else { return Gauge::FULL };
+        let long = Long { from: self.prefill / 2.0, stages: both.map(|(_, long)| long) };
+        Gauge { stages: both.map(|(short, _)| short), long: Some(long) }
     }
 }

@@ -38,16 +38,29 @@ impl Stage {
 pub struct Gauge {
     /// Those that make answers, and those that only compute prompts, which are empty where there are none.
     pub stages: [Stage; 2],
+    /// How full it is for long work, where that is not the same.
+    pub long: Option<Long>,
+}
+
+/// How full a pool is for requests that take long themselves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Long {
+    /// Seconds of an endpoint from which work is long.
+    pub from: f64,
+    /// As in [`Gauge::stages`]; never less full.
+    pub stages: [Stage; 2],
 }
 
 impl Gauge {
     /// A pool without endpoints, or one that takes nothing.
-    pub const FULL: Self = Self { stages: [Stage { requests: (1.0, 0.0), tokens: (0.0, 0.0) }; 2] };
+    pub const FULL: Self = Self { stages: [Stage { requests: (1.0, 0.0), tokens: (0.0, 0.0) }; 2], long: None };
 
-    /// Its saturation when `pending` is there as well: that of the stage which is fuller then.
+    /// Its saturation when `pending` is there as well, for a request that takes `work` seconds of an endpoint: that of the stage which is fuller
+    /// then. The least for a `work` of 0.
     #[must_use]
-    pub fn saturation(&self, pending: Load) -> f64 {
-        self.stages.iter().fold(0.0, |fullest, stage| stage.saturation(pending).max(fullest))
+    pub fn saturation(&self, pending: Load, work: f64) -> f64 {
+        let stages = self.long.as_ref().filter(|long| work >= long.from).map_or(&self.stages, |long| &long.stages);
+        stages.iter().fold(0.0, |fullest, stage| stage.saturation(pending).max(fullest))
     }
 }
 
@@ -70,9 +83,14 @@ pub trait Detector: Send + Sync + Debug {
     fn gauge(&self, view: &View<'_>) -> Gauge;
 }
 
-/// The gauge of a pool from that of its endpoints: `of` looks at those of one stage. Where some compute prompts only, they are a stage of
-/// their own. Endpoints that are ejected get nothing, and are no room.
+/// The gauge of a pool from that of its endpoints: `of` looks at those of one stage.
 fn by_stage(view: &View<'_>, of: impl Fn(&[&EndpointState]) -> Stage) -> Gauge {
+    stages(view, of).map_or(Gauge::FULL, |stages| Gauge { stages, long: None })
+}
+
+/// What `of` makes of the endpoints of each stage; `None` when nobody makes answers. Where some compute prompts only, they are a stage of
+/// their own. Endpoints that are ejected get nothing, and are no room.
+fn stages<S: Default>(view: &View<'_>, of: impl Fn(&[&EndpointState]) -> S) -> Option<[S; 2]> {
     let is_open = |e: &EndpointState| e.live().health.availability(view.now, view.health) != Availability::Ejected;
     let serving = |roles: Roles| view.pool.endpoints.iter().filter(move |e| e.serves(roles));
     // As decisions have it: when all that make answers are ejected, none is; to those that only compute prompts nothing is sent then.
@@ -81,11 +99,11 @@ fn by_stage(view: &View<'_>, of: impl Fn(&[&EndpointState]) -> Stage) -> Gauge {
         decode.extend(serving(Roles::DECODE));
     }
     if decode.is_empty() {
-        return Gauge::FULL;
+        return None;
     }
     let prefill: Vec<_> = serving(Roles::PREFILL).filter(|e| is_open(e)).collect();
     let is_split = prefill.iter().any(|e| !e.serves(Roles::DECODE));
-    Gauge { stages: [of(&decode), if is_split { of(&prefill) } else { Stage::default() }] }
+    Some([of(&decode), if is_split { of(&prefill) } else { S::default() }])
 }
 
 /// The mean of a figure.

@@ -52,6 +52,11 @@ impl Server {
 }
 
 fn saturation(detector: &str, parameters: &Value, servers: Vec<Server>, pending: Load) -> f64 {
+    saturation_for(detector, parameters, servers, pending, 0.0)
+}
+
+/// For a request that takes `work` seconds.
+fn saturation_for(detector: &str, parameters: &Value, servers: Vec<Server>, pending: Load, work: f64) -> f64 {
     let mut held: (Vec<Ticket>, Vec<Reservation>) = Default::default();
     let states = (0u32..).zip(servers).map(|(id, server)| {
         let port = 8000 + u16::try_from(id).unwrap();
@@ -80,7 +85,7 @@ fn saturation(detector: &str, parameters: &Value, servers: Vec<Server>, pending:
     let pool = PoolSnapshot::new(1, true, states.collect());
     let detector = (find(DETECTORS, detector).unwrap().build)(parameters).unwrap();
     let health = HealthPolicy::default();
-    detector.gauge(&View { pool: &pool, health: &health, stale_after: STALE_AFTER, now: NOW }).saturation(pending)
+    detector.gauge(&View { pool: &pool, health: &health, stale_after: STALE_AFTER, now: NOW }).saturation(pending, work)
 }
 
 fn near(got: f64, expected: f64, what: &str) {
@@ -219,8 +224,42 @@ fn backlog_has_room_while_any_endpoint_has() {
         "tokens",
     );
     near(saturation("backlog-detector", &parameters, two(), Load { requests: 4, tokens: 4 }), 1.0, "requests");
-    for (parameter, value) in [("maxPrefillTime", json!("0s")), ("maxWaiting", json!(0)), ("maxKvUsage", json!(0))] {
+    for (parameter, value) in [
+        ("maxPrefillTime", json!("0s")),
+        ("maxLongPrefillTime", json!("0s")),
+        ("maxLongPrefillTime", json!("51ms")),
+        ("maxWaiting", json!(0)),
+        ("maxKvUsage", json!(0)),
+    ] {
         let error = (backlog::PLUGIN.build)(&json!({parameter: value})).unwrap_err().to_string();
         assert!(error.contains(parameter), "{error}");
     }
+}
+
+#[test]
+fn backlog_lets_long_prompts_in_when_an_endpoint_is_nearly_done() {
+    let parameters = json!({"maxPrefillTime": "40ms", "maxLongPrefillTime": "10ms"});
+    let idle = || reports(page(0, 0, 0.0, 0));
+    // 5 ms and 20 ms of prompts before two endpoints.
+    let two = || vec![idle().awaits(&[125]), idle().awaits(&[500])];
+    let full = |servers, pending, work| saturation_for("backlog-detector", &parameters, servers, pending, work);
+    for (row, work, expected) in [
+        ("short", 0.019, (5.0 + 20.0) / 80.0),
+        ("long", 0.02, (5.0 / 10.0 + 1.0) / 2.0),
+        ("as long as it may be", 30.0, (5.0 / 10.0 + 1.0) / 2.0),
+        ("not a number is not long", f64::NAN, (5.0 + 20.0) / 80.0),
+    ] {
+        let got = full(two(), NONE, work);
+        assert!((got - expected).abs() < 0.01, "{row}: {got}, not {expected}");
+    }
+    let busy = || vec![idle().awaits(&[500]), idle().awaits(&[500])];
+    assert!(full(busy(), NONE, 1.0) >= 1.0 && full(busy(), NONE, 0.0) < 1.0);
+    let one = Load { requests: 1, tokens: 10 };
+    assert!(full(two(), one, 1.0) >= 1.0, "what is on its way takes the endpoint that had room");
+    assert!(full(two(), one, 0.0) < 1.0);
+    near(full(vec![], NONE, 1.0), 1.0, "nobody serves");
+    // A limit below the default for long ones is theirs too.
+    let tight = json!({"maxPrefillTime": "4ms"});
+    let got = saturation_for("backlog-detector", &tight, vec![idle().awaits(&[50])], NONE, 1.0);
+    assert!((got - 0.5).abs() < 0.01, "2 of 4 ms: {got}");
 }

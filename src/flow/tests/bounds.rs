@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! U = max(w_p · longest prompt, w_q · tokens under way) / least share
-//! f and g both wait all the time   |W_f − W_g| ≤ 2U
-//! f waits all the time, g any      W_f ≥ W_g − 4U
+//! B = burst / least share
+//! f and g both wait all the time   |W_f − W_g| ≤ 2U + B
+//! f waits all the time, g any      W_f ≥ W_g − 4U − B
 //! ```
 
 use super::{at, fairness, room};
@@ -100,8 +101,11 @@ impl World {
 
     fn unit(&self) -> f64 {
         let under_way = f64::from(self.capacity * (LONGEST_PROMPT + LONGEST_ANSWER));
-        let least = self.shares.iter().copied().fold(f64::INFINITY, f64::min);
-        (INPUT * f64::from(LONGEST_PROMPT)).max(OUTPUT * under_way) / least
+        (INPUT * f64::from(LONGEST_PROMPT)).max(OUTPUT * under_way) / self.least_share()
+    }
+
+    fn least_share(&self) -> f64 {
+        self.shares.iter().copied().fold(f64::INFINITY, f64::min)
     }
 
     /// Looks at all pairs: service is told one piece at a time.
@@ -189,14 +193,16 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn vtc_fair_is_within_the_papers_bounds(ops in prop::collection::vec(op(), 1..400), capacity in 1..4u32, shares in shares()) {
-        let (mut world, mut rng) = (World::new("vtc-fair", &Value::Null, capacity, shares), for_request(3, 3));
+    fn vtc_fair_is_within_the_papers_bounds(
+        ops in prop::collection::vec(op(), 1..400), capacity in 1..4u32, shares in shares(), burst in prop_oneof![Just(0.0), 1.0..600.0],
+    ) {
+        let (mut world, mut rng) = (World::new("vtc-fair", &json!({"burstTokens": burst}), capacity, shares), for_request(3, 3));
         for op in ops {
             world.run(op, &mut rng);
         }
-        let (both, one) = world.worst;
-        prop_assert!(both <= 2.0 * world.unit() + 0.01, "|W_f - W_g| = {both}, 2U = {}", 2.0 * world.unit());
-        prop_assert!(one <= 4.0 * world.unit() + 0.01, "W_g - W_f = {one}, 4U = {}", 4.0 * world.unit());
+        let ((both, one), unit, burst) = (world.worst, world.unit(), burst / world.least_share());
+        prop_assert!(both <= 2.0 * unit + burst + 0.01, "|W_f - W_g| = {both}, 2U + B = {}", 2.0 * unit + burst);
+        prop_assert!(one <= 4.0 * unit + burst + 0.01, "W_g - W_f = {one}, 4U + B = {}", 4.0 * unit + burst);
     }
 
     /// What is charged beforehand and given back adds what is under way, once for each of the two and once for what was given back.
@@ -266,5 +272,36 @@ fn who_was_away_has_saved_nothing_up() {
         let got = |flow: usize| (world.served[flow] - before[flow]) / 12.0;
         assert!(got(0) >= 5.0 - f64::from(waits), "{policy}: a has {}, b {}", got(0), got(1));
         assert!(got(1) >= 5.0 - f64::from(waits), "{policy}: a has {}, b {}", got(0), got(1));
+    }
+}
+
+/// One seat; `a` always waits, and `b`, which was away for long, comes with more than it can have at once.
+#[test]
+fn a_burst_goes_first_and_no_further() {
+    // Requests of 12 tokens: ten of them are 120.
+    for (burst, first) in [(0.0, 1), (120.0, 10)] {
+        let (mut world, mut rng) =
+            (World::new("vtc-fair", &json!({"burstTokens": burst}), 1, [1.0; FLOWS]), for_request(3, 3));
+        let comes = |flow| Op::Comes { flow, prompt: 10, answer: 1 };
+        // Who is new has saved nothing up.
+        world.run(comes(1), &mut rng);
+        world.run(comes(0), &mut rng);
+        for _ in 0..40 {
+            world.run(comes(0), &mut rng);
+            world.run(Op::Steps(0, 1), &mut rng);
+        }
+        for _ in 0..30 {
+            world.run(comes(0), &mut rng);
+            world.run(comes(1), &mut rng);
+        }
+        let mut order = Vec::new();
+        for _ in 0..30 {
+            world.run(Op::Steps(0, 1), &mut rng);
+            order.push(world.running[0].flow);
+        }
+        let in_a_row = order.iter().skip_while(|flow| **flow == 0).take_while(|flow| **flow == 1).count();
+        assert!(in_a_row.abs_diff(first) <= 1, "{burst}: {order:?}");
+        let after = &order[order.len() - 10..];
+        assert_eq!(after.iter().filter(|flow| **flow == 1).count(), 5, "{burst}: {order:?}");
     }
 }

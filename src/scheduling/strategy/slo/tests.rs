@@ -74,7 +74,7 @@ impl World {
     fn is_full(&self) -> bool {
         let detector = (find(DETECTORS, "slo-load-detector").unwrap().build)(&Value::Null).unwrap();
         let view = View { pool: &self.snapshot, health: &HealthPolicy::default(), stale_after: STALE_AFTER, now: NOW };
-        detector.gauge(&view).saturation(Load::default()) >= 1.0
+        detector.gauge(&view).saturation(Load::default(), 0.0) >= 1.0
     }
 }
 
