@@ -5,6 +5,7 @@ mod kubernetes;
 pub mod prompts;
 mod queues;
 mod quotas;
+mod redis;
 mod routing;
 
 use crate::admin::guard::Guard;
@@ -41,6 +42,7 @@ use feeds::Feeds;
 #[cfg(feature = "otlp")]
 use opentelemetry::trace::TracerProvider;
 use prometheus_client::registry::Registry;
+use redis::Redis;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -84,6 +86,7 @@ struct App {
     readiness: Readiness,
     dump: Arc<ArcSwap<Settings>>,
     segments: Arc<SegmentCache>,
+    redis: Option<Redis>,
     clock: Clock,
 }
 
@@ -113,7 +116,8 @@ async fn serve(
     let leader = feeds.lead(&settings, &readiness, leading.clone());
     let traces = Traces::start(&settings.telemetry)?;
     let segments = Arc::new(SegmentCache::new(DEFAULT_MEMO_BYTES, seed));
-    let live = routing::live(&settings, &feeds, &segments, &metrics, clock, None)?;
+    let redis = Redis::of(&settings, None, &metrics)?;
+    let live = routing::live(&settings, &feeds, &segments, &metrics, clock, None, redis.as_ref())?;
     let decisions = Decisions::new(settings.telemetry.decisions_kept);
     let picker = Picker::new(live, metrics, decisions, traces.tracing(clock), seed).recorded(recorder.clone());
     let picker = Arc::new(picker);
@@ -148,6 +152,7 @@ async fn serve(
         views: views.clone(),
         readiness: readiness.clone(),
         segments,
+        redis,
         clock,
     };
     app.show();
@@ -189,6 +194,9 @@ fn unrecordable(settings: &Settings) -> Option<&'static str> {
     let any = |has: fn(&PoolSettings) -> bool| settings.pools.iter().any(has);
     if any(|pool| pool.prefix.kv_events.is_some()) {
         return Some("a pool has `prefixCache.kvEvents`, and what engines tell is not recorded");
+    }
+    if any(PoolSettings::reads_redis) {
+        return Some("a strategy has `profilesFromRedis`, and what stands in Redis is not recorded");
     }
     any(|pool| pool.disaggregation.is_some())
         .then_some("a pool has `disaggregation`, and what prefill servers do is not recorded")
@@ -389,14 +397,12 @@ impl App {
             tracing::warn!(fields = needs_restart.join(", "), "these changes wait for a restart");
         }
         let applied = match self.feeds.apply(&settings, &self.readiness).await {
-            Ok(()) => {
-                let before = self.picker.live();
-                routing::live(&settings, &self.feeds, &self.segments, &self.picker.metrics, self.clock, Some(&before))
-            }
+            Ok(()) => self.live(&settings),
             Err(error) => Err(error),
         };
         match applied {
-            Ok(live) => {
+            Ok((live, redis)) => {
+                self.redis = redis;
                 self.feeds.keep(&settings.pools);
                 if let (Some(recorder), Some(why)) = (&self.picker.recorder, unrecordable(&settings)) {
                     recorder.stop(why);
@@ -420,6 +426,15 @@ impl App {
                 tracing::error!(error, "configuration not reloaded; the old one stays");
             }
         }
+    }
+
+    /// What these settings replace.
+    fn live(&self, settings: &Settings) -> anyhow::Result<(Live, Option<Redis>)> {
+        let (before, metrics) = (self.picker.live(), &self.picker.metrics);
+        let redis = Redis::of(settings, self.redis.as_ref(), metrics)?;
+        let live =
+            routing::live(settings, &self.feeds, &self.segments, metrics, self.clock, Some(&before), redis.as_ref())?;
+        Ok((live, redis))
     }
 
     /// Shows the pools of now to metrics and admin.

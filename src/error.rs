@@ -62,6 +62,7 @@ pub enum Reason {
     TokensPerDay,
     Concurrency,
     LimitsUnknown,
+    UnknownUser,
     Internal,
 }
 
@@ -108,6 +109,7 @@ impl Reason {
         Reason::TokensPerDay,
         Reason::Concurrency,
         Reason::LimitsUnknown,
+        Reason::UnknownUser,
         Reason::Internal,
     ];
 
@@ -178,6 +180,8 @@ impl Reason {
             Reason::TokensPerDay => ("tokens_per_day_exceeded", 429, Tenant),
             Reason::Concurrency => ("concurrency_exceeded", 429, Tenant),
             Reason::LimitsUnknown => ("limits_unknown", 503, Overload),
+            // AIBrix's status.
+            Reason::UnknownUser => ("unknown_user", 500, Client),
             Reason::Internal => ("internal_error", 500, Internal),
         }
     }

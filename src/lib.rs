@@ -24,6 +24,8 @@ pub mod quota;
 #[cfg(feature = "redis")]
 pub mod quota_store;
 pub mod record;
+#[cfg(feature = "redis")]
+pub mod redis_link;
 pub mod replay;
 pub mod rng;
 pub mod scheduling;

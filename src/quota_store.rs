@@ -1,5 +1,5 @@
-//! What tenants have had, in a Redis that several pickers share. It owns the connection and the two scripts that change the counters; the
-//! figures are [`crate::quota`]'s.
+//! What tenants have had, in a Redis that several pickers share. It owns the two scripts that change the counters; the figures are
+//! [`crate::quota`]'s. What AIBrix keeps of single tenants there is read by [`users`].
 //!
 //! | key | what | kept for |
 //! |---|---|---|
@@ -9,33 +9,22 @@
 //! | `attache:<tenant>_RUNNING` | a sorted set: one member a request under way, by when its place is free at the latest | [`LEASE`] |
 //!
 //! A script runs as one step in Redis, so that no two pickers take the same place. The keys of one tenant lie in different slots: one Redis or
-//! its replicas, no cluster. What waits for an answer is the caller's concern, and how long. Called by `ext_proc::quotas`; may import `quota`.
+//! its replicas, no cluster. Called by `ext_proc::quotas`; may import `quota`, `redis_link`.
+
+pub mod users;
 
 use crate::quota::{Bound, Change, Limits, Refused, Taken, Use, Wall};
-use arc_swap::ArcSwapOption;
-use futures_util::FutureExt;
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, RedisError, Script, ScriptInvocation};
+use crate::redis_link::{LinkError, RedisLink};
+use redis::{Script, ScriptInvocation};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
-use tokio::runtime::Handle;
-use tokio::sync::{Notify, Semaphore};
-use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// 10 minutes: a place that nobody gave back, because its picker died, is free again. An answer that takes longer no longer counts.
 pub const LEASE: Duration = Duration::from_secs(600);
 /// Windows of minutes that AIBrix's gateway tells apart by their keys.
 const AIBRIX_WINDOWS: u64 = 64;
-/// 1 s for Redis to answer before the connection is thought to be dead. Requests do not wait for that.
-const DEAD_AFTER: Duration = Duration::from_secs(1);
-/// 500 ms between two tries to connect.
-const RECONNECT: Duration = Duration::from_millis(500);
-/// 1 s between two signs of life, so that a Redis that has gone is known before a request asks it.
-const HEARTBEAT: Duration = Duration::from_secs(1);
-/// Questions under way at once: more are a sign that Redis can't keep up, and would only pile up.
-const MAX_QUESTIONS: usize = 1_024;
 /// A bound that a tenant has not.
 const UNBOUNDED: i64 = -1;
 
@@ -78,48 +67,30 @@ redis.call('ZREM', KEYS[5], ARGV[5])
 return 0
 ";
 
-/// Why Redis gave no answer.
+/// Why Redis did not say whether a request may go on.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// There is no connection.
-    #[error("no connection to redis")]
-    Away,
-    /// Too many questions are under way.
-    #[error("{MAX_QUESTIONS} questions to redis are under way")]
-    Busy,
-    /// It did not understand, or the connection broke.
-    #[error("redis: {0}")]
-    Failed(#[from] RedisError),
+    /// It gave no answer.
+    #[error(transparent)]
+    Link(#[from] LinkError),
     /// It said something that no script of ours says.
     #[error("redis answered {0:?}")]
     Odd(Vec<i64>),
 }
 
-/// The connection, and word that it is of no use any more.
-#[derive(Default)]
-struct Link {
-    connection: ArcSwapOption<MultiplexedConnection>,
-    broken: Notify,
-}
-
 /// A Redis that counts.
 pub struct RedisStore {
-    url: String,
-    link: Arc<Link>,
-    places: Semaphore,
+    link: Arc<RedisLink>,
     take: Script,
     end: Script,
     /// Tells this process's requests from those of others.
     process: u64,
     requests: AtomicU64,
-    runtime: Handle,
-    _stop: DropGuard,
 }
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The URL may hold a password.
-        f.debug_struct("RedisStore").field("connected", &self.link.connection.load().is_some()).finish_non_exhaustive()
+        f.debug_struct("RedisStore").field("link", &self.link).finish_non_exhaustive()
     }
 }
 
@@ -128,56 +99,17 @@ impl fmt::Debug for RedisStore {
 pub struct Place(u64);
 
 impl RedisStore {
-    /// Connects to `url` from now on, on the runtime of the caller, until it is dropped; `told` is called with true when there is a connection, and
-    /// with false when it is gone.
-    ///
-    /// # Errors
-    /// When the URL is none of Redis.
-    pub fn start(
-        url: &str,
-        process: u64,
-        told: impl Fn(bool) + Send + Sync + 'static,
-    ) -> Result<Arc<Self>, RedisError> {
-        let client = Client::open(url)?;
-        let (link, stop) = (Arc::<Link>::default(), CancellationToken::new());
-        let store = Arc::new(Self {
-            url: url.to_owned(),
-            link: link.clone(),
-            places: Semaphore::new(MAX_QUESTIONS),
-            take: Script::new(TAKE),
-            end: Script::new(END),
-            process,
-            requests: AtomicU64::new(0),
-            runtime: Handle::current(),
-            _stop: stop.clone().drop_guard(),
-        });
-        tokio::spawn(async move { stop.run_until_cancelled(keep(client, &link, told)).await });
-        Ok(store)
-    }
-
-    /// Whether this is the one at `url`.
+    /// Counts in the Redis of `link`; `process` tells its requests from those of other pickers.
     #[must_use]
-    pub fn is_at(&self, url: &str) -> bool {
-        self.url == url
+    pub fn new(link: Arc<RedisLink>, process: u64) -> Self {
+        let (take, end) = (Script::new(TAKE), Script::new(END));
+        Self { link, take, end, process, requests: AtomicU64::new(0) }
     }
 
-    /// Where its questions run: the threads that serve requests may end before an answer comes.
+    /// The Redis that it counts in.
     #[must_use]
-    pub fn runtime(&self) -> &Handle {
-        &self.runtime
-    }
-
-    async fn ask<T: redis::FromRedisValue>(&self, script: &mut ScriptInvocation<'_>) -> Result<T, StoreError> {
-        let Ok(_place) = self.places.try_acquire() else { return Err(StoreError::Busy) };
-        let connection = self.link.connection.load_full().ok_or(StoreError::Away)?;
-        let answer = script.invoke_async(&mut MultiplexedConnection::clone(&connection)).await;
-        answer.map_err(|error| {
-            let current = || self.link.connection.load().as_ref().is_some_and(|c| Arc::ptr_eq(c, &connection));
-            if (error.is_io_error() || error.is_connection_dropped() || error.is_timeout()) && current() {
-                self.link.broken.notify_one();
-            }
-            StoreError::Failed(error)
-        })
+    pub fn link(&self) -> &Arc<RedisLink> {
+        &self.link
     }
 
     /// Books a request of `tokens` for `tenant`.
@@ -198,7 +130,7 @@ impl RedisStore {
             script.arg(limits.of(bound).map_or(UNBOUNDED, |limit| i64::try_from(limit).unwrap_or(i64::MAX)));
         }
         script.arg(tokens).arg(millis(at.0)).arg(millis(LEASE)).arg(self.member(place));
-        let answer: Vec<i64> = self.ask(&mut script).await?;
+        let answer: Vec<i64> = self.link.run(&script).await?;
         let [used_up, requests, all] = answer[..] else { return Err(StoreError::Odd(answer)) };
         if used_up == 0 {
             let count = |n: i64| u64::try_from(n).unwrap_or(0);
@@ -215,14 +147,14 @@ impl RedisStore {
     /// A request that was booked has ended: changes what `change` says of the windows of `at`, and frees its place. Nobody waits for that.
     pub fn end(self: &Arc<Self>, tenant: Arc<str>, place: Place, change: Change, at: Wall) {
         let store = self.clone();
-        self.runtime.spawn(async move {
+        self.link.runtime().spawn(async move {
             let mut script = store.end.prepare_invoke();
             keys(&mut script, &tenant, at);
             for count in [change.day_requests, change.day_tokens, change.minute_requests, change.minute_tokens] {
                 script.arg(count);
             }
             script.arg(store.member(place));
-            if let Err(error) = store.ask::<i64>(&mut script).await {
+            if let Err(error) = store.link.run::<i64>(&script).await {
                 tracing::debug!(%error, "what a request had is not told to redis");
             }
         });
@@ -230,54 +162,6 @@ impl RedisStore {
 
     fn member(&self, place: Place) -> String {
         format!("{:016x}-{:x}", self.process, place.0)
-    }
-}
-
-/// Returns when the connection is of no use any more: a question came to nothing, or a sign of life that is asked for now and then.
-async fn until_broken(link: &Link, mut connection: MultiplexedConnection) {
-    while tokio::time::timeout(HEARTBEAT, link.broken.notified()).await.is_err() {
-        if redis::cmd("PING").query_async::<String>(&mut connection).await.is_err() {
-            return;
-        }
-    }
-}
-
-/// A connection that somebody is told of, until it is gone.
-struct Connected<'a, T: Fn(bool)>(&'a T);
-
-impl<'a, T: Fn(bool)> Connected<'a, T> {
-    fn new(told: &'a T) -> Self {
-        told(true);
-        Self(told)
-    }
-}
-
-impl<T: Fn(bool)> Drop for Connected<'_, T> {
-    fn drop(&mut self) {
-        (self.0)(false);
-    }
-}
-
-/// Connects again and again.
-async fn keep(client: Client, link: &Link, told: impl Fn(bool)) {
-    let config =
-        AsyncConnectionConfig::new().set_connection_timeout(Some(DEAD_AFTER)).set_response_timeout(Some(DEAD_AFTER));
-    loop {
-        match client.get_multiplexed_async_connection_with_config(&config).await {
-            Ok(connection) => {
-                tracing::info!("connected to redis");
-                // Word of the connection before this one.
-                let _ = link.broken.notified().now_or_never();
-                link.connection.store(Some(Arc::new(connection.clone())));
-                let connected = Connected::new(&told);
-                until_broken(link, connection).await;
-                link.connection.store(None);
-                drop(connected);
-                tracing::warn!("the connection to redis broke");
-            }
-            Err(error) => tracing::warn!(%error, "no connection to redis"),
-        }
-        tokio::time::sleep(RECONNECT).await;
     }
 }
 

@@ -27,6 +27,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("kv_events", 2),
     ("tokenize", 2),
     ("quota_store", 2),
+    ("redis_link", 2),
     ("sim", 3),
     ("replay", 3),
     ("ext_proc", 3),

@@ -1,7 +1,9 @@
 //! What tenants may have, and where it is counted: what they have had is kept over reloads.
 
+use super::redis::Redis;
 use crate::clock::Clock;
-use crate::config::settings::TenantSettings;
+use crate::config::Settings;
+use crate::config::settings::CountIn;
 use crate::ext_proc::picker::Live;
 use crate::ext_proc::quotas::{Quotas, Store};
 use crate::quota::{Book, DEFAULT_MAX_TENANTS};
@@ -10,47 +12,26 @@ use std::sync::Arc;
 
 /// The limits that `settings` ask for, counted where those of `before` were unless that changes.
 pub(super) fn limits(
-    settings: Option<&TenantSettings>,
+    settings: &Settings,
+    redis: Option<&Redis>,
     before: Option<&Live>,
     metrics: &Arc<Metrics>,
     clock: Clock,
-) -> anyhow::Result<Option<Arc<Quotas>>> {
-    let Some(settings) = settings else { return Ok(None) };
-    let old = before.and_then(Live::quotas).map(|quotas| quotas.store());
-    let store = store(settings, old, metrics)?;
-    Ok(Some(Quotas::new(settings.clone(), store, metrics.clone(), clock)))
-}
-
-#[cfg(feature = "redis")]
-fn store(settings: &TenantSettings, old: Option<&Store>, metrics: &Arc<Metrics>) -> anyhow::Result<Store> {
-    use crate::ext_proc::quotas::Shared;
-    use crate::quota_store::RedisStore;
-    use crate::rng;
-    use anyhow::Context;
-
-    let Some(wanted) = &settings.redis else { return Ok(in_memory(old)) };
-    let redis = match old {
-        Some(Store::Redis(old)) if old.redis.is_at(&wanted.url) => old.redis.clone(),
-        _ => {
-            let connected = metrics.store_connected.clone();
-            let count = move |one_more: bool| {
-                if one_more {
-                    connected.inc()
-                } else {
-                    connected.dec()
-                };
-            };
-            RedisStore::start(&wanted.url, rng::system_seed(), count)
-                .context("`limits.tenants.redis.url` can't be used")?
-        }
+) -> Option<Arc<Quotas>> {
+    let tenants = settings.tenants.as_ref()?;
+    let store = match (tenants.store, redis) {
+        #[cfg(feature = "redis")]
+        (CountIn::Redis, Some(redis)) => redis.store(),
+        // A store in Redis has one, by the checks of the settings.
+        (CountIn::Memory | CountIn::Redis, _) => in_memory(before.and_then(Live::quotas).map(|quotas| quotas.store())),
     };
-    Ok(Store::Redis(Arc::new(Shared { redis, timeout: wanted.timeout, on_failure: wanted.on_failure })))
-}
-
-#[cfg(not(feature = "redis"))]
-fn store(settings: &TenantSettings, old: Option<&Store>, _: &Arc<Metrics>) -> anyhow::Result<Store> {
-    anyhow::ensure!(settings.redis.is_none(), "this build can't ask Redis (feature `redis`)");
-    Ok(in_memory(old))
+    let quotas = Quotas::new(tenants.clone(), store, metrics.clone(), clock);
+    #[cfg(feature = "redis")]
+    let quotas = match redis.and_then(|redis| redis.shared(settings)) {
+        Some(shared) => quotas.sharing(shared),
+        None => quotas,
+    };
+    Some(Arc::new(quotas))
 }
 
 fn in_memory(old: Option<&Store>) -> Store {

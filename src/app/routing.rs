@@ -1,6 +1,7 @@
 //! The part of the picker that a reload replaces: the pools as requests see them.
 
 use super::feeds::{Feeds, PoolFeeds};
+use super::redis::Redis;
 use super::{prompts, queues, quotas};
 use crate::clock::Clock;
 use crate::config::Settings;
@@ -25,6 +26,7 @@ pub(super) fn live(
     metrics: &Arc<Metrics>,
     clock: Clock,
     before: Option<&Live>,
+    redis: Option<&Redis>,
 ) -> anyhow::Result<Live> {
     let nothing = Router::default();
     let router = before.map_or(&nothing, |live| &live.router);
@@ -49,7 +51,11 @@ pub(super) fn live(
     let seed = settings.server.seed.unwrap_or_else(rng::system_seed);
     let queues = |p: &PoolSettings| queues::before_pool(p, feeds_of(p, feeds)?, before, metrics, clock, seed);
     let queues = settings.pools.iter().map(queues).collect::<anyhow::Result<Vec<_>>>()?;
-    let limits = quotas::limits(settings.tenants.as_ref(), before, metrics, clock)?;
+    let limits = quotas::limits(settings, redis, before, metrics, clock);
+    // When nothing can fail any more: strategies that stay read what is new from here on.
+    if let Some(redis) = redis {
+        live.router.pools().iter().for_each(|pool| redis.share_profiles(&pool.scheduler.choices));
+    }
     Ok(live.with_prefix(prefix).with_queues(queues).with_quotas(limits))
 }
 

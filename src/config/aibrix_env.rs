@@ -43,9 +43,10 @@ enum Kind {
 /// The default strategy.
 const ROUTING_ALGORITHM: &str = "ROUTING_ALGORITHM";
 /// Every other variable that is looked at begins so.
-const PREFIXES: [&str; 6] = [
+const PREFIXES: [&str; 7] = [
     "AIBRIX_DECODE_",
     "AIBRIX_KV_CONNECTOR_TYPE",
+    "AIBRIX_POD_DEPLOYMENT_LABEL",
     "AIBRIX_PREFILL_",
     "AIBRIX_PREFIX_CACHE_",
     "AIBRIX_PROMPT_LENGTH_BUCKETING",
@@ -89,6 +90,10 @@ const VARIABLES: &[(&str, Meaning)] = {
         ("AIBRIX_ROUTER_VTC_BASIC_MAX_POD_LOAD", Parameter(VTC, "maxPodLoad", Number)),
         ("AIBRIX_ROUTER_VTC_BASIC_FAIRNESS_WEIGHT", Parameter(VTC, "fairnessWeight", Number)),
         ("AIBRIX_ROUTER_VTC_BASIC_UTILIZATION_WEIGHT", Parameter(VTC, "utilizationWeight", Number)),
+        ("AIBRIX_POD_DEPLOYMENT_LABEL", Parameter("slo", "deploymentLabel", Word)),
+        ("AIBRIX_POD_DEPLOYMENT_LABEL", Parameter("slo-least-load", "deploymentLabel", Word)),
+        ("AIBRIX_POD_DEPLOYMENT_LABEL", Parameter("slo-least-load-pulling", "deploymentLabel", Word)),
+        ("AIBRIX_POD_DEPLOYMENT_LABEL", Parameter("slo-pack-load", "deploymentLabel", Word)),
         ("AIBRIX_PREFILL_SCORE_POLICY", Parameter(PD, "prefillScorePolicy", Word)),
         ("AIBRIX_DECODE_SCORE_POLICY", Parameter(PD, "decodeScorePolicy", Word)),
         ("AIBRIX_PREFILL_LOAD_IMBALANCE_MIN_SPREAD", Parameter(PD, "prefillLoadImbalanceMinSpread", Whole)),

@@ -13,7 +13,7 @@ use crate::scheduling::router::{Destination, RewriteTarget};
 use serde_json::{Map, Value, json};
 
 impl Settings {
-    /// The settings in the words of the file. A password in the collector's URL is left out.
+    /// The settings in the words of the file. Passwords in the URLs of the collector and of Redis are left out.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let (s, t, e, l) = (&self.server, &self.telemetry, &self.exchange, &self.limits);
@@ -83,6 +83,12 @@ impl Settings {
                 "idleTimeout": show_duration(l.idle_timeout),
                 "tenants": self.tenants.as_ref().map(tenants),
             },
+            "redis": self.redis.as_ref().map(|r| json!({
+                "url": without_credentials(&r.url),
+                "timeout": show_duration(r.timeout),
+                "onFailure": r.on_failure,
+                "profileRefresh": show_duration(r.profile_refresh),
+            })),
             "pools": self.pools.iter().map(pool).collect::<Vec<_>>(),
         })
     }
@@ -116,11 +122,8 @@ fn tenants(t: &TenantSettings) -> Value {
         "default": bounds(&t.default),
         "overrides": t.overrides.iter().map(|(name, l)| (name.clone(), bounds(l))).collect::<Map<_, _>>(),
         "answerTokens": t.answer_tokens,
-        "redis": t.redis.as_ref().map(|r| json!({
-            "url": without_credentials(&r.url),
-            "timeout": show_duration(r.timeout),
-            "onFailure": r.on_failure,
-        })),
+        "store": t.store,
+        "userRecords": t.user_records.map(|r| json!({"unknown": r.unknown, "ttl": show_duration(r.ttl)})),
     })
 }
 

@@ -33,6 +33,8 @@ pub struct File {
     pub exchange: Exchange,
     /// `limits`
     pub limits: LimitsSection,
+    /// `redis`
+    pub redis: Opt<Redis>,
     /// `pools`
     pub pools: Opt<Vec<At<Pool>>>,
 }
@@ -54,6 +56,7 @@ impl File {
             telemetry: section(&mut f, "telemetry", sink),
             exchange: section(&mut f, "exchange", sink),
             limits: section(&mut f, "limits", sink),
+            redis: f.get("redis", sink),
             pools: f.get("pools", sink),
         };
         f.finish(sink);
@@ -115,7 +118,7 @@ pub use caches::{Disaggregation, KvEvents, PrefixCache, Volatile};
 pub use discovery::{Dns, Kubernetes};
 pub use flow::{Band, FlowControl};
 pub use selection::{Profile, RequestStrategy, StrategyRule};
-pub use tenants::{Ceiling, Labels, Names, Redis, Tenant, TenantLimits, Tenants};
+pub use tenants::{Ceiling, Labels, Names, Redis, Tenant, TenantLimits, Tenants, UserRecords};
 
 sections! {
     /// Listeners and lifetime.

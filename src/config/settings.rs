@@ -18,7 +18,8 @@ pub mod kubernetes;
 pub mod tenants;
 pub use kubernetes::{KubernetesSource, PodsOf, PoolGroup};
 pub use tenants::{
-    LabelSettings, NameSettings, OnStoreFailure, RedisSettings, TenantRule, TenantSettings, TenantSource,
+    CountIn, LabelSettings, NameSettings, OnStoreFailure, OnUnknownUser, RedisSettings, TenantRule, TenantSettings,
+    TenantSource, UserRecordSettings,
 };
 
 /// Everything.
@@ -32,6 +33,8 @@ pub struct Settings {
     pub limits: Limits,
     /// What tenants may have. Reloaded.
     pub tenants: Option<TenantSettings>,
+    /// The Redis for all that is kept in one. Reloaded.
+    pub redis: Option<RedisSettings>,
     /// How the ext-proc exchange behaves. Reloaded.
     pub exchange: ExchangeSettings,
     /// The pools, at least one. Reloaded.
@@ -241,6 +244,13 @@ impl PoolSettings {
         let choices = Choices::build(&default, &self.rules, self.by_request.as_ref(), previous)?;
         let scheduler = Scheduler::new(choices, self.health.clone(), self.max_destinations);
         Ok(scheduler.splitting(self.disaggregation.as_ref().map(|d| d.split.clone())))
+    }
+
+    /// Whether a strategy of it reads SLO profiles in Redis.
+    #[must_use]
+    pub fn reads_redis(&self) -> bool {
+        let reads = |s: Scheduler| s.choices.slo_profiles().iter().any(|profiles| profiles.reads_redis());
+        self.scheduler(None).is_ok_and(reads)
     }
 }
 

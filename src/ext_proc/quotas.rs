@@ -2,7 +2,8 @@
 //!
 //! [`crate::quota`] decides, in this process or, by the same figures, in a Redis that several pickers share. What is let through holds a
 //! [`Permit`], which gives everything back when it is dropped and keeps what was had when it is settled. With Redis a decision waits for the
-//! answer as it waits for tokens: it comes back as something to run, and is made again when that has run.
+//! answer as it waits for tokens: it comes back as something to run, and is made again when that has run. So it does where a tenant's own limits
+//! stand in Redis and have not been read of late.
 
 use super::decide::Question;
 use super::prefix::Warming;
@@ -18,6 +19,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::SystemTime;
 
 #[cfg(feature = "redis")]
+mod shared;
+#[cfg(feature = "redis")]
+use crate::quota_store::RedisStore;
+#[cfg(feature = "redis")]
 pub use shared::Shared;
 
 /// Where it is counted.
@@ -27,7 +32,7 @@ pub enum Store {
     Memory(Arc<Book>),
     /// In Redis.
     #[cfg(feature = "redis")]
-    Redis(Arc<Shared>),
+    Redis(Arc<RedisStore>),
 }
 
 /// What tenants may have, and have had.
@@ -35,6 +40,9 @@ pub enum Store {
 pub struct Quotas {
     settings: TenantSettings,
     store: Store,
+    /// How requests deal with Redis, where that is asked.
+    #[cfg(feature = "redis")]
+    shared: Option<Shared>,
     metrics: Arc<Metrics>,
     clock: Clock,
     /// The last moment that anybody told: a stream that is dropped knows none.
@@ -52,8 +60,31 @@ struct Claim {
 impl Quotas {
     /// Lets tenants have what `settings` say, counted in `store`.
     #[must_use]
-    pub fn new(settings: TenantSettings, store: Store, metrics: Arc<Metrics>, clock: Clock) -> Arc<Self> {
-        Arc::new(Self { settings, store, metrics, clock, now: AtomicU64::new(0) })
+    pub fn new(settings: TenantSettings, store: Store, metrics: Arc<Metrics>, clock: Clock) -> Self {
+        Self {
+            settings,
+            store,
+            #[cfg(feature = "redis")]
+            shared: None,
+            metrics,
+            clock,
+            now: AtomicU64::new(0),
+        }
+    }
+
+    /// With Redis, which a store there and records of tenants need.
+    #[cfg(feature = "redis")]
+    #[must_use]
+    pub fn sharing(mut self, shared: Shared) -> Self {
+        self.shared = Some(shared);
+        self
+    }
+
+    /// How requests deal with Redis.
+    #[cfg(feature = "redis")]
+    #[must_use]
+    pub fn shared(&self) -> Option<&Shared> {
+        self.shared.as_ref()
     }
 
     /// Where it is counted: kept over reloads.
@@ -67,19 +98,51 @@ impl Quotas {
         Wall(self.clock.wall(now).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
     }
 
-    /// How the request is counted; `None` when it is not: it asks for nothing that costs, or there is no limit for its tenant.
+    /// How the request is counted, by what the settings say; `None` when it asks for nothing that costs.
     fn claim(&self, q: &Question<'_>, facts: &RequestFacts<'_>) -> Option<Claim> {
         let costs_nothing = matches!(q.head.method(), "GET" | "HEAD" | "OPTIONS") && !q.head.is_upgrade();
+        if costs_nothing {
+            return None;
+        }
         let tenant: Arc<str> = match q.head.tenant() {
             Tenant::Named(name) => name.clone(),
             Tenant::Nobody | Tenant::Unasked => "".into(),
         };
         let limits = *self.settings.limits(&tenant);
-        if costs_nothing || limits.is_unlimited() {
-            return None;
-        }
         let answer = if q.api.generates() { facts.max_tokens.unwrap_or(self.settings.answer_tokens) } else { 0 };
         Some(Claim { tenant, limits, tokens: u64::from(facts.prompt_tokens) + u64::from(answer) })
+    }
+
+    /// Books the request, or says what must run first.
+    fn begin(self: &Arc<Self>, claim: Claim, now: Timestamp) -> Result<Begun, RequestError> {
+        #[cfg(feature = "redis")]
+        let claim = match self.with_record(claim, now)? {
+            shared::Limited::Known(claim) => claim,
+            shared::Limited::Unread(asked) => return Ok(asked),
+        };
+        if claim.limits.is_unlimited() {
+            return Ok(Begun::Granted(None));
+        }
+        match &self.store {
+            Store::Memory(book) => self
+                .take(book, &claim, self.wall(now))
+                .map(|permit| Begun::Granted(Some(permit)))
+                .map_err(|refused| self.refused(&claim, refused, now)),
+            #[cfg(feature = "redis")]
+            Store::Redis(_) => Ok(self.ask(claim, false, now)),
+        }
+    }
+
+    fn take(self: &Arc<Self>, book: &Book, claim: &Claim, at: Wall) -> Result<Permit, Refused> {
+        let taken = book.take(&claim.tenant, &claim.limits, claim.tokens, at)?;
+        Ok(Permit {
+            quotas: self.clone(),
+            tenant: claim.tenant.clone(),
+            taken,
+            #[cfg(feature = "redis")]
+            place: None,
+            settled: false,
+        })
     }
 
     fn refused(&self, claim: &Claim, refused: Refused, now: Timestamp) -> RequestError {
@@ -130,9 +193,9 @@ impl Permit {
         match &self.quotas.store {
             Store::Memory(book) => book.end(&self.tenant, &self.taken, had, at),
             #[cfg(feature = "redis")]
-            Store::Redis(shared) => {
+            Store::Redis(redis) => {
                 if let Some(place) = self.place {
-                    shared.redis.end(self.tenant.clone(), place, self.taken.change(had, at), at);
+                    redis.end(self.tenant.clone(), place, self.taken.change(had, at), at);
                 }
             }
         }
@@ -156,11 +219,20 @@ pub struct Allowance {
 enum State {
     #[default]
     Unasked,
-    /// The store has been asked.
+    /// Redis has been asked.
     #[cfg(feature = "redis")]
     Asked(shared::Answer),
     /// It may, with what is booked for it, where anything is.
     Granted(Option<Permit>),
+}
+
+/// What comes of a claim at once.
+enum Begun {
+    /// What is booked for it, where anything is.
+    Granted(Option<Permit>),
+    /// Redis is asked: this must run.
+    #[cfg(feature = "redis")]
+    Asked(Warming, shared::Answer),
 }
 
 impl Allowance {
@@ -178,12 +250,11 @@ impl Allowance {
             State::Granted(permit) => permit,
             #[cfg(feature = "redis")]
             State::Asked(answer) => answer.read(quotas, q.now)?,
-            State::Unasked => match (quotas.claim(q, facts), &quotas.store) {
-                (None, _) => None,
-                (Some(claim), Store::Memory(book)) => Some(quotas.take(book, &claim, q.now)?),
+            State::Unasked => match quotas.claim(q, facts).map(|claim| quotas.begin(claim, q.now)).transpose()? {
+                None => None,
+                Some(Begun::Granted(permit)) => permit,
                 #[cfg(feature = "redis")]
-                (Some(claim), Store::Redis(shared)) => {
-                    let (call, answer) = shared.ask(quotas, claim, q.now);
+                Some(Begun::Asked(call, answer)) => {
                     self.state = State::Asked(answer);
                     return Ok(Some(call));
                 }
@@ -198,103 +269,6 @@ impl Allowance {
         match std::mem::take(&mut self.state) {
             State::Granted(permit) => permit,
             _ => None,
-        }
-    }
-}
-
-impl Quotas {
-    fn take(self: &Arc<Self>, book: &Book, claim: &Claim, now: Timestamp) -> Result<Permit, RequestError> {
-        let taken = book.take(&claim.tenant, &claim.limits, claim.tokens, self.wall(now));
-        let taken = taken.map_err(|refused| self.refused(claim, refused, now))?;
-        Ok(Permit {
-            quotas: self.clone(),
-            tenant: claim.tenant.clone(),
-            taken,
-            #[cfg(feature = "redis")]
-            place: None,
-            settled: false,
-        })
-    }
-}
-
-#[cfg(feature = "redis")]
-mod shared {
-    //! Limits that several pickers share.
-
-    use super::*;
-    use crate::config::settings::OnStoreFailure;
-    use crate::quota_store::{RedisStore, StoreError};
-    use crate::telemetry::metrics::StoreFailure;
-    use futures_util::FutureExt;
-    use std::time::Duration;
-    use tokio::sync::oneshot;
-
-    /// A Redis, and how requests deal with it.
-    #[derive(Debug)]
-    pub struct Shared {
-        /// The Redis.
-        pub redis: Arc<RedisStore>,
-        /// How long a request waits.
-        pub timeout: Duration,
-        /// What becomes of it then.
-        pub on_failure: OnStoreFailure,
-    }
-
-    /// What a request's question came to: a permit, or why there is none. A permit that nobody takes gives everything back.
-    type Reply = Result<Result<Permit, Refused>, StoreError>;
-
-    /// An answer that is on its way.
-    #[derive(Debug)]
-    pub(super) struct Answer {
-        claim: Claim,
-        on_failure: OnStoreFailure,
-        told: oneshot::Receiver<Reply>,
-    }
-
-    impl Shared {
-        pub(super) fn ask(&self, quotas: &Arc<Quotas>, claim: Claim, now: Timestamp) -> (Warming, Answer) {
-            let (tell, told) = oneshot::channel();
-            let (redis, quotas, at) = (self.redis.clone(), quotas.clone(), quotas.wall(now));
-            let asked = claim.clone();
-            let task = self.redis.runtime().spawn(async move {
-                let reply = redis.take(&asked.tenant, &asked.limits, asked.tokens, at).await;
-                let permit = |(taken, place)| Permit {
-                    quotas,
-                    tenant: asked.tenant.clone(),
-                    taken,
-                    place: Some(place),
-                    settled: false,
-                };
-                drop(tell.send(reply.map(|answer| answer.map(permit))));
-            });
-            let call = tokio::time::timeout(self.timeout, task).map(drop);
-            (Warming::Call(Box::pin(call)), Answer { claim, on_failure: self.on_failure, told })
-        }
-    }
-
-    impl Answer {
-        /// The permit, or none when nobody can say and requests then go on.
-        pub(super) fn read(mut self, quotas: &Quotas, now: Timestamp) -> Result<Option<Permit>, RequestError> {
-            let failure = match self.told.try_recv() {
-                Ok(Ok(Ok(permit))) => return Ok(Some(permit)),
-                Ok(Ok(Err(refused))) => return Err(quotas.refused(&self.claim, refused, now)),
-                Ok(Err(error)) => {
-                    tracing::debug!(%error, "limits of a tenant are not known");
-                    match error {
-                        StoreError::Away => StoreFailure::Away,
-                        StoreError::Busy => StoreFailure::Busy,
-                        StoreError::Failed(_) | StoreError::Odd(_) => StoreFailure::Error,
-                    }
-                }
-                Err(_) => StoreFailure::Late,
-            };
-            quotas.metrics.store_failure(failure);
-            match self.on_failure {
-                OnStoreFailure::Allow => Ok(None),
-                OnStoreFailure::Refuse => {
-                    Err(RequestError::new(Reason::LimitsUnknown, "what the tenant may have can't be looked up now"))
-                }
-            }
         }
     }
 }

@@ -11,14 +11,17 @@
 //!  "slos":  {"ttft": 1.0}}                     seconds; `tpot`, `ttft`, `tpat`, `e2e`: what is 0 or missing is no objective
 //! ```
 //!
-//! `gpu` is the name of the deployment. Other fields are for people. Whoever reads profiles publishes them in a [`SloProfiles`]; the strategies
-//! of the `slo` family read them there. Source: AIBrix v0.4.
+//! A file's profile is of the deployment that `gpu` names, whatever the model. One that stands in Redis is of the model and the deployment that its
+//! key names, `aibrix:profile_{model}_{deployment}`. Other fields are for people. Whoever reads profiles publishes them, those of files in a
+//! [`SloProfiles`], those of Redis in [`RedisProfiles`]; the strategies of the `slo` family read both in a [`SloProfiles`]. Source: AIBrix v0.4.
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use serde::Deserialize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+/// What the key of a profile in Redis begins with, as AIBrix writes it; a model, an underscore and a deployment follow.
+pub const REDIS_KEY_PREFIX: &str = "aibrix:profile_";
 /// 256 lengths on an axis are far more than anybody measures.
 const MAX_LENGTHS: usize = 256;
 
@@ -65,8 +68,10 @@ pub struct Cell {
 /// One deployment's profile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
-    /// The deployment.
+    /// The deployment that it names.
     pub deployment: String,
+    /// The model and the deployment that its key in Redis names, with an underscore between them; either may hold others.
+    key: Option<String>,
     /// Logarithms (base 2) of the lengths of answers and of prompts, ascending.
     lengths: [Vec<f64>; 2],
     /// Requests a second.
@@ -132,6 +137,7 @@ impl Profile {
         let objective = |seconds: f64| Some(seconds).filter(|s| s.is_finite() && *s > 0.0);
         Ok(Self {
             deployment: gpu,
+            key: None,
             lengths: indexes.map(|lengths| lengths.into_iter().map(f64::log2).collect()),
             rates: table("tputs", tputs, shape)?,
             e2e: table("e2e", e2e, shape)?,
@@ -143,6 +149,28 @@ impl Profile {
                 e2e: objective(whole),
             },
         })
+    }
+
+    /// Reads a profile that stands in Redis under [`REDIS_KEY_PREFIX`] and `key`.
+    ///
+    /// # Errors
+    /// As [`ProfileError`].
+    pub fn parse_keyed(key: &str, bytes: &[u8]) -> Result<Self, ProfileError> {
+        Ok(Self { key: Some(key.to_owned()), ..Self::parse(bytes)? })
+    }
+
+    /// What follows [`REDIS_KEY_PREFIX`] in its key, where it has one.
+    #[must_use]
+    pub fn key(&self) -> Option<&str> {
+        self.key.as_deref()
+    }
+
+    /// The deployment of which it is for requests of `model`, as far as its key tells; `None` when it is of another model.
+    fn deployment_of(&self, model: &str) -> Option<&str> {
+        match &self.key {
+            Some(key) => key.strip_prefix(model)?.strip_prefix('_'),
+            None => Some(&self.deployment),
+        }
     }
 
     /// The cell of requests with so many tokens of answer and prompt: on each axis the nearest length, by its logarithm; what lies beyond an end
@@ -195,20 +223,25 @@ fn nearest(lengths: &[f64], tokens: u32) -> usize {
     }
 }
 
-/// Where profiles are published: whoever follows them writes, strategies read.
+/// Where the profiles of one Redis are published, for all strategies that read them.
+pub type RedisProfiles = ArcSwap<Vec<Profile>>;
+
+/// Where profiles of files are published, and those of Redis are found: whoever follows them writes, strategies read.
 #[derive(Debug, Default)]
 pub struct SloProfiles {
     /// Where they come from.
     paths: Vec<String>,
-    now: ArcSwap<Vec<Profile>>,
+    reads_redis: bool,
+    of_files: ArcSwap<Vec<Profile>>,
+    of_redis: ArcSwapOption<RedisProfiles>,
     followed: AtomicBool,
 }
 
 impl SloProfiles {
-    /// Profiles that stand in files, none of which has been read.
+    /// Profiles that stand in files, and in Redis too if `reads_redis`. None has been read.
     #[must_use]
-    pub fn of_files(paths: Vec<String>) -> Self {
-        Self { paths, ..Self::default() }
+    pub fn new(paths: Vec<String>, reads_redis: bool) -> Self {
+        Self { paths, reads_redis, ..Self::default() }
     }
 
     /// The files.
@@ -217,15 +250,27 @@ impl SloProfiles {
         &self.paths
     }
 
-    /// The profiles of now.
+    /// Whether those in Redis are wanted.
     #[must_use]
-    pub fn load(&self) -> Arc<Vec<Profile>> {
-        self.now.load_full()
+    pub fn reads_redis(&self) -> bool {
+        self.reads_redis
     }
 
-    /// Replaces them.
+    /// The profiles of now.
+    #[must_use]
+    pub fn load(&self) -> Profiles {
+        let of_redis = self.of_redis.load().as_ref().map(|published| published.load_full());
+        Profiles { of_redis: of_redis.unwrap_or_default(), of_files: self.of_files.load_full() }
+    }
+
+    /// Replaces those of files.
     pub fn publish(&self, profiles: Vec<Profile>) {
-        self.now.store(Arc::new(profiles));
+        self.of_files.store(Arc::new(profiles));
+    }
+
+    /// Reads those of Redis there from now on.
+    pub fn read_there(&self, published: Arc<RedisProfiles>) {
+        self.of_redis.store(Some(published));
     }
 
     /// Whether the caller is the one to follow the files; true once.
@@ -233,6 +278,37 @@ impl SloProfiles {
     pub fn follow(&self) -> bool {
         !self.followed.swap(true, Relaxed)
     }
+}
+
+/// The profiles of one moment.
+#[derive(Clone, Debug)]
+pub struct Profiles {
+    of_redis: Arc<Vec<Profile>>,
+    of_files: Arc<Vec<Profile>>,
+}
+
+impl Profiles {
+    /// Those of files.
+    #[must_use]
+    pub fn of_files(&self) -> &[Profile] {
+        &self.of_files
+    }
+
+    /// The profile of a deployment for requests of `model`, one of Redis before one of a file. Where no deployment is known it is the only profile
+    /// that there is for the model.
+    #[must_use]
+    pub fn find(&self, model: &str, deployment: Option<&str>) -> Option<&Profile> {
+        find(&self.of_redis, model, deployment).or_else(|| find(&self.of_files, model, deployment))
+    }
+}
+
+fn find<'p>(profiles: &'p [Profile], model: &str, deployment: Option<&str>) -> Option<&'p Profile> {
+    let mut fitting = profiles.iter().filter_map(|p| Some((p, p.deployment_of(model)?)));
+    let (found, _) = match deployment {
+        Some(deployment) => fitting.find(|(_, of)| *of == deployment)?,
+        None => fitting.next().filter(|_| fitting.next().is_none())?,
+    };
+    Some(found)
 }
 
 #[cfg(test)]

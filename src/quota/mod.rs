@@ -12,9 +12,11 @@
 
 mod account;
 mod book;
+mod record;
 
 pub use account::{Change, Had, Refused, Taken, Use};
 pub use book::{Book, DEFAULT_MAX_TENANTS};
+pub use record::{DEFAULT_RECORD_RPM, DEFAULT_TOKENS_PER_REQUEST, UserRecord};
 
 use std::time::Duration;
 

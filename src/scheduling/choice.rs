@@ -9,6 +9,7 @@ use super::registry::{self, BuildError};
 use super::selector::LabelSelector;
 use super::strategy::weighted::{self, Part, Weighted};
 use crate::error::{Reason, RequestError};
+use crate::pool::slo_profile::SloProfiles;
 use serde_json::Value;
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -195,6 +196,14 @@ impl Choices {
         let chosen = self.built.all.iter().map(|(_, choice)| &choice.strategy);
         // `only` builds none.
         std::iter::once(&self.default.strategy).chain(chosen)
+    }
+
+    /// The SLO profiles that they read, which somebody has to publish.
+    #[must_use]
+    pub fn slo_profiles(&self) -> Vec<&Arc<SloProfiles>> {
+        let mut read = Vec::new();
+        self.all().for_each(|strategy| strategy.profiles(&mut |profiles| read.push(profiles)));
+        read
     }
 
     /// What routes a request.

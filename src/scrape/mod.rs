@@ -5,9 +5,9 @@
 //! `Restarted` events. [`ModelFeed`] asks them what they serve, where the picker is to tell clients ([`models`]). It counts what it did in [`ScrapeStats`], which telemetry reads. A server that fails keeps its last page until
 //! that is stale; the ledger decides from then on, and no other server's turn is delayed.
 //!
-//! [`slo_profiles`] reads what servers were measured to do beforehand.
+//! [`slo_profiles`] and `redis_profiles` read what servers were measured to do beforehand.
 //!
-//! Started by the composition of the process. May import: `pool`, `scheduling`, `config`, `clock`, `rng`, `ids`, tokio, reqwest.
+//! Started by the composition of the process. May import: `pool`, `scheduling`, `config`, `clock`, `rng`, `ids`, `redis_link`, tokio, reqwest.
 
 pub mod engines;
 pub mod exposition;
@@ -15,6 +15,8 @@ pub mod feed;
 pub mod fetch;
 pub mod models;
 pub mod pace;
+#[cfg(feature = "redis")]
+pub mod redis_profiles;
 pub mod slo_profiles;
 pub mod stats;
 

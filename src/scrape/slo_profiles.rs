@@ -67,19 +67,12 @@ fn read(paths: &[String]) -> Result<Vec<Profile>, ProfilesError> {
     Ok(profiles)
 }
 
-/// The profiles that the strategies of a pool read.
-fn wanted(choices: &Choices) -> Vec<&Arc<SloProfiles>> {
-    let mut wanted = Vec::new();
-    choices.all().for_each(|strategy| strategy.profiles(&mut |profiles| wanted.push(profiles)));
-    wanted
-}
-
-/// Publishes the profiles that the strategies of a pool read.
+/// Publishes the profiles of files that the strategies of a pool read.
 ///
 /// # Errors
 /// The first that can't be had.
 pub fn fill(choices: &Choices) -> Result<(), ProfilesError> {
-    wanted(choices).into_iter().try_for_each(|profiles| {
+    choices.slo_profiles().into_iter().try_for_each(|profiles| {
         profiles.publish(read(profiles.paths())?);
         Ok(())
     })
@@ -87,7 +80,7 @@ pub fn fill(choices: &Choices) -> Result<(), ProfilesError> {
 
 /// Follows the files of those profiles, each once, until its strategy is gone.
 pub fn follow(choices: &Choices) {
-    for profiles in wanted(choices) {
+    for profiles in choices.slo_profiles() {
         if !profiles.paths().is_empty() && profiles.follow() {
             tokio::spawn(run(Arc::downgrade(profiles), DEFAULT_REFRESH));
         }
@@ -110,7 +103,7 @@ async fn run(profiles: Weak<SloProfiles>, every: Duration) {
         match read {
             Ok(now) => {
                 complaint.clear();
-                if now != *profiles.load() {
+                if now != profiles.load().of_files() {
                     tracing::info!(paths = ?profiles.paths(), "SLO profiles have changed");
                     profiles.publish(now);
                 }
@@ -167,10 +160,10 @@ mod tests {
         std::fs::write(&path, simulated("a100").to_string()).unwrap();
         let choices = choices(&[&path]);
         fill(&choices).unwrap();
-        let profiles = wanted(&choices)[0].clone();
-        assert_eq!(profiles.load()[0].deployment, "a100");
+        let profiles = choices.slo_profiles()[0].clone();
+        assert_eq!(profiles.load().of_files()[0].deployment, "a100");
         let until = async |deployment: &str| {
-            while profiles.load()[0].deployment != deployment {
+            while profiles.load().of_files()[0].deployment != deployment {
                 tokio::task::yield_now().await;
             }
         };

@@ -6,13 +6,13 @@
 use super::by_name::{ByName, ByNameCollector};
 use super::deadlines::{DeadlineFamily, DeadlineMetrics};
 use super::queues::{QueueFamilies, QueueMetrics};
+use super::redis::RedisMetrics;
 use crate::disagg::Failure;
 use crate::error::Reason;
 use crate::scheduling::Signal;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use std::sync::Arc;
@@ -128,19 +128,6 @@ impl SplitOutcome {
 
 /// What came of a question to a prefill server that computed the prompt.
 pub const LEG_OK: &str = "ok";
-
-/// Why the store of tenants' limits did not say whether a request may go on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StoreFailure {
-    /// There was no connection.
-    Away,
-    /// It did not answer in time.
-    Late,
-    /// Too many questions were under way.
-    Busy,
-    /// It answered with an error, or the connection broke.
-    Error,
-}
 
 /// Which bound was hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -262,9 +249,8 @@ pub struct Metrics {
     deadlines: DeadlineFamily,
     /// What models and tenants had.
     pub by_name: Arc<ByName>,
-    store_failures: [(StoreFailure, Counter); 4],
-    /// 1 while there is a connection to the Redis that counts what tenants have.
-    pub store_connected: Gauge,
+    /// What is kept in Redis.
+    pub redis: RedisMetrics,
 }
 
 impl Metrics {
@@ -291,10 +277,6 @@ impl Metrics {
             decision_seconds.clone(),
         );
         let limit = |l: Limit, label| (l, limits.get_or_create_owned(&LimitLabel { limit: label }));
-        let failures = Family::<ReasonLabel, Counter>::default();
-        let help = "requests that the store of tenants' limits said nothing of, by why";
-        registry.register("limit_store_failures", help, failures.clone());
-        let failure = |f: StoreFailure, reason| (f, failures.get_or_create_owned(&ReasonLabel { reason }));
         let mode = |m: Degraded, label| (m, degraded.get_or_create_owned(&ModeLabel { mode: label }));
         let metrics = Self {
             streams_opened: plain(registry, "streams_opened", "ext-proc streams that Envoy opened"),
@@ -351,17 +333,9 @@ impl Metrics {
             queues: QueueFamilies::register(registry),
             deadlines: DeadlineFamily::register(registry),
             by_name: Arc::default(),
-            store_failures: [
-                failure(StoreFailure::Away, "away"),
-                failure(StoreFailure::Late, "late"),
-                failure(StoreFailure::Busy, "busy"),
-                failure(StoreFailure::Error, "error"),
-            ],
-            store_connected: Gauge::default(),
+            redis: RedisMetrics::register(registry),
         };
         registry.register_collector(Box::new(ByNameCollector(metrics.by_name.clone())));
-        let help = "1 while there is a connection to the Redis that counts what tenants have";
-        registry.register("limit_store_connected", help, metrics.store_connected.clone());
         for outcome in Failure::CODES.into_iter().chain([LEG_OK]) {
             drop(metrics.legs.get_or_create_owned(&OutcomeLabel { outcome }));
         }
@@ -418,13 +392,6 @@ impl Metrics {
     /// Counts a bound that was hit.
     pub fn limit(&self, limit: Limit) {
         if let Some((_, counter)) = self.limits.iter().find(|(l, _)| *l == limit) {
-            counter.inc();
-        }
-    }
-
-    /// Counts a request of which the store of tenants' limits said nothing.
-    pub fn store_failure(&self, failure: StoreFailure) {
-        if let Some((_, counter)) = self.store_failures.iter().find(|(f, _)| *f == failure) {
             counter.inc();
         }
     }

@@ -12,4 +12,5 @@ pub mod otlp;
 pub mod pools;
 pub mod process;
 pub mod queues;
+pub mod redis;
 pub mod trace;

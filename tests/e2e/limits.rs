@@ -1,5 +1,5 @@
 //! What tenants may have, through real Envoy: counted exactly under a burst, by claims that Envoy has checked, and, with a real Redis, by
-//! several pickers together.
+//! several pickers together and by the records that stand there.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -24,6 +24,7 @@ const BURST: usize = 50;
 const RPM: usize = 20;
 const TARGET: &str = "/v1/chat/completions?kind=json&size=200";
 
+/// `limits` may go on with other sections.
 fn configuration(echo: &Echo, tenant: &str, limits: &str) -> String {
     format!(
         "apiVersion: attache.dev/v1\nkind: Attache\nexchange:\n  tenant: {tenant}\nlimits:\n  tenants: {limits}\n\
@@ -170,7 +171,7 @@ async fn a_tenant_is_who_its_token_says_whatever_its_headers_say() {
 
 #[cfg(feature = "redis")]
 fn in_redis(redis: &RedisProcess, limits: &str, more: &str) -> String {
-    format!("{{default: {{{limits}}}, redis: {{url: \"{}\"{more}}}}}", redis.url())
+    format!("{{default: {{{limits}}}, store: redis}}\nredis: {{url: \"{}\"{more}}}", redis.url())
 }
 
 #[cfg(feature = "redis")]
@@ -182,7 +183,7 @@ async fn two_pickers_share_what_a_tenant_may_have() {
     let text = configuration(&echo, "{header: x-tenant}", &limits);
     let pickers = [AttacheProcess::configured(&text).await, AttacheProcess::configured(&text).await];
     for picker in &pickers {
-        picker.until_metric("attache_limit_store_connected", 1.0).await;
+        picker.until_metric("attache_redis_connected", 1.0).await;
     }
     let first = EnvoyProcess::start(&by_header("original-dst.yaml", &pickers[0])).await;
     let second = first.beside(&by_header("original-dst.yaml", &pickers[1])).await;
@@ -214,7 +215,7 @@ async fn without_redis_requests_go_on_or_are_refused_as_configured_and_are_count
     let refuses = limits(", onFailure: refuse");
     let refuses = AttacheProcess::configured(&configuration(&echo, "{header: x-tenant}", &refuses)).await;
     for picker in [&allows, &refuses] {
-        picker.until_metric("attache_limit_store_connected", 1.0).await;
+        picker.until_metric("attache_redis_connected", 1.0).await;
     }
     let open = EnvoyProcess::start(&by_header("original-dst.yaml", &allows)).await;
     let closed = open.beside(&by_header("original-dst.yaml", &refuses)).await;
@@ -232,7 +233,7 @@ async fn without_redis_requests_go_on_or_are_refused_as_configured_and_are_count
 
     redis.process.kill();
     for picker in [&allows, &refuses] {
-        picker.until_metric("attache_limit_store_connected", 0.0).await;
+        picker.until_metric("attache_redis_connected", 0.0).await;
     }
     let before = allows.metric("attache_limit_store_failures_total").await;
     for _ in 0..3 {
@@ -243,10 +244,79 @@ async fn without_redis_requests_go_on_or_are_refused_as_configured_and_are_count
 
     let _back = RedisProcess::at(redis.address).await;
     for picker in [&allows, &refuses] {
-        picker.until_metric("attache_limit_store_connected", 1.0).await;
+        picker.until_metric("attache_redis_connected", 1.0).await;
     }
     early_in_a_minute().await;
     assert_eq!(ask(open, "back").await.status, 200);
     assert_eq!(ask(closed, "back").await.status, 429, "the other picker had it");
     allows.assert_settled().await;
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_may_have_what_its_record_in_redis_says() {
+    let echo = Echo::start().await;
+    let mut redis = RedisProcess::start().await;
+    redis.say(r#"SET aibrix-users/acme '{"name":"acme","rpm":2,"tpm":0}'"#);
+    redis.say("SET aibrix-users/broken '{\"rpm\": -1}'");
+    redis.say("LPUSH aibrix-users/list 1");
+    let limits = |unknown: &str, store: &str| {
+        format!(
+            "{{default: {{requestsPerMinute: 1}}, overrides: {{vip: {{requestsPerMinute: unlimited}}}}, store: {store}, \
+             userRecords: {{unknown: {unknown}, ttl: 50ms}}}}\nredis: {{url: \"{}\", timeout: 5s}}",
+            redis.url()
+        )
+    };
+    let with = |unknown, store| configuration(&echo, "{header: x-tenant}", &limits(unknown, store));
+    let strict = AttacheProcess::configured(&with("refuse", "redis")).await;
+    let open = AttacheProcess::configured(&with("default", "memory")).await;
+    for picker in [&strict, &open] {
+        picker.until_metric("attache_redis_connected", 1.0).await;
+    }
+    let first = EnvoyProcess::start(&by_header("original-dst.yaml", &strict)).await;
+    let second = first.beside(&by_header("original-dst.yaml", &open)).await;
+    let (to_strict, to_open) = (first.listener("inference"), second.listener("inference"));
+    let told = async |to, tenant: &str| {
+        let reply = ask(to, tenant).await;
+        (reply.status.as_u16(), reply.header("x-attache-reason").to_owned())
+    };
+    early_in_a_minute().await;
+
+    for to in [to_strict, to_open] {
+        assert_eq!([told(to, "acme").await.0, told(to, "acme").await.0], [200, 200]);
+        let refused = ask(to, "acme").await;
+        assert_eq!(refused.json()["error"]["message"], "user: acme has exceeded RPM: 2");
+        assert_eq!([told(to, "vip").await.0, told(to, "vip").await.0], [200, 200], "the file has the word");
+        assert_eq!([told(to, "").await.0, told(to, "").await.0], [200, 429], "who has no name has no record");
+    }
+    for nobody in ["ghost", "broken", "list"] {
+        let refused = ask(to_strict, nobody).await;
+        assert_eq!((refused.status.as_u16(), refused.header("x-error-user")), (500, "true"), "{nobody}");
+        assert_eq!(refused.header("x-attache-reason"), "unknown_user");
+        assert_eq!(refused.json()["error"]["message"], format!("user: {nobody} is not known"));
+        assert_eq!([told(to_open, nobody).await.0, told(to_open, nobody).await.0], [200, 429], "{nobody}");
+    }
+
+    redis.say(r#"SET aibrix-users/acme '{"name":"acme","rpm":4}'"#);
+    eventually("the new record to count", || async { (told(to_open, "acme").await.0 == 200).then_some(()) }).await;
+    eventually("the new record to be used up", || async { (told(to_open, "acme").await.0 == 429).then_some(()) }).await;
+    redis.say("DEL aibrix-users/acme");
+    eventually("the record to be gone", || async { (told(to_strict, "acme").await.0 == 500).then_some(()) }).await;
+    redis.say(r#"SET aibrix-users/acme '{"name":"acme","rpm":4}'"#);
+    eventually("it to be back", || async { (told(to_strict, "acme").await.0 != 500).then_some(()) }).await;
+    assert_eq!(told(to_open, "acme").await, (429, "rpm_exceeded".to_owned()));
+
+    redis.process.kill();
+    for picker in [&strict, &open] {
+        picker.until_metric("attache_redis_connected", 0.0).await;
+    }
+    assert_eq!(told(to_open, "acme").await.0, 429, "what was read last counts");
+    assert_eq!(told(to_open, "newcomer").await.0, 200, "of whom nothing was read goes on");
+    assert_eq!(told(to_open, "newcomer").await.0, 200, "uncounted");
+    assert_eq!(open.metric("attache_limit_store_failures_total").await, 2.0);
+    assert!(open.metric("attache_user_records_total").await > 5.0);
+    first.assert_picker_was_correct().await;
+    second.assert_picker_was_correct().await;
+    strict.assert_settled().await;
+    open.assert_settled().await;
 }

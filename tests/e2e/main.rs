@@ -22,6 +22,8 @@ mod matrix;
 mod models;
 mod operation;
 mod prefix;
+#[cfg(feature = "redis")]
+mod profiles;
 mod record;
 mod refusals;
 mod replay_live;

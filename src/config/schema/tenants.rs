@@ -1,9 +1,9 @@
-//! Who a tenant is, what it may have, and whose names become labels of metrics.
+//! Who a tenant is, what it may have, the Redis where that stands, and whose names become labels of metrics.
 
 use super::{At, Fields, Node, Opt, Read, Sink};
 use crate::config::decode::{Keyword, keyword};
 use crate::config::document::Value;
-use crate::config::settings::OnStoreFailure;
+use crate::config::settings::{CountIn, OnStoreFailure, OnUnknownUser};
 use std::time::Duration;
 
 sections! {
@@ -18,7 +18,8 @@ sections! {
         "default" => default: TenantLimits,
         "overrides" => overrides: Vec<(At<String>, At<TenantLimits>)>,
         "answerTokens" => answer_tokens: u32,
-        "redis" => redis: Redis,
+        "store" => store: CountIn,
+        "userRecords" => user_records: UserRecords,
     }
     /// What one tenant may have.
     TenantLimits {
@@ -28,11 +29,17 @@ sections! {
         "requestsPerDay" => requests_per_day: Ceiling,
         "tokensPerDay" => tokens_per_day: Ceiling,
     }
-    /// Where pickers count together.
+    /// Tenants' own limits in Redis.
+    UserRecords {
+        "unknown" => unknown: OnUnknownUser,
+        "ttl" => ttl: Duration,
+    }
+    /// A Redis, and how requests deal with it.
     Redis {
         "url" => url: String,
         "timeout" => timeout: Duration,
         "onFailure" => on_failure: OnStoreFailure,
+        "profileRefresh" => profile_refresh: Duration,
     }
     /// Whose names become labels.
     Labels {
@@ -68,6 +75,26 @@ impl Keyword for OnStoreFailure {
 }
 
 impl Read for OnStoreFailure {
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        keyword(node, path, sink)
+    }
+}
+
+impl Keyword for OnUnknownUser {
+    const WORDS: &'static [(&'static str, Self)] = &[("default", Self::Default), ("refuse", Self::Refuse)];
+}
+
+impl Read for OnUnknownUser {
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        keyword(node, path, sink)
+    }
+}
+
+impl Keyword for CountIn {
+    const WORDS: &'static [(&'static str, Self)] = &[("memory", Self::Memory), ("redis", Self::Redis)];
+}
+
+impl Read for CountIn {
     fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
         keyword(node, path, sink)
     }

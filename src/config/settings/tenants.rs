@@ -1,4 +1,4 @@
-//! Who a tenant is, what it may have, and whose names become labels of metrics.
+//! Who a tenant is, what it may have, the Redis where that stands, and whose names become labels of metrics.
 
 use crate::quota::Limits;
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,6 +8,10 @@ use std::time::Duration;
 pub const DEFAULT_ANSWER_TOKENS: u32 = 512;
 /// 50 ms for Redis: a hundred times what it takes nearby, and far below Envoy's 200 ms for a message.
 pub const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_millis(50);
+/// 10 s between two looks at the SLO profiles in Redis: as often as AIBrix looks.
+pub const DEFAULT_PROFILE_REFRESH: Duration = Duration::from_secs(10);
+/// 10 s for which a tenant's record counts once it has been read: a change takes effect while somebody still waits for it.
+pub const DEFAULT_RECORD_TTL: Duration = Duration::from_secs(10);
 /// 20 names: what fits on a graph.
 pub const DEFAULT_TOP_NAMES: usize = 20;
 /// 1,000 names: more make scrapes slow.
@@ -45,8 +49,10 @@ pub struct TenantSettings {
     pub overrides: BTreeMap<String, Limits>,
     /// Tokens booked for an answer whose request does not bound it.
     pub answer_tokens: u32,
-    /// Where it is counted, when not in this process.
-    pub redis: Option<RedisSettings>,
+    /// Where it is counted.
+    pub store: CountIn,
+    /// Tenants' own limits in Redis, where they are looked up.
+    pub user_records: Option<UserRecordSettings>,
 }
 
 impl TenantSettings {
@@ -57,7 +63,38 @@ impl TenantSettings {
     }
 }
 
-/// Where pickers count together.
+/// Where what tenants have had is counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CountIn {
+    /// In this process, for itself.
+    #[default]
+    Memory,
+    /// In Redis, with other pickers.
+    Redis,
+}
+
+/// How tenants' own limits are looked up: AIBrix's records `aibrix-users/<name>` in Redis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UserRecordSettings {
+    /// What becomes of who has none.
+    pub unknown: OnUnknownUser,
+    /// How long a record counts once it has been read.
+    pub ttl: Duration,
+}
+
+/// What becomes of a tenant without a record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnUnknownUser {
+    /// It may have what is the default.
+    #[default]
+    Default,
+    /// It is refused with 500, as AIBrix's gateway does.
+    Refuse,
+}
+
+/// A Redis, and how requests deal with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedisSettings {
     /// `redis://` or, over TLS, `rediss://`.
@@ -66,6 +103,8 @@ pub struct RedisSettings {
     pub timeout: Duration,
     /// What becomes of it then.
     pub on_failure: OnStoreFailure,
+    /// Between two looks at the SLO profiles there.
+    pub profile_refresh: Duration,
 }
 
 /// What becomes of a request that nobody can count.

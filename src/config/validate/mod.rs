@@ -23,16 +23,21 @@ use std::time::Duration;
 
 /// Settings from a file and what outranks it. They are only to be used when nothing in `sink` is an error.
 pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings, sink: &mut Sink) -> Settings {
-    let File { server, telemetry, exchange, mut limits, pools } = file;
+    let File { server, telemetry, exchange, mut limits, redis, pools } = file;
     let election = pick(flags.leader_election.as_ref(), server.leader_election).filter(|at| at.value);
     let exchange = self::exchange(exchange, flags, sink);
-    let tenants = limits.tenants.take().map(|file| tenants::limits(file, exchange.tenant.as_ref(), sink));
+    let redis_at = redis.as_ref().map(|at| at.span);
+    let redis = redis.and_then(|file| tenants::redis(file, sink));
+    let rule = exchange.tenant.as_ref();
+    let tenants = limits.tenants.take().map(|file| tenants::limits(file, rule, redis_at.is_some(), sink));
+    let strategies = places_of_strategies(&pools);
     let limits = self::limits(&limits, sink);
     let settings = Settings {
         server: self::server(server, flags, surroundings, sink),
         telemetry: self::telemetry(telemetry, flags, surroundings, sink),
         exchange,
         tenants,
+        redis,
         pools: pools::pools(pools, limits.max_buffered_bytes, flags, sink),
         limits,
     };
@@ -40,7 +45,14 @@ pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings
         let message = "leader election has no effect: no pool has `kubernetes`, which is where leases are";
         sink.push(Diagnostic::new(Code::NoEffect, "server.leaderElection", message).at(at.span));
     }
+    tenants::who_reads(redis_at, settings.tenants.as_ref(), &settings.pools, &strategies, sink);
     settings
+}
+
+/// Where each pool of the file names its strategy, or where the pool begins.
+fn places_of_strategies(pools: &Opt<Vec<At<schema::Pool>>>) -> Vec<Span> {
+    let pools = pools.iter().flat_map(|at| &at.value);
+    pools.map(|pool| pool.value.strategy.as_ref().map_or(pool.span, |strategy| strategy.span)).collect()
 }
 
 /// The value of a flag, else of the file, with its place.

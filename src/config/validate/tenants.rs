@@ -1,13 +1,17 @@
-//! The checks of `exchange.tenant`, `limits.tenants` and `telemetry.labels`.
+//! The checks of `exchange.tenant`, `limits.tenants`, `redis` and `telemetry.labels`.
 
 use super::{given, positive};
 use crate::config::decode::Sink;
-use crate::config::diagnostic::{At, Code, Diagnostic};
+use crate::config::diagnostic::{At, Code, Diagnostic, Span};
 use crate::config::schema;
 use crate::config::settings::tenants::{
-    DEFAULT_ANSWER_TOKENS, DEFAULT_STORE_TIMEOUT, DEFAULT_TOP_NAMES, MAX_TOP_NAMES,
+    DEFAULT_ANSWER_TOKENS, DEFAULT_PROFILE_REFRESH, DEFAULT_RECORD_TTL, DEFAULT_STORE_TIMEOUT, DEFAULT_TOP_NAMES,
+    MAX_TOP_NAMES,
 };
-use crate::config::settings::{LabelSettings, NameSettings, RedisSettings, TenantRule, TenantSettings, TenantSource};
+use crate::config::settings::{
+    CountIn, LabelSettings, NameSettings, PoolSettings, RedisSettings, TenantRule, TenantSettings, TenantSource,
+    UserRecordSettings,
+};
 use crate::quota::Limits;
 use std::time::Duration;
 
@@ -61,8 +65,13 @@ fn bounds(file: &schema::TenantLimits, like: &Limits) -> Limits {
     }
 }
 
-/// What tenants may have.
-pub(super) fn limits(file: At<schema::Tenants>, rule: Option<&TenantRule>, sink: &mut Sink) -> TenantSettings {
+/// What tenants may have; `redis` is given, or it is not.
+pub(super) fn limits(
+    file: At<schema::Tenants>,
+    rule: Option<&TenantRule>,
+    redis: bool,
+    sink: &mut Sink,
+) -> TenantSettings {
     const PATH: &str = "limits.tenants";
     let At { value: file, span } = file;
     let default = bounds(&file.default.map(|at| at.value).unwrap_or_default(), &Limits::default());
@@ -72,23 +81,67 @@ pub(super) fn limits(file: At<schema::Tenants>, rule: Option<&TenantRule>, sink:
         let help = "give `exchange.tenant`";
         sink.push(Diagnostic::new(Code::NoEffect, PATH, message).at(span).help(help));
     }
+    if let Some(at) = file.store.filter(|at| at.value == CountIn::Redis && !redis) {
+        no_redis(at.span, &format!("{PATH}.store"), "`store: redis`", sink);
+    }
+    if let Some(at) = file.user_records.as_ref().filter(|_| !redis) {
+        no_redis(at.span, &format!("{PATH}.userRecords"), "`userRecords`", sink);
+    }
+    let user_records = file.user_records.map(|at| UserRecordSettings {
+        unknown: given(at.value.unknown, Default::default()),
+        ttl: positive(&format!("{PATH}.userRecords.ttl"), at.value.ttl, DEFAULT_RECORD_TTL, sink),
+    });
     let overrides = named.into_iter().map(|(name, at)| (name.value, bounds(&at.value, &default))).collect();
     TenantSettings {
         default,
         overrides,
         answer_tokens: given(file.answer_tokens, DEFAULT_ANSWER_TOKENS),
-        redis: file.redis.and_then(|at| redis(at, sink)),
+        store: given(file.store, Default::default()),
+        user_records,
     }
 }
 
-fn redis(file: At<schema::Redis>, sink: &mut Sink) -> Option<RedisSettings> {
-    const PATH: &str = "limits.tenants.redis";
+/// `what` reads Redis, and nothing says where that is.
+fn no_redis(span: Span, path: &str, what: &str, sink: &mut Sink) {
+    let message = format!("{what} needs `redis`, which says where it is");
+    let help = "as in `redis: {url: \"redis://localhost:6379/0\"}`, beside `limits` and `pools`";
+    sink.push(Diagnostic::new(Code::MissingKey, path, message).at(span).help(help));
+}
+
+/// Checks that who reads Redis has one, and that one that is given is read; `places` are those of the pools' strategies, in their order.
+pub(super) fn who_reads(
+    given: Option<Span>,
+    tenants: Option<&TenantSettings>,
+    pools: &[PoolSettings],
+    places: &[Span],
+    sink: &mut Sink,
+) {
+    let mut read = tenants.is_some_and(|t| t.store == CountIn::Redis || t.user_records.is_some());
+    for (position, _) in pools.iter().enumerate().filter(|(_, pool)| pool.reads_redis()) {
+        read = true;
+        if given.is_none() {
+            let span = places.get(position).copied().unwrap_or_default();
+            no_redis(span, &format!("pools[{position}].strategy"), "`profilesFromRedis`", sink);
+        }
+    }
+    if let Some(span) = given.filter(|_| !read) {
+        let message = "nothing is read or counted in `redis`";
+        let help = "`store: redis` and `userRecords` of `limits.tenants` do, and strategies with `profilesFromRedis`";
+        sink.push(Diagnostic::new(Code::NoEffect, "redis", message).at(span).help(help));
+    }
+}
+
+/// The Redis for all that is kept in one.
+pub(super) fn redis(file: At<schema::Redis>, sink: &mut Sink) -> Option<RedisSettings> {
+    const PATH: &str = "redis";
     let At { value: file, span } = file;
     let timeout = positive(&format!("{PATH}.timeout"), file.timeout, DEFAULT_STORE_TIMEOUT, sink);
     if let Some(at) = file.timeout.filter(|at| at.value > MAX_STORE_TIMEOUT) {
         let shown = crate::config::units::show_duration(at.value);
         sink.out_of_range(at.span, &format!("{PATH}.timeout"), shown, "up to 5s");
     }
+    let profile_refresh =
+        positive(&format!("{PATH}.profileRefresh"), file.profile_refresh, DEFAULT_PROFILE_REFRESH, sink);
     if cfg!(not(feature = "redis")) {
         let message = "this build can't ask Redis (it lacks the feature `redis`)";
         sink.push(Diagnostic::new(Code::Contradiction, PATH, message).at(span));
@@ -104,7 +157,8 @@ fn redis(file: At<schema::Redis>, sink: &mut Sink) -> Option<RedisSettings> {
         let help = "as in `redis://localhost:6379/0`, or `rediss://` over TLS";
         sink.push(Diagnostic::new(Code::BadUrl, format!("{PATH}.url"), message).at(url.span).help(help));
     }
-    Some(RedisSettings { url: url.value, timeout, on_failure: given(file.on_failure, Default::default()) })
+    let on_failure = given(file.on_failure, Default::default());
+    Some(RedisSettings { url: url.value, timeout, on_failure, profile_refresh })
 }
 
 /// Whose names become labels.

@@ -147,7 +147,7 @@ impl Setup {
             Queues::new(flow, store.clone(), health, stale_after, metrics.queues("pool"), rng).unwrap()
         });
         let book = Store::Memory(Arc::new(Book::new(100)));
-        let quotas = self.tenants.map(|tenants| Quotas::new(tenants, book, metrics.clone(), clock));
+        let quotas = self.tenants.map(|tenants| Arc::new(Quotas::new(tenants, book, metrics.clone(), clock)));
         let live = live.with_prefix(vec![Arc::new(prefix)]).with_queues(vec![queues]).with_quotas(quotas);
         let picker = Arc::new(Picker::new(live, metrics, Decisions::new(16), Tracing::default(), 7));
         World { picker, snapshot: store }

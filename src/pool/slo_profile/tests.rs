@@ -97,3 +97,34 @@ fn what_does_not_fit_is_named() {
         assert!(error.contains(word), "{word}: {error}");
     }
 }
+
+#[test]
+fn profiles_are_found_by_model_and_deployment() {
+    let keyed = |key: &str| Profile::parse_keyed(key, simulated("named").to_string().as_bytes()).unwrap();
+    let all = SloProfiles::new(Vec::new(), true);
+    all.publish(vec![profile(&simulated("a100"))]);
+    let redis =
+        Arc::new(RedisProfiles::from_pointee(vec![keyed("llama_7b_a100"), keyed("llama_a100"), keyed("llama_l40s")]));
+    all.read_there(redis.clone());
+    let found = |model: &str, deployment: Option<&str>| {
+        all.load().find(model, deployment).map(|p| p.key().unwrap_or("file").to_owned())
+    };
+    for (model, deployment, expected) in [
+        ("llama", Some("a100"), Some("llama_a100")),
+        ("llama_7b", Some("a100"), Some("llama_7b_a100")),
+        // Both halves may hold underscores, and both have to fit.
+        ("llama", Some("7b_a100"), Some("llama_7b_a100")),
+        ("llama", Some("l40s"), Some("llama_l40s")),
+        ("llama_7b", Some("l40s"), None),
+        ("qwen", Some("a100"), Some("file")),
+        ("qwen", Some("named"), None),
+        // Where no deployment is known, there must be no choice.
+        ("llama", None, Some("file")),
+        ("llama_7b", None, Some("llama_7b_a100")),
+        ("qwen", None, Some("file")),
+    ] {
+        assert_eq!(found(model, deployment).as_deref(), expected, "{model} {deployment:?}");
+    }
+    redis.store(Arc::default());
+    assert_eq!(found("llama", Some("l40s")), None);
+}

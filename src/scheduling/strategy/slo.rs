@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Expected, target, rate and time stand in a profile of the deployment ([`crate::pool::slo_profile`]), at the lengths of the prompt and of the answer
-//! that the pool gives to such prompts. Which deployment an endpoint is of, one of its labels says. Where a profile is missing or has no
+//! that the pool gives to such prompts. Which deployment an endpoint is of, its labels say (below, `deployment`). Where a profile is missing or has no
 //! objective that was measured, the fewest requests decide, and that is counted (`no_profile`). A request that a profile says no rate of it meets the
 //! objective is refused with 503.
 //!
@@ -25,8 +25,8 @@
 
 mod load;
 
-use crate::pool::slo_profile::{Profile, SloProfiles};
-use crate::pool::{Endpoint, Roles};
+use crate::pool::slo_profile::{Profile, Profiles, SloProfiles};
+use crate::pool::{Endpoint, EndpointSpec, Roles};
 use crate::rng::PickRng;
 use crate::scheduling::plugin::{Descriptor, ParamError, params};
 use crate::scheduling::strategy::least_request::LeastRequest;
@@ -71,38 +71,60 @@ pub const PACK_LOAD: Descriptor = Descriptor {
     build: |value| build(value, Placement::Pack),
 };
 
-/// The labels that name a deployment, as AIBrix has them: the first that an endpoint has counts.
-const DEFAULT_DEPLOYMENT_LABELS: [&str; 2] = ["raycluster-fleet-name", "app.kubernetes.io/name"];
+/// The label of a pod of AIBrix's `RayClusterFleet`: its fleet is its deployment.
+const FLEET_LABEL: &str = "orchestration.aibrix.ai/raycluster-fleet-name";
+/// The label that names the deployment of any other pod, as AIBrix has it (`AIBRIX_POD_DEPLOYMENT_LABEL`).
+const DEFAULT_DEPLOYMENT_LABEL: &str = "app.kubernetes.io/name";
+/// Ray's operator gives all its pods the same `app.kubernetes.io/name`; so marked, that says nothing.
+const RAY_NODE: (&str, &str) = ("ray.io/is-ray-node", "yes");
+/// The label whose value stands in the names of a Deployment's pods, behind the Deployment's.
+const TEMPLATE_LABEL: &str = "pod-template-hash";
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct Params {
     /// Files with one profile each.
     profiles: Vec<String>,
-    /// The label that names an endpoint's deployment, in place of AIBrix's.
+    /// Profiles in Redis too, under AIBrix's keys; a profile there comes before a file's.
+    profiles_from_redis: bool,
+    /// The label that names an endpoint's deployment, in place of `app.kubernetes.io/name`.
     deployment_label: Option<String>,
 }
 
 fn build(value: &Value, placement: Placement) -> Result<Box<dyn Strategy>, ParamError> {
-    let Params { profiles, deployment_label } = params(value)?;
+    let Params { profiles, profiles_from_redis, deployment_label } = params(value)?;
     if profiles.iter().any(String::is_empty) {
         return Err(ParamError::value("profiles", "\"\"", "the paths of files are allowed"));
     }
-    let labels = match deployment_label {
-        Some(label) if label.is_empty() => {
-            return Err(ParamError::value("deploymentLabel", "\"\"", "the name of a label is allowed"));
-        }
-        Some(label) => vec![label],
-        None => DEFAULT_DEPLOYMENT_LABELS.map(str::to_owned).into(),
-    };
-    Ok(Box::new(Slo { placement, labels, profiles: Arc::new(SloProfiles::of_files(profiles)) }))
+    let label = deployment_label.unwrap_or_else(|| DEFAULT_DEPLOYMENT_LABEL.to_owned());
+    if label.is_empty() {
+        return Err(ParamError::value("deploymentLabel", "\"\"", "the name of a label is allowed"));
+    }
+    Ok(Box::new(Slo { placement, label, profiles: Arc::new(SloProfiles::new(profiles, profiles_from_redis)) }))
 }
 
 #[derive(Debug)]
 struct Slo {
     placement: Placement,
-    labels: Vec<String>,
+    label: String,
     profiles: Arc<SloProfiles>,
+}
+
+/// The deployment of an endpoint, by AIBrix's rules: its fleet, else what `label` says, else what the pod is called after.
+fn deployment<'e>(spec: &'e EndpointSpec, label: &str) -> Option<&'e str> {
+    let said = |name: &str| spec.labels.get(name).map(|value| &**value);
+    let is_ray = said(RAY_NODE.0) == Some(RAY_NODE.1);
+    let by_label = || said(label).filter(|_| !is_ray);
+    // A pod is called `deployment-hash-…`, after the ReplicaSet or the RayCluster that it is of.
+    let by_name = || {
+        said(TEMPLATE_LABEL).filter(|hash| !hash.is_empty()).and_then(|hash| {
+            spec.name.rmatch_indices(hash).find_map(|(at, hash)| {
+                let before = spec.name.get(..at)?.strip_suffix('-')?;
+                spec.name.get(at + hash.len()..)?.starts_with('-').then_some(before)
+            })
+        })
+    };
+    said(FLEET_LABEL).or_else(by_label).or_else(by_name)
 }
 
 /// A deployment that the request could go to.
@@ -128,25 +150,21 @@ impl Lengths {
 }
 
 impl Slo {
-    /// The profile of an endpoint's deployment. An endpoint that has no such label is of the only deployment, where there is one profile.
-    fn profile<'p>(&self, profiles: &'p [Profile], endpoint: &Endpoint) -> Option<&'p Profile> {
-        let labels = &endpoint.spec.labels;
-        match self.labels.iter().find_map(|name| labels.get(name.as_str())) {
-            Some(deployment) => profiles.iter().find(|p| *p.deployment == **deployment),
-            None => profiles.first().filter(|_| profiles.len() == 1),
-        }
+    /// The profile of an endpoint's deployment. One of which it is not known is of the only deployment, where there is one profile.
+    fn profile<'p>(&self, cx: &PickContext<'_>, profiles: &'p Profiles, endpoint: &Endpoint) -> Option<&'p Profile> {
+        profiles.find(cx.request.model, deployment(&endpoint.spec, &self.label))
     }
 
     /// The deployments of `endpoints`, the one that suits the request best first; `None` when there is none, or one of which it can't be said.
     fn choices<'p, 'e>(
         &self,
         cx: &PickContext<'_>,
-        profiles: &'p [Profile],
+        profiles: &'p Profiles,
         endpoints: impl Iterator<Item = &'e Endpoint>,
     ) -> Option<SmallVec<[Choice<'p>; 4]>> {
         let mut choices: SmallVec<[Choice<'p>; 4]> = SmallVec::new();
         for endpoint in endpoints {
-            let Some(profile) = self.profile(profiles, endpoint) else { continue };
+            let Some(profile) = self.profile(cx, profiles, endpoint) else { continue };
             if choices.iter().any(|known| std::ptr::eq(known.profile, profile)) {
                 continue;
             }
@@ -162,7 +180,7 @@ impl Slo {
     fn place(
         &self,
         cx: &PickContext<'_>,
-        profiles: &[Profile],
+        profiles: &Profiles,
         choices: &[Choice<'_>],
         candidates: &[Candidate<'_>],
     ) -> Result<usize, Unplaced> {
@@ -172,7 +190,7 @@ impl Slo {
                 break;
             }
             let is_of_it = |c: &Candidate<'_>| {
-                self.profile(profiles, &c.state.endpoint).is_some_and(|p| std::ptr::eq(p, choice.profile))
+                self.profile(cx, profiles, &c.state.endpoint).is_some_and(|p| std::ptr::eq(p, choice.profile))
             };
             let members: SmallVec<[usize; 16]> =
                 candidates.iter().enumerate().filter(|(_, c)| is_of_it(c)).map(|(at, _)| at).collect();
@@ -228,7 +246,7 @@ impl Strategy for Slo {
             reason = "not negative, far below 2^64 billionths"
         )]
         let key = |c: &Candidate<'_>| (utilization(c) * 1e9) as u64;
-        let known = candidates.iter().filter(|c| self.profile(&profiles, &c.state.endpoint).is_some());
+        let known = candidates.iter().filter(|c| self.profile(cx, &profiles, &c.state.endpoint).is_some());
         let mut rest: SmallVec<[(u64, &Arc<Endpoint>); 16]> = known.map(|c| (key(c), &c.state.endpoint)).collect();
         rest.sort_by_key(|(key, _)| *key);
         rest.into_iter().for_each(|(_, endpoint)| ranking.push(endpoint));
@@ -237,7 +255,7 @@ impl Strategy for Slo {
     fn share(&self, cx: &PickContext<'_>, endpoint: &Endpoint) -> f64 {
         let profiles = self.profiles.load();
         let Lengths { answer, prompt } = Lengths::of(cx, endpoint);
-        let consumption = self.profile(&profiles, endpoint).and_then(|p| p.consumption(answer, prompt));
+        let consumption = self.profile(cx, &profiles, endpoint).and_then(|p| p.consumption(answer, prompt));
         consumption.unwrap_or(0.0)
     }
 

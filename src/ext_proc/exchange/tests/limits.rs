@@ -1,7 +1,7 @@
 //! Tenants and what they may have: who is refused and how, what is booked and given back, and that a request is counted once.
 
 use super::*;
-use crate::config::settings::{TenantRule, TenantSource};
+use crate::config::settings::{CountIn, TenantRule, TenantSource};
 use crate::flow::registry::{CEILINGS, DETECTORS, find};
 use crate::quota;
 use serde_json::json;
@@ -21,7 +21,8 @@ fn by_header() -> ExchangeSettings {
 
 fn tenants(default: quota::Limits) -> TenantSettings {
     let vip = quota::Limits { requests_per_minute: None, ..default };
-    TenantSettings { default, overrides: [("vip".to_owned(), vip)].into(), answer_tokens: 50, redis: None }
+    let overrides = [("vip".to_owned(), vip)].into();
+    TenantSettings { default, overrides, answer_tokens: 50, store: CountIn::Memory, user_records: None }
 }
 
 fn world(limits: quota::Limits) -> World {
@@ -184,6 +185,7 @@ fn a_reload_keeps_what_was_had() {
     let store = live.quotas().unwrap().store().clone();
     let more = tenants(quota::Limits { requests_per_minute: Some(3), ..NONE });
     let quotas = Quotas::new(more, store, world.picker.metrics.clone(), crate::clock::Clock::start());
+    let quotas = Arc::new(quotas);
     let router = Router::new(live.router.pools().to_vec());
     let again = Live::new(router, live.limits.clone(), live.exchange.clone(), &world.picker.metrics);
     world.picker.reload(again.with_quotas(Some(quotas)), || serde_json::Value::Null);
@@ -220,21 +222,33 @@ fn who_has_a_token_is_who_it_says_whatever_its_headers_say() {
 mod away {
     use super::*;
     use crate::config::settings::OnStoreFailure;
+    use crate::config::settings::{OnUnknownUser, UserRecordSettings};
     use crate::ext_proc::quotas::Shared;
     use crate::quota_store::RedisStore;
+    use crate::quota_store::users::UserRecords;
+    use crate::redis_link::RedisLink;
 
     fn world(on_failure: OnStoreFailure) -> World {
+        let limits = tenants(quota::Limits { requests_per_minute: Some(1), ..NONE });
+        away(TenantSettings { store: CountIn::Redis, ..limits }, on_failure)
+    }
+
+    fn away(settings: TenantSettings, on_failure: OnStoreFailure) -> World {
         let world = Setup { exchange: by_header(), ..Setup::default() }.build();
         // Nobody listens there.
-        let redis = RedisStore::start("redis://127.0.0.1:1", 1, |_| {}).unwrap();
-        let store = Store::Redis(Arc::new(Shared { redis, timeout: Duration::from_secs(5), on_failure }));
-        let limits = tenants(quota::Limits { requests_per_minute: Some(1), ..NONE });
+        let link = RedisLink::start("redis://127.0.0.1:1", |_| {}).unwrap();
+        let store = match settings.store {
+            CountIn::Redis => Store::Redis(Arc::new(RedisStore::new(link.clone(), 1))),
+            CountIn::Memory => Store::Memory(Arc::new(quota::Book::new(10))),
+        };
+        let users = Arc::new(UserRecords::new(link.clone()));
+        let shared = Shared { link, users, timeout: Duration::from_secs(5), on_failure };
         let metrics = &world.picker.metrics;
-        let quotas = Quotas::new(limits, store, metrics.clone(), crate::clock::Clock::start());
+        let quotas = Quotas::new(settings, store, metrics.clone(), crate::clock::Clock::start()).sharing(shared);
         let live = world.picker.live();
         let again =
             Live::new(Router::new(live.router.pools().to_vec()), live.limits.clone(), live.exchange.clone(), metrics);
-        world.picker.reload(again.with_quotas(Some(quotas)), || serde_json::Value::Null);
+        world.picker.reload(again.with_quotas(Some(Arc::new(quotas))), || serde_json::Value::Null);
         world
     }
 
@@ -278,6 +292,30 @@ mod away {
         assert_eq!(told.kinds, ["request_headers", "request_body", "request_trailers"]);
         drop(exchange);
         world.assert_books_closed(3);
+    }
+
+    #[tokio::test]
+    async fn so_does_one_whose_tenant_may_have_what_nobody_can_look_up() {
+        let limits = tenants(quota::Limits { requests_per_minute: Some(1), ..NONE });
+        let user_records = Some(UserRecordSettings { unknown: OnUnknownUser::Refuse, ttl: Duration::from_secs(1) });
+        let settings = TenantSettings { user_records, ..limits };
+        let message =
+            |tenant| Message::RequestHeaders(headers(&[PATH, (":method", "POST"), ("x-tenant", tenant)], false));
+        for (on_failure, goes_on) in [(OnStoreFailure::Allow, true), (OnStoreFailure::Refuse, false)] {
+            let world = away(settings.clone(), on_failure);
+            for _ in 0..2 {
+                let (exchange, told) = after_waiting(&world, BodySendMode::None, vec![message("a")]).await;
+                assert_eq!(
+                    (exchange.is_routed(), told.refused.map(|(status, _)| status)),
+                    (goes_on, (!goes_on).then_some(503))
+                );
+            }
+            // Whom the file names, and who has no name, needs no record: the books are open.
+            let mut vip = world.exchange();
+            let first = ProcessingRequest { protocol_config: duplex(), ..request(message("vip")) };
+            assert!(!send(&mut vip, first).is_empty() || vip.warming().is_none());
+            drop(vip);
+        }
     }
 
     #[tokio::test]

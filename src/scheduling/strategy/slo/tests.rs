@@ -195,9 +195,59 @@ fn a_request_may_wait_for_what_its_objective_leaves() {
 }
 
 #[test]
+fn a_deployment_is_found_by_aibrixs_rules() {
+    let spec = |name: &str, labels: &[(&str, &str)]| {
+        let labels = labels.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
+        EndpointSpec { name: name.into(), labels, ..EndpointSpec::at(([127, 0, 0, 1], 8000).into()) }
+    };
+    let fleet = (FLEET_LABEL, "fleet");
+    let (named, ray, hash) = ((LABEL, "named"), RAY_NODE, (TEMPLATE_LABEL, "77d9bbd669"));
+    for (name, labels, deployment_is) in [
+        ("p", vec![fleet, named, hash], Some("fleet")),
+        ("p", vec![named, hash], Some("named")),
+        ("llama-a100-77d9bbd669-s68dw", vec![hash], Some("llama-a100")),
+        ("llama-a100-77d9bbd669-s68dw-rank-1", vec![hash], Some("llama-a100")),
+        // All pods of Ray's operator have the same name.
+        ("qwen-7b-77d9bbd669-s68dw-head-hzmsf", vec![(LABEL, "kuberay"), ray, hash], Some("qwen-7b")),
+        ("llama-s68dw", vec![hash], None),
+        ("77d9bbd669-s68dw", vec![hash], None),
+        ("llama-77d9bbd669-s68dw", vec![], None),
+        ("a-b-c", vec![(TEMPLATE_LABEL, "")], None),
+    ] {
+        assert_eq!(deployment(&spec(name, &labels), LABEL), deployment_is, "{name} {labels:?}");
+    }
+    let spec = spec("p", &[named, ("gpu", "l40s")]);
+    assert_eq!(deployment(&spec, "gpu"), Some("l40s"));
+}
+
+#[test]
+fn a_profile_of_the_requests_model_comes_before_one_of_the_deployment_alone() {
+    use crate::pool::slo_profile::RedisProfiles;
+    let mut slow = simulated("a");
+    slow["slos"]["e2e"] = json!(0.001);
+    let world = World::new("slo", &["a"], &[slow]);
+    let spare = |model: &str| {
+        let request = RequestFacts { prompt_tokens: 128, model, ..RequestFacts::default() };
+        let cx = PickContext { request, ..PickContext::new(&world.snapshot, NOW, STALE_AFTER) };
+        world.strategy.spare(&cx).unwrap()
+    };
+    assert!(spare("m") < 0.0);
+    let of_model = Profile::parse_keyed("m_a", simulated("b").to_string().as_bytes()).unwrap();
+    let published = Arc::new(RedisProfiles::from_pointee(vec![of_model]));
+    world.strategy.profiles(&mut |profiles| profiles.read_there(published.clone()));
+    assert!(spare("m") > 0.0, "its key says whose it is");
+    assert!(spare("other") < 0.0);
+    published.store(Arc::default());
+    assert!(spare("m") < 0.0);
+}
+
+#[test]
 fn parameters_are_checked() {
     for plugin in [PLUGIN, LEAST_LOAD, LEAST_LOAD_PULLING, PACK_LOAD] {
-        assert!((plugin.build)(&json!({"profiles": ["/a.json"], "deploymentLabel": "gpu"})).is_ok());
+        assert!(
+            (plugin.build)(&json!({"profiles": ["/a.json"], "profilesFromRedis": true, "deploymentLabel": "gpu"}))
+                .is_ok()
+        );
         for (bad, word) in [
             (json!({"profiles": [""]}), "profiles"),
             (json!({"deploymentLabel": ""}), "deploymentLabel"),

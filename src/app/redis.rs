@@ -1,0 +1,126 @@
+//! What is shared of a Redis: the connection, what counts there, what is read there. Kept over reloads that do not change it.
+
+use crate::config::Settings;
+use crate::scheduling::Choices;
+use crate::telemetry::metrics::Metrics;
+use std::sync::Arc;
+
+#[cfg(feature = "redis")]
+pub(super) use shared::Redis;
+
+/// There is none in this build.
+#[cfg(not(feature = "redis"))]
+#[derive(Clone, Debug)]
+pub(super) enum Redis {}
+
+#[cfg(not(feature = "redis"))]
+impl Redis {
+    pub(super) fn of(settings: &Settings, _: Option<&Self>, _: &Arc<Metrics>) -> anyhow::Result<Option<Self>> {
+        anyhow::ensure!(settings.redis.is_none(), "this build can't ask Redis (feature `redis`)");
+        Ok(None)
+    }
+
+    pub(super) fn share_profiles(&self, _: &Choices) {
+        match *self {}
+    }
+}
+
+#[cfg(feature = "redis")]
+mod shared {
+    use super::*;
+    use crate::ext_proc::quotas::{Shared, Store};
+    use crate::pool::slo_profile::RedisProfiles;
+    use crate::quota_store::RedisStore;
+    use crate::quota_store::users::UserRecords;
+    use crate::redis_link::RedisLink;
+    use crate::rng;
+    use crate::scrape::redis_profiles::{self, Look};
+    use anyhow::Context;
+    use std::time::Duration;
+
+    /// A Redis.
+    #[derive(Clone, Debug)]
+    pub(in super::super) struct Redis {
+        link: Arc<RedisLink>,
+        counts: Arc<RedisStore>,
+        users: Arc<UserRecords>,
+        /// Where the SLO profiles are published, and how often they are read, when somebody wants them.
+        profiles: Option<(Arc<RedisProfiles>, Duration)>,
+    }
+
+    impl Redis {
+        /// The one that `settings` ask for: that of `before` unless it is another.
+        pub(in super::super) fn of(
+            settings: &Settings,
+            before: Option<&Self>,
+            metrics: &Arc<Metrics>,
+        ) -> anyhow::Result<Option<Self>> {
+            let Some(wanted) = &settings.redis else { return Ok(None) };
+            let mut redis = match before.filter(|old| old.link.is_at(&wanted.url)) {
+                Some(old) => old.clone(),
+                None => {
+                    let connected = metrics.redis.connected.clone();
+                    let told = move |is: bool| {
+                        if is {
+                            connected.inc()
+                        } else {
+                            connected.dec()
+                        };
+                    };
+                    let link = RedisLink::start(&wanted.url, told).context("`redis.url` can't be used")?;
+                    Self {
+                        counts: Arc::new(RedisStore::new(link.clone(), rng::system_seed())),
+                        users: Arc::new(UserRecords::new(link.clone())),
+                        profiles: None,
+                        link,
+                    }
+                }
+            };
+            let every = wanted.profile_refresh;
+            let known = before.and_then(|old| old.profiles.as_ref()).map(|(published, _)| published.load_full());
+            redis.profiles = match redis.profiles {
+                _ if !settings.pools.iter().any(|pool| pool.reads_redis()) => None,
+                Some(kept) if kept.1 == every => Some(kept),
+                _ => {
+                    let told = telling(metrics.clone());
+                    let followed = redis_profiles::follow(redis.link.clone(), every, known.unwrap_or_default(), told);
+                    Some((followed, every))
+                }
+            };
+            Ok(Some(redis))
+        }
+
+        /// Lets strategies read the SLO profiles there that want to.
+        pub(in super::super) fn share_profiles(&self, choices: &Choices) {
+            let Some((published, _)) = &self.profiles else { return };
+            for profiles in choices.slo_profiles().into_iter().filter(|profiles| profiles.reads_redis()) {
+                profiles.read_there(published.clone());
+            }
+        }
+
+        /// What counts there.
+        pub(in super::super) fn store(&self) -> Store {
+            Store::Redis(self.counts.clone())
+        }
+
+        /// How requests deal with it, by `settings`.
+        pub(in super::super) fn shared(&self, settings: &Settings) -> Option<Shared> {
+            let wanted = settings.redis.as_ref()?;
+            let (link, users) = (self.link.clone(), self.users.clone());
+            Some(Shared { link, users, timeout: wanted.timeout, on_failure: wanted.on_failure })
+        }
+    }
+
+    fn telling(metrics: Arc<Metrics>) -> impl Fn(Look) {
+        let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        move |look| match look {
+            Look::Read { good, malformed } => {
+                metrics.redis.good_profiles.set(gauge(good));
+                metrics.redis.malformed_profiles.set(gauge(malformed));
+            }
+            Look::Failed => {
+                metrics.redis.failed_profile_looks.inc();
+            }
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! What of the limits stands in Redis: what tenants have had, and what single tenants may have.
+
+use super::{Begun, Claim, Permit, Quotas, Store};
+use crate::clock::Timestamp;
+use crate::config::settings::{OnStoreFailure, OnUnknownUser};
+use crate::error::{Reason, RequestError};
+use crate::ext_proc::prefix::Warming;
+use crate::quota::{Limits, Refused, Wall};
+use crate::quota_store::StoreError;
+use crate::quota_store::users::{Found, UserRecords};
+use crate::redis_link::{LinkError, RedisLink};
+use crate::telemetry::redis::{RecordOutcome, StoreFailure};
+use futures_util::FutureExt;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// A Redis, and how requests deal with it.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    /// The Redis.
+    pub link: Arc<RedisLink>,
+    /// Tenants' own limits there; they are looked up where the settings say so.
+    pub users: Arc<UserRecords>,
+    /// How long a request waits.
+    pub timeout: Duration,
+    /// What becomes of it then.
+    pub on_failure: OnStoreFailure,
+}
+
+/// What a question came to.
+#[derive(Debug)]
+enum Verdict {
+    /// The request goes on, with what is booked for it, where anything is. A permit that nobody takes gives everything back.
+    Granted(Option<Permit>),
+    /// Its tenant has had what it may have.
+    Refused(Refused),
+    /// Its tenant has no record, and needs one.
+    Unknown,
+}
+
+/// An answer that is on its way.
+#[derive(Debug)]
+pub(super) struct Answer {
+    claim: Claim,
+    told: oneshot::Receiver<Result<Verdict, StoreError>>,
+}
+
+/// What the claimant may have.
+pub(super) enum Limited {
+    /// That is in the claim now.
+    Known(Claim),
+    /// It has to be read first.
+    Unread(Begun),
+}
+
+impl Quotas {
+    /// The records that say what `tenant` may have, and for how long they count, unless the settings name it themselves.
+    fn records_of(&self, tenant: &str) -> Option<(&UserRecords, Duration)> {
+        let settings = self.settings.user_records.filter(|_| !tenant.is_empty())?;
+        let shared = self.shared.as_ref().filter(|_| !self.settings.overrides.contains_key(tenant))?;
+        Some((&shared.users, settings.ttl))
+    }
+
+    /// What a tenant may have of whom that was found; `None` when it is refused for that. Who has no record may have what is the `default`.
+    fn by_record(&self, found: Found, default: &Limits) -> Option<Limits> {
+        let unknown = self.settings.user_records.map(|settings| settings.unknown).unwrap_or_default();
+        match (found, unknown) {
+            (Found::Record(record), _) => Some(record.limits(default)),
+            (Found::Nothing | Found::Malformed, OnUnknownUser::Default) => Some(*default),
+            (Found::Nothing | Found::Malformed, OnUnknownUser::Refuse) => None,
+        }
+    }
+
+    /// The claim with what the tenant's record says, where such records count.
+    pub(super) fn with_record(self: &Arc<Self>, claim: Claim, now: Timestamp) -> Result<Limited, RequestError> {
+        let Some((users, ttl)) = self.records_of(&claim.tenant) else { return Ok(Limited::Known(claim)) };
+        match users.known(&claim.tenant, ttl, now) {
+            None => Ok(Limited::Unread(self.ask(claim, true, now))),
+            Some(found) => match self.by_record(found, &claim.limits) {
+                Some(limits) => Ok(Limited::Known(Claim { limits, ..claim })),
+                None => Err(unknown(&claim)),
+            },
+        }
+    }
+
+    /// Asks Redis to book a request, or to say before what its tenant may have, when its record is `unread`.
+    pub(super) fn ask(self: &Arc<Self>, claim: Claim, unread: bool, now: Timestamp) -> Begun {
+        let (tell, told) = oneshot::channel();
+        let Some(shared) = &self.shared else { return Begun::Granted(None) };
+        let (quotas, asked, at) = (self.clone(), claim.clone(), self.wall(now));
+        let task =
+            shared.link.runtime().spawn(async move { drop(tell.send(quotas.judge(asked, unread, now, at).await)) });
+        let call = tokio::time::timeout(shared.timeout, task).map(drop);
+        Begun::Asked(Warming::Call(Box::pin(call)), Answer { claim, told })
+    }
+
+    async fn judge(
+        self: Arc<Self>,
+        mut claim: Claim,
+        unread: bool,
+        now: Timestamp,
+        at: Wall,
+    ) -> Result<Verdict, StoreError> {
+        if let Some((users, _)) = self.records_of(&claim.tenant).filter(|_| unread) {
+            let found = self.found(users, &claim.tenant, now).await?;
+            match self.by_record(found, &claim.limits) {
+                Some(limits) => claim.limits = limits,
+                None => return Ok(Verdict::Unknown),
+            }
+        }
+        if claim.limits.is_unlimited() {
+            return Ok(Verdict::Granted(None));
+        }
+        let taken = match &self.store {
+            Store::Memory(book) => self.take(book, &claim, at),
+            Store::Redis(redis) => {
+                let answer = redis.take(&claim.tenant, &claim.limits, claim.tokens, at).await?;
+                answer.map(|(taken, place)| Permit {
+                    quotas: self.clone(),
+                    tenant: claim.tenant.clone(),
+                    taken,
+                    place: Some(place),
+                    settled: false,
+                })
+            }
+        };
+        Ok(taken.map_or_else(Verdict::Refused, |permit| Verdict::Granted(Some(permit))))
+    }
+
+    /// What stands in Redis of `tenant`, or stood there when it was read last.
+    async fn found(&self, users: &UserRecords, tenant: &Arc<str>, now: Timestamp) -> Result<Found, LinkError> {
+        let (found, outcome) = match users.read(tenant, now).await {
+            Ok(found @ Found::Record(_)) => (found, RecordOutcome::Found),
+            Ok(found @ Found::Nothing) => (found, RecordOutcome::Unknown),
+            Ok(found @ Found::Malformed) => (found, RecordOutcome::Malformed),
+            Err(error) => (users.last(tenant).ok_or(error)?, RecordOutcome::Stale),
+        };
+        self.metrics.redis.record(outcome);
+        Ok(found)
+    }
+}
+
+fn unknown(claim: &Claim) -> RequestError {
+    RequestError::new(Reason::UnknownUser, format!("user: {} is not known", claim.tenant))
+}
+
+impl Answer {
+    /// The permit, or none when nobody can say and requests then go on.
+    pub(super) fn read(mut self, quotas: &Quotas, now: Timestamp) -> Result<Option<Permit>, RequestError> {
+        let failure = match self.told.try_recv() {
+            Ok(Ok(Verdict::Granted(permit))) => return Ok(permit),
+            Ok(Ok(Verdict::Refused(refused))) => return Err(quotas.refused(&self.claim, refused, now)),
+            Ok(Ok(Verdict::Unknown)) => return Err(unknown(&self.claim)),
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "limits of a tenant are not known");
+                match error {
+                    StoreError::Link(LinkError::Away) => StoreFailure::Away,
+                    StoreError::Link(LinkError::Busy) => StoreFailure::Busy,
+                    StoreError::Link(LinkError::Failed(_)) | StoreError::Odd(_) => StoreFailure::Error,
+                }
+            }
+            Err(_) => StoreFailure::Late,
+        };
+        quotas.metrics.redis.store_failure(failure);
+        match quotas.shared.as_ref().map(|shared| shared.on_failure).unwrap_or_default() {
+            OnStoreFailure::Allow => Ok(None),
+            OnStoreFailure::Refuse => {
+                Err(RequestError::new(Reason::LimitsUnknown, "what the tenant may have can't be looked up now"))
+            }
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The metrics of what is kept in Redis: the connection, what tenants may have and have had, the SLO profiles.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+/// Why the store of tenants' limits did not say whether a request may go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreFailure {
+    /// There was no connection.
+    Away,
+    /// It did not answer in time.
+    Late,
+    /// Too many questions were under way.
+    Busy,
+    /// It answered with an error, or the connection broke.
+    Error,
+}
+
+impl StoreFailure {
+    const ALL: [Self; 4] = [Self::Away, Self::Late, Self::Busy, Self::Error];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Away => "away",
+            Self::Late => "late",
+            Self::Busy => "busy",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// What came of looking a tenant's record up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordOutcome {
+    /// There is one.
+    Found,
+    /// There is none.
+    Unknown,
+    /// What is there is none.
+    Malformed,
+    /// Redis gave no answer, and what was read before counts.
+    Stale,
+}
+
+impl RecordOutcome {
+    const ALL: [Self; 4] = [Self::Found, Self::Unknown, Self::Malformed, Self::Stale];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Found => "found",
+            Self::Unknown => "unknown",
+            Self::Malformed => "malformed",
+            Self::Stale => "stale",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabel {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StateLabel {
+    state: &'static str,
+}
+
+/// Of the whole process.
+#[derive(Debug)]
+pub struct RedisMetrics {
+    /// 1 while there is a connection.
+    pub connected: Gauge,
+    /// SLO profiles there that count.
+    pub good_profiles: Gauge,
+    /// SLO profiles there that can't be read.
+    pub malformed_profiles: Gauge,
+    /// How often the profiles were asked for and no answer came.
+    pub failed_profile_looks: Counter,
+    store_failures: [Counter; 4],
+    records: [Counter; 4],
+}
+
+impl RedisMetrics {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let connected = Gauge::default();
+        registry.register("redis_connected", "1 while there is a connection to Redis", connected.clone());
+        let profiles = Family::<StateLabel, Gauge>::default();
+        let help = "SLO profiles in Redis, by whether they count or can't be read";
+        registry.register("redis_slo_profiles", help, profiles.clone());
+        let failed_profile_looks = Counter::default();
+        let help = "how often the SLO profiles in Redis were asked for and no answer came";
+        registry.register("redis_slo_profile_failures", help, failed_profile_looks.clone());
+        let failures = Family::<ReasonLabel, Counter>::default();
+        let help = "requests that the store of tenants' limits said nothing of, by why";
+        registry.register("limit_store_failures", help, failures.clone());
+        let records = Family::<OutcomeLabel, Counter>::default();
+        let help = "tenants' records that were looked up in Redis, by what came of it";
+        registry.register("user_records", help, records.clone());
+        let state = |state| profiles.get_or_create_owned(&StateLabel { state });
+        Self {
+            connected,
+            good_profiles: state("good"),
+            malformed_profiles: state("malformed"),
+            failed_profile_looks,
+            store_failures: StoreFailure::ALL.map(|f| failures.get_or_create_owned(&ReasonLabel { reason: f.label() })),
+            records: RecordOutcome::ALL.map(|o| records.get_or_create_owned(&OutcomeLabel { outcome: o.label() })),
+        }
+    }
+
+    /// Counts a request of which the store of tenants' limits said nothing.
+    pub fn store_failure(&self, failure: StoreFailure) {
+        let at = StoreFailure::ALL.iter().position(|f| *f == failure);
+        if let Some(counter) = at.and_then(|at| self.store_failures.get(at)) {
+            counter.inc();
+        }
+    }
+
+    /// Counts a look at a tenant's record.
+    pub fn record(&self, outcome: RecordOutcome) {
+        let at = RecordOutcome::ALL.iter().position(|o| *o == outcome);
+        if let Some(counter) = at.and_then(|at| self.records.get(at)) {
+            counter.inc();
+        }
+    }
+}

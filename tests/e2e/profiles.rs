@@ -1,0 +1,149 @@
+//! AIBrix's SLO profiles in a real Redis, through real Envoy: what stands there decides, also when it changes, and what stood there when Redis has
+//! gone; what can't be read harms nobody else.
+
+use crate::shipped::by_header;
+use crate::support::attache::AttacheProcess;
+use crate::support::body::Payload;
+use crate::support::client::{self, Http};
+use crate::support::echo::Echo;
+use crate::support::envoy::EnvoyProcess;
+use crate::support::process::eventually;
+use crate::support::redis::RedisProcess;
+use serde_json::json;
+use std::net::SocketAddr;
+
+/// Requests that tell where all go.
+const SOME: usize = 10;
+
+/// Two servers of two deployments.
+struct Fleet {
+    a100: Echo,
+    l40s: Echo,
+}
+
+impl Fleet {
+    async fn picker(&self, redis: &RedisProcess) -> AttacheProcess {
+        AttacheProcess::configured(&format!(
+            "apiVersion: attache.dev/v1\nkind: Attache\nredis: {{url: \"{}\", profileRefresh: 50ms}}\npools:\n\
+             - name: default\n  strategy: {{name: slo, parameters: {{profilesFromRedis: true}}}}\n  endpoints:\n  \
+             - {{address: \"{}\", engine: none, labels: {{app.kubernetes.io/name: a100}}}}\n  \
+             - {{address: \"{}\", engine: none, labels: {{app.kubernetes.io/name: l40s}}}}\n",
+            redis.url(),
+            self.a100.address,
+            self.l40s.address
+        ))
+        .await
+    }
+
+    /// Requests so far, of each.
+    fn seen(&self) -> [usize; 2] {
+        [self.a100.requests(), self.l40s.requests()]
+    }
+
+    /// How many of some requests each gets.
+    async fn share(&self, to: SocketAddr) -> [usize; 2] {
+        let before = self.seen();
+        for _ in 0..SOME {
+            ask(to).await;
+        }
+        let after = self.seen();
+        [after[0] - before[0], after[1] - before[1]]
+    }
+
+    /// Waits until a request goes to the first, or the second.
+    async fn until(&self, to: SocketAddr, which: usize) {
+        eventually("a request to go elsewhere", || async {
+            let before = self.seen()[which];
+            ask(to).await;
+            (self.seen()[which] > before).then_some(())
+        })
+        .await;
+    }
+}
+
+async fn ask(to: SocketAddr) {
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).to_string();
+    let target = "/v1/chat/completions?kind=json&size=200";
+    let request = client::request("POST", to, Http::H1, target, Payload::sized(body.into()));
+    assert_eq!(client::send(to, Http::H1, request).await.expect("an answer").status, 200);
+}
+
+/// Writes the profile of a deployment that answers in so many seconds, of five that it has.
+fn measured(redis: &RedisProcess, deployment: &str, seconds: f64) {
+    let profile = json!({
+        "gpu": deployment, "cost": 1.0, "created": 1_725_000_000.0, "indexes": [[4], [128]], "tputs": [[1000.0]], "e2e": [[seconds]],
+        "slos": {"percentile": 99, "e2e": 5.0},
+    });
+    assert_eq!(redis.say(&format!("SET aibrix:profile_m_{deployment} '{profile}'")), "+OK");
+}
+
+/// A series of the picker's metrics.
+async fn series(picker: &AttacheProcess, name: &str) -> f64 {
+    let page = client::get(picker.metrics, "/metrics").await.expect("the picker's metrics");
+    let text = String::from_utf8_lossy(&page.body).into_owned();
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
+    value.unwrap_or_else(|| panic!("no series {name}"))
+}
+
+async fn until_series(picker: &AttacheProcess, name: &str, value: f64) {
+    eventually(&format!("{name} to be {value}"), || async { (series(picker, name).await == value).then_some(()) })
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn profiles_in_redis_decide_when_they_change_and_when_redis_has_gone() {
+    let fleet = Fleet { a100: Echo::start().await, l40s: Echo::start().await };
+    let mut redis = RedisProcess::start().await;
+    let picker = fleet.picker(&redis).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    const GOOD: &str = "attache_redis_slo_profiles{state=\"good\"}";
+    const MALFORMED: &str = "attache_redis_slo_profiles{state=\"malformed\"}";
+    const NO_PROFILE: &str = "attache_degraded_total{mode=\"no_profile\"}";
+    picker.until_metric("attache_redis_connected", 1.0).await;
+    ask(to).await;
+    assert_eq!(series(&picker, NO_PROFILE).await, 1.0, "nothing is measured yet");
+
+    measured(&redis, "a100", 0.5);
+    measured(&redis, "l40s", 4.0);
+    until_series(&picker, GOOD, 2.0).await;
+    assert_eq!(fleet.share(to).await, [SOME, 0]);
+
+    // What can't be read is counted and harms nobody else; what stood there before stays.
+    redis.say("SET aibrix:profile_m_l40s '{\"gpu\": \"l40s\"'");
+    redis.say("SET aibrix:profile_other_b200 junk");
+    redis.say("LPUSH aibrix:profile_list_b200 1");
+    until_series(&picker, MALFORMED, 3.0).await;
+    assert_eq!(series(&picker, GOOD).await, 2.0);
+    measured(&redis, "a100", 4.5);
+    fleet.until(to, 1).await;
+    assert_eq!(fleet.share(to).await, [0, SOME], "by the profile of before");
+
+    measured(&redis, "l40s", 0.5);
+    redis.say("DEL aibrix:profile_other_b200 aibrix:profile_list_b200");
+    until_series(&picker, MALFORMED, 0.0).await;
+    redis.process.kill();
+    picker.until_metric("attache_redis_connected", 0.0).await;
+    eventually("a look that fails", || async {
+        (picker.metric("attache_redis_slo_profile_failures_total").await > 0.0).then_some(())
+    })
+    .await;
+    assert_eq!(fleet.share(to).await, [0, SOME], "what was read last stays");
+    assert_eq!(series(&picker, NO_PROFILE).await, 1.0);
+
+    let redis = RedisProcess::at(redis.address).await;
+    measured(&redis, "a100", 0.5);
+    measured(&redis, "l40s", 4.0);
+    fleet.until(to, 0).await;
+    until_series(&picker, GOOD, 2.0).await;
+    assert_eq!(fleet.share(to).await, [SOME, 0], "it came back by itself");
+
+    // One that is taken away says nothing any more.
+    redis.say("DEL aibrix:profile_m_a100 aibrix:profile_m_l40s");
+    until_series(&picker, GOOD, 0.0).await;
+    let before = series(&picker, NO_PROFILE).await;
+    ask(to).await;
+    assert_eq!(series(&picker, NO_PROFILE).await, before + 1.0);
+    envoy.assert_picker_was_correct().await;
+    picker.assert_settled().await;
+}
