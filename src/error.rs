@@ -9,7 +9,7 @@ use std::time::Duration;
 pub enum Fault {
     /// The request itself is wrong; sending it again changes nothing.
     Client,
-    /// Its tenant has had what it may have for now.
+    /// Its tenant, or its model, has had what it may have for now.
     Tenant,
     /// The model servers can't take it now.
     Upstream,
@@ -60,6 +60,8 @@ pub enum Reason {
     TokensPerMinute,
     RequestsPerDay,
     TokensPerDay,
+    RequestsPerSecond,
+    ModelRequestsPerSecond,
     Concurrency,
     LimitsUnknown,
     UnknownUser,
@@ -107,6 +109,8 @@ impl Reason {
         Reason::TokensPerMinute,
         Reason::RequestsPerDay,
         Reason::TokensPerDay,
+        Reason::RequestsPerSecond,
+        Reason::ModelRequestsPerSecond,
         Reason::Concurrency,
         Reason::LimitsUnknown,
         Reason::UnknownUser,
@@ -178,6 +182,8 @@ impl Reason {
             Reason::TokensPerMinute => ("tpm_exceeded", 429, Tenant),
             Reason::RequestsPerDay => ("requests_per_day_exceeded", 429, Tenant),
             Reason::TokensPerDay => ("tokens_per_day_exceeded", 429, Tenant),
+            Reason::RequestsPerSecond => ("rps_exceeded", 429, Tenant),
+            Reason::ModelRequestsPerSecond => ("model_rps_exceeded", 429, Tenant),
             Reason::Concurrency => ("concurrency_exceeded", 429, Tenant),
             Reason::LimitsUnknown => ("limits_unknown", 503, Overload),
             // AIBrix's status.

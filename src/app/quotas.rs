@@ -1,12 +1,12 @@
-//! What tenants may have, and where it is counted: what they have had is kept over reloads.
+//! What tenants and models may have, and where it is counted: what they have had is kept over reloads.
 
 use super::redis::Redis;
 use crate::clock::Clock;
 use crate::config::Settings;
-use crate::config::settings::CountIn;
+use crate::config::settings::{CountIn, TenantSettings};
 use crate::ext_proc::picker::Live;
 use crate::ext_proc::quotas::{Quotas, Store};
-use crate::quota::{Book, DEFAULT_MAX_TENANTS};
+use crate::quota::{Book, DEFAULT_MAX_TENANTS, Subject};
 use crate::telemetry::metrics::Metrics;
 use std::sync::Arc;
 
@@ -17,21 +17,26 @@ pub(super) fn limits(
     before: Option<&Live>,
     metrics: &Arc<Metrics>,
     clock: Clock,
-) -> Option<Arc<Quotas>> {
-    let tenants = settings.tenants.as_ref()?;
-    let store = match (tenants.store, redis) {
+) -> Vec<Arc<Quotas>> {
+    let wanted = [(Subject::Tenant, &settings.tenants), (Subject::Model, &settings.models)];
+    let quotas = |(subject, limits): (Subject, &Option<TenantSettings>)| {
+        let limits = limits.as_ref()?;
+        let old = before.and_then(|live| live.quotas().iter().find(|quotas| quotas.subject() == subject));
+        let store = match (limits.store, redis) {
+            #[cfg(feature = "redis")]
+            (CountIn::Redis, Some(redis)) => redis.store(subject),
+            // A store in Redis has one, by the checks of the settings.
+            (CountIn::Memory | CountIn::Redis, _) => in_memory(old.map(|quotas| quotas.store())),
+        };
+        let quotas = Quotas::new(subject, limits.clone(), store, metrics.clone(), clock);
         #[cfg(feature = "redis")]
-        (CountIn::Redis, Some(redis)) => redis.store(),
-        // A store in Redis has one, by the checks of the settings.
-        (CountIn::Memory | CountIn::Redis, _) => in_memory(before.and_then(Live::quotas).map(|quotas| quotas.store())),
+        let quotas = match redis.and_then(|redis| redis.shared(settings)) {
+            Some(shared) => quotas.sharing(shared),
+            None => quotas,
+        };
+        Some(Arc::new(quotas))
     };
-    let quotas = Quotas::new(tenants.clone(), store, metrics.clone(), clock);
-    #[cfg(feature = "redis")]
-    let quotas = match redis.and_then(|redis| redis.shared(settings)) {
-        Some(shared) => quotas.sharing(shared),
-        None => quotas,
-    };
-    Some(Arc::new(quotas))
+    wanted.into_iter().filter_map(quotas).collect()
 }
 
 fn in_memory(old: Option<&Store>) -> Store {

@@ -30,6 +30,7 @@ mod shared {
     use super::*;
     use crate::ext_proc::quotas::{Shared, Store};
     use crate::pool::slo_profile::RedisProfiles;
+    use crate::quota::Subject;
     use crate::quota_store::RedisStore;
     use crate::quota_store::users::UserRecords;
     use crate::redis_link::RedisLink;
@@ -42,7 +43,8 @@ mod shared {
     #[derive(Clone, Debug)]
     pub(in super::super) struct Redis {
         link: Arc<RedisLink>,
-        counts: Arc<RedisStore>,
+        tenants: Arc<RedisStore>,
+        models: Arc<RedisStore>,
         users: Arc<UserRecords>,
         /// Where the SLO profiles are published, and how often they are read, when somebody wants them.
         profiles: Option<(Arc<RedisProfiles>, Duration)>,
@@ -69,7 +71,8 @@ mod shared {
                     };
                     let link = RedisLink::start(&wanted.url, told).context("`redis.url` can't be used")?;
                     Self {
-                        counts: Arc::new(RedisStore::new(link.clone(), rng::system_seed())),
+                        tenants: Arc::new(RedisStore::new(link.clone(), Subject::Tenant, rng::system_seed())),
+                        models: Arc::new(RedisStore::new(link.clone(), Subject::Model, rng::system_seed())),
                         users: Arc::new(UserRecords::new(link.clone())),
                         profiles: None,
                         link,
@@ -98,9 +101,12 @@ mod shared {
             }
         }
 
-        /// What counts there.
-        pub(in super::super) fn store(&self) -> Store {
-            Store::Redis(self.counts.clone())
+        /// What counts there what `subject`s have.
+        pub(in super::super) fn store(&self, subject: Subject) -> Store {
+            Store::Redis(match subject {
+                Subject::Tenant => self.tenants.clone(),
+                Subject::Model => self.models.clone(),
+            })
         }
 
         /// How requests deal with it, by `settings`.

@@ -82,6 +82,7 @@ impl Settings {
                 "requestTimeout": show_duration(l.request_timeout),
                 "idleTimeout": show_duration(l.idle_timeout),
                 "tenants": self.tenants.as_ref().map(tenants),
+                "models": self.models.as_ref().map(shared_by_all),
             },
             "redis": self.redis.as_ref().map(|r| json!({
                 "url": without_credentials(&r.url),
@@ -108,9 +109,19 @@ fn tenant(rule: &TenantRule) -> Value {
 }
 
 fn tenants(t: &TenantSettings) -> Value {
+    let mut shown = shared_by_all(t);
+    if let (Some(map), Some(r)) = (shown.as_object_mut(), &t.user_records) {
+        map.insert("userRecords".to_owned(), json!({"unknown": r.unknown, "ttl": show_duration(r.ttl)}));
+    }
+    shown
+}
+
+/// What limits of tenants and of models have both.
+fn shared_by_all(t: &TenantSettings) -> Value {
     let bounds = |l: &Limits| {
         let said = |n: Option<u64>| n.map_or_else(|| json!("unlimited"), |n| json!(n));
         json!({
+            "requestsPerSecond": said(l.requests_per_second),
             "requestsPerMinute": said(l.requests_per_minute),
             "tokensPerMinute": said(l.tokens_per_minute),
             "concurrency": said(l.concurrency),
@@ -123,7 +134,6 @@ fn tenants(t: &TenantSettings) -> Value {
         "overrides": t.overrides.iter().map(|(name, l)| (name.clone(), bounds(l))).collect::<Map<_, _>>(),
         "answerTokens": t.answer_tokens,
         "store": t.store,
-        "userRecords": t.user_records.map(|r| json!({"unknown": r.unknown, "ttl": show_duration(r.ttl)})),
     })
 }
 

@@ -118,7 +118,7 @@ pub use caches::{Disaggregation, KvEvents, PrefixCache, Volatile};
 pub use discovery::{Dns, Kubernetes};
 pub use flow::{Band, FlowControl};
 pub use selection::{Profile, RequestStrategy, StrategyRule};
-pub use tenants::{Ceiling, Labels, Names, Redis, Tenant, TenantLimits, Tenants, UserRecords};
+pub use tenants::{Ceiling, Labels, Models, Names, Redis, Tenant, TenantLimits, Tenants, UserRecords};
 
 sections! {
     /// Listeners and lifetime.
@@ -193,6 +193,7 @@ sections! {
         "requestTimeout" => request_timeout: Duration,
         "idleTimeout" => idle_timeout: Duration,
         "tenants" => tenants: Tenants,
+        "models" => models: Models,
     }
     /// What sends requests to a pool.
     Match {

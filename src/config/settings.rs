@@ -33,6 +33,8 @@ pub struct Settings {
     pub limits: Limits,
     /// What tenants may have. Reloaded.
     pub tenants: Option<TenantSettings>,
+    /// What models may have, whoever asks for them. Reloaded.
+    pub models: Option<TenantSettings>,
     /// The Redis for all that is kept in one. Reloaded.
     pub redis: Option<RedisSettings>,
     /// How the ext-proc exchange behaves. Reloaded.

@@ -8,7 +8,7 @@ use super::lookup::{self, Looked};
 use super::picker::{Live, Picker};
 use super::prefix::{Asked, PoolPrefix, Tail, Warming};
 use super::queues::{self, Admitted, Parked, Queues};
-use super::quotas::{Allowance, Permit};
+use super::quotas::{Allowance, Permits};
 use super::recording::{Notes, Sheet};
 use super::split::Course;
 use crate::clock::Timestamp;
@@ -129,8 +129,8 @@ pub struct Plan {
     pub new_body: Option<Vec<u8>>,
     /// Length of what was seen of the client's body, bytes.
     pub seen: usize,
-    /// What its tenant has for it, where tenants have limits.
-    pub permit: Option<Permit>,
+    /// What is booked for it, where its tenant or its model has limits.
+    pub permits: Permits,
     /// Its turn, where turns are taken. The last to be dropped: whoever is let through by that finds the books closed.
     pub admitted: Option<Admitted>,
 }
@@ -182,7 +182,7 @@ pub enum Step {
     Decided(Box<Plan>),
     /// Ask again when this has run. A turn that the request has been given by now is its own until then.
     Warm(Warming, Option<Admitted>),
-    /// Ask again when this has run: it tells whether the request's tenant may have it.
+    /// Ask again when this has run: it tells whether the request's tenant, and its model, may have it.
     Allow(Warming),
     /// Ask again when its turn has come.
     Park(Parked),
@@ -232,7 +232,7 @@ pub fn decide(
         digests: notes.as_ref().map(|n| &n.digests),
     };
     let Chosen { choice, profile, filter } = pool.scheduler.choices.choose(&facts)?;
-    if let Some(asking) = live.quotas().map(|quotas| allowance.ask(quotas, q, &facts)).transpose()?.flatten() {
+    if let Some(asking) = allowance.ask(live.quotas(), q, &facts)? {
         return Ok(Step::Allow(asking));
     }
     let asking = Asked { api: q.api, body, content_type: q.head.content_type(), target: &target };
@@ -420,7 +420,7 @@ pub fn decide(
         renamed_from: renamed.map(|m| (&*m.name).into()),
         new_body,
         seen: body.len(),
-        permit: None,
+        permits: Permits::new(),
         admitted,
         strategy: choice.strategy,
         profile,

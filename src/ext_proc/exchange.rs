@@ -475,7 +475,7 @@ impl Exchange {
         let rng = &mut self.picker.next_rng();
         let mut step = decide::decide(&self.picker, &self.live, &question, &mut self.allowance, rng);
         if let Ok(Step::Decided(plan)) = &mut step {
-            plan.permit = self.allowance.take();
+            plan.permits = self.allowance.take();
             plan.admitted = self.parking.take_turn().or(plan.admitted.take());
             plan.admitted.iter_mut().for_each(|admitted| self.parking.landed(admitted));
         }

@@ -38,8 +38,8 @@ pub struct Live {
     prefix: Vec<Arc<PoolPrefix>>,
     /// What stands before pools that are full, by position of the pool in the router.
     queues: Vec<Option<Arc<Queues>>>,
-    /// What tenants may have.
-    quotas: Option<Arc<Quotas>>,
+    /// What tenants and models may have.
+    quotas: Vec<Arc<Quotas>>,
 }
 
 impl Live {
@@ -48,7 +48,7 @@ impl Live {
     pub fn new(router: Router, limits: Limits, exchange: ExchangeSettings, metrics: &Metrics) -> Self {
         let pool_metrics = router.pools().iter().map(|p| Arc::new(metrics.pool(&p.name))).collect();
         let least_loaded = scheduler::least_loaded();
-        let (prefix, queues, quotas) = (Vec::new(), Vec::new(), None);
+        let (prefix, queues, quotas) = (Vec::new(), Vec::new(), Vec::new());
         Self { router, limits, exchange, pool_metrics, number: 0, least_loaded, prefix, queues, quotas }
     }
 
@@ -66,17 +66,17 @@ impl Live {
         self
     }
 
-    /// With limits for tenants. Without them everybody may have everything.
+    /// With limits for tenants and for models, one of each at most. Without them everybody may have everything.
     #[must_use]
-    pub fn with_quotas(mut self, quotas: Option<Arc<Quotas>>) -> Self {
+    pub fn with_quotas(mut self, quotas: Vec<Arc<Quotas>>) -> Self {
         self.quotas = quotas;
         self
     }
 
-    /// What tenants may have.
+    /// What tenants and models may have.
     #[must_use]
-    pub fn quotas(&self) -> Option<&Arc<Quotas>> {
-        self.quotas.as_ref()
+    pub fn quotas(&self) -> &[Arc<Quotas>] {
+        &self.quotas
     }
 
     /// What stands before the pool at `position` when it is full.

@@ -1,4 +1,4 @@
-//! What tenants may have, as the exchange knows it: who may go on, and what is booked until its answer has ended.
+//! What tenants and models may have, as the exchange knows it: who may go on, and what is booked until its answer has ended.
 //!
 //! [`crate::quota`] decides, in this process or, by the same figures, in a Redis that several pickers share. What is let through holds a
 //! [`Permit`], which gives everything back when it is dropped and keeps what was had when it is settled. With Redis a decision waits for the
@@ -11,9 +11,10 @@ use super::tenant::Tenant;
 use crate::clock::{Clock, Timestamp};
 use crate::config::settings::TenantSettings;
 use crate::error::{Reason, RequestError};
-use crate::quota::{Book, Bound, Had, Limits, Refused, Taken, Wall};
+use crate::quota::{Book, Bound, Had, Limits, Refused, Subject, Taken, Wall};
 use crate::scheduling::RequestFacts;
 use crate::telemetry::metrics::Metrics;
+use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::SystemTime;
@@ -35,9 +36,10 @@ pub enum Store {
     Redis(Arc<RedisStore>),
 }
 
-/// What tenants may have, and have had.
+/// What tenants may have, and have had; or models.
 #[derive(Debug)]
 pub struct Quotas {
+    subject: Subject,
     settings: TenantSettings,
     store: Store,
     /// How requests deal with Redis, where that is asked.
@@ -52,16 +54,18 @@ pub struct Quotas {
 /// A request as it is counted.
 #[derive(Clone, Debug)]
 struct Claim {
-    tenant: Arc<str>,
+    /// The tenant's name, or the model's.
+    name: Arc<str>,
     limits: Limits,
     tokens: u64,
 }
 
 impl Quotas {
-    /// Lets tenants have what `settings` say, counted in `store`.
+    /// Lets `subject`s have what `settings` say, counted in `store`.
     #[must_use]
-    pub fn new(settings: TenantSettings, store: Store, metrics: Arc<Metrics>, clock: Clock) -> Self {
+    pub fn new(subject: Subject, settings: TenantSettings, store: Store, metrics: Arc<Metrics>, clock: Clock) -> Self {
         Self {
+            subject,
             settings,
             store,
             #[cfg(feature = "redis")]
@@ -87,6 +91,12 @@ impl Quotas {
         self.shared.as_ref()
     }
 
+    /// Whom it is for.
+    #[must_use]
+    pub fn subject(&self) -> Subject {
+        self.subject
+    }
+
     /// Where it is counted: kept over reloads.
     #[must_use]
     pub fn store(&self) -> &Store {
@@ -98,19 +108,21 @@ impl Quotas {
         Wall(self.clock.wall(now).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
     }
 
-    /// How the request is counted, by what the settings say; `None` when it asks for nothing that costs.
+    /// How the request is counted, by what the settings say; `None` when it asks for nothing that costs, or for no model that is known.
     fn claim(&self, q: &Question<'_>, facts: &RequestFacts<'_>) -> Option<Claim> {
         let costs_nothing = matches!(q.head.method(), "GET" | "HEAD" | "OPTIONS") && !q.head.is_upgrade();
         if costs_nothing {
             return None;
         }
-        let tenant: Arc<str> = match q.head.tenant() {
-            Tenant::Named(name) => name.clone(),
-            Tenant::Nobody | Tenant::Unasked => "".into(),
+        let name: Arc<str> = match (self.subject, q.head.tenant()) {
+            (Subject::Model, _) if facts.model.is_empty() => return None,
+            (Subject::Model, _) => facts.model.into(),
+            (Subject::Tenant, Tenant::Named(name)) => name.clone(),
+            (Subject::Tenant, Tenant::Nobody | Tenant::Unasked) => "".into(),
         };
-        let limits = *self.settings.limits(&tenant);
+        let limits = *self.settings.limits(&name);
         let answer = if q.api.generates() { facts.max_tokens.unwrap_or(self.settings.answer_tokens) } else { 0 };
-        Some(Claim { tenant, limits, tokens: u64::from(facts.prompt_tokens) + u64::from(answer) })
+        Some(Claim { name, limits, tokens: u64::from(facts.prompt_tokens) + u64::from(answer) })
     }
 
     /// Books the request, or says what must run first.
@@ -134,10 +146,10 @@ impl Quotas {
     }
 
     fn take(self: &Arc<Self>, book: &Book, claim: &Claim, at: Wall) -> Result<Permit, Refused> {
-        let taken = book.take(&claim.tenant, &claim.limits, claim.tokens, at)?;
+        let taken = book.take(&claim.name, &claim.limits, claim.tokens, at)?;
         Ok(Permit {
             quotas: self.clone(),
-            tenant: claim.tenant.clone(),
+            name: claim.name.clone(),
             taken,
             #[cfg(feature = "redis")]
             place: None,
@@ -146,8 +158,15 @@ impl Quotas {
     }
 
     fn refused(&self, claim: &Claim, refused: Refused, now: Timestamp) -> RequestError {
-        self.metrics.by_name.tenant(&claim.tenant, now).refused(refused.bound);
+        let by_name = &self.metrics.by_name;
+        let (counts, whose) = match self.subject {
+            Subject::Tenant => (by_name.tenant(&claim.name, now), "user"),
+            Subject::Model => (by_name.model(&claim.name, now), "model"),
+        };
+        counts.refused(refused.bound);
         let (reason, what) = match refused.bound {
+            Bound::RequestsPerSecond if self.subject == Subject::Model => (Reason::ModelRequestsPerSecond, "RPS"),
+            Bound::RequestsPerSecond => (Reason::RequestsPerSecond, "RPS"),
             Bound::RequestsPerMinute => (Reason::RequestsPerMinute, "RPM"),
             Bound::TokensPerMinute => (Reason::TokensPerMinute, "TPM"),
             Bound::RequestsPerDay => (Reason::RequestsPerDay, "requests per day"),
@@ -155,7 +174,7 @@ impl Quotas {
             Bound::Concurrency => (Reason::Concurrency, "concurrency"),
         };
         // AIBrix's words.
-        let message = format!("user: {} has exceeded {what}: {}", claim.tenant, refused.limit);
+        let message = format!("{whose}: {} has exceeded {what}: {}", claim.name, refused.limit);
         RequestError { retry_after: Some(refused.retry_after), ..RequestError::new(reason, message) }
     }
 }
@@ -164,7 +183,7 @@ impl Quotas {
 #[derive(Debug)]
 pub struct Permit {
     quotas: Arc<Quotas>,
-    tenant: Arc<str>,
+    name: Arc<str>,
     taken: Taken,
     #[cfg(feature = "redis")]
     place: Option<crate::quota_store::Place>,
@@ -172,12 +191,11 @@ pub struct Permit {
 }
 
 impl Permit {
-    /// What its tenant has had of the minute, as AIBrix tells clients.
+    /// What its tenant has had of the minute, as AIBrix tells clients; nothing of its model.
     pub fn headers(&self) -> impl Iterator<Item = (&'static str, String)> {
         let used = self.taken.used;
-        [("x-update-rpm", used.requests), ("x-update-tpm", used.tokens)]
-            .into_iter()
-            .map(|(name, count)| (name, count.to_string()))
+        let told = [("x-update-rpm", used.requests), ("x-update-tpm", used.tokens)].into_iter();
+        told.filter(|_| self.quotas.subject == Subject::Tenant).map(|(name, count)| (name, count.to_string()))
     }
 
     /// Its answer has ended.
@@ -191,11 +209,11 @@ impl Permit {
         }
         let at = self.quotas.wall(now);
         match &self.quotas.store {
-            Store::Memory(book) => book.end(&self.tenant, &self.taken, had, at),
+            Store::Memory(book) => book.end(&self.name, &self.taken, had, at),
             #[cfg(feature = "redis")]
             Store::Redis(redis) => {
                 if let Some(place) = self.place {
-                    redis.end(self.tenant.clone(), place, self.taken.change(had, at), at);
+                    redis.end(self.name.clone(), place, self.taken.change(had, at), at);
                 }
             }
         }
@@ -209,11 +227,17 @@ impl Drop for Permit {
     }
 }
 
-/// Whether a request may go on, as far as its tenant is concerned.
+/// Whom a request needs to be allowed by: its tenant's limits and its model's.
+const SUBJECTS: usize = 2;
+
+/// Whether a request may go on, as far as its tenant and its model are concerned.
 #[derive(Debug, Default)]
 pub struct Allowance {
-    state: State,
+    states: [State; SUBJECTS],
 }
+
+/// What a request was let through with.
+pub type Permits = SmallVec<[Permit; SUBJECTS]>;
 
 #[derive(Debug, Default)]
 enum State {
@@ -236,17 +260,39 @@ enum Begun {
 }
 
 impl Allowance {
-    /// Asks for the request that `q` is about. What it gives must run, and then be asked again.
+    /// Asks all of `quotas` for the request that `q` is about. What it gives must run, and then be asked again.
     ///
     /// # Errors
     /// The refusal that the client gets.
     pub fn ask(
         &mut self,
+        quotas: &[Arc<Quotas>],
+        q: &Question<'_>,
+        facts: &RequestFacts<'_>,
+    ) -> Result<Option<Warming>, RequestError> {
+        for (state, quotas) in self.states.iter_mut().zip(quotas) {
+            let call = state.ask(quotas, q, facts)?;
+            if call.is_some() {
+                return Ok(call);
+            }
+        }
+        Ok(None)
+    }
+
+    /// What is booked for the request, which goes on.
+    pub fn take(&mut self) -> Permits {
+        self.states.iter_mut().filter_map(State::take).collect()
+    }
+}
+
+impl State {
+    fn ask(
+        &mut self,
         quotas: &Arc<Quotas>,
         q: &Question<'_>,
         facts: &RequestFacts<'_>,
     ) -> Result<Option<Warming>, RequestError> {
-        let permit = match std::mem::take(&mut self.state) {
+        let permit = match std::mem::take(self) {
             State::Granted(permit) => permit,
             #[cfg(feature = "redis")]
             State::Asked(answer) => answer.read(quotas, q.now)?,
@@ -255,18 +301,17 @@ impl Allowance {
                 Some(Begun::Granted(permit)) => permit,
                 #[cfg(feature = "redis")]
                 Some(Begun::Asked(call, answer)) => {
-                    self.state = State::Asked(answer);
+                    *self = State::Asked(answer);
                     return Ok(Some(call));
                 }
             },
         };
-        self.state = State::Granted(permit);
+        *self = State::Granted(permit);
         Ok(None)
     }
 
-    /// What is booked for the request, which goes on.
-    pub fn take(&mut self) -> Option<Permit> {
-        match std::mem::take(&mut self.state) {
+    fn take(&mut self) -> Option<Permit> {
+        match std::mem::take(self) {
             State::Granted(permit) => permit,
             _ => None,
         }

@@ -198,6 +198,7 @@ pub fn refuse(error: &RequestError, dialect: Dialect) -> ProcessingResponse {
         Reason::InvalidRoutingStrategy => Some("x-error-invalid-routing-strategy"),
         Reason::RequestsPerMinute => Some("x-error-rpm-exceeded"),
         Reason::TokensPerMinute => Some("x-error-tpm-exceeded"),
+        Reason::ModelRequestsPerSecond => Some("x-error-model-rps-exceeded"),
         Reason::UnknownUser => Some("x-error-user"),
         _ => None,
     };

@@ -160,7 +160,7 @@ impl Routed {
         if let Some(profile) = &self.plan.profile {
             mutation.set_headers.push(reply::set("x-aibrix-config-profile", &**profile));
         }
-        if let Some(permit) = &self.plan.permit {
+        for permit in &self.plan.permits {
             mutation.set_headers.extend(permit.headers().map(|(name, value)| reply::set(name, value)));
         }
         if let Some(course) = &self.plan.course {
@@ -329,7 +329,7 @@ impl Routed {
             prefill.end(complete, &Usage { completion_tokens: None, ..usage }, |_| false, now);
         }
         self.counts.iter().for_each(|counts| counts.had(&usage));
-        if let Some(permit) = self.plan.permit.take() {
+        for permit in self.plan.permits.drain(..) {
             permit.settle(had(&usage, self.status, end), now);
         }
         if let Some(admitted) = self.plan.admitted.take() {

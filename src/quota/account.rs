@@ -1,4 +1,4 @@
-//! What one tenant has had.
+//! What one tenant, or one model, has had.
 
 use super::{Bound, Limits, Wall};
 use std::time::Duration;
@@ -22,6 +22,8 @@ impl Use {
 /// What was booked for a request, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
+    /// The second that it counts in.
+    pub second: u64,
     /// The minute that it counts in.
     pub minute: u64,
     /// The day that it counts in.
@@ -54,9 +56,11 @@ pub enum Had {
     AsBooked,
 }
 
-/// What a request's end changes, in the minute and the day in which it ends.
+/// What a request's end changes, in the second, the minute and the day in which it ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
+    /// Requests of the second.
+    pub second_requests: i64,
     /// Requests of the minute.
     pub minute_requests: i64,
     /// Tokens of the minute.
@@ -81,6 +85,7 @@ impl Taken {
         let within = |same: bool, change: i64| if same || change > 0 { change } else { 0 };
         let (minute, day) = (self.minute == at.minute(), self.day == at.day());
         Change {
+            second_requests: within(self.second == at.second(), requests),
             minute_requests: within(minute, requests),
             minute_tokens: within(minute, tokens),
             day_requests: within(day, requests),
@@ -89,9 +94,10 @@ impl Taken {
     }
 }
 
-/// The account of one tenant.
+/// The account of one tenant or model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Account {
+    second: (u64, Use),
     minute: (u64, Use),
     day: (u64, Use),
     running: u64,
@@ -100,7 +106,8 @@ pub(super) struct Account {
 impl Account {
     /// Begins the windows of `at`. They never go back: a clock that was set back counts on in the window that it had reached.
     fn roll(&mut self, at: Wall) {
-        for (window, index) in [(&mut self.minute, at.minute()), (&mut self.day, at.day())] {
+        let windows = [(&mut self.second, at.second()), (&mut self.minute, at.minute()), (&mut self.day, at.day())];
+        for (window, index) in windows {
             if window.0 < index {
                 *window = (index, Use::default());
             }
@@ -113,6 +120,7 @@ impl Account {
             Bound::TokensPerDay => self.day.1.tokens,
             Bound::RequestsPerMinute => self.minute.1.requests,
             Bound::TokensPerMinute => self.minute.1.tokens,
+            Bound::RequestsPerSecond => self.second.1.requests,
             Bound::Concurrency => self.running,
         }
     }
@@ -128,18 +136,20 @@ impl Account {
                 return Err(Refused { bound, limit, retry_after: bound.retry_after(at) });
             }
         }
-        for window in [&mut self.minute, &mut self.day] {
+        for window in [&mut self.second, &mut self.minute, &mut self.day] {
             window.1.requests += 1;
             window.1.tokens = window.1.tokens.saturating_add(tokens);
         }
         self.running += 1;
-        Ok(Taken { minute: self.minute.0, day: self.day.0, tokens, used: self.minute.1 })
+        let (second, minute, day) = (self.second.0, self.minute.0, self.day.0);
+        Ok(Taken { second, minute, day, tokens, used: self.minute.1 })
     }
 
     /// A request that was booked has ended.
     pub(super) fn end(&mut self, taken: &Taken, had: Had, at: Wall) {
         self.roll(at);
-        let change = taken.change(had, Wall(at.0.max(Duration::from_secs(self.minute.0 * super::MINUTE))));
+        let change = taken.change(had, Wall(at.0.max(Duration::from_secs(self.second.0))));
+        self.second.1.change(change.second_requests, 0);
         self.minute.1.change(change.minute_requests, change.minute_tokens);
         self.day.1.change(change.day_requests, change.day_tokens);
         self.running = self.running.saturating_sub(1);

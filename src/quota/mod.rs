@@ -1,4 +1,4 @@
-//! What tenants may have: requests and tokens a minute and a day, requests at once.
+//! What tenants, and models, may have: requests a second, requests and tokens a minute and a day, requests at once.
 //!
 //! ```text
 //! take     before the decision: all bounds are looked at, and either all are booked or none; an answer is booked at the length that it may have
@@ -6,7 +6,7 @@
 //! give back   the request never reached a server: nothing was had
 //! ```
 //!
-//! Minutes and days are those of the wall clock (UTC), as AIBrix counts them. [`Book`] is the memory of one process; a store that several
+//! Seconds, minutes and days are those of the wall clock (UTC), as AIBrix counts them. [`Book`] is the memory of one process; a store that several
 //! share does the same steps by the same figures ([`Taken`], [`Change`]). Pure: the wall clock's time is an argument. Called by
 //! `ext_proc::quotas`. Imports nothing of the crate.
 
@@ -20,6 +20,15 @@ pub use record::{DEFAULT_RECORD_RPM, DEFAULT_TOKENS_PER_REQUEST, UserRecord};
 
 use std::time::Duration;
 
+/// Whom limits are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// Who sends requests.
+    Tenant,
+    /// What they are for, whoever sends them.
+    Model,
+}
+
 /// Seconds of a minute.
 const MINUTE: u64 = 60;
 /// Seconds of a day.
@@ -30,6 +39,12 @@ const DAY: u64 = 86_400;
 pub struct Wall(pub Duration);
 
 impl Wall {
+    /// Which second it is.
+    #[must_use]
+    pub fn second(self) -> u64 {
+        self.0.as_secs()
+    }
+
     /// Which minute it is.
     #[must_use]
     pub fn minute(self) -> u64 {
@@ -59,17 +74,20 @@ pub enum Bound {
     RequestsPerMinute,
     /// Tokens of a minute, prompts and answers.
     TokensPerMinute,
+    /// Requests of a second.
+    RequestsPerSecond,
     /// Requests under way at once.
     Concurrency,
 }
 
 impl Bound {
     /// All of them, those first that keep a client waiting longest: that is the one that it is told of.
-    pub const ALL: [Bound; 5] = [
+    pub const ALL: [Bound; 6] = [
         Bound::RequestsPerDay,
         Bound::TokensPerDay,
         Bound::RequestsPerMinute,
         Bound::TokensPerMinute,
+        Bound::RequestsPerSecond,
         Bound::Concurrency,
     ];
 
@@ -81,6 +99,7 @@ impl Bound {
             Bound::TokensPerDay => "tokens_per_day",
             Bound::RequestsPerMinute => "requests_per_minute",
             Bound::TokensPerMinute => "tokens_per_minute",
+            Bound::RequestsPerSecond => "requests_per_second",
             Bound::Concurrency => "concurrency",
         }
     }
@@ -97,14 +116,16 @@ impl Bound {
         match self {
             Bound::RequestsPerDay | Bound::TokensPerDay => at.turns(DAY),
             Bound::RequestsPerMinute | Bound::TokensPerMinute => at.turns(MINUTE),
-            Bound::Concurrency => Duration::from_secs(1),
+            Bound::RequestsPerSecond | Bound::Concurrency => Duration::from_secs(1),
         }
     }
 }
 
-/// The bounds of one tenant; `None` where there is none.
+/// The bounds of one tenant or model; `None` where there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
+    /// Requests of a second.
+    pub requests_per_second: Option<u64>,
     /// Requests of a minute.
     pub requests_per_minute: Option<u64>,
     /// Tokens of a minute.
@@ -126,6 +147,7 @@ impl Limits {
             Bound::TokensPerDay => self.tokens_per_day,
             Bound::RequestsPerMinute => self.requests_per_minute,
             Bound::TokensPerMinute => self.tokens_per_minute,
+            Bound::RequestsPerSecond => self.requests_per_second,
             Bound::Concurrency => self.concurrency,
         }
     }

@@ -12,6 +12,7 @@ fn tenant() -> Arc<str> {
 }
 
 const NONE: Limits = Limits {
+    requests_per_second: None,
     requests_per_minute: None,
     tokens_per_minute: None,
     concurrency: None,
@@ -80,7 +81,7 @@ fn a_request_larger_than_the_limit_needs_all_of_a_minute() {
 
 #[test]
 fn an_answer_that_ends_in_a_later_minute_is_charged_there_for_what_was_not_booked() {
-    let taken = Taken { minute: 0, day: 0, tokens: 100, used: Use::default() };
+    let taken = Taken { second: 0, minute: 0, day: 0, tokens: 100, used: Use::default() };
     let more = taken.change(Had::Tokens(130), at(61));
     assert_eq!((more.minute_tokens, more.day_tokens), (30, 30));
     let less = taken.change(Had::Tokens(70), at(61));
@@ -116,10 +117,28 @@ fn a_limit_of_nothing_lets_nothing_through() {
             Bound::TokensPerDay => Limits { tokens_per_day: Some(0), ..NONE },
             Bound::RequestsPerMinute => Limits { requests_per_minute: Some(0), ..NONE },
             Bound::TokensPerMinute => Limits { tokens_per_minute: Some(0), ..NONE },
+            Bound::RequestsPerSecond => Limits { requests_per_second: Some(0), ..NONE },
             Bound::Concurrency => Limits { concurrency: Some(0), ..NONE },
         };
         assert_eq!(Book::new(1).take(&tenant(), &limits, 0, at(0)).unwrap_err().bound, bound);
     }
+}
+
+#[test]
+fn requests_of_a_second_are_counted_by_the_walls_second() {
+    let (book, a) = (Book::new(10), tenant());
+    let limits = Limits { requests_per_second: Some(2), ..NONE };
+    let first = book.take(&a, &limits, 1, at(7)).unwrap();
+    book.take(&a, &limits, 1, at(7)).unwrap();
+    let refused = book.take(&a, &limits, 1, Wall(Duration::from_millis(7_999))).unwrap_err();
+    assert_eq!(refused, Refused { bound: Bound::RequestsPerSecond, limit: 2, retry_after: Duration::from_secs(1) });
+    book.end(&a, &first, Had::Nothing, at(7));
+    let third = book.take(&a, &limits, 1, at(7)).unwrap();
+    assert!(book.take(&a, &limits, 1, at(7)).is_err(), "what was given back was had by another");
+    assert!(book.take(&a, &limits, 1, at(8)).is_ok());
+    book.end(&a, &third, Had::Nothing, at(8));
+    assert!(book.take(&a, &limits, 1, at(8)).is_ok());
+    assert!(book.take(&a, &limits, 1, at(8)).is_err(), "what is given back later is lost with its second");
 }
 
 #[test]
@@ -219,6 +238,7 @@ proptest! {
             concurrency: Some(most),
             requests_per_day: Some(rpd),
             tokens_per_day: Some(tpd),
+            ..NONE
         };
         let (book, a) = (Book::new(10), tenant());
         let mut now = 1_000_000u64;

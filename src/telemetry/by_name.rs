@@ -19,7 +19,7 @@ pub struct Counts {
     prompt_tokens: Counter,
     completion_tokens: Counter,
     /// Refused for want of, in the order of [`Bound::ALL`].
-    refused: [Counter; 5],
+    refused: [Counter; 6],
 }
 
 impl Counts {
@@ -94,14 +94,18 @@ impl Collector for ByNameCollector {
                 Ok::<_, Error>(())
             })?;
         }
-        let help = "requests refused because their tenant has had what it may, by what is used up";
-        let mut refused = encoder.encode_descriptor("tenant_refusals", help, None, MetricType::Counter)?;
-        self.0.tenants.each(|tenant, counts| {
-            for (bound, counter) in Bound::ALL.iter().zip(&counts.refused) {
-                let labels = [("tenant", tenant), ("limit", bound.label())];
-                ConstCounter::new(counter.get()).encode(refused.encode_family(&labels)?)?;
-            }
-            Ok(())
-        })
+        for (kind, names) in [("model", &self.0.models), ("tenant", &self.0.tenants)] {
+            let help = format!("requests refused because their {kind} has had what it may, by what is used up");
+            let name = format!("{kind}_refusals");
+            let mut refused = encoder.encode_descriptor(&name, &help, None, MetricType::Counter)?;
+            names.each(|named, counts| {
+                for (bound, counter) in Bound::ALL.iter().zip(&counts.refused) {
+                    let labels = [(kind, named), ("limit", bound.label())];
+                    ConstCounter::new(counter.get()).encode(refused.encode_family(&labels)?)?;
+                }
+                Ok::<_, Error>(())
+            })?;
+        }
+        Ok(())
     }
 }

@@ -320,3 +320,59 @@ async fn a_tenant_may_have_what_its_record_in_redis_says() {
     strict.assert_settled().await;
     open.assert_settled().await;
 }
+
+#[cfg(feature = "redis")]
+#[tokio::test(flavor = "multi_thread")]
+async fn two_pickers_share_what_a_model_may_have() {
+    let echo = Echo::start().await;
+    let redis = RedisProcess::start().await;
+    let limits = format!(
+        "{{default: {{requestsPerMinute: {BURST}}}}}\n  \
+         models: {{overrides: {{m: {{requestsPerMinute: {RPM}, requestsPerSecond: {BURST}}}}}, store: redis}}\n\
+         redis: {{url: \"{}\", timeout: 5s}}",
+        redis.url()
+    );
+    let text = configuration(&echo, "{header: x-tenant}", &limits);
+    let pickers = [AttacheProcess::configured(&text).await, AttacheProcess::configured(&text).await];
+    for picker in &pickers {
+        picker.until_metric("attache_redis_connected", 1.0).await;
+    }
+    let first = EnvoyProcess::start(&by_header("original-dst.yaml", &pickers[0])).await;
+    let second = first.beside(&by_header("original-dst.yaml", &pickers[1])).await;
+    let to = [first.listener("inference"), second.listener("inference")];
+    early_in_a_minute().await;
+    let mut clients = tokio::task::JoinSet::new();
+    for (number, to) in to.into_iter().cycle().take(BURST).enumerate() {
+        clients.spawn(async move { ask(to, &format!("tenant{number}")).await });
+    }
+    let replies = clients.join_all().await;
+    let (passed, refused): (Vec<_>, Vec<_>) = replies.into_iter().partition(|reply| reply.status == 200);
+    assert_eq!((passed.len(), refused.len(), echo.requests()), (RPM, BURST - RPM, RPM));
+    for reply in &refused {
+        assert_eq!(reply.json()["error"]["message"], format!("model: m has exceeded RPM: {RPM}"));
+    }
+    let mut refusals = 0.0;
+    for picker in &pickers {
+        refusals += picker.metric("attache_model_refusals_total").await;
+        assert_eq!(picker.metric("attache_tenant_refusals_total").await, 0.0);
+    }
+    assert_eq!(refusals, (BURST - RPM) as f64);
+
+    // The requests of a second stand under AIBrix's key, and so do those that its gateway has let through.
+    redis.say("EVAL \"for i=0,63 do redis.call('SET','aibrix_model:m_MODEL_RPS_CURRENT:'..i,50) end return 0\" 0");
+    redis.say("EVAL \"for i=0,63 do redis.call('DEL','attache_model:m_RPM_CURRENT:'..i) end return 0\" 0");
+    let refused = ask(to[0], "late").await;
+    assert_eq!((refused.status.as_u16(), refused.header("x-error-model-rps-exceeded")), (429, "true"));
+    assert_eq!((refused.header("x-attache-reason"), refused.header("retry-after")), ("model_rps_exceeded", "1"));
+    assert_eq!(refused.json()["error"]["message"], format!("model: m has exceeded RPS: {BURST}"));
+    redis.say("EVAL \"for i=0,63 do redis.call('DEL','aibrix_model:m_MODEL_RPS_CURRENT:'..i) end return 0\" 0");
+    assert_eq!(ask(to[0], "late").await.status, 200);
+    eventually("all places to be free", || async {
+        (redis.say("ZCARD attache_model:m_RUNNING") == ":0").then_some(())
+    })
+    .await;
+    for (picker, envoy) in pickers.iter().zip([&first, &second]) {
+        envoy.assert_picker_was_correct().await;
+        picker.assert_settled().await;
+    }
+}

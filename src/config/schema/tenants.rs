@@ -21,8 +21,16 @@ sections! {
         "store" => store: CountIn,
         "userRecords" => user_records: UserRecords,
     }
-    /// What one tenant may have.
+    /// What models may have, whoever asks for them.
+    Models {
+        "default" => default: TenantLimits,
+        "overrides" => overrides: Vec<(At<String>, At<TenantLimits>)>,
+        "answerTokens" => answer_tokens: u32,
+        "store" => store: CountIn,
+    }
+    /// What one tenant or model may have.
     TenantLimits {
+        "requestsPerSecond" => requests_per_second: Ceiling,
         "requestsPerMinute" => requests_per_minute: Ceiling,
         "tokensPerMinute" => tokens_per_minute: Ceiling,
         "concurrency" => concurrency: Ceiling,

@@ -40,12 +40,12 @@ pub enum TenantSource {
     },
 }
 
-/// What tenants may have.
+/// What tenants may have; or models, of whom each is one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantSettings {
     /// Whoever is not named, and all requests without a tenant together.
     pub default: Limits,
-    /// Tenants that are.
+    /// Tenants that are, or models by the servers' names.
     pub overrides: BTreeMap<String, Limits>,
     /// Tokens booked for an answer whose request does not bound it.
     pub answer_tokens: u32,

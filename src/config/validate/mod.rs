@@ -30,6 +30,7 @@ pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings
     let redis = redis.and_then(|file| tenants::redis(file, sink));
     let rule = exchange.tenant.as_ref();
     let tenants = limits.tenants.take().map(|file| tenants::limits(file, rule, redis_at.is_some(), sink));
+    let models = limits.models.take().map(|file| tenants::models(file.value, redis_at.is_some(), sink));
     let strategies = places_of_strategies(&pools);
     let limits = self::limits(&limits, sink);
     let settings = Settings {
@@ -37,6 +38,7 @@ pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings
         telemetry: self::telemetry(telemetry, flags, surroundings, sink),
         exchange,
         tenants,
+        models,
         redis,
         pools: pools::pools(pools, limits.max_buffered_bytes, flags, sink),
         limits,
@@ -45,7 +47,13 @@ pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings
         let message = "leader election has no effect: no pool has `kubernetes`, which is where leases are";
         sink.push(Diagnostic::new(Code::NoEffect, "server.leaderElection", message).at(at.span));
     }
-    tenants::who_reads(redis_at, settings.tenants.as_ref(), &settings.pools, &strategies, sink);
+    tenants::who_reads(
+        redis_at,
+        [settings.tenants.as_ref(), settings.models.as_ref()],
+        &settings.pools,
+        &strategies,
+        sink,
+    );
     settings
 }
 

@@ -1,4 +1,4 @@
-//! The checks of `exchange.tenant`, `limits.tenants`, `redis` and `telemetry.labels`.
+//! The checks of `exchange.tenant`, `limits.tenants`, `limits.models`, `redis` and `telemetry.labels`.
 
 use super::{given, positive};
 use crate::config::decode::Sink;
@@ -57,6 +57,7 @@ pub(super) fn rule(file: At<schema::Tenant>, sink: &mut Sink) -> Option<TenantRu
 fn bounds(file: &schema::TenantLimits, like: &Limits) -> Limits {
     let or = |at: schema::Opt<schema::Ceiling>, like: Option<u64>| at.map_or(like, |at| at.value.0);
     Limits {
+        requests_per_second: or(file.requests_per_second, like.requests_per_second),
         requests_per_minute: or(file.requests_per_minute, like.requests_per_minute),
         tokens_per_minute: or(file.tokens_per_minute, like.tokens_per_minute),
         concurrency: or(file.concurrency, like.concurrency),
@@ -101,6 +102,22 @@ pub(super) fn limits(
     }
 }
 
+/// What models may have; `redis` is given, or it is not.
+pub(super) fn models(file: schema::Models, redis: bool, sink: &mut Sink) -> TenantSettings {
+    let default = bounds(&file.default.map(|at| at.value).unwrap_or_default(), &Limits::default());
+    if let Some(at) = file.store.filter(|at| at.value == CountIn::Redis && !redis) {
+        no_redis(at.span, "limits.models.store", "`store: redis`", sink);
+    }
+    let named = file.overrides.map(|at| at.value).unwrap_or_default();
+    TenantSettings {
+        default,
+        overrides: named.into_iter().map(|(name, at)| (name.value, bounds(&at.value, &default))).collect(),
+        answer_tokens: given(file.answer_tokens, DEFAULT_ANSWER_TOKENS),
+        store: given(file.store, Default::default()),
+        user_records: None,
+    }
+}
+
 /// `what` reads Redis, and nothing says where that is.
 fn no_redis(span: Span, path: &str, what: &str, sink: &mut Sink) {
     let message = format!("{what} needs `redis`, which says where it is");
@@ -111,12 +128,13 @@ fn no_redis(span: Span, path: &str, what: &str, sink: &mut Sink) {
 /// Checks that who reads Redis has one, and that one that is given is read; `places` are those of the pools' strategies, in their order.
 pub(super) fn who_reads(
     given: Option<Span>,
-    tenants: Option<&TenantSettings>,
+    limits: [Option<&TenantSettings>; 2],
     pools: &[PoolSettings],
     places: &[Span],
     sink: &mut Sink,
 ) {
-    let mut read = tenants.is_some_and(|t| t.store == CountIn::Redis || t.user_records.is_some());
+    let counts = |l: &TenantSettings| l.store == CountIn::Redis || l.user_records.is_some();
+    let mut read = limits.into_iter().flatten().any(counts);
     for (position, _) in pools.iter().enumerate().filter(|(_, pool)| pool.reads_redis()) {
         read = true;
         if given.is_none() {
@@ -126,7 +144,7 @@ pub(super) fn who_reads(
     }
     if let Some(span) = given.filter(|_| !read) {
         let message = "nothing is read or counted in `redis`";
-        let help = "`store: redis` and `userRecords` of `limits.tenants` do, and strategies with `profilesFromRedis`";
+        let help = "`store: redis` and `userRecords` in `limits` do, and strategies with `profilesFromRedis`";
         sink.push(Diagnostic::new(Code::NoEffect, "redis", message).at(span).help(help));
     }
 }

@@ -32,7 +32,7 @@ use crate::pool::{
 };
 use crate::prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
 use crate::prompt::characters::Characters;
-use crate::quota::Book;
+use crate::quota::{Book, Subject};
 use crate::scheduling::router::{ModelRewrites, PoolMatch, RewriteTarget};
 use crate::scheduling::{Choices, Pool, Router, Scheduler, SplitPolicy, registry};
 use crate::telemetry::decisions::Decisions;
@@ -147,7 +147,11 @@ impl Setup {
             Queues::new(flow, store.clone(), health, stale_after, metrics.queues("pool"), rng).unwrap()
         });
         let book = Store::Memory(Arc::new(Book::new(100)));
-        let quotas = self.tenants.map(|tenants| Arc::new(Quotas::new(tenants, book, metrics.clone(), clock)));
+        let quotas = self
+            .tenants
+            .map(|tenants| Arc::new(Quotas::new(Subject::Tenant, tenants, book, metrics.clone(), clock)))
+            .into_iter()
+            .collect();
         let live = live.with_prefix(vec![Arc::new(prefix)]).with_queues(vec![queues]).with_quotas(quotas);
         let picker = Arc::new(Picker::new(live, metrics, Decisions::new(16), Tracing::default(), 7));
         World { picker, snapshot: store }

@@ -1,4 +1,4 @@
-//! What of the limits stands in Redis: what tenants have had, and what single tenants may have.
+//! What of the limits stands in Redis: what tenants and models have had, and what single tenants may have.
 
 use super::{Begun, Claim, Permit, Quotas, Store};
 use crate::clock::Timestamp;
@@ -74,8 +74,8 @@ impl Quotas {
 
     /// The claim with what the tenant's record says, where such records count.
     pub(super) fn with_record(self: &Arc<Self>, claim: Claim, now: Timestamp) -> Result<Limited, RequestError> {
-        let Some((users, ttl)) = self.records_of(&claim.tenant) else { return Ok(Limited::Known(claim)) };
-        match users.known(&claim.tenant, ttl, now) {
+        let Some((users, ttl)) = self.records_of(&claim.name) else { return Ok(Limited::Known(claim)) };
+        match users.known(&claim.name, ttl, now) {
             None => Ok(Limited::Unread(self.ask(claim, true, now))),
             Some(found) => match self.by_record(found, &claim.limits) {
                 Some(limits) => Ok(Limited::Known(Claim { limits, ..claim })),
@@ -102,8 +102,8 @@ impl Quotas {
         now: Timestamp,
         at: Wall,
     ) -> Result<Verdict, StoreError> {
-        if let Some((users, _)) = self.records_of(&claim.tenant).filter(|_| unread) {
-            let found = self.found(users, &claim.tenant, now).await?;
+        if let Some((users, _)) = self.records_of(&claim.name).filter(|_| unread) {
+            let found = self.found(users, &claim.name, now).await?;
             match self.by_record(found, &claim.limits) {
                 Some(limits) => claim.limits = limits,
                 None => return Ok(Verdict::Unknown),
@@ -115,10 +115,10 @@ impl Quotas {
         let taken = match &self.store {
             Store::Memory(book) => self.take(book, &claim, at),
             Store::Redis(redis) => {
-                let answer = redis.take(&claim.tenant, &claim.limits, claim.tokens, at).await?;
+                let answer = redis.take(&claim.name, &claim.limits, claim.tokens, at).await?;
                 answer.map(|(taken, place)| Permit {
                     quotas: self.clone(),
-                    tenant: claim.tenant.clone(),
+                    name: claim.name.clone(),
                     taken,
                     place: Some(place),
                     settled: false,
@@ -142,7 +142,7 @@ impl Quotas {
 }
 
 fn unknown(claim: &Claim) -> RequestError {
-    RequestError::new(Reason::UnknownUser, format!("user: {} is not known", claim.tenant))
+    RequestError::new(Reason::UnknownUser, format!("user: {} is not known", claim.name))
 }
 
 impl Answer {

@@ -7,6 +7,7 @@ use crate::quota;
 use serde_json::json;
 
 const NONE: quota::Limits = quota::Limits {
+    requests_per_second: None,
     requests_per_minute: None,
     tokens_per_minute: None,
     concurrency: None,
@@ -177,18 +178,50 @@ fn a_request_that_waits_for_its_turn_is_counted_once() {
 }
 
 #[test]
+fn a_model_has_limits_of_its_own_whoever_asks_for_it() {
+    let world = world(quota::Limits { requests_per_minute: Some(5), ..NONE });
+    let few = quota::Limits { requests_per_second: Some(2), ..NONE };
+    let models = TenantSettings { overrides: [("m".to_owned(), few)].into(), ..tenants(NONE) };
+    let live = world.picker.live();
+    let (metrics, book) = (world.picker.metrics.clone(), Store::Memory(Arc::new(quota::Book::new(10))));
+    let of_models = Arc::new(Quotas::new(Subject::Model, models, book, metrics, crate::clock::Clock::start()));
+    let both = vec![live.quotas()[0].clone(), of_models];
+    let router = Router::new(live.router.pools().to_vec());
+    let again = Live::new(router, live.limits.clone(), live.exchange.clone(), &world.picker.metrics);
+    world.picker.reload(again.with_quotas(both), || serde_json::Value::Null);
+
+    let (mut first, _) = ask(&world, "a", &completion("m", "p"));
+    let told = answer(&mut first, "200", "{}");
+    assert_eq!(told.set.get("x-update-rpm").map(String::as_str), Some("1"), "the tenant's, not the model's");
+    assert!(ask(&world, "b", &completion("m", "p")).0.is_routed());
+    let (_, told) = ask(&world, "a", &completion("m", "p"));
+    assert_eq!(told.set.get("x-error-model-rps-exceeded").map(String::as_str), Some("true"));
+    assert_eq!(told.set.get("retry-after").map(String::as_str), Some("1"));
+    let (status, text) = told.refused.unwrap();
+    assert!(
+        status == 429 && text.contains("model: m has exceeded RPS: 2") && text.contains("model_rps_exceeded"),
+        "{text}"
+    );
+    // What the model refuses the tenant has not had: four are left of its five.
+    for _ in 0..4 {
+        assert!(ask(&world, "a", &completion("other", "p")).0.is_routed());
+    }
+    assert_eq!(ask(&world, "a", &completion("other", "p")).1.refused.unwrap().0, 429);
+}
+
+#[test]
 fn a_reload_keeps_what_was_had() {
     let world = world(quota::Limits { requests_per_minute: Some(2), ..NONE });
     ask(&world, "a", &completion("m", "p"));
     let (open, _) = ask(&world, "a", &completion("m", "p"));
     let live = world.picker.live();
-    let store = live.quotas().unwrap().store().clone();
+    let store = live.quotas()[0].store().clone();
     let more = tenants(quota::Limits { requests_per_minute: Some(3), ..NONE });
-    let quotas = Quotas::new(more, store, world.picker.metrics.clone(), crate::clock::Clock::start());
-    let quotas = Arc::new(quotas);
+    let metrics = world.picker.metrics.clone();
+    let quotas = Arc::new(Quotas::new(Subject::Tenant, more, store, metrics, crate::clock::Clock::start()));
     let router = Router::new(live.router.pools().to_vec());
     let again = Live::new(router, live.limits.clone(), live.exchange.clone(), &world.picker.metrics);
-    world.picker.reload(again.with_quotas(Some(quotas)), || serde_json::Value::Null);
+    world.picker.reload(again.with_quotas(vec![quotas]), || serde_json::Value::Null);
     assert!(ask(&world, "a", &completion("m", "p")).0.is_routed());
     assert!(!ask(&world, "a", &completion("m", "p")).0.is_routed());
     drop(open);
@@ -238,17 +271,18 @@ mod away {
         // Nobody listens there.
         let link = RedisLink::start("redis://127.0.0.1:1", |_| {}).unwrap();
         let store = match settings.store {
-            CountIn::Redis => Store::Redis(Arc::new(RedisStore::new(link.clone(), 1))),
+            CountIn::Redis => Store::Redis(Arc::new(RedisStore::new(link.clone(), Subject::Tenant, 1))),
             CountIn::Memory => Store::Memory(Arc::new(quota::Book::new(10))),
         };
         let users = Arc::new(UserRecords::new(link.clone()));
         let shared = Shared { link, users, timeout: Duration::from_secs(5), on_failure };
         let metrics = &world.picker.metrics;
-        let quotas = Quotas::new(settings, store, metrics.clone(), crate::clock::Clock::start()).sharing(shared);
+        let clock = crate::clock::Clock::start();
+        let quotas = Quotas::new(Subject::Tenant, settings, store, metrics.clone(), clock).sharing(shared);
         let live = world.picker.live();
         let again =
             Live::new(Router::new(live.router.pools().to_vec()), live.limits.clone(), live.exchange.clone(), metrics);
-        world.picker.reload(again.with_quotas(Some(Arc::new(quotas))), || serde_json::Value::Null);
+        world.picker.reload(again.with_quotas(vec![Arc::new(quotas)]), || serde_json::Value::Null);
         world
     }
 
