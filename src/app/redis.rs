@@ -86,7 +86,7 @@ mod shared {
                 Some(kept) if kept.1 == every => Some(kept),
                 _ => {
                     let told = telling(metrics.clone());
-                    let followed = redis_profiles::follow(redis.link.clone(), every, known.unwrap_or_default(), told);
+                    let followed = redis_profiles::follow(&redis.link, every, known.unwrap_or_default(), told);
                     Some((followed, every))
                 }
             };

@@ -32,30 +32,36 @@ pub enum Look {
     Failed,
 }
 
-/// Reads the profiles in the Redis of `link` until nobody keeps what is returned, and publishes them there; `before` are those known so far. `told` is
+/// Reads the profiles in the Redis of `link` until nobody keeps that or what is returned, and publishes them there; `before` are those known so far. `told` is
 /// called after each look.
 #[must_use]
 pub fn follow(
-    link: Arc<RedisLink>,
+    link: &Arc<RedisLink>,
     every: Duration,
     before: Arc<Vec<Profile>>,
     told: impl Fn(Look) + Send + 'static,
 ) -> Arc<RedisProfiles> {
     let published = Arc::new(RedisProfiles::new(before));
-    tokio::spawn(run(link, every, Arc::downgrade(&published), told));
+    tokio::spawn(run(Arc::downgrade(link), link.connected(), every, Arc::downgrade(&published), told));
     published
 }
 
-async fn run(link: Arc<RedisLink>, every: Duration, published: Weak<RedisProfiles>, told: impl Fn(Look)) {
-    let mut connected = link.connected();
+async fn run(
+    link: Weak<RedisLink>,
+    mut connected: watch::Receiver<bool>,
+    every: Duration,
+    published: Weak<RedisProfiles>,
+    told: impl Fn(Look),
+) {
     let mut complaints: Vec<String> = Vec::new();
     let mut fails = false;
-    if !*connected.borrow_and_update() {
-        wait(&mut connected, every).await;
+    if !*connected.borrow_and_update() && !wait(&mut connected, every).await {
+        return;
     }
     loop {
         connected.mark_unchanged();
-        let Some(before) = published.upgrade().map(|published| published.load_full()) else { return };
+        let (Some(link), Some(published)) = (link.upgrade(), published.upgrade()) else { return };
+        let before = published.load_full();
         match read(&link, &before).await {
             Ok(Profiles { good, wrong }) => {
                 told(Look::Read { good: good.len(), malformed: wrong.len() });
@@ -68,7 +74,6 @@ async fn run(link: Arc<RedisLink>, every: Duration, published: Weak<RedisProfile
                 }
                 if good != *before {
                     tracing::info!(profiles = good.len(), "SLO profiles in redis have changed");
-                    let Some(published) = published.upgrade() else { return };
                     published.store(Arc::new(good));
                 }
             }
@@ -80,22 +85,25 @@ async fn run(link: Arc<RedisLink>, every: Duration, published: Weak<RedisProfile
                 }
             }
         }
-        wait(&mut connected, every).await;
+        // Who has gone by then is not waited for.
+        drop((link, published));
+        if !wait(&mut connected, every).await {
+            return;
+        }
     }
 }
 
-/// Waits until it is time to look again: `every`, or less when a connection is made.
-async fn wait(connected: &mut watch::Receiver<bool>, every: Duration) {
+/// Waits until it is time to look again: `every`, or less when a connection is made. False when there will be none any more.
+async fn wait(connected: &mut watch::Receiver<bool>, every: Duration) -> bool {
     let made = async {
         while connected.changed().await.is_ok() {
             if *connected.borrow_and_update() {
-                return;
+                return true;
             }
         }
-        // Nobody tells any more.
-        std::future::pending().await
+        false
     };
-    let _ = tokio::time::timeout(every, made).await;
+    tokio::time::timeout(every, made).await.unwrap_or(true)
 }
 
 /// What stands in Redis.

@@ -9,7 +9,7 @@ use crate::support::echo::Echo;
 use crate::support::envoy::EnvoyProcess;
 use crate::support::process::eventually;
 #[cfg(feature = "redis")]
-use crate::support::redis::RedisProcess;
+use crate::support::redis::{RedisProcess, TlsFront};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::{HeaderValue, Request};
@@ -375,4 +375,33 @@ async fn two_pickers_share_what_a_model_may_have() {
         envoy.assert_picker_was_correct().await;
         picker.assert_settled().await;
     }
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_is_asked_over_tls_and_only_one_whose_certificate_is_trusted() {
+    let echo = Echo::start().await;
+    let redis = RedisProcess::start().await;
+    let front = TlsFront::before(&redis).await;
+    let limits = format!(
+        "{{default: {{requestsPerMinute: 1}}, store: redis}}\nredis: {{url: \"{}\", timeout: 5s, onFailure: refuse}}",
+        front.url()
+    );
+    let text = configuration(&echo, "{header: x-tenant}", &limits);
+    let trusts = AttacheProcess::configured_with(&text, ("SSL_CERT_FILE", &front.certificate)).await;
+    trusts.until_metric("attache_redis_connected", 1.0).await;
+    let doubts = AttacheProcess::configured(&text).await;
+    let first = EnvoyProcess::start(&by_header("original-dst.yaml", &trusts)).await;
+    let second = first.beside(&by_header("original-dst.yaml", &doubts)).await;
+    early_in_a_minute().await;
+    assert_eq!(ask(first.listener("inference"), "acme").await.status, 200);
+    assert_eq!(ask(first.listener("inference"), "acme").await.status, 429);
+    assert_eq!(redis.say("EVAL \"return #redis.call('KEYS','aibrix:acme_RPM_CURRENT:*')\" 0"), ":1");
+    eventually("it to be told why", || async {
+        let log = doubts.process.stderr();
+        (log.contains("no connection to redis") && log.contains("certificate")).then_some(())
+    })
+    .await;
+    assert_eq!(doubts.metric("attache_redis_connected").await, 0.0);
+    assert_eq!(ask(second.listener("inference"), "acme").await.status, 503);
 }

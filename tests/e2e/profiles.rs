@@ -1,5 +1,5 @@
 //! AIBrix's SLO profiles in a real Redis, through real Envoy: what stands there decides, also when it changes, and what stood there when Redis has
-//! gone; what can't be read harms nobody else.
+//! gone; what can't be read harms nobody else; a reload may name another.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -7,7 +7,7 @@ use crate::support::body::Payload;
 use crate::support::client::{self, Http};
 use crate::support::echo::Echo;
 use crate::support::envoy::EnvoyProcess;
-use crate::support::process::eventually;
+use crate::support::process::{eventually, scratch};
 use crate::support::redis::RedisProcess;
 use serde_json::json;
 use std::net::SocketAddr;
@@ -22,17 +22,17 @@ struct Fleet {
 }
 
 impl Fleet {
-    async fn picker(&self, redis: &RedisProcess) -> AttacheProcess {
-        AttacheProcess::configured(&format!(
-            "apiVersion: attache.dev/v1\nkind: Attache\nredis: {{url: \"{}\", profileRefresh: 50ms}}\npools:\n\
+    /// A configuration that reads the profiles there, so often.
+    fn configuration(&self, redis: &RedisProcess, every: &str) -> String {
+        format!(
+            "apiVersion: attache.dev/v1\nkind: Attache\nredis: {{url: \"{}\", profileRefresh: {every}}}\npools:\n\
              - name: default\n  strategy: {{name: slo, parameters: {{profilesFromRedis: true}}}}\n  endpoints:\n  \
              - {{address: \"{}\", engine: none, labels: {{app.kubernetes.io/name: a100}}}}\n  \
              - {{address: \"{}\", engine: none, labels: {{app.kubernetes.io/name: l40s}}}}\n",
             redis.url(),
             self.a100.address,
             self.l40s.address
-        ))
-        .await
+        )
     }
 
     /// Requests so far, of each.
@@ -94,7 +94,7 @@ async fn until_series(picker: &AttacheProcess, name: &str, value: f64) {
 async fn profiles_in_redis_decide_when_they_change_and_when_redis_has_gone() {
     let fleet = Fleet { a100: Echo::start().await, l40s: Echo::start().await };
     let mut redis = RedisProcess::start().await;
-    let picker = fleet.picker(&redis).await;
+    let picker = AttacheProcess::configured(&fleet.configuration(&redis, "50ms")).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     const GOOD: &str = "attache_redis_slo_profiles{state=\"good\"}";
@@ -115,6 +115,13 @@ async fn profiles_in_redis_decide_when_they_change_and_when_redis_has_gone() {
     redis.say("LPUSH aibrix:profile_list_b200 1");
     until_series(&picker, MALFORMED, 3.0).await;
     assert_eq!(series(&picker, GOOD).await, 2.0);
+    let named = |key: &str| {
+        let log = picker.process.stderr();
+        log.lines().filter(|line| line.contains("can't be used") && line.contains(key)).count()
+    };
+    for key in ["aibrix:profile_m_l40s", "aibrix:profile_other_b200", "aibrix:profile_list_b200"] {
+        assert_eq!(named(key), 1, "{key} is named, and once");
+    }
     measured(&redis, "a100", 4.5);
     fleet.until(to, 1).await;
     assert_eq!(fleet.share(to).await, [0, SOME], "by the profile of before");
@@ -129,6 +136,11 @@ async fn profiles_in_redis_decide_when_they_change_and_when_redis_has_gone() {
     })
     .await;
     assert_eq!(fleet.share(to).await, [0, SOME], "what was read last stays");
+    let log = picker.process.stderr();
+    assert_eq!(
+        log.lines().filter(|line| line.contains("redis") && line.contains("WARN") && line.contains("again")).count(),
+        1
+    );
     assert_eq!(series(&picker, NO_PROFILE).await, 1.0);
 
     let redis = RedisProcess::at(redis.address).await;
@@ -146,4 +158,39 @@ async fn profiles_in_redis_decide_when_they_change_and_when_redis_has_gone() {
     assert_eq!(series(&picker, NO_PROFILE).await, before + 1.0);
     envoy.assert_picker_was_correct().await;
     picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_reads_another_redis_and_until_then_what_is_known() {
+    let fleet = Fleet { a100: Echo::start().await, l40s: Echo::start().await };
+    let (one, other) = (RedisProcess::start().await, RedisProcess::start().await);
+    measured(&one, "a100", 0.5);
+    measured(&one, "l40s", 4.0);
+    let directory = scratch("profiles");
+    let file = directory.path().join("attache.yaml");
+    let write = |text: String| {
+        let new = directory.path().join("new");
+        std::fs::write(&new, text).expect("writing the configuration");
+        std::fs::rename(&new, &file).expect("renaming it over the old one");
+    };
+    write(fleet.configuration(&one, "50ms"));
+    let picker = AttacheProcess::with_file(&file, &[]).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    until_series(&picker, "attache_redis_slo_profiles{state=\"good\"}", 2.0).await;
+    assert_eq!(fleet.share(to).await, [SOME, 0]);
+
+    // Nothing will be read again for a long time, and what is known stays.
+    write(fleet.configuration(&one, "1h"));
+    picker.until_metric("attache_config_reloads_total", 1.0).await;
+    assert_eq!(fleet.share(to).await, [SOME, 0]);
+
+    measured(&other, "a100", 4.0);
+    measured(&other, "l40s", 0.5);
+    write(fleet.configuration(&other, "1h"));
+    picker.until_metric("attache_config_reloads_total", 2.0).await;
+    fleet.until(to, 1).await;
+    assert_eq!(fleet.share(to).await, [0, SOME], "the other is read as soon as there is a connection");
+    picker.until_metric("attache_redis_connected", 1.0).await;
+    assert_eq!(series(&picker, "attache_degraded_total{mode=\"no_profile\"}").await, 0.0);
 }

@@ -39,6 +39,13 @@ impl AttacheProcess {
         Self::with_arguments(&["--config-text".to_owned(), text.to_owned()]).await
     }
 
+    /// Starts the picker by a configuration file of this text, with a variable in its environment.
+    pub(crate) async fn configured_with(text: &str, (variable, value): (&str, &Path)) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
+        command.env(variable, value);
+        Self::with_command(command, &["--config-text".to_owned(), text.to_owned()]).await
+    }
+
     /// Starts the picker with a configuration file, which it watches.
     pub(crate) async fn with_file(file: &Path, more: &[&str]) -> Self {
         let mut arguments = vec!["--config-file".to_owned(), file.display().to_string()];

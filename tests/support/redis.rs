@@ -1,11 +1,15 @@
 //! A real Redis of the test's own.
 
 use super::process::{Process, eventually, repository, scratch};
+use rustls::ServerConfig;
+use rustls::pki_types::PrivateKeyDer;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
+use tokio_rustls::TlsAcceptor;
 
 /// The binary: `ATTACHE_REDIS`, else where tests/run.sh installs it. A missing one fails the test: skipping would hide it.
 fn binary() -> PathBuf {
@@ -72,5 +76,60 @@ impl RedisProcess {
         let mut lines = BufReader::new(connection).lines();
         let first = lines.next()?.ok()?;
         if first.starts_with('$') && first != "$-1" { lines.next()?.ok() } else { Some(first) }
+    }
+}
+
+/// TLS before a Redis: the binary that tests have speaks none.
+pub(crate) struct TlsFront {
+    pub(crate) address: SocketAddr,
+    /// The file with the certificate that it shows, as PEM.
+    pub(crate) certificate: PathBuf,
+    _directory: tempfile::TempDir,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl TlsFront {
+    /// Opens one, with a certificate of its own for 127.0.0.1.
+    pub(crate) async fn before(redis: &RedisProcess) -> Self {
+        let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("a certificate");
+        let directory = scratch("redis-tls");
+        let certificate = directory.path().join("tls.crt");
+        std::fs::write(&certificate, made.cert.pem()).expect("writing it");
+        let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).expect("its key");
+        let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("the defaults")
+            .with_no_client_auth()
+            .with_single_cert(vec![made.cert.der().clone()], key)
+            .expect("a pair");
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("a bound address");
+        let behind = redis.address;
+        let task = tokio::spawn(async move {
+            while let Ok((socket, _)) = listener.accept().await {
+                let acceptor = acceptor.clone();
+                tokio::spawn(async move {
+                    let (Ok(mut secure), Ok(mut plain)) =
+                        tokio::join!(acceptor.accept(socket), tokio::net::TcpStream::connect(behind))
+                    else {
+                        return;
+                    };
+                    let _ = tokio::io::copy_bidirectional(&mut secure, &mut plain).await;
+                });
+            }
+        });
+        Self { address, certificate, _directory: directory, task }
+    }
+
+    /// The URL of the Redis behind it.
+    pub(crate) fn url(&self) -> String {
+        format!("rediss://{}/0", self.address)
+    }
+}
+
+impl Drop for TlsFront {
+    fn drop(&mut self) {
+        self.task.abort();
     }
 }
