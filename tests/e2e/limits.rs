@@ -323,6 +323,31 @@ async fn a_tenant_may_have_what_its_record_in_redis_says() {
 
 #[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread")]
+async fn a_record_that_was_read_counts_for_as_long_as_configured() {
+    let echo = Echo::start().await;
+    let redis = RedisProcess::start().await;
+    redis.say(r#"SET aibrix-users/acme '{"name":"acme","rpm":1}'"#);
+    let limits =
+        format!("{{userRecords: {{unknown: refuse, ttl: 1h}}}}\nredis: {{url: \"{}\", timeout: 5s}}", redis.url());
+    let picker = AttacheProcess::configured(&configuration(&echo, "{header: x-tenant}", &limits)).await;
+    picker.until_metric("attache_redis_connected", 1.0).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    early_in_a_minute().await;
+    assert_eq!(ask(to, "acme").await.status, 200);
+    assert_eq!(ask(to, "ghost").await.status, 500);
+    redis.say(r#"SET aibrix-users/acme '{"name":"acme","rpm":100}'"#);
+    redis.say(r#"SET aibrix-users/ghost '{"name":"ghost","rpm":100}'"#);
+    for _ in 0..3 {
+        assert_eq!(ask(to, "acme").await.status, 429);
+        assert_eq!(ask(to, "ghost").await.status, 500, "that there is none was read too");
+    }
+    assert_eq!(picker.metric("attache_user_records_total").await, 2.0, "each was asked for once");
+    picker.assert_settled().await;
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test(flavor = "multi_thread")]
 async fn two_pickers_share_what_a_model_may_have() {
     let echo = Echo::start().await;
     let redis = RedisProcess::start().await;
