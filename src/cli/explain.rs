@@ -205,6 +205,10 @@ fn show(e: &Value, all_blocks: bool) -> String {
     if !prefill.is_empty() {
         line("prompt at", prefill.join(", "));
     }
+    let encode: Vec<String> = list(&e["encode"]).iter().map(text).collect();
+    if !encode.is_empty() {
+        line("media at", encode.join(", "));
+    }
     let _ = writeln!(
         out,
         "\n{:<24} {:>14} {:>8} {:>8} {:>9}  {:<8}",

@@ -2,9 +2,9 @@
 //! finds of the turn before, and what its own answer tells.
 //!
 //! Only where a prompt's tokens are known as its server knows them: it came in tokens, or the pool's tokenizer is the model's own
-//! (`huggingface`) or the servers' (`remote`). The answer's tokens are those that it tells (`return_token_ids`), or its text's as
-//! `huggingface` encodes it, if they are as many as the server says it has computed. Called by the decision, by [`super::split`] and by
-//! [`super::response`].
+//! (`huggingface`) or the servers' (`remote`). The answer's tokens are those that it tells (`return_token_ids`; messages and responses
+//! tell none), or its text's as `huggingface` encodes it, if they are as many as the server says it has computed. Called by the decision, by
+//! [`super::split`] and by [`super::response`].
 
 use super::lookup::Looked;
 use super::prefix::PoolPrefix;
@@ -86,10 +86,10 @@ impl Conversation {
         Some((self.prefix.cache.carried().take(&carry, now)?, carry.tokens))
     }
 
-    /// What reads the answer; `None` for APIs that tell no tokens, and for vLLM's generate API, where tokens may stand for media.
+    /// What reads the answer; `None` for APIs that tell nothing, and for vLLM's generate API, where tokens may stand for media.
     #[must_use]
     pub fn scanner(&self, api: Api, format: AnswerFormat) -> Option<TransferScanner> {
-        matches!(api, Api::ChatCompletions | Api::Completions).then(|| TransferScanner::new(format))
+        TransferScanner::new(api, format)
     }
 
     /// Whether the answer's text would do where its tokens are not told.

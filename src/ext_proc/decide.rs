@@ -3,7 +3,7 @@
 use super::conversation::{self, Conversation};
 use super::deadline::{self, Case};
 use super::head::Head;
-use super::hints::Hints;
+use super::hints::{Hints, RANK_HEADER};
 use super::lookup::{self, Looked};
 use super::picker::{Live, Picker};
 use super::prefix::{Asked, PoolPrefix, Tail, Warming};
@@ -16,6 +16,7 @@ use crate::config::settings::OnUnparseable;
 use crate::disagg::{self, LegApi, Mode};
 use crate::error::{Fault, Reason, RequestError};
 use crate::flow::Asking;
+use crate::pool::ledger::Ticket;
 use crate::pool::{EndpointState, PoolSnapshot};
 use crate::prefix::learning::Lesson;
 use crate::protocol::{self, Api, BodyFormat, Request};
@@ -111,6 +112,8 @@ pub struct Plan {
     pub booked: Option<Booked>,
     /// What the server that computes the prompt for the first pick has booked, when the decision splits the request.
     pub prefill: Option<Box<Booking>>,
+    /// What encode servers have booked for its images and sounds, until the answer begins.
+    pub encoding: Vec<Ticket>,
     /// Two servers might share it.
     pub splittable: bool,
     /// How the prompt comes to be computed elsewhere, once that is known.
@@ -330,6 +333,7 @@ pub fn decide(
         prefix: looked.as_ref().map(|l| &l.found),
         policy: picker.policies.of(&target),
         splittable,
+        encodable: encodable(pool, q.head.path()),
         preview: false,
     };
     let previous = q.response_id.or_else(|| request.as_ref().and_then(|r| r.previous_response_id.as_deref()));
@@ -368,6 +372,8 @@ pub fn decide(
     }
     let share = decision.picks.first().map_or(0.0, |picked| choice.strategy.share(&cx, picked));
     let hints = looked.as_ref().map(|looked| Hints::of(pool, looked, &decision, &snapshot, q.head, q.now));
+    let drops_rank = live.prefix(position).is_some_and(|p| p.choose_rank) && q.head.get(RANK_HEADER).is_some();
+    let hints = Hints { drops_rank, ..hints.unwrap_or_default() };
     let (matched_tokens, taught) = looked.map(|l| l.learn(&decision, q)).unzip();
     let (matched_tokens, understood) = (matched_tokens.unwrap_or(0), request.is_some());
     let mut prefill_lesson = None;
@@ -402,17 +408,19 @@ pub fn decide(
         let order = Order { model: &target, prompt_tokens, cached_tokens, understood, streams, arrives, share, lesson };
         Some(Box::new(Booking::new(endpoint, &snapshot, pool.stale_after, order, q.now)))
     });
+    let encoding = decision.encode.iter().map(|encoder| Ticket::book(encoder.clone(), 0)).collect();
     let matched_tokens = decision.split.as_ref().map_or(matched_tokens, |split| split.prefill_cached);
     Ok(Step::Decided(Box::new(Plan {
         decision,
         matched_tokens,
         booked,
         prefill,
+        encoding,
         splittable,
         course: None,
         request_id: None,
         conversation,
-        hints: hints.unwrap_or_default(),
+        hints,
         tail,
         metrics: live.pool_metrics.get(position).cloned(),
         understood,
@@ -472,6 +480,11 @@ pub(super) fn splittable(pool: &Pool, path: &str, request: Option<&Request<'_>>)
         Mode::Direct(direct) => direct.connector.speaks(api),
     };
     spoken && alone && request.choices == 1 && request.prompt.count <= 1 && !request.skips_cache
+}
+
+/// Whether a sidecar in front of the server that answers may be told who encodes a request's images and sounds.
+pub(super) fn encodable(pool: &Pool, path: &str) -> bool {
+    matches!(pool.disagg.as_deref(), Some(Mode::Header { .. })) && LegApi::from_path(path).is_some()
 }
 
 /// Reads the body; `None` when there is nothing to read, or nothing that can be read and the request is routed all the same.

@@ -504,8 +504,8 @@ impl Exchange {
         let spoofed = self.head.spoofed().iter().filter(|name| **name != DESTINATION);
         let mut remove_headers: Vec<String> = spoofed.map(|name| (*name).to_owned()).collect();
         remove_headers.extend(tenant::untrusted(self.live.exchange.tenant.as_ref(), &self.head));
-        if let (Some(split), Some(Mode::Header { .. })) = (&plan.decision.split, plan.pool.disagg.as_deref()) {
-            tell_sidecar(split, &mut set_headers, &mut remove_headers);
+        if let Some(Mode::Header { .. }) = plan.pool.disagg.as_deref() {
+            tell_sidecar(&plan.decision, &mut set_headers, &mut remove_headers);
         }
         plan.hints.tell(&mut set_headers, &mut remove_headers);
         if let Some(id) = &plan.request_id {

@@ -43,6 +43,8 @@ pub struct Explanation {
     pub picks: Vec<String>,
     /// Who would compute the prompt for the first of them; empty when that one would do so itself.
     pub prefill: Vec<String>,
+    /// Who would encode its images and sounds; empty when whoever computes the prompt would do so itself.
+    pub encode: Vec<String>,
     /// Why.
     pub reason: String,
     /// What chose.
@@ -154,6 +156,7 @@ pub async fn explain(
         prefix: Some(&found),
         policy: picker.policies.of(&target),
         splittable: decide::splittable(pool, path, Some(&request)),
+        encodable: decide::encodable(pool, path),
         ..PickContext::new(&snapshot, now, pool.stale_after)
     };
     let chosen = pool.scheduler.choices.choose(&facts)?;
@@ -194,6 +197,7 @@ pub async fn explain(
         endpoints,
         picks: decision.iter().flat_map(|d| &d.picks).map(|e| e.authority.to_string()).collect(),
         prefill: split.iter().flat_map(|s| &s.prefill).map(|e| e.authority.to_string()).collect(),
+        encode: decision.iter().flat_map(|d| &d.encode).map(|e| e.authority.to_string()).collect(),
         strategy: chosen.choice.name.to_string(),
         parts: decision.as_ref().map_or_else(|| serde_json::json!([]), parts),
         reason: split

@@ -28,6 +28,8 @@ pub struct Hints {
     pub prefill_rank: Option<RankBooking>,
     /// Who holds more of the prompt than the server that computes it.
     pub source: Option<Arc<Endpoint>>,
+    /// A client names a rank, where that is the picker's to do.
+    pub drops_rank: bool,
 }
 
 impl Hints {
@@ -67,6 +69,9 @@ impl Hints {
     pub fn tell(&self, set: &mut Vec<HeaderValueOption>, remove: &mut Vec<String>) {
         let rank = self.rank.as_ref().map(|booking| booking.rank().to_string());
         let source = self.source.as_ref().map(|endpoint| endpoint.authority.to_string());
+        if self.drops_rank {
+            remove.push(RANK_HEADER.to_owned());
+        }
         for (name, value) in [(RANK_HEADER, rank), (SOURCE_HEADER, source)] {
             if let Some(value) = value {
                 remove.retain(|removed| removed != name);

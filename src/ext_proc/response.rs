@@ -41,6 +41,8 @@ pub struct Routed {
     booking: Booked,
     /// What the keys of the answer follow from.
     tail: Option<(Arc<PoolPrefix>, Tail)>,
+    /// The prefill server that its sidecar was told is half open, this is its probe, and nobody has said what became of it.
+    probes_prefill: bool,
     api: Api,
     opened: Timestamp,
     request_id: String,
@@ -78,6 +80,7 @@ impl Routed {
             picked: booked.endpoint().clone(),
             booking: booked,
             tail: plan.tail.take(),
+            probes_prefill: plan.prefill.is_some() && plan.decision.split.as_ref().is_some_and(|split| split.probe),
             answer: None,
             conversation: None,
             api,
@@ -198,7 +201,7 @@ impl Routed {
         }
     }
 
-    fn judge(&self, found: &ResponseFields, connect_failed: bool, now: Timestamp, picker: &Picker) {
+    fn judge(&mut self, found: &ResponseFields, connect_failed: bool, now: Timestamp, picker: &Picker) {
         let outcome = match found.status {
             _ if connect_failed => Health::ConnectFailure,
             // Envoy's own circuit breaker says nothing about the server.
@@ -207,6 +210,13 @@ impl Routed {
             _ => Health::Success,
         };
         self.record(&self.booking.endpoint().clone(), outcome, now, picker);
+        // Whether it was the server of the prompt or that of the answer, a sidecar does not say. Only the one that fails does so with every
+        // other, so that it alone fails many times in a row.
+        let prefill = self.plan.prefill.as_ref().filter(|_| !connect_failed).map(|booking| booking.endpoint().clone());
+        if let Some(prefill) = prefill {
+            self.probes_prefill = false;
+            self.record(&prefill, outcome, now, picker);
+        }
     }
 
     fn record(&self, endpoint: &Endpoint, outcome: Health, now: Timestamp, picker: &Picker) {
@@ -255,6 +265,7 @@ impl Routed {
             if let Some(prefill) = &mut self.plan.prefill {
                 prefill.first_byte(good, false, now);
             }
+            self.plan.encoding.clear();
             if let Some(metrics) = &self.plan.metrics {
                 metrics.first_byte(now.since(self.opened));
             }
@@ -326,6 +337,9 @@ impl Routed {
         }
         self.booking.end(complete, &usage, extend, now);
         if let Some(prefill) = self.plan.prefill.take() {
+            if self.probes_prefill {
+                self.booking.probe_lost(prefill.endpoint());
+            }
             prefill.end(complete, &Usage { completion_tokens: None, ..usage }, |_| false, now);
         }
         self.counts.iter().for_each(|counts| counts.had(&usage));

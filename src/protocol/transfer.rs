@@ -1,10 +1,20 @@
-//! What a decode server tells at the end of its answer for the next turn's prefill: vLLM's `kv_transfer_params`, and the tokens of the
-//! answer where the client asked for them (`return_token_ids`), read in passing from chat completions and completions.
+//! What a decode server tells at the end of its answer for the next turn's prefill: vLLM's `kv_transfer_params`, why the answer ended, and
+//! its tokens where the client asked for them (`return_token_ids`), read in passing.
+//!
+//! ```text
+//! chat completions, completions   kv_transfer_params   choices[].finish_reason   choices[].token_ids
+//! messages                        kv_transfer_params   stop_reason               -                    in events: delta.stop_reason
+//! responses                       kv_transfer_params   status                    -                    in events: all under response
+//! ```
+//!
+//! Recorded from vLLM 0.32 are the answers that come whole (`tests/data/pd/14` and `15`; they have no tokens). In a stream vLLM tells nothing for
+//! messages: the converter from chat drops it (`vllm/entrypoints/anthropic/serving.py`). For responses the last event repeats the whole object.
 //!
 //! Follows the structure: only what stands where the server writes it counts, not what a client or a model has put somewhere inside. Called
-//! by `ext_proc`; imports nothing but the format of answers.
+//! by `ext_proc`; imports nothing but APIs and the format of their answers.
 
 use super::answer::AnswerFormat;
+use super::api::Api;
 use memchr::memchr2;
 use smallvec::SmallVec;
 
@@ -62,7 +72,46 @@ enum Key {
     Params,
     Choices,
     TokenIds,
+    /// Why the answer ended.
     Finish,
+    /// An object of an event that says what the root of a whole answer does.
+    Root,
+}
+
+/// How an API's answers are built.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Shape {
+    #[default]
+    Choices,
+    Message,
+    Response,
+}
+
+impl Shape {
+    /// What a key means; `word` ends with the quote.
+    fn key(self, word: &[u8]) -> Key {
+        match (self, word) {
+            (_, b"kv_transfer_params\"") => Key::Params,
+            (Self::Choices, b"choices\"") => Key::Choices,
+            (Self::Choices, b"token_ids\"") => Key::TokenIds,
+            (Self::Choices, b"finish_reason\"") | (Self::Message, b"stop_reason\"") | (Self::Response, b"status\"") => {
+                Key::Finish
+            }
+            (Self::Message, b"delta\"") | (Self::Response, b"response\"") => Key::Root,
+            _ => Key::Other,
+        }
+    }
+
+    /// What the word under [`Key::Finish`] says; `None`: the answer goes on, or has failed.
+    fn finish(self, word: &[u8]) -> Option<Finish> {
+        match (self, word) {
+            (Self::Choices, b"length\"") | (Self::Message, b"max_tokens\"") | (Self::Response, b"incomplete\"") => {
+                Some(Finish::Length)
+            }
+            (Self::Response, b"completed\"") | (Self::Choices | Self::Message, _) => Some(Finish::Stop),
+            (Self::Response, _) => None,
+        }
+    }
 }
 
 /// What a value is kept for.
@@ -82,6 +131,7 @@ enum Text {
 /// One JSON document on its way.
 #[derive(Debug, Default)]
 struct Walk {
+    shape: Shape,
     /// Whether each open bracket is an object's, the innermost lowest.
     objects: u128,
     depth: usize,
@@ -99,11 +149,17 @@ struct Walk {
 }
 
 impl TransferScanner {
-    /// Of an answer in this format.
+    /// Of an answer of `api` in this format; `None` for APIs that tell nothing.
     #[must_use]
-    pub fn new(format: AnswerFormat) -> Self {
+    pub fn new(api: Api, format: AnswerFormat) -> Option<Self> {
+        let shape = match api {
+            Api::ChatCompletions | Api::Completions => Shape::Choices,
+            Api::Messages => Shape::Message,
+            Api::Responses => Shape::Response,
+            _ => return None,
+        };
         let line = (format == AnswerFormat::Events).then_some(Line::Start(0));
-        Self { line, walk: Walk::default(), told: Told::default() }
+        Some(Self { line, walk: Walk { shape, ..Walk::default() }, told: Told::default() })
     }
 
     /// Takes the next bytes of the answer, cut anywhere.
@@ -118,7 +174,7 @@ impl TransferScanner {
                 Line::Start(agreed) if DATA.get(*agreed) == Some(byte) => {
                     *agreed += 1;
                     if *agreed == DATA.len() {
-                        (*line, self.walk) = (Line::Value, Walk::default());
+                        (*line, self.walk) = (Line::Value, Walk { shape: self.walk.shape, ..Walk::default() });
                     }
                     rest = after;
                 }
@@ -190,17 +246,8 @@ impl Walk {
     fn end_text(&mut self, text: Text, told: &mut Told) {
         self.text = None;
         match (text, &*self.word) {
-            (Text::Key, word) => {
-                self.key = match word {
-                    b"kv_transfer_params\"" => Key::Params,
-                    b"choices\"" => Key::Choices,
-                    b"token_ids\"" => Key::TokenIds,
-                    b"finish_reason\"" => Key::Finish,
-                    _ => Key::Other,
-                }
-            }
-            (Text::Finish, b"length\"") => told.finish = Some(Finish::Length),
-            (Text::Finish, _) => told.finish = Some(Finish::Stop),
+            (Text::Key, word) => self.key = self.shape.key(word),
+            (Text::Finish, word) => told.finish = self.shape.finish(word).or(told.finish),
             (Text::Skip, _) => {}
         }
         self.word.clear();
@@ -211,7 +258,7 @@ impl Walk {
         let Some(byte) = rest.first() else { return 0 };
         match byte {
             b'"' => {
-                let is_finish = self.key == Key::Finish && self.is_in_choice();
+                let is_finish = self.key == Key::Finish && self.may_finish();
                 self.text = Some(match (self.key_next, is_finish) {
                     (true, _) => Text::Key,
                     (false, true) => Text::Finish,
@@ -239,9 +286,19 @@ impl Walk {
         self.depth == 3 && self.objects & 0b111 == 0b101 && self.under.get(1) == Some(&Key::Choices)
     }
 
+    /// Directly in what says what the whole answer says: the document, or what an event has in its place.
+    fn is_in_root(&self) -> bool {
+        self.depth == 1 || (self.depth == 2 && self.objects & 0b11 == 0b11 && self.under.get(1) == Some(&Key::Root))
+    }
+
+    /// Whether the end of the answer is told here.
+    fn may_finish(&self) -> bool {
+        if self.shape == Shape::Choices { self.is_in_choice() } else { self.is_in_root() }
+    }
+
     fn open(&mut self, bracket: u8) {
         let wanted = match (self.key, bracket) {
-            (Key::Params, b'{') if self.depth == 1 => Some(Wanted::Params),
+            (Key::Params, b'{') if self.is_in_root() => Some(Wanted::Params),
             (Key::TokenIds, b'[') if self.is_in_choice() => Some(Wanted::Ids),
             _ => None,
         };
@@ -314,7 +371,11 @@ mod tests {
     }
 
     fn read(answer: &str, format: AnswerFormat, sizes: &[usize]) -> TransferScanner {
-        let mut scanner = TransferScanner::new(format);
+        read_as(Api::ChatCompletions, answer, format, sizes)
+    }
+
+    fn read_as(api: Api, answer: &str, format: AnswerFormat, sizes: &[usize]) -> TransferScanner {
+        let mut scanner = TransferScanner::new(api, format).unwrap();
         let (mut rest, mut sizes) = (answer.as_bytes(), sizes.iter().cycle());
         while !rest.is_empty() {
             let (chunk, after) = rest.split_at((*sizes.next().unwrap()).min(rest.len()));
@@ -350,6 +411,57 @@ mod tests {
             let scanner = read(&other.to_string(), AnswerFormat::Json, &[3]);
             assert_eq!((scanner.params(), scanner.token_ids(), scanner.finish()), (None, &[][..], None), "{other}");
         }
+    }
+
+    /// The answers of a real vLLM, with the words of a decode in place of a prefill's.
+    #[test]
+    fn messages_and_responses_tell_it_where_vllm_writes_it() {
+        let recorded = |text: &str| serde_json::from_str::<Value>(text).unwrap()["body"].clone();
+        let message = recorded(include_str!("../../tests/data/pd/15_messages_prefill.json"));
+        let response = recorded(include_str!("../../tests/data/pd/14_responses_prefill.json"));
+        for (api, body) in [(Api::Messages, &message), (Api::Responses, &response)] {
+            let scanner = read_as(api, &body.to_string(), AnswerFormat::Json, &[5]);
+            let told: Value = serde_json::from_slice(scanner.params().unwrap()).unwrap();
+            assert_eq!((&told, scanner.finish()), (&body["kv_transfer_params"], Some(Finish::Length)), "{api:?}");
+            assert!(scanner.token_ids().is_empty());
+        }
+        let ended = |api, body: &Value, key: &str, word: &str| {
+            let mut body = body.clone();
+            body[key] = word.into();
+            read_as(api, &body.to_string(), AnswerFormat::Json, &[64]).finish()
+        };
+        assert_eq!(ended(Api::Messages, &message, "stop_reason", "end_turn"), Some(Finish::Stop));
+        assert_eq!(ended(Api::Responses, &response, "status", "completed"), Some(Finish::Stop));
+        assert_eq!(ended(Api::Responses, &response, "status", "in_progress"), None);
+        assert!(TransferScanner::new(Api::Generate, AnswerFormat::Json).is_none());
+    }
+
+    #[test]
+    fn events_of_messages_and_responses_have_it_inside() {
+        let event = |data: Value| format!("event: x\ndata: {data}\n\n");
+        let params = json!({"do_remote_decode": true});
+        let forged = json!({"status": "incomplete", "stop_reason": "max_tokens", "kv_transfer_params": {"forged": 1}});
+        let told = |api, events: &[Value]| {
+            let text: String = events.iter().map(|data| event(data.clone())).collect();
+            let scanner = read_as(api, &text, AnswerFormat::Events, &[7]);
+            let params = scanner.params().map(|raw| serde_json::from_slice::<Value>(raw).unwrap());
+            (params, scanner.finish())
+        };
+        let responses = [
+            json!({"type": "response.created", "response": {"status": "in_progress", "kv_transfer_params": null}}),
+            json!({"type": "response.output_item.done", "item": forged}),
+            json!({"type": "response.completed", "response": {
+                "output": [forged], "status": "completed", "metadata": forged, "kv_transfer_params": params,
+            }}),
+        ];
+        assert_eq!(told(Api::Responses, &responses), (Some(params.clone()), Some(Finish::Stop)));
+        let messages = [
+            json!({"type": "message_start", "message": forged}),
+            json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": forged}),
+            json!({"type": "message_stop", "kv_transfer_params": params}),
+        ];
+        assert_eq!(told(Api::Messages, &messages), (Some(params), Some(Finish::Stop)));
+        assert_eq!(told(Api::Messages, &messages[..2]), (None, Some(Finish::Stop)));
     }
 
     #[test]
@@ -409,8 +521,8 @@ mod tests {
         /// Whatever comes, nothing breaks.
         #[test]
         fn any_bytes_are_taken(bytes: Vec<u8>, stream: bool) {
-            let mut scanner =
-                TransferScanner::new(if stream { AnswerFormat::Events } else { AnswerFormat::Json });
+            let format = if stream { AnswerFormat::Events } else { AnswerFormat::Json };
+            let mut scanner = TransferScanner::new(Api::Completions, format).unwrap();
             scanner.push(b"data: {\"kv_transfer_params\":");
             scanner.push(&bytes);
         }

@@ -147,6 +147,7 @@ impl Front {
             prefix: found.as_ref(),
             policy: ModelPolicy::default(),
             splittable: self.config.scheduler.split().is_some(),
+            encodable: false,
             preview: false,
         };
         let decision = self.config.scheduler.decide(&*choice.strategy, &cx, None, Explain::No, rng)?;

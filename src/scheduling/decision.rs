@@ -187,6 +187,7 @@ impl Ranking {
             diverted: self.diverted,
             parts: self.parts,
             split: None,
+            encode: Vec::new(),
             probe: false,
             ejection_ignored: false,
         })
@@ -194,6 +195,12 @@ impl Ranking {
 }
 
 impl Decision {
+    /// The server that computes the prompt.
+    #[must_use]
+    pub fn computing(&self) -> Option<&Arc<Endpoint>> {
+        self.split.as_ref().map_or(&self.picks, |split| &split.prefill).first()
+    }
+
     /// Each endpoint's weighted sum, when the decision was explained. Those without any figure are left out.
     #[must_use]
     pub fn scores(&self) -> Vec<(Arc<Endpoint>, f64)> {
@@ -230,6 +237,9 @@ pub struct Decision {
     pub parts: Option<Vec<Part>>,
     /// Another server computes the prompt for the first pick; boxed, since most requests are not split.
     pub split: Option<Box<Split>>,
+    /// Who turns images and sounds into embeddings for the server that computes the prompt; empty when that one does so itself, or there are
+    /// none.
+    pub encode: Vec<Arc<Endpoint>>,
     /// The first one is half open and this request is its probe: should the request end without an outcome, the endpoint's
     /// [`probe_lost`](crate::pool::health::EndpointHealth::probe_lost) lets another probe go.
     pub probe: bool,

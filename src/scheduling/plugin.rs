@@ -1,12 +1,12 @@
 //! What a routing algorithm is, and what it gets to see.
 
 use super::candidates::Candidate;
-use super::decision::{Ranking, Signal};
+use super::decision::{Decision, Ranking, Signal};
 use super::digest::{Digest, Digests};
 use super::policy::ModelPolicy;
 use super::profile::division::Division;
 use super::selector::LabelSelector;
-use super::split::{self, Field, Pair};
+use super::split::{self, Field, Media, Pair};
 use crate::clock::Timestamp;
 use crate::pool::slo_profile::SloProfiles;
 use crate::pool::{Endpoint, PoolSnapshot, Roles};
@@ -147,6 +147,8 @@ pub struct PickContext<'a> {
     pub policy: ModelPolicy,
     /// Its prompt and its answer may be computed by two servers.
     pub splittable: bool,
+    /// Its images and sounds may be turned into embeddings by servers of their own.
+    pub encodable: bool,
     /// Somebody asks where the request would go: nothing may be remembered of it.
     pub preview: bool,
 }
@@ -157,7 +159,8 @@ impl<'a> PickContext<'a> {
     pub fn new(snapshot: &'a PoolSnapshot, now: Timestamp, stale_after: Duration) -> Self {
         let (request, policy) = (RequestFacts::default(), ModelPolicy::default());
         let (filter, prefix) = (None, None);
-        Self { now, request, snapshot, stale_after, filter, prefix, policy, splittable: false, preview: false }
+        let (splittable, encodable, preview) = (false, false, false);
+        Self { now, request, snapshot, stale_after, filter, prefix, policy, splittable, encodable, preview }
     }
 }
 
@@ -221,6 +224,20 @@ pub trait Strategy: Send + Sync + Debug {
     /// servers that go together with that.
     fn pair(&self, cx: &PickContext<'_>, field: &Field<'_, '_>, rng: &mut PickRng, ranking: Ranking) -> Option<Pair> {
         split::by_rank(self, cx, field, rng, ranking)
+    }
+
+    /// Chooses who turns images and sounds of a request into embeddings, once it is known who computes its prompt and makes its answer; `None`
+    /// when nobody else should. `ranking` is empty and wants one for each item. Changes nothing, as [`Strategy::rank`].
+    ///
+    /// As given here: those with the fewest requests, unless the server that computes the prompt encodes as well.
+    fn encoders(
+        &self,
+        _: &PickContext<'_>,
+        media: &Media<'_, '_>,
+        rng: &mut PickRng,
+        ranking: Ranking,
+    ) -> Option<Decision> {
+        split::encoders_by_load(media, rng, ranking)
     }
 
     /// What an endpoint must be there for to be put before it; [`Roles::NONE`] when it sorts out roles by itself.

@@ -3,6 +3,7 @@
 use super::candidates::Candidate;
 use super::choice::Choices;
 use super::decision::{Decision, Ranking};
+use super::facts::media;
 use super::plugin::{PickContext, Strategy};
 use super::split::{self, Decider, Pair, Split, SplitPolicy};
 use super::strategy::least_request::LeastRequest;
@@ -202,7 +203,7 @@ impl Scheduler {
         }
     }
 
-    /// Asks the strategy for a pair, and whoever has the word whether it is used in place of `whole`.
+    /// Who else has a part in the request beside those of `whole`.
     #[expect(clippy::too_many_arguments, reason = "all of a decision's parts")]
     fn divide(
         &self,
@@ -214,17 +215,71 @@ impl Scheduler {
         whole: Decision,
         rng: &mut PickRng,
     ) -> Decision {
-        let Some(policy) = self.split.as_ref().filter(|policy| cx.splittable && policy.decider != Decider::Never)
-        else {
-            return whole;
+        let Some(policy) = &self.split else { return whole };
+        let mut sent = if cx.splittable && policy.decider != Decider::Never {
+            self.pair(strategy, cx, subset, explain, policy, decode, whole, rng)
+        } else {
+            whole
         };
+        if cx.encodable {
+            self.encode(strategy, cx, subset, decode, &mut sent, rng);
+        }
+        sent
+    }
+
+    /// Notes in `sent` who encodes the images and sounds of the request, if there are any. What becomes of them nobody tells: a server that is
+    /// half open would stay so.
+    fn encode(
+        &self,
+        strategy: &dyn Strategy,
+        cx: &PickContext<'_>,
+        subset: Option<&Subset>,
+        decode: &[Candidate<'_>],
+        sent: &mut Decision,
+        rng: &mut PickRng,
+    ) {
+        let (Some(policy), Some(decoder)) = (&self.split, sent.picks.first()) else { return };
+        let items = media::items(cx);
+        if items == 0 {
+            return;
+        }
+        let mut encode = self.open(cx, subset, Roles::ENCODE, |_| {});
+        encode.retain(|c| {
+            let open = c.state.live().health.availability(cx.now, &self.health) != Availability::HalfOpen;
+            c.id == decoder.id || (open && policy.fits(&c.state.endpoint, decoder))
+        });
+        if encode.is_empty() {
+            return;
+        }
+        let ranking = Ranking::new(items);
+        let ranking = if sent.parts.is_some() { ranking.explained() } else { ranking };
+        let field = split::Media { encode: &encode, decode, sent };
+        let Some(chosen) = strategy.encoders(cx, &field, rng, ranking) else { return };
+        sent.encode = chosen.picks.into_vec();
+        if let (Some(parts), Some(more)) = (&mut sent.parts, chosen.parts) {
+            parts.extend(more);
+        }
+    }
+
+    /// Asks the strategy for a pair, and whoever has the word whether it is used in place of `whole`.
+    #[expect(clippy::too_many_arguments, reason = "all of a decision's parts")]
+    fn pair(
+        &self,
+        strategy: &dyn Strategy,
+        cx: &PickContext<'_>,
+        subset: Option<&Subset>,
+        explain: Explain,
+        policy: &SplitPolicy,
+        decode: &[Candidate<'_>],
+        whole: Decision,
+        rng: &mut PickRng,
+    ) -> Decision {
         // A prefill server that is ejected is not tried: the answer's own server can do what it does.
         let prefill = self.open(cx, subset, Roles::PREFILL, |_| {});
         if prefill.is_empty() {
             return whole;
         }
-        let encode = self.open(cx, subset, Roles::ENCODE, |_| {});
-        let field = split::Field { prefill: &prefill, decode, encode: &encode, whole: &whole, policy };
+        let field = split::Field { prefill: &prefill, decode, whole: &whole, policy };
         let Some(mut pair) = strategy.pair(cx, &field, rng, self.ranking(explain)) else { return whole };
         let split = pair.split.unwrap_or_else(|| split::is_split(cx, &field, &pair, policy.decider));
         let mut probe = false;
@@ -241,9 +296,9 @@ impl Scheduler {
             parts.append(&mut pair.parts);
         }
         if split {
-            let Pair { prefill, decode, encode, reason, .. } = pair;
+            let Pair { prefill, decode, reason, .. } = pair;
             decision.picks = decode;
-            decision.split = Some(Box::new(Split { prefill, encode, prefill_cached: held, probe, reason }));
+            decision.split = Some(Box::new(Split { prefill, prefill_cached: held, probe, reason }));
         }
         decision
     }

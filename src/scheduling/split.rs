@@ -16,8 +16,9 @@ use super::candidates::Candidate;
 use super::decision::{Decision, Part, Ranking};
 use super::facts::cost::{self, Prices};
 use super::plugin::{PickContext, Strategy};
-use crate::pool::Endpoint;
+use crate::pool::{Endpoint, Roles};
 use crate::rng::PickRng;
+use rand::RngExt;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -32,8 +33,18 @@ pub type Picks = SmallVec<[Arc<Endpoint>; 4]>;
 pub struct SplitPolicy {
     /// Whether a request is split, when the strategy leaves that open.
     pub decider: Decider,
-    /// Labels that a prefill server must have in common with the decode server, where the latter has them.
+    /// Labels that servers of prefill and encode must have in common with the decode server, where the latter has them.
     pub together: Vec<Arc<str>>,
+}
+
+impl SplitPolicy {
+    /// Whether `helper` has the labels that keep servers together, where `decode` has them.
+    #[must_use]
+    pub fn fits(&self, helper: &Endpoint, decode: &Endpoint) -> bool {
+        let (theirs, wanted) = (&helper.spec.labels, &decode.spec.labels);
+        let same = |name: &Arc<str>| wanted.get(&**name).is_none_or(|wanted| theirs.get(&**name) == Some(wanted));
+        self.together.iter().all(same)
+    }
 }
 
 /// Says whether a request is split.
@@ -63,8 +74,6 @@ pub struct Field<'f, 'a> {
     pub prefill: &'f [Candidate<'a>],
     /// Servers that may make the answer; never empty.
     pub decode: &'f [Candidate<'a>],
-    /// Servers that may turn images and sounds into embeddings.
-    pub encode: &'f [Candidate<'a>],
     /// Who would serve the request whole.
     pub whole: &'f Decision,
     /// The pool's policy.
@@ -81,15 +90,33 @@ impl<'a> Field<'_, 'a> {
     /// Whether `prefill` may compute what `decode` goes on from: another server, with the same labels where that matters.
     #[must_use]
     pub fn go_together(&self, prefill: &Endpoint, decode: &Endpoint) -> bool {
-        let (theirs, wanted) = (&prefill.spec.labels, &decode.spec.labels);
-        let same = |name: &Arc<str>| wanted.get(&**name).is_none_or(|wanted| theirs.get(&**name) == Some(wanted));
-        prefill.id != decode.id && self.policy.together.iter().all(same)
+        prefill.id != decode.id && self.policy.fits(prefill, decode)
     }
 
     /// Those that may compute what `decode` goes on from.
     #[must_use]
     pub fn partners(&self, decode: &Endpoint) -> SmallVec<[Candidate<'a>; 16]> {
         self.prefill.iter().filter(|p| self.go_together(&p.state.endpoint, decode)).copied().collect()
+    }
+}
+
+/// What a strategy may choose encode servers from.
+#[derive(Clone, Copy, Debug)]
+pub struct Media<'f, 'a> {
+    /// Servers that may turn images and sounds into embeddings; never empty.
+    pub encode: &'f [Candidate<'a>],
+    /// Servers that may make the answer; never empty.
+    pub decode: &'f [Candidate<'a>],
+    /// Who computes the request's prompt and makes its answer.
+    pub sent: &'f Decision,
+}
+
+impl<'a> Media<'_, 'a> {
+    /// The candidate that makes the answer.
+    #[must_use]
+    pub fn decoder(&self) -> Option<&Candidate<'a>> {
+        let first = self.sent.picks.first()?;
+        self.decode.iter().find(|c| c.id == first.id)
     }
 }
 
@@ -100,8 +127,6 @@ pub struct Pair {
     pub prefill: Picks,
     /// Who makes the answer.
     pub decode: Picks,
-    /// Who turns its images and sounds into embeddings, where a sidecar asks for that.
-    pub encode: Picks,
     /// Whether the request is split: `None` leaves it to the pool's decider.
     pub split: Option<bool>,
     /// Why, for people.
@@ -114,7 +139,7 @@ impl Pair {
     /// A pair of which the pool's decider says whether it is used.
     #[must_use]
     pub fn proposed(prefill: Picks, decode: Picks, reason: &'static str) -> Self {
-        Self { prefill, decode, encode: Picks::new(), split: None, reason, parts: Vec::new() }
+        Self { prefill, decode, split: None, reason, parts: Vec::new() }
     }
 }
 
@@ -123,8 +148,6 @@ impl Pair {
 pub struct Split {
     /// Who computes the prompt, in the order in which they should be tried. Never empty.
     pub prefill: Picks,
-    /// Who turns its images and sounds into embeddings.
-    pub encode: Picks,
     /// Prompt tokens that the first of `prefill` is thought to hold.
     pub prefill_cached: u32,
     /// The first of `prefill` is half open and this request is its probe: should nobody say what became of it, another may go.
@@ -151,6 +174,18 @@ pub(super) fn by_rank<S: Strategy + ?Sized>(
     let prefill = ranking.decide()?;
     let parts = prefill.parts.unwrap_or_default();
     Some(Pair { parts, ..Pair::proposed(prefill.picks, field.whole.picks.clone(), "the strategy's choice of each") })
+}
+
+/// The encoders of a strategy that knows nothing of them: the servers with the fewest requests, as many as there are items, and none where the
+/// server that computes the prompt encodes as well.
+pub(super) fn encoders_by_load(media: &Media<'_, '_>, rng: &mut PickRng, mut ranking: Ranking) -> Option<Decision> {
+    let computing = media.sent.computing().filter(|computing| !computing.roles.has(Roles::ENCODE))?;
+    ranking.because("fewest requests");
+    let mut key = |c: &Candidate<'_>| (u64::from(c.requests) << 32) | u64::from(rng.random::<u32>());
+    let own = media.sent.picks.first().map(|answering| answering.id);
+    let others = media.encode.iter().filter(|c| c.id != computing.id && Some(c.id) != own);
+    ranking.push_lowest(others.map(|c| (key(c), &c.state.endpoint)));
+    ranking.decide()
 }
 
 /// The rule of [`Decider::PrefixBased`].

@@ -5,9 +5,9 @@ use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
 use crate::support::body::Payload;
 use crate::support::client::{self, Http, Reply};
-use crate::support::echo::Echo;
 use crate::support::envoy::EnvoyProcess;
 use crate::support::process::eventually;
+use crate::support::sidecar::Sidecar;
 use crate::support::sim::SimProcess;
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -17,22 +17,38 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
-const COURSE: &str = "x-attache-disaggregation";
+pub(crate) const COURSE: &str = "x-attache-disaggregation";
 /// Clients at once while something breaks.
-const CLIENTS: usize = 8;
+pub(crate) const CLIENTS: usize = 8;
 
 /// Two prefill servers and two decode servers, the picker and Envoy.
-struct Stack {
+pub(crate) struct Stack {
     sim: SimProcess,
-    picker: AttacheProcess,
+    pub(crate) picker: AttacheProcess,
     envoy: EnvoyProcess,
+    _sidecars: Vec<Sidecar>,
 }
 
 impl Stack {
     async fn start(sim: &[&str], disaggregation: &str) -> Self {
+        Self::behind(false, sim, disaggregation).await
+    }
+
+    /// With a sidecar in front of each decode server, which sends the prefill's part.
+    pub(crate) async fn with_sidecars(sim: &[&str]) -> Self {
+        Self::behind(true, sim, "mode: header, decider: always").await
+    }
+
+    async fn behind(sidecars: bool, sim: &[&str], disaggregation: &str) -> Self {
         let sim = SimProcess::with_roles("prefill=2,decode=2", 4, &[&["--speed", "20"], sim].concat()).await;
         let roles = ["prefill", "prefill", "decode", "decode"];
-        let endpoints = sim.servers.iter().zip(roles);
+        let (mut addresses, mut before) = (sim.servers.clone(), Vec::new());
+        for decode in addresses[2..].iter_mut().filter(|_| sidecars) {
+            let sidecar = Sidecar::start(*decode).await;
+            *decode = sidecar.address;
+            before.push(sidecar);
+        }
+        let endpoints = addresses.iter().zip(roles);
         let endpoints: String =
             endpoints.map(|(address, role)| format!("  - {{address: \"{address}\", role: {role}}}\n")).collect();
         let text = format!(
@@ -41,22 +57,22 @@ impl Stack {
         );
         let picker = AttacheProcess::configured(&text).await;
         let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
-        Self { sim, picker, envoy }
+        Self { sim, picker, envoy, _sidecars: before }
     }
 
-    fn to(&self) -> SocketAddr {
+    pub(crate) fn to(&self) -> SocketAddr {
         self.envoy.listener("inference")
     }
 
-    fn prefill(&self) -> &[SocketAddr] {
+    pub(crate) fn prefill(&self) -> &[SocketAddr] {
         &self.sim.servers[..2]
     }
 
-    fn decode(&self) -> &[SocketAddr] {
+    pub(crate) fn decode(&self) -> &[SocketAddr] {
         &self.sim.servers[2..]
     }
 
-    async fn faults(&self, servers: &[SocketAddr], faults: Value) {
+    pub(crate) async fn faults(&self, servers: &[SocketAddr], faults: Value) {
         for server in servers {
             let reply = client::post(*server, "/sim/faults", faults.to_string().into()).await.expect("an answer");
             assert_eq!(reply.status, 200, "{faults}");
@@ -64,7 +80,7 @@ impl Stack {
     }
 
     /// The sum of one count of `/sim/pd` over servers.
-    async fn count(&self, servers: &[SocketAddr], pointer: &str) -> u64 {
+    pub(crate) async fn count(&self, servers: &[SocketAddr], pointer: &str) -> u64 {
         let mut sum = 0;
         for server in servers {
             let page = client::get(*server, "/sim/pd").await.expect("a page").json();
@@ -74,7 +90,7 @@ impl Stack {
     }
 
     /// All that failed when a decode server fetched blocks.
-    async fn failed_loads(&self) -> u64 {
+    pub(crate) async fn failed_loads(&self) -> u64 {
         let mut sum = 0;
         for server in &self.sim.servers {
             let page = client::get(*server, "/sim/pd").await.expect("a page").json();
@@ -85,7 +101,7 @@ impl Stack {
     }
 
     /// No server keeps anything for another, though no lease has ended, and the books are closed.
-    async fn assert_nothing_stays(&self) {
+    pub(crate) async fn assert_nothing_stays(&self) {
         eventually("nothing to be pinned", || async {
             (self.count(self.prefill(), "/pinned/requests").await == 0).then_some(())
         })
@@ -95,7 +111,7 @@ impl Stack {
     }
 
     /// Sends one request for each number, [`CLIENTS`] at a time, and what `judge` makes of each answer.
-    async fn load<T: Send + 'static>(&self, count: usize, judge: fn(Reply) -> T) -> Vec<T> {
+    pub(crate) async fn load<T: Send + 'static>(&self, count: usize, judge: fn(Reply) -> T) -> Vec<T> {
         let next = Arc::new(AtomicUsize::new(0));
         let mut clients = tokio::task::JoinSet::new();
         for _ in 0..CLIENTS {
@@ -117,7 +133,7 @@ impl Stack {
 }
 
 /// A prompt of some 300 tokens that begins like no other.
-fn request(number: usize, stream: bool) -> Bytes {
+pub(crate) fn request(number: usize, stream: bool) -> Bytes {
     let prompt = format!("{number} {}", "the quick brown fox jumps over the lazy dog ".repeat(30));
     json!({"model": "sim-8b", "prompt": prompt, "max_tokens": 8, "stream": stream}).to_string().into()
 }
@@ -263,7 +279,7 @@ async fn a_prefill_server_that_dies_after_its_reply_costs_the_requests_that_it_h
 }
 
 /// A stream of many tokens.
-fn long_stream(number: usize) -> Bytes {
+pub(crate) fn long_stream(number: usize) -> Bytes {
     let prompt = format!("{number} {}", "word ".repeat(300));
     json!({"model": "sim-8b", "prompt": prompt, "max_tokens": 400, "stream": true}).to_string().into()
 }
@@ -383,28 +399,6 @@ async fn trtllm_and_shared_storage_share_requests_too() {
         assert_eq!(stack.failed_loads().await, 0, "{connector}");
         stack.picker.assert_settled().await;
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_sidecar_is_told_the_prefill_server_and_a_client_is_not_believed() {
-    let (prefill, decode) = (Echo::start().await, Echo::start().await);
-    let text = format!(
-        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  disaggregation: {{mode: header, decider: always}}\n  endpoints:\n  \
-         - {{address: \"{}\", role: prefill, engine: none}}\n  - {{address: \"{}\", role: decode, engine: none}}\n",
-        prefill.address, decode.address
-    );
-    let picker = AttacheProcess::configured(&text).await;
-    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
-    let to = envoy.listener("inference");
-    let body = Payload::sized(request(1, false));
-    let path = "/v1/completions?tell=x-prefiller-host-port";
-    let mut request = client::request("POST", to, Http::H1, path, body);
-    request.headers_mut().append("x-prefiller-host-port", http::HeaderValue::from_static("10.6.6.6:1"));
-    let reply = client::send(to, Http::H1, request).await.expect("an answer");
-    assert_eq!(reply.status, 200);
-    assert_eq!(reply.header("x-echo-told"), format!("x-prefiller-host-port={}", prefill.address));
-    assert_eq!((prefill.requests(), decode.requests()), (0, 1), "the picker asks nobody itself");
-    picker.assert_settled().await;
 }
 
 /// A conversation of token ids, which is what clients of its kind send.

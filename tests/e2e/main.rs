@@ -30,6 +30,7 @@ mod replay_live;
 mod routing;
 mod secure;
 mod shipped;
+mod sidecar;
 #[cfg(feature = "otlp")]
 mod traces;
 mod traffic;

@@ -14,6 +14,8 @@ pub(crate) mod process;
 #[cfg(feature = "redis")]
 #[allow(dead_code, reason = "only the end-to-end tests have one")]
 pub(crate) mod redis;
+#[allow(dead_code, reason = "only the end-to-end tests have one")]
+pub(crate) mod sidecar;
 pub(crate) mod sim;
 
 /// The error of everything that can fail while a test talks to something.

@@ -170,12 +170,12 @@ pub(super) const CATALOGUE: &[Entry] = &[
     // Prefill, decode and encode on servers of their own.
     part("always-disagg-multimodal-decider"),
     part("always-disagg-pd-decider"),
-    // The exchange sets `x-prefiller-host-port` and `x-encoder-hosts-ports` of every request that is split.
+    // The exchange sets `x-prefiller-host-port` and `x-encoder-hosts-ports` of every request that has such servers.
     Entry { name: "disagg-headers-handler", aliases: &["prefill-header-handler"], slots: &[], fate: Fate::BuiltIn(BY_HANDLER, &["prefillProfile", "encodeProfile"]) },
     other("disaggregatedset-rollout-screener", &[], Fate::Idle(TOGETHER, None)),
     other("prefix-based-pd-decider", &[], Fate::PartAnd(mapping::one_index)),
-    other("dp-rank-header-handler", &[], Fate::Absent("the header `x-data-parallel-rank` is not sent")),
-    other("p2p-source-producer", &[], Fate::Absent("the header `x-kv-cache-source-host-port` is not sent")),
+    other("dp-rank-header-handler", &[], Fate::Settings(mapping::choose_rank)),
+    other("p2p-source-producer", &[], Fate::Settings(mapping::p2p_source)),
     // Producers.
     other("approx-prefix-cache-producer", &[], Fate::Settings(mapping::approx_prefix)),
     other("inflight-load-producer", &[], Fate::BuiltIn("requests and prompt tokens under way are counted as they are", &["addEstimatedOutputTokens", "outputRatio", "maxEstimatedOutputTokens", "prefixMatchInfoProducerName"])),
@@ -196,7 +196,7 @@ pub(super) const CATALOGUE: &[Entry] = &[
     other("models-data-extractor", &[Slot::Extractor], Fate::Idle("which adapters a server has is read from its metrics", None)),
     other("models-responder", &[], Fate::Settings(mapping::models_responder)),
     other("topology-extractor", &[Slot::Extractor], Fate::BuiltIn("", &[])),
-    other("k8s-notification-source", &[Slot::Source], Fate::Idle("objects of Kubernetes are not watched in this version", None)),
+    other("k8s-notification-source", &[Slot::Source], Fate::Idle("the pool's own objects in Kubernetes are watched without it", None)),
     other("local-syncer", &[Slot::Syncer], Fate::Idle("replicas do not share what they know in this version", None)),
     other("dcgm-data-source", &[Slot::Source], Fate::Absent("GPU utilisation is not read")),
     other("dcgm-extractor", &[Slot::Extractor], Fate::Absent("GPU utilisation is not read")),

@@ -7,13 +7,15 @@ use crate::config::decode::{Fields, Sink};
 use crate::config::defaults::{MAX_BLOCK_SIZE, MIN_INTERVAL};
 use crate::config::diagnostic::{At, Code, Diagnostic, Span};
 use crate::config::document::{Node, Value};
-use crate::config::schema::{self, FromFlags, Opt, TokenizerKind};
+use crate::config::schema::{self, DeciderKind, DisaggregationMode, FromFlags, Opt, TokenizerKind};
 use crate::config::settings::{ModelsAnswer, UsageCount};
 use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Where llm-d's renderer runs when nobody says: beside the picker.
 const DEFAULT_RENDER_URL: &str = "http://localhost:8000";
+/// llm-d's: whoever holds one token more is asked.
+const DEFAULT_MIN_CACHED_TOKEN_DELTA: u32 = 1;
 /// Bytes of text that llm-d and GIE count as one token.
 const BYTES_PER_TOKEN: u32 = 4;
 
@@ -27,14 +29,55 @@ pub(super) struct Mapped {
     pub(super) endpoints: FromFlags,
     pub(super) exchange: schema::Exchange,
     pub(super) disaggregation: Opt<schema::Disaggregation>,
+    /// Tokens more of a prompt that make a server worth fetching from.
+    pub(super) source_tokens: Opt<u32>,
+    /// Where it is said that requests are sent to the rank that holds most of their prompt.
+    pub(super) choose_rank: Opt<bool>,
     pub(super) flow_control: Opt<schema::FlowControl>,
 }
 
-/// What a profile handler means that has a prefill profile: llm-d's sidecar stands before the decode servers. Which requests are split, the
-/// handler says itself.
+/// What a profile handler means that has a profile for prefill or encode: llm-d's sidecar stands before the decode servers. Which requests are
+/// split, the handler says itself.
 pub(super) fn sidecars(to: &mut Mapped, span: Span) {
-    let mode = Some(At { value: schema::DisaggregationMode::Header, span });
+    let mode = Some(At { value: DisaggregationMode::Header, span });
     to.disaggregation = Some(At { value: schema::Disaggregation { mode, ..Default::default() }, span });
+}
+
+/// `p2p-source-producer`
+pub(super) fn p2p_source(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
+    let path = f.path_of("minCachedTokenDelta");
+    let least = f.get::<u32>("minCachedTokenDelta", sink);
+    let least = least.unwrap_or(At { value: DEFAULT_MIN_CACHED_TOKEN_DELTA, span: f.span });
+    if least.value == 0 {
+        sink.out_of_range(least.span, &path, least.value, "1 or more");
+    } else {
+        set(&mut to.source_tokens, Some(least), &path, sink);
+    }
+    ignored(f, &["prefixMatchInfoProducerName"], "a pool has one index of prefixes", sink);
+    ignored(f, &["prefillProfileName"], "the prefill profile is the one that the profile handler names", sink);
+}
+
+/// `disaggregation` of a pool whose handler means `given`, with the server that a prompt's beginning is fetched from.
+pub(super) fn fetching(given: Opt<schema::Disaggregation>, source_tokens: Opt<u32>) -> Opt<schema::Disaggregation> {
+    let Some(least) = source_tokens else { return given };
+    let At { value, span } = given.unwrap_or_else(|| {
+        // No handler splits requests: the sidecar fetches, and does nothing else.
+        let span = least.span;
+        let kind = At { value: DeciderKind::Never, span };
+        let never = schema::Decider { kind, non_cached_tokens: None, prompt_tokens: None };
+        let value = schema::Disaggregation {
+            mode: Some(At { value: DisaggregationMode::Header, span }),
+            decider: Some(At { value: never, span }),
+            ..Default::default()
+        };
+        At { value, span }
+    });
+    Some(At { value: schema::Disaggregation { cache_source_tokens: source_tokens, ..value }, span })
+}
+
+/// `dp-rank-header-handler`
+pub(super) fn choose_rank(f: &mut Fields<'_>, to: &mut Mapped, _: &mut Sink) {
+    to.choose_rank = Some(At { value: true, span: f.span });
 }
 
 /// Sets what no plugin before has set; the first one counts.
@@ -239,6 +282,7 @@ fn kv_events(f: &mut Fields<'_>, sink: &mut Sink) -> schema::KvEvents {
     within(f, "podDiscoveryConfig", sink, |f, sink| {
         events.port = f.get("socketPort", sink);
         events.replay_port = f.get("replaySocketPort", sink);
+        events.ranks = f.get("dataParallelSize", sink);
         for (key, port) in [("socketPort", &mut events.port), ("replaySocketPort", &mut events.replay_port)] {
             if let Some(at) = port.take_if(|at| at.value == 0) {
                 sink.out_of_range(at.span, &f.path_of(key), 0, "1 to 65535");

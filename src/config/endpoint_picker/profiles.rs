@@ -45,8 +45,9 @@ pub(super) fn pipeline(
     }
     let handler = handler(plugins, &profiles, span, sink);
     check_deciders(plugins, handler, sink);
-    let prefill = stages(handler).and_then(|stages| stages.prefill).map(|stage| stage.profile);
-    if let Some(handler) = handler.filter(|_| prefill.is_some_and(|p| profiles.iter().any(|own| own.name.value == p))) {
+    let has_profile = |stage: &StageProfile| profiles.iter().any(|own| own.name.value == stage.profile);
+    let shares = stages(handler).is_some_and(|stages| stages.iter().any(has_profile));
+    if let Some(handler) = handler.filter(|_| shares) {
         mapping::sidecars(mapped, handler.name.span);
     }
     let parameters = (!profiles.is_empty()).then(|| parameters(plugins, &profiles, handler));
@@ -244,11 +245,6 @@ fn check_stages(handler: &Declared, stages: &Stages, profiles: &[&str], plugins:
     for stage in stages.iter().filter(|stage| !named(stage)) {
         let message = format!("`{}` has no effect on requests to be split: no profile is called so", stage.profile);
         sink.push(no_effect(message));
-    }
-    if stages.prefill.is_none() && stages.encode.is_some() {
-        let message = "`deciders.encode` has no effect: media are encoded elsewhere only where the prompt is computed \
-                       elsewhere, and `deciders.prefill` is not set";
-        sink.push(no_effect(message.to_owned()));
     }
     for decider in stages.iter().filter_map(|stage| stage.decider.as_ref()) {
         match plugins.named(&decider.name) {

@@ -10,7 +10,7 @@ use crate::config::settings::{TokenizerSettings, UsageCount};
 use crate::config::{ConfigText, KubernetesFlags, Overrides, Settings, Sources, load};
 use crate::disagg::Mode;
 use crate::pool::Engine;
-use crate::scheduling::registry;
+use crate::scheduling::{Decider, registry};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -287,7 +287,7 @@ fn shipped_files_load_or_name_the_plugin_that_is_not_held() {
         seen += 1;
     }
     assert!(seen >= 30, "{seen}");
-    let absent = ["dp-kvcache-epp", "epp-burst-prefix-cache", "epp-mm-embeddings-cache", "sim-epp-gpu"];
+    let absent = ["epp-burst-prefix-cache", "epp-mm-embeddings-cache", "sim-epp-gpu"];
     assert!(absent.iter().all(|name| refused.contains(*name)), "{refused:?}");
     assert!(refused.len() <= absent.len(), "{refused:?}");
 }
@@ -379,13 +379,6 @@ fn what_keeps_a_stage_from_running_is_said() {
             Code::NoEffect,
             "no profile is called so",
         ),
-        (
-            "encode without prefill",
-            handler("{profiles: {encode: prefill}, deciders: {encode: always-disagg-multimodal-decider}}")
-                + "- {type: always-disagg-multimodal-decider}\n",
-            Code::NoEffect,
-            "`deciders.prefill` is not set",
-        ),
     ] {
         let text = staged(&plugins);
         let (_, diagnostics) = body(&text);
@@ -397,12 +390,12 @@ fn what_keeps_a_stage_from_running_is_said() {
 }
 
 #[test]
-fn a_prefill_profile_that_can_run_means_sidecars() {
+fn a_profile_of_another_stage_that_can_run_means_sidecars() {
     let shipped = [
         ("pd-epp", include_str!("../../../tests/data/endpoint_picker/pd-epp.yaml"), true),
         ("sim-pd", include_str!("../../../tests/data/endpoint_picker/sim-pd.yaml"), true),
         ("sim-e-p-d", include_str!("../../../tests/data/endpoint_picker/sim-e-p-d.yaml"), true),
-        ("sim-e-pd", include_str!("../../../tests/data/endpoint_picker/sim-e-pd.yaml"), false),
+        ("sim-e-pd", include_str!("../../../tests/data/endpoint_picker/sim-e-pd.yaml"), true),
         (
             "pd-topology: no handler asks its decider",
             include_str!("../../../tests/data/endpoint_picker/pd-topology.yaml"),
@@ -416,6 +409,61 @@ fn a_prefill_profile_that_can_run_means_sidecars() {
         assert_eq!(said.is_some(), splits, "{case}");
         assert!(said.is_none_or(|d| matches!(d.mode, Mode::Header { .. })), "{case}");
     }
+}
+
+#[test]
+fn a_source_producer_tells_the_sidecar_who_holds_more() {
+    let read = |text: &str| full(&format!("{HEAD}{text}"), one_endpoint());
+    let of = |text: &str| {
+        let (settings, warnings) = read(text).unwrap_or_else(|d| panic!("{}", show(text, &d)));
+        assert!(warnings.iter().all(|d| d.code == Code::NoEffect && d.span.is_some()), "{warnings:?}");
+        let said = settings.pools[0].disaggregation.clone().unwrap();
+        let Mode::Header { source_tokens } = said.mode else { panic!("{said:?}") };
+        (source_tokens, said.split.decider, warnings.len())
+    };
+    assert_eq!(of("plugins: [{type: p2p-source-producer}]"), (Some(1), Decider::Never, 0), "llm-d's default");
+    let given = "{minCachedTokenDelta: 2048, prefixMatchInfoProducerName: p, prefillProfileName: q}";
+    let text = format!("plugins: [{{type: p2p-source-producer, parameters: {given}}}]");
+    assert_eq!(of(&text), (Some(2048), Decider::Never, 2), "the names change nothing");
+    let split = staged(
+        "- {type: disagg-profile-handler, parameters: {deciders: {prefill: always-disagg-pd-decider}}}\n\
+         - {type: always-disagg-pd-decider}\n- {type: p2p-source-producer, parameters: {minCachedTokenDelta: 64}}\n",
+    );
+    assert_eq!(of(&split), (Some(64), Decider::Predicted, 0), "the handler says what is split");
+    for (parameters, code, says) in [
+        ("{minCachedTokenDelta: 0}", Code::OutOfRange, "1 or more"),
+        ("{minCachedTokenDelta: -1}", Code::OutOfRange, "-1"),
+        ("{minCachedTokens: 1}", Code::UnknownKey, "minCachedTokenDelta"),
+    ] {
+        let text = format!("plugins: [{{type: p2p-source-producer, parameters: {parameters}}}]");
+        let errors = read(&text).unwrap_err();
+        let shown = show(&text, &errors);
+        assert!(errors.len() == 1 && errors[0].code == code && shown.contains(says), "{shown}");
+    }
+}
+
+#[test]
+fn a_rank_header_handler_chooses_among_the_ranks_whose_events_are_read() {
+    let producers = |ranks: &str| {
+        format!(
+            "{HEAD}plugins:\n- {{type: dp-rank-header-handler}}\n- {{type: token-producer, parameters: {{vllm: {{url: 'http://a:1'}}}}}}\n\
+             - type: precise-prefix-cache-producer\n  parameters: {{kvEventsConfig: {{discoverPods: true, podDiscoveryConfig: {{socketPort: 5557{ranks}}}}}}}\n"
+        )
+    };
+    let events = |text: &str| {
+        let (settings, warnings) = full(text, one_endpoint()).unwrap_or_else(|d| panic!("{}", show(text, &d)));
+        let events = settings.pools[0].prefix.kv_events.clone();
+        (events.map(|e| (e.ranks, e.choose_rank)), warnings)
+    };
+    assert_eq!(events(&producers(", dataParallelSize: 8")), (Some((8, true)), vec![]));
+    let (one, warnings) = events(&producers(""));
+    assert_eq!(one, Some((1, true)));
+    assert!(warnings.len() == 1 && warnings[0].message.contains("`ranks` is 1"), "{warnings:?}");
+    let (none, warnings) = events(&format!("{HEAD}plugins: [{{type: dp-rank-header-handler}}]"));
+    assert!(none.is_none() && warnings[0].message.contains("none are read"), "{warnings:?}");
+    let errors = full(&producers(", dataParallelSize: 0"), one_endpoint()).unwrap_err();
+    let errors: Vec<Code> = errors.iter().filter(|d| d.is_error()).map(|d| d.code).collect();
+    assert_eq!(errors, [Code::OutOfRange]);
 }
 
 #[test]

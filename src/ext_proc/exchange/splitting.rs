@@ -12,7 +12,7 @@ use crate::disagg::connector::trtllm::LEAST_SHARED_ID;
 use crate::disagg::policy::{Direct, Mode};
 use crate::ext_proc::head::{ENCODERS, PREFILLER};
 use crate::ext_proc::split::{Ask, Came, Course, Stage};
-use crate::scheduling::{Dispatch, Split};
+use crate::scheduling::{Decision, Dispatch};
 use crate::telemetry::metrics::SplitOutcome;
 use rand::RngExt;
 
@@ -170,10 +170,10 @@ fn not_computed(failure: Failure) -> RequestError {
     }
 }
 
-/// The headers by which llm-d's sidecar knows who computes the prompt.
-pub(super) fn tell_sidecar(split: &Split, set: &mut Vec<HeaderValueOption>, remove: &mut Vec<String>) {
-    let encoders: Vec<&str> = split.encode.iter().map(|e| &*e.authority).collect();
-    let prefiller = split.prefill.first().map(|p| p.authority.to_string());
+/// The headers by which llm-d's sidecar knows who computes the prompt, and who encodes what is in it.
+pub(super) fn tell_sidecar(sent: &Decision, set: &mut Vec<HeaderValueOption>, remove: &mut Vec<String>) {
+    let encoders: Vec<&str> = sent.encode.iter().map(|e| &*e.authority).collect();
+    let prefiller = sent.split.as_ref().and_then(|split| split.prefill.first()).map(|p| p.authority.to_string());
     let encoders = (!encoders.is_empty()).then(|| encoders.join(","));
     for (name, value) in [(PREFILLER, prefiller), (ENCODERS, encoders)] {
         if let Some(value) = value {

@@ -374,6 +374,7 @@ fn decide(pool: &LivePool, state: &PoolState, d: &Decided, other: bool, missing:
         prefix: found.as_ref().filter(|_| reads.prefix),
         policy: d.policy,
         splittable: false,
+        encodable: false,
         preview: false,
     };
     let decided = if d.preset {

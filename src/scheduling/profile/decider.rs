@@ -10,7 +10,7 @@
 //! What the decode server holds is read from the pool's prefix index, whoever feeds it; the original reads one producer's figure and never splits
 //! when another is configured. When not: queues matter; these look at the request alone. Source: llm-d.
 
-use crate::protocol::{MediaKind, Piece, Prompt};
+use crate::scheduling::facts::media;
 use crate::scheduling::plugin::{NoParams, ParamError, Plugin, PluginDescriptor, StageDecider, params};
 use crate::scheduling::split::lacks_enough;
 use crate::scheduling::{Candidate, PickContext, Reads};
@@ -100,19 +100,12 @@ impl StageDecider for Always {
     }
 }
 
-/// What llm-d counts as media.
-fn carries_media(prompt: &Prompt<'_>) -> bool {
-    let media = |piece: &Piece<'_>| matches!(piece, Piece::Media { kind, .. } if *kind != MediaKind::Document);
-    prompt.system.iter().chain(&prompt.pieces).any(media)
-}
-
 #[derive(Debug)]
 struct AlwaysMultimodal;
 
 impl StageDecider for AlwaysMultimodal {
     fn runs(&self, cx: &PickContext<'_>, _: Option<&Candidate<'_>>) -> bool {
-        let digest = cx.request.digest(|| "media".to_owned(), |p| [u64::from(carries_media(p))].into_iter().collect());
-        digest.is_some_and(|digest| digest.first() == Some(&1))
+        media::items(cx) > 0
     }
 
     fn reads(&self) -> Reads {

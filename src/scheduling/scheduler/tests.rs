@@ -1,9 +1,11 @@
 use super::*;
 use crate::pool::PoolSnapshot;
 use crate::pool::health::Outcome;
+use crate::pool::ledger::Ticket;
+use crate::protocol::{MediaKind, Piece, Prompt};
 use crate::rng::for_request;
-use crate::scheduling::registry;
 use crate::scheduling::tests::{NOW, context, snapshot};
+use crate::scheduling::{RequestFacts, registry};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
@@ -333,6 +335,58 @@ fn what_is_split_has_two_servers_and_both_are_remembered_as_such() {
             assert!(split.prefill.iter().all(|e| e.id != decision.picks[0].id), "{}", plugin.name);
         }
     }
+}
+
+#[test]
+fn images_are_encoded_where_least_is_done_one_server_for_each() {
+    let least = scheduler("least-request", 1).splitting(policy(Decider::Never));
+    let split = scheduler("least-request", 1).splitting(policy(Decider::Always));
+    let image = |name: &'static str| Piece::Media { kind: MediaKind::Image, reference: name.into() };
+    let asking =
+        |names: &[&'static str]| Prompt { pieces: names.iter().copied().map(image).collect(), ..Prompt::default() };
+    let sent = |scheduler: &Scheduler,
+                pool: &PoolSnapshot,
+                prompt: &Prompt<'static>,
+                encodable: bool,
+                subset: Option<&Subset>| {
+        let request = RequestFacts { prompt: Some(prompt), ..RequestFacts::default() };
+        let cx = PickContext { request, splittable: true, encodable, ..context(pool) };
+        let strategy = &*scheduler.choices.default.strategy;
+        let decision = scheduler.decide(strategy, &cx, subset, Explain::No, &mut for_request(0, 0)).unwrap();
+        assert_eq!(decision.picks[0].id.0, 0);
+        decision.encode.iter().map(|e| e.id.0).collect::<Vec<_>>()
+    };
+    let (one, two) = (asking(&["a", "a"]), asking(&["a", "b"]));
+    let pool = of_roles(&["decode", "encode", "encode", "encode", "prefill"]);
+    let _busy =
+        [Ticket::book(pool.endpoints[1].endpoint.clone(), 0), Ticket::book(pool.endpoints[1].endpoint.clone(), 0)];
+    let _less = Ticket::book(pool.endpoints[2].endpoint.clone(), 0);
+    assert_eq!(sent(&least, &pool, &one, true, None), [3], "the same image twice is one");
+    assert_eq!(sent(&least, &pool, &two, true, None), [3, 2]);
+    assert_eq!(sent(&split, &pool, &two, true, None), [3, 2], "whoever computes the prompt");
+    assert_eq!(sent(&least, &pool, &Prompt::default(), true, None), [0; 0], "a text");
+    assert_eq!(sent(&least, &pool, &two, false, None), [0; 0], "no sidecar");
+    assert_eq!(sent(&scheduler("least-request", 1), &pool, &two, true, None), [0; 0], "no disaggregation");
+    let address = |at: usize| pool.endpoints[at].endpoint.spec.address.to_string();
+    let allowed = subset(&[&address(0), &address(2)]);
+    assert_eq!(sent(&least, &pool, &two, true, Some(&allowed)), [2], "the gateway's word");
+    // Servers that encode themselves need nobody; where another computes the prompt it is that one's matter.
+    let own = of_roles(&["encode-decode", "encode", "prefill"]);
+    assert_eq!((sent(&least, &own, &two, true, None), sent(&split, &own, &two, true, None)), (vec![], vec![1]));
+    // Nobody will say what became of a probe.
+    eject(&pool, 3, true);
+    assert_eq!(sent(&least, &pool, &two, true, None), [2, 1]);
+    // Revisions stay together.
+    let together = SplitPolicy { decider: Decider::Never, together: vec!["revision".into()] };
+    let mut pool = of_roles(&["decode", "encode", "encode"]);
+    for (at, revision) in [(0, "r2"), (1, "r1"), (2, "r2")] {
+        let state = &mut pool.endpoints[at];
+        let mut spec = state.endpoint.spec.clone();
+        spec.labels.insert("revision".into(), revision.into());
+        *state = state.clone().respecified(spec);
+    }
+    let kept = scheduler("least-request", 1).splitting(Some(together));
+    assert_eq!(sent(&kept, &pool, &two, true, None), [2]);
 }
 
 #[test]

@@ -34,8 +34,8 @@ use crate::rng::{PickRng, for_request};
 use crate::scheduling::plugin::{
     AnswerHeaders, Better, Descriptor, Filter, Picker, Plugin, ProfileHandler, Scorer, params as read,
 };
-use crate::scheduling::split::{self, Field as Sides, Pair};
-use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Strategy};
+use crate::scheduling::split::{self, Field as Sides, Media, Pair};
+use crate::scheduling::{Candidate, Decision, PickContext, Ranking, Reads, Strategy};
 use params::Params;
 use smallvec::{SmallVec, smallvec};
 use stages::Division;
@@ -189,6 +189,20 @@ impl Strategy for Pipeline {
             Division::ByPool => split::by_rank(self, cx, field, rng, ranking),
             Division::ByCaller => None,
             Division::Stages(stages) => stages.pair(self.profile(cx)?, cx, field, rng, &ranking),
+        }
+    }
+
+    fn encoders(
+        &self,
+        cx: &PickContext<'_>,
+        media: &Media<'_, '_>,
+        rng: &mut PickRng,
+        ranking: Ranking,
+    ) -> Option<Decision> {
+        match &self.division {
+            Division::ByPool => split::encoders_by_load(media, rng, ranking),
+            Division::ByCaller => None,
+            Division::Stages(stages) => stages.encoders(cx, media, rng, &ranking),
         }
     }
 

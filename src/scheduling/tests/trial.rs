@@ -133,11 +133,6 @@ impl Sent {
         let (prefill, decode) = self.ids();
         Some((*prefill.first()?, *decode.first()?))
     }
-
-    /// Who encodes.
-    pub(in crate::scheduling) fn encoders(&self) -> Vec<u32> {
-        self.pair.iter().flat_map(|p| &p.encode).map(|e| e.id.0).collect()
-    }
 }
 
 impl Trial {
@@ -188,16 +183,31 @@ impl Trial {
         let cx = self.context();
         let rng = &mut for_request(seed, 0);
         let decode = self.there_for(strategy.roles(&cx));
-        let (prefill, encode) = (self.there_for(Roles::PREFILL), self.there_for(Roles::ENCODE));
+        let prefill = self.there_for(Roles::PREFILL);
         let mut ranking = Ranking::new(wanted);
         strategy.rank(&cx, &decode, rng, &mut ranking);
         let whole = ranking.decide()?;
-        let field = Field { prefill: &prefill, decode: &decode, encode: &encode, whole: &whole, policy };
+        let field = Field { prefill: &prefill, decode: &decode, whole: &whole, policy };
         let pair = strategy.pair(&cx, &field, rng, Ranking::new(wanted).explained());
         let split = pair
             .as_ref()
             .is_some_and(|pair| pair.split.unwrap_or_else(|| split::is_split(&cx, &field, pair, policy.decider)));
         Some(Sent { whole, pair, split })
+    }
+
+    /// Who encodes for the request that a decision by `strategy` has sent, `wanted` at most.
+    pub(in crate::scheduling) fn encoders(&self, strategy: &dyn Strategy, sent: &Sent, wanted: usize) -> Vec<u32> {
+        let (cx, encode) = (self.context(), self.there_for(Roles::ENCODE));
+        let decode = self.there_for(strategy.roles(&cx));
+        let mut sent_as = sent.whole.clone();
+        if let (Some(pair), true) = (&sent.pair, sent.split) {
+            let (prefill, reason) = (pair.prefill.clone(), pair.reason);
+            sent_as.picks = pair.decode.clone();
+            sent_as.split = Some(Box::new(split::Split { prefill, prefill_cached: 0, probe: false, reason }));
+        }
+        let media = split::Media { encode: &encode, decode: &decode, sent: &sent_as };
+        let chosen = strategy.encoders(&cx, &media, &mut for_request(1, 0), Ranking::new(wanted));
+        chosen.iter().flat_map(|c| &c.picks).map(|e| e.id.0).collect()
     }
 
     pub(in crate::scheduling) fn candidates(&self) -> Vec<Candidate<'_>> {

@@ -58,9 +58,13 @@ fn carried(ask: &Ask) -> Option<String> {
 
 /// The answer in the middle of which the decode server tells `params`; the client sees every byte of it.
 fn answered(exchange: &mut Exchange, choice: &Json, usage: &Json, params: &str) -> String {
+    passes(exchange, &format!(r#"{{"choices":[{choice}],"usage":{usage},"kv_transfer_params":{params}}}"#))
+}
+
+/// A whole answer; how the request went, as its headers tell.
+fn passes(exchange: &mut Exchange, whole: &str) -> String {
     let pairs = [(":status", "200"), ("content-type", "application/json")];
     let first = Answered::of(&send(exchange, request(Message::ResponseHeaders(headers(&pairs, false)))));
-    let whole = format!(r#"{{"choices":[{choice}],"usage":{usage},"kv_transfer_params":{params}}}"#);
     let seen = Answered::of(&send(exchange, request(Message::ResponseBody(body(whole.as_bytes(), true)))));
     assert_eq!(seen.text(), whole);
     first.set[COURSE_HEADER].clone()
@@ -271,6 +275,65 @@ mod chat {
             assert_eq!(turn(&world, &edited, &choice(finish), 0), None);
             let carried = turn(&world, &second, &choice(finish), 0);
             assert_eq!(carried, found.then(|| params(kept)), "{finish} {kept} of {both}");
+        }
+    }
+
+    /// Messages and responses tell no tokens: their text does, and what says why it ended.
+    #[test]
+    fn turns_of_messages_and_responses_are_kept_by_their_text() {
+        let (question, reply) = ("what is an event loop? ".repeat(8), "It waits for events. ".repeat(8));
+        let history = [("system", "Be brief."), ("user", &*question)];
+        let both = rendered(&history) + count(&reply);
+        let prompt = rendered(&history);
+        let user = |text: &str| json!({"role": "user", "content": text});
+        let messages = |turns: Json| json!({"model": "m", "max_tokens": 20, "system": "Be brief.", "messages": turns});
+        let responses =
+            |turns: Json| json!({"model": "m", "max_output_tokens": 20, "instructions": "Be brief.", "input": turns});
+        let message = |stop: &str, kept: usize| {
+            let usage = json!({"input_tokens": 3, "output_tokens": 9, "cache_read_input_tokens": prompt - 3, "cache_creation_input_tokens": 0});
+            format!(
+                r#"{{"id":"x","type":"message","role":"assistant","content":[{{"type":"text","text":"{reply}"}}],"model":"m","stop_reason":"{stop}","usage":{usage},"kv_transfer_params":{}}}"#,
+                params(kept)
+            )
+        };
+        let response = |status: &str, kept: usize| {
+            let usage = json!({"input_tokens": prompt, "output_tokens": 9});
+            format!(
+                r#"{{"id":"resp_1","object":"response","output":[{{"id":"msg_1","type":"message","role":"assistant","status":"completed","content":[{{"type":"output_text","text":"{reply}"}}]}}],"status":"{status}","usage":{usage},"kv_transfer_params":{}}}"#,
+                params(kept)
+            )
+        };
+        let said = json!({"role": "assistant", "content": reply});
+        let next = json!([user(&question), said, user("go on")]);
+        for (path, first, second, answer, ended, cut) in [
+            (
+                "/v1/messages",
+                messages(json!([user(&question)])),
+                messages(next.clone()),
+                &message as &dyn Fn(&str, usize) -> String,
+                "end_turn",
+                "max_tokens",
+            ),
+            (
+                "/v1/responses",
+                responses(json!([user(&question)])),
+                responses(next.clone()),
+                &response,
+                "completed",
+                "incomplete",
+            ),
+        ] {
+            for (finish, kept, found) in
+                [(ended, both, true), (cut, both - 1, true), (ended, both - 1, false), (cut, both, false)]
+            {
+                let world = keeping();
+                let (mut exchange, ask) = asked(&world, path, &first);
+                assert_eq!(carried(&ask), None);
+                told(&mut exchange, 0, good(), 10);
+                assert_eq!(passes(&mut exchange, &answer(finish, kept)), "split", "{path}");
+                let (_, ask) = asked(&world, path, &second);
+                assert_eq!(carried(&ask), found.then(|| params(kept)), "{path} {finish} {kept} of {both}");
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 use super::splitting::{ROLES, direct, good, told};
 use super::*;
 use crate::disagg::Mode;
+use crate::ext_proc::head::ENCODERS;
 use crate::ext_proc::hints::{RANK_HEADER, SOURCE_HEADER};
 use crate::prefix::key::Root;
 use crate::prefix::residents::{Cache, Resident};
@@ -101,7 +102,8 @@ fn ranks_that_hold_nothing_take_turns_and_a_single_one_is_not_named() {
     let ranks: Vec<_> = open.iter().filter_map(|(_, told, _)| rank(told)).collect();
     assert_eq!(ranks, ["0", "1", "2", "0", "1", "2"]);
     resident(1);
-    assert_eq!(rank(&asked(&world, &[]).1), None);
+    let (_exchange, told, _) = asked(&world, &[(RANK_HEADER, "7")]);
+    assert!(rank(&told).is_none() && told.removed.iter().any(|name| name == RANK_HEADER), "a client names none");
 }
 
 #[test]
@@ -166,6 +168,49 @@ fn a_sidecar_is_told_who_holds_more_than_the_server_that_computes() {
     assert!(named(&holding(None, Decider::Always, [2, 2, 20, 19])).is_empty(), "nobody asked for it");
     // Served whole by a decode server that holds less than a prefill server.
     assert_eq!(named(&holding(Some(16), Decider::Never, [20, 2, 1, 1])), decode(&[1]));
+}
+
+#[test]
+fn a_sidecar_is_told_who_encodes_and_that_counts_until_the_answer_begins() {
+    let policy = SplitPolicy { decider: Decider::Never, together: Vec::new() };
+    let world = |mode: Mode| {
+        Setup {
+            servers: vec![(0, 0.0, &[]); 3],
+            roles: &["decode", "encode", "encode"],
+            disagg: Some((policy.clone(), mode)),
+            strategy: "predicted-latency",
+            parameters: Json::Null,
+            ..Setup::default()
+        }
+        .build()
+    };
+    let image = |url: &str| json!({"type": "image_url", "image_url": {"url": url}});
+    let sent = |world: &World, content: Json| {
+        let mut exchange = world.exchange();
+        let all = [(":path", "/v1/chat/completions"), (":method", "POST"), (ENCODERS, "10.6.6.6:1")];
+        send(&mut exchange, request(Message::RequestHeaders(headers(&all, false))));
+        let sent = json!({"model": "m", "messages": [{"role": "user", "content": content}]}).to_string();
+        let out = Answered::of(&send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true)))));
+        let removed = out.removed.iter().any(|name| name == ENCODERS);
+        (exchange, out.set.get(ENCODERS).cloned(), removed)
+    };
+    let header = world(Mode::Header { source_tokens: None });
+    let encoding = || header.snapshot.load().endpoints[1..].iter().map(|s| s.endpoint.ledger.in_flight()).sum::<u32>();
+    let (mut first, one, removed) = sent(&header, json!([image("https://a/1")]));
+    assert!(!removed && encoding() == 1);
+    let (second, other, _) = sent(&header, json!([image("https://a/2")]));
+    assert!(one.is_some() && other.is_some() && one != other, "what is under way counts");
+    assert_eq!(encoding(), 2);
+    send(&mut first, request(Message::ResponseHeaders(headers(&[(":status", "200")], false))));
+    send(&mut first, request(Message::ResponseBody(body(b"{", false))));
+    assert_eq!(encoding(), 1, "its images are encoded when its answer begins");
+    drop((first, second));
+    assert_eq!(encoding(), 0);
+    let (_third, both, _) = sent(&header, json!([image("https://a/1"), image("https://a/2")]));
+    assert_eq!(both.map(|list| list.split(',').count()), Some(2));
+    assert!(matches!(sent(&header, json!("a text")), (_, None, true)), "a client names nobody");
+    let own = world(Mode::Direct(direct("nixl")));
+    assert!(matches!(sent(&own, json!([image("https://a/1")])), (_, None, true)), "there is no sidecar");
 }
 
 #[test]

@@ -5,10 +5,9 @@
 use super::Profile;
 use crate::pool::Endpoint;
 use crate::rng::PickRng;
-use crate::scheduling::decision::Part;
 use crate::scheduling::plugin::{Beside, Headers, Plugin, StageDecider};
-use crate::scheduling::split::{Field, MAX_TRIES, Pair, Picks};
-use crate::scheduling::{Candidate, PickContext, Ranking, Reads};
+use crate::scheduling::split::{Field, MAX_TRIES, Media, Pair};
+use crate::scheduling::{Candidate, Decision, PickContext, Ranking, Reads};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -36,12 +35,6 @@ pub(super) struct Stage {
     pub(super) decider: Option<Arc<dyn StageDecider>>,
 }
 
-/// What a profile made of the servers of its stage.
-struct Chosen {
-    picks: Picks,
-    parts: Vec<Part>,
-}
-
 impl Stage {
     fn runs(&self, cx: &PickContext<'_>, decoder: Option<&Candidate<'_>>) -> bool {
         self.decider.as_ref().is_none_or(|decider| decider.runs(cx, decoder))
@@ -55,7 +48,7 @@ impl Stage {
         candidates: &[Candidate<'_>],
         rng: &mut PickRng,
         ranking: &Ranking,
-    ) -> Option<Chosen> {
+    ) -> Option<Decision> {
         choose(&self.profile, cx, peer, candidates, rng, ranking, ranking.wanted().max(MAX_TRIES))
     }
 
@@ -73,7 +66,7 @@ fn choose(
     rng: &mut PickRng,
     like: &Ranking,
     wanted: usize,
-) -> Option<Chosen> {
+) -> Option<Decision> {
     if candidates.is_empty() {
         return None;
     }
@@ -90,10 +83,10 @@ fn choose(
             profile.rank(&cx, candidates, rng, &mut ranking);
         }
     }
-    let decision = ranking.decide()?;
+    let mut decision = ranking.decide()?;
     // The sums of one stage are nothing to those of another.
-    let parts = decision.parts.into_iter().flatten().map(|part| Part { weight: 0.0, ..part }).collect();
-    Some(Chosen { picks: decision.picks, parts })
+    decision.parts.iter_mut().flatten().for_each(|part| part.weight = 0.0);
+    Some(decision)
 }
 
 impl Stages {
@@ -122,21 +115,29 @@ impl Stages {
             decode_first(prefill, cx, field, rng, ranking)?
         };
         pair.split = Some(true);
-        let decoder = pair.decode.first().and_then(|e| field.decoder(e));
-        if let (Some(encode), Some(decoder)) = (&self.encode, decoder)
-            && encode.runs(cx, (!self.prefill_first).then_some(decoder))
-            && let Some(mut chosen) = encode.choose(cx, None, field.encode, rng, ranking)
-        {
-            // Who makes the answer needs nobody to encode for it when it is the best at that, too.
-            let own = decoder.state.endpoint.id;
-            if chosen.picks.first().is_some_and(|first| first.id != own) {
-                chosen.picks.retain(|e| e.id != own);
-                pair.encode = chosen.picks;
-                pair.encode.truncate(ranking.wanted());
-            }
-            pair.parts.append(&mut chosen.parts);
-        }
         Some(pair)
+    }
+
+    /// The servers that the encode profile picks for images and sounds.
+    pub(super) fn encoders(
+        &self,
+        cx: &PickContext<'_>,
+        media: &Media<'_, '_>,
+        rng: &mut PickRng,
+        ranking: &Ranking,
+    ) -> Option<Decision> {
+        // The answer's server is not chosen yet when the prompt's comes first.
+        let decoder = media.decoder().filter(|_| !self.prefill_first);
+        let stage = self.encode.as_ref().filter(|stage| stage.runs(cx, decoder))?;
+        let own = media.sent.picks.first()?.id;
+        let mut chosen = choose(&stage.profile, cx, None, media.encode, rng, ranking, ranking.wanted() + 1)?;
+        // Who makes the answer needs nobody to encode for it when it is the best at that, too.
+        if chosen.picks.first().is_some_and(|first| first.id == own) {
+            chosen.picks.clear();
+        }
+        chosen.picks.retain(|e| e.id != own);
+        chosen.picks.truncate(ranking.wanted());
+        Some(chosen)
     }
 }
 
@@ -162,7 +163,8 @@ fn decode_first(
     }
     chosen.picks.retain(|e| e.id != own.id);
     let decode = field.whole.picks.iter().filter(|e| e.id != first.id).cloned().collect();
-    Some(Pair { parts: chosen.parts, ..Pair::proposed(chosen.picks, decode, "the prefill profile's choice") })
+    let parts = chosen.parts.unwrap_or_default();
+    Some(Pair { parts, ..Pair::proposed(chosen.picks, decode, "the prefill profile's choice") })
 }
 
 /// The answer's server is chosen for the prompt's.
@@ -188,9 +190,6 @@ fn prefill_first(
     }
     prompt.picks.retain(|e| field.go_together(e, &own));
     answer.picks.retain(|e| e.id != first.id);
-    prompt.parts.append(&mut answer.parts);
-    Some(Pair {
-        parts: prompt.parts,
-        ..Pair::proposed(prompt.picks, answer.picks, "the profiles' choice, prefill first")
-    })
+    let parts = prompt.parts.into_iter().chain(answer.parts).flatten().collect();
+    Some(Pair { parts, ..Pair::proposed(prompt.picks, answer.picks, "the profiles' choice, prefill first") })
 }

@@ -134,6 +134,13 @@ fn media(kind: MediaKind) -> Prompt<'static> {
     with(Piece::Media { kind, reference: Cow::Borrowed("https://a/b") })
 }
 
+/// Prefill and decode server, and who encodes.
+fn encoded(trial: &Trial, parameters: &Value) -> (Option<(u32, u32)>, Vec<u32>) {
+    let sent = send(trial, parameters);
+    let encoders = trial.encoders(&*pipeline(parameters), &sent, 1);
+    (sent.first(), encoders)
+}
+
 #[test]
 fn media_go_to_the_encode_profile() {
     let decides = json!({"type": "always-disagg-multimodal-decider"});
@@ -146,18 +153,32 @@ fn media_go_to_the_encode_profile() {
         ("document", media(MediaKind::Document), vec![]),
         ("text", with(Piece::ToolCall("{}")), vec![]),
     ] {
-        let sent = send(&among(servers()).asking(prompt), &parameters);
-        assert_eq!((sent.first(), sent.encoders()), (Some((2, 4)), encoders), "llm-d {case}");
+        let trial = among(servers()).asking(prompt);
+        assert_eq!(encoded(&trial, &parameters), (Some((2, 4)), encoders), "llm-d {case}");
     }
-    let unread = send(&among(servers()), &parameters);
-    assert_eq!((unread.first(), unread.encoders()), (Some((2, 4)), vec![]), "a body that nobody could read");
+    let unread = among(servers());
+    assert_eq!(encoded(&unread, &parameters), (Some((2, 4)), vec![]), "a body that nobody could read");
     assert!(pipeline(&parameters).reads().prompt);
     // Who answers may be the best at encoding, too.
-    let own = vec![role("encode-decode", 0), role("encode", 5), role("prefill", 0)];
-    assert_eq!(send(&among(own).asking(media(MediaKind::Image)), &parameters).encoders(), Vec::<u32>::new());
-    let only_encode = disagg(json!({"deciders": {"encode": "always-disagg-multimodal-decider"}}));
-    let sent = send(&among(servers()).asking(media(MediaKind::Image)), &three(only_encode, &[decides], &[]));
-    assert!(sent.pair.is_none(), "without a prefill stage nothing is split");
+    let own = || vec![role("encode-decode", 0), role("encode", 5), role("prefill", 0)];
+    let image = |servers| among(servers).asking(media(MediaKind::Image));
+    assert_eq!(encoded(&image(own()), &parameters).1, Vec::<u32>::new());
+    let mut prefill_too_few = three(disagg(json!({"deciders": deciders})), &[decides.clone(), always()], &[]);
+    prefill_too_few["plugins"][0]["parameters"]["deciders"] = json!({"encode": "always-disagg-multimodal-decider"});
+    assert_eq!(encoded(&image(servers()), &prefill_too_few), (None, vec![0]), "llm-d E/PD: the prompt stays");
+    assert_eq!(encoded(&image(own()), &prefill_too_few), (None, vec![]));
+    let never = disagg(json!({"deciders": {"prefill": "always-disagg-pd-decider"}}));
+    assert_eq!(encoded(&image(servers()), &three(never, &[always()], &[])), (Some((2, 4)), vec![]), "nobody asks");
+    // As many as the picker wants, and no more than there are items.
+    let more = || (0..3).map(|waiting| role("encode", waiting)).chain([role("decode", 0)]).collect::<Vec<_>>();
+    let mut several = prefill_too_few.clone();
+    let most = json!({"name": "two", "type": "max-score-picker", "parameters": {"maxNumOfEndpoints": 2}});
+    several["plugins"].as_array_mut().unwrap().push(most);
+    several["profiles"][0]["plugins"].as_array_mut().unwrap().push(json!({"pluginRef": "two"}));
+    let strategy = pipeline(&several);
+    let sent = send(&image(more()), &several);
+    assert_eq!(image(more()).encoders(&*strategy, &sent, 3), [0, 1]);
+    assert_eq!(image(more()).encoders(&*strategy, &sent, 1), [0]);
 }
 
 #[test]

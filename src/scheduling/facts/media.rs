@@ -1,0 +1,47 @@
+//! Images, sounds and videos in a prompt: what an encode server turns into embeddings. Documents are not among them, as in llm-d.
+
+use crate::protocol::{MediaKind, Piece, Prompt};
+use crate::scheduling::PickContext;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// 64 items of one request are told apart: nobody has more encode servers for it, and a comparison is as cheap as it looks.
+const MOST: usize = 64;
+
+/// How many different ones the request has, as far as they are told apart: each is encoded once. 0 as well when its prompt could not be read.
+#[must_use]
+pub fn items(cx: &PickContext<'_>) -> usize {
+    let digest = cx.request.digest(|| "media".to_owned(), |prompt| [different(prompt)].into_iter().collect());
+    let count = digest.and_then(|digest| digest.first().copied()).unwrap_or(0);
+    usize::try_from(count).unwrap_or(MOST)
+}
+
+fn different(prompt: &Prompt<'_>) -> u64 {
+    let mut seen: Vec<u64> = Vec::new();
+    for piece in prompt.system.iter().chain(&prompt.pieces) {
+        let Piece::Media { kind, reference } = piece else { continue };
+        let hash = xxh3_64(reference.as_bytes());
+        if *kind != MediaKind::Document && seen.len() < MOST && !seen.contains(&hash) {
+            seen.push(hash);
+        }
+    }
+    seen.len() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::borrow::Cow;
+
+    #[test]
+    fn each_is_counted_once_and_documents_are_not() {
+        let media = |kind, reference: &'static str| Piece::Media { kind, reference: Cow::Borrowed(reference) };
+        let (image, sound) = (media(MediaKind::Image, "a"), media(MediaKind::Audio, "b"));
+        let of = |pieces: Vec<Piece<'static>>| different(&Prompt { pieces, ..Prompt::default() });
+        assert_eq!(of(vec![]), 0);
+        assert_eq!(of(vec![image.clone(), media(MediaKind::Document, "c")]), 1);
+        assert_eq!(of(vec![image.clone(), sound.clone(), image.clone()]), 2);
+        assert_eq!(different(&Prompt { system: vec![sound], pieces: vec![image], ..Prompt::default() }), 2);
+        let many = (0..100).map(|n| Piece::Media { kind: MediaKind::Image, reference: Cow::Owned(n.to_string()) });
+        assert_eq!(of(many.collect()), MOST as u64);
+    }
+}
