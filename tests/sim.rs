@@ -74,6 +74,46 @@ impl Answer {
     }
 }
 
+#[tokio::test]
+async fn ranks_behind_a_port_have_caches_of_their_own() {
+    let fleet = fleet(1, |server| server.ranks = 3);
+    let client = Client::new(&fleet, 0);
+    let ask = |rank: Option<&'static str>| {
+        let body = json!({"prompt": (0..64).collect::<Vec<u32>>(), "max_tokens": 2}).to_string();
+        let mut request = client.request(&Method::POST, "/v1/completions", Some("application/json"), body.into_bytes());
+        if let Some(rank) = rank {
+            request.headers_mut().insert("x-data-parallel-rank", rank.parse().unwrap());
+        }
+        client.send(request)
+    };
+    let cached = |answer: &Answer| answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"].clone();
+    for (rank, known) in [("2", 0), ("2", 48), ("0", 0), ("0", 48), ("2", 48)] {
+        let answer = ask(Some(rank)).await;
+        assert_eq!((answer.status, &answer.headers["x-sim-rank"]), (StatusCode::OK, &rank.parse().unwrap()));
+        assert_eq!(cached(&answer), known, "rank {rank}");
+    }
+    // As a real vLLM says it.
+    for (rank, said) in [("3", "3"), ("-1", "-1")] {
+        let answer = ask(Some(rank)).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+        let error = answer.json()["error"].clone();
+        assert_eq!(error["message"], format!("data_parallel_rank {said} is out of range [0, 3)."));
+        assert_eq!(error["type"], "BadRequestError");
+    }
+    // Nobody named: idle ranks take turns.
+    let mut served = BTreeSet::new();
+    for _ in 0..3 {
+        served.insert(ask(None).await.headers["x-sim-rank"].to_str().unwrap().to_owned());
+    }
+    assert_eq!(served.len(), 3, "{served:?}");
+    let page = client.get("/metrics").await.text;
+    let queries = |rank: u32| format!("vllm:prefix_cache_queries_total{{engine=\"{rank}\",model_name=\"sim-8b\"}} ");
+    let counts: Vec<&str> =
+        (0..3).filter_map(|r| page.lines().find_map(|line| line.strip_prefix(&queries(r)))).collect();
+    assert_eq!(counts, ["192.0", "64.0", "256.0"]);
+    assert_eq!(page.matches("# TYPE vllm:prefix_cache_queries_total").count(), 1);
+}
+
 struct Client {
     http: HttpClient<HttpConnector, Full<Bytes>>,
     base: String,

@@ -47,6 +47,11 @@ Examples:
     curl -s localhost:8001/kv_event_sources
     curl -s localhost:8001/sim/kv_blocks
 
+  A server with four data-parallel ranks behind its port, each with a cache and KV events of its own (ports 5557 to 5560):
+    attache sim --endpoints 1 --data-parallel-size 4 --kv-events-port 5557
+    curl -si localhost:8001/v1/completions -H 'x-data-parallel-rank: 2' -H 'content-type: application/json' \\
+      -d '{\"prompt\":\"Hello\",\"max_tokens\":1}'
+
   Two prefill and three decode servers with vLLM's NIXL exchange; a prefill leg, whose reply has the
   kv_transfer_params that the decode leg must bring to a decode server; what the prefill server keeps meanwhile:
     attache sim --role prefill=2,decode=3
@@ -105,6 +110,10 @@ pub struct Args {
     /// Names of the model, comma-separated: answers carry the first, requests may use any.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = config::DEFAULT_MODEL)]
     model: Vec<String>,
+    /// Engines behind the port of each server, told apart by x-data-parallel-rank; without it the one with least to do answers, and
+    /// x-sim-rank tells which.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256), conflicts_with = "role")]
+    data_parallel_size: u16,
     /// LoRA adapters to load, comma-separated; more by POST /v1/load_lora_adapter.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     lora: Vec<String>,
@@ -198,7 +207,7 @@ struct LatencyArgs {
 #[command(next_help_heading = "KV events (published on ZMQ when a port or an address is given)")]
 #[group(skip)]
 struct KvEventsArgs {
-    /// Publish KV events on this port, the other servers on those that follow; 0 lets the system choose.
+    /// Publish KV events on this port, the other ranks and servers on those that follow; 0 lets the system choose.
     #[arg(long, value_name = "PORT", group = "outlet")]
     kv_events_port: Option<u16>,
     /// Publish KV events to a subscriber that listens at tcp://host:port.
@@ -281,9 +290,10 @@ struct PdArgs {
 }
 
 impl PdArgs {
-    fn config(&self) -> PdConfig {
+    /// Engines behind one port give nothing to others.
+    fn config(&self, ranks: u16) -> PdConfig {
         PdConfig {
-            connector: self.kv_connector,
+            connector: if ranks > 1 { Connector::None } else { self.kv_connector },
             lease: self.kv_lease.0,
             bidirectional: self.bidirectional_kv,
             decoder_ttl: self.decoder_kv_ttl.0,
@@ -385,6 +395,7 @@ impl Args {
             server: ServerConfig {
                 engine,
                 models: self.model,
+                ranks: self.data_parallel_size,
                 loras: self.lora,
                 output_tokens: self.output_tokens,
                 metrics_style: self.metrics_style,
@@ -392,7 +403,7 @@ impl Args {
                 echo_body_sha256: self.echo_body_sha256,
                 max_body_bytes: self.max_body_bytes,
                 kv_events: self.kv_events.config(),
-                pd: self.pd.config(),
+                pd: self.pd.config(self.data_parallel_size),
                 faults: self.faults,
             },
         }

@@ -48,6 +48,8 @@ pub struct ServerConfig {
     pub models: Vec<String>,
     /// The engine.
     pub engine: EngineConfig,
+    /// Engines behind its port, each with a cache of its own: vLLM's data-parallel ranks. At least 1.
+    pub ranks: u16,
     /// LoRA adapters loaded at the start.
     pub loras: Vec<String>,
     /// Tokens after which an answer ends by itself.
@@ -73,6 +75,7 @@ impl Default for ServerConfig {
         Self {
             models: vec![DEFAULT_MODEL.to_owned()],
             engine: EngineConfig { model: DEFAULT_MODEL.into(), ..EngineConfig::default() },
+            ranks: 1,
             loras: Vec::new(),
             output_tokens: DEFAULT_OUTPUT_TOKENS,
             metrics_style: MetricsStyle::default(),

@@ -55,7 +55,7 @@ impl SimHandle {
         &self.addresses
     }
 
-    /// Where their KV events can be had, in order; empty when they tell none.
+    /// Where their KV events can be had, in order, of each server rank by rank; empty when they tell none.
     #[must_use]
     pub fn kv_event_sources(&self) -> &[KvEventSource] {
         &self.kv_event_sources
@@ -118,9 +118,14 @@ impl SimHandle {
     fn start(&mut self, config: &SimConfig, index: u16, listener: TcpListener, clock: Clock) -> io::Result<()> {
         let address = listener.local_addr()?;
         let faults = Arc::new(FaultBoard::new(config.server.faults.clone()));
-        let link = self.start_publisher(config, index, address, clock, &faults)?;
+        let ranks = config.server.ranks.max(1);
+        let mut links = Vec::with_capacity(usize::from(ranks));
+        for rank in 0..ranks {
+            let place = index.saturating_mul(ranks).saturating_add(rank);
+            links.push(self.start_publisher(config, place, address, clock, &faults)?);
+        }
         self.addresses.push(address);
-        self.kv_event_sources.extend(link.as_ref().map(|link| link.source.clone()));
+        self.kv_event_sources.extend(links.iter().flatten().map(|link| link.source.clone()));
         let place = Place {
             address,
             // Who listens everywhere is found here.
@@ -130,11 +135,12 @@ impl SimHandle {
             role: config.roles.get(usize::from(index)).copied().unwrap_or_default(),
             peers: self.peers.clone(),
         };
-        let server = Arc::new(Server::new(place, clock, config.server.clone(), faults, link));
-        let engine = server.host().clone();
-        let aborted = self.abort.clone();
-        // The engine outlives the stop: what is under way shall end.
-        tokio::spawn(async move { aborted.run_until_cancelled(engine.drive()).await });
+        let server = Arc::new(Server::new(place, clock, config.server.clone(), faults, links));
+        for engine in server.hosts().cloned() {
+            let aborted = self.abort.clone();
+            // The engine outlives the stop: what is under way shall end.
+            tokio::spawn(async move { aborted.run_until_cancelled(engine.drive()).await });
+        }
         let (tasks, stop, abort) = (self.tasks.clone(), self.stop.clone(), self.abort.clone());
         self.tasks.spawn(accept(listener, server, tasks, stop, abort));
         Ok(())
@@ -144,14 +150,14 @@ impl SimHandle {
     fn start_publisher(
         &self,
         config: &SimConfig,
-        index: u16,
+        place: u16,
         address: SocketAddr,
         clock: Clock,
         faults: &Arc<FaultBoard>,
     ) -> io::Result<Option<KvLink>> {
         let Some(kv_events) = &config.server.kv_events else { return Ok(None) };
         let model = config.server.models.first().map_or("", String::as_str);
-        let (publisher, link) = publish::open(kv_events, index, address, model, clock, faults.clone())?;
+        let (publisher, link) = publish::open(kv_events, place, address, model, clock, faults.clone())?;
         let aborted = self.abort.clone();
         tokio::spawn(async move { aborted.run_until_cancelled(publisher.run()).await });
         Ok(Some(link))

@@ -2,13 +2,15 @@
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
-use crate::support::client;
+use crate::support::body::Payload;
+use crate::support::client::{self, Http};
 use crate::support::envoy::EnvoyProcess;
 use crate::support::process::{eventually, scratch};
 use crate::support::sim::SimProcess;
 use bytes::Bytes;
+use http::HeaderValue;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::net::SocketAddr;
 use tokio::task::JoinSet;
@@ -227,6 +229,86 @@ async fn conversations_stay_where_they_are_cached_with_nothing_configured_but_th
     let (foretold, reported) = foretold_and_reported(&picker).await;
     assert!(reported > 3.0 * 5.0 * 400.0, "{reported}");
     assert!((foretold / reported - 1.0).abs() < 0.05, "foretold {foretold}, reported {reported}");
+    picker.assert_settled().await;
+}
+
+/// The first of so many ports in a row that were free a moment ago.
+async fn ports_in_a_row(count: u16) -> u16 {
+    let at = |port: u16| tokio::net::TcpListener::bind(("127.0.0.1", port));
+    loop {
+        let first = at(0).await.expect("a free port");
+        let from = first.local_addr().expect("a bound address").port();
+        let mut held = vec![first];
+        for port in from.saturating_add(1)..from.saturating_add(count) {
+            held.extend(at(port).await);
+        }
+        if held.len() == usize::from(count) {
+            return from;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rank_behind_a_port_that_holds_the_prompt_serves_it_whatever_a_client_says() {
+    const RANKS: u16 = 4;
+    const PROMPTS: u32 = 12;
+    let events = ports_in_a_row(2 * RANKS).await;
+    let (ranks, port, replay) = (RANKS.to_string(), events.to_string(), (events + RANKS).to_string());
+    let sim = SimProcess::start(
+        1,
+        &["--data-parallel-size", &ranks, "--kv-events-port", &port, "--kv-events-replay-port", &replay],
+    )
+    .await;
+    let server = sim.servers[0];
+    let text = format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  strategy: {BY_PREFIX}\n  prefixCache: {{tokenizer: tiktoken, \
+         kvEvents: {{port: {port}, replayPort: {replay}, ranks: {RANKS}, chooseRank: true}}}}\n  endpoints: [\"{server}\"]\n"
+    );
+    let picker = AttacheProcess::configured(&text).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    believed(&picker, &sim.servers).await;
+
+    // Each prompt goes on with other tokens every time. No server has so many ranks as the client names.
+    let ask = move |number: u32, turn: u32| async move {
+        let head = (0..320).map(|t| 1_000 * (number + 1) + t);
+        let prompt: Vec<u32> = head.chain((0..20).map(|t| 50_000 + 100 * turn + t)).collect();
+        let body = Bytes::from(json!({"model": "sim-8b", "prompt": prompt, "max_tokens": 20}).to_string());
+        let mut request = client::request("POST", to, Http::H1, "/v1/completions", Payload::sized(body));
+        request.headers_mut().insert("x-data-parallel-rank", HeaderValue::from_static("77"));
+        let reply = client::send(to, Http::H1, request).await.expect("an answer");
+        assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
+        let cached = reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+        (reply.header("x-sim-rank").to_owned(), cached.expect("a count"))
+    };
+    let mut first = JoinSet::new();
+    (0..PROMPTS).for_each(|number| drop(first.spawn(async move { (number, ask(number, 0).await) })));
+    let first: BTreeMap<u32, (String, u64)> = first.join_all().await.into_iter().collect();
+    let used: BTreeSet<&String> = first.values().map(|(rank, _)| rank).collect();
+    assert_eq!(used.len(), usize::from(RANKS), "what comes at once is spread: {first:?}");
+    for number in 0..PROMPTS {
+        let head: Vec<u32> = (0..320).map(|t| 1_000 * (number + 1) + t).collect();
+        let asked = json!({"model": "sim-8b", "prompt": head, "max_tokens": 1});
+        eventually("the picker to know who holds the prompt", async || {
+            let explained = post(picker.metrics, "/explain?path=/v1/completions", &asked).await;
+            (explained["endpoints"][0]["blocks"] == 20).then_some(())
+        })
+        .await;
+    }
+    for turn in 1..4 {
+        for number in 0..PROMPTS {
+            let (rank, cached) = ask(number, turn).await;
+            assert_eq!((&rank, cached), (&first[&number].0, 320), "prompt {number}, turn {turn}");
+        }
+    }
+    let page = client::get(server, "/metrics").await.expect("a page");
+    let page = String::from_utf8_lossy(&page.body).into_owned();
+    for rank in 0..RANKS {
+        let hits = format!("vllm:prefix_cache_hits_total{{engine=\"{rank}\",model_name=\"sim-8b\"}} ");
+        let count =
+            page.lines().find_map(|line| line.strip_prefix(&hits)).unwrap_or_else(|| panic!("no {hits}: {page}"));
+        assert_ne!(count, "0.0", "rank {rank}");
+    }
     picker.assert_settled().await;
 }
 

@@ -27,6 +27,7 @@ pub(super) async fn messages(server: &Server, call: &Call) -> Result<Response<Si
         cache_salt: request.cache_salt.take(),
         legs: Legs::of(&call.body)?,
         request_id: id.clone(),
+        host: call.host.clone(),
     };
     let started = server.start(generation).await;
     if request.stream.unwrap_or(false) {

@@ -50,6 +50,10 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 const SERVER_HEADER: HeaderName = HeaderName::from_static("x-sim-server");
 /// SHA-256 of the body as it came, lower-case hex.
 const BODY_HEADER: HeaderName = HeaderName::from_static("x-sim-body-sha256");
+/// The data-parallel rank that a request is for, where the server has several.
+const RANK_HEADER: HeaderName = HeaderName::from_static("x-data-parallel-rank");
+/// The one that answered.
+const SERVED_RANK_HEADER: HeaderName = HeaderName::from_static("x-sim-rank");
 /// Comes back as it was sent and becomes part of the answer's id.
 const REQUEST_ID_HEADER: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -151,38 +155,55 @@ pub(super) struct Server {
     started: SystemTime,
     config: ServerConfig,
     engine: EngineConfig,
-    host: Arc<EngineHost>,
+    /// Never empty.
+    ranks: Vec<Rank>,
+    /// The engine whose turn it is among those that have as little to do.
+    turn: AtomicU64,
     loras: RwLock<Vec<LoraAdapter>>,
     faults: Arc<FaultBoard>,
-    kv: Option<KvLink>,
     pd: Arc<Pd>,
     aborts: Aborts,
     responses: Mutex<responses::ResponseStore>,
     sequence: AtomicU64,
 }
 
+/// One engine of a server.
+#[derive(Debug)]
+struct Rank {
+    host: Arc<EngineHost>,
+    kv: Option<KvLink>,
+}
+
 /// A request that was read whole.
 struct Call {
     headers: HeaderMap,
     body: Bytes,
+    /// The engine that it is for.
+    host: Arc<EngineHost>,
 }
 
 impl Server {
-    /// `kv`: where its KV events go, if anywhere; `place`: where it stands in the fleet.
+    /// `kv`: where the KV events of each engine go, if anywhere; `place`: where it stands in the fleet.
     pub(super) fn new(
         place: Place,
         clock: Clock,
         config: ServerConfig,
         faults: Arc<FaultBoard>,
-        kv: Option<KvLink>,
+        kv: Vec<Option<KvLink>>,
     ) -> Self {
         let Place { address, host: reached_at, side_channel, role, peers } = place;
-        let output = config.kv_events.as_ref().zip(kv.as_ref()).map(|(kv_events, link)| KvOutput {
-            encoder: KvEncoder::new(kv_events, config.engine.block_size),
-            frames: link.frames.clone(),
-        });
-        let host = Arc::new(EngineHost::new(clock, config.engine.clone(), output));
-        let own = peers.join(host.clone(), reached_at.to_string(), side_channel);
+        let mut kv = kv.into_iter();
+        let rank = |(number, kv): (u16, Option<KvLink>)| {
+            let output = config.kv_events.as_ref().zip(kv.as_ref()).map(|(kv_events, link)| KvOutput {
+                encoder: KvEncoder::new(kv_events, config.engine.block_size, number),
+                frames: link.frames.clone(),
+            });
+            Rank { host: Arc::new(EngineHost::new(clock, config.engine.clone(), output)), kv }
+        };
+        let first = rank((0, kv.next().flatten()));
+        // Other servers know the first engine alone: with several there is no prefill for others.
+        let own = peers.join(first.host.clone(), reached_at.to_string(), side_channel);
+        let ranks: Vec<Rank> = std::iter::once(first).chain((1..).zip(kv).map(rank)).collect();
         let pd = Pd {
             config: config.pd.clone(),
             role,
@@ -195,7 +216,9 @@ impl Server {
         };
         let loras: Vec<LoraAdapter> =
             config.loras.iter().map(|name| LoraAdapter::new(name, &format!("lora/{name}"))).collect();
-        loras.iter().for_each(|lora| host.adapter(&lora.name, &lora.path));
+        for (rank, lora) in ranks.iter().flat_map(|rank| loras.iter().map(move |lora| (rank, lora))) {
+            rank.host.adapter(&lora.name, &lora.path);
+        }
         Self {
             port: address.port(),
             clock,
@@ -203,18 +226,43 @@ impl Server {
             aborts: Aborts::default(),
             started: clock.wall(clock.now()),
             engine: config.engine.clone(),
-            host,
+            ranks,
+            turn: AtomicU64::new(0),
             loras: RwLock::new(loras),
             faults,
-            kv,
             responses: Mutex::new(responses::ResponseStore::default()),
             sequence: AtomicU64::new(0),
             config,
         }
     }
 
-    pub(super) fn host(&self) -> &Arc<EngineHost> {
-        &self.host
+    /// Its engines, by data-parallel rank.
+    pub(super) fn hosts(&self) -> impl Iterator<Item = &Arc<EngineHost>> {
+        self.ranks.iter().map(|rank| &rank.host)
+    }
+
+    /// The engine that a request names, in vLLM's header, else the one that has least to do, as vLLM counts: waiting requests four times.
+    /// `None` for a server without engines.
+    fn rank(&self, route: Route, headers: &HeaderMap) -> Result<Option<(usize, &Rank)>, ApiError> {
+        let count = self.ranks.len();
+        if !route.is_inference() && route != Route::KvBlocks {
+            return Ok(self.ranks.first().map(|rank| (0, rank)));
+        }
+        let named = headers.get(RANK_HEADER).and_then(|value| value.to_str().ok()?.trim().parse::<i64>().ok());
+        if let Some(named) = named {
+            let found = usize::try_from(named).ok().and_then(|at| Some((at, self.ranks.get(at)?)));
+            let wrong = format!("data_parallel_rank {named} is out of range [0, {count}).");
+            return found.map(Some).ok_or_else(|| ApiError::bad_request(wrong).kind("BadRequestError"));
+        }
+        if count < 2 {
+            return Ok(self.ranks.first().map(|rank| (0, rank)));
+        }
+        let turn = usize::try_from(self.turn.fetch_add(1, Ordering::Relaxed)).unwrap_or(0) % count;
+        let in_turn = self.ranks.iter().enumerate().cycle().skip(turn).take(count);
+        Ok(in_turn.min_by_key(|(_, rank)| {
+            let load = rank.host.snapshot().load;
+            4 * load.waiting + load.running
+        }))
     }
 
     /// Answers one request.
@@ -251,13 +299,21 @@ impl Server {
             Err(error) => return fail(self.unreadable(error.as_ref())),
         };
         let digest = self.config.echo_body_sha256.then(|| hex(&Sha256::digest(&body)));
-        let call = Call { headers: head.headers, body };
+        let (rank, host) = match self.rank(route, &head.headers) {
+            Ok(Some((rank, served))) => (rank, served.host.clone()),
+            Ok(None) => return fail(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "no engine")),
+            Err(error) => return fail(error),
+        };
+        let call = Call { headers: head.headers, body, host };
         let mut response = match self.route(route, &head.method, call).await {
             Ok(response) => response,
             Err(error) => fail(error),
         };
         let digest = digest.and_then(|digest| HeaderValue::try_from(digest).ok());
         response.headers_mut().extend(digest.map(|digest| (BODY_HEADER, digest)));
+        if self.ranks.len() > 1 && route.is_inference() {
+            response.headers_mut().insert(SERVED_RANK_HEADER, HeaderValue::from(rank));
+        }
         response
     }
 
@@ -296,7 +352,7 @@ impl Server {
             Route::Metrics => Ok(self.metrics()),
             Route::KvEventSources => Ok(kv::sources(self)),
             Route::ResetPrefixCache => Ok(kv::reset_prefix_cache(self)),
-            Route::KvBlocks => kv::blocks(self),
+            Route::KvBlocks => kv::blocks(self, &call),
             Route::Pd => Ok(body::json_response(StatusCode::OK, &self.pd.page())),
             Route::Restart => Ok(kv::restart(self).await),
             Route::Faults => service::faults(self, method, &call),
@@ -406,7 +462,7 @@ impl Server {
             }
         }
         let claim = leg.claim.take();
-        let subscription = self.host.submit(jobs, claim).map_err(|refused| ApiError::refused(&refused))?;
+        let subscription = generation.host.submit(jobs, claim).map_err(|refused| ApiError::refused(&refused))?;
         let (seed, job) = (answers.first().map_or(0, |answer| answer.seed), subscription.job(0).unwrap_or(JobId(0)));
         let reply = self.reply(&leg, &generation, seed, job);
         Ok(Started { subscription, answers, choices: *choices as usize, reply })
@@ -457,6 +513,8 @@ struct Generation {
     legs: Legs,
     /// What the request is called between servers, less the end.
     request_id: String,
+    /// The engine that generates.
+    host: Arc<EngineHost>,
 }
 
 /// What the engine has taken: one answer for every choice of every prompt.

@@ -37,6 +37,7 @@ pub(super) async fn generate(server: &Server, chat: bool, call: &Call) -> Result
         cache_salt: request.cache_salt.take(),
         legs: Legs::of(&call.body)?,
         request_id: format!("{}{}", shape.id, if chat { "" } else { "-0" }),
+        host: call.host.clone(),
     };
     let started = server.start(generation).await;
     if request.stream.unwrap_or(false) {

@@ -6,17 +6,32 @@ use crate::sim::stats::{EngineStats, Histogram};
 use std::fmt::Write;
 use std::time::SystemTime;
 
+/// One engine of the server: its labels, and how it is.
+struct Part {
+    labels: String,
+    snapshot: HostSnapshot,
+}
+
 pub(super) fn render(server: &Server) -> String {
-    let snapshot = server.host.snapshot();
+    let parts: Vec<Part> = server
+        .hosts()
+        .enumerate()
+        .map(|(rank, host)| {
+            let labels = format!("engine=\"{rank}\",model_name=\"{}\"", escaped(server.base_model()));
+            Part { labels, snapshot: host.snapshot() }
+        })
+        .collect();
     let mut page = Page::default();
+    let Some(Part { snapshot, .. }) = parts.first() else { return page.text };
     page.family("process_start_time_seconds", "gauge", "Start time of the server since the Unix epoch in seconds.");
     let started = server.clock.wall(snapshot.started).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     page.sample("process_start_time_seconds", "", started.as_secs_f64());
     match server.config.metrics_style {
-        MetricsStyle::Vllm => vllm(server, &snapshot, &mut page),
-        MetricsStyle::Sglang => sglang(server, &snapshot, &mut page),
-        MetricsStyle::Trtllm => trtllm(server, &snapshot, &mut page),
-        MetricsStyle::Triton => triton(server, &snapshot, &mut page),
+        MetricsStyle::Vllm => vllm(server, &parts, &mut page),
+        // The others have no ranks behind one port.
+        MetricsStyle::Sglang => sglang(server, snapshot, &mut page),
+        MetricsStyle::Trtllm => trtllm(server, snapshot, &mut page),
+        MetricsStyle::Triton => triton(server, snapshot, &mut page),
     }
     page.text
 }
@@ -46,8 +61,20 @@ impl Page {
         self.sample(name, labels, value);
     }
 
+    /// A family of one figure for each engine.
+    fn each(&mut self, name: &str, kind: &str, help: &str, parts: &[Part], figure: impl Fn(&HostSnapshot) -> f64) {
+        self.family(name, kind, help);
+        for Part { labels, snapshot } in parts {
+            self.sample(name, labels, figure(snapshot));
+        }
+    }
+
     fn histogram(&mut self, name: &str, help: &str, labels: &str, histogram: &Histogram) {
         self.family(name, "histogram", help);
+        self.buckets(name, labels, histogram);
+    }
+
+    fn buckets(&mut self, name: &str, labels: &str, histogram: &Histogram) {
         let comma = if labels.is_empty() { "" } else { "," };
         for (bound, count) in histogram.cumulative() {
             let _ = writeln!(self.text, "{name}_bucket{{{labels}{comma}le=\"{bound:?}\"}} {}", as_f64(count));
@@ -72,58 +99,64 @@ fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-fn vllm(server: &Server, snapshot: &HostSnapshot, page: &mut Page) {
-    let model = escaped(server.base_model());
-    let labels = format!("engine=\"0\",model_name=\"{model}\"");
-    let labels = labels.as_str();
-    vllm_gauges(server, snapshot, labels, page);
-    let (load, stats) = (&snapshot.load, &snapshot.stats);
-    let counters = [
-        ("vllm:prefix_cache_queries_total", "Prefix cache queries, in queried tokens.", stats.prefix_queries),
-        ("vllm:prefix_cache_hits_total", "Prefix cache hits, in cached tokens.", stats.prefix_hits),
-        ("vllm:num_preemptions_total", "Preemptions.", stats.preemptions),
-        ("vllm:prompt_tokens_total", "Prefill tokens processed.", stats.prompt_tokens),
-        ("vllm:generation_tokens_total", "Generation tokens processed.", stats.generation_tokens),
+fn vllm(server: &Server, parts: &[Part], page: &mut Page) {
+    type Count = fn(&EngineStats) -> u64;
+    type Times = fn(&EngineStats) -> &Histogram;
+    vllm_gauges(server, parts, page);
+    let counters: [(&str, &str, Count); 5] = [
+        ("vllm:prefix_cache_queries_total", "Prefix cache queries, in queried tokens.", |s| s.prefix_queries),
+        ("vllm:prefix_cache_hits_total", "Prefix cache hits, in cached tokens.", |s| s.prefix_hits),
+        ("vllm:num_preemptions_total", "Preemptions.", |s| s.preemptions),
+        ("vllm:prompt_tokens_total", "Prefill tokens processed.", |s| s.prompt_tokens),
+        ("vllm:generation_tokens_total", "Generation tokens processed.", |s| s.generation_tokens),
     ];
     for (name, help, value) in counters {
-        page.one(name, "counter", help, labels, as_f64(value));
+        page.each(name, "counter", help, parts, |snapshot| as_f64(value(&snapshot.stats)));
     }
-    if server.pd.is_in_use() {
-        nixl(server, stats, labels, page);
+    if let (Some(Part { labels, snapshot }), true) = (parts.first(), server.pd.is_in_use()) {
+        nixl(server, &snapshot.stats, labels, page);
     }
     page.family("vllm:num_requests_waiting_by_reason", "gauge", "Waiting requests by reason.");
-    for (reason, count) in [("capacity", load.waiting - load.deferred), ("deferred", load.deferred)] {
-        let labels = format!("{labels},reason=\"{reason}\"");
-        page.sample("vllm:num_requests_waiting_by_reason", &labels, length(count));
+    for Part { labels, snapshot: HostSnapshot { load, .. } } in parts {
+        for (reason, count) in [("capacity", load.waiting - load.deferred), ("deferred", load.deferred)] {
+            let labels = format!("{labels},reason=\"{reason}\"");
+            page.sample("vllm:num_requests_waiting_by_reason", &labels, length(count));
+        }
     }
+    let model = escaped(server.base_model());
     page.family("vllm:request_success_total", "counter", "Requests that were processed successfully.");
-    // An aborted request is not counted, as observed on a real server.
-    for (reason, count) in
-        [("stop", stats.finished_stop), ("length", stats.finished_length), ("abort", 0), ("error", 0)]
-    {
-        let labels = format!("engine=\"0\",finished_reason=\"{reason}\",model_name=\"{model}\"");
-        page.sample("vllm:request_success_total", &labels, as_f64(count));
+    for (rank, Part { snapshot: HostSnapshot { stats, .. }, .. }) in parts.iter().enumerate() {
+        // An aborted request is not counted, as observed on a real server.
+        for (reason, count) in
+            [("stop", stats.finished_stop), ("length", stats.finished_length), ("abort", 0), ("error", 0)]
+        {
+            let labels = format!("engine=\"{rank}\",finished_reason=\"{reason}\",model_name=\"{model}\"");
+            page.sample("vllm:request_success_total", &labels, as_f64(count));
+        }
     }
     page.one(
         "vllm:admission_rejections_total",
         "counter",
         "Requests refused by a queue limit, by reason.",
         &format!("model_name=\"{model}\",reason=\"max_num_queued_reqs\""),
-        as_f64(stats.rejected_queue_full),
+        as_f64(parts.iter().map(|part| part.snapshot.stats.rejected_queue_full).sum()),
     );
-    let histograms = [
-        ("vllm:time_to_first_token_seconds", "Time to first token.", &stats.ttft),
-        ("vllm:inter_token_latency_seconds", "Time between tokens.", &stats.inter_token),
-        ("vllm:e2e_request_latency_seconds", "Time from arrival to end.", &stats.e2e),
-        ("vllm:request_queue_time_seconds", "Time in the queue.", &stats.queue),
-        ("vllm:request_inference_time_seconds", "Time in the batch.", &stats.inference),
-        ("vllm:request_prefill_time_seconds", "Time in prefill.", &stats.prefill),
-        ("vllm:request_decode_time_seconds", "Time in decode.", &stats.decode),
-        ("vllm:request_prompt_tokens", "Prompt tokens a request.", &stats.request_prompt_tokens),
-        ("vllm:request_generation_tokens", "Generated tokens a request.", &stats.request_generation_tokens),
+    let histograms: [(&str, &str, Times); 9] = [
+        ("vllm:time_to_first_token_seconds", "Time to first token.", |s| &s.ttft),
+        ("vllm:inter_token_latency_seconds", "Time between tokens.", |s| &s.inter_token),
+        ("vllm:e2e_request_latency_seconds", "Time from arrival to end.", |s| &s.e2e),
+        ("vllm:request_queue_time_seconds", "Time in the queue.", |s| &s.queue),
+        ("vllm:request_inference_time_seconds", "Time in the batch.", |s| &s.inference),
+        ("vllm:request_prefill_time_seconds", "Time in prefill.", |s| &s.prefill),
+        ("vllm:request_decode_time_seconds", "Time in decode.", |s| &s.decode),
+        ("vllm:request_prompt_tokens", "Prompt tokens a request.", |s| &s.request_prompt_tokens),
+        ("vllm:request_generation_tokens", "Generated tokens a request.", |s| &s.request_generation_tokens),
     ];
     for (name, help, histogram) in histograms {
-        page.histogram(name, help, labels, histogram);
+        page.family(name, "histogram", help);
+        for Part { labels, snapshot } in parts {
+            page.buckets(name, labels, histogram(&snapshot.stats));
+        }
     }
 }
 
@@ -156,34 +189,31 @@ fn nixl(server: &Server, stats: &EngineStats, labels: &str, page: &mut Page) {
     page.histogram("vllm:nixl_xfer_time_seconds", "Time of a KV cache transfer.", labels, &stats.transfer);
 }
 
-fn vllm_gauges(server: &Server, snapshot: &HostSnapshot, labels: &str, page: &mut Page) {
-    let load = &snapshot.load;
-    page.one("vllm:num_requests_running", "gauge", "Requests in the batch.", labels, length(load.running));
-    page.one("vllm:num_requests_waiting", "gauge", "Requests in the queue.", labels, length(load.waiting));
-    page.one("vllm:kv_cache_usage_perc", "gauge", "KV cache in use, 1 is all of it.", labels, load.kv_usage);
+fn vllm_gauges(server: &Server, parts: &[Part], page: &mut Page) {
+    page.each("vllm:num_requests_running", "gauge", "Requests in the batch.", parts, |s| length(s.load.running));
+    page.each("vllm:num_requests_waiting", "gauge", "Requests in the queue.", parts, |s| length(s.load.waiting));
+    page.each("vllm:kv_cache_usage_perc", "gauge", "KV cache in use, 1 is all of it.", parts, |s| s.load.kv_usage);
     let engine = &server.engine;
     let (block_size, blocks) = (engine.block_size, engine.num_blocks);
     let tokens = u64::from(block_size) * u64::from(blocks);
     let algorithm = server.config.kv_events.as_ref().map_or("xxh3_64", |kv_events| kv_events.algorithm.name());
     let caching = if engine.prefix_caching { "True" } else { "False" };
-    page.one(
-        "vllm:cache_config_info",
-        "gauge",
-        "Configuration of the cache.",
-        &format!(
-            "block_size=\"{block_size}\",cache_dtype=\"auto\",enable_prefix_caching=\"{caching}\",engine=\"0\",\
+    page.family("vllm:cache_config_info", "gauge", "Configuration of the cache.");
+    for rank in 0..parts.len() {
+        let labels = format!(
+            "block_size=\"{block_size}\",cache_dtype=\"auto\",enable_prefix_caching=\"{caching}\",engine=\"{rank}\",\
              kv_cache_size_tokens=\"{tokens}\",num_cpu_blocks=\"None\",num_gpu_blocks=\"{blocks}\",\
              prefix_caching_hash_algo=\"{algorithm}\",sliding_window=\"None\""
-        ),
-        1.0,
-    );
+        );
+        page.sample("vllm:cache_config_info", &labels, 1.0);
+    }
     if !server.loras.read().is_empty() {
         page.family(
             "vllm:lora_requests_info",
             "gauge",
             "Adapters with requests; the newest series is the one that holds.",
         );
-        for set in &snapshot.loras {
+        for set in parts.iter().flat_map(|part| &part.snapshot.loras) {
             page.sample("vllm:lora_requests_info", &lora_labels(engine.max_loras, set), wall(server, set));
         }
     }

@@ -23,7 +23,7 @@ pub(super) async fn embeddings(server: &Server, call: &Call) -> Result<Response<
         .enumerate()
         .map(|(index, prompt)| json!({"object": "embedding", "index": index, "embedding": embedding(prompt)}))
         .collect();
-    let tokens = read(server, prompts, model.clone()).await?;
+    let tokens = read(server, call, prompts, model.clone()).await?;
     let body = json!({
         "id": server.id("embd", call), "object": "list", "created": server.unix_seconds(), "model": model.name, "data": data,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "prompt_tokens_details": null},
@@ -40,7 +40,7 @@ pub(super) async fn rerank(server: &Server, call: &Call) -> Result<Response<SimB
     let mut ranked: Vec<(usize, f64)> = prompts.iter().map(|prompt| relevance(prompt)).enumerate().collect();
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
     ranked.truncate(request.top_n.filter(|n| *n > 0).unwrap_or(usize::MAX));
-    let tokens = read(server, prompts, model.clone()).await?;
+    let tokens = read(server, call, prompts, model.clone()).await?;
     let results: Vec<Value> = ranked
         .into_iter()
         .map(|(index, score)| json!({"index": index, "document": {"text": documents.get(index)}, "relevance_score": score}))
@@ -69,7 +69,7 @@ pub(super) async fn score(server: &Server, call: &Call) -> Result<Response<SimBo
         .enumerate()
         .map(|(index, prompt)| json!({"index": index, "object": "score", "score": relevance(prompt)}))
         .collect();
-    let tokens = read(server, prompts, model.clone()).await?;
+    let tokens = read(server, call, prompts, model.clone()).await?;
     let body = json!({
         "id": server.id("score", call), "object": "list", "created": server.unix_seconds(), "model": model.name, "data": data,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "prompt_tokens_details": null},
@@ -78,7 +78,7 @@ pub(super) async fn score(server: &Server, call: &Call) -> Result<Response<SimBo
 }
 
 /// Has the engine read the prompts; how many tokens they have together.
-async fn read(server: &Server, prompts: Vec<Vec<u32>>, model: Model) -> Result<u64, ApiError> {
+async fn read(server: &Server, call: &Call, prompts: Vec<Vec<u32>>, model: Model) -> Result<u64, ApiError> {
     let limits = AnswerLimits { max_tokens: Some(0), ..AnswerLimits::default() };
     let generation = Generation {
         prompts,
@@ -88,6 +88,7 @@ async fn read(server: &Server, prompts: Vec<Vec<u32>>, model: Model) -> Result<u
         cache_salt: None,
         legs: Legs::default(),
         request_id: String::new(),
+        host: call.host.clone(),
     };
     Ok(server.start(generation).await?.finish().await?.totals.usage.prompt)
 }

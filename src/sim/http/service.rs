@@ -6,6 +6,7 @@ use super::requests::{DetokenizeRequest, LoraRequest, OpenAiRequest};
 use super::{Call, LoraAdapter, Server};
 use crate::sim::config::Quirks;
 use crate::sim::faults::Faults;
+use crate::sim::host::HostSnapshot;
 use crate::sim::tokenizer;
 use http::{Method, Response, StatusCode};
 use serde_json::{Value, json};
@@ -19,26 +20,29 @@ pub(super) fn version() -> Response<SimBody> {
 }
 
 pub(super) fn server_load(server: &Server) -> Response<SimBody> {
-    let load = server.host.snapshot().load;
-    json_response(StatusCode::OK, &json!({"server_load": load.running + load.waiting}))
+    let loads = server.hosts().map(|host| host.snapshot().load);
+    json_response(StatusCode::OK, &json!({"server_load": loads.map(|load| load.running + load.waiting).sum::<usize>()}))
 }
 
 pub(super) fn stats(server: &Server) -> Response<SimBody> {
-    let snapshot = server.host.snapshot();
-    let (load, stats) = (&snapshot.load, &snapshot.stats);
+    let snapshots: Vec<HostSnapshot> = server.hosts().map(|host| host.snapshot()).collect();
+    let counted = |count: fn(&HostSnapshot) -> u64| snapshots.iter().map(count).sum::<u64>();
+    let (running, waiting) = (counted(|s| s.load.running as u64), counted(|s| s.load.waiting as u64));
+    let (submitted, generated) = (counted(|s| s.stats.submitted), counted(|s| s.stats.generation_tokens));
+    let usage = snapshots.iter().map(|s| s.load.kv_usage).sum::<f64>() / snapshots.len().max(1) as f64;
     let body = match server.config.quirks {
         Quirks::None => json!({
-            "active_requests": load.running,
-            "waiting_requests": load.waiting,
-            "total_requests": stats.submitted,
-            "cache_usage": load.kv_usage,
-            "tokens_generated": stats.generation_tokens,
+            "active_requests": running,
+            "waiting_requests": waiting,
+            "total_requests": submitted,
+            "cache_usage": usage,
+            "tokens_generated": generated,
         }),
         Quirks::Astrai => json!({
-            "total_tasks": stats.submitted,
-            "total_tokens": stats.generation_tokens,
-            "active_tasks": load.running,
-            "waiting_queue": load.waiting,
+            "total_tasks": submitted,
+            "total_tokens": generated,
+            "active_tasks": running,
+            "waiting_queue": waiting,
         }),
     };
     json_response(StatusCode::OK, &body)
@@ -100,7 +104,7 @@ pub(super) fn load_lora(server: &Server, call: &Call) -> Result<Response<SimBody
         )));
     }
     let adapter = LoraAdapter::new(&name, &path);
-    server.host.adapter(&adapter.name, &path);
+    server.hosts().for_each(|host| host.adapter(&adapter.name, &path));
     match known.and_then(|index| loras.get_mut(index)) {
         Some(slot) => *slot = adapter,
         None => loras.push(adapter),

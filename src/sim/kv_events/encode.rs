@@ -18,9 +18,8 @@ mod tests;
 
 const MEDIUM: &str = "GPU";
 const SPEC_KIND: &str = "full_attention";
-/// A simulated server has one cache group and one rank.
+/// A simulated engine has one cache group.
 const GROUP: u64 = 0;
-const RANK: u64 = 0;
 
 /// One message to be published.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +51,7 @@ struct Named {
 /// Names the blocks of one engine and writes its batches.
 #[derive(Debug)]
 pub struct KvEncoder {
+    rank: u16,
     encoding: EventEncoding,
     hash: HashForm,
     block_size: u32,
@@ -64,14 +64,15 @@ pub struct KvEncoder {
 }
 
 impl KvEncoder {
-    /// For an engine with blocks of `block_size` tokens, at least 1.
+    /// For an engine with blocks of `block_size` tokens, at least 1, which is data-parallel rank `rank` of its server.
     #[must_use]
-    pub fn new(config: &KvEventsConfig, block_size: u32) -> Self {
+    pub fn new(config: &KvEventsConfig, block_size: u32, rank: u16) -> Self {
         let form = match config.encoding {
             EventEncoding::Map => ExtraForm::Tagged,
             EventEncoding::Array => ExtraForm::Bare,
         };
         Self {
+            rank,
             encoding: config.encoding,
             hash: config.hash,
             block_size: block_size.max(1),
@@ -122,7 +123,7 @@ impl KvEncoder {
         for event in &batch.events {
             self.event(&mut out, event);
         }
-        msgpack::uint(&mut out, RANK);
+        msgpack::uint(&mut out, u64::from(self.rank));
         let sequence = self.sequence;
         self.sequence += 1;
         KvFrame { process: self.process, sequence, payload: out.into(), at: batch.at }

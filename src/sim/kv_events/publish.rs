@@ -88,7 +88,7 @@ impl Port {
     }
 }
 
-/// Opens the ports of server number `index` of a fleet; [`Publisher::run`] serves them.
+/// Opens the ports of publisher number `index` of a fleet; [`Publisher::run`] serves them.
 ///
 /// # Errors
 /// When a port can't be had or an address can't be read.
@@ -148,7 +148,7 @@ pub(in crate::sim) fn open(
 fn nth_port(first: u16, index: u16) -> io::Result<u16> {
     let port = if first == 0 { Some(0) } else { first.checked_add(index) };
     port.ok_or_else(|| {
-        let message = format!("kv events: server {index} from port {first} on goes beyond port 65535");
+        let message = format!("kv events: publisher {index} from port {first} on goes beyond port 65535");
         io::Error::new(io::ErrorKind::InvalidInput, message)
     })
 }

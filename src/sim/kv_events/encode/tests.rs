@@ -81,7 +81,7 @@ fn lines(file: &str) -> String {
 #[test]
 fn maps_are_byte_for_byte_those_of_vllm_0_32() {
     let config = KvEventsConfig { algorithm: Algorithm::Sha256Cbor, seed: "0".into(), ..KvEventsConfig::default() };
-    let mut encoder = KvEncoder::new(&config, 16);
+    let mut encoder = KvEncoder::new(&config, 16, 0);
     encoder.adapter(&"sql".into(), "lora/sql");
     let mut compared = 0;
     for (number, line) in lines("kv_frames_0.32.0.txt").lines().enumerate() {
@@ -110,7 +110,7 @@ fn arrays_are_byte_for_byte_those_of_vllm_0_22() {
             ..KvEventsConfig::default()
         };
         if current.as_ref().is_none_or(|(known, _)| *known != config) {
-            current = Some((config.clone(), KvEncoder::new(&config, 16)));
+            current = Some((config.clone(), KvEncoder::new(&config, 16, 0)));
         }
         let (_, encoder) = current.as_mut().unwrap();
         encoder.adapter(&"sql".into(), "lora/sql");
@@ -123,7 +123,7 @@ fn arrays_are_byte_for_byte_those_of_vllm_0_22() {
 
 #[test]
 fn a_salt_is_told_with_the_first_block_of_a_prompt_only() {
-    let mut encoder = KvEncoder::new(&KvEventsConfig::default(), 2);
+    let mut encoder = KvEncoder::new(&KvEventsConfig::default(), 2, 3);
     let stored = |parent: Option<u64>, hashes: [u64; 2]| KvEvent::Stored {
         parent: parent.map(BlockHash),
         blocks: hashes.map(|hash| KvBlock { hash: BlockHash(hash), content: 0 }).to_vec(),
