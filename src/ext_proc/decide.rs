@@ -3,7 +3,7 @@
 use super::conversation::{self, Conversation};
 use super::deadline::{self, Case};
 use super::head::Head;
-use super::hints::{Hints, RANK_HEADER};
+use super::hints::{self, Hints, RANK_HEADER};
 use super::lookup::{self, Looked};
 use super::picker::{Live, Picker};
 use super::prefix::{Asked, PoolPrefix, Tail, Warming};
@@ -239,7 +239,8 @@ pub fn decide(
         return Ok(Step::Allow(asking));
     }
     let asking = Asked { api: q.api, body, content_type: q.head.content_type(), target: &target };
-    let prefix = live.prefix(position).filter(|_| choice.strategy.reads().prefix);
+    let reads = choice.strategy.reads().prefix;
+    let prefix = live.prefix(position).filter(|prefix| reads || hints::are_by_prefix(pool, prefix));
     let prepare = |prefix| lookup::prepare(picker, prefix, q, asking, request.as_ref());
     let prepared = match prefix.map(prepare).transpose() {
         Ok(prepared) => prepared.flatten(),
@@ -292,7 +293,7 @@ pub fn decide(
         Ok(looked) => looked.flatten(),
         Err(warming) => return Ok(Step::Warm(warming, admitted)),
     };
-    let prompt_tokens = looked.as_ref().map_or(estimated, Looked::prompt_tokens);
+    let prompt_tokens = looked.as_ref().filter(|_| reads).map_or(estimated, Looked::prompt_tokens);
     let streams = q.api.first_byte_is_first_token() && request.as_ref().is_some_and(|r| r.stream);
     let streams = streams || !q.api.generates();
     if let Some(sheet) = &mut sheet {
@@ -330,7 +331,7 @@ pub fn decide(
         snapshot: &snapshot,
         stale_after: pool.stale_after,
         filter: filter.as_ref(),
-        prefix: looked.as_ref().map(|l| &l.found),
+        prefix: looked.as_ref().filter(|_| reads).map(|l| &l.found),
         policy: picker.policies.of(&target),
         splittable,
         encodable: encodable(pool, q.head.path()),

@@ -3,6 +3,7 @@
 
 use super::head::Head;
 use super::lookup::Looked;
+use super::prefix::PoolPrefix;
 use super::reply;
 use crate::clock::Timestamp;
 use crate::disagg::Mode;
@@ -18,6 +19,12 @@ use std::sync::Arc;
 pub const RANK_HEADER: &str = "x-data-parallel-rank";
 /// The server that llm-d's sidecar fetches a prompt's beginning from.
 pub const SOURCE_HEADER: &str = "x-kv-cache-source-host-port";
+
+/// Whether something is told that follows from who holds a prompt: then that is looked up, whatever the strategy reads.
+#[must_use]
+pub(super) fn are_by_prefix(pool: &Pool, prefix: &PoolPrefix) -> bool {
+    prefix.choose_rank || matches!(pool.disagg.as_deref(), Some(Mode::Header { source_tokens: Some(_) }))
+}
 
 /// What is told of one request.
 #[derive(Debug, Default)]

@@ -99,6 +99,37 @@ async fn a_sidecar_is_told_who_encodes_images_and_a_client_is_not_believed() {
     own.picker.assert_settled().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sidecar_is_told_who_holds_more_of_a_prompt_as_llm_ds_file_asks() {
+    const SOURCE: &str = "x-kv-cache-source-host-port";
+    let servers = [Echo::start().await, Echo::start().await];
+    let text = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- {type: random-picker}\n\
+                - {type: p2p-source-producer}\n";
+    let addresses = [servers[0].address, servers[1].address];
+    let picker = AttacheProcess::start(&addresses, &["--config-text", text]).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let told = Told { servers: servers.into(), picker, envoy };
+    let counts = || told.servers.iter().map(Echo::requests).collect::<Vec<usize>>();
+    for number in 0..4 {
+        let ask = || told.tells(SOURCE, "/v1/completions", request(number, false));
+        let before = counts();
+        assert_eq!(ask().await, "", "nobody holds any of it");
+        let holder = usize::from(counts()[1] > before[1]);
+        told.picker.assert_settled().await;
+        // By chance it goes to the other one some time, which lacks what the first one holds.
+        loop {
+            let before = counts();
+            let said = ask().await;
+            if counts()[holder] == before[holder] {
+                assert_eq!(said, format!("{SOURCE}={}", addresses[holder]));
+                break;
+            }
+            assert_eq!(said, "", "who holds it computes it");
+        }
+    }
+    told.picker.assert_settled().await;
+}
+
 fn status(reply: Reply) -> u16 {
     assert!(reply.status != 200 || reply.header(COURSE).is_empty() || reply.header(COURSE) == "split");
     reply.status.as_u16()

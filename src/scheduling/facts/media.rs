@@ -19,8 +19,11 @@ fn different(prompt: &Prompt<'_>) -> u64 {
     let mut seen: Vec<u64> = Vec::new();
     for piece in prompt.system.iter().chain(&prompt.pieces) {
         let Piece::Media { kind, reference } = piece else { continue };
+        if *kind == MediaKind::Document || seen.len() == MOST {
+            continue;
+        }
         let hash = xxh3_64(reference.as_bytes());
-        if *kind != MediaKind::Document && seen.len() < MOST && !seen.contains(&hash) {
+        if !seen.contains(&hash) {
             seen.push(hash);
         }
     }

@@ -7,8 +7,10 @@
 //!
 //! A stage without a decider does not run (but prefill, when it comes first, needs none), nor does one whose profile is missing or leaves
 //! nobody: the request is then served whole by the server that the decode profile alone picks. So it is when both profiles pick one server.
+//! The encode stage runs with and without prefill, for requests with media, and is a sidecar's matter; its profile picks as many servers as its
+//! picker wants, but no more than there are different media, and none when the server of the answer is its first.
 //! Topology plugins see the server of the stage before theirs. A pool needs `disaggregation` for any of it; an EndpointPickerConfig with a
-//! prefill profile that can run means llm-d's sidecars.
+//! profile for prefill or encode that can run means llm-d's sidecars.
 //!
 //! `pd-profile-handler` asks `prefix-based-pd-decider` unless told otherwise. In files from before there were deciders, `threshold` counts
 //! the characters of the prompt, four to a token, that the decode server must lack.

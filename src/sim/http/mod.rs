@@ -241,20 +241,17 @@ impl Server {
         self.ranks.iter().map(|rank| &rank.host)
     }
 
-    /// The engine that a request names, in vLLM's header, else the one that has least to do, as vLLM counts: waiting requests four times.
-    /// `None` for a server without engines.
+    /// The engine that a request names, in vLLM's header, else for inference the one that has least to do, as vLLM counts: waiting requests four
+    /// times. Whatever is not about one engine gets the first. `None` for a server without engines.
     fn rank(&self, route: Route, headers: &HeaderMap) -> Result<Option<(usize, &Rank)>, ApiError> {
         let count = self.ranks.len();
-        if !route.is_inference() && route != Route::KvBlocks {
-            return Ok(self.ranks.first().map(|rank| (0, rank)));
-        }
         let named = headers.get(RANK_HEADER).and_then(|value| value.to_str().ok()?.trim().parse::<i64>().ok());
-        if let Some(named) = named {
+        if let Some(named) = named.filter(|_| route.is_inference() || route == Route::KvBlocks) {
             let found = usize::try_from(named).ok().and_then(|at| Some((at, self.ranks.get(at)?)));
             let wrong = format!("data_parallel_rank {named} is out of range [0, {count}).");
             return found.map(Some).ok_or_else(|| ApiError::bad_request(wrong).kind("BadRequestError"));
         }
-        if count < 2 {
+        if count < 2 || !route.is_inference() {
             return Ok(self.ranks.first().map(|rank| (0, rank)));
         }
         let turn = usize::try_from(self.turn.fetch_add(1, Ordering::Relaxed)).unwrap_or(0) % count;

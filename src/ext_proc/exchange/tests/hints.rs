@@ -41,7 +41,11 @@ fn keys(cache: &PrefixCache, blocks: usize) -> Vec<BlockKey> {
 
 /// Every server has as many ranks as there are `depths`, and each of them holds so many blocks of the prompt.
 fn ranked(mode: Option<Mode>, depths: &[usize]) -> World {
-    let world = Setup { engines_tell: true, ..setup(mode, Decider::Always) }.build();
+    ranked_by("predicted-latency", mode, depths)
+}
+
+fn ranked_by(strategy: &'static str, mode: Option<Mode>, depths: &[usize]) -> World {
+    let world = Setup { engines_tell: true, strategy, ..setup(mode, Decider::Always) }.build();
     let live = world.picker.live();
     let cache = &live.prefix(0).unwrap().cache;
     let resident = |id: u32| {
@@ -84,6 +88,8 @@ fn the_rank_that_holds_most_of_the_prompt_serves_it() {
     let ranks = live.prefix(0).unwrap().cache.ranks();
     assert!((0..4).all(|id| ranks.under_way(EndpointId(id)).is_empty()), "nothing stays booked");
     world.assert_books_closed(2);
+    let by_load = ranked_by("least-request", None, &[2, 9, 5]);
+    assert_eq!(rank(&asked(&by_load, &[]).1), Some("1"), "whatever the strategy goes by");
 }
 
 #[test]
@@ -129,7 +135,11 @@ fn each_server_of_a_split_request_is_told_its_own_rank_and_a_sidecar_none() {
 
 /// A pool whose prefill and decode servers hold so many blocks of the prompt each.
 fn holding(source_tokens: Option<u32>, decider: Decider, blocks: [usize; 4]) -> World {
-    let world = setup(Some(Mode::Header { source_tokens }), decider).build();
+    holding_by("predicted-latency", source_tokens, decider, blocks)
+}
+
+fn holding_by(strategy: &'static str, source_tokens: Option<u32>, decider: Decider, blocks: [usize; 4]) -> World {
+    let world = Setup { strategy, ..setup(Some(Mode::Header { source_tokens }), decider) }.build();
     let live = world.picker.live();
     let cache = &live.prefix(0).unwrap().cache;
     let space = cache.space();
@@ -166,6 +176,7 @@ fn a_sidecar_is_told_who_holds_more_than_the_server_that_computes() {
         assert_eq!(named(&world), decode(sources), "{what}");
     }
     assert!(named(&holding(None, Decider::Always, [2, 2, 20, 19])).is_empty(), "nobody asked for it");
+    assert_eq!(named(&holding_by("least-request", Some(16), Decider::Always, [2, 2, 20, 11])), decode(&[3]));
     // Served whole by a decode server that holds less than a prefill server.
     assert_eq!(named(&holding(Some(16), Decider::Never, [20, 2, 1, 1])), decode(&[1]));
 }
