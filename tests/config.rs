@@ -6,7 +6,10 @@ use attache::config::aibrix_env::AibrixEnv;
 use attache::config::diagnostic::{render_json, render_text};
 use attache::config::document::MAX_CONFIG_BYTES;
 use attache::config::settings::{TlsSettings, TokenizerSettings};
-use attache::config::{Code, ConfigText, Diagnostic, Overrides, Settings, Sources, Surroundings, load};
+use attache::config::{
+    Code, ConfigText, Diagnostic, KubernetesFlags, Overrides, Settings, Sources, Surroundings, load,
+};
+use attache::pool::Engine;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -158,6 +161,49 @@ fn flags_alone_make_a_pool_and_nothing_at_all_is_refused() {
         text.contains("did you mean `least-request`?") && text.contains("--endpoint") && text.contains("3 errors"),
         "{text}"
     );
+}
+
+/// What flags say of servers is taken for those that flags name; where none does, it is told.
+#[test]
+fn flags_that_speak_of_servers_have_an_effect_or_a_warning() {
+    let kubernetes = KubernetesFlags {
+        engine: Some(Engine::Sglang),
+        metrics_scheme: Some("https".into()),
+        metrics_path: Some("/m".into()),
+        metrics_port: Some(9100),
+        ..KubernetesFlags::default()
+    };
+    let mut sources = Sources::default();
+    sources.overrides = Overrides { endpoints: vec!["10.0.0.1:8000".into()], kubernetes, ..Overrides::default() };
+    let (settings, diagnostics) = load(&sources).unwrap();
+    let endpoint = &settings.pools[0].endpoints[0];
+    assert_eq!((endpoint.engine, endpoint.metrics_url().as_deref()), (Engine::Sglang, Some("https://10.0.0.1:9100/m")));
+    assert_eq!(diagnostics, []);
+
+    let text = "apiVersion: attache.dev/v1\nkind: Attache\npools:\n\
+                - {name: a, match: {models: [a]}, endpoints: ['127.0.0.1:8000']}\n\
+                - {name: b, dns: [{host: vllm, port: 8000}]}\n";
+    sources.text = Some(ConfigText { name: "t".into(), bytes: text.into() });
+    sources.overrides.endpoints.clear();
+    sources.overrides.kubernetes.endpoint_target_ports = vec![8000];
+    sources.overrides.cert_path = Some("/certs".into());
+    sources.overrides.secure_serving = Some(false);
+    sources.overrides.trace_ratio = Some(0.5);
+    let (settings, diagnostics) = load(&sources).unwrap();
+    assert_eq!(settings.pools[0].endpoints[0].engine, Engine::Vllm);
+    let mut told: Vec<&str> =
+        diagnostics.iter().filter(|d| d.code == Code::NoEffect).map(|d| d.path.as_str()).collect();
+    told.sort_unstable();
+    let once = [
+        "--cert-path",
+        "--endpoint-target-ports",
+        "--engine",
+        "--model-server-metrics-path",
+        "--model-server-metrics-port",
+        "--model-server-metrics-scheme",
+        "--trace-ratio",
+    ];
+    assert_eq!(told, once, "each once, however many pools the file has");
 }
 
 #[test]

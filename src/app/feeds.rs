@@ -141,6 +141,7 @@ impl Feeds {
     /// that was there is another than before then.
     pub async fn apply(&mut self, settings: &Settings, readiness: &Readiness) -> anyhow::Result<()> {
         let tells_models = settings.exchange.models == ModelsAnswer::Pool;
+        let trusts_headers = settings.exchange.trust_client_headers;
         let settings = &settings.pools;
         // Whatever may fail comes before whatever changes something.
         if settings.iter().any(|pool| pool.kubernetes.is_some()) {
@@ -156,6 +157,7 @@ impl Feeds {
             });
         }
         let started = self.start(settings, readiness).await?;
+        self.cluster.trust_headers(trusts_headers);
         for (pool, made) in settings.iter().zip(made) {
             if let Some(feeds) = self.pools.get_mut(&pool.name) {
                 feeds.change(pool, made, self.seed, &self.cluster).await;

@@ -1,4 +1,4 @@
-//! The cluster that pods are endpoints of: one client for all pools, a task for each pool that has pods, one for the lease where one
+//! The cluster that pods are endpoints of: one client and one follower of each kind for all pools, a task for each pool that has pods, one for the lease where one
 //! replica is to lead, and the guard of the admin port where the cluster is to say who may see it.
 
 use crate::admin::guard::Guard;
@@ -9,6 +9,8 @@ use crate::config::settings::KubernetesSource;
 #[cfg(feature = "kube")]
 use crate::config::settings::PodsOf;
 use crate::discovery::kube::KubeStats;
+#[cfg(feature = "kube")]
+use crate::discovery::kube::informer::Informers;
 #[cfg(feature = "kube")]
 use crate::discovery::kube::reviews::{Review, Reviews};
 #[cfg(feature = "kube")]
@@ -27,10 +29,13 @@ use tokio_util::sync::CancellationToken;
 /// The way to the API server, once somebody needs it.
 pub(super) struct Cluster {
     #[cfg(feature = "kube")]
-    client: Option<kube::Client>,
+    informers: Option<Arc<Informers>>,
     /// Whether this replica holds the lease; never, where nobody asks for it.
     #[cfg(feature = "kube")]
     leads: tokio::sync::watch::Sender<bool>,
+    /// Whether what requests say of themselves in headers is believed.
+    #[cfg(feature = "kube")]
+    trusts_headers: tokio::sync::watch::Sender<bool>,
     #[cfg(feature = "kube")]
     clock: Clock,
 }
@@ -80,7 +85,13 @@ impl Cluster {
     /// Nobody has needed the cluster yet.
     #[must_use]
     pub(super) fn new(clock: Clock) -> Self {
-        Self { client: None, leads: tokio::sync::watch::Sender::new(false), clock }
+        let (leads, trusts_headers) = (tokio::sync::watch::Sender::new(false), tokio::sync::watch::Sender::new(false));
+        Self { informers: None, leads, trusts_headers, clock }
+    }
+
+    /// Whether what requests say of themselves in headers is believed.
+    pub(super) fn trust_headers(&self, trusted: bool) {
+        self.trusts_headers.send_replace(trusted);
     }
 
     /// Finds out where the API server is, unless that is known.
@@ -88,9 +99,9 @@ impl Cluster {
     /// # Errors
     /// When this is no pod of a cluster and there is no kubeconfig, or what they say can't be used.
     pub(super) async fn connect(&mut self) -> anyhow::Result<()> {
-        if self.client.is_none() {
+        if self.informers.is_none() {
             let context = "can't find a Kubernetes API server: this is no pod with a service account, and no usable kubeconfig (`KUBECONFIG`)";
-            self.client = Some(anyhow::Context::context(client::connect().await, context)?);
+            self.informers = Some(Informers::new(anyhow::Context::context(client::connect().await, context)?));
         }
         Ok(())
     }
@@ -106,17 +117,28 @@ impl Cluster {
         rules: Arc<RuleStore>,
         stop: CancellationToken,
     ) -> Option<Following> {
-        let client = self.client.clone()?;
+        let informers = self.informers.clone()?;
+        let client = informers.client().clone();
         let namespace = source.namespace.clone().unwrap_or_else(|| client::default_namespace(&client));
         let stats: Arc<KubeStats> = Arc::default();
         let (pool, stats_kept) = (pool.clone(), stats.clone());
         let (reports, told) = tokio::sync::watch::channel(Vec::new());
-        let writer =
-            StatusWriter::new(client.clone(), &namespace, told, self.leads.subscribe(), self.clock, stats.clone());
+        let writer = StatusWriter::new(client, &namespace, told, self.leads.subscribe(), self.clock, stats.clone());
         tokio::spawn(writer.run(stop.clone()));
-        let feed = source::KubeFeed { pool, source: source.clone(), namespace, id, events, rules, reports, stats };
-        let task = tokio::spawn(source::run(client, feed, stop.clone()));
-        Some(Following { source: source.clone(), stats: stats_kept, stop, task })
+        let (source, trusts_headers) = (source.clone(), self.trusts_headers.subscribe());
+        let feed = source::KubeFeed {
+            pool,
+            source: source.clone(),
+            namespace,
+            id,
+            events,
+            rules,
+            reports,
+            trusts_headers,
+            stats,
+        };
+        let task = tokio::spawn(source::run(informers, feed, stop.clone()));
+        Some(Following { source, stats: stats_kept, stop, task })
     }
 
     /// Asks the API server who may see a page.
@@ -124,8 +146,8 @@ impl Cluster {
     /// # Errors
     /// Without [`Cluster::connect`].
     pub(super) fn guard(&self) -> anyhow::Result<Guard> {
-        let client = anyhow::Context::context(self.client.clone(), "no API server is known")?;
-        let reviews = Arc::new(Reviews::new(client, self.clock));
+        let informers = anyhow::Context::context(self.informers.as_ref(), "no API server is known")?;
+        let reviews = Arc::new(Reviews::new(informers.client().clone(), self.clock));
         Ok(Arc::new(move |caller: Caller| {
             let reviews = reviews.clone();
             Box::pin(async move {
@@ -147,7 +169,7 @@ impl Cluster {
         readiness: &Readiness,
         stop: CancellationToken,
     ) -> Option<JoinHandle<()>> {
-        let client = self.client.clone()?;
+        let client = self.informers.as_ref()?.client().clone();
         let namespace = source.namespace.clone().unwrap_or_else(|| client::default_namespace(&client));
         let pool = match &source.pods {
             PodsOf::Pool { name, .. } => name.as_str(),
@@ -180,6 +202,9 @@ impl Cluster {
     pub(super) fn new(_: Clock) -> Self {
         Self {}
     }
+
+    /// Nobody has to know.
+    pub(super) fn trust_headers(&self, _: bool) {}
 
     /// Finds no cluster.
     ///

@@ -121,16 +121,16 @@ pub struct RunArgs {
         help_heading = "Kubernetes"
     )]
     pub endpoint_target_ports: Vec<u16>,
-    /// The engine of pods whose labels name none [default: vllm]
+    /// The engine of `--endpoint`s, and of pods whose labels name none [default: vllm]
     #[arg(long, value_name = "NAME", env = "ATTACHE_ENGINE", value_parser = parse_engine, help_heading = "Kubernetes")]
     pub engine: Option<Engine>,
-    /// Scheme of the pods' metrics: http or https [default: http]
+    /// Scheme of the metrics of such servers: http or https [default: http]
     #[arg(long, value_name = "SCHEME", env = "ATTACHE_MODEL_SERVER_METRICS_SCHEME", value_parser = ["http", "https"], help_heading = "Kubernetes")]
     pub model_server_metrics_scheme: Option<String>,
-    /// Path of the pods' metrics [default: /metrics]
+    /// Path of the metrics of such servers [default: /metrics]
     #[arg(long, value_name = "PATH", env = "ATTACHE_MODEL_SERVER_METRICS_PATH", value_parser = parse_path, help_heading = "Kubernetes")]
     pub model_server_metrics_path: Option<String>,
-    /// Port of the pods' metrics, where a pod has one rank [default: the serving port]
+    /// Port of their metrics, where a pod has one rank [default: the serving port]
     #[arg(long, value_name = "PORT", env = "ATTACHE_MODEL_SERVER_METRICS_PORT", help_heading = "Kubernetes")]
     pub model_server_metrics_port: Option<u16>,
     /// Accept any certificate of pods' metrics over https [default: true with that scheme]

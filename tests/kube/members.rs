@@ -175,3 +175,45 @@ async fn one_process_serves_many_pools_and_follows_a_reload() {
     let dump = client::get(picker.metrics, "/config_dump").await.expect("the settings").json();
     assert_eq!(dump["pools"][1]["kubernetes"]["pool"], "huge", "{dump}");
 }
+
+/// What the API server has to do for five pools of one namespace: one list and one watch of each kind, and of the pods one for each selector.
+#[tokio::test(flavor = "multi_thread")]
+async fn pools_of_a_namespace_share_what_is_followed() {
+    let api = FakeApi::start().await;
+    for kind in ["inferenceobjectives", "inferencemodelrewrites", "inferencemodels"] {
+        api.install(EXPERIMENTAL, kind);
+    }
+    let mut text = "apiVersion: attache.dev/v1\nkind: Attache\npools:\n".to_owned();
+    // The last two are two pools of the same pods, at other ports.
+    for (n, app) in ["a", "b", "c", "d", "d"].iter().enumerate() {
+        let name = format!("pool-{n}");
+        api.apply(STABLE, "inferencepools", pool(&name, app, &[8000 + n as u16]));
+        api.pod(pod(app, app, &format!("10.0.0.{}", app.as_bytes()[0])));
+        text += &format!("- {{name: {name}, match: {{models: [m{n}]}}, kubernetes: {{pool: {name}, engine: none}}}}\n");
+    }
+    let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &["--config-text", &text]).await;
+    picker.until_ready().await;
+    let connection = Connection::open(picker.grpc).await.expect("a connection");
+    for (n, host) in [97, 98, 99, 100, 100].iter().enumerate() {
+        let picked = pick(&connection, &format!("m{n}")).await;
+        assert_eq!(picked.destination(), format!("10.0.0.{host}:{}", 8000 + n));
+    }
+    let kinds = ["inferencepools", "inferenceobjectives", "inferencemodelrewrites", "inferencemodels"];
+    for verb in ["list", "watch"] {
+        eventually("a watch of the pods of each selector", || async { (api.asked(verb, "/pods") >= 4).then_some(()) })
+            .await;
+        assert_eq!(api.asked(verb, "/pods"), 4, "{verb}: one for each selector");
+        for kind in kinds {
+            // The two that llm-d defines too are looked for there as well.
+            let most = if verb == "list" && kind.len() > 15 { 2 } else { 1 };
+            assert!(api.asked(verb, kind) <= most, "{verb} {kind}: {}", api.asked(verb, kind));
+        }
+    }
+    // All of them see a change, and what one of them had missed before it came.
+    api.pod(pod("d2", "d", "10.0.0.200"));
+    eventually("the pod in both pools", || async {
+        (known(&picker).await.contains("d2") && picker.endpoints().await.len() == 7).then_some(())
+    })
+    .await;
+    assert_eq!(api.asked("list", "/pods"), 4);
+}

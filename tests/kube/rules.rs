@@ -168,3 +168,20 @@ fn find<'a>(value: &'a Value, key: &str) -> Option<&'a Value> {
         _ => None,
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objectives_that_nobody_may_name_are_told_of_once() {
+    let api = cluster().await;
+    let objective = |name: &str, second| object(name, second, json!({"poolRef": {"name": "vllm"}, "priority": 5}));
+    let told = |picker: &AttacheProcess| picker.process.stderr().matches("InferenceObjectives have no effect").count();
+    let (trusting, _) = started(&api, &["--trust-client-headers"]).await;
+    let (picker, _) = started(&api, &[]).await;
+    assert_eq!(told(&picker), 0, "there are none");
+    api.apply(EXPERIMENTAL, "inferenceobjectives", objective("first", 1));
+    eventually("the warning", || async { (told(&picker) == 1).then_some(()) }).await;
+    let events = picker.metric("attache_kube_events_total").await;
+    api.apply(EXPERIMENTAL, "inferenceobjectives", objective("second", 2));
+    picker.until_metric("attache_kube_events_total", events + 1.0).await;
+    trusting.until_metric("attache_kube_events_total", events + 1.0).await;
+    assert_eq!((told(&picker), told(&trusting)), (1, 0));
+}

@@ -31,29 +31,67 @@ pub(super) fn of_flags(
         engine: k.engine.map(at).or(like.and_then(|like| like.engine)),
         metrics: None,
     };
-    if section.pool.is_none() && section.selector.is_none() {
-        let without = [
-            ("--pool-namespace", section.namespace.is_some()),
-            ("--pool-group", section.group.is_some()),
-            ("--endpoint-target-ports", section.target_ports.is_some()),
-        ];
-        for (flag, _) in without.into_iter().filter(|(_, given)| *given) {
-            let message = format!("`{flag}` has no effect without `--pool-name` or `--endpoint-selector`");
-            sink.push(Diagnostic::new(Code::NoEffect, flag, message));
-        }
+    if !k.any() {
         return None;
     }
     let mut source = source(&section, Span::default(), Place::Flags, sink)?;
-    source.metrics = metrics(like.map(|like| &like.metrics), "metrics-data-source", sink);
-    tell_replaced(k, like, &source.metrics, sink);
-    if let Some(scheme) = &k.metrics_scheme {
-        source.metrics.scheme = scheme.as_str().into();
+    source.metrics = metrics_of_flags(k, like, sink);
+    if let (Some(port), true) = (metrics_port(k), several_ports(&source.pods)) {
+        port_of_several("--model-server-metrics-port", port, Span::default(), sink);
     }
-    if let Some(path) = &k.metrics_path {
-        source.metrics.path = path.as_str().into();
-    }
-    source.metrics.port = metrics_port(k).or(source.metrics.port);
     Some(source)
+}
+
+/// Where servers that flags name have their metrics, where `like` says it for those that say nothing themselves.
+pub(super) fn metrics_of_flags(
+    flags: &KubernetesFlags,
+    like: Option<&schema::FromFlags>,
+    sink: &mut Sink,
+) -> MetricsSource {
+    let mut source = metrics(like.map(|like| &like.metrics), "metrics-data-source", sink);
+    if let Some(scheme) = &flags.metrics_scheme {
+        source.scheme = scheme.as_str().into();
+    }
+    if let Some(path) = &flags.metrics_path {
+        source.path = path.as_str().into();
+    }
+    source.port = metrics_port(flags).or(source.port);
+    source
+}
+
+/// Says which flags speak of servers that no flag names.
+pub(super) fn tell_void(flags: &Overrides, sink: &mut Sink) {
+    let k = &flags.kubernetes;
+    let of_pods = [
+        ("--pool-namespace", k.pool_namespace.as_ref().is_some_and(|namespace| !namespace.is_empty())),
+        ("--pool-group", k.pool_group.is_some()),
+        ("--endpoint-target-ports", !k.endpoint_target_ports.is_empty()),
+    ];
+    for (flag, _) in of_pods.into_iter().filter(|(_, given)| *given && !k.any()) {
+        let message = format!("`{flag}` has no effect without `--pool-name` or `--endpoint-selector`");
+        sink.push(Diagnostic::new(Code::NoEffect, flag, message));
+    }
+    let of_servers = [
+        ("--engine", k.engine.is_some()),
+        ("--model-server-metrics-scheme", k.metrics_scheme.is_some()),
+        ("--model-server-metrics-path", k.metrics_path.is_some()),
+        ("--model-server-metrics-port", metrics_port(k).is_some()),
+    ];
+    let names_none = !k.any() && flags.endpoints.is_empty();
+    for (flag, _) in of_servers.into_iter().filter(|(_, given)| *given && names_none) {
+        let message = format!("`{flag}` has no effect: it speaks of servers that flags name, and none does");
+        let help = "the file says it beside its own: `engine` and `metrics` of `kubernetes`, `dns` and `endpoints`";
+        sink.push(Diagnostic::new(Code::NoEffect, flag, message).help(help));
+    }
+}
+
+fn several_ports(pods: &PodsOf) -> bool {
+    matches!(pods, PodsOf::Selector { target_ports, .. } if target_ports.len() > 1)
+}
+
+fn port_of_several(path: &str, port: u16, span: Span, sink: &mut Sink) {
+    let message = format!("the metrics port {port} has no effect: each rank of several has a page at its own port");
+    sink.push(Diagnostic::new(Code::NoEffect, path, message).at(span));
 }
 
 /// The port that a flag names; 0 is how the reference says that the metrics are at the serving port.
@@ -61,10 +99,12 @@ fn metrics_port(flags: &KubernetesFlags) -> Option<u16> {
     flags.metrics_port.filter(|port| *port != 0)
 }
 
-/// Says which flags say something else than the file, whose metrics are at `metrics`.
-fn tell_replaced(flags: &KubernetesFlags, like: Option<&schema::FromFlags>, metrics: &MetricsSource, sink: &mut Sink) {
+/// Says which flags say something else than the file of the servers that flags name.
+pub(super) fn tell_replaced(flags: &KubernetesFlags, like: Option<&schema::FromFlags>, sink: &mut Sink) {
     let Some(like) = like else { return };
     let file = &like.metrics;
+    // What is wrong with them is told where they are used.
+    let metrics = metrics(Some(file), "metrics-data-source", &mut Sink::default());
     let engine = like.engine.filter(|at| flags.engine.is_some_and(|engine| engine != at.value)).map(|at| at.span);
     let other = |flag: &Option<String>, known: &str| flag.as_deref().is_some_and(|given| given != known);
     let scheme = file.scheme.filter(|_| other(&flags.metrics_scheme, &metrics.scheme)).map(|at| at.span);
@@ -150,9 +190,14 @@ fn source(file: &schema::Kubernetes, span: Span, place: Place<'_>, sink: &mut Si
             None
         }
     };
+    let pods = pods?;
+    let port = file.metrics.as_ref().and_then(|metrics| metrics.value.port);
+    if let (Some(at), true) = (port, several_ports(&pods)) {
+        port_of_several(&format!("{path}.metrics.port"), at.value, at.span, sink);
+    }
     Some(KubernetesSource {
         namespace: file.namespace.as_ref().map(|at| at.value.clone()),
-        pods: pods?,
+        pods,
         engine: given(file.engine, Default::default()),
         metrics: metrics(file.metrics.as_ref().map(|at| &at.value), path, sink),
     })
@@ -213,7 +258,7 @@ fn wrong_name(at: &At<String>, key: &'static str, place: Place<'_>, sink: &mut S
 }
 
 /// Whether it can be the name of an object.
-fn is_name(text: &str) -> bool {
+pub(super) fn is_name(text: &str) -> bool {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
     let end = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
     text.len() <= 253 && text.chars().all(inner) && end(text.chars().next()) && end(text.chars().next_back())

@@ -186,6 +186,10 @@ fn tls(file: schema::Tls, flags: &Overrides, sink: &mut Sink) -> TlsSettings {
         Some(directory) => TlsSettings::Files { directory, reload: reload.is_some_and(|at| at.value) },
         None => TlsSettings::SelfSigned,
     };
+    if flags.cert_path.is_some() && chosen == TlsSettings::Off {
+        let message = "`--cert-path` has no effect: `--secure-serving=false` switches TLS off";
+        sink.push(Diagnostic::new(Code::NoEffect, "--cert-path", message));
+    }
     if let (Some(At { value: true, span }), TlsSettings::Off | TlsSettings::SelfSigned) = (reload, &chosen) {
         sink.push(
             Diagnostic::new(Code::NoEffect, "server.tls.reload", "reloading has no effect without certificate files")
@@ -227,6 +231,9 @@ fn telemetry(
     let endpoint = pick(flags.otlp_endpoint.as_ref(), file.otlp_endpoint);
     if let Some(at) = &endpoint {
         check_otlp(at, sink);
+    } else if let (Some(ratio), None) = (flags.trace_ratio, flags.tracing) {
+        let message = format!("`--trace-ratio` of {ratio} has no effect: there is no collector to send traces to");
+        sink.push(Diagnostic::new(Code::NoEffect, "--trace-ratio", message).help("name it by `--otlp-endpoint`"));
     }
     TelemetrySettings {
         log_filter: level.map_or_else(|| DEFAULT_LOG_FILTER.into(), |at| at.value),

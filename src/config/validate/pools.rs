@@ -26,6 +26,7 @@ pub(super) fn pools(
     let section = file.as_ref().map(|at| at.span).unwrap_or_default();
     let pools = file.map(|at| at.value).unwrap_or_default();
     let env = flags.aibrix.read(sink);
+    kubernetes::tell_void(flags, sink);
     if pools.is_empty() {
         return vec![pool_of_flags(section, flags, &env, sink)];
     }
@@ -82,8 +83,9 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
 }
 
 fn flag_endpoints(flags: &Overrides, like: Option<&schema::FromFlags>, sink: &mut Sink) -> Vec<EndpointSpec> {
-    let engine = like.and_then(|like| like.engine).map(|at| at.value).unwrap_or_default();
-    let metrics = metrics(like.map(|like| &like.metrics), "--endpoint", sink);
+    let of_file = like.and_then(|like| like.engine).map(|at| at.value);
+    let engine = flags.kubernetes.engine.or(of_file).unwrap_or_default();
+    let metrics = kubernetes::metrics_of_flags(&flags.kubernetes, like, sink);
     let mut seen: HashMap<SocketAddr, Span> = HashMap::new();
     let read = flags.endpoints.iter().filter_map(|text| {
         let at = At { value: text.clone(), span: Span::default() };
@@ -119,6 +121,9 @@ fn pool(
     }
     let of_file = kubernetes::of_file(&pool.kubernetes, &path, sink);
     let of_flags = kubernetes::of_flags(flags, pool.from_flags.as_ref(), sink);
+    if of_flags.is_some() || !flags.endpoints.is_empty() {
+        kubernetes::tell_replaced(&flags.kubernetes, pool.from_flags.as_ref(), sink);
+    }
     if let (Some(_), Some(at)) = (&of_flags, &pool.kubernetes) {
         let message = format!("flags replace the pods of pool `{}`", pool.name.value);
         sink.push(Diagnostic::new(Code::Overridden, "--pool-name", message).at(at.span));

@@ -4,7 +4,6 @@
 //! What was known stays meanwhile, since nothing is told of it.
 
 use super::objects::{Kind, Meta, Naming, Object};
-use super::stats::{KubeStats, Loss};
 use super::table::Change;
 use crate::rng;
 use futures_util::StreamExt;
@@ -45,7 +44,7 @@ const MIN_WATCH: Duration = Duration::from_secs(1);
 const NOT_KNOWN: &str = "the API server does not know who asks: the service account's token, or what the kubeconfig has in its place, is not valid";
 
 /// What is followed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Subject {
     /// The kind.
     pub kind: Kind,
@@ -53,19 +52,28 @@ pub struct Subject {
     pub namespace: String,
     /// Labels to ask for.
     pub labels: Option<String>,
-    /// The one object to ask for.
-    pub name: Option<String>,
 }
 
 /// What following tells.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Told {
     /// Something about an object.
     Change(Change),
-    /// The kind is not installed.
-    NotInstalled,
-    /// A kind that nothing depends on can't be followed at the moment.
-    Failed,
+    /// A list or a watch came to nothing, and is tried again.
+    Trouble(Setback),
+    /// The trouble is over.
+    Well,
+}
+
+/// What trouble means to those who listen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setback {
+    /// There is no such kind.
+    pub not_installed: bool,
+    /// A right is missing.
+    pub refused: bool,
+    /// What is known may no longer be so.
+    pub is_loss: bool,
 }
 
 /// An object as it comes over the wire: whatever its kind, only what all objects have is looked at here.
@@ -77,6 +85,9 @@ struct Raw {
     spec: Value,
     #[serde(default)]
     status: Value,
+    /// What a ConfigMap has in place of a spec.
+    #[serde(default)]
+    data: Value,
 }
 
 impl Resource for Raw {
@@ -122,7 +133,7 @@ impl From<Raw> for Object {
                 labels: meta.labels.unwrap_or_default().into_iter().map(shared).collect(),
                 annotations: meta.annotations.unwrap_or_default(),
             },
-            spec: raw.spec,
+            spec: if raw.data.is_null() { raw.spec } else { raw.data },
             status: raw.status,
         }
     }
@@ -188,14 +199,11 @@ pub struct Follower {
     subject: Subject,
     api: Api<Raw>,
     told: mpsc::Sender<Told>,
-    stats: Arc<KubeStats>,
     rng: rng::PickRng,
     failures: u32,
     /// Times that the place was lost since something was heard of a watch.
     lost: u32,
     trouble: Option<Trouble>,
-    /// Counted as long as the trouble costs something.
-    loss: Option<Loss>,
 }
 
 /// The place that a list or a watch has come to; or what went wrong, and the place to go on from if there is one.
@@ -207,12 +215,12 @@ struct Unheard;
 impl Follower {
     /// Follows `subject`, and tells of it through `told`.
     #[must_use]
-    pub fn new(client: Client, subject: Subject, told: mpsc::Sender<Told>, stats: Arc<KubeStats>) -> Self {
+    pub fn new(client: Client, subject: Subject, told: mpsc::Sender<Told>) -> Self {
         let Naming { group, version, kind, plural } = subject.kind.naming();
         let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural);
         let api = Api::namespaced_with(client, &subject.namespace, &resource);
         let rng = rng::PickRng::seed_from_u64(rng::system_seed());
-        Self { subject, api, told, stats, rng, failures: 0, lost: 0, trouble: None, loss: None }
+        Self { subject, api, told, rng, failures: 0, lost: 0, trouble: None }
     }
 
     /// Lists and watches, again and again.
@@ -264,12 +272,8 @@ impl Follower {
 
     /// Lists everything, page by page. Gives the place from which to watch.
     async fn list(&mut self) -> Result<Reached, Unheard> {
-        let mut params = ListParams {
-            label_selector: self.subject.labels.clone(),
-            field_selector: self.subject.name.as_ref().map(|name| format!("metadata.name={name}")),
-            limit: Some(PAGE),
-            ..ListParams::default()
-        };
+        let mut params =
+            ListParams { label_selector: self.subject.labels.clone(), limit: Some(PAGE), ..ListParams::default() };
         self.tell(Told::Change(Change::ListBegun)).await?;
         loop {
             let page = match timeout(LIST_TIMEOUT, self.api.list(&params)).await {
@@ -278,14 +282,13 @@ impl Follower {
                 Err(_) => return Ok(Err((Trouble::late("list"), None))),
             };
             for raw in page.items {
-                self.tell(Told::Change(Change::Listed(raw.into()))).await?;
+                self.tell(Told::Change(Change::Listed(self.object(raw)))).await?;
             }
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => params.continue_token = Some(token),
                 None => {
                     self.tell(Told::Change(Change::ListDone)).await?;
-                    self.stats.list();
-                    self.well();
+                    self.well().await?;
                     return Ok(Ok(page.metadata.resource_version.unwrap_or_default()));
                 }
             }
@@ -296,7 +299,6 @@ impl Follower {
     async fn watch(&mut self, mut version: String) -> Result<Reached, Unheard> {
         let params = WatchParams {
             label_selector: self.subject.labels.clone(),
-            field_selector: self.subject.name.as_ref().map(|name| format!("metadata.name={name}")),
             timeout: u32::try_from(WATCH_TIMEOUT.as_secs()).ok(),
             bookmarks: true,
             ..WatchParams::default()
@@ -310,7 +312,7 @@ impl Follower {
         let mut stream = std::pin::pin!(stream);
         // Being let in is the answer to a refusal; other trouble is over when something comes.
         if matches!(self.trouble, Some(Trouble::Forbidden { .. })) {
-            self.well();
+            self.well().await?;
         }
         loop {
             let (change, at) = match timeout(WATCH_TIMEOUT + WATCH_GRACE, stream.next()).await {
@@ -318,12 +320,12 @@ impl Follower {
                 Ok(None) | Err(_) => {
                     tokio::time::sleep_until(begun + MIN_WATCH).await;
                     self.lost = 0;
-                    self.well();
+                    self.well().await?;
                     return Ok(Ok(version));
                 }
                 Ok(Some(Ok(WatchEvent::Added(raw) | WatchEvent::Modified(raw)))) => {
                     let at = raw.metadata.resource_version.clone();
-                    (Some(Change::Applied(raw.into())), at)
+                    (Some(Change::Applied(self.object(raw))), at)
                 }
                 Ok(Some(Ok(WatchEvent::Deleted(raw)))) => {
                     let at = raw.metadata.resource_version.clone();
@@ -341,25 +343,26 @@ impl Follower {
                 version = at;
             }
             self.lost = 0;
-            self.well();
+            self.well().await?;
             if let Some(change) = change {
-                self.stats.event();
                 self.tell(Told::Change(change)).await?;
             }
         }
     }
 
+    fn object(&self, raw: Raw) -> Object {
+        Object::from(raw).trimmed(self.subject.kind)
+    }
+
     /// All is well (again).
-    fn well(&mut self) {
+    async fn well(&mut self) -> Result<(), Unheard> {
         self.failures = 0;
-        self.loss = None;
-        if self.trouble.take().is_some() {
-            tracing::info!(
-                resource = self.resource(),
-                namespace = self.subject.namespace,
-                "followed through Kubernetes again"
-            );
+        if self.trouble.take().is_none() {
+            return Ok(());
         }
+        let namespace = self.subject.namespace.as_str();
+        tracing::info!(resource = self.resource(), namespace, "followed through Kubernetes again");
+        self.tell(Told::Well).await
     }
 
     /// It costs something that this kind can't be followed.
@@ -369,21 +372,14 @@ impl Follower {
     }
 
     async fn troubled(&mut self, trouble: Trouble) -> Result<(), Unheard> {
-        let refused = matches!(trouble, Trouble::Forbidden { .. });
-        if trouble == Trouble::NotInstalled {
-            self.tell(Told::NotInstalled).await?;
-        } else if !self.subject.kind.is_needed() {
-            self.tell(Told::Failed).await?;
-        }
-        if self.is_loss(&trouble) || refused {
-            self.stats.failure(refused);
-        }
+        let setback = Setback {
+            not_installed: trouble == Trouble::NotInstalled,
+            refused: matches!(trouble, Trouble::Forbidden { .. }),
+            is_loss: self.is_loss(&trouble),
+        };
+        self.tell(Told::Trouble(setback)).await?;
         if self.trouble.as_ref().is_some_and(|before| before.is_like(&trouble)) {
             return Ok(());
-        }
-        self.loss = None;
-        if self.is_loss(&trouble) {
-            self.loss = Some(self.stats.lose());
         }
         self.say(&trouble);
         self.trouble = Some(trouble);

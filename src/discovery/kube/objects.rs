@@ -121,6 +121,20 @@ pub struct Object {
     pub status: Value,
 }
 
+impl Object {
+    /// Without what nobody reads of this kind: a pod's spec is the larger part of what comes of it.
+    #[must_use]
+    pub fn trimmed(mut self, kind: Kind) -> Self {
+        if kind == Kind::Pod {
+            self.spec = Value::Null;
+            if let Value::Object(status) = &mut self.status {
+                status.retain(|key, _| matches!(key.as_str(), "podIP" | "conditions"));
+            }
+        }
+        self
+    }
+}
+
 /// Something that can be read of an object.
 pub trait FromObject: Sized {
     /// Reads it.

@@ -1,29 +1,26 @@
 //! The task that follows a pool's pods and rules through the API server, and tells the pool's writer.
 
 use super::conditions::Report;
-use super::follow::{Follower, MAX_BACKOFF, Subject, Told};
+use super::follow::{Setback, Subject, Told};
+use super::informer::Informers;
 use super::objects::Kind;
 use super::rules::Rules;
 use super::state::Members;
-use super::stats::KubeStats;
+use super::stats::{KubeStats, Loss};
 use super::table::{Change, Unreadable};
 use crate::config::settings::{KubernetesSource, PodsOf};
 use crate::pool::PoolEvent;
 use crate::pool::writer::SourceId;
-use crate::scheduling::router::RuleStore;
-use kube::Client;
-use std::collections::HashSet;
+use crate::scheduling::router::{PoolRules, RuleStore};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
-use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// Endpoints are told no more often than this; what changes meanwhile goes along. A change after a quiet time is told at once.
 pub const TELL_INTERVAL: Duration = Duration::from_millis(10);
-/// Changes that may wait to be taken in; a follower that finds the channel full waits.
-const QUEUE: usize = 256;
 /// Changes taken in at a time.
 const BATCH: usize = 64;
 
@@ -44,37 +41,42 @@ pub struct KubeFeed {
     pub rules: Arc<RuleStore>,
     /// Where what is to be said of objects goes.
     pub reports: watch::Sender<Vec<Report>>,
+    /// Whether the header is believed by which requests name their objective.
+    pub trusts_headers: watch::Receiver<bool>,
     /// What is counted.
     pub stats: Arc<KubeStats>,
 }
 
 /// What is followed, by the end of its channel.
 struct Followed {
-    subject: Subject,
+    kind: Kind,
     told: mpsc::Receiver<Told>,
 }
 
 struct Run {
     feed: KubeFeed,
-    client: Client,
+    informers: Arc<Informers>,
     members: Members,
     rules: Rules,
-    tasks: JoinSet<()>,
     pods: Option<Followed>,
     /// What the pods were asked for by.
     asked_for: Option<String>,
     others: Vec<Followed>,
+    /// Kinds that can't be followed at the moment, though they should be.
+    lost: HashMap<Kind, Loss>,
     /// Kinds of rules that have not been listed, and of which it is not known either that they can't be. Endpoints wait for them: a request
     /// that comes before its rule would go to the wrong model.
     unheard: HashSet<Kind>,
     told_missing: bool,
+    /// It has been told that objectives have no effect.
+    told_untrusted: bool,
     /// `InferenceModel`s that have been told to claim a name which is another's.
     disputed: HashSet<String>,
 }
 
 /// Follows until `shutdown`, or until the pool's writer is gone.
-pub async fn run(client: Client, feed: KubeFeed, shutdown: CancellationToken) {
-    let mut run = Run::new(client, feed);
+pub async fn run(informers: Arc<Informers>, feed: KubeFeed, shutdown: CancellationToken) {
+    let mut run = Run::new(informers, feed);
     tokio::select! {
         () = shutdown.cancelled() => {}
         () = run.serve() => {}
@@ -89,28 +91,29 @@ struct Unsaid {
 }
 
 impl Run {
-    fn new(client: Client, feed: KubeFeed) -> Self {
+    fn new(informers: Arc<Informers>, feed: KubeFeed) -> Self {
         Self {
             members: Members::new(feed.source.clone()),
             feed,
-            client,
+            informers,
             rules: Rules::default(),
-            tasks: JoinSet::new(),
             pods: None,
             asked_for: None,
             others: Vec::new(),
+            lost: HashMap::new(),
             unheard: HashSet::new(),
             told_missing: false,
+            told_untrusted: false,
             disputed: HashSet::new(),
         }
     }
 
     async fn serve(&mut self) {
-        if let PodsOf::Pool { name, group } = self.feed.source.pods.clone() {
-            self.follow(Kind::Pool(group), None, Some(name));
+        if let PodsOf::Pool { group, .. } = self.feed.source.pods {
+            self.follow(Kind::Pool(group));
         }
         for kind in Kind::OF_RULES {
-            self.follow(kind, None, None);
+            self.follow(kind);
             self.unheard.insert(kind);
         }
         self.follow_pods();
@@ -126,12 +129,6 @@ impl Run {
                     not_before = Instant::now() + TELL_INTERVAL;
                     continue;
                 }
-                Some(ended) = self.tasks.join_next() => {
-                    if let Err(error) = ended {
-                        self.revive(&error);
-                    }
-                    continue;
-                }
                 batch = next_of(self.pods.as_mut()) => batch,
                 batch = next_of_any(&mut self.others) => batch,
             };
@@ -142,59 +139,38 @@ impl Run {
         }
     }
 
-    fn follow(&mut self, kind: Kind, labels: Option<String>, name: Option<String>) {
-        let subject = Subject { kind, namespace: self.feed.namespace.clone(), labels, name };
-        let followed = self.start(subject, Duration::ZERO);
+    fn follow(&mut self, kind: Kind) {
+        let followed = self.listen(kind, None);
         self.others.push(followed);
     }
 
-    fn start(&mut self, subject: Subject, delay: Duration) -> Followed {
-        let (tell, told) = mpsc::channel(QUEUE);
-        let follower = Follower::new(self.client.clone(), subject.clone(), tell, self.feed.stats.clone());
-        self.tasks.spawn(async move {
-            tokio::time::sleep(delay).await;
-            follower.run().await;
-        });
-        Followed { subject, told }
-    }
-
-    /// Follows anew what a follower that has panicked followed: else the pool would stay as it was, in silence.
-    fn revive(&mut self, error: &JoinError) {
-        let all = self.others.iter().chain(&self.pods);
-        let dead: Vec<Subject> = all.filter(|f| f.told.is_closed()).map(|f| f.subject.clone()).collect();
-        for subject in dead {
-            let resource = subject.kind.naming().plural;
-            tracing::error!(pool = %self.feed.pool, resource, %error, "following has failed; it begins anew");
-            let followed = self.start(subject, MAX_BACKOFF);
-            let mut all = self.others.iter_mut().chain(&mut self.pods);
-            if let Some(place) = all.find(|f| f.told.is_closed()) {
-                // What the old one has told and nobody has taken in is told again.
-                *place = followed;
-            }
-        }
+    fn listen(&self, kind: Kind, labels: Option<String>) -> Followed {
+        let subject = Subject { kind, namespace: self.feed.namespace.clone(), labels };
+        Followed { kind, told: self.informers.listen(&subject) }
     }
 
     /// Follows the pods that the selector of now means. Those of another one before are kept until these are listed.
     fn follow_pods(&mut self) {
         let Some(selector) = self.members.selector() else { return };
         if self.asked_for.as_ref() != Some(&selector) {
-            // The end of the old channel goes, and its follower with it.
-            let (namespace, labels) = (self.feed.namespace.clone(), Some(selector.clone()));
-            let subject = Subject { kind: Kind::Pod, namespace, labels, name: None };
-            self.pods = Some(self.start(subject, Duration::ZERO));
+            // The end of the old channel goes, and its follower too if nobody else listens.
+            self.pods = Some(self.listen(Kind::Pod, Some(selector.clone())));
             self.asked_for = Some(selector);
         }
     }
 
     fn take_in(&mut self, kind: Kind, told: Told, unsaid: &mut Unsaid) {
         let change = match told {
+            Told::Change(change) if self.is_foreign(kind, &change) => return,
             Told::Change(change) => change,
-            Told::NotInstalled => {
-                unsaid.rules |= self.rules.not_installed(kind);
-                return self.heard(kind, unsaid);
-            }
-            Told::Failed => return self.heard(kind, unsaid),
+            Told::Trouble(setback) => return self.troubled(kind, setback, unsaid),
+            Told::Well => return drop(self.lost.remove(&kind)),
         };
+        match &change {
+            Change::Applied(_) | Change::Deleted { .. } => self.feed.stats.event(),
+            Change::ListDone => self.feed.stats.list(),
+            Change::ListBegun | Change::Listed(_) => {}
+        }
         match kind {
             Kind::Pod => {
                 let result = self.members.pod(change);
@@ -215,6 +191,32 @@ impl Run {
                 }
             }
         }
+    }
+
+    /// Whether a change is of another pool's `InferencePool`.
+    fn is_foreign(&self, kind: Kind, change: &Change) -> bool {
+        let (Kind::Pool(_), PodsOf::Pool { name, .. }) = (kind, &self.feed.source.pods) else { return false };
+        match change {
+            Change::Listed(object) | Change::Applied(object) => object.meta.name != *name,
+            Change::Deleted { name: gone, .. } => gone != name,
+            Change::ListBegun | Change::ListDone => false,
+        }
+    }
+
+    /// A kind can't be followed at the moment. One that nothing depends on keeps nothing waiting.
+    fn troubled(&mut self, kind: Kind, setback: Setback, unsaid: &mut Unsaid) {
+        if setback.is_loss || setback.refused {
+            self.feed.stats.failure(setback.refused);
+        }
+        if setback.is_loss {
+            self.lost.entry(kind).or_insert_with(|| self.feed.stats.lose());
+        } else {
+            self.lost.remove(&kind);
+        }
+        if setback.not_installed {
+            unsaid.rules |= self.rules.not_installed(kind);
+        }
+        self.heard(kind, unsaid);
     }
 
     /// A kind of rules is known, or known not to be had.
@@ -245,6 +247,22 @@ impl Run {
         self.told_missing = missing;
     }
 
+    /// Says once that objectives are there to no effect.
+    fn tell_untrusted(&mut self, rules: &PoolRules) {
+        if self.told_untrusted || *self.feed.trusts_headers.borrow() {
+            return;
+        }
+        if let Some(objective) = rules.objectives.keys().next() {
+            self.told_untrusted = true;
+            tracing::warn!(
+                pool = %self.feed.pool,
+                objective,
+                "InferenceObjectives have no effect: `x-gateway-inference-objective`, by which requests name theirs, is not believed; \
+                 `--trust-client-headers` (`exchange.trustClientHeaders`) says otherwise, where the gateway keeps strangers from setting it"
+            );
+        }
+    }
+
     /// Tells what has changed. False when nobody listens any more.
     async fn tell(&mut self, unsaid: Unsaid) -> bool {
         if unsaid.rules {
@@ -261,7 +279,9 @@ impl Run {
             }
             self.disputed = disputed;
             self.feed.reports.send_replace(reports);
-            self.feed.rules.store(self.rules.of_pool(name));
+            let rules = self.rules.of_pool(name);
+            self.tell_untrusted(&rules);
+            self.feed.rules.store(rules);
         }
         if unsaid.endpoints
             && self.unheard.is_empty()
@@ -280,7 +300,7 @@ async fn next_of(followed: Option<&mut Followed>) -> (Kind, Vec<Told>) {
     if followed.told.recv_many(&mut batch, BATCH).await == 0 {
         return std::future::pending().await;
     }
-    (followed.subject.kind, batch)
+    (followed.kind, batch)
 }
 
 async fn next_of_any(followed: &mut [Followed]) -> (Kind, Vec<Told>) {
@@ -290,51 +310,10 @@ async fn next_of_any(followed: &mut [Followed]) -> (Kind, Vec<Told>) {
             if let std::task::Poll::Ready(n) = f.told.poll_recv_many(cx, &mut batch, BATCH)
                 && n > 0
             {
-                return std::task::Poll::Ready((f.subject.kind, batch));
+                return std::task::Poll::Ready((f.kind, batch));
             }
         }
         std::task::Poll::Pending
     })
     .await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::pool::{Engine, MetricsSource};
-
-    #[tokio::test(start_paused = true)]
-    async fn what_a_follower_leaves_is_followed_anew() {
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
-        let client = Client::try_from(config).unwrap();
-        let source = KubernetesSource {
-            namespace: None,
-            pods: PodsOf::Selector { selector: "app=vllm".into(), target_ports: Vec::new() },
-            engine: Engine::default(),
-            metrics: MetricsSource::default(),
-        };
-        let feed = KubeFeed {
-            pool: "a".into(),
-            source: source.clone(),
-            namespace: "default".into(),
-            id: SourceId(0),
-            events: mpsc::channel(1).0,
-            rules: Arc::default(),
-            reports: watch::Sender::default(),
-            stats: Arc::default(),
-        };
-        let mut run = Run::new(client, feed);
-        run.follow(Kind::Model, None, None);
-        run.follow_pods();
-        run.tasks.abort_all();
-        for _ in 0..2 {
-            let ended = run.tasks.join_next().await.unwrap();
-            run.revive(&ended.unwrap_err());
-        }
-        let all: Vec<_> = run.others.iter().chain(&run.pods).collect();
-        assert!(all.iter().all(|f| !f.told.is_closed()), "somebody tells again");
-        let followed: Vec<_> = all.iter().map(|f| (f.subject.kind, f.subject.labels.as_deref())).collect();
-        assert_eq!(followed, [(Kind::Model, None), (Kind::Pod, Some("app=vllm"))]);
-    }
 }

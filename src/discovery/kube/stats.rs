@@ -17,13 +17,13 @@ pub struct KubeStats {
 }
 
 impl KubeStats {
-    /// Changes that the API server told.
+    /// Changes of objects that the pool was told of.
     #[must_use]
     pub fn events(&self) -> u64 {
         self.events.load(Relaxed)
     }
 
-    /// Lists that came to their end.
+    /// Lists that the pool was given to their end.
     #[must_use]
     pub fn lists(&self) -> u64 {
         self.lists.load(Relaxed)

@@ -1,0 +1,109 @@
+//! Who is told what, without an API server.
+
+use super::*;
+use crate::discovery::kube::objects::{Kind, Meta};
+
+fn informers() -> Arc<Informers> {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+    Informers::new(Client::try_from(config).unwrap())
+}
+
+fn subject() -> Subject {
+    Subject { kind: Kind::Model, namespace: "default".into(), labels: None }
+}
+
+fn object(name: &str, uid: &str) -> Object {
+    Object { meta: Meta { name: name.into(), uid: uid.into(), ..Meta::default() }, ..Object::default() }
+}
+
+fn names(told: impl IntoIterator<Item = Told>) -> Vec<String> {
+    let name = |told: Told| match told {
+        Told::Change(Change::ListBegun) => "(".to_owned(),
+        Told::Change(Change::Listed(object)) => object.meta.name,
+        Told::Change(Change::ListDone) => ")".to_owned(),
+        Told::Trouble(_) => "trouble".to_owned(),
+        other => format!("{other:?}"),
+    };
+    told.into_iter().map(name).collect()
+}
+
+#[test]
+fn who_comes_late_is_told_all_that_is_known() {
+    let mut known = Known::default();
+    assert_eq!(names(known.told()), [""; 0], "before a list nothing is known");
+    let listed = |o| Told::Change(Change::Listed(o));
+    for told in [Told::Change(Change::ListBegun), listed(object("a", "1")), listed(object("b", "2"))] {
+        known.take_in(&told);
+    }
+    assert_eq!(names(known.told()), ["(", "a", "b"], "in the middle of the first list");
+    known.take_in(&Told::Change(Change::ListDone));
+    known.take_in(&Told::Change(Change::Applied(object("c", "3"))));
+    known.take_in(&Told::Change(Change::Deleted { name: "a".into(), uid: "1".into() }));
+    known.take_in(&Told::Change(Change::Deleted { name: "b".into(), uid: "an older one's".into() }));
+    assert_eq!(names(known.told()), ["(", "b", "c", ")"]);
+    known.take_in(&Told::Change(Change::ListBegun));
+    known.take_in(&listed(object("d", "4")));
+    let lost = Setback { not_installed: false, refused: false, is_loss: true };
+    known.take_in(&Told::Trouble(lost));
+    assert_eq!(
+        names(known.told()),
+        ["(", "b", "c", ")", "(", "d", "trouble"],
+        "a list that is not through replaces nothing"
+    );
+    known.take_in(&Told::Well);
+    known.take_in(&Told::Change(Change::ListDone));
+    assert_eq!(names(known.told()), ["(", "d", ")"]);
+    known.take_in(&Told::Trouble(Setback { not_installed: true, ..lost }));
+    assert_eq!(names(known.told()), ["trouble"], "a kind that is gone has no objects");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_follower_leaves_is_followed_anew() {
+    let informers = informers();
+    let (listener, mut told) = mpsc::channel(QUEUE);
+    let joins = mpsc::unbounded_channel().1;
+    let known = Known::default();
+    let mut informer = Informer { informers, subject: subject(), joins, listeners: vec![listener], known };
+    let mut following = informer.follow(Duration::ZERO);
+    following.task.abort();
+    while !following.told.is_closed() || following.told.recv().await.is_some() {
+        tokio::task::yield_now().await;
+    }
+    assert!(informer.step(&mut following).await);
+    assert!(!following.told.is_closed(), "somebody tells again");
+    while informer.step(&mut following).await {
+        // Nobody is there to be asked, which is trouble.
+        if matches!(told.try_recv(), Ok(Told::Trouble(_))) {
+            return;
+        }
+    }
+    panic!("it ended though somebody listens");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_follower_serves_all_and_ends_with_the_last() {
+    let informers = informers();
+    let mut ears: Vec<_> = (0..3).map(|_| informers.listen(&subject())).collect();
+    assert_eq!(informers.running.lock().len(), 1);
+    for ear in &mut ears {
+        loop {
+            if matches!(ear.recv().await, Some(Told::Trouble(_))) {
+                break;
+            }
+        }
+    }
+    let other = informers.listen(&Subject { labels: Some("app=vllm".into()), ..subject() });
+    assert_eq!(informers.running.lock().len(), 2, "another selector is another question");
+    drop(ears);
+    while informers.running.lock().len() > 1 {
+        tokio::task::yield_now().await;
+    }
+    drop(other);
+    while !informers.running.lock().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    // And begins anew for who comes then.
+    let mut again = informers.listen(&subject());
+    assert!(again.recv().await.is_some());
+}
