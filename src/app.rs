@@ -1,6 +1,7 @@
 //! The composition of the process: settings in, a running picker out. The only file that sees every part.
 
 pub mod feeds;
+mod found;
 mod kubernetes;
 pub mod prompts;
 mod queues;
@@ -13,12 +14,12 @@ use crate::admin::{self, AdminState};
 use crate::clock::{Clock, Timestamp};
 use crate::config::Settings;
 use crate::config::settings::{PoolSettings, ServerSettings, TelemetrySettings, TlsSettings};
-use crate::discovery::watch;
+use crate::discovery::watch::{self, FileWatch};
 use crate::error::{Reason, RequestError};
 use crate::ext_proc::explain;
 use crate::ext_proc::service::Service;
 use crate::ext_proc::{Live, Picker};
-use crate::health::{self, Health, Readiness};
+use crate::health::{self, Health, Latch, Readiness};
 use crate::pool::writer::SourceId;
 use crate::pool::{PoolEvent, PoolWriter, SnapshotStore};
 use crate::prompt::memo::{DEFAULT_MEMO_BYTES, SegmentCache};
@@ -39,6 +40,8 @@ use crate::tls::{self, ServingCert};
 use anyhow::Context;
 use arc_swap::ArcSwap;
 use feeds::Feeds;
+use found::FoundPools;
+pub use found::PoolReader;
 #[cfg(feature = "otlp")]
 use opentelemetry::trace::TracerProvider;
 use prometheus_client::registry::Registry;
@@ -54,17 +57,22 @@ use tokio_util::sync::CancellationToken;
 pub struct Reload {
     /// The file to watch.
     pub path: PathBuf,
-    /// Reads and checks it; what is wrong has been logged when it gives `None`.
-    pub load: Box<dyn Fn() -> Option<Settings> + Send>,
+    /// Reads and checks it.
+    pub load: LoadSettings,
 }
 
-/// Runs the picker until it is told to end, and records it if `record` says so. Logs must be set up; `logs` changes their level.
+/// Reads and checks settings; what is wrong has been logged when it gives `None`.
+pub type LoadSettings = Box<dyn Fn() -> Option<Settings> + Send>;
+
+/// Runs the picker until it is told to end, and records it if `record` says so. `read_pool` reads what pools have of their own. Logs must be set up; `logs`
+/// changes their level.
 ///
 /// # Errors
 /// When a port can't be bound, a certificate can't be read, a thread can't be made, or what is served can't be recorded.
 pub fn run(
     settings: Settings,
     reload: Option<Reload>,
+    read_pool: PoolReader,
     record: Option<RecordSettings>,
     logs: LogHandle,
 ) -> anyhow::Result<()> {
@@ -72,14 +80,20 @@ pub fn run(
     let _ = rustls::crypto::ring::default_provider().install_default();
     // Feeds and admin share one thread, apart from those that serve requests.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let result = runtime.block_on(serve(settings, reload, record, logs));
+    let result = runtime.block_on(serve(settings, reload, read_pool, record, logs));
     runtime.shutdown_background();
     result
 }
 
 /// What a reload changes.
 struct App {
+    /// As they were read.
+    file: Settings,
+    /// As they are served: with the pools that are found.
     settings: Settings,
+    found: FoundPools,
+    /// Held until the first of them are served.
+    searching: Option<Latch>,
     picker: Arc<Picker>,
     feeds: Feeds,
     views: Arc<PoolViews>,
@@ -91,13 +105,14 @@ struct App {
 }
 
 async fn serve(
-    settings: Settings,
+    file: Settings,
     reload: Option<Reload>,
+    read_pool: PoolReader,
     record: Option<RecordSettings>,
     logs: LogHandle,
 ) -> anyhow::Result<()> {
     let clock = Clock::start();
-    let server = settings.server.clone();
+    let server = file.server.clone();
     let seed = server.seed.unwrap_or_else(rng::system_seed);
     let stop = CancellationToken::new();
     let readiness = Readiness::default();
@@ -105,15 +120,19 @@ async fn serve(
 
     let mut registry = Registry::with_prefix("attache");
     let metrics = Metrics::register(&mut registry);
-    metrics.by_name.bound(&settings.telemetry.labels);
+    metrics.by_name.bound(&file.telemetry.labels);
     let views = Arc::new(PoolViews::new(clock));
     registry.register_collector(Box::new(PoolCollector(views.clone())));
-    let recorder = recorder(record, &settings, seed, &mut registry)?;
+    let recorder = recorder(record, &file, seed, &mut registry)?;
     let mut feeds = Feeds::new(clock, seed, recorder.clone(), stop.child_token());
+    let mut found = FoundPools::new(read_pool, stop.child_token());
+    found.follow(&file.templates, &mut feeds).await?;
+    let searching = (!file.templates.is_empty()).then(|| readiness.latch("InferencePools searched for"));
+    let settings = found.expand(&file);
     feeds.apply(&settings, &readiness).await?;
     let guard = if server.metrics_auth { Some(feeds.guard().await?) } else { None };
     let leading = stop.child_token();
-    let leader = feeds.lead(&settings, &readiness, leading.clone());
+    let leader = feeds.lead(&file, &readiness, leading.clone());
     let traces = Traces::start(&settings.telemetry)?;
     let segments = Arc::new(SegmentCache::new(DEFAULT_MEMO_BYTES, seed));
     let redis = Redis::of(&settings, None, &metrics)?;
@@ -146,7 +165,10 @@ async fn serve(
     tokio::spawn(health::serve(ports.health, health, readiness.clone(), stop.clone().cancelled_owned()));
     let mut app = App {
         dump: Arc::new(ArcSwap::from_pointee(settings.clone())),
+        file,
         settings,
+        found,
+        searching,
         picker: picker.clone(),
         feeds,
         views: views.clone(),
@@ -378,54 +400,88 @@ fn certificate(
 }
 
 impl App {
-    /// Reloads whenever the file changes; never returns.
+    /// Reloads whenever the file changes, or the InferencePools that are searched for; never returns.
     async fn follow(&mut self, reload: Option<Reload>) {
-        let Some(reload) = reload else { return std::future::pending().await };
-        let mut file = watch::watch([reload.path.clone()]);
+        let mut file = reload.map(|reload| (watch::watch([reload.path]), reload.load));
         loop {
-            file.changed().await;
-            match (reload.load)() {
-                None => self.picker.metrics.reload(false),
-                Some(settings) => self.reload(settings).await,
+            tokio::select! {
+                loaded = next_load(file.as_mut()) => match loaded {
+                    None => self.picker.metrics.reload(false),
+                    Some(settings) => self.reload(settings).await,
+                },
+                () = self.found.changed() => if self.found.known() {
+                    self.refresh().await;
+                },
             }
         }
     }
 
-    async fn reload(&mut self, settings: Settings) {
-        let needs_restart = self.settings.restart_needed(&settings);
+    async fn reload(&mut self, file: Settings) {
+        let needs_restart = self.settings.restart_needed(&file);
         if !needs_restart.is_empty() {
             tracing::warn!(fields = needs_restart.join(", "), "these changes wait for a restart");
         }
-        let applied = match self.feeds.apply(&settings, &self.readiness).await {
-            Ok(()) => self.live(&settings),
+        let taken_up = match self.found.follow(&file.templates, &mut self.feeds).await {
+            Ok(()) => {
+                self.found.until_known().await;
+                let readiness = self.readiness.clone();
+                self.take_up(&file, &readiness).await
+            }
             Err(error) => Err(error),
         };
-        match applied {
-            Ok((live, redis)) => {
-                self.redis = redis;
-                self.feeds.keep(&settings.pools);
-                if let (Some(recorder), Some(why)) = (&self.picker.recorder, unrecordable(&settings)) {
-                    recorder.stop(why);
-                }
-                self.picker.reload(live, || settings.to_json());
-                // What can't change without a restart stays as it is, in the dump too.
-                self.settings = Settings {
-                    server: self.settings.server.clone(),
-                    telemetry: self.settings.telemetry.clone(),
-                    ..settings
-                };
-                self.dump.store(Arc::new(self.settings.clone()));
-                self.show();
-                self.picker.metrics.reload(true);
+        self.picker.metrics.reload(taken_up.is_ok());
+        match taken_up {
+            Ok(()) => {
+                self.file = file;
                 tracing::info!(pools = self.settings.pools.len(), "configuration reloaded");
             }
             Err(error) => {
-                self.feeds.keep(&self.settings.pools);
-                self.picker.metrics.reload(false);
+                // The API server has been found before, if it is needed.
+                let _ = self.found.follow(&self.file.templates, &mut self.feeds).await;
                 let error = format!("{error:#}");
                 tracing::error!(error, "configuration not reloaded; the old one stays");
             }
         }
+    }
+
+    /// Goes over to the InferencePools of now. Those that come later hold readiness back from nobody.
+    async fn refresh(&mut self) {
+        let file = self.file.clone();
+        let searching = self.searching.take();
+        let readiness = if searching.is_some() { self.readiness.clone() } else { Readiness::default() };
+        let taken_up = self.take_up(&file, &readiness).await;
+        if let Some(latch) = searching {
+            latch.release();
+        }
+        match taken_up {
+            Ok(()) => tracing::info!(pools = self.settings.pools.len(), "the InferencePools of now are served"),
+            Err(error) => {
+                let error = format!("{error:#}");
+                tracing::error!(error, "the InferencePools of now can't be served; those of before stay");
+            }
+        }
+    }
+
+    /// Serves what `file` says and what is found. Pools that are new hold latches of `readiness`.
+    async fn take_up(&mut self, file: &Settings, readiness: &Readiness) -> anyhow::Result<()> {
+        let settings = self.found.expand(file);
+        let live = match self.feeds.apply(&settings, readiness).await {
+            Ok(()) => self.live(&settings),
+            Err(error) => Err(error),
+        };
+        let (live, redis) = live.inspect_err(|_| self.feeds.keep(&self.settings.pools))?;
+        self.redis = redis;
+        self.feeds.keep(&settings.pools);
+        if let (Some(recorder), Some(why)) = (&self.picker.recorder, unrecordable(&settings)) {
+            recorder.stop(why);
+        }
+        self.picker.reload(live, || settings.to_json());
+        // What can't change without a restart stays as it is, in the dump too.
+        self.settings =
+            Settings { server: self.settings.server.clone(), telemetry: self.settings.telemetry.clone(), ..settings };
+        self.dump.store(Arc::new(self.settings.clone()));
+        self.show();
+        Ok(())
     }
 
     /// What these settings replace.
@@ -459,4 +515,11 @@ impl App {
         };
         self.views.set(self.settings.pools.iter().enumerate().filter_map(view).collect());
     }
+}
+
+/// The next settings that the file gives, if there is one.
+async fn next_load(file: Option<&mut (FileWatch, LoadSettings)>) -> Option<Settings> {
+    let Some((watch, load)) = file else { return std::future::pending().await };
+    watch.changed().await;
+    load()
 }

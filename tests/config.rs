@@ -5,9 +5,9 @@
 use attache::config::aibrix_env::AibrixEnv;
 use attache::config::diagnostic::{render_json, render_text};
 use attache::config::document::MAX_CONFIG_BYTES;
-use attache::config::settings::{TlsSettings, TokenizerSettings};
+use attache::config::settings::{PodsOf, PoolGroup, TlsSettings, TokenizerSettings};
 use attache::config::{
-    Code, ConfigText, Diagnostic, KubernetesFlags, Overrides, Settings, Sources, Surroundings, load,
+    Code, ConfigText, Diagnostic, KubernetesFlags, Overrides, Settings, Sources, Surroundings, load, load_pool,
 };
 use attache::pool::Engine;
 use std::path::{Path, PathBuf};
@@ -353,6 +353,67 @@ fn the_dump_of_settings_is_a_configuration_that_gives_the_same_settings() {
     let (again, _) = load_text(&text).unwrap_or_else(|d| panic!("{}", render_text(&d, Some(("dump", &text)), false)));
     assert_eq!(again.to_json(), dump);
     assert_eq!(settings.restart_needed(&again), Vec::<&str>::new());
+}
+
+const TEMPLATE: &str = "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: found\n  strategy: round-robin\n  \
+                        kubernetes: {poolSelector: 'serving=attache', namespace: llm, engine: sglang, metrics: {port: 9100}}\n\
+                        - {name: named, match: {service: named-epp.llm}, endpoints: ['127.0.0.1:8000']}\n";
+
+#[test]
+fn pools_that_a_search_finds_are_what_their_template_says_or_what_they_say_themselves() {
+    let (settings, diagnostics) = load_text(TEMPLATE).unwrap();
+    assert_eq!((settings.pools.len(), settings.templates.len(), diagnostics), (1, 1, vec![]));
+    let shown = serde_json::to_string(&settings.to_json()).unwrap();
+    let (again, _) = load_text(&shown).unwrap();
+    assert_eq!(again.templates[0].search, settings.templates[0].search);
+    assert_eq!(again.to_json(), settings.to_json(), "the dump is a configuration");
+    assert_eq!(again.pools[0].matches.service.as_deref(), Some("named-epp.llm"));
+
+    let template = &settings.templates[0];
+    let plain = template.instance("llama", Some("llama-epp.llm".into()), None);
+    let source = plain.kubernetes.as_ref().unwrap();
+    assert_eq!((&*plain.name, plain.strategy.as_str(), source.engine), ("llama", "round-robin", Engine::Sglang));
+    assert_eq!(source.pods, PodsOf::Pool { name: "llama".into(), group: PoolGroup::Stable });
+    assert_eq!((source.namespace.as_deref(), source.metrics.port), (Some("llm"), Some(9100)));
+    assert_eq!(plain.matches.service.as_deref(), Some("llama-epp.llm"));
+
+    let own = "apiVersion: attache.dev/v1\nkind: Attache\npools: [{name: x, strategy: random, match: {models: [m]}}]\n";
+    let (own, diagnostics) = load_pool(&sources("own", own.as_bytes())).unwrap();
+    assert_eq!(diagnostics, [], "that it names no endpoints is as it should be");
+    let special = template.instance("llama", Some("llama-epp.llm".into()), Some(&own));
+    assert_eq!(
+        (&*special.name, special.strategy.as_str(), &special.kubernetes),
+        ("llama", "random", &plain.kubernetes)
+    );
+    assert_eq!((special.matches.models.as_slice(), special.matches.service), (&["m".to_owned()][..], None));
+}
+
+#[test]
+fn what_a_pool_can_not_say_of_itself_is_refused_or_told() {
+    let text = |more: &str, pools: &str| format!("apiVersion: attache.dev/v1\nkind: Attache\n{more}pools: [{pools}]\n");
+    let load = |text: String| load_pool(&sources("own", text.as_bytes()));
+    for (pools, said) in [
+        ("{name: a, endpoints: ['127.0.0.1:8000']}", "`endpoints`"),
+        ("{name: a, dns: [{host: vllm, port: 8000}]}", "`dns`"),
+        ("{name: a, kubernetes: {pool: b}}", "`kubernetes`"),
+        ("{name: a, kubernetes: {poolSelector: x=y}}, {name: b, match: {models: [b]}}", "got 2 pools"),
+        ("{name: a, prefixCache: {tokenizer: remote, kvEvents: {bind: 'tcp://0.0.0.0:5557'}}}", "`bind`"),
+        ("{name: a, strategie: random}", "unknown field"),
+    ] {
+        let diagnostics = load(text("", pools)).expect_err(pools);
+        assert!(diagnostics.iter().any(|d| d.is_error() && d.message.contains(said)), "{pools}: {diagnostics:?}");
+    }
+    let (_, diagnostics) = load(text("limits: {}\nserver: {grpcPort: 1}\n", "{name: a}")).unwrap();
+    let void: Vec<_> = diagnostics.iter().map(|d| (d.code, d.path.as_str())).collect();
+    assert_eq!(void, [(Code::NoEffect, "limits"), (Code::NoEffect, "server")]);
+    // Flags that speak of pools speak of these too; those that speak of the process are not looked at.
+    let mut flags = sources("own", text("", "{name: a, strategy: random}").as_bytes());
+    flags.overrides.strategy = Some("round-robin".into());
+    flags.overrides.endpoints = vec!["10.0.0.1:8000".into()];
+    flags.overrides.kubernetes.pool_selector = Some("x=y".into());
+    flags.overrides.cert_path = Some("/certs".into());
+    let (pool, _) = load_pool(&flags).unwrap();
+    assert_eq!((pool.strategy.as_str(), pool.endpoints.len(), pool.kubernetes), ("round-robin", 0, None));
 }
 
 #[test]

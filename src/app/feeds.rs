@@ -6,10 +6,12 @@ use crate::admin::guard::Guard;
 use crate::clock::Clock;
 use crate::config::Settings;
 use crate::config::settings::{
-    DnsSource, KvEventSettings, ModelsAnswer, PoolSettings, PrefixSettings, ScrapeSettings, TokenizerSettings,
+    DnsSource, KvEventSettings, ModelsAnswer, PodsOf, PoolSearch, PoolSettings, PrefixSettings, ScrapeSettings,
+    TokenizerSettings,
 };
 use crate::discovery::dns::{DnsStats, SystemResolver};
 use crate::discovery::kube::KubeStats;
+use crate::discovery::kube::catalogue::Found;
 use crate::discovery::{dns, publish, static_source};
 use crate::health::Readiness;
 use crate::kv_events::{Destination, Feed, KvEventStats, Source, Subscription};
@@ -119,9 +121,31 @@ impl Feeds {
     /// Lets one replica lead, where the settings say so: this one is ready only while it does. It gives way on `stop`; what comes back has ended
     /// when it has.
     pub fn lead(&self, settings: &Settings, readiness: &Readiness, stop: CancellationToken) -> Option<JoinHandle<()>> {
-        let source = settings.pools.iter().find_map(|pool| pool.kubernetes.as_ref().map(|source| (&pool.name, source)));
-        let (pool, source) = source.filter(|_| settings.server.leader_election)?;
-        self.cluster.lead(pool, source, readiness, stop)
+        let pods = settings.pools.iter().find_map(|pool| {
+            let source = pool.kubernetes.as_ref()?;
+            let name = if let PodsOf::Pool { name, .. } = &source.pods { name } else { &*pool.name };
+            Some((name, &source.namespace))
+        });
+        let searched = || settings.templates.first().map(|of| (&*of.pool.name, &of.search.namespace));
+        let (name, namespace) = pods.or_else(searched).filter(|_| settings.server.leader_election)?;
+        self.cluster.lead(name, namespace.as_deref(), readiness, stop)
+    }
+
+    /// Finds out where the API server is, unless that is known.
+    ///
+    /// # Errors
+    /// When no API server of Kubernetes is named anywhere.
+    pub(super) async fn connect(&mut self) -> anyhow::Result<()> {
+        self.cluster.connect().await
+    }
+
+    /// Searches for InferencePools until `stop`: the namespace, and what is found. `None` without [`Feeds::connect`].
+    pub(super) fn search(
+        &self,
+        search: &PoolSearch,
+        stop: CancellationToken,
+    ) -> Option<(String, watch::Receiver<Option<Found>>)> {
+        self.cluster.search(search, stop)
     }
 
     /// Has the cluster say who may see the admin port's pages.

@@ -5,10 +5,9 @@ use crate::admin::guard::Guard;
 #[cfg(feature = "kube")]
 use crate::admin::guard::{Caller, Verdict};
 use crate::clock::Clock;
-use crate::config::settings::KubernetesSource;
-#[cfg(feature = "kube")]
-use crate::config::settings::PodsOf;
+use crate::config::settings::{KubernetesSource, PoolSearch};
 use crate::discovery::kube::KubeStats;
+use crate::discovery::kube::catalogue::Found;
 #[cfg(feature = "kube")]
 use crate::discovery::kube::informer::Informers;
 #[cfg(feature = "kube")]
@@ -16,13 +15,13 @@ use crate::discovery::kube::reviews::{Review, Reviews};
 #[cfg(feature = "kube")]
 use crate::discovery::kube::status::StatusWriter;
 #[cfg(feature = "kube")]
-use crate::discovery::kube::{client, lease, source};
+use crate::discovery::kube::{client, finder, lease, source};
 use crate::health::Readiness;
 use crate::pool::PoolEvent;
 use crate::pool::writer::SourceId;
 use crate::scheduling::router::RuleStore;
 use std::sync::Arc;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -32,10 +31,10 @@ pub(super) struct Cluster {
     informers: Option<Arc<Informers>>,
     /// Whether this replica holds the lease; never, where nobody asks for it.
     #[cfg(feature = "kube")]
-    leads: tokio::sync::watch::Sender<bool>,
+    leads: watch::Sender<bool>,
     /// Whether what requests say of themselves in headers is believed.
     #[cfg(feature = "kube")]
-    trusts_headers: tokio::sync::watch::Sender<bool>,
+    trusts_headers: watch::Sender<bool>,
     #[cfg(feature = "kube")]
     clock: Clock,
 }
@@ -85,7 +84,7 @@ impl Cluster {
     /// Nobody has needed the cluster yet.
     #[must_use]
     pub(super) fn new(clock: Clock) -> Self {
-        let (leads, trusts_headers) = (tokio::sync::watch::Sender::new(false), tokio::sync::watch::Sender::new(false));
+        let (leads, trusts_headers) = (watch::Sender::new(false), watch::Sender::new(false));
         Self { informers: None, leads, trusts_headers, clock }
     }
 
@@ -122,7 +121,7 @@ impl Cluster {
         let namespace = source.namespace.clone().unwrap_or_else(|| client::default_namespace(&client));
         let stats: Arc<KubeStats> = Arc::default();
         let (pool, stats_kept) = (pool.clone(), stats.clone());
-        let (reports, told) = tokio::sync::watch::channel(Vec::new());
+        let (reports, told) = watch::channel(Vec::new());
         let writer = StatusWriter::new(client, &namespace, told, self.leads.subscribe(), self.clock, stats.clone());
         tokio::spawn(writer.run(stop.clone()));
         let (source, trusts_headers) = (source.clone(), self.trusts_headers.subscribe());
@@ -139,6 +138,22 @@ impl Cluster {
         };
         let task = tokio::spawn(source::run(informers, feed, stop.clone()));
         Some(Following { source, stats: stats_kept, stop, task })
+    }
+
+    /// Searches for InferencePools until `stop`: the namespace, and what is found. `None` without [`Cluster::connect`].
+    #[must_use]
+    pub(super) fn search(
+        &self,
+        search: &PoolSearch,
+        stop: CancellationToken,
+    ) -> Option<(String, watch::Receiver<Option<Found>>)> {
+        let informers = self.informers.clone()?;
+        let namespace = search.namespace.clone().unwrap_or_else(|| client::default_namespace(informers.client()));
+        let (found, told) = watch::channel(None);
+        let (group, selector) = (search.group, search.selector.clone());
+        let sought = finder::Sought { namespace: namespace.clone(), group, selector };
+        tokio::spawn(finder::run(informers, sought, found, stop));
+        Some((namespace, told))
     }
 
     /// Asks the API server who may see a page.
@@ -161,20 +176,16 @@ impl Cluster {
         }))
     }
 
-    /// Wants the lease of `pool`, and keeps `readiness` back while another replica has it. Gives it back on `stop`, and then ends.
+    /// Wants the lease of this name in `namespace`, and keeps `readiness` back while another replica has it. Gives it back on `stop`, and then ends.
     pub(super) fn lead(
         &self,
-        pool: &Arc<str>,
-        source: &KubernetesSource,
+        pool: &str,
+        namespace: Option<&str>,
         readiness: &Readiness,
         stop: CancellationToken,
     ) -> Option<JoinHandle<()>> {
         let client = self.informers.as_ref()?.client().clone();
-        let namespace = source.namespace.clone().unwrap_or_else(|| client::default_namespace(&client));
-        let pool = match &source.pods {
-            PodsOf::Pool { name, .. } => name.as_str(),
-            PodsOf::Selector { .. } => pool,
-        };
+        let namespace = namespace.map_or_else(|| client::default_namespace(&client), str::to_owned);
         let (leads, mut led) = (self.leads.clone(), self.leads.subscribe());
         let identity = lease::identity(crate::rng::system_seed());
         let claim = lease::Claim::new(client, &namespace, lease::name(&namespace, pool), identity, self.clock, leads);
@@ -229,6 +240,16 @@ impl Cluster {
         None
     }
 
+    /// Finds nothing.
+    #[must_use]
+    pub(super) fn search(
+        &self,
+        _: &PoolSearch,
+        _: CancellationToken,
+    ) -> Option<(String, watch::Receiver<Option<Found>>)> {
+        None
+    }
+
     /// Guards nothing.
     ///
     /// # Errors
@@ -238,13 +259,7 @@ impl Cluster {
     }
 
     /// Leads nothing.
-    pub(super) fn lead(
-        &self,
-        _: &Arc<str>,
-        _: &KubernetesSource,
-        _: &Readiness,
-        _: CancellationToken,
-    ) -> Option<JoinHandle<()>> {
+    pub(super) fn lead(&self, _: &str, _: Option<&str>, _: &Readiness, _: CancellationToken) -> Option<JoinHandle<()>> {
         None
     }
 }

@@ -61,7 +61,8 @@ pub(super) fn check(args: &CheckArgs) -> ExitCode {
             eprint!("{}", reading.render(colour()));
             if let (Some(settings), false) = (settings, refused) {
                 let endpoints: usize = settings.pools.iter().map(|p| p.endpoints.len()).sum();
-                println!("{}: good ({} pools, {endpoints} endpoints named)", file.display(), settings.pools.len());
+                let pools = settings.pools.len() + settings.templates.len();
+                println!("{}: good ({pools} pools, {endpoints} endpoints named)", file.display());
             }
         }
     }

@@ -25,6 +25,9 @@ Examples:
   The pods of an InferencePool, in a cluster:
     attache run --pool-name vllm-pool --pool-namespace default
 
+  Every InferencePool with a label, each by a Service of its own:
+    attache run --pool-selector serving=attache
+
   Certificates of a Kubernetes secret, replaced while running:
     attache run --config-file attache.yaml --cert-path /etc/attache/tls --enable-cert-reload
 
@@ -99,10 +102,19 @@ pub struct RunArgs {
         long,
         value_name = "NAME",
         env = "ATTACHE_POOL_NAME",
-        conflicts_with = "endpoint_selector",
+        conflicts_with_all = ["pool_selector", "endpoint_selector"],
         help_heading = "Kubernetes"
     )]
     pub pool_name: Option<String>,
+    /// Labels of InferencePools that are served, each as a pool of its own: `serving=attache`
+    #[arg(
+        long,
+        value_name = "SELECTOR",
+        env = "ATTACHE_POOL_SELECTOR",
+        conflicts_with = "endpoint_selector",
+        help_heading = "Kubernetes"
+    )]
+    pub pool_selector: Option<String>,
     /// Its namespace, and that of the pods [default: the variable NAMESPACE, else the own one]
     #[arg(long, value_name = "NAME", env = "ATTACHE_POOL_NAMESPACE", help_heading = "Kubernetes")]
     pub pool_namespace: Option<String>,
@@ -233,6 +245,7 @@ impl RunArgs {
         let https = self.model_server_metrics_scheme.as_deref() == Some("https");
         KubernetesFlags {
             pool_name: given(&self.pool_name),
+            pool_selector: given(&self.pool_selector),
             pool_namespace: given(&self.pool_namespace),
             pool_group: given(&self.pool_group),
             endpoint_selector: given(&self.endpoint_selector),

@@ -4,7 +4,8 @@ use super::flags::RunArgs;
 use super::source::ReloadSource;
 use super::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_USAGE, colour};
 use crate::app::{self, Reload};
-use crate::config::Settings;
+use crate::config::settings::PoolSettings;
+use crate::config::{Diagnostic, Settings};
 use crate::record::RecordSettings;
 use crate::telemetry;
 use std::process::ExitCode;
@@ -15,6 +16,7 @@ error: nothing says where requests can go
 The shortest ways to start:
   attache run --endpoint 127.0.0.1:8000        # a model server's address; may be given several times
   attache run --pool-name vllm-pool            # the pods of an InferencePool, in a Kubernetes cluster
+  attache run --pool-selector serving=attache  # every InferencePool with this label, each by a Service of its own
   attache run --config-file attache.yaml       # pools in a file; `attache check -f attache.yaml` checks it
 
 For more information, try `attache run --help`.
@@ -43,20 +45,34 @@ pub(super) fn run(args: &RunArgs) -> ExitCode {
 /// Serves until asked to end.
 fn serve(settings: Settings, source: ReloadSource, record: Option<RecordSettings>) -> anyhow::Result<()> {
     let logs = telemetry::logs::init(&settings.telemetry.log_filter, settings.telemetry.log_json)?;
+    let of_pools = source.clone();
+    let read_pool = Box::new(move |name: &str, text: &str| read_pool(&of_pools, name, text));
     let reload = source.path.clone().map(|path| Reload { path, load: Box::new(move || reread(&source)) });
-    app::run(settings, reload, record, logs)
+    app::run(settings, reload, read_pool, record, logs)
 }
 
 /// Reads the configuration again; what is wrong with it is logged, and the old one stays.
 fn reread(source: &ReloadSource) -> Option<Settings> {
     let reading = source.read();
-    for diagnostic in &reading.diagnostics {
+    tell(&reading.diagnostics, source.path.as_deref().and_then(|path| path.to_str()).unwrap_or_default());
+    reading.settings
+}
+
+/// Reads the configuration that a pool has of its own; what is wrong with it is logged.
+fn read_pool(source: &ReloadSource, name: &str, text: &str) -> Option<PoolSettings> {
+    let (settings, diagnostics) = source.read_pool(name, text);
+    tell(&diagnostics, name);
+    settings
+}
+
+fn tell(diagnostics: &[Diagnostic], source: &str) {
+    for diagnostic in diagnostics {
         let (line, column) = diagnostic.span.map_or((0, 0), |s| (s.line, s.column));
+        let path = &diagnostic.path;
         if diagnostic.is_error() {
-            tracing::error!(line, column, path = diagnostic.path, "configuration refused: {}", diagnostic.message);
+            tracing::error!(source, line, column, path, "configuration refused: {}", diagnostic.message);
         } else {
-            tracing::warn!(line, column, path = diagnostic.path, "configuration: {}", diagnostic.message);
+            tracing::warn!(source, line, column, path, "configuration: {}", diagnostic.message);
         }
     }
-    reading.settings
 }

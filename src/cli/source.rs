@@ -1,8 +1,10 @@
 //! Where a configuration comes from, so that it can be read again when the file changes.
 
 use crate::config::document::MAX_CONFIG_BYTES;
-use crate::config::settings::TlsSettings;
-use crate::config::{Code, ConfigText, Diagnostic, Overrides, Settings, Sources, Surroundings, diagnostic, load};
+use crate::config::settings::{PoolSettings, TlsSettings};
+use crate::config::{
+    Code, ConfigText, Diagnostic, Overrides, Settings, Sources, Surroundings, diagnostic, load, load_pool,
+};
 use crate::tls;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -78,6 +80,17 @@ impl ReloadSource {
         let settings = settings.filter(|_| certificate.is_none());
         diagnostics.extend(certificate);
         Reading { settings, diagnostics, text }
+    }
+
+    /// Reads the text of a pool's own configuration, with what flags say of pools.
+    #[must_use]
+    pub fn read_pool(&self, name: &str, text: &str) -> (Option<PoolSettings>, Vec<Diagnostic>) {
+        let text = ConfigText { name: name.to_owned(), bytes: text.into() };
+        let (overrides, surroundings) = (self.overrides.clone(), self.surroundings);
+        match load_pool(&Sources { text: Some(text), overrides, surroundings }) {
+            Ok((settings, warnings)) => (Some(settings), warnings),
+            Err(diagnostics) => (None, diagnostics),
+        }
     }
 }
 

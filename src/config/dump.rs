@@ -1,8 +1,8 @@
 //! Settings as JSON, for `/config_dump`: what is in force after flags, environment, file and defaults were merged.
 
 use super::settings::{
-    Disaggregation, KubernetesSource, NameSettings, PodsOf, PoolSettings, PrefixSettings, Settings, TenantRule,
-    TenantSettings, TenantSource, TlsSettings, TokenizerSettings, UsageCount,
+    Disaggregation, KubernetesSource, NameSettings, PodsOf, PoolSearch, PoolSettings, PoolTemplate, PrefixSettings,
+    Settings, TenantRule, TenantSettings, TenantSource, TlsSettings, TokenizerSettings, UsageCount,
 };
 use super::units::show_duration;
 use crate::disagg::Mode;
@@ -90,7 +90,7 @@ impl Settings {
                 "onFailure": r.on_failure,
                 "profileRefresh": show_duration(r.profile_refresh),
             })),
-            "pools": self.pools.iter().map(pool).collect::<Vec<_>>(),
+            "pools": self.pools.iter().map(pool).chain(self.templates.iter().map(template)).collect::<Vec<_>>(),
         })
     }
 }
@@ -152,6 +152,24 @@ fn kubernetes(k: &KubernetesSource) -> Value {
     shown
 }
 
+fn template(t: &PoolTemplate) -> Value {
+    let PoolSearch { namespace, group, selector, engine, metrics } = &t.search;
+    let kubernetes = json!({
+        "namespace": namespace,
+        "group": group.as_str(),
+        "poolSelector": selector,
+        "engine": engine,
+        "metrics": {"scheme": &*metrics.scheme, "port": metrics.port, "path": &*metrics.path},
+    });
+    let mut shown = pool(&t.pool);
+    if let Some(shown) = shown.as_object_mut() {
+        shown.insert("kubernetes".to_owned(), kubernetes);
+        // Each of them has its own.
+        shown.remove("match");
+    }
+    shown
+}
+
 fn pool(p: &PoolSettings) -> Value {
     let mut matches = Map::new();
     if !p.matches.models.is_empty() {
@@ -162,6 +180,9 @@ fn pool(p: &PoolSettings) -> Value {
     }
     if let Some(authority) = &p.matches.authority {
         matches.insert("authority".into(), json!(authority));
+    }
+    if let Some(service) = &p.matches.service {
+        matches.insert("service".into(), json!(service));
     }
     let endpoints = p.endpoints.iter().map(|e| {
         json!({

@@ -13,6 +13,7 @@ pub mod document;
 mod dump;
 mod endpoint_picker;
 pub mod overrides;
+mod own;
 pub mod schema;
 pub mod settings;
 pub mod units;
@@ -20,6 +21,7 @@ mod validate;
 
 pub use diagnostic::{Code, Diagnostic};
 pub use overrides::{KubernetesFlags, Overrides};
+pub use own::load_pool;
 pub use settings::Settings;
 pub use validate::recommended_flow;
 

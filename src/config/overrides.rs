@@ -78,6 +78,8 @@ pub struct Overrides {
 pub struct KubernetesFlags {
     /// `--pool-name`
     pub pool_name: Option<String>,
+    /// `--pool-selector`
+    pub pool_selector: Option<String>,
     /// `--pool-namespace`
     pub pool_namespace: Option<String>,
     /// `--pool-group`
@@ -102,6 +104,6 @@ impl KubernetesFlags {
     /// Whether they name any pods.
     #[must_use]
     pub fn any(&self) -> bool {
-        self.pool_name.is_some() || self.endpoint_selector.is_some()
+        self.pool_name.is_some() || self.pool_selector.is_some() || self.endpoint_selector.is_some()
     }
 }

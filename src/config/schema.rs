@@ -200,6 +200,7 @@ sections! {
         "models" => models: Vec<At<String>>,
         "header" => header: Header,
         "authority" => authority: String,
+        "service" => service: String,
     }
     /// A header and its value.
     Header {

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 pub mod kubernetes;
 pub mod tenants;
-pub use kubernetes::{KubernetesSource, PodsOf, PoolGroup};
+pub use kubernetes::{KubernetesSource, PodsOf, PoolGroup, PoolSearch, PoolTemplate};
 pub use tenants::{
     CountIn, LabelSettings, NameSettings, OnStoreFailure, OnUnknownUser, RedisSettings, TenantRule, TenantSettings,
     TenantSource, UserRecordSettings,
@@ -39,8 +39,10 @@ pub struct Settings {
     pub redis: Option<RedisSettings>,
     /// How the ext-proc exchange behaves. Reloaded.
     pub exchange: ExchangeSettings,
-    /// The pools, at least one. Reloaded.
+    /// The pools; at least one, or a template. Reloaded.
     pub pools: Vec<PoolSettings>,
+    /// Pools that come and go with objects of a cluster. Reloaded.
+    pub templates: Vec<PoolTemplate>,
 }
 
 /// Listeners and lifetime.

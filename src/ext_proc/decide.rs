@@ -65,6 +65,8 @@ impl<'a> Seen<'a> {
 pub struct Question<'a> {
     /// The request's headers.
     pub head: &'a Head,
+    /// The `:authority` of the gateway's own call.
+    pub called: &'a str,
     /// The request's API.
     pub api: Api,
     /// The answer of the Responses API that the path names.
@@ -204,7 +206,7 @@ pub fn decide(
 ) -> Result<Step, RequestError> {
     let request = understand(picker, live, q)?;
     let asked = request.as_ref().and_then(|r| r.model.as_ref());
-    let facts = RouteFacts { model: asked.map(|m| &*m.name), authority: q.head.authority() };
+    let facts = RouteFacts { model: asked.map(|m| &*m.name), authority: q.head.authority(), called: q.called };
     let (position, pool) = live.router.route(facts, |name| q.head.get(name))?;
 
     // A rule of the pool beats the header: the operator's word over an earlier filter's.

@@ -41,6 +41,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
     CommonResponse, HeaderMutation, HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
 };
 use envoy_types::pb::google::protobuf::Struct;
+use http::uri::Authority;
 use parking::Parking;
 use splitting::{Splitting, tell_sidecar};
 use std::collections::{HashMap, VecDeque};
@@ -49,6 +50,7 @@ use std::time::Duration;
 use warming::{Stood, Waits};
 
 mod answering;
+mod calling;
 mod listing;
 mod parking;
 mod splitting;
@@ -124,6 +126,8 @@ enum Close {
 pub struct Exchange {
     picker: Arc<Picker>,
     live: Arc<Live>,
+    /// The `:authority` by which the gateway has called.
+    called: Option<Authority>,
     opened: Timestamp,
     modes: Option<Modes>,
     request: RequestSide,
@@ -150,6 +154,7 @@ impl Exchange {
         picker.metrics.streams_opened.inc();
         Self {
             live: picker.live(),
+            called: None,
             opened: now,
             modes: None,
             request: RequestSide::Opened,
@@ -461,6 +466,7 @@ impl Exchange {
     fn decide(&mut self, body: Seen<'_>, last: bool, may_split: bool, now: Timestamp) -> Result<Step, RequestError> {
         let question = Question {
             head: &self.head,
+            called: calling::name(&self.called),
             api: self.api,
             response_id: self.response_id.as_deref(),
             subset: self.subset.as_ref(),

@@ -108,7 +108,7 @@ pub async fn explain(
     let (api, _) = Api::from_path(path);
     let request = protocol::parse(api, content_type, body, &live.limits)?;
     let asked = request.model.as_ref().map(|m| &*m.name);
-    let (position, pool) = live.router.route(RouteFacts { model: asked, authority: "" }, |_| None)?;
+    let (position, pool) = live.router.route(RouteFacts { model: asked, authority: "", called: "" }, |_| None)?;
     let rewritten = asked.and_then(|m| pool.rewrite(m, &mut picker.next_rng()));
     let target = rewritten.unwrap_or_else(|| asked.unwrap_or_default().into());
     let nothing = || RequestError::new(Reason::InvalidJson, "there is no prompt in it that a KV cache would hold");
@@ -118,6 +118,7 @@ pub async fn explain(
     let ask = Asked { api, body, content_type, target: &target };
     let question = |last| Question {
         head: &head,
+        called: "",
         api,
         response_id: None,
         subset: None,

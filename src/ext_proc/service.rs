@@ -14,6 +14,7 @@ use crate::disagg::attempts::Attempt;
 use crate::flow::Refusal;
 use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingResponse;
 use futures_core::Stream;
+use http::uri::Authority;
 use smallvec::SmallVec;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -39,11 +40,11 @@ impl Service {
         Self { picker, clock }
     }
 
-    /// A stream that Envoy has just opened: its answers.
-    pub(super) fn open(&self, inbound: Inbound) -> Pump {
+    /// A stream that Envoy has just opened, calling by this `:authority`: its answers.
+    pub(super) fn open(&self, inbound: Inbound, called: Option<Authority>) -> Pump {
         Pump {
             inbound,
-            exchange: Exchange::new(self.picker.clone(), self.clock.now()),
+            exchange: Exchange::new(self.picker.clone(), self.clock.now()).called_as(called),
             out: Actions::with_capacity(USUAL_ANSWERS),
             picker: self.picker.clone(),
             clock: self.clock,

@@ -69,8 +69,9 @@ where
             response.headers_mut().insert("grpc-accept-encoding", http::HeaderValue::from_static("identity"));
             return ready(Ok(response));
         }
+        let called = request.uri().authority().cloned();
         let inbound = Inbound::new(tonic::body::Body::new(request.into_body()));
-        ready(Ok(answer(self.0.open(inbound))))
+        ready(Ok(answer(self.0.open(inbound, called))))
     }
 }
 

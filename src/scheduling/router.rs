@@ -22,6 +22,16 @@ pub struct PoolMatch {
     pub header: Option<(String, String)>,
     /// The `:authority` (host, port optional).
     pub authority: Option<String>,
+    /// The Service by whose name the gateway calls the picker, lower case, with as much behind it as tells it from others (`llama-epp.default`).
+    pub service: Option<String>,
+}
+
+impl PoolMatch {
+    /// Whether it holds for every request.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// One target of a rewrite.
@@ -167,6 +177,8 @@ pub struct RouteFacts<'a> {
     pub model: Option<&'a str>,
     /// The `:authority`.
     pub authority: &'a str,
+    /// The `:authority` of the gateway's own call to the picker.
+    pub called: &'a str,
 }
 
 impl Router {
@@ -187,8 +199,8 @@ impl Router {
         self.pools.iter().filter_map(|p| p.matches.header.as_ref().map(|(name, _)| name.as_str()))
     }
 
-    /// The pool for a request and its position: the first whose conditions all hold, with conditions on a header before those on the authority before those
-    /// on the model; else the first pool without conditions. A request whose model is unknown can't meet a condition on it.
+    /// The pool for a request and its position: the first whose conditions all hold, with conditions on the Service that the gateway calls before those on a
+    /// header before those on the authority before those on the model; else the first pool without conditions. A request whose model is unknown can't meet a condition on it.
     ///
     /// # Errors
     /// 404 `model_not_found` when only its model kept pools from taking it or the pool refuses unknown models; 404 `no_pool` otherwise.
@@ -203,7 +215,8 @@ impl Router {
             let m = &pool.matches;
             let header_holds = m.header.as_ref().map(|(name, value)| header(name) == Some(value.as_str()));
             let authority_holds = m.authority.as_ref().map(|a| same_authority(a, facts.authority));
-            if header_holds == Some(false) || authority_holds == Some(false) {
+            let service_holds = m.service.as_ref().map(|service| same_service(service, facts.called));
+            if [header_holds, authority_holds, service_holds].contains(&Some(false)) {
                 continue;
             }
             let by_model = !m.models.is_empty();
@@ -211,8 +224,8 @@ impl Router {
                 missed_model_only = true;
                 continue;
             }
-            let rank =
-                4 * u8::from(header_holds.is_some()) + 2 * u8::from(authority_holds.is_some()) + u8::from(by_model);
+            let conditions = [service_holds.is_some(), header_holds.is_some(), authority_holds.is_some(), by_model];
+            let rank = conditions.into_iter().fold(0, |rank: u8, holds| 2 * rank + u8::from(holds));
             if best.is_none_or(|(r, _, _)| rank > r) {
                 best = Some((rank, position, pool));
             }
@@ -235,22 +248,32 @@ impl Router {
                 },
                 |model| self.unknown_model(model),
             )),
-            None => Err(RequestError::new(Reason::NoPool, "no pool takes this host and these headers")),
+            None => Err(self.no_pool(facts.called)),
         }
     }
 
     /// The models that requests to this host, with these headers, may ask for: of each pool those that it would be given.
-    pub fn models<'h>(&self, authority: &str, header: impl Fn(&str) -> Option<&'h str>) -> ModelList {
+    pub fn models<'h>(&self, facts: RouteFacts<'_>, header: impl Fn(&str) -> Option<&'h str>) -> ModelList {
         let mut all = ModelList::default();
         for (position, pool) in self.pools.iter().enumerate() {
             let mut listed = pool.listed();
             listed.retain(|id| {
-                let facts = RouteFacts { model: Some(id), authority };
+                let facts = RouteFacts { model: Some(id), ..facts };
                 self.route(facts, &header).is_ok_and(|(at, _)| at == position)
             });
             all.merge(&listed);
         }
         all
+    }
+
+    fn no_pool(&self, called: &str) -> RequestError {
+        let message = "no pool takes this host and these headers";
+        let by_service = self.pools.iter().any(|pool| pool.matches.service.is_some());
+        let called: String = called.chars().take(120).collect();
+        // The one thing that whoever sets up a gateway can't see otherwise.
+        let message =
+            if by_service { format!("{message}; the gateway calls the picker `{called}`") } else { message.to_owned() };
+        RequestError::new(Reason::NoPool, message)
     }
 
     /// Refuses a model that nobody has named.
@@ -289,6 +312,13 @@ fn same_authority(configured: &str, got: &str) -> bool {
     let without_port =
         got.rsplit_once(':').filter(|(_, p)| p.bytes().all(|b| b.is_ascii_digit())).map_or(got, |(h, _)| h);
     configured.eq_ignore_ascii_case(got) || configured.eq_ignore_ascii_case(without_port)
+}
+
+/// Whether `called`, the authority of a call, names this Service. Either may leave out how its name goes on: `epp`, `epp.default:9002`,
+/// `epp.default.svc.cluster.local`.
+fn same_service(service: &str, called: &str) -> bool {
+    let host = called.split_once(':').map_or(called, |(host, _)| host);
+    !host.is_empty() && service.split('.').zip(host.split('.')).all(|(a, b)| a.eq_ignore_ascii_case(b))
 }
 
 #[cfg(test)]

@@ -63,6 +63,33 @@ async fn one_picker_serves_pools_by_model_header_and_authority() {
     picker.assert_settled().await;
 }
 
+/// A gateway says which pool it means by the name under which it calls the picker; Envoy's own is that of the cluster.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_service_that_envoy_calls_decides_the_pool() {
+    let (mine, other) = (Echo::start().await, Echo::start().await);
+    let config = format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n\
+         - {{name: other, match: {{service: llama-epp}}, endpoints: [\"{}\"]}}\n\
+         - {{name: mine, match: {{service: picker.default}}, endpoints: [\"{}\"]}}\n",
+        other.address, mine.address
+    );
+    let picker = AttacheProcess::configured(&config).await;
+    let by_cluster = by_header("original-dst.yaml", &picker);
+    let by_name = "envoy_grpc: {cluster_name: picker, authority: 'llama-epp.default.svc:9002'}";
+    let by_authority = by_cluster.replace("envoy_grpc: {cluster_name: picker}", by_name);
+    assert_ne!(by_cluster, by_authority);
+    for (bootstrap, server) in [(by_cluster, &mine), (by_authority, &other)] {
+        let envoy = EnvoyProcess::start(&bootstrap).await;
+        let to = envoy.listener("inference");
+        let body = r#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
+        // What a client says of itself changes nothing.
+        let reply = post(to, CHAT, body, &[("x-forwarded-host", "llama-epp.default.svc")]).await;
+        assert_eq!(reply.header("x-echo-server"), server.address.to_string());
+        envoy.assert_picker_was_correct().await;
+    }
+    picker.assert_settled().await;
+}
+
 /// The client's name for the model that the echo server calls `sim-8b`; of another length, so that a stale length shows.
 const ALIAS: &str = "the-house-model";
 

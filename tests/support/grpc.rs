@@ -14,6 +14,7 @@ pub(crate) const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/P
 
 /// A connection; it is cut on drop.
 pub(crate) struct Connection {
+    authority: String,
     client: SendRequest<Bytes>,
     driver: tokio::task::JoinHandle<()>,
 }
@@ -50,12 +51,19 @@ impl Connection {
         let driver = tokio::spawn(async move {
             let _ = connection.await;
         });
-        Ok(Self { client, driver })
+        Ok(Self { authority: String::new(), client, driver }.called("picker"))
+    }
+
+    /// The same, with streams that call the picker by this `:authority`.
+    pub(crate) fn called(mut self, authority: &str) -> Self {
+        self.authority = authority.to_owned();
+        self
     }
 
     /// Opens a stream to `path` with more headers than gRPC asks for.
     pub(crate) async fn stream(&self, path: &str, headers: &[(&str, &str)]) -> Result<Stream, Error> {
-        let mut request = http::Request::builder().method("POST").uri(format!("http://picker{path}"));
+        let uri = format!("http://{}{path}", self.authority);
+        let mut request = http::Request::builder().method("POST").uri(uri);
         request = request.header("content-type", "application/grpc").header("te", "trailers");
         for (name, value) in headers {
             request = request.header(*name, *value);

@@ -3,9 +3,10 @@
 use super::{At, Duration, Engine, Fields, MetricsSection, Node, Opt, Read, Sink};
 
 sections! {
-    /// Which pods of a Kubernetes namespace are endpoints.
+    /// Which pods of a Kubernetes namespace are endpoints, or which InferencePools of it are pools.
     Kubernetes {
         "pool" => pool: String,
+        "poolSelector" => pool_selector: String,
         "namespace" => namespace: String,
         "group" => group: String,
         "selector" => selector: String,

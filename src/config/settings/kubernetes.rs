@@ -1,6 +1,8 @@
-//! Pods as endpoints.
+//! Pods as endpoints, and InferencePools as pools.
 
+use super::PoolSettings;
 use crate::pool::{Engine, MetricsSource};
+use crate::scheduling::router::PoolMatch;
 
 /// Data-parallel ranks of one pod, as `InferencePool` allows.
 pub const MAX_TARGET_PORTS: usize = 8;
@@ -16,6 +18,8 @@ pub struct KubernetesSource {
     pub engine: Engine,
     /// Where metrics are.
     pub metrics: MetricsSource,
+    /// The pool has been found, and goes as a whole when its `InferencePool` does: its endpoints stay for requests that are under way.
+    pub found: bool,
 }
 
 /// What tells the pods of a pool from others.
@@ -35,6 +39,53 @@ pub enum PodsOf {
         /// The port of each rank. Empty: the pod's label `model.aibrix.ai/port`, else 8000.
         target_ports: Vec<u16>,
     },
+}
+
+/// Which `InferencePool`s of a namespace are pools, for as long as they are there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolSearch {
+    /// The namespace; as in [`KubernetesSource`] when `None`.
+    pub namespace: Option<String>,
+    /// The API group that they are of.
+    pub group: PoolGroup,
+    /// Their labels, as `kubectl get -l` takes them.
+    pub selector: String,
+    /// The engine of a pod whose labels name none.
+    pub engine: Engine,
+    /// Where metrics are.
+    pub metrics: MetricsSource,
+}
+
+/// Pools that come and go with their `InferencePool`s.
+#[derive(Clone, Debug)]
+pub struct PoolTemplate {
+    /// Which.
+    pub search: PoolSearch,
+    /// What those are like that have no configuration of their own. Its name is nobody's, and it has no endpoints.
+    pub pool: PoolSettings,
+}
+
+impl PoolTemplate {
+    /// The pool that the `InferencePool` of this name is, by its `own` configuration where it has one. Requests that come by `service` are its
+    /// own, unless its configuration names other conditions.
+    #[must_use]
+    pub fn instance(&self, name: &str, service: Option<String>, own: Option<&PoolSettings>) -> PoolSettings {
+        let like = own.unwrap_or(&self.pool);
+        let by_service = || PoolMatch { service, ..PoolMatch::default() };
+        let search = &self.search;
+        PoolSettings {
+            name: name.into(),
+            matches: if like.matches.is_empty() { by_service() } else { like.matches.clone() },
+            kubernetes: Some(KubernetesSource {
+                namespace: search.namespace.clone(),
+                pods: PodsOf::Pool { name: name.to_owned(), group: search.group },
+                engine: search.engine,
+                metrics: search.metrics.clone(),
+                found: true,
+            }),
+            ..like.clone()
+        }
+    }
 }
 
 /// The API group of `InferencePool`, which also decides its version.

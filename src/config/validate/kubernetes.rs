@@ -6,17 +6,13 @@ use crate::config::decode::Sink;
 use crate::config::diagnostic::{At, Code, Diagnostic, Span};
 use crate::config::schema::{self, Opt};
 use crate::config::settings::kubernetes::check_ports;
-use crate::config::settings::{KubernetesSource, PodsOf, PoolGroup};
+use crate::config::settings::{KubernetesSource, PodsOf, PoolGroup, PoolSearch};
 use crate::config::{KubernetesFlags, Overrides};
 use crate::pool::MetricsSource;
 use crate::scheduling::selector::LabelSelector;
 
 /// The pods that flags name, where `like` says what those are like that say nothing themselves.
-pub(super) fn of_flags(
-    flags: &Overrides,
-    like: Option<&schema::FromFlags>,
-    sink: &mut Sink,
-) -> Option<KubernetesSource> {
+pub(super) fn of_flags(flags: &Overrides, like: Option<&schema::FromFlags>, sink: &mut Sink) -> Option<Named> {
     fn at<T>(value: T) -> At<T> {
         At { value, span: Span::default() }
     }
@@ -24,6 +20,7 @@ pub(super) fn of_flags(
     let ports = &k.endpoint_target_ports;
     let section = schema::Kubernetes {
         pool: k.pool_name.clone().map(at),
+        pool_selector: k.pool_selector.clone().map(at),
         namespace: k.pool_namespace.clone().filter(|namespace| !namespace.is_empty()).map(at),
         group: k.pool_group.clone().map(at),
         selector: k.endpoint_selector.clone().map(at),
@@ -34,12 +31,17 @@ pub(super) fn of_flags(
     if !k.any() {
         return None;
     }
-    let mut source = source(&section, Span::default(), Place::Flags, sink)?;
-    source.metrics = metrics_of_flags(k, like, sink);
-    if let (Some(port), true) = (metrics_port(k), several_ports(&source.pods)) {
-        port_of_several("--model-server-metrics-port", port, Span::default(), sink);
+    let mut named = named(&section, Span::default(), Place::Flags, sink)?;
+    match &mut named {
+        Named::Pods(source) => {
+            source.metrics = metrics_of_flags(k, like, sink);
+            if let (Some(port), true) = (metrics_port(k), several_ports(&source.pods)) {
+                port_of_several("--model-server-metrics-port", port, Span::default(), sink);
+            }
+        }
+        Named::Pools(search) => search.metrics = metrics_of_flags(k, like, sink),
     }
-    Some(source)
+    Some(named)
 }
 
 /// Where servers that flags name have their metrics, where `like` says it for those that say nothing themselves.
@@ -68,7 +70,8 @@ pub(super) fn tell_void(flags: &Overrides, sink: &mut Sink) {
         ("--endpoint-target-ports", !k.endpoint_target_ports.is_empty()),
     ];
     for (flag, _) in of_pods.into_iter().filter(|(_, given)| *given && !k.any()) {
-        let message = format!("`{flag}` has no effect without `--pool-name` or `--endpoint-selector`");
+        let message =
+            format!("`{flag}` has no effect without `--pool-name`, `--pool-selector` or `--endpoint-selector`");
         sink.push(Diagnostic::new(Code::NoEffect, flag, message));
     }
     let of_servers = [
@@ -139,6 +142,7 @@ impl Place<'_> {
             (Self::Flags, "namespace") => "--pool-namespace",
             (Self::Flags, "group") => "--pool-group",
             (Self::Flags, "selector") => "--endpoint-selector",
+            (Self::Flags, "poolSelector") => "--pool-selector",
             (Self::Flags, "targetPorts") => "--endpoint-target-ports",
             (Self::Flags, _) => "--pool-name",
         }
@@ -153,18 +157,27 @@ impl Place<'_> {
     }
 }
 
-/// The pods that a section of the file names.
-pub(super) fn of_file(file: &Opt<schema::Kubernetes>, path: &str, sink: &mut Sink) -> Option<KubernetesSource> {
-    let At { value, span } = file.as_ref()?;
-    let path = format!("{path}.kubernetes");
-    source(value, *span, Place::File(&path), sink)
+/// What a section of the file, or flags, name.
+pub(super) enum Named {
+    /// Pods, which are a pool's endpoints.
+    Pods(KubernetesSource),
+    /// InferencePools, which are pools.
+    Pools(PoolSearch),
 }
 
-fn source(file: &schema::Kubernetes, span: Span, place: Place<'_>, sink: &mut Sink) -> Option<KubernetesSource> {
+/// What a section of the file names.
+pub(super) fn of_file(file: &Opt<schema::Kubernetes>, path: &str, sink: &mut Sink) -> Option<Named> {
+    let At { value, span } = file.as_ref()?;
+    let path = format!("{path}.kubernetes");
+    named(value, *span, Place::File(&path), sink)
+}
+
+fn named(file: &schema::Kubernetes, span: Span, place: Place<'_>, sink: &mut Sink) -> Option<Named> {
     // Of the section as a whole: flags that contradict each other have been refused before.
     let path = match place {
         Place::File(path) => path,
         Place::Flags if file.pool.is_some() => "--pool-name",
+        Place::Flags if file.pool_selector.is_some() => "--pool-selector",
         Place::Flags => "--endpoint-selector",
     };
     if cfg!(not(feature = "kube")) {
@@ -174,17 +187,31 @@ fn source(file: &schema::Kubernetes, span: Span, place: Place<'_>, sink: &mut Si
     if let Some(at) = file.namespace.as_ref().filter(|at| !is_name(&at.value)) {
         wrong_name(at, "namespace", place, sink);
     }
+    let ways = [
+        ("an InferencePool", &file.pool),
+        ("a selector", &file.selector),
+        ("a selector of InferencePools", &file.pool_selector),
+    ];
+    let mut ways = ways.into_iter().filter_map(|(way, at)| Some((way, at.as_ref()?.span)));
+    if let (Some((way, first)), Some((other, second))) = (ways.next(), ways.next()) {
+        let message = format!("pods are named twice: by {way} and by {other}");
+        let diagnostic = Diagnostic::new(Code::Contradiction, path, message).at(first);
+        sink.push(diagnostic.related(second, "and here").help("keep one of the two"));
+        return None;
+    }
+    let namespace = file.namespace.as_ref().map(|at| at.value.clone());
+    let engine = given(file.engine, Default::default());
+    let metrics = metrics(file.metrics.as_ref().map(|at| &at.value), path, sink);
+    if let Some(at) = &file.pool_selector {
+        let selector = selector_of(at, "poolSelector", place, sink);
+        let group = of_inference_pool(file, place, sink);
+        return Some(Named::Pools(PoolSearch { namespace, group: group?, selector: selector?, engine, metrics }));
+    }
     let pods = match (&file.pool, &file.selector) {
-        (Some(pool), None) => of_pool(pool, file, place, sink),
+        (Some(pool), _) => of_pool(pool, file, place, sink),
         (None, Some(selector)) => of_selector(selector, file, place, sink),
-        (Some(pool), Some(selector)) => {
-            let message = "pods are named twice: by an InferencePool and by a selector";
-            let diagnostic = Diagnostic::new(Code::Contradiction, path, message).at(pool.span);
-            sink.push(diagnostic.related(selector.span, "the selector").help("keep one of the two"));
-            None
-        }
         (None, None) => {
-            let message = "`kubernetes` says neither which `pool` nor which `selector`";
+            let message = "`kubernetes` has none of `pool`, `poolSelector` and `selector`";
             let diagnostic = Diagnostic::new(Code::MissingKey, path, message).at(span);
             sink.push(diagnostic.help("as in `kubernetes: {pool: vllm-pool}` or `kubernetes: {selector: app=vllm}`"));
             None
@@ -195,34 +222,29 @@ fn source(file: &schema::Kubernetes, span: Span, place: Place<'_>, sink: &mut Si
     if let (Some(at), true) = (port, several_ports(&pods)) {
         port_of_several(&format!("{path}.metrics.port"), at.value, at.span, sink);
     }
-    Some(KubernetesSource {
-        namespace: file.namespace.as_ref().map(|at| at.value.clone()),
-        pods,
-        engine: given(file.engine, Default::default()),
-        metrics: metrics(file.metrics.as_ref().map(|at| &at.value), path, sink),
-    })
+    Some(Named::Pods(KubernetesSource { namespace, pods, engine, metrics, found: false }))
 }
 
 fn of_pool(pool: &At<String>, file: &schema::Kubernetes, place: Place<'_>, sink: &mut Sink) -> Option<PodsOf> {
     if !is_name(&pool.value) {
         wrong_name(pool, "pool", place, sink);
     }
+    Some(PodsOf::Pool { name: pool.value.clone(), group: of_inference_pool(file, place, sink)? })
+}
+
+/// The group of an InferencePool, which also names the ports.
+fn of_inference_pool(file: &schema::Kubernetes, place: Place<'_>, sink: &mut Sink) -> Option<PoolGroup> {
     if let Some(at) = &file.target_ports {
         let message = format!("`{}` has no effect: the InferencePool names the ports", place.name("targetPorts"));
         sink.push(Diagnostic::new(Code::NoEffect, place.path("targetPorts"), message).at(at.span));
     }
-    let group = match &file.group {
-        None => PoolGroup::default(),
-        Some(at) => {
-            let group = PoolGroup::of(&at.value);
-            if group.is_none() {
-                let allowed = PoolGroup::ALL.map(|group| format!("`{}`", group.as_str())).join(" or ");
-                sink.out_of_range(at.span, &place.path("group"), format!("`{}`", shown(&at.value)), &allowed);
-            }
-            group?
-        }
-    };
-    Some(PodsOf::Pool { name: pool.value.clone(), group })
+    let Some(at) = &file.group else { return Some(PoolGroup::default()) };
+    let group = PoolGroup::of(&at.value);
+    if group.is_none() {
+        let allowed = PoolGroup::ALL.map(|group| format!("`{}`", group.as_str())).join(" or ");
+        sink.out_of_range(at.span, &place.path("group"), format!("`{}`", shown(&at.value)), &allowed);
+    }
+    group
 }
 
 fn of_selector(selector: &At<String>, file: &schema::Kubernetes, place: Place<'_>, sink: &mut Sink) -> Option<PodsOf> {
@@ -230,17 +252,7 @@ fn of_selector(selector: &At<String>, file: &schema::Kubernetes, place: Place<'_
         let message = format!("`{}` has no effect: there is no InferencePool to look for", place.name("group"));
         sink.push(Diagnostic::new(Code::NoEffect, place.path("group"), message).at(at.span));
     }
-    let problem = match LabelSelector::parse(&selector.value) {
-        Ok(_) if selector.value.trim().is_empty() => Some("it is empty".to_owned()),
-        Ok(_) => None,
-        Err(error) => Some(error),
-    };
-    if let Some(problem) = problem {
-        let message = format!("`{}` is no label selector: {problem}", shown(&selector.value));
-        let diagnostic = Diagnostic::new(Code::OutOfRange, place.path("selector"), message).at(selector.span);
-        sink.push(diagnostic.help("as in `app=vllm` or `app in (vllm,sglang),tier!=test`"));
-        return None;
-    }
+    let selector = selector_of(selector, "selector", place, sink)?;
     let mut target_ports = Vec::new();
     if let Some(at) = &file.target_ports {
         target_ports = at.value.iter().map(|port| port.value).collect();
@@ -249,7 +261,19 @@ fn of_selector(selector: &At<String>, file: &schema::Kubernetes, place: Place<'_
             sink.push(Diagnostic::new(Code::OutOfRange, place.path("targetPorts"), message).at(at.span));
         }
     }
-    Some(PodsOf::Selector { selector: selector.value.clone(), target_ports })
+    Some(PodsOf::Selector { selector, target_ports })
+}
+
+fn selector_of(at: &At<String>, key: &'static str, place: Place<'_>, sink: &mut Sink) -> Option<String> {
+    let problem = match LabelSelector::parse(&at.value) {
+        Ok(_) if at.value.trim().is_empty() => "it is empty".to_owned(),
+        Ok(_) => return Some(at.value.clone()),
+        Err(error) => error,
+    };
+    let message = format!("`{}` is no label selector: {problem}", shown(&at.value));
+    let diagnostic = Diagnostic::new(Code::OutOfRange, place.path(key), message).at(at.span);
+    sink.push(diagnostic.help("as in `app=vllm` or `app in (vllm,sglang),tier!=test`"));
+    None
 }
 
 fn wrong_name(at: &At<String>, key: &'static str, place: Place<'_>, sink: &mut Sink) {

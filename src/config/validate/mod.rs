@@ -7,6 +7,7 @@ mod kubernetes;
 mod pools;
 mod prefix;
 mod strategies;
+mod templates;
 mod tenants;
 
 use super::decode::Sink;
@@ -33,6 +34,7 @@ pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings
     let models = limits.models.take().map(|file| tenants::models(file.value, redis_at.is_some(), sink));
     let strategies = places_of_strategies(&pools);
     let limits = self::limits(&limits, sink);
+    let (pools, templates) = pools::pools(pools, limits.max_buffered_bytes, flags, sink);
     let settings = Settings {
         server: self::server(server, flags, surroundings, sink),
         telemetry: self::telemetry(telemetry, flags, surroundings, sink),
@@ -40,10 +42,12 @@ pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings
         tenants,
         models,
         redis,
-        pools: pools::pools(pools, limits.max_buffered_bytes, flags, sink),
+        pools,
+        templates,
         limits,
     };
-    if let Some(at) = election.filter(|_| settings.pools.iter().all(|pool| pool.kubernetes.is_none())) {
+    let of_cluster = settings.pools.iter().any(|pool| pool.kubernetes.is_some()) || !settings.templates.is_empty();
+    if let Some(at) = election.filter(|_| !of_cluster) {
         let message = "leader election has no effect: no pool has `kubernetes`, which is where leases are";
         sink.push(Diagnostic::new(Code::NoEffect, "server.leaderElection", message).at(at.span));
     }

@@ -1,5 +1,6 @@
 //! The checks of pools: names, conditions, endpoints, algorithms, rewrites, intervals.
 
+use super::templates::{Entry, apart, check_template, no_endpoints_of_searched, pods_or_pools};
 use super::{disaggregation, flow, given, kubernetes, pick, pick_or, positive, prefix, strategies};
 use crate::config::Overrides;
 use crate::config::aibrix_env::AibrixDefaults;
@@ -7,7 +8,7 @@ use crate::config::decode::Sink;
 use crate::config::defaults::*;
 use crate::config::diagnostic::{At, Code, Diagnostic, Span};
 use crate::config::schema::{self, Opt, Scheme};
-use crate::config::settings::{DnsSource, PoolSettings, ScrapeSettings};
+use crate::config::settings::{DnsSource, PoolSettings, PoolTemplate, ScrapeSettings};
 use crate::config::units::show_duration;
 use crate::pool::health::HealthPolicy;
 use crate::pool::{EndpointSpec, MetricsSource};
@@ -16,25 +17,26 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// The pools of the file and of the flags.
+/// The pools of the file and of the flags, and what those are like that objects of a cluster will be.
 pub(super) fn pools(
     file: Opt<Vec<At<schema::Pool>>>,
     max_buffered_bytes: u64,
     flags: &Overrides,
     sink: &mut Sink,
-) -> Vec<PoolSettings> {
+) -> (Vec<PoolSettings>, Vec<PoolTemplate>) {
     let section = file.as_ref().map(|at| at.span).unwrap_or_default();
     let pools = file.map(|at| at.value).unwrap_or_default();
     let env = flags.aibrix.read(sink);
     kubernetes::tell_void(flags, sink);
     if pools.is_empty() {
-        return vec![pool_of_flags(section, flags, &env, sink)];
+        return apart([pool_of_flags(section, flags, &env, sink)]);
     }
     check_names(&pools, sink);
     check_matches(&pools, sink);
     let by_flags = [
         ("--endpoint", !flags.endpoints.is_empty(), "name the endpoints in the file"),
         ("--pool-name", flags.kubernetes.pool_name.is_some(), "give each pool of the file its `kubernetes.pool`"),
+        ("--pool-selector", flags.kubernetes.pool_selector.is_some(), "give one of them its `kubernetes.poolSelector`"),
         (
             "--endpoint-selector",
             flags.kubernetes.endpoint_selector.is_some(),
@@ -46,10 +48,10 @@ pub(super) fn pools(
         sink.push(Diagnostic::new(Code::Contradiction, flag, message).help(help));
     }
     let room = flow::Room::shared(max_buffered_bytes, &pools);
-    pools.into_iter().enumerate().map(|(i, at)| pool(i, at, room, flags, &env, sink)).collect()
+    apart(pools.into_iter().enumerate().map(|(i, at)| pool(i, at, room, flags, &env, sink)))
 }
 
-fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &mut Sink) -> PoolSettings {
+fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &mut Sink) -> Entry {
     if flags.endpoints.is_empty() && !flags.kubernetes.any() {
         sink.push(
             Diagnostic::new(Code::NothingToServe, "pools", "there is nothing to route to: no pool and no endpoint")
@@ -59,7 +61,11 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
     }
     let endpoints = flag_endpoints(flags, None, sink);
     let strategy = strategies::of_pool(None, "pools[0]", flags, env, sink);
-    PoolSettings {
+    let (kubernetes, search) = pods_or_pools(kubernetes::of_flags(flags, None, sink));
+    if search.is_some() && !flags.endpoints.is_empty() {
+        no_endpoints_of_searched("--endpoint", Span::default(), sink);
+    }
+    let pool = PoolSettings {
         name: flags.kubernetes.pool_name.as_deref().unwrap_or(DEFAULT_POOL).into(),
         matches: PoolMatch::default(),
         reject_unknown_models: false,
@@ -72,14 +78,15 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
         max_destinations: DEFAULT_MAX_DESTINATIONS,
         endpoints,
         dns: Vec::new(),
-        kubernetes: kubernetes::of_flags(flags, None, sink),
+        kubernetes,
         scrape: scrape(&schema::Scrape::default(), "pools[0].scrape", flags, sink),
         health: HealthPolicy::default(),
         prefix: prefix::prefix(schema::PrefixCache::default(), "pools[0].prefixCache", env, sink),
         disaggregation: None,
         flow: None,
         deadline_admission: false,
-    }
+    };
+    (pool, search)
 }
 
 fn flag_endpoints(flags: &Overrides, like: Option<&schema::FromFlags>, sink: &mut Sink) -> Vec<EndpointSpec> {
@@ -103,7 +110,7 @@ fn pool(
     flags: &Overrides,
     env: &AibrixDefaults,
     sink: &mut Sink,
-) -> PoolSettings {
+) -> Entry {
     let path = format!("pools[{index}]");
     let pool = at.value;
     let strategy = strategies::of_pool(pool.strategy.as_ref(), &path, flags, env, sink);
@@ -128,8 +135,10 @@ fn pool(
         let message = format!("flags replace the pods of pool `{}`", pool.name.value);
         sink.push(Diagnostic::new(Code::Overridden, "--pool-name", message).at(at.span));
     }
-    let kubernetes = of_flags.or(of_file);
-    if endpoints.is_empty() && dns.is_empty() && kubernetes.is_none() {
+    let (kubernetes, search) = pods_or_pools(of_flags.or(of_file));
+    if search.is_some() {
+        check_template(&pool, &path, flags, sink);
+    } else if endpoints.is_empty() && dns.is_empty() && kubernetes.is_none() {
         check_empty(&pool, &path, flags, sink);
     }
     let deadline_admission = flow::deadline_admission(&pool, &path, sink);
@@ -147,7 +156,7 @@ fn pool(
             .at(pool.reject_unknown_models.map(|at| at.span).unwrap_or_default()),
         );
     }
-    PoolSettings {
+    let settings = PoolSettings {
         name: pool.name.value.as_str().into(),
         matches,
         reject_unknown_models,
@@ -174,7 +183,8 @@ fn pool(
             .and_then(|at| disaggregation::disaggregation(at.value, &format!("{path}.disaggregation"), sink)),
         flow: pool.flow_control.and_then(|at| flow::flow(&at.value, room, &format!("{path}.flowControl"), sink)),
         deadline_admission,
-    }
+    };
+    (settings, search)
 }
 
 fn check_empty(pool: &schema::Pool, path: &str, flags: &Overrides, sink: &mut Sink) {
@@ -216,20 +226,25 @@ fn check_names(pools: &[At<schema::Pool>], sink: &mut Sink) {
 }
 
 /// A condition without spans and cases, to be compared.
-fn conditions(pool: &schema::Pool) -> (Option<(String, &str)>, Option<String>, Vec<&str>) {
-    let Some(At { value: m, .. }) = &pool.matches else { return (None, None, Vec::new()) };
+fn conditions(pool: &schema::Pool) -> (Option<(String, &str)>, [Option<String>; 2], Vec<&str>) {
+    let Some(At { value: m, .. }) = &pool.matches else { return Default::default() };
     let header = m.header.as_ref().and_then(|h| {
         Some((h.value.name.as_ref()?.value.to_ascii_lowercase(), h.value.value.as_ref()?.value.as_str()))
     });
     let models = m.models.as_ref().map(|at| at.value.iter().map(|m| m.value.as_str()).collect()).unwrap_or_default();
-    (header, m.authority.as_ref().map(|a| a.value.to_ascii_lowercase()), models)
+    let lower = |at: &Opt<String>| at.as_ref().map(|at| at.value.to_ascii_lowercase());
+    (header, [lower(&m.authority), lower(&m.service)], models)
 }
 
 fn check_matches(pools: &[At<schema::Pool>], sink: &mut Sink) {
     let place = |pool: &schema::Pool| pool.matches.as_ref().map_or(pool.name.span, |m| m.span);
     let all: Vec<_> = pools.iter().map(|p| conditions(&p.value)).collect();
+    let searches = |pool: &schema::Pool| pool.kubernetes.as_ref().is_some_and(|at| at.value.pool_selector.is_some());
     for (i, (pool, mine)) in pools.iter().zip(&all).enumerate() {
         for (other, theirs) in pools.iter().zip(&all).take(i) {
+            if searches(&pool.value) || searches(&other.value) {
+                continue;
+            }
             if mine.0 != theirs.0 || mine.1 != theirs.1 {
                 continue;
             }
@@ -237,7 +252,7 @@ fn check_matches(pools: &[At<schema::Pool>], sink: &mut Sink) {
             let shared = mine.2.iter().find(|m| theirs.2.contains(m));
             let (a, b) = (&other.value.name.value, &pool.value.name.value);
             let message = match shared {
-                _ if both_any && mine.0.is_none() && mine.1.is_none() => {
+                _ if both_any && mine.0.is_none() && mine.1 == [None, None] => {
                     format!("pools `{a}` and `{b}` both take every request: neither has a condition")
                 }
                 _ if both_any => format!("pools `{a}` and `{b}` take the same requests: their conditions are equal"),
@@ -248,7 +263,7 @@ fn check_matches(pools: &[At<schema::Pool>], sink: &mut Sink) {
                 Diagnostic::new(Code::AmbiguousMatch, format!("pools[{i}].match"), message)
                     .at(place(&pool.value))
                     .related(place(&other.value), "the other pool")
-                    .help("tell them apart by `match.models`, `match.header` or `match.authority`"),
+                    .help("tell them apart by `match.models`, `match.header`, `match.authority` or `match.service`"),
             );
         }
     }
@@ -276,7 +291,15 @@ fn matches(file: Option<&At<schema::Match>>, path: &str, sink: &mut Sink) -> Poo
         Some((name.value.to_ascii_lowercase(), value.value.clone()))
     });
     let models = m.models.as_ref().map(|at| at.value.iter().map(|m| m.value.clone()).collect()).unwrap_or_default();
-    PoolMatch { models, header, authority: m.authority.as_ref().map(|a| a.value.to_ascii_lowercase()) }
+    let service = m.service.as_ref().map(|at| {
+        if !kubernetes::is_name(&at.value) {
+            let shown: String = at.value.chars().take(60).collect();
+            let allowed = "the name of a Service, and its namespace behind a dot where that matters";
+            sink.out_of_range(at.span, &format!("{path}.match.service"), format!("`{shown}`"), allowed);
+        }
+        at.value.clone()
+    });
+    PoolMatch { models, header, authority: m.authority.as_ref().map(|a| a.value.to_ascii_lowercase()), service }
 }
 
 fn endpoints(file: &[At<schema::Endpoint>], path: &str, sink: &mut Sink) -> Vec<EndpointSpec> {

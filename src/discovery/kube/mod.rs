@@ -3,15 +3,18 @@
 //! `source` is the task of one pool. It puts what it is told of each kind of object into [`state`] and [`rules`], and tells the pool's writer and the
 //! router what came of it. `informer` tells: it has one follower (`follow`: list, watch, repetition) for each namespace, kind and selector, which
 //! all pools share. [`state`] and [`rules`], [`table`] beneath them and [`objects`], which reads what objects say, are pure, and are there without
-//! the feature `kube` too. `lease` holds a Lease by the rules of [`election`], where one replica
+//! the feature `kube` too. `finder` tells which `InferencePool`s become pools while the process runs, by [`catalogue`]. `lease` holds a Lease by the rules of [`election`], where one replica
 //! is to lead; `status` writes what `conditions` says of objects while it does; `reviews` asks who may see the pages.
 //!
 //! Started by the composition of the process. May import: `pool`, `config`, `scheduling`'s router and selectors, tokio, kube.
 
+pub mod catalogue;
 #[cfg(feature = "kube")]
 pub mod client;
 pub mod conditions;
 pub mod election;
+#[cfg(feature = "kube")]
+pub mod finder;
 #[cfg(feature = "kube")]
 pub mod follow;
 #[cfg(feature = "kube")]

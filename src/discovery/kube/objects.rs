@@ -36,6 +36,8 @@ pub enum Kind {
     Rewrite(Origin),
     /// `InferenceModel`, which both replaced.
     Model,
+    /// `ConfigMap`.
+    ConfigMap,
 }
 
 /// Whose definition of a kind it is.
@@ -80,6 +82,7 @@ impl Kind {
             Self::Objective(o) => (of(o), "v1alpha2", "InferenceObjective", "inferenceobjectives"),
             Self::Rewrite(o) => (of(o), "v1alpha2", "InferenceModelRewrite", "inferencemodelrewrites"),
             Self::Model => (GIE_EXPERIMENTAL, "v1alpha2", "InferenceModel", "inferencemodels"),
+            Self::ConfigMap => ("", "v1", "ConfigMap", "configmaps"),
         };
         Naming { group, version, kind, plural }
     }
@@ -115,7 +118,7 @@ pub struct Meta {
 pub struct Object {
     /// What every object has.
     pub meta: Meta,
-    /// What is wanted.
+    /// What is wanted; a `ConfigMap`'s data.
     pub spec: Value,
     /// What is.
     pub status: Value,

@@ -55,7 +55,7 @@ impl Rules {
             Kind::Objective(origin) => self.objectives.of(origin).apply(change),
             Kind::Rewrite(origin) => self.rewrites.of(origin).apply(change),
             Kind::Model => self.models.apply(change),
-            Kind::Pod | Kind::Pool(_) => Ok(false),
+            Kind::Pod | Kind::Pool(_) | Kind::ConfigMap => Ok(false),
         }
     }
 
@@ -65,7 +65,7 @@ impl Rules {
             Kind::Objective(origin) => uninstall(self.objectives.of(origin)),
             Kind::Rewrite(origin) => uninstall(self.rewrites.of(origin)),
             Kind::Model => uninstall(&mut self.models),
-            Kind::Pod | Kind::Pool(_) => false,
+            Kind::Pod | Kind::Pool(_) | Kind::ConfigMap => false,
         }
     }
 

@@ -239,6 +239,9 @@ impl Run {
     /// Says when the pool is not there, and when it is there again.
     fn tell_missing(&mut self, listed: bool) {
         let PodsOf::Pool { name, group } = &self.feed.source.pods else { return };
+        if self.feed.source.found {
+            return;
+        }
         let missing = self.members.pool_is_missing();
         if missing && !self.told_missing && (listed || self.asked_for.is_some()) {
             let (namespace, group) = (self.feed.namespace.as_str(), group.as_str());

@@ -131,12 +131,13 @@ impl Members {
         matches!(self.source.pods, PodsOf::Pool { .. }) && self.pool.is_listed() && self.inference_pool().is_none()
     }
 
-    /// The endpoints, by name; `None` while they are not known. A pool that was there and is gone has none.
+    /// The endpoints, by name; `None` while they are not known. A pool that was there and is gone has none, unless it goes as a whole.
     pub fn endpoints(&mut self) -> Option<Vec<EndpointSpec>> {
         let (selection, ports): (_, &[u16]) = match &self.source.pods {
             PodsOf::Pool { name, .. } => match self.pool.get(name) {
                 Some(_) => (Selection::Labels(&self.listed_by), &self.listed_ports),
                 // Pods are only known once the pool was.
+                None if self.source.found => return None,
                 None => return (self.pool_is_missing() && self.pods.is_listed()).then(Vec::new),
             },
             PodsOf::Selector { selector, target_ports } => {

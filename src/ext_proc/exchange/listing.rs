@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::config::settings::ModelsAnswer;
+use crate::scheduling::router::RouteFacts;
 
 /// Where the id of one model follows.
 const ONE: &str = "/models/";
@@ -17,7 +18,8 @@ impl Exchange {
         {
             return false;
         }
-        let list = self.live.router.models(self.head.authority(), |name| self.head.get(name));
+        let facts = RouteFacts { model: None, authority: self.head.authority(), called: calling::name(&self.called) };
+        let list = self.live.router.models(facts, |name| self.head.get(name));
         if list.is_empty() {
             return false;
         }

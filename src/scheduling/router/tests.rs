@@ -36,7 +36,7 @@ fn route(
     headers: &[(&str, &str)],
 ) -> Result<String, RequestError> {
     let header = |name: &str| headers.iter().find(|(n, _)| *n == name).map(|(_, v)| *v);
-    router.route(RouteFacts { model, authority }, header).map(|(_, p)| p.name.to_string())
+    router.route(RouteFacts { model, authority, called: "" }, header).map(|(_, p)| p.name.to_string())
 }
 
 #[test]
@@ -49,9 +49,12 @@ fn header_before_authority_before_model_before_the_catch_all() {
         pool("any too", PoolMatch::default()),
         pool("model", PoolMatch { models: models.clone(), ..PoolMatch::default() }),
         pool("authority", PoolMatch { authority: authority.clone(), ..PoolMatch::default() }),
-        pool("authority and model", PoolMatch { authority: authority.clone(), models: models.clone(), header: None }),
+        pool(
+            "authority and model",
+            PoolMatch { authority: authority.clone(), models: models.clone(), ..PoolMatch::default() },
+        ),
         pool("header", PoolMatch { header: header.clone(), ..PoolMatch::default() }),
-        pool("all three", PoolMatch { header, authority, models }),
+        pool("all three", PoolMatch { header, authority, models, service: None }),
     ]);
     let gold = [("x-tier", "gold")];
     for (model, host, headers, expected) in [
@@ -137,6 +140,37 @@ fn serving(pool: Pool, models: &[&str]) -> Pool {
 }
 
 #[test]
+fn the_service_that_the_gateway_calls_comes_before_all_else() {
+    let of = |service: &str| PoolMatch { service: Some(service.into()), ..PoolMatch::default() };
+    let gold = PoolMatch { header: Some(("x-tier".into(), "gold".into())), ..PoolMatch::default() };
+    let large = PoolMatch { models: vec!["m".into()], ..of("large-epp.team-a") };
+    let router = router(vec![
+        pool("gold", gold),
+        pool("small", of("small-epp.team-a")),
+        pool("large", large),
+        pool("bare", of("bare")),
+    ]);
+    let asked = |called: &str, tier: &'static str| {
+        let facts = RouteFacts { model: Some("m"), authority: "llm.test", called };
+        router.route(facts, |name| (name == "x-tier").then_some(tier)).map(|(_, pool)| pool.name.to_string())
+    };
+    for (called, pool) in [
+        ("small-epp.team-a.svc:9002", "small"),
+        ("small-epp.team-a.svc.cluster.local:9002", "small"),
+        ("Small-EPP", "small"),
+        ("large-epp", "large"),
+        ("bare.team-b:9002", "bare"),
+        ("small-epp.team-b.svc:9002", "gold"),
+        ("small", "gold"),
+        ("", "gold"),
+    ] {
+        assert_eq!(asked(called, "gold").as_deref(), Ok(pool), "called {called:?}");
+    }
+    let refused = asked("picker:9002", "silver").unwrap_err();
+    assert!(refused.to_string().contains("`picker:9002`"), "{refused}: an operator has to know");
+}
+
+#[test]
 fn models_are_listed_where_requests_for_them_would_go() {
     let mut renaming = serving(by_model("renaming", &["named", "base"]), &["base", "adapter"]);
     renaming.rewrites.exact.insert("alias".into(), vec![target("absent", 1), target("base", 1)]);
@@ -153,7 +187,8 @@ fn models_are_listed_where_requests_for_them_would_go() {
         serving(pool("gold", gold), &["other", "large"]),
     ]);
     let listed = |authority, header: Option<(&str, &'static str)>| {
-        let list = router.models(authority, |name| header.filter(|(n, _)| *n == name).map(|(_, v)| v));
+        let facts = RouteFacts { model: None, authority, called: "" };
+        let list = router.models(facts, |name| header.filter(|(n, _)| *n == name).map(|(_, v)| v));
         let entry =
             |e: &serde_json::Value| format!("{}:{}", e["id"].as_str().unwrap(), e["owned_by"].as_str().unwrap());
         list.to_json()["data"].as_array().unwrap().iter().map(entry).collect::<Vec<_>>().join(" ")

@@ -64,11 +64,15 @@ impl Question {
         self.query.get("watch").is_some_and(|value| value == "true" || value == "1")
     }
 
-    /// Whether an object is among those that are asked for: labels by `k=v` and a name, which is what pickers ask by.
+    /// Whether an object is among those that are asked for: labels by `k=v` or by `k` alone and a name, which is what pickers ask by.
     fn wants(&self, object: &Value) -> bool {
         let labels = self.query.get("labelSelector").map_or("", String::as_str);
         let pairs = labels.split(',').filter_map(|pair| pair.split_once('='));
         let by_labels = pairs.into_iter().all(|(k, v)| object["metadata"]["labels"][k] == v);
+        let is_key =
+            |word: &&str| !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "-._/".contains(c));
+        let by_labels =
+            by_labels && labels.split(',').filter(is_key).all(|k| !object["metadata"]["labels"][k].is_null());
         let name = self.query.get("fieldSelector").and_then(|field| field.strip_prefix("metadata.name="));
         by_labels && name.is_none_or(|name| object["metadata"]["name"] == name)
     }

@@ -19,6 +19,7 @@ fn members(pods: PodsOf) -> Members {
         pods,
         engine: Engine::default(),
         metrics: MetricsSource::default(),
+        found: false,
     })
 }
 

@@ -1,0 +1,169 @@
+//! Pools that come and go with objects of the cluster, put beside those that the configuration names.
+
+use super::feeds::Feeds;
+use crate::config::Settings;
+use crate::config::settings::{PoolSearch, PoolSettings, PoolTemplate};
+use crate::discovery::kube::catalogue::{Found, FoundConfig};
+use futures_util::future::select_all;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// Settings of another search are taken up when its answer is there, or after this time without it.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Reads the configuration that a pool has of its own, given the name of what holds it and the text; what is wrong with it has been logged when
+/// it gives `None`.
+pub type PoolReader = Box<dyn Fn(&str, &str) -> Option<PoolSettings> + Send>;
+
+/// One search, as long as it lasts.
+struct Search {
+    search: PoolSearch,
+    namespace: String,
+    found: watch::Receiver<Option<Found>>,
+    stop: CancellationToken,
+}
+
+/// What a pool's own configuration came to.
+struct Own {
+    text: Arc<str>,
+    /// The last that was good.
+    settings: Option<PoolSettings>,
+}
+
+/// The searches of now and what they have found.
+pub(super) struct FoundPools {
+    read: PoolReader,
+    searches: Vec<Search>,
+    own: BTreeMap<String, Own>,
+    /// What is odd about them, and has been told.
+    told: BTreeSet<String>,
+    shutdown: CancellationToken,
+}
+
+impl FoundPools {
+    /// Nothing is searched for yet. All searches end on `shutdown`.
+    #[must_use]
+    pub(super) fn new(read: PoolReader, shutdown: CancellationToken) -> Self {
+        Self { read, searches: Vec::new(), own: BTreeMap::new(), told: BTreeSet::new(), shutdown }
+    }
+
+    /// Searches for what these templates want, in place of what was wanted before.
+    ///
+    /// # Errors
+    /// When no API server of Kubernetes is named anywhere. Nothing is another than before then.
+    pub(super) async fn follow(&mut self, templates: &[PoolTemplate], feeds: &mut Feeds) -> anyhow::Result<()> {
+        if !templates.is_empty() {
+            feeds.connect().await?;
+        }
+        let mut before = std::mem::take(&mut self.searches);
+        for PoolTemplate { search, .. } in templates {
+            let known = before.iter().position(|known| known.search == *search).map(|at| before.swap_remove(at));
+            self.searches.extend(known.or_else(|| {
+                let stop = self.shutdown.child_token();
+                let (namespace, found) = feeds.search(search, stop.clone())?;
+                Some(Search { search: search.clone(), namespace, found, stop })
+            }));
+        }
+        before.iter().for_each(|gone| gone.stop.cancel());
+        Ok(())
+    }
+
+    /// Waits for a search to find something else than before.
+    pub(super) async fn changed(&mut self) {
+        if self.searches.is_empty() {
+            return std::future::pending().await;
+        }
+        let changes = self.searches.iter_mut().map(|search| {
+            Box::pin(async {
+                if search.found.changed().await.is_err() {
+                    // It has ended with the process.
+                    std::future::pending::<()>().await;
+                }
+            })
+        });
+        select_all(changes).await;
+    }
+
+    /// Whether all searches have an answer.
+    #[must_use]
+    pub(super) fn known(&self) -> bool {
+        self.searches.iter().all(|search| search.found.borrow().is_some())
+    }
+
+    /// Waits until they have, but no longer than one may wait for an API server.
+    pub(super) async fn until_known(&mut self) {
+        let all = async {
+            while !self.known() {
+                self.changed().await;
+            }
+        };
+        // What is not known then is taken up when it is.
+        let _ = tokio::time::timeout(PATIENCE, all).await;
+    }
+
+    /// The settings of `file` with the pools that are found in place of their templates.
+    #[must_use]
+    pub(super) fn expand(&mut self, file: &Settings) -> Settings {
+        let mut pools = file.pools.clone();
+        let (mut own, mut odd) = (BTreeMap::new(), BTreeSet::new());
+        let searches = file.templates.iter().zip(&self.searches);
+        for (template, Search { namespace, found, .. }) in searches {
+            for (name, found) in found.borrow().iter().flatten() {
+                if pools.iter().any(|pool| *pool.name == **name) {
+                    odd.insert(format!("the InferencePool `{name}` is not served: another pool has this name"));
+                    continue;
+                }
+                let settings = found.config.as_ref().map(|config| match self.own.remove(name) {
+                    Some(own) if own.text == config.text => own,
+                    before => read_own(&self.read, name, config, before),
+                });
+                let service = found.service.as_ref().map(|service| format!("{service}.{namespace}"));
+                let pool = template.instance(name, service, settings.as_ref().and_then(|own| own.settings.as_ref()));
+                odd.extend(oddity(&pool, &pools));
+                pools.push(pool);
+                own.extend(settings.map(|settings| (name.clone(), settings)));
+            }
+        }
+        self.own = own;
+        for message in odd.difference(&self.told) {
+            tracing::warn!("{message}");
+        }
+        self.told = odd;
+        Settings { pools, templates: Vec::new(), ..file.clone() }
+    }
+}
+
+/// Reads a configuration; one that is refused leaves the last good one in its place.
+fn read_own(read: &PoolReader, pool: &str, config: &FoundConfig, before: Option<Own>) -> Own {
+    let (text, name) = (config.text.clone(), &*config.name);
+    match read(&format!("ConfigMap {name}"), &text) {
+        Some(settings) => {
+            tracing::info!(pool, config = name, "the pool goes by its own configuration");
+            Own { text, settings: Some(settings) }
+        }
+        None => {
+            let settings = before.and_then(|own| own.settings);
+            let instead = if settings.is_some() { "the one before" } else { "what holds for all" };
+            tracing::error!(pool, config = name, "the pool's own configuration is refused; {instead} stays");
+            Own { text, settings }
+        }
+    }
+}
+
+/// What is odd about a pool's way to get requests.
+fn oddity(pool: &PoolSettings, others: &[PoolSettings]) -> Option<String> {
+    let name = &pool.name;
+    if pool.matches.is_empty() {
+        return Some(format!(
+            "the InferencePool `{name}` names no Service by `endpointPickerRef`, and its configuration no `match`: it gets what no other pool takes"
+        ));
+    }
+    let twin = others.iter().find(|other| other.matches == pool.matches)?;
+    Some(format!(
+        "the pools `{}` and `{name}` take the same requests, and the first gets them: give each InferencePool a Service of its own",
+        twin.name
+    ))
+}

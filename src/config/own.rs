@@ -1,0 +1,78 @@
+//! The configuration that a pool has of its own, beside the process's: a file of either kind with one pool, of which the pool is what counts.
+
+use super::decode::Sink;
+use super::diagnostic::{At, Code, Diagnostic};
+use super::document::{self, Value};
+use super::settings::PoolSettings;
+use super::{ConfigText, KubernetesFlags, Overrides, Settings, Sources, load};
+
+/// Sections that speak of the process.
+const OF_PROCESS: [&str; 5] = ["server", "telemetry", "exchange", "limits", "redis"];
+
+/// Reads and checks it. Flags that speak of pools outrank it as they outrank the process's own file; what it calls itself does not matter.
+///
+/// # Errors
+/// Every mistake that could be found, warnings included.
+pub fn load_pool(sources: &Sources) -> Result<(PoolSettings, Vec<Diagnostic>), Vec<Diagnostic>> {
+    let flags = &sources.overrides;
+    let overrides = Overrides {
+        strategy: flags.strategy.clone(),
+        aibrix: flags.aibrix.clone(),
+        refresh_metrics_interval: flags.refresh_metrics_interval,
+        metrics_staleness_threshold: flags.metrics_staleness_threshold,
+        kubernetes: KubernetesFlags {
+            metrics_insecure_skip_verify: flags.kubernetes.metrics_insecure_skip_verify,
+            ..KubernetesFlags::default()
+        },
+        // Pods are its endpoints.
+        endpoints_follow: true,
+        ..Overrides::default()
+    };
+    let (settings, mut diagnostics) = load(&Sources { overrides, ..sources.clone() })?;
+    diagnostics.retain(|diagnostic| diagnostic.code != Code::EmptyPool);
+    diagnostics.extend(sources.text.iter().flat_map(of_process));
+    match only(settings) {
+        Ok(pool) => Ok((pool, diagnostics)),
+        Err(mistake) => {
+            diagnostics.push(mistake);
+            Err(diagnostics)
+        }
+    }
+}
+
+/// What it says of the process.
+fn of_process(text: &ConfigText) -> Vec<Diagnostic> {
+    let root = document::parse(&text.bytes, &mut Sink::default().diagnostics).ok();
+    let Some(Value::Map(entries)) = root.map(|root| root.value) else { return Vec::new() };
+    let keys = entries.into_iter().map(|(key, _)| key).filter(|key| OF_PROCESS.contains(&key.value.as_str()));
+    let told = |At { value: key, span }| {
+        let message = format!("`{key}` has no effect in the configuration of one pool: it is the process's");
+        Diagnostic::new(Code::NoEffect, key, message).at(span)
+    };
+    keys.map(told).collect()
+}
+
+/// The one pool, if it can be had.
+fn only(settings: Settings) -> Result<PoolSettings, Diagnostic> {
+    let Settings { pools, templates, .. } = settings;
+    let count = pools.len() + templates.len();
+    let mut pools = pools.into_iter();
+    let (Some(pool), 1) = (pools.next(), count) else {
+        let message = format!("got {count} pools, one is allowed: these settings are for one InferencePool");
+        return Err(Diagnostic::new(Code::Contradiction, "pools", message));
+    };
+    let has_own = [
+        ("endpoints", !pool.endpoints.is_empty()),
+        ("dns", !pool.dns.is_empty()),
+        ("kubernetes", pool.kubernetes.is_some()),
+    ];
+    if let Some((key, _)) = has_own.into_iter().find(|(_, has)| *has) {
+        let message = format!("`{key}`: the endpoints are the pods of the InferencePool");
+        return Err(Diagnostic::new(Code::Contradiction, format!("pools[0].{key}"), message));
+    }
+    if pool.prefix.kv_events.as_ref().is_some_and(|events| events.bind.is_some()) {
+        let message = "`bind`: a pool that comes and goes can't have a socket; `port` reads events from each endpoint";
+        return Err(Diagnostic::new(Code::Contradiction, "pools[0].prefixCache.kvEvents.bind", message));
+    }
+    Ok(pool)
+}

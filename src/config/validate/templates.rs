@@ -1,0 +1,64 @@
+//! Pools that objects of a cluster will be: told apart from those that the file names, and checked for what can't be said of all of them at once.
+
+use super::kubernetes::Named;
+use crate::config::Overrides;
+use crate::config::decode::Sink;
+use crate::config::diagnostic::{Code, Diagnostic, Span};
+use crate::config::schema;
+use crate::config::settings::{KubernetesSource, PoolSearch, PoolSettings, PoolTemplate};
+
+/// A pool, or what pools are like that a search will find.
+pub(super) type Entry = (PoolSettings, Option<PoolSearch>);
+
+/// Those that are named, and what those are like that are searched for.
+pub(super) fn apart(entries: impl IntoIterator<Item = Entry>) -> (Vec<PoolSettings>, Vec<PoolTemplate>) {
+    let (mut pools, mut templates) = (Vec::new(), Vec::new());
+    for (pool, search) in entries {
+        match search {
+            Some(search) => templates.push(PoolTemplate { search, pool }),
+            None => pools.push(pool),
+        }
+    }
+    (pools, templates)
+}
+
+/// Pods that a pool has, or pools that are searched for.
+pub(super) fn pods_or_pools(named: Option<Named>) -> (Option<KubernetesSource>, Option<PoolSearch>) {
+    match named {
+        Some(Named::Pods(source)) => (Some(source), None),
+        Some(Named::Pools(search)) => (None, Some(search)),
+        None => (None, None),
+    }
+}
+
+/// What can't be said of all pools at once that a search finds.
+pub(super) fn check_template(pool: &schema::Pool, path: &str, flags: &Overrides, sink: &mut Sink) {
+    if let Some(at) = &pool.matches {
+        let message = "`match` would hold for every InferencePool that `poolSelector` finds";
+        let diagnostic = Diagnostic::new(Code::Contradiction, format!("{path}.match"), message).at(at.span);
+        sink.push(
+            diagnostic.help(
+                "each is known by the Service of its `endpointPickerRef`, or by `match` in its own configuration",
+            ),
+        );
+    }
+    let endpoints = pool.endpoints.first().map(|at| ("endpoints", at.span));
+    for (key, span) in endpoints.into_iter().chain(pool.dns.first().map(|at| ("dns", at.span))) {
+        no_endpoints_of_searched(&format!("{path}.{key}"), span, sink);
+    }
+    if !flags.endpoints.is_empty() {
+        no_endpoints_of_searched("--endpoint", Span::default(), sink);
+    }
+    let events = pool.prefix_cache.as_ref().and_then(|at| at.value.kv_events.as_ref());
+    if let Some(at) = events.and_then(|at| at.value.bind.as_ref()) {
+        let message = "several pools can't listen at one socket";
+        let diagnostic = Diagnostic::new(Code::Contradiction, format!("{path}.prefixCache.kvEvents.bind"), message);
+        sink.push(diagnostic.at(at.span).help("have events read from each endpoint: `port` in place of `bind`"));
+    }
+}
+
+/// Says that endpoints stand where pods come from InferencePools.
+pub(super) fn no_endpoints_of_searched(path: &str, span: Span, sink: &mut Sink) {
+    let message = "pools that `poolSelector` finds have the pods of their InferencePools, and no other endpoints";
+    sink.push(Diagnostic::new(Code::Contradiction, path, message).at(span).help("name these in a pool of their own"));
+}

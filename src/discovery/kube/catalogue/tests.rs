@@ -1,0 +1,82 @@
+//! Pools and configurations that come, go and can't be read.
+
+use super::*;
+use crate::config::settings::PoolGroup;
+use crate::discovery::kube::objects::Meta;
+use serde_json::json;
+
+const POOL: Kind = Kind::Pool(PoolGroup::Stable);
+
+fn object(name: &str, created: i64, label: (&str, &str), spec: Value) -> Object {
+    let labels = [(label.0.into(), label.1.into())].into();
+    Object { meta: Meta { name: name.into(), created, labels, ..Meta::default() }, spec, status: Value::Null }
+}
+
+fn pool(name: &str, tier: &str, service: &str) -> Object {
+    object(name, 0, ("tier", tier), json!({"endpointPickerRef": {"name": service, "port": {"number": 9002}}}))
+}
+
+fn config(name: &str, created: i64, pool: &str, text: &str) -> Object {
+    object(name, created, (CONFIG_LABEL, pool), json!({"attache.yaml": text}))
+}
+
+fn listed(catalogue: &mut Catalogue, kind: Kind, objects: Vec<Object>) {
+    catalogue.apply(kind, Change::ListBegun).unwrap();
+    for object in objects {
+        catalogue.apply(kind, Change::Listed(object)).unwrap();
+    }
+    assert!(catalogue.apply(kind, Change::ListDone).unwrap());
+}
+
+fn shown(catalogue: &Catalogue) -> Vec<String> {
+    let show = |(name, found): (String, FoundPool)| {
+        let text = found.config.map(|config| config.text.to_string());
+        format!("{name} {} {}", found.service.unwrap_or_default(), text.unwrap_or_default())
+    };
+    catalogue.found().unwrap().into_iter().map(show).collect()
+}
+
+#[test]
+fn pools_are_found_by_their_labels_once_all_is_known() {
+    let mut catalogue = Catalogue::new("tier in (gold,silver)".into());
+    assert_eq!(catalogue.found(), None);
+    let old = object("old", 0, ("tier", "gold"), json!({"extensionRef": {"name": "old-epp"}}));
+    let alone = object("alone", 0, ("tier", "gold"), json!({}));
+    let pools = vec![pool("a", "gold", "a-epp"), pool("b", "iron", "b-epp"), pool("c", "silver", "c-epp"), old, alone];
+    listed(&mut catalogue, POOL, pools);
+    assert_eq!(catalogue.found(), None, "a pool is not served by the template when it has its own");
+    listed(
+        &mut catalogue,
+        Kind::ConfigMap,
+        vec![config("of-c", 5, "c", "younger"), config("of-c-too", 1, "c", "older")],
+    );
+    assert_eq!(shown(&catalogue), ["a a-epp ", "alone  ", "c c-epp older", "old old-epp "]);
+
+    let gone = Change::Deleted { name: "of-c-too".into(), uid: String::new() };
+    assert!(catalogue.apply(Kind::ConfigMap, gone).unwrap());
+    assert!(catalogue.apply(POOL, Change::Applied(pool("b", "gold", "b-epp"))).unwrap());
+    assert!(catalogue.apply(POOL, Change::Applied(pool("a", "iron", "a-epp"))).unwrap(), "a label takes it out");
+    assert_eq!(shown(&catalogue), ["alone  ", "b b-epp ", "c c-epp younger", "old old-epp "]);
+}
+
+#[test]
+fn a_configuration_that_can_not_be_told_from_others_is_named() {
+    let mut catalogue = Catalogue::new("tier=gold".into());
+    listed(&mut catalogue, POOL, vec![pool("a", "gold", "a-epp")]);
+    listed(&mut catalogue, Kind::ConfigMap, vec![config("of-a", 0, "a", "first")]);
+    let two = object("of-a", 0, (CONFIG_LABEL, "a"), json!({"x": "1", "y": "2"}));
+    let none = object("none", 0, (CONFIG_LABEL, "a"), Value::Null);
+    for (odd, reason) in [(two, "2 keys"), (none, "0 keys")] {
+        let unreadable = catalogue.apply(Kind::ConfigMap, Change::Applied(odd)).unwrap_err();
+        assert!(unreadable.reason.contains(reason), "{unreadable:?}");
+    }
+    assert_eq!(shown(&catalogue), ["a a-epp first"], "what was known of it stays");
+}
+
+#[test]
+fn configurations_that_may_not_be_read_keep_no_pool_waiting() {
+    let mut catalogue = Catalogue::new("tier=gold".into());
+    listed(&mut catalogue, POOL, vec![pool("a", "gold", "a-epp")]);
+    assert!(catalogue.heard_of_configs());
+    assert_eq!(shown(&catalogue), ["a a-epp "]);
+}

@@ -1,0 +1,79 @@
+//! The task that follows which `InferencePool`s a selector finds, and what configurations they have.
+
+use super::catalogue::{CONFIG_LABEL, Catalogue, Found};
+use super::follow::{Subject, Told};
+use super::informer::Informers;
+use super::objects::Kind;
+use super::table::Unreadable;
+use crate::config::settings::PoolGroup;
+use std::sync::Arc;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+/// What is looked for.
+#[derive(Clone, Debug)]
+pub struct Sought {
+    /// The namespace of everything.
+    pub namespace: String,
+    /// The API group of the pools.
+    pub group: PoolGroup,
+    /// Their labels.
+    pub selector: String,
+}
+
+/// Changes taken in at a time.
+const BATCH: usize = 64;
+
+/// Tells `found` until `shutdown` what there is: `None` until that is known.
+pub async fn run(
+    informers: Arc<Informers>,
+    sought: Sought,
+    found: watch::Sender<Option<Found>>,
+    shutdown: CancellationToken,
+) {
+    let listen = |kind, labels| informers.listen(&Subject { kind, namespace: sought.namespace.clone(), labels });
+    let pools = Kind::Pool(sought.group);
+    let mut of_pools = listen(pools, None);
+    let mut of_configs = listen(Kind::ConfigMap, Some(CONFIG_LABEL.to_owned()));
+    let mut catalogue = Catalogue::new(sought.selector.clone());
+    loop {
+        let (kind, batch) = tokio::select! {
+            () = shutdown.cancelled() => return,
+            batch = next_of(&mut of_pools) => (pools, batch),
+            batch = next_of(&mut of_configs) => (Kind::ConfigMap, batch),
+        };
+        let mut changed = false;
+        for told in batch {
+            changed |= take_in(&mut catalogue, kind, told, &sought.namespace);
+        }
+        if changed {
+            let now = catalogue.found();
+            found.send_if_modified(|before| {
+                let other = *before != now;
+                *before = now;
+                other
+            });
+        }
+    }
+}
+
+async fn next_of(told: &mut mpsc::Receiver<Told>) -> Vec<Told> {
+    let mut batch = Vec::new();
+    if told.recv_many(&mut batch, BATCH).await == 0 {
+        return std::future::pending().await;
+    }
+    batch
+}
+
+fn take_in(catalogue: &mut Catalogue, kind: Kind, told: Told, namespace: &str) -> bool {
+    match told {
+        Told::Change(change) => catalogue.apply(kind, change).unwrap_or_else(|Unreadable { name, reason }| {
+            let kind = kind.naming().kind;
+            tracing::error!(namespace, kind, name, reason, "an object can't be read; what was known of it stays");
+            true
+        }),
+        // What is known stays; that configurations can't be had keeps no pool waiting.
+        Told::Trouble(_) if kind == Kind::ConfigMap => catalogue.heard_of_configs(),
+        Told::Trouble(_) | Told::Well => false,
+    }
+}

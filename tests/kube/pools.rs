@@ -1,0 +1,204 @@
+//! InferencePools that a selector finds: each is a pool, by the template or by its own configuration, for as long as it is there.
+
+use crate::api::{FakeApi, NAMESPACE, STABLE, pod, pool};
+use crate::members::NO_METRICS;
+use crate::picks::{Picked, pick};
+use crate::support::attache::AttacheProcess;
+use crate::support::client;
+use crate::support::grpc::{Connection, PROCESS, request_body, request_headers};
+use crate::support::process::eventually;
+use serde_json::{Value, json};
+
+/// A pool of the tier `gold` with one pod, reached by the Service `<name>-epp`.
+fn serve(api: &FakeApi, name: &str, ip: &str) {
+    api.pod(pod(name, name, ip));
+    api.apply(STABLE, "inferencepools", labelled(name, "gold"));
+}
+
+fn labelled(name: &str, tier: &str) -> Value {
+    let mut pool = pool(name, name, &[8000]);
+    pool["metadata"]["labels"] = json!({"tier": tier});
+    pool["spec"]["endpointPickerRef"]["name"] = json!(format!("{name}-epp"));
+    pool
+}
+
+fn config_map(name: &str, pool: &str, text: &str) -> Value {
+    json!({"metadata": {"name": name, "labels": {"attache.dev/pool": pool}}, "data": {"attache.yaml": text}})
+}
+
+/// A pool's own configuration, in which requests for `alias` become requests for `model`.
+fn own(model: &str) -> String {
+    format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools: [{{name: any, strategy: random, \
+         modelRewrites: [{{model: alias, targets: [{{model: {model}}}]}}]}}]\n"
+    )
+}
+
+async fn cluster() -> FakeApi {
+    let api = FakeApi::start().await;
+    api.install("v1", "configmaps");
+    serve(&api, "small", "10.0.0.1");
+    serve(&api, "large", "10.0.0.2");
+    api.pod(pod("other", "other", "10.0.0.9"));
+    api.apply(STABLE, "inferencepools", labelled("other", "iron"));
+    api
+}
+
+/// A connection of a gateway that calls the picker by this name.
+async fn called(picker: &AttacheProcess, authority: &str) -> Connection {
+    Connection::open(picker.grpc).await.expect("a connection").called(authority)
+}
+
+async fn started(api: &FakeApi, more: &[&str]) -> AttacheProcess {
+    let arguments = [&["--pool-selector", "tier in (gold)", NO_METRICS], more].concat();
+    let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &arguments).await;
+    picker.until_ready().await;
+    picker
+}
+
+async fn pools(picker: &AttacheProcess) -> Vec<String> {
+    let dump = client::get(picker.metrics, "/config_dump").await.expect("the settings").json();
+    let name = |pool: &Value| pool["name"].as_str().expect("a name").to_owned();
+    dump["pools"].as_array().expect("pools").iter().map(name).collect()
+}
+
+async fn until_pools(picker: &AttacheProcess, want: &[&str]) {
+    eventually(&format!("the pools {want:?}"), || async { (pools(picker).await == want).then_some(()) }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pools_come_and_go_with_their_objects_and_answer_by_their_services() {
+    let api = cluster().await;
+    let picker = started(&api, &[]).await;
+    assert_eq!(pools(&picker).await, ["large", "small"], "all that are there, as soon as it is ready");
+    // As Envoy AI Gateway calls, as a Service is called in full, and by the name alone.
+    let small = called(&picker, &format!("small-epp.{NAMESPACE}.svc:9002")).await;
+    let large = called(&picker, &format!("large-epp.{NAMESPACE}.svc.cluster.local:9002")).await;
+    assert_eq!(pick(&small, "m").await.destination(), "10.0.0.1:8000");
+    assert_eq!(pick(&large, "m").await.destination(), "10.0.0.2:8000");
+    assert_eq!(pick(&called(&picker, "large-epp").await, "m").await.destination(), "10.0.0.2:8000");
+    // One whose labels are not asked for, one that is not there yet, and a name that is nobody's.
+    let huge = called(&picker, &format!("huge-epp.{NAMESPACE}.svc:9002")).await;
+    for stranger in [&huge, &called(&picker, "other-epp").await, &called(&picker, "small-epp.elsewhere").await] {
+        let Picked::Refused(404, body) = pick(stranger, "m").await else { panic!("somebody has answered") };
+        assert!(body.contains("the gateway calls the picker"), "{body}");
+    }
+
+    serve(&api, "huge", "10.0.0.3");
+    until_pools(&picker, &["huge", "large", "small"]).await;
+    assert!(picker.is_ready().await, "a pool that comes later keeps nobody waiting");
+    eventually("a pod of the new pool", || async {
+        matches!(pick(&huge, "m").await, Picked::Endpoint { destination, .. } if destination == "10.0.0.3:8000")
+            .then_some(())
+    })
+    .await;
+    // A request under way ends well although its pool goes.
+    let mut stream = large.stream(PROCESS, &[]).await.expect("a stream");
+    stream.send(&request_headers(&[(":path", b"/v1/completions"), (":method", b"POST")], false)).expect("headers");
+    // Whoever is asked afterwards on the same connection is asked after it.
+    assert_eq!(pick(&large, "m").await.destination(), "10.0.0.2:8000");
+    api.delete(STABLE, "inferencepools", "large");
+    until_pools(&picker, &["huge", "small"]).await;
+    assert!(matches!(pick(&large, "m").await, Picked::Refused(404, _)));
+    stream.send(&request_body(br#"{"model":"m","prompt":"hello"}"#, true)).expect("a body");
+    let answer = stream.answer().await.expect("an answer").expect("a message");
+    assert!(format!("{answer:?}").contains("10.0.0.2:8000"), "{answer:?}");
+
+    // A label that changes takes a pool out, and another Service takes it from one gateway to the next.
+    api.apply(STABLE, "inferencepools", labelled("small", "iron"));
+    until_pools(&picker, &["huge"]).await;
+    let mut moved = labelled("huge", "gold");
+    moved["spec"]["endpointPickerRef"]["name"] = json!("small-epp");
+    api.apply(STABLE, "inferencepools", moved);
+    eventually("the pool behind its new Service", || async {
+        matches!(pick(&small, "m").await, Picked::Endpoint { destination, .. } if destination == "10.0.0.3:8000")
+            .then_some(())
+    })
+    .await;
+    assert!(matches!(pick(&huge, "m").await, Picked::Refused(404, _)));
+    assert_eq!((api.asked("list", "inferencepools"), api.asked("watch", "inferencepools")), (1, 1), "shared by all");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_goes_by_its_own_configuration_and_follows_it() {
+    let api = cluster().await;
+    api.apply("v1", "configmaps", config_map("of-small", "small", &own("first")));
+    // Nobody's, and another pool's.
+    api.apply("v1", "configmaps", json!({"metadata": {"name": "stranger"}, "data": {"a": "b"}}));
+    api.apply("v1", "configmaps", config_map("of-nobody", "nobody", "nonsense"));
+    let picker = started(&api, &["--strategy", "least-request"]).await;
+    let (small, large) = (called(&picker, "small-epp").await, called(&picker, "large-epp").await);
+    assert_eq!(pick(&small, "alias").await.model(), "first", "from the first request on");
+    assert_eq!(pick(&large, "alias").await.model(), "alias", "its own and nobody else's");
+    let until_model = async |model: &str| {
+        eventually(&format!("requests for {model}"), || async {
+            (pick(&small, "alias").await.model() == model).then_some(())
+        })
+        .await;
+    };
+    api.apply("v1", "configmaps", config_map("of-small", "small", &own("second")));
+    until_model("second").await;
+    // One with a mistake changes nothing, and names the mistake.
+    api.apply("v1", "configmaps", config_map("of-small", "small", &own("third").replace("strategy", "strateggy")));
+    eventually("the mistake in the log", || async {
+        picker.process.stderr().contains("unknown field `strateggy`").then_some(())
+    })
+    .await;
+    assert_eq!(pick(&small, "alias").await.model(), "second");
+    for odd in ["endpoints: ['127.0.0.1:1']", "kubernetes: {pool: large}"] {
+        let text = own("third").replace("strategy: random", odd);
+        api.apply("v1", "configmaps", config_map("of-small", "small", &text));
+    }
+    // An EndpointPickerConfig will do as well; what speaks of the process is told to have no effect.
+    let gie = "apiVersion: inference.networking.x-k8s.io/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{type: queue-scorer}]\n\
+               schedulingProfiles: [{name: default, plugins: [{pluginRef: queue-scorer}]}]\n";
+    api.apply("v1", "configmaps", config_map("of-small", "small", gie));
+    until_model("alias").await;
+    let text = format!("server: {{grpcPort: 1}}\n{}", own("fourth"));
+    api.apply("v1", "configmaps", config_map("of-small", "small", &text));
+    until_model("fourth").await;
+    assert!(picker.process.stderr().contains("`server` has no effect"), "{}", picker.process.stderr());
+    // Without its own it is what the others are.
+    api.delete("v1", "configmaps", "of-small");
+    until_model("alias").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_has_templates_beside_its_pools_and_is_reloaded_with_both() {
+    let api = cluster().await;
+    // Rights on ConfigMaps are missing: pools are served by the template.
+    api.forbid("list", "configmaps", true);
+    let text = |selector: &str, model: &str| {
+        format!(
+            "apiVersion: attache.dev/v1\nkind: Attache\npools:\n\
+             - {{name: named, match: {{service: named-epp}}, kubernetes: {{pool: other, engine: none}}}}\n\
+             - {{name: found, modelRewrites: [{{model: alias, targets: [{{model: {model}}}]}}], \
+             kubernetes: {{poolSelector: '{selector}', engine: none}}}}\n"
+        )
+    };
+    let directory = crate::support::process::scratch("kube-templates");
+    let file = directory.path().join("attache.yaml");
+    std::fs::write(&file, text("tier=gold", "first")).expect("writing the configuration");
+    let path = file.display().to_string();
+    let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &["--config-file", &path]).await;
+    picker.until_ready().await;
+    until_pools(&picker, &["named", "large", "small"]).await;
+    let (named, small) = (called(&picker, "named-epp.any:9002").await, called(&picker, "small-epp").await);
+    assert_eq!(
+        pick(&named, "alias").await,
+        Picked::Endpoint { destination: "10.0.0.9:8000".into(), model: "alias".into() }
+    );
+    assert_eq!(pick(&small, "alias").await.model(), "first");
+
+    std::fs::write(&file, text("tier=gold", "second")).expect("writing the configuration");
+    eventually("the other model", || async { (pick(&small, "alias").await.model() == "second").then_some(()) }).await;
+    // Another selector: those that it finds are there when the others go.
+    std::fs::write(&file, text("tier in (gold,iron)", "second")).expect("writing the configuration");
+    until_pools(&picker, &["named", "large", "other", "small"]).await;
+    // A pool of the name that the file gives to another is not served, and told of.
+    serve(&api, "named", "10.0.0.4");
+    let told = "the InferencePool `named` is not served";
+    eventually("the name that is taken", || async { picker.process.stderr().contains(told).then_some(()) }).await;
+    assert_eq!(pick(&named, "alias").await.destination(), "10.0.0.9:8000");
+    assert_eq!(pools(&picker).await, ["named", "large", "other", "small"]);
+}
