@@ -54,6 +54,7 @@ fn settings(interval: Duration, idle_interval: Duration) -> ScrapeSettings {
         max_bytes: 4 << 20,
         stale_after: Duration::from_secs(2),
         insecure_skip_verify: true,
+        bearer_token_file: None,
     }
 }
 

@@ -8,7 +8,7 @@ use attache::pool::health::{Availability, HealthPolicy, Outcome};
 use attache::pool::ledger::Ticket;
 use attache::pool::writer::SourceId;
 use attache::pool::{EndpointSpec, EndpointState, Engine, PoolSnapshot, PoolWriter, Published, SnapshotStore};
-use attache::scrape::{ErrorReason, ScrapeStats, Scraper};
+use attache::scrape::{ErrorReason, ModelFeed, ScrapeStats, Scraper};
 use parking_lot::Mutex;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -142,6 +142,7 @@ fn quick() -> ScrapeSettings {
         max_bytes: 1 << 20,
         stale_after: Duration::from_secs(2),
         insecure_skip_verify: false,
+        bearer_token_file: None,
     }
 }
 
@@ -410,6 +411,46 @@ async fn more_hanging_servers_than_places_do_not_stop_the_others() {
     let pages = feeds.stats.pages();
     until("more pages of the good one", || feeds.stats.pages() >= pages + 20).await;
     feeds.stop().await;
+}
+
+#[tokio::test]
+async fn servers_that_ask_for_a_token_are_shown_it_for_pages_and_models_alike() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("token");
+    std::fs::write(&file, "secret-1\n").unwrap();
+    let (server, other) = (Server::start(page("8", "0", "0", "5")).await, Server::start(Answer::Hang).await);
+    let mut feeds = Feeds::start(vec![server.spec()], quick());
+    feeds.snapshot("a page", |s| s.endpoints.iter().any(|e| waiting(e) == Some(8))).await;
+    assert!(!server.last_head.lock().contains("authorization"), "nobody is shown what nobody has set");
+    feeds.settings.send_replace(ScrapeSettings { bearer_token_file: Some(file), ..quick() });
+    let shown = "authorization: bearer secret-1\r\n";
+    until("the token", || server.last_head.lock().contains(shown)).await;
+
+    feeds.endpoints.send_replace(vec![EndpointSpec { engine: Engine::None, ..other.spec() }]);
+    let models = ModelFeed::new(
+        feeds.store.clone(),
+        feeds.published.clone(),
+        feeds.settings.subscribe(),
+        Arc::default(),
+        feeds.stats.clone(),
+    );
+    let asking = tokio::spawn(models.unwrap().run(feeds.shutdown.clone()));
+    let asked = || other.last_head.lock().clone();
+    until("the question for models", || asked().starts_with("get /v1/models ")).await;
+    assert!(asked().contains(shown), "{}", asked());
+    feeds.stop().await;
+    asking.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_refuses_says_what_to_set() {
+    let refused = "HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n";
+    let server = Server::start(Answer::Raw(refused.into())).await;
+    let url = format!("http://{}/metrics", server.address).parse().unwrap();
+    let client = attache::scrape::fetch::Clients::new().unwrap().plain();
+    let bounds = (Duration::from_secs(5), 1 << 20);
+    let error = attache::scrape::fetch::fetch(&client, url, None, bounds, &mut Vec::new()).await.unwrap_err();
+    assert!(error.to_string().contains("401") && error.to_string().contains("bearerTokenFile"), "{error}");
 }
 
 #[tokio::test]

@@ -229,6 +229,7 @@ fn pool(p: &PoolSettings) -> Value {
             "maxBytes": p.scrape.max_bytes,
             "staleAfter": show_duration(p.scrape.stale_after),
             "insecureSkipVerify": p.scrape.insecure_skip_verify,
+            "bearerTokenFile": p.scrape.bearer_token_file,
         },
         "health": {
             "consecutiveFailures": p.health.consecutive_failures,

@@ -226,6 +226,7 @@ sections! {
         "maxBytes" => max_bytes: Bytes,
         "staleAfter" => stale_after: Duration,
         "insecureSkipVerify" => insecure_skip_verify: bool,
+        "bearerTokenFile" => bearer_token_file: String,
     }
     /// When endpoints are ejected.
     Health {

@@ -361,6 +361,8 @@ pub struct ScrapeSettings {
     pub stale_after: Duration,
     /// Accept any certificate of an `https` metrics endpoint.
     pub insecure_skip_verify: bool,
+    /// Holds the token that servers ask for, for their metrics and for the list of their models.
+    pub bearer_token_file: Option<PathBuf>,
 }
 
 impl Settings {

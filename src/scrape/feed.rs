@@ -1,5 +1,6 @@
 //! The scraping task of one pool.
 
+use super::credentials::BearerToken;
 use super::engines::{EngineMap, Reading};
 use super::fetch::{Clients, FetchError, fetch};
 use super::pace::{Pace, Process, Seen};
@@ -12,12 +13,14 @@ use crate::rng::{self, PickRng};
 use ahash::AHashMap;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use rand::RngExt;
+use reqwest::header::HeaderValue;
 use reqwest::{Client, Url};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// Pages fetched at once. A page takes a few milliseconds, so 64 keep up with thousands of idle endpoints and hundreds of busy ones; and
@@ -56,6 +59,7 @@ pub struct Scraper {
     clock: Clock,
     rng: PickRng,
     clients: Clients,
+    token: BearerToken,
     stats: Arc<ScrapeStats>,
     first_round: watch::Sender<bool>,
     membership: Option<u64>,
@@ -85,6 +89,7 @@ impl Scraper {
             clock,
             rng: rng::for_request(seed, 0),
             clients: Clients::new()?,
+            token: BearerToken::default(),
             stats: Arc::default(),
             first_round: watch::Sender::new(false),
             membership: None,
@@ -226,9 +231,10 @@ impl Scraper {
             let Some(target) = self.targets.get_mut(&id).filter(|t| !t.fetching && t.pace.due == due) else { continue };
             target.fetching = true;
             let settings = self.settings.borrow();
+            let token = self.token.header(settings.bearer_token_file.as_deref(), Instant::now());
             let ready = target.url.clone().and_then(|url| {
                 let client = self.clients.client(&url, settings.insecure_skip_verify)?;
-                Ok((client, url))
+                Ok((client, url, token))
             });
             return Some(scrape(
                 ready,
@@ -299,7 +305,7 @@ impl Scraper {
 
 /// Fetches and reads one page.
 async fn scrape(
-    ready: Result<(Client, Url), FetchError>,
+    ready: Result<(Client, Url, Option<HeaderValue>), FetchError>,
     endpoint: Arc<Endpoint>,
     engine: &'static EngineMap,
     (timeout, max_bytes): (Duration, u64),
@@ -308,7 +314,7 @@ async fn scrape(
 ) -> Fetched {
     let in_flight = endpoint.ledger.in_flight();
     let fetched = match ready {
-        Ok((client, url)) => fetch(&client, url, timeout, max_bytes, &mut buffer).await,
+        Ok((client, url, token)) => fetch(&client, url, token, (timeout, max_bytes), &mut buffer).await,
         Err(error) => Err(error),
     };
     let outcome = match fetched {

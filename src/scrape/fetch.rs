@@ -1,6 +1,6 @@
 //! Fetches one page: bounded in time and size, no redirects, no proxies, nothing compressed.
 
-use reqwest::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING};
+use reqwest::header::{ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, HeaderValue};
 use reqwest::{Client, ClientBuilder, Url, redirect};
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub enum FetchError {
     #[error("no page within {0:?}")]
     Timeout(Duration),
     /// Not 200.
-    #[error("got status {0}, want 200")]
+    #[error("got status {0}, want 200{hint}", hint = hint(*.0))]
     Status(u16),
     /// A redirect.
     #[error("got redirect {0}, which is not followed; set the metrics path itself")]
@@ -35,6 +35,14 @@ pub enum FetchError {
     /// A URL that can't be asked.
     #[error("can't ask this URL: {0}")]
     Url(String),
+}
+
+fn hint(status: u16) -> &'static str {
+    if matches!(status, 401 | 403) {
+        "; `scrape.bearerTokenFile` names a file with the token that servers ask for"
+    } else {
+        ""
+    }
 }
 
 /// The HTTP clients: certificates are checked by one of them only, which is made when it is first needed, because it wants the system's
@@ -101,26 +109,36 @@ pub fn client(verify: bool, idle_connections: usize) -> ClientBuilder {
         .tls_danger_accept_invalid_certs(!verify)
 }
 
-/// Fetches `url` into `page`, which is emptied first; at most `max_bytes` within `timeout`.
+/// Fetches `url` into `page`, which is emptied first; at most `max_bytes` within `timeout`. `authorization` is shown to the server.
 ///
 /// # Errors
 /// See [`FetchError`].
 pub async fn fetch(
     client: &Client,
     url: Url,
-    timeout: Duration,
-    max_bytes: u64,
+    authorization: Option<HeaderValue>,
+    (timeout, max_bytes): (Duration, u64),
     page: &mut Vec<u8>,
 ) -> Result<(), FetchError> {
     page.clear();
-    match tokio::time::timeout(timeout, fetch_untimed(client, url, max_bytes, page)).await {
+    match tokio::time::timeout(timeout, fetch_untimed(client, url, authorization, max_bytes, page)).await {
         Ok(outcome) => outcome,
         Err(_) => Err(FetchError::Timeout(timeout)),
     }
 }
 
-async fn fetch_untimed(client: &Client, url: Url, max_bytes: u64, page: &mut Vec<u8>) -> Result<(), FetchError> {
-    let request = client.get(url).header(ACCEPT, "text/plain, application/json").header(ACCEPT_ENCODING, "identity");
+async fn fetch_untimed(
+    client: &Client,
+    url: Url,
+    authorization: Option<HeaderValue>,
+    max_bytes: u64,
+    page: &mut Vec<u8>,
+) -> Result<(), FetchError> {
+    let mut request =
+        client.get(url).header(ACCEPT, "text/plain, application/json").header(ACCEPT_ENCODING, "identity");
+    if let Some(authorization) = authorization {
+        request = request.header(AUTHORIZATION, authorization);
+    }
     let mut response = request.send().await.map_err(|e| match () {
         () if e.is_builder() => FetchError::Url(cause(&e)),
         () if e.is_connect() => FetchError::Connect(cause(&e)),

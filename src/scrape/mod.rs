@@ -1,7 +1,7 @@
 //! Scraping: asks every model server for its metrics and tells the pool's writer what they say.
 //!
 //! [`Scraper`] is one task per pool: it keeps a timetable ([`pace`]), fetches pages over reused connections with bounded time, size
-//! and concurrency ([`fetch`]), reads the few families that routing needs ([`exposition`], [`engines`]) and sends `Scraped` and
+//! and concurrency ([`fetch`]), shows them the token that they ask for ([`credentials`]), reads the few families that routing needs ([`exposition`], [`engines`]) and sends `Scraped` and
 //! `Restarted` events. [`ModelFeed`] asks them what they serve, where the picker is to tell clients ([`models`]). It counts what it did in [`ScrapeStats`], which telemetry reads. A server that fails keeps its last page until
 //! that is stale; the ledger decides from then on, and no other server's turn is delayed.
 //!
@@ -9,6 +9,7 @@
 //!
 //! Started by the composition of the process. May import: `pool`, `scheduling`, `config`, `clock`, `rng`, `ids`, `redis_link`, tokio, reqwest.
 
+pub mod credentials;
 pub mod engines;
 pub mod exposition;
 pub mod feed;

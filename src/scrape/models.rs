@@ -3,6 +3,7 @@
 //! A list changes when an adapter is loaded, so a slow rhythm will do; a server that has just come is asked at once. One that does not answer
 //! keeps its last list for as long as it belongs to the pool.
 
+use super::credentials::BearerToken;
 use super::fetch::{Clients, FetchError, fetch};
 use super::stats::ScrapeStats;
 use crate::config::settings::ScrapeSettings;
@@ -10,11 +11,13 @@ use crate::ids::EndpointId;
 use crate::pool::models::ModelListError;
 use crate::pool::{Endpoint, ModelList, ModelStore, Published, SnapshotStore};
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use reqwest::header::HeaderValue;
 use reqwest::{Client, Url};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// Each server is asked this often.
@@ -46,6 +49,7 @@ pub struct ModelFeed {
     models: Arc<ModelStore>,
     stats: Arc<ScrapeStats>,
     client: Client,
+    token: BearerToken,
     membership: Option<u64>,
     servers: BTreeMap<EndpointId, Server>,
     waiting: VecDeque<EndpointId>,
@@ -65,14 +69,15 @@ impl ModelFeed {
     ) -> Result<Self, FetchError> {
         let client = Clients::new()?.plain();
         let (servers, waiting) = (BTreeMap::new(), VecDeque::new());
-        Ok(Self { store, published, settings, models, stats, client, membership: None, servers, waiting })
+        let token = BearerToken::default();
+        Ok(Self { store, published, settings, models, stats, client, token, membership: None, servers, waiting })
     }
 
     /// Asks until `shutdown`, or until the pool's writer is gone.
     pub async fn run(mut self, shutdown: CancellationToken) {
         let mut asked = FuturesUnordered::new();
         // Those of now are asked at once, as newcomers.
-        let mut round = tokio::time::interval_at(tokio::time::Instant::now() + INTERVAL, INTERVAL);
+        let mut round = tokio::time::interval_at(Instant::now() + INTERVAL, INTERVAL);
         round.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         self.follow();
         loop {
@@ -117,15 +122,17 @@ impl ModelFeed {
     }
 
     fn question(
-        &self,
+        &mut self,
         id: EndpointId,
     ) -> Option<impl Future<Output = (EndpointId, Result<ModelList, Unsaid>)> + use<>> {
         let url = format!("http://{}/v1/models", self.servers.get(&id)?.endpoint.authority);
-        let (client, timeout, max_bytes) = {
+        let client = self.client.clone();
+        let (bounds, token) = {
             let settings = self.settings.borrow();
-            (self.client.clone(), settings.timeout, settings.max_bytes)
+            let token = self.token.header(settings.bearer_token_file.as_deref(), Instant::now());
+            ((settings.timeout, settings.max_bytes), token)
         };
-        Some(async move { (id, ask(&client, &url, timeout, max_bytes).await) })
+        Some(async move { (id, ask(&client, &url, token, bounds).await) })
     }
 
     fn take_in(&mut self, id: EndpointId, said: Result<ModelList, Unsaid>) {
@@ -161,9 +168,14 @@ impl ModelFeed {
     }
 }
 
-async fn ask(client: &Client, url: &str, timeout: Duration, max_bytes: u64) -> Result<ModelList, Unsaid> {
+async fn ask(
+    client: &Client,
+    url: &str,
+    token: Option<HeaderValue>,
+    bounds: (Duration, u64),
+) -> Result<ModelList, Unsaid> {
     let url = Url::parse(url).map_err(|e| FetchError::Url(format!("{url}: {e}")))?;
     let mut answer = Vec::new();
-    fetch(client, url, timeout, max_bytes, &mut answer).await?;
+    fetch(client, url, token, bounds, &mut answer).await?;
     Ok(ModelList::read(&answer)?)
 }

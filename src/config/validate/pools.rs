@@ -549,6 +549,7 @@ fn scrape(file: &schema::Scrape, path: &str, flags: &Overrides, sink: &mut Sink)
             file.insecure_skip_verify,
             false,
         ),
+        bearer_token_file: file.bearer_token_file.as_ref().map(|at| at.value.as_str().into()),
     }
 }
 

@@ -22,6 +22,7 @@ impl Bench {
             max_bytes: 1 << 20,
             stale_after: Duration::from_secs(2),
             insecure_skip_verify: false,
+            bearer_token_file: None,
         };
         let (published, following) = watch::channel(Published::default());
         let (events, _) = mpsc::channel(1);

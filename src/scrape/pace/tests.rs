@@ -8,6 +8,7 @@ fn settings() -> ScrapeSettings {
         max_bytes: 1 << 20,
         stale_after: Duration::from_secs(2),
         insecure_skip_verify: false,
+        bearer_token_file: None,
     }
 }
 
