@@ -6,10 +6,14 @@
 //!
 //! Called by `app`. May import `ext_proc`, `health`, `tls`, tonic, tokio.
 
+mod authority;
+mod lenient;
+
 use crate::ext_proc::service::Service;
 use crate::ext_proc::wire::Wire;
 use crate::health::Health;
 use crate::tls::{Acceptor, ServerIo, handshake};
+use lenient::Lenient;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -115,7 +119,7 @@ async fn serve(
     connections: Arc<AtomicUsize>,
     drain: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
-    let (ready, incoming) = mpsc::channel::<io::Result<ServerIo<Open>>>(HANDOVER_QUEUE);
+    let (ready, incoming) = mpsc::channel::<io::Result<Lenient<ServerIo<Open>>>>(HANDOVER_QUEUE);
     tokio::spawn(async move {
         while let Some(stream) = handed.recv().await {
             let open = Open(connections.clone());
@@ -123,7 +127,7 @@ async fn serve(
             tokio::spawn(async move {
                 match adopt(stream, tls.as_ref(), open).await {
                     // Full or closed only when the server is going down.
-                    Ok(connection) => drop(ready.send(Ok(connection)).await),
+                    Ok(connection) => drop(ready.send(Ok(Lenient::new(connection))).await),
                     Err(error) => tracing::debug!(%error, "handshake failed"),
                 }
             });

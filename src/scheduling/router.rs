@@ -315,9 +315,11 @@ fn same_authority(configured: &str, got: &str) -> bool {
 }
 
 /// Whether `called`, the authority of a call, names this Service. Either may leave out how its name goes on: `epp`, `epp.default:9002`,
-/// `epp.default.svc.cluster.local`.
+/// `epp.default.svc.cluster.local`. Istio calls by its clusters' names, `outbound|9002||epp.default.svc.cluster.local`, in which `~` has come to
+/// stand for what is not allowed in an authority.
 fn same_service(service: &str, called: &str) -> bool {
-    let host = called.split_once(':').map_or(called, |(host, _)| host);
+    let host = called.rsplit_once('~').map_or(called, |(_, host)| host);
+    let host = host.split_once(':').map_or(host, |(host, _)| host);
     !host.is_empty() && service.split('.').zip(host.split('.')).all(|(a, b)| a.eq_ignore_ascii_case(b))
 }
 

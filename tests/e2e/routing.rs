@@ -78,13 +78,20 @@ async fn the_service_that_envoy_calls_decides_the_pool() {
     let by_name = "envoy_grpc: {cluster_name: picker, authority: 'llama-epp.default.svc:9002'}";
     let by_authority = by_cluster.replace("envoy_grpc: {cluster_name: picker}", by_name);
     assert_ne!(by_cluster, by_authority);
-    for (bootstrap, server) in [(by_cluster, &mine), (by_authority, &other)] {
+    // As Istio calls it: by a name that is no authority.
+    let istio = "name: 'outbound|9002||llama-epp.default.svc.cluster.local'";
+    let by_istio = by_cluster.replace("name: picker", istio);
+    assert_eq!(by_istio.matches(istio).count(), 3);
+    for (bootstrap, server) in [(by_cluster, &mine), (by_authority, &other), (by_istio, &other)] {
         let envoy = EnvoyProcess::start(&bootstrap).await;
         let to = envoy.listener("inference");
         let body = r#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
-        // What a client says of itself changes nothing.
-        let reply = post(to, CHAT, body, &[("x-forwarded-host", "llama-epp.default.svc")]).await;
-        assert_eq!(reply.header("x-echo-server"), server.address.to_string());
+        // More than once on a connection: from then on the name is one in the table of both sides.
+        for n in 0..20 {
+            // What a client says of itself changes nothing.
+            let reply = post(to, CHAT, body, &[("x-forwarded-host", "llama-epp.default.svc")]).await;
+            assert_eq!(reply.header("x-echo-server"), server.address.to_string(), "request {n}");
+        }
         envoy.assert_picker_was_correct().await;
     }
     picker.assert_settled().await;

@@ -157,6 +157,7 @@ fn the_service_that_the_gateway_calls_comes_before_all_else() {
     for (called, pool) in [
         ("small-epp.team-a.svc:9002", "small"),
         ("small-epp.team-a.svc.cluster.local:9002", "small"),
+        ("outbound~9002~~small-epp.team-a.svc.cluster.local", "small"),
         ("Small-EPP", "small"),
         ("large-epp", "large"),
         ("bare.team-b:9002", "bare"),

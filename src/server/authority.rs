@@ -1,0 +1,235 @@
+//! Names by which gateways call the picker and which Rust's HTTP library refuses, made into ones that it takes.
+//!
+//! Envoy calls a gRPC service by the name of its cluster unless its configuration says otherwise, and Istio's clusters are called
+//! `outbound|9002||llama-epp.default.svc.cluster.local`. h2 resets every stream with such an `:authority` and has no setting against that. So header
+//! blocks are looked at before h2 sees them: in an `:authority` that is none, what may not stand in one becomes `~`, byte by byte. Its length stays,
+//! and with it the sizes in the tables by which both sides compress headers (HPACK, RFC 7541). All else passes as it is, and without a copy where
+//! no frame of headers is cut in two. Pure; `lenient` calls it.
+
+use http::uri::Authority;
+use std::borrow::Cow;
+
+/// What a client sends first, before any frame.
+const PREFACE_BYTES: usize = 24;
+/// Before each frame.
+const FRAME_HEADER_BYTES: usize = 9;
+/// The largest frame that h2 takes without a setting. Whatever is larger is its to refuse.
+const MAX_FRAME_BYTES: usize = 16_384;
+/// The type of a frame that begins a block of headers.
+const HEADERS: u8 = 1;
+const END_HEADERS: u8 = 0x04;
+const PADDED: u8 = 0x08;
+const PRIORITY: u8 = 0x20;
+/// In the static table.
+const AUTHORITY_INDEX: usize = 1;
+/// Stands for what may not be there.
+const STAND_IN: u8 = b'~';
+
+/// What has come of one direction of a connection.
+#[derive(Debug)]
+pub(super) struct Mender {
+    /// Bytes that pass without a look.
+    pass: usize,
+    /// The beginning of a frame that is not whole.
+    held: Vec<u8>,
+}
+
+impl Mender {
+    /// Nothing has come.
+    pub(super) fn new() -> Self {
+        Self { pass: PREFACE_BYTES, held: Vec::new() }
+    }
+
+    /// Takes what has come. So many bytes of it pass as they are and the rest is held; or, where others come in the place of all of it, these.
+    pub(super) fn take(&mut self, input: &[u8]) -> (usize, Vec<u8>) {
+        let joined = !self.held.is_empty();
+        let bytes = if joined {
+            let mut held = std::mem::take(&mut self.held);
+            held.extend_from_slice(input);
+            Cow::Owned(held)
+        } else {
+            Cow::Borrowed(input)
+        };
+        let (mut at, mut copied, mut out) = (0, 0, Vec::new());
+        loop {
+            let passes = self.pass.min(bytes.len() - at);
+            self.pass -= passes;
+            at += passes;
+            let rest = bytes.get(at..).unwrap_or_default();
+            let Some([a, b, c, kind, ..]) = rest.first_chunk::<FRAME_HEADER_BYTES>() else { break };
+            let length = FRAME_HEADER_BYTES + (usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c));
+            if *kind != HEADERS || length > FRAME_HEADER_BYTES + MAX_FRAME_BYTES {
+                self.pass = length;
+                continue;
+            }
+            let Some(frame) = rest.get(..length) else { break };
+            if let Some(mended) = mended_frame(frame) {
+                out.extend_from_slice(bytes.get(copied..at).unwrap_or_default());
+                out.extend(mended);
+                copied = at + length;
+            }
+            at += length;
+        }
+        self.held = bytes.get(at..).unwrap_or_default().to_vec();
+        if !joined && copied == 0 {
+            return (at, Vec::new());
+        }
+        out.extend_from_slice(bytes.get(copied..at).unwrap_or_default());
+        (0, out)
+    }
+
+    /// Gives what is held, when no more comes.
+    pub(super) fn end(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.held)
+    }
+}
+
+/// The frame with an authority that is one; `None` where it has such a one already, or none, or can't be read.
+fn mended_frame(frame: &[u8]) -> Option<Vec<u8>> {
+    let (header, payload) = frame.split_first_chunk::<FRAME_HEADER_BYTES>()?;
+    let [_, _, _, kind, flags, stream @ ..] = header;
+    if flags & END_HEADERS == 0 {
+        return None;
+    }
+    let padding = if flags & PADDED == 0 { 0 } else { usize::from(*payload.first()?) };
+    let begin = usize::from(flags & PADDED != 0) + if flags & PRIORITY == 0 { 0 } else { 5 };
+    let end = payload.len().checked_sub(padding)?;
+    let block = mended_block(payload.get(begin..end)?)?;
+    let payload = [payload.get(..begin)?, &block, payload.get(end..)?].concat();
+    let [_, a, b, c] = u32::try_from(payload.len()).ok().filter(|n| *n as usize <= MAX_FRAME_BYTES)?.to_be_bytes();
+    Some([&[a, b, c, *kind, *flags], &stream[..], &payload].concat())
+}
+
+fn mended_block(block: &[u8]) -> Option<Vec<u8>> {
+    let mut at = 0;
+    while let Some(first) = block.get(at) {
+        if first & 0x80 != 0 {
+            at = integer(block, at, 7)?.1;
+            continue;
+        }
+        if first & 0xe0 == 0x20 {
+            at = integer(block, at, 5)?.1;
+            continue;
+        }
+        let (index, after) = integer(block, at, if first & 0x40 == 0 { 4 } else { 6 })?;
+        let (is_authority, value_at) = if index == 0 {
+            let (name, after) = text(block, after)?;
+            (name.is_some_and(|name| *name == *b":authority"), after)
+        } else {
+            (index == AUTHORITY_INDEX, after)
+        };
+        let (value, end) = text(block, value_at)?;
+        if is_authority {
+            let value = mended(&value?)?;
+            let mut mended = block.get(..value_at)?.to_vec();
+            put_text(&value, &mut mended);
+            mended.extend_from_slice(block.get(end..)?);
+            return Some(mended);
+        }
+        at = end;
+    }
+    None
+}
+
+/// The authority with stand-ins; `None` where it needs none, or where they don't help.
+fn mended(value: &[u8]) -> Option<Vec<u8>> {
+    if Authority::try_from(value).is_ok() {
+        return None;
+    }
+    let fits = |b: &u8| b.is_ascii_alphanumeric() || b"-._:".contains(b);
+    let mended: Vec<u8> = value.iter().map(|b| if fits(b) { *b } else { STAND_IN }).collect();
+    Authority::try_from(mended.as_slice()).is_ok().then_some(mended)
+}
+
+/// An integer whose first byte has so many bits for it, and where it ends. RFC 7541, 5.1.
+fn integer(block: &[u8], at: usize, bits: u32) -> Option<(usize, usize)> {
+    let most = (1usize << bits) - 1;
+    let mut value = usize::from(*block.get(at)?) & most;
+    let mut at = at + 1;
+    if value < most {
+        return Some((value, at));
+    }
+    for shift in [0, 7, 14] {
+        let byte = usize::from(*block.get(at)?);
+        value += (byte & 0x7f) << shift;
+        at += 1;
+        if byte & 0x80 == 0 {
+            return Some((value, at));
+        }
+    }
+    None
+}
+
+/// A string (`None` inside where it holds what is rare) and where it ends. RFC 7541, 5.2.
+fn text(block: &[u8], at: usize) -> Option<(Option<Cow<'_, [u8]>>, usize)> {
+    let packed = block.get(at)? & 0x80 != 0;
+    let (length, at) = integer(block, at, 7)?;
+    let end = at + length;
+    let bytes = block.get(at..end)?;
+    Some((if packed { unpacked(bytes).map(Cow::Owned) } else { Some(Cow::Borrowed(bytes)) }, end))
+}
+
+fn put_text(value: &[u8], out: &mut Vec<u8>) {
+    let mut length = value.len();
+    if length < 0x7f {
+        out.push(length as u8);
+    } else {
+        out.push(0x7f);
+        length -= 0x7f;
+        while length >= 0x80 {
+            out.push((length & 0x7f) as u8 | 0x80);
+            length >>= 7;
+        }
+        out.push(length as u8);
+    }
+    out.extend_from_slice(value);
+}
+
+/// The symbols of each length in bits, up to those that stand in no name of a cluster. The code is canonical: within a length it counts up, and
+/// goes on twice as high in the next. RFC 7541, appendix B.
+const SYMBOLS: [(u32, &[u8]); 10] = [
+    (5, b"012aceiost"),
+    (6, b" %-./3456789=A_bdfghlmnpru"),
+    (7, b":BCDEFGHIJKLMNOPQRSTUVWYjkqvwxyz"),
+    (8, b"&*,;XZ"),
+    (10, b"!\"()?"),
+    (11, b"'+|"),
+    (12, b"#>"),
+    (13, b"\0$@[]~"),
+    (14, b"^}"),
+    (15, b"<`{"),
+];
+
+fn symbol(code: u32, length: u32) -> Option<u8> {
+    let (mut first, mut before) = (0, 0);
+    for (bits, symbols) in SYMBOLS {
+        first <<= bits - before;
+        before = bits;
+        if bits == length {
+            return symbols.get(code.checked_sub(first)? as usize).copied();
+        }
+        first += symbols.len() as u32;
+    }
+    None
+}
+
+/// What was packed by the Huffman code; `None` where something rare is in it, or what is no code.
+fn unpacked(bytes: &[u8]) -> Option<Vec<u8>> {
+    let mut out = Vec::with_capacity(bytes.len() * 8 / 5);
+    let (mut code, mut length) = (0u32, 0u32);
+    for bit in bytes.iter().flat_map(|byte| (0..8).rev().map(move |at| u32::from(byte >> at & 1))) {
+        (code, length) = (code << 1 | bit, length + 1);
+        if let Some(symbol) = symbol(code, length) {
+            out.push(symbol);
+            (code, length) = (0, 0);
+        }
+        if length > 15 {
+            return None;
+        }
+    }
+    // Filled up with ones, less than a byte of them.
+    (length < 8 && code == (1 << length) - 1).then_some(out)
+}
+
+#[cfg(test)]
+mod tests;
