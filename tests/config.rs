@@ -173,8 +173,8 @@ fn flags_that_speak_of_servers_have_an_effect_or_a_warning() {
         metrics_port: Some(9100),
         ..KubernetesFlags::default()
     };
-    let mut sources = Sources::default();
-    sources.overrides = Overrides { endpoints: vec!["10.0.0.1:8000".into()], kubernetes, ..Overrides::default() };
+    let overrides = Overrides { endpoints: vec!["10.0.0.1:8000".into()], kubernetes, ..Overrides::default() };
+    let mut sources = Sources { overrides, ..Sources::default() };
     let (settings, diagnostics) = load(&sources).unwrap();
     let endpoint = &settings.pools[0].endpoints[0];
     assert_eq!((endpoint.engine, endpoint.metrics_url().as_deref()), (Engine::Sglang, Some("https://10.0.0.1:9100/m")));

@@ -225,8 +225,11 @@ fn check_names(pools: &[At<schema::Pool>], sink: &mut Sink) {
     }
 }
 
+/// A header, the authority and the Service, and models.
+type Conditions<'p> = (Option<(String, &'p str)>, [Option<String>; 2], Vec<&'p str>);
+
 /// A condition without spans and cases, to be compared.
-fn conditions(pool: &schema::Pool) -> (Option<(String, &str)>, [Option<String>; 2], Vec<&str>) {
+fn conditions(pool: &schema::Pool) -> Conditions<'_> {
     let Some(At { value: m, .. }) = &pool.matches else { return Default::default() };
     let header = m.header.as_ref().and_then(|h| {
         Some((h.value.name.as_ref()?.value.to_ascii_lowercase(), h.value.value.as_ref()?.value.as_str()))
