@@ -54,17 +54,21 @@ pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings
     tenants::who_reads(
         redis_at,
         [settings.tenants.as_ref(), settings.models.as_ref()],
-        &settings.pools,
+        settings.pools.iter().chain(settings.templates.iter().map(|template| &template.pool)),
         &strategies,
         sink,
     );
     settings
 }
 
-/// Where each pool of the file names its strategy, or where the pool begins.
-fn places_of_strategies(pools: &Opt<Vec<At<schema::Pool>>>) -> Vec<Span> {
-    let pools = pools.iter().flat_map(|at| &at.value);
-    pools.map(|pool| pool.value.strategy.as_ref().map_or(pool.span, |strategy| strategy.span)).collect()
+/// Which pool of the file names its strategy where, or where the pool begins: those that are searched for after those that are named.
+fn places_of_strategies(pools: &Opt<Vec<At<schema::Pool>>>) -> Vec<(usize, Span)> {
+    let pools = pools.iter().flat_map(|at| &at.value).enumerate();
+    let (searched, named): (Vec<_>, Vec<_>) = pools.partition(|(_, pool)| templates::searches(&pool.value));
+    let place = |(position, pool): (usize, &At<schema::Pool>)| {
+        (position, pool.value.strategy.as_ref().map_or(pool.span, |strategy| strategy.span))
+    };
+    named.into_iter().chain(searched).map(place).collect()
 }
 
 /// The value of a flag, else of the file, with its place.

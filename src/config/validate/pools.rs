@@ -1,6 +1,6 @@
 //! The checks of pools: names, conditions, endpoints, algorithms, rewrites, intervals.
 
-use super::templates::{Entry, apart, check_template, no_endpoints_of_searched, pods_or_pools};
+use super::templates::{Entry, apart, check_template, no_endpoints_of_searched, pods_or_pools, searches};
 use super::{disaggregation, flow, given, kubernetes, pick, pick_or, positive, prefix, strategies};
 use crate::config::Overrides;
 use crate::config::aibrix_env::AibrixDefaults;
@@ -242,7 +242,6 @@ fn conditions(pool: &schema::Pool) -> Conditions<'_> {
 fn check_matches(pools: &[At<schema::Pool>], sink: &mut Sink) {
     let place = |pool: &schema::Pool| pool.matches.as_ref().map_or(pool.name.span, |m| m.span);
     let all: Vec<_> = pools.iter().map(|p| conditions(&p.value)).collect();
-    let searches = |pool: &schema::Pool| pool.kubernetes.as_ref().is_some_and(|at| at.value.pool_selector.is_some());
     for (i, (pool, mine)) in pools.iter().zip(&all).enumerate() {
         for (other, theirs) in pools.iter().zip(&all).take(i) {
             if searches(&pool.value) || searches(&other.value) {

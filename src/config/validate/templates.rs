@@ -10,6 +10,11 @@ use crate::config::settings::{KubernetesSource, PoolSearch, PoolSettings, PoolTe
 /// A pool, or what pools are like that a search will find.
 pub(super) type Entry = (PoolSettings, Option<PoolSearch>);
 
+/// Whether an entry of the file searches for pools.
+pub(super) fn searches(pool: &schema::Pool) -> bool {
+    pool.kubernetes.as_ref().is_some_and(|at| at.value.pool_selector.is_some())
+}
+
 /// Those that are named, and what those are like that are searched for.
 pub(super) fn apart(entries: impl IntoIterator<Item = Entry>) -> (Vec<PoolSettings>, Vec<PoolTemplate>) {
     let (mut pools, mut templates) = (Vec::new(), Vec::new());

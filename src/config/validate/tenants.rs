@@ -126,19 +126,19 @@ fn no_redis(span: Span, path: &str, what: &str, sink: &mut Sink) {
 }
 
 /// Checks that who reads Redis has one, and that one that is given is read; `places` are those of the pools' strategies, in their order.
-pub(super) fn who_reads(
+pub(super) fn who_reads<'a>(
     given: Option<Span>,
     limits: [Option<&TenantSettings>; 2],
-    pools: &[PoolSettings],
-    places: &[Span],
+    pools: impl Iterator<Item = &'a PoolSettings>,
+    places: &[(usize, Span)],
     sink: &mut Sink,
 ) {
     let counts = |l: &TenantSettings| l.store == CountIn::Redis || l.user_records.is_some();
     let mut read = limits.into_iter().flatten().any(counts);
-    for (position, _) in pools.iter().enumerate().filter(|(_, pool)| pool.reads_redis()) {
+    for (at, _) in pools.enumerate().filter(|(_, pool)| pool.reads_redis()) {
         read = true;
         if given.is_none() {
-            let span = places.get(position).copied().unwrap_or_default();
+            let (position, span) = places.get(at).copied().unwrap_or_default();
             no_redis(span, &format!("pools[{position}].strategy"), "`profilesFromRedis`", sink);
         }
     }
