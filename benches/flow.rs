@@ -35,7 +35,8 @@ const PARKED: u32 = 1_000_000;
 
 /// A pool that is full, and one that never is.
 const FULL: Gauge = Gauge::FULL;
-const EMPTY: Gauge = Gauge { stages: [Stage { requests: (0.0, 0.0), tokens: (0.0, 0.0) }; 2], long: None };
+const EMPTY: Gauge =
+    Gauge { stages: [Stage { requests: (0.0, 0.0), tokens: (0.0, 0.0), request_tokens: 0.0 }; 2], long: None };
 
 /// Seconds that this thread has had a core: what others do on the machine counts less than in wall time.
 fn cpu() -> f64 {

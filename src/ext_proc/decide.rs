@@ -257,7 +257,7 @@ pub fn decide(
         queues: queues.map(|queues| &**queues),
         strategy: &*choice.strategy,
         filter: filter.as_ref(),
-        prepared: prepared.as_ref(),
+        prepared: prepared.as_ref().filter(|_| reads),
         asked: asking,
     };
     let due = match case.due(q, &facts, request.is_some()) {
@@ -267,7 +267,7 @@ pub fn decide(
     let ask = |queues: &Arc<Queues>| {
         let trusted = || q.head.fairness_id().filter(|_| live.exchange.trust_client_headers);
         let flow = q.head.tenant().or(trusted);
-        let (found, prompt_tokens) = prepared.as_ref().and_then(|p| p.glance(picker, q.now)).unzip();
+        let (found, prompt_tokens) = case.prepared.and_then(|p| p.glance(picker, q.now)).unzip();
         let spare = case.spare(q, &facts, due);
         let facts = &RequestFacts { prompt_tokens: prompt_tokens.unwrap_or(estimated), ..facts };
         let (bytes, found) = (q.body.len(), found.as_ref());
@@ -375,8 +375,10 @@ pub fn decide(
     }
     let share = decision.picks.first().map_or(0.0, |picked| choice.strategy.share(&cx, picked));
     let hints = looked.as_ref().map(|looked| Hints::of(pool, looked, &decision, &snapshot, q.head, q.now));
-    let drops_rank = live.prefix(position).is_some_and(|p| p.choose_rank) && q.head.get(RANK_HEADER).is_some();
+    let drops_rank = live.prefix(position).is_some_and(|p| p.choose_rank) && q.head.has(RANK_HEADER);
     let hints = Hints { drops_rank, ..hints.unwrap_or_default() };
+    // Beside what is held of it stands its length, whatever the strategy goes by.
+    let prompt_tokens = looked.as_ref().map_or(prompt_tokens, Looked::prompt_tokens);
     let (matched_tokens, taught) = looked.map(|l| l.learn(&decision, q)).unzip();
     let (matched_tokens, understood) = (matched_tokens.unwrap_or(0), request.is_some());
     let mut prefill_lesson = None;
@@ -485,9 +487,11 @@ pub(super) fn splittable(pool: &Pool, path: &str, request: Option<&Request<'_>>)
     spoken && alone && request.choices == 1 && request.prompt.count <= 1 && !request.skips_cache
 }
 
-/// Whether a sidecar in front of the server that answers may be told who encodes a request's images and sounds.
+/// Whether a sidecar in front of the server that answers may be told who encodes a request's images and sounds. Chat completions only: llm-d's
+/// sidecar looks for items in `messages`, and some of its versions take whatever has the header for one.
 pub(super) fn encodable(pool: &Pool, path: &str) -> bool {
-    matches!(pool.disagg.as_deref(), Some(Mode::Header { .. })) && LegApi::from_path(path).is_some()
+    let api = LegApi::from_path(path).filter(|api| *api == LegApi::ChatCompletions);
+    matches!(pool.disagg.as_deref(), Some(Mode::Header { .. })) && api.is_some()
 }
 
 /// Reads the body; `None` when there is nothing to read, or nothing that can be read and the request is routed all the same.

@@ -128,6 +128,11 @@ impl Head {
         self.headers.iter().find(|h| h.key == name).and_then(|h| std::str::from_utf8(value(h)).ok())
     }
 
+    /// Whether there is a header of this name, whatever its value.
+    pub fn has(&self, name: &str) -> bool {
+        self.headers.iter().any(|h| h.key == name)
+    }
+
     /// All values of a header.
     pub fn get_all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
         self.headers.iter().filter(move |h| h.key == name).filter_map(|h| std::str::from_utf8(value(h)).ok())

@@ -185,7 +185,7 @@ impl Queues {
         now: Timestamp,
     ) -> Result<Asked, RequestError> {
         let pending = self.state.lock().control.pending();
-        if self.gauge(pool, now).saturation(pending, arrival.work) < 1.0 {
+        if self.gauge(pool, now).saturation(pending, 0.0) < 1.0 {
             self.metrics.fate(Fate::Passed);
         } else if arrival.priority < 0 {
             self.metrics.fate(Fate::Shed);

@@ -43,6 +43,8 @@ pub struct Routed {
     tail: Option<(Arc<PoolPrefix>, Tail)>,
     /// The prefill server that its sidecar was told is half open, this is its probe, and nobody has said what became of it.
     probes_prefill: bool,
+    /// The same for the first of the encode servers.
+    probes_encoder: bool,
     api: Api,
     opened: Timestamp,
     request_id: String,
@@ -81,6 +83,7 @@ impl Routed {
             booking: booked,
             tail: plan.tail.take(),
             probes_prefill: plan.prefill.is_some() && plan.decision.split.as_ref().is_some_and(|split| split.probe),
+            probes_encoder: plan.decision.encode_probe,
             answer: None,
             conversation: None,
             api,
@@ -209,21 +212,34 @@ impl Routed {
             500..=599 => Health::Failure,
             _ => Health::Success,
         };
-        self.record(&self.booking.endpoint().clone(), outcome, now, picker);
-        // Whether it was the server of the prompt or that of the answer, a sidecar does not say. Only the one that fails does so with every
-        // other, so that it alone fails many times in a row.
-        let prefill = self.plan.prefill.as_ref().filter(|_| !connect_failed).map(|booking| booking.endpoint().clone());
-        if let Some(prefill) = prefill {
+        let ejected = self.record(&self.booking.endpoint().clone(), outcome, now, picker);
+        if connect_failed || ejected {
+            return;
+        }
+        // Which of the servers that worked on it has failed a sidecar does not say. The one that does fails with every other, so it is the first
+        // to have failed many times in a row; when it has gone, the others have done nothing.
+        if let Some(prefill) = self.plan.prefill.as_ref().map(|booking| booking.endpoint().clone()) {
             self.probes_prefill = false;
-            self.record(&prefill, outcome, now, picker);
+            if self.record(&prefill, outcome, now, picker) {
+                return;
+            }
+        }
+        for (nth, encoder) in self.plan.decision.encode.clone().iter().enumerate() {
+            self.probes_encoder &= nth != 0;
+            if self.record(encoder, outcome, now, picker) {
+                return;
+            }
         }
     }
 
-    fn record(&self, endpoint: &Endpoint, outcome: Health, now: Timestamp, picker: &Picker) {
-        if self.booking.judge(endpoint, outcome, now, self.plan.pool.scheduler.health()) {
+    /// True when this ejected the endpoint.
+    fn record(&self, endpoint: &Endpoint, outcome: Health, now: Timestamp, picker: &Picker) -> bool {
+        let ejected = self.booking.judge(endpoint, outcome, now, self.plan.pool.scheduler.health());
+        if ejected {
             picker.metrics.ejections.inc();
             tracing::warn!(pool = %self.plan.pool.name, endpoint = %endpoint.authority, ?outcome, "endpoint ejected");
         }
+        ejected
     }
 
     /// One body message of the answer: watches it and gives the answer to it. With the last one goes what `report` asks for.
@@ -334,6 +350,9 @@ impl Routed {
         };
         if self.status == 0 && self.plan.decision.probe {
             self.booking.probe_lost(&self.picked);
+        }
+        if let Some(encoder) = self.plan.decision.encode.first().filter(|_| self.probes_encoder) {
+            self.booking.probe_lost(encoder);
         }
         self.booking.end(complete, &usage, extend, now);
         if let Some(prefill) = self.plan.prefill.take() {

@@ -245,8 +245,8 @@ impl<T> FlowControl<T> {
     pub fn evict_running(&mut self, room: &Gauge, now: Timestamp) -> Option<(Seat, Refusal)> {
         let first = self.bands.iter().position(|b| b.requests > 0)?;
         let seat = self.running.first(self.bands.get(first)?.priority, now)?;
-        let work = self.next_work(first, room);
-        let saturation = room.saturation(self.pending, work);
+        // By the room for short work: nobody ends for the sake of one who only waits for an endpoint to be nearly done.
+        let saturation = room.saturation(self.pending, 0.0);
         let ceiling = *self.ceilings(saturation).get(first)?;
         // A band that is closed stays closed, whoever ends.
         if ceiling <= 0.0 || saturation < ceiling {

@@ -188,6 +188,7 @@ impl Ranking {
             parts: self.parts,
             split: None,
             encode: Vec::new(),
+            encode_probe: false,
             probe: false,
             ejection_ignored: false,
         })
@@ -240,6 +241,8 @@ pub struct Decision {
     /// Who turns images and sounds into embeddings for the server that computes the prompt; empty when that one does so itself, or there are
     /// none.
     pub encode: Vec<Arc<Endpoint>>,
+    /// The first of `encode` is half open and this request is its probe: should nobody say what became of it, another may go.
+    pub encode_probe: bool,
     /// The first one is half open and this request is its probe: should the request end without an outcome, the endpoint's
     /// [`probe_lost`](crate::pool::health::EndpointHealth::probe_lost) lets another probe go.
     pub probe: bool,

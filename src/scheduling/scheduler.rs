@@ -10,7 +10,7 @@ use super::strategy::least_request::LeastRequest;
 use crate::error::{Reason, RequestError};
 use crate::ids::EndpointId;
 use crate::pool::health::{Availability, HealthPolicy};
-use crate::pool::{EndpointSpec, EndpointState, Roles};
+use crate::pool::{Endpoint, EndpointSpec, EndpointState, Roles};
 use crate::prefix::cache::Found;
 use crate::rng::PickRng;
 use smallvec::SmallVec;
@@ -227,8 +227,7 @@ impl Scheduler {
         sent
     }
 
-    /// Notes in `sent` who encodes the images and sounds of the request, if there are any. What becomes of them nobody tells: a server that is
-    /// half open would stay so.
+    /// Notes in `sent` who encodes the images and sounds of the request, if there are any.
     fn encode(
         &self,
         strategy: &dyn Strategy,
@@ -239,15 +238,16 @@ impl Scheduler {
         rng: &mut PickRng,
     ) {
         let (Some(policy), Some(decoder)) = (&self.split, sent.picks.first()) else { return };
+        // Without them nobody asks what there is to encode: that is a look at each image.
+        if !cx.snapshot.endpoints.iter().any(|e| e.serves(Roles::ENCODE) && e.endpoint.id != decoder.id) {
+            return;
+        }
         let items = media::items(cx);
         if items == 0 {
             return;
         }
         let mut encode = self.open(cx, subset, Roles::ENCODE, |_| {});
-        encode.retain(|c| {
-            let open = c.state.live().health.availability(cx.now, &self.health) != Availability::HalfOpen;
-            c.id == decoder.id || (open && policy.fits(&c.state.endpoint, decoder))
-        });
+        encode.retain(|c| c.id == decoder.id || policy.fits(&c.state.endpoint, decoder));
         if encode.is_empty() {
             return;
         }
@@ -256,6 +256,7 @@ impl Scheduler {
         let field = split::Media { encode: &encode, decode, sent };
         let Some(chosen) = strategy.encoders(cx, &field, rng, ranking) else { return };
         sent.encode = chosen.picks.into_vec();
+        sent.encode_probe = self.claim_one(cx, &mut sent.encode);
         if let (Some(parts), Some(more)) = (&mut sent.parts, chosen.parts) {
             parts.extend(more);
         }
@@ -314,6 +315,26 @@ impl Scheduler {
             }
         }
         false
+    }
+
+    /// Leaves one that is half open among `encoders` at most, and puts it first: true when this request is its probe.
+    fn claim_one(&self, cx: &PickContext<'_>, encoders: &mut Vec<Arc<Endpoint>>) -> bool {
+        let mut probed = None;
+        encoders.retain(|encoder| {
+            let half_open = encoder.health.availability(cx.now, &self.health) == Availability::HalfOpen;
+            if !half_open {
+                return true;
+            }
+            let claimed = probed.is_none() && (cx.preview || encoder.health.claim_probe(cx.now, &self.health));
+            if claimed {
+                probed = Some(encoder.id);
+            }
+            claimed
+        });
+        if let Some(at) = encoders.iter().position(|encoder| Some(encoder.id) == probed) {
+            encoders.swap(0, at);
+        }
+        probed.is_some() && !cx.preview
     }
 
     /// The endpoints with all of `roles` that may serve the request; those that are ejected go to `ejected`.

@@ -75,6 +75,8 @@ pub(super) struct Counters {
     queued: BTreeSet<(u64, u32)>,
     /// The counter of the flow that was the last to have nothing queued any more.
     left: u64,
+    /// What everybody who waited has had; it never falls, whoever comes back with less.
+    floor: u64,
     /// The greatest that a counter has been.
     greatest: u64,
 }
@@ -96,7 +98,8 @@ impl Counters {
     )]
     pub(super) fn queue_anew(&mut self, flow: u32, weight: f64, burst: f64) {
         let burst = if self.flows.contains_key(&flow) { burst } else { 0.0 };
-        self.lift(flow, self.floor().saturating_sub((burst * UNITS / weight) as u64));
+        self.floor = self.floor.max(self.queued.first().map_or(self.left, |(served, _)| *served));
+        self.lift(flow, self.floor.saturating_sub((burst * UNITS / weight) as u64));
         self.queue(flow, weight);
     }
 
@@ -115,11 +118,6 @@ impl Counters {
             self.queued.remove(&(counter.served, flow));
             self.left = counter.served;
         }
-    }
-
-    /// The counter that a flow must have that comes to those who wait: the least of theirs, or that of the last who did.
-    fn floor(&self) -> u64 {
-        self.queued.first().map_or(self.left, |(served, _)| *served)
     }
 
     /// The greatest that a counter has been.

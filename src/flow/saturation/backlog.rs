@@ -146,10 +146,13 @@ impl Detector for Backlog {
             });
             let count = endpoints.len().max(1) as f64;
             let (short, long) = (all.short / count, all.long / count);
-            let for_short =
-                Stage { requests: (short, 1.0 / (self.waiting * count)), tokens: (short, all.token / (count * count)) };
+            let for_short = Stage {
+                requests: (short, 1.0 / (self.waiting * count)),
+                tokens: (short, all.token / (count * count)),
+                request_tokens: 1.0 / count,
+            };
             // Whatever is on its way takes one endpoint.
-            (for_short, Stage { requests: (long, 1.0 / count), tokens: (long, 0.0) })
+            (for_short, Stage { requests: (long, 1.0 / count), ..Stage::default() })
         });
         let Some(both) = both else { return Gauge::FULL };
         let long = Long { from: self.prefill / 2.0, stages: both.map(|(_, long)| long) };

@@ -30,6 +30,7 @@ impl Detector for ConcurrencyDetector {
             Stage {
                 requests: share(self.requests, mean(endpoints, |e| f64::from(e.live().ledger.in_flight()))),
                 tokens: share(self.tokens, mean(endpoints, |e| e.live().ledger.prefill_tokens() as f64)),
+                request_tokens: f64::INFINITY,
             }
         })
     }

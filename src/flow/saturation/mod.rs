@@ -23,12 +23,15 @@ pub struct Stage {
     pub requests: (f64, f64),
     /// By tokens, and what one more of a prompt adds.
     pub tokens: (f64, f64),
+    /// What the tokens of a request add at most: those that go to one endpoint can't fill another.
+    pub request_tokens: f64,
 }
 
 impl Stage {
     fn saturation(&self, pending: Load) -> f64 {
         let by_requests = self.requests.0 + self.requests.1 * f64::from(pending.requests);
-        let by_tokens = self.tokens.0 + self.tokens.1 * pending.tokens as f64;
+        let most = self.request_tokens * f64::from(pending.requests);
+        let by_tokens = self.tokens.0 + (self.tokens.1 * pending.tokens as f64).min(most);
         by_requests.max(by_tokens)
     }
 }
@@ -53,7 +56,8 @@ pub struct Long {
 
 impl Gauge {
     /// A pool without endpoints, or one that takes nothing.
-    pub const FULL: Self = Self { stages: [Stage { requests: (1.0, 0.0), tokens: (0.0, 0.0) }; 2], long: None };
+    pub const FULL: Self =
+        Self { stages: [Stage { requests: (1.0, 0.0), tokens: (0.0, 0.0), request_tokens: 0.0 }; 2], long: None };
 
     /// Its saturation when `pending` is there as well, for a request that takes `work` seconds of an endpoint: that of the stage which is fuller
     /// then. The least for a `work` of 0.

@@ -38,7 +38,7 @@ impl Detector for SloLoad {
             let usual = if running > 0.0 { used / running } else { 0.0 };
             let least = ledgers().map(|l| l.utilization()).fold(f64::INFINITY, f64::min);
             let full = if usual > 0.0 { least + usual - ROUNDING } else { 0.0 };
-            Stage { requests: (full, usual / endpoints.len() as f64), tokens: (0.0, 0.0) }
+            Stage { requests: (full, usual / endpoints.len() as f64), ..Stage::default() }
         })
     }
 }

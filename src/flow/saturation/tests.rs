@@ -258,6 +258,8 @@ fn backlog_lets_long_prompts_in_when_an_endpoint_is_nearly_done() {
     assert!(full(two(), one, 1.0) >= 1.0, "what is on its way takes the endpoint that had room");
     assert!(full(two(), one, 0.0) < 1.0);
     near(full(vec![], NONE, 1.0), 1.0, "nobody serves");
+    let huge = Load { requests: 1, tokens: 100_000 };
+    near(full(vec![idle(), idle()], huge, 0.0), 0.5, "one prompt fills one endpoint");
     // A limit below the default for long ones is theirs too.
     let tight = json!({"maxPrefillTime": "4ms"});
     let got = saturation_for("backlog-detector", &tight, vec![idle().awaits(&[50])], NONE, 1.0);

@@ -49,7 +49,7 @@ impl Utilization {
     pub(in crate::flow) fn saturation(&self, view: &View<'_>) -> Gauge {
         by_stage(view, |endpoints| Stage {
             requests: (mean(endpoints, |e| self.of(e, view)), 1.0 / (self.0.queue * endpoints.len() as f64)),
-            tokens: (0.0, 0.0),
+            ..Stage::default()
         })
     }
 }

@@ -195,8 +195,18 @@ proptest! {
     #[test]
     fn vtc_fair_is_within_the_papers_bounds(
         ops in prop::collection::vec(op(), 1..400), capacity in 1..4u32, shares in shares(), burst in prop_oneof![Just(0.0), 1.0..600.0],
+        alone in 0..60u32,
     ) {
         let (mut world, mut rng) = (World::new("vtc-fair", &json!({"burstTokens": burst}), capacity, shares), for_request(3, 3));
+        // All have been here, and then one has the pool for itself: the others come back with all that they may have saved up.
+        for flow in 0..FLOWS {
+            world.run(Op::Comes { flow, prompt: 1, answer: 1 }, &mut rng);
+            world.run(Op::Steps(0, 1), &mut rng);
+        }
+        for _ in 0..alone {
+            world.run(Op::Comes { flow: 0, prompt: LONGEST_PROMPT, answer: 1 }, &mut rng);
+            world.run(Op::Steps(0, 1), &mut rng);
+        }
         for op in ops {
             world.run(op, &mut rng);
         }

@@ -408,6 +408,7 @@ fn decide(pool: &LivePool, state: &PoolState, d: &Decided, other: bool, missing:
     let Some(first) = picks.first() else { return refused(reason) };
     let of_use = looked.is_some_and(|l| !l.skips_cache);
     let held = found.as_ref().filter(|_| of_use).map_or(0, |f| f.tokens(f.depth(first.id).any));
+    let prompt_tokens = found.as_ref().map_or(d.estimated, |f| f.prompt_tokens(&prompt));
     let matched = held.min(prompt_tokens);
     let lesson = found.as_ref().zip(looked).map(|(found, l)| {
         let whole = !found.is_exact(first.id) && !l.cold;

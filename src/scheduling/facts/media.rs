@@ -15,12 +15,29 @@ pub fn items(cx: &PickContext<'_>) -> usize {
     usize::try_from(count).unwrap_or(MOST)
 }
 
+/// Whether it has any: a look at the first of them.
+#[must_use]
+pub fn any(cx: &PickContext<'_>) -> bool {
+    let digest = cx.request.digest(
+        || "has media".to_owned(),
+        |prompt| [u64::from(encoded(prompt).next().is_some())].into_iter().collect(),
+    );
+    digest.is_some_and(|digest| digest.first() == Some(&1))
+}
+
+/// What an encode server would be asked for.
+fn encoded<'p>(prompt: &'p Prompt<'_>) -> impl Iterator<Item = &'p str> {
+    prompt.system.iter().chain(&prompt.pieces).filter_map(|piece| match piece {
+        Piece::Media { kind, reference } if *kind != MediaKind::Document => Some(&**reference),
+        _ => None,
+    })
+}
+
 fn different(prompt: &Prompt<'_>) -> u64 {
     let mut seen: Vec<u64> = Vec::new();
-    for piece in prompt.system.iter().chain(&prompt.pieces) {
-        let Piece::Media { kind, reference } = piece else { continue };
-        if *kind == MediaKind::Document || seen.len() == MOST {
-            continue;
+    for reference in encoded(prompt) {
+        if seen.len() == MOST {
+            break;
         }
         let hash = xxh3_64(reference.as_bytes());
         if !seen.contains(&hash) {

@@ -105,7 +105,7 @@ struct AlwaysMultimodal;
 
 impl StageDecider for AlwaysMultimodal {
     fn runs(&self, cx: &PickContext<'_>, _: Option<&Candidate<'_>>) -> bool {
-        media::items(cx) > 0
+        media::any(cx)
     }
 
     fn reads(&self) -> Reads {

@@ -373,9 +373,12 @@ fn images_are_encoded_where_least_is_done_one_server_for_each() {
     // Servers that encode themselves need nobody; where another computes the prompt it is that one's matter.
     let own = of_roles(&["encode-decode", "encode", "prefill"]);
     assert_eq!((sent(&least, &own, &two, true, None), sent(&split, &own, &two, true, None)), (vec![], vec![1]));
-    // Nobody will say what became of a probe.
+    // One request at a time probes a server that is half open.
     eject(&pool, 3, true);
+    assert_eq!(sent(&least, &pool, &two, true, None), [3, 2]);
     assert_eq!(sent(&least, &pool, &two, true, None), [2, 1]);
+    pool.endpoints[3].endpoint.health.probe_lost();
+    assert_eq!(sent(&least, &pool, &two, true, None), [3, 2]);
     // Revisions stay together.
     let together = SplitPolicy { decider: Decider::Never, together: vec!["revision".into()] };
     let mut pool = of_roles(&["decode", "encode", "encode"]);

@@ -5,6 +5,7 @@ use super::*;
 use crate::disagg::Mode;
 use crate::ext_proc::head::ENCODERS;
 use crate::ext_proc::hints::{RANK_HEADER, SOURCE_HEADER};
+use crate::pool::health::{Availability, Outcome as HealthOutcome};
 use crate::prefix::key::Root;
 use crate::prefix::residents::{Cache, Resident};
 use crate::prefix::trust::{Trust, TrustCell};
@@ -222,6 +223,64 @@ fn a_sidecar_is_told_who_encodes_and_that_counts_until_the_answer_begins() {
     assert!(matches!(sent(&header, json!("a text")), (_, None, true)), "a client names nobody");
     let own = world(Mode::Direct(direct("nixl")));
     assert!(matches!(sent(&own, json!([image("https://a/1")])), (_, None, true)), "there is no sidecar");
+}
+
+#[test]
+fn an_encoder_that_fails_is_left_alone_and_probed_again() {
+    let world = Setup {
+        servers: vec![(0, 0.0, &[]); 4],
+        roles: &["decode", "decode", "encode", "encode"],
+        disagg: Some((
+            SplitPolicy { decider: Decider::Never, together: Vec::new() },
+            Mode::Header { source_tokens: None },
+        )),
+        strategy: "least-request",
+        parameters: Json::Null,
+        ..Setup::default()
+    }
+    .build();
+    let image = json!([{"type": "image_url", "image_url": {"url": "https://a/1"}}]);
+    let sent = json!({"model": "m", "messages": [{"role": "user", "content": image}]}).to_string();
+    let asked = || {
+        let mut exchange = world.exchange();
+        let all = [(":path", "/v1/chat/completions"), (":method", "POST")];
+        send(&mut exchange, request(Message::RequestHeaders(headers(&all, false))));
+        let out = Answered::of(&send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true)))));
+        (exchange, out.set.get(ENCODERS).cloned())
+    };
+    let answered = |exchange: &mut Exchange, status: &str| {
+        send(exchange, request(Message::ResponseHeaders(headers(&[(":status", status)], false))));
+        send(exchange, request(Message::ResponseBody(body(b"{}", true))));
+    };
+    let sick = "192.168.1.3:8000";
+    let mut failed = 0;
+    for _ in 0..60 {
+        let (mut exchange, named) = asked();
+        let fails = named.as_deref() == Some(sick);
+        failed += u32::from(fails);
+        answered(&mut exchange, if fails { "502" } else { "200" });
+    }
+    let policy = HealthPolicy::default();
+    let snapshot = world.snapshot.load();
+    let health = |at: usize| &snapshot.endpoints[at].endpoint.health;
+    let open = |at: usize| health(at).availability(NOW, &policy);
+    assert_eq!(failed, policy.consecutive_failures);
+    assert_eq!(
+        [0, 1, 2, 3].map(open),
+        [Availability::Open, Availability::Open, Availability::Ejected, Availability::Open]
+    );
+    // Its time is up: whoever is told of it is its probe, and nobody else is told meanwhile, until that one has left.
+    for _ in 0..2 {
+        health(3).record(HealthOutcome::ConnectFailure, Timestamp(1), &policy);
+    }
+    let (probe, named) = asked();
+    assert_eq!(named.as_deref(), Some("192.168.1.4:8000"));
+    assert_eq!(asked().1, None);
+    drop(probe);
+    let (mut probe, named) = asked();
+    assert_eq!(named.as_deref(), Some("192.168.1.4:8000"));
+    answered(&mut probe, "200");
+    assert!((0..20).all(|_| asked().1.as_deref() == Some("192.168.1.4:8000")), "it is back");
 }
 
 #[test]

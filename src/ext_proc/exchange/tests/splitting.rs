@@ -351,9 +351,24 @@ fn what_a_sidecar_answers_is_told_of_both_servers() {
         ended(&mut exchange, if named { "500" } else { "200" });
         *(if named { &mut split } else { &mut whole }) += 1;
     }
-    let failures = 2 * HealthPolicy::default().consecutive_failures;
-    assert_eq!((split, whole), (failures, 40 - failures), "each prefill server is left alone after so many in a row");
+    assert_eq!(split + whole, 40);
+    // A failure is held against one server when that ejects it, else against both.
+    let failures = HealthPolicy::default().consecutive_failures;
+    assert!((2 * failures..=4 * failures).contains(&split), "{split} until nobody asks the prefill servers any more");
     world.assert_books_closed(40);
+    // One that answers with errors takes no prefill server with it.
+    let world = header();
+    for _ in 0..40 {
+        let (mut exchange, out, _) = asked(&world, &[]);
+        let sick = Answered::of(&out).set[DESTINATION] == "192.168.1.3:8000";
+        ended(&mut exchange, if sick { "503" } else { "200" });
+    }
+    let snapshot = world.snapshot.load();
+    let open = |at: usize| snapshot.endpoints[at].endpoint.health.availability(NOW, &HealthPolicy::default());
+    assert_eq!(
+        [0, 1, 2, 3].map(open),
+        [Availability::Open, Availability::Open, Availability::Ejected, Availability::Open]
+    );
     // One that fails is told from those that it has to do with.
     let world = header();
     let mut failed = 0;
