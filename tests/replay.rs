@@ -602,3 +602,25 @@ fn the_configuration_of_production_is_what_is_played() {
     let shown = text(&out.stdout);
     assert!(shown.contains("endpoints 2") && shown.contains("random") && shown.contains("gie"), "{shown}");
 }
+
+#[cfg(feature = "redis")]
+#[test]
+fn profiles_in_redis_are_not_played_and_that_is_said_before_anything_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("attache.yaml");
+    std::fs::write(
+        &config,
+        "apiVersion: attache.dev/v1\nkind: Attache\nredis: {url: \"redis://127.0.0.1:1\"}\npools:\n- name: a\n  \
+         strategy: {name: slo, parameters: {profilesFromRedis: true}}\n  endpoints: [{address: \"10.0.0.1:8000\"}]\n",
+    )
+    .unwrap();
+    let config = config.display().to_string();
+    let other = format!("other={config}");
+    for asked in [["--config-file", &config], ["--compare", &other]] {
+        let out = attache(&[&asked[..], &["--workload", "unique:qps=5,seconds=20"]].concat());
+        let said = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(64), "{said}");
+        assert!(said.contains("a strategy has `profilesFromRedis`, and what stands in Redis is not played"), "{said}");
+        assert_eq!(text(&out.stdout), "", "nothing was played");
+    }
+}

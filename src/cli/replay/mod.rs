@@ -261,7 +261,8 @@ fn replay(args: &ReplayArgs) -> Result<bool, Failure> {
         .and_then(|policies| plan::split_by(policies, &args.disaggregation, plan::may_split(&fleets)))
         .map_err(Failure::usage)?;
     for policy in &policies {
-        (policy.pool.scheduler(None)).with_context(|| format!("policy `{}`", policy.name)).map_err(Failure::usage)?;
+        let playable = policy.pool.scheduler(None).map_err(Into::into).and_then(|_| playable(&policy.pool));
+        playable.with_context(|| format!("policy `{}`", policy.name)).map_err(Failure::usage)?;
     }
     let names: Vec<&str> = policies.iter().map(|p| p.name.as_str()).collect();
     let assertions = args.assert.iter().map(|text| Assertion::parse(text, &names)).collect::<Result<Vec<_>, _>>();
@@ -323,6 +324,15 @@ fn pool_of(file: &Path, name: Option<&str>) -> anyhow::Result<(PoolSettings, Str
     let pool = settings.pools.into_iter().find(|p| name.is_none_or(|name| *p.name == *name));
     let pool = pool.with_context(|| format!("no such pool in {}; its pools: {}", file.display(), known.join(", ")))?;
     Ok((pool, text))
+}
+
+/// What a strategy reads in Redis of production is not there when it is played.
+fn playable(pool: &PoolSettings) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        !pool.reads_redis(),
+        "a strategy has `profilesFromRedis`, and what stands in Redis is not played; `profiles` may name files"
+    );
+    Ok(())
 }
 
 fn baseline(args: &ReplayArgs, names: &[&str]) -> anyhow::Result<usize> {

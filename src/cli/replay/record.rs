@@ -1,6 +1,6 @@
 //! `attache replay --from-record`: a recorded run, decided again.
 
-use super::{EXIT_CONFIG, EXIT_INTERNAL, Failure, colour};
+use super::{EXIT_CONFIG, EXIT_INTERNAL, Failure, colour, playable};
 use crate::cli::source::ReloadSource;
 use crate::replay::record::{Summary, replay_file};
 use anyhow::Context;
@@ -13,8 +13,11 @@ pub(super) fn run(file: &Path, config: Option<&Path>) -> Result<bool, Failure> {
         Some(path) => {
             let reading = ReloadSource::of_file_alone(path.to_owned()).read();
             eprint!("{}", reading.render(colour()));
-            let settings = reading.settings.with_context(|| format!("{} can't be used", path.display()));
-            Some(settings.map_err(|e| Failure(EXIT_CONFIG, e))?)
+            let unusable = || format!("{} can't be used", path.display());
+            let settings = reading.settings.with_context(unusable).map_err(|e| Failure(EXIT_CONFIG, e))?;
+            let playable = settings.pools.iter().try_for_each(playable).with_context(unusable);
+            playable.map_err(|e| Failure(EXIT_CONFIG, e))?;
+            Some(settings)
         }
     };
     let summary = replay_file(file, other.as_ref()).with_context(|| format!("{}", file.display()));
