@@ -31,6 +31,7 @@ use crate::disagg::attempts::Attempt;
 use crate::error::{Fault, Reason, RequestError};
 use crate::flow::Refusal;
 use crate::protocol::{self, Api, BodyFormat};
+use crate::rng::PickRng;
 use crate::scheduling::router::Destination;
 use crate::scheduling::scheduler::Subset;
 use crate::telemetry::metrics::{End, Limit, Outcome};
@@ -143,6 +144,8 @@ pub struct Exchange {
     last_seen: Timestamp,
     waits: Waits,
     allowance: Allowance,
+    /// Each time that it is decided again it draws the same, so that the model that it was counted for is the one that is served.
+    rng: PickRng,
     split: Splitting,
     parking: Parking,
 }
@@ -170,6 +173,7 @@ impl Exchange {
             last_seen: now,
             waits: Waits::default(),
             allowance: Allowance::default(),
+            rng: picker.next_rng(),
             split: Splitting::default(),
             parking: Parking::default(),
             picker,
@@ -478,7 +482,7 @@ impl Exchange {
             may_wait: may_split,
             has_turn: self.parking.has_turn(),
         };
-        let rng = &mut self.picker.next_rng();
+        let rng = &mut self.rng.clone();
         let mut step = decide::decide(&self.picker, &self.live, &question, &mut self.allowance, rng);
         if let Ok(Step::Decided(plan)) = &mut step {
             plan.permits = self.allowance.take();
