@@ -12,6 +12,9 @@
 //! Of a model they begin with `attache_model:` in place of `aibrix:` and `attache:`, but for the requests of a second, which AIBrix's gateway counts too:
 //! `aibrix_model:<model>_MODEL_RPS_CURRENT:<second mod 64>`.
 //!
+//! What has no bound is not counted, but for the requests and tokens of a tenant's minute, which answers tell: names that clients make up leave nothing
+//! behind where nothing bounds them.
+//!
 //! A script runs as one step in Redis, so that no two pickers take the same place. The keys of one tenant or model lie in different slots: one Redis or
 //! its replicas, no cluster. Called by `ext_proc::quotas`; may import `quota`, `redis_link`.
 
@@ -29,10 +32,12 @@ use std::time::Duration;
 pub const LEASE: Duration = Duration::from_secs(600);
 /// Windows that AIBrix's gateway tells apart by their keys.
 const AIBRIX_WINDOWS: u64 = 64;
-/// A bound that there is not.
+/// Counted without a bound.
 const UNBOUNDED: i64 = -1;
+/// Not counted either.
+const UNCOUNTED: i64 = -2;
 
-/// Looks at all bounds and books a request. Returns the number of the bound that is used up, from 1, or 0 with what was used of the minute.
+/// Looks at all bounds and books a request in what is counted. Returns the number of the bound that is used up, from 1, or 0 with what was used of the minute.
 const TAKE: &str = r"
 local function used(key) return tonumber(redis.call('GET', key) or '0') end
 local tokens, now, lease, id = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10]
@@ -44,18 +49,22 @@ for i = 1, 6 do
   if i == 2 or i == 4 then wanted = math.min(tokens, limit) end
   if limit >= 0 and (had[i] >= limit or had[i] + wanted > limit) then return { i, 0, 0 } end
 end
-local function add(key, count, keep)
-  local sum = redis.call('INCRBY', key, count)
-  redis.call('PEXPIRE', key, keep)
+local function counted(i) return tonumber(ARGV[i]) >= -1 end
+local function add(i, count, keep)
+  if not counted(i) then return 0 end
+  local sum = redis.call('INCRBY', KEYS[i], count)
+  redis.call('PEXPIRE', KEYS[i], keep)
   return sum
 end
-add(KEYS[1], 1, 172800000)
-add(KEYS[2], ARGV[7], 172800000)
-local requests = add(KEYS[3], 1, 120000)
-local all = add(KEYS[4], ARGV[7], 120000)
-add(KEYS[5], 1, 2000)
-redis.call('ZADD', KEYS[6], now + lease, id)
-redis.call('PEXPIRE', KEYS[6], lease)
+add(1, 1, 172800000)
+add(2, ARGV[7], 172800000)
+local requests = add(3, 1, 120000)
+local all = add(4, ARGV[7], 120000)
+add(5, 1, 2000)
+if counted(6) then
+  redis.call('ZADD', KEYS[6], now + lease, id)
+  redis.call('PEXPIRE', KEYS[6], lease)
+end
 return { 0, requests, all }
 ";
 
@@ -103,7 +112,11 @@ impl fmt::Debug for RedisStore {
 
 /// A request's place among those that run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place(u64);
+pub struct Place {
+    request: u64,
+    /// Where it counts, in the order of [`Bound::ALL`].
+    counted: [bool; Bound::ALL.len()],
+}
 
 impl RedisStore {
     /// Counts what `subject`s have in the Redis of `link`; `process` tells its requests from those of other pickers.
@@ -130,11 +143,13 @@ impl RedisStore {
         tokens: u64,
         at: Wall,
     ) -> Result<Result<(Taken, Place), Refused>, StoreError> {
-        let place = Place(self.requests.fetch_add(1, Relaxed));
+        let counted = Bound::ALL.map(|bound| limits.of(bound).is_some() || self.tells(bound));
+        let place = Place { request: self.requests.fetch_add(1, Relaxed), counted };
         let mut script = self.take.prepare_invoke();
         keys(&mut script, self.subject, name, at);
         for bound in Bound::ALL {
-            script.arg(limits.of(bound).map_or(UNBOUNDED, |limit| i64::try_from(limit).unwrap_or(i64::MAX)));
+            let without = if self.tells(bound) { UNBOUNDED } else { UNCOUNTED };
+            script.arg(limits.of(bound).map_or(without, |limit| i64::try_from(limit).unwrap_or(i64::MAX)));
         }
         script.arg(tokens).arg(millis(at.0)).arg(millis(LEASE)).arg(self.member(place));
         let answer: Vec<i64> = self.link.run(&script).await?;
@@ -158,8 +173,9 @@ impl RedisStore {
             let mut script = store.end.prepare_invoke();
             keys(&mut script, store.subject, &name, at);
             let Change { second_requests, minute_requests, minute_tokens, day_requests, day_tokens } = change;
-            for count in [day_requests, day_tokens, minute_requests, minute_tokens, second_requests] {
-                script.arg(count);
+            let changes = [day_requests, day_tokens, minute_requests, minute_tokens, second_requests];
+            for (count, is_counted) in changes.into_iter().zip(place.counted) {
+                script.arg(if is_counted { count } else { 0 });
             }
             script.arg(store.member(place));
             if let Err(error) = store.link.run::<i64>(&script).await {
@@ -169,7 +185,12 @@ impl RedisStore {
     }
 
     fn member(&self, place: Place) -> String {
-        format!("{:016x}-{:x}", self.process, place.0)
+        format!("{:016x}-{:x}", self.process, place.request)
+    }
+
+    /// Whether answers tell what was had of it, whatever its bound.
+    fn tells(&self, bound: Bound) -> bool {
+        self.subject == Subject::Tenant && matches!(bound, Bound::RequestsPerMinute | Bound::TokensPerMinute)
     }
 }
 

@@ -196,6 +196,9 @@ async fn two_pickers_share_what_a_tenant_may_have() {
         "EVAL \"local k=redis.call('KEYS','aibrix:acme_RPM_CURRENT:*') return #k..':'..redis.call('GET',k[1])\" 0",
     );
     assert_eq!(keys, format!("1:{RPM}"), "under AIBrix's key");
+    let kept = |pattern| redis.say(&format!("EVAL \"return #redis.call('KEYS','{pattern}')\" 0"));
+    assert_eq!(kept("aibrix:acme_TPM_CURRENT:*"), ":1", "answers tell of it");
+    assert_eq!(kept("attache:acme_*:*"), ":0", "days and seconds have no bound");
     eventually("all places to be free", || async { (redis.say("ZCARD attache:acme_RUNNING") == ":0").then_some(()) })
         .await;
     for (picker, envoy) in pickers.iter().zip(&envoys) {
