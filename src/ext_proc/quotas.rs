@@ -125,10 +125,11 @@ impl Quotas {
         Some(Claim { name, limits, tokens: u64::from(facts.prompt_tokens) + u64::from(answer) })
     }
 
-    /// Books the request, or says what must run first.
-    fn begin(self: &Arc<Self>, claim: Claim, now: Timestamp) -> Result<Begun, RequestError> {
+    /// Books the request, which has waited since `first`, or says what must run first.
+    #[cfg_attr(not(feature = "redis"), expect(unused_variables, reason = "nothing is waited for"))]
+    fn begin(self: &Arc<Self>, claim: Claim, first: Timestamp, now: Timestamp) -> Result<Begun, RequestError> {
         #[cfg(feature = "redis")]
-        let claim = match self.with_record(claim, now)? {
+        let claim = match self.with_record(claim, first, now)? {
             shared::Limited::Known(claim) => claim,
             shared::Limited::Unread(asked) => return Ok(asked),
         };
@@ -141,7 +142,7 @@ impl Quotas {
                 .map(|permit| Begun::Granted(Some(permit)))
                 .map_err(|refused| self.refused(&claim, refused, now)),
             #[cfg(feature = "redis")]
-            Store::Redis(_) => Ok(self.ask(claim, false, now)),
+            Store::Redis(_) => Ok(self.ask(claim, false, first, now)),
         }
     }
 
@@ -234,6 +235,8 @@ const SUBJECTS: usize = 2;
 #[derive(Debug, Default)]
 pub struct Allowance {
     states: [State; SUBJECTS],
+    /// When it was first asked for: all that is asked shares one wait.
+    first: Option<Timestamp>,
 }
 
 /// What a request was let through with.
@@ -270,8 +273,9 @@ impl Allowance {
         q: &Question<'_>,
         facts: &RequestFacts<'_>,
     ) -> Result<Option<Warming>, RequestError> {
+        let first = *self.first.get_or_insert(q.now);
         for (state, quotas) in self.states.iter_mut().zip(quotas) {
-            let call = state.ask(quotas, q, facts)?;
+            let call = state.ask(quotas, q, facts, first)?;
             if call.is_some() {
                 return Ok(call);
             }
@@ -291,20 +295,23 @@ impl State {
         quotas: &Arc<Quotas>,
         q: &Question<'_>,
         facts: &RequestFacts<'_>,
+        first: Timestamp,
     ) -> Result<Option<Warming>, RequestError> {
         let permit = match std::mem::take(self) {
             State::Granted(permit) => permit,
             #[cfg(feature = "redis")]
             State::Asked(answer) => answer.read(quotas, q.now)?,
-            State::Unasked => match quotas.claim(q, facts).map(|claim| quotas.begin(claim, q.now)).transpose()? {
-                None => None,
-                Some(Begun::Granted(permit)) => permit,
-                #[cfg(feature = "redis")]
-                Some(Begun::Asked(call, answer)) => {
-                    *self = State::Asked(answer);
-                    return Ok(Some(call));
+            State::Unasked => {
+                match quotas.claim(q, facts).map(|claim| quotas.begin(claim, first, q.now)).transpose()? {
+                    None => None,
+                    Some(Begun::Granted(permit)) => permit,
+                    #[cfg(feature = "redis")]
+                    Some(Begun::Asked(call, answer)) => {
+                        *self = State::Asked(answer);
+                        return Ok(Some(call));
+                    }
                 }
-            },
+            }
         };
         *self = State::Granted(permit);
         Ok(None)

@@ -12,6 +12,8 @@ mod modes;
 mod order;
 mod parking;
 mod prefix;
+#[cfg(feature = "redis")]
+mod slow_store;
 mod splitting;
 
 use super::*;

@@ -22,7 +22,7 @@ pub struct Shared {
     pub link: Arc<RedisLink>,
     /// Tenants' own limits there; they are looked up where the settings say so.
     pub users: Arc<UserRecords>,
-    /// How long a request waits.
+    /// How long a request waits, for all that it asks.
     pub timeout: Duration,
     /// What becomes of it then.
     pub on_failure: OnStoreFailure,
@@ -73,10 +73,15 @@ impl Quotas {
     }
 
     /// The claim with what the tenant's record says, where such records count.
-    pub(super) fn with_record(self: &Arc<Self>, claim: Claim, now: Timestamp) -> Result<Limited, RequestError> {
+    pub(super) fn with_record(
+        self: &Arc<Self>,
+        claim: Claim,
+        first: Timestamp,
+        now: Timestamp,
+    ) -> Result<Limited, RequestError> {
         let Some((users, ttl)) = self.records_of(&claim.name) else { return Ok(Limited::Known(claim)) };
         match users.known(&claim.name, ttl, now) {
-            None => Ok(Limited::Unread(self.ask(claim, true, now))),
+            None => Ok(Limited::Unread(self.ask(claim, true, first, now))),
             Some(found) => match self.by_record(found, &claim.limits) {
                 Some(limits) => Ok(Limited::Known(Claim { limits, ..claim })),
                 None => Err(unknown(&claim)),
@@ -84,14 +89,15 @@ impl Quotas {
         }
     }
 
-    /// Asks Redis to book a request, or to say before what its tenant may have, when its record is `unread`.
-    pub(super) fn ask(self: &Arc<Self>, claim: Claim, unread: bool, now: Timestamp) -> Begun {
+    /// Asks Redis to book a request, or to say before what its tenant may have, when its record is `unread`. What the request has waited since
+    /// `first` is not waited again.
+    pub(super) fn ask(self: &Arc<Self>, claim: Claim, unread: bool, first: Timestamp, now: Timestamp) -> Begun {
         let (tell, told) = oneshot::channel();
         let Some(shared) = &self.shared else { return Begun::Granted(None) };
         let (quotas, asked, at) = (self.clone(), claim.clone(), self.wall(now));
         let task =
             shared.link.runtime().spawn(async move { drop(tell.send(quotas.judge(asked, unread, now, at).await)) });
-        let call = tokio::time::timeout(shared.timeout, task).map(drop);
+        let call = tokio::time::timeout(shared.timeout.saturating_sub(now.since(first)), task).map(drop);
         Begun::Asked(Warming::Call(Box::pin(call)), Answer { claim, told })
     }
 

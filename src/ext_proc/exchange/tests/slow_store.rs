@@ -1,0 +1,180 @@
+//! Limits in a Redis that is slow to answer or away: how long a request waits, for what, and what it is counted as meanwhile.
+
+use super::*;
+use crate::config::settings::{CountIn, OnStoreFailure, TenantRule, TenantSource, UserRecordSettings};
+use crate::ext_proc::quotas::Shared;
+use crate::quota;
+use crate::quota_store::RedisStore;
+use crate::quota_store::users::UserRecords;
+use crate::redis_link::RedisLink;
+use parking_lot::Mutex;
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a Redis has been asked, by the commands' names.
+type Heard = Arc<Mutex<Vec<String>>>;
+
+/// A Redis that shakes hands, tells `record` to the first who asks for one, and nothing else.
+async fn silent_redis(record: &'static str) -> (Arc<RedisLink>, Heard) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let heard = Heard::default();
+    let hearing = heard.clone();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(serve(stream, record, hearing.clone()));
+        }
+    });
+    let link = RedisLink::start(&url, |_| {}).unwrap();
+    link.connected().wait_for(|connected| *connected).await.unwrap();
+    (link, heard)
+}
+
+async fn serve(stream: TcpStream, record: &'static str, heard: Heard) {
+    let (read, mut write) = stream.into_split();
+    let mut read = BufReader::new(read);
+    while let Some(command) = command(&mut read).await {
+        let is_first = !heard.lock().contains(&command);
+        let answer = match command.as_str() {
+            "GETRANGE" if is_first => Some(format!("${}\r\n{record}\r\n", record.len())),
+            "CLIENT" => Some("+OK\r\n".to_owned()),
+            _ => None,
+        };
+        heard.lock().push(command);
+        if let Some(answer) = answer {
+            write.write_all(answer.as_bytes()).await.unwrap();
+        }
+    }
+}
+
+/// The next command's first word.
+async fn command(read: &mut (impl AsyncBufRead + Unpin)) -> Option<String> {
+    let mut words = Vec::new();
+    for _ in 0..length(read, '*').await? {
+        let mut word = vec![0; length(read, '$').await? + 2];
+        read.read_exact(&mut word).await.ok()?;
+        words.push(String::from_utf8(word).unwrap().trim_end().to_owned());
+    }
+    words.into_iter().next()
+}
+
+async fn length(read: &mut (impl AsyncBufRead + Unpin), mark: char) -> Option<usize> {
+    let mut line = String::new();
+    read.read_line(&mut line).await.ok()?;
+    line.trim_end().strip_prefix(mark)?.parse().ok()
+}
+
+fn settings(store: CountIn, user_records: Option<UserRecordSettings>) -> TenantSettings {
+    let default = quota::Limits { concurrency: Some(1_000), ..quota::Limits::default() };
+    TenantSettings { default, overrides: [].into(), answer_tokens: 50, store, user_records }
+}
+
+/// A world whose requests are counted by `subjects` in turn, those in Redis through `link`.
+fn world(
+    setup: Setup,
+    link: &Arc<RedisLink>,
+    on_failure: OnStoreFailure,
+    subjects: Vec<(Subject, TenantSettings, Arc<Book>)>,
+) -> World {
+    let rule = TenantRule { source: TenantSource::Header("x-tenant".to_owned()), strip: None };
+    let exchange = ExchangeSettings { tenant: Some(rule), ..ExchangeSettings::default() };
+    let world = Setup { exchange, ..setup }.build();
+    let metrics = &world.picker.metrics;
+    let users = Arc::new(UserRecords::new(link.clone()));
+    let shared = Shared { link: link.clone(), users, timeout: PATIENCE, on_failure };
+    let quotas = subjects.into_iter().map(|(subject, settings, book)| {
+        let store = match settings.store {
+            CountIn::Redis => Store::Redis(Arc::new(RedisStore::new(link.clone(), subject, 1))),
+            CountIn::Memory => Store::Memory(book),
+        };
+        let clock = crate::clock::Clock::start();
+        Arc::new(Quotas::new(subject, settings, store, metrics.clone(), clock).sharing(shared.clone()))
+    });
+    let quotas = quotas.collect();
+    let live = world.picker.live();
+    let router = Router::new(live.router.pools().to_vec());
+    let again = Live::new(router, live.limits.clone(), live.exchange.clone(), metrics);
+    world.picker.reload(again.with_quotas(quotas), || serde_json::Value::Null);
+    world
+}
+
+fn book() -> Arc<Book> {
+    Arc::new(Book::new(10))
+}
+
+/// A request that comes at `at`, and what it is told at once.
+fn ask(world: &World, at: Timestamp) -> (Exchange, Answered) {
+    let mut exchange = Exchange::new(world.picker.clone(), at);
+    let protocol_config = Some(config(BodySendMode::FullDuplexStreamed, BodySendMode::FullDuplexStreamed, false));
+    let start = Message::RequestHeaders(headers(&[PATH, (":method", "POST"), ("x-tenant", "a")], false));
+    let mut out = Actions::new();
+    for message in [start, Message::RequestBody(body(completion("m", "p").as_bytes(), true))] {
+        let message = ProcessingRequest { protocol_config, ..request(message) };
+        exchange.on(Event::Message(Box::new(message)), at, &mut out).unwrap();
+    }
+    (exchange, Answered::of(out.make_contiguous()))
+}
+
+fn call(exchange: &mut Exchange) -> impl Future<Output = ()> {
+    let Some(Warming::Call(call)) = exchange.warming() else { panic!("nothing is waited for") };
+    call
+}
+
+/// Tells the request that what it waited for has run.
+fn go_on(exchange: &mut Exchange, at: Timestamp) -> Answered {
+    let mut out = Actions::new();
+    exchange.on(Event::Warmed, at, &mut out).unwrap();
+    Answered::of(out.make_contiguous())
+}
+
+#[tokio::test]
+async fn a_request_waits_once_for_all_that_it_asks() {
+    let (link, heard) = silent_redis("").await;
+    let subjects = [Subject::Tenant, Subject::Model].map(|subject| (subject, settings(CountIn::Redis, None), book()));
+    let world = world(Setup::default(), &link, OnStoreFailure::Allow, subjects.into());
+    let (mut exchange, _) = ask(&world, NOW);
+    drop(call(&mut exchange));
+    let late = NOW.after(PATIENCE);
+    go_on(&mut exchange, late);
+    assert!(!exchange.is_routed(), "its model is asked for");
+    let second = tokio::time::timeout(Duration::from_millis(700), call(&mut exchange)).await;
+    assert!(second.is_ok(), "it has waited: {:?}", heard.lock());
+    go_on(&mut exchange, late);
+    assert!(exchange.is_routed());
+    drop(exchange);
+    world.assert_books_closed(1);
+}
+
+#[tokio::test]
+async fn a_request_is_served_by_the_model_that_it_was_counted_for() {
+    // Nobody listens there.
+    let link = RedisLink::start("redis://127.0.0.1:1", |_| {}).unwrap();
+    let models = book();
+    let subjects = vec![
+        (Subject::Model, settings(CountIn::Memory, None), models.clone()),
+        (Subject::Tenant, settings(CountIn::Redis, None), book()),
+    ];
+    let any = ["x", "y"].map(|model| RewriteTarget { model: model.into(), weight: 1 }).into();
+    let setup = Setup { rewrites: ModelRewrites { any, ..ModelRewrites::default() }, ..Setup::default() };
+    let world = world(setup, &link, OnStoreFailure::Allow, subjects);
+    let mut served: HashMap<String, u64> = HashMap::new();
+    let mut open = Vec::new();
+    for _ in 0..32 {
+        let (mut exchange, _) = ask(&world, NOW);
+        call(&mut exchange).await;
+        let told = go_on(&mut exchange, NOW);
+        let sent: serde_json::Value = serde_json::from_str(told.text()).unwrap();
+        *served.entry(sent["model"].as_str().unwrap().to_owned()).or_default() += 1;
+        open.push(exchange);
+    }
+    assert_eq!(served.len(), 2, "{served:?}");
+    for (model, count) in served {
+        let may = |concurrency| {
+            let limits = quota::Limits { concurrency: Some(concurrency), ..quota::Limits::default() };
+            models.take(&model.as_str().into(), &limits, 0, quota::Wall(Duration::ZERO)).is_ok()
+        };
+        assert!(!may(count) && may(count + 1), "{count} of {model} are served, and others are counted");
+    }
+}
