@@ -1,12 +1,14 @@
 //! Limits of single tenants that AIBrix keeps in Redis, under `aibrix-users/<name>`. What was read counts for a while, that there is nothing too; what
-//! is older counts again while Redis gives no answer.
+//! is older counts until it has been read again, which one reader at a time does for each tenant.
 //!
 //! Called by `ext_proc::quotas`; may import `quota`, `redis_link`, `clock`.
 
 use crate::clock::Timestamp;
 use crate::quota::UserRecord;
 use crate::redis_link::{LinkError, RedisLink};
+use parking_lot::Mutex;
 use quick_cache::sync::Cache;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,18 +30,29 @@ pub enum Found {
     Malformed,
 }
 
+/// What was found of a tenant when it was read last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// This.
+    pub found: Found,
+    /// It was read so lately that nobody need look again.
+    pub is_fresh: bool,
+}
+
 /// The records of a Redis.
 #[derive(Debug)]
 pub struct UserRecords {
     link: Arc<RedisLink>,
     known: Cache<Arc<str>, (Found, Timestamp)>,
+    /// Whose records are being read again.
+    again: Mutex<HashSet<Arc<str>>>,
 }
 
 impl UserRecords {
     /// The records in the Redis of `link`, none of which has been read.
     #[must_use]
     pub fn new(link: Arc<RedisLink>) -> Self {
-        Self { link, known: Cache::new(MAX_KNOWN) }
+        Self { link, known: Cache::new(MAX_KNOWN), again: Mutex::default() }
     }
 
     /// The Redis where they stand.
@@ -48,10 +61,17 @@ impl UserRecords {
         &self.link
     }
 
-    /// What was found of `tenant` not longer than `ttl` before `now`.
+    /// What was found of `tenant`; it is fresh for `ttl`.
     #[must_use]
-    pub fn known(&self, tenant: &Arc<str>, ttl: Duration, now: Timestamp) -> Option<Found> {
-        self.known.get(tenant).filter(|(_, at)| now.since(*at) < ttl).map(|(found, _)| found)
+    pub fn known(&self, tenant: &Arc<str>, ttl: Duration, now: Timestamp) -> Option<Known> {
+        self.known.get(tenant).map(|(found, at)| Known { found, is_fresh: now.since(at) < ttl })
+    }
+
+    /// The right to read the record of `tenant` again; `None` while another has it.
+    #[must_use]
+    pub fn again(self: &Arc<Self>, tenant: &Arc<str>) -> Option<Again> {
+        let is_first = self.again.lock().insert(tenant.clone());
+        is_first.then(|| Again { users: self.clone(), tenant: tenant.clone() })
     }
 
     /// What was found of `tenant` when it was read last.
@@ -85,5 +105,18 @@ impl UserRecords {
         };
         self.known.insert(tenant.clone(), (found, now));
         Ok(found)
+    }
+}
+
+/// The right to read a tenant's record again, which one has at a time.
+#[derive(Debug)]
+pub struct Again {
+    users: Arc<UserRecords>,
+    tenant: Arc<str>,
+}
+
+impl Drop for Again {
+    fn drop(&mut self) {
+        self.users.again.lock().remove(&self.tenant);
     }
 }

@@ -56,7 +56,7 @@ pub(super) enum Limited {
 
 impl Quotas {
     /// The records that say what `tenant` may have, and for how long they count, unless the settings name it themselves.
-    fn records_of(&self, tenant: &str) -> Option<(&UserRecords, Duration)> {
+    fn records_of(&self, tenant: &str) -> Option<(&Arc<UserRecords>, Duration)> {
         let settings = self.settings.user_records.filter(|_| !tenant.is_empty())?;
         let shared = self.shared.as_ref().filter(|_| !self.settings.overrides.contains_key(tenant))?;
         Some((&shared.users, settings.ttl))
@@ -80,13 +80,31 @@ impl Quotas {
         now: Timestamp,
     ) -> Result<Limited, RequestError> {
         let Some((users, ttl)) = self.records_of(&claim.name) else { return Ok(Limited::Known(claim)) };
-        match users.known(&claim.name, ttl, now) {
-            None => Ok(Limited::Unread(self.ask(claim, true, first, now))),
-            Some(found) => match self.by_record(found, &claim.limits) {
-                Some(limits) => Ok(Limited::Known(Claim { limits, ..claim })),
-                None => Err(unknown(&claim)),
-            },
+        let known = users.known(&claim.name, ttl, now);
+        let limits = known.and_then(|known| self.by_record(known.found, &claim.limits));
+        match (known.map(|known| known.is_fresh), limits) {
+            (Some(true), None) => Err(unknown(&claim)),
+            // Who had no record then, and needs one, may have one by now.
+            (_, None) => Ok(Limited::Unread(self.ask(claim, true, first, now))),
+            (is_fresh, Some(limits)) => {
+                if is_fresh != Some(true) {
+                    self.read_again(users, claim.name.clone(), now);
+                }
+                Ok(Limited::Known(Claim { limits, ..claim }))
+            }
         }
+    }
+
+    /// Reads a tenant's record beside its requests, which do not wait for that; while Redis gives no answer what was read before counts.
+    fn read_again(self: &Arc<Self>, users: &Arc<UserRecords>, tenant: Arc<str>, now: Timestamp) {
+        let Some(again) = users.again(&tenant) else { return };
+        let (quotas, users) = (self.clone(), users.clone());
+        users.link().runtime().clone().spawn(async move {
+            if let Err(error) = quotas.found(&users, &tenant, now).await {
+                tracing::debug!(%error, "the record of a tenant is not read again");
+            }
+            drop(again);
+        });
     }
 
     /// Asks Redis to book a request, or to say before what its tenant may have, when its record is `unread`. What the request has waited since

@@ -1,7 +1,7 @@
 //! Limits in a Redis that is slow to answer or away: how long a request waits, for what, and what it is counted as meanwhile.
 
 use super::*;
-use crate::config::settings::{CountIn, OnStoreFailure, TenantRule, TenantSource, UserRecordSettings};
+use crate::config::settings::{CountIn, OnStoreFailure, OnUnknownUser, TenantRule, TenantSource, UserRecordSettings};
 use crate::ext_proc::quotas::Shared;
 use crate::quota;
 use crate::quota_store::RedisStore;
@@ -12,6 +12,7 @@ use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufR
 use tokio::net::{TcpListener, TcpStream};
 
 const PATIENCE: Duration = Duration::from_secs(60);
+const TTL: Duration = Duration::from_secs(1);
 
 /// What a Redis has been asked, by the commands' names.
 type Heard = Arc<Mutex<Vec<String>>>;
@@ -145,6 +146,31 @@ async fn a_request_waits_once_for_all_that_it_asks() {
     assert!(exchange.is_routed());
     drop(exchange);
     world.assert_books_closed(1);
+}
+
+#[tokio::test]
+async fn a_record_that_is_old_counts_at_once_and_is_read_again_beside_by_one() {
+    let (link, heard) = silent_redis(r#"{"name":"a","rpm":100}"#).await;
+    let records = UserRecordSettings { unknown: OnUnknownUser::Refuse, ttl: TTL };
+    let subjects = vec![(Subject::Tenant, settings(CountIn::Memory, Some(records)), book())];
+    let world = world(Setup::default(), &link, OnStoreFailure::Refuse, subjects);
+    let (mut first, _) = ask(&world, NOW);
+    call(&mut first).await;
+    go_on(&mut first, NOW);
+    assert!(first.is_routed());
+    for _ in 0..3 {
+        let (exchange, told) = ask(&world, NOW.after(TTL));
+        assert!(exchange.is_routed(), "it waits for nothing: {told:?}");
+        assert_eq!(told.set.get("x-update-rpm"), None);
+    }
+    // Behind whatever they have asked.
+    let last = link.clone();
+    tokio::spawn(async move { last.ask::<String>(redis::cmd("ECHO").arg("last")).await });
+    while !heard.lock().iter().any(|command| command == "ECHO") {
+        tokio::task::yield_now().await;
+    }
+    let reads = heard.lock().iter().filter(|command| *command == "GETRANGE").count();
+    assert_eq!(reads, 2, "the first, and one for all that came when that was old");
 }
 
 #[tokio::test]
