@@ -409,7 +409,7 @@ impl App {
                     None => self.picker.metrics.reload(false),
                     Some(settings) => self.reload(settings).await,
                 },
-                () = self.found.changed() => if self.found.known() {
+                () = self.found.changed() => if self.found.any_known() {
                     self.refresh().await;
                 },
             }
@@ -447,10 +447,10 @@ impl App {
     /// Goes over to the InferencePools of now. Those that come later hold readiness back from nobody.
     async fn refresh(&mut self) {
         let file = self.file.clone();
-        let searching = self.searching.take();
-        let readiness = if searching.is_some() { self.readiness.clone() } else { Readiness::default() };
+        let readiness = if self.searching.is_some() { self.readiness.clone() } else { Readiness::default() };
         let taken_up = self.take_up(&file, &readiness).await;
-        if let Some(latch) = searching {
+        let is_whole = taken_up.is_ok() && self.found.known();
+        if let Some(latch) = self.searching.take_if(|_| is_whole) {
             latch.release();
         }
         match taken_up {

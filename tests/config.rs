@@ -461,3 +461,23 @@ mod hostile {
         }
     }
 }
+
+#[test]
+fn the_configuration_of_one_pool_says_nothing_that_is_the_process_s() {
+    let read = |pool: &str| {
+        let text = format!("apiVersion: attache.dev/v1\nkind: Attache\npools: [{{name: a, {pool}}}]\n");
+        attache::config::load_pool(&sources("ConfigMap a", text.as_bytes()))
+    };
+    assert!(read("match: {models: [llama]}, scrape: {interval: 1s}").is_ok());
+    for (pool, path) in [
+        ("match: {service: other-epp.b}", "pools[0].match.service"),
+        (
+            "scrape: {bearerTokenFile: /var/run/secrets/kubernetes.io/serviceaccount/token}",
+            "pools[0].scrape.bearerTokenFile",
+        ),
+        ("endpoints: ['127.0.0.1:8000']", "pools[0].endpoints"),
+    ] {
+        let mistakes = read(pool).unwrap_err();
+        assert!(mistakes.iter().any(|mistake| mistake.path == path), "{pool}: {mistakes:?}");
+    }
+}

@@ -87,6 +87,12 @@ impl FoundPools {
         select_all(changes).await;
     }
 
+    /// Whether any search has an answer. One that gets none, for want of a right perhaps, holds up no other.
+    #[must_use]
+    pub(super) fn any_known(&self) -> bool {
+        self.searches.iter().any(|search| search.found.borrow().is_some())
+    }
+
     /// Whether all searches have an answer.
     #[must_use]
     pub(super) fn known(&self) -> bool {

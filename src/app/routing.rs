@@ -71,7 +71,14 @@ pub(super) fn pool(
 ) -> anyhow::Result<Arc<Pool>> {
     let previous = before.pools().iter().find(|p| p.name == settings.name).map(|p| &p.scheduler.choices);
     let scheduler = settings.scheduler(previous)?;
-    slo_profiles::fill(&scheduler.choices).with_context(|| format!("pool `{}`", settings.name))?;
+    let filled = slo_profiles::fill(&scheduler.choices).with_context(|| format!("pool `{}`", settings.name));
+    match filled {
+        // One of many: its own configuration may come and go, and is no reason for the others to stay away.
+        Err(error) if settings.kubernetes.as_ref().is_some_and(|source| source.found) => {
+            tracing::error!(pool = %settings.name, error = format!("{error:#}"), "SLO profiles can't be read; the pool goes without");
+        }
+        other => other?,
+    }
     Ok(Arc::new(Pool {
         name: settings.name.clone(),
         matches: settings.matches.clone(),

@@ -70,6 +70,21 @@ fn only(settings: Settings) -> Result<PoolSettings, Diagnostic> {
         let message = format!("`{key}`: the endpoints are the pods of the InferencePool");
         return Err(Diagnostic::new(Code::Contradiction, format!("pools[0].{key}"), message));
     }
+    let not_its_own = [
+        (
+            "match.service",
+            pool.matches.service.is_some(),
+            "the Service is that of the InferencePool's `endpointPickerRef`",
+        ),
+        (
+            "scrape.bearerTokenFile",
+            pool.scrape.bearer_token_file.is_some(),
+            "credentials are the process's to give away",
+        ),
+    ];
+    if let Some((key, _, why)) = not_its_own.into_iter().find(|(_, has, _)| *has) {
+        return Err(Diagnostic::new(Code::Contradiction, format!("pools[0].{key}"), format!("`{key}`: {why}")));
+    }
     if pool.prefix.kv_events.as_ref().is_some_and(|events| events.bind.is_some()) {
         let message = "`bind`: a pool that comes and goes can't have a socket; `port` reads events from each endpoint";
         return Err(Diagnostic::new(Code::Contradiction, "pools[0].prefixCache.kvEvents.bind", message));

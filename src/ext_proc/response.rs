@@ -13,7 +13,7 @@ use crate::clock::Timestamp;
 use crate::config::settings::{ReportUsage, UsageCount};
 use crate::disagg::Failure;
 use crate::pool::Endpoint;
-use crate::pool::health::Outcome as Health;
+use crate::pool::health::{Availability, Outcome as Health};
 use crate::prefix::key::BlockKey;
 use crate::protocol::answer::{AnswerFormat, AnswerText, DEFAULT_MAX_ANSWER_BYTES};
 use crate::protocol::grpc::GrpcUsageScanner;
@@ -41,7 +41,9 @@ pub struct Routed {
     booking: Booked,
     /// What the keys of the answer follow from.
     tail: Option<(Arc<PoolPrefix>, Tail)>,
-    /// The prefill server that its sidecar was told is half open, this is its probe, and nobody has said what became of it.
+    /// The server is half open, this is its probe, and nobody has said what became of it.
+    probes: bool,
+    /// The same for the prefill server that its sidecar was told.
     probes_prefill: bool,
     /// The same for the first of the encode servers.
     probes_encoder: bool,
@@ -82,6 +84,7 @@ impl Routed {
             picked: booked.endpoint().clone(),
             booking: booked,
             tail: plan.tail.take(),
+            probes: plan.decision.probe,
             probes_prefill: plan.prefill.is_some() && plan.decision.split.as_ref().is_some_and(|split| split.probe),
             probes_encoder: plan.decision.encode_probe,
             answer: None,
@@ -199,6 +202,7 @@ impl Routed {
         let Some(served) = served.filter(|a| *a != self.picked.spec.address) else { return };
         let snapshot = self.plan.pool.store.load();
         if let Some(state) = snapshot.position(served).and_then(|p| snapshot.get(p)) {
+            self.probes = false;
             self.record(&self.picked.clone(), Health::ConnectFailure, now, picker);
             self.booking.move_to(&state.endpoint, now);
         }
@@ -212,6 +216,10 @@ impl Routed {
             500..=599 => Health::Failure,
             _ => Health::Success,
         };
+        if outcome == Health::Failure && self.one_has_gone(now) {
+            return;
+        }
+        self.probes = false;
         let ejected = self.record(&self.booking.endpoint().clone(), outcome, now, picker);
         if connect_failed || ejected {
             return;
@@ -230,6 +238,21 @@ impl Routed {
                 return;
             }
         }
+    }
+
+    /// Whether one of several servers that worked on it has been ejected since, which tells enough of why it failed. A server that is asked although
+    /// it is ejected, for want of another, tells nothing.
+    fn one_has_gone(&self, now: Timestamp) -> bool {
+        let (plan, decision) = (&self.plan, &self.plan.decision);
+        let away = |endpoint: &Endpoint, probes: bool| {
+            !probes && endpoint.health.availability(now, plan.pool.scheduler.health()) == Availability::Ejected
+        };
+        let prefill = plan.prefill.as_ref().is_some_and(|booking| away(booking.endpoint(), self.probes_prefill));
+        let encoders = decision.encode.iter().enumerate();
+        let encoder = encoders.into_iter().any(|(nth, encoder)| away(encoder, nth == 0 && self.probes_encoder));
+        let is_alone = plan.prefill.is_none() && decision.encode.is_empty();
+        let own = !is_alone && !decision.ejection_ignored && away(self.booking.endpoint(), self.probes);
+        own || prefill || encoder
     }
 
     /// True when this ejected the endpoint.
@@ -348,7 +371,7 @@ impl Routed {
             (Some((prefix, mut tail)), Some(answer)) => prefix.extend(&mut tail, api, answer, keys),
             _ => false,
         };
-        if self.status == 0 && self.plan.decision.probe {
+        if self.probes {
             self.booking.probe_lost(&self.picked);
         }
         if let Some(encoder) = self.plan.decision.encode.first().filter(|_| self.probes_encoder) {

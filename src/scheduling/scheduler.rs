@@ -196,6 +196,11 @@ impl Scheduler {
             if granted {
                 return Ok(decision);
             }
+            let unprobed = [
+                decision.encode.first().filter(|_| decision.encode_probe),
+                decision.split.as_ref().filter(|split| split.probe).and_then(|split| split.prefill.first()),
+            ];
+            unprobed.into_iter().flatten().for_each(|endpoint| endpoint.health.probe_lost());
             field.lose(first.id);
             if field.candidates.is_empty() {
                 field.ignore_ejection(cx);

@@ -1,6 +1,6 @@
 //! Pods as endpoints, and InferencePools as pools.
 
-use super::PoolSettings;
+use super::{PoolSettings, ScrapeSettings};
 use crate::pool::{Engine, MetricsSource};
 use crate::scheduling::router::PoolMatch;
 
@@ -72,7 +72,7 @@ impl PoolTemplate {
     pub fn instance(&self, name: &str, service: Option<String>, own: Option<&PoolSettings>) -> PoolSettings {
         let like = own.unwrap_or(&self.pool);
         let by_service = || PoolMatch { service, ..PoolMatch::default() };
-        let search = &self.search;
+        let (search, scrape) = (&self.search, &self.pool.scrape);
         PoolSettings {
             name: name.into(),
             matches: if like.matches.is_empty() { by_service() } else { like.matches.clone() },
@@ -83,6 +83,7 @@ impl PoolTemplate {
                 metrics: search.metrics.clone(),
                 found: true,
             }),
+            scrape: ScrapeSettings { bearer_token_file: scrape.bearer_token_file.clone(), ..like.scrape.clone() },
             ..like.clone()
         }
     }

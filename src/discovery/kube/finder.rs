@@ -72,8 +72,8 @@ fn take_in(catalogue: &mut Catalogue, kind: Kind, told: Told, namespace: &str) -
             tracing::error!(namespace, kind, name, reason, "an object can't be read; what was known of it stays");
             true
         }),
-        // What is known stays; that configurations can't be had keeps no pool waiting.
-        Told::Trouble(_) if kind == Kind::ConfigMap => catalogue.heard_of_configs(),
+        // What is known stays. That nobody may read configurations keeps no pool waiting; that nobody answers for now does.
+        Told::Trouble(setback) if kind == Kind::ConfigMap && !setback.is_loss => catalogue.heard_of_configs(),
         Told::Trouble(_) | Told::Well => false,
     }
 }

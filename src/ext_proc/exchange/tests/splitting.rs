@@ -369,6 +369,22 @@ fn what_a_sidecar_answers_is_told_of_both_servers() {
         [0, 1, 2, 3].map(open),
         [Availability::Open, Availability::Open, Availability::Ejected, Availability::Open]
     );
+    // Nor when many are under way that end at once.
+    let world = header();
+    let mut under_way: Vec<_> = (0..80).map(|_| asked(&world, &[])).collect();
+    for (exchange, out, _) in &mut under_way {
+        let sick = Answered::of(out).set[DESTINATION] == "192.168.1.3:8000";
+        if sick {
+            ended(exchange, "502");
+        }
+    }
+    let snapshot = world.snapshot.load();
+    let open = |at: usize| snapshot.endpoints[at].endpoint.health.availability(NOW, &HealthPolicy::default());
+    assert_eq!(
+        [0, 1, 2, 3].map(open),
+        [Availability::Open, Availability::Open, Availability::Ejected, Availability::Open]
+    );
+    drop(under_way);
     // One that fails is told from those that it has to do with.
     let world = header();
     let mut failed = 0;
