@@ -248,8 +248,8 @@ impl Routed {
             !probes && endpoint.health.availability(now, plan.pool.scheduler.health()) == Availability::Ejected
         };
         let prefill = plan.prefill.as_ref().is_some_and(|booking| away(booking.endpoint(), self.probes_prefill));
-        let encoders = decision.encode.iter().enumerate();
-        let encoder = encoders.into_iter().any(|(nth, encoder)| away(encoder, nth == 0 && self.probes_encoder));
+        let gone = |(nth, encoder): (usize, &Arc<Endpoint>)| away(encoder, nth == 0 && self.probes_encoder);
+        let encoder = decision.encode.iter().enumerate().any(gone);
         let is_alone = plan.prefill.is_none() && decision.encode.is_empty();
         let own = !is_alone && !decision.ejection_ignored && away(self.booking.endpoint(), self.probes);
         own || prefill || encoder
