@@ -263,7 +263,8 @@ fn pages(registry: Registry, app: &App, guard: Option<Guard>, logs: LogHandle, c
 
 async fn explain(picker: &Picker, asked: &admin::Asked, now: Timestamp) -> Result<serde_json::Value, RequestError> {
     let content_type = asked.content_type.as_deref();
-    let explained = explain::explain(picker, &picker.live(), &asked.path, content_type, &asked.body, now).await?;
+    let pool = asked.pool.as_deref();
+    let explained = explain::explain(picker, &picker.live(), pool, &asked.path, content_type, &asked.body, now).await?;
     serde_json::to_value(explained).map_err(|e| RequestError::new(Reason::Internal, e.to_string()))
 }
 
@@ -449,7 +450,7 @@ impl App {
         let file = self.file.clone();
         let readiness = if self.searching.is_some() { self.readiness.clone() } else { Readiness::default() };
         let taken_up = self.take_up(&file, &readiness).await;
-        let is_whole = taken_up.is_ok() && self.found.known();
+        let is_whole = taken_up.is_ok() && self.found.suffice(&self.settings.pools);
         if let Some(latch) = self.searching.take_if(|_| is_whole) {
             latch.release();
         }

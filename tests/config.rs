@@ -370,7 +370,7 @@ fn pools_that_a_search_finds_are_what_their_template_says_or_what_they_say_thems
     assert_eq!(again.pools[0].matches.service.as_deref(), Some("named-epp.llm"));
 
     let template = &settings.templates[0];
-    let plain = template.instance("llama", Some("llama-epp.llm".into()), None);
+    let plain = template.instance("llama", "llama", Some("llama-epp.llm".into()), None);
     let source = plain.kubernetes.as_ref().unwrap();
     assert_eq!((&*plain.name, plain.strategy.as_str(), source.engine), ("llama", "round-robin", Engine::Sglang));
     assert_eq!(source.pods, PodsOf::Pool { name: "llama".into(), group: PoolGroup::Stable });
@@ -380,10 +380,10 @@ fn pools_that_a_search_finds_are_what_their_template_says_or_what_they_say_thems
     let own = "apiVersion: attache.dev/v1\nkind: Attache\npools: [{name: x, strategy: random, match: {models: [m]}}]\n";
     let (own, diagnostics) = load_pool(&sources("own", own.as_bytes())).unwrap();
     assert_eq!(diagnostics, [], "that it names no endpoints is as it should be");
-    let special = template.instance("llama", Some("llama-epp.llm".into()), Some(&own));
+    let special = template.instance("llm/llama", "llama", Some("llama-epp.llm".into()), Some(&own));
     assert_eq!(
         (&*special.name, special.strategy.as_str(), &special.kubernetes),
-        ("llama", "random", &plain.kubernetes)
+        ("llm/llama", "random", &plain.kubernetes)
     );
     assert_eq!((special.matches.models.as_slice(), special.matches.service), (&["m".to_owned()][..], None));
 }
@@ -406,6 +406,11 @@ fn what_a_pool_can_not_say_of_itself_is_refused_or_told() {
     let (_, diagnostics) = load(text("limits: {}\nserver: {grpcPort: 1}\n", "{name: a}")).unwrap();
     let void: Vec<_> = diagnostics.iter().map(|d| (d.code, d.path.as_str())).collect();
     assert_eq!(void, [(Code::NoEffect, "limits"), (Code::NoEffect, "server")]);
+    // How much may wait before all pools together is the process's to say: its own `limits` give it neither more nor less.
+    for limits in ["", "limits: {maxBodyBytes: 10, maxBufferedBytes: 20}\n"] {
+        let (pool, _) = load(text(limits, "{name: a, flowControl: {enabled: true}}")).unwrap();
+        assert_eq!(pool.flow.unwrap().settings.max_bytes, u64::MAX, "{limits}");
+    }
     // Flags that speak of pools speak of these too; those that speak of the process are not looked at.
     let mut flags = sources("own", text("", "{name: a, strategy: random}").as_bytes());
     flags.overrides.strategy = Some("round-robin".into());

@@ -6,7 +6,7 @@
 //! | `/metrics` | Prometheus text |
 //! | `/live`, `/ready` | 200, or 503 with the names of what is missing |
 //! | `/endpoints`, `/decisions`, `/config_dump` | JSON |
-//! | `/explain` | `POST` a request's body (`?path=/v1/chat/completions`): its blocks and who holds them, JSON; from loopback only |
+//! | `/explain` | `POST` a request's body (`?path=/v1/chat/completions&pool=llama`): its blocks and who holds them, JSON; from loopback only |
 //! | `/kv_blocks` | `?endpoint=ip:port`: the blocks that its KV events have told of, JSON; from loopback only |
 //! | `/api/nodes/scheduling` | `GET` lists what is said about single models, `POST` or `PUT` changes one, JSON; changes from loopback only |
 //! | `/api/nodes/scheduling/{model}` | `GET` shows what is said about one, `DELETE` forgets it; `DELETE` from loopback only |
@@ -60,6 +60,8 @@ pub type Source<T> = Arc<dyn Fn() -> T + Send + Sync>;
 /// A request to be explained.
 #[derive(Clone, Debug)]
 pub struct Asked {
+    /// The pool that it is for; that which takes it by its model, when it is `None`.
+    pub pool: Option<String>,
     /// The path that it would be sent to.
     pub path: String,
     /// Its content type.
@@ -235,15 +237,16 @@ async fn kv_blocks(
 }
 
 #[derive(serde::Deserialize)]
-struct Path {
+struct Explained {
     path: Option<String>,
+    pool: Option<String>,
 }
 
 /// Explaining costs what deciding costs and shows what others' prompts have left in the index, so it is not for everyone.
 async fn explain(
     State(state): State<AdminState>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
-    Query(Path { path }): Query<Path>,
+    Query(Explained { path, pool }): Query<Explained>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
@@ -251,7 +254,8 @@ async fn explain(
         return refusal;
     }
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).map(str::to_owned);
-    let asked = Asked { path: path.unwrap_or_else(|| DEFAULT_EXPLAINED_PATH.to_owned()), content_type, body };
+    let path = path.unwrap_or_else(|| DEFAULT_EXPLAINED_PATH.to_owned());
+    let asked = Asked { pool, path, content_type, body };
     match (state.explain)(asked).await {
         Ok(explanation) => json(&explanation),
         Err(error) => {

@@ -11,7 +11,7 @@ use crate::config::settings::{
 };
 use crate::discovery::dns::{DnsStats, SystemResolver};
 use crate::discovery::kube::KubeStats;
-use crate::discovery::kube::catalogue::Found;
+use crate::discovery::kube::catalogue::Finding;
 use crate::discovery::{dns, publish, static_source};
 use crate::health::Readiness;
 use crate::kv_events::{Destination, Feed, KvEventStats, Source, Subscription};
@@ -118,8 +118,8 @@ impl Feeds {
         self.pools.get(name)
     }
 
-    /// Lets one replica lead, where the settings say so: this one is ready only while it does. It gives way on `stop`; what comes back has ended
-    /// when it has.
+    /// Lets one replica lead, where the settings say so: with leader election this one is ready only while it does. It gives way on `stop`; what
+    /// comes back has ended when it has.
     pub fn lead(&self, settings: &Settings, readiness: &Readiness, stop: CancellationToken) -> Option<JoinHandle<()>> {
         let pods = settings.pools.iter().find_map(|pool| {
             let source = pool.kubernetes.as_ref()?;
@@ -127,8 +127,9 @@ impl Feeds {
             Some((name, &source.namespace))
         });
         let searched = || settings.templates.first().map(|of| (&*of.pool.name, &of.search.namespace));
-        let (name, namespace) = pods.or_else(searched).filter(|_| settings.server.leader_election)?;
-        self.cluster.lead(name, namespace.as_deref(), readiness, stop)
+        let server = &settings.server;
+        let (name, namespace) = pods.or_else(searched).filter(|_| server.leader_election || server.model_status)?;
+        self.cluster.lead(name, namespace.as_deref(), Some(readiness).filter(|_| server.leader_election), stop)
     }
 
     /// Finds out where the API server is, unless that is known.
@@ -144,7 +145,7 @@ impl Feeds {
         &self,
         search: &PoolSearch,
         stop: CancellationToken,
-    ) -> Option<(String, watch::Receiver<Option<Found>>)> {
+    ) -> Option<(String, watch::Receiver<Finding>)> {
         self.cluster.search(search, stop)
     }
 

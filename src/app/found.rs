@@ -3,7 +3,8 @@
 use super::feeds::Feeds;
 use crate::config::Settings;
 use crate::config::settings::{PoolSearch, PoolSettings, PoolTemplate};
-use crate::discovery::kube::catalogue::{Found, FoundConfig};
+use crate::discovery::kube::catalogue::{Finding, FoundConfig, FoundPool};
+use crate::flow::SharedRoom;
 use futures_util::future::select_all;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,7 +23,7 @@ pub type PoolReader = Box<dyn Fn(&str, &str) -> Option<PoolSettings> + Send>;
 struct Search {
     search: PoolSearch,
     namespace: String,
-    found: watch::Receiver<Option<Found>>,
+    found: watch::Receiver<Finding>,
     stop: CancellationToken,
 }
 
@@ -40,6 +41,8 @@ pub(super) struct FoundPools {
     own: BTreeMap<String, Own>,
     /// What is odd about them, and has been told.
     told: BTreeSet<String>,
+    /// What the requests may hold that wait before them: all of them together, however many there are.
+    queued: Arc<SharedRoom>,
     shutdown: CancellationToken,
 }
 
@@ -47,7 +50,8 @@ impl FoundPools {
     /// Nothing is searched for yet. All searches end on `shutdown`.
     #[must_use]
     pub(super) fn new(read: PoolReader, shutdown: CancellationToken) -> Self {
-        Self { read, searches: Vec::new(), own: BTreeMap::new(), told: BTreeSet::new(), shutdown }
+        let (own, told) = (BTreeMap::new(), BTreeSet::new());
+        Self { read, searches: Vec::new(), own, told, queued: Arc::default(), shutdown }
     }
 
     /// Searches for what these templates want, in place of what was wanted before.
@@ -87,16 +91,24 @@ impl FoundPools {
         select_all(changes).await;
     }
 
-    /// Whether any search has an answer. One that gets none, for want of a right perhaps, holds up no other.
+    /// Whether any search has come to something. One that waits holds up no other.
     #[must_use]
     pub(super) fn any_known(&self) -> bool {
-        self.searches.iter().any(|search| search.found.borrow().is_some())
+        self.searches.iter().any(|search| *search.found.borrow() != Finding::Unknown)
     }
 
-    /// Whether all searches have an answer.
+    /// Whether all searches have an answer, or it is known that they get none.
     #[must_use]
     pub(super) fn known(&self) -> bool {
-        self.searches.iter().all(|search| search.found.borrow().is_some())
+        self.searches.iter().all(|search| *search.found.borrow() != Finding::Unknown)
+    }
+
+    /// Whether a picker that serves `pools` need not wait for any search. One that is refused is not waited for where there is something to serve:
+    /// for want of a right to some pools nobody loses the others, and who has no right to any is told from who serves all that there are.
+    #[must_use]
+    pub(super) fn suffice(&self, pools: &[PoolSettings]) -> bool {
+        let refused = |search: &Search| *search.found.borrow() == Finding::Refused;
+        self.known() && !(pools.is_empty() && self.searches.iter().any(refused))
     }
 
     /// Waits until they have, but no longer than one may wait for an API server.
@@ -110,27 +122,37 @@ impl FoundPools {
         let _ = tokio::time::timeout(PATIENCE, all).await;
     }
 
-    /// The settings of `file` with the pools that are found in place of their templates.
+    /// The settings of `file` with the pools that are found in place of their templates. Where searches are in several namespaces, a pool is called
+    /// `namespace/name`, else by its name alone.
     #[must_use]
     pub(super) fn expand(&mut self, file: &Settings) -> Settings {
         let mut pools = file.pools.clone();
         let (mut own, mut odd) = (BTreeMap::new(), BTreeSet::new());
+        self.queued.set(file.templates.iter().map(|template| template.queued_bytes).sum());
+        let first = self.searches.first().map(|search| &search.namespace);
+        let several = self.searches.iter().any(|search| Some(&search.namespace) != first);
         let searches = file.templates.iter().zip(&self.searches);
         for (template, Search { namespace, found, .. }) in searches {
-            for (name, found) in found.borrow().iter().flatten() {
-                if pools.iter().any(|pool| *pool.name == **name) {
-                    odd.insert(format!("the InferencePool `{name}` is not served: another pool has this name"));
+            let finding = found.borrow();
+            for (name, found) in finding.iter() {
+                let called = if several { format!("{namespace}/{name}") } else { name.clone() };
+                if pools.iter().any(|pool| *pool.name == *called) {
+                    odd.insert(taken(namespace, name, &called));
                     continue;
                 }
-                let settings = found.config.as_ref().map(|config| match self.own.remove(name) {
+                let settings = found.config.as_ref().map(|config| match self.own.remove(&called) {
                     Some(own) if own.text == config.text => own,
-                    before => read_own(&self.read, name, config, before),
+                    before => read_own(&self.read, &called, config, before),
                 });
-                let service = found.service.as_ref().map(|service| format!("{service}.{namespace}"));
-                let pool = template.instance(name, service, settings.as_ref().and_then(|own| own.settings.as_ref()));
+                let service = service_of(found, namespace, &finding);
+                let like = settings.as_ref().and_then(|own| own.settings.as_ref());
+                let mut pool = template.instance(&called, name, service, like);
+                if let Some(flow) = &mut pool.flow {
+                    flow.settings.shared = Some(self.queued.clone());
+                }
                 odd.extend(oddity(&pool, &pools));
                 pools.push(pool);
-                own.extend(settings.map(|settings| (name.clone(), settings)));
+                own.extend(settings.map(|settings| (called, settings)));
             }
         }
         self.own = own;
@@ -140,6 +162,23 @@ impl FoundPools {
         self.told = odd;
         Settings { pools, templates: Vec::new(), ..file.clone() }
     }
+}
+
+/// What is said of a pool whose name another one has.
+fn taken(namespace: &str, name: &str, called: &str) -> String {
+    format!(
+        "the InferencePool `{name}` in namespace `{namespace}` is not served: another pool is called `{called}`. \
+         A pool of the configuration needs another name; of two selectors that find the same InferencePool the second has no effect on it"
+    )
+}
+
+/// By which Service gateways ask for a pool: with its port, where another pool has another port of the same Service.
+fn service_of(pool: &FoundPool, namespace: &str, all: &Finding) -> Option<String> {
+    let service = pool.service.as_ref()?;
+    let at_other_port = |other: &FoundPool| other.service == pool.service && other.port != pool.port;
+    let port = pool.port.filter(|_| all.iter().any(|(_, other)| at_other_port(other)));
+    let port = port.map(|port| format!(":{port}")).unwrap_or_default();
+    Some(format!("{service}.{namespace}{port}"))
 }
 
 /// Reads a configuration; one that is refused leaves the last good one in its place.
@@ -173,3 +212,6 @@ fn oddity(pool: &PoolSettings, others: &[PoolSettings]) -> Option<String> {
         twin.name
     ))
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,7 +7,7 @@ use crate::admin::guard::{Caller, Verdict};
 use crate::clock::Clock;
 use crate::config::settings::{KubernetesSource, PoolSearch};
 use crate::discovery::kube::KubeStats;
-use crate::discovery::kube::catalogue::Found;
+use crate::discovery::kube::catalogue::Finding;
 #[cfg(feature = "kube")]
 use crate::discovery::kube::informer::Informers;
 #[cfg(feature = "kube")]
@@ -146,10 +146,10 @@ impl Cluster {
         &self,
         search: &PoolSearch,
         stop: CancellationToken,
-    ) -> Option<(String, watch::Receiver<Option<Found>>)> {
+    ) -> Option<(String, watch::Receiver<Finding>)> {
         let informers = self.informers.clone()?;
         let namespace = search.namespace.clone().unwrap_or_else(|| client::default_namespace(informers.client()));
-        let (found, told) = watch::channel(None);
+        let (found, told) = watch::channel(Finding::default());
         let (group, selector) = (search.group, search.selector.clone());
         let sought = finder::Sought { namespace: namespace.clone(), group, selector };
         tokio::spawn(finder::run(informers, sought, found, stop));
@@ -176,12 +176,13 @@ impl Cluster {
         }))
     }
 
-    /// Wants the lease of this name in `namespace`, and keeps `readiness` back while another replica has it. Gives it back on `stop`, and then ends.
+    /// Wants the lease of this name in `namespace`, and keeps `readiness`, where it is given, back while another replica has it. Gives the lease
+    /// back on `stop`, and then ends.
     pub(super) fn lead(
         &self,
         pool: &str,
         namespace: Option<&str>,
-        readiness: &Readiness,
+        readiness: Option<&Readiness>,
         stop: CancellationToken,
     ) -> Option<JoinHandle<()>> {
         let client = self.informers.as_ref()?.client().clone();
@@ -190,7 +191,8 @@ impl Cluster {
         let identity = lease::identity(crate::rng::system_seed());
         let claim = lease::Claim::new(client, &namespace, lease::name(&namespace, pool), identity, self.clock, leads);
         let task = tokio::spawn(claim.run(stop));
-        let (mut latch, readiness) = (Some(readiness.latch(LEADS)), readiness.clone());
+        let Some(readiness) = readiness.cloned() else { return Some(task) };
+        let mut latch = Some(readiness.latch(LEADS));
         tokio::spawn(async move {
             while led.changed().await.is_ok() {
                 if *led.borrow_and_update() {
@@ -242,11 +244,7 @@ impl Cluster {
 
     /// Finds nothing.
     #[must_use]
-    pub(super) fn search(
-        &self,
-        _: &PoolSearch,
-        _: CancellationToken,
-    ) -> Option<(String, watch::Receiver<Option<Found>>)> {
+    pub(super) fn search(&self, _: &PoolSearch, _: CancellationToken) -> Option<(String, watch::Receiver<Finding>)> {
         None
     }
 
@@ -259,7 +257,13 @@ impl Cluster {
     }
 
     /// Leads nothing.
-    pub(super) fn lead(&self, _: &str, _: Option<&str>, _: &Readiness, _: CancellationToken) -> Option<JoinHandle<()>> {
+    pub(super) fn lead(
+        &self,
+        _: &str,
+        _: Option<&str>,
+        _: Option<&Readiness>,
+        _: CancellationToken,
+    ) -> Option<JoinHandle<()>> {
         None
     }
 }

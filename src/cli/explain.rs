@@ -20,7 +20,7 @@ use std::process::ExitCode;
 const EXAMPLES: &str = "\
 Examples:
   attache explain request.json                                  # asks the picker on this machine
-  attache explain request.json --admin http://127.0.0.1:9090
+  attache explain request.json --admin http://127.0.0.1:9090 --pool llama
   curl -s … | attache explain - --path /v1/messages
   attache explain request.json --config-file attache.yaml       # without a running picker
   attache explain request.json --json | jq '.endpoints'
@@ -44,6 +44,9 @@ pub(super) struct ExplainArgs {
     /// The path that it would be sent to
     #[arg(long, default_value = DEFAULT_EXPLAINED_PATH)]
     path: String,
+    /// The pool that it is for, where that is not told by its model
+    #[arg(long, value_name = "NAME")]
+    pool: Option<String>,
     /// The metrics port of the picker to ask
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090", conflicts_with = "config_file")]
     admin: String,
@@ -77,10 +80,11 @@ pub(super) fn run(args: &ExplainArgs) -> ExitCode {
                 Err(error) => return fail(EXIT_CONFIG, &error),
             };
             let now = Clock::start().now();
-            let explained = runtime.block_on(explain(&picker, &picker.live(), &args.path, None, &body, now));
+            let pool = args.pool.as_deref();
+            let explained = runtime.block_on(explain(&picker, &picker.live(), pool, &args.path, None, &body, now));
             explained.map_err(|e| format!("{}: {}", e.reason.code(), e.message)).map(|e| serde_json::json!(e))
         }
-        None => match runtime.block_on(ask(&args.admin, &args.path, body)) {
+        None => match runtime.block_on(ask(args, body)) {
             Ok(answer) => answer,
             Err(error) => return fail(EXIT_INTERNAL, &error),
         },
@@ -111,13 +115,15 @@ fn read(path: &PathBuf) -> anyhow::Result<Vec<u8>> {
 }
 
 /// Asks a running picker; the inner error is its refusal.
-async fn ask(admin: &str, path: &str, body: Vec<u8>) -> anyhow::Result<Result<Value, String>> {
+async fn ask(args: &ExplainArgs, body: Vec<u8>) -> anyhow::Result<Result<Value, String>> {
+    let admin = args.admin.as_str();
     let base = admin.trim_end_matches('/');
-    let query: String = path
-        .bytes()
-        .map(|b| if b.is_ascii_alphanumeric() || b == b'/' { (b as char).to_string() } else { format!("%{b:02X}") })
-        .collect();
-    let request = http::Request::post(format!("{base}/explain?path={query}"))
+    let encoded = |text: &str| -> String {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'/';
+        text.bytes().map(|b| if plain(b) { (b as char).to_string() } else { format!("%{b:02X}") }).collect()
+    };
+    let pool = args.pool.as_deref().map(|pool| format!("&pool={}", encoded(pool))).unwrap_or_default();
+    let request = http::Request::post(format!("{base}/explain?path={}{pool}", encoded(&args.path)))
         .header("content-type", "application/json")
         .body(Full::new(bytes::Bytes::from(body)))
         .with_context(|| format!("`--admin {admin}` is no URL of the form `http://host:port`"))?;

@@ -151,6 +151,9 @@ pub struct RunArgs {
     /// Only the replica that holds the pool's lease says that it is ready [default: false]
     #[arg(long, value_name = "BOOL", env = "ATTACHE_HA_ENABLE_LEADER_ELECTION", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Kubernetes")]
     pub ha_enable_leader_election: Option<bool>,
+    /// Tell InferenceModels in their statuses whether they have their names: every replica routes, the one that holds the pool's lease writes [default: false]
+    #[arg(long, value_name = "BOOL", env = "ATTACHE_MODEL_STATUS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Kubernetes")]
+    pub model_status: Option<bool>,
 
     /// Address of all listeners [default: 0.0.0.0]
     #[arg(long, value_name = "IP", env = "ATTACHE_BIND", help_heading = "Listeners")]
@@ -305,9 +308,11 @@ impl RunArgs {
             endpoints: self.endpoints.clone(),
             kubernetes: self.kubernetes(),
             leader_election: self.ha_enable_leader_election,
+            model_status: self.model_status,
             metrics_auth: self.metrics_endpoint_auth,
             explain_metadata: self.emit_endpoint_scores,
             endpoints_follow: false,
+            one_pool: false,
             strategy: self.strategy.clone(),
             aibrix: AibrixEnv::of(
                 std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?))),

@@ -36,6 +36,7 @@ impl Settings {
                 "workers": s.workers,
                 "seed": s.seed,
                 "leaderElection": s.leader_election,
+                "modelStatus": s.model_status,
                 "metricsAuth": s.metrics_auth,
                 "tls": tls,
                 "drain": {"minDelay": show_duration(s.drain_min_delay), "deadline": show_duration(s.drain_deadline)},

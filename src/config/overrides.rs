@@ -57,12 +57,16 @@ pub struct Overrides {
     pub kubernetes: KubernetesFlags,
     /// `--ha-enable-leader-election`
     pub leader_election: Option<bool>,
+    /// `--model-status`
+    pub model_status: Option<bool>,
     /// `--metrics-endpoint-auth`
     pub metrics_auth: Option<bool>,
     /// Whether `--emit-endpoint-scores` asks for scores in the dynamic metadata.
     pub explain_metadata: Option<bool>,
     /// The file alone is looked at (`attache check`): endpoints that flags will name are not missed.
     pub endpoints_follow: bool,
+    /// The file is one pool's own: how much all pools may hold is not its to say.
+    pub one_pool: bool,
     /// `--strategy`
     pub strategy: Option<String>,
     /// AIBrix's variables, which the file outranks.

@@ -26,6 +26,7 @@ pub fn load_pool(sources: &Sources) -> Result<(PoolSettings, Vec<Diagnostic>), V
         },
         // Pods are its endpoints.
         endpoints_follow: true,
+        one_pool: true,
         ..Overrides::default()
     };
     let (settings, mut diagnostics) = load(&Sources { overrides, ..sources.clone() })?;

@@ -131,6 +131,7 @@ sections! {
         "workers" => workers: usize,
         "seed" => seed: u64,
         "leaderElection" => leader_election: bool,
+        "modelStatus" => model_status: bool,
         "metricsAuth" => metrics_auth: bool,
         "tls" => tls: Tls,
         "drain" => drain: Drain,

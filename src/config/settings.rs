@@ -68,6 +68,9 @@ pub struct ServerSettings {
     pub drain_deadline: Duration,
     /// Only the replica that holds the pool's lease says that it is ready.
     pub leader_election: bool,
+    /// `InferenceModel`s are told in their statuses whether they have their names, by the replica that holds the pool's lease. With
+    /// `leader_election` they are in any case.
+    pub model_status: bool,
     /// Metrics and admin pages are for those whom the cluster lets see them.
     pub metrics_auth: bool,
     /// Seed of all random choices; drawn from the system when `None`.
@@ -381,6 +384,7 @@ impl Settings {
             ("server.tls", a.tls != b.tls),
             ("server.drain", (a.drain_min_delay, a.drain_deadline) != (b.drain_min_delay, b.drain_deadline)),
             ("server.leaderElection", a.leader_election != b.leader_election),
+            ("server.modelStatus", a.model_status != b.model_status),
             ("server.metricsAuth", a.metrics_auth != b.metrics_auth),
             ("server.seed", a.seed != b.seed),
             ("telemetry.logLevel", t.log_filter != u.log_filter),

@@ -12,7 +12,7 @@ use crate::prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN};
 use crate::prefix::key::{BlockKey, BlockKeys};
 use crate::protocol::{self, Api};
 use crate::scheduling::router::RouteFacts;
-use crate::scheduling::{PickContext, RequestFacts};
+use crate::scheduling::{PickContext, RequestFacts, Router};
 use crate::telemetry::explained::parts;
 use serde::Serialize;
 
@@ -93,13 +93,16 @@ async fn run(warming: Warming) {
     }
 }
 
-/// Explains a request with this path, content type and body. What takes long is done on the way.
+/// Explains a request with this path, content type and body, which goes to the pool of this name, or where it says itself that it goes. What takes
+/// long is done on the way.
 ///
 /// # Errors
-/// The refusal that the request would get, and `invalid_json` where there is no prompt to explain.
+/// The refusal that the request would get, `no_pool` with the names of all pools where there is none to send it to, and `invalid_json` where there
+/// is no prompt to explain.
 pub async fn explain(
     picker: &Picker,
     live: &Live,
+    pool: Option<&str>,
     path: &str,
     content_type: Option<&str>,
     body: &[u8],
@@ -108,7 +111,13 @@ pub async fn explain(
     let (api, _) = Api::from_path(path);
     let request = protocol::parse(api, content_type, body, &live.limits)?;
     let asked = request.model.as_ref().map(|m| &*m.name);
-    let (position, pool) = live.router.route(RouteFacts { model: asked, authority: "", called: "" }, |_| None)?;
+    let (position, pool) = match pool {
+        Some(name) => live.router.named(name, asked)?,
+        None => {
+            let facts = RouteFacts { model: asked, authority: "", called: "" };
+            live.router.route(facts, |_| None).map_err(|refusal| with_pools(&live.router, refusal))?
+        }
+    };
     let rewritten = asked.and_then(|m| pool.rewrite(m, &mut picker.next_rng()));
     let target = rewritten.unwrap_or_else(|| asked.unwrap_or_default().into());
     let nothing = || RequestError::new(Reason::InvalidJson, "there is no prompt in it that a KV cache would hold");
@@ -205,6 +214,16 @@ pub async fn explain(
             .map_or_else(|| decision.as_ref().map_or("no endpoint is ready", |d| d.reason), |s| s.reason)
             .to_owned(),
     })
+}
+
+/// Which Service or host a request comes by is not in its body: where pools are told apart by that, somebody has to name one.
+fn with_pools(router: &Router, refusal: RequestError) -> RequestError {
+    if refusal.reason != Reason::NoPool {
+        return refusal;
+    }
+    let message =
+        format!("which pool it is for is not in its body; name the pool (`pool`), there are: {}", router.names());
+    RequestError::new(Reason::NoPool, message)
 }
 
 fn blocks(keys: &[BlockKey], shown: &Shown, unit: BlockUnit) -> Vec<Block> {

@@ -112,7 +112,8 @@ impl Queues {
         stale_after: Duration,
     ) -> bool {
         let same_pool = Arc::ptr_eq(&self.store, store) && self.health == *health && self.stale_after == stale_after;
-        self.flow.said == flow.said && same_pool
+        let room = |flow: &PoolFlow| flow.settings.shared.as_ref().map(Arc::as_ptr);
+        self.flow.said == flow.said && room(&self.flow) == room(flow) && same_pool
     }
 
     /// How long a request of this priority that comes now would wait for its turn, as far as that is known.

@@ -10,6 +10,7 @@ use super::fairness::{Head, Meter};
 use super::item::{Arrival, Cause, Handle, Left, Load, Passage, Refusal, Verdict};
 use super::ordering::Facts;
 use super::pace::{self, SHORTEST_RETRY};
+use super::room::Held;
 use super::running::{Running, Seat};
 use super::saturation::Gauge;
 use super::settings::Settings;
@@ -54,7 +55,7 @@ pub struct FlowControl<T> {
     /// The highest priority first.
     bands: Vec<Band>,
     deadlines: BTreeSet<(Timestamp, u32)>,
-    bytes: u64,
+    held: Held,
     pending: Load,
     running: Running,
     sequence: u64,
@@ -66,12 +67,12 @@ impl<T> FlowControl<T> {
     pub fn new(settings: Settings, ceiling: Box<dyn Ceiling>) -> Self {
         Self {
             running: Running::new(settings.evict_running),
+            held: Held::new(settings.max_bytes, settings.shared.clone()),
             settings,
             ceiling,
             items: Slab::default(),
             bands: Vec::new(),
             deadlines: BTreeSet::new(),
-            bytes: 0,
             pending: Load::default(),
             sequence: 0,
         }
@@ -92,7 +93,7 @@ impl<T> FlowControl<T> {
     /// Bytes of those that wait.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        self.held.bytes()
     }
 
     /// What was let through and has not landed.
@@ -136,14 +137,19 @@ impl<T> FlowControl<T> {
             self.let_through(usize::MAX, room, now, rng, left);
             return Verdict::Dispatch(passage);
         }
-        if let Err(cause) = self.make_room(at, flow, arrival.bytes, now, left) {
-            if let Some(band) = self.bands.get_mut(at) {
-                band.settle(flow, now);
+        let next = self.make_room(at, flow, arrival.bytes, now, left).and_then(|()| {
+            let next = self.items.next().ok_or(Cause::Full)?;
+            // Another pool may have taken of the room that they share meanwhile.
+            if self.held.take(arrival.bytes) { Ok(next) } else { Err(Cause::Full) }
+        });
+        let (slot, generation) = match next {
+            Ok(next) => next,
+            Err(cause) => {
+                if let Some(band) = self.bands.get_mut(at) {
+                    band.settle(flow, now);
+                }
+                return Verdict::Rejected(self.refusal(at, cause, now));
             }
-            return Verdict::Rejected(self.refusal(at, cause, now));
-        }
-        let Some((slot, generation)) = self.items.next() else {
-            return Verdict::Rejected(self.refusal(at, Cause::Full, now));
         };
         let handle = Handle { slot, generation };
         let place = (head, slot);
@@ -160,7 +166,6 @@ impl<T> FlowControl<T> {
             work: arrival.work,
         });
         self.deadlines.insert((deadline, slot));
-        self.bytes += arrival.bytes;
         if let Some(band) = self.bands.get_mut(at) {
             band.push(flow, place, arrival.bytes, now);
         }
@@ -342,7 +347,7 @@ impl<T> FlowControl<T> {
             let Some(slot) = self.bands.get_mut(at).and_then(Band::next) else { return };
             let Some((generation, item)) = self.items.remove(slot) else { return };
             self.deadlines.remove(&(item.deadline, slot));
-            self.bytes -= item.bytes;
+            self.held.give(item.bytes);
             let mut meter = item.meter();
             if let Some(band) = self.bands.get_mut(at) {
                 band.dispatch(item.flow, &item.place, item.bytes, &mut meter, now, rng);
@@ -356,7 +361,7 @@ impl<T> FlowControl<T> {
     fn take(&mut self, slot: u32, now: Timestamp) -> Option<(u32, Item<T>)> {
         let (generation, item) = self.items.remove(slot)?;
         self.deadlines.remove(&(item.deadline, slot));
-        self.bytes -= item.bytes;
+        self.held.give(item.bytes);
         let at = self.existing(item.priority)?;
         self.bands.get_mut(at)?.remove(item.flow, &item.place, item.bytes, now);
         Some((generation, item))
@@ -429,7 +434,7 @@ impl<T> FlowControl<T> {
     /// Whether one more of `bytes` fits when `requests` with `held` bytes have gone.
     fn fits(&self, requests: u64, held: u64, bytes: u64) -> bool {
         let count = self.items.len() as u64 - requests;
-        count < self.settings.max_requests && (self.bytes - held).saturating_add(bytes) <= self.settings.max_bytes
+        count < self.settings.max_requests && self.held.fits(held, bytes)
     }
 
     /// The bands that give way to a request of this priority, and hold something.

@@ -5,6 +5,7 @@ use super::ceiling::Ceiling;
 use super::fairness::{Fairness, global_strict};
 use super::ordering::{Ordering, fcfs};
 use super::registry::Descriptor;
+use super::room::SharedRoom;
 use super::running::EvictRunning;
 use super::saturation::Detector;
 use crate::scheduling::plugin::ParamError;
@@ -72,6 +73,8 @@ pub struct Settings {
     pub max_requests: u64,
     /// Bytes of those.
     pub max_bytes: u64,
+    /// What these queues and those of other pools may hold together.
+    pub shared: Option<Arc<SharedRoom>>,
     /// How long a request may wait that does not say it.
     pub ttl: Duration,
     /// Shares of flows that are not 1: a flow of 2 may have twice as much.
@@ -93,6 +96,7 @@ impl Default for Settings {
             default_band: BandSettings::default(),
             max_requests: u64::MAX,
             max_bytes: u64::MAX,
+            shared: None,
             ttl: DEFAULT_TTL,
             weights: HashMap::new(),
             evict_sheddable: true,

@@ -221,6 +221,35 @@ fn sheddable_requests_give_way_when_all_is_full() {
 }
 
 #[test]
+fn pools_that_share_a_room_never_hold_more_together() {
+    let room = Arc::new(SharedRoom::default());
+    room.set(1_000);
+    let sized = |bytes| Arrival { bytes, ..of("a") };
+    let mut pools: Vec<Trial> =
+        (0..8).map(|_| Trial::new(Settings { shared: Some(room.clone()), ..Settings::default() })).collect();
+    for pool in &mut pools {
+        assert_eq!(pool.comes("running", sized(5_000), 0), "goes", "what passes holds nothing here");
+        let waiting = (0..100).filter(|_| pool.comes("waits", sized(10), 1) == "waits").count();
+        assert!(waiting > 0 || room.held() >= 990, "{waiting}");
+        assert!(room.held() <= 1_000);
+    }
+    let held: u64 = pools.iter().map(|pool| pool.flow.bytes()).sum();
+    assert_eq!(held, room.held());
+    assert_eq!(pools[0].flow.bytes(), 500, "who came first has half");
+    assert_eq!(pools[0].comes("one too many", sized(10), 2), "Full");
+    // Who is let through makes room, for others too.
+    let before = pools[7].flow.bytes();
+    for n in 0..50 {
+        pools[0].ends(1, 3 + n);
+    }
+    assert_eq!(pools[0].flow.bytes(), 0);
+    assert_eq!(pools[7].comes("one more", sized(100), 60), "waits");
+    assert_eq!(pools[7].flow.bytes(), before + 100);
+    drop(pools);
+    assert_eq!(room.held(), 0);
+}
+
+#[test]
 fn a_flood_does_not_lock_others_out_of_its_band() {
     let with = |overflow| {
         let default_band = BandSettings { max_requests: 4, overflow, ..band("vtc-fair", "fcfs") };

@@ -22,7 +22,8 @@ pub struct PoolMatch {
     pub header: Option<(String, String)>,
     /// The `:authority` (host, port optional).
     pub authority: Option<String>,
-    /// The Service by whose name the gateway calls the picker, lower case, with as much behind it as tells it from others (`llama-epp.default`).
+    /// The Service by whose name the gateway calls the picker, lower case, with as much behind it as tells it from others (`llama-epp.default`), and
+    /// the port where pools share it (`llama-epp.default:9002`).
     pub service: Option<String>,
 }
 
@@ -164,6 +165,9 @@ enum Refusal {
     Reserved,
 }
 
+/// Pools that a message names.
+const SHOWN_POOLS: usize = 20;
+
 /// All pools of the process.
 #[derive(Debug, Default)]
 pub struct Router {
@@ -231,14 +235,7 @@ impl Router {
             }
         }
         match best {
-            Some((_, position, pool)) => match facts.model {
-                Some(model) => match pool.refuses(model) {
-                    Some(Refusal::Unknown) => Err(self.unknown_model(model)),
-                    Some(Refusal::Reserved) => Err(reserved_model(model)),
-                    None => Ok((position, pool)),
-                },
-                None => Ok((position, pool)),
-            },
+            Some((_, position, pool)) => self.admitted(position, pool, facts.model),
             None if missed_model_only => Err(facts.model.map_or_else(
                 || {
                     RequestError::new(
@@ -249,6 +246,41 @@ impl Router {
                 |model| self.unknown_model(model),
             )),
             None => Err(self.no_pool(facts.called)),
+        }
+    }
+
+    /// The pool of this name and its position, whatever its conditions are.
+    ///
+    /// # Errors
+    /// 404 `no_pool`, with the names of all pools; 404 `model_not_found` when the pool refuses unknown models.
+    pub fn named(&self, name: &str, model: Option<&str>) -> Result<(usize, &Arc<Pool>), RequestError> {
+        match self.pools.iter().enumerate().find(|(_, pool)| *pool.name == *name) {
+            Some((position, pool)) => self.admitted(position, pool, model),
+            None => {
+                let message = format!("there is no pool `{}`; there are: {}", shown(name), self.names());
+                Err(RequestError::new(Reason::NoPool, message))
+            }
+        }
+    }
+
+    /// The names of the pools, for people: no more than [`SHOWN_POOLS`] of them.
+    #[must_use]
+    pub fn names(&self) -> String {
+        let names: Vec<String> = self.pools.iter().take(SHOWN_POOLS).map(|pool| format!("`{}`", pool.name)).collect();
+        let more = if self.pools.len() > SHOWN_POOLS { ", …" } else { "" };
+        if names.is_empty() { "none".to_owned() } else { names.join(", ") + more }
+    }
+
+    fn admitted<'p>(
+        &self,
+        position: usize,
+        pool: &'p Arc<Pool>,
+        model: Option<&str>,
+    ) -> Result<(usize, &'p Arc<Pool>), RequestError> {
+        match model.and_then(|model| Some((model, pool.refuses(model)?))) {
+            Some((model, Refusal::Unknown)) => Err(self.unknown_model(model)),
+            Some((model, Refusal::Reserved)) => Err(reserved_model(model)),
+            None => Ok((position, pool)),
         }
     }
 
@@ -315,12 +347,20 @@ fn same_authority(configured: &str, got: &str) -> bool {
 }
 
 /// Whether `called`, the authority of a call, names this Service. Either may leave out how its name goes on: `epp`, `epp.default:9002`,
-/// `epp.default.svc.cluster.local`. Istio calls by its clusters' names, `outbound|9002||epp.default.svc.cluster.local`, in which `~` has come to
-/// stand for what is not allowed in an authority.
+/// `epp.default.svc.cluster.local`; and its port. Istio calls by its clusters' names, `outbound|9002||epp.default.svc.cluster.local`, in which `~`
+/// has come to stand for what is not allowed in an authority.
 fn same_service(service: &str, called: &str) -> bool {
-    let host = called.rsplit_once('~').map_or(called, |(_, host)| host);
-    let host = host.split_once(':').map_or(host, |(host, _)| host);
-    !host.is_empty() && service.split('.').zip(host.split('.')).all(|(a, b)| a.eq_ignore_ascii_case(b))
+    let (service, wanted) = with_port(service);
+    let (host, port) = match called.rsplit_once('~') {
+        Some((cluster, host)) => (host, cluster.split('~').nth(1)),
+        None => with_port(called),
+    };
+    let same_port = wanted.is_none_or(|wanted| port.is_none_or(|port| port == wanted));
+    same_port && !host.is_empty() && service.split('.').zip(host.split('.')).all(|(a, b)| a.eq_ignore_ascii_case(b))
+}
+
+fn with_port(name: &str) -> (&str, Option<&str>) {
+    name.split_once(':').map_or((name, None), |(host, port)| (host, Some(port)))
 }
 
 #[cfg(test)]

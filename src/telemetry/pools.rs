@@ -234,6 +234,22 @@ const KUBE_COUNTERS: &[KubeCounter] = &[
     ("kube_status_failures", "statuses of objects that could not be written", KubeStats::status_failures),
 ];
 
+type KubeGauge = (&'static str, &'static str, fn(&KubeStats) -> i64);
+
+/// One gauge of a pool's discovery through Kubernetes: name, help, value.
+const KUBE_GAUGES: &[KubeGauge] = &[
+    (
+        "kube_out_of_touch",
+        "kinds of objects that can't be followed at the moment; what is known of them stays",
+        KubeStats::out_of_touch,
+    ),
+    (
+        "kube_pool_unreadable",
+        "1 while the InferencePool can't be read as it is: it stays as it was, and has no endpoints if it never could be",
+        KubeStats::is_pool_unreadable,
+    ),
+];
+
 impl Collector for PoolCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
         let pools = self.0.load();
@@ -321,11 +337,12 @@ impl PoolCollector {
                 ConstCounter::new(value(stats)).encode(counters.encode_family(&[("pool", &*pool.name)])?)?;
             }
         }
-        let help = "kinds of objects that can't be followed at the moment; what is known of them stays";
-        let mut gauges = encoder.encode_descriptor("kube_out_of_touch", help, None, MetricType::Gauge)?;
-        for pool in pools {
-            let Some(stats) = &pool.kube else { continue };
-            ConstGauge::new(stats.out_of_touch()).encode(gauges.encode_family(&[("pool", &*pool.name)])?)?;
+        for (name, help, value) in KUBE_GAUGES {
+            let mut gauges = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for pool in pools {
+                let Some(stats) = &pool.kube else { continue };
+                ConstGauge::new(value(stats)).encode(gauges.encode_family(&[("pool", &*pool.name)])?)?;
+            }
         }
         Ok(())
     }

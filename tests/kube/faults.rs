@@ -2,10 +2,11 @@
 
 use crate::api::{FakeApi, Outage, STABLE, pod, pool};
 use crate::members::NO_METRICS;
-use crate::picks::{known, pick, until_known};
+use crate::picks::{Picked, known, pick, until_known};
 use crate::support::attache::AttacheProcess;
 use crate::support::grpc::Connection;
 use crate::support::process::eventually;
+use serde_json::json;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -128,7 +129,8 @@ async fn what_is_missing_is_named_and_waited_for() {
 
     api.forbid("list", "pods", true);
     api.apply(STABLE, "inferencepools", pool("vllm", "vllm", &[8000]));
-    let no_right = "refuses `list` on `pods`";
+    let no_right = "refuses `list` on `pods` (group ``) in namespace `inference`; the service account's Role there needs \
+                    `{apiGroups: [\\\"\\\"], resources: [pods], verbs: [get, list, watch]}`";
     eventually("the missing right in the log", || async { (said(&picker, no_right) == 1).then_some(()) }).await;
     let asked = api.asked("list", "pods");
     until_asked(&api, "list", "pods", asked + 1).await;
@@ -143,6 +145,37 @@ async fn what_is_missing_is_named_and_waited_for() {
     api.delete(STABLE, "inferencepools", "vllm");
     until_known(&picker, &[]).await;
     assert_eq!(said(&picker, no_pool), 2);
+}
+
+/// As after a restart, when nobody knows any more what the pool was.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_that_can_not_be_read_is_told_serves_nothing_and_keeps_nobody_waiting() {
+    let api = cluster(1).await;
+    let good = || pool("vllm", "vllm", &[8000]);
+    let mut without_labels = good();
+    without_labels["spec"]["selector"] = json!({});
+    api.apply(STABLE, "inferencepools", without_labels);
+    let picker = started(&api).await;
+    let connection = Connection::open(picker.grpc).await.expect("a connection");
+    let Picked::Refused(503, _) = pick(&connection, "m").await else { panic!("somebody has answered") };
+    let told = |what: &str| said(&picker, what);
+    assert_eq!(told("the InferencePool can't be read; it has no endpoints until it can"), 1);
+    assert_eq!(told("`spec.selector` is empty: it must name at least one label"), 1, "{}", picker.process.stderr());
+    assert_eq!(told("there is no such InferencePool"), 0);
+    assert_eq!(picker.metric("attache_kube_pool_unreadable").await, 1.0);
+
+    api.apply(STABLE, "inferencepools", good());
+    until_known(&picker, &["pod-0000"]).await;
+    picker.until_metric("attache_kube_pool_unreadable", 0.0).await;
+    assert_eq!(pick(&connection, "m").await.destination(), "10.1.0.1:8000");
+    // A mistake in what could be read changes nothing.
+    let mut odd_port = good();
+    odd_port["spec"]["targetPorts"] = json!([{"number": 70_000}]);
+    api.apply(STABLE, "inferencepools", odd_port);
+    picker.until_metric("attache_kube_pool_unreadable", 1.0).await;
+    assert_eq!(told("`spec.targetPorts`: got port 70000, 1 to 65535 are allowed"), 1);
+    assert_eq!(pick(&connection, "m").await.destination(), "10.1.0.1:8000");
+    assert!(picker.is_ready().await);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -92,6 +92,20 @@ async fn pools_come_and_go_with_their_objects_and_answer_by_their_services() {
             .then_some(())
     })
     .await;
+    // Its body says nothing of the Service, so that whoever wants to know more of it names the pool.
+    let body = bytes::Bytes::from_static(br#"{"model":"m","prompt":"hello"}"#);
+    let explained = async |more: &str| {
+        let path = format!("/explain?path=/v1/completions{more}");
+        client::post(picker.metrics, &path, body.clone()).await.expect("an answer")
+    };
+    let (unnamed, misspelt) = (explained("").await, explained("&pool=smal").await);
+    for (refused, says) in [(unnamed, "name the pool"), (misspelt, "there is no pool `smal`")] {
+        let text = String::from_utf8_lossy(&refused.body).into_owned();
+        assert_eq!(refused.status, 404, "{text}");
+        assert!(text.contains(says) && text.contains("`huge`, `large`, `small`"), "{text}");
+    }
+    let told = explained("&pool=small").await.json();
+    assert_eq!((&told["pool"], &told["picks"][0]), (&json!("small"), &json!("10.0.0.1:8000")), "{told}");
     // A request under way ends well although its pool goes.
     let mut stream = large.stream(PROCESS, &[]).await.expect("a stream");
     stream.send(&request_headers(&[(":path", b"/v1/completions"), (":method", b"POST")], false)).expect("headers");
@@ -195,10 +209,139 @@ async fn a_file_has_templates_beside_its_pools_and_is_reloaded_with_both() {
     // Another selector: those that it finds are there when the others go.
     std::fs::write(&file, text("tier in (gold,iron)", "second")).expect("writing the configuration");
     until_pools(&picker, &["named", "large", "other", "small"]).await;
+    // That they have none of their own is told once, with what is missing.
+    let rule = "resources: [configmaps], verbs: [get, list, watch]";
+    let log = picker.process.stderr();
+    let told: Vec<&str> = log.lines().filter(|line| line.contains(rule)).collect();
+    assert!(told.len() == 1 && told[0].contains("\"level\":\"WARN\""), "{log}");
     // A pool of the name that the file gives to another is not served, and told of.
     serve(&api, "named", "10.0.0.4");
-    let told = "the InferencePool `named` is not served";
+    let told = &format!("the InferencePool `named` in namespace `{NAMESPACE}` is not served");
     eventually("the name that is taken", || async { picker.process.stderr().contains(told).then_some(()) }).await;
     assert_eq!(pick(&named, "alias").await.destination(), "10.0.0.9:8000");
     assert_eq!(pools(&picker).await, ["named", "large", "other", "small"]);
+}
+
+/// A configuration of a pool of pods by their label, and of all InferencePools with another.
+fn named_and_found() -> String {
+    "apiVersion: attache.dev/v1\nkind: Attache\npools:\n\
+     - {name: named, match: {service: named-epp}, kubernetes: {selector: app=other, targetPorts: [8000], engine: none}}\n\
+     - {name: found, kubernetes: {poolSelector: tier=gold, engine: none}}\n"
+        .to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_search_that_is_forbidden_takes_only_what_it_would_find() {
+    let api = cluster().await;
+    api.forbid("list", "inferencepools", true);
+    let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &["--config-text", &named_and_found()]).await;
+    picker.until_ready().await;
+    let named = called(&picker, "named-epp").await;
+    assert_eq!(pick(&named, "m").await.destination(), "10.0.0.9:8000");
+    let told = format!(
+        "refuses `list` on `inferencepools` (group `inference.networking.k8s.io`) in namespace `{NAMESPACE}`; the service account's Role \
+         there needs `{{apiGroups: [inference.networking.k8s.io], resources: [inferencepools], verbs: [get, list, watch]}}`"
+    );
+    let asked = api.asked("list", "inferencepools");
+    eventually("two more tries", || async { (api.asked("list", "inferencepools") > asked + 1).then_some(()) }).await;
+    let log = picker.process.stderr();
+    assert_eq!(log.lines().filter(|line| line.contains(&told)).count(), 1, "{log}");
+    api.forbid("list", "inferencepools", false);
+    until_pools(&picker, &["named", "large", "small"]).await;
+    assert!(picker.is_ready().await, "what comes later keeps nobody waiting");
+
+    // Who has nothing else to serve is not ready, as without rights to the one pool of its name.
+    api.forbid("list", "inferencepools", true);
+    let alone = AttacheProcess::in_cluster(&api.kubeconfig(), &["--pool-selector", "tier=gold", NO_METRICS]).await;
+    let refused = || alone.process.stderr().contains(&told).then_some(());
+    eventually("the missing right in the log", || async { refused() }).await;
+    assert!(!alone.is_ready().await);
+    api.forbid("list", "inferencepools", false);
+    alone.until_ready().await;
+    until_pools(&alone, &["large", "small"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_that_can_not_be_read_stops_no_other() {
+    let api = cluster().await;
+    let mut broken = labelled("small", "gold");
+    broken["spec"]["selector"] = json!({});
+    api.apply(STABLE, "inferencepools", broken);
+    let picker = started(&api, &[]).await;
+    assert_eq!(pick(&called(&picker, "large-epp").await, "m").await.destination(), "10.0.0.2:8000");
+    let small = called(&picker, "small-epp").await;
+    assert!(matches!(pick(&small, "m").await, Picked::Refused(503, _)), "as a pool without pods");
+    assert_eq!(picker.metric("attache_kube_pool_unreadable").await, 1.0);
+    api.apply(STABLE, "inferencepools", labelled("small", "gold"));
+    eventually("the pool that is mended", || async {
+        matches!(pick(&small, "m").await, Picked::Endpoint { destination, .. } if destination == "10.0.0.1:8000")
+            .then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pools_of_one_name_in_two_namespaces_are_two() {
+    // The API server here has the same objects in every namespace.
+    let api = cluster().await;
+    let text = "apiVersion: attache.dev/v1\nkind: Attache\npools:\n\
+                - {name: a, kubernetes: {poolSelector: tier=gold, namespace: team-a, engine: none}}\n\
+                - {name: b, kubernetes: {poolSelector: tier=gold, namespace: team-b, engine: none}}\n";
+    let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &["--config-text", text]).await;
+    picker.until_ready().await;
+    until_pools(&picker, &["team-a/large", "team-a/small", "team-b/large", "team-b/small"]).await;
+    for namespace in ["team-a", "team-b"] {
+        let small = called(&picker, &format!("small-epp.{namespace}.svc:9002")).await;
+        assert_eq!(pick(&small, "m").await.destination(), "10.0.0.1:8000");
+    }
+    let page = client::get(picker.metrics, "/metrics").await.expect("the metrics");
+    let page = String::from_utf8_lossy(&page.body).into_owned();
+    for name in ["team-a/small", "team-b/small"] {
+        let series = format!("attache_endpoint_requests_total{{pool=\"{name}\",endpoint=\"10.0.0.1:8000\"}} 1");
+        assert!(page.contains(&series), "{name} is counted by itself: {page}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pools_behind_two_ports_of_one_service_are_told_apart() {
+    let api = cluster().await;
+    for (name, port) in [("small", 9002), ("large", 9012)] {
+        let mut pool = labelled(name, "gold");
+        pool["spec"]["endpointPickerRef"] = json!({"name": "shared-epp", "port": {"number": port}});
+        api.apply(STABLE, "inferencepools", pool);
+    }
+    let picker = started(&api, &[]).await;
+    let small = called(&picker, &format!("shared-epp.{NAMESPACE}.svc:9002")).await;
+    let large = called(&picker, &format!("outbound~9012~~shared-epp.{NAMESPACE}.svc.cluster.local")).await;
+    assert_eq!(pick(&small, "m").await.destination(), "10.0.0.1:8000");
+    assert_eq!(pick(&large, "m").await.destination(), "10.0.0.2:8000");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_config_map_of_several_keys_says_which_one_it_is() {
+    let api = cluster().await;
+    // As GIE's chart writes it: its default beside the file that is used.
+    let two = |key: Option<&str>| {
+        let mut map = config_map("of-small", "small", &own("chosen"));
+        map["data"]["default-plugins.yaml"] = json!("of another picker");
+        if let Some(key) = key {
+            map["metadata"]["annotations"] = json!({"attache.dev/config-key": key});
+        }
+        map
+    };
+    api.apply("v1", "configmaps", two(Some("attache.yaml")));
+    let picker = started(&api, &[]).await;
+    let small = called(&picker, "small-epp").await;
+    assert_eq!(pick(&small, "alias").await.model(), "chosen");
+    for (odd, says) in [
+        (
+            two(None),
+            "has 2 keys (`attache.yaml`, `default-plugins.yaml`): the annotation `attache.dev/config-key` must name",
+        ),
+        (two(Some("attache.yml")), "names `attache.yml`, which is no key of `data`; there are: `attache.yaml`"),
+    ] {
+        api.apply("v1", "configmaps", odd);
+        eventually(says, || async { picker.process.stderr().contains(says).then_some(()) }).await;
+        assert_eq!(pick(&small, "alias").await.model(), "chosen", "what was known of it stays");
+    }
 }

@@ -82,6 +82,31 @@ async fn whoever_leads_tells_models_whether_they_have_their_names() {
     assert_eq!(api.asked("patch", MODELS), 5, "what the leader before it wrote stands");
 }
 
+/// Who holds the lease writes; who routes is another question.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_replica_routes_and_one_of_them_tells_models_whether_they_have_their_names() {
+    let api = FakeApi::start().await;
+    cluster(&api);
+    claim(&api, "old", 1, "llama");
+    claim(&api, "young", 2, "llama");
+    let arguments = ["--pool-name", "vllm", "--model-status", "--drain-min-delay=0s", NO_METRICS];
+    let mut first = AttacheProcess::in_cluster(&api.kubeconfig(), &arguments).await;
+    first.until_ready().await;
+    until_told(&api, "young", "False", "ModelNameInUse").await;
+    until_told(&api, "old", "True", "Accepted").await;
+    let second = AttacheProcess::in_cluster(&api.kubeconfig(), &arguments).await;
+    second.until_ready().await;
+    assert!(first.is_ready().await, "both of them");
+    claim(&api, "third", 3, "llama");
+    until_told(&api, "third", "False", "ModelNameInUse").await;
+    assert_eq!(second.metric("attache_kube_status_writes_total").await, 0.0);
+    first.process.signal("TERM");
+    first.process.wait().await;
+    api.delete(EXPERIMENTAL, MODELS, "old");
+    until_told(&api, "young", "True", "Accepted").await;
+    assert!(second.metric("attache_kube_status_writes_total").await >= 1.0, "the lease was given back");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_right_it_is_told_once_and_tried_again_and_without_a_lease_nothing_is_written() {
     let api = FakeApi::start().await;

@@ -97,11 +97,14 @@ fn ports_lead_from_the_pool_to_the_picker() {
             assert_eq!(reference["name"], service["metadata"]["name"], "{name}");
             let number = reference["port"]["number"].as_i64().or(reference["portNumber"].as_i64());
             assert_eq!(number, Some(grpc), "{name}");
-            // By a flag or by the configuration.
+            // By a flag or by the configuration, by its name or by its labels.
             let (args, called) = (rendered.picker()["args"].to_string(), text(&pool["metadata"]["name"]));
-            let configured =
-                rendered.of("ConfigMap").any(|map| map.to_string().contains(&format!("{{pool: {called}}}")));
-            assert!(configured || args.contains(&format!("--pool-name={called}\"")), "{name}: {args}");
+            let configured = |what: &str| rendered.of("ConfigMap").any(|map| map.to_string().contains(what));
+            let by_name =
+                configured(&format!("{{pool: {called}}}")) || args.contains(&format!("--pool-name={called}\""));
+            let by_label =
+                configured("{poolSelector: serving=attache}") && pool["metadata"]["labels"]["serving"] == "attache";
+            assert!(by_name != by_label, "{name}: {args}");
             assert_eq!(pool["metadata"]["namespace"], rendered.one("Deployment")["metadata"]["namespace"], "{name}");
         }
         for rule in rendered.of("DestinationRule") {
@@ -188,8 +191,15 @@ fn watched(kinds: &[Kind]) -> BTreeSet<(&'static str, &'static str)> {
     kinds.iter().map(|kind| (kind.naming().group, kind.naming().plural)).collect()
 }
 
+/// Whether the picker looks for InferencePools by their labels.
+fn searches(rendered: &Rendered) -> bool {
+    let by_flag = rendered.picker()["args"].to_string().contains("--pool-selector=");
+    by_flag || rendered.of("ConfigMap").any(|map| map["data"].to_string().contains("poolSelector"))
+}
+
 #[test]
 fn roles_grant_what_the_picker_needs_and_nothing_else() {
+    let mut search = 0;
     let read = ["get", "list", "watch"].map(Value::from).to_vec();
     for rendered in all() {
         let (mut watches, mut others) = (BTreeSet::new(), BTreeSet::new());
@@ -201,22 +211,28 @@ fn roles_grant_what_the_picker_needs_and_nothing_else() {
         }
         let mut needs = watched(&Kind::OF_RULES);
         needs.extend(watched(&[Kind::Pod]));
-        if rendered.of("InferencePool").count() > 0 {
+        if searches(rendered) {
+            search += 1;
+            needs.extend(watched(&[Kind::ConfigMap]));
+        }
+        if searches(rendered) || rendered.of("InferencePool").count() > 0 {
             needs.extend(watched(&[Kind::Pool(PoolGroup::Stable), Kind::Pool(PoolGroup::Experimental)]));
         }
         assert_eq!(watches, needs, "{}", rendered.name);
-        let elects = rendered.picker()["args"].to_string().contains("--ha-enable-leader-election=true");
+        let arguments = rendered.picker()["args"].to_string();
+        let leases = ["--ha-enable-leader-election=true", "--model-status"];
         let mut asked = BTreeSet::new();
-        if elects {
+        if leases.iter().any(|flag| arguments.contains(flag)) {
             asked.insert(("coordination.k8s.io", "leases"));
             asked.insert((Kind::Model.naming().group, "inferencemodels/status"));
         }
-        if rendered.picker()["args"].to_string().contains("--metrics-endpoint-auth") {
+        if arguments.contains("--metrics-endpoint-auth") {
             asked.insert(("authentication.k8s.io", "tokenreviews"));
             asked.insert(("authorization.k8s.io", "subjectaccessreviews"));
         }
         assert_eq!(others, asked, "{}: the picker writes nothing else", rendered.name);
     }
+    assert!(search >= 4, "by kustomize, and by both charts");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use crate::picker::{configuration, refused};
 use crate::render::{POOL, STANDALONE, examples, helm, lint, list, template, text};
+use crate::shape;
 use serde_json::Value;
 use std::collections::BTreeSet;
 
@@ -122,6 +123,18 @@ fn what_cannot_be_meant_is_refused_with_a_reason() {
             "inferenceExtension: {endpointsServer: {endpointSelector: a=b, targetPorts: [0]}}\n".into(),
             "targetPorts",
         ),
+        (
+            "standalone",
+            "inferenceExtension: {poolSelector: a=b, endpointsServer: {endpointSelector: a=b}}\n".into(),
+            "give one of them",
+        ),
+        ("inferencepool", format!("{POOL}inferenceExtension: {{poolSelector: a=b}}\n"), "the chart makes none"),
+        (
+            "inferencepool",
+            "inferenceExtension: {poolSelector: a=b}\nexperimentalHttpRoute: {enabled: true}\n".into(),
+            "write them beside yours",
+        ),
+        ("inferencepool", format!("{POOL}inferenceExtension: {{poolServices: [Llama]}}\n"), "poolServices"),
     ];
     for (chart, values, reason) in cases {
         let output = template(chart, &values);
@@ -145,6 +158,29 @@ fn what_nobody_has_set_is_left_to_the_configuration() {
     let arguments = helm("inferencepool", &set).picker()["args"].to_string();
     for flag in ["metrics-scheme=https", "metrics-path=/m", "metrics-https-insecure-skip-verify=true"] {
         assert!(arguments.contains(flag), "{flag}: {arguments}");
+    }
+}
+
+#[test]
+fn a_picker_of_many_pools_has_a_service_for_each() {
+    let many = "inferenceExtension: {poolSelector: 'serving=attache,tier in (a)', poolServices: [llama-epp, qwen-epp]}\n\
+                provider: {name: istio}\n";
+    let rendered = helm("inferencepool", many);
+    let arguments: Vec<&str> = list(&rendered.picker()["args"]).iter().map(text).collect();
+    assert!(arguments.contains(&"--pool-selector=serving=attache,tier in (a)"), "{arguments:?}");
+    assert!(!arguments.iter().any(|argument| argument.starts_with("--pool-name=")), "{arguments:?}");
+    assert_eq!(refused(list(&rendered.picker()["args"])), None);
+    assert_eq!(rendered.of("InferencePool").count(), 0, "they are the user's");
+    let own = rendered.named("Service", &"llm-epp".into());
+    for name in ["llama-epp", "qwen-epp"] {
+        let service = rendered.named("Service", &name.into());
+        assert_eq!(service["spec"]["selector"], own["spec"]["selector"], "{name}: the same pods");
+        assert_eq!(list(&service["spec"]["ports"]), &list(&own["spec"]["ports"])[..1], "{name}: for gateways alone");
+        let rule = rendered.named("DestinationRule", &name.into());
+        assert_eq!(rule["spec"]["host"], format!("{name}.inference.svc.cluster.local"));
+    }
+    for object in &rendered.objects {
+        shape::check(object).unwrap_or_else(|problem| panic!("{}: {problem}", object["kind"]));
     }
 }
 

@@ -1,15 +1,15 @@
 //! Whole installations at work: the picker's binary with a container's arguments and its mounted configuration, an API server over real HTTP that
 //! has the rendered InferencePool, and for the standalone chart its Envoy.
 
-use crate::api::{FakeApi, pod};
-use crate::render::{POOL, Rendered, STANDALONE, examples, helm, kustomize, list, text};
+use crate::api::{FakeApi, STABLE, pod, pool};
+use crate::render::{POOL, Rendered, STANDALONE, all, examples, helm, kustomize, list, text};
 use crate::support::attache::AttacheProcess;
 use crate::support::body::{chat, sha256};
 use crate::support::client;
 use crate::support::echo::Echo;
 use crate::support::envoy::EnvoyProcess;
 use crate::support::process::scratch;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Starts the picker of an installation as its pod would, but for the ports and the place of its configuration.
 async fn start(rendered: &Rendered, api: &FakeApi) -> AttacheProcess {
@@ -62,6 +62,39 @@ async fn every_installation_finds_its_pods() {
         if rendered.of("InferencePool").count() == 0 {
             assert_eq!(api.asked("list", "inferencepools"), 0, "{}: no CRD is needed", rendered.name);
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_installation_for_many_pools_finds_them_and_what_is_said_of_each() {
+    let charted = helm("inferencepool", "inferenceExtension: {poolSelector: serving=attache}\n");
+    let kustomized = all().iter().find(|rendered| rendered.name == "base with many-pools");
+    for rendered in [kustomized.expect("the component"), &charted] {
+        let api = FakeApi::start().await;
+        api.install("v1", "configmaps");
+        for own in rendered.of("InferencePool") {
+            api.apply(STABLE, "inferencepools", own.clone());
+        }
+        for (n, name) in ["llm", "qwen", "stranger"].iter().enumerate() {
+            api.pod(pod(name, name, &format!("127.0.0.{}", n + 1)));
+            let mut pool = pool(name, name, &[8000]);
+            if *name != "stranger" {
+                pool["metadata"]["labels"] = json!({"serving": "attache"});
+            }
+            if api.get(STABLE, "inferencepools", name).is_none() {
+                api.apply(STABLE, "inferencepools", pool);
+            }
+        }
+        let text = "apiVersion: attache.dev/v1\nkind: Attache\npools: [{name: any, strategy: random}]\n";
+        let labels = json!({"attache.dev/pool": "qwen"});
+        let map = json!({"metadata": {"name": "of-qwen", "labels": labels}, "data": {"attache.yaml": text}});
+        api.apply("v1", "configmaps", map);
+        let picker = start(rendered, &api).await;
+        assert!(knows(&picker, "127.0.0.1:8000").await && knows(&picker, "127.0.0.2:8000").await, "{}", rendered.name);
+        assert!(!knows(&picker, "127.0.0.3:8000").await, "{}", rendered.name);
+        let dump = client::get(picker.metrics, "/config_dump").await.expect("the settings").json();
+        let strategies: Vec<&Value> = list(&dump["pools"]).iter().map(|pool| &pool["strategy"]["name"]).collect();
+        assert_eq!(strategies, ["predicted-latency", "random"], "{}", rendered.name);
     }
 }
 

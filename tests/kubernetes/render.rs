@@ -114,6 +114,9 @@ pub(crate) const POOL: &str = "inferencePool: {modelServers: {matchLabels: {app:
 /// What the chart `standalone` must be told.
 pub(crate) const STANDALONE: &str = "inferenceExtension: {endpointsServer: {endpointSelector: app=llm}}\n";
 
+/// Every InferencePool with a label in place of one.
+const MANY_POOLS: &str = "poolSelector: serving=attache";
+
 /// Switches on everything that is off by default and that both charts have.
 const EVERYTHING: &str = "
   replicas: 3
@@ -168,6 +171,12 @@ fn render_all() -> Vec<Rendered> {
         "inferencepool",
         &format!("{POOL}inferenceExtension: {{flags: {{ha-enable-leader-election: true}}}}\n"),
     ));
+    all.push(helm("inferencepool", &format!("{POOL}inferenceExtension: {{flags: {{model-status: true}}}}\n")));
+    all.push(helm("inferencepool", &format!("inferenceExtension: {{{MANY_POOLS}}}\nprovider: {{name: istio}}\n")));
+    all.push(helm("standalone", &format!("inferenceExtension: {{{MANY_POOLS}}}\n")));
+    let configured = "pluginsConfigFile: a.yaml, pluginsCustomConfig: {a.yaml: \"apiVersion: attache.dev/v1\\nkind: Attache\\npools: \
+                      [{name: a, kubernetes: {poolSelector: serving=attache}}]\"}";
+    all.push(helm("standalone", &format!("inferenceExtension: {{{configured}}}\n")));
     all.push(helm("standalone", STANDALONE));
     let servers = "  endpointsServer: {endpointSelector: \"app=llm,tier in (a, b)\", targetPorts: [8000, 8001]}";
     all.push(helm("standalone", &format!("inferenceExtension:\n{servers}{EVERYTHING}")));

@@ -63,18 +63,26 @@ pub struct PoolTemplate {
     pub search: PoolSearch,
     /// What those are like that have no configuration of their own. Its name is nobody's, and it has no endpoints.
     pub pool: PoolSettings,
+    /// Bytes that may wait before all of them together.
+    pub queued_bytes: u64,
 }
 
 impl PoolTemplate {
-    /// The pool that the `InferencePool` of this name is, by its `own` configuration where it has one. Requests that come by `service` are its
-    /// own, unless its configuration names other conditions.
+    /// The pool that the `InferencePool` of this name is and that is `called` so here, by its `own` configuration where it has one. Requests that
+    /// come by `service` are its own, unless its configuration names other conditions.
     #[must_use]
-    pub fn instance(&self, name: &str, service: Option<String>, own: Option<&PoolSettings>) -> PoolSettings {
+    pub fn instance(
+        &self,
+        called: &str,
+        name: &str,
+        service: Option<String>,
+        own: Option<&PoolSettings>,
+    ) -> PoolSettings {
         let like = own.unwrap_or(&self.pool);
         let by_service = || PoolMatch { service, ..PoolMatch::default() };
         let (search, scrape) = (&self.search, &self.pool.scrape);
         PoolSettings {
-            name: name.into(),
+            name: called.into(),
             matches: if like.matches.is_empty() { by_service() } else { like.matches.clone() },
             kubernetes: Some(KubernetesSource {
                 namespace: search.namespace.clone(),

@@ -1,5 +1,6 @@
 //! The checks of `flowControl`.
 
+use super::templates::searches;
 use super::{given, positive};
 use crate::config::decode::{Bytes, Keyword, Sink};
 use crate::config::diagnostic::{At, Code, Diagnostic, Span};
@@ -199,16 +200,22 @@ const DEFAULT_QUEUED_PART: u64 = 2;
 pub(super) struct Room {
     /// All together, bytes.
     buffered: u64,
-    /// Those that wait before a pool that does not say it, bytes.
-    queued: u64,
+    /// Those that wait before a pool that does not say it, bytes. Before pools that a search finds, however many, not more than that either.
+    pub(super) queued: u64,
 }
 
 impl Room {
-    /// The pools that have queues share what may wait; the memory is the same.
+    /// The pools that have queues share what may wait; the memory is the same. A search counts as one: any pool that it finds may have queues.
     pub(super) fn shared(buffered: u64, pools: &[At<schema::Pool>]) -> Self {
         let has_queues = |flow: &At<schema::FlowControl>| given(flow.value.enabled, false);
-        let sharing = pools.iter().filter(|at| at.value.flow_control.as_ref().is_some_and(has_queues)).count();
+        let shares = |pool: &schema::Pool| searches(pool) || pool.flow_control.as_ref().is_some_and(has_queues);
+        let sharing = pools.iter().filter(|at| shares(&at.value)).count();
         Self { buffered, queued: buffered / DEFAULT_QUEUED_PART / (sharing as u64).max(1) }
+    }
+
+    /// Where only others know how much there is.
+    pub(super) fn unknown() -> Self {
+        Self { buffered: u64::MAX, queued: u64::MAX }
     }
 }
 
@@ -264,7 +271,7 @@ pub(super) fn flow(file: &schema::FlowControl, room: Room, path: &str, sink: &mu
         "admitters": admitters.iter().map(Chosen::said).collect::<Vec<_>>(),
         "ttl": show_duration(ttl),
         "maxRequests": (max_requests != u64::MAX).then_some(max_requests),
-        "maxBytes": max_bytes,
+        "maxBytes": (max_bytes != u64::MAX).then_some(max_bytes),
         "evictSheddable": evict_sheddable,
         "evictRunning": word(evict_running),
         "shares": shares.iter().map(|(flow, share)| (flow.to_string(), *share)).collect::<BTreeMap<_, _>>(),

@@ -26,6 +26,7 @@ use std::time::Duration;
 pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings, sink: &mut Sink) -> Settings {
     let File { server, telemetry, exchange, mut limits, redis, pools } = file;
     let election = pick(flags.leader_election.as_ref(), server.leader_election).filter(|at| at.value);
+    let status = pick(flags.model_status.as_ref(), server.model_status).filter(|at| at.value);
     let exchange = self::exchange(exchange, flags, sink);
     let redis_at = redis.as_ref().map(|at| at.span);
     let redis = redis.and_then(|file| tenants::redis(file, sink));
@@ -47,9 +48,11 @@ pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings
         limits,
     };
     let of_cluster = settings.pools.iter().any(|pool| pool.kubernetes.is_some()) || !settings.templates.is_empty();
-    if let Some(at) = election.filter(|_| !of_cluster) {
-        let message = "leader election has no effect: no pool has `kubernetes`, which is where leases are";
-        sink.push(Diagnostic::new(Code::NoEffect, "server.leaderElection", message).at(at.span));
+    for (what, key, at) in [("leader election", "leaderElection", election), ("`modelStatus`", "modelStatus", status)] {
+        if let Some(at) = at.filter(|_| !of_cluster) {
+            let message = format!("{what} has no effect: no pool has `kubernetes`, which is where leases are");
+            sink.push(Diagnostic::new(Code::NoEffect, format!("server.{key}"), message).at(at.span));
+        }
     }
     tenants::who_reads(
         redis_at,
@@ -128,6 +131,7 @@ fn server(file: schema::Server, flags: &Overrides, surroundings: Surroundings, s
         drain_min_delay: delay_value,
         drain_deadline: deadline_value,
         leader_election: pick_or(flags.leader_election.as_ref(), file.leader_election, false),
+        model_status: pick_or(flags.model_status.as_ref(), file.model_status, false),
         metrics_auth: metrics_auth(pick(flags.metrics_auth.as_ref(), file.metrics_auth), sink),
         seed: pick(flags.seed.as_ref(), file.seed).map(|at| at.value),
     }

@@ -28,8 +28,9 @@ pub(super) fn pools(
     let pools = file.map(|at| at.value).unwrap_or_default();
     let env = flags.aibrix.read(sink);
     kubernetes::tell_void(flags, sink);
+    let room = if flags.one_pool { flow::Room::unknown() } else { flow::Room::shared(max_buffered_bytes, &pools) };
     if pools.is_empty() {
-        return apart([pool_of_flags(section, flags, &env, sink)]);
+        return apart([pool_of_flags(section, flags, &env, sink)], room.queued);
     }
     check_names(&pools, sink);
     check_matches(&pools, sink);
@@ -47,8 +48,7 @@ pub(super) fn pools(
         let message = format!("`{flag}` can't tell which of the {} pools of the file it means", pools.len());
         sink.push(Diagnostic::new(Code::Contradiction, flag, message).help(help));
     }
-    let room = flow::Room::shared(max_buffered_bytes, &pools);
-    apart(pools.into_iter().enumerate().map(|(i, at)| pool(i, at, room, flags, &env, sink)))
+    apart(pools.into_iter().enumerate().map(|(i, at)| pool(i, at, room, flags, &env, sink)), room.queued)
 }
 
 fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &mut Sink) -> Entry {
@@ -294,9 +294,11 @@ fn matches(file: Option<&At<schema::Match>>, path: &str, sink: &mut Sink) -> Poo
     });
     let models = m.models.as_ref().map(|at| at.value.iter().map(|m| m.value.clone()).collect()).unwrap_or_default();
     let service = m.service.as_ref().map(|at| {
-        if !kubernetes::is_name(&at.value) {
+        let (name, port) = at.value.split_once(':').map_or((at.value.as_str(), None), |(name, port)| (name, Some(port)));
+        let is_port = |port: &str| port.parse::<u16>().is_ok_and(|port| port != 0);
+        if !kubernetes::is_name(name) || !port.is_none_or(is_port) {
             let shown: String = at.value.chars().take(60).collect();
-            let allowed = "the name of a Service, and its namespace behind a dot where that matters";
+            let allowed = "the name of a Service, its namespace behind a dot where that matters, and its port behind a colon where pools share it";
             sink.out_of_range(at.span, &format!("{path}.match.service"), format!("`{shown}`"), allowed);
         }
         at.value.clone()

@@ -15,12 +15,15 @@ pub(super) fn searches(pool: &schema::Pool) -> bool {
     pool.kubernetes.as_ref().is_some_and(|at| at.value.pool_selector.is_some())
 }
 
-/// Those that are named, and what those are like that are searched for.
-pub(super) fn apart(entries: impl IntoIterator<Item = Entry>) -> (Vec<PoolSettings>, Vec<PoolTemplate>) {
+/// Those that are named, and what those are like that are searched for, with the bytes that may wait before all that a search finds.
+pub(super) fn apart(
+    entries: impl IntoIterator<Item = Entry>,
+    queued_bytes: u64,
+) -> (Vec<PoolSettings>, Vec<PoolTemplate>) {
     let (mut pools, mut templates) = (Vec::new(), Vec::new());
     for (pool, search) in entries {
         match search {
-            Some(search) => templates.push(PoolTemplate { search, pool }),
+            Some(search) => templates.push(PoolTemplate { search, pool, queued_bytes }),
             None => pools.push(pool),
         }
     }

@@ -10,12 +10,18 @@ use std::sync::Arc;
 
 /// The label by which a `ConfigMap` says whose configuration it holds: the name of an `InferencePool` of its namespace.
 pub const CONFIG_LABEL: &str = "attache.dev/pool";
+/// The annotation by which a `ConfigMap` of several keys says which one holds the configuration.
+pub const CONFIG_KEY_ANNOTATION: &str = "attache.dev/config-key";
+/// Keys that a message names.
+const SHOWN_KEYS: usize = 8;
 
 /// An `InferencePool` that is found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundPool {
     /// The Service that its `endpointPickerRef` names: by that one gateways ask for its endpoints.
     pub service: Option<String>,
+    /// The port of that Service, where it is named.
+    pub port: Option<u16>,
     /// Its own configuration.
     pub config: Option<FoundConfig>,
 }
@@ -32,6 +38,26 @@ pub struct FoundConfig {
 /// Those that are found, by their names.
 pub type Found = BTreeMap<String, FoundPool>;
 
+/// What a search has come to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Finding {
+    /// There is no answer yet.
+    #[default]
+    Unknown,
+    /// There is none, and will be none until somebody allows the question or installs the kind.
+    Refused,
+    /// These are there.
+    Found(Found),
+}
+
+impl Finding {
+    /// What is found; nothing without an answer.
+    pub fn iter(&self) -> impl Iterator<Item = (&String, &FoundPool)> {
+        let found = if let Self::Found(found) = self { Some(found) } else { None };
+        found.into_iter().flatten()
+    }
+}
+
 /// What is known of the pools and the configurations of a namespace.
 #[derive(Debug)]
 pub struct Catalogue {
@@ -40,6 +66,8 @@ pub struct Catalogue {
     configs: Table<Config>,
     /// Configurations are listed, or can't be.
     heard_of_configs: bool,
+    /// Pools may not be listed, or there is no such kind.
+    refused: bool,
 }
 
 /// What matters of an `InferencePool` here: whether it can be served is for its own pool to say.
@@ -47,15 +75,18 @@ pub struct Catalogue {
 struct Announced {
     labels: BTreeMap<Arc<str>, Arc<str>>,
     service: Option<String>,
+    port: Option<u16>,
 }
 
 impl FromObject for Announced {
     fn from_object(object: Object) -> Result<Self, String> {
         #[derive(Default, Deserialize)]
-        #[serde(default)]
+        #[serde(default, rename_all = "camelCase")]
         struct Reference {
             kind: Option<String>,
             name: Option<String>,
+            port: Value,
+            port_number: Value,
         }
         // v1 and v1alpha2 call it so.
         let reference = ["endpointPickerRef", "extensionRef"].into_iter().find_map(|key| object.spec.get(key));
@@ -63,7 +94,9 @@ impl FromObject for Announced {
         let reference = Reference::deserialize(reference).map_err(|e| format!("`spec.endpointPickerRef`: {e}"))?;
         let is_service = reference.kind.as_deref().is_none_or(|kind| kind.is_empty() || kind == "Service");
         let service = reference.name.filter(|name| is_service && !name.is_empty());
-        Ok(Self { labels: object.meta.labels, service })
+        let number = reference.port.get("number").unwrap_or(&reference.port_number).as_u64();
+        let port = number.and_then(|number| u16::try_from(number).ok());
+        Ok(Self { labels: object.meta.labels, service, port })
     }
 }
 
@@ -83,12 +116,32 @@ impl FromObject for Config {
             Value::Null => BTreeMap::new(),
             data => Deserialize::deserialize(data).map_err(|e| format!("`data`: {e}"))?,
         };
-        let count = data.len();
-        let mut texts = data.into_values();
-        match (texts.next(), count) {
-            (Some(text), 1) => Ok(Self { pool: pool.clone(), created: object.meta.created, text: text.into() }),
-            _ => Err(format!("`data` has {count} keys, one is allowed: it holds the configuration")),
-        }
+        let text = text_of(&data, object.meta.annotations.get(CONFIG_KEY_ANNOTATION).map(String::as_str))?;
+        Ok(Self { pool: pool.clone(), created: object.meta.created, text: text.into() })
+    }
+}
+
+/// The text under the key that is named, else under the only one.
+fn text_of<'d>(data: &'d BTreeMap<String, String>, named: Option<&str>) -> Result<&'d str, String> {
+    let keys = || {
+        let shown = data.keys().take(SHOWN_KEYS).map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+        if data.len() > SHOWN_KEYS { format!("{shown}, …") } else { shown }
+    };
+    let mut texts = data.values();
+    match (named, texts.next(), data.len()) {
+        (_, None, _) => Err("`data` has no key: one must hold the configuration".to_owned()),
+        (Some(key), Some(_), _) => data.get(key).map(String::as_str).ok_or_else(|| {
+            let shown: String = key.chars().take(60).collect();
+            format!(
+                "the annotation `{CONFIG_KEY_ANNOTATION}` names `{shown}`, which is no key of `data`; there are: {}",
+                keys()
+            )
+        }),
+        (None, Some(text), 1) => Ok(text),
+        (None, Some(_), count) => Err(format!(
+            "`data` has {count} keys ({}): the annotation `{CONFIG_KEY_ANNOTATION}` must name the one that holds the configuration",
+            keys()
+        )),
     }
 }
 
@@ -96,7 +149,7 @@ impl Catalogue {
     /// Nothing is known yet of the pools that `selector` means.
     #[must_use]
     pub fn new(selector: String) -> Self {
-        Self { selector, pools: Table::default(), configs: Table::default(), heard_of_configs: false }
+        Self { selector, pools: Table::default(), configs: Table::default(), heard_of_configs: false, refused: false }
     }
 
     /// Takes in a change of an `InferencePool` or a `ConfigMap`. True when others may be found afterwards.
@@ -121,23 +174,34 @@ impl Catalogue {
         true
     }
 
-    /// What is found; `None` while it is not known. Of two configurations of a pool the older one holds, of two as old the first.
+    /// Pools may not be listed, or there is no such kind. What is known of them stays. True, since that is news.
+    pub fn refused(&mut self) -> bool {
+        self.refused = true;
+        true
+    }
+
+    /// What is found. Of two configurations of a pool the older one holds, of two as old the first.
     #[must_use]
-    pub fn found(&self) -> Option<Found> {
-        if !self.pools.is_listed() || !self.heard_of_configs {
-            return None;
+    pub fn found(&self) -> Finding {
+        if !self.pools.is_listed() {
+            return if self.refused { Finding::Refused } else { Finding::Unknown };
         }
         // It was read when the settings were.
-        let selector = LabelSelector::parse(&self.selector).ok()?;
+        let Ok(selector) = LabelSelector::parse(&self.selector) else { return Finding::Unknown };
+        if !self.heard_of_configs {
+            return Finding::Unknown;
+        }
         let config = |pool: &str| {
             let own = self.configs.iter().filter(|(_, config)| *config.pool == *pool);
             let (name, config) = own.min_by_key(|(name, config)| (config.created, *name))?;
             Some(FoundConfig { name: name.into(), text: config.text.clone() })
         };
         let pools = self.pools.iter().filter(|(_, pool)| selector.matches(&pool.labels));
-        let found = pools
-            .map(|(name, pool)| (name.to_owned(), FoundPool { service: pool.service.clone(), config: config(name) }));
-        Some(found.collect())
+        let found = pools.map(|(name, pool)| {
+            let (service, port) = (pool.service.clone(), pool.port);
+            (name.to_owned(), FoundPool { service, port, config: config(name) })
+        });
+        Finding::Found(found.collect())
     }
 }
 

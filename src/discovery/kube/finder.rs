@@ -1,6 +1,6 @@
 //! The task that follows which `InferencePool`s a selector finds, and what configurations they have.
 
-use super::catalogue::{CONFIG_LABEL, Catalogue, Found};
+use super::catalogue::{CONFIG_LABEL, Catalogue, Finding};
 use super::follow::{Subject, Told};
 use super::informer::Informers;
 use super::objects::Kind;
@@ -24,11 +24,11 @@ pub struct Sought {
 /// Changes taken in at a time.
 const BATCH: usize = 64;
 
-/// Tells `found` until `shutdown` what there is: `None` until that is known.
+/// Tells `found` until `shutdown` what there is.
 pub async fn run(
     informers: Arc<Informers>,
     sought: Sought,
-    found: watch::Sender<Option<Found>>,
+    found: watch::Sender<Finding>,
     shutdown: CancellationToken,
 ) {
     let listen = |kind, labels| informers.listen(&Subject { kind, namespace: sought.namespace.clone(), labels });
@@ -67,13 +67,24 @@ async fn next_of(told: &mut mpsc::Receiver<Told>) -> Vec<Told> {
 
 fn take_in(catalogue: &mut Catalogue, kind: Kind, told: Told, namespace: &str) -> bool {
     match told {
-        Told::Change(change) => catalogue.apply(kind, change).unwrap_or_else(|Unreadable { name, reason }| {
+        Told::Change(change) => catalogue.apply(kind, change).unwrap_or_else(|Unreadable { name, reason, kept }| {
             let kind = kind.naming().kind;
-            tracing::error!(namespace, kind, name, reason, "an object can't be read; what was known of it stays");
+            if kept {
+                tracing::error!(namespace, kind, name, reason, "an object can't be read; what was known of it stays");
+            } else {
+                tracing::error!(
+                    namespace,
+                    kind,
+                    name,
+                    reason,
+                    "an object can't be read; it is as if it were not there"
+                );
+            }
             true
         }),
         // What is known stays. That nobody may read configurations keeps no pool waiting; that nobody answers for now does.
-        Told::Trouble(setback) if kind == Kind::ConfigMap && !setback.is_loss => catalogue.heard_of_configs(),
-        Told::Trouble(_) | Told::Well => false,
+        Told::Trouble(setback) if kind == Kind::ConfigMap => !setback.is_loss && catalogue.heard_of_configs(),
+        Told::Trouble(setback) => (setback.refused || setback.not_installed) && catalogue.refused(),
+        Told::Well => false,
     }
 }

@@ -367,7 +367,7 @@ impl Follower {
 
     /// It costs something that this kind can't be followed.
     fn is_loss(&self, trouble: &Trouble) -> bool {
-        // Roles of GIE's charts name neither llm-d's kinds nor those of old: that is as good as not installed.
+        // What nothing depends on may as well not be installed.
         self.subject.kind.is_needed() || matches!(trouble, Trouble::Other { .. })
     }
 
@@ -389,22 +389,32 @@ impl Follower {
     fn say(&self, trouble: &Trouble) {
         let Naming { group, version, plural, .. } = self.subject.kind.naming();
         let namespace = self.subject.namespace.as_str();
+        let rule = self.subject.kind.role_rule();
         match trouble {
-            Trouble::Forbidden { verb } if !self.subject.kind.is_needed() => tracing::info!(
+            Trouble::Forbidden { verb } if self.subject.kind.is_needed() => tracing::error!(
                 namespace,
                 group,
                 resource = plural,
                 verb,
                 "the API server refuses `{verb}` on `{plural}` (group `{group}`) in namespace `{namespace}`; \
-                 what such objects say has no effect"
+                 the service account's Role there needs `{rule}`"
             ),
-            Trouble::Forbidden { verb } => tracing::error!(
+            Trouble::Forbidden { verb } if self.subject.kind == Kind::ConfigMap => tracing::warn!(
+                namespace,
+                group,
+                resource = plural,
+                verb,
+                "the API server refuses `{verb}` on `{plural}` in namespace `{namespace}`, so that no InferencePool there has a configuration of \
+                 its own; the service account's Role there needs `{rule}`"
+            ),
+            // Roles of GIE's charts name neither llm-d's kinds nor those of old.
+            Trouble::Forbidden { verb } => tracing::info!(
                 namespace,
                 group,
                 resource = plural,
                 verb,
                 "the API server refuses `{verb}` on `{plural}` (group `{group}`) in namespace `{namespace}`; \
-                 the service account's Role must allow get, list and watch"
+                 what such objects say has no effect unless the service account's Role there has `{rule}`"
             ),
             Trouble::NotInstalled if self.subject.kind.is_needed() => tracing::error!(
                 namespace,

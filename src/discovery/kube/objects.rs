@@ -87,6 +87,14 @@ impl Kind {
         Naming { group, version, kind, plural }
     }
 
+    /// What a rule of a Role says that allows a picker to follow it.
+    #[must_use]
+    pub fn role_rule(self) -> String {
+        let Naming { group, plural, .. } = self.naming();
+        let group = if group.is_empty() { "\"\"" } else { group };
+        format!("{{apiGroups: [{group}], resources: [{plural}], verbs: [get, list, watch]}}")
+    }
+
     /// Nothing can be served without it: that it is not installed is a mistake.
     #[must_use]
     pub fn is_needed(self) -> bool {
@@ -206,11 +214,11 @@ impl FromObject for InferencePool {
             target_ports: Vec<Port>,
             // `targetNumber` stands in the example of the first proposal.
             #[serde(alias = "targetNumber")]
-            target_port_number: Option<u16>,
+            target_port_number: Option<i64>,
         }
         #[derive(Deserialize)]
         struct Port {
-            number: u16,
+            number: i64,
         }
         let mut spec: Spec = fields(object.spec, "spec")?;
         // v1 has the labels one level deeper than v1alpha2.
@@ -222,11 +230,16 @@ impl FromObject for InferencePool {
         if labels.is_empty() {
             return Err("`spec.selector` is empty: it must name at least one label".to_owned());
         }
-        let mut ports: Vec<u16> = spec.target_ports.iter().map(|p| p.number).collect();
-        if ports.is_empty() {
-            ports.extend(spec.target_port_number);
-        }
-        check_ports(&ports).map_err(|error| format!("`spec.targetPorts`: {error}"))?;
+        let (field, numbers) = match spec.target_port_number.filter(|_| spec.target_ports.is_empty()) {
+            Some(number) => ("spec.targetPortNumber", vec![number]),
+            None => ("spec.targetPorts", spec.target_ports.iter().map(|port| port.number).collect()),
+        };
+        let named = |error: String| format!("`{field}`: {error}");
+        let read = |number: i64| {
+            u16::try_from(number).map_err(|_| named(format!("got port {number}, 1 to 65535 are allowed")))
+        };
+        let ports = numbers.into_iter().map(read).collect::<Result<Vec<u16>, _>>()?;
+        check_ports(&ports).map_err(named)?;
         Ok(Self { labels, ports })
     }
 }

@@ -180,6 +180,7 @@ impl Run {
                 let listed = matches!(change, Change::ListDone);
                 let result = self.members.pool(change);
                 unsaid.endpoints |= self.judged(kind, result);
+                self.feed.stats.pool_unreadable(self.members.pool_is_unreadable());
                 self.tell_missing(listed);
             }
             _ => {
@@ -228,10 +229,20 @@ impl Run {
 
     /// Whether something may have changed; an object that can't be read is told of.
     fn judged(&self, kind: Kind, result: Result<bool, Unreadable>) -> bool {
-        result.unwrap_or_else(|Unreadable { name, reason }| {
+        result.unwrap_or_else(|Unreadable { name, reason, kept }| {
             self.feed.stats.unread();
-            let kind = kind.naming().kind;
-            tracing::error!(pool = %self.feed.pool, kind, name, reason, "an object can't be read; what was known of it stays");
+            let (pool, is_pool, kind) = (&self.feed.pool, matches!(kind, Kind::Pool(_)), kind.naming().kind);
+            match (kept, is_pool) {
+                (true, _) => {
+                    tracing::error!(%pool, kind, name, reason, "an object can't be read; what was known of it stays");
+                }
+                (false, true) => {
+                    tracing::error!(%pool, kind, name, reason, "the InferencePool can't be read; it has no endpoints until it can");
+                }
+                (false, false) => {
+                    tracing::error!(%pool, kind, name, reason, "an object can't be read; it has no effect until it can");
+                }
+            }
             true
         })
     }

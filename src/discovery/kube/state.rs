@@ -2,7 +2,7 @@
 //!
 //! A pod is an endpoint for each of its ranks while it is ready and nobody has asked for its end. What tells one endpoint from the next is the
 //! pod's UID: an address that another pod gets inherits nothing. Nothing is said before everything that is needed has been listed once, and a
-//! list that breaks off says nothing either. Pure.
+//! list that breaks off says nothing either. A pool that is there and could never be read has no endpoints. Pure.
 
 use super::objects::{InferencePool, Pod};
 use super::table::{Change, Table, Unreadable};
@@ -128,7 +128,18 @@ impl Members {
     /// Whether the API server has said that there is no such pool.
     #[must_use]
     pub fn pool_is_missing(&self) -> bool {
-        matches!(self.source.pods, PodsOf::Pool { .. }) && self.pool.is_listed() && self.inference_pool().is_none()
+        self.pool.is_listed() && self.inference_pool().is_none() && self.name_in(|pool, name| !pool.is_unreadable(name))
+    }
+
+    /// Whether there is such a pool that can't be read as it is now: it goes on as it was when it could be, and has no endpoints if it never could.
+    #[must_use]
+    pub fn pool_is_unreadable(&self) -> bool {
+        self.pool.is_listed() && self.name_in(Table::is_unreadable)
+    }
+
+    /// What is asked of the pool's name; false where there is no pool to look for.
+    fn name_in(&self, ask: impl Fn(&Table<InferencePool>, &str) -> bool) -> bool {
+        matches!(&self.source.pods, PodsOf::Pool { name, .. } if ask(&self.pool, name))
     }
 
     /// The endpoints, by name; `None` while they are not known. A pool that was there and is gone has none, unless it goes as a whole.
@@ -136,6 +147,8 @@ impl Members {
         let (selection, ports): (_, &[u16]) = match &self.source.pods {
             PodsOf::Pool { name, .. } => match self.pool.get(name) {
                 Some(_) => (Selection::Labels(&self.listed_by), &self.listed_ports),
+                // Nobody knows which pods it means: that is an answer too, and others need not wait for it.
+                None if self.pool_is_unreadable() => return Some(Vec::new()),
                 // Pods are only known once the pool was.
                 None if self.source.found => return None,
                 None => return (self.pool_is_missing() && self.pods.is_listed()).then(Vec::new),

@@ -1,7 +1,7 @@
 //! What discovery through Kubernetes counts.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
 /// Counters of one pool.
 #[derive(Debug, Default)]
@@ -9,6 +9,7 @@ pub struct KubeStats {
     events: AtomicU64,
     lists: AtomicU64,
     unreadable: AtomicU64,
+    pool_unreadable: AtomicBool,
     failures: AtomicU64,
     refused: AtomicU64,
     out_of_touch: AtomicI64,
@@ -33,6 +34,17 @@ impl KubeStats {
     #[must_use]
     pub fn unreadable(&self) -> u64 {
         self.unreadable.load(Relaxed)
+    }
+
+    /// 1 while the `InferencePool` can't be read as it is.
+    #[must_use]
+    pub fn is_pool_unreadable(&self) -> i64 {
+        self.pool_unreadable.load(Relaxed).into()
+    }
+
+    /// Whether the `InferencePool` can't be read as it is.
+    pub fn pool_unreadable(&self, is_so: bool) {
+        self.pool_unreadable.store(is_so, Relaxed);
     }
 
     /// Questions that were not answered, or not with what was asked for.

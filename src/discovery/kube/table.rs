@@ -1,7 +1,7 @@
 //! One kind's objects, as a list and a watch tell of them.
 //!
 //! A list replaces what was known only when it has come to its end: one that breaks off changes nothing, so that a picker never sees half a
-//! list. An object that can't be read leaves the last one of its name that could. Pure.
+//! list. An object that can't be read leaves the last one of its name that could, and is known to be there. Pure.
 
 use super::objects::{FromObject, Object};
 use std::collections::BTreeMap;
@@ -33,6 +33,8 @@ pub struct Unreadable {
     pub name: String,
     /// Why.
     pub reason: String,
+    /// What was known of it before stays.
+    pub kept: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -44,14 +46,28 @@ struct Entry<T> {
 /// What is known of one kind.
 #[derive(Clone, Debug)]
 pub struct Table<T> {
-    entries: BTreeMap<String, Entry<T>>,
-    listing: Option<BTreeMap<String, Entry<T>>>,
+    known: Known<T>,
+    listing: Option<Known<T>>,
     listed: bool,
+}
+
+/// What is known at a moment.
+#[derive(Clone, Debug)]
+struct Known<T> {
+    entries: BTreeMap<String, Entry<T>>,
+    /// The UIDs of those that are there and can't be read as they are now, by name.
+    unreadable: BTreeMap<String, String>,
+}
+
+impl<T> Default for Known<T> {
+    fn default() -> Self {
+        Self { entries: BTreeMap::new(), unreadable: BTreeMap::new() }
+    }
 }
 
 impl<T> Default for Table<T> {
     fn default() -> Self {
-        Self { entries: BTreeMap::new(), listing: None, listed: false }
+        Self { known: Known::default(), listing: None, listed: false }
     }
 }
 
@@ -63,7 +79,7 @@ impl<T: FromObject + Clone + PartialEq> Table<T> {
     pub fn apply(&mut self, change: Change) -> Result<bool, Unreadable> {
         match change {
             Change::ListBegun => {
-                self.listing = Some(BTreeMap::new());
+                self.listing = Some(Known::default());
                 Ok(false)
             }
             Change::Listed(object) => {
@@ -71,52 +87,60 @@ impl<T: FromObject + Clone + PartialEq> Table<T> {
                 let Some(listing) = &mut self.listing else { return Ok(false) };
                 match read {
                     Ok((name, entry)) => {
-                        listing.insert(name, entry);
+                        listing.entries.insert(name, entry);
                         Ok(false)
                     }
-                    Err((uid, unreadable)) => {
-                        let last = self.entries.get(&unreadable.name).filter(|known| known.uid == uid);
-                        if let Some(last) = last {
-                            listing.insert(unreadable.name.clone(), last.clone());
-                        }
-                        Err(unreadable)
+                    Err((name, uid, reason)) => {
+                        let last = self.known.entries.get(&name).filter(|known| known.uid == uid);
+                        let kept = last.is_some();
+                        listing.entries.extend(last.map(|last| (name.clone(), last.clone())));
+                        listing.unreadable.insert(name.clone(), uid);
+                        Err(Unreadable { name, reason, kept })
                     }
                 }
             }
             Change::ListDone => {
                 let Some(listing) = self.listing.take() else { return Ok(false) };
                 let first = !std::mem::replace(&mut self.listed, true);
-                let changed = first || !same(&self.entries, &listing);
-                self.entries = listing;
+                let changed = first
+                    || self.known.unreadable != listing.unreadable
+                    || !same(&self.known.entries, &listing.entries);
+                self.known = listing;
                 Ok(changed)
             }
             Change::Applied(object) => self.applied(object),
             Change::Deleted { name, uid } => {
-                let gone = self.entries.get(&name).is_some_and(|known| known.uid == uid);
-                if gone {
-                    self.entries.remove(&name);
+                let Known { entries, unreadable } = &mut self.known;
+                let was_unreadable = unreadable.get(&name) == Some(&uid) && unreadable.remove(&name).is_some();
+                let was_known = entries.get(&name).is_some_and(|known| known.uid == uid);
+                if was_known {
+                    entries.remove(&name);
                 }
-                Ok(gone)
+                Ok(was_known || was_unreadable)
             }
         }
     }
 
     fn applied(&mut self, object: Object) -> Result<bool, Unreadable> {
+        let Known { entries, unreadable } = &mut self.known;
         match read(object) {
             Ok((name, entry)) => {
-                let known = self.entries.get(&name);
+                let was_unreadable = unreadable.remove(&name).is_some();
+                let known = entries.get(&name);
                 let changed = known.is_none_or(|known| known.uid != entry.uid || known.value != entry.value);
                 if changed {
-                    self.entries.insert(name, entry);
+                    entries.insert(name, entry);
                 }
-                Ok(changed)
+                Ok(changed || was_unreadable)
             }
-            Err((uid, unreadable)) => {
-                // What was known of another object of the same name says nothing about this one.
-                if self.entries.get(&unreadable.name).is_some_and(|known| known.uid != uid) {
-                    self.entries.remove(&unreadable.name);
+            Err((name, uid, reason)) => {
+                let kept = entries.get(&name).is_some_and(|known| known.uid == uid);
+                if !kept {
+                    // What was known of another object of the same name says nothing about this one.
+                    entries.remove(&name);
                 }
-                Err(unreadable)
+                unreadable.insert(name.clone(), uid);
+                Err(Unreadable { name, reason, kept })
             }
         }
     }
@@ -137,20 +161,27 @@ impl<T> Table<T> {
     /// The object of this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&T> {
-        self.entries.get(name).map(|entry| &entry.value)
+        self.known.entries.get(name).map(|entry| &entry.value)
+    }
+
+    /// Whether there is an object of this name that can't be read as it is now. [`Table::get`] gives what was known of it before, if anything was.
+    #[must_use]
+    pub fn is_unreadable(&self, name: &str) -> bool {
+        self.known.unreadable.contains_key(name)
     }
 
     /// All objects by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &T)> {
-        self.entries.iter().map(|(name, entry)| (name.as_str(), &entry.value))
+        self.known.entries.iter().map(|(name, entry)| (name.as_str(), &entry.value))
     }
 }
 
-fn read<T: FromObject>(object: Object) -> Result<(String, Entry<T>), (String, Unreadable)> {
+/// The object and its name; or its name, its UID and what can't be read.
+fn read<T: FromObject>(object: Object) -> Result<(String, Entry<T>), (String, String, String)> {
     let (name, uid) = (object.meta.name.clone(), object.meta.uid.clone());
     match T::from_object(object) {
         Ok(value) => Ok((name, Entry { uid, value })),
-        Err(reason) => Err((uid, Unreadable { name, reason })),
+        Err(reason) => Err((name, uid, reason)),
     }
 }
 

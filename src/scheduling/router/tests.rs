@@ -172,6 +172,30 @@ fn the_service_that_the_gateway_calls_comes_before_all_else() {
 }
 
 #[test]
+fn pools_behind_one_service_are_told_apart_by_its_ports() {
+    let of = |service: &str| PoolMatch { service: Some(service.into()), ..PoolMatch::default() };
+    let router =
+        router(vec![pool("a", of("epp.team:9002")), pool("b", of("epp.team:9012")), pool("any", of("epp.other"))]);
+    let asked = |called: &str| {
+        let facts = RouteFacts { model: None, authority: "llm.test", called };
+        router.route(facts, |_| None).map(|(_, pool)| pool.name.to_string())
+    };
+    for (called, pool) in [
+        ("epp.team.svc:9002", Some("a")),
+        ("epp.team.svc:9012", Some("b")),
+        ("outbound~9012~~epp.team.svc.cluster.local", Some("b")),
+        ("outbound~9002~~epp.team.svc.cluster.local", Some("a")),
+        ("epp.team.svc:9022", None),
+        ("outbound~9022~~epp.team.svc.cluster.local", None),
+        // Who says no port means the first.
+        ("epp.team", Some("a")),
+        ("epp.other:1", Some("any")),
+    ] {
+        assert_eq!(asked(called).ok().as_deref(), pool, "called {called:?}");
+    }
+}
+
+#[test]
 fn models_are_listed_where_requests_for_them_would_go() {
     let mut renaming = serving(by_model("renaming", &["named", "base"]), &["base", "adapter"]);
     renaming.rewrites.exact.insert("alias".into(), vec![target("absent", 1), target("base", 1)]);

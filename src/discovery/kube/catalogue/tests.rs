@@ -33,24 +33,31 @@ fn shown(catalogue: &Catalogue) -> Vec<String> {
         let text = found.config.map(|config| config.text.to_string());
         format!("{name} {} {}", found.service.unwrap_or_default(), text.unwrap_or_default())
     };
-    catalogue.found().unwrap().into_iter().map(show).collect()
+    let Finding::Found(found) = catalogue.found() else { panic!("{:?}", catalogue.found()) };
+    found.into_iter().map(show).collect()
+}
+
+fn ports(catalogue: &Catalogue) -> Vec<Option<u16>> {
+    catalogue.found().iter().map(|(_, found)| found.port).collect()
 }
 
 #[test]
 fn pools_are_found_by_their_labels_once_all_is_known() {
     let mut catalogue = Catalogue::new("tier in (gold,silver)".into());
-    assert_eq!(catalogue.found(), None);
-    let old = object("old", 0, ("tier", "gold"), json!({"extensionRef": {"name": "old-epp"}}));
+    assert_eq!(catalogue.found(), Finding::Unknown);
+    let old =
+        object("old", 0, ("tier", "gold"), json!({"extensionRef": {"name": "old-epp", "portNumber": 9004, "port": 1}}));
     let alone = object("alone", 0, ("tier", "gold"), json!({}));
     let pools = vec![pool("a", "gold", "a-epp"), pool("b", "iron", "b-epp"), pool("c", "silver", "c-epp"), old, alone];
     listed(&mut catalogue, POOL, pools);
-    assert_eq!(catalogue.found(), None, "a pool is not served by the template when it has its own");
+    assert_eq!(catalogue.found(), Finding::Unknown, "a pool is not served by the template when it has its own");
     listed(
         &mut catalogue,
         Kind::ConfigMap,
         vec![config("of-c", 5, "c", "younger"), config("of-c-too", 1, "c", "older")],
     );
     assert_eq!(shown(&catalogue), ["a a-epp ", "alone  ", "c c-epp older", "old old-epp "]);
+    assert_eq!(ports(&catalogue), [Some(9002), None, Some(9002), Some(9004)]);
 
     let gone = Change::Deleted { name: "of-c-too".into(), uid: String::new() };
     assert!(catalogue.apply(Kind::ConfigMap, gone).unwrap());
@@ -64,13 +71,38 @@ fn a_configuration_that_can_not_be_told_from_others_is_named() {
     let mut catalogue = Catalogue::new("tier=gold".into());
     listed(&mut catalogue, POOL, vec![pool("a", "gold", "a-epp")]);
     listed(&mut catalogue, Kind::ConfigMap, vec![config("of-a", 0, "a", "first")]);
-    let two = object("of-a", 0, (CONFIG_LABEL, "a"), json!({"x": "1", "y": "2"}));
+    let two = || object("of-a", 0, (CONFIG_LABEL, "a"), json!({"x": "1", "y": "2"}));
     let none = object("none", 0, (CONFIG_LABEL, "a"), Value::Null);
-    for (odd, reason) in [(two, "2 keys"), (none, "0 keys")] {
+    let by_key = |mut object: Object, key: &str| {
+        object.meta.annotations.insert(CONFIG_KEY_ANNOTATION.into(), key.into());
+        object
+    };
+    for (odd, reason) in [
+        (two(), "2 keys (`x`, `y`): the annotation `attache.dev/config-key` must name"),
+        (none, "`data` has no key"),
+        (by_key(two(), "z"), "names `z`, which is no key of `data`; there are: `x`, `y`"),
+        (by_key(config("of-a", 0, "a", "only"), "z"), "there are: `attache.yaml`"),
+    ] {
         let unreadable = catalogue.apply(Kind::ConfigMap, Change::Applied(odd)).unwrap_err();
         assert!(unreadable.reason.contains(reason), "{unreadable:?}");
     }
     assert_eq!(shown(&catalogue), ["a a-epp first"], "what was known of it stays");
+    for key in ["y", "x"] {
+        assert!(catalogue.apply(Kind::ConfigMap, Change::Applied(by_key(two(), key))).unwrap());
+        assert_eq!(shown(&catalogue), [format!("a a-epp {}", if key == "y" { 2 } else { 1 })], "the key that is named");
+    }
+}
+
+#[test]
+fn a_search_that_is_refused_is_told_from_one_that_waits() {
+    let mut catalogue = Catalogue::new("tier=gold".into());
+    assert!(catalogue.refused());
+    assert_eq!(catalogue.found(), Finding::Refused);
+    assert!(catalogue.heard_of_configs());
+    listed(&mut catalogue, POOL, vec![pool("a", "gold", "a-epp")]);
+    assert_eq!(shown(&catalogue), ["a a-epp "], "it is allowed now");
+    assert!(catalogue.refused());
+    assert_eq!(shown(&catalogue), ["a a-epp "], "what is known stays");
 }
 
 #[test]

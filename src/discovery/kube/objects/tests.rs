@@ -45,7 +45,13 @@ fn pools_that_the_api_would_refuse_are_unreadable() {
         (json!({"selector": labels}), "got 0 ports"),
         (json!({"selector": labels, "targetPorts": nine}), "got 9 ports"),
         (json!({"selector": labels, "targetPorts": [{"number": 0}]}), "port 0"),
-        (json!({"selector": labels, "targetPorts": [{"number": 70000}]}), "`spec`"),
+        (
+            json!({"selector": labels, "targetPorts": [{"number": 70000}]}),
+            "`spec.targetPorts`: got port 70000, 1 to 65535 are allowed",
+        ),
+        (json!({"selector": labels, "targetPortNumber": -1}), "`spec.targetPortNumber`: got port -1"),
+        (json!({"selector": labels, "targetPortNumber": 0}), "`spec.targetPortNumber`: got port 0"),
+        (json!({"selector": labels, "targetPorts": "8000"}), "`spec`"),
         (json!({"selector": labels, "targetPorts": [{"number": 8000}, {"number": 8000}]}), "port 8000 is named twice"),
         (json!("a string"), "`spec`"),
     ] {

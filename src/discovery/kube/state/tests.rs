@@ -90,6 +90,35 @@ fn nothing_is_said_before_pool_and_pods_are_known() {
 }
 
 #[test]
+fn a_pool_that_can_not_be_read_has_no_endpoints_and_goes_on_as_it_was_if_it_could() {
+    let without_labels =
+        || Object { spec: json!({"selector": {}, "targetPorts": [{"number": 8000}]}), ..pool("", &[]) };
+    for found in [false, true] {
+        let mut members = by_pool();
+        members.source.found = found;
+        members.pool(Change::ListBegun).unwrap();
+        members.pool(Change::Listed(without_labels())).unwrap_err();
+        assert_eq!(names(&mut members), None, "the list is not done");
+        members.pool(Change::ListDone).unwrap();
+        assert!(members.pool_is_unreadable() && !members.pool_is_missing());
+        assert_eq!((names(&mut members), members.selector()), (some(&[]), None), "that is known of it");
+        // It can be read: its pods are looked for, and until they are known nothing is said.
+        members.pool(Change::Applied(pool("vllm", &[8000]))).unwrap();
+        assert_eq!((names(&mut members), members.selector()), (None, Some("app=vllm".into())));
+        list(&mut members, vec![pod(1)]);
+        assert_eq!(names(&mut members), some(&["pod-1 10.0.0.1:8000"]));
+        // A change of it that is a mistake changes nothing.
+        members.pool(Change::Applied(without_labels())).unwrap_err();
+        assert!(members.pool_is_unreadable() && !members.pool_is_missing());
+        assert_eq!(names(&mut members), some(&["pod-1 10.0.0.1:8000"]));
+        members.pool(Change::Applied(pool("vllm", &[8001]))).unwrap();
+        assert!(!members.pool_is_unreadable());
+        assert_eq!(names(&mut members), some(&["pod-1 10.0.0.1:8001"]));
+    }
+    assert!(!by_selector("app=vllm", &[]).pool_is_missing() && !by_selector("app=vllm", &[]).pool_is_unreadable());
+}
+
+#[test]
 fn pods_of_before_stay_at_the_ports_of_before() {
     let mut members = by_pool();
     list_pool(&mut members, vec![pool("vllm", &[8000])]);

@@ -64,14 +64,44 @@ fn what_says_nothing_new_changes_nothing() {
 #[test]
 fn the_last_good_one_stays() {
     let mut table = listed(&[("a", 1)]);
-    let unreadable = Unreadable { name: "a".into(), reason: "`spec` is no number".into() };
+    let unreadable = Unreadable { name: "a".into(), reason: "`spec` is no number".into(), kept: true };
     assert_eq!(table.apply(Change::Applied(object("a", "a", "one"))), Err(unreadable.clone()));
     assert_eq!(held(&table), [("a".into(), 1)]);
     table.apply(Change::ListBegun).unwrap();
     assert_eq!(table.apply(Change::Listed(object("a", "a", json!({})))), Err(unreadable.clone()));
     assert_eq!(table.apply(Change::ListDone), Ok(false));
     assert_eq!(held(&table), [("a".into(), 1)]);
+    assert!(table.is_unreadable("a"));
     // Another object of the same name has nothing to do with it.
-    assert_eq!(table.apply(Change::Applied(object("a", "b", "one"))), Err(unreadable));
+    let another = Unreadable { kept: false, ..unreadable };
+    assert_eq!(table.apply(Change::Applied(object("a", "b", "one"))), Err(another));
     assert_eq!(held(&table), []);
+}
+
+#[test]
+fn what_can_not_be_read_is_known_to_be_there_until_it_goes_or_can() {
+    let mut table = Table::<Number>::default();
+    let unreadable = Unreadable { name: "a".into(), reason: "`spec` is no number".into(), kept: false };
+    table.apply(Change::ListBegun).unwrap();
+    assert_eq!(table.apply(Change::Listed(object("a", "a", "one"))), Err(unreadable.clone()));
+    assert!(!table.is_unreadable("a"), "the list is not done");
+    assert_eq!(table.apply(Change::ListDone), Ok(true));
+    assert_eq!((table.is_unreadable("a"), table.is_unreadable("b"), held(&table)), (true, false, vec![]));
+    // A list that names it no more, or as something that can be read.
+    for change in [Change::ListBegun, Change::ListDone] {
+        table.apply(change).unwrap();
+    }
+    assert!(!table.is_unreadable("a"));
+    assert_eq!(table.apply(Change::Applied(object("a", "a", "one"))), Err(unreadable.clone()));
+    assert!(table.is_unreadable("a"));
+    assert_eq!(table.apply(Change::Applied(object("a", "a", 1))), Ok(true));
+    assert!(!table.is_unreadable("a"));
+    // As it was before: what was known stayed, and that it can be read again is news.
+    assert_eq!(table.apply(Change::Applied(object("a", "a", "one"))), Err(Unreadable { kept: true, ..unreadable }));
+    assert_eq!(table.apply(Change::Applied(object("a", "a", 1))), Ok(true));
+    table.apply(Change::Applied(object("a", "a", "one"))).unwrap_err();
+    assert_eq!(table.apply(Change::Deleted { name: "a".into(), uid: "of another".into() }), Ok(false));
+    assert!(table.is_unreadable("a"));
+    assert_eq!(table.apply(Change::Deleted { name: "a".into(), uid: "a".into() }), Ok(true));
+    assert!(!table.is_unreadable("a"));
 }

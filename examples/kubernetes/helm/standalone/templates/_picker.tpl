@@ -31,6 +31,16 @@ labels:
 {{- if eq (get .Values.inferenceExtension.flags "ha-enable-leader-election" | toString) "true" }}true{{ end -}}
 {{- end -}}
 
+{{- /* Whoever leads tells each InferenceModel whether it has its name. */}}
+{{- define "attache.leases" -}}
+{{- if or (include "attache.elects" .) (eq (get .Values.inferenceExtension.flags "model-status" | toString) "true") }}true{{ end -}}
+{{- end -}}
+
+{{- /* By the value, or by a configuration of the picker's own kind. */}}
+{{- define "attache.manyPools" -}}
+{{- if or .Values.inferenceExtension.poolSelector (contains "poolSelector" (toJson .Values.inferenceExtension.pluginsCustomConfig)) }}true{{ end -}}
+{{- end -}}
+
 {{- define "attache.account" -}}
 apiVersion: v1
 kind: ServiceAccount
@@ -45,9 +55,15 @@ rules:
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch]
-{{- if include "attache.watchesPool" . }}
+{{- if or (include "attache.watchesPool" .) (include "attache.manyPools" .) }}
 - apiGroups: [inference.networking.k8s.io, inference.networking.x-k8s.io]
   resources: [inferencepools]
+  verbs: [get, list, watch]
+{{- end }}
+{{- if include "attache.manyPools" . }}
+# An InferencePool has a configuration of its own where a ConfigMap has the label attache.dev/pool.
+- apiGroups: [""]
+  resources: [configmaps]
   verbs: [get, list, watch]
 {{- end }}
 - apiGroups: [inference.networking.x-k8s.io, llm-d.ai]
@@ -56,11 +72,10 @@ rules:
 - apiGroups: [inference.networking.x-k8s.io]
   resources: [inferencemodels]
   verbs: [get, list, watch]
-{{- if include "attache.elects" . }}
+{{- if include "attache.leases" . }}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   verbs: [create, get, update]
-# Whoever leads tells each InferenceModel whether it has its name.
 - apiGroups: [inference.networking.x-k8s.io]
   resources: [inferencemodels/status]
   verbs: [patch]
@@ -271,6 +286,22 @@ spec:
   {{- with .Values.inferenceExtension.extraServicePorts }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
+{{- range .Values.inferenceExtension.poolServices }}
+---
+apiVersion: v1
+kind: Service
+metadata:
+  name: {{ . }}
+  namespace: {{ $.Release.Namespace }}
+  labels:
+    {{- include "attache.labels" $ | nindent 4 }}
+spec:
+  type: ClusterIP
+  selector:
+    {{- include "attache.selectorLabels" $ | nindent 4 }}
+  ports:
+  - {name: grpc, port: {{ $.Values.inferenceExtension.extProcPort }}, targetPort: grpc, protocol: TCP, appProtocol: http2}
+{{- end }}
 {{- end -}}
 
 {{- define "attache.surroundings" -}}
