@@ -28,7 +28,8 @@ use tokio::time::Instant;
 
 /// Servers, unless said.
 const SERVERS: usize = 2;
-/// Bytes of a request: some two thousand tokens, so that a server is busy with its prompt for a tenth of a second.
+/// Bytes of a usual request: some two thousand tokens, so that a server is busy with its prompt for a tenth of a second. Requests are of half to one
+/// and a half times as many: servers that compute equal prompts would keep in step for ever, which no traffic has them do.
 const BODY: usize = 8_000;
 /// Tokens of an answer.
 const ANSWER: &str = "40";
@@ -150,6 +151,8 @@ impl Pool {
 struct Sample {
     /// From the beginning of the phase.
     sent: f64,
+    /// Of its body.
+    bytes: f64,
     status: u16,
     /// Until the first byte of the answer's body.
     first: f64,
@@ -158,7 +161,8 @@ struct Sample {
 }
 
 async fn ask(to: SocketAddr, header: &str, seed: u64, began: Instant) -> Result<Sample, Error> {
-    let body = chat(BODY, true, seed);
+    let body = chat(BODY / 2 + usize::try_from(seed % BODY as u64)?, true, seed);
+    let bytes = body.len() as f64;
     let head = format!(
         "POST /v1/chat/completions HTTP/1.1\r\nhost: inference\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n{header}\r\n\r\n",
         body.len()
@@ -180,7 +184,7 @@ async fn ask(to: SocketAddr, header: &str, seed: u64, began: Instant) -> Result<
         return Err("an answer was cut".into());
     }
     let retry = head.split("retry-after: ").nth(1).and_then(|rest| rest.lines().next()?.parse().ok());
-    Ok(Sample { sent, status, first, ended: began.elapsed().as_secs_f64(), retry })
+    Ok(Sample { sent, bytes, status, first, ended: began.elapsed().as_secs_f64(), retry })
 }
 
 /// Requests of one kind: their header, and how many come in a second.
@@ -219,7 +223,7 @@ async fn play(to: SocketAddr, kinds: &[Kind], seconds: f64) -> Result<Vec<Vec<Sa
     Ok(all)
 }
 
-/// Requests a second that the pool answers when it always has something to do.
+/// Bytes of requests a second that the pool answers when it always has something to do.
 async fn capacity(to: SocketAddr, servers: usize, seconds: f64) -> Result<f64, Error> {
     let began = Instant::now();
     let mut clients = tokio::task::JoinSet::new();
@@ -230,7 +234,7 @@ async fn capacity(to: SocketAddr, servers: usize, seconds: f64) -> Result<f64, E
             while began.elapsed().as_secs_f64() < seconds {
                 let sample = ask(to, "x-client: 1", random.next(), began).await?;
                 assert_eq!(sample.status, 200, "nobody is refused here");
-                ended.push(sample.ended);
+                ended.push((sample.ended, sample.bytes));
             }
             Ok::<_, Error>(ended)
         });
@@ -238,8 +242,9 @@ async fn capacity(to: SocketAddr, servers: usize, seconds: f64) -> Result<f64, E
     let ended: Result<Vec<_>, Error> = clients.join_all().await.into_iter().collect();
     // Past the beginning, when all come at once.
     let from = seconds / 4.0;
-    let count = ended?.concat().iter().filter(|at| (from..seconds).contains(*at)).count();
-    Ok(count as f64 / (seconds - from))
+    let ended = ended?.concat();
+    let bytes: f64 = ended.iter().filter(|(at, _)| (from..seconds).contains(at)).map(|(_, bytes)| bytes).sum();
+    Ok(bytes / (seconds - from))
 }
 
 /// The value below which this part of all are.
@@ -263,11 +268,12 @@ fn print(what: &str, measured: &str, figure: f64, unit: &str, at_most: bool, tar
     println!("| {what} | {measured} | {figure:.2}{unit}{verdict} | {sign} {target}{unit} |");
 }
 
-/// Answers a second between the first seconds, in which queues fill, and the end of the load.
+/// Bytes of requests a second that were answered between the first seconds, in which queues fill, and the end of the load. Answers alone would
+/// flatter a queue that lets short prompts go first.
 fn goodput(all: &[Vec<Sample>], seconds: f64) -> f64 {
     let from = seconds / 10.0;
     let ended = all.iter().flatten().filter(|sample| sample.status == 200 && (from..seconds).contains(&sample.ended));
-    ended.count() as f64 / (seconds - from)
+    ended.map(|sample| sample.bytes).sum::<f64>() / (seconds - from)
 }
 
 /// `retry-after` of those refused by what the last one that was let in before them has waited.
@@ -284,8 +290,9 @@ async fn classes(name: &str, flow: &str, options: &Options) -> Result<(), Error>
     let pool = Pool::start(flow, options.servers).await?;
     let to = pool.address();
     let capacity = capacity(to, options.servers, (options.seconds / 3.0).max(8.0)).await?;
-    let urgent = Kind { header: "x-gateway-inference-objective: urgent", rate: capacity * IMPORTANT };
-    let batch = Kind { header: "x-gateway-inference-objective: batch", rate: capacity * (OVERLOAD - IMPORTANT) };
+    let urgent = Kind { header: "x-gateway-inference-objective: urgent", rate: capacity * IMPORTANT / BODY as f64 };
+    let batch =
+        Kind { header: "x-gateway-inference-objective: batch", rate: capacity * (OVERLOAD - IMPORTANT) / BODY as f64 };
     let alone = play(to, &[urgent], options.seconds).await?;
     let watched = watch(&pool);
     let kinds = [urgent, batch];
@@ -326,7 +333,7 @@ async fn classes(name: &str, flow: &str, options: &Options) -> Result<(), Error>
         2.0,
     );
     let (good, limit) = (goodput(&all, options.seconds), queue(options.servers));
-    let measured = format!("{good:.1} answers/s, capacity {capacity:.1}");
+    let measured = format!("{:.0} kB/s of prompts, capacity {:.0}", good / 1e3, capacity / 1e3);
     print(&format!("goodput, {name}"), &measured, good / capacity, " ×", false, 0.95);
     print(
         &format!("most bytes that waited, {name}"),
@@ -365,23 +372,56 @@ impl Watch<'_> {
     }
 }
 
+/// How many times its p90 alone a tenant's p90 is beside a flood where it is always next, and servers compute one prompt after the other and
+/// interrupt none: no order of a queue comes below that.
+fn uninterrupted(servers: usize) -> f64 {
+    let p90 = |flooded: bool| {
+        let mut random = Random::new(7);
+        let mut uniform = || (random.next() >> 11) as f64 / (1u64 << 53) as f64;
+        // When each is done.
+        let mut done: Vec<f64> = (0..servers).map(|server| server as f64 / servers as f64).collect();
+        let mut at = 0.0;
+        let waits = (0..100_000).map(|_| {
+            at -= (1.0 - uniform()).ln() / (IMPORTANT * servers as f64);
+            loop {
+                let first = done.iter_mut().min_by(|a, b| a.total_cmp(b)).expect("servers");
+                let size = 0.5 + uniform();
+                if !flooded || *first >= at {
+                    *first = first.max(at) + size;
+                    return *first - at;
+                }
+                *first += size;
+            }
+        });
+        quantile(waits.collect(), 0.9)
+    };
+    p90(true) / p90(false)
+}
+
 async fn tenants(name: &str, flow: &str, options: &Options) -> Result<(), Error> {
     let pool = Pool::start(flow, options.servers).await?;
     let to = pool.address();
     let capacity = capacity(to, options.servers, (options.seconds / 3.0).max(8.0)).await?;
-    let one = Kind { header: "x-gateway-inference-fairness-id: one", rate: capacity * IMPORTANT };
-    let flood = Kind { header: "x-gateway-inference-fairness-id: flood", rate: capacity * (OVERLOAD - IMPORTANT) };
+    let one = Kind { header: "x-gateway-inference-fairness-id: one", rate: capacity * IMPORTANT / BODY as f64 };
+    let flood = Kind {
+        header: "x-gateway-inference-fairness-id: flood",
+        rate: capacity * (OVERLOAD - IMPORTANT) / BODY as f64,
+    };
     let alone = play(to, &[one], options.seconds).await?;
     let all = play(to, &[one, flood], options.seconds).await?;
     let (quiet, busy) = (quantile(first_bytes(&alone[0]), 0.9), quantile(first_bytes(&all[0]), 0.9));
-    let measured = format!("p90 of the first byte {busy:.3} s, alone {quiet:.3} s");
+    let least = uninterrupted(options.servers);
+    let measured = format!(
+        "{} servers; p90 of the first byte {busy:.3} s, alone {quiet:.3} s; {least:.2} × where it is always next and no prompt is interrupted",
+        options.servers
+    );
     print(&format!("a tenant beside a flood, {name}"), &measured, busy / quiet, " ×", true, 1.3);
     let lost = all[0].len() - served(&all[0]).len();
     print(&format!("that tenant's requests lost, {name}"), &format!("of {}", all[0].len()), lost as f64, "", true, 0.0);
     let good = goodput(&all, options.seconds);
     print(
         "goodput, tenants",
-        &format!("{good:.1} answers/s, capacity {capacity:.1}"),
+        &format!("{:.0} kB/s of prompts, capacity {:.0}", good / 1e3, capacity / 1e3),
         good / capacity,
         " ×",
         false,

@@ -87,8 +87,8 @@ impl PoolFlow {
     pub fn admits(&self, facts: &RequestFacts<'_>, view: &View<'_>, rng: &mut PickRng) -> bool {
         let View { pool, stale_after, now, .. } = *view;
         let cx = PickContext { request: *facts, ..PickContext::new(pool, now, stale_after) };
-        let serving = pool.endpoints.iter().filter(|e| e.serves(Roles::DECODE));
-        let candidates: Vec<_> = serving.map(|e| Candidate::new(e, now, stale_after, 0)).collect();
+        let answering = view.answering();
+        let candidates: Vec<_> = answering.into_iter().map(|e| Candidate::new(e, now, stale_after, 0)).collect();
         self.admitters.iter().all(|a| a.admits(&cx, &candidates, rng))
     }
 }

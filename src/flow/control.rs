@@ -24,6 +24,10 @@ use std::time::Duration;
 /// Flows of a band that a call which is about something else forgets on its way.
 const FORGOTTEN_PER_CALL: usize = 2;
 
+/// 1 s: so long whoever is first waits for an endpoint that is nearly done. Endpoints that other traffic keeps from it hold nobody up for ever, and those
+/// that this traffic alone keeps busy have come to it by then or are full for everybody.
+const LONGEST_FOR_LONG: Duration = Duration::from_secs(1);
+
 /// A request that waits.
 #[derive(Debug)]
 struct Item<T> {
@@ -38,6 +42,8 @@ struct Item<T> {
     answer_tokens: Option<u32>,
     /// Seconds of an endpoint.
     work: f64,
+    /// When there was no room for it although it was next, for the first time.
+    first_since: Option<Timestamp>,
 }
 
 impl<T> Item<T> {
@@ -164,6 +170,7 @@ impl<T> FlowControl<T> {
             prompt_tokens: arrival.prompt_tokens,
             answer_tokens: arrival.answer_tokens,
             work: arrival.work,
+            first_since: None,
         });
         self.deadlines.insert((deadline, slot));
         if let Some(band) = self.bands.get_mut(at) {
@@ -293,13 +300,15 @@ impl<T> FlowControl<T> {
         })
     }
 
-    /// What whoever is next in a band takes of an endpoint, in seconds, where it matters.
-    fn next_work(&mut self, at: usize, room: &Gauge) -> f64 {
+    /// What whoever is next in a band takes of an endpoint, in seconds, where it matters: it does not for one that has been next for long.
+    fn next_work(&mut self, at: usize, room: &Gauge, now: Timestamp) -> f64 {
         if room.long.is_none() {
             return 0.0;
         }
         let slot = self.bands.get_mut(at).and_then(Band::next);
-        slot.and_then(|slot| self.items.get(slot)).map_or(0.0, |item| item.work)
+        let Some(item) = slot.and_then(|slot| self.items.get_mut(slot)) else { return 0.0 };
+        let since = *item.first_since.get_or_insert(now);
+        if now.since(since) < LONGEST_FOR_LONG { item.work } else { 0.0 }
     }
 
     fn has_room(&mut self, at: usize, work: f64, room: &Gauge) -> bool {
@@ -340,7 +349,7 @@ impl<T> FlowControl<T> {
     /// Lets through whoever is next in the bands down to the one at `lowest`, while there is room.
     fn let_through(&mut self, lowest: usize, room: &Gauge, now: Timestamp, rng: &mut PickRng, left: &mut Vec<Left<T>>) {
         while let Some(at) = self.bands.iter().position(|b| b.requests > 0).filter(|at| *at <= lowest) {
-            let work = self.next_work(at, room);
+            let work = self.next_work(at, room, now);
             if !self.has_room(at, work, room) {
                 return;
             }

@@ -39,6 +39,7 @@ use ratio::Ratio;
 pub use reservation::Reservation;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 pub use transfer::TransferSpeed;
 
 /// Features of the time to the first token.
@@ -68,6 +69,12 @@ const LEAST_BUSY_SECONDS: f64 = 5.0;
 const ERROR_RATE: f64 = 0.05;
 /// The mean ratio of a pool's endpoints, and the length of a usual answer, are means of some 100 answers.
 const CENTRE_RATE: f64 = 0.01;
+/// How long prompts take from end to end is a mean of some 20 of them.
+const PACE_RATE: f64 = 0.05;
+/// 50 ms: most of the time of a prompt that takes less is its step's own, and tells as much less of the pace.
+const PACE_SECONDS: f64 = 0.05;
+/// A prompt takes so many times as long as its tokens are thought to, and no longer: beyond that it was something else that held it up.
+const SLOWEST_PACE: f32 = 4.0;
 /// A cache this full admits nobody before somebody ends.
 const FULL_CACHE: f32 = 0.95;
 
@@ -84,6 +91,8 @@ pub struct PoolSpeed {
     /// By [`Roles::kind`].
     busy: [Mutex<Busy>; Roles::KINDS],
     transfer: TransferSpeed,
+    /// Seconds that a prompt takes from when it is the first until its first token, by those that its tokens are thought to take; f32 bits.
+    pace: AtomicU32,
     /// Tokens of a usual answer; f32 bits.
     answer_tokens: AtomicU32,
     lengths: Mutex<Lengths>,
@@ -136,6 +145,7 @@ impl Default for PoolSpeed {
             learned: AtomicBool::new(false),
             busy: Default::default(),
             transfer: TransferSpeed::default(),
+            pace: AtomicU32::new(1f32.to_bits()),
             answer_tokens: AtomicU32::new(0),
             lengths: Mutex::default(),
         };
@@ -156,6 +166,19 @@ impl PoolSpeed {
         let Some(busy) = self.busy.get(to.kind()) else { return };
         let mut busy = busy.lock();
         *busy = Busy { seconds: busy.left(now) + seconds, at: now, began: busy.began.or(Some(now)) };
+    }
+
+    fn pace(&self) -> f32 {
+        f32::from_bits(self.pace.load(Relaxed))
+    }
+
+    /// A prompt whose tokens are thought to take `thought` seconds was the first for `time` seconds.
+    #[expect(clippy::cast_possible_truncation, reason = "a factor of a few units; f32 is precise enough")]
+    fn computed(&self, thought: f64, time: f64) {
+        let rate = PACE_RATE * (thought / PACE_SECONDS).min(1.0);
+        let pace = f64::from(self.pace());
+        let shown = (time / thought.max(1e-6)).min(f64::from(SLOWEST_PACE));
+        self.pace.store(((pace + (shown - pace) * rate) as f32).to_bits(), Relaxed);
     }
 
     /// Tokens of a usual answer; 0 before the first.
@@ -403,7 +426,7 @@ impl EndpointSpeed {
         let (mut kilotokens, mut mega_pairs) = (left.tokens as f64 / 1e3, left.kilopairs as f64 / 1e3);
         if pending > 0 {
             // The first of them has been worked on since then, and has not come to its end.
-            let worked = now.since(left.since).as_secs_f64();
+            let worked = now.since(left.since).as_secs_f64() / f64::from(self.pool.pace());
             let head =
                 Self::prefill_seconds(c, f64::from(left.head.tokens) / 1e3, f64::from(left.head.kilopairs) / 1e3);
             let all = Self::prefill_seconds(c, kilotokens, mega_pairs).max(1e-9);
@@ -461,6 +484,13 @@ impl EndpointSpeed {
             seconds_per_token: per_token,
             first_token_error: error,
         })
+    }
+
+    /// A prompt has been computed, and was the first for so long.
+    fn computed(&self, prompt: pending::Prompt, time: Duration, now: Timestamp) {
+        let (c, _) = self.coefficients(now);
+        let thought = Self::prefill_seconds(&c, f64::from(prompt.tokens) / 1e3, f64::from(prompt.kilopairs) / 1e3);
+        self.pool.computed(thought, time.as_secs_f64());
     }
 
     fn observe_first(&self, features: &[f64; FIRST], seconds: f64, now: Timestamp) {

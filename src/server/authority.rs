@@ -114,13 +114,13 @@ fn mended_block(block: &[u8]) -> Option<Vec<u8>> {
         let (index, after) = integer(block, at, if first & 0x40 == 0 { 4 } else { 6 })?;
         let (is_authority, value_at) = if index == 0 {
             let (name, after) = text(block, after)?;
-            (name.is_some_and(|name| *name == *b":authority"), after)
+            (name.is(b":authority"), after)
         } else {
             (index == AUTHORITY_INDEX, after)
         };
         let (value, end) = text(block, value_at)?;
         if is_authority {
-            let value = mended(&value?)?;
+            let value = mended(&value.read()?)?;
             let mut mended = block.get(..value_at)?.to_vec();
             put_text(&value, &mut mended);
             mended.extend_from_slice(block.get(end..)?);
@@ -160,13 +160,32 @@ fn integer(block: &[u8], at: usize, bits: u32) -> Option<(usize, usize)> {
     None
 }
 
-/// A string (`None` inside where it holds what is rare) and where it ends. RFC 7541, 5.2.
-fn text(block: &[u8], at: usize) -> Option<(Option<Cow<'_, [u8]>>, usize)> {
+/// A string as it stands in a block. Most are of no interest, and unpacking costs.
+#[derive(Clone, Copy)]
+struct Text<'a> {
+    packed: bool,
+    bytes: &'a [u8],
+}
+
+impl<'a> Text<'a> {
+    /// What it says; `None` where it holds what is rare.
+    fn read(self) -> Option<Cow<'a, [u8]>> {
+        if self.packed { unpacked(self.bytes).map(Cow::Owned) } else { Some(Cow::Borrowed(self.bytes)) }
+    }
+
+    fn is(self, other: &[u8]) -> bool {
+        // No symbol takes more than 15 bits: whatever is longer is something else.
+        let fits = if self.packed { self.bytes.len() <= 2 * other.len() } else { self.bytes.len() == other.len() };
+        fits && self.read().is_some_and(|text| *text == *other)
+    }
+}
+
+/// A string and where it ends. RFC 7541, 5.2.
+fn text(block: &[u8], at: usize) -> Option<(Text<'_>, usize)> {
     let packed = block.get(at)? & 0x80 != 0;
     let (length, at) = integer(block, at, 7)?;
     let end = at + length;
-    let bytes = block.get(at..end)?;
-    Some((if packed { unpacked(bytes).map(Cow::Owned) } else { Some(Cow::Borrowed(bytes)) }, end))
+    Some((Text { packed, bytes: block.get(at..end)? }, end))
 }
 
 fn put_text(value: &[u8], out: &mut Vec<u8>) {

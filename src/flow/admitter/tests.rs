@@ -105,3 +105,24 @@ fn latency_slo_sheds_what_nobody_can_serve_in_time() {
         assert!(admits(&*admitter, &with_one, -1, &asks("20"), 1), "{open:?} {}", tickets.len());
     }
 }
+
+#[test]
+fn an_endpoint_that_is_ejected_lets_nobody_in() {
+    use crate::flow::saturation::View;
+    use crate::pool::health::{DEFAULT_CONSECUTIVE_CONNECT_FAILURES, HealthPolicy, Outcome};
+    let health = HealthPolicy::default();
+    let (snapshot, _tickets) = pool(&[(0, 0.5, 0), (0, 0.5, 0)]);
+    let view = View { pool: &snapshot, health: &health, stale_after: STALE_AFTER, now: NOW };
+    let eject = |at: usize| {
+        let endpoint = &snapshot.endpoints[at].endpoint;
+        (0..DEFAULT_CONSECUTIVE_CONNECT_FAILURES).for_each(|_| {
+            endpoint.health.record(Outcome::ConnectFailure, NOW, &health);
+        });
+    };
+    let asked = || view.answering().iter().map(|e| e.id().0).collect::<Vec<_>>();
+    assert_eq!(asked(), [0, 1]);
+    eject(0);
+    assert_eq!(asked(), [1], "a dead server is idle, and no place to go");
+    eject(1);
+    assert_eq!(asked(), [0, 1], "all are ejected, so none is");
+}

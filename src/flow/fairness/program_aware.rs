@@ -22,7 +22,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 /// Registry entry.
 pub const PLUGIN: Descriptor<dyn Fairness> = Descriptor {
@@ -115,8 +115,9 @@ struct ProgramAware {
     /// When a service is worth what is written.
     written: Timestamp,
     flows: AHashMap<u32, Flow>,
-    by_service: BTreeSet<(Service, u32)>,
-    by_wait: BTreeSet<(Timestamp, u32)>,
+    // Each order holds the other's figure as well: a walk looks nowhere else.
+    by_service: BTreeMap<(Service, u32), Timestamp>,
+    by_wait: BTreeMap<(Timestamp, u32), Service>,
 }
 
 impl ProgramAware {
@@ -142,20 +143,28 @@ impl ProgramAware {
     }
 
     fn with(weight_service: f64, weight_wait: f64, half_life: f64) -> Self {
-        let (by_service, by_wait) = (BTreeSet::new(), BTreeSet::new());
+        let (by_service, by_wait) = (BTreeMap::new(), BTreeMap::new());
         let (written, flows) = (Timestamp::default(), AHashMap::new());
         Self { weight_service, weight_wait, half_life, written, flows, by_service, by_wait }
     }
 
     fn queue(&mut self, flow: u32, since: Option<Timestamp>) {
         let entry = self.flows.entry(flow).or_default();
-        if let Some(before) = std::mem::replace(&mut entry.queued_since, since) {
-            self.by_wait.remove(&(before, flow));
-            self.by_service.remove(&(entry.service, flow));
+        let (service, before) = (entry.service, std::mem::replace(&mut entry.queued_since, since));
+        if before == since {
+            return;
         }
-        if let Some(since) = since {
-            self.by_wait.insert((since, flow));
-            self.by_service.insert((entry.service, flow));
+        if let Some(before) = before {
+            self.by_wait.remove(&(before, flow));
+        }
+        match since {
+            Some(since) => {
+                self.by_wait.insert((since, flow), service);
+                self.by_service.insert((service, flow), since);
+            }
+            None => {
+                self.by_service.remove(&(service, flow));
+            }
         }
     }
 
@@ -164,16 +173,20 @@ impl ProgramAware {
         if halves > REBASE {
             self.written = now;
             let fade = (-halves).exp2();
-            for flow in self.flows.values_mut() {
-                flow.service.0 *= fade;
-            }
-            self.by_service = self.by_service.iter().map(|(s, flow)| (Service(s.0 * fade), *flow)).collect();
+            self.flows.values_mut().for_each(|flow| flow.service.0 *= fade);
+            self.by_wait.values_mut().for_each(|service| service.0 *= fade);
+            self.by_service = self.by_service.iter().map(|((s, flow), w)| ((Service(s.0 * fade), *flow), *w)).collect();
             return self.serve(flow, tokens, now);
         }
-        let since = self.flows.get(&flow).and_then(|f| f.queued_since);
-        self.queue(flow, None);
-        self.flows.entry(flow).or_default().service.0 += tokens * halves.exp2();
-        self.queue(flow, since);
+        let entry = self.flows.entry(flow).or_default();
+        let before = entry.service;
+        entry.service.0 += tokens * halves.exp2();
+        let (service, since) = (entry.service, entry.queued_since);
+        if let Some(since) = since {
+            self.by_service.remove(&(before, flow));
+            self.by_service.insert((service, flow), since);
+            self.by_wait.insert((since, flow), service);
+        }
     }
 
     /// The flow with the greatest score, or the least.
@@ -188,20 +201,19 @@ impl ProgramAware {
         let mut best: Option<(f64, u32)> = None;
         let mut walks = (self.by_service.iter(), self.by_wait.iter());
         loop {
-            let (service, since) = if greatest {
+            let (by_service, by_wait) = if greatest {
                 (walks.0.next()?, walks.1.next()?)
             } else {
                 (walks.0.next_back()?, walks.1.next_back()?)
             };
-            for flow in [service.1, since.1] {
-                let Some(Flow { service, queued_since: Some(since) }) = self.flows.get(&flow) else { continue };
-                let score = of(service.0, *since);
+            let ((service, one), (since, other)) = (by_service.0, by_wait.0);
+            for (score, flow) in [(of(service.0, *by_service.1), *one), (of(by_wait.1.0, *since), *other)] {
                 if best.is_none_or(|(s, f)| (score, std::cmp::Reverse(flow)) > (s, std::cmp::Reverse(f))) {
                     best = Some((score, flow));
                 }
             }
             // Nobody further down has less service or has waited longer than these.
-            let bound = of(service.0.0, since.0);
+            let bound = of(service.0, *since);
             if let Some((_, flow)) = best.filter(|(score, _)| *score >= bound) {
                 return Some(flow);
             }
@@ -209,11 +221,15 @@ impl ProgramAware {
     }
 
     fn service_span(&self) -> Option<(f64, f64)> {
-        Some((self.by_service.first()?.0.0, self.by_service.last()?.0.0))
+        let ((least, _), _) = self.by_service.first_key_value()?;
+        let ((most, _), _) = self.by_service.last_key_value()?;
+        Some((least.0, most.0))
     }
 
     fn wait_span(&self) -> Option<(f64, f64)> {
-        Some((self.by_wait.first()?.0.0 as f64, self.by_wait.last()?.0.0 as f64))
+        let ((first, _), _) = self.by_wait.first_key_value()?;
+        let ((last, _), _) = self.by_wait.last_key_value()?;
+        Some((first.0 as f64, last.0 as f64))
     }
 }
 

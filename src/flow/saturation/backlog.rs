@@ -9,7 +9,8 @@
 //! ```
 //!
 //! An engine computes short prompts together, so it needs several at hand when a step begins. A long one fills a step by itself, and
-//! needs to be there only just before the one before it is done; until then somebody more urgent may still come.
+//! needs to be there only just before the one before it is done; until then somebody more urgent may still come. A long one that has been next for a
+//! second goes by the limit of the others: requests that don't wait here may keep every endpoint above its own for ever.
 //!
 //! An endpoint counts as full and no fuller, so there is room in the pool while there is room on any endpoint. What waits is known from the
 //! moment it is sent until its first token comes, and from pages what others have sent; the seconds are those that `predicted-latency` has

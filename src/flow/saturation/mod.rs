@@ -81,6 +81,23 @@ pub struct View<'a> {
     pub now: Timestamp,
 }
 
+impl<'a> View<'a> {
+    fn open(&self, roles: Roles) -> impl Iterator<Item = &'a EndpointState> {
+        let Self { pool, health, now, .. } = *self;
+        let is_open = move |e: &&EndpointState| e.live().health.availability(now, health) != Availability::Ejected;
+        pool.endpoints.iter().filter(move |e| e.serves(roles)).filter(is_open)
+    }
+
+    /// The endpoints that make answers and are not ejected. As decisions have it: when all are ejected, none is.
+    pub(in crate::flow) fn answering(&self) -> Vec<&'a EndpointState> {
+        let open: Vec<_> = self.open(Roles::DECODE).collect();
+        if !open.is_empty() {
+            return open;
+        }
+        self.pool.endpoints.iter().filter(|e| e.serves(Roles::DECODE)).collect()
+    }
+}
+
 /// How full a pool is.
 pub trait Detector: Send + Sync + Debug {
     /// Looks at the endpoints that take requests.
@@ -95,17 +112,12 @@ fn by_stage(view: &View<'_>, of: impl Fn(&[&EndpointState]) -> Stage) -> Gauge {
 /// What `of` makes of the endpoints of each stage; `None` when nobody makes answers. Where some compute prompts only, they are a stage of
 /// their own. Endpoints that are ejected get nothing, and are no room.
 fn stages<S: Default>(view: &View<'_>, of: impl Fn(&[&EndpointState]) -> S) -> Option<[S; 2]> {
-    let is_open = |e: &EndpointState| e.live().health.availability(view.now, view.health) != Availability::Ejected;
-    let serving = |roles: Roles| view.pool.endpoints.iter().filter(move |e| e.serves(roles));
-    // As decisions have it: when all that make answers are ejected, none is; to those that only compute prompts nothing is sent then.
-    let mut decode: Vec<_> = serving(Roles::DECODE).filter(|e| is_open(e)).collect();
-    if decode.is_empty() {
-        decode.extend(serving(Roles::DECODE));
-    }
+    let decode = view.answering();
     if decode.is_empty() {
         return None;
     }
-    let prefill: Vec<_> = serving(Roles::PREFILL).filter(|e| is_open(e)).collect();
+    // To those that only compute prompts nothing is sent where all are ejected.
+    let prefill: Vec<_> = view.open(Roles::PREFILL).collect();
     let is_split = prefill.iter().any(|e| !e.serves(Roles::DECODE));
     Some([of(&decode), if is_split { of(&prefill) } else { S::default() }])
 }

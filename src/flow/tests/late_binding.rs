@@ -107,3 +107,35 @@ fn a_long_prompt_does_not_hold_up_a_hundred_short_ones_and_gets_its_turn() {
     assert!(ours[1] > 10_000 && done.clone().all(|(comer, _)| comer.at <= 10_001), "{} ms", ours[1]);
     assert!(done.count() > 500);
 }
+
+#[test]
+fn a_long_prompt_that_is_next_is_not_held_up_for_ever_by_those_who_never_wait() {
+    let mut flow: FlowControl<()> = FlowControl::new(Settings::default(), Box::new(Fixed::default()));
+    let (mut rng, mut left) = (for_request(7, 7), Vec::new());
+    let mut comes = |flow: &mut FlowControl<()>, work: f64, gauge: &Gauge, ms: u64, left: &mut Vec<_>| {
+        flow.enqueue(&Arrival { work, ..Arrival::default() }, |_| (), gauge, at(ms), &mut rng, left)
+    };
+    // Something that goes past the queue keeps the pool above what a long prompt waits for.
+    let busy = Gauge { long: Some(saturation::Long { from: 0.025, stages: Gauge::FULL.stages }), ..room(10, 1) };
+    assert!(matches!(comes(&mut flow, 5.0, &busy, 0, &mut left), Verdict::Parked(_)));
+    // It is the next for the first time when somebody looks, and a short one that comes later does not pass it.
+    assert!(matches!(comes(&mut flow, 0.0, &busy, 500, &mut left), Verdict::Parked(_)));
+    let mut rng = for_request(8, 8);
+    flow.freed(&busy, at(1_499), &mut rng, &mut left);
+    assert!(left.is_empty());
+    flow.freed(&busy, at(1_500), &mut rng, &mut left);
+    let waits: Vec<Duration> = left
+        .drain(..)
+        .map(|left| {
+            let Left::Dispatched(_, (), passage) = left else { panic!("nobody is turned away") };
+            let waited = passage.waited;
+            flow.ended(passage, None, at(1_500));
+            waited
+        })
+        .collect();
+    assert_eq!(waits, [Duration::from_millis(1_500), Duration::from_millis(1_000)]);
+    // Not past a pool that is full for everybody.
+    assert!(matches!(comes(&mut flow, 5.0, &Gauge::FULL, 2_000, &mut left), Verdict::Parked(_)));
+    flow.freed(&Gauge::FULL, at(9_000), &mut rng, &mut left);
+    assert!(left.is_empty());
+}

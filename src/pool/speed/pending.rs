@@ -6,6 +6,7 @@ use crate::clock::Timestamp;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 /// What one prompt is to compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,18 +67,21 @@ impl Pending {
         name
     }
 
-    /// Takes a prompt out: it is computed, or nobody wants it any more.
-    pub(super) fn remove(&self, name: u64, now: Timestamp) {
+    /// Takes a prompt out: it is computed, or nobody wants it any more. What it was and for how long it was the first, if it was.
+    pub(super) fn remove(&self, name: u64, now: Timestamp) -> Option<(Prompt, Duration)> {
         let mut order = self.order.lock();
         // Nearly always the first.
-        let Some(at) = order.prompts.iter().position(|(n, _)| *n == name) else { return };
-        let Some((_, prompt)) = order.prompts.remove(at) else { return };
+        let at = order.prompts.iter().position(|(n, _)| *n == name)?;
+        let (_, prompt) = order.prompts.remove(at)?;
         self.count.fetch_sub(1, Relaxed);
         self.tokens.fetch_sub(prompt.tokens.into(), Relaxed);
         self.kilopairs.fetch_sub(prompt.kilopairs.into(), Relaxed);
-        if at == 0 {
-            self.lead(order.prompts.front().map_or_else(Prompt::default, |(_, p)| *p), now);
+        if at > 0 {
+            return None;
         }
+        let time = now.since(Timestamp(self.since.load(Relaxed)));
+        self.lead(order.prompts.front().map_or_else(Prompt::default, |(_, p)| *p), now);
+        Some((prompt, time))
     }
 
     fn lead(&self, prompt: Prompt, now: Timestamp) {
@@ -116,14 +120,14 @@ mod tests {
         let prompt = |tokens| Prompt { tokens, kilopairs: tokens * 2 };
         let names: Vec<u64> = (1..=3).map(|i| pending.push(prompt(i), Timestamp(u64::from(i)))).collect();
         assert_eq!((pending.left().head, pending.left().since), (prompt(1), Timestamp(1)));
-        pending.remove(names[1], Timestamp(5));
+        assert_eq!(pending.remove(names[1], Timestamp(5)), None);
         assert_eq!((pending.left().head, pending.left().since), (prompt(1), Timestamp(1)), "who gave up was not first");
-        pending.remove(names[0], Timestamp(7));
+        assert_eq!(pending.remove(names[0], Timestamp(7)), Some((prompt(1), Duration::from_nanos(6))));
         let left = Left { count: 1, tokens: 3, kilopairs: 6, head: prompt(3), since: Timestamp(7) };
         assert_eq!(pending.left(), left);
-        pending.remove(names[0], Timestamp(8));
+        assert_eq!(pending.remove(names[0], Timestamp(8)), None);
         assert_eq!(pending.left(), left, "once is enough");
-        pending.remove(names[2], Timestamp(9));
+        assert_eq!(pending.remove(names[2], Timestamp(9)), Some((prompt(3), Duration::from_nanos(2))));
         assert_eq!(pending.left(), Left { since: Timestamp(9), ..Left::default() });
     }
 

@@ -6,6 +6,7 @@ use crate::clock::Timestamp;
 use crate::pool::{Endpoint, EndpointMetrics};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 /// Features and what was predicted from them.
 #[derive(Clone, Copy, Debug)]
@@ -98,11 +99,16 @@ impl Reservation {
 
     /// The first token came `now`. `tells` says that it was seen as it came, of an answer that is good.
     pub fn first_token(&mut self, tells: bool, now: Timestamp) {
-        if self.release(now) && tells {
+        if let Some(was_first) = self.release(now)
+            && tells
+        {
             self.first_token = Some(now);
             let (speed, seconds) = (&self.endpoint.speed, now.since(self.began).as_secs_f64());
             match self.arriving {
-                None => speed.observe_first(&self.expectation.first, seconds, now),
+                None => {
+                    was_first.iter().for_each(|(prompt, time)| speed.computed(*prompt, *time, now));
+                    speed.observe_first(&self.expectation.first, seconds, now);
+                }
                 Some(Arriving { tokens, expected }) => speed.pool.transfer.observe(tokens, seconds - expected),
             }
         }
@@ -120,7 +126,7 @@ impl Reservation {
 
     /// It was served elsewhere.
     pub fn move_to(&mut self, endpoint: Arc<Endpoint>, now: Timestamp) {
-        let streams = self.release(now);
+        let streams = self.release(now).is_some();
         *self = Self::begin(endpoint, None, self.work, streams, now);
     }
 
@@ -128,12 +134,9 @@ impl Reservation {
         EndpointSpeed::prefill_seconds(c, f64::from(work.uncached_tokens) / 1e3, work.mega_pairs())
     }
 
-    fn release(&mut self, now: Timestamp) -> bool {
-        let name = self.pending.take();
-        if let Some(name) = name {
-            self.endpoint.speed.pending.remove(name, now);
-        }
-        name.is_some()
+    /// Counts it no longer; `None` when it did not count, else what it was the first with, if it was, and for how long.
+    fn release(&mut self, now: Timestamp) -> Option<Option<(Prompt, Duration)>> {
+        self.pending.take().map(|name| self.endpoint.speed.pending.remove(name, now))
     }
 }
 

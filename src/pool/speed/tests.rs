@@ -248,6 +248,50 @@ fn what_an_endpoint_showed_counts_less_with_time_and_a_restart_voids_both_ratios
     assert!(after < 1.5, "the old process took four times as long for a token: {after}");
 }
 
+#[test]
+fn a_prompt_is_not_done_before_its_time_when_steps_take_longer_than_its_tokens() {
+    let pool: Arc<PoolSpeed> = Arc::default();
+    let one = endpoint(&pool, 0);
+    let left = |seconds: f64| {
+        let (c, _) = one.speed.coefficients(at(0));
+        one.speed.load(&c, &one.ledger, None, at((seconds * 1e3) as u64)).prefill_seconds
+    };
+    let _first = Reservation::begin(one.clone(), None, work(2_500), true, at(0));
+    let own = left(0.0);
+    assert!((left(own / 2.0) - own / 2.0).abs() < 0.01 * own && left(own) < 0.01 * own, "nothing was seen yet");
+    // Prompts that take less than a step say next to nothing.
+    (0..100).for_each(|_| pool.computed(0.000_1, 0.01));
+    assert!((pool.pace() - 1.0).abs() < 0.05, "{}", pool.pace());
+    (0..200).for_each(|_| pool.computed(0.1, 0.2));
+    assert!((pool.pace() - 2.0).abs() < 0.05, "{}", pool.pace());
+    assert!((left(own) - own / 2.0).abs() < 0.03 * own && left(2.2 * own) < 0.03 * own);
+    // Two that were computed in one step: the second was the first for no time.
+    (0..200).for_each(|i| pool.computed(0.1, if i % 2 == 0 { 0.2 } else { 0.0 }));
+    assert!((pool.pace() - 1.0).abs() < 0.1, "{}", pool.pace());
+    (0..200).for_each(|_| pool.computed(0.1, 60.0));
+    assert!(pool.pace() <= SLOWEST_PACE);
+}
+
+#[test]
+fn the_pace_is_learned_from_the_first_of_a_queue() {
+    let pool: Arc<PoolSpeed> = Arc::default();
+    let one = endpoint(&pool, 0);
+    // A server that is never without: each takes 200 ms from the one before it, and is sent 20 ms before that.
+    let mut running = Reservation::begin(one.clone(), None, work(2_500), true, at(0));
+    for i in 1..300 {
+        let next = Reservation::begin(one.clone(), None, work(2_500), true, at(i * 200 - 20));
+        running.first_token(true, at(i * 200));
+        running = next;
+    }
+    let (c, _) = one.speed.coefficients(at(60_000));
+    let takes = EndpointSpeed::prefill_seconds(&c, 2.5, work(2_500).mega_pairs()) * f64::from(pool.pace());
+    assert!((takes / 0.2 - 1.0).abs() < 0.1, "{takes}");
+    // Who is given up says nothing of the pace.
+    let before = pool.pace();
+    drop(running);
+    assert!((pool.pace() - before).abs() < 1e-6);
+}
+
 proptest! {
     #[test]
     fn ageing_goes_from_its_own_to_what_is_usual(usual in 0.2f32..5.0, own in 0.2f32..5.0, counts in 0.0f64..1.0) {

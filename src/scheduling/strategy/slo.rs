@@ -198,7 +198,9 @@ impl Slo {
                 members.iter().filter_map(|at| candidates.get(*at)).map(|c| fullness(cx, choice.profile, c)).collect();
             match self.placement.place(&fullness) {
                 Ok(at) => return members.get(at).copied().ok_or(Unplaced::Full),
-                Err(why) => last = why,
+                // One that has no room now may have some soon, whatever those after it can't do.
+                Err(why) if i == 0 || why == Unplaced::Full => last = why,
+                Err(_) => {}
             }
         }
         Err(last)

@@ -178,6 +178,21 @@ fn another_deployment_is_tried_while_the_request_is_on_time_there() {
 }
 
 #[test]
+fn a_deployment_that_is_full_now_counts_more_than_one_that_can_never_serve_it() {
+    // The second meets the objective and has no rate, as its measurements have it.
+    let mut idle = simulated("never");
+    let rows = idle["tputs"].as_array().unwrap().len();
+    idle["tputs"] = (0..rows).map(|_| vec![0.0; 5]).collect();
+    for deployments in [["fast", "never"], ["never", "fast"]] {
+        let mut world = World::new("slo", &deployments, &[simulated("fast"), idle.clone()]);
+        assert_eq!(world.send(512), world.send(512), "there is one that serves it");
+        (0..2).for_each(|_| drop(world.send(512)));
+        let reason = world.decide(512, 0.0).unwrap().reason;
+        assert_eq!(reason, "every server is full by its profile; least utilization", "{deployments:?}");
+    }
+}
+
+#[test]
 fn a_request_may_wait_for_what_its_objective_leaves() {
     let world = World::new("slo", &["a", "a"], &[simulated("a")]);
     let spare = |waited: f64| {
