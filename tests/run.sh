@@ -22,6 +22,7 @@ tests/install-kubernetes-tools.sh "$tools"
 
 cargo test --release --locked "$@"
 
-if [ -x tests/fuzz/run.sh ] && [ $# -eq 0 ]; then
+if [ $# -eq 0 ]; then
+  cargo test --release --locked --manifest-path tests/interleavings/Cargo.toml
   tests/fuzz/run.sh 30
 fi

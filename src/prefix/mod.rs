@@ -3,6 +3,7 @@
 //! Blocks of a prompt become [`BlockKey`]s ([`key`]); the [`index`] knows who holds them, from engines' KV events (exact) or from
 //! what was routed there (approximate). Pure: moments come in as arguments. May import `clock`, `ids`, `pool` and `protocol`.
 
+mod atomics;
 mod average;
 pub mod by_endpoint;
 pub mod cache;

@@ -9,6 +9,8 @@ pub mod clock;
 /// The parts of the project's module of that name that are measured here.
 #[path = "."]
 pub mod prefix {
+    #[path = "../../../src/prefix/atomics.rs"]
+    mod atomics;
     #[path = "../../../src/prefix/index/mod.rs"]
     pub mod index;
     #[path = "../../../src/prefix/key.rs"]

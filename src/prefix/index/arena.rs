@@ -4,9 +4,9 @@
 //! read counts only after the version of the run that led there has been checked. The writer alone holds the [`Space`].
 //! Everything that grows with the index lives here, so that memory freed by one part serves any other and one number bounds it all.
 
+use crate::prefix::atomics::{AtomicU64, Ordering::Relaxed};
 use prefetch_index::prefetch_index;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Number of a word; 0 is no word.
 pub(super) type Addr = u32;

@@ -6,12 +6,12 @@
 
 use super::arena::{Addr, Arena, Space, low, order_for};
 use super::run::{FREE, Place, Run, pack_place};
-use crate::prefix::key::BlockKey;
-use std::sync::atomic::{
+use crate::prefix::atomics::{
     AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
     fence,
 };
+use crate::prefix::key::BlockKey;
 
 /// Buckets of a page.
 const PAGE: u32 = 128;

@@ -6,7 +6,10 @@ use super::cover::{Column, bit, set_bit};
 use super::run::{ALIASED, BEHIND, Run};
 use super::writer::Writer;
 use super::{NOBODY, Shared};
-use std::sync::atomic::Ordering::{Relaxed, Release};
+use crate::prefix::atomics::{
+    Ordering::{Relaxed, Release},
+    fence,
+};
 
 /// Headers and guesses that a write looks at for each column that is being swept.
 const SWEEP_STEP: usize = 32;
@@ -79,6 +82,18 @@ impl Columns {
     }
 }
 
+impl Shared {
+    /// Gives a column to a holder, or to nobody. The writer's.
+    fn set_owner(&self, column: Column, holder: u32) {
+        let Some(owner) = self.owners.get(usize::from(column)) else { return };
+        let version = self.owners_version.load(Relaxed);
+        self.owners_version.store(version.wrapping_add(1), Relaxed);
+        fence(Release);
+        owner.store(holder, Relaxed);
+        self.owners_version.store(version.wrapping_add(2), Release);
+    }
+}
+
 impl Writer {
     /// A clean column for a holder; sweeps one now if there is no other.
     pub(super) fn take_column(&mut self, sh: &Shared, slot: usize, holder: u32) -> Option<Column> {
@@ -89,19 +104,17 @@ impl Writer {
             }
             column = self.columns.take(slot);
         }
-        if let Some((column, owner)) = column.and_then(|c| Some((c, sh.owners.get(usize::from(c))?))) {
+        if let Some(column) = column {
             sh.columns.fetch_max(u32::from(column) + 1, Relaxed);
             sh.slots.fetch_max(slot as u32 + 1, Relaxed);
-            owner.store(holder, Release);
+            sh.set_owner(column, holder);
         }
         column
     }
 
     /// Nobody has this column any more; readers pass over it from now on.
     pub(super) fn retire(&mut self, sh: &Shared, column: Column, newest_guess: Addr) {
-        if let Some(owner) = sh.owners.get(usize::from(column)) {
-            owner.store(NOBODY, Release);
-        }
+        sh.set_owner(column, NOBODY);
         set_bit(&mut self.columns.live, column, false);
         self.columns.waiting.push((column, newest_guess));
     }

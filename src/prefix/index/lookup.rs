@@ -1,7 +1,7 @@
 //! The reader: one walk down the runs for all holders, without a lock and without a write that another thread could see.
 //!
-//! Each run that the walk passes is noted with its version; at the end all versions must still be the same, so the answer was true
-//! as a whole at one moment between start and end. Otherwise the walk is made anew.
+//! Each run that the walk passes is noted with its version, as is that of the columns' holders; at the end all versions must still be
+//! the same, so the answer was true as a whole at one moment between start and end. Otherwise the walk is made anew.
 
 use super::arena::Addr;
 use super::children::Found;
@@ -9,12 +9,12 @@ use super::cover::{Beside, Bits, LEVELS};
 use super::matches::Matches;
 use super::run::{Run, same_tags};
 use super::{HolderId, NOBODY, Shared};
-use crate::prefix::key::BlockKeys;
-use std::sync::atomic::{
+use crate::prefix::atomics::{
     AtomicU32,
     Ordering::{Acquire, Relaxed},
     fence,
 };
+use crate::prefix::key::BlockKeys;
 
 /// Keys asked for at first; then twice as many as before, up to [`MAX_AHEAD`] at once.
 const FIRST_KEYS: usize = 64;
@@ -124,13 +124,15 @@ impl Alive {
 impl Shared {
     /// One walk. False when the writer came between.
     pub(super) fn walk<K: BlockKeys>(&self, keys: &mut K, out: &mut Matches) -> bool {
+        let owners = self.owners_version.load(Acquire);
         out.start(self.columns.load(Relaxed) as usize, self.slots.load(Relaxed) as usize);
-        if self.tiers.load(Relaxed) {
+        let is_whole = if self.tiers.load(Relaxed) {
             self.walk_levels::<3, K>(keys, out)
         } else {
             // Whoever has seen a block on another tier also sees the flag, as the walk ends with an acquire fence.
             self.walk_levels::<1, K>(keys, out) && !self.tiers.load(Relaxed)
-        }
+        };
+        is_whole && owners.is_multiple_of(2) && self.owners_version.load(Relaxed) == owners
     }
 
     fn walk_levels<const N: usize, K: BlockKeys>(&self, keys: &mut K, out: &mut Matches) -> bool {

@@ -30,6 +30,7 @@ mod writer;
 pub use matches::{Depth, Match, Matches};
 
 use crate::clock::Timestamp;
+use crate::prefix::atomics::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering::Release, spin_loop};
 use crate::prefix::key::{BlockKey, BlockKeys, EngineHash};
 use arena::{Addr, Arena, Space};
 use children::{Children, spread};
@@ -37,8 +38,6 @@ use columns::Columns;
 use cover::{Column, MAX_COLUMNS};
 use guess::Guesses;
 use holders::Holders;
-use parking_lot::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Release};
 use std::time::Duration;
 use table::Table;
 use weight::Weights;
@@ -147,8 +146,9 @@ const NOBODY: u32 = u32::MAX;
 struct Shared {
     arena: Arena,
     children: Children,
-    /// The holder of each column.
+    /// The holder of each column, and a version that is odd while one of them changes.
     owners: Box<[AtomicU32]>,
+    owners_version: AtomicU64,
     /// Columns and slots that were ever given out.
     columns: AtomicU32,
     slots: AtomicU32,
@@ -195,6 +195,7 @@ impl PrefixIndex {
             arena,
             children,
             owners: (0..slots).map(|_| AtomicU32::new(NOBODY)).collect(),
+            owners_version: AtomicU64::new(0),
             columns: AtomicU32::new(0),
             slots: AtomicU32::new(0),
             weights: Weights::new(slots, config.half_life),
@@ -333,7 +334,7 @@ impl PrefixIndex {
             if self.shared.walk(keys, out) {
                 return;
             }
-            std::hint::spin_loop();
+            spin_loop();
         }
         let _writer = self.writer.lock();
         self.shared.walk(keys, out);

@@ -7,8 +7,8 @@
 
 use super::arena::{Addr, Arena, Line, Space, order_for};
 use super::children::{fold, spread};
+use crate::prefix::atomics::{AtomicU64, Ordering::Relaxed};
 use prefetch_index::prefetch_index;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Slots of a cache line; a slot is a key and a value, and a value of 0 marks it empty.
 const LINE_SLOTS: u32 = 4;

@@ -119,11 +119,10 @@ impl Writer {
         run.open();
         run.fill(place, key, tags, len, order);
         let covered = self.cover_new(sh, run, claim);
-        run.close();
         self.stats.runs += 1;
+        // Closed only when it leads to the rest of its bucket: a reader may stand at this header since it was another run's.
         if covered.is_err() || !self.children_insert(sh, header) {
             self.stats.runs -= 1;
-            run.open();
             cover::drop_beside(&sh.arena, &mut self.space, run);
             run.vacate();
             run.close();
@@ -131,6 +130,7 @@ impl Writer {
             self.return_header(sh, header);
             return Err(NoRoom);
         }
+        run.close();
         self.stats.blocks += len as usize;
         let parent = Run::at(&sh.arena, place.run);
         parent.set_children(parent.children() + 1);

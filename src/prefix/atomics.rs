@@ -1,0 +1,8 @@
+//! What the index synchronises by: the standard library's atomics and parking_lot's mutex.
+//!
+//! All of [`super::index`] takes them from here, so that `tests/interleavings` can build its very files upon others, which a test
+//! schedules.
+
+pub(crate) use parking_lot::Mutex;
+pub(crate) use std::hint::spin_loop;
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};

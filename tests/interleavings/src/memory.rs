@@ -1,0 +1,295 @@
+//! Atomics and a mutex as the index uses them, with a scheduling point before each access that another thread could notice.
+//!
+//! Values lie in the standard library's atomics, so that all sizes are those of production; shuttle is asked who goes on before a
+//! reader loads and before the writer stores. Nothing happens outside of [`watch`]: what is there before the threads are is made
+//! without a detour.
+//!
+//! Shuttle itself takes every access for `SeqCst`. With [`Orders::Weak`] a load may also return an older value, within what C++11's
+//! rules allow where one thread alone stores. Its stores have one order, so a reader's knowledge is a number: all stores up to it are
+//! visible. An acquiring load of a releasing store raises it; a relaxed load of what a release fence stands before raises it with
+//! the reader's next acquire fence. Of each word a reader never sees what is older than what it has seen of it. The chunks of
+//! the arena are the standard library's `OnceLock`s, and there for all at once.
+
+pub use std::sync::atomic::Ordering;
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+
+use shuttle::current::TaskId;
+use shuttle::rand::RngCore;
+use shuttle::sync::MutexGuard;
+
+/// Stores that the writer has made since [`watch`].
+pub type Step = usize;
+
+/// How old what a reader sees may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Orders {
+    /// Always the newest.
+    Strong,
+    /// As old as the accesses' orders allow.
+    Weak,
+}
+
+/// A store: which one, what it wrote, and up to which store a reader of it is told of.
+#[derive(Clone, Copy)]
+struct Stored {
+    step: Step,
+    value: u64,
+    releases: Step,
+}
+
+/// What a reader knows.
+#[derive(Default)]
+struct View {
+    /// All stores up to this one.
+    known: Step,
+    /// Up to here with the next acquire fence.
+    pending: Step,
+    /// The store that it last saw of a word.
+    seen: HashMap<usize, Step>,
+}
+
+struct Memory {
+    writer: TaskId,
+    orders: Orders,
+    random: u64,
+    steps: Step,
+    /// The last store before the writer's last release fence.
+    fenced: Step,
+    /// By address: the value before the first store, and all that were stored.
+    words: HashMap<usize, Vec<Stored>>,
+    views: HashMap<TaskId, View>,
+    onlooker: Option<Rc<dyn Fn()>>,
+}
+
+/// Whether accesses count.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// Nobody is there yet.
+    Off,
+    /// Each does.
+    Watched,
+    /// Not those of the onlooker, whose turn it is.
+    Looking,
+}
+
+thread_local! {
+    // All threads of an execution are continuations on one thread of the system.
+    static MODE: Cell<Mode> = const { Cell::new(Mode::Off) };
+    static MEMORY: RefCell<Option<Memory>> = const { RefCell::new(None) };
+    static POINT: shuttle::sync::atomic::AtomicBool = const { shuttle::sync::atomic::AtomicBool::new(false) };
+}
+
+/// From here to [`unwatch`] every access counts. The calling thread is the one that stores.
+pub fn watch(orders: Orders) {
+    let random = shuttle::rand::thread_rng().next_u64() | 1;
+    let (words, views) = (HashMap::new(), HashMap::new());
+    let writer = shuttle::current::me();
+    MEMORY.set(Some(Memory { writer, orders, random, steps: 0, fenced: 0, words, views, onlooker: None }));
+    MODE.set(Mode::Watched);
+}
+
+/// Like [`watch`], alone: `onlooker` is called now and after each store. What it loads does not count; where it would have to wait for
+/// the writer's lock, it unwinds.
+pub fn watch_each_step(onlooker: Rc<dyn Fn()>) {
+    watch(Orders::Strong);
+    with(|memory| memory.onlooker = Some(onlooker.clone()));
+    look_on(&onlooker);
+}
+
+/// The end of [`watch`].
+pub fn unwatch() {
+    MODE.set(Mode::Off);
+    MEMORY.set(None);
+}
+
+/// Stores so far.
+pub fn steps() -> Step {
+    with(|memory| memory.steps).unwrap_or(0)
+}
+
+/// The calling reader learns of all stores so far, as by a message from the writer. Returns how many these are.
+pub fn catch_up() -> Step {
+    let me = shuttle::current::me();
+    with(|memory| {
+        let known = memory.steps;
+        memory.views.insert(me, View { known, ..View::default() });
+        known
+    })
+    .unwrap_or(0)
+}
+
+fn with<T>(act: impl FnOnce(&mut Memory) -> T) -> Option<T> {
+    MEMORY.with_borrow_mut(|memory| memory.as_mut().map(act))
+}
+
+/// Another thread may go on here.
+fn point() {
+    POINT.with(|point| point.load(SeqCst));
+}
+
+/// The calling thread, if it is one whose loads count.
+fn reader() -> Option<TaskId> {
+    if MODE.get() != Mode::Watched {
+        return None;
+    }
+    let writer = with(|memory| memory.writer)?;
+    Some(shuttle::current::me()).filter(|me| *me != writer)
+}
+
+fn look_on(onlooker: &Rc<dyn Fn()>) {
+    MODE.set(Mode::Looking);
+    onlooker();
+    MODE.set(Mode::Watched);
+}
+
+impl Memory {
+    fn load(&mut self, reader: TaskId, address: usize, newest: u64, order: Ordering) -> u64 {
+        let Some(stores) = self.words.get(&address) else { return newest };
+        let view = self.views.entry(reader).or_default();
+        let known = view.known.max(view.seen.get(&address).copied().unwrap_or(0));
+        let oldest = stores.partition_point(|s| s.step <= known) - 1;
+        let mut chosen = stores.len() - 1;
+        if self.orders == Orders::Weak {
+            // xorshift64
+            self.random ^= self.random << 13;
+            self.random ^= self.random >> 7;
+            self.random ^= self.random << 17;
+            if self.random & 1 << 40 != 0 {
+                chosen = oldest + (self.random >> 44) as usize % (stores.len() - oldest);
+            }
+        }
+        let seen = stores[chosen];
+        view.seen.insert(address, seen.step);
+        view.pending = view.pending.max(seen.releases);
+        if matches!(order, Acquire | AcqRel | SeqCst) {
+            view.known = view.known.max(seen.releases);
+        }
+        seen.value
+    }
+
+    fn store(&mut self, address: usize, old: u64, value: u64, order: Ordering) {
+        self.steps += 1;
+        let step = self.steps;
+        let releases = if matches!(order, Release | AcqRel | SeqCst) { step } else { self.fenced };
+        let first = || vec![Stored { step: 0, value: old, releases: 0 }];
+        self.words.entry(address).or_insert_with(first).push(Stored { step, value, releases });
+    }
+}
+
+fn load(address: usize, order: Ordering, newest: impl Fn() -> u64) -> u64 {
+    let Some(reader) = reader() else { return newest() };
+    point();
+    with(|memory| memory.load(reader, address, newest(), order)).unwrap_or_else(newest)
+}
+
+fn store(address: usize, order: Ordering, old: u64, value: u64, write: impl FnOnce()) {
+    if MODE.get() != Mode::Watched {
+        write();
+        return;
+    }
+    assert_eq!(reader(), None, "one thread alone stores");
+    point();
+    write();
+    let onlooker = with(|memory| {
+        memory.store(address, old, value, order);
+        memory.onlooker.clone()
+    });
+    if let Some(onlooker) = onlooker.flatten() {
+        look_on(&onlooker);
+    }
+}
+
+/// As the standard library's.
+pub fn fence(order: Ordering) {
+    if MODE.get() != Mode::Watched {
+        return;
+    }
+    let reader = reader();
+    with(|memory| match reader {
+        Some(reader) if matches!(order, Acquire | AcqRel | SeqCst) => {
+            let view = memory.views.entry(reader).or_default();
+            view.known = view.known.max(view.pending);
+        }
+        None if matches!(order, Release | AcqRel | SeqCst) => memory.fenced = memory.steps,
+        _ => {}
+    });
+}
+
+/// As the standard library's, and others go first.
+pub fn spin_loop() {
+    if MODE.get() != Mode::Looking {
+        shuttle::hint::spin_loop();
+    }
+}
+
+macro_rules! atomic {
+    ($name:ident, $value:ty, $from_word:expr) => {
+        #[doc = concat!("As the standard library's `", stringify!($name), "`, as far as the index uses it.")]
+        #[derive(Debug, Default)]
+        #[repr(transparent)]
+        pub struct $name(std::sync::atomic::$name);
+
+        impl $name {
+            /// One with this value.
+            pub const fn new(value: $value) -> Self {
+                Self(std::sync::atomic::$name::new(value))
+            }
+
+            fn address(&self) -> usize {
+                std::ptr::from_ref(self).addr()
+            }
+
+            /// Its value.
+            pub fn load(&self, order: Ordering) -> $value {
+                $from_word(load(self.address(), order, || u64::from(self.0.load(Relaxed))))
+            }
+
+            /// Sets its value.
+            pub fn store(&self, value: $value, order: Ordering) {
+                let old = u64::from(self.0.load(Relaxed));
+                store(self.address(), order, old, u64::from(value), || self.0.store(value, Relaxed));
+            }
+        }
+    };
+}
+
+atomic!(AtomicBool, bool, |word| word != 0);
+atomic!(AtomicU32, u32, |word: u64| word as u32);
+atomic!(AtomicU64, u64, |word| word);
+
+impl AtomicU32 {
+    /// Raises its value to `value` at least; returns what it was.
+    pub fn fetch_max(&self, value: u32, order: Ordering) -> u32 {
+        let old = self.0.load(Relaxed);
+        self.store(old.max(value), order);
+        old
+    }
+}
+
+/// As parking_lot's, upon shuttle's.
+#[derive(Debug)]
+pub struct Mutex<T>(shuttle::sync::Mutex<T>);
+
+impl<T> Mutex<T> {
+    /// One that nobody holds.
+    pub fn new(value: T) -> Self {
+        Self(shuttle::sync::Mutex::new(value))
+    }
+
+    /// Waits for the lock. Whoever has it knows all that was stored under it.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        if MODE.get() == Mode::Looking {
+            std::panic::resume_unwind(Box::new("the writer holds the lock"));
+        }
+        let guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if reader().is_some() {
+            catch_up();
+        }
+        guard
+    }
+}
