@@ -4,6 +4,8 @@ use attache_interleavings::explore::explore;
 use attache_interleavings::prefix::index::{TenantId, Tier};
 use attache_interleavings::prefix::key::BlockKey;
 use attache_interleavings::story::{Story, Write, alone, prompt};
+use std::fs;
+use std::path::Path;
 
 /// Five chunks, and 64 columns.
 const BUDGET: usize = 96 << 10;
@@ -152,4 +154,19 @@ fn what_the_budget_evicts() {
         prompts: [0, room - 1, room].map(|number| numbered(number, BLOCKS)).to_vec(),
         ..empty
     });
+}
+
+#[test]
+fn the_index_has_no_other_atomics_and_locks() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../src/prefix/index");
+    let sources = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut seen = 0;
+    for path in sources.filter(|path| path.extension().is_some_and(|e| e == "rs")) {
+        let code = fs::read_to_string(&path).unwrap();
+        for other in ["sync::atomic", "sync::Mutex", "RwLock", "parking_lot", "hint::spin_loop", "thread::yield_now"] {
+            assert!(!code.contains(other), "{} names {other}: take it from prefix::atomics", path.display());
+        }
+        seen += usize::from(code.contains("prefix::atomics"));
+    }
+    assert!(seen > 5, "the sources were found");
 }
