@@ -243,6 +243,8 @@ impl<T> FlowControl<T> {
 
     /// It has ended, and the server has told how long its prompt was, perhaps.
     pub fn ended(&mut self, mut passage: Passage, input: Option<u32>, now: Timestamp) {
+        // One that is on its way still has come to nothing: its flow pays for no prompt that nobody was sent.
+        let input = if passage.load.requests > 0 { Some(0) } else { input };
         self.landed(&mut passage);
         if let Some(seat) = passage.seat {
             self.running.left(seat, now);

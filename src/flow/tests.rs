@@ -417,3 +417,28 @@ fn handles_name_one_request_only() {
     assert_eq!(flow.cancel(second, at(2)), Some(2));
     assert!(flow.is_empty() && flow.bytes() == 0);
 }
+
+#[test]
+fn a_flow_does_not_pay_for_a_prompt_that_nobody_was_sent() {
+    for (lands, expected) in [(true, ["a1", "b1"]), (false, ["a1", "a2"])] {
+        let default_band = BandSettings { fairness: fairness("vtc-fair", &Value::Null), ..BandSettings::default() };
+        let settings = Settings { default_band, ..Settings::default() };
+        let mut flow: FlowControl<&str> = FlowControl::new(settings, Box::new(Fixed::default()));
+        let (mut rng, mut left) = (for_request(3, 3), Vec::new());
+        for name in ["a1", "b1", "a2", "b2"] {
+            let arrival = Arrival { flow: &name[..1], prompt_tokens: 1_000, ..Arrival::default() };
+            let verdict = flow.enqueue(&arrival, |_| name, &Gauge::FULL, at(0), &mut rng, &mut left);
+            assert!(matches!(verdict, Verdict::Parked(_)));
+        }
+        let went = [1, 2].map(|ms| {
+            flow.freed(&room(1, 0), at(ms), &mut rng, &mut left);
+            let Some(Left::Dispatched(_, name, mut passage)) = left.pop() else { panic!("its turn has come") };
+            if lands {
+                flow.landed(&mut passage);
+            }
+            flow.ended(passage, None, at(ms));
+            name
+        });
+        assert_eq!(went, expected, "lands: {lands}");
+    }
+}
