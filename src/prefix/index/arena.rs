@@ -85,6 +85,14 @@ impl Arena {
         self.word(addr).store(value, Relaxed);
     }
 
+    /// Copies words from one extent to another.
+    pub(super) fn copy(&self, from: Addr, to: Addr, words: u32) {
+        let extent = |addr: Addr| self.lines(addr).iter().flat_map(|line| &line.0).skip((addr % LINE) as usize);
+        for (new, old) in extent(to).zip(extent(from)).take(words as usize) {
+            new.store(old.load(Relaxed), Relaxed);
+        }
+    }
+
     /// The low half of a word.
     #[inline]
     pub(super) fn low(&self, addr: Addr) -> u32 {

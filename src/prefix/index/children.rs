@@ -5,7 +5,7 @@
 //! that a header which was reused can't lead them astray; "nothing hangs here" counts only if no bucket was split meanwhile.
 
 use super::arena::{Addr, Arena, Space, low, order_for};
-use super::run::{FREE, Place, Run, pack_place};
+use super::run::{FREE, Place, Run, Shape, pack_place};
 use crate::prefix::atomics::{
     AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
@@ -254,10 +254,11 @@ impl Children {
         true
     }
 
-    /// What hangs somewhere, as the writer asks.
-    pub(super) fn find_still(&self, arena: &Arena, place: Place, key: BlockKey) -> Option<Addr> {
-        // Most blocks go behind the last one of their run, where nothing hangs: its header tells, which the writer has at hand.
-        if !Run::at(arena, place.run).shape().may_fork_at(place.offset) {
+    /// What hangs somewhere in a run of this shape, as the writer asks.
+    #[inline]
+    pub(super) fn find_still(&self, arena: &Arena, shape: Shape, place: Place, key: BlockKey) -> Option<Addr> {
+        // Most blocks go behind the last one of their run, where nothing hangs.
+        if !shape.may_fork_at(place.offset) {
             return None;
         }
         match self.find(arena, place.run, place.offset, key) {

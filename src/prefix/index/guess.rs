@@ -189,7 +189,7 @@ impl Writer {
         self.guesses.path.clear();
         let (mut at, mut done) = (Place { run: sh.root, offset: 0 }, 0);
         while let Some(key) = keys.get(done)
-            && let Some(run) = sh.children.find_still(&sh.arena, at, *key)
+            && let Some(run) = sh.children.find_still(&sh.arena, Run::at(&sh.arena, at.run).shape(), at, *key)
         {
             let header = Run::at(&sh.arena, run);
             let part = keys.get(done..).unwrap_or_default();
@@ -263,11 +263,9 @@ impl Writer {
             Some((run, offset)) => Place { run: *run, offset: *offset },
             None => Place { run: sh.root, offset: 0 },
         };
-        let header = Run::at(&sh.arena, at.run);
         let pays = self.guesses.table.get(&sh.arena, key(at.run, NODE));
         let is_own = pays.is_some_and(|node| sh.arena.high(node as Addr) == tenant.0);
-        if is_own && at.offset == header.shape().len && self.may_extend(sh, at.run, claim) {
-            let more = self.extend(sh, at.run, keys.iter().copied(), claim)?;
+        if is_own && let Some(more) = self.extend(sh, at, keys.iter().copied(), claim)? {
             if let Some(last) = self.guesses.path.last_mut() {
                 last.1 += more;
             }

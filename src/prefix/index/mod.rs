@@ -3,7 +3,7 @@
 //! | room | what is in it |
 //! |---|---|
 //! | [`arena`] | the one memory, its chunks and its buddy allocator |
-//! | [`run`], [`cover`] | a stretch of blocks: header, tags; who holds how much of it |
+//! | [`run`], [`cover`], [`ranges`] | a stretch of blocks: header, tags; who holds how much of it, holes included |
 //! | [`children`] | which run hangs where |
 //! | [`lookup`], [`matches`] | the readers' walk, its result |
 //! | [`writer`], [`store`], [`guess`] | runs made and freed; what engines tell; what is only believed |
@@ -21,6 +21,7 @@ mod guess;
 mod holders;
 mod lookup;
 mod matches;
+mod ranges;
 mod run;
 mod store;
 mod table;

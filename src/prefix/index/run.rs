@@ -153,6 +153,11 @@ impl<'a> Run<'a> {
         high(self.get(PARENT)) >> 16
     }
 
+    /// How many of its blocks have to stay because something hangs behind them.
+    pub(super) fn needed(self) -> u32 {
+        if self.children() > 0 { self.last_fork() } else { 0 }
+    }
+
     pub(super) fn set_last_fork(self, offset: u32) {
         let word = self.get(PARENT);
         self.set(PARENT, (word & 0xffff_ffff_ffff) | u64::from(offset) << 48);

@@ -3,9 +3,10 @@
 use super::arena::Addr;
 use super::cover::{Column, Cover, ENGINE, Plane};
 use super::holders::Aside;
+use super::ranges::Range;
 use super::run::{ALIASED, BEHIND, MAX_RUN, Place, Run, same_tags};
 use super::table::{BATCH, NoRoom, Table};
-use super::writer::{ASIDE_ENTRY, Claim, Range, Writer};
+use super::writer::{ASIDE_ENTRY, Claim, Writer};
 use super::{EngineHash, Shared, StoredBlock, UnknownParent};
 use crate::prefix::key::BlockKey;
 use std::collections::BTreeMap;
@@ -99,17 +100,22 @@ impl Writer {
     /// Where a holder's name leads: its own meaning first, then the common one, then any other holder's.
     fn parent(&mut self, sh: &Shared, slot: usize, hash: EngineHash) -> Option<Place> {
         let own = self.own(slot).and_then(|a| a.names.get(&sh.arena, hash.0));
+        if let Some(place) = own.and_then(|value| self.told(sh, value)) {
+            return Some(place);
+        }
         let common = self.names.get(&sh.arena, hash.0);
-        for value in [own, common].into_iter().flatten() {
-            if let Some(place) = resolve(sh, value)
-                && self.anyone_holds(sh, place.run, place.offset)
-            {
-                return Some(place);
-            }
+        if let Some(place) = common.and_then(|value| self.told(sh, value)) {
+            return Some(place);
         }
         let others: Vec<u64> = self.holders.with_aside().filter_map(|a| a.names.get(&sh.arena, hash.0)).collect();
-        let mut places = others.into_iter().filter_map(|v| resolve(sh, v));
-        places.find(|p| self.anyone_holds(sh, p.run, p.offset))
+        others.into_iter().find_map(|value| self.told(sh, value))
+    }
+
+    /// Where a name leads, if any engine has told of that block and not dropped it.
+    #[inline]
+    fn told(&mut self, sh: &Shared, value: u64) -> Option<Place> {
+        let place = resolve(sh, value)?;
+        self.anyone_holds(sh, place.run, place.offset).then_some(place)
     }
 
     /// An engine has stored blocks. Returns how many of them are new to the holder.
@@ -121,7 +127,7 @@ impl Writer {
         parent: Option<EngineHash>,
         blocks: &[StoredBlock],
     ) -> Result<u32, UnknownParent> {
-        self.names.warm(&sh.arena, blocks.iter().map(|b| b.hash.0));
+        self.warm_names(sh, blocks);
         let mut at = match parent {
             None => Place { run: sh.root, offset: 0 },
             Some(hash) => {
@@ -133,13 +139,13 @@ impl Writer {
         let mut new = 0;
         self.guesses.pinned = 0;
         while let Some(first) = rest.first() {
-            let len = Run::at(&sh.arena, at.run).shape().len;
-            let same = if at.run != sh.root && at.offset < len { self.same_blocks(sh, at, rest) } else { 0 };
+            let shape = Run::at(&sh.arena, at.run).shape();
+            let same = if at.run != sh.root && at.offset < shape.len { self.same_blocks(sh, at, rest) } else { 0 };
             let done = if same > 0 {
                 let done = self.take_up(sh, slot, claim, at, rest.get(..same).unwrap_or_default());
                 at.offset += done.0;
                 done
-            } else if let Some(child) = sh.children.find_still(&sh.arena, at, first.key) {
+            } else if let Some(child) = sh.children.find_still(&sh.arena, shape, at, first.key) {
                 at = Place { run: child, offset: 0 };
                 continue;
             } else {
@@ -151,8 +157,13 @@ impl Writer {
                 self.stats.refused_blocks += rest.len() as u64;
                 break;
             }
+            self.warm_names(sh, rest);
         }
         Ok(new)
+    }
+
+    fn warm_names(&self, sh: &Shared, blocks: &[StoredBlock]) {
+        self.names.warm(&sh.arena, blocks.iter().map(|b| b.hash.0));
     }
 
     fn same_blocks(&self, sh: &Shared, at: Place, blocks: &[StoredBlock]) -> usize {
@@ -226,19 +237,18 @@ impl Writer {
         (blocks.len() as u32, new)
     }
 
-    /// Names blocks of a run from `at` on; those below `named` have names already. Returns how many found no room.
+    /// Names blocks of a run from `at` on, the first of them warmed; those below `named` have names already. Returns how many found no
+    /// room.
     fn name(&mut self, sh: &Shared, slot: usize, at: Place, blocks: &[StoredBlock], named: u32) -> u32 {
         let generation = Run::at(&sh.arena, at.run).shape().generation;
         let mut offset = at.offset;
-        let warm = |w: &Self, blocks: &[StoredBlock]| w.names.warm(&sh.arena, blocks.iter().map(|b| b.hash.0));
-        let mut next = warm(self, blocks);
         let mut rest = blocks;
         while !rest.is_empty() {
             let (part, behind) = rest.split_at(rest.len().min(BATCH));
-            let hashes = std::mem::replace(&mut next, warm(self, behind));
-            for (i, (block, hash)) in part.iter().zip(hashes).enumerate() {
+            self.warm_names(sh, behind);
+            for (i, block) in part.iter().enumerate() {
                 let value = pack(at.run, generation, offset);
-                while self.name_one(sh, slot, (hash, block.hash), value, offset < named).is_err() {
+                while self.name_one(sh, slot, block.hash, value, offset < named).is_err() {
                     if !self.make_room(sh) {
                         return (rest.len() - i) as u32;
                     }
@@ -254,7 +264,7 @@ impl Writer {
         &mut self,
         sh: &Shared,
         slot: usize,
-        (hashed, hash): (u64, EngineHash),
+        hash: EngineHash,
         value: u64,
         is_named: bool,
     ) -> Result<(), NoRoom> {
@@ -265,7 +275,7 @@ impl Writer {
             let Self { names, space, behind, columns, .. } = self;
             let live = columns.live.as_slice();
             let is_stale = |old| old != value && !is_held(sh, behind, live, old);
-            names.claim(&sh.arena, space, (hashed, hash.0), value, is_stale)?
+            names.claim(&sh.arena, space, hash.0, value, is_stale)?
         };
         match taken {
             None => Ok(()),
@@ -283,14 +293,13 @@ impl Writer {
         let added = loop {
             let part = blocks.get(..most).unwrap_or_default();
             let keys = part.iter().map(|b| b.key);
-            let len = Run::at(&sh.arena, at.run).shape().len;
-            let done = if at.offset == len && self.may_extend(sh, at.run, claim) {
-                self.extend(sh, at.run, keys, claim)
-            } else {
-                self.hang(sh, *at, keys, claim).map(|run| {
+            let done = match self.extend(sh, *at, keys.clone(), claim) {
+                Ok(Some(more)) => Ok(more),
+                Ok(None) => self.hang(sh, *at, keys, claim).map(|run| {
                     *at = Place { run, offset: 0 };
                     part.len() as u32
-                })
+                }),
+                Err(no_room) => Err(no_room),
             };
             match done {
                 Ok(done) => break done,
@@ -319,14 +328,15 @@ impl Writer {
         let mut pending: Option<Pending> = None;
         let has_aside = self.own(slot).is_some();
         let warm = |w: &Self, hashes: &[EngineHash]| w.names.warm(&sh.arena, hashes.iter().map(|h| h.0));
-        let mut next = warm(self, hashes);
+        warm(self, hashes);
         for (done, part) in hashes.chunks(BATCH).enumerate() {
-            let behind = hashes.get((done + 1) * BATCH..).unwrap_or_default();
-            for (hash, hashed) in part.iter().zip(std::mem::replace(&mut next, warm(self, behind))) {
+            warm(self, hashes.get((done + 1) * BATCH..).unwrap_or_default());
+            for hash in part {
+                let common = self.names.find(&sh.arena, hash.0);
                 if !has_aside
                     && let Some(p) = &mut pending
                     && p.from > p.others
-                    && let Some(found) = self.names.find(&sh.arena, hashed, hash.0)
+                    && let Some(found) = common
                     && found.value + 1 == p.value
                 {
                     // Tails first, one behind the other: what the holder has of the run is known, and nobody else has it.
@@ -334,7 +344,10 @@ impl Writer {
                     self.names.remove_found(found);
                     continue;
                 }
-                let Some((place, is_own)) = self.named_and_held(sh, slot, claim, *hash, &pending) else { continue };
+                let value = common.map(|found| found.value);
+                let Some((place, is_own)) = self.named_and_held(sh, slot, claim, (*hash, value), &pending) else {
+                    continue;
+                };
                 if has_aside && self.drop_copy(sh, slot, claim, place) {
                     continue;
                 }
@@ -352,8 +365,10 @@ impl Writer {
                 }
                 if is_own {
                     self.forget_own_name(sh, slot, place, claim, *hash);
-                } else if pending.as_ref().is_some_and(|p| place.offset >= p.others) {
-                    self.names.remove(&sh.arena, hash.0);
+                } else if let Some(found) = common
+                    && pending.as_ref().is_some_and(|p| place.offset >= p.others)
+                {
+                    self.names.remove_found(found);
                 }
             }
         }
@@ -380,18 +395,19 @@ impl Writer {
         others.max(behind.flat_map(|(_, r)| r.iter().map(|r| r.1)).max().unwrap_or(0))
     }
 
-    /// The block that a name stands for, by the holder's own meaning if it has one, if the holder has it on the tier.
+    /// The block that a name stands for, by the holder's own meaning if it has one and else by the common one, if the holder has it on
+    /// the tier; and whether it is by its own.
     fn named_and_held(
         &mut self,
         sh: &Shared,
         slot: usize,
         claim: Claim,
-        hash: EngineHash,
+        (hash, common): (EngineHash, Option<u64>),
         pending: &Option<Pending>,
     ) -> Option<(Place, bool)> {
         let own = self.own(slot).and_then(|a| a.names.get(&sh.arena, hash.0)).and_then(|v| resolve(sh, v));
         let is_own = own.is_some();
-        let place = own.or_else(|| self.names.get(&sh.arena, hash.0).and_then(|v| resolve(sh, v)))?;
+        let place = own.or_else(|| common.and_then(|v| resolve(sh, v)))?;
         let is_pending = pending.as_ref().is_some_and(|p| p.run == place.run && (p.from..p.to).contains(&place.offset));
         (!is_pending && self.holds(sh, place.run, place.offset, claim)).then_some((place, is_own))
     }

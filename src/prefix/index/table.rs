@@ -109,6 +109,13 @@ impl<'a> Slots<'a> {
         (None, 0)
     }
 
+    /// Puts in a key that is not there, unless the room for it is too far.
+    fn add(self, hash: u64, key: u64, value: u64) -> bool {
+        let home = Self::home(hash) / LINE_SLOTS;
+        let free = (home..home + MAX_LINES).map(|line| (line, self.used(line))).find(|(_, used)| *used < LINE_SLOTS);
+        free.map(|(line, used)| self.set(line * LINE_SLOTS + used, key, value)).is_some()
+    }
+
     /// How many slots of a line are taken.
     #[inline]
     fn used(self, line: u32) -> u32 {
@@ -163,29 +170,28 @@ impl Table {
         Slots::at(arena, *self.directory.get(self.entry(hash))?)
     }
 
-    /// Asks for the lines where keys would be, so that they are in the cache when the keys are; keeps the keys' hashes.
+    /// Asks for the lines where the first [`BATCH`] keys would be, so that they are in the cache when the keys are looked for.
     #[inline]
-    pub(super) fn warm(&self, arena: &Arena, keys: impl Iterator<Item = u64>) -> [u64; BATCH] {
-        let mut hashes = [0; BATCH];
-        for (hash, key) in hashes.iter_mut().zip(keys) {
-            *hash = self.hash(key);
-            if let Some(slots) = self.slots(arena, *hash) {
-                let line = *hash as u32 % PAGE_LINES;
+    pub(super) fn warm(&self, arena: &Arena, keys: impl Iterator<Item = u64>) {
+        for key in keys.take(BATCH) {
+            let hash = self.hash(key);
+            if let Some(slots) = self.slots(arena, hash) {
+                let line = hash as u32 % PAGE_LINES;
                 prefetch_index(slots.0, line as usize);
                 prefetch_index(slots.0, ((line + 1) % PAGE_LINES) as usize);
             }
         }
-        hashes
     }
 
     /// The value of a key.
     pub(super) fn get(&self, arena: &Arena, key: u64) -> Option<u64> {
-        self.find(arena, self.hash(key), key).map(|found| found.value)
+        self.find(arena, key).map(|found| found.value)
     }
 
-    /// The entry of a key whose hash [`Self::warm`] has given.
+    /// The entry of a key.
     #[inline]
-    pub(super) fn find<'a>(&self, arena: &'a Arena, hash: u64, key: u64) -> Option<Found<'a>> {
+    pub(super) fn find<'a>(&self, arena: &'a Arena, key: u64) -> Option<Found<'a>> {
+        let hash = self.hash(key);
         let slots = self.slots(arena, hash)?;
         match slots.find(hash, key) {
             (Some(index), value) if value != 0 => Some(Found { slots, index, value }),
@@ -195,20 +201,21 @@ impl Table {
 
     /// Puts a value other than 0 in, over the one that was there.
     pub(super) fn set(&mut self, arena: &Arena, space: &mut Space, key: u64, value: u64) -> Result<(), NoRoom> {
-        self.claim(arena, space, (self.hash(key), key), value, |_| true).map(|_| ())
+        self.claim(arena, space, key, value, |_| true).map(|_| ())
     }
 
-    /// Puts a value in for a hash and its key where there is none, or where `stale` says of the one that is there that it counts no
+    /// Puts a value in for a key where there is none, or where `stale` says of the one that is there that it counts no
     /// more. Returns the value that stays in its way.
     #[inline]
     pub(super) fn claim(
         &mut self,
         arena: &Arena,
         space: &mut Space,
-        (hash, key): (u64, u64),
+        key: u64,
         value: u64,
         stale: impl FnOnce(u64) -> bool,
     ) -> Result<Option<u64>, NoRoom> {
+        let hash = self.hash(key);
         loop {
             if let Some(slots) = self.slots(arena, hash)
                 && let (Some(index), old) = slots.find(hash, key)
@@ -226,7 +233,7 @@ impl Table {
 
     /// Takes a key out.
     pub(super) fn remove(&mut self, arena: &Arena, key: u64) -> Option<u64> {
-        let found = self.find(arena, self.hash(key), key)?;
+        let found = self.find(arena, key)?;
         self.remove_found(found);
         Some(found.value)
     }
@@ -333,9 +340,14 @@ impl Table {
     fn put_back(&mut self, arena: &Arena, space: &mut Space, entries: Vec<(u64, u64)>) {
         self.len -= entries.len();
         for (key, value) in entries {
+            let hash = self.hash(key);
+            if self.slots(arena, hash).is_some_and(|slots| slots.add(hash, key, value)) {
+                self.len += 1;
+                continue;
+            }
             // What lay near its line with more beside it lies near with less; should it once not, its page is split again, and only
             // if there is no room for that it is lost.
-            let _ = self.claim(arena, space, (self.hash(key), key), value, |_| true);
+            let _ = self.claim(arena, space, key, value, |_| true);
         }
     }
 

@@ -6,6 +6,7 @@ use super::columns::Columns;
 use super::cover::{self, Column, Cover, ENGINE, GPU, GUESS, LEVELS, Plane, REACH, TOLD};
 use super::guess::Guesses;
 use super::holders::Holders;
+use super::ranges::{Range, cut, cutoff_of, join, total};
 use super::run::{ALIASED, BEHIND, FROZEN, GUESSED, MAX_RUN, Place, Run, Shape, write_tags};
 use super::table::{NoRoom, Table};
 use super::{Shared, Stats};
@@ -17,9 +18,6 @@ const HEADERS: u32 = 64;
 
 /// What a map entry outside the arena is taken to cost, in bytes.
 pub(super) const ASIDE_ENTRY: usize = 96;
-
-/// Held blocks of a run, from block to block.
-pub(super) type Range = (u32, u32);
 
 #[derive(Debug)]
 pub(super) struct Writer {
@@ -163,11 +161,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Whether `claim` alone holds all of a run, so that it may simply get longer.
-    pub(super) fn may_extend(&mut self, sh: &Shared, run: Addr, claim: Claim) -> bool {
-        let header = Run::at(&sh.arena, run);
+    /// Whether `at` is the end of a run that `claim` alone holds all of, so that it may simply get longer.
+    fn may_extend(&mut self, sh: &Shared, header: Run<'_>, at: Place, claim: Claim) -> bool {
         let shape = header.shape();
-        if run == sh.root || shape.len >= MAX_RUN || shape.flags & FROZEN != 0 {
+        if at.run == sh.root || at.offset != shape.len || shape.len >= MAX_RUN || shape.flags & FROZEN != 0 {
             return false;
         }
         if header.cover() == 0 {
@@ -181,12 +178,16 @@ impl Writer {
         self.cover.cutoff(claim.plane, claim.column) == shape.len && !self.cover.is_full_for_others(claim.column)
     }
 
-    /// Makes a run longer by as many of `keys` as fit; [`Self::may_extend`] has allowed it.
-    pub(super) fn extend<I>(&mut self, sh: &Shared, run: Addr, keys: I, claim: Claim) -> Result<u32, NoRoom>
+    /// Makes the run that ends at `at` longer by as many of `keys` as fit and says how many; `None` where that may not be, as others
+    /// than `claim` hold it or its end is elsewhere.
+    pub(super) fn extend<I>(&mut self, sh: &Shared, at: Place, keys: I, claim: Claim) -> Result<Option<u32>, NoRoom>
     where
         I: ExactSizeIterator<Item = BlockKey>,
     {
-        let header = Run::at(&sh.arena, run);
+        let header = Run::at(&sh.arena, at.run);
+        if !self.may_extend(sh, header, at, claim) {
+            return Ok(None);
+        }
         let shape = header.shape();
         let more = (keys.len() as u32).min(MAX_RUN - shape.len);
         let len = shape.len + more;
@@ -195,9 +196,7 @@ impl Writer {
         if order > shape.order {
             let old = tags;
             tags = self.space.alloc(&sh.arena, order).ok_or(NoRoom)?;
-            for word in 0..shape.len.div_ceil(2) {
-                sh.arena.store(tags + word, sh.arena.load(old + word));
-            }
+            sh.arena.copy(old, tags, shape.len.div_ceil(2));
         }
         header.open();
         let live = self.columns.live.first().copied().unwrap_or(0);
@@ -220,11 +219,11 @@ impl Writer {
         header.set_shape(Shape { len, order, ..header.shape() });
         header.close();
         if old != tags {
-            sh.children.moved(&sh.arena, run);
+            sh.children.moved(&sh.arena, at.run);
             self.space.free(&sh.arena, old, shape.order);
         }
         self.stats.blocks += more as usize;
-        Ok(more)
+        Ok(Some(more))
     }
 
     /// How many blocks from the run's start a column has on a plane.
@@ -341,6 +340,19 @@ impl Writer {
 
     /// A column drops blocks `from..to` of a run. Returns how many it had. The run may be gone afterwards.
     pub(super) fn drop_range(&mut self, sh: &Shared, run: Addr, claim: Claim, (from, to): Range) -> u32 {
+        let header = Run::at(&sh.arena, run);
+        let shape = header.shape();
+        if from < shape.len && shape.len <= to && from >= header.needed() && self.is_sole(header, claim) {
+            // A tail that nobody else has and nothing hangs on, as most are that go.
+            if header.children() == 0 && from == 0 {
+                self.free_run(sh, run);
+            } else {
+                header.open();
+                self.shorten(sh, header, from);
+                header.close();
+            }
+            return shape.len - from;
+        }
         self.read_ranges(sh, run, claim);
         let before = total(&self.ranges);
         cut(&mut self.ranges, (from, to));
@@ -359,6 +371,15 @@ impl Writer {
             after = 0;
         }
         before - after
+    }
+
+    /// Whether the header alone tells who has a run, and `claim` has all of it and nobody else any.
+    fn is_sole(&self, header: Run<'_>, claim: Claim) -> bool {
+        let live = self.columns.live.first().copied().unwrap_or(0);
+        let bit = 1u64.checked_shl(u32::from(claim.column)).unwrap_or(0);
+        let gpu = header.gpu() & live;
+        let is_told_of_here = header.cover() == 0 && !header.has(BEHIND | GUESSED) && header.guess() & live == 0;
+        claim.plane == GPU && gpu != 0 && gpu == bit && is_told_of_here
     }
 
     /// Works out how far the planes of each level reach together, where some hold blocks behind a hole.
@@ -448,7 +469,7 @@ impl Writer {
             self.free_run(sh, run);
             return true;
         }
-        let len = held.max(if header.children() > 0 { header.last_fork() } else { 0 });
+        let len = held.max(header.needed());
         let mut kept = true;
         header.open();
         if len < shape.len {
@@ -530,45 +551,5 @@ impl Writer {
     pub(super) fn count(&mut self, slot: usize, plane: Plane, more: u32, less: u32) {
         debug_assert!(plane < TOLD.len());
         self.holders.count(slot, plane, more, less);
-    }
-}
-
-fn cutoff_of(ranges: &[Range]) -> u32 {
-    match ranges {
-        [(0, to), ..] => *to,
-        _ => 0,
-    }
-}
-
-fn total(ranges: &[Range]) -> u32 {
-    ranges.iter().map(|(a, b)| b - a).sum()
-}
-
-/// Puts a range in; what touches becomes one.
-fn join(ranges: &mut Vec<Range>, (mut from, mut to): Range) {
-    ranges.retain(|(a, b)| {
-        let apart = *b < from || to < *a;
-        if !apart {
-            (from, to) = (from.min(*a), to.max(*b));
-        }
-        apart
-    });
-    let at = ranges.partition_point(|(a, _)| *a < from);
-    ranges.insert(at, (from, to));
-}
-
-/// Takes a range out.
-fn cut(ranges: &mut Vec<Range>, (from, to): Range) {
-    let mut at = 0;
-    while let Some((a, b)) = ranges.get(at).copied() {
-        if b <= from || to <= a {
-            at += 1;
-            continue;
-        }
-        let parts = [(a, from.max(a)), (to.min(b), b)];
-        let kept = parts.into_iter().filter(|(x, y)| x < y);
-        let count = kept.clone().count();
-        ranges.splice(at..=at, kept);
-        at += count;
     }
 }

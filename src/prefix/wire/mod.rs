@@ -282,22 +282,21 @@ impl Fields {
     }
 
     /// The field whose value comes next, `None` after the last. `order` names the positions.
+    #[inline(always)]
     fn next(&mut self, reader: &mut Reader<'_>, order: &[Field]) -> Result<Option<Field>, Fault> {
-        if self.left == 0 {
-            return Ok(None);
-        }
-        self.left -= 1;
-        match &mut self.next {
-            Some(at) => {
-                let field = order.get(*at).copied().unwrap_or(Field::Other);
-                *at += 1;
-                Ok(Some(field))
-            }
-            None => match reader.value()? {
-                Value::Str(name) => Ok(Some(Field::named(name))),
-                _ => Err(Refusal::NotAnEvent.into()),
-            },
-        }
+        let Some(left) = self.left.checked_sub(1) else { return Ok(None) };
+        self.left = left;
+        let Some(at) = &mut self.next else { return named_field(reader).map(Some) };
+        let field = order.get(*at).copied().unwrap_or(Field::Other);
+        *at += 1;
+        Ok(Some(field))
+    }
+}
+
+fn named_field(reader: &mut Reader<'_>) -> Result<Field, Fault> {
+    match reader.value()? {
+        Value::Str(name) => Ok(Field::named(name)),
+        _ => Err(Refusal::NotAnEvent.into()),
     }
 }
 

@@ -75,15 +75,24 @@ impl<'a> Reader<'a> {
     }
 
     /// The next value; strings are taken whole, arrays and maps by their head.
+    #[inline]
     pub(super) fn value(&mut self) -> Result<Value<'a>, Malformed> {
         let [tag] = self.fixed::<1>()?;
+        match tag {
+            // Most fields of an event are one of these two.
+            0x00..=0x7f => Ok(Value::Uint(u64::from(tag))),
+            0xc0 => Ok(Value::Nil),
+            _ => self.other_value(tag),
+        }
+    }
+
+    /// The value that begins with `tag`, which has been taken and is neither nil nor a small number.
+    fn other_value(&mut self, tag: u8) -> Result<Value<'a>, Malformed> {
         let signed = |v: i64| u64::try_from(v).map_or(Value::Int(v), Value::Uint);
         Ok(match tag {
-            0x00..=0x7f => Value::Uint(u64::from(tag)),
             0x80..=0x8f => Value::Map(self.promised(u32::from(tag & 0x0f), 2)?),
             0x90..=0x9f => Value::Array(self.promised(u32::from(tag & 0x0f), 1)?),
             0xa0..=0xbf => Value::Str(self.bytes(u32::from(tag & 0x1f))?),
-            0xc0 => Value::Nil,
             0xc1 => return Err(Malformed::Reserved),
             0xc2 | 0xc3 => Value::Other,
             0xc4..=0xc6 => {
@@ -123,7 +132,7 @@ impl<'a> Reader<'a> {
                 let n = self.len(2 << (tag - 0xde))?;
                 Value::Map(self.promised(n, 2)?)
             }
-            0xe0..=0xff => Value::Int(i64::from(tag.cast_signed())),
+            _ => Value::Int(i64::from(tag.cast_signed())),
         })
     }
 
@@ -142,6 +151,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The next value if it is an unsigned integer of full width, as hashes mostly are.
+    #[inline]
     pub(super) fn wide(&mut self) -> Option<u64> {
         let (head, rest) = self.rest.split_first_chunk::<9>()?;
         let [0xcf, value @ ..] = head else { return None };
@@ -151,21 +161,27 @@ impl<'a> Reader<'a> {
 
     /// Reads one token id for each place in `out`, as little-endian words. `Ok(false)`: a value that is no token id.
     ///
-    /// Ids take 1, 2, 3 or 5 bytes in no order that a branch could learn, so that the usual encodings go without one. A first byte is
-    /// taken from the word that the id before it was in: it is known before its own place in memory could be read.
+    /// Ids take 2, 3 or 5 bytes, or seldom 1, in no order that a branch could learn, so that the usual encodings go without one. A first
+    /// byte is taken from the word that the id before it was in: it is known before its own place in memory could be read.
     pub(super) fn tokens(&mut self, out: &mut [u32]) -> Result<bool, Malformed> {
         let mut rest = self.rest;
         let mut tag = first_byte(rest);
         for token in out {
             if let Some(word) = rest.first_chunk::<8>() {
-                let (small, width) = (tag < 0x80, tag.wrapping_sub(0xca));
-                if small || width.wrapping_sub(2) < 3 {
-                    // 0xcc, 0xcd and 0xce begin 2, 3 and 5 bytes.
-                    let len = if small { 1 } else { width + (width >> 2) };
-                    let mask = if small { 0x7f } else { (1u64 << (8 * (len - 1))) - 1 };
-                    *token = (((u64::from_be_bytes(*word) >> (64 - 8 * len)) & mask) as u32).to_le();
-                    tag = (u64::from_le_bytes(*word) >> (8 * len)) as usize & 0xff;
-                    rest = rest.get(len..).unwrap_or_default();
+                let (behind, width) = (u64::from_le_bytes(*word) >> 8, tag.wrapping_sub(0xcc));
+                if width < 3 {
+                    // 1, 2 or 4 bytes follow on 0xcc, 0xcd or 0xce.
+                    let bits = 8 << width;
+                    *token = ((u64::from_be_bytes(*word) << 8 >> (64 - bits)) as u32).to_le();
+                    tag = (behind >> bits) & 0xff;
+                    // The mask changes nothing: it tells the compiler that this is within the word.
+                    rest = rest.get((1 + (1 << width)) & 7..).unwrap_or_default();
+                    continue;
+                }
+                if tag < 0x80 {
+                    *token = (tag as u32).to_le();
+                    tag = behind & 0xff;
+                    rest = rest.get(1..).unwrap_or_default();
                     continue;
                 }
             }
@@ -183,6 +199,6 @@ impl<'a> Reader<'a> {
 }
 
 /// The first byte of what follows, as a number; of nothing, that of an id too wide.
-fn first_byte(rest: &[u8]) -> usize {
-    rest.first().map_or(0xcf, |tag| usize::from(*tag))
+fn first_byte(rest: &[u8]) -> u64 {
+    rest.first().map_or(0xcf, |tag| u64::from(*tag))
 }

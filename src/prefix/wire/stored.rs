@@ -4,7 +4,7 @@ use super::extra::{self, Place};
 use super::msgpack::{Reader, Value};
 use super::{Fault, Fields, GroupKind, Refusal, Removed, Stored};
 use crate::prefix::index::{StoredBlock, Tier};
-use crate::prefix::key::{EngineHash, KeySpace, Root};
+use crate::prefix::key::{BlockKey, EngineHash, KeySpace, Root};
 
 /// A field of the two events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +58,9 @@ impl Field {
     }
 }
 
+/// 16 ids, vLLM's default.
+const USUAL_BLOCK: usize = 64;
+
 /// Memory that one event is read into and the next one reuses.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
@@ -65,8 +68,6 @@ pub(super) struct Buffers {
     blocks: Vec<StoredBlock>,
     /// The block being read.
     tokens: Vec<u32>,
-    /// The event's first block: its key waits for the fields that name the root.
-    first: Vec<u32>,
     scratch: Vec<u8>,
 }
 
@@ -75,10 +76,10 @@ pub(super) struct Buffers {
 struct Reading<'a> {
     parent: Option<EngineHash>,
     hashes: bool,
+    /// Where `token_ids` is: it waits for `block_hashes` if it comes first, and the first block's key for the fields that name the root.
+    ids: Option<Reader<'a>>,
     /// Ids in `token_ids`, once read.
     tokens: Option<u64>,
-    /// `token_ids` came before `block_hashes` and waits for it.
-    waiting_tokens: Option<Reader<'a>>,
     block_size: Option<u64>,
     lora_id: Option<u64>,
     lora: Option<&'a [u8]>,
@@ -92,10 +93,7 @@ impl Buffers {
     /// Bytes that they take.
     #[cfg(test)]
     pub(super) fn capacity(&self) -> usize {
-        8 * self.hashes.capacity()
-            + 16 * self.blocks.capacity()
-            + 4 * (self.tokens.capacity() + self.first.capacity())
-            + self.scratch.capacity()
+        8 * self.hashes.capacity() + 16 * self.blocks.capacity() + 4 * self.tokens.capacity() + self.scratch.capacity()
     }
 
     /// Reads a `BlockStored` whose fields come next; `None` when it names no block.
@@ -113,11 +111,14 @@ impl Buffers {
                     read_hashes(reader, &mut self.hashes)?;
                     read.hashes = true;
                 }
-                Field::Parent => read.parent = parent(reader.value()?)?,
-                Field::Tokens if read.hashes => read.tokens = Some(self.read_tokens(keys, reader)?),
+                Field::Parent => read.parent = hash(reader, "parent_block_hash")?,
                 Field::Tokens => {
-                    read.waiting_tokens = Some(*reader);
-                    reader.skip()?;
+                    read.ids = Some(*reader);
+                    if read.hashes {
+                        read.tokens = Some(self.read_tokens(keys, reader)?);
+                    } else {
+                        reader.skip()?;
+                    }
                 }
                 Field::BlockSize => read.block_size = unsigned(reader.value()?, "block_size")?,
                 Field::LoraId => read.lora_id = unsigned(reader.value()?, "lora_id")?,
@@ -135,8 +136,8 @@ impl Buffers {
         if !read.hashes {
             return Err(Refusal::Missing("block_hashes").into());
         }
-        if let Some(mut tokens) = read.waiting_tokens {
-            read.tokens = Some(self.read_tokens(keys, &mut tokens)?);
+        if let (None, Some(mut ids)) = (read.tokens, read.ids) {
+            read.tokens = Some(self.read_tokens(keys, &mut ids)?);
         }
         self.finish(keys, &read)
     }
@@ -152,16 +153,17 @@ impl Buffers {
             let refusal = Refusal::Shape { blocks: blocks as u64, tokens: tokens as u64, block_size: 0 };
             return if blocks == 0 && tokens == 0 { Ok(0) } else { Err(refusal.into()) };
         }
-        self.tokens.clear();
         self.tokens.resize(tokens / blocks, 0);
         for hash in &self.hashes {
             if !reader.tokens(&mut self.tokens)? {
                 return Err(Refusal::Type("token_ids").into());
             }
-            if self.blocks.is_empty() {
-                self.first.clone_from(&self.tokens);
-            }
-            let key = keys.next(bytemuck::cast_slice(&self.tokens));
+            let bytes: &[u8] = bytemuck::cast_slice(&self.tokens);
+            let key = match <&[u8; USUAL_BLOCK]>::try_from(bytes) {
+                // A length that the compiler knows: xxh3 without its branches.
+                Ok(usual) => keys.next(usual),
+                Err(_) => unusual_key(keys, bytes),
+            };
             self.blocks.push(StoredBlock { hash: *hash, key });
         }
         Ok(tokens as u64)
@@ -220,7 +222,7 @@ impl Buffers {
         lora: Option<&str>,
         extra: Option<Reader<'_>>,
     ) -> Result<(), Fault> {
-        let Some(block) = self.blocks.first_mut() else { return Ok(()) };
+        let (Some(block), Some(mut ids)) = (self.blocks.first_mut(), read.ids) else { return Ok(()) };
         let salt = match extra {
             // Mixed into a key that is then thrown away: the root must be known before the key is.
             Some(mut entry) => {
@@ -241,7 +243,10 @@ impl Buffers {
             }
         };
         let root = keys.root(&Root { name, cache_salt, tenant: None });
-        block.key = keys.first(root, bytemuck::cast_slice(&self.first));
+        // Read once before, so there are as many as the buffer has room for.
+        ids.value()?;
+        ids.tokens(&mut self.tokens)?;
+        block.key = keys.first(root, bytemuck::cast_slice(&self.tokens));
         Ok(())
     }
 
@@ -274,31 +279,32 @@ fn read_hashes(reader: &mut Reader<'_>, out: &mut Vec<EngineHash>) -> Result<(),
     out.clear();
     let Value::Array(n) = reader.value()? else { return Err(Refusal::Type("block_hashes").into()) };
     for _ in 0..n {
-        if let Some(whole) = reader.wide() {
-            out.push(EngineHash(whole));
-            continue;
-        }
-        out.push(hash(reader.value()?).ok_or(Refusal::Type("block_hashes"))?);
+        out.push(hash(reader, "block_hashes")?.ok_or(Refusal::Type("block_hashes"))?);
     }
     Ok(())
 }
 
-/// An engine's hash: an integer of either sign, or the last 8 bytes of a digest.
-fn hash(value: Value<'_>) -> Option<EngineHash> {
-    match value {
-        Value::Uint(h) => Some(EngineHash(h)),
-        Value::Int(h) => Some(EngineHash(h.cast_unsigned())),
-        Value::Bin(digest) | Value::Str(digest) => {
-            digest.last_chunk::<8>().map(|tail| EngineHash(u64::from_be_bytes(*tail)))
-        }
-        _ => None,
-    }
+/// Apart, so that usual blocks do not pay for what xxh3 prepares for all lengths.
+#[inline(never)]
+fn unusual_key(keys: KeySpace, block: &[u8]) -> BlockKey {
+    keys.next(block)
 }
 
-fn parent(value: Value<'_>) -> Result<Option<EngineHash>, Refusal> {
-    match value {
+/// An engine's hash: an integer of either sign, or the last 8 bytes of a digest; `None` for nil.
+#[inline]
+fn hash(reader: &mut Reader<'_>, field: &'static str) -> Result<Option<EngineHash>, Fault> {
+    if let Some(whole) = reader.wide() {
+        return Ok(Some(EngineHash(whole)));
+    }
+    match reader.value()? {
         Value::Nil => Ok(None),
-        other => hash(other).map(Some).ok_or(Refusal::Type("parent_block_hash")),
+        Value::Uint(h) => Ok(Some(EngineHash(h))),
+        Value::Int(h) => Ok(Some(EngineHash(h.cast_unsigned()))),
+        Value::Bin(digest) | Value::Str(digest) => {
+            let tail = digest.last_chunk::<8>().ok_or(Refusal::Type(field))?;
+            Ok(Some(EngineHash(u64::from_be_bytes(*tail))))
+        }
+        _ => Err(Refusal::Type(field).into()),
     }
 }
 

@@ -1,4 +1,5 @@
-//! From a message of KV events to the index: `wire [reps=5] [blocks=131072]`.
+//! From a message of KV events to the index: `wire [only=attache,dynamo] [messages=1x1,64x1,1x64,1x512,2x512] [reps=5] [blocks=131072]`,
+//! where 64x1 are messages of 64 events of one block.
 //!
 //! Messages are what vLLM publishes (positional MessagePack, one event of as many blocks as a step has computed, or many events of
 //! one block each): chains of 1,024 blocks of 16 tokens are stored, then every fourth is removed, its tail first. Ours is `wire`'s
@@ -190,11 +191,16 @@ fn dynamo(messages: &[Vec<u8>]) -> (f64, BTreeSet<u64>) {
 fn main() {
     let reps: usize = argument("reps", "5").parse().expect("a number");
     let total: usize = argument("blocks", "131072").parse().expect("a number");
-    for (events, blocks) in [(1, 1), (64, 1), (1, 64), (1, 512), (2, 512)] {
+    let only = argument("only", "attache,dynamo");
+    let only: Vec<&str> = only.split(',').collect();
+    for form in argument("messages", "1x1,64x1,1x64,1x512,2x512").split(',') {
+        let (events, blocks) = form.split_once('x').expect("events x blocks");
+        let (events, blocks) = (events.parse().expect("a number"), blocks.parse().expect("a number"));
         let (messages, told, left) = messages(total, events, blocks);
         let mut figures = [("attache", Runs::default()), ("dynamo", Runs::default())];
         for _ in 0..reps {
-            for (run, (name, runs)) in [ours, dynamo].into_iter().zip(&mut figures) {
+            let contenders = [ours, dynamo].into_iter().zip(&mut figures);
+            for (run, (name, runs)) in contenders.filter(|(_, (name, _))| only.contains(name)) {
                 let (seconds, held) = run(&messages);
                 assert!(held == left, "{name} has {} blocks instead of {}", held.len(), left.len());
                 runs.0.push(seconds * 1e9 / told as f64);
