@@ -108,6 +108,10 @@ pub(super) fn splittable(leg: &Leg<'_>, allowed: Allowed) -> Result<(), LegError
             ("prompt", LegApi::Completions) => {
                 refuse(allowed == Allowed::One && several_prompts(member.value), &member, "it holds several prompts")?;
             }
+            ("prompt_embeds", LegApi::Completions) => {
+                let why = "it may hold several prompts";
+                refuse(allowed == Allowed::One && member.given().is_some(), &member, why)?;
+            }
             ("echo", LegApi::Completions) => echo = member.value == b"true",
             ("logprobs", LegApi::Completions) => logprobs = member.given().is_some(),
             (_, LegApi::ChatCompletions | LegApi::Completions) => sampling(&member, allowed)?,
@@ -133,8 +137,16 @@ fn sampling(member: &Member<'_>, allowed: Allowed) -> Result<(), LegError> {
 }
 
 /// Names of members that a request is refused for.
-const REFUSED: &[&str] =
-    &["n", "best_of", "use_beam_search", "prompt_logprobs", "prompt", "previous_response_id", "conversation"];
+const REFUSED: &[&str] = &[
+    "n",
+    "best_of",
+    "use_beam_search",
+    "prompt_logprobs",
+    "prompt",
+    "prompt_embeds",
+    "previous_response_id",
+    "conversation",
+];
 
 fn refuse(wrong: bool, member: &Member<'_>, why: &'static str) -> Result<(), LegError> {
     match REFUSED.iter().find(|name| wrong && member.is(name)) {

@@ -76,7 +76,7 @@ impl Prefilling {
         true
     }
 
-    /// A try has failed. With [`Next::Send`] the booking has moved to the next server, unless somebody else is waited for as well.
+    /// A try has failed. The booking moves on to the first of those that may still answer.
     pub fn failed(
         &mut self,
         attempt: Attempt,
@@ -115,15 +115,14 @@ impl Prefilling {
     }
 
     fn follow(&mut self, next: Next, now: Timestamp) -> Next {
-        match next {
-            Next::Wait => {}
-            Next::Send(attempt) => {
-                let alone = (0..attempt).all(|earlier| !self.attempts.awaits(earlier));
-                if let (Some(server), Some(booking), true) = (self.attempts.server(attempt), &mut self.booking, alone) {
-                    booking.move_to(server, now);
-                }
-            }
-            Next::GiveUp(_) => self.give_up(),
+        if let Next::GiveUp(_) = next {
+            self.give_up();
+        }
+        let first = (0..self.attempts.tried()).find_map(|attempt| self.awaited(attempt));
+        if let (Some(server), Some(booking)) = (first, &mut self.booking)
+            && booking.endpoint().id != server.id
+        {
+            booking.move_to(&server, now);
         }
         next
     }

@@ -484,7 +484,8 @@ pub(super) fn splittable(pool: &Pool, path: &str, request: Option<&Request<'_>>)
         Mode::Header { .. } => true,
         Mode::Direct(direct) => direct.connector.speaks(api),
     };
-    spoken && alone && request.choices == 1 && request.prompt.count <= 1 && !request.skips_cache
+    let one = request.choices == 1 && request.prompt.count <= 1 && !request.opaque_prompt;
+    spoken && alone && one && !request.skips_cache
 }
 
 /// Whether a sidecar in front of the server that answers may be told who encodes a request's images and sounds. Chat completions only: llm-d's

@@ -1,5 +1,8 @@
 //! Asks prefill servers. One task a question, so that an answer which nobody waits for any longer is still dealt with: before its headers
 //! have come the connection is closed, which ends the work on the server; after that what the answer pins is freed.
+//!
+//! The tasks run on a thread of their own. A connection ends with the runtime on which it was opened, the threads that serve share all
+//! connections, and each of them ends when its own streams have ended.
 
 use super::hints::RANK_HEADER;
 use super::split::{Ask, Release, Told};
@@ -13,6 +16,7 @@ use std::pin::{Pin, pin};
 use std::sync::OnceLock;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
+use tokio::runtime::{self, Runtime};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -25,11 +29,38 @@ const ON_ITS_WAY: Duration = Duration::from_millis(100);
 /// 10 s for a server to take what frees an answer that nobody waits for; then its lease is near its end anyway.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The clients, made when the first request is split.
+/// The thread that asks, and its clients, made when the first request is split.
 #[derive(Debug, Default)]
 pub struct Prefiller {
+    thread: OnceLock<Option<Thread>>,
     verified: OnceLock<Client>,
     unverified: OnceLock<Client>,
+}
+
+/// A runtime with one thread.
+#[derive(Debug)]
+struct Thread(Option<Runtime>);
+
+impl Thread {
+    fn start() -> Option<Self> {
+        let mut builder = runtime::Builder::new_multi_thread();
+        match builder.worker_threads(1).thread_name("prefiller").enable_all().build() {
+            Ok(runtime) => Some(Self(Some(runtime))),
+            Err(error) => {
+                tracing::error!(%error, "no thread to ask prefill servers on; all of them count as refusing");
+                None
+            }
+        }
+    }
+}
+
+/// Whoever drops it may not wait for what is under way.
+impl Drop for Thread {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 /// An answer that is waited for; given up on Drop.
@@ -70,14 +101,18 @@ impl Prefiller {
         Some(slot.get_or_init(|| client).clone())
     }
 
+    fn runtime(&self) -> Option<&Runtime> {
+        self.thread.get_or_init(Thread::start).as_ref()?.0.as_ref()
+    }
+
     /// Asks.
     #[must_use]
     pub fn start(&self, ask: Ask) -> Asking {
         let (tell, told) = oneshot::channel();
         let (waits, waiting) = oneshot::channel();
-        match self.client(&ask) {
-            Some(client) => drop(tokio::spawn(run(client, ask, tell, waiting))),
-            // The certificate store can't be read.
+        match self.client(&ask).zip(self.runtime()) {
+            Some((client, runtime)) => drop(runtime.spawn(run(client, ask, tell, waiting))),
+            // The certificate store can't be read, or there is no thread.
             None => drop(tell.send(Told::Failed(Failure::Refused))),
         }
         Asking { told, waits: Some(waits) }
@@ -85,8 +120,8 @@ impl Prefiller {
 
     /// Asks, and nobody waits for the answer.
     pub fn send_off(&self, ask: Ask) {
-        let Some(client) = self.client(&ask) else { return };
-        tokio::spawn(async move {
+        let Some((client, runtime)) = self.client(&ask).zip(self.runtime()) else { return };
+        runtime.spawn(async move {
             let patience = ask.timeout;
             let sent = timeout(patience, request(&client, &ask).send()).await;
             if !matches!(&sent, Ok(Ok(response)) if response.status().is_success()) {

@@ -53,13 +53,18 @@ pub struct Release {
 }
 
 impl Release {
-    /// Of a `nixl` request to a prefill server at this address.
+    /// Of a completion that `connector` splits, with a prefill server at this address.
     #[cfg(test)]
-    pub(super) fn for_test(prefill: std::net::SocketAddr, url: String, body: &'static [u8]) -> Self {
+    pub(super) fn for_test(
+        connector: &'static dyn crate::disagg::Connector,
+        prefill: std::net::SocketAddr,
+        url: String,
+        body: &'static [u8],
+    ) -> Self {
         use crate::disagg::attempts::Bounds;
         let bounds = Bounds { timeout: Duration::from_secs(20), hedge_after: None };
         let direct = Direct {
-            connector: &crate::disagg::connector::nixl::Nixl,
+            connector,
             bounds,
             fallback: Fallback::Local,
             scheme: "http".into(),
@@ -76,8 +81,12 @@ impl Release {
     /// URL and body; `None` when the answer pins nothing.
     #[must_use]
     pub fn of(&self, reply: &[u8]) -> Option<(String, Bytes)> {
+        let connector = self.direct.connector;
+        if !connector.pins(self.leg.api, reply) {
+            return None;
+        }
         let leg = self.leg.leg(&self.direct, &self.server, &self.body);
-        let decode = self.direct.connector.decode_body(&leg, Some(reply)).ok()?;
+        let decode = connector.decode_body(&leg, Some(reply)).ok()?;
         Some((self.url.clone(), Bytes::from(decode.body.into_owned())))
     }
 }

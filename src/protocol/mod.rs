@@ -55,6 +55,8 @@ pub struct Request<'a> {
     pub prompt_cache_key: Option<Cow<'a, str>>,
     /// The server cuts the prompt at its front (`truncate_prompt_tokens`): where what it computes begins is not known.
     pub truncated: bool,
+    /// Something is there that stands for a prompt, or for several, and can't be read: `prompt_embeds`, Cohere's `inputs` of mixed content.
+    pub opaque_prompt: bool,
     /// The server computes all of the prompt, whatever it has cached: it is asked for the probabilities of the prompt's tokens
     /// (vLLM's `prompt_logprobs`, and `echo` with `logprobs`).
     pub skips_cache: bool,
@@ -73,6 +75,7 @@ impl Default for Request<'_> {
             conversation: None,
             prompt_cache_key: None,
             truncated: false,
+            opaque_prompt: false,
             skips_cache: false,
         }
     }

@@ -89,6 +89,12 @@ pub trait Connector: Debug + Sync {
     /// The request can't be split, or the reply doesn't tell what it should.
     fn decode_body<'a>(&self, leg: &Leg<'a>, reply: Option<&[u8]>) -> Result<DecodeBody<'a>, LegError>;
 
+    /// Whether a prefill server that answered `reply` keeps memory for this one request until a decode server has fetched it. An answer of
+    /// which [`Connector::decode_body`] makes no body can't be fetched in any case.
+    fn pins(&self, _api: LegApi, _reply: &[u8]) -> bool {
+        true
+    }
+
     /// Whether decode servers may end an answer with `kv_transfer_params` for the next turn's prefill ([`Leg::carried`]).
     fn carries(&self) -> bool {
         false

@@ -10,6 +10,7 @@
 //! Source: llm-d `shared-storage` (before: `lmcache`), vLLM #24256.
 
 use super::{Connector, Descriptor};
+use crate::disagg::api::LegApi;
 use crate::disagg::leg::{DecodeBody, Leg, LegError};
 use crate::disagg::prefill::{Allowed, distrust, one_token, splittable};
 use crate::disagg::reply::{Prefilled, Reply};
@@ -32,6 +33,11 @@ pub struct SharedStorage;
 impl Connector for SharedStorage {
     fn name(&self) -> &'static str {
         CONNECTOR.name
+    }
+
+    /// The store keeps what it is given.
+    fn pins(&self, _api: LegApi, _reply: &[u8]) -> bool {
+        false
     }
 
     fn prefill_body(&self, leg: &Leg<'_>) -> Result<Vec<u8>, LegError> {

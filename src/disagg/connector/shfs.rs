@@ -8,8 +8,10 @@
 
 use super::nixl::{self, PARAMS};
 use super::{Connector, Descriptor, json_string, object, reply_of};
+use crate::disagg::api::LegApi;
 use crate::disagg::leg::{DecodeBody, Leg, LegError};
 use crate::disagg::prefill::distrust;
+use crate::disagg::reply::Reply;
 use crate::protocol::edit::Edits;
 
 /// Its line in the registry.
@@ -28,6 +30,11 @@ pub struct Shfs;
 impl Connector for Shfs {
     fn name(&self) -> &'static str {
         CONNECTOR.name
+    }
+
+    /// What lies in the shared pool is nobody's.
+    fn pins(&self, api: LegApi, reply: &[u8]) -> bool {
+        Reply::read(api, reply).is_ok_and(|reply| reply.kv_transfer_params.is_some())
     }
 
     fn prefill_body(&self, leg: &Leg<'_>) -> Result<Vec<u8>, LegError> {

@@ -64,6 +64,9 @@ fn what_one_prompt_and_one_answer_can_not_say() {
         (Completions, r#"{"prompt":[[1,2]]}"#, None, true),
         (Completions, r#"{"prompt":[1,2,3]}"#, None, true),
         (Completions, r#"{"prompt":[]}"#, None, true),
+        (Completions, r#"{"prompt_embeds":"AAAA"}"#, Some("prompt_embeds"), true),
+        (Completions, r#"{"prompt":"a","prompt_embeds":["AAAA","AAAA"]}"#, Some("prompt_embeds"), true),
+        (Completions, r#"{"prompt":"a","prompt_embeds":null}"#, None, true),
         (Completions, r#"{"prompt":"[\"a\",\"b\"]"}"#, None, true),
         (Completions, r#"{"use_beam_search":true}"#, Some("use_beam_search"), true),
         (Generate, r#"{"sampling_params":{"n":4}}"#, Some("n"), true),
@@ -127,6 +130,17 @@ fn bodies_and_replies_that_can_not_be_read() {
         // SGLang's decode leg is sent before there is a reply.
         let expected = LegError::NotFinished { got: "abort".to_owned() };
         assert_eq!(aborted == Err(expected), connector.name() != "sglang");
+    }
+}
+
+#[test]
+fn what_is_found_by_its_content_is_pinned_by_nobody() {
+    let told = br#"{"kv_transfer_params":{"a":1},"disaggregated_params":{"a":1}}"#;
+    for Descriptor { name, connector, .. } in CONNECTORS {
+        assert_eq!(connector.pins(LegApi::Completions, told), *name != "shared-storage", "{name}");
+    }
+    for reply in ["{}", r#"{"kv_transfer_params":null}"#, "no JSON"] {
+        assert!(!connector("shfs").pins(LegApi::Completions, reply.as_bytes()), "{reply}");
     }
 }
 

@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use super::*;
+use crate::disagg::connector;
+use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -28,6 +30,12 @@ async fn asked(listener: &TcpListener) -> (TcpStream, String) {
     (stream, String::from_utf8(seen).unwrap())
 }
 
+/// What frees an answer of a server that listens here, by this connector.
+fn released(connector: &str, prefill: &TcpListener, decode_url: String, body: &'static [u8]) -> Release {
+    let connector = connector::named(connector).unwrap().connector;
+    Release::for_test(connector, prefill.local_addr().unwrap(), decode_url, body)
+}
+
 async fn listening() -> (TcpListener, String) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/v1/completions", listener.local_addr().unwrap());
@@ -37,7 +45,8 @@ async fn listening() -> (TcpListener, String) {
 #[tokio::test]
 async fn an_answer_is_told_with_its_status() {
     let (listener, url) = listening().await;
-    let asking = Prefiller::default().start(ask(url));
+    let prefiller = Prefiller::default();
+    let asking = prefiller.start(ask(url));
     let (mut stream, seen) = asked(&listener).await;
     assert!(seen.starts_with("POST /v1/completions HTTP/1.1\r\n") && seen.contains("x-request-id: r-1"), "{seen}");
     stream.write_all(b"HTTP/1.1 503 Busy\r\ncontent-length: 2\r\n\r\nno").await.unwrap();
@@ -51,14 +60,16 @@ async fn connections_that_fail_are_told_apart() {
     assert_eq!(Prefiller::default().start(ask(url)).await, Told::Failed(Failure::Refused));
 
     let (listener, url) = listening().await;
-    let asking = Prefiller::default().start(ask(url));
+    let prefiller = Prefiller::default();
+    let asking = prefiller.start(ask(url));
     let (mut stream, _) = asked(&listener).await;
     stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhal").await.unwrap();
     drop(stream);
     assert_eq!(asking.await, Told::Failed(Failure::Broken));
 
     let (listener, url) = listening().await;
-    let asking = Prefiller::default().start(Ask { timeout: Duration::from_millis(50), ..ask(url) });
+    let prefiller = Prefiller::default();
+    let asking = prefiller.start(Ask { timeout: Duration::from_millis(50), ..ask(url) });
     let _held = asked(&listener).await;
     assert_eq!(asking.await, Told::Failed(Failure::Late));
 }
@@ -66,7 +77,8 @@ async fn connections_that_fail_are_told_apart() {
 #[tokio::test]
 async fn a_question_that_is_given_up_closes_its_connection() {
     let (listener, url) = listening().await;
-    let asking = Prefiller::default().start(ask(url));
+    let prefiller = Prefiller::default();
+    let asking = prefiller.start(ask(url));
     let (mut stream, _) = asked(&listener).await;
     drop(asking);
     // The server sees the end, and nothing before it.
@@ -77,10 +89,10 @@ async fn a_question_that_is_given_up_closes_its_connection() {
 async fn what_an_answer_pins_is_fetched_when_nobody_waits_for_it_any_longer() {
     let (prefill, url) = listening().await;
     let (decode, decode_url) = listening().await;
-    let release =
-        Release::for_test(prefill.local_addr().unwrap(), decode_url, br#"{"model":"m","prompt":"p","max_tokens":1}"#);
+    let release = released("nixl", &prefill, decode_url, br#"{"model":"m","prompt":"p","max_tokens":1}"#);
     let headers = vec![("x-request-id", "r-1".to_owned()), (RANK_HEADER, "6".to_owned())];
-    let asking = Prefiller::default().start(Ask { release: Some(release), headers, ..ask(url) });
+    let prefiller = Prefiller::default();
+    let asking = prefiller.start(Ask { release: Some(release), headers, ..ask(url) });
     let (mut stream, _) = asked(&prefill).await;
     let reply = br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"remote_block_ids":[[7]]}}"#;
     // Its head has come when the client leaves, the rest comes after.
@@ -109,9 +121,9 @@ async fn what_an_answer_pins_is_fetched_when_nobody_waits_for_it_any_longer() {
 async fn an_answer_that_has_come_and_that_nobody_has_looked_at_is_fetched_as_well() {
     let (prefill, url) = listening().await;
     let (decode, decode_url) = listening().await;
-    let release =
-        Release::for_test(prefill.local_addr().unwrap(), decode_url, br#"{"model":"m","prompt":"p","max_tokens":1}"#);
-    let mut asking = Prefiller::default().start(Ask { release: Some(release), ..ask(url) });
+    let release = released("nixl", &prefill, decode_url, br#"{"model":"m","prompt":"p","max_tokens":1}"#);
+    let prefiller = Prefiller::default();
+    let mut asking = prefiller.start(Ask { release: Some(release), ..ask(url) });
     let (mut stream, _) = asked(&prefill).await;
     let reply = br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"remote_block_ids":[[7]]}}"#;
     let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", reply.len());
@@ -123,4 +135,46 @@ async fn an_answer_that_has_come_and_that_nobody_has_looked_at_is_fetched_as_wel
     assert!(asking.waits.as_mut().is_some_and(|waits| !waits.is_closed()));
     drop(asking);
     let (_released, _) = decode.accept().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_answer_that_pins_nothing_is_not_fetched() {
+    let (prefill, url) = listening().await;
+    let body = br#"{"model":"m","prompt":"p","max_tokens":1}"#;
+    let of = |connector, reply: &str| released(connector, &prefill, url.clone(), body).of(reply.as_bytes());
+    let bare = r#"{"choices":[{"finish_reason":"length"}]}"#;
+    let told = r#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"remote_block_ids":[[7]]}}"#;
+    for (connector, reply, frees) in [
+        ("nixl", bare, false),
+        ("nixl", told, true),
+        ("shfs", bare, false),
+        ("shfs", told, true),
+        ("shared-storage", bare, false),
+        ("shared-storage", told, false),
+    ] {
+        assert_eq!(of(connector, reply).is_some(), frees, "{connector}: {reply}");
+    }
+}
+
+#[tokio::test]
+async fn a_question_outlives_the_thread_that_asked_it() {
+    let (listener, url) = listening().await;
+    let prefiller = Arc::new(Prefiller::default());
+    let (end, ends) = oneshot::channel::<()>();
+    let serving = std::thread::spawn({
+        let prefiller = prefiller.clone();
+        move || {
+            let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let asking = prefiller.start(ask(url));
+                ends.await.unwrap();
+                asking
+            })
+        }
+    });
+    let (mut stream, _) = asked(&listener).await;
+    end.send(()).unwrap();
+    let asking = serving.join().unwrap();
+    stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
+    assert_eq!(asking.await, Told::Reply { status: 200, body: Bytes::from_static(b"{}") });
 }

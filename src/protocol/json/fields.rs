@@ -98,8 +98,6 @@ pub(super) struct Body<'l, 'de> {
     /// The prompt is to be repeated in the answer; with `logprobs`, also the probabilities of its tokens.
     echo: bool,
     logprobs: bool,
-    /// Something that stands for a prompt and can't be counted was there.
-    opaque_prompt: bool,
     left: Side,
     right: Side,
 }
@@ -122,7 +120,6 @@ impl<'l, 'de> Body<'l, 'de> {
             max_tokens_settled: false,
             echo: false,
             logprobs: false,
-            opaque_prompt: false,
             left: Side::default(),
             right: Side::default(),
         }
@@ -189,7 +186,7 @@ impl<'l, 'de> Body<'l, 'de> {
             }
             // `prompt_embeds`, and Cohere's `inputs` of mixed content.
             _ => {
-                self.opaque_prompt |= walk.raw(name)? != "null";
+                self.request.opaque_prompt |= walk.raw(name)? != "null";
                 Ok(())
             }
         }
@@ -234,7 +231,7 @@ impl<'l, 'de> Body<'l, 'de> {
         if self.request.model.is_none() && self.api.requires_model() {
             return Err(invalid_model(self.limits, "nothing"));
         }
-        let read = self.prompt.prompt.count > 0 || self.opaque_prompt;
+        let read = self.prompt.prompt.count > 0 || self.request.opaque_prompt;
         match self.api {
             Api::Completions if !read => return Err(absent("prompt")),
             Api::Generate if !read => return Err(absent("token_ids")),

@@ -238,6 +238,26 @@ fn a_body_that_goes_to_servers_that_share_requests_is_read_before() {
 }
 
 #[test]
+fn what_is_booked_for_a_prompt_follows_who_is_asked_for_it() {
+    let bounds = Bounds { hedge_after: Some(Duration::from_secs(2)), ..direct("nixl").bounds };
+    let world = splitting(Mode::Direct(Direct { bounds, ..direct("nixl") }), Decider::Always);
+    let (mut exchange, _, first) = asked(&world, &[]);
+    exchange.on(Event::Deadline, NOW.after(Duration::from_secs(2)), &mut Actions::new()).unwrap();
+    let second = exchange.asks();
+    let is_booked = |ask: &Ask| {
+        let snapshot = world.snapshot.load();
+        let booked = snapshot.endpoints.iter().filter(|state| state.endpoint.ledger.in_flight() == 1);
+        booked.filter(|state| ask.url.contains(&*state.endpoint.authority)).count() == 1
+    };
+    assert!(is_booked(&first[0]) && !is_booked(&second[0]), "both are asked, the first to come will do");
+    told(&mut exchange, 0, Told::Failed(Failure::Broken), 2_050);
+    assert!(!is_booked(&first[0]) && is_booked(&second[0]), "one is left");
+    assert!(told(&mut exchange, 1, good(), 2_100).set.contains_key(DESTINATION));
+    drop(exchange);
+    world.assert_books_closed(1);
+}
+
+#[test]
 fn a_prefill_that_hangs_ends_at_its_deadline_or_gets_company() {
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let (mut exchange, ..) = asked(&world, &[]);
@@ -440,6 +460,12 @@ fn what_can_not_be_split_goes_to_a_decode_server_whole() {
             r#"{"model":"m","prompt":["p","q"]}"#,
             BodySendMode::FullDuplexStreamed,
             "two prompts",
+        ),
+        (
+            splitting(Mode::Direct(direct("shared-storage")), Decider::Always),
+            r#"{"model":"m","prompt":"p","prompt_embeds":["AAAA","AAAA"]}"#,
+            BodySendMode::FullDuplexStreamed,
+            "three prompts",
         ),
         (
             never(Decider::Always),
