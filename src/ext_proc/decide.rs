@@ -9,17 +9,17 @@ use super::picker::{Live, Picker};
 use super::prefix::{Asked, PoolPrefix, Tail, Warming};
 use super::queues::{self, Admitted, Parked, Queues};
 use super::quotas::{Allowance, Permits};
+use super::reading::{distrusted, understand};
 use super::recording::{Notes, Sheet};
 use super::split::Course;
 use crate::clock::Timestamp;
-use crate::config::settings::OnUnparseable;
-use crate::disagg::{self, LegApi, Mode};
-use crate::error::{Fault, Reason, RequestError};
+use crate::disagg::{LegApi, Mode};
+use crate::error::{Reason, RequestError};
 use crate::flow::Asking;
 use crate::pool::ledger::Ticket;
 use crate::pool::{EndpointState, PoolSnapshot};
 use crate::prefix::learning::Lesson;
-use crate::protocol::{self, Api, BodyFormat, Request};
+use crate::protocol::{self, Api, Request};
 use crate::record::{Booked, Decided};
 use crate::rng::PickRng;
 use crate::scheduling::decision::Ranking;
@@ -28,9 +28,8 @@ use crate::scheduling::router::RouteFacts;
 use crate::scheduling::scheduler::{Explain, Subset};
 use crate::scheduling::{Booking, Choice, Chosen, Decision, Order, PickContext, Pool, RequestFacts, Strategy};
 use crate::telemetry::explained::Explained;
-use crate::telemetry::metrics::{Degraded, Limit, PoolMetrics, SplitOutcome};
+use crate::telemetry::metrics::{Degraded, PoolMetrics, SplitOutcome};
 use rand::RngExt;
-use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,7 +46,7 @@ pub enum Seen<'a> {
 }
 
 impl<'a> Seen<'a> {
-    fn bytes(self) -> &'a [u8] {
+    pub(super) fn bytes(self) -> &'a [u8] {
         match self {
             Seen::Nothing => &[],
             Seen::Head(bytes) | Seen::Whole(bytes) => bytes,
@@ -442,37 +441,6 @@ pub fn decide(
     })))
 }
 
-/// The body without what only whoever splits requests may say in it. One that can't be read is refused: a server may read it all the same.
-fn distrusted(q: &Question<'_>, body: &[u8], new_body: Option<Vec<u8>>) -> Result<Option<Vec<u8>>, RequestError> {
-    if !matches!(q.body, Seen::Whole(_)) || q.head.encoded() || body.is_empty() {
-        return Ok(new_body);
-    }
-    let current = new_body.as_deref().unwrap_or(body);
-    let clean = match q.api.body_format() {
-        BodyFormat::Json => disagg::without_controlled(current, q.api == Api::Generate),
-        // Any of the servers' APIs may be behind a path that we don't know, and some have a `sampling_params` that is no object.
-        BodyFormat::Unknown if may_be_object(current) => {
-            disagg::without_controlled(current, true).or_else(|_| disagg::without_controlled(current, false))
-        }
-        _ => return Ok(new_body),
-    };
-    match clean {
-        Ok(Cow::Owned(clean)) => Ok(Some(clean)),
-        Ok(Cow::Borrowed(_)) => Ok(new_body),
-        Err(error) => {
-            let message = format!("a body is read before it goes to servers that share requests: {error}");
-            Err(RequestError::new(Reason::InvalidJson, message))
-        }
-    }
-}
-
-/// Whether a server might read a JSON object in it, in whatever encoding of Unicode.
-fn may_be_object(body: &[u8]) -> bool {
-    let begins = body.trim_ascii_start();
-    let marks: [&[u8]; 5] = [b"{", b"\0", b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"];
-    marks.iter().any(|mark| begins.starts_with(mark))
-}
-
 /// Whether two servers may share a request: one prompt and one answer, readable, in an API of which the pool's servers know how.
 pub(super) fn splittable(pool: &Pool, path: &str, request: Option<&Request<'_>>) -> bool {
     let (Some(mode), Some(request), Some(api)) = (pool.disagg.as_deref(), request, LegApi::from_path(path)) else {
@@ -493,36 +461,6 @@ pub(super) fn splittable(pool: &Pool, path: &str, request: Option<&Request<'_>>)
 pub(super) fn encodable(pool: &Pool, path: &str) -> bool {
     let api = LegApi::from_path(path).filter(|api| *api == LegApi::ChatCompletions);
     matches!(pool.disagg.as_deref(), Some(Mode::Header { .. })) && api.is_some()
-}
-
-/// Reads the body; `None` when there is nothing to read, or nothing that can be read and the request is routed all the same.
-fn understand<'a>(picker: &Picker, live: &Live, q: &Question<'a>) -> Result<Option<Request<'a>>, RequestError> {
-    let (body, whole) = (q.body.bytes(), matches!(q.body, Seen::Whole(_)));
-    if matches!(q.body, Seen::Nothing) {
-        return Ok(None);
-    }
-    if q.head.encoded() {
-        picker.metrics.degraded(Degraded::EncodedBody);
-        return Ok(None);
-    }
-    match protocol::parse(q.api, q.head.content_type(), body, &live.limits) {
-        // On a path that we don't know, only a body that names a model is a request that we understand.
-        Ok(request) => Ok(Some(request).filter(|r| q.api != Api::Other || r.model.is_some())),
-        // A cut body can't be read; what is wrong with it is the server's to say.
-        Err(_) if !whole => Ok(None),
-        Err(error)
-            if live.exchange.on_unparseable == OnUnparseable::Fallback && error.reason.fault() == Fault::Client =>
-        {
-            picker.metrics.degraded(Degraded::Unparseable);
-            Ok(None)
-        }
-        Err(error) => {
-            if matches!(error.reason, Reason::JsonTooDeep | Reason::JsonTooComplex | Reason::TooManyPrompts) {
-                picker.metrics.limit(Limit::Parser);
-            }
-            Err(error)
-        }
-    }
 }
 
 /// A decision that no algorithm makes: the conformance suite's header, or an answer whose state lives somewhere.

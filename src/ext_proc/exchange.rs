@@ -367,11 +367,12 @@ impl Exchange {
             RequestSide::Collecting => {}
         }
         self.take_subset(metadata.as_ref());
-        let complete = message.end_of_stream;
+        let modes = self.modes();
+        let complete = message.end_of_stream || modes.body_at_once;
         self.body.push(message.body);
         if let Some(error) = self.refusal_by_size() {
             self.refuse(&error, now, out);
-        } else if complete || self.modes().request == BodyMode::Buffered || self.form_suffices() {
+        } else if complete || modes.request == BodyMode::Buffered || self.form_suffices() {
             self.decide_on_body(if complete { Close::Whole } else { Close::Cut }, now, out);
         }
         Ok(())

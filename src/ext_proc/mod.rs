@@ -1,8 +1,8 @@
 //! The ext-proc road: from Envoy's messages to a destination and back.
 //!
 //! [`service`] pumps messages and owns the deadline; [`exchange`] is the sans-IO state machine of one request; [`decide`] is the decision
-//! in the middle of it; [`response`] watches the answer go by; [`reply`] puts everything into the words of the body mode that
-//! Envoy speaks. May import L1, `telemetry`, `envoy_types`, `tonic`.
+//! in the middle of it, and `reading` what it understands of the body; [`response`] watches the answer go by; [`reply`] puts everything into
+//! the words of the body mode that Envoy speaks. May import L1, `telemetry`, `envoy_types`, `tonic`.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
@@ -23,6 +23,7 @@ pub mod prefiller;
 pub mod prefix;
 pub mod queues;
 pub mod quotas;
+mod reading;
 mod recording;
 pub mod reply;
 pub mod response;

@@ -25,12 +25,19 @@ pub struct Modes {
     pub response: BodyMode,
     /// In `STREAMED` mode: body chunks come before the headers are answered.
     pub body_without_waiting: bool,
+    /// In `BUFFERED` mode: the request's body comes in one message, whole. That message does not end the stream when trailers follow, and looks
+    /// like the head of a longer body in `BUFFERED_PARTIAL` then.
+    pub body_at_once: bool,
 }
 
 impl Modes {
     /// What to assume of a gateway that does not say: the mode that the endpoint picker protocol asks for.
-    pub const UNSAID: Modes =
-        Modes { request: BodyMode::FullDuplex, response: BodyMode::FullDuplex, body_without_waiting: false };
+    pub const UNSAID: Modes = Modes {
+        request: BodyMode::FullDuplex,
+        response: BodyMode::FullDuplex,
+        body_without_waiting: false,
+        body_at_once: false,
+    };
 
     /// Reads the modes of a stream.
     #[must_use]
@@ -39,6 +46,7 @@ impl Modes {
             request: mode(config.request_body_mode()),
             response: mode(config.response_body_mode()),
             body_without_waiting: config.send_body_without_waiting_for_header_response,
+            body_at_once: config.request_body_mode() == BodySendMode::Buffered,
         }
     }
 

@@ -129,6 +129,19 @@ fn a_model_is_renamed_there_and_back_in_every_mode() {
 }
 
 #[test]
+fn a_model_is_renamed_whatever_its_header_says_of_the_body() {
+    let target = RewriteTarget { model: "llama".into(), weight: 1 };
+    let rewrites = ModelRewrites { exact: [("gpt-4".to_owned(), vec![target])].into(), any: Vec::new() };
+    let world = Setup { rewrites, ..Setup::default() }.build();
+    let mut exchange = world.exchange();
+    send(&mut exchange, request(Message::RequestHeaders(headers(&[PATH, ("content-encoding", "gzip")], false))));
+    let sent = body(completion("gpt-4", "p").as_bytes(), true);
+    let got = Answered::of(&send(&mut exchange, request(Message::RequestBody(sent))));
+    assert_eq!(got.text(), completion("llama", "p"));
+    assert_eq!(exchange.outcome(), Some(Outcome::Routed), "it was understood");
+}
+
+#[test]
 fn request_trailers_end_the_body() {
     let world = Setup::default().build();
     let mut exchange = world.exchange();

@@ -237,6 +237,61 @@ fn a_body_that_goes_to_servers_that_share_requests_is_read_before() {
     assert!(sent("/upload", "no JSON at all").set.contains_key(DESTINATION));
 }
 
+/// With members that clients may not write, and without.
+const FOREIGN: &str = r#"{"model":"m","prompt":"p","kv_transfer_params":{"remote_host":"10.6.6.6"}}"#;
+const CLEAN: &str = r#"{"model":"m","prompt":"p"}"#;
+
+#[test]
+fn what_a_header_says_of_a_body_hides_nothing_in_it() {
+    let sent = |encoding: &str, bytes: &[u8]| {
+        let world = splitting(Mode::Direct(direct("nixl")), Decider::Never);
+        let mut exchange = world.exchange();
+        let pairs = [PATH, (":method", "POST"), ("content-encoding", encoding)];
+        send(&mut exchange, request(Message::RequestHeaders(headers(&pairs, false))));
+        Answered::of(&send(&mut exchange, request(Message::RequestBody(body(bytes, true)))))
+    };
+    let twice = FOREIGN.replace(r#""model":"m""#, r#""model":"m","model":"m""#);
+    let wide: Vec<u8> = FOREIGN.encode_utf16().flat_map(u16::to_be_bytes).collect();
+    for encoding in ["gzip", "br", "GZIP, br", "nonsense"] {
+        assert_eq!(sent(encoding, FOREIGN.as_bytes()).text(), CLEAN, "{encoding}");
+        // Servers read these, whatever we make of them.
+        for unread in [twice.as_bytes(), wide.as_slice()] {
+            assert_eq!(sent(encoding, unread).refused.unwrap().0, 400, "{encoding}");
+        }
+        let compressed = b"\x1f\x8b\x08\0\0\0\0\0\0\x03\xab{}";
+        let all = sent(encoding, compressed);
+        assert!(all.set.contains_key(DESTINATION) && all.body == compressed, "{encoding}: {all:?}");
+    }
+}
+
+#[test]
+fn a_body_that_trailers_follow_is_cleaned_like_any_other() {
+    use BodySendMode::{Buffered, BufferedPartial, FullDuplexStreamed, None as Off, Streamed};
+    for (mode, nowait) in [(FullDuplexStreamed, false), (Buffered, false), (BufferedPartial, false), (Streamed, true)] {
+        let sent = |text: &str| {
+            let world = splitting(Mode::Direct(direct("nixl")), Decider::Never);
+            let mut exchange = world.exchange();
+            let protocol_config = Some(config(mode, Off, nowait));
+            let first = request(Message::RequestHeaders(headers(&[PATH, (":method", "POST")], false)));
+            let mut got = send(&mut exchange, ProcessingRequest { protocol_config, ..first });
+            got.extend(send(&mut exchange, request(Message::RequestBody(body(text.as_bytes(), false)))));
+            if mode == Streamed {
+                let mut out = Actions::new();
+                exchange.on(Event::Deadline, NOW.after(PAUSE), &mut out).unwrap();
+                got.extend(out);
+            }
+            got.extend(send(&mut exchange, request(Message::RequestTrailers(HttpTrailers::default()))));
+            Answered::of(&got)
+        };
+        let all = sent(FOREIGN);
+        assert_eq!((all.text(), all.kinds.last()), (CLEAN, Some(&"request_trailers")), "{mode:?}");
+        // What Envoy may have cut is not refused for it.
+        let cut = sent(&FOREIGN[..40]);
+        let whole = matches!(mode, FullDuplexStreamed | Buffered);
+        assert_eq!(cut.refused.map(|(status, _)| status), whole.then_some(400), "{mode:?}");
+    }
+}
+
 #[test]
 fn what_is_booked_for_a_prompt_follows_who_is_asked_for_it() {
     let bounds = Bounds { hedge_after: Some(Duration::from_secs(2)), ..direct("nixl").bounds };

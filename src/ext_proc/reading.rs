@@ -1,0 +1,100 @@
+//! What the body of a request says: understood for the decision, and cleaned of what only whoever splits requests may say in it. Called by
+//! [`super::decide`].
+//!
+//! That a body is compressed is the client's word, and a server that takes no compressed bodies reads one as it stands. So whatever
+//! `content-encoding` says, what can be read is read.
+
+use super::decide::{Question, Seen};
+use super::picker::{Live, Picker};
+use crate::config::settings::OnUnparseable;
+use crate::disagg;
+use crate::error::{Fault, Reason, RequestError};
+use crate::protocol::{self, Api, BodyFormat, Request};
+use crate::telemetry::metrics::{Degraded, Limit};
+use std::borrow::Cow;
+
+/// Reads the body; `None` when there is nothing to read, or nothing that can be read and the request is routed all the same.
+///
+/// # Errors
+/// What is wrong with a body that can be read.
+pub(super) fn understand<'a>(
+    picker: &Picker,
+    live: &Live,
+    q: &Question<'a>,
+) -> Result<Option<Request<'a>>, RequestError> {
+    let (body, whole) = (q.body.bytes(), matches!(q.body, Seen::Whole(_)));
+    if matches!(q.body, Seen::Nothing) {
+        return Ok(None);
+    }
+    let read = protocol::parse(q.api, q.head.content_type(), body, &live.limits);
+    let names_model = read.as_ref().is_ok_and(|request| request.model.is_some());
+    if !names_model && is_compressed(q, body) {
+        picker.metrics.degraded(Degraded::EncodedBody);
+        return Ok(None);
+    }
+    match read {
+        // On a path that we don't know, only a body that names a model is a request that we understand.
+        Ok(request) => Ok(Some(request).filter(|_| q.api != Api::Other || names_model)),
+        // A cut body can't be read; what is wrong with it is the server's to say.
+        Err(_) if !whole => Ok(None),
+        Err(error)
+            if live.exchange.on_unparseable == OnUnparseable::Fallback && error.reason.fault() == Fault::Client =>
+        {
+            picker.metrics.degraded(Degraded::Unparseable);
+            Ok(None)
+        }
+        Err(error) => {
+            if matches!(error.reason, Reason::JsonTooDeep | Reason::JsonTooComplex | Reason::TooManyPrompts) {
+                picker.metrics.limit(Limit::Parser);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// The body without what only whoever splits requests may say in it. One that can't be read is refused: a server may read it all the same.
+///
+/// # Errors
+/// When it is whole and can't be read.
+pub(super) fn distrusted(
+    q: &Question<'_>,
+    body: &[u8],
+    new_body: Option<Vec<u8>>,
+) -> Result<Option<Vec<u8>>, RequestError> {
+    if body.is_empty() || is_compressed(q, body) {
+        return Ok(new_body);
+    }
+    let current = new_body.as_deref().unwrap_or(body);
+    let clean = match q.api.body_format() {
+        BodyFormat::Json => disagg::without_controlled(current, q.api == Api::Generate),
+        // Any of the servers' APIs may be behind a path that we don't know, and some have a `sampling_params` that is no object.
+        BodyFormat::Unknown if may_be_object(current) => {
+            disagg::without_controlled(current, true).or_else(|_| disagg::without_controlled(current, false))
+        }
+        _ => return Ok(new_body),
+    };
+    match clean {
+        Ok(Cow::Owned(clean)) => Ok(Some(clean)),
+        Ok(Cow::Borrowed(_)) => Ok(new_body),
+        // The rest of a cut body would have to be seen too.
+        Err(_) if !matches!(q.body, Seen::Whole(_)) => Ok(new_body),
+        Err(error) => {
+            let message = format!("a body is read before it goes to servers that share requests: {error}");
+            Err(RequestError::new(Reason::InvalidJson, message))
+        }
+    }
+}
+
+/// Whether the body is compressed: its header says so, and it does not begin as JSON does. What is compressed does not either: gzip, zstd and
+/// zlib have marks of their own, a Brotli stream that begins with a brace is empty, and bare Deflate that does so holds no text.
+fn is_compressed(q: &Question<'_>, body: &[u8]) -> bool {
+    q.head.encoded() && !may_be_object(body)
+}
+
+/// Whether a server might read a JSON object in it, in whatever encoding of Unicode: some have zeros between their characters.
+fn may_be_object(body: &[u8]) -> bool {
+    let before = body.iter().take_while(|byte| byte.is_ascii_whitespace() || **byte == 0).count();
+    let begins = body.get(before..).unwrap_or_default();
+    let marks: [&[u8]; 4] = [b"{", b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"];
+    marks.iter().any(|mark| begins.starts_with(mark))
+}
