@@ -5,6 +5,11 @@ use proptest::prelude::*;
 
 const ISTIO: &[u8] = b"outbound|9002||llama-epp.default.svc.cluster.local";
 const MENDED: &[u8] = b"outbound~9002~~llama-epp.default.svc.cluster.local";
+/// [`ISTIO`] as Python's `hpack` 4.2.0 packs it.
+const ISTIO_PACKED: [u8; 37] = [
+    0x3d, 0xa9, 0x8c, 0xf6, 0xd5, 0x27, 0xfc, 0x7c, 0x00, 0x17, 0xfc, 0xff, 0x94, 0x50, 0x3a, 0x46, 0xb1, 0x6b, 0xad,
+    0x79, 0x0b, 0x28, 0xed, 0xa1, 0x2b, 0xa3, 0xb9, 0x17, 0x25, 0x16, 0xa1, 0x25, 0xb1, 0x7a, 0x0e, 0x41, 0xd1,
+];
 
 fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
     let [_, a, b, c] = (payload.len() as u32).to_be_bytes();
@@ -19,21 +24,6 @@ fn block(authority: &[u8]) -> Vec<u8> {
     block.extend(b"te");
     put_text(b"trailers", &mut block);
     block
-}
-
-fn packed(text: &[u8]) -> Vec<u8> {
-    let code = |byte: u8| {
-        let lengths = SYMBOLS.iter().map(|(bits, _)| *bits);
-        let all = lengths.flat_map(|bits| (0..1u32 << bits).map(move |code| (code, bits)));
-        all.into_iter().find(|(code, bits)| symbol(*code, *bits) == Some(byte)).unwrap()
-    };
-    let mut bits: Vec<u8> = Vec::new();
-    for byte in text {
-        let (code, length) = code(*byte);
-        bits.extend((0..length).rev().map(|at| (code >> at & 1) as u8));
-    }
-    bits.resize(bits.len().next_multiple_of(8), 1);
-    bits.chunks(8).map(|byte| byte.iter().fold(0, |all, bit| all << 1 | bit)).collect()
 }
 
 /// A connection with these frames behind its preface.
@@ -56,13 +46,13 @@ fn through(bytes: &[u8], cuts: &[usize]) -> Vec<u8> {
     out
 }
 
-/// RFC 7541, C.4.1 and C.6.1.
+/// RFC 7541, C.4.1 and C.6.1, and another encoder's.
 #[test]
 fn packed_strings_are_read() {
     let of_rfc = [0xf1, 0xe3, 0xc2, 0xe5, 0xf2, 0x3a, 0x6b, 0xa0, 0xab, 0x90, 0xf4, 0xff];
     assert_eq!(unpacked(&of_rfc).as_deref(), Some(&b"www.example.com"[..]));
     assert_eq!(unpacked(&[0xae, 0xc3, 0x77, 0x1a, 0x4b]).as_deref(), Some(&b"private"[..]));
-    assert_eq!(unpacked(&packed(ISTIO)).as_deref(), Some(ISTIO));
+    assert_eq!(unpacked(&ISTIO_PACKED).as_deref(), Some(ISTIO));
     assert_eq!(unpacked(&[0xff, 0xff, 0xff]), None, "what is rare is left alone");
     assert_eq!(unpacked(&[0x00]), None, "filled up with what is no filling");
 }
@@ -78,8 +68,8 @@ fn an_authority_that_is_none_becomes_one_of_the_same_length() {
         put_text(value, &mut block);
         block
     };
-    let mut squeezed = vec![0x83, 0x86, 0x41, 0x80 | packed(ISTIO).len() as u8];
-    squeezed.extend(packed(ISTIO));
+    let mut squeezed = vec![0x83, 0x86, 0x41, 0x80 | ISTIO_PACKED.len() as u8];
+    squeezed.extend(ISTIO_PACKED);
     let plain = [&[0x83, 0x86, 0x41][..], &[MENDED.len() as u8], MENDED].concat();
     for (sent, got) in [
         (whole(4, &[], &block(ISTIO), &[]), whole(4, &[], &block(MENDED), &[])),
