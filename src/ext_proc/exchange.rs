@@ -54,6 +54,7 @@ mod answering;
 mod calling;
 mod listing;
 mod parking;
+mod parting;
 mod splitting;
 mod warming;
 
@@ -416,8 +417,8 @@ impl Exchange {
                 let (response, metadata) = self.destination(&plan);
                 out.push_back(ProcessingResponse { dynamic_metadata: metadata, ..reply::request_headers(response) });
                 let body_comes = !end_of_stream && self.modes().request != BodyMode::None;
-                self.request = if body_comes { RequestSide::Flowing } else { RequestSide::Ended };
                 self.begin_routed(*plan, now);
+                self.request = if body_comes { RequestSide::Flowing } else { RequestSide::Ended };
             }
         }
     }
@@ -464,8 +465,8 @@ impl Exchange {
             reply::forward(mode, head, body, new_body, complete && close != Close::Trailers, out);
         }
         let ended = complete || mode == BodyMode::Buffered;
-        self.request = if ended { RequestSide::Ended } else { RequestSide::Flowing };
         self.begin_routed(*plan, now);
+        self.request = if ended { RequestSide::Ended } else { RequestSide::Flowing };
     }
 
     fn decide(&mut self, body: Seen<'_>, last: bool, may_split: bool, now: Timestamp) -> Result<Step, RequestError> {
@@ -532,8 +533,9 @@ impl Exchange {
     fn refuse(&mut self, error: &RequestError, now: Timestamp, out: &mut Actions) {
         self.request = RequestSide::Refused;
         self.body = Body::new(self.picker.buffered.clone());
+        self.abandon_split();
         // Whoever is next need not wait until Envoy has closed this stream.
-        drop(self.parking.take_turn());
+        self.parking = Parking::default();
         self.allowance = Allowance::default();
         self.settle(match error.reason.fault() {
             Fault::Client | Fault::Tenant => Outcome::Rejected,
@@ -569,18 +571,6 @@ impl Exchange {
             _ => self.on_split_deadline(now, out),
         }
         Ok(())
-    }
-
-    /// The picker's own code failed in the middle of this stream: what can still be told to the client.
-    pub fn fail(&mut self, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
-        self.picker.metrics.panics.inc();
-        if self.routed.is_none() && !matches!(self.request, RequestSide::Refused | RequestSide::Observed) {
-            let error = RequestError::new(Reason::Internal, "the endpoint picker failed on this request");
-            self.refuse(&error, now, out);
-            return Ok(());
-        }
-        // An answer that is cut can be told from one that is whole; one that ends early and well can't.
-        Err(ProtocolError("internal error while an answer was passing"))
     }
 
     fn settle(&mut self, outcome: Outcome) {

@@ -193,13 +193,15 @@ impl<'p> Looked<'p> {
     }
 }
 
-/// A panic in a tokenizer or in the index costs the request what it would have found, nothing else.
+/// A panic in a tokenizer or in the index costs the request what it would have found or taught, nothing else.
 pub(super) fn guarded<T>(picker: &Picker, look: impl FnOnce() -> T) -> Option<T> {
     let looked = catch_unwind(AssertUnwindSafe(look));
     if looked.is_err() {
         picker.metrics.panics.inc();
         picker.metrics.degraded(Degraded::LookupPanic);
-        tracing::error!("looking a prompt up panicked; this request is routed without it");
+        tracing::error!(
+            "reading a prompt or an answer panicked; this request goes on without what that would have told"
+        );
     }
     looked.ok()
 }

@@ -339,8 +339,9 @@ fn because(pool: &PoolSnapshot, reason: Reason, message: &'static str) -> Reques
 #[derive(Debug)]
 pub struct Admitted {
     queues: Arc<Queues>,
-    /// `None` when nothing counts it.
+    /// `None` when nothing counts it, and when it has ended.
     passage: Option<Passage>,
+    ended: bool,
     eviction: Option<Waiting<Refusal>>,
     /// Tokens of its answer that have come, and those of them that are charged.
     come: u32,
@@ -349,7 +350,7 @@ pub struct Admitted {
 
 impl Admitted {
     fn new(queues: Arc<Queues>, passage: Option<Passage>, eviction: Option<Waiting<Refusal>>) -> Self {
-        Self { queues, passage, eviction, come: 0, charged: 0 }
+        Self { queues, passage, ended: false, eviction, come: 0, charged: 0 }
     }
 
     /// It is in the ledger, which knows better than what was thought of it on its way how much room is left.
@@ -411,13 +412,15 @@ impl Admitted {
     }
 
     fn give_back(&mut self, usage: &Usage, whole: bool, now: Timestamp) {
-        let Some(mut passage) = self.passage.take() else { return };
-        let tokens = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
-        let output = usage.completion_tokens.map_or(self.come, tokens);
-        if !whole || output == 0 {
-            passage.cut();
+        if std::mem::replace(&mut self.ended, true) {
+            return;
         }
-        {
+        if let Some(mut passage) = self.passage.take() {
+            let tokens = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
+            let output = usage.completion_tokens.map_or(self.come, tokens);
+            if !whole || output == 0 {
+                passage.cut();
+            }
             let mut state = self.queues.state.lock();
             state.control.answered(&mut passage, output, now);
             if let Some(seat) = passage.seat() {
@@ -425,6 +428,7 @@ impl Admitted {
             }
             state.control.ended(passage, usage.prompt_tokens.map(tokens), now);
         }
+        // Whether it was counted or not, what it took of the pool is free.
         self.queues.freed(now);
     }
 }

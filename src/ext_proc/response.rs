@@ -2,6 +2,7 @@
 
 use super::conversation::Conversation;
 use super::decide::Plan;
+use super::lookup::guarded;
 use super::metadata;
 use super::mode::BodyMode;
 use super::picker::Picker;
@@ -131,6 +132,12 @@ impl Routed {
     #[must_use]
     pub fn gives_way(&self) -> bool {
         self.plan.admitted.as_ref().is_some_and(Admitted::gives_way)
+    }
+
+    /// Whether anything of its answer's body has gone by.
+    #[must_use]
+    pub fn has_begun(&self) -> bool {
+        self.first_byte.is_some()
     }
 
     /// The headers of the answer: learns how the endpoint fares and says what must change in them.
@@ -365,10 +372,12 @@ impl Routed {
         let (api, tail, answer) = (self.api, self.tail.take(), self.answer.take());
         let answer = answer.as_ref().filter(|_| complete).and_then(|a| a.finish());
         if let Some((conversation, told)) = self.conversation.take().filter(|_| complete) {
-            conversation.learn(&told, answer, usage.prompt_tokens, served.id, now);
+            guarded(picker, || conversation.learn(&told, answer, usage.prompt_tokens, served.id, now));
         }
         let extend = |keys: &mut Vec<BlockKey>| match (tail, answer) {
-            (Some((prefix, mut tail)), Some(answer)) => prefix.extend(&mut tail, api, answer, keys),
+            (Some((prefix, mut tail)), Some(answer)) => {
+                guarded(picker, || prefix.extend(&mut tail, api, answer, keys)).unwrap_or(false)
+            }
             _ => false,
         };
         if self.probes {

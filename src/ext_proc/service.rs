@@ -160,6 +160,13 @@ impl Pump {
     }
 }
 
+/// Envoy has closed the stream, whether that was read or not.
+impl Drop for Pump {
+    fn drop(&mut self) {
+        self.exchange.gone(self.clock.now());
+    }
+}
+
 impl Stream for Pump {
     type Item = Result<ProcessingResponse, Status>;
 

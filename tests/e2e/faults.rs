@@ -101,6 +101,34 @@ async fn clients_that_leave_in_any_phase_leave_nothing_behind() {
     picker.assert_settled().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_leaves_is_recorded_with_the_time_that_it_has_waited() {
+    let echo = Echo::start().await;
+    let picker = AttacheProcess::start(&[echo.address], &[]).await;
+    let envoy = EnvoyProcess::start(&bootstrap(&[Mode::FullDuplex], picker.grpc)).await;
+    let listener = Mode::FullDuplex.name();
+    let to = envoy.listener(&listener);
+    let target = "/v1/chat/completions?delay_ms=3600000";
+    let waits =
+        client::open(to, Http::H1, client::request("POST", to, Http::H1, target, Payload::sized(chat(300, false, 1))));
+    let meanwhile = async {
+        eventually("a request under way", || async { (active(&envoy, &listener).await > 0).then_some(()) }).await;
+        let slow = "/v1/chat/completions?delay_ms=500";
+        client::post(to, slow, chat(300, false, 1)).await.expect("the answer to another");
+    };
+    tokio::select! {
+        _ = waits => panic!("an answer to a request that should have none"),
+        () = meanwhile => {}
+    }
+    let left = eventually("a record of the one that left", || async {
+        let page = client::get(picker.metrics, "/decisions").await.expect("the picker's decisions").json();
+        page.as_array().and_then(|all| all.iter().find(|record| record["end"] == "client_gone").cloned())
+    });
+    let duration = left.await["duration_ms"].as_f64().expect("a number");
+    assert!(duration > 400.0, "{duration} ms");
+    picker.assert_settled().await;
+}
+
 /// Starts a request that gets no answer, and goes away once Envoy has it.
 async fn leave_when<T>(request: impl Future<Output = T>, envoy: &EnvoyProcess, listener: &str) {
     let seen = eventually("a request under way", || async { (active(envoy, listener).await > 0).then_some(()) });

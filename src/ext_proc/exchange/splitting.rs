@@ -129,7 +129,8 @@ impl Exchange {
             },
             Came::Refused(failure) => Some(failure),
         };
-        let Some(failure) = ended else {
+        // Of an answer that has begun the prompt was computed, whatever befell its server since.
+        let Some(failure) = ended.filter(|_| !self.answer_has_begun()) else {
             self.split.stage = None;
             return;
         };
@@ -139,6 +140,15 @@ impl Exchange {
                 routed.end(End::Aborted, now, &self.picker);
             }
             self.refuse(&not_computed(failure), now, out);
+        }
+    }
+
+    /// Whether anything of the answer's body has gone by; never where the gateway does not show it.
+    fn answer_has_begun(&self) -> bool {
+        let watched = self.modes().response != BodyMode::None;
+        match &self.routed {
+            Some(routed) => routed.has_begun(),
+            None => self.response == ResponseSide::Ended && watched,
         }
     }
 

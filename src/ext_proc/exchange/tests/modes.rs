@@ -142,6 +142,38 @@ fn a_model_is_renamed_whatever_its_header_says_of_the_body() {
 }
 
 #[test]
+fn who_leaves_is_dated_by_when_it_left() {
+    let world = Setup::default().build();
+    let mut exchange = routed(&world, None);
+    exchange.gone(NOW.after(Duration::from_secs(3)));
+    drop(exchange);
+    let record = world.picker.decisions.snapshot().pop().unwrap();
+    assert_eq!((record.end, record.duration_ms), ("client_gone", 3_000.0));
+}
+
+#[test]
+fn when_the_picker_fails_only_what_is_not_decided_is_refused() {
+    let world = Setup::default().build();
+    let fails = |exchange: &mut Exchange| {
+        let mut out = Actions::new();
+        let cut = exchange.fail(NOW, &mut out).is_err();
+        (cut, Answered::of(out.make_contiguous()).refused.map(|(status, _)| status))
+    };
+    let mut exchange = world.exchange();
+    send(&mut exchange, request(Message::RequestHeaders(headers(&[PATH], false))));
+    assert_eq!(fails(&mut exchange), (false, Some(500)));
+    assert_eq!(fails(&mut exchange), (true, None), "once");
+    assert_eq!(fails(&mut routed(&world, None)), (true, None));
+    let mut ended = routed(&world, None);
+    send(&mut ended, request(Message::ResponseHeaders(headers(&[(":status", "200")], true))));
+    assert!(!ended.is_routed(), "its books are closed");
+    assert_eq!(fails(&mut ended), (true, None));
+    drop((exchange, ended));
+    assert_eq!(world.picker.metrics.outcome_count(Outcome::FailedInternal), 1);
+    world.assert_books_closed(3);
+}
+
+#[test]
 fn request_trailers_end_the_body() {
     let world = Setup::default().build();
     let mut exchange = world.exchange();

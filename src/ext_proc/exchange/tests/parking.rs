@@ -510,6 +510,44 @@ fn admitters_turn_away_at_once() {
 }
 
 #[test]
+fn the_end_of_what_never_queued_is_told_to_those_who_wait() {
+    for leaves in [false, true] {
+        let world = world(flow(Settings::default()));
+        let first = One::of(&world, &[], BodySendMode::Buffered);
+        let mut second = One::comes(&world, "");
+        assert!(first.goes() && !second.goes());
+        if leaves {
+            drop(first);
+        } else {
+            first.ends();
+        }
+        second.wakes(NOW);
+        assert!(second.goes(), "leaves: {leaves}");
+        second.ends();
+        world.assert_books_closed(2);
+    }
+}
+
+#[test]
+fn a_request_in_which_the_picker_fails_waits_no_longer() {
+    let world = world(flow(Settings::default()));
+    let first = One::comes(&world, "");
+    let mut second = One::comes(&world, "");
+    let third = One::comes(&world, "");
+    let mut out = Actions::new();
+    second.exchange.fail(NOW, &mut out).unwrap();
+    second.told = Answered::of(&Vec::from(out));
+    assert_eq!(second.refused(), (500, "internal_error"));
+    assert_eq!((second.exchange.deadline(), world.picker.buffered.bytes()), (None, completion("m", "p").len() as u64));
+    drop(third);
+    first.ends();
+    second.wakes(NOW);
+    assert!(One::comes(&world, "").goes(), "nobody is before it, though the stream of the second is open");
+    drop(second);
+    world.assert_books_closed(4);
+}
+
+#[test]
 fn an_endpoint_that_is_ejected_is_no_room() {
     let world = Setup { servers: vec![(0, 0.1, &[]), (0, 0.1, &[])], ..setup(flow(Settings::default())) }.build();
     let dead = world.snapshot.load().endpoints[1].endpoint.clone();

@@ -5,7 +5,8 @@ use crate::ext_proc::prefix::Warming;
 use crate::prefix::key::KeySpace;
 use crate::prompt::blocks::TokenBlocks;
 use crate::prompt::memo::{Memo, SegmentCache};
-use crate::prompt::tiktoken::{DEFAULT_ENCODING, Tables};
+use crate::prompt::tiktoken::{DEFAULT_ENCODING, Tables, Tiktoken};
+use crate::prompt::{EncodeError, Encoder};
 
 const CHAT: (&str, &str) = (":path", "/v1/chat/completions");
 
@@ -171,13 +172,44 @@ fn salts_models_and_tools_keep_prompts_apart() {
 
 /// A pool whose long prompts are encoded elsewhere.
 pub(super) fn encoding_elsewhere(setup: Setup) -> Setup {
-    let encoder = Tables::default().encoder(DEFAULT_ENCODING);
-    let cuts = encoder.cuts().unwrap();
+    encoding(setup, |encoder| Arc::new(encoder))
+}
+
+/// A pool whose prompts are encoded by what `encoder` makes of one.
+fn encoding(setup: Setup, encoder: fn(Tiktoken) -> Arc<dyn Encoder>) -> Setup {
+    let tiktoken = Tables::default().encoder(DEFAULT_ENCODING);
+    let cuts = tiktoken.cuts().unwrap();
     let memory = Arc::new(SegmentCache::new(16 << 20, 7));
-    let memo = Arc::new(Memo::new(Arc::new(encoder), b"test", cuts.clone(), memory));
+    let memo = Arc::new(Memo::new(encoder(tiktoken), b"test", cuts.clone(), memory));
     let blocks = TokenBlocks::new(KeySpace::new(7), memo.clone(), cuts);
     let parameters = serde_json::json!({"scorers": [{"type": "prefix-cache-scorer"}]});
     Setup { parameters, tokenizer: Some(Tokenizer::Fields { blocks, memo }), ..setup }
+}
+
+/// An encoder with one text that it can't bear.
+#[derive(Debug)]
+struct Fragile(Tiktoken);
+
+impl Encoder for Fragile {
+    fn encode(&self, text: &str, out: &mut Vec<u32>) -> Result<(), EncodeError> {
+        assert!(!text.contains("unbearable"));
+        self.0.encode(text, out)
+    }
+}
+
+#[test]
+fn an_answer_that_the_tokenizer_can_not_bear_reaches_its_client() {
+    let world = encoding(Setup::default(), |encoder| Arc::new(Fragile(encoder))).build();
+    let (mut exchange, _) = ask(&world, &chat(&[("user", &text("question", 100))]));
+    send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", "200")], false))));
+    let message = r#"{"choices":[{"message":{"role":"assistant","content":"an unbearable answer"}}]}"#;
+    let got = Answered::of(&send(&mut exchange, request(Message::ResponseBody(body(message.as_bytes(), true)))));
+    assert_eq!((got.text(), got.ended), (message, 1));
+    assert_eq!(world.picker.metrics.panics.get(), 1, "it was to be learned");
+    assert_eq!(world.picker.decisions.snapshot().pop().unwrap().end, "complete");
+    drop(exchange);
+    assert_eq!(world.picker.metrics.outcome_count(Outcome::Routed), 1);
+    world.assert_books_closed(1);
 }
 
 #[test]

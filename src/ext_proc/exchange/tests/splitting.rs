@@ -313,6 +313,20 @@ fn what_is_booked_for_a_prompt_follows_who_is_asked_for_it() {
 }
 
 #[test]
+fn a_request_in_which_the_picker_fails_is_prefilled_for_nobody() {
+    let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
+    let (mut exchange, ..) = asked(&world, &[]);
+    let mut out = Actions::new();
+    exchange.fail(NOW, &mut out).unwrap();
+    assert_eq!(Answered::of(&Vec::from(out)).refused.unwrap().0, 500);
+    assert_eq!((exchange.deadline(), exchange.awaits(0)), (None, false));
+    assert!(told(&mut exchange, 0, good(), 40).kinds.is_empty(), "nothing follows a refusal");
+    world.assert_books_closed_but_open_stream();
+    drop(exchange);
+    world.assert_books_closed(1);
+}
+
+#[test]
 fn a_prefill_that_hangs_ends_at_its_deadline_or_gets_company() {
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let (mut exchange, ..) = asked(&world, &[]);
@@ -373,6 +387,23 @@ fn sglang_servers_are_asked_at_once_and_a_failed_prefill_ends_the_decode() {
     assert!(aborts[0].url.contains(&all.set[DESTINATION]));
     drop(exchange);
     world.assert_books_closed(1);
+
+    // It fails when the answer's headers have come, which the decode server sends before it has the prompt, or when a part of it has.
+    for begun in [false, true] {
+        let world = splitting(Mode::Direct(direct("sglang")), Decider::Always);
+        let (mut exchange, ..) = asked(&world, &[]);
+        let pairs = [(":status", "200"), ("content-type", "text/event-stream")];
+        send(&mut exchange, request(Message::ResponseHeaders(headers(&pairs, false))));
+        let some = if begun { &b"data: {}\n\n"[..] } else { b"" };
+        send(&mut exchange, request(Message::ResponseBody(body(some, false))));
+        assert!(told(&mut exchange, 0, Told::Failed(Failure::Broken), 9).kinds.is_empty());
+        assert_eq!(exchange.asks().len(), usize::from(!begun), "begun: {begun}");
+        assert!(exchange.deadline().is_none());
+        let end = send(&mut exchange, request(Message::ResponseBody(body(b"data: [DONE]\n\n", true))));
+        assert_eq!(Answered::of(&end).text(), "data: [DONE]\n\n");
+        drop(exchange);
+        world.assert_books_closed(1);
+    }
 
     // It comes to an end, before or after the answer begins.
     for early in [true, false] {
