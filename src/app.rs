@@ -204,6 +204,9 @@ async fn serve(
     }
     stop.cancel();
     report_end(&picker);
+    if let Some(redis) = &app.redis {
+        redis.part().await;
+    }
     if let Some(recorder) = recorder {
         recorder.finish();
     }

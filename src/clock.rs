@@ -33,7 +33,7 @@ pub struct Clock {
 impl Clock {
     /// A clock whose origin is now.
     #[must_use]
-    #[expect(clippy::disallowed_methods, reason = "the one place where real time enters")]
+    #[expect(clippy::disallowed_methods, reason = "one of two places where real time enters")]
     pub fn start() -> Self {
         // One second of head room, so that "long ago" can be told from the origin itself.
         let head_room = Duration::from_secs(1);
@@ -47,7 +47,7 @@ impl Clock {
         Timestamp(u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// The wall-clock time of a moment, for logs and traces.
+    /// The wall-clock time of a moment, for logs and traces: by how late it was at the start, whatever was done to the wall clock since.
     #[must_use]
     pub fn wall(&self, at: Timestamp) -> SystemTime {
         self.origin_wall + Duration::from_nanos(at.0)
@@ -58,4 +58,11 @@ impl Clock {
     pub fn instant(&self, at: Timestamp) -> tokio::time::Instant {
         tokio::time::Instant::from_std(self.origin + Duration::from_nanos(at.0))
     }
+}
+
+/// How late it is by the wall clock: what was done to it since the start, and how long the machine was suspended, included.
+#[must_use]
+#[expect(clippy::disallowed_methods, reason = "one of two places where real time enters")]
+pub fn wall_now() -> SystemTime {
+    SystemTime::now()
 }

@@ -15,13 +15,16 @@
 //! What has no bound is not counted, but for the requests and tokens of a tenant's minute, which answers tell: names that clients make up leave nothing
 //! behind where nothing bounds them.
 //!
-//! A script runs as one step in Redis, so that no two pickers take the same place. The keys of one tenant or model lie in different slots: one Redis or
-//! its replicas, no cluster. Called by `ext_proc::quotas`; may import `quota`, `redis_link`.
+//! A script runs as one step in Redis, so that no two pickers take the same place. Windows are those of the picker's wall clock, as AIBrix's gateway has
+//! them; how long places are kept Redis itself knows (`TIME`, before writing: Redis 5 or newer), so that no picker's clock frees those of others. The keys
+//! of one tenant or model lie in different slots: one Redis or its replicas, no cluster. Called by `ext_proc::quotas`; may import `quota`, `redis_link`.
 
+mod ends;
 pub mod users;
 
-use crate::quota::{Bound, Change, Limits, Refused, Subject, Taken, Use, Wall};
+use crate::quota::{Bound, Change, Claim, Refused, Subject, Taken, Use, Wall, Windows};
 use crate::redis_link::{LinkError, RedisLink};
+use ends::{End, Ends};
 use redis::{Script, ScriptInvocation};
 use std::fmt;
 use std::sync::Arc;
@@ -40,14 +43,14 @@ const UNCOUNTED: i64 = -2;
 /// Looks at all bounds and books a request in what is counted. Returns the number of the bound that is used up, from 1, or 0 with what was used of the minute.
 const TAKE: &str = r"
 local function used(key) return tonumber(redis.call('GET', key) or '0') end
-local tokens, now, lease, id = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10]
+local wanted = { 1, tonumber(ARGV[7]), 1, tonumber(ARGV[8]), 1, 1 }
+local lease, id, time = tonumber(ARGV[9]), ARGV[10], redis.call('TIME')
+local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 redis.call('ZREMRANGEBYSCORE', KEYS[6], '-inf', now)
 local had = { used(KEYS[1]), used(KEYS[2]), used(KEYS[3]), used(KEYS[4]), used(KEYS[5]), redis.call('ZCARD', KEYS[6]) }
 for i = 1, 6 do
   local limit = tonumber(ARGV[i])
-  local wanted = 1
-  if i == 2 or i == 4 then wanted = math.min(tokens, limit) end
-  if limit >= 0 and (had[i] >= limit or had[i] + wanted > limit) then return { i, 0, 0 } end
+  if limit >= 0 and (had[i] >= limit or had[i] + wanted[i] > limit) then return { i, 0, 0 } end
 end
 local function counted(i) return tonumber(ARGV[i]) >= -1 end
 local function add(i, count, keep)
@@ -59,7 +62,7 @@ end
 add(1, 1, 172800000)
 add(2, ARGV[7], 172800000)
 local requests = add(3, 1, 120000)
-local all = add(4, ARGV[7], 120000)
+local all = add(4, ARGV[8], 120000)
 add(5, 1, 2000)
 if counted(6) then
   redis.call('ZADD', KEYS[6], now + lease, id)
@@ -99,6 +102,7 @@ pub struct RedisStore {
     subject: Subject,
     take: Script,
     end: Script,
+    ends: Ends,
     /// Tells this process's requests from those of others.
     process: u64,
     requests: AtomicU64,
@@ -119,11 +123,12 @@ pub struct Place {
 }
 
 impl RedisStore {
-    /// Counts what `subject`s have in the Redis of `link`; `process` tells its requests from those of other pickers.
+    /// Counts what `subject`s have in the Redis of `link`; `process` tells its requests from those of other pickers. `lost` is called when Redis will not
+    /// be told that a request has ended.
     #[must_use]
-    pub fn new(link: Arc<RedisLink>, subject: Subject, process: u64) -> Self {
+    pub fn new(link: Arc<RedisLink>, subject: Subject, process: u64, lost: impl Fn() + Send + Sync + 'static) -> Self {
         let (take, end) = (Script::new(TAKE), Script::new(END));
-        Self { link, subject, take, end, process, requests: AtomicU64::new(0) }
+        Self { link, subject, take, end, ends: Ends::new(lost), process, requests: AtomicU64::new(0) }
     }
 
     /// The Redis that it counts in.
@@ -132,56 +137,69 @@ impl RedisStore {
         &self.link
     }
 
-    /// Books a request of `tokens` for the tenant or model of this name.
+    /// Books what is claimed.
     ///
     /// # Errors
-    /// When Redis gives no answer; what is used up is an answer.
+    /// When Redis gives no answer; what is used up is an answer. A place that it may have given all the same is given back.
     pub async fn take(
-        &self,
-        name: &str,
-        limits: &Limits,
-        tokens: u64,
+        self: &Arc<Self>,
+        claim: &Claim,
         at: Wall,
     ) -> Result<Result<(Taken, Place), Refused>, StoreError> {
-        let counted = Bound::ALL.map(|bound| limits.of(bound).is_some() || self.tells(bound));
+        let counted = Bound::ALL.map(|bound| claim.limits.of(bound).is_some() || self.tells(bound));
         let place = Place { request: self.requests.fetch_add(1, Relaxed), counted };
+        let taken = Taken::by(claim, at.windows(), Use::default());
         let mut script = self.take.prepare_invoke();
-        keys(&mut script, self.subject, name, at);
+        keys(&mut script, self.subject, &claim.name, at);
         for bound in Bound::ALL {
             let without = if self.tells(bound) { UNBOUNDED } else { UNCOUNTED };
-            script.arg(limits.of(bound).map_or(without, |limit| i64::try_from(limit).unwrap_or(i64::MAX)));
+            script.arg(claim.limits.of(bound).map_or(without, |limit| i64::try_from(limit).unwrap_or(i64::MAX)));
         }
-        script.arg(tokens).arg(millis(at.0)).arg(millis(LEASE)).arg(self.member(place));
-        let answer: Vec<i64> = self.link.run(&script).await?;
+        script.arg(taken.of_day).arg(taken.of_minute).arg(millis(LEASE)).arg(self.member(place));
+        let answer: Vec<i64> = match self.link.run(&script).await {
+            Ok(answer) => answer,
+            Err(error) => {
+                if error.may_have_run() && claim.limits.concurrency.is_some() {
+                    self.end(claim.name.clone(), place, Change::default(), at);
+                }
+                return Err(error.into());
+            }
+        };
         let [used_up, requests, all] = answer[..] else { return Err(StoreError::Odd(answer)) };
         if used_up == 0 {
             let count = |n: i64| u64::try_from(n).unwrap_or(0);
             let used = Use { requests: count(requests), tokens: count(all) };
-            return Ok(Ok((Taken { second: at.second(), minute: at.minute(), day: at.day(), tokens, used }, place)));
+            return Ok(Ok((Taken { used, ..taken }, place)));
         }
         let bound = usize::try_from(used_up - 1).ok().and_then(|i| Bound::ALL.get(i).copied());
-        let Some((bound, limit)) = bound.and_then(|b| Some((b, limits.of(b)?))) else {
+        let Some((bound, limit)) = bound.and_then(|b| Some((b, claim.limits.of(b)?))) else {
             return Err(StoreError::Odd(answer));
         };
         Ok(Err(Refused { bound, limit, retry_after: bound.retry_after(at) }))
     }
 
-    /// A request that was booked has ended: changes what `change` says of the windows of `at`, and frees its place. Nobody waits for that.
+    /// A request that was booked has ended: changes what `change` says of the windows of `at`, and frees its place. Nobody waits for that; while Redis
+    /// can't be told it is tried again.
     pub fn end(self: &Arc<Self>, name: Arc<str>, place: Place, change: Change, at: Wall) {
-        let store = self.clone();
-        self.link.runtime().spawn(async move {
-            let mut script = store.end.prepare_invoke();
-            keys(&mut script, store.subject, &name, at);
-            let Change { second_requests, minute_requests, minute_tokens, day_requests, day_tokens } = change;
-            let changes = [day_requests, day_tokens, minute_requests, minute_tokens, second_requests];
-            for (count, is_counted) in changes.into_iter().zip(place.counted) {
-                script.arg(if is_counted { count } else { 0 });
-            }
-            script.arg(store.member(place));
-            if let Err(error) = store.link.run::<i64>(&script).await {
-                tracing::debug!(%error, "what a request had is not told to redis");
-            }
-        });
+        let (store, end) = (self.clone(), End { name, place, change, at });
+        self.ends.spawn(async move { store.ends.tell(&store, end).await }, self.link.runtime());
+    }
+
+    /// Waits until Redis has been told of all that has ended.
+    pub async fn told(&self) {
+        self.ends.told().await;
+    }
+
+    async fn tell(&self, end: &End) -> Result<(), LinkError> {
+        let mut script = self.end.prepare_invoke();
+        keys(&mut script, self.subject, &end.name, end.at);
+        let Change { second_requests, minute_requests, minute_tokens, day_requests, day_tokens } = end.change;
+        let changes = [day_requests, day_tokens, minute_requests, minute_tokens, second_requests];
+        for (count, is_counted) in changes.into_iter().zip(end.place.counted) {
+            script.arg(if is_counted { count } else { 0 });
+        }
+        script.arg(self.member(end.place));
+        self.link.run::<i64>(&script).await.map(drop)
     }
 
     fn member(&self, place: Place) -> String {
@@ -196,7 +214,8 @@ impl RedisStore {
 
 /// The counters of the tenant or model of this name at `at`, in the order of [`Bound::ALL`].
 fn keys(script: &mut ScriptInvocation<'_>, subject: Subject, name: &str, at: Wall) {
-    let (second, minute, day) = (at.second() % AIBRIX_WINDOWS, at.minute() % AIBRIX_WINDOWS, at.day());
+    let Windows { second, minute, day } = at.windows();
+    let (second, minute) = (second % AIBRIX_WINDOWS, minute % AIBRIX_WINDOWS);
     let (ours, of_minutes) = match subject {
         Subject::Tenant => ("attache", "aibrix"),
         Subject::Model => ("attache_model", "attache_model"),
@@ -217,3 +236,6 @@ fn keys(script: &mut ScriptInvocation<'_>, subject: Subject, name: &str, at: Wal
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests;

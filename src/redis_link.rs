@@ -39,6 +39,12 @@ pub enum LinkError {
 }
 
 impl LinkError {
+    /// Nobody knows whether Redis has done what it was asked for. Else it has not.
+    #[must_use]
+    pub fn may_have_run(&self) -> bool {
+        matches!(self, Self::Failed(_))
+    }
+
     /// The key holds something else than what was asked for: a list, say, and no text.
     #[must_use]
     pub fn is_of_the_wrong_type(&self) -> bool {

@@ -1,7 +1,7 @@
 //! What tenants and models may have, and where it is counted: what they have had is kept over reloads.
 
 use super::redis::Redis;
-use crate::clock::Clock;
+use crate::clock;
 use crate::config::Settings;
 use crate::config::settings::{CountIn, TenantSettings};
 use crate::ext_proc::picker::Live;
@@ -16,7 +16,6 @@ pub(super) fn limits(
     redis: Option<&Redis>,
     before: Option<&Live>,
     metrics: &Arc<Metrics>,
-    clock: Clock,
 ) -> Vec<Arc<Quotas>> {
     let wanted = [(Subject::Tenant, &settings.tenants), (Subject::Model, &settings.models)];
     let quotas = |(subject, limits): (Subject, &Option<TenantSettings>)| {
@@ -28,7 +27,7 @@ pub(super) fn limits(
             // A store in Redis has one, by the checks of the settings.
             (CountIn::Memory | CountIn::Redis, _) => in_memory(old.map(|quotas| quotas.store())),
         };
-        let quotas = Quotas::new(subject, limits.clone(), store, metrics.clone(), clock);
+        let quotas = Quotas::new(subject, limits.clone(), store, metrics.clone(), clock::wall_now);
         #[cfg(feature = "redis")]
         let quotas = match redis.and_then(|redis| redis.shared(settings)) {
             Some(shared) => quotas.sharing(shared),

@@ -23,6 +23,10 @@ impl Redis {
     pub(super) fn share_profiles(&self, _: &Choices) {
         match *self {}
     }
+
+    pub(super) async fn part(&self) {
+        match *self {}
+    }
 }
 
 #[cfg(feature = "redis")]
@@ -38,6 +42,9 @@ mod shared {
     use crate::scrape::redis_profiles::{self, Look};
     use anyhow::Context;
     use std::time::Duration;
+
+    /// 1 s at the end of the process for what Redis has still to be told: far more than that takes, unless Redis is away.
+    const PARTING: Duration = Duration::from_secs(1);
 
     /// A Redis.
     #[derive(Clone, Debug)]
@@ -70,9 +77,16 @@ mod shared {
                         };
                     };
                     let link = RedisLink::start(&wanted.url, told).context("`redis.url` can't be used")?;
+                    let store = |subject| {
+                        let lost = metrics.redis.lost_ends.clone();
+                        let lost = move || {
+                            lost.inc();
+                        };
+                        Arc::new(RedisStore::new(link.clone(), subject, rng::system_seed(), lost))
+                    };
                     Self {
-                        tenants: Arc::new(RedisStore::new(link.clone(), Subject::Tenant, rng::system_seed())),
-                        models: Arc::new(RedisStore::new(link.clone(), Subject::Model, rng::system_seed())),
+                        tenants: store(Subject::Tenant),
+                        models: store(Subject::Model),
                         users: Arc::new(UserRecords::new(link.clone())),
                         profiles: None,
                         link,
@@ -107,6 +121,14 @@ mod shared {
                 Subject::Tenant => self.tenants.clone(),
                 Subject::Model => self.models.clone(),
             })
+        }
+
+        /// Waits briefly until it has been told of all requests that have ended.
+        pub(in super::super) async fn part(&self) {
+            let told = async { tokio::join!(self.tenants.told(), self.models.told()) };
+            if tokio::time::timeout(PARTING, told).await.is_err() {
+                tracing::warn!("redis was not told of all requests that have ended");
+            }
         }
 
         /// How requests deal with it, by `settings`.

@@ -51,7 +51,7 @@ pub(super) fn live(
     let seed = settings.server.seed.unwrap_or_else(rng::system_seed);
     let queues = |p: &PoolSettings| queues::before_pool(p, feeds_of(p, feeds)?, before, metrics, clock, seed);
     let queues = settings.pools.iter().map(queues).collect::<anyhow::Result<Vec<_>>>()?;
-    let limits = quotas::limits(settings, redis, before, metrics, clock);
+    let limits = quotas::limits(settings, redis, before, metrics);
     // When nothing can fail any more: strategies that stay read what is new from here on.
     if let Some(redis) = redis {
         live.router.pools().iter().for_each(|pool| redis.share_profiles(&pool.scheduler.choices));

@@ -236,7 +236,8 @@ pub fn decide(
         digests: notes.as_ref().map(|n| &n.digests),
     };
     let Chosen { choice, profile, filter } = pool.scheduler.choices.choose(&facts)?;
-    if let Some(asking) = allowance.ask(live.quotas(), q, &facts)? {
+    let answers = request.as_ref().map_or(1, Request::answers);
+    if let Some(asking) = allowance.ask(live.quotas(), q, &facts, answers)? {
         return Ok(Step::Allow(asking));
     }
     let asking = Asked { api: q.api, body, content_type: q.head.content_type(), target: &target };

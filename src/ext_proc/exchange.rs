@@ -581,10 +581,7 @@ impl Exchange {
 /// The stream is gone, however that came: whatever was open is closed and counted.
 impl Drop for Exchange {
     fn drop(&mut self) {
-        let now = self.last_seen;
-        if let Some(routed) = self.routed.take() {
-            routed.end(End::ClientGone, now, &self.picker);
-        }
+        self.leave();
         self.picker.metrics.outcome(self.outcome.unwrap_or(Outcome::ClientAborted));
     }
 }

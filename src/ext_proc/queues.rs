@@ -417,7 +417,9 @@ impl Admitted {
         }
         if let Some(mut passage) = self.passage.take() {
             let tokens = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
-            let output = usage.completion_tokens.map_or(self.come, tokens);
+            let told = usage.completion_tokens.map(tokens);
+            // What is told before the end is a beginning.
+            let output = if whole { told.unwrap_or(self.come) } else { told.unwrap_or(0).max(self.come) };
             if !whole || output == 0 {
                 passage.cut();
             }

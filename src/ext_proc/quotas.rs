@@ -8,15 +8,14 @@
 use super::decide::Question;
 use super::prefix::Warming;
 use super::tenant::Tenant;
-use crate::clock::{Clock, Timestamp};
+use crate::clock::Timestamp;
 use crate::config::settings::TenantSettings;
 use crate::error::{Reason, RequestError};
-use crate::quota::{Book, Bound, Had, Limits, Refused, Subject, Taken, Wall};
+use crate::quota::{Book, Bound, Claim, Had, Refused, Subject, Taken, Wall};
 use crate::scheduling::RequestFacts;
 use crate::telemetry::metrics::Metrics;
 use smallvec::SmallVec;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::SystemTime;
 
 #[cfg(feature = "redis")]
@@ -36,6 +35,9 @@ pub enum Store {
     Redis(Arc<RedisStore>),
 }
 
+/// 2^32 - 1 tokens: no answer has more, however many of what length a request asks for. Counters are far from full with that.
+const MAX_ANSWER: u64 = u32::MAX as u64;
+
 /// What tenants may have, and have had; or models.
 #[derive(Debug)]
 pub struct Quotas {
@@ -46,24 +48,20 @@ pub struct Quotas {
     #[cfg(feature = "redis")]
     shared: Option<Shared>,
     metrics: Arc<Metrics>,
-    clock: Clock,
-    /// The last moment that anybody told: a stream that is dropped knows none.
-    now: AtomicU64,
-}
-
-/// A request as it is counted.
-#[derive(Clone, Debug)]
-struct Claim {
-    /// The tenant's name, or the model's.
-    name: Arc<str>,
-    limits: Limits,
-    tokens: u64,
+    /// How late it is. Windows are those of the wall clock, whatever is done to it.
+    wall: fn() -> SystemTime,
 }
 
 impl Quotas {
-    /// Lets `subject`s have what `settings` say, counted in `store`.
+    /// Lets `subject`s have what `settings` say, counted in `store` by a clock that is asked each time.
     #[must_use]
-    pub fn new(subject: Subject, settings: TenantSettings, store: Store, metrics: Arc<Metrics>, clock: Clock) -> Self {
+    pub fn new(
+        subject: Subject,
+        settings: TenantSettings,
+        store: Store,
+        metrics: Arc<Metrics>,
+        wall: fn() -> SystemTime,
+    ) -> Self {
         Self {
             subject,
             settings,
@@ -71,8 +69,7 @@ impl Quotas {
             #[cfg(feature = "redis")]
             shared: None,
             metrics,
-            clock,
-            now: AtomicU64::new(0),
+            wall,
         }
     }
 
@@ -103,13 +100,13 @@ impl Quotas {
         &self.store
     }
 
-    fn wall(&self, now: Timestamp) -> Wall {
-        self.now.fetch_max(now.0, Relaxed);
-        Wall(self.clock.wall(now).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
+    fn wall(&self) -> Wall {
+        Wall((self.wall)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
     }
 
-    /// How the request is counted, by what the settings say; `None` when it asks for nothing that costs, or for no model that is known.
-    fn claim(&self, q: &Question<'_>, facts: &RequestFacts<'_>) -> Option<Claim> {
+    /// How the request, which asks for so many `answers`, is counted by what the settings say; `None` when it asks for nothing that costs, or for no
+    /// model that is known.
+    fn claim(&self, q: &Question<'_>, facts: &RequestFacts<'_>, answers: u32) -> Option<Claim> {
         let costs_nothing = matches!(q.head.method(), "GET" | "HEAD" | "OPTIONS") && !q.head.is_upgrade();
         if costs_nothing {
             return None;
@@ -120,9 +117,19 @@ impl Quotas {
             (Subject::Tenant, Tenant::Named(name)) => name.clone(),
             (Subject::Tenant, Tenant::Nobody | Tenant::Unasked) => "".into(),
         };
-        let limits = *self.settings.limits(&name);
-        let answer = if q.api.generates() { facts.max_tokens.unwrap_or(self.settings.answer_tokens) } else { 0 };
-        Some(Claim { name, limits, tokens: u64::from(facts.prompt_tokens) + u64::from(answer) })
+        let answers = if q.api.generates() { answers } else { 0 };
+        let of = |tokens: u32| u64::from(tokens).saturating_mul(answers.into()).min(MAX_ANSWER);
+        let usual = of(self.settings.answer_tokens);
+        let answer = facts.max_tokens.map_or(usual, of);
+        Some(Claim {
+            limits: *self.settings.limits(&name),
+            is_named: self.settings.overrides.contains_key(&*name),
+            name,
+            prompt: facts.prompt_tokens.into(),
+            answer,
+            // Others must not be kept from a model by what one asks of it and does not wait for.
+            least: if self.subject == Subject::Model { answer.min(usual) } else { answer },
+        })
     }
 
     /// Books the request, which has waited since `first`, or says what must run first.
@@ -138,7 +145,7 @@ impl Quotas {
         }
         match &self.store {
             Store::Memory(book) => self
-                .take(book, &claim, self.wall(now))
+                .take(book, &claim)
                 .map(|permit| Begun::Granted(Some(permit)))
                 .map_err(|refused| self.refused(&claim, refused, now)),
             #[cfg(feature = "redis")]
@@ -146,8 +153,8 @@ impl Quotas {
         }
     }
 
-    fn take(self: &Arc<Self>, book: &Book, claim: &Claim, at: Wall) -> Result<Permit, Refused> {
-        let taken = book.take(&claim.name, &claim.limits, claim.tokens, at)?;
+    fn take(self: &Arc<Self>, book: &Book, claim: &Claim) -> Result<Permit, Refused> {
+        let taken = book.take(claim, self.wall())?;
         Ok(Permit {
             quotas: self.clone(),
             name: claim.name.clone(),
@@ -199,32 +206,32 @@ impl Permit {
         told.filter(|_| self.quotas.subject == Subject::Tenant).map(|(name, count)| (name, count.to_string()))
     }
 
-    /// Its answer has ended.
-    pub fn settle(mut self, had: Had, now: Timestamp) {
-        self.end(had, now);
+    /// It has ended, with an answer or without.
+    pub fn settle(mut self, had: Had) {
+        self.end(had);
     }
 
-    fn end(&mut self, had: Had, now: Timestamp) {
+    fn end(&mut self, had: Had) {
         if std::mem::replace(&mut self.settled, true) {
             return;
         }
-        let at = self.quotas.wall(now);
+        let at = self.quotas.wall();
         match &self.quotas.store {
             Store::Memory(book) => book.end(&self.name, &self.taken, had, at),
             #[cfg(feature = "redis")]
             Store::Redis(redis) => {
                 if let Some(place) = self.place {
-                    redis.end(self.name.clone(), place, self.taken.change(had, at), at);
+                    redis.end(self.name.clone(), place, self.taken.change(had, at.windows()), at);
                 }
             }
         }
     }
 }
 
-/// It never reached a server.
+/// It never reached a server: whoever leaves while one works for it is settled with.
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.end(Had::Nothing, Timestamp(self.quotas.now.load(Relaxed)));
+        self.end(Had::Nothing);
     }
 }
 
@@ -263,7 +270,7 @@ enum Begun {
 }
 
 impl Allowance {
-    /// Asks all of `quotas` for the request that `q` is about. What it gives must run, and then be asked again.
+    /// Asks all of `quotas` for the request that `q` is about, which asks for so many `answers`. What it gives must run, and then be asked again.
     ///
     /// # Errors
     /// The refusal that the client gets.
@@ -272,10 +279,12 @@ impl Allowance {
         quotas: &[Arc<Quotas>],
         q: &Question<'_>,
         facts: &RequestFacts<'_>,
+        answers: u32,
     ) -> Result<Option<Warming>, RequestError> {
         let first = *self.first.get_or_insert(q.now);
         for (state, quotas) in self.states.iter_mut().zip(quotas) {
-            let call = state.ask(quotas, q, facts, first)?;
+            let claim = || quotas.claim(q, facts, answers);
+            let call = state.ask(quotas, claim, first, q.now)?;
             if call.is_some() {
                 return Ok(call);
             }
@@ -293,25 +302,23 @@ impl State {
     fn ask(
         &mut self,
         quotas: &Arc<Quotas>,
-        q: &Question<'_>,
-        facts: &RequestFacts<'_>,
+        claim: impl FnOnce() -> Option<Claim>,
         first: Timestamp,
+        now: Timestamp,
     ) -> Result<Option<Warming>, RequestError> {
         let permit = match std::mem::take(self) {
             State::Granted(permit) => permit,
             #[cfg(feature = "redis")]
-            State::Asked(answer) => answer.read(quotas, q.now)?,
-            State::Unasked => {
-                match quotas.claim(q, facts).map(|claim| quotas.begin(claim, first, q.now)).transpose()? {
-                    None => None,
-                    Some(Begun::Granted(permit)) => permit,
-                    #[cfg(feature = "redis")]
-                    Some(Begun::Asked(call, answer)) => {
-                        *self = State::Asked(answer);
-                        return Ok(Some(call));
-                    }
+            State::Asked(answer) => answer.read(quotas, now)?,
+            State::Unasked => match claim().map(|claim| quotas.begin(claim, first, now)).transpose()? {
+                None => None,
+                Some(Begun::Granted(permit)) => permit,
+                #[cfg(feature = "redis")]
+                Some(Begun::Asked(call, answer)) => {
+                    *self = State::Asked(answer);
+                    return Ok(Some(call));
                 }
-            }
+            },
         };
         *self = State::Granted(permit);
         Ok(None)

@@ -158,7 +158,8 @@ impl Routed {
         let mut mutation = HeaderMutation::default();
         let readable = mode != BodyMode::None && !found.encoded;
         if readable {
-            self.scanner = Some(Scanner::new(self.api, &found, self.plan.admitted.is_some()));
+            let charged = self.plan.admitted.is_some() || !self.plan.permits.is_empty();
+            self.scanner = Some(Scanner::new(self.api, &found, charged));
         }
         if readable && found.is_good() && self.api.generates() {
             self.read_answer(if found.sse { AnswerFormat::Events } else { AnswerFormat::Json });
@@ -394,8 +395,9 @@ impl Routed {
             prefill.end(complete, &Usage { completion_tokens: None, ..usage }, |_| false, now);
         }
         self.counts.iter().for_each(|counts| counts.had(&usage));
+        let came = self.scanner.as_ref().map_or(0, Scanner::tokens);
         for permit in self.plan.permits.drain(..) {
-            permit.settle(had(&usage, self.status, end), now);
+            permit.settle(had(&usage, came, self.status, end));
         }
         if let Some(admitted) = self.plan.admitted.take() {
             admitted.end(&usage, complete, now);
@@ -434,14 +436,17 @@ impl Routed {
     }
 }
 
-/// What a request has cost its tenant. Who leaves before the server has told is charged what was booked: else leaving would be free.
-fn had(usage: &Usage, status: u16, end: End) -> Had {
-    let told = usage.prompt_tokens.is_some() || usage.completion_tokens.is_some();
-    match usage.prompt_tokens.unwrap_or(0).saturating_add(usage.completion_tokens.unwrap_or(0)) {
-        tokens if told => Had::Tokens(tokens),
-        _ if end == End::Aborted => Had::Nothing,
+/// What a request has cost its tenant and its model, of whose answer about so many tokens `came`. What is told before the end is a beginning, and who leaves
+/// with that is charged as if nothing had been told: else leaving would be free. What the picker itself ends costs nothing.
+fn had(usage: &Usage, came: u32, status: u16, end: End) -> Had {
+    let (prompt, answer) = (usage.prompt_tokens.unwrap_or(0), usage.completion_tokens.unwrap_or(0));
+    match end {
+        End::Aborted | End::Evicted => Had::Nothing,
+        End::Complete if usage.prompt_tokens.or(usage.completion_tokens).is_some() => {
+            Had::Tokens(prompt.saturating_add(answer))
+        }
         _ if status >= 400 => Had::Tokens(0),
-        _ => Had::AsBooked,
+        _ => Had::AtLeast { prompt, answer: answer.max(came.into()) },
     }
 }
 

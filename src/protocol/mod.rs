@@ -81,6 +81,14 @@ impl Default for Request<'_> {
     }
 }
 
+impl Request<'_> {
+    /// Answers that the server makes: as many as are asked for, to each of its prompts.
+    #[must_use]
+    pub fn answers(&self) -> u32 {
+        self.choices.saturating_mul(self.prompt.count.max(1))
+    }
+}
+
 /// The model's name and where it stands in the body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model<'a> {

@@ -1,12 +1,13 @@
 //! The accounts of all tenants of one process.
 
-use super::account::{Account, Had, Refused, Taken};
-use super::{Limits, Wall};
+use super::Wall;
+use super::account::{Account, Claim, Had, Refused, Taken};
 use ahash::{AHashMap, RandomState};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// 100,000 tenants of a day, some 15 MB. Names come from whoever the operator trusts, but what is trusted may be wrong.
+/// 100,000 tenants or models of a day, some 25 MB. Tenants' names come from whoever the operator trusts, but what is trusted may be wrong; names of models
+/// are what clients write.
 pub const DEFAULT_MAX_TENANTS: usize = 100_000;
 /// Locks, so that threads seldom meet at one.
 const SHARDS: usize = 16;
@@ -14,7 +15,7 @@ const SHARDS: usize = 16;
 #[derive(Debug, Default)]
 struct Shard {
     accounts: AHashMap<Arc<str>, Account>,
-    /// The day of the last look for accounts that are over.
+    /// The day that it was at the last look for accounts that are over.
     swept: u64,
 }
 
@@ -28,7 +29,8 @@ pub struct Book {
 }
 
 impl Book {
-    /// A book that remembers `tenants` at most. When it is full, the half is forgotten that was idle longest; never who has requests under way.
+    /// A book that remembers `tenants` at most. When it is full, the half is forgotten that has used up least of what it may have, those first that were
+    /// idle longest; nobody that is named in the limits while there are others, and never who has requests under way.
     #[must_use]
     pub fn new(tenants: usize) -> Self {
         let room = tenants.div_ceil(SHARDS).max(1);
@@ -41,24 +43,25 @@ impl Book {
         self.shards.get((hash >> 60) as usize % SHARDS)
     }
 
-    /// Books a request of `tokens` for `tenant`.
+    /// Books what is claimed.
     ///
     /// # Errors
     /// What is used up. Nothing is booked then.
-    pub fn take(&self, tenant: &Arc<str>, limits: &Limits, tokens: u64, at: Wall) -> Result<Taken, Refused> {
-        let Some(shard) = self.shard(tenant) else { return Account::default().take(limits, tokens, at) };
+    pub fn take(&self, claim: &Claim, at: Wall) -> Result<Taken, Refused> {
+        let Some(shard) = self.shard(&claim.name) else { return Account::default().take(claim, at) };
         let mut shard = shard.lock();
-        if shard.swept < at.day() {
-            shard.swept = at.day();
+        let day = at.windows().day;
+        if shard.swept != day {
+            shard.swept = day;
             shard.accounts.retain(|_, account| !account.is_over(at));
         }
-        if let Some(account) = shard.accounts.get_mut(tenant) {
-            return account.take(limits, tokens, at);
+        if let Some(account) = shard.accounts.get_mut(&claim.name) {
+            return account.take(claim, at);
         }
         if shard.accounts.len() >= self.room {
-            shard.make_room();
+            shard.make_room(at);
         }
-        shard.accounts.entry(tenant.clone()).or_default().take(limits, tokens, at)
+        shard.accounts.entry(claim.name.clone()).or_default().take(claim, at)
     }
 
     /// What [`Book::take`] booked has ended.
@@ -76,15 +79,17 @@ impl Book {
 }
 
 impl Shard {
-    /// Forgets the half of the idle accounts that was asked for nothing longest.
-    fn make_room(&mut self) {
-        let mut minutes: Vec<u64> = self.accounts.values().filter(|a| a.is_idle()).map(Account::last_minute).collect();
-        if minutes.is_empty() {
+    /// Forgets the half of the idle accounts with which least is lost.
+    fn make_room(&mut self, at: Wall) {
+        let is_named = self.accounts.values().filter(|a| a.is_idle()).all(Account::is_named);
+        let may_go = |account: &Account| account.is_idle() && account.is_named() == is_named;
+        let mut weights: Vec<_> = self.accounts.values().filter(|a| may_go(a)).map(|a| a.weight(at)).collect();
+        if weights.is_empty() {
             return;
         }
-        let middle = (minutes.len() - 1) / 2;
-        let (_, oldest, _) = minutes.select_nth_unstable(middle);
-        let oldest = *oldest;
-        self.accounts.retain(|_, account| !account.is_idle() || account.last_minute() > oldest);
+        let middle = (weights.len() - 1) / 2;
+        let (_, most, _) = weights.select_nth_unstable(middle);
+        let most = *most;
+        self.accounts.retain(|_, account| !may_go(account) || account.weight(at) > most);
     }
 }

@@ -1,7 +1,8 @@
 //! What tenants, and models, may have: requests a second, requests and tokens a minute and a day, requests at once.
 //!
 //! ```text
-//! take     before the decision: all bounds are looked at, and either all are booked or none; an answer is booked at the length that it may have
+//! take     before the decision: all bounds are looked at, and either all are booked or none; an answer is booked at the length that it may have,
+//!          in no window at more than its bound
 //! settle   when the answer has ended: what it really cost takes the place of what was booked
 //! give back   the request never reached a server: nothing was had
 //! ```
@@ -14,7 +15,7 @@ mod account;
 mod book;
 mod record;
 
-pub use account::{Change, Had, Refused, Taken, Use};
+pub use account::{Change, Claim, Had, Refused, Taken, Use};
 pub use book::{Book, DEFAULT_MAX_TENANTS};
 pub use record::{DEFAULT_RECORD_RPM, DEFAULT_TOKENS_PER_REQUEST, UserRecord};
 
@@ -39,28 +40,28 @@ const DAY: u64 = 86_400;
 pub struct Wall(pub Duration);
 
 impl Wall {
-    /// Which second it is.
+    /// Which second, minute and day it is.
     #[must_use]
-    pub fn second(self) -> u64 {
-        self.0.as_secs()
-    }
-
-    /// Which minute it is.
-    #[must_use]
-    pub fn minute(self) -> u64 {
-        self.0.as_secs() / MINUTE
-    }
-
-    /// Which day it is.
-    #[must_use]
-    pub fn day(self) -> u64 {
-        self.0.as_secs() / DAY
+    pub fn windows(self) -> Windows {
+        let second = self.0.as_secs();
+        Windows { second, minute: second / MINUTE, day: second / DAY }
     }
 
     /// Until a window of `seconds` turns: whole seconds, rounded up, so that nobody comes back a moment too early.
     fn turns(self, seconds: u64) -> Duration {
         Duration::from_secs(seconds - self.0.as_secs() % seconds)
     }
+}
+
+/// The windows that a moment is in, each by its number since the Unix epoch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Windows {
+    /// Which second.
+    pub second: u64,
+    /// Which minute.
+    pub minute: u64,
+    /// Which day.
+    pub day: u64,
 }
 
 /// What is bounded.
@@ -150,6 +151,12 @@ impl Limits {
             Bound::RequestsPerSecond => self.requests_per_second,
             Bound::Concurrency => self.concurrency,
         }
+    }
+
+    /// What is booked of `tokens` where `bound` counts them: no more than all of it.
+    #[must_use]
+    pub fn booked(&self, bound: Bound, tokens: u64) -> u64 {
+        self.of(bound).map_or(tokens, |limit| tokens.min(limit))
     }
 
     /// Whether there is none at all.

@@ -20,19 +20,24 @@ const NONE: Limits = Limits {
     tokens_per_day: None,
 };
 
+/// A request of `name` whose answer may have all of its `tokens`.
+fn claim(name: &Arc<str>, limits: &Limits, tokens: u64) -> Claim {
+    Claim { name: name.clone(), limits: *limits, is_named: false, prompt: 0, answer: tokens, least: tokens }
+}
+
 #[test]
 fn requests_of_a_minute_are_counted_by_the_walls_minute() {
     let (book, a) = (Book::new(10), tenant());
     let limits = Limits { requests_per_minute: Some(2), ..NONE };
-    let first = book.take(&a, &limits, 5, at(119)).unwrap();
+    let first = book.take(&claim(&a, &limits, 5), at(119)).unwrap();
     assert_eq!(first.used, Use { requests: 1, tokens: 5 });
-    book.end(&a, &first, Had::AsBooked, at(119));
-    assert!(book.take(&a, &limits, 5, at(120)).is_ok(), "a minute has turned");
-    assert!(book.take(&a, &limits, 5, at(125)).is_ok());
-    let refused = book.take(&a, &limits, 5, at(131)).unwrap_err();
+    book.end(&a, &first, Had::AS_BOOKED, at(119));
+    assert!(book.take(&claim(&a, &limits, 5), at(120)).is_ok(), "a minute has turned");
+    assert!(book.take(&claim(&a, &limits, 5), at(125)).is_ok());
+    let refused = book.take(&claim(&a, &limits, 5), at(131)).unwrap_err();
     assert_eq!(refused, Refused { bound: Bound::RequestsPerMinute, limit: 2, retry_after: Duration::from_secs(49) });
-    assert!(book.take(&"b".into(), &limits, 5, at(131)).is_ok(), "another tenant has its own");
-    assert!(book.take(&a, &limits, 5, at(131).after(refused.retry_after)).is_ok(), "the promise holds");
+    assert!(book.take(&claim(&"b".into(), &limits, 5), at(131)).is_ok(), "another tenant has its own");
+    assert!(book.take(&claim(&a, &limits, 5), at(131).after(refused.retry_after)).is_ok(), "the promise holds");
 }
 
 impl Wall {
@@ -54,15 +59,15 @@ fn retry_after_is_never_a_moment_too_early() {
 fn tokens_are_booked_before_and_set_right_after() {
     let (book, a) = (Book::new(10), tenant());
     let limits = Limits { tokens_per_minute: Some(100), ..NONE };
-    let one = book.take(&a, &limits, 80, at(0)).unwrap();
-    assert_eq!(book.take(&a, &limits, 30, at(1)).unwrap_err().bound, Bound::TokensPerMinute);
+    let one = book.take(&claim(&a, &limits, 80), at(0)).unwrap();
+    assert_eq!(book.take(&claim(&a, &limits, 30), at(1)).unwrap_err().bound, Bound::TokensPerMinute);
     book.end(&a, &one, Had::Tokens(40), at(2));
-    let two = book.take(&a, &limits, 60, at(3)).unwrap();
+    let two = book.take(&claim(&a, &limits, 60), at(3)).unwrap();
     assert_eq!(two.used.tokens, 100);
-    assert!(book.take(&a, &limits, 0, at(3)).is_err(), "nothing is left, not even for nothing");
+    assert!(book.take(&claim(&a, &limits, 0), at(3)).is_err(), "nothing is left, not even for nothing");
     book.end(&a, &two, Had::Nothing, at(4));
     assert_eq!(
-        book.take(&a, &limits, 10, at(5)).unwrap().used,
+        book.take(&claim(&a, &limits, 10), at(5)).unwrap().used,
         Use { requests: 2, tokens: 50 },
         "as if it had not been"
     );
@@ -72,21 +77,21 @@ fn tokens_are_booked_before_and_set_right_after() {
 fn a_request_larger_than_the_limit_needs_all_of_a_minute() {
     let (book, a) = (Book::new(10), tenant());
     let limits = Limits { tokens_per_minute: Some(100), ..NONE };
-    let small = book.take(&a, &limits, 1, at(0)).unwrap();
-    assert!(book.take(&a, &limits, 5_000, at(1)).is_err());
+    let small = book.take(&claim(&a, &limits, 1), at(0)).unwrap();
+    assert!(book.take(&claim(&a, &limits, 5_000), at(1)).is_err());
     book.end(&a, &small, Had::Tokens(1), at(2));
-    assert!(book.take(&a, &limits, 5_000, at(60)).is_ok(), "else it would never be served");
-    assert!(book.take(&a, &limits, 1, at(61)).is_err());
+    assert!(book.take(&claim(&a, &limits, 5_000), at(60)).is_ok(), "else it would never be served");
+    assert!(book.take(&claim(&a, &limits, 1), at(61)).is_err());
 }
 
 #[test]
 fn an_answer_that_ends_in_a_later_minute_is_charged_there_for_what_was_not_booked() {
-    let taken = Taken { second: 0, minute: 0, day: 0, tokens: 100, used: Use::default() };
-    let more = taken.change(Had::Tokens(130), at(61));
+    let taken = Taken::by(&claim(&tenant(), &NONE, 100), at(0).windows(), Use::default());
+    let more = taken.change(Had::Tokens(130), at(61).windows());
     assert_eq!((more.minute_tokens, more.day_tokens), (30, 30));
-    let less = taken.change(Had::Tokens(70), at(61));
+    let less = taken.change(Had::Tokens(70), at(61).windows());
     assert_eq!((less.minute_tokens, less.day_tokens), (0, -30), "the minute is over, the day is not");
-    let nothing = taken.change(Had::Nothing, at(86_400));
+    let nothing = taken.change(Had::Nothing, at(86_400).windows());
     assert_eq!(nothing, Change::default());
 }
 
@@ -100,13 +105,13 @@ fn the_bound_that_lasts_longest_is_told() {
         concurrency: Some(1),
         ..NONE
     };
-    book.take(&a, &limits, 1, at(0)).unwrap();
-    assert_eq!(book.take(&a, &limits, 1, at(1)).unwrap_err().bound, Bound::RequestsPerDay);
+    book.take(&claim(&a, &limits, 1), at(0)).unwrap();
+    assert_eq!(book.take(&claim(&a, &limits, 1), at(1)).unwrap_err().bound, Bound::RequestsPerDay);
     let by_tokens = Limits { requests_per_day: None, tokens_per_day: Some(1), ..limits };
-    assert_eq!(book.take(&a, &by_tokens, 1, at(1)).unwrap_err().bound, Bound::TokensPerDay);
+    assert_eq!(book.take(&claim(&a, &by_tokens, 1), at(1)).unwrap_err().bound, Bound::TokensPerDay);
     let by_minute = Limits { requests_per_day: None, tokens_per_day: None, ..limits };
-    assert_eq!(book.take(&a, &by_minute, 1, at(1)).unwrap_err().bound, Bound::RequestsPerMinute);
-    assert_eq!(book.take(&a, &by_minute, 1, at(61)).unwrap_err().bound, Bound::Concurrency, "it still runs");
+    assert_eq!(book.take(&claim(&a, &by_minute, 1), at(1)).unwrap_err().bound, Bound::RequestsPerMinute);
+    assert_eq!(book.take(&claim(&a, &by_minute, 1), at(61)).unwrap_err().bound, Bound::Concurrency, "it still runs");
 }
 
 #[test]
@@ -120,7 +125,7 @@ fn a_limit_of_nothing_lets_nothing_through() {
             Bound::RequestsPerSecond => Limits { requests_per_second: Some(0), ..NONE },
             Bound::Concurrency => Limits { concurrency: Some(0), ..NONE },
         };
-        assert_eq!(Book::new(1).take(&tenant(), &limits, 0, at(0)).unwrap_err().bound, bound);
+        assert_eq!(Book::new(1).take(&claim(&tenant(), &limits, 0), at(0)).unwrap_err().bound, bound);
     }
 }
 
@@ -128,50 +133,134 @@ fn a_limit_of_nothing_lets_nothing_through() {
 fn requests_of_a_second_are_counted_by_the_walls_second() {
     let (book, a) = (Book::new(10), tenant());
     let limits = Limits { requests_per_second: Some(2), ..NONE };
-    let first = book.take(&a, &limits, 1, at(7)).unwrap();
-    book.take(&a, &limits, 1, at(7)).unwrap();
-    let refused = book.take(&a, &limits, 1, Wall(Duration::from_millis(7_999))).unwrap_err();
+    let first = book.take(&claim(&a, &limits, 1), at(7)).unwrap();
+    book.take(&claim(&a, &limits, 1), at(7)).unwrap();
+    let refused = book.take(&claim(&a, &limits, 1), Wall(Duration::from_millis(7_999))).unwrap_err();
     assert_eq!(refused, Refused { bound: Bound::RequestsPerSecond, limit: 2, retry_after: Duration::from_secs(1) });
     book.end(&a, &first, Had::Nothing, at(7));
-    let third = book.take(&a, &limits, 1, at(7)).unwrap();
-    assert!(book.take(&a, &limits, 1, at(7)).is_err(), "what was given back was had by another");
-    assert!(book.take(&a, &limits, 1, at(8)).is_ok());
+    let third = book.take(&claim(&a, &limits, 1), at(7)).unwrap();
+    assert!(book.take(&claim(&a, &limits, 1), at(7)).is_err(), "what was given back was had by another");
+    assert!(book.take(&claim(&a, &limits, 1), at(8)).is_ok());
     book.end(&a, &third, Had::Nothing, at(8));
-    assert!(book.take(&a, &limits, 1, at(8)).is_ok());
-    assert!(book.take(&a, &limits, 1, at(8)).is_err(), "what is given back later is lost with its second");
+    assert!(book.take(&claim(&a, &limits, 1), at(8)).is_ok());
+    assert!(book.take(&claim(&a, &limits, 1), at(8)).is_err(), "what is given back later is lost with its second");
 }
 
 #[test]
-fn a_clock_that_is_set_back_opens_no_window_again() {
+fn a_clock_that_is_set_back_by_a_moment_opens_no_window_again() {
     let (book, a) = (Book::new(10), tenant());
     let limits = Limits { requests_per_minute: Some(1), ..NONE };
-    let taken = book.take(&a, &limits, 1, at(600)).unwrap();
-    assert!(book.take(&a, &limits, 1, at(60)).is_err());
-    book.end(&a, &taken, Had::Nothing, at(60));
-    assert!(book.take(&a, &limits, 1, at(60)).is_ok(), "what was given back is there");
+    let taken = book.take(&claim(&a, &limits, 1), at(600)).unwrap();
+    assert!(book.take(&claim(&a, &limits, 1), at(590)).is_err());
+    book.end(&a, &taken, Had::Nothing, at(590));
+    assert!(book.take(&claim(&a, &limits, 1), at(590)).is_ok(), "what was given back is there");
+}
+
+#[test]
+fn by_a_clock_that_was_days_ahead_nobody_is_kept_out_for_days() {
+    let (book, a) = (Book::new(10), tenant());
+    let limits = Limits { requests_per_minute: Some(1), requests_per_day: Some(1), ..NONE };
+    book.take(&claim(&a, &limits, 1), at(9 * DAY)).unwrap();
+    assert!(book.take(&claim(&a, &limits, 1), at(DAY)).is_ok(), "the clock was wrong");
+    assert!(book.take(&claim(&a, &limits, 1), at(DAY)).is_err());
+}
+
+#[test]
+fn no_window_is_booked_beyond_its_bound_and_what_is_given_back_is_what_was_booked() {
+    let (book, a) = (Book::new(10), tenant());
+    let limits = Limits { tokens_per_minute: Some(100), tokens_per_day: Some(1_000), ..NONE };
+    let huge = book.take(&claim(&a, &limits, u64::from(u32::MAX)), at(0)).unwrap();
+    assert_eq!((huge.of_minute, huge.of_day, huge.used.tokens), (100, 1_000, 100));
+    book.end(&a, &huge, Had::Tokens(300), at(61));
+    assert_eq!(
+        book.take(&claim(&a, &limits, 701), at(61)).unwrap_err().bound,
+        Bound::TokensPerDay,
+        "300 of 1,000 are had"
+    );
+    let other = book.take(&claim(&a, &limits, 700), at(61)).unwrap();
+    assert_eq!(other.used.tokens, 100, "what was claimed was paid for in its own minute");
+    book.end(&a, &other, Had::AS_BOOKED, at(61));
+    assert_eq!(book.take(&claim(&a, &limits, 1), at(120)).unwrap_err().bound, Bound::TokensPerDay);
+}
+
+#[test]
+fn an_answer_of_which_nobody_tells_counts_for_what_came_and_for_its_least_at_least() {
+    let limits = Limits { tokens_per_day: Some(10_000), ..NONE };
+    let shared = Claim { prompt: 100, least: 500, ..claim(&tenant(), &limits, 1 << 32) };
+    let own = Claim { prompt: 100, ..claim(&tenant(), &limits, 2_000) };
+    let much = Had::AtLeast { prompt: 200, answer: 3_000 };
+    for (claim, had, cost) in [
+        (&shared, Had::AS_BOOKED, 600),
+        (&shared, much, 3_200),
+        (&shared, Had::Nothing, 0),
+        (&own, Had::AS_BOOKED, 2_100),
+        (&own, Had::AtLeast { prompt: 90, answer: 10 }, 2_100),
+        (&own, much, 3_200),
+        (&own, Had::Tokens(7), 7),
+    ] {
+        let book = Book::new(10);
+        let taken = book.take(claim, at(0)).unwrap();
+        book.end(&claim.name, &taken, had, at(0));
+        let mut rest = Claim { prompt: 10_000 - cost, answer: 0, ..claim.clone() };
+        assert!(book.take(&rest, at(0)).is_ok(), "{claim:?} {had:?}");
+        rest.prompt = 1;
+        assert!(book.take(&rest, at(0)).is_err(), "{claim:?} {had:?}");
+    }
+}
+
+/// Tenants of a small book: ten for each lock.
+const SMALL: usize = 160;
+
+#[test]
+fn those_are_forgotten_first_with_whom_nothing_is_lost() {
+    let book = Book::new(SMALL);
+    let limits = Limits { requests_per_day: Some(3), ..NONE };
+    let had_all: Vec<Arc<str>> = (0..3).map(|i| format!("used{i}").into()).collect();
+    for name in &had_all {
+        for _ in 0..3 {
+            let taken = book.take(&claim(name, &limits, 1), at(0)).unwrap();
+            book.end(name, &taken, Had::AS_BOOKED, at(0));
+        }
+    }
+    let named: Arc<str> = "named".into();
+    let of_named = Claim { is_named: true, ..claim(&named, &limits, 1) };
+    let taken = book.take(&of_named, at(0)).unwrap();
+    book.end(&named, &taken, Had::AS_BOOKED, at(0));
+    for i in 0..20_000u64 {
+        let name: Arc<str> = format!("made up {i}").into();
+        let taken = book.take(&claim(&name, &limits, 1), at(i / 100)).unwrap();
+        book.end(&name, &taken, Had::AS_BOOKED, at(i / 100));
+    }
+    assert!(book.tenants() <= SMALL, "{}", book.tenants());
+    for name in &had_all {
+        let told = book.take(&claim(name, &limits, 1), at(300)).map_err(|refused| refused.bound);
+        assert_eq!(told, Err(Bound::RequestsPerDay), "{name} has had all");
+    }
+    let told = [(), (), ()].map(|()| book.take(&of_named, at(300)).is_ok());
+    assert_eq!(told, [true, true, false], "one of its three was had before");
 }
 
 #[test]
 fn memory_is_bounded_and_nobody_who_runs_is_forgotten() {
-    let book = Book::new(160);
+    let book = Book::new(SMALL);
     let limits = Limits { concurrency: Some(1), ..NONE };
     let kept: Vec<(Arc<str>, Taken)> = (0..20)
         .map(|i| {
             let name: Arc<str> = format!("kept{i}").into();
-            let taken = book.take(&name, &limits, 1, at(0)).unwrap();
+            let taken = book.take(&claim(&name, &limits, 1), at(0)).unwrap();
             (name, taken)
         })
         .collect();
     for i in 0..50_000u64 {
         let name: Arc<str> = format!("hostile{i}").into();
-        let taken = book.take(&name, &limits, 1, at(i / 100)).unwrap();
+        let taken = book.take(&claim(&name, &limits, 1), at(i / 100)).unwrap();
         book.end(&name, &taken, Had::Tokens(1), at(i / 100));
     }
-    assert!(book.tenants() <= 160 + 20, "{}", book.tenants());
+    assert!(book.tenants() <= SMALL + 20, "{}", book.tenants());
     for (name, taken) in &kept {
-        assert_eq!(book.take(name, &limits, 1, at(600)).unwrap_err().bound, Bound::Concurrency);
+        assert_eq!(book.take(&claim(name, &limits, 1), at(600)).unwrap_err().bound, Bound::Concurrency);
         book.end(name, taken, Had::Nothing, at(600));
-        assert!(book.take(name, &limits, 1, at(600)).is_ok());
+        assert!(book.take(&claim(name, &limits, 1), at(600)).is_ok());
     }
 }
 
@@ -180,12 +269,12 @@ fn who_was_here_yesterday_is_forgotten() {
     let book = Book::new(DEFAULT_MAX_TENANTS);
     for i in 0..1_000 {
         let name: Arc<str> = format!("t{i}").into();
-        let taken = book.take(&name, &NONE, 1, at(10)).unwrap();
-        book.end(&name, &taken, Had::AsBooked, at(10));
+        let taken = book.take(&claim(&name, &NONE, 1), at(10)).unwrap();
+        book.end(&name, &taken, Had::AS_BOOKED, at(10));
     }
     assert_eq!(book.tenants(), 1_000);
     for i in 0..1_000 {
-        book.take(&format!("new{i}").into(), &NONE, 1, at(DAY + 10)).unwrap();
+        book.take(&claim(&format!("new{i}").into(), &NONE, 1), at(DAY + 10)).unwrap();
     }
     assert_eq!(book.tenants(), 1_000);
 }
@@ -197,7 +286,7 @@ fn threads_that_take_at_once_get_exactly_what_there_is() {
     let threads: Vec<_> = (0..8)
         .map(|_| {
             let (book, a) = (book.clone(), a.clone());
-            thread::spawn(move || (0..500).filter(|_| book.take(&a, &limits, 1, at(5)).is_ok()).count())
+            thread::spawn(move || (0..500).filter(|_| book.take(&claim(&a, &limits, 1), at(5)).is_ok()).count())
         })
         .collect();
     let through: usize = threads.into_iter().map(|t| t.join().unwrap()).sum();
@@ -249,26 +338,27 @@ proptest! {
         for act in acts {
             let moment = at(now);
             let tokens_of = |charges: &[(u64, u64, i64, i64)]| {
-                let minute: i64 = charges.iter().filter(|c| c.0 == moment.minute()).map(|c| c.2).sum();
-                let day: i64 = charges.iter().filter(|c| c.1 == moment.day()).map(|c| c.3).sum();
+                let minute: i64 = charges.iter().filter(|c| c.0 == moment.windows().minute).map(|c| c.2).sum();
+                let day: i64 = charges.iter().filter(|c| c.1 == moment.windows().day).map(|c| c.3).sum();
                 (u64::try_from(minute).unwrap(), u64::try_from(day).unwrap())
             };
             let (of_minute, of_day) = tokens_of(&charges);
             let count = |index: fn(&(u64, u64)) -> u64, now| served.iter().filter(|s| index(s) == now).count() as u64;
-            let (minute, day) = (count(|s| s.0, moment.minute()), count(|s| s.1, moment.day()));
+            let (minute, day) = (count(|s| s.0, moment.windows().minute), count(|s| s.1, moment.windows().day));
             match act {
                 Act::Pass(seconds) => now += seconds,
                 Act::Take(tokens) => {
                     let fits = minute < rpm && day < rpd && (running.len() as u64) < most
                         && of_minute < tpm && of_minute + tokens.min(tpm) <= tpm
                         && of_day < tpd && of_day + tokens.min(tpd) <= tpd;
-                    let got = book.take(&a, &limits, tokens, moment);
+                    let got = book.take(&claim(&a, &limits, tokens), moment);
                     prop_assert_eq!(got.is_ok(), fits, "{:?}", got);
                     match got {
                         Ok(taken) => {
-                            served.push((taken.minute, taken.day));
-                            let tokens = i64::try_from(tokens).unwrap();
-                            charges.push((taken.minute, taken.day, tokens, tokens));
+                            let Windows { minute, day, .. } = taken.windows;
+                            served.push((minute, day));
+                            let booked = |most: u64| i64::try_from(tokens.min(most)).unwrap();
+                            charges.push((minute, day, booked(tpm), booked(tpd)));
                             running.push(taken);
                         }
                         Err(refused) => prop_assert!(refused.retry_after >= Duration::from_secs(1)),
@@ -276,11 +366,11 @@ proptest! {
                 }
                 Act::End(place, tokens, lost) if !running.is_empty() => {
                     let taken = running.swap_remove(place % running.len());
-                    let had = if lost { Had::Nothing } else { tokens.map_or(Had::AsBooked, Had::Tokens) };
+                    let had = if lost { Had::Nothing } else { tokens.map_or(Had::AS_BOOKED, Had::Tokens) };
                     book.end(&a, &taken, had, moment);
-                    let change = taken.change(had, moment);
-                    charges.push((moment.minute(), moment.day(), change.minute_tokens, change.day_tokens));
-                    let entry = served.iter_mut().find(|s| **s == (taken.minute, taken.day)).unwrap();
+                    let change = taken.change(had, moment.windows());
+                    charges.push((moment.windows().minute, moment.windows().day, change.minute_tokens, change.day_tokens));
+                    let entry = served.iter_mut().find(|s| **s == (taken.windows.minute, taken.windows.day)).unwrap();
                     entry.0 = if change.minute_requests < 0 { 0 } else { entry.0 };
                     entry.1 = if change.day_requests < 0 { 0 } else { entry.1 };
                 }

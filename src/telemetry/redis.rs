@@ -84,6 +84,8 @@ pub struct RedisMetrics {
     pub malformed_profiles: Gauge,
     /// How often the profiles were asked for and no answer came.
     pub failed_profile_looks: Counter,
+    /// Requests of whose end Redis was never told.
+    pub lost_ends: Counter,
     store_failures: [Counter; 4],
     records: [Counter; 4],
 }
@@ -101,6 +103,9 @@ impl RedisMetrics {
         let failures = Family::<ReasonLabel, Counter>::default();
         let help = "requests that the store of tenants' limits said nothing of, by why";
         registry.register("limit_store_failures", help, failures.clone());
+        let lost_ends = Counter::default();
+        let help = "requests of whose end the store of tenants' limits was never told";
+        registry.register("limit_ends_lost", help, lost_ends.clone());
         let records = Family::<OutcomeLabel, Counter>::default();
         let help = "tenants' records that were looked up in Redis, by what came of it";
         registry.register("user_records", help, records.clone());
@@ -110,6 +115,7 @@ impl RedisMetrics {
             good_profiles: state("good"),
             malformed_profiles: state("malformed"),
             failed_profile_looks,
+            lost_ends,
             store_failures: StoreFailure::ALL.map(|f| failures.get_or_create_owned(&ReasonLabel { reason: f.label() })),
             records: RecordOutcome::ALL.map(|o| records.get_or_create_owned(&OutcomeLabel { outcome: o.label() })),
         }

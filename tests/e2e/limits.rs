@@ -257,6 +257,40 @@ async fn without_redis_requests_go_on_or_are_refused_as_configured_and_are_count
 
 #[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread")]
+async fn places_are_free_again_though_redis_hung_when_they_were_taken_or_given_back() {
+    let echo = Echo::start().await;
+    let redis = RedisProcess::start().await;
+    let limits = in_redis(&redis, "requestsPerMinute: 100, concurrency: 1", ", timeout: 5s");
+    let picker = AttacheProcess::configured(&configuration(&echo, "{header: x-tenant}", &limits)).await;
+    picker.until_metric("attache_redis_connected", 1.0).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    let slow = "/v1/chat/completions?kind=sse&size=1000&events=400&pace_ms=100";
+    let open = client::open(to, Http::H1, chat(to, slow, "acme")).await.expect("the beginning of an answer");
+    let places = |tenant: &str| redis.say(&format!("ZCARD attache:{tenant}_RUNNING"));
+    assert_eq!(places("acme"), ":1");
+
+    redis.process.signal("STOP");
+    assert_eq!(ask(to, "late").await.status, 200, "whether it was counted nobody tells");
+    drop(open);
+    picker.assert_settled().await;
+    picker.until_metric("attache_redis_connected", 0.0).await;
+    redis.process.signal("CONT");
+    eventually("what was asked for to be counted after all", || async {
+        let counted = redis.say("EVAL \"return #redis.call('KEYS','aibrix:late_RPM_CURRENT:*')\" 0");
+        (counted == ":1").then_some(())
+    })
+    .await;
+    eventually("all places to be free", || async { (places("acme") == ":0" && places("late") == ":0").then_some(()) })
+        .await;
+    assert_eq!(ask(to, "acme").await.status, 200);
+    assert_eq!(picker.metric("attache_limit_ends_lost_total").await, 0.0);
+    envoy.assert_picker_was_correct().await;
+    picker.assert_settled().await;
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_tenant_may_have_what_its_record_in_redis_says() {
     let echo = Echo::start().await;
     let mut redis = RedisProcess::start().await;

@@ -12,6 +12,7 @@ use crate::disagg::connector::trtllm::LEAST_SHARED_ID;
 use crate::disagg::policy::{Direct, Mode};
 use crate::ext_proc::head::{ENCODERS, PREFILLER};
 use crate::ext_proc::split::{Ask, Came, Course, Stage};
+use crate::quota::Had;
 use crate::scheduling::{Decision, Dispatch};
 use crate::telemetry::metrics::SplitOutcome;
 use rand::RngExt;
@@ -149,6 +150,14 @@ impl Exchange {
         match &self.routed {
             Some(routed) => routed.has_begun(),
             None => self.response == ResponseSide::Ended && watched,
+        }
+    }
+
+    /// The client leaves while its prompt is computed: that is paid for as if the answer had begun.
+    pub(super) fn pay_for_prompt(&mut self) {
+        let held = self.split.held.as_mut();
+        for permit in held.into_iter().flat_map(|(plan, _)| plan.permits.drain(..)) {
+            permit.settle(Had::AS_BOOKED);
         }
     }
 

@@ -46,9 +46,14 @@ use envoy_types::pb::envoy::service::ext_proc::v3::body_mutation::Mutation;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response;
 use envoy_types::pb::envoy::service::ext_proc::v3::{HttpTrailers, ProtocolConfiguration};
 use envoy_types::pb::google::protobuf::{ListValue, Value, value::Kind};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 const NOW: Timestamp = Timestamp(5_000_000_000);
+
+/// A moment of the wall clock from which no window turns for long.
+fn noon() -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(12 * 3_600)
+}
 
 /// A server of the hermetic fixture: waiting requests, KV usage, active adapters. Number i is 192.168.1.(i+1):8000.
 type Server = (u32, f32, &'static [&'static str]);
@@ -151,7 +156,7 @@ impl Setup {
         let book = Store::Memory(Arc::new(Book::new(100)));
         let quotas = self
             .tenants
-            .map(|tenants| Arc::new(Quotas::new(Subject::Tenant, tenants, book, metrics.clone(), clock)))
+            .map(|tenants| Arc::new(Quotas::new(Subject::Tenant, tenants, book, metrics.clone(), noon)))
             .into_iter()
             .collect();
         let live = live.with_prefix(vec![Arc::new(prefix)]).with_queues(vec![queues]).with_quotas(quotas);

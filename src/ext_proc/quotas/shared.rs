@@ -1,11 +1,11 @@
 //! What of the limits stands in Redis: what tenants and models have had, and what single tenants may have.
 
-use super::{Begun, Claim, Permit, Quotas, Store};
+use super::{Begun, Permit, Quotas, Store};
 use crate::clock::Timestamp;
 use crate::config::settings::{OnStoreFailure, OnUnknownUser};
 use crate::error::{Reason, RequestError};
 use crate::ext_proc::prefix::Warming;
-use crate::quota::{Limits, Refused, Wall};
+use crate::quota::{Claim, Limits, Refused};
 use crate::quota_store::StoreError;
 use crate::quota_store::users::{Found, UserRecords};
 use crate::redis_link::{LinkError, RedisLink};
@@ -112,20 +112,13 @@ impl Quotas {
     pub(super) fn ask(self: &Arc<Self>, claim: Claim, unread: bool, first: Timestamp, now: Timestamp) -> Begun {
         let (tell, told) = oneshot::channel();
         let Some(shared) = &self.shared else { return Begun::Granted(None) };
-        let (quotas, asked, at) = (self.clone(), claim.clone(), self.wall(now));
-        let task =
-            shared.link.runtime().spawn(async move { drop(tell.send(quotas.judge(asked, unread, now, at).await)) });
+        let (quotas, asked) = (self.clone(), claim.clone());
+        let task = shared.link.runtime().spawn(async move { drop(tell.send(quotas.judge(asked, unread, now).await)) });
         let call = tokio::time::timeout(shared.timeout.saturating_sub(now.since(first)), task).map(drop);
         Begun::Asked(Warming::Call(Box::pin(call)), Answer { claim, told })
     }
 
-    async fn judge(
-        self: Arc<Self>,
-        mut claim: Claim,
-        unread: bool,
-        now: Timestamp,
-        at: Wall,
-    ) -> Result<Verdict, StoreError> {
+    async fn judge(self: Arc<Self>, mut claim: Claim, unread: bool, now: Timestamp) -> Result<Verdict, StoreError> {
         if let Some((users, _)) = self.records_of(&claim.name).filter(|_| unread) {
             let found = self.found(users, &claim.name, now).await?;
             match self.by_record(found, &claim.limits) {
@@ -137,9 +130,9 @@ impl Quotas {
             return Ok(Verdict::Granted(None));
         }
         let taken = match &self.store {
-            Store::Memory(book) => self.take(book, &claim, at),
+            Store::Memory(book) => self.take(book, &claim),
             Store::Redis(redis) => {
-                let answer = redis.take(&claim.name, &claim.limits, claim.tokens, at).await?;
+                let answer = redis.take(&claim, self.wall()).await?;
                 answer.map(|(taken, place)| Permit {
                     quotas: self.clone(),
                     name: claim.name.clone(),

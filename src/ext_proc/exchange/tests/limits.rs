@@ -2,9 +2,12 @@
 
 use super::*;
 use crate::config::settings::{CountIn, TenantRule, TenantSource};
+use crate::flow::EvictRunning;
 use crate::flow::registry::{CEILINGS, DETECTORS, find};
 use crate::quota;
+use crate::scheduling::Decider;
 use serde_json::json;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const NONE: quota::Limits = quota::Limits {
     requests_per_second: None,
@@ -149,6 +152,143 @@ fn tokens_are_booked_at_what_an_answer_may_have_and_set_right_by_what_it_had() {
     assert!((50..60).contains(&had), "an answer without a bound is booked at 50: {had}");
 }
 
+/// A request of `tenant` for a message that may have `most` tokens, and what came of its answer when its client left.
+fn leaves(world: &World, tenant: &str, most: Option<u32>, came: &str) {
+    let mut exchange = world.exchange();
+    let all = [(":path", "/v1/messages"), (":method", "POST"), ("x-tenant", tenant)];
+    let first = request(Message::RequestHeaders(headers(&all, false)));
+    send(&mut exchange, ProcessingRequest { protocol_config: duplex(), ..first });
+    let mut sent = json!({"model": "m", "stream": true, "messages": [{"role": "user", "content": "hi"}]});
+    if let Some(most) = most {
+        sent["max_tokens"] = most.into();
+    }
+    send(&mut exchange, request(Message::RequestBody(body(sent.to_string().as_bytes(), true))));
+    assert!(exchange.is_routed());
+    let fields = [(":status", "200"), ("content-type", "text/event-stream")];
+    send(&mut exchange, request(Message::ResponseHeaders(headers(&fields, false))));
+    send(&mut exchange, request(Message::ResponseBody(body(came.as_bytes(), false))));
+}
+
+#[test]
+fn who_leaves_early_pays_what_was_booked_whatever_was_told_by_then_and_what_came_if_that_is_more() {
+    let world = world(quota::Limits { tokens_per_minute: Some(1_000), ..NONE });
+    let start = r#"{"type": "message_start", "message": {"usage": {"input_tokens": 10, "output_tokens": 1}}}"#;
+    let begins = format!("event: message_start\ndata: {start}\n\n");
+    leaves(&world, "a", Some(800), &begins);
+    assert_eq!(ask(&world, "a", &costs(10, 300)).1.refused.unwrap().0, 429, "800 of 1,000 were booked");
+    let goes_on = "event: content_block_delta\ndata: {}\n\n".repeat(500);
+    leaves(&world, "b", None, &format!("{begins}{goes_on}"));
+    assert_eq!(ask(&world, "b", &costs(10, 500)).1.refused.unwrap().0, 429, "50 of 1,000 were booked, and 500 came");
+    assert!(ask(&world, "b", &costs(10, 400)).0.is_routed());
+}
+
+#[test]
+fn as_many_answers_are_booked_as_are_asked_for() {
+    let world = world(quota::Limits { tokens_per_minute: Some(1_000), ..NONE });
+    let six = json!({"model": "m", "prompt": ["p", "q"], "n": 3, "max_tokens": 100}).to_string();
+    let (open, _) = ask(&world, "a", &six);
+    assert!(open.is_routed());
+    assert_eq!(ask(&world, "a", &costs(10, 500)).1.refused.unwrap().0, 429, "600 of 1,000 are booked");
+    assert!(ask(&world, "a", &costs(10, 300)).0.is_routed());
+    let most = json!({"model": "m", "prompt": ["p", "q"], "n": u32::MAX, "max_tokens": u32::MAX}).to_string();
+    let (open_too, told) = ask(&world, "b", &most);
+    assert!(open_too.is_routed(), "{told:?}");
+    assert_eq!(ask(&world, "b", &costs(1, 1)).1.refused.unwrap().0, 429);
+}
+
+#[test]
+fn one_request_for_the_longest_of_answers_closes_no_model_for_others() {
+    let world = world(NONE);
+    let daily = quota::Limits { tokens_per_day: Some(10_000), ..NONE };
+    limited(&world, Subject::Model, tenants(daily), noon);
+    let longest = costs(10, u32::MAX);
+    let (open, _) = ask(&world, "a", &longest);
+    assert!(open.is_routed());
+    assert_eq!(ask(&world, "b", &costs(10, 100)).1.refused.unwrap().0, 429, "it may have all while it is served");
+    drop(open);
+    let (mut whole, _) = ask(&world, "b", &costs(10, 9_900));
+    assert!(whole.is_routed(), "who left is charged for an answer as it usually is");
+    answer(&mut whole, "200", &usage(10, 50));
+    // Nor does an answer of which nobody tells how long it was.
+    let (mut untold, _) = ask(&world, "a", &longest.replacen("4294967295", "9700", 1));
+    assert!(untold.is_routed());
+    answer(&mut untold, "200", "{}");
+    assert!(ask(&world, "b", &costs(10, 9_600)).0.is_routed());
+}
+
+#[test]
+fn who_gives_way_pays_nothing() {
+    let flow = crate::flow::Settings { evict_running: EvictRunning::Unanswered, ..crate::flow::Settings::default() };
+    let objectives = [("batch".to_owned(), -1), ("urgent".to_owned(), 5)].into();
+    let exchange = ExchangeSettings { trust_client_headers: true, objectives, ..by_header() };
+    let limits = tenants(quota::Limits { tokens_per_day: Some(150), requests_per_day: Some(1), ..NONE });
+    let world = Setup { exchange, tenants: Some(limits), flow: Some(parking::flow(flow)), ..Setup::default() }.build();
+    let comes = |tenant, objective| {
+        let extra = [("x-tenant", tenant), ("x-gateway-inference-objective", objective)];
+        parking::One::of(&world, &extra, BodySendMode::FullDuplexStreamed)
+    };
+    let mut batch = comes("a", "batch");
+    assert!(batch.goes());
+    let urgent = comes("b", "urgent");
+    assert!(batch.gives_way());
+    let again = comes("a", "batch");
+    assert_eq!(again.told.refused, None, "it has its one request of the day, and its tokens");
+    drop((batch, urgent, again));
+    world.assert_books_closed(3);
+}
+
+#[test]
+fn who_leaves_while_another_server_computes_the_prompt_pays_what_was_booked() {
+    let policy = SplitPolicy { decider: Decider::Always, together: Vec::new() };
+    let world = Setup {
+        servers: vec![(0, 0.0, &[]); 4],
+        roles: splitting::ROLES,
+        disagg: Some((policy, disagg::Mode::Direct(splitting::direct("nixl")))),
+        strategy: "predicted-latency",
+        parameters: serde_json::Value::Null,
+        exchange: by_header(),
+        tenants: Some(tenants(quota::Limits { tokens_per_minute: Some(1_000), concurrency: Some(1), ..NONE })),
+        ..Setup::default()
+    }
+    .build();
+    let (mut first, _) = ask(&world, "a", &costs(100, 800));
+    assert!(!first.is_routed() && !first.asks().is_empty(), "its prompt is computed");
+    drop(first);
+    let (_, told) = ask(&world, "a", &costs(10, 200));
+    assert_eq!(told.set.get("x-attache-reason").map(String::as_str), Some("tpm_exceeded"));
+    let (small, told) = ask(&world, "a", &costs(10, 10));
+    assert_eq!(told.refused, None, "its place is free");
+    drop(small);
+    world.assert_books_closed(3);
+}
+
+#[test]
+fn windows_are_the_wall_clocks_whatever_is_done_to_it() {
+    static LATE: AtomicU64 = AtomicU64::new(600);
+    fn wall() -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(LATE.load(Relaxed))
+    }
+    let world = world(NONE);
+    limited(&world, Subject::Tenant, tenants(quota::Limits { requests_per_minute: Some(1), ..NONE }), wall);
+    let goes = || ask(&world, "a", &completion("m", "p")).0.is_routed();
+    assert!(goes() && !goes());
+    // The picker's own time stands still.
+    LATE.store(660, Relaxed);
+    assert!(goes() && !goes(), "another minute");
+    LATE.store(60, Relaxed);
+    assert!(goes() && !goes(), "the clock was wrong");
+}
+
+/// Has `subject`s have what `settings` say and nothing else bounded.
+fn limited(world: &World, subject: Subject, settings: TenantSettings, wall: fn() -> SystemTime) {
+    let live = world.picker.live();
+    let (metrics, book) = (&world.picker.metrics, Store::Memory(Arc::new(quota::Book::new(100))));
+    let quotas = Arc::new(Quotas::new(subject, settings, book, metrics.clone(), wall));
+    let router = Router::new(live.router.pools().to_vec());
+    let again = Live::new(router, live.limits.clone(), live.exchange.clone(), metrics);
+    world.picker.reload(again.with_quotas(vec![quotas]), || serde_json::Value::Null);
+}
+
 #[test]
 fn a_request_that_waits_for_its_turn_is_counted_once() {
     let detector = find(DETECTORS, "concurrency-detector").unwrap();
@@ -184,7 +324,7 @@ fn a_model_has_limits_of_its_own_whoever_asks_for_it() {
     let models = TenantSettings { overrides: [("m".to_owned(), few)].into(), ..tenants(NONE) };
     let live = world.picker.live();
     let (metrics, book) = (world.picker.metrics.clone(), Store::Memory(Arc::new(quota::Book::new(10))));
-    let of_models = Arc::new(Quotas::new(Subject::Model, models, book, metrics, crate::clock::Clock::start()));
+    let of_models = Arc::new(Quotas::new(Subject::Model, models, book, metrics, noon));
     let both = vec![live.quotas()[0].clone(), of_models];
     let router = Router::new(live.router.pools().to_vec());
     let again = Live::new(router, live.limits.clone(), live.exchange.clone(), &world.picker.metrics);
@@ -218,7 +358,7 @@ fn a_reload_keeps_what_was_had() {
     let store = live.quotas()[0].store().clone();
     let more = tenants(quota::Limits { requests_per_minute: Some(3), ..NONE });
     let metrics = world.picker.metrics.clone();
-    let quotas = Arc::new(Quotas::new(Subject::Tenant, more, store, metrics, crate::clock::Clock::start()));
+    let quotas = Arc::new(Quotas::new(Subject::Tenant, more, store, metrics, noon));
     let router = Router::new(live.router.pools().to_vec());
     let again = Live::new(router, live.limits.clone(), live.exchange.clone(), &world.picker.metrics);
     world.picker.reload(again.with_quotas(vec![quotas]), || serde_json::Value::Null);
@@ -271,14 +411,13 @@ mod away {
         // Nobody listens there.
         let link = RedisLink::start("redis://127.0.0.1:1", |_| {}).unwrap();
         let store = match settings.store {
-            CountIn::Redis => Store::Redis(Arc::new(RedisStore::new(link.clone(), Subject::Tenant, 1))),
+            CountIn::Redis => Store::Redis(Arc::new(RedisStore::new(link.clone(), Subject::Tenant, 1, || {}))),
             CountIn::Memory => Store::Memory(Arc::new(quota::Book::new(10))),
         };
         let users = Arc::new(UserRecords::new(link.clone()));
         let shared = Shared { link, users, timeout: Duration::from_secs(5), on_failure };
         let metrics = &world.picker.metrics;
-        let clock = crate::clock::Clock::start();
-        let quotas = Quotas::new(Subject::Tenant, settings, store, metrics.clone(), clock).sharing(shared);
+        let quotas = Quotas::new(Subject::Tenant, settings, store, metrics.clone(), noon).sharing(shared);
         let live = world.picker.live();
         let again =
             Live::new(Router::new(live.router.pools().to_vec()), live.limits.clone(), live.exchange.clone(), metrics);
@@ -345,10 +484,12 @@ mod away {
                 );
             }
             // Whom the file names, and who has no name, needs no record: the books are open.
-            let mut vip = world.exchange();
-            let first = ProcessingRequest { protocol_config: duplex(), ..request(message("vip")) };
-            assert!(!send(&mut vip, first).is_empty() || vip.warming().is_none());
-            drop(vip);
+            for known in ["vip", ""] {
+                let mut exchange = world.exchange();
+                let protocol_config = Some(config(BodySendMode::None, BodySendMode::FullDuplexStreamed, false));
+                let told = send(&mut exchange, ProcessingRequest { protocol_config, ..request(message(known)) });
+                assert!(exchange.is_routed() && exchange.warming().is_none(), "{known:?}: {told:?}");
+            }
         }
     }
 

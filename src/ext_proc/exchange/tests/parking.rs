@@ -99,7 +99,7 @@ impl One {
     }
 
     /// Takes in that it gives way, if it does.
-    fn gives_way(&mut self) -> bool {
+    pub(super) fn gives_way(&mut self) -> bool {
         let Some(told) = self.eviction.as_mut().and_then(FutureExt::now_or_never) else { return false };
         self.eviction = None;
         let Some(refusal) = told else { return false };
@@ -382,6 +382,24 @@ fn a_long_answer_is_charged_while_it_comes() {
         drop((held, other, flood));
         world.assert_books_closed(4);
     }
+}
+
+#[test]
+fn what_an_answer_tells_at_its_beginning_is_not_what_its_flow_has_had() {
+    let world = Setup { servers: vec![(0, 0.1, &[]), (0, 0.1, &[])], ..setup(by_tokens()) }.build();
+    let mut long = One::tenant(&world, "flood");
+    let short = One::tenant(&world, "flood");
+    let mut flood = One::tenant(&world, "flood");
+    let mut other = One::tenant(&world, "other");
+    long.streams(100);
+    let told = b"data: {\"usage\": {\"output_tokens\": 1}}\n\n";
+    send(&mut long.exchange, request(Message::ResponseBody(body(told, false))));
+    drop(long);
+    flood.wakes(NOW);
+    other.wakes(NOW);
+    assert!(other.goes() && !flood.goes());
+    drop((short, other, flood));
+    world.assert_books_closed(4);
 }
 
 #[test]

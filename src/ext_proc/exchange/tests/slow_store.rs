@@ -87,11 +87,10 @@ fn world(
     let shared = Shared { link: link.clone(), users, timeout: PATIENCE, on_failure };
     let quotas = subjects.into_iter().map(|(subject, settings, book)| {
         let store = match settings.store {
-            CountIn::Redis => Store::Redis(Arc::new(RedisStore::new(link.clone(), subject, 1))),
+            CountIn::Redis => Store::Redis(Arc::new(RedisStore::new(link.clone(), subject, 1, || {}))),
             CountIn::Memory => Store::Memory(book),
         };
-        let clock = crate::clock::Clock::start();
-        Arc::new(Quotas::new(subject, settings, store, metrics.clone(), clock).sharing(shared.clone()))
+        Arc::new(Quotas::new(subject, settings, store, metrics.clone(), noon).sharing(shared.clone()))
     });
     let quotas = quotas.collect();
     let live = world.picker.live();
@@ -199,7 +198,9 @@ async fn a_request_is_served_by_the_model_that_it_was_counted_for() {
     for (model, count) in served {
         let may = |concurrency| {
             let limits = quota::Limits { concurrency: Some(concurrency), ..quota::Limits::default() };
-            models.take(&model.as_str().into(), &limits, 0, quota::Wall(Duration::ZERO)).is_ok()
+            let name = model.as_str().into();
+            let claim = quota::Claim { name, limits, is_named: false, prompt: 0, answer: 0, least: 0 };
+            models.take(&claim, quota::Wall(Duration::ZERO)).is_ok()
         };
         assert!(!may(count) && may(count + 1), "{count} of {model} are served, and others are counted");
     }
