@@ -128,7 +128,8 @@ async fn serve(
     let mut found = FoundPools::new(read_pool, stop.child_token());
     found.follow(&file.templates, &mut feeds).await?;
     let searching = (!file.templates.is_empty()).then(|| readiness.latch("InferencePools searched for"));
-    let settings = found.expand(&file);
+    let (settings, expansion) = found.expand(&file);
+    found.take_up(expansion);
     feeds.apply(&settings, &readiness).await?;
     let guard = if server.metrics_auth { Some(feeds.guard().await?) } else { None };
     let leading = stop.child_token();
@@ -452,12 +453,7 @@ impl App {
     async fn refresh(&mut self) {
         let file = self.file.clone();
         let readiness = if self.searching.is_some() { self.readiness.clone() } else { Readiness::default() };
-        let taken_up = self.take_up(&file, &readiness).await;
-        let is_whole = taken_up.is_ok() && self.found.suffice(&self.settings.pools);
-        if let Some(latch) = self.searching.take_if(|_| is_whole) {
-            latch.release();
-        }
-        match taken_up {
+        match self.take_up(&file, &readiness).await {
             Ok(()) => tracing::info!(pools = self.settings.pools.len(), "the InferencePools of now are served"),
             Err(error) => {
                 let error = format!("{error:#}");
@@ -468,13 +464,14 @@ impl App {
 
     /// Serves what `file` says and what is found. Pools that are new hold latches of `readiness`.
     async fn take_up(&mut self, file: &Settings, readiness: &Readiness) -> anyhow::Result<()> {
-        let settings = self.found.expand(file);
+        let (settings, found) = self.found.expand(file);
         let live = match self.feeds.apply(&settings, readiness).await {
             Ok(()) => self.live(&settings),
             Err(error) => Err(error),
         };
         let (live, redis) = live.inspect_err(|_| self.feeds.keep(&self.settings.pools))?;
         self.redis = redis;
+        self.found.take_up(found);
         self.feeds.keep(&settings.pools);
         if let (Some(recorder), Some(why)) = (&self.picker.recorder, unrecordable(&settings)) {
             recorder.stop(why);
@@ -485,6 +482,10 @@ impl App {
             Settings { server: self.settings.server.clone(), telemetry: self.settings.telemetry.clone(), ..settings };
         self.dump.store(Arc::new(self.settings.clone()));
         self.show();
+        // A reload may have given it something to serve, or taken the search away.
+        if let Some(latch) = self.searching.take_if(|_| self.found.suffice(&self.settings.pools)) {
+            latch.release();
+        }
         Ok(())
     }
 

@@ -318,14 +318,16 @@ impl PoolFeeds {
             return;
         }
         // The endpoints of before stay until the new ones are known.
+        let mut succeeds = false;
         if let Some(old) = self.following.take() {
+            succeeds = settings.kubernetes.as_ref().is_some_and(|source| source.pods == old.source().pods);
             old.end().await;
         }
         match &settings.kubernetes {
             Some(source) => {
                 let (events, rules) = (self.events.clone(), self.rules.clone());
                 let stop = self.shutdown.child_token();
-                self.following = cluster.follow(&settings.name, source, KUBERNETES, events, rules, stop);
+                self.following = cluster.follow(&settings.name, source, succeeds, KUBERNETES, events, rules, stop);
             }
             None => {
                 self.rules.store(Default::default());

@@ -27,7 +27,15 @@ struct Search {
     stop: CancellationToken,
 }
 
+/// What stands beside the settings that were made of a file: a reload that is refused changes none of it.
+#[must_use]
+pub(super) struct Expansion {
+    own: BTreeMap<String, Own>,
+    queued_bytes: u64,
+}
+
 /// What a pool's own configuration came to.
+#[derive(Clone)]
 struct Own {
     text: Arc<str>,
     /// The last that was good.
@@ -125,10 +133,10 @@ impl FoundPools {
     /// The settings of `file` with the pools that are found in place of their templates. Where searches are in several namespaces, a pool is called
     /// `namespace/name`, else by its name alone.
     #[must_use]
-    pub(super) fn expand(&mut self, file: &Settings) -> Settings {
+    pub(super) fn expand(&mut self, file: &Settings) -> (Settings, Expansion) {
         let mut pools = file.pools.clone();
         let (mut own, mut odd) = (BTreeMap::new(), BTreeSet::new());
-        self.queued.set(file.templates.iter().map(|template| template.queued_bytes).sum());
+        let queued_bytes = file.templates.iter().map(|template| template.queued_bytes).sum();
         let first = self.searches.first().map(|search| &search.namespace);
         let several = self.searches.iter().any(|search| Some(&search.namespace) != first);
         let searches = file.templates.iter().zip(&self.searches);
@@ -140,7 +148,7 @@ impl FoundPools {
                     odd.insert(taken(namespace, name, &called));
                     continue;
                 }
-                let settings = found.config.as_ref().map(|config| match self.own.remove(&called) {
+                let settings = found.config.as_ref().map(|config| match self.own.get(&called).cloned() {
                     Some(own) if own.text == config.text => own,
                     before => read_own(&self.read, &called, config, before),
                 });
@@ -155,12 +163,17 @@ impl FoundPools {
                 own.extend(settings.map(|settings| (called, settings)));
             }
         }
-        self.own = own;
         for message in odd.difference(&self.told) {
             tracing::warn!("{message}");
         }
         self.told = odd;
-        Settings { pools, templates: Vec::new(), ..file.clone() }
+        (Settings { pools, templates: Vec::new(), ..file.clone() }, Expansion { own, queued_bytes })
+    }
+
+    /// Goes by this from now on: its settings are taken up.
+    pub(super) fn take_up(&mut self, expansion: Expansion) {
+        self.own = expansion.own;
+        self.queued.set(expansion.queued_bytes);
     }
 }
 

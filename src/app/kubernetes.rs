@@ -105,12 +105,13 @@ impl Cluster {
         Ok(())
     }
 
-    /// Follows the pods of `pool`. `None` without [`Cluster::connect`].
+    /// Follows the pods of `pool`, and `succeeds` another that did. `None` without [`Cluster::connect`].
     #[must_use]
     pub(super) fn follow(
         &self,
         pool: &Arc<str>,
         source: &KubernetesSource,
+        succeeds: bool,
         id: SourceId,
         events: mpsc::Sender<PoolEvent>,
         rules: Arc<RuleStore>,
@@ -128,6 +129,7 @@ impl Cluster {
         let feed = source::KubeFeed {
             pool,
             source: source.clone(),
+            succeeds,
             namespace,
             id,
             events,
@@ -234,6 +236,7 @@ impl Cluster {
         &self,
         _: &Arc<str>,
         _: &KubernetesSource,
+        _: bool,
         _: SourceId,
         _: mpsc::Sender<PoolEvent>,
         _: Arc<RuleStore>,

@@ -55,6 +55,8 @@ pub(super) struct Band {
     pub(super) requests: u64,
     pub(super) bytes: u64,
     pub(super) pace: Pace,
+    /// Since when long ones have been next and found no room by their own limit.
+    pub(super) no_room_for_long: Option<Timestamp>,
 }
 
 impl Band {
@@ -73,6 +75,7 @@ impl Band {
             requests: 0,
             bytes: 0,
             pace: Pace::default(),
+            no_room_for_long: None,
         }
     }
 
@@ -155,6 +158,9 @@ impl Band {
         }
         self.requests -= 1;
         self.bytes -= bytes;
+        if self.requests == 0 {
+            self.no_room_for_long = None;
+        }
         match entry.queue.first() {
             None => self.fairness.sleeps(flow),
             Some((head, _)) if was_first => self.fairness.head(flow, *head),

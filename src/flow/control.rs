@@ -24,7 +24,7 @@ use std::time::Duration;
 /// Flows of a band that a call which is about something else forgets on its way.
 const FORGOTTEN_PER_CALL: usize = 2;
 
-/// 1 s: so long whoever is first waits for an endpoint that is nearly done. Endpoints that other traffic keeps from it hold nobody up for ever, and those
+/// 1 s: so long long ones wait for an endpoint that is nearly done. Endpoints that other traffic keeps from it hold nobody up for ever, and those
 /// that this traffic alone keeps busy have come to it by then or are full for everybody.
 const LONGEST_FOR_LONG: Duration = Duration::from_secs(1);
 
@@ -42,8 +42,6 @@ struct Item<T> {
     answer_tokens: Option<u32>,
     /// Seconds of an endpoint.
     work: f64,
-    /// When there was no room for it although it was next, for the first time.
-    first_since: Option<Timestamp>,
 }
 
 impl<T> Item<T> {
@@ -170,7 +168,6 @@ impl<T> FlowControl<T> {
             prompt_tokens: arrival.prompt_tokens,
             answer_tokens: arrival.answer_tokens,
             work: arrival.work,
-            first_since: None,
         });
         self.deadlines.insert((deadline, slot));
         if let Some(band) = self.bands.get_mut(at) {
@@ -302,15 +299,19 @@ impl<T> FlowControl<T> {
         })
     }
 
-    /// What whoever is next in a band takes of an endpoint, in seconds, where it matters: it does not for one that has been next for long.
-    fn next_work(&mut self, at: usize, room: &Gauge, now: Timestamp) -> f64 {
-        if room.long.is_none() {
-            return 0.0;
-        }
+    /// Whether whoever is next in a band may go. Long ones go by the limit of the others when none has found room by their own for long.
+    fn may_go(&mut self, at: usize, room: &Gauge, now: Timestamp) -> bool {
+        let Some(long) = &room.long else { return self.has_room(at, 0.0, room) };
         let slot = self.bands.get_mut(at).and_then(Band::next);
-        let Some(item) = slot.and_then(|slot| self.items.get_mut(slot)) else { return 0.0 };
-        let since = *item.first_since.get_or_insert(now);
-        if now.since(since) < LONGEST_FOR_LONG { item.work } else { 0.0 }
+        let work = slot.and_then(|slot| self.items.get(slot)).map_or(0.0, |item| item.work);
+        let (is_long, has_room) = (work >= long.from, self.has_room(at, work, room));
+        let Some(band) = self.bands.get_mut(at).filter(|_| is_long) else { return has_room };
+        if has_room {
+            band.no_room_for_long = None;
+            return true;
+        }
+        let since = *band.no_room_for_long.get_or_insert(now);
+        now.since(since) >= LONGEST_FOR_LONG && self.has_room(at, 0.0, room)
     }
 
     fn has_room(&mut self, at: usize, work: f64, room: &Gauge) -> bool {
@@ -351,8 +352,7 @@ impl<T> FlowControl<T> {
     /// Lets through whoever is next in the bands down to the one at `lowest`, while there is room.
     fn let_through(&mut self, lowest: usize, room: &Gauge, now: Timestamp, rng: &mut PickRng, left: &mut Vec<Left<T>>) {
         while let Some(at) = self.bands.iter().position(|b| b.requests > 0).filter(|at| *at <= lowest) {
-            let work = self.next_work(at, room, now);
-            if !self.has_room(at, work, room) {
+            if !self.may_go(at, room, now) {
                 return;
             }
             let Some(slot) = self.bands.get_mut(at).and_then(Band::next) else { return };

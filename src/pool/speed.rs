@@ -69,12 +69,11 @@ const LEAST_BUSY_SECONDS: f64 = 5.0;
 const ERROR_RATE: f64 = 0.05;
 /// The mean ratio of a pool's endpoints, and the length of a usual answer, are means of some 100 answers.
 const CENTRE_RATE: f64 = 0.01;
-/// How long prompts take from end to end is a mean of some 20 of them.
-const PACE_RATE: f64 = 0.05;
-/// 50 ms: most of the time of a prompt that takes less is its step's own, and tells as much less of the pace.
-const PACE_SECONDS: f64 = 0.05;
-/// A prompt takes so many times as long as its tokens are thought to, and no longer: beyond that it was something else that held it up.
-const SLOWEST_PACE: f32 = 4.0;
+/// 1 s: how long prompts take from end to end is a mean over so much of what their tokens are thought to take, some 20 prompts of 50 ms. Short ones,
+/// most of whose time is their step's own, tell little.
+const PACE_SECONDS: f64 = 1.0;
+/// Prompts take so many times as long as their tokens are thought to, or as much less, and no more: beyond that it was something else.
+const FARTHEST_PACE: f32 = 4.0;
 /// A cache this full admits nobody before somebody ends.
 const FULL_CACHE: f32 = 0.95;
 
@@ -91,8 +90,8 @@ pub struct PoolSpeed {
     /// By [`Roles::kind`].
     busy: [Mutex<Busy>; Roles::KINDS],
     transfer: TransferSpeed,
-    /// Seconds that a prompt takes from when it is the first until its first token, by those that its tokens are thought to take; f32 bits.
-    pace: AtomicU32,
+    /// Seconds that passed while prompts were the first, and those that the tokens of all are thought to take, of late: two f32.
+    pace: AtomicU64,
     /// Tokens of a usual answer; f32 bits.
     answer_tokens: AtomicU32,
     lengths: Mutex<Lengths>,
@@ -145,7 +144,7 @@ impl Default for PoolSpeed {
             learned: AtomicBool::new(false),
             busy: Default::default(),
             transfer: TransferSpeed::default(),
-            pace: AtomicU32::new(1f32.to_bits()),
+            pace: AtomicU64::new(pack(1.0, 1f32.to_bits())),
             answer_tokens: AtomicU32::new(0),
             lengths: Mutex::default(),
         };
@@ -168,17 +167,21 @@ impl PoolSpeed {
         *busy = Busy { seconds: busy.left(now) + seconds, at: now, began: busy.began.or(Some(now)) };
     }
 
+    /// How many times as long as its tokens a prompt takes, from when it is the first until its first token.
     fn pace(&self) -> f32 {
-        f32::from_bits(self.pace.load(Relaxed))
+        let (passed, thought) = unpack(self.pace.load(Relaxed));
+        (passed / f32::from_bits(thought)).clamp(1.0 / FARTHEST_PACE, FARTHEST_PACE)
     }
 
-    /// A prompt whose tokens are thought to take `thought` seconds was the first for `time` seconds.
-    #[expect(clippy::cast_possible_truncation, reason = "a factor of a few units; f32 is precise enough")]
+    /// A prompt whose tokens are thought to take `thought` seconds has been computed, and was the first for `time` seconds: of those that come out of
+    /// one step the first was it for all of the step, and the others for no time.
+    #[expect(clippy::cast_possible_truncation, reason = "seconds; f32 is precise enough")]
     fn computed(&self, thought: f64, time: f64) {
-        let rate = PACE_RATE * (thought / PACE_SECONDS).min(1.0);
-        let pace = f64::from(self.pace());
-        let shown = (time / thought.max(1e-6)).min(f64::from(SLOWEST_PACE));
-        self.pace.store(((pace + (shown - pace) * rate) as f32).to_bits(), Relaxed);
+        let kept = 1.0 / (1.0 + thought / PACE_SECONDS);
+        let (passed, all) = unpack(self.pace.load(Relaxed));
+        let sum = |before: f32, more: f64| (f64::from(before) * kept + more) as f32;
+        // Of two answers at one moment one may be forgotten.
+        self.pace.store(pack(sum(passed, time), sum(f32::from_bits(all), thought).to_bits()), Relaxed);
     }
 
     /// Tokens of a usual answer; 0 before the first.

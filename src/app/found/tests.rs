@@ -47,14 +47,14 @@ fn pools_of_several_namespaces_are_called_by_both_names() {
     let file = settings(TWO);
     let of = |names: &[&str]| Finding::Found(names.iter().map(|name| pool(name, 9002, None)).collect());
     let mut apart = found(&file, vec![("a", of(&["llama", "qwen"])), ("b", of(&["llama"]))]);
-    let all = apart.expand(&file);
+    let (all, _) = apart.expand(&file);
     assert_eq!(names(&all), ["a/llama", "a/qwen", "b/llama"]);
     let services: Vec<_> = all.pools.iter().map(|pool| pool.matches.service.as_deref()).collect();
     assert_eq!(services, [Some("llama-epp.a"), Some("qwen-epp.a"), Some("llama-epp.b")]);
     assert_eq!(apart.told, BTreeSet::new());
     // In one namespace two selectors may find the same.
     let mut together = found(&file, vec![("a", of(&["llama", "qwen"])), ("a", of(&["llama"]))]);
-    assert_eq!(names(&together.expand(&file)), ["llama", "qwen"]);
+    assert_eq!(names(&together.expand(&file).0), ["llama", "qwen"]);
     let told = together.told.first().expect("that one is left out");
     assert!(
         told.starts_with("the InferencePool `llama` in namespace `a` is not served: another pool is called"),
@@ -75,7 +75,7 @@ fn pools_behind_one_service_are_asked_for_by_its_ports() {
     ];
     let pools = Finding::Found(pools.into_iter().map(|(name, pool)| (name.to_owned(), pool)).collect());
     let mut found = found(&file, vec![("n", pools), ("n", Finding::Found(Default::default()))]);
-    let all = found.expand(&file);
+    let (all, _) = found.expand(&file);
     let services: Vec<_> = all.pools.iter().filter_map(|pool| pool.matches.service.as_deref()).collect();
     assert_eq!(services, ["shared.n:9002", "shared.n:9012", "alone.n", "same.n", "same.n"]);
     let told: Vec<_> = found.told.iter().collect();
@@ -95,8 +95,10 @@ fn however_many_pools_are_found_their_queues_share_what_one_may_hold() {
     let many = (0..20).map(|n| pool(&format!("p{n:02}"), 9002, [None, Some(greedy), Some(usual)][n % 3]));
     let own = Finding::Found([pool("q", 9002, Some(greedy)), pool("without", 9002, None)].into());
     let mut found = found(&file, vec![("n", Finding::Found(many.collect())), ("n", own)]);
-    let all = found.expand(&file);
+    let (all, expansion) = found.expand(&file);
     assert_eq!(all.pools.len(), 1 + 20 + 2);
+    assert_eq!(found.queued.most(), 0, "nothing is another than before until the settings are taken up");
+    found.take_up(expansion);
     let flow = |pool: &PoolSettings| pool.flow.as_ref().map(|flow| flow.settings.clone());
     let named = flow(&all.pools[0]).expect("queues");
     assert_eq!((named.max_bytes, named.shared.is_none()), (1500, true), "a third of the half that may wait is its own");

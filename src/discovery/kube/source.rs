@@ -31,6 +31,8 @@ pub struct KubeFeed {
     pub pool: Arc<str>,
     /// Which pods.
     pub source: KubernetesSource,
+    /// Another has told the endpoints of the same pool before.
+    pub succeeds: bool,
     /// The namespace of everything.
     pub namespace: String,
     /// Who speaks to the writer.
@@ -93,7 +95,7 @@ struct Unsaid {
 impl Run {
     fn new(informers: Arc<Informers>, feed: KubeFeed) -> Self {
         Self {
-            members: Members::new(feed.source.clone()),
+            members: Members::new(feed.source.clone(), feed.succeeds),
             feed,
             informers,
             rules: Rules::default(),

@@ -30,6 +30,8 @@ pub const DEFAULT_TARGET_PORT: u16 = 8000;
 #[derive(Debug)]
 pub struct Members {
     source: KubernetesSource,
+    /// Others have told the endpoints of this pool before.
+    succeeds: bool,
     pool: Table<InferencePool>,
     pods: Table<Pod>,
     /// The pool's labels when its pods were listed last. When they change, the pods of before stay until those of after are known.
@@ -58,11 +60,13 @@ impl Selection<'_> {
 }
 
 impl Members {
-    /// Nothing is known yet of the pods that `source` means.
+    /// Nothing is known yet of the pods that `source` means. Where this one `succeeds` another of the same pool, a pool that can't be read is no
+    /// reason to take back what that one told.
     #[must_use]
-    pub fn new(source: KubernetesSource) -> Self {
+    pub fn new(source: KubernetesSource, succeeds: bool) -> Self {
         Self {
             source,
+            succeeds,
             pool: Table::default(),
             pods: Table::default(),
             listed_by: BTreeMap::new(),
@@ -148,9 +152,9 @@ impl Members {
             PodsOf::Pool { name, .. } => match self.pool.get(name) {
                 Some(_) => (Selection::Labels(&self.listed_by), &self.listed_ports),
                 // Nobody knows which pods it means: that is an answer too, and others need not wait for it.
-                None if self.pool_is_unreadable() => return Some(Vec::new()),
+                None if self.pool_is_unreadable() && !self.succeeds => return Some(Vec::new()),
                 // Pods are only known once the pool was.
-                None if self.source.found => return None,
+                None if self.source.found || self.pool_is_unreadable() => return None,
                 None => return (self.pool_is_missing() && self.pods.is_listed()).then(Vec::new),
             },
             PodsOf::Selector { selector, target_ports } => {

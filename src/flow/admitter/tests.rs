@@ -55,6 +55,16 @@ fn admits(
     admitter.admits(&cx, &candidates, &mut for_request(11, draw))
 }
 
+/// Shows that a prompt takes about a second there.
+fn teach(endpoint: &Arc<Endpoint>) {
+    for i in 0..50u64 {
+        let begun = Timestamp(NOW.0 - 90_000_000_000 + i * 1_000_000_000);
+        let work = Work { prompt_tokens: 10, uncached_tokens: 10, adapter_cold: false };
+        let mut reservation = Reservation::begin(endpoint.clone(), None, work, true, begun);
+        reservation.first_token(true, begun.after(Duration::from_secs(1)));
+    }
+}
+
 fn build(name: &str, parameters: &Value) -> Box<dyn Admitter> {
     (find(ADMITTERS, name).unwrap().build)(parameters).unwrap()
 }
@@ -85,14 +95,7 @@ fn latency_slo_sheds_what_nobody_can_serve_in_time() {
     // Three busy servers, of which the pool has learned that prompts take about a second.
     let (snapshot, _tickets) = pool(&[(0, 0.5, 2), (0, 0.5, 2)]);
     assert!(admits(&*admitter, &snapshot, -1, &asks("1"), 1), "nothing is known of the pool's speed");
-    for state in &snapshot.endpoints {
-        for i in 0..50u64 {
-            let begun = Timestamp(NOW.0 - 90_000_000_000 + i * 1_000_000_000);
-            let work = Work { prompt_tokens: 10, uncached_tokens: 10, adapter_cold: false };
-            let mut reservation = Reservation::begin(state.endpoint.clone(), None, work, true, begun);
-            reservation.first_token(true, begun.after(Duration::from_secs(1)));
-        }
-    }
+    snapshot.endpoints.iter().for_each(|state| teach(&state.endpoint));
     assert!(!admits(&*admitter, &snapshot, -1, &asks("20"), 1));
     assert!(admits(&*admitter, &snapshot, -1, &asks("60000"), 1), "it can be met");
     assert!(admits(&*admitter, &snapshot, 0, &asks("20"), 1), "only what is sheddable");
@@ -108,21 +111,35 @@ fn latency_slo_sheds_what_nobody_can_serve_in_time() {
 
 #[test]
 fn an_endpoint_that_is_ejected_lets_nobody_in() {
+    use crate::flow::registry::{CEILINGS, DETECTORS};
     use crate::flow::saturation::View;
+    use crate::flow::settings::{PoolFlow, Settings};
     use crate::pool::health::{DEFAULT_CONSECUTIVE_CONNECT_FAILURES, HealthPolicy, Outcome};
     let health = HealthPolicy::default();
-    let (snapshot, _tickets) = pool(&[(0, 0.5, 0), (0, 0.5, 0)]);
+    // The first is idle, the second is busy and slow.
+    let (snapshot, _tickets) = pool(&[(0, 0.5, 0), (0, 0.5, 2)]);
+    teach(&snapshot.endpoints[1].endpoint);
+    let flow = PoolFlow {
+        settings: Settings::default(),
+        detector: (DETECTORS[0].build)(&Value::Null).unwrap().into(),
+        ceiling: (&CEILINGS[0], Value::Null),
+        admitters: vec![build("latency-slo-admitter", &Value::Null).into()],
+        said: Value::Null,
+    };
+    let headers = BTreeMap::from([("x-slo-ttft-ms".to_owned(), "20".to_owned())]);
+    let facts =
+        RequestFacts { priority: -1, prompt_tokens: 10, headers: Headers::of(&headers), ..RequestFacts::default() };
     let view = View { pool: &snapshot, health: &health, stale_after: STALE_AFTER, now: NOW };
+    let admitted = || flow.admits(&facts, &view, &mut for_request(1, 1));
     let eject = |at: usize| {
         let endpoint = &snapshot.endpoints[at].endpoint;
         (0..DEFAULT_CONSECUTIVE_CONNECT_FAILURES).for_each(|_| {
             endpoint.health.record(Outcome::ConnectFailure, NOW, &health);
         });
     };
-    let asked = || view.answering().iter().map(|e| e.id().0).collect::<Vec<_>>();
-    assert_eq!(asked(), [0, 1]);
+    assert!(admitted(), "the first would serve it at once");
     eject(0);
-    assert_eq!(asked(), [1], "a dead server is idle, and no place to go");
+    assert!(!admitted(), "it is dead now, and as idle as before");
     eject(1);
-    assert_eq!(asked(), [0, 1], "all are ejected, so none is");
+    assert!(admitted(), "all are ejected, so none is, and one is idle");
 }

@@ -118,8 +118,9 @@ fn a_long_prompt_that_is_next_is_not_held_up_for_ever_by_those_who_never_wait() 
     // Something that goes past the queue keeps the pool above what a long prompt waits for.
     let busy = Gauge { long: Some(saturation::Long { from: 0.025, stages: Gauge::FULL.stages }), ..room(10, 1) };
     assert!(matches!(comes(&mut flow, 5.0, &busy, 0, &mut left), Verdict::Parked(_)));
-    // It is the next for the first time when somebody looks, and a short one that comes later does not pass it.
+    // It is the next for the first time when somebody looks; a short one that comes later does not pass it, and a long one waits no second more.
     assert!(matches!(comes(&mut flow, 0.0, &busy, 500, &mut left), Verdict::Parked(_)));
+    assert!(matches!(comes(&mut flow, 5.0, &busy, 700, &mut left), Verdict::Parked(_)));
     let mut rng = for_request(8, 8);
     flow.freed(&busy, at(1_499), &mut rng, &mut left);
     assert!(left.is_empty());
@@ -133,7 +134,14 @@ fn a_long_prompt_that_is_next_is_not_held_up_for_ever_by_those_who_never_wait() 
             waited
         })
         .collect();
-    assert_eq!(waits, [Duration::from_millis(1_500), Duration::from_millis(1_000)]);
+    assert_eq!(waits, [1_500, 1_000, 800].map(Duration::from_millis));
+    // That was then.
+    assert!(matches!(comes(&mut flow, 5.0, &busy, 1_600, &mut left), Verdict::Parked(_)));
+    flow.freed(&busy, at(1_700), &mut rng, &mut left);
+    assert!(left.is_empty());
+    flow.freed(&room(10, 1), at(1_800), &mut rng, &mut left);
+    let Some(Left::Dispatched(_, (), passage)) = left.pop() else { panic!("there is room") };
+    flow.ended(passage, None, at(1_800));
     // Not past a pool that is full for everybody.
     assert!(matches!(comes(&mut flow, 5.0, &Gauge::FULL, 2_000, &mut left), Verdict::Parked(_)));
     flow.freed(&Gauge::FULL, at(9_000), &mut rng, &mut left);

@@ -67,7 +67,7 @@ impl Pending {
         name
     }
 
-    /// Takes a prompt out: it is computed, or nobody wants it any more. What it was and for how long it was the first, if it was.
+    /// Takes a prompt out: it is computed, or nobody wants it any more. What it was, and for how long it was the first.
     pub(super) fn remove(&self, name: u64, now: Timestamp) -> Option<(Prompt, Duration)> {
         let mut order = self.order.lock();
         // Nearly always the first.
@@ -77,7 +77,7 @@ impl Pending {
         self.tokens.fetch_sub(prompt.tokens.into(), Relaxed);
         self.kilopairs.fetch_sub(prompt.kilopairs.into(), Relaxed);
         if at > 0 {
-            return None;
+            return Some((prompt, Duration::ZERO));
         }
         let time = now.since(Timestamp(self.since.load(Relaxed)));
         self.lead(order.prompts.front().map_or_else(Prompt::default, |(_, p)| *p), now);
@@ -120,7 +120,7 @@ mod tests {
         let prompt = |tokens| Prompt { tokens, kilopairs: tokens * 2 };
         let names: Vec<u64> = (1..=3).map(|i| pending.push(prompt(i), Timestamp(u64::from(i)))).collect();
         assert_eq!((pending.left().head, pending.left().since), (prompt(1), Timestamp(1)));
-        assert_eq!(pending.remove(names[1], Timestamp(5)), None);
+        assert_eq!(pending.remove(names[1], Timestamp(5)), Some((prompt(2), Duration::ZERO)));
         assert_eq!((pending.left().head, pending.left().since), (prompt(1), Timestamp(1)), "who gave up was not first");
         assert_eq!(pending.remove(names[0], Timestamp(7)), Some((prompt(1), Duration::from_nanos(6))));
         let left = Left { count: 1, tokens: 3, kilopairs: 6, head: prompt(3), since: Timestamp(7) };

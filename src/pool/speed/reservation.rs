@@ -99,14 +99,14 @@ impl Reservation {
 
     /// The first token came `now`. `tells` says that it was seen as it came, of an answer that is good.
     pub fn first_token(&mut self, tells: bool, now: Timestamp) {
-        if let Some(was_first) = self.release(now)
+        if let Some((prompt, time)) = self.release(now)
             && tells
         {
             self.first_token = Some(now);
             let (speed, seconds) = (&self.endpoint.speed, now.since(self.began).as_secs_f64());
             match self.arriving {
                 None => {
-                    was_first.iter().for_each(|(prompt, time)| speed.computed(*prompt, *time, now));
+                    speed.computed(prompt, time, now);
                     speed.observe_first(&self.expectation.first, seconds, now);
                 }
                 Some(Arriving { tokens, expected }) => speed.pool.transfer.observe(tokens, seconds - expected),
@@ -134,9 +134,9 @@ impl Reservation {
         EndpointSpeed::prefill_seconds(c, f64::from(work.uncached_tokens) / 1e3, work.mega_pairs())
     }
 
-    /// Counts it no longer; `None` when it did not count, else what it was the first with, if it was, and for how long.
-    fn release(&mut self, now: Timestamp) -> Option<Option<(Prompt, Duration)>> {
-        self.pending.take().map(|name| self.endpoint.speed.pending.remove(name, now))
+    /// Counts it no longer; `None` when it did not count, else its prompt and for how long that was the first.
+    fn release(&mut self, now: Timestamp) -> Option<(Prompt, Duration)> {
+        self.pending.take().and_then(|name| self.endpoint.speed.pending.remove(name, now))
     }
 }
 

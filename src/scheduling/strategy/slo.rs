@@ -248,8 +248,13 @@ impl Strategy for Slo {
             reason = "not negative, far below 2^64 billionths"
         )]
         let key = |c: &Candidate<'_>| (utilization(c) * 1e9) as u64;
-        let known = candidates.iter().filter(|c| self.profile(cx, &profiles, &c.state.endpoint).is_some());
-        let mut rest: SmallVec<[(u64, &Arc<Endpoint>); 16]> = known.map(|c| (key(c), &c.state.endpoint)).collect();
+        // One that has no rate is idle for that very reason, and comes last.
+        let known = candidates.iter().filter_map(|c| {
+            let profile = self.profile(cx, &profiles, &c.state.endpoint)?;
+            let never = fullness(cx, profile, c).consumption.is_none();
+            Some(((never, key(c)), &c.state.endpoint))
+        });
+        let mut rest: SmallVec<[((bool, u64), &Arc<Endpoint>); 16]> = known.collect();
         rest.sort_by_key(|(key, _)| *key);
         rest.into_iter().for_each(|(_, endpoint)| ranking.push(endpoint));
     }

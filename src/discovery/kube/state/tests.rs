@@ -14,13 +14,17 @@ fn by_selector(selector: &str, target_ports: &[u16]) -> Members {
 }
 
 fn members(pods: PodsOf) -> Members {
-    Members::new(KubernetesSource {
+    Members::new(source(pods), false)
+}
+
+fn source(pods: PodsOf) -> KubernetesSource {
+    KubernetesSource {
         namespace: None,
         pods,
         engine: Engine::default(),
         metrics: MetricsSource::default(),
         found: false,
-    })
+    }
 }
 
 fn pool(app: &str, ports: &[u16]) -> Object {
@@ -116,6 +120,24 @@ fn a_pool_that_can_not_be_read_has_no_endpoints_and_goes_on_as_it_was_if_it_coul
         assert_eq!(names(&mut members), some(&["pod-1 10.0.0.1:8001"]));
     }
     assert!(!by_selector("app=vllm", &[]).pool_is_missing() && !by_selector("app=vllm", &[]).pool_is_unreadable());
+}
+
+#[test]
+fn a_reload_takes_no_endpoints_from_a_pool_that_can_not_be_read_just_then() {
+    let unreadable = || {
+        let mut object = pool("vllm", &[8000]);
+        object.spec["selector"] = json!({});
+        object
+    };
+    let pods = || PodsOf::Pool { name: "pool".into(), group: PoolGroup::Stable };
+    for (succeeds, expected) in [(false, some(&[])), (true, None)] {
+        let mut members = Members::new(source(pods()), succeeds);
+        members.pool(Change::ListBegun).unwrap();
+        members.pool(Change::Listed(unreadable())).unwrap_err();
+        members.pool(Change::ListDone).unwrap();
+        assert!(members.pool_is_unreadable());
+        assert_eq!(names(&mut members), expected, "succeeds: {succeeds}");
+    }
 }
 
 #[test]
