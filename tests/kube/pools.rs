@@ -262,6 +262,25 @@ async fn a_search_that_is_forbidden_takes_only_what_it_would_find() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_reload_gives_a_picker_something_to_serve_whose_search_is_forbidden() {
+    let api = cluster().await;
+    api.forbid("list", "inferencepools", true);
+    let whole = named_and_found();
+    let without =
+        whole.lines().filter(|line| !line.contains("name: named")).fold(String::new(), |all, line| all + line + "\n");
+    let directory = crate::support::process::scratch("kube-reload-refused");
+    let file = directory.path().join("attache.yaml");
+    std::fs::write(&file, without).expect("writing the configuration");
+    let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &["--config-file", &file.display().to_string()]).await;
+    let refused = || picker.process.stderr().contains("refuses `list` on `inferencepools`").then_some(());
+    eventually("the missing right in the log", || async { refused() }).await;
+    assert!(!picker.is_ready().await, "there is nothing to serve");
+    std::fs::write(&file, whole).expect("writing the configuration");
+    picker.until_ready().await;
+    assert_eq!(pick(&called(&picker, "named-epp").await, "m").await.destination(), "10.0.0.9:8000");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_pool_that_can_not_be_read_stops_no_other() {
     let api = cluster().await;
     let mut broken = labelled("small", "gold");
