@@ -69,9 +69,10 @@ const LEAST_BUSY_SECONDS: f64 = 5.0;
 const ERROR_RATE: f64 = 0.05;
 /// The mean ratio of a pool's endpoints, and the length of a usual answer, are means of some 100 answers.
 const CENTRE_RATE: f64 = 0.01;
-/// 1 s: how long prompts take from end to end is a mean over so much of what their tokens are thought to take, some 20 prompts of 50 ms. Short ones,
-/// most of whose time is their step's own, tell little.
-const PACE_SECONDS: f64 = 1.0;
+/// How long prompts take from end to end is a mean of some 20 of them,
+const PACE_RATE: f64 = 0.05;
+/// of 50 ms or more: most of the time of a short one is its step's own.
+const PACE_SECONDS: f64 = 0.05;
 /// Prompts take so many times as long as their tokens are thought to, or as much less, and no more: beyond that it was something else.
 const FARTHEST_PACE: f32 = 4.0;
 /// A cache this full admits nobody before somebody ends.
@@ -177,7 +178,7 @@ impl PoolSpeed {
     /// one step the first was it for all of the step, and the others for no time.
     #[expect(clippy::cast_possible_truncation, reason = "seconds; f32 is precise enough")]
     fn computed(&self, thought: f64, time: f64) {
-        let kept = 1.0 / (1.0 + thought / PACE_SECONDS);
+        let kept = 1.0 - PACE_RATE * (thought / PACE_SECONDS).min(1.0);
         let (passed, all) = unpack(self.pace.load(Relaxed));
         let sum = |before: f32, more: f64| (f64::from(before) * kept + more) as f32;
         // Of two answers at one moment one may be forgotten.
