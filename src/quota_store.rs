@@ -193,12 +193,7 @@ impl RedisStore {
     async fn tell(&self, end: &End) -> Result<(), LinkError> {
         let mut script = self.end.prepare_invoke();
         keys(&mut script, self.subject, &end.name, end.at);
-        let Change { second_requests, minute_requests, minute_tokens, day_requests, day_tokens } = end.change;
-        let changes = [day_requests, day_tokens, minute_requests, minute_tokens, second_requests];
-        for (count, is_counted) in changes.into_iter().zip(end.place.counted) {
-            script.arg(if is_counted { count } else { 0 });
-        }
-        script.arg(self.member(end.place));
+        script.arg(&end.counts()).arg(self.member(end.place));
         self.link.run::<i64>(&script).await.map(drop)
     }
 

@@ -23,6 +23,8 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 const MAX_QUESTIONS: usize = 1_024;
 /// What Redis calls an error about a key that holds something else than was asked for.
 const WRONG_TYPE: &str = "WRONGTYPE";
+/// What Redis calls errors that may end a script in its middle; before Redis 7 all that do are the first.
+const IN_THE_MIDDLE: [&str; 2] = ["ERR", WRONG_TYPE];
 
 /// Why Redis gave no answer.
 #[derive(Debug, thiserror::Error)]
@@ -39,10 +41,11 @@ pub enum LinkError {
 }
 
 impl LinkError {
-    /// Nobody knows whether Redis has done what it was asked for. Else it has not.
+    /// Nobody knows whether Redis has done what it was asked for, or a part of it. Else it has not: there was no asking it, or it has refused as a whole,
+    /// because it is a replica (`READONLY`), say, or can't save (`MISCONF`).
     #[must_use]
     pub fn may_have_run(&self) -> bool {
-        matches!(self, Self::Failed(_))
+        matches!(self, Self::Failed(error) if error.code().is_none_or(|code| IN_THE_MIDDLE.contains(&code)))
     }
 
     /// The key holds something else than what was asked for: a list, say, and no text.

@@ -119,16 +119,18 @@ impl Quotas {
         };
         let answers = if q.api.generates() { answers } else { 0 };
         let of = |tokens: u32| u64::from(tokens).saturating_mul(answers.into()).min(MAX_ANSWER);
-        let usual = of(self.settings.answer_tokens);
-        let answer = facts.max_tokens.map_or(usual, of);
+        let usual = self.settings.answer_tokens;
+        let asked = of(facts.max_tokens.unwrap_or(usual));
         Some(Claim {
             limits: *self.settings.limits(&name),
             is_named: self.settings.overrides.contains_key(&*name),
             name,
             prompt: facts.prompt_tokens.into(),
-            answer,
-            // Others must not be kept from a model by what one asks of it and does not wait for.
-            least: if self.subject == Subject::Model { answer.min(usual) } else { answer },
+            answer: match self.subject {
+                Subject::Tenant => asked,
+                // Others must not be kept from a model by what one asks of it and may not wait for. What comes beyond is charged when it has.
+                Subject::Model => asked.min(usual.into()),
+            },
         })
     }
 

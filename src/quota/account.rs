@@ -31,11 +31,9 @@ pub struct Claim {
     pub is_named: bool,
     /// Tokens of the prompt.
     pub prompt: u64,
-    /// Tokens that the answer may have.
+    /// Tokens that the answer counts for until it is known how many it had, and at least where nobody tells that: all that it may have, or fewer
+    /// where that would be at the cost of others.
     pub answer: u64,
-    /// Tokens that the answer counts for at least where nobody tells how many it had: all that it may have, or fewer where that would be at the
-    /// cost of others.
-    pub least: u64,
 }
 
 impl Claim {
@@ -53,10 +51,8 @@ pub struct Taken {
     pub windows: Windows,
     /// Tokens of its prompt, as claimed.
     pub prompt: u64,
-    /// Tokens that its answer may have, as claimed.
+    /// Tokens of its answer, as claimed.
     pub answer: u64,
-    /// Tokens that its answer counts for at least.
-    pub least: u64,
     /// Tokens booked in its minute.
     pub of_minute: u64,
     /// Tokens booked in its day.
@@ -118,8 +114,8 @@ impl Taken {
     pub fn by(claim: &Claim, windows: Windows, used: Use) -> Self {
         let booked = |bound| claim.limits.booked(bound, claim.tokens());
         let (of_minute, of_day) = (booked(Bound::TokensPerMinute), booked(Bound::TokensPerDay));
-        let Claim { prompt, answer, least, .. } = *claim;
-        Self { windows, prompt, answer, least, of_minute, of_day, used }
+        let Claim { prompt, answer, .. } = *claim;
+        Self { windows, prompt, answer, of_minute, of_day, used }
     }
 
     /// What the end of the request changes, which comes in the windows `at`. What is given back is given back to the window that it was taken from, and
@@ -129,7 +125,7 @@ impl Taken {
         let (requests, cost) = match had {
             Had::Nothing => (-1, 0),
             Had::Tokens(tokens) => (0, tokens),
-            Had::AtLeast { prompt, answer } => (0, self.prompt.max(prompt).saturating_add(self.least.max(answer))),
+            Had::AtLeast { prompt, answer } => (0, self.prompt.max(prompt).saturating_add(self.answer.max(answer))),
         };
         let signed = |tokens: u64| i64::try_from(tokens).unwrap_or(i64::MAX);
         let beyond = signed(cost.saturating_sub(self.prompt.saturating_add(self.answer)));

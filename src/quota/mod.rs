@@ -1,8 +1,8 @@
 //! What tenants, and models, may have: requests a second, requests and tokens a minute and a day, requests at once.
 //!
 //! ```text
-//! take     before the decision: all bounds are looked at, and either all are booked or none; an answer is booked at the length that it may have,
-//!          in no window at more than its bound
+//! take     before the decision: all bounds are looked at, and either all are booked or none; a tenant's answer is booked at the length that it
+//!          may have, a model's at a usual one at most, in no window at more than its bound
 //! settle   when the answer has ended: what it really cost takes the place of what was booked
 //! give back   the request never reached a server: nothing was had
 //! ```

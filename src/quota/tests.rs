@@ -22,7 +22,7 @@ const NONE: Limits = Limits {
 
 /// A request of `name` whose answer may have all of its `tokens`.
 fn claim(name: &Arc<str>, limits: &Limits, tokens: u64) -> Claim {
-    Claim { name: name.clone(), limits: *limits, is_named: false, prompt: 0, answer: tokens, least: tokens }
+    Claim { name: name.clone(), limits: *limits, is_named: false, prompt: 0, answer: tokens }
 }
 
 #[test]
@@ -184,19 +184,20 @@ fn no_window_is_booked_beyond_its_bound_and_what_is_given_back_is_what_was_booke
 }
 
 #[test]
-fn an_answer_of_which_nobody_tells_counts_for_what_came_and_for_its_least_at_least() {
+fn an_answer_of_which_nobody_tells_counts_for_what_came_and_for_what_was_claimed_at_least() {
     let limits = Limits { tokens_per_day: Some(10_000), ..NONE };
-    let shared = Claim { prompt: 100, least: 500, ..claim(&tenant(), &limits, 1 << 32) };
-    let own = Claim { prompt: 100, ..claim(&tenant(), &limits, 2_000) };
+    let little = Claim { prompt: 100, ..claim(&tenant(), &limits, 500) };
+    let all = Claim { prompt: 100, ..claim(&tenant(), &limits, 2_000) };
     let much = Had::AtLeast { prompt: 200, answer: 3_000 };
     for (claim, had, cost) in [
-        (&shared, Had::AS_BOOKED, 600),
-        (&shared, much, 3_200),
-        (&shared, Had::Nothing, 0),
-        (&own, Had::AS_BOOKED, 2_100),
-        (&own, Had::AtLeast { prompt: 90, answer: 10 }, 2_100),
-        (&own, much, 3_200),
-        (&own, Had::Tokens(7), 7),
+        (&little, Had::AS_BOOKED, 600),
+        (&little, much, 3_200),
+        (&little, Had::Nothing, 0),
+        (&little, Had::Tokens(9_000), 9_000),
+        (&all, Had::AS_BOOKED, 2_100),
+        (&all, Had::AtLeast { prompt: 90, answer: 10 }, 2_100),
+        (&all, much, 3_200),
+        (&all, Had::Tokens(7), 7),
     ] {
         let book = Book::new(10);
         let taken = book.take(claim, at(0)).unwrap();

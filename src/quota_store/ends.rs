@@ -14,8 +14,10 @@ use tokio_util::task::TaskTracker;
 pub(super) const MAX_WAITING: usize = 16_384;
 /// 64 of those told at once, which leaves the connection to requests.
 const TOLD_AT_ONCE: usize = 64;
-/// 500 ms between two tries with a connection that is there: what is wrong then does not pass at once.
+/// 500 ms between the first two tries with a connection that is there: what is wrong then does not pass at once.
 const AGAIN: Duration = Duration::from_millis(500);
+/// 30 s between later ones, since many may be waiting: each pause is twice the one before until then.
+const AGAIN_AT_LAST: Duration = Duration::from_secs(30);
 
 /// The end of a request.
 #[derive(Debug)]
@@ -33,6 +35,26 @@ impl End {
     fn after(self, failure: &LinkError) -> Self {
         let change = if failure.may_have_run() { Change::default() } else { self.change };
         Self { change: Change { second_requests: 0, ..change }, ..self }
+    }
+
+    /// What it changes of what is counted, in the order of [`crate::quota::Bound::ALL`] without the last, of which it gives a place back.
+    pub(super) fn counts(&self) -> [i64; 5] {
+        let Change { second_requests, minute_requests, minute_tokens, day_requests, day_tokens } = self.change;
+        let [of_day, tokens_of_day, of_minute, tokens_of_minute, of_second, _] = self.place.counted;
+        let where_counted = |is_counted, count| if is_counted { count } else { 0 };
+        [
+            where_counted(of_day, day_requests),
+            where_counted(tokens_of_day, day_tokens),
+            where_counted(of_minute, minute_requests),
+            where_counted(tokens_of_minute, minute_tokens),
+            where_counted(of_second, second_requests),
+        ]
+    }
+
+    /// It leaves everything in Redis as it is.
+    fn is_nothing(&self) -> bool {
+        let [.., has_place] = self.place.counted;
+        !has_place && self.counts() == [0; 5]
     }
 }
 
@@ -71,12 +93,9 @@ impl Ends {
 
     /// Tells `store` of `end`.
     pub(super) async fn tell(&self, store: &RedisStore, end: End) {
-        let failure = match store.tell(&end).await {
-            Ok(()) => return self.heard(),
-            Err(failure) => failure,
-        };
+        let Some(left) = self.tell_once(store, end).await else { return };
         if let Ok(_place) = self.waiting.try_acquire()
-            && tokio::time::timeout(LEASE, Box::pin(self.tell_again(store, end, failure))).await.is_ok()
+            && tokio::time::timeout(LEASE, Box::pin(self.tell_again(store, left))).await.is_ok()
         {
             return;
         }
@@ -90,28 +109,34 @@ impl Ends {
         }
     }
 
-    fn heard(&self) {
-        self.is_said.store(false, Relaxed);
+    /// What is left to be told afterwards, if anything is.
+    async fn tell_once(&self, store: &RedisStore, end: End) -> Option<End> {
+        if end.is_nothing() {
+            return None;
+        }
+        let Err(error) = store.tell(&end).await else {
+            self.is_said.store(false, Relaxed);
+            return None;
+        };
+        tracing::debug!(%error, "redis is not told of the end of a request");
+        Some(end.after(&error)).filter(|left| !left.is_nothing())
     }
 
-    async fn tell_again(&self, store: &RedisStore, mut end: End, mut failure: LinkError) {
+    async fn tell_again(&self, store: &RedisStore, mut end: End) {
         let mut connected = store.link.connected();
-        loop {
-            tracing::debug!(error = %failure, "the end of a request is told to redis once more");
-            end = end.after(&failure);
-            // An error says that the link has gone, and nothing comes any more: until the lease ends.
-            if connected.wait_for(|is| *is).await.is_err() {
-                return std::future::pending().await;
-            }
-            let told = match self.at_once.acquire().await {
-                Ok(_one) => store.tell(&end).await,
-                Err(_) => return,
-            };
-            match told {
-                Ok(()) => return self.heard(),
-                Err(error) => failure = error,
-            }
-            tokio::time::sleep(AGAIN).await;
+        for pause in pauses() {
+            // Neither fails: what they wait for is there for as long as `store` and `self` are.
+            drop(connected.wait_for(|is| *is).await);
+            let one_of_few = self.at_once.acquire().await;
+            let Some(left) = self.tell_once(store, end).await else { return };
+            drop(one_of_few);
+            end = left;
+            tokio::time::sleep(pause).await;
         }
     }
+}
+
+/// How long to wait after each try. There is no last one.
+pub(super) fn pauses() -> impl Iterator<Item = Duration> {
+    std::iter::successors(Some(AGAIN), |pause| Some(AGAIN_AT_LAST.min(*pause * 2)))
 }

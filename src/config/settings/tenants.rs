@@ -47,7 +47,7 @@ pub struct TenantSettings {
     pub default: Limits,
     /// Tenants that are, or models by the servers' names.
     pub overrides: BTreeMap<String, Limits>,
-    /// Tokens booked for an answer whose request does not bound it.
+    /// Tokens booked for an answer whose request does not bound it; of a model, for all answers of any request at most.
     pub answer_tokens: u32,
     /// Where it is counted.
     pub store: CountIn,

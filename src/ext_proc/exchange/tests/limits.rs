@@ -201,19 +201,20 @@ fn one_request_for_the_longest_of_answers_closes_no_model_for_others() {
     let world = world(NONE);
     let daily = quota::Limits { tokens_per_day: Some(10_000), ..NONE };
     limited(&world, Subject::Model, tenants(daily), noon);
-    let longest = costs(10, u32::MAX);
-    let (open, _) = ask(&world, "a", &longest);
-    assert!(open.is_routed());
-    assert_eq!(ask(&world, "b", &costs(10, 100)).1.refused.unwrap().0, 429, "it may have all while it is served");
-    drop(open);
-    let (mut whole, _) = ask(&world, "b", &costs(10, 9_900));
-    assert!(whole.is_routed(), "who left is charged for an answer as it usually is");
-    answer(&mut whole, "200", &usage(10, 50));
-    // Nor does an answer of which nobody tells how long it was.
-    let (mut untold, _) = ask(&world, "a", &longest.replacen("4294967295", "9700", 1));
-    assert!(untold.is_routed());
+    let prompt = "abcd".repeat(10);
+    let longest = json!({"model": "m", "prompt": prompt, "n": u32::MAX, "max_tokens": u32::MAX}).to_string();
+    let (mut untold, _) = ask(&world, "a", &longest);
     answer(&mut untold, "200", "{}");
-    assert!(ask(&world, "b", &costs(10, 9_600)).0.is_routed());
+    let (open, _) = ask(&world, "a", &longest);
+    assert!(open.is_routed(), "nobody has told how long the answer before was");
+    let (mut beyond, _) = ask(&world, "b", &costs(10, 9_720));
+    assert!(beyond.is_routed(), "though another is served that may have all");
+    answer(&mut beyond, "200", &usage(10, 9_720));
+    drop(open);
+    // Some 60 each for the first two, and 9,730.
+    let [first, second, last] = [(), (), ()].map(|()| ask(&world, "b", &longest));
+    assert!(first.0.is_routed() && second.0.is_routed(), "who leaves is charged for an answer as it usually is");
+    assert_eq!(last.1.refused.unwrap().0, 429, "and what came beyond that is charged when it has");
 }
 
 #[test]

@@ -199,7 +199,7 @@ async fn a_request_is_served_by_the_model_that_it_was_counted_for() {
         let may = |concurrency| {
             let limits = quota::Limits { concurrency: Some(concurrency), ..quota::Limits::default() };
             let name = model.as_str().into();
-            let claim = quota::Claim { name, limits, is_named: false, prompt: 0, answer: 0, least: 0 };
+            let claim = quota::Claim { name, limits, is_named: false, prompt: 0, answer: 0 };
             models.take(&claim, quota::Wall(Duration::ZERO)).is_ok()
         };
         assert!(!may(count) && may(count + 1), "{count} of {model} are served, and others are counted");
