@@ -25,6 +25,7 @@ use crate::scrape::{ModelFeed, ScrapeStats, Scraper};
 use crate::tokenize::{RemoteApi, RemotePool, RemoteSettings};
 use anyhow::Context;
 use arc_swap::ArcSwap;
+use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -124,12 +125,12 @@ impl Feeds {
         let pods = settings.pools.iter().find_map(|pool| {
             let source = pool.kubernetes.as_ref()?;
             let name = if let PodsOf::Pool { name, .. } = &source.pods { name } else { &*pool.name };
-            Some((name, &source.namespace))
+            Some((name.to_owned(), &source.namespace))
         });
-        let searched = || settings.templates.first().map(|of| (&*of.pool.name, &of.search.namespace));
+        let searched = || settings.templates.first().map(|of| (search_id(&of.search), &of.search.namespace));
         let server = &settings.server;
         let (name, namespace) = pods.or_else(searched).filter(|_| server.leader_election || server.model_status)?;
-        self.cluster.lead(name, namespace.as_deref(), Some(readiness).filter(|_| server.leader_election), stop)
+        self.cluster.lead(&name, namespace.as_deref(), Some(readiness).filter(|_| server.leader_election), stop)
     }
 
     /// Finds out where the API server is, unless that is known.
@@ -477,6 +478,12 @@ impl PoolFeeds {
             let _ = self.events.send(PoolEvent::SourceGone { source }).await;
         }
     }
+}
+
+/// What a lease says in place of a pool's name where pools are searched for: something that no other search of the namespace has.
+fn search_id(search: &PoolSearch) -> String {
+    let meant = [search.group.as_str(), &search.selector].join("\n");
+    Sha256::digest(meant).iter().take(6).fold("search-".to_owned(), |id, byte| format!("{id}{byte:02x}"))
 }
 
 fn subscription(settings: &KvEventSettings, socket: Option<&Arc<TcpListener>>, block_size: u32) -> Subscription {

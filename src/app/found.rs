@@ -7,6 +7,7 @@ use crate::discovery::kube::catalogue::{Finding, FoundConfig, FoundPool};
 use crate::flow::SharedRoom;
 use futures_util::future::select_all;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -139,9 +140,9 @@ impl FoundPools {
         let queued_bytes = file.templates.iter().map(|template| template.queued_bytes).sum();
         let first = self.searches.first().map(|search| &search.namespace);
         let several = self.searches.iter().any(|search| Some(&search.namespace) != first);
-        let searches = file.templates.iter().zip(&self.searches);
-        for (template, Search { namespace, found, .. }) in searches {
-            let finding = found.borrow();
+        let findings: Vec<_> = self.searches.iter().map(|search| (&*search.namespace, search.found.borrow())).collect();
+        let ports = ports(&findings);
+        for (template, (namespace, finding)) in file.templates.iter().zip(&findings) {
             for (name, found) in finding.iter() {
                 let called = if several { format!("{namespace}/{name}") } else { name.clone() };
                 if pools.iter().any(|pool| *pool.name == *called) {
@@ -152,7 +153,7 @@ impl FoundPools {
                     Some(own) if own.text == config.text => own,
                     before => read_own(&self.read, &called, config, before),
                 });
-                let service = service_of(found, namespace, &finding);
+                let service = service_of(found, namespace, &ports);
                 let like = settings.as_ref().and_then(|own| own.settings.as_ref());
                 let mut pool = template.instance(&called, name, service, like);
                 if let Some(flow) = &mut pool.flow {
@@ -185,12 +186,27 @@ fn taken(namespace: &str, name: &str, called: &str) -> String {
     )
 }
 
+/// By namespace and name, the ports of the Services that pools name.
+type Ports<'a> = BTreeMap<(&'a str, &'a str), BTreeSet<u16>>;
+
+/// Those of all findings, each with its namespace.
+fn ports<'a>(findings: &'a [(&str, impl Deref<Target = Finding>)]) -> Ports<'a> {
+    let mut ports = Ports::new();
+    for (namespace, finding) in findings {
+        for (_, pool) in finding.iter() {
+            if let Some(service) = &pool.service {
+                ports.entry((*namespace, &**service)).or_default().insert(pool.port);
+            }
+        }
+    }
+    ports
+}
+
 /// By which Service gateways ask for a pool: with its port, where another pool has another port of the same Service.
-fn service_of(pool: &FoundPool, namespace: &str, all: &Finding) -> Option<String> {
-    let service = pool.service.as_ref()?;
-    let at_other_port = |other: &FoundPool| other.service == pool.service && other.port != pool.port;
-    let port = pool.port.filter(|_| all.iter().any(|(_, other)| at_other_port(other)));
-    let port = port.map(|port| format!(":{port}")).unwrap_or_default();
+fn service_of(pool: &FoundPool, namespace: &str, ports: &Ports<'_>) -> Option<String> {
+    let service = &**pool.service.as_ref()?;
+    let is_shared = ports.get(&(namespace, service)).is_some_and(|ports| ports.len() > 1);
+    let port = if is_shared { format!(":{}", pool.port) } else { String::new() };
     Some(format!("{service}.{namespace}{port}"))
 }
 
@@ -219,10 +235,18 @@ fn oddity(pool: &PoolSettings, others: &[PoolSettings]) -> Option<String> {
             "the InferencePool `{name}` names no Service by `endpointPickerRef`, and its configuration no `match`: it gets what no other pool takes"
         ));
     }
-    let twin = others.iter().find(|other| other.matches == pool.matches)?;
+    if let Some(twin) = others.iter().find(|other| other.matches == pool.matches) {
+        return Some(format!(
+            "the pools `{}` and `{name}` take the same requests, and the first gets them: give each InferencePool a Service of its own",
+            twin.name
+        ));
+    }
+    let at_any_port = pool.matches.at_any_port();
+    let neighbour = others.iter().find(|other| other.matches.at_any_port() == at_any_port)?;
     Some(format!(
-        "the pools `{}` and `{name}` take the same requests, and the first gets them: give each InferencePool a Service of its own",
-        twin.name
+        "only the port of their Service tells the pools `{}` and `{name}` apart, and of calls that name no port the first gets the requests: have \
+         the gateway name it (Envoy: `grpc_service.envoy_grpc.authority`), or give each InferencePool a Service of its own",
+        neighbour.name
     ))
 }
 

@@ -66,7 +66,7 @@ pub struct ServerSettings {
     pub drain_min_delay: Duration,
     /// From SIGTERM until open streams are cut.
     pub drain_deadline: Duration,
-    /// Only the replica that holds the pool's lease says that it is ready.
+    /// Only the replica that holds the lease of the pool, or of the search for pools, says that it is ready.
     pub leader_election: bool,
     /// `InferenceModel`s are told in their statuses whether they have their names, by the replica that holds the pool's lease. With
     /// `leader_election` they are in any case.

@@ -391,7 +391,8 @@ impl<T> FlowControl<T> {
         }
     }
 
-    /// Makes room for one more of `flow` in the band at `at`, if anybody must give way to it. Nobody is turned out in vain.
+    /// Makes room for one more of `flow` in the band at `at`, if anybody must give way to it. Nobody is turned out in vain, unless another pool takes
+    /// meanwhile what has been left of the room that they share.
     fn make_room(
         &mut self,
         at: usize,

@@ -33,6 +33,13 @@ impl PoolMatch {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
+
+    /// The same for whatever port of its Service.
+    #[must_use]
+    pub fn at_any_port(&self) -> Self {
+        let service = self.service.as_deref().map(|service| with_port(service).0.to_owned());
+        Self { service, ..self.clone() }
+    }
 }
 
 /// One target of a rewrite.
@@ -203,8 +210,8 @@ impl Router {
         self.pools.iter().filter_map(|p| p.matches.header.as_ref().map(|(name, _)| name.as_str()))
     }
 
-    /// The pool for a request and its position: the first whose conditions all hold, with conditions on the Service that the gateway calls before those on a
-    /// header before those on the authority before those on the model; else the first pool without conditions. A request whose model is unknown can't meet a condition on it.
+    /// The pool for a request and its position: the first whose conditions all hold, with conditions on the port that the gateway calls before those
+    /// on its Service before those on a header before those on the authority before those on the model; else the first pool without conditions. A request whose model is unknown can't meet a condition on it.
     ///
     /// # Errors
     /// 404 `model_not_found` when only its model kept pools from taking it or the pool refuses unknown models; 404 `no_pool` otherwise.
@@ -219,7 +226,8 @@ impl Router {
             let m = &pool.matches;
             let header_holds = m.header.as_ref().map(|(name, value)| header(name) == Some(value.as_str()));
             let authority_holds = m.authority.as_ref().map(|a| same_authority(a, facts.authority));
-            let service_holds = m.service.as_ref().map(|service| same_service(service, facts.called));
+            let by_service = m.service.as_ref().map(|service| same_service(service, facts.called));
+            let service_holds = by_service.map(|holds| holds.is_some());
             if [header_holds, authority_holds, service_holds].contains(&Some(false)) {
                 continue;
             }
@@ -228,7 +236,9 @@ impl Router {
                 missed_model_only = true;
                 continue;
             }
-            let conditions = [service_holds.is_some(), header_holds.is_some(), authority_holds.is_some(), by_model];
+            let by_port = by_service.flatten() == Some(ByPort(true));
+            let conditions =
+                [by_port, service_holds.is_some(), header_holds.is_some(), authority_holds.is_some(), by_model];
             let rank = conditions.into_iter().fold(0, |rank: u8, holds| 2 * rank + u8::from(holds));
             if best.is_none_or(|(r, _, _)| rank > r) {
                 best = Some((rank, position, pool));
@@ -346,17 +356,25 @@ fn same_authority(configured: &str, got: &str) -> bool {
     configured.eq_ignore_ascii_case(got) || configured.eq_ignore_ascii_case(without_port)
 }
 
-/// Whether `called`, the authority of a call, names this Service. Either may leave out how its name goes on: `epp`, `epp.default:9002`,
+/// Whether a call names the very port of the Service that is meant. Else one of the two names none.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct ByPort(bool);
+
+/// How `called`, the authority of a call, names this Service; `None` when it does not. Either may leave out how its name goes on: `epp`, `epp.default:9002`,
 /// `epp.default.svc.cluster.local`; and its port. Istio calls by its clusters' names, `outbound|9002||epp.default.svc.cluster.local`, in which `~`
 /// has come to stand for what is not allowed in an authority.
-fn same_service(service: &str, called: &str) -> bool {
+fn same_service(service: &str, called: &str) -> Option<ByPort> {
     let (service, wanted) = with_port(service);
     let (host, port) = match called.rsplit_once('~') {
         Some((cluster, host)) => (host, cluster.split('~').nth(1)),
         None => with_port(called),
     };
-    let same_port = wanted.is_none_or(|wanted| port.is_none_or(|port| port == wanted));
-    same_port && !host.is_empty() && service.split('.').zip(host.split('.')).all(|(a, b)| a.eq_ignore_ascii_case(b))
+    let by_port = match (wanted, port) {
+        (Some(wanted), Some(port)) if wanted != port => return None,
+        (wanted, port) => ByPort(wanted.is_some() && port.is_some()),
+    };
+    let same = !host.is_empty() && service.split('.').zip(host.split('.')).all(|(a, b)| a.eq_ignore_ascii_case(b));
+    same.then_some(by_port)
 }
 
 fn with_port(name: &str) -> (&str, Option<&str>) {

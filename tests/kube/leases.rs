@@ -5,14 +5,28 @@ use crate::members::NO_METRICS;
 use crate::support::attache::AttacheProcess;
 use crate::support::client;
 use crate::support::process::eventually;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const ELECTION: &[&str] = &["--pool-name", "vllm", "--ha-enable-leader-election", "--drain-min-delay=0s", NO_METRICS];
 
 fn holder(api: &FakeApi) -> Option<String> {
-    let name = format!("epp-{NAMESPACE}-vllm.gateway-api-inference-extension.sigs.k8s.io");
+    holder_of(api, "vllm")
+}
+
+fn holder_of(api: &FakeApi, pool: &str) -> Option<String> {
+    let name = format!("epp-{NAMESPACE}-{pool}.gateway-api-inference-extension.sigs.k8s.io");
     let lease: Value = api.get("coordination.k8s.io/v1", "leases", &name)?;
     lease["spec"]["holderIdentity"].as_str().map(str::to_owned)
+}
+
+async fn until_only_the_lease_is_missing(picker: &AttacheProcess) {
+    eventually("a picker to lack nothing but the lease", || async {
+        let page = client::get(picker.metrics, "/ready").await.ok()?;
+        let text = String::from_utf8_lossy(&page.body).into_owned();
+        let others = ["discovered", "searched"].iter().any(|other| text.contains(other));
+        (!page.status.is_success() && text.contains("this replica leads") && !others).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -24,12 +38,7 @@ async fn one_replica_is_ready_and_the_next_follows_when_it_ends() {
     first.until_ready().await;
     let led_by = holder(&api).expect("a lease");
     let second = AttacheProcess::in_cluster(&api.kubeconfig(), ELECTION).await;
-    eventually("the second to lack nothing but the lease", || async {
-        let page = client::get(second.metrics, "/ready").await.ok()?;
-        let text = String::from_utf8_lossy(&page.body).into_owned();
-        (!page.status.is_success() && text.contains("this replica leads") && !text.contains("discovered")).then_some(())
-    })
-    .await;
+    until_only_the_lease_is_missing(&second).await;
     assert_eq!(holder(&api).as_ref(), Some(&led_by), "still the first");
     assert!(first.is_ready().await);
     first.process.signal("TERM");
@@ -37,6 +46,29 @@ async fn one_replica_is_ready_and_the_next_follows_when_it_ends() {
     second.until_ready().await;
     let led_by_now = holder(&api).expect("a lease");
     assert!(!led_by_now.is_empty() && led_by_now != led_by, "{led_by_now}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pickers_with_other_selectors_lead_beside_each_other() {
+    let api = FakeApi::start().await;
+    api.install("v1", "configmaps");
+    for (name, ip) in [("a", "10.0.0.1"), ("b", "10.0.0.2")] {
+        let mut pool = pool(name, name, &[8000]);
+        pool["metadata"]["labels"] = json!({"tier": name});
+        api.apply(STABLE, "inferencepools", pool);
+        api.pod(pod(name, name, ip));
+    }
+    let started = async |selector: &str| {
+        let arguments = [&["--pool-selector", selector], &ELECTION[2..]].concat();
+        AttacheProcess::in_cluster(&api.kubeconfig(), &arguments).await
+    };
+    let (of_a, of_b) = (started("tier=a").await, started("tier=b").await);
+    of_a.until_ready().await;
+    of_b.until_ready().await;
+    assert!(of_a.is_ready().await, "the one takes nothing from the other");
+    until_only_the_lease_is_missing(&started("tier=a").await).await;
+    // Other versions have to know the name.
+    assert!(holder_of(&api, "search-ac9dee1be785").is_some_and(|holder| !holder.is_empty()));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -98,6 +98,26 @@ fn helm_finds_nothing_wrong() {
     }
 }
 
+/// A configuration that has pools searched for, and one that only speaks of it.
+const SEARCHING: &str = r#"pluginsCustomConfig: {
+  a.yaml: "apiVersion: attache.dev/v1\nkind: Attache\npools: [{name: a, kubernetes: {poolSelector: a=b}}]",
+  b.yaml: "apiVersion: attache.dev/v1\nkind: Attache\n# poolSelector: a=b\npools: [{name: b}]"}"#;
+
+#[test]
+fn what_a_configuration_says_that_is_not_used_gives_no_right() {
+    for (chart, least, file) in [
+        ("inferencepool", format!("{POOL}inferenceExtension: {{"), "b.yaml"),
+        ("inferencepool", format!("{POOL}inferenceExtension: {{"), "default-plugins.yaml"),
+        ("standalone", "inferenceExtension: {endpointsServer: {endpointSelector: a=b}, ".to_owned(), "b.yaml"),
+    ] {
+        let rendered = helm(chart, &format!("{least}pluginsConfigFile: {file}, {SEARCHING}}}\n"));
+        let role = rendered.one("Role")["rules"].to_string();
+        assert!(role.contains("pods") && !role.contains("configmaps"), "{chart} with {file}: {role}");
+    }
+    let searches = format!("inferenceExtension: {{poolSelector: a=b, pluginsConfigFile: a.yaml, {SEARCHING}}}\n");
+    assert!(helm("inferencepool", &searches).one("Role")["rules"].to_string().contains("configmaps"));
+}
+
 #[test]
 fn what_cannot_be_meant_is_refused_with_a_reason() {
     let pool =
@@ -135,6 +155,18 @@ fn what_cannot_be_meant_is_refused_with_a_reason() {
             "write them beside yours",
         ),
         ("inferencepool", format!("{POOL}inferenceExtension: {{poolServices: [Llama]}}\n"), "poolServices"),
+        (
+            "inferencepool",
+            format!("{POOL}inferenceExtension: {{pluginsConfigFile: a.yaml, {SEARCHING}}}\n"),
+            "give the labels as inferenceExtension.poolSelector",
+        ),
+        (
+            "standalone",
+            format!(
+                "inferenceExtension: {{endpointsServer: {{endpointSelector: a=b}}, pluginsConfigFile: a.yaml, {SEARCHING}}}\n"
+            ),
+            "no effect beside inferenceExtension.endpointsServer.endpointSelector",
+        ),
     ];
     for (chart, values, reason) in cases {
         let output = template(chart, &values);

@@ -16,7 +16,7 @@ fn settings(text: &str) -> Settings {
 
 fn pool(name: &str, port: u16, config: Option<&str>) -> (String, FoundPool) {
     let config = config.map(|text| FoundConfig { name: "map".into(), text: text.into() });
-    (name.to_owned(), FoundPool { service: Some(format!("{name}-epp")), port: Some(port), config })
+    (name.to_owned(), FoundPool { service: Some(format!("{name}-epp")), port, config })
 }
 
 /// Searches of `file`, each with a namespace and what it has found.
@@ -67,19 +67,37 @@ fn pools_behind_one_service_are_asked_for_by_its_ports() {
     let file = settings(TWO);
     let behind = |service: &str, port| FoundPool { service: Some(service.into()), port, config: None };
     let pools = [
-        ("a", behind("shared", Some(9002))),
-        ("b", behind("shared", Some(9012))),
-        ("c", behind("alone", Some(9002))),
-        ("d", behind("same", Some(9002))),
-        ("e", behind("same", Some(9002))),
+        ("a", behind("shared", 9002)),
+        ("b", behind("shared", 9012)),
+        ("c", behind("alone", 9002)),
+        ("d", behind("same", 9002)),
+        ("e", behind("same", 9002)),
     ];
-    let pools = Finding::Found(pools.into_iter().map(|(name, pool)| (name.to_owned(), pool)).collect());
-    let mut found = found(&file, vec![("n", pools), ("n", Finding::Found(Default::default()))]);
-    let (all, _) = found.expand(&file);
-    let services: Vec<_> = all.pools.iter().filter_map(|pool| pool.matches.service.as_deref()).collect();
-    assert_eq!(services, ["shared.n:9002", "shared.n:9012", "alone.n", "same.n", "same.n"]);
-    let told: Vec<_> = found.told.iter().collect();
-    assert!(told.len() == 1 && told[0].contains("`d` and `e` take the same requests"), "{told:?}");
+    let of = |pools: &[(&str, FoundPool)]| {
+        Finding::Found(pools.iter().map(|(name, pool)| ((*name).to_owned(), pool.clone())).collect())
+    };
+    let services =
+        |all: &Settings| -> Vec<String> { all.pools.iter().filter_map(|pool| pool.matches.service.clone()).collect() };
+    let by_port = "only the port of their Service tells the pools `a` and `b` apart";
+    // Which search finds which of them makes no difference.
+    for at in [1, pools.len()] {
+        let (one, two) = pools.split_at(at);
+        let mut found = found(&file, vec![("n", of(one)), ("n", of(two))]);
+        assert_eq!(
+            services(&found.expand(&file).0),
+            ["shared.n:9002", "shared.n:9012", "alone.n", "same.n", "same.n"],
+            "{at}"
+        );
+        let told: Vec<_> = found.told.iter().collect();
+        assert!(
+            told.len() == 2 && told[0].starts_with(by_port) && told[1].contains("`d` and `e` take the same requests"),
+            "{told:?}"
+        );
+    }
+    // In another namespace the same name is another Service.
+    let mut apart = found(&file, vec![("m", of(&pools[..1])), ("n", of(&pools[1..2]))]);
+    assert_eq!(services(&apart.expand(&file).0), ["shared.m", "shared.n"]);
+    assert_eq!(apart.told, BTreeSet::new());
 }
 
 #[test]

@@ -12,6 +12,8 @@ use std::sync::Arc;
 pub const CONFIG_LABEL: &str = "attache.dev/pool";
 /// The annotation by which a `ConfigMap` of several keys says which one holds the configuration.
 pub const CONFIG_KEY_ANNOTATION: &str = "attache.dev/config-key";
+/// The port of a Service that is named without one, as the API has it.
+const DEFAULT_PORT: u16 = 9002;
 /// Keys that a message names.
 const SHOWN_KEYS: usize = 8;
 
@@ -20,8 +22,8 @@ const SHOWN_KEYS: usize = 8;
 pub struct FoundPool {
     /// The Service that its `endpointPickerRef` names: by that one gateways ask for its endpoints.
     pub service: Option<String>,
-    /// The port of that Service, where it is named.
-    pub port: Option<u16>,
+    /// The port of that Service.
+    pub port: u16,
     /// Its own configuration.
     pub config: Option<FoundConfig>,
 }
@@ -75,7 +77,7 @@ pub struct Catalogue {
 struct Announced {
     labels: BTreeMap<Arc<str>, Arc<str>>,
     service: Option<String>,
-    port: Option<u16>,
+    port: u16,
 }
 
 impl FromObject for Announced {
@@ -95,7 +97,7 @@ impl FromObject for Announced {
         let is_service = reference.kind.as_deref().is_none_or(|kind| kind.is_empty() || kind == "Service");
         let service = reference.name.filter(|name| is_service && !name.is_empty());
         let number = reference.port.get("number").unwrap_or(&reference.port_number).as_u64();
-        let port = number.and_then(|number| u16::try_from(number).ok());
+        let port = number.and_then(|number| u16::try_from(number).ok()).unwrap_or(DEFAULT_PORT);
         Ok(Self { labels: object.meta.labels, service, port })
     }
 }

@@ -196,6 +196,29 @@ fn pools_behind_one_service_are_told_apart_by_its_ports() {
 }
 
 #[test]
+fn the_port_that_is_called_comes_before_a_service_at_any_port() {
+    let of = |service: &str| PoolMatch { service: Some(service.into()), ..PoolMatch::default() };
+    let gold = PoolMatch { header: Some(("x-tier".into(), "gold".into())), ..of("epp.team") };
+    let router = router(vec![pool("any", of("epp.team")), pool("gold", gold), pool("port", of("epp.team:9012"))]);
+    let asked = |called: &str, tier: &'static str| {
+        let facts = RouteFacts { model: None, authority: "llm.test", called };
+        router.route(facts, |_| Some(tier)).map(|(_, pool)| pool.name.to_string())
+    };
+    for (called, tier, pool) in [
+        ("epp.team.svc:9012", "", "port"),
+        ("outbound~9012~~epp.team.svc.cluster.local", "", "port"),
+        ("epp.team.svc:9012", "gold", "port"),
+        ("epp.team.svc:9002", "", "any"),
+        ("epp.team.svc:9002", "gold", "gold"),
+        // No port was called: who wants one has no advantage.
+        ("epp.team", "", "any"),
+        ("epp.team", "gold", "gold"),
+    ] {
+        assert_eq!(asked(called, tier).as_deref(), Ok(pool), "called {called:?} by {tier:?}");
+    }
+}
+
+#[test]
 fn models_are_listed_where_requests_for_them_would_go() {
     let mut renaming = serving(by_model("renaming", &["named", "base"]), &["base", "adapter"]);
     renaming.rewrites.exact.insert("alias".into(), vec![target("absent", 1), target("base", 1)]);

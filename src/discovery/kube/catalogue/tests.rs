@@ -37,7 +37,7 @@ fn shown(catalogue: &Catalogue) -> Vec<String> {
     found.into_iter().map(show).collect()
 }
 
-fn ports(catalogue: &Catalogue) -> Vec<Option<u16>> {
+fn ports(catalogue: &Catalogue) -> Vec<u16> {
     catalogue.found().iter().map(|(_, found)| found.port).collect()
 }
 
@@ -57,7 +57,7 @@ fn pools_are_found_by_their_labels_once_all_is_known() {
         vec![config("of-c", 5, "c", "younger"), config("of-c-too", 1, "c", "older")],
     );
     assert_eq!(shown(&catalogue), ["a a-epp ", "alone  ", "c c-epp older", "old old-epp "]);
-    assert_eq!(ports(&catalogue), [Some(9002), None, Some(9002), Some(9004)]);
+    assert_eq!(ports(&catalogue), [9002, DEFAULT_PORT, 9002, 9004]);
 
     let gone = Change::Deleted { name: "of-c-too".into(), uid: String::new() };
     assert!(catalogue.apply(Kind::ConfigMap, gone).unwrap());

@@ -36,9 +36,13 @@ labels:
 {{- if or (include "attache.elects" .) (eq (get .Values.inferenceExtension.flags "model-status" | toString) "true") }}true{{ end -}}
 {{- end -}}
 
-{{- /* By the value, or by a configuration of the picker's own kind. */}}
+{{- /* The configuration that is used has pools searched for. What its comments say does not count. */}}
+{{- define "attache.fileSearches" -}}
+{{- if regexMatch "(?m)^[^#\\n]*poolSelector" (get .Values.inferenceExtension.pluginsCustomConfig .Values.inferenceExtension.pluginsConfigFile) }}true{{ end -}}
+{{- end -}}
+
 {{- define "attache.manyPools" -}}
-{{- if or .Values.inferenceExtension.poolSelector (contains "poolSelector" (toJson .Values.inferenceExtension.pluginsCustomConfig)) }}true{{ end -}}
+{{- if or .Values.inferenceExtension.poolSelector (include "attache.fileSearches" .) }}true{{ end -}}
 {{- end -}}
 
 {{- define "attache.account" -}}
