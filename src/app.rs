@@ -35,6 +35,7 @@ use crate::telemetry::metrics::{Metrics, Outcome};
 use crate::telemetry::otlp::Otlp;
 use crate::telemetry::pools::{PoolCollector, PoolView, PoolViews};
 use crate::telemetry::process::ProcessCollector;
+use crate::telemetry::queues::RoomCollector;
 use crate::telemetry::trace::Tracing;
 use crate::tls::{self, ServingCert};
 use anyhow::Context;
@@ -126,6 +127,7 @@ async fn serve(
     let recorder = recorder(record, &file, seed, &mut registry)?;
     let mut feeds = Feeds::new(clock, seed, recorder.clone(), stop.child_token());
     let mut found = FoundPools::new(read_pool, stop.child_token());
+    registry.register_collector(Box::new(RoomCollector(found.queued())));
     found.follow(&file.templates, &mut feeds).await?;
     let searching = (!file.templates.is_empty()).then(|| readiness.latch("InferencePools searched for"));
     let (settings, expansion) = found.expand(&file);

@@ -84,6 +84,12 @@ impl FoundPools {
         Ok(())
     }
 
+    /// What the queues share of all pools that are found.
+    #[must_use]
+    pub(super) fn queued(&self) -> Arc<SharedRoom> {
+        self.queued.clone()
+    }
+
     /// Waits for a search to find something else than before.
     pub(super) async fn changed(&mut self) {
         if self.searches.is_empty() {

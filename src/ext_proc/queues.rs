@@ -315,6 +315,9 @@ fn named(cause: Cause) -> (Reason, &'static str) {
     match cause {
         Cause::BandFull => (Reason::QueueFull, "as many requests of this priority wait as may"),
         Cause::Full => (Reason::QueueFull, "as many requests wait as may"),
+        Cause::RoomTaken => {
+            (Reason::QueueFull, "requests before other pools hold what may wait before all of them together")
+        }
         Cause::Expired => (Reason::QueueTimeout, "the request has waited for as long as it may"),
         Cause::Evicted => (Reason::Evicted, "the request gave way to another while it waited"),
         Cause::Outranked => (Reason::Evicted, "the request is sheddable and gave way to one that is more important"),

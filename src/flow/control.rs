@@ -144,7 +144,7 @@ impl<T> FlowControl<T> {
         let next = self.make_room(at, flow, arrival.bytes, now, left).and_then(|()| {
             let next = self.items.next().ok_or(Cause::Full)?;
             // Another pool may have taken of the room that they share meanwhile.
-            if self.held.take(arrival.bytes) { Ok(next) } else { Err(Cause::Full) }
+            if self.held.take(arrival.bytes) { Ok(next) } else { Err(self.lacking(arrival.bytes)) }
         });
         let (slot, generation) = match next {
             Ok(next) => next,
@@ -275,7 +275,9 @@ impl<T> FlowControl<T> {
     }
 
     fn refusal(&self, at: usize, cause: Cause, now: Timestamp) -> Refusal {
-        Refusal { cause, retry_after: self.clears_at(at, now) }
+        let clears = self.clears_at(at, now);
+        let retry_after = if cause == Cause::RoomTaken { clears.max(pace::ELSEWHERE_RETRY) } else { clears };
+        Refusal { cause, retry_after }
     }
 
     /// When what waits in the band at `at` and above it will have left: at the pace of all of them, and at the band's own, which tells of what
@@ -409,7 +411,7 @@ impl<T> FlowControl<T> {
         if !self.fits(requests, held, bytes) {
             // What is sheddable would not do.
             let everywhere = |requests, held| in_band(requests, held) && self.fits(requests, held, bytes);
-            own = self.own_give_way(band, flow, everywhere).ok_or(Cause::Full)?;
+            own = self.own_give_way(band, flow, everywhere).ok_or_else(|| self.lacking(bytes))?;
         }
         for (slot, _) in own {
             self.turn_out(slot, Cause::Evicted, now, left);
@@ -418,7 +420,7 @@ impl<T> FlowControl<T> {
             let lowest = self.sheddable(priority).map(|b| b.priority).last();
             let lowest = lowest.and_then(|priority| self.existing(priority));
             let Some(slot) = lowest.and_then(|at| self.bands.get_mut(at)).and_then(Band::last) else {
-                return Err(Cause::Full);
+                return Err(self.lacking(bytes));
             };
             self.turn_out(slot, Cause::Evicted, now, left);
         }
@@ -447,6 +449,12 @@ impl<T> FlowControl<T> {
     fn fits(&self, requests: u64, held: u64, bytes: u64) -> bool {
         let count = self.items.len() as u64 - requests;
         count < self.settings.max_requests && self.held.fits(held, bytes)
+    }
+
+    /// Why one more of `bytes` does not fit.
+    fn lacking(&self, bytes: u64) -> Cause {
+        let is_own = self.items.len() as u64 >= self.settings.max_requests || !self.held.fits_alone(bytes);
+        if is_own { Cause::Full } else { Cause::RoomTaken }
     }
 
     /// The bands that give way to a request of this priority, and hold something.

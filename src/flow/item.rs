@@ -80,6 +80,8 @@ pub enum Cause {
     BandFull,
     /// All bands together hold as much as they may.
     Full,
+    /// It would fit if no other pool had taken of the room that they share.
+    RoomTaken,
     /// It has waited for as long as it may.
     Expired,
     /// It was sheddable, and a more important request needed its place, or another flow had less of the band.

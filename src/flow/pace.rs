@@ -10,6 +10,9 @@ pub const SHORTEST_RETRY: Duration = Duration::from_secs(1);
 /// 60 s: a queue that does not move says nothing about when it will.
 pub const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
+/// 10 s: how fast the queues of other pools go is not known here, and whoever comes again each second finds their room as full as before.
+pub(super) const ELSEWHERE_RETRY: Duration = Duration::from_secs(10);
+
 /// Departures, the longer ago the less.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pace {

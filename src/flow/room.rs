@@ -73,6 +73,12 @@ impl Held {
         own <= self.most && self.shared.as_ref().is_none_or(leaves_as_much)
     }
 
+    /// Whether `bytes` more would fit if nobody else held anything.
+    pub(super) fn fits_alone(&self, bytes: u64) -> bool {
+        let own = self.own.saturating_add(bytes);
+        own <= self.most && self.shared.as_ref().is_none_or(|shared| own <= shared.most().saturating_sub(own))
+    }
+
     /// Takes what fits. False when others have taken it meanwhile; then nothing is taken.
     pub(super) fn take(&mut self, bytes: u64) -> bool {
         let taken = self.shared.as_ref().is_none_or(|shared| shared.take(bytes));
@@ -115,6 +121,8 @@ mod tests {
         assert_eq!(fill(&mut first, 10), 600, "alone it has half");
         let mut second = of(u64::MAX);
         assert_eq!(fill(&mut second, 10), 300, "half of what is left");
+        assert!(!first.fits(0, 10) && !first.fits_alone(10), "its own fill it");
+        assert!(!second.fits(0, 10) && second.fits_alone(300) && !second.fits_alone(301), "others' fill it");
         first.give(300);
         assert_eq!(fill(&mut first, 10), 450, "what has left is shared anew");
         let mut others: Vec<Held> = (0..100).map(|_| of(u64::MAX)).collect();

@@ -250,6 +250,32 @@ fn pools_that_share_a_room_never_hold_more_together() {
 }
 
 #[test]
+fn who_finds_the_room_taken_by_other_pools_is_told_so() {
+    let shared = Arc::new(SharedRoom::default());
+    shared.set(1_000);
+    let settings = || Settings { shared: Some(shared.clone()), max_requests: 5, ..Settings::default() };
+    let (mut flood, mut quiet) = (Trial::new(settings()), Trial::new(settings()));
+    let sized = |bytes| Arrival { bytes, ..of("a") };
+    for pool in [&mut flood, &mut quiet] {
+        assert_eq!(pool.comes("running", sized(10), 0), "goes");
+    }
+    for _ in 0..5 {
+        assert_eq!(flood.comes("waits", sized(90), 1), "waits");
+    }
+    let refused = |pool: &mut Trial, bytes| {
+        let room = pool.room();
+        let verdict = pool.flow.enqueue(&sized(bytes), |_| "no", &room, at(2), &mut pool.rng, &mut pool.left);
+        let Verdict::Rejected(refusal) = verdict else { panic!("{verdict:?}") };
+        (refusal.cause, refusal.retry_after)
+    };
+    // Nothing waits before this pool: by its own queue the next second would do.
+    assert_eq!(refused(&mut quiet, 400), (Cause::RoomTaken, pace::ELSEWHERE_RETRY));
+    assert_eq!(refused(&mut quiet, 501), (Cause::Full, pace::SHORTEST_RETRY), "not even if it were alone");
+    assert_eq!(refused(&mut flood, 1).0, Cause::Full, "its own requests are as many as may be");
+    assert_eq!(quiet.comes("waits", sized(250), 3), "waits");
+}
+
+#[test]
 fn a_flood_does_not_lock_others_out_of_its_band() {
     let with = |overflow| {
         let default_band = BandSettings { max_requests: 4, overflow, ..band("vtc-fair", "fcfs") };

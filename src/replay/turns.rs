@@ -131,7 +131,7 @@ impl Front {
 
 fn fate(cause: Cause) -> Fate {
     match cause {
-        Cause::BandFull | Cause::Full => Fate::Full,
+        Cause::BandFull | Cause::Full | Cause::RoomTaken => Fate::Full,
         Cause::Expired => Fate::Expired,
         Cause::Evicted | Cause::Outranked => Fate::Evicted,
     }

@@ -1,12 +1,16 @@
 //! The metrics of the queues before pools.
 
 use super::deadlines::DeadlineMetrics;
-use prometheus_client::encoding::EncodeLabelSet;
+use crate::flow::SharedRoom;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// From a pause that nobody feels to the longest that clients wait, seconds.
@@ -112,6 +116,23 @@ impl QueueFamilies {
             waits: self.waits.get_or_create_owned(&label),
             deadlines,
         }
+    }
+}
+
+/// Reads the room that pools share when somebody asks.
+#[derive(Debug)]
+pub struct RoomCollector(pub Arc<SharedRoom>);
+
+impl Collector for RoomCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        for (name, help, bytes) in [
+            ("queue_room_bytes", "what may wait before all pools together that searches find", self.0.most()),
+            ("queue_room_held_bytes", "bodies that wait there", self.0.held()),
+        ] {
+            let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+            ConstGauge::new(bytes).encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
+        }
+        Ok(())
     }
 }
 
