@@ -139,7 +139,6 @@ impl FoundPools {
 
     /// The settings of `file` with the pools that are found in place of their templates. Where searches are in several namespaces, a pool is called
     /// `namespace/name`, else by its name alone.
-    #[must_use]
     pub(super) fn expand(&mut self, file: &Settings) -> (Settings, Expansion) {
         let mut pools = file.pools.clone();
         let (mut own, mut odd) = (BTreeMap::new(), BTreeSet::new());

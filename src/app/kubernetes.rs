@@ -107,6 +107,7 @@ impl Cluster {
 
     /// Follows the pods of `pool`, and `succeeds` another that did. `None` without [`Cluster::connect`].
     #[must_use]
+    #[expect(clippy::too_many_arguments, reason = "all that one who follows needs")]
     pub(super) fn follow(
         &self,
         pool: &Arc<str>,
@@ -232,6 +233,7 @@ impl Cluster {
 
     /// Follows nothing.
     #[must_use]
+    #[expect(clippy::too_many_arguments, reason = "all that one who follows needs")]
     pub(super) fn follow(
         &self,
         _: &Arc<str>,

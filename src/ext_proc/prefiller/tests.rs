@@ -165,11 +165,10 @@ async fn a_question_outlives_the_thread_that_asked_it() {
         let prefiller = prefiller.clone();
         move || {
             let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async {
-                let asking = prefiller.start(ask(url));
-                ends.await.unwrap();
-                asking
-            })
+            let _serving = runtime.enter();
+            let asking = prefiller.start(ask(url));
+            runtime.block_on(ends).unwrap();
+            asking
         }
     });
     let (mut stream, _) = asked(&listener).await;

@@ -122,7 +122,7 @@ fn an_endpoint_that_is_ejected_lets_nobody_in() {
     let flow = PoolFlow {
         settings: Settings::default(),
         detector: (DETECTORS[0].build)(&Value::Null).unwrap().into(),
-        ceiling: (&CEILINGS[0], Value::Null),
+        ceiling: (CEILINGS[0], Value::Null),
         admitters: vec![build("latency-slo-admitter", &Value::Null).into()],
         said: Value::Null,
     };

@@ -254,7 +254,7 @@ impl Strategy for Slo {
             let never = fullness(cx, profile, c).consumption.is_none();
             Some(((never, key(c)), &c.state.endpoint))
         });
-        let mut rest: SmallVec<[((bool, u64), &Arc<Endpoint>); 16]> = known.collect();
+        let mut rest: SmallVec<[_; 16]> = known.collect();
         rest.sort_by_key(|(key, _)| *key);
         rest.into_iter().for_each(|(_, endpoint)| ranking.push(endpoint));
     }
