@@ -82,6 +82,8 @@ fn predictions_come_true() {
     let errors: Vec<f64> = learned.iter().map(|l| l.first_token_error).collect();
     assert!(mean(&errors) < 0.5, "{errors:.2?}");
     let speeds: Vec<f64> = learned.iter().map(|l| l.prefill_tokens_per_second).collect();
-    // 25,000 tokens a second at speed 1, less what attention costs where it was taken for tokens. Differences are believed in part only.
-    assert!(speeds[3] > 1.3 * speeds[0] && speeds[0] > 1.1 * speeds[2] && speeds[2] > 1.4 * speeds[7], "{speeds:.0?}");
+    // 25,000 tokens a second at speed 1, less what attention costs where it was taken for tokens. Differences are believed in part only, of two
+    // equals of one more than of the other.
+    let (usual, half) = (mean(&[speeds[0], speeds[1], speeds[4], speeds[5]]), mean(&[speeds[2], speeds[6]]));
+    assert!(speeds[3] > 1.3 * usual && usual > 1.1 * half && half > 1.4 * speeds[7], "{speeds:.0?}");
 }
