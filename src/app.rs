@@ -286,7 +286,7 @@ pub fn offline(settings: &Settings) -> anyhow::Result<Picker> {
     for p in &settings.pools {
         let source = SourceId(0);
         let mut writer = PoolWriter::new(vec![source]);
-        writer.apply(PoolEvent::Endpoints { source, endpoints: p.endpoints.clone() });
+        writer.apply(PoolEvent::Endpoints { source, endpoints: p.endpoints.iter().cloned().map(Arc::new).collect() });
         let store = Arc::new(SnapshotStore::default());
         if let Some(snapshot) = writer.snapshot() {
             store.publish(snapshot);

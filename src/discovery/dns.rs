@@ -92,7 +92,7 @@ pub async fn run(
                 }
                 failures = 0;
                 if known.as_ref() != Some(&addresses) {
-                    let endpoints = addresses.iter().map(|a| spec(&name, *a)).collect();
+                    let endpoints = addresses.iter().map(|a| Arc::new(spec(&name, *a))).collect();
                     known = Some(addresses);
                     let sent = tokio::select! {
                         () = shutdown.cancelled() => return,

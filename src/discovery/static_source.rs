@@ -2,6 +2,7 @@
 
 use crate::pool::writer::SourceId;
 use crate::pool::{EndpointSpec, PoolEvent};
+use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -14,7 +15,8 @@ pub async fn run(
     shutdown: CancellationToken,
 ) {
     loop {
-        let event = PoolEvent::Endpoints { source, endpoints: endpoints.borrow_and_update().clone() };
+        let named = endpoints.borrow_and_update().iter().cloned().map(Arc::new).collect();
+        let event = PoolEvent::Endpoints { source, endpoints: named };
         let sent_and_changed = async { events.send(event).await.is_ok() && endpoints.changed().await.is_ok() };
         tokio::select! {
             () = shutdown.cancelled() => return,

@@ -111,7 +111,7 @@ pub struct Endpoint {
     /// Its number in the pool.
     pub id: EndpointId,
     /// What discovery says.
-    pub spec: EndpointSpec,
+    pub spec: Arc<EndpointSpec>,
     /// `ip:port` as Envoy wants it, IPv6 in brackets.
     pub authority: Arc<str>,
     /// What it is there for, by its labels.
@@ -132,13 +132,14 @@ impl Deref for Endpoint {
 impl Endpoint {
     /// A new endpoint with an empty ledger, alone in its pool.
     #[must_use]
-    pub fn new(id: EndpointId, spec: EndpointSpec) -> Self {
+    pub fn new(id: EndpointId, spec: impl Into<Arc<EndpointSpec>>) -> Self {
         Self::in_pool(id, spec, &Arc::default())
     }
 
     /// A new endpoint with an empty ledger, thought to be as fast as its pool.
     #[must_use]
-    pub fn in_pool(id: EndpointId, spec: EndpointSpec, pool: &Arc<PoolSpeed>) -> Self {
+    pub fn in_pool(id: EndpointId, spec: impl Into<Arc<EndpointSpec>>, pool: &Arc<PoolSpeed>) -> Self {
+        let spec = spec.into();
         Self {
             id,
             authority: spec.address.to_string().into(),
@@ -154,7 +155,7 @@ impl Endpoint {
 
     /// The same endpoint with a new spec.
     #[must_use]
-    pub fn respecified(&self, spec: EndpointSpec) -> Self {
+    pub fn respecified(&self, spec: Arc<EndpointSpec>) -> Self {
         let authority = spec.address.to_string().into();
         Self { id: self.id, authority, roles: Roles::of_labels(&spec.labels), spec, live: self.live.clone() }
     }

@@ -48,7 +48,8 @@ impl EndpointState {
 
     /// The same endpoint with a new spec; what an engine of another kind reported is void.
     #[must_use]
-    pub fn respecified(self, spec: EndpointSpec) -> Self {
+    pub fn respecified(self, spec: impl Into<Arc<EndpointSpec>>) -> Self {
+        let spec = spec.into();
         let metrics = self.metrics.filter(|_| self.endpoint.spec.engine == spec.engine);
         Self::new(Arc::new(self.endpoint.respecified(spec)), metrics)
     }

@@ -20,6 +20,7 @@
 mod clearing;
 mod fit;
 mod lengths;
+mod pace;
 mod pending;
 mod ratio;
 mod reservation;
@@ -33,6 +34,7 @@ use clearing::next_features;
 pub use clearing::{Bounds, Fits};
 use fit::Fit;
 use lengths::Lengths;
+use pace::{Pace, Step};
 use parking_lot::Mutex;
 use pending::Pending;
 use ratio::Ratio;
@@ -69,12 +71,6 @@ const LEAST_BUSY_SECONDS: f64 = 5.0;
 const ERROR_RATE: f64 = 0.05;
 /// The mean ratio of a pool's endpoints, and the length of a usual answer, are means of some 100 answers.
 const CENTRE_RATE: f64 = 0.01;
-/// How long prompts take from end to end is a mean of some 20 of them,
-const PACE_RATE: f64 = 0.05;
-/// of 50 ms or more: most of the time of a short one is its step's own.
-const PACE_SECONDS: f64 = 0.05;
-/// Prompts take so many times as long as their tokens are thought to, or as much less, and no more: beyond that it was something else.
-const FARTHEST_PACE: f32 = 4.0;
 /// A cache this full admits nobody before somebody ends.
 const FULL_CACHE: f32 = 0.95;
 
@@ -91,8 +87,7 @@ pub struct PoolSpeed {
     /// By [`Roles::kind`].
     busy: [Mutex<Busy>; Roles::KINDS],
     transfer: TransferSpeed,
-    /// Seconds that passed while prompts were the first, and those that the tokens of all are thought to take, of late: two f32.
-    pace: AtomicU64,
+    pace: Pace,
     /// Tokens of a usual answer; f32 bits.
     answer_tokens: AtomicU32,
     lengths: Mutex<Lengths>,
@@ -145,7 +140,7 @@ impl Default for PoolSpeed {
             learned: AtomicBool::new(false),
             busy: Default::default(),
             transfer: TransferSpeed::default(),
-            pace: AtomicU64::new(pack(1.0, 1f32.to_bits())),
+            pace: Pace::default(),
             answer_tokens: AtomicU32::new(0),
             lengths: Mutex::default(),
         };
@@ -166,23 +161,6 @@ impl PoolSpeed {
         let Some(busy) = self.busy.get(to.kind()) else { return };
         let mut busy = busy.lock();
         *busy = Busy { seconds: busy.left(now) + seconds, at: now, began: busy.began.or(Some(now)) };
-    }
-
-    /// How many times as long as its tokens a prompt takes, from when it is the first until its first token.
-    fn pace(&self) -> f32 {
-        let (passed, thought) = unpack(self.pace.load(Relaxed));
-        (passed / f32::from_bits(thought)).clamp(1.0 / FARTHEST_PACE, FARTHEST_PACE)
-    }
-
-    /// A prompt whose tokens are thought to take `thought` seconds has been computed, and was the first for `time` seconds: of those that come out of
-    /// one step the first was it for all of the step, and the others for no time.
-    #[expect(clippy::cast_possible_truncation, reason = "seconds; f32 is precise enough")]
-    fn computed(&self, thought: f64, time: f64) {
-        let kept = 1.0 - PACE_RATE * (thought / PACE_SECONDS).min(1.0);
-        let (passed, all) = unpack(self.pace.load(Relaxed));
-        let sum = |before: f32, more: f64| (f64::from(before) * kept + more) as f32;
-        // Of two answers at one moment one may be forgotten.
-        self.pace.store(pack(sum(passed, time), sum(f32::from_bits(all), thought).to_bits()), Relaxed);
     }
 
     /// Tokens of a usual answer; 0 before the first.
@@ -316,11 +294,13 @@ struct Own {
     ratios: [Ratio; 2],
     /// By how much predictions of its first tokens were off, as a part of what was predicted.
     error: f64,
+    /// The prompts that it computed last.
+    step: Step,
 }
 
 impl Default for Own {
     fn default() -> Self {
-        Self { ratios: Default::default(), error: 0.5 }
+        Self { ratios: Default::default(), error: 0.5, step: Step::default() }
     }
 }
 
@@ -430,7 +410,7 @@ impl EndpointSpeed {
         let (mut kilotokens, mut mega_pairs) = (left.tokens as f64 / 1e3, left.kilopairs as f64 / 1e3);
         if pending > 0 {
             // The first of them has been worked on since then, and has not come to its end.
-            let worked = now.since(left.since).as_secs_f64() / f64::from(self.pool.pace());
+            let worked = now.since(left.since).as_secs_f64() / f64::from(self.pool.pace.get());
             let head =
                 Self::prefill_seconds(c, f64::from(left.head.tokens) / 1e3, f64::from(left.head.kilopairs) / 1e3);
             let all = Self::prefill_seconds(c, kilotokens, mega_pairs).max(1e-9);
@@ -494,14 +474,15 @@ impl EndpointSpeed {
     fn computed(&self, prompt: pending::Prompt, time: Duration, now: Timestamp) {
         let (c, _) = self.coefficients(now);
         let thought = Self::prefill_seconds(&c, f64::from(prompt.tokens) / 1e3, f64::from(prompt.kilopairs) / 1e3);
-        self.pool.computed(thought, time.as_secs_f64());
+        let ended = self.own.lock().get_or_insert_default().step.computed(thought, time.as_secs_f64());
+        ended.into_iter().for_each(|step| self.pool.pace.observe(step));
     }
 
     fn observe_first(&self, features: &[f64; FIRST], seconds: f64, now: Timestamp) {
         let predicted = dot(&self.coefficients(now).0, features).max(1e-6);
         self.answered.store(now.0, Relaxed);
         let mut own = self.own.lock();
-        let Own { ratios: [ratio, _], error } = own.get_or_insert_default();
+        let Own { ratios: [ratio, _], error, .. } = own.get_or_insert_default();
         // What is far out moves the usual error by no more than three times itself.
         let off = ((seconds - predicted) / predicted.max(seconds * 0.1)).abs();
         *error += (off.min(3.0 * error.max(0.1)) - *error) * ERROR_RATE;

@@ -18,7 +18,7 @@ pub struct SourceId(pub u32);
 #[derive(Debug)]
 pub enum PoolEvent {
     /// These are all the endpoints that a source knows now. An address that two sources name belongs to the lower-numbered one.
-    Endpoints { source: SourceId, endpoints: Vec<EndpointSpec> },
+    Endpoints { source: SourceId, endpoints: Vec<Arc<EndpointSpec>> },
     /// A source is no more; its endpoints go with it.
     SourceGone { source: SourceId },
     /// A page was read.
@@ -33,7 +33,7 @@ pub enum PoolEvent {
 #[derive(Debug)]
 pub struct PoolWriter {
     expected_sources: Vec<SourceId>,
-    sources: BTreeMap<SourceId, Vec<EndpointSpec>>,
+    sources: BTreeMap<SourceId, Vec<Arc<EndpointSpec>>>,
     endpoints: Vec<EndpointState>,
     /// Where in `endpoints` an id stands.
     positions: AHashMap<EndpointId, usize>,

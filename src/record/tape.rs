@@ -278,9 +278,11 @@ impl Told<'_> {
             Told::Cache(cache) => Line::Cache { pool, cache: cache.clone() },
             Told::Publish => Line::Publish { pool },
             Told::Event(event) => match event {
-                PoolEvent::Endpoints { source, endpoints } => {
-                    Line::Endpoints { pool, source: *source, endpoints: endpoints.clone() }
-                }
+                PoolEvent::Endpoints { source, endpoints } => Line::Endpoints {
+                    pool,
+                    source: *source,
+                    endpoints: endpoints.iter().map(|e| (**e).clone()).collect(),
+                },
                 PoolEvent::SourceGone { source } => Line::Gone { pool, source: *source },
                 PoolEvent::Scraped { id, metrics } => Line::Page { pool, id: *id, metrics: metrics.clone() },
                 PoolEvent::Restarted { id } => Line::Restart { pool, id: *id },

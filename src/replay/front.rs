@@ -102,7 +102,7 @@ impl Front {
     }
 
     /// Discovery says which endpoints there are.
-    pub(super) fn discover(&mut self, endpoints: Vec<EndpointSpec>) {
+    pub(super) fn discover(&mut self, endpoints: Vec<Arc<EndpointSpec>>) {
         self.writer.apply(PoolEvent::Endpoints { source: SOURCE, endpoints });
         self.publish();
     }

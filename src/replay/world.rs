@@ -118,7 +118,7 @@ pub struct Outcome {
 
 #[derive(Debug)]
 struct Server {
-    spec: EndpointSpec,
+    spec: Arc<EndpointSpec>,
     engine: Engine,
     started: Timestamp,
     alive: bool,
@@ -496,7 +496,7 @@ impl<'w> World<'w> {
         engine.every_token = false;
         engine.kv_events = self.hearing.kv_events.is_some();
         self.servers.push(Server {
-            spec,
+            spec: spec.into(),
             engine: Engine::new(engine),
             started: now,
             alive: true,

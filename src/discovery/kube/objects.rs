@@ -23,6 +23,9 @@ pub const CRITICAL_PRIORITY: i32 = 10;
 /// That of a `Sheddable` one: below 0, which is what is shed.
 pub const SHEDDABLE_PRIORITY: i32 = -10;
 
+/// The condition of a pod that serves.
+const READY: &str = "Ready";
+
 /// A kind of object that is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
@@ -140,6 +143,9 @@ impl Object {
             self.spec = Value::Null;
             if let Value::Object(status) = &mut self.status {
                 status.retain(|key, _| matches!(key.as_str(), "podIP" | "conditions"));
+                if let Some(Value::Array(conditions)) = status.get_mut("conditions") {
+                    conditions.retain(|condition| condition.get("type").is_some_and(|kind| kind == READY));
+                }
             }
         }
         self
@@ -191,7 +197,7 @@ impl FromObject for Pod {
         let ip =
             ip.map(|ip| ip.parse().map_err(|_| format!("`status.podIP`: `{ip}` is not an address"))).transpose()?;
         let conditions = status.conditions.unwrap_or_default();
-        let ready = conditions.iter().any(|c| c.kind == "Ready" && c.status == "True");
+        let ready = conditions.iter().any(|c| c.kind == READY && c.status == "True");
         Ok(Self { meta: object.meta, ip, ready })
     }
 }

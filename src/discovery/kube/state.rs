@@ -39,7 +39,7 @@ pub struct Members {
     /// The pool's ports as long as these were its labels: the pods of before are not at the ports of after.
     listed_ports: Vec<u16>,
     /// What each pod came to when it was looked at last, by its name: among a thousand pods only those that changed are looked at again.
-    made: AHashMap<String, Vec<EndpointSpec>>,
+    made: AHashMap<String, Vec<Arc<EndpointSpec>>>,
 }
 
 /// What selects pods.
@@ -147,7 +147,7 @@ impl Members {
     }
 
     /// The endpoints, by name; `None` while they are not known. A pool that was there and is gone has none, unless it goes as a whole.
-    pub fn endpoints(&mut self) -> Option<Vec<EndpointSpec>> {
+    pub fn endpoints(&mut self) -> Option<Vec<Arc<EndpointSpec>>> {
         let (selection, ports): (_, &[u16]) = match &self.source.pods {
             PodsOf::Pool { name, .. } => match self.pool.get(name) {
                 Some(_) => (Selection::Labels(&self.listed_by), &self.listed_ports),
@@ -167,7 +167,7 @@ impl Members {
         }
         let mut all = Members::collected(&self.pods, &mut self.made, |pod| {
             let serves = !pod.meta.deleting && pod.ready && selection.matches(&pod.meta.labels);
-            if serves { ranks(pod, ports, &self.source).collect() } else { Vec::new() }
+            if serves { ranks(pod, ports, &self.source).map(Arc::new).collect() } else { Vec::new() }
         });
         let mut taken: AHashSet<SocketAddr> = AHashSet::with_capacity(all.len());
         if !all.iter().all(|(_, spec)| taken.insert(spec.address)) {
@@ -179,9 +179,9 @@ impl Members {
     /// What all pods come to, and when each was made.
     fn collected(
         pods: &Table<Pod>,
-        made: &mut AHashMap<String, Vec<EndpointSpec>>,
-        make: impl Fn(&Pod) -> Vec<EndpointSpec>,
-    ) -> Vec<(i64, EndpointSpec)> {
+        made: &mut AHashMap<String, Vec<Arc<EndpointSpec>>>,
+        make: impl Fn(&Pod) -> Vec<Arc<EndpointSpec>>,
+    ) -> Vec<(i64, Arc<EndpointSpec>)> {
         let mut all = Vec::with_capacity(made.len());
         for (name, pod) in pods.iter() {
             if !made.contains_key(name) {
@@ -195,7 +195,7 @@ impl Members {
 }
 
 /// Of two pods that claim an address the younger one has it, the other is on its way out; of two as old the first.
-fn keep_youngest(all: &mut Vec<(i64, EndpointSpec)>) {
+fn keep_youngest(all: &mut Vec<(i64, Arc<EndpointSpec>)>) {
     let mut youngest: AHashMap<SocketAddr, (i64, Arc<str>)> = AHashMap::new();
     for (created, spec) in all.iter() {
         match youngest.get(&spec.address) {

@@ -30,7 +30,7 @@ fn start() -> Pool {
 }
 
 fn endpoints(n: u16) -> PoolEvent {
-    let endpoints = (1..=n).map(|port| EndpointSpec::at(([127, 0, 0, 1], port).into())).collect();
+    let endpoints = (1..=n).map(|port| EndpointSpec::at(([127, 0, 0, 1], port).into()).into()).collect();
     PoolEvent::Endpoints { source: SOURCE, endpoints }
 }
 

@@ -259,19 +259,9 @@ fn a_prompt_is_not_done_before_its_time_when_steps_take_longer_than_its_tokens()
     let _first = Reservation::begin(one.clone(), None, work(2_500), true, at(0));
     let own = left(0.0);
     assert!((left(own / 2.0) - own / 2.0).abs() < 0.01 * own && left(own) < 0.01 * own, "nothing was seen yet");
-    // Prompts that take less than a step say next to nothing.
-    pool.computed(0.000_1, 0.01);
-    assert!((pool.pace() - 1.0).abs() < 0.02, "{}", pool.pace());
-    (0..200).for_each(|_| pool.computed(0.1, 0.2));
-    assert!((pool.pace() - 2.0).abs() < 0.05, "{}", pool.pace());
+    let step = Step { thought: 0.1, passed: 0.2 };
+    (0..200).for_each(|_| pool.pace.observe(step));
     assert!((left(own) - own / 2.0).abs() < 0.03 * own && left(2.2 * own) < 0.03 * own);
-    // Sixteen that come out of one step: all but one were the first for no time.
-    (0..800).for_each(|i| pool.computed(0.01, if i % 16 == 0 { 0.16 } else { 0.0 }));
-    assert!((pool.pace() - 1.0).abs() < 0.15, "{}", pool.pace());
-    (0..200).for_each(|_| pool.computed(0.1, 60.0));
-    assert!((pool.pace() - FARTHEST_PACE).abs() < 1e-6);
-    (0..2_000).for_each(|_| pool.computed(0.1, 0.0));
-    assert!((pool.pace() - 1.0 / FARTHEST_PACE).abs() < 1e-6);
 }
 
 #[test]
@@ -286,12 +276,12 @@ fn the_pace_is_learned_from_the_first_of_a_queue() {
         running = next;
     }
     let (c, _) = one.speed.coefficients(at(60_000));
-    let takes = EndpointSpeed::prefill_seconds(&c, 2.5, work(2_500).mega_pairs()) * f64::from(pool.pace());
+    let takes = EndpointSpeed::prefill_seconds(&c, 2.5, work(2_500).mega_pairs()) * f64::from(pool.pace.get());
     assert!((takes / 0.2 - 1.0).abs() < 0.1, "{takes}");
     // Who is given up says nothing of the pace.
-    let before = pool.pace();
+    let before = pool.pace.get();
     drop(running);
-    assert!((pool.pace() - before).abs() < 1e-6);
+    assert!((pool.pace.get() - before).abs() < 1e-6);
 }
 
 proptest! {

@@ -17,7 +17,7 @@ fn pod(port: u16, uid: &str) -> EndpointSpec {
 }
 
 fn say(writer: &mut PoolWriter, source: SourceId, endpoints: &[EndpointSpec]) -> PoolSnapshot {
-    writer.apply(PoolEvent::Endpoints { source, endpoints: endpoints.to_vec() });
+    writer.apply(PoolEvent::Endpoints { source, endpoints: endpoints.iter().cloned().map(Arc::new).collect() });
     writer.snapshot().expect("discovery always makes a snapshot")
 }
 
@@ -180,7 +180,7 @@ proptest! {
                         .map(|(port, uid)| EndpointSpec { uid: uid.map(|u| u.to_string().into()), ..spec(port + 1) })
                         .collect();
                     said.insert(source, endpoints.clone());
-                    PoolEvent::Endpoints { source, endpoints }
+                    PoolEvent::Endpoints { source, endpoints: endpoints.into_iter().map(Arc::new).collect() }
                 }
                 Step::Gone(source) => {
                     said.remove(&source);

@@ -126,6 +126,7 @@ impl<'a> Player<'a> {
                 Ok(())
             }
             Line::Endpoints { pool, source, endpoints } => {
+                let endpoints = endpoints.into_iter().map(Arc::new).collect();
                 self.event(pool, PoolEvent::Endpoints { source, endpoints }, number)
             }
             Line::Gone { pool, source } => self.event(pool, PoolEvent::SourceGone { source }, number),

@@ -118,7 +118,7 @@ fn a_subset_hint_narrows_the_pool() {
 #[test]
 fn draining_endpoints_get_nothing_and_an_empty_pool_is_503() {
     let mut pool = snapshot(&[(0, 9), (1, 0)]);
-    let mut spec = pool.endpoints[1].endpoint.spec.clone();
+    let mut spec = (*pool.endpoints[1].endpoint.spec).clone();
     spec.draining = true;
     pool.endpoints[1] = pool.endpoints[1].clone().respecified(spec);
     let least = scheduler("least-request", 2);
@@ -259,7 +259,7 @@ fn ejection_is_ignored_when_the_algorithm_wants_nobody_else() {
 
     let pool = || {
         let mut pool = snapshot(&[(0, 0), (1, 0)]);
-        let mut spec = pool.endpoints[0].endpoint.spec.clone();
+        let mut spec = (*pool.endpoints[0].endpoint.spec).clone();
         spec.labels.insert("role".into(), "decode".into());
         pool.endpoints[0] = pool.endpoints[0].clone().respecified(spec);
         pool
@@ -282,7 +282,7 @@ fn ejection_is_ignored_when_the_algorithm_wants_nobody_else() {
 fn of_roles(roles: &[&str]) -> PoolSnapshot {
     let mut pool = snapshot(&(0..).zip(roles).map(|(id, _)| (id, 0)).collect::<Vec<_>>());
     for (state, role) in pool.endpoints.iter_mut().zip(roles) {
-        let mut spec = state.endpoint.spec.clone();
+        let mut spec = (*state.endpoint.spec).clone();
         spec.labels.insert(crate::pool::role::ROLE_LABEL.into(), (*role).into());
         *state = state.clone().respecified(spec);
     }
@@ -384,7 +384,7 @@ fn images_are_encoded_where_least_is_done_one_server_for_each() {
     let mut pool = of_roles(&["decode", "encode", "encode"]);
     for (at, revision) in [(0, "r2"), (1, "r1"), (2, "r2")] {
         let state = &mut pool.endpoints[at];
-        let mut spec = state.endpoint.spec.clone();
+        let mut spec = (*state.endpoint.spec).clone();
         spec.labels.insert("revision".into(), revision.into());
         *state = state.clone().respecified(spec);
     }

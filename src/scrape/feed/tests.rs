@@ -36,7 +36,7 @@ impl Bench {
     /// Discovery says that the endpoint runs `engine`.
     fn publish(&mut self, engine: Engine) {
         let spec = EndpointSpec { engine, ..EndpointSpec::at(([127, 0, 0, 1], 8000).into()) };
-        self.writer.apply(PoolEvent::Endpoints { source: SourceId(0), endpoints: vec![spec] });
+        self.writer.apply(PoolEvent::Endpoints { source: SourceId(0), endpoints: vec![spec.into()] });
         self.scraper.store.publish(self.writer.snapshot().unwrap());
         self.published.send_replace(self.writer.published());
         self.scraper.follow();

@@ -62,7 +62,12 @@ fn pools_that_the_api_would_refuse_are_unreadable() {
 
 #[test]
 fn a_pod_is_ready_by_its_condition_alone() {
-    let pod = |status: Value| Pod::from_object(Object { status, ..object(Value::Null) });
+    let pod = |status: Value| {
+        let whole = Object { status, ..object(Value::Null) };
+        let read = Pod::from_object(whole.clone());
+        assert_eq!(read, Pod::from_object(whole.trimmed(Kind::Pod)), "what is kept of it says the same");
+        read
+    };
     let ready = |status: &str| json!([{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": status}]);
     for (status, want) in [
         (json!({"podIP": "10.0.0.1", "conditions": ready("True")}), (Some("10.0.0.1"), true)),

@@ -1,0 +1,134 @@
+//! How many times as long as its tokens are thought to take a prompt takes, from when it is the first of its endpoint until its first token.
+//! Called by [`super`] alone.
+//!
+//! Of the prompts that come out of one step of an engine the first was it for all of the step, and the others for no time: they count together.
+//! A step of few tokens tells little, since most of its time is its own.
+
+use super::{pack, unpack};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// The pace is a mean of some 20 steps,
+const RATE: f64 = 0.05;
+/// whose tokens take 50 ms or more; one that is half as long counts a quarter.
+const WHOLE_SECONDS: f64 = 0.05;
+/// Prompts take so many times as long as their tokens are thought to, or as much less, and no more: beyond that it was something else.
+pub(super) const FARTHEST: f32 = 4.0;
+/// 2 ms: who was the first for less came out of the same step as the one before.
+const SAME_STEP: f64 = 0.002;
+
+/// That of a pool.
+#[derive(Debug)]
+pub(super) struct Pace {
+    /// Seconds that passed in steps, and those that their tokens are thought to take, of late: two f32.
+    sums: AtomicU64,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { sums: AtomicU64::new(pack(1.0, 1f32.to_bits())) }
+    }
+}
+
+impl Pace {
+    pub(super) fn get(&self) -> f32 {
+        let (passed, thought) = unpack(self.sums.load(Relaxed));
+        (passed / f32::from_bits(thought)).clamp(1.0 / FARTHEST, FARTHEST)
+    }
+
+    /// A step has ended.
+    #[expect(clippy::cast_possible_truncation, reason = "seconds; f32 is precise enough")]
+    pub(super) fn observe(&self, step: Step) {
+        let counts = (step.thought / WHOLE_SECONDS).min(1.0).powi(2);
+        let (passed, thought) = unpack(self.sums.load(Relaxed));
+        let sum = |before: f32, more: f64| (f64::from(before) * (1.0 - RATE * counts) + more * counts) as f32;
+        // Of two that end at one moment one may be forgotten.
+        self.sums.store(pack(sum(passed, step.passed), sum(f32::from_bits(thought), step.thought).to_bits()), Relaxed);
+    }
+}
+
+/// Prompts that were computed in one step.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Step {
+    /// Seconds that their tokens are thought to take.
+    pub(super) thought: f64,
+    /// Seconds that it took.
+    pub(super) passed: f64,
+}
+
+impl Step {
+    /// A prompt of so many seconds has been computed, and was the first for `time` of them. The step before this one, if this begins another.
+    pub(super) fn computed(&mut self, thought: f64, time: f64) -> Option<Self> {
+        if time >= SAME_STEP {
+            return Some(std::mem::replace(self, Self { thought, passed: time }));
+        }
+        self.thought += thought;
+        self.passed += time;
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Steps of so many equal prompts each.
+    fn steps(pace: &Pace, count: usize, prompts: usize, thought: f64, time: f64) {
+        let mut step = Step::default();
+        for i in 0..=count * prompts {
+            let ended = step.computed(thought, if i % prompts == 0 { time } else { 0.0 });
+            ended.into_iter().for_each(|step| pace.observe(step));
+        }
+    }
+
+    fn assert_near(pace: &Pace, want: f32, by: f32) {
+        assert!((pace.get() - want).abs() <= by * want, "{} is not {want}", pace.get());
+    }
+
+    #[test]
+    fn steps_of_next_to_no_tokens_say_next_to_nothing() {
+        let pace = Pace::default();
+        steps(&pace, 1_000, 1, 0.000_1, 0.02);
+        assert_near(&pace, 1.0, 0.06);
+        steps(&pace, 1_000, 1, 0.0, 0.02);
+        assert_near(&pace, 1.0, 0.06);
+        steps(&pace, 1_000, 16, 0.000_05, 0.02);
+        assert_near(&pace, 1.0, 0.06);
+        steps(&pace, 20, 1, 0.1, 0.1);
+        assert_near(&pace, 1.0, 0.1);
+    }
+
+    #[test]
+    fn prompts_of_one_step_count_together() {
+        for (prompts, thought) in [(1, 0.1), (2, 0.05), (16, 0.006_25), (100, 0.001)] {
+            let pace = Pace::default();
+            steps(&pace, 200, prompts, thought, 0.2);
+            assert_near(&pace, 2.0, 0.05);
+        }
+    }
+
+    #[test]
+    fn who_is_first_of_a_step_does_not_matter() {
+        // A cached prompt and a long one leave each step, in one order or the other.
+        for order in [[0.000_1, 0.1], [0.1, 0.000_1]] {
+            let (pace, mut step) = (Pace::default(), Step::default());
+            for _ in 0..200 {
+                for (thought, time) in order.into_iter().zip([0.15, 0.0]) {
+                    step.computed(thought, time).into_iter().for_each(|step| pace.observe(step));
+                }
+            }
+            assert_near(&pace, 1.5, 0.05);
+        }
+    }
+
+    #[test]
+    fn it_goes_so_far_and_comes_back() {
+        let pace = Pace::default();
+        steps(&pace, 200, 1, 0.1, 60.0);
+        assert_near(&pace, FARTHEST, 1e-6);
+        steps(&pace, 2_000, 1, 0.1, 0.0);
+        steps(&pace, 2_000, 1, 0.1, 0.01);
+        assert_near(&pace, 1.0 / FARTHEST, 1e-6);
+        steps(&pace, 200, 1, 0.1, 0.1);
+        assert_near(&pace, 1.0, 0.05);
+    }
+}
