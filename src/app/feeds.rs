@@ -6,8 +6,8 @@ use crate::admin::guard::Guard;
 use crate::clock::Clock;
 use crate::config::Settings;
 use crate::config::settings::{
-    DnsSource, KvEventSettings, ModelsAnswer, PodsOf, PoolSearch, PoolSettings, PrefixSettings, ScrapeSettings,
-    TokenizerSettings,
+    DnsSource, KubernetesSource, KvEventSettings, ModelsAnswer, PodsOf, PoolSearch, PoolSettings, PrefixSettings,
+    ScrapeSettings, TokenizerSettings,
 };
 use crate::discovery::dns::{DnsStats, SystemResolver};
 use crate::discovery::kube::KubeStats;
@@ -319,16 +319,17 @@ impl PoolFeeds {
             return;
         }
         // The endpoints of before stay until the new ones are known.
-        let mut succeeds = false;
+        let mut before = None;
         if let Some(old) = self.following.take() {
-            succeeds = settings.kubernetes.as_ref().is_some_and(|source| source.pods == old.source().pods);
-            old.end().await;
+            let of = |source: &KubernetesSource| (source.namespace.clone(), source.pods.clone());
+            let same = settings.kubernetes.as_ref().is_some_and(|source| of(source) == of(old.source()));
+            before = Some(old.end().await).filter(|_| same);
         }
         match &settings.kubernetes {
             Some(source) => {
                 let (events, rules) = (self.events.clone(), self.rules.clone());
                 let stop = self.shutdown.child_token();
-                self.following = cluster.follow(&settings.name, source, succeeds, KUBERNETES, events, rules, stop);
+                self.following = cluster.follow(&settings.name, source, before, KUBERNETES, events, rules, stop);
             }
             None => {
                 self.rules.store(Default::default());

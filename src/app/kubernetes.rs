@@ -12,6 +12,7 @@ use crate::discovery::kube::catalogue::Finding;
 use crate::discovery::kube::informer::Informers;
 #[cfg(feature = "kube")]
 use crate::discovery::kube::reviews::{Review, Reviews};
+use crate::discovery::kube::rules::Rules;
 #[cfg(feature = "kube")]
 use crate::discovery::kube::status::StatusWriter;
 #[cfg(feature = "kube")]
@@ -55,7 +56,7 @@ pub(super) struct Following {
     source: KubernetesSource,
     stats: Arc<KubeStats>,
     stop: CancellationToken,
-    task: JoinHandle<()>,
+    task: JoinHandle<Rules>,
 }
 
 impl Following {
@@ -71,11 +72,11 @@ impl Following {
         self.stats.clone()
     }
 
-    /// Ends it. Nothing is told by it afterwards.
-    pub(super) async fn end(self) {
+    /// Ends it. Nothing is told by it afterwards. Gives what it knew of rules.
+    pub(super) async fn end(self) -> Rules {
         self.stop.cancel();
         // A task that has panicked tells nothing either.
-        let _ = self.task.await;
+        self.task.await.unwrap_or_default()
     }
 }
 
@@ -105,14 +106,14 @@ impl Cluster {
         Ok(())
     }
 
-    /// Follows the pods of `pool`, and `succeeds` another that did. `None` without [`Cluster::connect`].
+    /// Follows the pods of `pool`, in the place of another that did where there is something from `before`. `None` without [`Cluster::connect`].
     #[must_use]
     #[expect(clippy::too_many_arguments, reason = "all that one who follows needs")]
     pub(super) fn follow(
         &self,
         pool: &Arc<str>,
         source: &KubernetesSource,
-        succeeds: bool,
+        before: Option<Rules>,
         id: SourceId,
         events: mpsc::Sender<PoolEvent>,
         rules: Arc<RuleStore>,
@@ -130,7 +131,7 @@ impl Cluster {
         let feed = source::KubeFeed {
             pool,
             source: source.clone(),
-            succeeds,
+            before,
             namespace,
             id,
             events,
@@ -238,7 +239,7 @@ impl Cluster {
         &self,
         _: &Arc<str>,
         _: &KubernetesSource,
-        _: bool,
+        _: Option<Rules>,
         _: SourceId,
         _: mpsc::Sender<PoolEvent>,
         _: Arc<RuleStore>,

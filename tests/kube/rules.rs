@@ -68,6 +68,47 @@ async fn rewrites_hold_from_the_first_request_and_change_without_a_reload() {
     until_asked_for(&connection, "gpt", "llama").await;
 }
 
+/// A configuration file that says where the metrics of a pool's pods are.
+fn at(directory: &std::path::Path, more: &str) -> String {
+    let file = directory.join("attache.yaml");
+    let pool = format!("{{name: a, kubernetes: {{pool: vllm, engine: none{more}}}}}");
+    let text = format!("apiVersion: attache.dev/v1\nkind: Attache\npools: [{pool}]\n");
+    std::fs::write(&file, text).expect("writing the configuration");
+    file.display().to_string()
+}
+
+/// A reload that concerns the pool follows everything anew. What was known of a kind of rules holds until it has been listed again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_takes_no_rule_away_though_rules_cannot_be_listed() {
+    let api = cluster().await;
+    api.apply(EXPERIMENTAL, "inferencemodelrewrites", rewrite("exact", 1, Some("gpt"), &[("llama", 1)]));
+    let directory = scratch("kube-rules");
+    let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &["--config-file", &at(directory.path(), "")]).await;
+    picker.until_ready().await;
+    let connection = Connection::open(picker.grpc).await.expect("a connection");
+    assert_eq!(pick(&connection, "gpt").await.model(), "llama");
+    let listed = || api.asked("list", "inferencemodelrewrites");
+    api.fail(Outage::Of("inferencemodelrewrites", 503));
+    let before = listed();
+    at(directory.path(), ", metrics: {port: 9999}");
+    eventually("lists in vain", || async { (listed() > before + 2).then_some(()) }).await;
+    // Pods are followed all the same.
+    api.pod(pod("b", "vllm", "10.0.0.2"));
+    until_known(&picker, &["a", "b"]).await;
+    assert_eq!(pick(&connection, "gpt").await.model(), "llama", "what was known of rewrites");
+    api.fail(Outage::None);
+    api.delete(EXPERIMENTAL, "inferencemodelrewrites", "exact");
+    until_asked_for(&connection, "gpt", "gpt").await;
+    // Of another namespace's rules nothing is known, and nothing will be.
+    api.apply(EXPERIMENTAL, "inferencemodelrewrites", rewrite("exact", 1, Some("gpt"), &[("qwen", 1)]));
+    until_asked_for(&connection, "gpt", "qwen").await;
+    for plural in ["inferenceobjectives", "inferencemodelrewrites", "inferencemodels"] {
+        api.forbid("list", plural, true);
+    }
+    at(directory.path(), ", namespace: elsewhere");
+    until_asked_for(&connection, "gpt", "gpt").await;
+}
+
 /// As an API server answers that has just started, or an aggregated one whose backend is away.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watch_that_finds_no_such_kind_takes_no_rule_away() {

@@ -31,8 +31,8 @@ pub struct KubeFeed {
     pub pool: Arc<str>,
     /// Which pods.
     pub source: KubernetesSource,
-    /// Another has told the endpoints of the same pool before.
-    pub succeeds: bool,
+    /// What another has known of the same pool's rules, where it has told of the pool before.
+    pub before: Option<Rules>,
     /// The namespace of everything.
     pub namespace: String,
     /// Who speaks to the writer.
@@ -76,13 +76,14 @@ struct Run {
     disputed: HashSet<String>,
 }
 
-/// Follows until `shutdown`, or until the pool's writer is gone.
-pub async fn run(informers: Arc<Informers>, feed: KubeFeed, shutdown: CancellationToken) {
+/// Follows until `shutdown`, or until the pool's writer is gone. Gives what is known of rules by then.
+pub async fn run(informers: Arc<Informers>, feed: KubeFeed, shutdown: CancellationToken) -> Rules {
     let mut run = Run::new(informers, feed);
     tokio::select! {
         () = shutdown.cancelled() => {}
         () = run.serve() => {}
     }
+    run.rules
 }
 
 /// What has changed since it was told.
@@ -93,12 +94,14 @@ struct Unsaid {
 }
 
 impl Run {
-    fn new(informers: Arc<Informers>, feed: KubeFeed) -> Self {
+    fn new(informers: Arc<Informers>, mut feed: KubeFeed) -> Self {
+        let before = feed.before.take();
         Self {
-            members: Members::new(feed.source.clone(), feed.succeeds),
+            members: Members::new(feed.source.clone(), before.is_some()),
             feed,
             informers,
-            rules: Rules::default(),
+            // Each kind's stay until it has been listed again.
+            rules: before.unwrap_or_default(),
             pods: None,
             asked_for: None,
             others: Vec::new(),
@@ -225,7 +228,7 @@ impl Run {
     /// A kind of rules is known, or known not to be had.
     fn heard(&mut self, kind: Kind, unsaid: &mut Unsaid) {
         if self.unheard.remove(&kind) && self.unheard.is_empty() {
-            unsaid.endpoints = true;
+            *unsaid = Unsaid { endpoints: true, rules: true };
         }
     }
 
@@ -281,7 +284,8 @@ impl Run {
 
     /// Tells what has changed. False when nobody listens any more.
     async fn tell(&mut self, unsaid: Unsaid) -> bool {
-        if unsaid.rules {
+        // Some of the rules are none: those of before, perhaps another pool's, stay beside its endpoints until all are known.
+        if unsaid.rules && self.unheard.is_empty() {
             let name = match &self.feed.source.pods {
                 PodsOf::Pool { name, .. } => name.as_str(),
                 PodsOf::Selector { .. } => &*self.feed.pool,
