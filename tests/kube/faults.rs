@@ -87,6 +87,23 @@ async fn an_outage_changes_nothing_and_is_told_once() {
     assert!((1..=3).contains(&told), "told {told} times");
 }
 
+/// Whoever had lost the pods of before can say no more that it has found them.
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_by_other_labels_are_in_touch_though_those_of_before_were_lost() {
+    let api = cluster(1).await;
+    api.pod(pod("other", "other", "10.1.0.9"));
+    let picker = started(&api).await;
+    let watches = api.asked("watch", "pods");
+    // Its watches fail until it asks rarely: the next question is seconds away.
+    api.fail(Outage::Watches("/pods", 503));
+    until_asked(&api, "watch", "/pods", watches + 5).await;
+    assert_eq!(picker.metric("attache_kube_out_of_touch").await, 1.0);
+    api.fail(Outage::None);
+    api.apply(STABLE, "inferencepools", pool("vllm", "other", &[8000]));
+    until_known(&picker, &["other"]).await;
+    picker.until_metric("attache_kube_out_of_touch", 0.0).await;
+}
+
 /// By whomever it is said: libraries have their own words for each try.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_not_there_is_told_once_for_each_kind() {

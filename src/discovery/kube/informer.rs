@@ -104,6 +104,7 @@ impl Known {
                     self.objects = listing;
                     self.listed = true;
                 }
+                self.trouble = None;
             }
             Told::Change(Change::Applied(object)) => {
                 self.objects.insert(object.meta.name.clone(), object.clone());

@@ -173,7 +173,11 @@ impl Run {
         };
         match &change {
             Change::Applied(_) | Change::Deleted { .. } => self.feed.stats.event(),
-            Change::ListDone => self.feed.stats.list(),
+            Change::ListDone => {
+                self.feed.stats.list();
+                // Who lists is in touch, also where whoever had lost it can say so no more: it listed by other labels, or has failed.
+                self.lost.remove(&kind);
+            }
             Change::ListBegun | Change::Listed(_) => {}
         }
         match kind {

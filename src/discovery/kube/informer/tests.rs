@@ -56,6 +56,10 @@ fn who_comes_late_is_told_all_that_is_known() {
     assert_eq!(names(known.told()), ["(", "d", ")"]);
     known.take_in(&Told::Trouble(Setback { not_installed: true, ..lost }));
     assert_eq!(names(known.told()), ["trouble"], "a kind that is gone has no objects");
+    for told in [Change::ListBegun, Change::ListDone] {
+        known.take_in(&Told::Change(told));
+    }
+    assert_eq!(names(known.told()), ["(", ")"], "whoever lists well is well, also in the place of one who failed");
 }
 
 #[tokio::test(start_paused = true)]
