@@ -22,8 +22,8 @@ use tokio::time::{Instant, timeout};
 
 /// The first repetition after a failure.
 pub const FIRST_BACKOFF: Duration = Duration::from_millis(200);
-/// Repetitions are at most this far apart: an API server that comes back is noticed before anybody asks.
-pub const MAX_BACKOFF: Duration = Duration::from_secs(10);
+/// Repetitions are at most this far apart, and spread by [`JITTER`]: an API server that comes back is noticed within 5 s.
+pub const MAX_BACKOFF: Duration = Duration::from_secs(4);
 /// A kind that nothing depends on and that is not installed, or may not be read, is looked for this often.
 pub const ABSENT_INTERVAL: Duration = Duration::from_secs(30);
 /// Repetitions are spread by this part to both sides, so that replicas don't ask in step.
@@ -463,7 +463,9 @@ mod tests {
     #[test]
     fn repetitions_become_rarer_up_to_a_bound() {
         let delays: Vec<u128> = [0, 1, 2, 5, 6, 40].map(|n| backoff(n).as_millis()).to_vec();
-        assert_eq!(delays, [200, 400, 800, 6_400, 10_000, 10_000]);
+        assert_eq!(delays, [200, 400, 800, 4_000, 4_000, 4_000]);
+        let longest = MAX_BACKOFF.mul_f64(1.0 + JITTER);
+        assert!(longest < Duration::from_secs(5), "an API server that comes back is noticed after {longest:?}");
     }
 
     #[test]
