@@ -453,7 +453,10 @@ impl<T> FlowControl<T> {
 
     /// Why one more of `bytes` does not fit.
     fn lacking(&self, bytes: u64) -> Cause {
-        let is_own = self.items.len() as u64 >= self.settings.max_requests || !self.held.fits_alone(bytes);
+        // Also where others hold some of the room: its own would do by leaving.
+        let own_would_do = self.held.fits(self.held.bytes(), bytes);
+        let is_own =
+            self.items.len() as u64 >= self.settings.max_requests || !self.held.fits_alone(bytes) || own_would_do;
         if is_own { Cause::Full } else { Cause::RoomTaken }
     }
 

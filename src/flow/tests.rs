@@ -276,6 +276,26 @@ fn who_finds_the_room_taken_by_other_pools_is_told_so() {
 }
 
 #[test]
+fn who_fills_what_others_leave_is_told_of_its_own_queue() {
+    let shared = Arc::new(SharedRoom::default());
+    shared.set(1_000);
+    let settings = || Settings { shared: Some(shared.clone()), ..Settings::default() };
+    let (mut flood, mut other) = (Trial::new(settings()), Trial::new(settings()));
+    let sized = |bytes| Arrival { bytes, ..of("a") };
+    for pool in [&mut flood, &mut other] {
+        assert_eq!(pool.comes("running", sized(10), 0), "goes");
+    }
+    assert_eq!(other.comes("waits", sized(200), 1), "waits");
+    for _ in 0..40 {
+        assert_eq!(flood.comes("waits", sized(10), 1), "waits");
+    }
+    // Half of what the other leaves. Each of its own that leaves lets one in.
+    assert_eq!(flood.comes("one too many", sized(10), 2), "Full");
+    flood.ends(1, 3);
+    assert_eq!(flood.comes("one more", sized(10), 4), "waits");
+}
+
+#[test]
 fn a_flood_does_not_lock_others_out_of_its_band() {
     let with = |overflow| {
         let default_band = BandSettings { max_requests: 4, overflow, ..band("vtc-fair", "fcfs") };
