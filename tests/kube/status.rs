@@ -108,6 +108,42 @@ async fn every_replica_routes_and_one_of_them_tells_models_whether_they_have_the
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn one_that_is_refused_keeps_no_other_waiting_and_what_is_taken_back_is_said_again() {
+    let api = FakeApi::start().await;
+    cluster(&api);
+    claim(&api, "old", 1, "llama");
+    claim(&api, "young", 2, "llama");
+    claim(&api, "other", 3, "qwen");
+    api.deny(MODELS, "old", true);
+    let leader = AttacheProcess::in_cluster(&api.kubeconfig(), ELECTION).await;
+    until_told(&api, "young", "False", "ModelNameInUse").await;
+    until_told(&api, "other", "True", "Accepted").await;
+    assert_eq!(condition(&api, "old", "Accepted"), Value::Null);
+    // A second one is another trouble, and told as such.
+    api.deny(MODELS, "third", true);
+    claim(&api, "third", 4, "third");
+    eventually("both to have been tried twice", || async {
+        (leader.metric("attache_kube_status_failures_total").await >= 4.0).then_some(())
+    })
+    .await;
+    let log = leader.process.stderr();
+    for name in ["old", "third"] {
+        let of = format!("\"name\":\"{name}\"");
+        let told = log.lines().filter(|line| line.contains(&of) && line.contains("denied the request"));
+        assert_eq!(told.count(), 1, "{name}: {log}");
+    }
+    api.deny(MODELS, "old", false);
+    until_told(&api, "old", "True", "Accepted").await;
+
+    // Somebody takes back what was said, perhaps before the watch has told of it.
+    for _ in 0..3 {
+        claim(&api, "other", 3, "qwen");
+        assert_eq!(condition(&api, "other", "Accepted"), Value::Null);
+        until_told(&api, "other", "True", "Accepted").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn without_the_right_it_is_told_once_and_tried_again_and_without_a_lease_nothing_is_written() {
     let api = FakeApi::start().await;
     cluster(&api);

@@ -52,6 +52,8 @@ pub struct Report {
     pub name: String,
     /// What tells it from another of the same name.
     pub uid: String,
+    /// The object's version that was looked at.
+    pub version: String,
     /// The condition as it should be; its time is for whoever writes it.
     pub wanted: Condition,
     /// The condition as it is.
@@ -98,6 +100,7 @@ pub fn reports<'a>(oldest_first: impl IntoIterator<Item = (&'a str, &'a Inferenc
         Report {
             name: name.to_owned(),
             uid: model.uid.clone(),
+            version: model.version.clone(),
             wanted: Condition {
                 kind: ACCEPTED.to_owned(),
                 status: status.to_owned(),

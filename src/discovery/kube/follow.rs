@@ -129,6 +129,7 @@ impl From<Raw> for Object {
                 uid: meta.uid.unwrap_or_default(),
                 created: meta.creation_timestamp.map_or(0, |time| time.0.as_second()),
                 generation: meta.generation.unwrap_or(0),
+                version: meta.resource_version.unwrap_or_default(),
                 deleting: meta.deletion_timestamp.is_some(),
                 labels: meta.labels.unwrap_or_default().into_iter().map(shared).collect(),
                 annotations: meta.annotations.unwrap_or_default(),

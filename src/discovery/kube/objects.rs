@@ -116,6 +116,8 @@ pub struct Meta {
     pub created: i64,
     /// Counts the changes of its spec.
     pub generation: i64,
+    /// Changes with whatever changes of it; empty where nobody reads it of the kind.
+    pub version: String,
     /// Somebody has asked for its end.
     pub deleting: bool,
     /// Labels.
@@ -139,6 +141,9 @@ impl Object {
     /// Without what nobody reads of this kind: a pod's spec is the larger part of what comes of it.
     #[must_use]
     pub fn trimmed(mut self, kind: Kind) -> Self {
+        if kind != Kind::Model {
+            self.meta.version.clear();
+        }
         if kind == Kind::Pod {
             self.spec = Value::Null;
             if let Value::Object(status) = &mut self.status {
@@ -385,6 +390,8 @@ pub struct InferenceModel {
     pub uid: String,
     /// Counts the changes of its spec.
     pub generation: i64,
+    /// Changes with whatever changes of it.
+    pub version: String,
     /// What its status says of the name.
     pub accepted: Option<Condition>,
 }
@@ -427,6 +434,7 @@ impl FromObject for InferenceModel {
             priority,
             uid: object.meta.uid,
             generation: object.meta.generation,
+            version: object.meta.version,
             accepted: conditions.find(|c| c.kind == ACCEPTED),
         })
     }

@@ -1,7 +1,7 @@
 //! Writes what is said of `InferenceModel`s into their status, while this replica leads: so there is one writer, and followers only watch.
 //!
 //! Server-side apply to the subresource `status`, with a field manager of our own: conditions of others stay. What an object says already is
-//! not written again; what can't be written is tried again later.
+//! not written again; what can't be written is tried again later, and keeps no other waiting.
 
 use super::conditions::Report;
 use super::follow::with_causes;
@@ -13,7 +13,7 @@ use kube::Client;
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::json;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -27,6 +27,14 @@ pub const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// An answer that takes longer counts as none.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Why a status was not written.
+enum Failure {
+    /// The API server says so of this object: an admission webhook, a validation, a right.
+    Refused(String),
+    /// Nobody has answered.
+    NoAnswer(String),
+}
+
 /// Writes for the objects of one pool.
 pub struct StatusWriter {
     api: Api<DynamicObject>,
@@ -34,10 +42,11 @@ pub struct StatusWriter {
     leads: watch::Receiver<bool>,
     clock: Clock,
     stats: Arc<KubeStats>,
-    /// What was written last, and what it stood in place of, by name: until the watch has told, it is not written again.
+    /// What was written last, and which version of the object it stood in place of, by name: until the watch has told of another, it is not
+    /// written again.
     written: HashMap<String, Report>,
-    /// The last write came to nothing, and that has been told.
-    troubled: bool,
+    /// Objects whose last write came to nothing, which has been told.
+    troubled: HashSet<String>,
 }
 
 impl StatusWriter {
@@ -54,7 +63,7 @@ impl StatusWriter {
         let Naming { group, version, kind, plural } = Kind::Model.naming();
         let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural);
         let api = Api::namespaced_with(client, namespace, &resource);
-        Self { api, reports, leads, clock, stats, written: HashMap::new(), troubled: false }
+        Self { api, reports, leads, clock, stats, written: HashMap::new(), troubled: HashSet::new() }
     }
 
     /// Writes until `shutdown`, or until nobody reports any more.
@@ -82,7 +91,10 @@ impl StatusWriter {
 
     /// Writes what is due. False when some of it has to be tried again.
     async fn write_all(&mut self, reports: &[Report]) -> bool {
-        self.written.retain(|name, _| reports.iter().any(|report| report.name == *name));
+        let is_due = |name: &String| reports.iter().any(|report| report.name == *name && report.is_due());
+        self.written.retain(|name, _| is_due(name));
+        self.troubled.retain(is_due);
+        let mut done = true;
         for report in reports.iter().filter(|report| report.is_due()) {
             // Looked at before each of them: another may lead by now.
             if !*self.leads.borrow() {
@@ -91,35 +103,42 @@ impl StatusWriter {
             if self.written.get(&report.name) == Some(report) {
                 continue;
             }
-            match timeout(ANSWER_TIMEOUT, self.write(report))
-                .await
-                .unwrap_or_else(|_| Err("no answer in time".to_owned()))
-            {
+            let late = |_| Err(Failure::NoAnswer("no answer in time".to_owned()));
+            match timeout(ANSWER_TIMEOUT, self.write(report)).await.unwrap_or_else(late) {
                 Ok(()) => {
-                    self.troubled = false;
+                    self.troubled.remove(&report.name);
                     self.stats.status_written(true);
                     self.written.insert(report.name.clone(), report.clone());
                 }
-                Err(error) => {
-                    self.stats.status_written(false);
-                    if !std::mem::replace(&mut self.troubled, true) {
-                        let name = &report.name;
-                        tracing::warn!(
-                            name,
-                            error,
-                            "the status of an InferenceModel can't be written; `patch` on `inferencemodels/status` is needed"
-                        );
-                    }
+                Err(Failure::Refused(error)) => {
+                    self.failed(report, &error);
+                    done = false;
+                }
+                // Nor would the others get one.
+                Err(Failure::NoAnswer(error)) => {
+                    self.failed(report, &error);
                     return false;
                 }
             }
         }
-        true
+        done
     }
 
-    async fn write(&self, report: &Report) -> Result<(), String> {
+    fn failed(&mut self, report: &Report, error: &str) {
+        self.stats.status_written(false);
+        let name = &report.name;
+        if self.troubled.insert(name.clone()) {
+            tracing::warn!(
+                name,
+                error,
+                "the status of an InferenceModel can't be written; `patch` on `inferencemodels/status` is needed"
+            );
+        }
+    }
+
+    async fn write(&self, report: &Report) -> Result<(), Failure> {
         let wall = self.clock.wall(self.clock.now());
-        let now = jiff::Timestamp::try_from(wall).map_err(|e| e.to_string())?;
+        let now = jiff::Timestamp::try_from(wall).map_err(|e| Failure::NoAnswer(e.to_string()))?;
         // Whole seconds, as Kubernetes writes times.
         let now = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
         let Naming { group, version, kind, .. } = Kind::Model.naming();
@@ -135,7 +154,8 @@ impl StatusWriter {
             Ok(_) => Ok(()),
             // It is gone, or another one by now: the watch tells, and there is nothing to write.
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
-            Err(error) => Err(with_causes(&error)),
+            Err(error @ kube::Error::Api(_)) => Err(Failure::Refused(with_causes(&error))),
+            Err(error) => Err(Failure::NoAnswer(with_causes(&error))),
         }
     }
 }

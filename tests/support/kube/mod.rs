@@ -68,6 +68,8 @@ pub(super) struct Store {
     grants: BTreeSet<(String, String, String)>,
     /// Verbs and resources that are refused.
     forbidden: BTreeSet<(&'static str, String)>,
+    /// Plurals and names of objects of which nothing is written, as an admission webhook refuses it.
+    denied: BTreeSet<(String, String)>,
     outage: Outage,
     delay: Duration,
     /// What was asked for: verb and resource, in order.
@@ -167,6 +169,13 @@ impl FakeApi {
         let _ = if refused { store.forbidden.insert(right) } else { store.forbidden.remove(&right) };
         drop(store);
         self.cut();
+    }
+
+    /// Refuses whatever is written of an object by clients, or takes it again.
+    pub(crate) fn deny(&self, plural: &str, name: &str, denied: bool) {
+        let object = (plural.to_owned(), name.to_owned());
+        let mut store = self.store.lock();
+        let _ = if denied { store.denied.insert(object) } else { store.denied.remove(&object) };
     }
 
     /// Whoever bears `token` is `user`.

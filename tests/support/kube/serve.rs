@@ -103,12 +103,14 @@ async fn answer(State(api): State<FakeApi>, request: Request) -> Response {
         (&Method::PATCH, true, _) if request.uri().path().ends_with("/status") => "patch",
         _ => "update",
     };
-    let (delay, outage, forbidden, installed) = {
+    let (delay, outage, forbidden, denied, installed) = {
         let mut store = api.store.lock();
         store.asked.push((verb, question.resource.clone()));
         let plural = question.resource.rsplit('/').next().unwrap_or_default().to_owned();
+        let object = (plural.clone(), question.name.clone().unwrap_or_default());
         let forbidden = store.forbidden.contains(&(verb, plural));
-        (store.delay, store.outage.clone(), forbidden, store.resources.contains_key(&question.resource))
+        let denied = matches!(verb, "create" | "patch" | "update") && store.denied.contains(&object);
+        (store.delay, store.outage.clone(), forbidden, denied, store.resources.contains_key(&question.resource))
     };
     tokio::time::sleep(delay).await;
     match outage {
@@ -122,6 +124,9 @@ async fn answer(State(api): State<FakeApi>, request: Request) -> Response {
     }
     if forbidden {
         return status(403, &format!("{} is forbidden: cannot {verb}", question.resource));
+    }
+    if denied {
+        return status(422, "admission webhook \"strict.example.com\" denied the request");
     }
     if let Some(judge) = Review::of(&question.resource) {
         let Ok(body) = axum::body::to_bytes(request.into_body(), 1 << 20).await else {
