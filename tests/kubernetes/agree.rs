@@ -19,6 +19,11 @@ fn pod(rendered: &Rendered) -> &Value {
     &rendered.one("Deployment")["spec"]["template"]
 }
 
+/// The picker's own Service.
+fn service(rendered: &Rendered) -> &Value {
+    rendered.named("Service", &rendered.one("Deployment")["metadata"]["name"])
+}
+
 fn containers(rendered: &Rendered) -> impl Iterator<Item = &Value> {
     let spec = &pod(rendered)["spec"];
     list(&spec["containers"]).iter().chain(list(&spec["initContainers"]))
@@ -45,7 +50,7 @@ fn selectors_find_the_pickers_pods_and_only_by_labels_that_never_change() {
         assert!(selects(selector, labels), "{name}: the Deployment does not find its pods");
         // A Deployment's selector can't be changed, so a version in it would stop every upgrade.
         assert!(!selector.to_string().contains("version"), "{name}: {selector}");
-        assert_eq!(&rendered.one("Service")["spec"]["selector"], selector, "{name}");
+        assert_eq!(&service(rendered)["spec"]["selector"], selector, "{name}");
         assert_eq!(&rendered.one("PodDisruptionBudget")["spec"]["selector"]["matchLabels"], selector, "{name}");
         for policy in rendered.of("NetworkPolicy") {
             assert_eq!(&policy["spec"]["podSelector"]["matchLabels"], selector, "{name}");
@@ -60,7 +65,7 @@ fn selectors_find_the_pickers_pods_and_only_by_labels_that_never_change() {
             assert!(deployment["spec"].get("replicas").is_none(), "{name}: both say how many replicas");
         }
         for monitor in rendered.of("ServiceMonitor") {
-            let service = rendered.one("Service");
+            let service = service(rendered);
             assert!(selects(&monitor["spec"]["selector"]["matchLabels"], &service["metadata"]["labels"]), "{name}");
             let metrics = &list(&monitor["spec"]["endpoints"])[0]["port"];
             assert!(list(&service["spec"]["ports"]).iter().any(|port| port["name"] == *metrics), "{name}: {metrics}");
@@ -72,7 +77,7 @@ fn selectors_find_the_pickers_pods_and_only_by_labels_that_never_change() {
 fn ports_lead_from_the_pool_to_the_picker() {
     for rendered in all() {
         let name = &rendered.name;
-        let service = rendered.one("Service");
+        let service = service(rendered);
         for entry in list(&service["spec"]["ports"]) {
             let target = port(rendered, &entry["targetPort"]);
             assert_eq!(entry["port"].as_i64(), Some(target), "{name}: one number on both sides is easier to find");
@@ -81,6 +86,11 @@ fn ports_lead_from_the_pool_to_the_picker() {
             let ports = list(&policy["spec"]["ingress"]).iter().flat_map(|rule| list(&rule["ports"]));
             let named: Vec<_> = ports.map(|entry| port(rendered, &entry["port"])).collect();
             assert!(named.len() >= 2, "{name}: {named:?}");
+            if rendered.of("Service").count() > 1 {
+                assert!(named.contains(&port(rendered, &json!("grpc"))), "{name}: Services that lead nowhere");
+            }
+            let bound = configured(rendered, "tcp://0.0.0.0:5557");
+            assert!(!bound || named.contains(&5557), "{name}: publishers of KV events are kept out");
         }
         let flag = |flag: &str, default: i64| {
             let mut given =
@@ -194,12 +204,28 @@ fn watched(kinds: &[Kind]) -> BTreeSet<(&'static str, &'static str)> {
 /// Whether the picker looks for InferencePools by their labels.
 fn searches(rendered: &Rendered) -> bool {
     let by_flag = rendered.picker()["args"].to_string().contains("--pool-selector=");
-    by_flag || rendered.of("ConfigMap").any(|map| map["data"].to_string().contains("poolSelector"))
+    by_flag || configured(rendered, "poolSelector")
+}
+
+/// What the configurations say.
+fn configured(rendered: &Rendered, what: &str) -> bool {
+    rendered.of("ConfigMap").any(|map| map["data"].to_string().contains(what))
+}
+
+/// Whether a flag switches something on, or a field of the configuration.
+fn switched(rendered: &Rendered, flag: &str, field: &str) -> bool {
+    let arguments = rendered.picker()["args"].to_string();
+    let by_flag = [format!("\"{flag}\""), format!("\"{flag}=true\"")].iter().any(|on| arguments.contains(on));
+    by_flag || configured(rendered, &format!("{field}: true"))
+}
+
+fn elects(rendered: &Rendered) -> bool {
+    switched(rendered, "--ha-enable-leader-election", "leaderElection")
 }
 
 #[test]
 fn roles_grant_what_the_picker_needs_and_nothing_else() {
-    let mut search = 0;
+    let (mut search, mut reviews) = (0, 0);
     let read = ["get", "list", "watch"].map(Value::from).to_vec();
     for rendered in all() {
         let (mut watches, mut others) = (BTreeSet::new(), BTreeSet::new());
@@ -215,24 +241,24 @@ fn roles_grant_what_the_picker_needs_and_nothing_else() {
             search += 1;
             needs.extend(watched(&[Kind::ConfigMap]));
         }
-        if searches(rendered) || rendered.of("InferencePool").count() > 0 {
+        if searches(rendered) || rendered.of("InferencePool").count() > 0 || configured(rendered, "{pool: ") {
             needs.extend(watched(&[Kind::Pool(PoolGroup::Stable), Kind::Pool(PoolGroup::Experimental)]));
         }
         assert_eq!(watches, needs, "{}", rendered.name);
-        let arguments = rendered.picker()["args"].to_string();
-        let leases = ["--ha-enable-leader-election=true", "--model-status"];
         let mut asked = BTreeSet::new();
-        if leases.iter().any(|flag| arguments.contains(flag)) {
+        if elects(rendered) || switched(rendered, "--model-status", "modelStatus") {
             asked.insert(("coordination.k8s.io", "leases"));
             asked.insert((Kind::Model.naming().group, "inferencemodels/status"));
         }
-        if arguments.contains("--metrics-endpoint-auth") {
+        if switched(rendered, "--metrics-endpoint-auth", "metricsAuth") {
+            reviews += 1;
             asked.insert(("authentication.k8s.io", "tokenreviews"));
             asked.insert(("authorization.k8s.io", "subjectaccessreviews"));
         }
         assert_eq!(others, asked, "{}: the picker writes nothing else", rendered.name);
     }
     assert!(search >= 4, "by kustomize, and by both charts");
+    assert!(reviews >= 3, "by kustomize, by a flag of a chart and by a configuration");
 }
 
 #[test]
@@ -241,14 +267,14 @@ fn pickers_that_are_never_ready_stop_neither_a_rollout_nor_a_drain() {
     for rendered in all() {
         let rollout = &rendered.one("Deployment")["spec"]["strategy"]["rollingUpdate"];
         let budget = &rendered.one("PodDisruptionBudget")["spec"]["maxUnavailable"];
-        if rendered.picker()["args"].to_string().contains("--ha-enable-leader-election=true") {
+        if elects(rendered) {
             assert_eq!((&rollout["maxUnavailable"], budget), (&json!("100%"), &json!("100%")), "{}", rendered.name);
             elect += 1;
         } else {
             assert_eq!((&rollout["maxUnavailable"], budget), (&json!(0), &json!(1)), "{}", rendered.name);
         }
     }
-    assert!(elect >= 2, "by kustomize and by helm");
+    assert!(elect >= 3, "by kustomize, by a flag of a chart and by a configuration");
 }
 
 #[test]

@@ -98,9 +98,9 @@ fn helm_finds_nothing_wrong() {
     }
 }
 
-/// A configuration that has pools searched for, and one that only speaks of it.
+/// A configuration that has pools searched for, and one that only speaks of it. The first has in its name what elsewhere begins a comment.
 const SEARCHING: &str = r#"pluginsCustomConfig: {
-  a.yaml: "apiVersion: attache.dev/v1\nkind: Attache\npools: [{name: a, kubernetes: {poolSelector: a=b}}]",
+  a.yaml: "apiVersion: attache.dev/v1\nkind: Attache\npools: [{name: 'a # b', kubernetes: {poolSelector: a=b}}]",
   b.yaml: "apiVersion: attache.dev/v1\nkind: Attache\n# poolSelector: a=b\npools: [{name: b}]"}"#;
 
 #[test]
@@ -155,6 +155,12 @@ fn what_cannot_be_meant_is_refused_with_a_reason() {
             "write them beside yours",
         ),
         ("inferencepool", format!("{POOL}inferenceExtension: {{poolServices: [Llama]}}\n"), "poolServices"),
+        ("inferencepool", format!("{POOL}inferenceExtension: {{poolServices: [llm-epp]}}\n"), "which is there already"),
+        (
+            "inferencepool",
+            format!("{POOL}inferenceExtension: {{pluginsConfigFile: a.yaml, pluginsCustomConfig: {{a.yaml: '['}}}}\n"),
+            "can't be read",
+        ),
         (
             "inferencepool",
             format!("{POOL}inferenceExtension: {{pluginsConfigFile: a.yaml, {SEARCHING}}}\n"),

@@ -147,6 +147,23 @@ const EVERYTHING: &str = "
   tracing: {enabled: true}
 ";
 
+/// What a configuration switches on that flags could.
+const BY_FILE: &str = "inferenceExtension:
+  poolServices: [others-epp]
+  extraContainerPorts: [{name: zmq, containerPort: 5557}]
+  networkPolicy:
+    enabled: true
+    extraIngress: [{from: [{podSelector: {matchLabels: {app: llm}}}], ports: [{port: zmq, protocol: TCP}]}]
+  pluginsConfigFile: a.yaml
+  pluginsCustomConfig:
+    a.yaml: |
+      apiVersion: attache.dev/v1
+      kind: Attache
+      server: {leaderElection: true, metricsAuth: true}
+      pools:
+      - {name: a, kubernetes: {pool: llm}, prefixCache: {tokenizer: remote, kvEvents: {bind: 'tcp://0.0.0.0:5557'}}}
+";
+
 /// Every way to install that the tests look at, rendered once.
 pub(crate) fn all() -> &'static [Rendered] {
     static ALL: OnceLock<Vec<Rendered>> = OnceLock::new();
@@ -178,6 +195,8 @@ fn render_all() -> Vec<Rendered> {
                       [{name: a, kubernetes: {poolSelector: serving=attache}}]\"}";
     all.push(helm("standalone", &format!("inferenceExtension: {{{configured}}}\n")));
     all.push(helm("standalone", STANDALONE));
+    all.push(helm("inferencepool", &format!("{POOL}inferenceExtension: {{flags: {{metrics-endpoint-auth: true}}}}\n")));
+    all.push(helm("standalone", BY_FILE));
     let servers = "  endpointsServer: {endpointSelector: \"app=llm,tier in (a, b)\", targetPorts: [8000, 8001]}";
     all.push(helm("standalone", &format!("inferenceExtension:\n{servers}{EVERYTHING}")));
     all

@@ -27,22 +27,54 @@ labels:
   {{- include "attache.labels" . | nindent 2 }}
 {{- end -}}
 
+{{- /* The configuration that is used, as JSON. */}}
+{{- define "attache.file" -}}
+{{- $file := fromYaml (get .Values.inferenceExtension.pluginsCustomConfig .Values.inferenceExtension.pluginsConfigFile) }}
+{{- with $file.Error }}
+{{- fail (printf "inferenceExtension.pluginsCustomConfig: %q can't be read: %s" $.Values.inferenceExtension.pluginsConfigFile .) }}
+{{- end }}
+{{- toJson $file -}}
+{{- end -}}
+
+{{- /* Given the root, a flag and a field of the configuration's `server`: whether the flag is true, or the field where the flag is not said. */}}
+{{- define "attache.switched" -}}
+{{- $root := index . 0 }}
+{{- $server := get (include "attache.file" $root | fromJson) "server" | default dict }}
+{{- $said := hasKey $root.Values.inferenceExtension.flags (index . 1) | ternary (get $root.Values.inferenceExtension.flags (index . 1)) (get $server (index . 2)) }}
+{{- if eq (toString $said) "true" }}true{{ end -}}
+{{- end -}}
+
 {{- define "attache.elects" -}}
-{{- if eq (get .Values.inferenceExtension.flags "ha-enable-leader-election" | toString) "true" }}true{{ end -}}
+{{- include "attache.switched" (list . "ha-enable-leader-election" "leaderElection") -}}
 {{- end -}}
 
 {{- /* Whoever leads tells each InferenceModel whether it has its name. */}}
 {{- define "attache.leases" -}}
-{{- if or (include "attache.elects" .) (eq (get .Values.inferenceExtension.flags "model-status" | toString) "true") }}true{{ end -}}
+{{- include "attache.elects" . }}{{ include "attache.switched" (list . "model-status" "modelStatus") -}}
 {{- end -}}
 
-{{- /* The configuration that is used has pools searched for. What its comments say does not count. */}}
+{{- /* The picker asks the API server who may see its pages. */}}
+{{- define "attache.reviews" -}}
+{{- include "attache.switched" (list . "metrics-endpoint-auth" "metricsAuth") -}}
+{{- end -}}
+
+{{- /* The configuration that is used has pools searched for. */}}
 {{- define "attache.fileSearches" -}}
-{{- if regexMatch "(?m)^[^#\\n]*poolSelector" (get .Values.inferenceExtension.pluginsCustomConfig .Values.inferenceExtension.pluginsConfigFile) }}true{{ end -}}
+{{- range get (include "attache.file" . | fromJson) "pools" | default list }}{{ with .kubernetes }}{{ if .poolSelector }}true{{ end }}{{ end }}{{ end -}}
+{{- end -}}
+
+{{- /* The configuration that is used names an InferencePool. */}}
+{{- define "attache.fileNames" -}}
+{{- range get (include "attache.file" . | fromJson) "pools" | default list }}{{ with .kubernetes }}{{ if .pool }}true{{ end }}{{ end }}{{ end -}}
 {{- end -}}
 
 {{- define "attache.manyPools" -}}
 {{- if or .Values.inferenceExtension.poolSelector (include "attache.fileSearches" .) }}true{{ end -}}
+{{- end -}}
+
+{{- /* Of the whole cluster: another namespace may have a release of the same name. */}}
+{{- define "attache.reviewer" -}}
+{{- printf "%s-%s-metrics-auth" .Release.Namespace (include "attache.name" .) -}}
 {{- end -}}
 
 {{- define "attache.account" -}}
@@ -97,6 +129,38 @@ roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: Role
   name: {{ include "attache.name" . }}
+{{- if include "attache.reviews" . }}
+---
+# What the picker asks before it shows a page. Neither question belongs to a namespace.
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata:
+  name: {{ include "attache.reviewer" . }}
+  labels:
+    {{- include "attache.labels" . | nindent 4 }}
+rules:
+- apiGroups: [authentication.k8s.io]
+  resources: [tokenreviews]
+  verbs: [create]
+- apiGroups: [authorization.k8s.io]
+  resources: [subjectaccessreviews]
+  verbs: [create]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: {{ include "attache.reviewer" . }}
+  labels:
+    {{- include "attache.labels" . | nindent 4 }}
+subjects:
+- kind: ServiceAccount
+  name: {{ include "attache.name" . }}
+  namespace: {{ .Release.Namespace }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: ClusterRole
+  name: {{ include "attache.reviewer" . }}
+{{- end }}
 {{- end -}}
 
 {{- define "attache.configuration" -}}
@@ -291,6 +355,9 @@ spec:
   {{- toYaml . | nindent 2 }}
   {{- end }}
 {{- range .Values.inferenceExtension.poolServices }}
+{{- if eq . (include "attache.name" $) }}
+{{- fail (printf "inferenceExtension.poolServices: %q is the picker's own Service, which is there already: leave it out" .) }}
+{{- end }}
 ---
 apiVersion: v1
 kind: Service
@@ -372,6 +439,9 @@ spec:
           {{- toYaml .Values.inferenceExtension.networkPolicy.monitoringNamespaceLabels | nindent 10 }}
     ports:
     - {port: metrics, protocol: TCP}
+  {{- with .Values.inferenceExtension.networkPolicy.extraIngress }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
 {{- if .Values.inferenceExtension.monitoring.prometheus.enabled }}
 ---
