@@ -47,6 +47,7 @@ pub use found::PoolReader;
 use opentelemetry::trace::TracerProvider;
 use prometheus_client::registry::Registry;
 use redis::Redis;
+use routing::Prepared;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -293,7 +294,7 @@ pub fn offline(settings: &Settings) -> anyhow::Result<Picker> {
         }
         let cache = Arc::new(feeds::cache(&p.prefix, seed));
         cache.reconcile(&store.load());
-        pools.push(routing::pool(p, store, Default::default(), &Router::default())?);
+        pools.push(routing::pool(p, routing::scheduler(p, &Router::default())?, store, Default::default()));
         prefixes.push(prompts::prefix(p, cache, None, &segments, clock)?);
     }
     let metrics = Metrics::register(&mut Registry::default());
@@ -467,14 +468,21 @@ impl App {
     /// Serves what `file` says and what is found. Pools that are new hold latches of `readiness`.
     async fn take_up(&mut self, file: &Settings, readiness: &Readiness) -> anyhow::Result<()> {
         let (settings, found) = self.found.expand(file);
+        let (before, metrics) = (self.picker.live(), self.picker.metrics.clone());
+        let prepared = Prepared::of(&settings, Some(&before), self.redis.as_ref(), &metrics)?;
         let live = match self.feeds.apply(&settings, readiness).await {
-            Ok(()) => self.live(&settings),
+            Ok(()) => {
+                routing::live(&settings, prepared, &self.feeds, &self.segments, &metrics, self.clock, Some(&before))
+            }
             Err(error) => Err(error),
         };
-        let (live, redis) = live.inspect_err(|_| self.feeds.keep(&self.settings.pools))?;
+        if live.is_err() {
+            self.end_others(&self.settings.pools.clone());
+        }
+        let (live, redis) = live?;
         self.redis = redis;
         self.found.take_up(found);
-        self.feeds.keep(&settings.pools);
+        self.end_others(&settings.pools);
         if let (Some(recorder), Some(why)) = (&self.picker.recorder, unrecordable(&settings)) {
             recorder.stop(why);
         }
@@ -491,13 +499,11 @@ impl App {
         Ok(())
     }
 
-    /// What these settings replace.
-    fn live(&self, settings: &Settings) -> anyhow::Result<(Live, Option<Redis>)> {
-        let (before, metrics) = (self.picker.live(), &self.picker.metrics);
-        let redis = Redis::of(settings, self.redis.as_ref(), metrics)?;
-        let live =
-            routing::live(settings, &self.feeds, &self.segments, metrics, self.clock, Some(&before), redis.as_ref())?;
-        Ok((live, redis))
+    /// Ends the pools that these settings do not name, and what is counted of them.
+    fn end_others(&mut self, settings: &[PoolSettings]) {
+        for pool in self.feeds.keep(settings) {
+            self.picker.metrics.forget(&pool);
+        }
     }
 
     /// Shows the pools of now to metrics and admin.

@@ -218,15 +218,18 @@ impl Feeds {
         Ok(started)
     }
 
-    /// Ends the pools that these settings do not name.
-    pub fn keep(&mut self, settings: &[PoolSettings]) {
+    /// Ends the pools that these settings do not name. Gives their names.
+    pub fn keep(&mut self, settings: &[PoolSettings]) -> Vec<Arc<str>> {
+        let mut gone = Vec::new();
         self.pools.retain(|name, pool| {
             let stays = settings.iter().any(|s| s.name == *name);
             if !stays {
                 pool.shutdown.cancel();
+                gone.push(name.clone());
             }
             stays
         });
+        gone
     }
 }
 

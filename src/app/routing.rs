@@ -11,32 +11,54 @@ use crate::pool::{ModelStore, SnapshotStore};
 use crate::prompt::memo::SegmentCache;
 use crate::rng;
 use crate::scheduling::router::RuleStore;
-use crate::scheduling::{Pool, Router};
+use crate::scheduling::{Pool, Router, Scheduler};
 use crate::scrape::slo_profiles;
 use crate::telemetry::metrics::Metrics;
 use anyhow::Context;
 use std::sync::Arc;
 
-/// The reloadable part of the picker. Strategies that a pool of the same name had `before` stay. The pools' strategies have been checked with the settings, so an error here is a bug that must not take
+/// What settings ask for and might not get, had before anything is changed that is served.
+pub(super) struct Prepared {
+    schedulers: Vec<Scheduler>,
+    redis: Option<Redis>,
+}
+
+impl Prepared {
+    /// Strategies that a pool of the same name had `before` stay, and so does the connection of `redis` where it may.
+    ///
+    /// # Errors
+    /// When profiles can't be read that a new strategy decides by, or Redis can't be asked by these settings.
+    pub(super) fn of(
+        settings: &Settings,
+        before: Option<&Live>,
+        redis: Option<&Redis>,
+        metrics: &Arc<Metrics>,
+    ) -> anyhow::Result<Self> {
+        let nothing = Router::default();
+        let router = before.map_or(&nothing, |live| &live.router);
+        let schedulers = settings.pools.iter().map(|pool| scheduler(pool, router));
+        Ok(Self { schedulers: schedulers.collect::<anyhow::Result<_>>()?, redis: Redis::of(settings, redis, metrics)? })
+    }
+}
+
+/// The reloadable part of the picker, and what asks Redis from now on. The pools' settings have been checked, so an error here is a bug that must not take
 /// the process down.
 pub(super) fn live(
     settings: &Settings,
+    Prepared { schedulers, redis }: Prepared,
     feeds: &Feeds,
     segments: &Arc<SegmentCache>,
     metrics: &Arc<Metrics>,
     clock: Clock,
     before: Option<&Live>,
-    redis: Option<&Redis>,
-) -> anyhow::Result<Live> {
-    let nothing = Router::default();
-    let router = before.map_or(&nothing, |live| &live.router);
-    let pool = |p: &PoolSettings| {
+) -> anyhow::Result<(Live, Option<Redis>)> {
+    let pool = |(p, scheduler): (&PoolSettings, Scheduler)| {
         let feeds = feeds_of(p, feeds)?;
-        let pool = pool(p, feeds.store.clone(), (feeds.rules.clone(), feeds.models.clone()), router)?;
+        let pool = pool(p, scheduler, feeds.store.clone(), (feeds.rules.clone(), feeds.models.clone()));
         slo_profiles::follow(&pool.scheduler.choices);
         anyhow::Ok(pool)
     };
-    let pools = settings.pools.iter().map(pool).collect::<anyhow::Result<Vec<_>>>()?;
+    let pools = settings.pools.iter().zip(schedulers).map(pool).collect::<anyhow::Result<Vec<_>>>()?;
     let prefix = |p: &PoolSettings| {
         let feeds = feeds_of(p, feeds)?;
         let prefix = prompts::prefix(p, feeds.prefix(), feeds.remote(), segments, clock);
@@ -51,24 +73,23 @@ pub(super) fn live(
     let seed = settings.server.seed.unwrap_or_else(rng::system_seed);
     let queues = |p: &PoolSettings| queues::before_pool(p, feeds_of(p, feeds)?, before, metrics, clock, seed);
     let queues = settings.pools.iter().map(queues).collect::<anyhow::Result<Vec<_>>>()?;
-    let limits = quotas::limits(settings, redis, before, metrics);
+    let limits = quotas::limits(settings, redis.as_ref(), before, metrics);
     // When nothing can fail any more: strategies that stay read what is new from here on.
-    if let Some(redis) = redis {
+    if let Some(redis) = &redis {
         live.router.pools().iter().for_each(|pool| redis.share_profiles(&pool.scheduler.choices));
     }
-    Ok(live.with_prefix(prefix).with_queues(queues).with_quotas(limits))
+    Ok((live.with_prefix(prefix).with_queues(queues).with_quotas(limits), redis))
 }
 
 fn feeds_of<'a>(settings: &PoolSettings, feeds: &'a Feeds) -> anyhow::Result<&'a PoolFeeds> {
     feeds.pool(&settings.name).with_context(|| format!("pool `{}` has no feeds", settings.name))
 }
 
-pub(super) fn pool(
-    settings: &PoolSettings,
-    store: Arc<SnapshotStore>,
-    (rules, models): (Arc<RuleStore>, Arc<ModelStore>),
-    before: &Router,
-) -> anyhow::Result<Arc<Pool>> {
+/// What decides for a pool, by the strategies that it had `before` where they stay.
+///
+/// # Errors
+/// When profiles can't be read that a new strategy decides by.
+pub(super) fn scheduler(settings: &PoolSettings, before: &Router) -> anyhow::Result<Scheduler> {
     let previous = before.pools().iter().find(|p| p.name == settings.name).map(|p| &p.scheduler.choices);
     let scheduler = settings.scheduler(previous)?;
     let filled = slo_profiles::fill(&scheduler.choices).with_context(|| format!("pool `{}`", settings.name));
@@ -79,7 +100,16 @@ pub(super) fn pool(
         }
         other => other?,
     }
-    Ok(Arc::new(Pool {
+    Ok(scheduler)
+}
+
+pub(super) fn pool(
+    settings: &PoolSettings,
+    scheduler: Scheduler,
+    store: Arc<SnapshotStore>,
+    (rules, models): (Arc<RuleStore>, Arc<ModelStore>),
+) -> Arc<Pool> {
+    Arc::new(Pool {
         name: settings.name.clone(),
         matches: settings.matches.clone(),
         store,
@@ -92,5 +122,5 @@ pub(super) fn pool(
         stale_after: settings.scrape.stale_after,
         destination: settings.destination,
         disagg: settings.disaggregation.as_ref().map(|d| Arc::new(d.mode.clone())),
-    }))
+    })
 }

@@ -67,13 +67,20 @@ fn read(paths: &[String]) -> Result<Vec<Profile>, ProfilesError> {
     Ok(profiles)
 }
 
-/// Publishes the profiles of files that the strategies of a pool read.
+/// Publishes the profiles of files that the strategies of a pool read. A strategy that stays keeps those that it has where they can't be read any more.
 ///
 /// # Errors
 /// The first that can't be had.
 pub fn fill(choices: &Choices) -> Result<(), ProfilesError> {
     choices.slo_profiles().into_iter().try_for_each(|profiles| {
-        profiles.publish(read(profiles.paths())?);
+        match read(profiles.paths()) {
+            Ok(now) => profiles.publish(now),
+            Err(error) if profiles.load().of_files().is_empty() => return Err(error),
+            Err(error) => {
+                let error = error.to_string();
+                tracing::warn!(error, "SLO profiles can't be read; those of before stay");
+            }
+        }
         Ok(())
     })
 }
@@ -151,6 +158,19 @@ mod tests {
             assert!(error.contains(words), "{words}: {error}");
         }
         assert!(fill(&choices(&[])).is_ok(), "none are none");
+    }
+
+    #[test]
+    fn a_strategy_that_stays_keeps_what_it_has_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("profile.json");
+        std::fs::write(&path, simulated("a100").to_string()).unwrap();
+        let filled = choices(&[&path]);
+        fill(&filled).unwrap();
+        std::fs::write(&path, "{").unwrap();
+        fill(&filled).unwrap();
+        assert_eq!(filled.slo_profiles()[0].load().of_files()[0].deployment, "a100");
+        assert!(fill(&choices(&[&path])).is_err(), "another has nothing to go by");
     }
 
     #[tokio::test]

@@ -60,6 +60,12 @@ impl DeadlineFamily {
             |judged: Judged| self.0.get_or_create_owned(&Label { pool: name.to_owned(), outcome: judged.label() });
         DeadlineMetrics(Judged::ALL.map(counter))
     }
+
+    pub(super) fn forget(&self, pool: &str) {
+        for judged in Judged::ALL {
+            self.0.remove(&Label { pool: pool.to_owned(), outcome: judged.label() });
+        }
+    }
 }
 
 /// Of one pool.

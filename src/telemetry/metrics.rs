@@ -206,6 +206,9 @@ struct PoolStatusLabel {
     status: &'static str,
 }
 
+/// Classes of answers.
+const STATUSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
+
 /// Buckets for the time from request to first byte and to the end, seconds.
 const LATENCY: [f64; 17] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 30.0, 60.0, 120.0, 300.0, 900.0];
@@ -439,7 +442,7 @@ impl Metrics {
         let status = |status| self.statuses.get_or_create_owned(&PoolStatusLabel { pool: name.to_owned(), status });
         PoolMetrics {
             ends: End::ALL.map(end),
-            statuses: ["1xx", "2xx", "3xx", "4xx", "5xx"].map(status),
+            statuses: STATUSES.map(status),
             ttft: self.ttft.get_or_create_owned(&label),
             duration: self.duration.get_or_create_owned(&label),
             prompt_tokens: self.prompt_tokens.get_or_create_owned(&label),
@@ -452,6 +455,29 @@ impl Metrics {
             prefill_seconds: self.prefill_seconds.get_or_create_owned(&label),
             deadlines: self.deadlines.pool(name),
         }
+    }
+
+    /// Takes the series of a pool that has gone off the page. What its last requests come to is not shown any more; a pool that comes under its name
+    /// begins anew.
+    pub fn forget(&self, pool: &str) {
+        let label = PoolLabel { pool: pool.to_owned() };
+        for end in End::ALL {
+            self.ends.remove(&PoolEndLabel { pool: pool.to_owned(), end: end.label() });
+        }
+        for status in STATUSES {
+            self.statuses.remove(&PoolStatusLabel { pool: pool.to_owned(), status });
+        }
+        for outcome in SplitOutcome::ALL {
+            self.splits.remove(&PoolCourseLabel { pool: pool.to_owned(), course: outcome.label() });
+        }
+        for histograms in [&self.ttft, &self.duration, &self.prefill_seconds] {
+            histograms.remove(&label);
+        }
+        for counters in [&self.prompt_tokens, &self.cached_tokens, &self.completion_tokens, &self.diverted] {
+            counters.remove(&label);
+        }
+        self.queues.forget(pool);
+        self.deadlines.forget(pool);
     }
 }
 

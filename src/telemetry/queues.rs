@@ -117,6 +117,16 @@ impl QueueFamilies {
             deadlines,
         }
     }
+
+    pub(super) fn forget(&self, pool: &str) {
+        let label = PoolLabel { pool: pool.to_owned() };
+        for fate in Fate::ALL {
+            self.fates.remove(&FateLabel { pool: pool.to_owned(), outcome: fate.label() });
+        }
+        self.requests.remove(&label);
+        self.bytes.remove(&label);
+        self.waits.remove(&label);
+    }
 }
 
 /// Reads the room that pools share when somebody asks.

@@ -176,6 +176,30 @@ async fn one_process_serves_many_pools_and_follows_a_reload() {
     assert_eq!(dump["pools"][1]["kubernetes"]["pool"], "huge", "{dump}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_that_is_refused_changes_no_endpoint() {
+    let api = FakeApi::start().await;
+    for (n, app) in ["small", "large"].iter().enumerate() {
+        api.apply(STABLE, "inferencepools", pool(app, app, &[8000]));
+        api.pod(pod(app, app, &format!("10.0.0.{}", n + 1)));
+    }
+    let directory = crate::support::process::scratch("kube-refused");
+    let file = directory.path().join("attache.yaml");
+    let write = |pool: &str, strategy: &str| {
+        let pool = format!("{{name: a, strategy: {strategy}, kubernetes: {{pool: {pool}, engine: none}}}}");
+        let text = format!("apiVersion: attache.dev/v1\nkind: Attache\npools: [{pool}]\n");
+        std::fs::write(&file, text).expect("writing the configuration");
+    };
+    write("small", "random");
+    let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &["--config-file", &file.display().to_string()]).await;
+    picker.until_ready().await;
+    write("large", "{name: slo, parameters: {profiles: [/nowhere/profile.json]}}");
+    let refused = || picker.process.stderr().contains("configuration not reloaded; the old one stays").then_some(());
+    eventually("the reload to be refused", || async { refused() }).await;
+    api.pod(pod("small-2", "small", "10.0.0.3"));
+    until_known(&picker, &["small", "small-2"]).await;
+}
+
 /// What the API server has to do for five pools of one namespace: one list and one watch of each kind, and of the pods one for each selector.
 #[tokio::test(flavor = "multi_thread")]
 async fn pools_of_a_namespace_share_what_is_followed() {

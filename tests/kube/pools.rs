@@ -114,6 +114,12 @@ async fn pools_come_and_go_with_their_objects_and_answer_by_their_services() {
     api.delete(STABLE, "inferencepools", "large");
     until_pools(&picker, &["huge", "small"]).await;
     assert!(matches!(pick(&large, "m").await, Picked::Refused(404, _)));
+    let counted = async |pool: &str| {
+        let page = client::get(picker.metrics, "/metrics").await.expect("the metrics");
+        String::from_utf8_lossy(&page.body).matches(&format!("pool=\"{pool}\"")).count()
+    };
+    assert!(counted("small").await > 20);
+    assert_eq!(counted("large").await, 0, "series of a pool that has gone would stay for ever");
     stream.send(&request_body(br#"{"model":"m","prompt":"hello"}"#, true)).expect("a body");
     let answer = stream.answer().await.expect("an answer").expect("a message");
     assert!(format!("{answer:?}").contains("10.0.0.2:8000"), "{answer:?}");
@@ -228,6 +234,24 @@ fn named_and_found() -> String {
      - {name: named, match: {service: named-epp}, kubernetes: {selector: app=other, targetPorts: [8000], engine: none}}\n\
      - {name: found, kubernetes: {poolSelector: tier=gold, engine: none}}\n"
         .to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_profile_that_vanishes_keeps_no_pool_away() {
+    let api = cluster().await;
+    let directory = crate::support::process::scratch("kube-profile");
+    let profile = directory.path().join("a100.json");
+    let measured = json!({"gpu": "a100", "indexes": [[4, 8], [128, 256]], "tputs": [[9.0, 5.0], [7.0, 0.0]],
+                          "e2e": [[0.3, 0.4], [0.5, 0.9]]});
+    std::fs::write(&profile, measured.to_string()).expect("writing the profile");
+    let by_profile = format!("strategy: {{name: slo, parameters: {{profiles: ['{}']}}}}, match", profile.display());
+    let text = named_and_found().replacen("match", &by_profile, 1);
+    let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &["--config-text", &text]).await;
+    picker.until_ready().await;
+    until_pools(&picker, &["named", "large", "small"]).await;
+    std::fs::remove_file(&profile).expect("removing the profile");
+    serve(&api, "huge", "10.0.0.3");
+    until_pools(&picker, &["named", "huge", "large", "small"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
