@@ -40,7 +40,7 @@ use crate::telemetry::trace::Tracing;
 use crate::tls::{self, ServingCert};
 use anyhow::Context;
 use arc_swap::ArcSwap;
-use feeds::Feeds;
+use feeds::{Feeds, Leased};
 use found::FoundPools;
 pub use found::PoolReader;
 #[cfg(feature = "otlp")]
@@ -104,6 +104,8 @@ struct App {
     segments: Arc<SegmentCache>,
     redis: Option<Redis>,
     clock: Clock,
+    /// What the lease is of, where one is wanted.
+    leased: Option<Leased>,
 }
 
 async fn serve(
@@ -136,11 +138,11 @@ async fn serve(
     feeds.apply(&settings, &readiness).await?;
     let guard = if server.metrics_auth { Some(feeds.guard().await?) } else { None };
     let leading = stop.child_token();
-    let leader = feeds.lead(&file, &readiness, leading.clone());
+    let (leader, leased) = (feeds.lead(&file, &readiness, leading.clone()), feeds::leased(&file));
     let traces = Traces::start(&settings.telemetry)?;
     let segments = Arc::new(SegmentCache::new(DEFAULT_MEMO_BYTES, seed));
-    let redis = Redis::of(&settings, None, &metrics)?;
-    let live = routing::live(&settings, &feeds, &segments, &metrics, clock, None, redis.as_ref())?;
+    let prepared = Prepared::of(&settings, None, None, &metrics)?;
+    let (live, redis) = routing::live(&settings, prepared, &feeds, &segments, &metrics, clock, None)?;
     let decisions = Decisions::new(settings.telemetry.decisions_kept);
     let picker = Picker::new(live, metrics, decisions, traces.tracing(clock), seed).recorded(recorder.clone());
     let picker = Arc::new(picker);
@@ -180,6 +182,7 @@ async fn serve(
         segments,
         redis,
         clock,
+        leased: leased.filter(|_| leader.is_some()),
     };
     app.show();
     let state = pages(registry, &app, guard, logs, clock);
@@ -425,7 +428,10 @@ impl App {
     }
 
     async fn reload(&mut self, file: Settings) {
-        let needs_restart = self.settings.restart_needed(&file);
+        let mut needs_restart = self.settings.restart_needed(&file);
+        if self.leased.as_ref().is_some_and(|leased| feeds::leased(&file).as_ref() != Some(leased)) {
+            needs_restart.push("the pool or selector that the lease is of (`kubernetes`)");
+        }
         if !needs_restart.is_empty() {
             tracing::warn!(fields = needs_restart.join(", "), "these changes wait for a restart");
         }

@@ -122,15 +122,9 @@ impl Feeds {
     /// Lets one replica lead, where the settings say so: with leader election this one is ready only while it does. It gives way on `stop`; what
     /// comes back has ended when it has.
     pub fn lead(&self, settings: &Settings, readiness: &Readiness, stop: CancellationToken) -> Option<JoinHandle<()>> {
-        let pods = settings.pools.iter().find_map(|pool| {
-            let source = pool.kubernetes.as_ref()?;
-            let name = if let PodsOf::Pool { name, .. } = &source.pods { name } else { &*pool.name };
-            Some((name.to_owned(), &source.namespace))
-        });
-        let searched = || settings.templates.first().map(|of| (search_id(&of.search), &of.search.namespace));
         let server = &settings.server;
-        let (name, namespace) = pods.or_else(searched).filter(|_| server.leader_election || server.model_status)?;
-        self.cluster.lead(&name, namespace.as_deref(), Some(readiness).filter(|_| server.leader_election), stop)
+        let Leased { of, namespace } = leased(settings).filter(|_| server.leader_election || server.model_status)?;
+        self.cluster.lead(&of, namespace.as_deref(), Some(readiness).filter(|_| server.leader_election), stop)
     }
 
     /// Finds out where the API server is, unless that is known.
@@ -482,6 +476,27 @@ impl PoolFeeds {
             let _ = self.events.send(PoolEvent::SourceGone { source }).await;
         }
     }
+}
+
+/// What the lease is of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Leased {
+    of: String,
+    namespace: Option<String>,
+}
+
+/// What the lease is of by these settings, where there is one: the first pool of pods, else the first search.
+pub(super) fn leased(settings: &Settings) -> Option<Leased> {
+    let pods = settings.pools.iter().find_map(|pool| {
+        let source = pool.kubernetes.as_ref()?;
+        let name = if let PodsOf::Pool { name, .. } = &source.pods { name } else { &*pool.name };
+        Some(Leased { of: name.to_owned(), namespace: source.namespace.clone() })
+    });
+    let searched = || {
+        let search = &settings.templates.first()?.search;
+        Some(Leased { of: search_id(search), namespace: search.namespace.clone() })
+    };
+    pods.or_else(searched)
 }
 
 /// What a lease says in place of a pool's name where pools are searched for: something that no other search of the namespace has.

@@ -5,6 +5,7 @@ use crate::config::Settings;
 use crate::config::settings::{PoolSearch, PoolSettings, PoolTemplate};
 use crate::discovery::kube::catalogue::{Finding, FoundConfig, FoundPool};
 use crate::flow::SharedRoom;
+use crate::scheduling::router::Rivalry;
 use futures_util::future::select_all;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
@@ -240,14 +241,14 @@ fn oddity(pool: &PoolSettings, others: &[PoolSettings]) -> Option<String> {
             "the InferencePool `{name}` names no Service by `endpointPickerRef`, and its configuration no `match`: it gets what no other pool takes"
         ));
     }
-    if let Some(twin) = others.iter().find(|other| other.matches == pool.matches) {
+    let rival = |how| others.iter().find(|other| other.matches.rivalry(&pool.matches) == Some(how));
+    if let Some(twin) = rival(Rivalry::Whole) {
         return Some(format!(
             "the pools `{}` and `{name}` take the same requests, and the first gets them: give each InferencePool a Service of its own",
             twin.name
         ));
     }
-    let at_any_port = pool.matches.at_any_port();
-    let neighbour = others.iter().find(|other| other.matches.at_any_port() == at_any_port)?;
+    let neighbour = rival(Rivalry::AtNoPort)?;
     Some(format!(
         "only the port of their Service tells the pools `{}` and `{name}` apart, and of calls that name no port the first gets the requests: have \
          the gateway name it (Envoy: `grpc_service.envoy_grpc.authority`), or give each InferencePool a Service of its own",

@@ -34,12 +34,29 @@ impl PoolMatch {
         *self == Self::default()
     }
 
-    /// The same for whatever port of its Service.
+    /// What another's requests are to this one's; `None` where a request can be told to be for one of them, or for none.
     #[must_use]
-    pub fn at_any_port(&self) -> Self {
-        let service = self.service.as_deref().map(|service| with_port(service).0.to_owned());
-        Self { service, ..self.clone() }
+    pub fn rivalry(&self, other: &Self) -> Option<Rivalry> {
+        let alike = self.models == other.models && self.header == other.header && self.authority == other.authority;
+        match (alike, &self.service, &other.service) {
+            (true, None, None) => Some(Rivalry::Whole),
+            (true, Some(service), Some(other)) => {
+                let ((service, port), (other, other_port)) = (with_port(service), with_port(other));
+                let rivalry = if port == other_port { Rivalry::Whole } else { Rivalry::AtNoPort };
+                same_host(service, other).then_some(rivalry)
+            }
+            _ => None,
+        }
     }
+}
+
+/// How two pools take the same requests, of which the first gets them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rivalry {
+    /// All that one of them takes.
+    Whole,
+    /// Only calls that name no port of their Service.
+    AtNoPort,
 }
 
 /// One target of a rewrite.
@@ -373,8 +390,12 @@ fn same_service(service: &str, called: &str) -> Option<ByPort> {
         (Some(wanted), Some(port)) if wanted != port => return None,
         (wanted, port) => ByPort(wanted.is_some() && port.is_some()),
     };
-    let same = !host.is_empty() && service.split('.').zip(host.split('.')).all(|(a, b)| a.eq_ignore_ascii_case(b));
-    same.then_some(by_port)
+    (!host.is_empty() && same_host(service, host)).then_some(by_port)
+}
+
+/// Whether two names may be the same Service's: either may leave out how it goes on.
+fn same_host(one: &str, other: &str) -> bool {
+    one.split('.').zip(other.split('.')).all(|(a, b)| a.eq_ignore_ascii_case(b))
 }
 
 fn with_port(name: &str) -> (&str, Option<&str>) {

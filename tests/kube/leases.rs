@@ -30,6 +30,29 @@ async fn until_only_the_lease_is_missing(picker: &AttacheProcess) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_reload_that_would_make_the_lease_anothers_waits_for_a_restart() {
+    let api = FakeApi::start().await;
+    let directory = crate::support::process::scratch("kube-lease");
+    let file = directory.path().join("attache.yaml");
+    let write = |selector: &str, strategy: &str| {
+        let pool = format!("{{name: a, strategy: {strategy}, kubernetes: {{poolSelector: {selector}, engine: none}}}}");
+        let text =
+            format!("apiVersion: attache.dev/v1\nkind: Attache\nserver: {{modelStatus: true}}\npools: [{pool}]\n");
+        std::fs::write(&file, text).expect("writing the configuration");
+    };
+    write("tier=gold", "random");
+    let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &["--config-file", &file.display().to_string()]).await;
+    picker.until_ready().await;
+    let waits = || picker.process.stderr().matches("that the lease is of (`kubernetes`)").count();
+    write("tier=gold", "least-request");
+    picker.until_metric("attache_config_reloads_total", 1.0).await;
+    assert_eq!(waits(), 0, "it is the same");
+    write("tier=iron", "least-request");
+    picker.until_metric("attache_config_reloads_total", 2.0).await;
+    assert_eq!(waits(), 1, "{}", picker.process.stderr());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn one_replica_is_ready_and_the_next_follows_when_it_ends() {
     let api = FakeApi::start().await;
     api.apply(STABLE, "inferencepools", pool("vllm", "vllm", &[8000]));

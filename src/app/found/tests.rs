@@ -94,6 +94,18 @@ fn pools_behind_one_service_are_asked_for_by_its_ports() {
             "{told:?}"
         );
     }
+    // A pool of the configuration may leave out how its Service's name goes on, and comes first.
+    let named = settings(&format!(
+        "pools:\n- {{name: named, match: {{service: shared}}, endpoints: ['127.0.0.1:1']}}\n{}",
+        "- {name: one, kubernetes: {poolSelector: a=b}}\n"
+    ));
+    let mut beside = found(&named, vec![("n", of(&pools[2..3]))]);
+    let _ = beside.expand(&named);
+    assert_eq!(beside.told, BTreeSet::new(), "`alone.n` is another Service");
+    let mut beside = found(&named, vec![("n", of(&pools[..1]))]);
+    let _ = beside.expand(&named);
+    let told = beside.told.first().expect("that the found one gets nothing");
+    assert!(told.starts_with("the pools `named` and `a` take the same requests"), "{told}");
     // In another namespace the same name is another Service.
     let mut apart = found(&file, vec![("m", of(&pools[..1])), ("n", of(&pools[1..2]))]);
     assert_eq!(services(&apart.expand(&file).0), ["shared.m", "shared.n"]);
