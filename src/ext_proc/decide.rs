@@ -370,6 +370,9 @@ pub fn decide(
     if let (true, Some(metrics)) = (decision.diverted, live.pool_metrics.get(position)) {
         metrics.diverted.inc();
     }
+    if pool.rules.is_stale() {
+        picker.metrics.degraded(Degraded::DiscoveryStale);
+    }
     if decision.ejection_ignored {
         picker.metrics.degraded(Degraded::AllEjected);
     }

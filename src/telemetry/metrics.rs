@@ -159,6 +159,8 @@ pub enum Degraded {
     Untokenized,
     /// The gateway's body mode leaves no time to have a prompt computed elsewhere.
     NoTimeToSplit,
+    /// What is known of the pool's endpoints and rules may be old: the API server can't be asked.
+    DiscoveryStale,
     /// The routing algorithm had to do without something that it decides by.
     Lacking(Signal),
 }
@@ -236,7 +238,7 @@ pub struct Metrics {
     outcomes: [Counter; 7],
     rejections: Vec<(Reason, Counter)>,
     limits: [(Limit, Counter); 6],
-    degraded: [(Degraded, Counter); 14],
+    degraded: [(Degraded, Counter); 15],
     ends: Family<PoolEndLabel, Counter>,
     statuses: Family<PoolStatusLabel, Counter>,
     ttft: Family<PoolLabel, Histogram>,
@@ -315,6 +317,7 @@ impl Metrics {
                 mode(Degraded::ReadingLate, "reading_late"),
                 mode(Degraded::Untokenized, "untokenized"),
                 mode(Degraded::NoTimeToSplit, "no_time_to_split"),
+                mode(Degraded::DiscoveryStale, "discovery_stale"),
                 mode(Degraded::Lacking(Signal::Metrics), "no_metrics"),
                 mode(Degraded::Lacking(Signal::Prefix), "no_prefix"),
                 mode(Degraded::Lacking(Signal::Prompt), "no_prompt"),

@@ -4,6 +4,7 @@ use crate::api::{FakeApi, Outage, STABLE, pod, pool};
 use crate::members::NO_METRICS;
 use crate::picks::{Picked, known, pick, until_known};
 use crate::support::attache::AttacheProcess;
+use crate::support::client;
 use crate::support::grpc::Connection;
 use crate::support::process::eventually;
 use serde_json::json;
@@ -31,6 +32,14 @@ async fn started(api: &FakeApi) -> AttacheProcess {
 /// The lines of the log that hold `text`.
 fn said(picker: &AttacheProcess, text: &str) -> usize {
     picker.process.stderr().lines().filter(|line| line.contains(text)).count()
+}
+
+/// Decisions that were made by what may be old.
+async fn stale(picker: &AttacheProcess) -> f64 {
+    let page = client::get(picker.metrics, "/metrics").await.expect("the picker's metrics");
+    let page = String::from_utf8_lossy(&page.body).into_owned();
+    let value = page.lines().find_map(|line| line.strip_prefix("attache_degraded_total{mode=\"discovery_stale\"} "));
+    value.and_then(|value| value.parse().ok()).expect("the metric")
 }
 
 /// Waits until the picker has asked for `verb` on `plural` more often than `before`.
@@ -77,8 +86,14 @@ async fn an_outage_changes_nothing_and_is_told_once() {
         }
         assert!(picker.is_ready().await, "{outage:?}");
         assert!(picker.metric("attache_kube_out_of_touch").await >= 1.0, "{outage:?}");
+        let by_what_was_known = stale(&picker).await;
+        pick(&connection, "m").await;
+        assert_eq!(stale(&picker).await, by_what_was_known + 1.0, "{outage:?}");
         api.fail(Outage::None);
         picker.until_metric("attache_kube_out_of_touch", 0.0).await;
+        let by_what_was_known = stale(&picker).await;
+        pick(&connection, "m").await;
+        assert_eq!(stale(&picker).await, by_what_was_known, "{outage:?}");
     }
     api.delete_pod("pod-0001");
     until_known(&picker, &["pod-0000", "pod-0002"]).await;

@@ -83,6 +83,7 @@ pub async fn run(informers: Arc<Informers>, feed: KubeFeed, shutdown: Cancellati
         () = shutdown.cancelled() => {}
         () = run.serve() => {}
     }
+    run.feed.rules.set_stale(false);
     run.rules
 }
 
@@ -140,6 +141,7 @@ impl Run {
             for told in batch {
                 self.take_in(from, told, &mut unsaid);
             }
+            self.feed.rules.set_stale(!self.lost.is_empty());
             self.follow_pods();
         }
     }

@@ -7,6 +7,7 @@ use super::ModelRewrites;
 use arc_swap::{ArcSwap, Guard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// The rules of one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,19 +33,33 @@ impl PoolRules {
     }
 }
 
-/// The rules of now, replaced as a whole.
+/// The rules of now, replaced as a whole; and whether what is told of the pool may be old.
 #[derive(Debug, Default)]
-pub struct RuleStore(ArcSwap<PoolRules>);
+pub struct RuleStore {
+    rules: ArcSwap<PoolRules>,
+    stale: AtomicBool,
+}
 
 impl RuleStore {
     /// The rules of now.
     #[must_use]
     pub fn load(&self) -> Guard<Arc<PoolRules>> {
-        self.0.load()
+        self.rules.load()
     }
 
     /// Replaces them.
     pub fn store(&self, rules: PoolRules) {
-        self.0.store(Arc::new(rules));
+        self.rules.store(Arc::new(rules));
+    }
+
+    /// Whether whoever tells of the pool, its endpoints and its rules, is out of touch with what there is.
+    #[must_use]
+    pub fn is_stale(&self) -> bool {
+        self.stale.load(Relaxed)
+    }
+
+    /// Says so, or that it is not so any more.
+    pub fn set_stale(&self, stale: bool) {
+        self.stale.store(stale, Relaxed);
     }
 }
