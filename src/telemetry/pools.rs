@@ -248,6 +248,11 @@ const KUBE_GAUGES: &[KubeGauge] = &[
         "1 while the InferencePool can't be read as it is: it stays as it was, and has no endpoints if it never could be",
         KubeStats::is_pool_unreadable,
     ),
+    (
+        "kube_endpoints_left_out",
+        "endpoints that are not served, since there are more than a pool may have; the oldest are",
+        KubeStats::left_out,
+    ),
 ];
 
 impl Collector for PoolCollector {

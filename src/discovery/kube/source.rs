@@ -5,7 +5,7 @@ use super::follow::{Setback, Subject, Told};
 use super::informer::Informers;
 use super::objects::Kind;
 use super::rules::Rules;
-use super::state::Members;
+use super::state::{MAX_ENDPOINTS, Members};
 use super::stats::{KubeStats, Loss};
 use super::table::{Change, Unreadable};
 use crate::config::settings::{KubernetesSource, PodsOf};
@@ -288,6 +288,18 @@ impl Run {
         }
     }
 
+    /// Says when the pool has more endpoints than are served, and counts those that are not.
+    fn tell_left_out(&self) {
+        let left_out = self.members.left_out();
+        if self.feed.stats.set_left_out(left_out) == 0 && left_out > 0 {
+            tracing::error!(
+                pool = %self.feed.pool,
+                left_out,
+                "the pool has more than {MAX_ENDPOINTS} endpoints; the oldest are served: give its InferencePool a narrower selector, or more InferencePools"
+            );
+        }
+    }
+
     /// Tells what has changed. False when nobody listens any more.
     async fn tell(&mut self, unsaid: Unsaid) -> bool {
         // Some of the rules are none: those of before, perhaps another pool's, stay beside its endpoints until all are known.
@@ -313,6 +325,7 @@ impl Run {
             && self.unheard.is_empty()
             && let Some(endpoints) = self.members.endpoints()
         {
+            self.tell_left_out();
             let event = PoolEvent::Endpoints { source: self.feed.id, endpoints };
             return self.feed.events.send(event).await.is_ok();
         }

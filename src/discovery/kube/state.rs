@@ -26,6 +26,9 @@ pub const AIBRIX_METRIC_PORT_LABEL: &str = "model.aibrix.ai/metric-port";
 /// The port of a pod that nothing names: vLLM's own, and AIBrix's default.
 pub const DEFAULT_TARGET_PORT: u16 = 8000;
 
+/// Endpoints that a pool may have: every decision looks at each of them, and a selector that means all pods of a cluster must not stop the picker.
+pub const MAX_ENDPOINTS: usize = 4_096;
+
 /// What is known of a pool's pods.
 #[derive(Debug)]
 pub struct Members {
@@ -40,6 +43,7 @@ pub struct Members {
     listed_ports: Vec<u16>,
     /// What each pod came to when it was looked at last, by its name: among a thousand pods only those that changed are looked at again.
     made: AHashMap<String, Vec<Arc<EndpointSpec>>>,
+    left_out: usize,
 }
 
 /// What selects pods.
@@ -72,6 +76,7 @@ impl Members {
             listed_by: BTreeMap::new(),
             listed_ports: Vec::new(),
             made: AHashMap::new(),
+            left_out: 0,
         }
     }
 
@@ -173,7 +178,17 @@ impl Members {
         if !all.iter().all(|(_, spec)| taken.insert(spec.address)) {
             keep_youngest(&mut all);
         }
+        self.left_out = all.len().saturating_sub(MAX_ENDPOINTS);
+        if self.left_out > 0 {
+            keep_oldest(&mut all);
+        }
         Some(all.into_iter().map(|(_, spec)| spec).collect())
+    }
+
+    /// How many endpoints were too many, when they were asked for last.
+    #[must_use]
+    pub fn left_out(&self) -> usize {
+        self.left_out
     }
 
     /// What all pods come to, and when each was made.
@@ -204,6 +219,13 @@ fn keep_youngest(all: &mut Vec<(i64, Arc<EndpointSpec>)>) {
         }
     }
     all.retain(|(_, spec)| youngest.get(&spec.address).is_some_and(|(_, name)| *name == spec.name));
+}
+
+/// As many as a pool may have: the oldest, so that one that comes takes no other's place. They stay in the order of their names.
+fn keep_oldest(all: &mut Vec<(i64, Arc<EndpointSpec>)>) {
+    all.sort_by(|(a, one), (b, other)| (a, &one.name).cmp(&(b, &other.name)));
+    all.truncate(MAX_ENDPOINTS);
+    all.sort_by(|(_, one), (_, other)| one.name.cmp(&other.name));
 }
 
 /// The endpoints of a pod, one for each port that serves.

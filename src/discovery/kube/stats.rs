@@ -10,6 +10,7 @@ pub struct KubeStats {
     lists: AtomicU64,
     unreadable: AtomicU64,
     pool_unreadable: AtomicBool,
+    left_out: AtomicI64,
     failures: AtomicU64,
     refused: AtomicU64,
     out_of_touch: AtomicI64,
@@ -45,6 +46,17 @@ impl KubeStats {
     /// Whether the `InferencePool` can't be read as it is.
     pub fn pool_unreadable(&self, is_so: bool) {
         self.pool_unreadable.store(is_so, Relaxed);
+    }
+
+    /// Endpoints that are not served, since there are too many.
+    #[must_use]
+    pub fn left_out(&self) -> i64 {
+        self.left_out.load(Relaxed)
+    }
+
+    /// How many they are. Gives how many they were.
+    pub fn set_left_out(&self, endpoints: usize) -> i64 {
+        self.left_out.swap(i64::try_from(endpoints).unwrap_or(i64::MAX), Relaxed)
     }
 
     /// Questions that were not answered, or not with what was asked for.

@@ -353,3 +353,28 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn of_too_many_endpoints_the_oldest_are_served() {
+    let ports: Vec<u16> = (8000..8008).collect();
+    let mut members = by_selector("app=vllm", &ports);
+    // The later in the alphabet the older.
+    let of = |n: u32| {
+        let mut pod = pod(0);
+        pod.meta.name = format!("pod-{n:04}");
+        pod.meta.uid = format!("uid-{n}");
+        pod.meta.created = -i64::from(n);
+        pod.status["podIP"] = json!(format!("10.0.{}.{}", n / 200, n % 200 + 1));
+        pod
+    };
+    let pods_served = MAX_ENDPOINTS / ports.len();
+    list(&mut members, (0..512).map(of).collect());
+    assert_eq!((members.endpoints().unwrap().len(), members.left_out()), (pods_served * 8, 0), "as many as may be");
+    list(&mut members, (0..520).map(of).collect());
+    let names: Vec<String> = members.endpoints().unwrap().iter().map(|e| e.name.to_string()).collect();
+    assert_eq!((names.len(), members.left_out()), (MAX_ENDPOINTS, 8 * 8));
+    assert_eq!((names[0].as_str(), names[MAX_ENDPOINTS - 1].as_str()), ("pod-0008-rank-0", "pod-0519-rank-7"));
+    assert!(names.is_sorted(), "by name");
+    list(&mut members, (0..10).map(of).collect());
+    assert_eq!((members.endpoints().unwrap().len(), members.left_out()), (80, 0));
+}
