@@ -2,6 +2,7 @@
 //! flag outranks it, it outranks the file, the file outranks the default. Of a flag that is given twice the last one counts, as in Go.
 
 use crate::config::aibrix_env::AibrixEnv;
+use crate::config::reference_env::ReferenceEnv;
 use crate::config::units::parse_duration;
 use crate::config::{KubernetesFlags, Overrides};
 use crate::pool::Engine;
@@ -314,13 +315,17 @@ impl RunArgs {
             endpoints_follow: false,
             one_pool: false,
             strategy: self.strategy.clone(),
-            aibrix: AibrixEnv::of(
-                std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?))),
-            ),
+            aibrix: AibrixEnv::of(variables()),
+            reference: ReferenceEnv::of(variables()),
             refresh_metrics_interval: self.refresh_metrics_interval,
             metrics_staleness_threshold: self.metrics_staleness_threshold,
         }
     }
+}
+
+/// The environment's variables, as far as they are text.
+fn variables() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
 }
 
 /// A switch in any of the ways that Go's flags know.

@@ -14,6 +14,7 @@ mod dump;
 mod endpoint_picker;
 pub mod overrides;
 mod own;
+pub mod reference_env;
 pub mod schema;
 pub mod settings;
 pub mod units;

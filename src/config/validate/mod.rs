@@ -232,6 +232,7 @@ fn telemetry(
             .help("as in `info`, `debug` or `attache=debug,info`"),
         );
     }
+    flags.reference.tell(sink);
     let ratio = pick(flags.trace_ratio.or_else(|| sampled(flags, sink)).as_ref(), file.trace_ratio);
     if let Some(at) = ratio.filter(|at| !(0.0..=1.0).contains(&at.value)) {
         sink.out_of_range(at.span, "telemetry.traceRatio", at.value, "0 to 1");
