@@ -2,6 +2,7 @@
 //! tests/data/kubernetes.
 
 use crate::render::{Rendered, all, documents, list, text};
+use attache::discovery::kube::objects::{FromObject, InferenceModel, InferencePool, Meta, Object, Objective, Rewrite};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -9,6 +10,7 @@ use std::collections::BTreeSet;
 
 const SCHEMAS: &str = include_str!("../data/kubernetes/schemas.yaml");
 const POOLS: &str = include_str!("../data/kubernetes/inferencepools.yaml");
+const EXPERIMENTAL: &str = include_str!("../data/kubernetes/experimental.yaml");
 
 /// What is wrong with an object, or nothing.
 pub(crate) fn check(object: &Value) -> Result<(), String> {
@@ -187,20 +189,54 @@ fn everything_that_is_rendered_is_valid() {
     }
 }
 
+/// Objects, each with what is wrong with it, if anything is.
+fn cases() -> Vec<(Value, Option<String>)> {
+    let read = |text: &str, version: &str| -> Vec<(Value, Option<String>)> {
+        let cases: Vec<Value> = serde_saphyr::from_str(text).expect("cases");
+        let case = |case: Value| {
+            let kind = case["kind"].as_str().unwrap_or("InferencePool");
+            let object = serde_json::json!({"apiVersion": version, "kind": kind, "metadata": {"name": "p"}, "spec": case["spec"]});
+            (object, case["problem"].as_str().map(str::to_owned))
+        };
+        cases.into_iter().map(case).collect()
+    };
+    let mut all = read(POOLS, "inference.networking.k8s.io/v1");
+    all.extend(read(EXPERIMENTAL, "inference.networking.x-k8s.io/v1alpha2"));
+    all
+}
+
 #[test]
-fn what_is_wrong_with_a_pool_is_found() {
-    let cases: Vec<Value> = serde_saphyr::from_str(POOLS).expect("cases");
-    assert!(cases.len() > 15);
-    for case in cases {
-        let pool = serde_json::json!({
-            "apiVersion": "inference.networking.k8s.io/v1", "kind": "InferencePool", "metadata": {"name": "p"}, "spec": case["spec"]
-        });
-        let found = check(&pool).err();
-        match (&found, case["problem"].as_str()) {
+fn what_is_wrong_with_an_object_is_found() {
+    let mut kinds = BTreeSet::new();
+    for (object, problem) in cases() {
+        kinds.insert((object["apiVersion"].to_string(), object["kind"].to_string(), problem.is_some()));
+        let found = check(&object).err();
+        match (&found, &problem) {
             (None, None) => {}
             (Some(found), Some(problem)) if found.starts_with(problem) => {}
-            _ => panic!("{}: {found:?} in place of {}", case["spec"], case["problem"]),
+            _ => panic!("{object}: {found:?} in place of {problem:?}"),
         }
+    }
+    assert_eq!(kinds.len(), 2 * 5, "of five kinds good ones and bad ones");
+}
+
+/// What the definitions allow the picker takes. What they refuse never comes from an API server, and the picker may be more generous.
+#[test]
+fn what_the_definitions_allow_the_picker_reads() {
+    let good: Vec<Value> =
+        cases().into_iter().filter(|(_, problem)| problem.is_none()).map(|(object, _)| object).collect();
+    assert!(good.len() > 12);
+    for given in good {
+        let meta = Meta { name: "p".into(), ..Meta::default() };
+        let object = Object { meta, spec: given["spec"].clone(), status: Value::Null };
+        let read = match text(&given["kind"]) {
+            "InferencePool" => InferencePool::from_object(object).map(drop),
+            "InferenceObjective" => Objective::from_object(object).map(drop),
+            "InferenceModelRewrite" => Rewrite::from_object(object).map(drop),
+            "InferenceModel" => InferenceModel::from_object(object).map(drop),
+            other => panic!("nobody reads {other}"),
+        };
+        assert_eq!(read, Ok(()), "{given}");
     }
 }
 
