@@ -15,7 +15,8 @@ fn serve(api: &FakeApi, name: &str, ip: &str) {
     api.apply(STABLE, "inferencepools", labelled(name, "gold"));
 }
 
-fn labelled(name: &str, tier: &str) -> Value {
+/// A pool of this tier, reached by the Service `<name>-epp`.
+pub(crate) fn labelled(name: &str, tier: &str) -> Value {
     let mut pool = pool(name, name, &[8000]);
     pool["metadata"]["labels"] = json!({"tier": tier});
     pool["spec"]["endpointPickerRef"]["name"] = json!(format!("{name}-epp"));
@@ -45,7 +46,7 @@ async fn cluster() -> FakeApi {
 }
 
 /// A connection of a gateway that calls the picker by this name.
-async fn called(picker: &AttacheProcess, authority: &str) -> Connection {
+pub(crate) async fn called(picker: &AttacheProcess, authority: &str) -> Connection {
     Connection::open(picker.grpc).await.expect("a connection").called(authority)
 }
 
@@ -325,22 +326,31 @@ async fn a_pool_that_can_not_be_read_stops_no_other() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pools_of_one_name_in_two_namespaces_are_two() {
-    // The API server here has the same objects in every namespace.
     let api = cluster().await;
+    for (n, namespace) in ["team-a", "team-b"].iter().enumerate() {
+        for (m, name) in ["small", "large"].iter().enumerate() {
+            let within = |mut object: Value| {
+                object["metadata"]["namespace"] = json!(namespace);
+                object
+            };
+            api.pod(within(pod(name, name, &format!("10.{}.0.{}", n + 1, m + 1))));
+            api.apply(STABLE, "inferencepools", within(labelled(name, "gold")));
+        }
+    }
     let text = "apiVersion: attache.dev/v1\nkind: Attache\npools:\n\
                 - {name: a, kubernetes: {poolSelector: tier=gold, namespace: team-a, engine: none}}\n\
                 - {name: b, kubernetes: {poolSelector: tier=gold, namespace: team-b, engine: none}}\n";
     let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &["--config-text", text]).await;
     picker.until_ready().await;
     until_pools(&picker, &["team-a/large", "team-a/small", "team-b/large", "team-b/small"]).await;
-    for namespace in ["team-a", "team-b"] {
+    for (namespace, destination) in [("team-a", "10.1.0.1:8000"), ("team-b", "10.2.0.1:8000")] {
         let small = called(&picker, &format!("small-epp.{namespace}.svc:9002")).await;
-        assert_eq!(pick(&small, "m").await.destination(), "10.0.0.1:8000");
+        assert_eq!(pick(&small, "m").await.destination(), destination, "its own pods");
     }
     let page = client::get(picker.metrics, "/metrics").await.expect("the metrics");
     let page = String::from_utf8_lossy(&page.body).into_owned();
-    for name in ["team-a/small", "team-b/small"] {
-        let series = format!("attache_endpoint_requests_total{{pool=\"{name}\",endpoint=\"10.0.0.1:8000\"}} 1");
+    for (name, endpoint) in [("team-a/small", "10.1.0.1:8000"), ("team-b/small", "10.2.0.1:8000")] {
+        let series = format!("attache_endpoint_requests_total{{pool=\"{name}\",endpoint=\"{endpoint}\"}} 1");
         assert!(page.contains(&series), "{name} is counted by itself: {page}");
     }
 }

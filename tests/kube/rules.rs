@@ -103,10 +103,17 @@ async fn a_reload_takes_no_rule_away_though_rules_cannot_be_listed() {
     api.apply(EXPERIMENTAL, "inferencemodelrewrites", rewrite("exact", 1, Some("gpt"), &[("qwen", 1)]));
     until_asked_for(&connection, "gpt", "qwen").await;
     for plural in ["inferenceobjectives", "inferencemodelrewrites", "inferencemodels"] {
-        api.forbid("list", plural, true);
+        api.forbid_in("elsewhere", "list", plural, true);
+    }
+    for (group, plural, mut object) in
+        [(STABLE, "inferencepools", pool("vllm", "vllm", &[8000])), ("v1", "pods", pod("c", "vllm", "10.0.0.3"))]
+    {
+        object["metadata"]["namespace"] = json!("elsewhere");
+        api.apply(group, plural, object);
     }
     at(directory.path(), ", namespace: elsewhere");
-    until_asked_for(&connection, "gpt", "gpt").await;
+    until_known(&picker, &["c"]).await;
+    assert_eq!(pick(&connection, "gpt").await.model(), "gpt", "with the endpoints of the other namespace go its rules");
 }
 
 /// As an API server answers that has just started, or an aggregated one whose backend is away.
@@ -131,17 +138,36 @@ async fn a_watch_that_finds_no_such_kind_takes_no_rule_away() {
     until_asked_for(&connection, "gpt", "gpt").await;
 }
 
+/// The examples of the proposal, as it prints them.
+const PROPOSAL: &str = include_str!("../data/kubernetes/proposal.yaml");
+
+/// Puts the proposal's examples there. The group that it gives them, `inference.x-k8s.io`, has never had a definition: they are under the one that the
+/// kinds were released with. Nothing else of them is changed.
+fn apply_proposal(api: &FakeApi) {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(PROPOSAL).expect("the proposal's YAML");
+    assert_eq!(documents.len(), 3);
+    for mut document in documents {
+        assert_eq!(document["apiVersion"], "inference.x-k8s.io/v1alpha2");
+        document["apiVersion"] = json!(EXPERIMENTAL);
+        let plural = format!("{}s", document["kind"].as_str().expect("a kind").to_lowercase());
+        api.install(EXPERIMENTAL, &plural);
+        api.apply(EXPERIMENTAL, &plural, document);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_proposals_examples_route_by_name_and_half_and_half() {
-    let api = cluster().await;
-    let to_pool = json!({"name": "vllm"});
-    api.apply(EXPERIMENTAL, "inferencemodels", object("sql-code-assist", 1, json!({"poolRef": to_pool})));
-    let targets = json!([{"name": "npc-bot-v1", "weight": 50}, {"name": "npc-bot-v2", "weight": 50}]);
-    let npc = json!({"criticality": "Critical", "targetModels": targets, "poolRef": to_pool});
-    api.apply(EXPERIMENTAL, "inferencemodels", object("npc-bot", 2, npc));
-    let reserved = json!({"modelName": "soon", "targetModels": [{"name": "soon-v1", "weight": 0}], "poolRef": to_pool});
+    let api = FakeApi::start().await;
+    apply_proposal(&api);
+    api.pod(pod("a", "llm-server", "10.0.0.1"));
+    let reserved = json!({"modelName": "soon", "targetModels": [{"name": "soon-v1", "weight": 0}],
+                          "poolRef": {"name": "base-model-pool"}});
     api.apply(EXPERIMENTAL, "inferencemodels", object("soon", 3, reserved));
-    let (_picker, connection) = started(&api, &[]).await;
+    let old = ["--pool-name", "base-model-pool", "--pool-group", "inference.networking.x-k8s.io", NO_METRICS];
+    let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &old).await;
+    picker.until_ready().await;
+    let connection = Connection::open(picker.grpc).await.expect("a connection");
+    assert_eq!(pick(&connection, "sql-code-assist").await.destination(), "10.0.0.1:8080");
     assert_eq!(pick(&connection, "sql-code-assist").await.model(), "sql-code-assist");
     let mut first = 0;
     for _ in 0..400 {

@@ -1,7 +1,7 @@
 //! Whole installations at work: the picker's binary with a container's arguments and its mounted configuration, an API server over real HTTP that
 //! has the rendered InferencePool, and for the standalone chart its Envoy.
 
-use crate::api::{FakeApi, STABLE, pod, pool};
+use crate::api::{FakeApi, NAMESPACE, STABLE, pod, pool};
 use crate::render::{POOL, Rendered, STANDALONE, all, examples, helm, kustomize, list, text};
 use crate::support::attache::AttacheProcess;
 use crate::support::body::{chat, sha256};
@@ -28,6 +28,13 @@ async fn start(rendered: &Rendered, api: &FakeApi) -> AttacheProcess {
     picker
 }
 
+/// An object in the namespace in which the picker runs here.
+fn here(object: &Value) -> Value {
+    let mut object = object.clone();
+    object["metadata"]["namespace"] = json!(NAMESPACE);
+    object
+}
+
 /// What the page `/endpoints` says of an address.
 async fn knows(picker: &AttacheProcess, address: &str) -> bool {
     picker.endpoints().await.iter().any(|endpoint| endpoint.to_string().contains(&format!("\"{address}\"")))
@@ -49,7 +56,7 @@ async fn every_installation_finds_its_pods() {
         for pool in rendered.of("InferencePool") {
             let version = text(&pool["apiVersion"]);
             api.install(version, "inferencepools");
-            api.apply(version, "inferencepools", pool.clone());
+            api.apply(version, "inferencepools", here(pool));
             let selector = &pool["spec"]["selector"];
             let labels = [&selector["matchLabels"]["app"], &selector["app"]];
             label = labels.into_iter().find_map(Value::as_str).expect("the label of its pods").to_owned();
@@ -73,7 +80,7 @@ async fn an_installation_for_many_pools_finds_them_and_what_is_said_of_each() {
         let api = FakeApi::start().await;
         api.install("v1", "configmaps");
         for own in rendered.of("InferencePool") {
-            api.apply(STABLE, "inferencepools", own.clone());
+            api.apply(STABLE, "inferencepools", here(own));
         }
         for (n, name) in ["llm", "qwen", "stranger"].iter().enumerate() {
             api.pod(pod(name, name, &format!("127.0.0.{}", n + 1)));

@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-/// The namespace of everything.
+/// The namespace of everything that names no other.
 pub(crate) const NAMESPACE: &str = "inference";
 /// The stable API group of `InferencePool`.
 pub(crate) const STABLE: &str = "inference.networking.k8s.io/v1";
@@ -57,7 +57,7 @@ pub(super) struct Step {
 #[derive(Debug, Default)]
 pub(super) struct Store {
     version: u64,
-    /// Objects by resource (`v1/pods`, `llm-d.ai/v1alpha2/inferenceobjectives`) and name. A resource that is not among them is not installed.
+    /// Objects by resource (`v1/pods`, `llm-d.ai/v1alpha2/inferenceobjectives`) and `namespace/name`. A resource that is not among them is not installed.
     resources: BTreeMap<String, BTreeMap<String, Value>>,
     history: VecDeque<Step>,
     /// Places before this one are forgotten.
@@ -66,8 +66,8 @@ pub(super) struct Store {
     accounts: BTreeMap<String, String>,
     /// Users, verbs and pages outside of the API that they may see.
     grants: BTreeSet<(String, String, String)>,
-    /// Verbs and resources that are refused.
-    forbidden: BTreeSet<(&'static str, String)>,
+    /// Verbs and resources that are refused, in this namespace or in all.
+    forbidden: BTreeSet<(&'static str, Option<String>, String)>,
     /// Plurals and names of objects of which nothing is written, as an admission webhook refuses it.
     denied: BTreeSet<(String, String)>,
     outage: Outage,
@@ -130,7 +130,7 @@ impl FakeApi {
         self.cut();
     }
 
-    /// Makes or changes an object; it keeps the UID that it has or gets one of its own.
+    /// Makes or changes an object in the namespace that it names, else in [`NAMESPACE`]; it keeps the UID that it has or gets one of its own.
     pub(crate) fn apply(&self, group: &str, plural: &str, object: Value) {
         self.store.lock().apply(&format!("{group}/{plural}"), object);
         self.tell();
@@ -153,7 +153,7 @@ impl FakeApi {
     }
     /// An object as the server has it.
     pub(crate) fn get(&self, group: &str, plural: &str, name: &str) -> Option<Value> {
-        self.store.lock().resources.get(&format!("{group}/{plural}"))?.get(name).cloned()
+        self.store.lock().resources.get(&format!("{group}/{plural}"))?.get(&key(NAMESPACE, name)).cloned()
     }
 
     /// Fails in this way from now on; open watches are cut.
@@ -162,9 +162,18 @@ impl FakeApi {
         self.cut();
     }
 
-    /// Refuses a verb on a resource, or allows it again.
-    pub(crate) fn forbid(&self, verb: &'static str, plural: &str, refused: bool) {
-        let right = (verb, plural.to_owned());
+    /// Refuses a verb on a resource in every namespace, or allows it again: on a plural of every group, or on one of `group/version/plural`.
+    pub(crate) fn forbid(&self, verb: &'static str, resource: &str, refused: bool) {
+        self.forbidden(verb, None, resource, refused);
+    }
+
+    /// The same in one namespace.
+    pub(crate) fn forbid_in(&self, namespace: &str, verb: &'static str, resource: &str, refused: bool) {
+        self.forbidden(verb, Some(namespace), resource, refused);
+    }
+
+    fn forbidden(&self, verb: &'static str, namespace: Option<&str>, resource: &str, refused: bool) {
+        let right = (verb, namespace.map(str::to_owned), resource.to_owned());
         let mut store = self.store.lock();
         let _ = if refused { store.forbidden.insert(right) } else { store.forbidden.remove(&right) };
         drop(store);
@@ -218,16 +227,30 @@ impl FakeApi {
     }
 }
 
+/// What an object is kept under.
+pub(super) fn key(namespace: &str, name: &str) -> String {
+    format!("{namespace}/{name}")
+}
+
 impl Store {
+    /// Whether somebody may do this.
+    fn allows(&self, verb: &str, namespace: Option<&str>, resource: &str) -> bool {
+        let speaks_of = |right: &String| resource == right || resource.ends_with(&format!("/{right}"));
+        let mut refused = self.forbidden.iter().filter(|(v, _, right)| *v == verb && speaks_of(right));
+        !refused.any(|(_, within, _)| within.is_none() || within.as_deref() == namespace)
+    }
+
     /// Makes or changes an object. Gives it as it is kept.
     fn apply(&mut self, resource: &str, mut object: Value) -> Value {
         self.version += 1;
         let version = self.version;
         let name = object["metadata"]["name"].as_str().expect("an object with a name").to_owned();
+        let namespace = object["metadata"]["namespace"].as_str().unwrap_or(NAMESPACE).to_owned();
+        let name = key(&namespace, &name);
         let objects = self.resources.get_mut(resource).unwrap_or_else(|| panic!("{resource} is not installed"));
         let before = objects.get(&name).cloned();
         let meta = &mut object["metadata"];
-        meta["namespace"] = json!(NAMESPACE);
+        meta["namespace"] = json!(namespace);
         meta["resourceVersion"] = json!(version.to_string());
         if meta["uid"].is_null() {
             let known = before.as_ref().map(|b| b["metadata"]["uid"].clone());
@@ -253,7 +276,7 @@ impl Store {
         self.version += 1;
         let version = self.version;
         let objects = self.resources.get_mut(resource).unwrap_or_else(|| panic!("{resource} is not installed"));
-        if let Some(before) = objects.remove(name) {
+        if let Some(before) = objects.remove(&key(NAMESPACE, name)) {
             self.step(resource, version, Some(before), None);
         }
     }

@@ -1,6 +1,6 @@
 //! The HTTP side of the API server: which path is which question, and how answers go out.
 
-use super::{FakeApi, Outage, Step};
+use super::{FakeApi, NAMESPACE, Outage, Step, key};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
@@ -29,6 +29,8 @@ pub(super) async fn serve(listener: TcpListener, api: FakeApi) {
 struct Question {
     /// `v1/pods`, `llm-d.ai/v1alpha2/inferenceobjectives`
     resource: String,
+    /// None for what is in no namespace.
+    namespace: Option<String>,
     name: Option<String>,
     query: BTreeMap<String, String>,
 }
@@ -41,31 +43,39 @@ impl Question {
             ["apis", group, version, rest @ ..] => (format!("{group}/{version}"), rest),
             _ => return None,
         };
-        let (plural, name) = match rest {
-            // What is in no namespace.
-            [plural] => (plural, None),
-            ["namespaces", _, plural] => (plural, None),
-            ["namespaces", _, plural, name] | ["namespaces", _, plural, name, "status"] => {
-                (plural, Some((*name).to_owned()))
+        let (namespace, plural, name) = match rest {
+            [plural] => (None, plural, None),
+            ["namespaces", namespace, plural] => (Some(*namespace), plural, None),
+            ["namespaces", namespace, plural, name] | ["namespaces", namespace, plural, name, "status"] => {
+                (Some(*namespace), plural, Some((*name).to_owned()))
             }
             _ => return None,
         };
+        let namespace = namespace.map(str::to_owned);
         let pairs = uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
         let decoded = |text: &str| percent_decoded(&text.replace('+', " "));
         let query = pairs.map(|(k, v)| (k.to_owned(), decoded(v))).collect();
-        Some(Self { resource: format!("{group}/{plural}"), name, query })
+        Some(Self { resource: format!("{group}/{plural}"), namespace, name, query })
     }
 
     fn number(&self, key: &str) -> Option<u64> {
         self.query.get(key)?.parse().ok()
     }
 
+    /// What the object is kept under that is asked for.
+    fn key(&self) -> String {
+        key(self.namespace.as_deref().unwrap_or(NAMESPACE), self.name.as_deref().unwrap_or_default())
+    }
+
     fn is_watch(&self) -> bool {
         self.query.get("watch").is_some_and(|value| value == "true" || value == "1")
     }
 
-    /// Whether an object is among those that are asked for: labels by `k=v` or by `k` alone and a name, which is what pickers ask by.
+    /// Whether an object is among those that are asked for: by its namespace, labels by `k=v` or by `k` alone and a name, which is what pickers ask by.
     fn wants(&self, object: &Value) -> bool {
+        if self.namespace.as_ref().is_some_and(|namespace| object["metadata"]["namespace"] != namespace.as_str()) {
+            return false;
+        }
         let labels = self.query.get("labelSelector").map_or("", String::as_str);
         let pairs = labels.split(',').filter_map(|pair| pair.split_once('='));
         let by_labels = pairs.into_iter().all(|(k, v)| object["metadata"]["labels"][k] == v);
@@ -107,8 +117,8 @@ async fn answer(State(api): State<FakeApi>, request: Request) -> Response {
         let mut store = api.store.lock();
         store.asked.push((verb, question.resource.clone()));
         let plural = question.resource.rsplit('/').next().unwrap_or_default().to_owned();
-        let object = (plural.clone(), question.name.clone().unwrap_or_default());
-        let forbidden = store.forbidden.contains(&(verb, plural));
+        let object = (plural, question.name.clone().unwrap_or_default());
+        let forbidden = !store.allows(verb, question.namespace.as_deref(), &question.resource);
         let denied = matches!(verb, "create" | "patch" | "update") && store.denied.contains(&object);
         (store.delay, store.outage.clone(), forbidden, denied, store.resources.contains_key(&question.resource))
     };
@@ -156,9 +166,8 @@ fn apply_status(api: &FakeApi, question: &Question, body: &[u8]) -> Response {
         return status(400, "fieldManager is required for apply patch");
     }
     let Ok(applied) = serde_json::from_slice::<Value>(body) else { return status(400, "no JSON") };
-    let name = question.name.as_deref().unwrap_or_default();
     let mut store = api.store.lock();
-    let Some(known) = store.resources[&question.resource].get(name) else { return status(404, "not found") };
+    let Some(known) = store.resources[&question.resource].get(&question.key()) else { return status(404, "not found") };
     let mut object = known.clone();
     if applied["metadata"]["uid"] != object["metadata"]["uid"] {
         return status(409, "Precondition failed: UID in precondition differs");
@@ -260,17 +269,18 @@ fn list(api: &FakeApi, question: &Question) -> Response {
 }
 
 fn get(api: &FakeApi, question: &Question) -> Response {
-    let name = question.name.as_deref().unwrap_or_default();
     let store = api.store.lock();
-    store.resources[&question.resource].get(name).map_or_else(|| status(404, "not found"), good)
+    store.resources[&question.resource].get(&question.key()).map_or_else(|| status(404, "not found"), good)
 }
 
 /// Creates and replaces, with the version as the lock that it is.
 fn write(api: &FakeApi, question: &Question, verb: &str, body: &[u8]) -> Response {
-    let Ok(object) = serde_json::from_slice::<Value>(body) else { return status(400, "no JSON") };
+    let Ok(mut object) = serde_json::from_slice::<Value>(body) else { return status(400, "no JSON") };
     let mut store = api.store.lock();
-    let name = object["metadata"]["name"].as_str().unwrap_or_default();
-    let known = store.resources[&question.resource].get(name);
+    let namespace = question.namespace.as_deref().unwrap_or(NAMESPACE);
+    object["metadata"]["namespace"] = json!(namespace);
+    let name = key(namespace, object["metadata"]["name"].as_str().unwrap_or_default());
+    let known = store.resources[&question.resource].get(&name);
     let conflict = match (verb, known) {
         ("create", Some(_)) => Some("it exists already"),
         ("create", None) => None,
