@@ -18,6 +18,8 @@ mod faults;
 mod leases;
 #[path = "kube/members.rs"]
 mod members;
+#[path = "kube/models.rs"]
+mod models;
 #[path = "kube/pools.rs"]
 mod pools;
 #[path = "kube/recording.rs"]
