@@ -6,8 +6,8 @@
 //! ```
 //!
 //! For the strategies of the `slo` family: their requests wait here where AIBrix's wait in a queue of their own, until one fits under the cap
-//! of 1. Which request is next is not known here, so a usual one has to fit; where requests are alike that is the same. A pool
-//! of which no share is known is never full, as there. When not: the strategy is of another family. Source: AIBrix `slo`.
+//! of 1. Which request is next is not known here, so a usual one has to fit; where requests are alike that is the same. Where nothing runs, one
+//! goes to each endpoint, and shows what is usual. A pool of which no share is known is never full once one runs, as there. When not: the strategy is of another family. Source: AIBrix `slo`.
 
 use super::{Detector, Gauge, Stage, View, by_stage};
 use crate::flow::registry::Descriptor;
@@ -35,7 +35,11 @@ impl Detector for SloLoad {
             let ledgers = || endpoints.iter().map(|e| &e.live().ledger);
             let running: f64 = ledgers().map(|l| f64::from(l.in_flight())).sum();
             let used: f64 = ledgers().map(|l| l.utilization()).sum();
-            let usual = if running > 0.0 { used / running } else { 0.0 };
+            if running == 0.0 {
+                // What a request takes is not known before one runs: each is thought to take a server.
+                return Stage { requests: (0.0, 1.0 / endpoints.len().max(1) as f64), ..Stage::default() };
+            }
+            let usual = used / running;
             let least = ledgers().map(|l| l.utilization()).fold(f64::INFINITY, f64::min);
             let full = if usual > 0.0 { least + usual - ROUNDING } else { 0.0 };
             Stage { requests: (full, usual / endpoints.len() as f64), ..Stage::default() }

@@ -25,6 +25,8 @@ struct Server {
     awaited: Vec<u32>,
     /// Prompts that are computed.
     decoding: Vec<u32>,
+    /// The parts of it that requests on it take.
+    shares: Vec<f64>,
 }
 
 fn page(waiting: u32, running: u32, kv_usage: f32, in_flight_at_scrape: u32) -> EndpointMetrics {
@@ -77,6 +79,7 @@ fn saturation_for(detector: &str, parameters: &Value, servers: Vec<Server>, pend
             ticket.first_byte();
             held.0.push(ticket);
         }
+        held.0.extend(server.shares.into_iter().map(|share| Ticket::book(endpoint.clone(), 9).sharing(share)));
         let metrics = server.page.map(|(age, metrics)| {
             Arc::new(EndpointMetrics { scraped_at: Timestamp(NOW.0 - age * 1_000_000), ..metrics })
         });
@@ -164,6 +167,29 @@ fn concurrency() {
         (Value::Null, NONE, 0.02),
     ] {
         near(saturation("concurrency-detector", &parameters, two(), pending), expected, &parameters.to_string());
+    }
+}
+
+#[test]
+fn an_idle_server_takes_one_request_until_its_share_is_known() {
+    let shared = |servers: &[&[f64]], requests| {
+        let servers = servers.iter().map(|shares| Server { shares: shares.to_vec(), ..Server::default() }).collect();
+        saturation("slo-load-detector", &Value::Null, servers, Load { requests, tokens: 0 })
+    };
+    for (row, servers, pending, full) in [
+        ("an idle server", &[&[][..]][..], 0, false),
+        ("one is on its way to it", &[&[]], 1, true),
+        ("one runs, and takes all of it", &[&[1.0]], 0, true),
+        ("two idle servers, one on its way", &[&[], &[]], 1, false),
+        ("two on their way", &[&[], &[]], 2, true),
+        ("one is busy, the other is not", &[&[1.0], &[]], 0, false),
+        ("and one is on its way there", &[&[1.0], &[]], 1, true),
+        ("a quarter each", &[&[0.25, 0.25]], 1, false),
+        ("and no fifth", &[&[0.25, 0.25]], 2, true),
+        ("a share that nobody knows", &[&[0.0]], 99, false),
+    ] {
+        let got = shared(servers, pending);
+        assert_eq!(got >= 1.0, full, "{row}: {got}");
     }
 }
 
