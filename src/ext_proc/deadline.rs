@@ -71,8 +71,8 @@ impl Case<'_> {
         if !self.pool.deadline_admission || !read {
             return Ok(None);
         }
-        let Some(mut bounds) = Targets::of(facts).bounds() else { return Ok(None) };
-        bounds.first_token -= q.now.since(q.opened).as_secs_f64();
+        let Some(bounds) = Targets::of(facts).bounds() else { return Ok(None) };
+        let passed = q.now.since(q.opened).as_secs_f64();
         let snapshot = self.pool.store.load();
         let look = |p| Looked::up(self.picker, self.live, p, q, self.asked, &snapshot, false);
         let looked = self.prepared.map(look).transpose().map_err(Held::Warm)?.flatten();
@@ -84,7 +84,7 @@ impl Case<'_> {
             ..PickContext::new(&snapshot, q.now, self.pool.stale_after)
         };
         let candidates = self.pool.scheduler.eligible(&cx, q.subset, self.strategy.roles(&cx));
-        let Some(outlook) = outlook(&cx, &candidates, bounds) else {
+        let Some(outlook) = outlook(&cx, &candidates, bounds, passed) else {
             self.judged(Some(Judged::Unknown));
             return Ok(None);
         };
@@ -96,7 +96,7 @@ impl Case<'_> {
         let after = queue.saturating_add(Duration::try_from_secs_f64(outlook.fits_in).unwrap_or(Duration::MAX));
         if q.has_turn {
             self.judged(Some(Judged::Passed));
-            return Err(Held::Late(passed(after)));
+            return Err(Held::Late(self::passed(after)));
         }
         self.judged(Some(Judged::Late));
         Err(Held::Late(late("no server is predicted to serve this request in the time that it asks for", after)))

@@ -18,13 +18,13 @@ pub struct Outlook {
     /// Seconds by which it could wait and still have its first token in time, as things are now; below 0 when it would be late. Of the
     /// endpoint that leaves most, of those where its tokens come fast enough.
     pub spare: f64,
-    /// Seconds after which some endpoint serves it in time, if nothing else comes.
+    /// Seconds after which some endpoint serves it in time, if it comes again then and nothing else comes: it has all of its time anew.
     pub fits_in: f64,
 }
 
-/// The outlook of the request in `cx`, which wants `bounds`; `None` when nothing is known.
+/// The outlook of the request in `cx`, which wants `bounds` and came `passed` seconds ago; `None` when nothing is known.
 #[must_use]
-pub fn outlook(cx: &PickContext<'_>, candidates: &[Candidate<'_>], bounds: Bounds) -> Option<Outlook> {
+pub fn outlook(cx: &PickContext<'_>, candidates: &[Candidate<'_>], bounds: Bounds, passed: f64) -> Option<Outlook> {
     let speed = |c: &Candidate<'_>| Some(&c.state.live().speed).filter(|s| s.is_learned())?.last_answer();
     let last = candidates.iter().filter_map(speed).max()?;
     if last.after(DEFAULT_MEMORY) < cx.now {
@@ -34,7 +34,7 @@ pub fn outlook(cx: &PickContext<'_>, candidates: &[Candidate<'_>], bounds: Bound
     for candidate in candidates {
         let (_, predicted) = cost::forecast(cx, candidate);
         if predicted.per_token <= bounds.per_token {
-            outlook.spare = outlook.spare.max(bounds.first_token - predicted.first_token);
+            outlook.spare = outlook.spare.max(bounds.first_token - passed - predicted.first_token);
         }
         let live = candidate.state.live();
         let fits = live.speed.fits(&live.ledger, candidate.reported(), candidate.work(cx), bounds, cx.now);

@@ -111,6 +111,10 @@ fn a_turn_that_comes_too_late_is_not() {
     first.ends();
     second.wakes(NOW.after(Duration::from_millis(2_500)));
     assert_eq!(second.refused(), (503, "deadline_passed"));
+    assert_eq!(
+        second.told.set["retry-after"], "1",
+        "it has all of its time when it comes again, and the server is idle"
+    );
     drop(second);
     world.assert_books_closed(2);
 }

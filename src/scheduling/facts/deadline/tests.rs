@@ -85,7 +85,7 @@ impl Fleet {
         let cx = PickContext { request, ..PickContext::new(&self.snapshot, at(now), STALE_AFTER) };
         let candidates: Vec<_> =
             self.snapshot.endpoints.iter().map(|s| Candidate::new(s, at(now), STALE_AFTER, 0)).collect();
-        outlook(&cx, &candidates, bounds)
+        outlook(&cx, &candidates, bounds, 0.0)
     }
 }
 
