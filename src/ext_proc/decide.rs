@@ -254,7 +254,7 @@ pub fn decide(
         live,
         pool,
         metrics: live.pool_metrics.get(position).map(|m| &**m),
-        queues: queues.map(|queues| &**queues),
+        queues: live.queues(position).map(|queues| &**queues),
         strategy: &*choice.strategy,
         filter: filter.as_ref(),
         prepared: prepared.as_ref().filter(|_| reads),
@@ -437,7 +437,8 @@ pub fn decide(
         new_body,
         seen: body.len(),
         permits: Permits::new(),
-        admitted,
+        // Who takes no turn takes room all the same, which those who wait hear of when it ends.
+        admitted: admitted.or_else(|| live.queues(position).filter(|_| !q.has_turn).map(Admitted::uncounted)),
         strategy: choice.strategy,
         profile,
         pool: pool.clone(),

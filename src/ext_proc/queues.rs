@@ -195,7 +195,7 @@ impl Queues {
         } else {
             self.metrics.fate(Fate::Unqueued);
         }
-        Ok(Asked::Goes(Admitted::new(self.clone(), None, None)))
+        Ok(Asked::Goes(Admitted::uncounted(self)))
     }
 
     fn admits(&self, asking: &Asking<'_>, pool: &PoolSnapshot, now: Timestamp) -> Result<(), RequestError> {
@@ -356,6 +356,11 @@ impl Admitted {
         Self { queues, passage, ended: false, eviction, come: 0, charged: 0 }
     }
 
+    /// A request that is let through without a turn, of which the ledger alone knows.
+    pub(super) fn uncounted(queues: &Arc<Queues>) -> Self {
+        Self::new(queues.clone(), None, None)
+    }
+
     /// It is in the ledger, which knows better than what was thought of it on its way how much room is left.
     pub fn landed(&mut self) {
         if let Some(passage) = &mut self.passage {
@@ -393,8 +398,8 @@ impl Admitted {
         self.queues.freed(now);
     }
 
-    /// Its answer has begun: its prompt is computed.
-    pub fn began(&self, now: Timestamp) {
+    /// It takes less of the pool than before: its prompt is computed, or another server sees to that.
+    pub fn freed(&self, now: Timestamp) {
         self.queues.freed(now);
     }
 
@@ -477,8 +482,7 @@ impl Parked {
 
     /// It has waited for as long as it may; `None` when its turn is on its way.
     pub fn expire(&mut self, now: Timestamp) -> Option<RequestError> {
-        let taken = self.take(now)?;
-        drop(taken);
+        self.leave(now).then_some(())?;
         self.queues.metrics.fate(Fate::Expired);
         let retry_after = self.queues.state.lock().control.clears(self.priority, now);
         Some(self.refused(&Refusal { cause: Cause::Expired, retry_after }))
@@ -493,15 +497,21 @@ impl Parked {
         self.queues.refused(refusal)
     }
 
-    /// Takes it out of the queue.
-    fn take(&mut self, now: Timestamp) -> Option<oneshot::Sender<Turn>> {
-        let mut state = self.queues.state.lock();
-        let taken = state.control.cancel(self.handle, now);
-        let waiting = state.control.len();
-        state.drain.moved(0, waiting, now);
-        self.settled |= taken.is_some();
-        self.queues.metrics.holds(state.control.len(), state.control.bytes());
-        taken
+    /// Takes it out of the queue; false when it was not there. Those who stood behind it may go where it could not.
+    fn leave(&mut self, now: Timestamp) -> bool {
+        let was_there = {
+            let mut state = self.queues.state.lock();
+            let was_there = state.control.cancel(self.handle, now).is_some();
+            let waiting = state.control.len();
+            state.drain.moved(0, waiting, now);
+            self.queues.metrics.holds(state.control.len(), state.control.bytes());
+            was_there
+        };
+        self.settled |= was_there;
+        if was_there {
+            self.queues.freed(now);
+        }
+        was_there
     }
 }
 
@@ -509,7 +519,7 @@ impl Parked {
 impl Drop for Parked {
     fn drop(&mut self) {
         let now = self.queues.last_now();
-        if !self.settled && self.take(now).is_some() {
+        if !self.settled && self.leave(now) {
             self.queues.metrics.fate(Fate::Left);
         }
     }

@@ -128,6 +128,12 @@ impl Routed {
         self.conformance = on;
     }
 
+    /// Its turn, where turns are taken.
+    #[must_use]
+    pub fn admitted(&self) -> Option<&Admitted> {
+        self.plan.admitted.as_ref()
+    }
+
     /// Whether it may be ended for the sake of a more important request.
     #[must_use]
     pub fn gives_way(&self) -> bool {
@@ -320,7 +326,7 @@ impl Routed {
                 span.first_byte(now);
             }
             if let Some(admitted) = &self.plan.admitted {
-                admitted.began(now);
+                admitted.freed(now);
             }
         }
         if let Some(answer) = &mut self.answer {

@@ -1,6 +1,7 @@
 //! The queues of one pool.
 //!
-//! What holds at the end of each call: nobody waits whose band has room; no band and not all of them together hold more than they may; a
+//! What holds at the end of each call: nobody waits whose band has room (after [`FlowControl::cancel`] and [`FlowControl::expire`], which are
+//! given no gauge, [`FlowControl::freed`] sees to that); no band and not all of them together hold more than they may; a
 //! band is served only when all above it are empty. A call costs the logarithm of what waits, and a look at each band; the [`Gauge`] that it is
 //! given has cost whoever made it a look at each endpoint.
 

@@ -123,7 +123,8 @@ impl Exchange {
                     let how = if course.prefill.is_some() { Dispatch::Arrives(0.0) } else { Dispatch::Whole };
                     plan.dispatch(how, now);
                     plan.course = Some(course);
-                    return self.go_on(plan, body, Close::Whole, now, out);
+                    self.go_on(plan, body, Close::Whole, now, out);
+                    return self.tell_of_room(now);
                 }
                 // Both were asked at once: the prefill's part is over.
                 None => None,
@@ -133,7 +134,7 @@ impl Exchange {
         // Of an answer that has begun the prompt was computed, whatever befell its server since.
         let Some(failure) = ended.filter(|_| !self.answer_has_begun()) else {
             self.split.stage = None;
-            return;
+            return self.tell_of_room(now);
         };
         self.abandon_split();
         if self.response == ResponseSide::Awaited {
@@ -141,6 +142,13 @@ impl Exchange {
                 routed.end(End::Aborted, now, &self.picker);
             }
             self.refuse(&not_computed(failure), now, out);
+        }
+    }
+
+    /// The server that computed the prompt, or was to, has room again: its part of the request is over before the answer is.
+    fn tell_of_room(&self, now: Timestamp) {
+        if let Some(admitted) = self.routed.as_ref().and_then(|routed| routed.admitted()) {
+            admitted.freed(now);
         }
     }
 

@@ -27,7 +27,7 @@ pub(super) fn flow(settings: Settings) -> PoolFlow {
     }
 }
 
-fn setup(flow: PoolFlow) -> Setup {
+pub(super) fn setup(flow: PoolFlow) -> Setup {
     let objectives = [("batch".to_owned(), -1), ("urgent".to_owned(), 5)].into();
     let exchange = ExchangeSettings { trust_client_headers: true, objectives, ..ExchangeSettings::default() };
     Setup { flow: Some(flow), exchange, ..Setup::default() }
@@ -57,13 +57,22 @@ impl One {
         prompt: &str,
         metadata_context: Option<Metadata>,
     ) -> Self {
+        Self::sends(world, extra, mode, completion("m", prompt).as_bytes(), metadata_context)
+    }
+
+    pub(super) fn sends(
+        world: &World,
+        extra: &[(&str, &str)],
+        mode: BodySendMode,
+        bytes: &[u8],
+        metadata_context: Option<Metadata>,
+    ) -> Self {
         let mut exchange = world.exchange();
         let all: Vec<(&str, &str)> = [PATH, (":method", "POST")].iter().chain(extra).copied().collect();
         let protocol_config = Some(config(mode, BodySendMode::FullDuplexStreamed, false));
         let first = Message::RequestHeaders(headers(&all, false));
         send(&mut exchange, ProcessingRequest { protocol_config, metadata_context, ..request(first) });
-        let sent = request(Message::RequestBody(body(completion("m", prompt).as_bytes(), true)));
-        let told = Answered::of(&send(&mut exchange, sent));
+        let told = Answered::of(&send(&mut exchange, request(Message::RequestBody(body(bytes, true)))));
         let (waiting, eviction) = (exchange.waiting(), exchange.eviction());
         Self { exchange, waiting, eviction, told }
     }
