@@ -32,6 +32,8 @@ pub(super) struct Case<'a> {
     pub(super) pool: &'a Pool,
     pub(super) metrics: Option<&'a PoolMetrics>,
     pub(super) queues: Option<&'a Queues>,
+    /// Whose it is.
+    pub(super) flow: Option<&'a str>,
     pub(super) strategy: &'a dyn Strategy,
     pub(super) filter: Option<&'a LabelSelector<'a>>,
     pub(super) prepared: Option<&'a Prepared<'a>>,
@@ -92,7 +94,7 @@ impl Case<'_> {
             let within = Duration::try_from_secs_f64(outlook.spare).unwrap_or(Duration::MAX);
             return Ok(Some(Due { within }));
         }
-        let queue = self.queues.map_or(Duration::ZERO, |queues| queues.wait(facts.priority, q.now));
+        let queue = self.queues.map_or(Duration::ZERO, |queues| queues.wait(facts, self.flow, q.now));
         let after = queue.saturating_add(Duration::try_from_secs_f64(outlook.fits_in).unwrap_or(Duration::MAX));
         if q.has_turn {
             self.judged(Some(Judged::Passed));

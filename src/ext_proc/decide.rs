@@ -249,12 +249,14 @@ pub fn decide(
         Err(warming) => return Ok(Step::Warm(warming, None)),
     };
     let queues = live.queues(position).filter(|_| request.is_some() && !q.has_turn);
+    let trusted = || q.head.fairness_id().filter(|_| live.exchange.trust_client_headers);
     let case = Case {
         picker,
         live,
         pool,
         metrics: live.pool_metrics.get(position).map(|m| &**m),
         queues: live.queues(position).map(|queues| &**queues),
+        flow: q.head.tenant().or(trusted),
         strategy: &*choice.strategy,
         filter: filter.as_ref(),
         prepared: prepared.as_ref().filter(|_| reads),
@@ -265,13 +267,11 @@ pub fn decide(
         Err(held) => return held.into(),
     };
     let ask = |queues: &Arc<Queues>| {
-        let trusted = || q.head.fairness_id().filter(|_| live.exchange.trust_client_headers);
-        let flow = q.head.tenant().or(trusted);
         let (found, prompt_tokens) = case.prepared.and_then(|p| p.glance(picker, q.now)).unzip();
         let spare = case.spare(q, &facts, due);
         let facts = &RequestFacts { prompt_tokens: prompt_tokens.unwrap_or(estimated), ..facts };
         let (bytes, found) = (q.body.len(), found.as_ref());
-        let asking = Asking { facts, flow, bytes, answer_tokens: None, found, ttl: None, spare };
+        let asking = Asking { facts, flow: case.flow, bytes, answer_tokens: None, found, ttl: None, spare };
         queues.ask(q, asking, due)
     };
     let turn = queues.map(ask);

@@ -7,7 +7,6 @@ use super::deadline::{self, Due};
 use super::decide::Question;
 use crate::clock::{Clock, Timestamp};
 use crate::error::{Reason, RequestError};
-use crate::flow::drain::Drain;
 use crate::flow::saturation::View;
 use crate::flow::{
     Arrival, Asking, Cause, FlowControl, Gauge, Handle, Left, Passage, PoolFlow, Refusal, Seat, Verdict,
@@ -16,6 +15,7 @@ use crate::pool::health::HealthPolicy;
 use crate::pool::{PoolSnapshot, Published, Roles, SnapshotStore};
 use crate::protocol::Usage;
 use crate::rng::PickRng;
+use crate::scheduling::RequestFacts;
 use crate::scheduling::plugin::ParamError;
 use crate::telemetry::deadlines::Judged;
 use crate::telemetry::queues::{Fate, QueueMetrics};
@@ -55,7 +55,6 @@ struct State {
     control: FlowControl<oneshot::Sender<Turn>>,
     /// By which those under way hear that they are to end.
     running: AHashMap<Seat, oneshot::Sender<Refusal>>,
-    drain: Drain,
     rng: PickRng,
 }
 
@@ -68,10 +67,10 @@ impl State {
         Some(Waiting(told))
     }
 
-    /// How long a request of this priority that comes now would wait; `None` when it would go on, or nobody knows.
-    fn wait(&mut self, priority: i32, room: &Gauge, now: Timestamp) -> Option<Duration> {
-        let ahead = self.control.ahead(priority, room)?;
-        self.drain.wait(ahead, now)
+    /// How long a request that comes now would wait; `None` when it would go on, or nobody knows.
+    fn wait(&mut self, arrival: &Arrival<'_>, room: &Gauge, now: Timestamp) -> Option<Duration> {
+        let ahead = self.control.ahead(arrival, room, now)?;
+        self.control.wait(ahead, now)
     }
 }
 
@@ -98,7 +97,7 @@ impl Queues {
         rng: PickRng,
     ) -> Result<Arc<Self>, ParamError> {
         let control = flow.control()?;
-        let state = Mutex::new(State { control, running: AHashMap::new(), drain: Drain::default(), rng });
+        let state = Mutex::new(State { control, running: AHashMap::new(), rng });
         Ok(Arc::new(Self { flow, store, health, stale_after, metrics, state, now: AtomicU64::new(0) }))
     }
 
@@ -116,10 +115,14 @@ impl Queues {
         self.flow.said == flow.said && room(&self.flow) == room(flow) && same_pool
     }
 
-    /// How long a request of this priority that comes now would wait for its turn, as far as that is known.
-    pub(super) fn wait(&self, priority: i32, now: Timestamp) -> Duration {
-        let room = self.gauge(&self.store.load(), now);
-        self.state.lock().wait(priority, &room, now).unwrap_or_default()
+    /// How long a request of `flow` that can't wait for long would wait for its turn, as far as that is known.
+    pub(super) fn wait(&self, facts: &RequestFacts<'_>, flow: Option<&str>, now: Timestamp) -> Duration {
+        let (ttl, spare) = (Some(Duration::ZERO), Some(0.0));
+        let asking = Asking { facts, flow, bytes: 0, answer_tokens: None, found: None, ttl, spare };
+        let snapshot = self.store.load();
+        let view = self.view(&snapshot, now);
+        let (arrival, room) = (asking.arrival(&view), self.flow.gauge(&view));
+        self.state.lock().wait(&arrival, &room, now).unwrap_or_default()
     }
 
     /// Asks for a turn for the request that `q` is about, which may be `due`: then it waits only if its turn is predicted to come in time.
@@ -143,7 +146,7 @@ impl Queues {
         }
         let mut turn = None;
         let verdict = self.change(q.now, |state, gauge, left| {
-            let wait = due.and_then(|due| Some((due, state.wait(arrival.priority, &gauge, q.now)?)));
+            let wait = due.and_then(|due| Some((due, state.wait(&arrival, &gauge, q.now)?)));
             if let Some((due, wait)) = wait.filter(|(due, wait)| wait > &due.within) {
                 return Err(wait.saturating_sub(due.within));
             }
@@ -232,9 +235,6 @@ impl Queues {
             let mut state = self.state.lock();
             let gauge = self.gauge(&self.store.load(), now);
             let result = change(&mut state, gauge, &mut left);
-            let dispatched = left.iter().filter(|left| matches!(left, Left::Dispatched(..))).count();
-            let waiting = state.control.len();
-            state.drain.moved(dispatched, waiting, now);
             let turns: SmallVec<[_; 2]> = left.into_iter().map(|left| self.turn(&mut state, left)).collect();
             let evicted = state.control.evict_running(&gauge, now);
             let evicted = evicted.and_then(|(seat, refusal)| Some((state.running.remove(&seat)?, refusal)));
@@ -502,8 +502,6 @@ impl Parked {
         let was_there = {
             let mut state = self.queues.state.lock();
             let was_there = state.control.cancel(self.handle, now).is_some();
-            let waiting = state.control.len();
-            state.drain.moved(0, waiting, now);
             self.queues.metrics.holds(state.control.len(), state.control.bytes());
             was_there
         };

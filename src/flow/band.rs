@@ -1,5 +1,6 @@
 //! One band: the flows of requests that are equally important, and whose turn it is among them. Called by [`super::control`] alone.
 
+use super::drain::Drain;
 use super::fairness::{Fairness, Head, Meter};
 use super::ordering::{Facts, Ordering};
 use super::pace::Pace;
@@ -25,8 +26,18 @@ fn short(name: &str) -> Cow<'_, str> {
     if name.len() <= MAX_NAME_BYTES { name.into() } else { Sha256::digest(name).escape_ascii().to_string().into() }
 }
 
+/// 1,024 requests are counted one by one to tell where a newcomer would stand: some microseconds, however many wait.
+const COUNTED: usize = 1_024;
+
 /// Where a request stands in its flow, and its number.
 pub(super) type Place = (Head, u32);
+
+/// How many of `queue` go before `place`, counted from the nearer end; where both ends are more than `counted` away, no fewer than there are.
+fn before(queue: &BTreeSet<Place>, place: &Place, counted: usize) -> u64 {
+    let behind = queue.range(place..).take(counted).count();
+    let before = if behind < counted { counted } else { queue.range(..place).take(counted).count() };
+    (if before < counted { before } else { queue.len() - behind }) as u64
+}
 
 #[derive(Debug)]
 struct Flow {
@@ -54,7 +65,10 @@ pub(super) struct Band {
     idle: BTreeSet<(Timestamp, u32)>,
     pub(super) requests: u64,
     pub(super) bytes: u64,
+    /// Flows that have something queued.
+    waiting: u64,
     pub(super) pace: Pace,
+    pub(super) drain: Drain,
     /// Since when long ones have been next and found no room by their own limit.
     pub(super) no_room_for_long: Option<Timestamp>,
 }
@@ -74,7 +88,9 @@ impl Band {
             idle: BTreeSet::new(),
             requests: 0,
             bytes: 0,
+            waiting: 0,
             pace: Pace::default(),
+            drain: Drain::default(),
             no_room_for_long: None,
         }
     }
@@ -93,10 +109,37 @@ impl Band {
         self.requests - requests < self.max_requests && (self.bytes - held).saturating_add(bytes) <= self.max_bytes
     }
 
+    /// A name, or that of all who are not told apart.
+    fn told_apart<'n>(&self, name: &'n str, most: usize) -> &'n str {
+        if self.names.contains_key(name) || self.names.len() < most { name } else { OTHERS }
+    }
+
+    /// Requests that would have their turn before one of this flow at `head`. Where flows take turns, each of the others is thought to have as
+    /// many as this one until then.
+    pub(super) fn ahead(&self, flow: &str, head: Head, most: usize) -> u64 {
+        let queue = |flow: u32| self.flows.get(flow).map(|flow| &flow.queue);
+        let place = (head, 0);
+        if let Some(flows) = self.fairness.before(&head, COUNTED) {
+            let counted = COUNTED / flows.len().max(1);
+            let queues = flows.iter().filter_map(|flow| queue(*flow));
+            return if flows.len() < COUNTED {
+                queues.map(|q| before(q, &place, counted)).sum()
+            } else {
+                self.requests
+            };
+        }
+        let own = self.names.get(self.told_apart(&short(flow), most)).and_then(|flow| queue(*flow));
+        let own = own.filter(|queue| !queue.is_empty());
+        let before = own.map_or(0, |queue| before(queue, &place, COUNTED));
+        let others = self.waiting - u64::from(own.is_some());
+        let theirs = self.requests - own.map_or(0, |queue| queue.len() as u64);
+        before + (before + 1).saturating_mul(others).min(theirs)
+    }
+
     /// The flow of this name.
     pub(super) fn flow(&mut self, name: &str, weight: f64, most: usize) -> Option<u32> {
         let name = &*short(name);
-        let name = if self.names.contains_key(name) || self.names.len() < most { name } else { OTHERS };
+        let name = self.told_apart(name, most);
         if let Some(flow) = self.names.get(name) {
             return Some(*flow);
         }
@@ -140,7 +183,9 @@ impl Band {
         entry.queue.insert(place);
         self.requests += 1;
         self.bytes += bytes;
+        self.drain.moved(0, self.requests, now);
         if before == 0 {
+            self.waiting += 1;
             self.fairness.wakes(flow, entry.weight, place.0, now);
         } else if is_first {
             self.fairness.head(flow, place.0);
@@ -148,8 +193,13 @@ impl Band {
         self.look_after(flow, before, now);
     }
 
-    /// One waits no longer.
+    /// One waits no longer, and has not had its turn.
     pub(super) fn remove(&mut self, flow: u32, place: &Place, bytes: u64, now: Timestamp) {
+        self.take_out(flow, place, bytes, now);
+        self.drain.moved(0, self.requests, now);
+    }
+
+    fn take_out(&mut self, flow: u32, place: &Place, bytes: u64, now: Timestamp) {
         let Some(entry) = self.flows.get_mut(flow) else { return };
         let before = entry.queue.len();
         let was_first = entry.queue.first() == Some(place);
@@ -162,7 +212,10 @@ impl Band {
             self.no_room_for_long = None;
         }
         match entry.queue.first() {
-            None => self.fairness.sleeps(flow),
+            None => {
+                self.waiting -= 1;
+                self.fairness.sleeps(flow);
+            }
             Some((head, _)) if was_first => self.fairness.head(flow, *head),
             Some(_) => {}
         }
@@ -218,8 +271,9 @@ impl Band {
         if let Some(entry) = self.flows.get_mut(flow) {
             entry.under_way += 1;
         }
-        self.remove(flow, place, bytes, now);
+        self.take_out(flow, place, bytes, now);
         self.pace.departed(now);
+        self.drain.moved(1, self.requests, now);
     }
 
     /// A request of a flow that has nothing queued is let through without having waited.

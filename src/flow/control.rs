@@ -7,6 +7,7 @@
 
 use super::band::{Band, Place};
 use super::ceiling::{Ceiling, Ceilings};
+use super::drain::Drain;
 use super::fairness::{Head, Meter};
 use super::item::{Arrival, Cause, Handle, Left, Load, Passage, Refusal, Verdict};
 use super::ordering::Facts;
@@ -51,6 +52,12 @@ impl<T> Item<T> {
     }
 }
 
+/// Where a request stands in its flow.
+fn head(band: &Band, arrival: &Arrival<'_>, deadline: Timestamp, sequence: u64, now: Timestamp) -> Head {
+    let facts = Facts { arrived: now, deadline, ttft: arrival.ttft, work: arrival.work, spare: arrival.spare };
+    Head { key: band.key(&facts), sequence, arrived: now }
+}
+
 /// The queues of one pool. `T` is what is kept of a request that waits, for whoever has to tell it.
 #[derive(Debug)]
 pub struct FlowControl<T> {
@@ -63,6 +70,7 @@ pub struct FlowControl<T> {
     held: Held,
     pending: Load,
     running: Running,
+    drain: Drain,
     sequence: u64,
 }
 
@@ -79,6 +87,7 @@ impl<T> FlowControl<T> {
             bands: Vec::new(),
             deadlines: BTreeSet::new(),
             pending: Load::default(),
+            drain: Drain::default(),
             sequence: 0,
         }
     }
@@ -131,8 +140,7 @@ impl<T> FlowControl<T> {
             return Verdict::Rejected(self.refusal(at, Cause::Full, now));
         };
         let deadline = now.after(arrival.ttl.unwrap_or(self.settings.ttl));
-        let facts = Facts { arrived: now, deadline, ttft: arrival.ttft, work: arrival.work, spare: arrival.spare };
-        let head = Head { key: band.key(&facts), sequence: self.sequence, arrived: now };
+        let head = head(band, arrival, deadline, self.sequence, now);
         self.sequence += 1;
         // Those before it go first, should there be room that nobody has told of.
         self.let_through(at, room, now, rng, left);
@@ -174,13 +182,19 @@ impl<T> FlowControl<T> {
         if let Some(band) = self.bands.get_mut(at) {
             band.push(flow, place, arrival.bytes, now);
         }
+        self.drain.moved(0, self.items.len() as u64, now);
         Verdict::Parked(handle)
     }
 
-    /// Requests that would have their turn before a short one of this priority that came now; `None` when it would not have to wait.
-    pub fn ahead(&mut self, priority: i32, room: &Gauge) -> Option<u64> {
-        let at = self.band(priority);
-        let ahead = self.bands.iter().take(at.saturating_add(1)).map(|b| b.requests).sum();
+    /// Requests that would have their turn before one that came now, were it a short one; `None` when it would not have to wait. By what waits
+    /// now, and in turns: a flow that has had much of late may find others going before it more often.
+    pub fn ahead(&mut self, arrival: &Arrival<'_>, room: &Gauge, now: Timestamp) -> Option<u64> {
+        let at = self.band(arrival.priority);
+        let above: u64 = self.bands.iter().take(at).map(|b| b.requests).sum();
+        let band = self.bands.get(at)?;
+        let deadline = now.after(arrival.ttl.unwrap_or(self.settings.ttl));
+        let head = head(band, arrival, deadline, self.sequence, now);
+        let ahead = above + band.ahead(arrival.flow, head, self.settings.max_flows);
         (ahead > 0 || !self.has_room(at, 0.0, room)).then_some(ahead)
     }
 
@@ -281,13 +295,20 @@ impl<T> FlowControl<T> {
         Refusal { cause, retry_after }
     }
 
-    /// When what waits in the band at `at` and above it will have left: at the pace of all of them, and at the band's own, which tells of what
-    /// comes above it meanwhile.
+    /// When what waits in the band at `at` and above it will have left: as fast as the queues empty, and as the band does, which tells of what
+    /// comes above it meanwhile. Where nobody has had to wait of late, the pace at which requests have come through is the best that is known.
     fn clears_at(&self, at: usize, now: Timestamp) -> Duration {
         let before = self.bands.iter().take(at.saturating_add(1));
-        let (queued, rate) = before.fold((0, 0.0), |(q, r), b| (q + b.requests, r + b.pace.rate(now)));
-        let own = self.bands.get(at).map_or(SHORTEST_RETRY, |b| pace::clears(b.requests, b.pace.rate(now)));
-        own.max(pace::clears(queued, rate))
+        let (queued, pace) = before.fold((0, 0.0), |(q, r), b| (q + b.requests, r + b.pace.rate(now)));
+        let own = |b: &Band| pace::clears(b.requests, b.drain.rate(now).unwrap_or_else(|| b.pace.rate(now)));
+        let own = self.bands.get(at).map_or(SHORTEST_RETRY, own);
+        own.max(pace::clears(queued, self.drain.rate(now).unwrap_or(pace)))
+    }
+
+    /// How long a newcomer would wait with so many before it; `None` while too few have had their turn to tell.
+    #[must_use]
+    pub fn wait(&self, ahead: u64, now: Timestamp) -> Option<Duration> {
+        self.drain.wait(ahead, now)
     }
 
     fn existing(&self, priority: i32) -> Option<usize> {
@@ -366,6 +387,7 @@ impl<T> FlowControl<T> {
             if let Some(band) = self.bands.get_mut(at) {
                 band.dispatch(item.flow, &item.place, item.bytes, &mut meter, now, rng);
             }
+            self.drain.moved(1, self.items.len() as u64, now);
             let passage = self.passage(item.priority, item.flow, meter, now.since(item.arrived));
             left.push(Left::Dispatched(Handle { slot, generation }, item.kept, passage));
         }
@@ -376,6 +398,7 @@ impl<T> FlowControl<T> {
         let (generation, item) = self.items.remove(slot)?;
         self.deadlines.remove(&(item.deadline, slot));
         self.held.give(item.bytes);
+        self.drain.moved(0, self.items.len() as u64, now);
         let at = self.existing(item.priority)?;
         self.bands.get_mut(at)?.remove(item.flow, &item.place, item.bytes, now);
         Some((generation, item))

@@ -22,11 +22,11 @@ pub struct Drain {
 
 impl Drain {
     /// So many have had their turn, and so many wait now.
-    pub fn moved(&mut self, turns: usize, waiting: usize, now: Timestamp) {
+    pub fn moved(&mut self, turns: u32, waiting: u64, now: Timestamp) {
         if let Some(since) = self.since {
             let passed = now.since(since).as_secs_f64();
             let keep = (-passed / HALF_LIFE).exp2();
-            self.turns = self.turns * keep + turns as f64;
+            self.turns = self.turns * keep + f64::from(turns);
             self.seconds = self.seconds * keep + passed;
         }
         self.since = (waiting > 0).then_some(self.since.map_or(now, |since| since.max(now)));
@@ -35,9 +35,15 @@ impl Drain {
     /// How long a newcomer would wait with so many before it; `None` while too few have had their turn to tell.
     #[must_use]
     pub fn wait(&self, ahead: u64, now: Timestamp) -> Option<Duration> {
+        let rate = self.rate(now)?;
+        Some(Duration::try_from_secs_f64((ahead as f64 + 1.0) / rate).unwrap_or(Duration::MAX))
+    }
+
+    /// Turns a second while somebody waits; `None` while there were too few to tell.
+    #[must_use]
+    pub fn rate(&self, now: Timestamp) -> Option<f64> {
         let standing = self.since.map_or(0.0, |since| now.since(since).as_secs_f64());
-        let seconds = (ahead as f64 + 1.0) * (self.seconds + standing) / self.turns;
-        (self.turns >= LEAST_TURNS).then(|| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+        (self.turns >= LEAST_TURNS).then(|| self.turns / (self.seconds + standing))
     }
 }
 
@@ -57,7 +63,7 @@ mod tests {
         for begin in [1.0, 61.0] {
             drain.moved(0, 10, at(begin));
             for i in 1..=10u32 {
-                drain.moved(1, 10 - i as usize, at(begin + f64::from(i) * 0.1));
+                drain.moved(1, 10 - u64::from(i), at(begin + f64::from(i) * 0.1));
             }
         }
         let wait = |ahead, seconds| drain.wait(ahead, at(seconds)).unwrap().as_secs_f64();

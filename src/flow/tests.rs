@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
+mod ahead;
 mod bounds;
 mod histories;
 mod late_binding;
@@ -187,6 +188,29 @@ fn retry_after_follows_the_pace_of_the_band() {
     // A band in which nothing moves says the longest there is.
     trial.comes("batch", important(-1), 60_000);
     assert_eq!(trial.flow.clears(-1, at(60_001)), pace::LONGEST_RETRY);
+}
+
+#[test]
+fn a_quiet_hour_before_a_burst_makes_nobody_wait_longer() {
+    let default_band = BandSettings { max_requests: 100, ..BandSettings::default() };
+    let mut trial = Trial::new(Settings { default_band, ..Settings::default() });
+    // Five minutes in which next to nobody comes.
+    for second in (0..300).step_by(10) {
+        assert_eq!(trial.comes("one", of("a"), second * 1_000), "goes");
+        trial.ends(1, second * 1_000 + 10);
+    }
+    // Then five come where one goes, every 10 ms.
+    let (refused, ms) = (300_000..)
+        .step_by(10)
+        .find_map(|ms| {
+            let full = (0..5).map(|_| trial.comes("one", of("a"), ms)).find(|what| what == "BandFull");
+            trial.ends(1, ms);
+            full.map(|what| (what, ms))
+        })
+        .unwrap();
+    assert_eq!(refused, "BandFull");
+    let retry_after = trial.flow.clears(0, at(ms));
+    assert!(retry_after <= Duration::from_secs(2), "a hundred go in a second: {retry_after:?}");
 }
 
 #[test]

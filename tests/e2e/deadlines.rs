@@ -91,34 +91,43 @@ async fn what_a_busy_server_can_not_do_in_time_is_refused_and_the_rest_is_served
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_queue_does_not_let_through_in_time_does_not_join_it() {
-    const FLOW: &str = "  flowControl:\n    enabled: true\n    detector: {name: concurrency-detector, parameters: {maxConcurrency: 1}}\n    \
-                        defaultBand: {ordering: slo-urgency}\n";
-    let sim = SimProcess::start(1, &[SIM, &["--model", "sim-8b"]].concat()).await;
-    let picker = picker(&sim, FLOW).await;
-    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
-    let to = envoy.listener("inference");
-    learn(to).await;
-    // Eight seconds of prompts, one after another; how fast the queue moves shows with the first few turns.
-    let mut busy = tokio::task::JoinSet::new();
-    for number in 0..40 {
-        busy.spawn(ask(to, 1_000 + number, 2_000, None));
+    for (ordering, goes_first) in [("fcfs", false), ("slo-urgency", true)] {
+        let flow = format!(
+            "  flowControl:\n    enabled: true\n    detector: {{name: concurrency-detector, parameters: {{maxConcurrency: 1}}}}\n    \
+             defaultBand: {{ordering: {ordering}}}\n"
+        );
+        let sim = SimProcess::start(1, &[SIM, &["--model", "sim-8b"]].concat()).await;
+        let picker = picker(&sim, &flow).await;
+        let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+        let to = envoy.listener("inference");
+        learn(to).await;
+        // Eight seconds of prompts, one after another; how fast the queue moves shows with the first few turns.
+        let mut busy = tokio::task::JoinSet::new();
+        for number in 0..40 {
+            busy.spawn(ask(to, 1_000 + number, 2_000, None));
+        }
+        eventually("the queue to be full and to have moved", || async {
+            let turns = picker.metric("attache_queue_wait_seconds_count").await;
+            (turns >= 4.0 && picker.metric("attache_queued_requests").await >= 20.0).then_some(())
+        })
+        .await;
+        let urgent = ask(to, 902, 200, Some("1500")).await;
+        if goes_first {
+            assert_eq!(urgent.status, 200, "its turn is next, whoever else waits");
+        } else {
+            assert_eq!((urgent.status.as_u16(), urgent.header("x-attache-reason")), (429, "deadline_unmet"));
+            assert!((1..=30).contains(&retry_after(&urgent)), "{}", retry_after(&urgent));
+        }
+        assert_eq!(ask(to, 903, 200, Some("45000")).await.status, 200, "its turn comes in time");
+        assert!(busy.join_all().await.iter().all(|reply| reply.status == 200), "who asks for nothing is served");
+        let refused = u64::from(!goes_first);
+        for (outcome, count) in [("queue", refused), ("waits", 2 - refused), ("passed", 0)] {
+            assert_eq!(judged(&picker, outcome).await, count, "{ordering}: {outcome}");
+        }
+        picker.until_metric("attache_queued_requests", 0.0).await;
+        envoy.assert_picker_was_correct().await;
+        picker.assert_settled().await;
     }
-    eventually("the queue to be full and to have moved", || async {
-        let turns = picker.metric("attache_queue_wait_seconds_count").await;
-        (turns >= 4.0 && picker.metric("attache_queued_requests").await >= 20.0).then_some(())
-    })
-    .await;
-    let refused = ask(to, 902, 200, Some("1500")).await;
-    assert_eq!((refused.status.as_u16(), refused.header("x-attache-reason")), (429, "deadline_unmet"));
-    assert!((1..=30).contains(&retry_after(&refused)), "{}", retry_after(&refused));
-    assert_eq!(ask(to, 903, 200, Some("45000")).await.status, 200, "its turn comes in time");
-    assert!(busy.join_all().await.iter().all(|reply| reply.status == 200), "who asks for nothing is served");
-    for (outcome, count) in [("queue", 1), ("waits", 1), ("passed", 0)] {
-        assert_eq!(judged(&picker, outcome).await, count, "{outcome}");
-    }
-    picker.until_metric("attache_queued_requests", 0.0).await;
-    envoy.assert_picker_was_correct().await;
-    picker.assert_settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -58,6 +58,10 @@ impl Fairness for GlobalStrict {
         self.order.last().map(|(_, flow)| *flow)
     }
 
+    fn before(&self, head: &Head, most: usize) -> Option<Vec<u32>> {
+        Some(self.order.range(..(*head, 0)).map(|(_, flow)| *flow).take(most).collect())
+    }
+
     fn forget(&mut self, flow: u32) {
         self.sleeps(flow);
     }

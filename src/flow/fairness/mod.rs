@@ -64,6 +64,12 @@ pub trait Fairness: Send + Sync + Debug {
     /// Who would come last.
     fn last(&mut self) -> Option<u32>;
 
+    /// Of policies without turns: the flows of which some request goes before one at `head`, the first `most` of them. `None` where flows
+    /// take turns.
+    fn before(&self, _head: &Head, _most: usize) -> Option<Vec<u32>> {
+        None
+    }
+
     /// The first request of `flow` was let through. Comes before [`Fairness::sleeps`] or [`Fairness::head`].
     fn dispatched(&mut self, _flow: u32, _meter: &mut Meter, _now: Timestamp, _rng: &mut PickRng) {}
 

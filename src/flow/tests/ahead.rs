@@ -1,0 +1,126 @@
+//! How many go before a newcomer: what is told of it beforehand, and what comes of it.
+
+use super::{at, band, of, room};
+use crate::flow::ceiling::fixed::Fixed;
+use crate::flow::*;
+use crate::rng::{PickRng, for_request};
+use proptest::prelude::*;
+use std::time::Duration;
+
+const FLOWS: [&str; 4] = ["a", "b", "c", "d"];
+
+/// One seat, which is taken.
+struct Queue {
+    flow: FlowControl<u32>,
+    seat: Option<Passage>,
+    rng: PickRng,
+}
+
+impl Queue {
+    fn new(fairness: &str, ordering: &str) -> Self {
+        let settings = Settings {
+            default_band: BandSettings { max_requests: u64::MAX, ..band(fairness, ordering) },
+            max_requests: u64::MAX,
+            ttl: Duration::from_secs(600),
+            max_flows: FLOWS.len(),
+            ..Settings::default()
+        };
+        let mut flow = FlowControl::new(settings, Box::new(Fixed::default()));
+        let mut rng = for_request(1, 1);
+        let first = flow.enqueue(&of("a"), |_| 0, &room(1, 0), at(0), &mut rng, &mut Vec::new());
+        let Verdict::Dispatch(mut first) = first else { panic!("{first:?}") };
+        flow.landed(&mut first);
+        Self { flow, seat: Some(first), rng }
+    }
+
+    fn ahead(&mut self, arrival: &Arrival<'_>) -> u64 {
+        self.flow.ahead(arrival, &room(1, 1), at(1)).unwrap()
+    }
+
+    fn waits(&mut self, number: u32, arrival: &Arrival<'_>) {
+        let verdict = self.flow.enqueue(arrival, |_| number, &room(1, 1), at(1), &mut self.rng, &mut Vec::new());
+        assert!(matches!(verdict, Verdict::Parked(_)), "{verdict:?}");
+    }
+
+    /// How many have their turn before the one with this number.
+    fn turns_before(mut self, number: u32) -> u64 {
+        for turns in 0.. {
+            let mut left = Vec::new();
+            let passage = self.seat.take().unwrap();
+            self.flow.ended(passage, None, at(2));
+            self.flow.freed(&room(1, 0), at(2), &mut self.rng, &mut left);
+            let Some(Left::Dispatched(_, next, mut passage)) = left.pop() else { panic!("{left:?}") };
+            self.flow.landed(&mut passage);
+            self.seat = Some(passage);
+            if next == number {
+                return turns;
+            }
+        }
+        unreachable!()
+    }
+}
+
+fn due(flow: &'static str, spare: Option<f64>) -> Arrival<'static> {
+    Arrival { spare, ..of(flow) }
+}
+
+#[test]
+fn a_flood_stands_before_nobody_else() {
+    for (fairness, of_another, of_the_flood) in
+        [("vtc-fair", 1, 500), ("round-robin", 1, 500), ("global-strict", 500, 500)]
+    {
+        let mut queue = Queue::new(fairness, "fcfs");
+        (1..=500).for_each(|number| queue.waits(number, &of("a")));
+        assert_eq!(queue.ahead(&of("b")), of_another, "{fairness}");
+        assert_eq!(queue.ahead(&of("a")), of_the_flood, "{fairness}");
+        assert_eq!(queue.ahead(&Arrival { priority: 1, ..of("a") }), 0, "{fairness}: a band above");
+        assert_eq!(queue.ahead(&Arrival { priority: -1, ..of("b") }), 500, "{fairness}: a band below");
+    }
+}
+
+#[test]
+fn who_is_more_urgent_stands_before_the_rest() {
+    for fairness in ["vtc-fair", "global-strict"] {
+        let mut queue = Queue::new(fairness, "slo-urgency");
+        (1..=20).for_each(|number| queue.waits(number, &due("a", None)));
+        queue.waits(21, &due("a", Some(1.0)));
+        for (spare, ahead) in [(Some(0.5), 0), (Some(2.0), 1), (None, 21)] {
+            assert_eq!(queue.ahead(&due("a", spare)), ahead, "{fairness} {spare:?}");
+        }
+    }
+}
+
+#[test]
+fn where_very_many_wait_no_fewer_are_told_than_there_are() {
+    let mut queue = Queue::new("global-strict", "slo-urgency");
+    for number in 1..=10_000 {
+        queue.waits(number, &due("a", Some(f64::from(number))));
+    }
+    for (spare, least, most) in [(10.5, 10, 10), (9_990.5, 9_990, 9_990), (5_000.5, 5_000, 9_000)] {
+        let ahead = queue.ahead(&due("a", Some(spare)));
+        assert!((least..=most).contains(&ahead), "{spare}: {ahead}");
+    }
+}
+
+proptest! {
+    /// Without turns it is exact, and so it is with turns of one request each for a flow that has nothing queued. Else nobody is told of fewer than
+    /// go before.
+    #[test]
+    fn what_is_told_comes_true(
+        waiting in prop::collection::vec((0..FLOWS.len() + 1, prop::option::of(0.0..9.0)), 0..60),
+        newcomer in (0..FLOWS.len() + 1, prop::option::of(0.0..9.0)), turns: bool, urgency: bool,
+    ) {
+        let ordering = if urgency { "slo-urgency" } else { "fcfs" };
+        let mut queue = Queue::new(if turns { "round-robin" } else { "global-strict" }, ordering);
+        // One more name than are told apart.
+        let arrival = |(flow, spare): (usize, Option<f64>)| due(FLOWS.get(flow).copied().unwrap_or("e"), spare);
+        for (number, one) in (1..).zip(&waiting) {
+            queue.waits(number, &arrival(*one));
+        }
+        let told = queue.ahead(&arrival(newcomer));
+        queue.waits(1_000, &arrival(newcomer));
+        let came = queue.turns_before(1_000);
+        let is_new = waiting.iter().all(|(flow, _)| *flow != newcomer.0);
+        prop_assert!(came <= told && (came == told || turns && !is_new), "{told} told, {came} came");
+    }
+}
