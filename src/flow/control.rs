@@ -183,6 +183,12 @@ impl<T> FlowControl<T> {
             band.push(flow, place, arrival.bytes, now);
         }
         self.drain.moved(0, self.items.len() as u64, now);
+        // Those before whom it goes may have found no room because they are long, and it is not.
+        let is_next = self.bands.iter().take(at).all(|b| b.requests == 0)
+            && self.bands.get_mut(at).and_then(Band::next) == Some(slot);
+        if is_next && self.has_room(at, arrival.work, room) {
+            self.let_through(usize::MAX, room, now, rng, left);
+        }
         Verdict::Parked(handle)
     }
 

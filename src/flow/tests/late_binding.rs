@@ -109,6 +109,23 @@ fn a_long_prompt_does_not_hold_up_a_hundred_short_ones_and_gets_its_turn() {
 }
 
 #[test]
+fn a_short_prompt_that_goes_before_a_long_one_has_its_turn_at_once() {
+    let default_band = BandSettings { ordering: least_work(1.0, 10_000), ..BandSettings::default() };
+    let settings = Settings { default_band, ..Settings::default() };
+    let mut flow: FlowControl<&str> = FlowControl::new(settings, Box::new(Fixed::default()));
+    let (mut rng, mut left) = (for_request(5, 5), Vec::new());
+    let long = saturation::Long { from: 1.0, stages: room(1, 1).stages };
+    let gauge = Gauge { long: Some(long), ..room(2, 1) };
+    for (name, work, goes) in [("long", 5.0, false), ("short", 0.1, true), ("another", 0.1, false)] {
+        let arrival = Arrival { work, ..Arrival::default() };
+        let verdict = flow.enqueue(&arrival, |_| name, &gauge, at(0), &mut rng, &mut left);
+        assert!(matches!(verdict, Verdict::Parked(_)), "{verdict:?}");
+        let went = matches!(left.pop(), Some(Left::Dispatched(_, who, _)) if who == name);
+        assert_eq!(went, goes, "{name}");
+    }
+}
+
+#[test]
 fn a_long_prompt_that_is_next_is_not_held_up_for_ever_by_those_who_never_wait() {
     let mut flow: FlowControl<()> = FlowControl::new(Settings::default(), Box::new(Fixed::default()));
     let (mut rng, mut left) = (for_request(7, 7), Vec::new());
