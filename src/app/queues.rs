@@ -25,13 +25,14 @@ pub(super) fn before_pool(
         let position = live.router.pools().iter().position(|pool| pool.name == settings.name)?;
         live.queues(position).cloned()
     });
-    if let Some(old) = old.filter(|old| old.are(flow, &feeds.store, &settings.health, stale_after)) {
-        return Ok(Some(old));
+    if let Some(old) = old.as_ref().filter(|old| old.are(flow, &feeds.store, &settings.health, stale_after)) {
+        return Ok(Some(old.clone()));
     }
     let metrics = metrics.queues(&settings.name);
     let (flow, store, health) = (flow.clone(), feeds.store.clone(), settings.health.clone());
     let queues = Queues::new(flow, store, health, stale_after, metrics, rng::for_request(seed, 0))
         .with_context(|| format!("pool `{}`: `flowControl.ceiling`", settings.name))?;
+    old.iter().for_each(|old| queues.replace(old));
     tokio::spawn(Queues::follow(Arc::downgrade(&queues), feeds.published(), clock));
     Ok(Some(queues))
 }

@@ -28,9 +28,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::timeout;
 
+/// 5 ms: what is thought to be done with time is looked at no more often; a server's step takes longer.
+const SHORTEST_LOOK: Duration = Duration::from_millis(5);
 /// 32 tokens of an answer are charged at once: a small part of what is under way on a server, and the lock is taken seldom.
 const CHARGED_AT_ONCE: u32 = 32;
 
@@ -48,6 +50,10 @@ pub struct Queues {
     state: Mutex<State>,
     /// The last moment that anybody told: a stream that is dropped knows none.
     now: AtomicU64,
+    /// Told when somebody waits and nobody did.
+    waits: Arc<Notify>,
+    /// Queues before the same pool by settings of before a reload or after it.
+    others: Mutex<Vec<Weak<Self>>>,
 }
 
 #[derive(Debug)]
@@ -98,7 +104,18 @@ impl Queues {
     ) -> Result<Arc<Self>, ParamError> {
         let control = flow.control()?;
         let state = Mutex::new(State { control, running: AHashMap::new(), rng });
-        Ok(Arc::new(Self { flow, store, health, stale_after, metrics, state, now: AtomicU64::new(0) }))
+        let (now, waits, others) = (AtomicU64::new(0), Arc::default(), Mutex::default());
+        Ok(Arc::new(Self { flow, store, health, stale_after, metrics, state, now, waits, others }))
+    }
+
+    /// These take the place of `old`, before which requests may wait or be under way still: what makes room there makes room here, and the
+    /// other way round.
+    pub fn replace(self: &Arc<Self>, old: &Arc<Self>) {
+        let older = old.others.lock().clone();
+        for other in older.iter().filter_map(Weak::upgrade).chain([old.clone()]) {
+            self.others.lock().push(Arc::downgrade(&other));
+            other.others.lock().push(Arc::downgrade(self));
+        }
     }
 
     /// Whether these are the queues that `flow` asks for, before the pool in `store`.
@@ -157,6 +174,9 @@ impl Queues {
             };
             let verdict = state.control.enqueue(&arrival, keep, &gauge, q.now, &mut state.rng, left);
             let eviction = if let Verdict::Dispatch(passage) = &verdict { state.seat(passage) } else { None };
+            if state.control.len() == 1 {
+                self.waits.notify_one();
+            }
             Ok((verdict, eviction))
         });
         let verdict = verdict.map_err(|after| {
@@ -268,6 +288,20 @@ impl Queues {
 
     /// The pool may have more room than before, or time has passed.
     pub fn freed(self: &Arc<Self>, now: Timestamp) {
+        self.look(now);
+        // What is on its way is in no books that others see; they are told when it is.
+        if self.state.lock().control.pending().requests > 0 {
+            return;
+        }
+        let others = {
+            let mut others = self.others.lock();
+            others.retain(|other| other.strong_count() > 0);
+            others.clone()
+        };
+        others.iter().filter_map(Weak::upgrade).for_each(|other| other.look(now));
+    }
+
+    fn look(self: &Arc<Self>, now: Timestamp) {
         {
             let control = &mut self.state.lock().control;
             if control.is_empty() {
@@ -281,12 +315,31 @@ impl Queues {
         self.change(now, |state, gauge, left| state.control.freed(&gauge, now, &mut state.rng, left));
     }
 
-    /// Tells the queues of every new snapshot of their pool, and when there is none for as long as pages are believed: then the last ones say
-    /// nothing any more, and the pool may have room by that. Ends with the queues, or the pool.
+    /// How soon the pool is to be looked at if nothing is told: when pages are believed no longer, since the last ones say nothing any more then;
+    /// before that where somebody waits and time alone is thought to make room.
+    fn patience(&self, now: Timestamp) -> Duration {
+        if self.state.lock().control.is_empty() {
+            return self.stale_after;
+        }
+        let soon = self.flow.detector.changes_in(&self.view(&self.store.load(), now));
+        soon.map_or(self.stale_after, |soon| soon.max(SHORTEST_LOOK).min(self.stale_after))
+    }
+
+    /// Tells the queues of every new snapshot of their pool, and when time has passed in which there was none. Ends with the queues, or the pool.
     pub async fn follow(queues: Weak<Self>, mut published: watch::Receiver<Published>, clock: Clock) {
-        while let Some(stale_after) = queues.upgrade().map(|queues| queues.stale_after) {
-            if let Ok(Err(_)) = timeout(stale_after, published.changed()).await {
-                return;
+        let Some(waits) = queues.upgrade().map(|queues| queues.waits.clone()) else { return };
+        while let Some(patience) = queues.upgrade().map(|queues| queues.patience(clock.now())) {
+            let told = async {
+                tokio::select! {
+                    changed = published.changed() => Some(changed.is_ok()),
+                    () = waits.notified() => None,
+                }
+            };
+            match timeout(patience, told).await {
+                Ok(Some(false)) => return,
+                Ok(Some(true)) | Err(_) => {}
+                // How soon is to be thought over.
+                Ok(None) => continue,
             }
             if let Some(queues) = queues.upgrade() {
                 queues.freed(clock.now());

@@ -317,6 +317,8 @@ pub struct EndpointSpeed {
     pending: Pending,
     /// Thousands of tokens of those whose first token won't be seen (f32 bits), and when that was so (ms): they drain.
     unseen: AtomicU64,
+    /// How many requests those were then (f32 bits): they go as their tokens do.
+    unseen_requests: AtomicU32,
 }
 
 /// `usual · (own / usual)^counts`, without its logarithm: exact at both ends and nearly so between (Padé's approximation of first order).
@@ -369,6 +371,27 @@ impl EndpointSpeed {
     #[must_use]
     pub fn pending(&self) -> u32 {
         self.pending.count()
+    }
+
+    /// Requests whose first token is awaited: those of which it will be seen, and as many of the others as are thought not to be computed by now.
+    #[must_use]
+    pub fn awaited(&self, now: Timestamp) -> f64 {
+        let (c, _) = self.coefficients(now);
+        f64::from(self.pending.count()) + self.unseen_requests(&c, now)
+    }
+
+    fn unseen_requests(&self, c: &[f64; FIRST], now: Timestamp) -> f64 {
+        let (kilotokens, _) = unpack(self.unseen.load(Relaxed));
+        let requests = f64::from(f32::from_bits(self.unseen_requests.load(Relaxed)));
+        if kilotokens > 0.0 { requests * self.drained(c, now) / f64::from(kilotokens) } else { 0.0 }
+    }
+
+    /// Seconds until the next of those whose first token won't be seen is thought to be computed; `None` when none is left.
+    #[must_use]
+    pub fn computes_in(&self, now: Timestamp) -> Option<f64> {
+        let (c @ [_, per_kilotoken, ..], _) = self.coefficients(now);
+        let left = self.drained(&c, now);
+        (left > 0.0).then(|| left * per_kilotoken / self.unseen_requests(&c, now).max(1.0))
     }
 
     /// A new process: what the old one showed is void.
@@ -431,6 +454,15 @@ impl EndpointSpeed {
             waiting: f64::from(pending) + f64::from(waiting),
             crowded: if crowded { f64::from(pending + 1) } else { 0.0 },
         }
+    }
+
+    /// A request is on its way whose first token won't be seen. A race between two decisions loses one of them at worst, which drains anyway.
+    #[expect(clippy::cast_possible_truncation, reason = "requests, and thousands of tokens, in f32")]
+    fn push_unseen(&self, c: &[f64; FIRST], tokens: u32, now: Timestamp) {
+        let requests = self.unseen_requests(c, now) + 1.0;
+        let add = |_: u64| Some(pack((self.drained(c, now) + f64::from(tokens) / 1e3) as f32, milliseconds(now)));
+        let _ = self.unseen.fetch_update(Relaxed, Relaxed, add);
+        self.unseen_requests.store((requests as f32).to_bits(), Relaxed);
     }
 
     /// Thousands of tokens of answers that come whole and have not been computed by now.

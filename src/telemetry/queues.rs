@@ -11,6 +11,7 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// From a pause that nobody feels to the longest that clients wait, seconds.
@@ -113,6 +114,7 @@ impl QueueFamilies {
             fates: Fate::ALL.map(fate),
             requests: self.requests.get_or_create_owned(&label),
             bytes: self.bytes.get_or_create_owned(&label),
+            held: Default::default(),
             waits: self.waits.get_or_create_owned(&label),
             deadlines,
         }
@@ -152,6 +154,8 @@ pub struct QueueMetrics {
     fates: [Counter; 8],
     requests: Gauge,
     bytes: Gauge,
+    /// What of both gauges is these queues' own: those of before a reload have theirs beside.
+    held: [AtomicI64; 2],
     waits: Histogram,
     /// Requests with a deadline.
     pub deadlines: DeadlineMetrics,
@@ -173,7 +177,45 @@ impl QueueMetrics {
 
     /// So much waits now.
     pub fn holds(&self, requests: usize, bytes: u64) {
-        self.requests.set(i64::try_from(requests).unwrap_or(i64::MAX));
-        self.bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        let now = [i64::try_from(requests).unwrap_or(i64::MAX), i64::try_from(bytes).unwrap_or(i64::MAX)];
+        for ((gauge, held), now) in [&self.requests, &self.bytes].into_iter().zip(&self.held).zip(now) {
+            gauge.inc_by(now - held.swap(now, Relaxed));
+        }
+    }
+}
+
+/// Queues that end hold nothing.
+impl Drop for QueueMetrics {
+    fn drop(&mut self) {
+        self.holds(0, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::telemetry::metrics::Metrics;
+    use prometheus_client::encoding::text::encode;
+    use prometheus_client::registry::Registry;
+
+    #[test]
+    fn what_waits_by_settings_of_before_a_reload_is_counted_with_the_rest() {
+        let mut registry = Registry::default();
+        let metrics = Metrics::register(&mut registry);
+        let held = |name: &str| {
+            let mut text = String::new();
+            encode(&mut text, &registry).unwrap();
+            let line = text.lines().find(|line| line.starts_with(name) && line.contains("\"pool\"")).unwrap();
+            line.rsplit_once(' ').unwrap().1.parse::<i64>().unwrap()
+        };
+        let (old, new) = (metrics.queues("pool"), metrics.queues("pool"));
+        for (before, after) in [((5, 50), (0, 0)), ((4, 40), (2, 7)), ((0, 0), (3, 9))] {
+            old.holds(before.0, before.1);
+            new.holds(after.0, after.1);
+            let sum = (before.0 + after.0, before.1 + after.1);
+            assert_eq!((held("queued_requests") as usize, held("queued_bytes") as u64), sum);
+        }
+        old.holds(2, 2);
+        drop(old);
+        assert_eq!((held("queued_requests"), held("queued_bytes")), (3, 9));
     }
 }

@@ -114,7 +114,8 @@ impl Backlog {
         let live = state.live();
         let more = Work { prompt_tokens: MEASURE, uncached_tokens: MEASURE, adapter_cold: false };
         let (load, prediction) = live.speed.forecast(&live.ledger, fresh, more, view.now);
-        let waiting = load.waiting / self.waiting;
+        // A page knows of our own as well.
+        let waiting = load.waiting.max(live.speed.awaited(view.now)) / self.waiting;
         let kv = fresh.map_or(0.0, |m| f64::from(m.kv_usage.max(0.0))) / self.kv;
         let full = |allowed: f64| (load.prefill_seconds / allowed).max(waiting).max(kv).min(1.0);
         let token = prediction.own_prefill / f64::from(MEASURE) / self.prefill;
@@ -158,5 +159,9 @@ impl Detector for Backlog {
         let Some(both) = both else { return Gauge::FULL };
         let long = Long { from: self.prefill / 2.0, stages: both.map(|(_, long)| long) };
         Gauge { stages: both.map(|(short, _)| short), long: Some(long) }
+    }
+
+    fn changes_in(&self, view: &View<'_>) -> Option<Duration> {
+        view.computes_in()
     }
 }

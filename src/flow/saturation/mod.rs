@@ -88,6 +88,13 @@ impl<'a> View<'a> {
         pool.endpoints.iter().filter(move |e| e.serves(roles)).filter(is_open)
     }
 
+    /// When an endpoint is thought to have computed the next prompt of those whose answers come whole, of which nobody hears before their end.
+    fn computes_in(&self) -> Option<Duration> {
+        let speeds = self.pool.endpoints.iter().map(|e| &e.live().speed);
+        let soonest = speeds.filter_map(|speed| speed.computes_in(self.now)).reduce(f64::min)?;
+        Duration::try_from_secs_f64(soonest).ok()
+    }
+
     /// The endpoints that make answers and are not ejected. As decisions have it: when all are ejected, none is.
     pub(in crate::flow) fn answering(&self) -> Vec<&'a EndpointState> {
         let open: Vec<_> = self.open(Roles::DECODE).collect();
@@ -102,6 +109,11 @@ impl<'a> View<'a> {
 pub trait Detector: Send + Sync + Debug {
     /// Looks at the endpoints that take requests.
     fn gauge(&self, view: &View<'_>) -> Gauge;
+
+    /// How soon the pool may be less full though nothing tells of it; `None` when only what is told makes it so.
+    fn changes_in(&self, _view: &View<'_>) -> Option<Duration> {
+        None
+    }
 }
 
 /// The gauge of a pool from that of its endpoints: `of` looks at those of one stage.

@@ -23,6 +23,8 @@ struct Server {
     role: Option<&'static str>,
     /// Prompts, of which the first token is awaited.
     awaited: Vec<u32>,
+    /// Prompts whose answers come whole, and how many milliseconds ago they were sent.
+    whole: (Vec<u32>, u64),
     /// Prompts that are computed.
     decoding: Vec<u32>,
     /// The parts of it that requests on it take.
@@ -44,6 +46,11 @@ fn late(metrics: EndpointMetrics) -> Server {
 impl Server {
     fn awaits(mut self, prompts: &[u32]) -> Self {
         self.awaited = prompts.to_vec();
+        self
+    }
+
+    fn answers_whole(mut self, prompts: &[u32], ago: u64) -> Self {
+        self.whole = (prompts.to_vec(), ago);
         self
     }
 
@@ -69,10 +76,19 @@ fn saturation_for(detector: &str, parameters: &Value, servers: Vec<Server>, pend
         for _ in 0..if server.ejected { DEFAULT_CONSECUTIVE_CONNECT_FAILURES } else { 0 } {
             endpoint.health.record(Outcome::ConnectFailure, NOW, &HealthPolicy::default());
         }
-        for tokens in server.awaited {
-            let work = Work { prompt_tokens: tokens, uncached_tokens: tokens, adapter_cold: false };
-            held.1.push(Reservation::begin(endpoint.clone(), None, work, true, NOW));
-            held.0.push(Ticket::book(endpoint.clone(), tokens));
+        let (whole, ago) = server.whole;
+        for (prompts, streams, ago) in [(server.awaited, true, 0), (whole, false, ago)] {
+            for tokens in prompts {
+                let work = Work { prompt_tokens: tokens, uncached_tokens: tokens, adapter_cold: false };
+                held.1.push(Reservation::begin(
+                    endpoint.clone(),
+                    None,
+                    work,
+                    streams,
+                    Timestamp(NOW.0 - ago * 1_000_000),
+                ));
+                held.0.push(Ticket::book(endpoint.clone(), tokens));
+            }
         }
         for tokens in server.decoding {
             let mut ticket = Ticket::book(endpoint.clone(), tokens);
@@ -206,6 +222,10 @@ fn utilization_is_corrected_by_what_was_sent_since() {
         ("nothing reported stalls nothing", vec![Server::default()], 0.0),
         ("a page that is late stalls nothing", vec![late(page(50, 8, 0.99, 0))], 0.0),
         ("what waits for a first token counts then", vec![late(page(0, 0, 0.0, 0)).awaits(&[9, 9, 9])], 0.6),
+        ("so do answers that come whole", vec![idle().answers_whole(&[1_000; 5], 0)], 1.0),
+        ("until they are thought to be computed", vec![idle().answers_whole(&[1_000; 5], 80)], 0.6),
+        ("whatever a page said", vec![late(page(0, 0, 0.0, 0)).answers_whole(&[1_000; 5], 80)], 0.6),
+        ("and are done", vec![idle().answers_whole(&[1_000; 5], 200)], 0.0),
         ("four came since, and eight sit", vec![reports(page(1, 8, 0.0, 9)).awaits(&[9; 4]).decodes(&[9; 9])], 1.0),
         ("the queue has gone since", vec![reports(page(4, 8, 0.0, 12)).decodes(&[9; 5])], 0.0),
         ("seats are free, and two are not answered", vec![idle().awaits(&[9, 9]).decodes(&[9; 30])], 0.4),
@@ -234,6 +254,8 @@ fn backlog_has_room_while_any_endpoint_has() {
     for (row, servers, expected) in [
         ("prompts to compute", vec![idle().awaits(&[500])], 20.125 / 40.0),
         ("requests to answer", vec![idle().awaits(&[1, 1, 1])], 0.75),
+        ("so do those that are answered as a whole", vec![idle().answers_whole(&[1, 1, 1], 0)], 0.75),
+        ("which a page knows of", vec![reports(page(3, 0, 0.0, 0)).answers_whole(&[1, 1, 1], 0)], 0.75),
         ("others' as well", vec![reports(page(3, 0, 0.0, 0))], 0.75),
         ("answers under way don't count", vec![idle().decodes(&[900; 50])], 0.0),
         ("the cache", vec![reports(page(0, 5, 0.4, 5))], 0.5),

@@ -3,7 +3,8 @@
 //! ```text
 //! saturation = mean over endpoints of max(queue / queueDepthThreshold, kv / kvCacheUtilThreshold)
 //! queue      = what the page reports, and what came and went since, where it reports a queue;
-//!              else, and without a fresh page, our own requests that wait for a first token
+//!              else, and without a fresh page, our own requests that wait for a first token; of those that are answered as a whole as
+//!              many as are thought not to be computed by now
 //! ```
 //!
 //! Not as there: a page that is too old (`metricsStalenessThreshold`, by default the pool's) counts as full there, so that a scrape
@@ -17,6 +18,7 @@ use crate::flow::registry::Descriptor;
 use crate::pool::EndpointState;
 use crate::scheduling::filter::utilization_detector::UtilizationDetector;
 use serde_json::Value;
+use std::time::Duration;
 
 /// Registry entry.
 pub const PLUGIN: Descriptor<dyn Detector> = Descriptor {
@@ -38,11 +40,11 @@ impl Utilization {
         let live = state.live();
         let queue = match fresh.filter(|m| m.waiting > 0) {
             // The seats are taken: whoever came since waits, and whoever went let one in.
-            Some(m) => live.ledger.requests(fresh).saturating_sub(m.running),
-            None => live.speed.pending(),
+            Some(m) => f64::from(live.ledger.requests(fresh).saturating_sub(m.running)),
+            None => live.speed.awaited(view.now),
         };
         let kv = fresh.map_or(0.0, |m| f64::from(m.kv_usage.max(0.0)));
-        (f64::from(queue) / self.0.queue).max(kv / self.0.kv)
+        (queue / self.0.queue).max(kv / self.0.kv)
     }
 
     /// How full a pool is.
@@ -57,5 +59,9 @@ impl Utilization {
 impl Detector for Utilization {
     fn gauge(&self, view: &View<'_>) -> Gauge {
         self.saturation(view)
+    }
+
+    fn changes_in(&self, view: &View<'_>) -> Option<Duration> {
+        view.computes_in()
     }
 }

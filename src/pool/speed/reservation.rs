@@ -1,11 +1,10 @@
 //! A request on its way to an endpoint: what is expected of it counts from the decision on, and what came of it teaches.
 
 use super::pending::Prompt;
-use super::{EndpointSpeed, FIRST, Work, dot, first_features, milliseconds, pack};
+use super::{EndpointSpeed, FIRST, Work, dot, first_features};
 use crate::clock::Timestamp;
 use crate::pool::{Endpoint, EndpointMetrics};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 /// Features and what was predicted from them.
@@ -63,12 +62,7 @@ impl Reservation {
             pending =
                 Some(speed.pending.push(Prompt { tokens: work.uncached_tokens, kilopairs: kilopairs(work) }, now));
         } else {
-            #[expect(clippy::cast_possible_truncation, reason = "thousands of tokens in f32")]
-            let add = |_: u64| {
-                Some(pack((speed.drained(&c, now) + f64::from(work.uncached_tokens) / 1e3) as f32, milliseconds(now)))
-            };
-            // A race between two decisions loses one addition at worst, which drains anyway.
-            let _ = speed.unseen.fetch_update(Relaxed, Relaxed, add);
+            speed.push_unseen(&c, work.uncached_tokens, now);
         }
         Self { endpoint, work, expectation, began: now, pending, first_token: None, arriving: None }
     }

@@ -5,6 +5,7 @@ use super::splitting::{direct, good, reply, told};
 use super::*;
 use crate::flow::Settings;
 use crate::flow::registry::{DETECTORS, find};
+use crate::pool::Published;
 use crate::scheduling::Decider;
 use serde_json::json;
 
@@ -81,5 +82,69 @@ fn who_leaves_the_head_of_the_queue_lets_those_through_who_have_room() {
     short.wakes(NOW);
     assert!(short.goes(), "it has room, and nobody is before it");
     drop((first, short));
+    world.assert_books_closed(3);
+}
+
+#[tokio::test]
+async fn what_is_thought_to_be_computed_makes_room_though_nothing_tells_of_it() {
+    let detector = (find(DETECTORS, "backlog-detector").unwrap().build)(&json!({})).unwrap().into();
+    let setup = setup(PoolFlow { detector, ..flow(Settings::default()) });
+    let world = Setup { stale_after: Duration::from_secs(3_600), ..setup }.build();
+    let endpoint = world.snapshot.load().endpoints[0].endpoint.clone();
+    world.snapshot.publish(PoolSnapshot::new(2, true, vec![EndpointState::new(endpoint, None)]));
+    let clock = crate::clock::Clock::start();
+    let (_publisher, published) = tokio::sync::watch::channel(Published::default());
+    let queues = Arc::downgrade(world.picker.live().queues(0).unwrap());
+    let follower = tokio::spawn(Queues::follow(queues, published, clock));
+    tokio::task::yield_now().await;
+    // 400 ms of prompts, whose answers come whole: no first token will tell that they are computed.
+    let (first, mut second) = (at(&world, 10_000, clock.now()), at(&world, 9, clock.now()));
+    assert!(first.is_routed() && !second.is_routed());
+    let turn = tokio::time::timeout(Duration::from_secs(60), second.waiting().expect("it waits")).await;
+    assert!(turn.expect("it is told").unwrap().is_ok());
+    follower.abort();
+}
+
+/// As [`comes`], at a moment of the clock.
+fn at(world: &World, tokens: usize, now: Timestamp) -> Exchange {
+    let mut exchange = world.exchange();
+    for message in [
+        Message::RequestHeaders(headers(&[PATH, (":method", "POST")], false)),
+        Message::RequestBody(body(completion("m", &"four".repeat(tokens)).as_bytes(), true)),
+    ] {
+        let protocol_config = Some(config(WAITS, WAITS, false));
+        let message = ProcessingRequest { protocol_config, ..request(message) };
+        exchange.on(Event::Message(Box::new(message)), now, &mut Actions::new()).unwrap();
+    }
+    exchange
+}
+
+/// Settings change while somebody waits by those of before.
+#[test]
+fn queues_of_before_a_reload_and_after_it_hear_of_each_other() {
+    let world = setup(flow(Settings::default())).build();
+    let metrics = &world.picker.metrics;
+    let old = world.picker.live().queues(0).unwrap().clone();
+    let first = comes(&world, 9);
+    let mut before = comes(&world, 9);
+    let (health, stale_after, rng) = (HealthPolicy::default(), Duration::from_secs(2), crate::rng::for_request(8, 0));
+    let said = flow(Settings::default());
+    let new = Queues::new(said, world.snapshot.clone(), health, stale_after, metrics.queues("pool"), rng).unwrap();
+    new.replace(&old);
+    let live = world.picker.live();
+    let router = Router::new(live.router.pools().to_vec());
+    let next = Live::new(router, live.limits.clone(), live.exchange.clone(), metrics).with_queues(vec![Some(new)]);
+    world.picker.reload(next, || serde_json::Value::Null);
+    let mut after = comes(&world, 9);
+    assert!(first.goes() && !before.goes() && !after.goes());
+    first.ends();
+    before.wakes(NOW);
+    after.wakes(NOW);
+    assert!(before.goes() && !after.goes(), "one seat");
+    before.ends();
+    after.wakes(NOW);
+    assert!(after.goes(), "who was let through by the old settings has ended");
+    after.ends();
+    drop((old, live));
     world.assert_books_closed(3);
 }
