@@ -7,6 +7,8 @@ use super::deadline::{self, Due};
 use super::decide::Question;
 use crate::clock::{Clock, Timestamp};
 use crate::error::{Reason, RequestError};
+#[cfg(test)]
+use crate::flow::Load;
 use crate::flow::saturation::View;
 use crate::flow::{
     Arrival, Asking, Cause, FlowControl, Gauge, Handle, Left, Passage, PoolFlow, Refusal, Seat, Verdict,
@@ -351,6 +353,14 @@ impl Queues {
     fn refused(&self, refusal: &Refusal) -> RequestError {
         let (reason, message) = named(refusal.cause);
         retry(because(&self.store.load(), reason, message), refusal.retry_after)
+    }
+
+    /// Nobody waits, and nothing is under way.
+    #[cfg(test)]
+    pub(super) fn assert_books_closed(&self) {
+        let state = self.state.lock();
+        let pending = state.control.pending();
+        assert_eq!((state.control.books(), pending, state.running.len()), ((0, 0, 0, 0), Load::default(), 0));
     }
 
     /// The moment that was told last.

@@ -307,6 +307,12 @@ impl Band {
         self.look_after(flow, length, now);
     }
 
+    /// Requests that were let through and have not ended.
+    #[cfg(test)]
+    pub(super) fn under_way(&self) -> u32 {
+        self.flows.iter().map(|flow| flow.under_way).sum()
+    }
+
     /// When the next flow will have had nothing here for `patience`.
     pub(super) fn forgets_at(&self, patience: Duration) -> Option<Timestamp> {
         self.idle.first().map(|(since, _)| since.after(patience))

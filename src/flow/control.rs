@@ -121,6 +121,12 @@ impl<T> FlowControl<T> {
         self.bands.iter().map(|b| (b.priority, b.requests, b.bytes))
     }
 
+    /// Requests that wait, their bytes, those that are let through and have not ended, and those of them that may be told to end.
+    #[cfg(test)]
+    pub(crate) fn books(&self) -> (usize, u64, u32, usize) {
+        (self.len(), self.bytes(), self.bands.iter().map(Band::under_way).sum(), self.running.len())
+    }
+
     /// A request comes. `keep` makes what is kept of it, should it wait; `left` gets those whose waiting this has ended.
     pub fn enqueue(
         &mut self,

@@ -50,6 +50,12 @@ pub(super) struct Running {
 }
 
 impl Running {
+    /// Those that may end.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.seats.len()
+    }
+
     pub(super) fn new(which: EvictRunning) -> Self {
         Self { which, seats: BTreeSet::new(), number: 0, leaving: None, settles: None }
     }

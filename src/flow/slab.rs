@@ -62,6 +62,11 @@ impl<V> Slab<V> {
         Some(taken)
     }
 
+    #[cfg(test)]
+    pub(super) fn iter(&self) -> impl Iterator<Item = &V> {
+        self.entries.iter().flatten().map(|(_, value)| value)
+    }
+
     /// Room that is held, things.
     #[cfg(test)]
     pub(super) fn room(&self) -> usize {

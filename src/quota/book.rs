@@ -71,6 +71,15 @@ impl Book {
         }
     }
 
+    /// Tenants of whom something is under way.
+    #[cfg(test)]
+    pub(crate) fn busy(&self) -> usize {
+        self.shards
+            .iter()
+            .map(|shard| shard.lock().accounts.values().filter(|account| !account.is_idle()).count())
+            .sum()
+    }
+
     /// Tenants that are remembered.
     #[must_use]
     pub fn tenants(&self) -> usize {

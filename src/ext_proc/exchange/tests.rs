@@ -62,6 +62,7 @@ type Server = (u32, f32, &'static [&'static str]);
 struct World {
     picker: Arc<Picker>,
     snapshot: Arc<SnapshotStore>,
+    book: Arc<Book>,
 }
 
 struct Setup {
@@ -154,15 +155,16 @@ impl Setup {
             let (health, stale_after) = (HealthPolicy::default(), self.stale_after);
             Queues::new(flow, store.clone(), health, stale_after, metrics.queues("pool"), rng).unwrap()
         });
-        let book = Store::Memory(Arc::new(Book::new(100)));
+        let book = Arc::new(Book::new(100));
+        let accounts = Store::Memory(book.clone());
         let quotas = self
             .tenants
-            .map(|tenants| Arc::new(Quotas::new(Subject::Tenant, tenants, book, metrics.clone(), noon)))
+            .map(|tenants| Arc::new(Quotas::new(Subject::Tenant, tenants, accounts, metrics.clone(), noon)))
             .into_iter()
             .collect();
         let live = live.with_prefix(vec![Arc::new(prefix)]).with_queues(vec![queues]).with_quotas(quotas);
         let picker = Arc::new(Picker::new(live, metrics, Decisions::new(16), Tracing::default(), 7));
-        World { picker, snapshot: store }
+        World { picker, snapshot: store, book }
     }
 }
 
@@ -198,7 +200,10 @@ impl World {
                 state.endpoint.authority
             );
         }
-        assert_eq!(self.picker.buffered.bytes(), 0);
+        assert_eq!((self.picker.buffered.bytes(), self.book.busy()), (0, 0));
+        let live = self.picker.live();
+        live.queues(0).into_iter().for_each(|queues| queues.assert_books_closed());
+        assert!(live.prefix(0).is_none_or(|prefix| prefix.cache.claims().is_empty()));
         let counted: u64 = Outcome::ALL.iter().map(|o| self.picker.metrics.outcome_count(*o)).sum();
         assert_eq!((self.picker.metrics.streams_opened.get(), counted), (streams, streams));
     }

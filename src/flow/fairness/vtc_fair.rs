@@ -164,3 +164,132 @@ impl Foretells for Unknown {
         0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::for_request;
+    use proptest::prelude::*;
+
+    const FLOWS: u32 = 4;
+    const PROMPT: u32 = 60;
+    const ANSWER: u32 = 40;
+
+    /// A request that comes: of a flow, with so many tokens in and out; the part of its prompt that the server tells of, percent.
+    type Request = (u32, u32, u32, u32);
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Comes(Request),
+        Steps(usize, u32),
+    }
+
+    /// Seats, who has them, and who waits.
+    struct World {
+        vtc: Vtc<Unknown>,
+        seats: usize,
+        queues: Vec<Vec<Request>>,
+        running: Vec<(Request, Meter)>,
+        rng: PickRng,
+    }
+
+    impl World {
+        fn fill(&mut self) {
+            while self.running.len() < self.seats {
+                let Some(flow) = self.vtc.next() else { return };
+                let request = self.queues[flow as usize].remove(0);
+                let mut meter = Meter { input: request.1, ..Meter::default() };
+                self.vtc.dispatched(flow, &mut meter, Timestamp(0), &mut self.rng);
+                if self.queues[flow as usize].is_empty() {
+                    self.vtc.sleeps(flow);
+                }
+                self.running.push((request, meter));
+            }
+        }
+
+        fn run(&mut self, op: Op) {
+            match op {
+                Op::Comes(request) => {
+                    let queue = &mut self.queues[request.0 as usize];
+                    queue.push(request);
+                    if queue.len() == 1 {
+                        self.vtc.wakes(request.0, 1.0, Head::default(), Timestamp(0));
+                    }
+                }
+                Op::Steps(i, tokens) if !self.running.is_empty() => {
+                    let i = i % self.running.len();
+                    let ((flow, prompt, answer, told), mut meter) = self.running[i];
+                    let come = (meter.output + tokens).min(answer);
+                    self.vtc.answered(flow, &mut meter, come, Timestamp(0));
+                    self.running[i].1 = meter;
+                    if come == answer {
+                        self.running.swap_remove(i);
+                        self.vtc.ended(flow, &meter, Some(prompt * told / 100), Timestamp(0));
+                    }
+                }
+                Op::Steps(..) => {}
+            }
+            self.fill();
+        }
+
+        /// By how much the counters of those who wait differ, tokens.
+        fn spread(&self) -> f64 {
+            let served = |flow: Option<u32>| flow.map_or(0, |flow| self.vtc.account.counters.served(flow));
+            (served(self.vtc.account.counters.last()) - served(self.vtc.account.counters.first())) as f64 / 1e3
+        }
+    }
+
+    fn op(told: std::ops::RangeInclusive<u32>) -> impl Strategy<Value = Op> {
+        prop_oneof![
+            (0..FLOWS, 0..=PROMPT, 0..=ANSWER, told).prop_map(Op::Comes),
+            (any::<usize>(), 1..30u32).prop_map(|(i, n)| Op::Steps(i, n)),
+        ]
+    }
+
+    /// The widest spread of a history.
+    fn widest(ops: Vec<Op>, seats: usize) -> f64 {
+        let account = Account::new(Weights::default(), 0.0).unwrap();
+        let (queues, running) = (vec![Vec::new(); FLOWS as usize], Vec::new());
+        let vtc = Vtc { account, answers: Unknown };
+        let mut world = World { vtc, seats, queues, running, rng: for_request(1, 1) };
+        let mut widest = 0.0f64;
+        for op in ops {
+            world.run(op);
+            widest = widest.max(world.spread());
+        }
+        widest
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(300))]
+
+        /// Lemma 4.3 of the paper: the counters of those who wait are within U.
+        #[test]
+        fn counters_of_those_who_wait_are_within_the_papers_bound(
+            ops in prop::collection::vec(op(100..=100), 1..400), seats in 1..4usize,
+        ) {
+            let unit = 2.0 * (seats as u32 * (PROMPT + ANSWER)) as f64;
+            let widest = widest(ops, seats);
+            prop_assert!(widest <= unit, "{widest} of {unit}");
+        }
+
+        /// What is given back of prompts that were thought too long adds what was charged of those under way.
+        #[test]
+        fn and_what_is_given_back_of_prompts_under_way_adds_to_it(
+            ops in prop::collection::vec(op(0..=100), 1..400), seats in 1..4usize,
+        ) {
+            let unit = 2.0 * (seats as u32 * (PROMPT + ANSWER)) as f64 + (seats as u32 * PROMPT) as f64;
+            let widest = widest(ops, seats);
+            prop_assert!(widest <= unit, "{widest} of {unit}");
+        }
+    }
+
+    /// The bound is not loose by an order of magnitude: with one seat, the longest request makes a spread of its own cost.
+    #[test]
+    fn one_long_request_spreads_the_counters_by_what_it_costs() {
+        let ops = [(0, 1, 1), (0, PROMPT, ANSWER), (0, 1, 1), (1, 1, 1), (1, 1, 1)];
+        let mut ops: Vec<Op> = ops.map(|(flow, prompt, answer)| Op::Comes((flow, prompt, answer, 100))).into();
+        ops.extend([Op::Steps(0, 1), Op::Steps(0, ANSWER), Op::Steps(0, ANSWER - 1)]);
+        assert!(widest(ops, 1) >= f64::from(PROMPT));
+    }
+}
