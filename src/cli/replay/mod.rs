@@ -509,7 +509,11 @@ fn play(args: &ReplayArgs, job: &Job<'_>, hearing: &Hearing, bar: &ProgressBar) 
         scheduler,
         patience: plan::patience(pool),
         stale_after: pool.scrape.stale_after,
-        block_size: pool.prefix.block_size,
+        block_size: match hearing.kv_events {
+            // Events name blocks as the engines cut them, whatever the policy would cut for itself.
+            Some(_) => plan::block_size(job.servers)?,
+            None => pool.prefix.block_size,
+        },
         max_index_bytes: pool.prefix.max_bytes,
         tenant_share: pool.prefix.tenant_share,
         tenant_header: pool.prefix.tenant_header.clone(),

@@ -14,6 +14,7 @@ use crate::sim::engine::EngineConfig;
 use crate::sim::profiles;
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -291,6 +292,19 @@ fn one(profile: &str) -> anyhow::Result<Server> {
     servers(profile, Some(1))?.into_iter().next().context("no server is named")
 }
 
+/// Tokens of the blocks that the servers' events are about.
+///
+/// # Errors
+/// Blocks of several sizes: prompts are cut in one way.
+pub(super) fn block_size(servers: &[Server]) -> anyhow::Result<u32> {
+    let sizes: BTreeSet<u32> = servers.iter().map(|server| server.engine.block_size).collect();
+    let mut all = sizes.iter();
+    match (all.next(), all.next()) {
+        (Some(size), None) => Ok(*size),
+        _ => bail!("--kv-events: the servers have blocks of {sizes:?} tokens; of events only one size can be told"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -301,6 +315,14 @@ mod tests {
         assert_eq!(split(r#"a={"x":[1,2],"y":"},{"},b"#), [r#"a={"x":[1,2],"y":"},{"}"#, "b"]);
         assert_eq!(split(r#"a={"x":"\",{"},b"#), [r#"a={"x":"\",{"}"#, "b"]);
         assert_eq!(split(""), [""; 0]);
+    }
+
+    #[test]
+    fn events_are_about_blocks_of_one_size() {
+        let size = |list| block_size(&servers(list, None).unwrap());
+        assert_eq!((size("prefill-6000*2").unwrap(), size("8b-h100*2").unwrap()), (512, 16));
+        let error = size("prefill-6000,8b-h100").unwrap_err().to_string();
+        assert!(error.contains("{16, 512}"), "{error}");
     }
 
     #[test]
