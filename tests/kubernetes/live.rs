@@ -20,8 +20,13 @@ async fn start(rendered: &Rendered, api: &FakeApi) -> AttacheProcess {
     let arguments = list(&rendered.picker()["args"]).iter().map(text).filter(|argument| *argument != "run");
     let arguments = arguments
         .filter(|argument| !argument.starts_with("--grpc-port=") && !argument.starts_with("--secure-serving="));
-    let arguments: Vec<String> =
+    let mut arguments: Vec<String> =
         arguments.map(|argument| argument.replace("--config-file=/config/", &mounted)).collect();
+    // Where its Envoy comes along, as that speaks to it.
+    if rendered.of("ConfigMap").any(|map| map["data"]["envoy.yaml"].is_string()) {
+        let plain = rendered.picker()["args"].to_string().contains("--secure-serving=false");
+        arguments.push(format!("--secure-serving={}", !plain));
+    }
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &arguments).await;
     picker.until_ready().await;
@@ -112,9 +117,21 @@ pub(crate) fn bootstrap(rendered: &Rendered) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_standalone_chart_carries_requests() {
+    carries_requests("", false).await;
+}
+
+/// Beside gateways, which speak TLS to the picker.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_standalone_chart_with_services_for_gateways_carries_requests() {
+    carries_requests(", poolServices: [others-epp]", true).await;
+    carries_requests(", poolServices: [others-epp], flags: {secure-serving: false}", false).await;
+}
+
+async fn carries_requests(more: &str, tls: bool) {
     let echo = Echo::start().await;
     let servers = format!("endpointSelector: app=llm, targetPorts: [{}], modelServerType: none", echo.address.port());
-    let rendered = helm("standalone", &format!("inferenceExtension: {{endpointsServer: {{{servers}}}}}\n"));
+    let rendered = helm("standalone", &format!("inferenceExtension: {{endpointsServer: {{{servers}}}{more}}}\n"));
+    assert_eq!(bootstrap(&rendered).contains("UpstreamTlsContext"), tls);
     let api = FakeApi::start().await;
     api.pod(pod("a", "llm", "127.0.0.1"));
     let picker = start(&rendered, &api).await;
