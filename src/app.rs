@@ -452,6 +452,7 @@ impl App {
             Err(error) => {
                 // The API server has been found before, if it is needed.
                 let _ = self.found.follow(&self.file.templates, &mut self.feeds).await;
+                self.found.settle();
                 let error = format!("{error:#}");
                 tracing::error!(error, "configuration not reloaded; the old one stays");
             }

@@ -48,6 +48,9 @@ struct Own {
 pub(super) struct FoundPools {
     read: PoolReader,
     searches: Vec<Search>,
+    /// Those that are not wanted any more, until what is wanted in their place is taken up: else a reload that is refused would take what they have
+    /// found.
+    leaving: Vec<Search>,
     own: BTreeMap<String, Own>,
     /// What is odd about them, and has been told.
     told: BTreeSet<String>,
@@ -61,10 +64,10 @@ impl FoundPools {
     #[must_use]
     pub(super) fn new(read: PoolReader, shutdown: CancellationToken) -> Self {
         let (own, told) = (BTreeMap::new(), BTreeSet::new());
-        Self { read, searches: Vec::new(), own, told, queued: Arc::default(), shutdown }
+        Self { read, searches: Vec::new(), leaving: Vec::new(), own, told, queued: Arc::default(), shutdown }
     }
 
-    /// Searches for what these templates want, in place of what was wanted before.
+    /// Searches for what these templates want, in place of what was wanted before, which goes on until [`FoundPools::settle`].
     ///
     /// # Errors
     /// When no API server of Kubernetes is named anywhere. Nothing is another than before then.
@@ -73,6 +76,7 @@ impl FoundPools {
             feeds.connect().await?;
         }
         let mut before = std::mem::take(&mut self.searches);
+        before.append(&mut self.leaving);
         for PoolTemplate { search, .. } in templates {
             let known = before.iter().position(|known| known.search == *search).map(|at| before.swap_remove(at));
             self.searches.extend(known.or_else(|| {
@@ -81,8 +85,13 @@ impl FoundPools {
                 Some(Search { search: search.clone(), namespace, found, stop })
             }));
         }
-        before.iter().for_each(|gone| gone.stop.cancel());
+        self.leaving = before;
         Ok(())
+    }
+
+    /// Ends the searches that are not wanted any more.
+    pub(super) fn settle(&mut self) {
+        self.leaving.drain(..).for_each(|gone| gone.stop.cancel());
     }
 
     /// What the queues share of all pools that are found.
@@ -181,6 +190,7 @@ impl FoundPools {
     pub(super) fn take_up(&mut self, expansion: Expansion) {
         self.own = expansion.own;
         self.queued.set(expansion.queued_bytes);
+        self.settle();
     }
 }
 

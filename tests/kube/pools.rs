@@ -256,6 +256,33 @@ async fn a_profile_that_vanishes_keeps_no_pool_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_reload_that_is_refused_ends_no_search() {
+    let api = cluster().await;
+    let mut distant = labelled("distant", "gold");
+    distant["metadata"]["namespace"] = json!("elsewhere");
+    api.apply(STABLE, "inferencepools", distant);
+    let directory = crate::support::process::scratch("kube-searches");
+    let file = directory.path().join("attache.yaml");
+    let here = "apiVersion: attache.dev/v1\nkind: Attache\npools:\n\
+                - {name: here, kubernetes: {poolSelector: tier=gold, engine: none}}\n";
+    let there = "- {name: there, kubernetes: {poolSelector: tier=gold, namespace: elsewhere, engine: none}}\n";
+    std::fs::write(&file, [here, there].concat()).expect("writing the configuration");
+    let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &["--config-file", &file.display().to_string()]).await;
+    picker.until_ready().await;
+    until_pools(&picker, &["inference/large", "inference/small", "elsewhere/distant"]).await;
+    // Whoever would search there anew would find nothing.
+    api.forbid_in("elsewhere", "list", "inferencepools", true);
+    let named =
+        "- {name: named, strategy: {name: slo, parameters: {profiles: [/nowhere.json]}}, endpoints: ['127.0.0.1:1']}\n";
+    std::fs::write(&file, [here, named].concat()).expect("writing the configuration");
+    let refused = || picker.process.stderr().contains("configuration not reloaded; the old one stays").then_some(());
+    eventually("the reload to be refused", || async { refused() }).await;
+    serve(&api, "huge", "10.0.0.3");
+    until_pools(&picker, &["inference/huge", "inference/large", "inference/small", "elsewhere/distant"]).await;
+    assert_eq!(api.asked("list", "inferencepools"), 2, "one for each namespace");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_search_that_is_forbidden_takes_only_what_it_would_find() {
     let api = cluster().await;
     api.forbid("list", "inferencepools", true);
