@@ -31,6 +31,7 @@ use std::time::Duration;
 /// What came of a request's asking for its turn.
 #[derive(Clone, Debug, PartialEq)]
 struct Turn {
+    number: u64,
     at: Timestamp,
     waited: Duration,
     fate: Fate,
@@ -52,8 +53,8 @@ impl Observer for Seen {
     }
 
     fn queued(&mut self, queued: &Queued<'_>) {
-        let Queued { at, waited, fate, tenant, .. } = *queued;
-        self.turns.push(Turn { at, waited, fate, tenant: tenant.map(str::to_owned) });
+        let Queued { number, at, waited, fate, tenant, .. } = *queued;
+        self.turns.push(Turn { number, at, waited, fate, tenant: tenant.map(str::to_owned) });
     }
 
     fn sampled(&mut self, _: Timestamp, servers: &[Sample]) {
@@ -253,7 +254,22 @@ fn late_binding_brings_first_tokens_sooner_and_puts_nobody_off_for_longer_than_i
     // What a wait is bounded by: what first come, first served makes of it, and the bound.
     let in_order = play(recommended("fcfs"));
     assert!(late.longest_wait() <= in_order.longest_wait() + DEFAULT_MAX_DELAY, "{:?}", late.longest_wait());
+    let beyond = |delay| longest_beyond(&late.turns, &in_order.turns, delay);
+    assert_eq!(beyond(DEFAULT_MAX_DELAY), Duration::ZERO, "each request by its own bound");
+    assert!(beyond(Duration::ZERO) > Duration::ZERO, "some are put off");
     assert!(late.mean_first_token() < 0.97 * in_order.mean_first_token(), "short work before long work counts");
+}
+
+/// By how much a wait is longest beyond its own bound: that all who came until `delay` after it have had their turn, first come, first served.
+fn longest_beyond(turns: &[Turn], in_order: &[Turn], delay: Duration) -> Duration {
+    let mut sorted: Vec<&Turn> = in_order.iter().collect();
+    sorted.sort_by_key(|turn| (turn.at, turn.number));
+    let beyond = turns.iter().map(|turn| {
+        let before = sorted.partition_point(|other| other.at <= turn.at.after(delay));
+        let last = sorted[..before].iter().map(|other| other.at.after(other.waited)).max().unwrap_or_default();
+        turn.at.after(turn.waited).since(last)
+    });
+    beyond.max().unwrap_or_default()
 }
 
 /// Eight servers behind the recommended queues.

@@ -291,16 +291,15 @@ impl Queues {
     /// The pool may have more room than before, or time has passed.
     pub fn freed(self: &Arc<Self>, now: Timestamp) {
         self.look(now);
-        // What is on its way is in no books that others see; they are told when it is.
-        if self.state.lock().control.pending().requests > 0 {
-            return;
-        }
         let others = {
             let mut others = self.others.lock();
             others.retain(|other| other.strong_count() > 0);
             others.clone()
         };
-        others.iter().filter_map(Weak::upgrade).for_each(|other| other.look(now));
+        // What is on its way is in no books that others see; they are told when it is.
+        if !others.is_empty() && self.state.lock().control.pending().requests == 0 {
+            others.iter().filter_map(Weak::upgrade).for_each(|other| other.look(now));
+        }
     }
 
     fn look(self: &Arc<Self>, now: Timestamp) {
