@@ -53,7 +53,7 @@ pub struct Report {
     /// What tells it from another of the same name.
     pub uid: String,
     /// The object's version that was looked at.
-    pub version: String,
+    pub version: u64,
     /// The condition as it should be; its time is for whoever writes it.
     pub wanted: Condition,
     /// The condition as it is.
@@ -100,7 +100,7 @@ pub fn reports<'a>(oldest_first: impl IntoIterator<Item = (&'a str, &'a Inferenc
         Report {
             name: name.to_owned(),
             uid: model.uid.clone(),
-            version: model.version.clone(),
+            version: model.version,
             wanted: Condition {
                 kind: ACCEPTED.to_owned(),
                 status: status.to_owned(),

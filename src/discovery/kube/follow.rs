@@ -15,6 +15,7 @@ use rand::{RngExt, SeedableRng};
 use serde::Deserialize;
 use serde_json::Value;
 use std::borrow::Cow;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -129,7 +130,7 @@ impl From<Raw> for Object {
                 uid: meta.uid.unwrap_or_default(),
                 created: meta.creation_timestamp.map_or(0, |time| time.0.as_second()),
                 generation: meta.generation.unwrap_or(0),
-                version: meta.resource_version.unwrap_or_default(),
+                version: meta.resource_version.map_or(0, |version| hash(&version)),
                 deleting: meta.deletion_timestamp.is_some(),
                 labels: meta.labels.unwrap_or_default().into_iter().map(shared).collect(),
                 annotations: meta.annotations.unwrap_or_default(),
@@ -138,6 +139,13 @@ impl From<Raw> for Object {
             status: raw.status,
         }
     }
+}
+
+/// Versions are compared and never read, and the hash is the smaller.
+fn hash(version: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    version.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Why a list or a watch came to nothing.

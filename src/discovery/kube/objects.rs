@@ -116,8 +116,8 @@ pub struct Meta {
     pub created: i64,
     /// Counts the changes of its spec.
     pub generation: i64,
-    /// Changes with whatever changes of it; empty where nobody reads it of the kind.
-    pub version: String,
+    /// Another with whatever changes of it: a hash of what the API server calls its version. 0 where nobody reads it of the kind.
+    pub version: u64,
     /// Somebody has asked for its end.
     pub deleting: bool,
     /// Labels.
@@ -142,7 +142,7 @@ impl Object {
     #[must_use]
     pub fn trimmed(mut self, kind: Kind) -> Self {
         if kind != Kind::Model {
-            self.meta.version.clear();
+            self.meta.version = 0;
         }
         if kind == Kind::Pod {
             self.spec = Value::Null;
@@ -390,8 +390,8 @@ pub struct InferenceModel {
     pub uid: String,
     /// Counts the changes of its spec.
     pub generation: i64,
-    /// Changes with whatever changes of it.
-    pub version: String,
+    /// Another with whatever changes of it.
+    pub version: u64,
     /// What its status says of the name.
     pub accepted: Option<Condition>,
 }
