@@ -13,6 +13,10 @@ pub(super) type Addr = u32;
 
 /// Words of a cache line.
 pub(super) const LINE: u32 = 8;
+/// Words of a page.
+pub(super) const PAGE: u32 = 256;
+/// A page's lines.
+type Lines = [Line; (PAGE / LINE) as usize];
 
 /// The smallest and the largest chunk in words: 16 KiB and 4 MiB.
 const CHUNK_WORDS: (usize, usize) = (1 << 11, 1 << 19);
@@ -30,7 +34,7 @@ static NOWHERE: Line = Line([const { AtomicU64::new(0) }; LINE as usize]);
 /// The words, readable by all.
 #[derive(Debug)]
 pub(super) struct Arena {
-    chunks: Box<[OnceLock<Box<[Line]>>]>,
+    chunks: Box<[OnceLock<Box<[Lines]>>]>,
     /// A chunk has 2^shift words.
     shift: u32,
 }
@@ -45,20 +49,32 @@ impl Arena {
         Self { chunks: (0..chunks).map(|_| OnceLock::new()).collect(), shift }
     }
 
+    /// The chunk that `addr` lies in, and the number of its word in it.
+    #[inline]
+    fn chunk(&self, addr: Addr) -> (Option<&[Lines]>, usize) {
+        let chunk = self.chunks.get((addr >> self.shift) as usize).and_then(OnceLock::get);
+        (chunk.map(|pages| &**pages), addr as usize & ((1 << self.shift) - 1))
+    }
+
     /// The line that `addr` lies in.
     #[inline]
     pub(super) fn line(&self, addr: Addr) -> &Line {
-        let chunk = self.chunks.get((addr >> self.shift) as usize).and_then(OnceLock::get);
-        let within = (addr as usize & ((1 << self.shift) - 1)) / LINE as usize;
-        chunk.and_then(|lines| lines.get(within)).unwrap_or(&NOWHERE)
+        self.lines(addr).first().unwrap_or(&NOWHERE)
     }
 
     /// The lines from the one that `addr` lies in to the end of its chunk.
     #[inline]
     pub(super) fn lines(&self, addr: Addr) -> &[Line] {
-        let chunk = self.chunks.get((addr >> self.shift) as usize).and_then(OnceLock::get);
-        let within = (addr as usize & ((1 << self.shift) - 1)) / LINE as usize;
-        chunk.and_then(|lines| lines.get(within..)).unwrap_or(std::slice::from_ref(&NOWHERE))
+        let (chunk, word) = self.chunk(addr);
+        let lines = chunk.and_then(|pages| pages.as_flattened().get(word / LINE as usize..));
+        lines.unwrap_or(std::slice::from_ref(&NOWHERE))
+    }
+
+    /// The lines of the page that `addr` lies in.
+    #[inline]
+    pub(super) fn page(&self, addr: Addr) -> Option<&Lines> {
+        let (chunk, word) = self.chunk(addr);
+        chunk?.get(word / PAGE as usize)
     }
 
     /// Asks for the line that `addr` lies in, so that it is in the cache when it is read.
@@ -85,11 +101,17 @@ impl Arena {
         self.word(addr).store(value, Relaxed);
     }
 
-    /// Copies words from one extent to another.
+    /// Copies the beginning of an extent to another one, which is larger.
     pub(super) fn copy(&self, from: Addr, to: Addr, words: u32) {
-        let extent = |addr: Addr| self.lines(addr).iter().flat_map(|line| &line.0).skip((addr % LINE) as usize);
-        for (new, old) in extent(to).zip(extent(from)).take(words as usize) {
-            new.store(old.load(Relaxed), Relaxed);
+        if words < LINE {
+            // An extent that is smaller than a line may begin within one.
+            return (0..words).for_each(|word| self.store(to + word, self.load(from + word)));
+        }
+        let lines = self.lines(to).iter().zip(self.lines(from)).take(words.div_ceil(LINE) as usize);
+        for (new, old) in lines {
+            for (new, old) in new.0.iter().zip(&old.0) {
+                new.store(old.load(Relaxed), Relaxed);
+            }
         }
     }
 
@@ -179,7 +201,7 @@ impl Space {
 
     /// Bytes that the ledger and the arena take before any chunk.
     pub(super) fn fixed_bytes(arena: &Arena) -> usize {
-        arena.chunks.len() * (size_of::<OnceLock<Box<[Line]>>>() + size_of::<Box<[u64]>>())
+        arena.chunks.len() * (size_of::<OnceLock<Box<[Lines]>>>() + size_of::<Box<[u64]>>())
     }
 
     /// Bytes of the chunks that have been taken, ledger included.
@@ -240,7 +262,7 @@ impl Space {
         let at = self.starts.len();
         let Some(cell) = arena.chunks.get(at) else { return false };
         let words = 1usize << self.shift;
-        let _ = cell.set((0..words / LINE as usize).map(|_| Line::default()).collect());
+        let _ = cell.set((0..words / PAGE as usize).map(|_| std::array::from_fn(|_| Line::default())).collect());
         self.starts.push(vec![0; words.div_ceil(128)].into_boxed_slice());
         if at > 0 {
             self.link(arena, (at << self.shift) as Addr, self.shift as usize - 1);

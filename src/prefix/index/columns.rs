@@ -85,11 +85,11 @@ impl Columns {
 impl Shared {
     /// Gives a column to a holder, or to nobody. The writer's.
     fn set_owner(&self, column: Column, holder: u32) {
-        let Some(owner) = self.owners.get(usize::from(column)) else { return };
+        let Some(owners) = self.owners.get(usize::from(column) / 64) else { return };
         let version = self.owners_version.load(Relaxed);
         self.owners_version.store(version.wrapping_add(1), Relaxed);
         fence(Release);
-        owner.store(holder, Relaxed);
+        owners[usize::from(column) % 64].store(holder, Relaxed);
         self.owners_version.store(version.wrapping_add(2), Release);
     }
 }
@@ -106,7 +106,6 @@ impl Writer {
         }
         if let Some(column) = column {
             sh.columns.fetch_max(u32::from(column) + 1, Relaxed);
-            sh.slots.fetch_max(slot as u32 + 1, Relaxed);
             sh.set_owner(column, holder);
         }
         column

@@ -3,14 +3,13 @@
 //! Each run that the walk passes is noted with its version, as is that of the columns' holders; at the end all versions must still be
 //! the same, so the answer was true as a whole at one moment between start and end. Otherwise the walk is made anew.
 
+use super::Shared;
 use super::arena::Addr;
 use super::children::Found;
 use super::cover::{Beside, Bits, LEVELS};
 use super::matches::Matches;
 use super::run::{Run, same_tags};
-use super::{HolderId, NOBODY, Shared};
 use crate::prefix::atomics::{
-    AtomicU32,
     Ordering::{Acquire, Relaxed},
     fence,
 };
@@ -35,8 +34,6 @@ pub(super) struct Alive {
 pub(super) struct Scratch {
     passed: Vec<(Addr, u64)>,
     alive: [Alive; 3],
-    /// For each column, how deep it was found on the stricter levels.
-    stricter: Vec<[u32; 2]>,
 }
 
 /// A run as the walk sees it.
@@ -124,24 +121,30 @@ impl Alive {
 impl Shared {
     /// One walk. False when the writer came between.
     pub(super) fn walk<K: BlockKeys>(&self, keys: &mut K, out: &mut Matches) -> bool {
-        let owners = self.owners_version.load(Acquire);
-        out.start(self.columns.load(Relaxed) as usize, self.slots.load(Relaxed) as usize);
+        let version = self.owners_version.load(Acquire);
+        if !version.is_multiple_of(2) {
+            return false;
+        }
+        out.owners.follow(self, version);
         let is_whole = if self.tiers.load(Relaxed) {
             self.walk_levels::<3, K>(keys, out)
         } else {
             // Whoever has seen a block on another tier also sees the flag, as the walk ends with an acquire fence.
             self.walk_levels::<1, K>(keys, out) && !self.tiers.load(Relaxed)
         };
-        is_whole && owners.is_multiple_of(2) && self.owners_version.load(Relaxed) == owners
+        let is_still = self.owners_version.load(Relaxed) == version;
+        if !is_still {
+            out.owners.forget();
+        }
+        is_whole && is_still
     }
 
     fn walk_levels<const N: usize, K: BlockKeys>(&self, keys: &mut K, out: &mut Matches) -> bool {
-        let Matches { found, further, places, scratch, count, has_tiers } = out;
-        let Scratch { passed, alive, stricter } = scratch;
+        out.start(N > 1);
+        let Matches { found, depths, stricter, scratch, .. } = out;
+        let Scratch { passed, alive } = scratch;
         passed.clear();
-        stricter.clear();
-        further.clear();
-        let mut finds = Finds { owners: &self.owners, found, further, places, count: 0, has_missed: false, stricter };
+        let mut finds = Finds { found, depths, stricter, has_missed: false };
         let (mut base, mut asked) = (0, FIRST_KEYS);
         let mut next = self.child(keys, (self.root, 0), base, asked);
         loop {
@@ -179,10 +182,11 @@ impl Shared {
                 alive.leave_all::<N>(level, base, &mut finds);
             }
         }
-        (*count, *has_tiers) = (finds.count, N > 1);
         let has_missed = finds.has_missed;
         fence(Acquire);
-        !has_missed && passed.iter().all(|(run, version)| Run::at(&self.arena, *run).is_still(*version))
+        let is_whole = !has_missed && passed.iter().all(|(run, version)| Run::at(&self.arena, *run).is_still(*version));
+        out.finish();
+        is_whole
     }
 
     /// The run that hangs at a place and goes on with the prompt's block number `base`.
@@ -222,60 +226,40 @@ impl Shared {
 
 /// Where what is found goes.
 struct Finds<'a> {
-    owners: &'a [AtomicU32],
-    found: &'a mut [(HolderId, u32)],
-    further: &'a mut Vec<[u32; 2]>,
-    places: &'a mut [u16],
-    count: usize,
-    /// There are more holders than at the walk's start: the result has no room for them.
+    found: &'a mut [u64],
+    depths: &'a mut [[u32; 64]],
+    stricter: &'a mut [[[u32; 64]; 2]],
+    /// There are more columns than at the walk's start: the result has no room for them.
     has_missed: bool,
-    stricter: &'a mut Vec<[u32; 2]>,
 }
 
 impl Finds<'_> {
-    /// Up to 64 columns go no further on a level.
+    /// Up to 64 columns go no further on a level. On the last of them, all is known of them.
     #[inline]
     fn leave<const N: usize>(&mut self, level: usize, word: usize, columns: u64, depth: u32) {
-        for bit in Bits(columns) {
-            self.leave_one::<N>(level, 64 * word + bit, depth);
-        }
-    }
-
-    /// A column goes no further on a level. On the last of them, all is known of it.
-    #[inline]
-    fn leave_one<const N: usize>(&mut self, level: usize, column: usize, depth: u32) {
-        if N == 1 {
-            self.emit(column, depth);
+        if columns == 0 {
             return;
         }
-        if self.stricter.len() <= column {
-            self.stricter.resize((column + 1).next_multiple_of(64), [0; 2]);
-        }
-        let Some(levels) = self.stricter.get_mut(column) else { return };
-        if let Some(of_level) = levels.get_mut(level) {
-            *of_level = depth;
+        let depths = if level + 1 == N {
+            self.found.get_mut(word).and_then(|found| {
+                *found |= columns;
+                self.depths.get_mut(word)
+            })
         } else {
-            let [gpu, cpu] = std::mem::take(levels);
-            if self.emit(column, gpu) {
-                self.further.push([cpu, depth]);
-            }
+            self.stricter.get_mut(word).and_then(|levels| levels.get_mut(level))
+        };
+        let Some(depths) = depths else {
+            self.has_missed = true;
+            return;
+        };
+        for bit in Bits(columns) {
+            depths[bit % 64] = depth;
         }
     }
 
-    /// Puts the holder of a column in the result, if there is one.
+    /// A column goes no further on a level.
     #[inline]
-    fn emit(&mut self, column: usize, gpu: u32) -> bool {
-        let holder = self.owners.get(column).map_or(NOBODY, |o| o.load(Relaxed));
-        if holder == NOBODY {
-            return false;
-        }
-        let holder = HolderId(holder);
-        let (Some(found), Some(place)) = (self.found.get_mut(self.count), self.places.get_mut(holder.slot())) else {
-            self.has_missed = true;
-            return false;
-        };
-        (*found, *place) = ((holder, gpu), self.count as u16);
-        self.count += 1;
-        true
+    fn leave_one<const N: usize>(&mut self, level: usize, column: usize, depth: u32) {
+        self.leave::<N>(level, column / 64, 1 << (column % 64), depth);
     }
 }

@@ -7,7 +7,7 @@
 //! | [`children`] | which run hangs where |
 //! | [`lookup`], [`matches`] | the readers' walk, its result |
 //! | [`writer`], [`store`], [`guess`] | runs made and freed; what engines tell; what is only believed |
-//! | [`table`], [`holders`], [`columns`] | the writer's map; who there is; columns and how they are swept |
+//! | [`table`], [`page`], [`holders`], [`columns`] | the writer's map, its pages; who there is; columns and how they are swept |
 //! | [`weight`] | how much each holder took in lately |
 //!
 //! Blocks are known by 32 bits of their keys inside a run and by all 64 where a run begins: two contents are taken for each other
@@ -21,6 +21,7 @@ mod guess;
 mod holders;
 mod lookup;
 mod matches;
+mod page;
 mod ranges;
 mod run;
 mod store;
@@ -39,6 +40,7 @@ use columns::Columns;
 use cover::{Column, MAX_COLUMNS};
 use guess::Guesses;
 use holders::Holders;
+use std::sync::Arc;
 use std::time::Duration;
 use table::Table;
 use weight::Weights;
@@ -147,12 +149,13 @@ const NOBODY: u32 = u32::MAX;
 struct Shared {
     arena: Arena,
     children: Children,
-    /// The holder of each column, and a version that is odd while one of them changes.
-    owners: Box<[AtomicU32]>,
+    /// The holder of each column, 64 of them to a word of a bitset, and a version that is odd while one of them changes.
+    owners: Box<[[AtomicU32; 64]]>,
     owners_version: AtomicU64,
-    /// Columns and slots that were ever given out.
+    /// What copies of the owners are known by.
+    identity: Arc<()>,
+    /// Columns that were ever given out.
     columns: AtomicU32,
-    slots: AtomicU32,
     weights: Weights,
     /// Whether any block was ever stored outside GPU memory.
     tiers: AtomicBool,
@@ -178,7 +181,8 @@ impl PrefixIndex {
         let slots = max_columns as usize;
         // What grows outside the arena gets a slice of its own.
         let aside = budget / 32;
-        let fixed = slots * size_of::<AtomicU32>()
+        let owners = slots.div_ceil(64);
+        let fixed = owners * size_of::<[AtomicU32; 64]>()
             + Weights::fixed_bytes(slots)
             + Columns::fixed_bytes(max_columns)
             + Holders::fixed_bytes(max_columns);
@@ -195,10 +199,10 @@ impl PrefixIndex {
         let mut shared = Shared {
             arena,
             children,
-            owners: (0..slots).map(|_| AtomicU32::new(NOBODY)).collect(),
+            owners: (0..owners).map(|_| std::array::from_fn(|_| AtomicU32::new(NOBODY))).collect(),
             owners_version: AtomicU64::new(0),
+            identity: Arc::default(),
             columns: AtomicU32::new(0),
-            slots: AtomicU32::new(0),
             weights: Weights::new(slots, config.half_life),
             tiers: AtomicBool::new(false),
             root: 0,

@@ -329,16 +329,17 @@ fn same_words(words: &[AtomicU64], keys: &[BlockKey]) -> usize {
 
 /// Writes the tags of `keys` behind the first `from` blocks of an extent.
 pub(super) fn write_tags(arena: &Arena, tags: Addr, from: u32, keys: impl Iterator<Item = BlockKey>) {
-    let mut at = from;
+    let mut at = tags + from / 2;
     let mut keys = keys;
-    if !at.is_multiple_of(2) {
+    if !from.is_multiple_of(2) {
         let Some(key) = keys.next() else { return };
-        arena.set_high(tags + at / 2, low(key.0));
+        arena.set_high(at, low(key.0));
         at += 1;
     }
-    while let Some(first) = keys.next() {
+    let lines = arena.lines(at).iter().flat_map(|line| &line.0);
+    for word in lines.skip((at % LINE) as usize) {
+        let Some(first) = keys.next() else { return };
         let second = keys.next().unwrap_or(BlockKey(0));
-        arena.store(tags + at / 2, pack_tags(first, second));
-        at += 2;
+        word.store(pack_tags(first, second), Relaxed);
     }
 }

@@ -5,7 +5,7 @@ use super::cover::{Column, Cover, ENGINE, Plane};
 use super::holders::Aside;
 use super::ranges::Range;
 use super::run::{ALIASED, BEHIND, MAX_RUN, Place, Run, same_tags};
-use super::table::{BATCH, NoRoom, Table};
+use super::table::{BATCH, NoRoom, Spot, Spots, Table};
 use super::writer::{ASIDE_ENTRY, Claim, Writer};
 use super::{EngineHash, Shared, StoredBlock, UnknownParent};
 use crate::prefix::key::BlockKey;
@@ -14,13 +14,14 @@ use std::collections::BTreeMap;
 /// Bytes that the directories of a holder's own tables may take outside the arena, each.
 const OWN_BYTES: usize = 64 << 10;
 
-/// A block's place as the value of a name: run, generation, offset.
+/// A block's place as the value of a name: run, generation, offset. The highest bit stays free.
 fn pack(run: Addr, generation: u32, offset: u32) -> u64 {
-    u64::from(run / 8) << 35 | u64::from(generation) << 12 | u64::from(offset)
+    debug_assert!(offset < MAX_RUN);
+    u64::from(run / 8) << 34 | u64::from(generation) << 11 | u64::from(offset)
 }
 
 fn unpack(value: u64) -> (Addr, u32, u32) {
-    (((value >> 35) as Addr) * 8, (value >> 12) as u32 & 0x7f_ffff, value as u32 & 0xfff)
+    (((value >> 34) as Addr) * 8, (value >> 11) as u32 & 0x7f_ffff, value as u32 & 0x7ff)
 }
 
 /// Where a name leads, if the run is still the one that was named and has the block.
@@ -127,7 +128,7 @@ impl Writer {
         parent: Option<EngineHash>,
         blocks: &[StoredBlock],
     ) -> Result<u32, UnknownParent> {
-        self.warm_names(sh, blocks);
+        let mut spots = self.spots(sh, blocks);
         let mut at = match parent {
             None => Place { run: sh.root, offset: 0 },
             Some(hash) => {
@@ -142,14 +143,14 @@ impl Writer {
             let shape = Run::at(&sh.arena, at.run).shape();
             let same = if at.run != sh.root && at.offset < shape.len { self.same_blocks(sh, at, rest) } else { 0 };
             let done = if same > 0 {
-                let done = self.take_up(sh, slot, claim, at, rest.get(..same).unwrap_or_default());
+                let done = self.take_up(sh, slot, claim, at, (rest.get(..same).unwrap_or_default(), &spots));
                 at.offset += done.0;
                 done
             } else if let Some(child) = sh.children.find_still(&sh.arena, shape, at, first.key) {
                 at = Place { run: child, offset: 0 };
                 continue;
             } else {
-                self.add(sh, slot, claim, &mut at, rest)
+                self.add(sh, slot, claim, &mut at, (rest, &spots))
             };
             new += done.1;
             rest = rest.get(done.0 as usize..).unwrap_or_default();
@@ -157,13 +158,17 @@ impl Writer {
                 self.stats.refused_blocks += rest.len() as u64;
                 break;
             }
-            self.warm_names(sh, rest);
+            if !rest.is_empty() {
+                spots = self.spots(sh, rest);
+            }
         }
         Ok(new)
     }
 
-    fn warm_names(&self, sh: &Shared, blocks: &[StoredBlock]) {
-        self.names.warm(&sh.arena, blocks.iter().map(|b| b.hash.0));
+    /// Where the names of the first blocks belong.
+    #[inline]
+    fn spots<'a>(&self, sh: &'a Shared, blocks: &[StoredBlock]) -> Spots<'a> {
+        self.names.spots(&sh.arena, blocks.iter().map(|b| b.hash.0))
     }
 
     fn same_blocks(&self, sh: &Shared, at: Place, blocks: &[StoredBlock]) -> usize {
@@ -186,7 +191,14 @@ impl Writer {
     }
 
     /// A holder takes up blocks that are in the index. Returns how many were taken and how many of these it did not have.
-    fn take_up(&mut self, sh: &Shared, slot: usize, claim: Claim, at: Place, blocks: &[StoredBlock]) -> (u32, u32) {
+    fn take_up(
+        &mut self,
+        sh: &Shared,
+        slot: usize,
+        claim: Claim,
+        at: Place,
+        (blocks, spots): (&[StoredBlock], &Spots<'_>),
+    ) -> (u32, u32) {
         let header = Run::at(&sh.arena, at.run);
         let generation = header.shape().generation;
         let flags = header.shape().flags;
@@ -226,7 +238,7 @@ impl Writer {
             let _ = self.set_own(sh, slot, |a| &mut a.copies, key, copies + 1);
         }
         if !agrees {
-            let unnamed = self.name(sh, slot, at, blocks, named);
+            let unnamed = self.name(sh, slot, at, (blocks, spots), named);
             if unnamed > 0 {
                 let taken = blocks.len() as u32 - unnamed;
                 let lost = self.drop_range(sh, at.run, claim, (at.offset + taken, range.1));
@@ -237,58 +249,79 @@ impl Writer {
         (blocks.len() as u32, new)
     }
 
-    /// Names blocks of a run from `at` on, the first of them warmed; those below `named` have names already. Returns how many found no
-    /// room.
-    fn name(&mut self, sh: &Shared, slot: usize, at: Place, blocks: &[StoredBlock], named: u32) -> u32 {
-        let generation = Run::at(&sh.arena, at.run).shape().generation;
+    /// Names blocks of a run from `at` on, of which the first have their spots; those below `named` have names already. Returns how
+    /// many found no room.
+    fn name<'a>(
+        &mut self,
+        sh: &'a Shared,
+        slot: usize,
+        at: Place,
+        (blocks, spots): (&[StoredBlock], &Spots<'a>),
+        named: u32,
+    ) -> u32 {
+        let first = pack(at.run, Run::at(&sh.arena, at.run).shape().generation, 0);
         let mut offset = at.offset;
         let mut rest = blocks;
-        while !rest.is_empty() {
+        let mut spots = *spots;
+        loop {
             let (part, behind) = rest.split_at(rest.len().min(BATCH));
-            self.warm_names(sh, behind);
-            for (i, block) in part.iter().enumerate() {
-                let value = pack(at.run, generation, offset);
-                while self.name_one(sh, slot, block.hash, value, offset < named).is_err() {
-                    if !self.make_room(sh) {
-                        return (rest.len() - i) as u32;
-                    }
+            let next = if behind.is_empty() { None } else { Some(self.spots(sh, behind)) };
+            let mut done = 0;
+            loop {
+                if offset >= named {
+                    let hashes = part.iter().skip(done).map(|b| b.hash.0);
+                    let put = self.names.put_rising(&spots, done, hashes, first + u64::from(offset));
+                    (done, offset) = (done + put, offset + put as u32);
                 }
-                offset += 1;
+                let Some(block) = part.get(done) else { break };
+                let (hash, value) = (block.hash.0, first + u64::from(offset));
+                let spot = self.names.prepared(&sh.arena, &spots, done, hash);
+                match self.name_one(sh, slot, (spot, hash), value, offset < named) {
+                    Ok(()) => (done, offset) = (done + 1, offset + 1),
+                    Err(NoRoom) if self.make_room(sh) => {}
+                    Err(NoRoom) => return (rest.len() - done) as u32,
+                }
             }
-            rest = behind;
+            let Some(next) = next else { return 0 };
+            (rest, spots) = (behind, next);
         }
-        0
     }
 
-    fn name_one(
+    fn name_one<'a>(
         &mut self,
-        sh: &Shared,
+        sh: &'a Shared,
         slot: usize,
-        hash: EngineHash,
+        name: (Spot<'a>, u64),
         value: u64,
         is_named: bool,
     ) -> Result<(), NoRoom> {
         let taken = if is_named {
-            let known = self.names.get(&sh.arena, hash.0);
-            Some(known.unwrap_or(0))
+            Some(Table::find(name.0, name.1).map_or(0, |found| found.value))
         } else {
             let Self { names, space, behind, columns, .. } = self;
             let live = columns.live.as_slice();
             let is_stale = |old| old != value && !is_held(sh, behind, live, old);
-            names.claim(&sh.arena, space, hash.0, value, is_stale)?
+            names.claim(&sh.arena, space, name, value, is_stale)?
         };
         match taken {
             None => Ok(()),
             Some(same) if same == value => Ok(()),
             Some(_) => {
                 Run::at(&sh.arena, unpack(value).0).set_flags(ALIASED);
-                self.set_own(sh, slot, |a| &mut a.names, hash.0, value)
+                self.set_own(sh, slot, |a| &mut a.names, name.1, value)
             }
         }
     }
 
     /// Adds blocks that are not in the index behind `at`, as far as one run goes. Returns twice how many.
-    fn add(&mut self, sh: &Shared, slot: usize, claim: Claim, at: &mut Place, blocks: &[StoredBlock]) -> (u32, u32) {
+    fn add(
+        &mut self,
+        sh: &Shared,
+        slot: usize,
+        claim: Claim,
+        at: &mut Place,
+        (blocks, spots): (&[StoredBlock], &Spots<'_>),
+    ) -> (u32, u32) {
         let mut most = blocks.len().min(MAX_RUN as usize);
         let added = loop {
             let part = blocks.get(..most).unwrap_or_default();
@@ -310,7 +343,7 @@ impl Writer {
             }
         };
         self.count(slot, claim.plane, added, 0);
-        let unnamed = self.name(sh, slot, *at, blocks.get(..added as usize).unwrap_or_default(), 0);
+        let unnamed = self.name(sh, slot, *at, (blocks.get(..added as usize).unwrap_or_default(), spots), 0);
         at.offset += added;
         if unnamed > 0 {
             let lost = self.drop_range(sh, at.run, claim, (at.offset - unnamed, at.offset));
@@ -327,23 +360,23 @@ impl Writer {
         let mut dropped = 0;
         let mut pending: Option<Pending> = None;
         let has_aside = self.own(slot).is_some();
-        let warm = |w: &Self, hashes: &[EngineHash]| w.names.warm(&sh.arena, hashes.iter().map(|h| h.0));
-        warm(self, hashes);
+        let spots_of = |w: &Self, hashes: &[EngineHash]| w.names.spots(&sh.arena, hashes.iter().map(|h| h.0));
+        let mut next = spots_of(self, hashes);
         for (done, part) in hashes.chunks(BATCH).enumerate() {
-            warm(self, hashes.get((done + 1) * BATCH..).unwrap_or_default());
-            for hash in part {
-                let common = self.names.find(&sh.arena, hash.0);
-                if !has_aside
-                    && let Some(p) = &mut pending
-                    && p.from > p.others
-                    && let Some(found) = common
-                    && found.value + 1 == p.value
-                {
+            let behind = hashes.get((done + 1) * BATCH..).unwrap_or_default();
+            let spots = if behind.is_empty() { next } else { std::mem::replace(&mut next, spots_of(self, behind)) };
+            let mut at = 0;
+            loop {
+                if let Some(p) = pending.as_mut().filter(|p| !has_aside && p.from > p.others) {
                     // Tails first, one behind the other: what the holder has of the run is known, and nobody else has it.
-                    (p.from, p.value) = (p.from - 1, found.value);
-                    self.names.remove_found(found);
-                    continue;
+                    let hashes = part.iter().skip(at).take((p.from - p.others) as usize).map(|hash| hash.0);
+                    let removed = self.names.remove_falling(&spots, at, hashes, p.value - 1);
+                    (p.from, p.value) = (p.from - removed as u32, p.value - removed as u64);
+                    at += removed;
                 }
+                let Some(hash) = part.get(at) else { break };
+                at += 1;
+                let common = Table::find(self.names.prepared(&sh.arena, &spots, at - 1, hash.0), hash.0);
                 let value = common.map(|found| found.value);
                 let Some((place, is_own)) = self.named_and_held(sh, slot, claim, (*hash, value), &pending) else {
                     continue;

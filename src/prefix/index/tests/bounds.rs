@@ -188,7 +188,7 @@ fn two_thousand_holders() {
     }
     let mut matches = Matches::default();
     index.lookup(&mut prompt.as_slice(), &mut matches);
-    assert_eq!(matches.iter().len(), 2000);
+    assert_eq!(matches.iter().count(), 2000);
     assert_eq!(matches.deepest(), 300);
     for (h, holder) in holders.iter().enumerate() {
         assert_eq!(matches.depth(*holder).gpu, has(h) as u32, "holder {h}");
@@ -197,13 +197,13 @@ fn two_thousand_holders() {
         index.clear(*holder);
     }
     index.lookup(&mut prompt.as_slice(), &mut matches);
-    assert_eq!(matches.iter().len(), 1000);
+    assert_eq!(matches.iter().count(), 1000);
     matches.iter().for_each(|m| assert_eq!(m.depth.any as usize, has(m.holder.slot())));
     for holder in holders.iter().step_by(2) {
         index.store(*holder, Tier::Cpu, None, &blocks[..5]).unwrap();
     }
     index.lookup(&mut prompt.as_slice(), &mut matches);
-    assert_eq!(matches.iter().len(), 2000);
+    assert_eq!(matches.iter().count(), 2000);
     let d = matches.depth(holders[2]);
     assert_eq!((d.gpu, d.cpu, d.any), (0, 5, 5));
     assert_within(&index);

@@ -169,7 +169,7 @@ impl World {
             assert_eq!(matches.depth(*id), depth, "holder {holder}, prompt {prompt:?}");
             found += usize::from(depth.any > 0);
         }
-        assert_eq!(matches.iter().len(), found, "nobody else is found");
+        assert_eq!(matches.iter().count(), found, "nobody else is found");
     }
 
     fn compare_all(&self, op: &Op) {
