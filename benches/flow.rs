@@ -1,17 +1,30 @@
 //! What flow control costs: a request is parked and another let through, over 1,000 flows, with 100 to 100,000 in the queue; then a request
-//! that finds room, one whose client leaves, and what a parked request takes in memory. CPU time of this thread, best of five rounds.
+//! that finds room, one whose client leaves, what a parked request takes in memory, and what a look at the pool costs by its endpoints, which each
+//! request that asks for its turn takes twice (its work, and how full the pool is), and each event while somebody waits once. CPU time of this
+//! thread, best of five rounds.
 //!
 //! `cargo bench --bench flow`
 
 use attache::clock::Timestamp;
+use attache::config::recommended_flow;
 use attache::flow::ceiling::fixed::Fixed;
-use attache::flow::registry::{FAIRNESS, ORDERINGS, find};
-use attache::flow::saturation::Stage;
-use attache::flow::{Arrival, BandSettings, FlowControl, Gauge, Handle, Left, Passage, Settings, Verdict};
+use attache::flow::registry::{DETECTORS, FAIRNESS, ORDERINGS, find};
+use attache::flow::saturation::{Stage, View};
+use attache::flow::{
+    Arrival, Asking, BandSettings, FlowControl, Gauge, Handle, Left, Passage, PoolFlow, Settings, Verdict,
+};
+use attache::ids::EndpointId;
+use attache::pool::health::HealthPolicy;
+use attache::pool::ledger::Ticket;
+use attache::pool::speed::{PoolSpeed, Reservation, Work};
+use attache::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
 use attache::rng::{PickRng, for_request};
+use attache::scheduling::RequestFacts;
 use rand::RngExt;
 use serde_json::Value;
 use std::hint::black_box;
+use std::sync::Arc;
+use std::time::Duration;
 
 #[path = "support/measure.rs"]
 #[allow(dead_code, reason = "shared with other benches, of which each uses a part")]
@@ -118,16 +131,67 @@ fn handle_number(handle: Handle) -> u32 {
 }
 
 /// Microseconds for one step, best of all rounds.
-fn best(mut step: impl FnMut()) -> f64 {
+fn best(step: impl FnMut()) -> f64 {
+    best_of(STEPS, step)
+}
+
+fn best_of(steps: u32, mut step: impl FnMut()) -> f64 {
     let round = |_| {
         let began = cpu();
-        (0..STEPS).for_each(|_| step());
-        (cpu() - began) / f64::from(STEPS) * 1e6
+        (0..steps).for_each(|_| step());
+        (cpu() - began) / f64::from(steps) * 1e6
     };
     (0..ROUNDS).map(round).fold(f64::INFINITY, f64::min)
 }
 
+/// Endpoints that report, with four requests each; one answer in four has come so far.
+fn pool(endpoints: u32) -> (PoolSnapshot, Vec<(Ticket, Reservation)>) {
+    let (speed, mut booked) = (Arc::<PoolSpeed>::default(), Vec::new());
+    let state = |id: u32| {
+        let [_, _, high, low] = id.to_be_bytes();
+        let spec = EndpointSpec::at(([10, 0, high, low], 8000).into());
+        let endpoint = Arc::new(Endpoint::in_pool(EndpointId(id), spec, &speed));
+        for i in 0..4 {
+            let work = Work { prompt_tokens: 500, uncached_tokens: 300, adapter_cold: false };
+            let mut reservation = Reservation::begin(endpoint.clone(), None, work, i % 2 == 0, BEGAN);
+            if i == 0 {
+                reservation.first_token(true, BEGAN.after(Duration::from_millis(40)));
+            }
+            booked.push((Ticket::book(endpoint.clone(), 300), reservation));
+        }
+        let page = EndpointMetrics { scraped_at: BEGAN, waiting: 1, running: 4, kv_usage: 0.3, ..Default::default() };
+        EndpointState::new(endpoint, Some(Arc::new(page)))
+    };
+    (PoolSnapshot::new(1, true, (0..endpoints).map(state).collect()), booked)
+}
+
+const BEGAN: Timestamp = Timestamp(1_000_000_000);
+
+/// Microseconds that a request's work and the pool's fullness take to tell.
+fn look(detector: &str, endpoints: u32) -> [f64; 2] {
+    let detector = (find(DETECTORS, detector).expect("a detector").build)(&Value::Null).expect("defaults").into();
+    let flow = PoolFlow { detector, ..recommended_flow().expect("settings") };
+    let (pool, _booked) = pool(endpoints);
+    let (health, now) = (HealthPolicy::default(), BEGAN.after(Duration::from_millis(50)));
+    let view = View { pool: &pool, health: &health, stale_after: Duration::from_secs(2), now };
+    let facts = RequestFacts { prompt_tokens: 500, ..RequestFacts::default() };
+    let (flow_name, answer_tokens, found, ttl, spare) = (None, None, None, None, None);
+    let asking = Asking { facts: &facts, flow: flow_name, bytes: 0, answer_tokens, found, ttl, spare };
+    let steps = (STEPS / endpoints).max(100);
+    let arrival = best_of(steps, || _ = black_box(asking.arrival(black_box(&view))));
+    let gauge = best_of(steps, || _ = black_box(flow.gauge(black_box(&view))));
+    [arrival, gauge]
+}
+
 fn main() {
+    println!("a look at the pool: a request's work, and how full the pool is; microseconds by endpoints");
+    for detector in ["backlog-detector", "utilization-detector", "concurrency-detector"] {
+        let each = [10, 100, 1_000].map(|endpoints| {
+            let [work, gauge] = look(detector, endpoints);
+            format!("{work:>8.2} + {gauge:.2}")
+        });
+        println!("{detector:<24}{}", each.join(""));
+    }
     println!("one parked, one let through, booked, answered and ended; microseconds of CPU, {FLOWS} flows");
     println!("{:<28}{:>10}{:>10}{:>10}{:>10}{:>12}", "queued", QUEUED[0], QUEUED[1], QUEUED[2], QUEUED[3], "growth");
     for (fairness, ordering) in POLICIES {
