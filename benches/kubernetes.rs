@@ -33,6 +33,8 @@ const IDLE_CORES: f64 = 0.05;
 const CHANGE_P99_MS: f64 = 50.0;
 /// The churn of the last row.
 const MINUTE: Duration = Duration::from_secs(60);
+/// Churn before that: as many pods as there are have gone three times by then, and what the allocator keeps of one generation serves the next.
+const WARM_UP: Duration = Duration::from_secs(30);
 /// A deleted pod may be picked for this long after its event.
 const GRACE: Duration = Duration::from_millis(100);
 /// Part by which the memory may grow in that minute: pages that the allocator has not given back yet.
@@ -111,8 +113,7 @@ async fn a_minute_of_changes() -> bool {
     picker.until_ready().await;
     let pid = picker.process.id();
     let mut churn = Churn::of(api, PODS);
-    // What is needed once is there by then.
-    churn.until(Instant::now() + Duration::from_secs(5)).await;
+    churn.until(Instant::now() + WARM_UP).await;
     let (used, begun) = (cpu(pid), Instant::now());
     let asking = churn.ask(picker.grpc, begun + MINUTE);
     let (mut changes, mut memory) = (0, vec![resident_mib(pid)]);
