@@ -177,7 +177,7 @@ fn look(detector: &str, endpoints: u32) -> [f64; 2] {
     let facts = RequestFacts { prompt_tokens: 500, ..RequestFacts::default() };
     let (flow_name, answer_tokens, found, ttl, spare) = (None, None, None, None, None);
     let asking = Asking { facts: &facts, flow: flow_name, bytes: 0, answer_tokens, found, ttl, spare };
-    let steps = (STEPS / endpoints).max(100);
+    let steps = (STEPS / endpoints).max(2_000);
     let arrival = best_of(steps, || _ = black_box(asking.arrival(black_box(&view))));
     let gauge = best_of(steps, || _ = black_box(flow.gauge(black_box(&view))));
     [arrival, gauge]
