@@ -15,28 +15,29 @@ use crate::flow::{
 };
 use crate::pool::health::HealthPolicy;
 use crate::pool::{PoolSnapshot, Published, Roles, SnapshotStore};
-use crate::protocol::Usage;
 use crate::rng::PickRng;
 use crate::scheduling::RequestFacts;
 use crate::scheduling::plugin::ParamError;
-use crate::telemetry::deadlines::Judged;
 use crate::telemetry::queues::{Fate, QueueMetrics};
 use ahash::AHashMap;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::timeout;
 
+pub use turn::{Admitted, Parked, Waiting};
+
+mod turn;
+
 /// 5 ms: what is thought to be done with time is looked at no more often; a server's step takes longer.
 const SHORTEST_LOOK: Duration = Duration::from_millis(5);
-/// 32 tokens of an answer are charged at once: a small part of what is under way on a server, and the lock is taken seldom.
-const CHARGED_AT_ONCE: u32 = 32;
+/// 128 endpoints: to look at fewer takes as long as a decision does, and is done whenever something happens.
+const MANY_ENDPOINTS: usize = 128;
+/// 1 ms: a pool of many endpoints is looked at no more often for those who wait. To look at 1,000 takes a tenth of that.
+const REST: Duration = Duration::from_millis(1);
 
 /// What comes of waiting.
 pub type Turn = Result<Admitted, Refusal>;
@@ -64,9 +65,30 @@ struct State {
     /// By which those under way hear that they are to end.
     running: AHashMap<Seat, oneshot::Sender<Refusal>>,
     rng: PickRng,
+    rest: Option<Rest>,
+}
+
+/// A pool of many endpoints that was full when it was looked at last, and counts as full without a look.
+#[derive(Debug)]
+struct Rest {
+    until: Timestamp,
+    /// Something has happened since that may have made room.
+    missed: bool,
 }
 
 impl State {
+    /// Whether the pool rests; then it is looked at when it no longer does.
+    fn rests(&mut self, now: Timestamp) -> bool {
+        let Some(rest) = self.rest.as_mut().filter(|rest| now < rest.until) else { return false };
+        rest.missed = true;
+        true
+    }
+
+    /// Whether there is room for nobody, and somebody waits for it.
+    fn is_full(&self, room: &Gauge) -> bool {
+        !self.control.is_empty() && room.saturation(self.control.pending(), 0.0) >= 1.0
+    }
+
     /// How one that is let through hears that it is to end, if it may be told to.
     fn seat(&mut self, passage: &Passage) -> Option<Waiting<Refusal>> {
         let seat = passage.seat()?;
@@ -105,7 +127,7 @@ impl Queues {
         rng: PickRng,
     ) -> Result<Arc<Self>, ParamError> {
         let control = flow.control()?;
-        let state = Mutex::new(State { control, running: AHashMap::new(), rng });
+        let state = Mutex::new(State { control, running: AHashMap::new(), rng, rest: None });
         let (now, waits, others) = (AtomicU64::new(0), Arc::default(), Mutex::default());
         Ok(Arc::new(Self { flow, store, health, stale_after, metrics, state, now, waits, others }))
     }
@@ -245,7 +267,7 @@ impl Queues {
     }
 
     /// Changes the queues and wakes whoever has left them by that. The pool is looked at under the lock: what was let through is then either
-    /// counted as on its way or in the ledger.
+    /// counted as on its way or in the ledger. While it rests it is not looked at, and full.
     fn change<R>(
         self: &Arc<Self>,
         now: Timestamp,
@@ -255,11 +277,21 @@ impl Queues {
         let mut left = Vec::new();
         let (result, turns, evicted) = {
             let mut state = self.state.lock();
-            let gauge = self.gauge(&self.store.load(), now);
+            let is_told = state.rest.as_ref().is_some_and(|rest| rest.missed);
+            let rests = state.rests(now);
+            let snapshot = self.store.load();
+            let gauge = if rests { Gauge::FULL } else { self.gauge(&snapshot, now) };
             let result = change(&mut state, gauge, &mut left);
             let turns: SmallVec<[_; 2]> = left.into_iter().map(|left| self.turn(&mut state, left)).collect();
-            let evicted = state.control.evict_running(&gauge, now);
+            // Nobody is to end before it has been seen that there is no room.
+            let evicted = if rests { None } else { state.control.evict_running(&gauge, now) };
             let evicted = evicted.and_then(|(seat, refusal)| Some((state.running.remove(&seat)?, refusal)));
+            if !rests {
+                let rests = snapshot.endpoints.len() >= MANY_ENDPOINTS && state.is_full(&gauge);
+                state.rest = rests.then(|| Rest { until: now.after(REST), missed: false });
+            } else if !is_told {
+                self.waits.notify_one();
+            }
             self.metrics.holds(state.control.len(), state.control.bytes());
             (result, turns, evicted)
         };
@@ -316,11 +348,17 @@ impl Queues {
         self.change(now, |state, gauge, left| state.control.freed(&gauge, now, &mut state.rng, left));
     }
 
-    /// How soon the pool is to be looked at if nothing is told: when pages are believed no longer, since the last ones say nothing any more then;
-    /// before that where somebody waits and time alone is thought to make room.
+    /// How soon the pool is to be looked at if nothing is told: when it has rested and something was told meanwhile; when pages are believed no
+    /// longer, since the last ones say nothing any more then; before that where somebody waits and time alone is thought to make room.
     fn patience(&self, now: Timestamp) -> Duration {
-        if self.state.lock().control.is_empty() {
-            return self.stale_after;
+        {
+            let state = self.state.lock();
+            if state.control.is_empty() {
+                return self.stale_after;
+            }
+            if let Some(rest) = state.rest.as_ref().filter(|rest| rest.missed) {
+                return rest.until.since(now);
+            }
         }
         let soon = self.flow.detector.changes_in(&self.view(&self.store.load(), now));
         soon.map_or(self.stale_after, |soon| soon.max(SHORTEST_LOOK).min(self.stale_after))
@@ -398,202 +436,4 @@ fn because(pool: &PoolSnapshot, reason: Reason, message: &'static str) -> Reques
         return RequestError::new(reason, message);
     }
     RequestError::new(Reason::NoReadyEndpoint, format!("no endpoint of the pool is ready, and {message}"))
-}
-
-/// A request that was let through, until its answer has ended or it is dropped.
-#[derive(Debug)]
-pub struct Admitted {
-    queues: Arc<Queues>,
-    /// `None` when nothing counts it, and when it has ended.
-    passage: Option<Passage>,
-    ended: bool,
-    eviction: Option<Waiting<Refusal>>,
-    /// Tokens of its answer that have come, and those of them that are charged.
-    come: u32,
-    charged: u32,
-}
-
-impl Admitted {
-    fn new(queues: Arc<Queues>, passage: Option<Passage>, eviction: Option<Waiting<Refusal>>) -> Self {
-        Self { queues, passage, ended: false, eviction, come: 0, charged: 0 }
-    }
-
-    /// A request that is let through without a turn, of which the ledger alone knows.
-    pub(super) fn uncounted(queues: &Arc<Queues>) -> Self {
-        Self::new(queues.clone(), None, None)
-    }
-
-    /// It is in the ledger, which knows better than what was thought of it on its way how much room is left.
-    pub fn landed(&mut self) {
-        if let Some(passage) = &mut self.passage {
-            self.queues.state.lock().control.landed(passage);
-            self.queues.freed(self.queues.last_now());
-        }
-    }
-
-    /// What is ready when it is to end for the sake of a more important request. Given once.
-    pub fn eviction(&mut self) -> Option<Waiting<Refusal>> {
-        self.eviction.take()
-    }
-
-    /// Whether it may be ended for the sake of a more important request.
-    #[must_use]
-    pub fn gives_way(&self) -> bool {
-        self.passage.as_ref().is_some_and(|passage| passage.seat().is_some())
-    }
-
-    /// Its answer goes on to the client.
-    pub fn answers(&mut self, now: Timestamp) {
-        let Some((passage, seat)) = self.passage.as_mut().and_then(|passage| passage.seat().map(|s| (passage, s)))
-        else {
-            return;
-        };
-        {
-            let mut state = self.queues.state.lock();
-            state.control.answers(passage);
-            if passage.seat().is_some() {
-                return;
-            }
-            state.running.remove(&seat);
-        }
-        // Somebody else is to end in its place, should it have been told to.
-        self.queues.freed(now);
-    }
-
-    /// It takes less of the pool than before: its prompt is computed, or another server sees to that.
-    pub fn freed(&self, now: Timestamp) {
-        self.queues.freed(now);
-    }
-
-    /// So many tokens of its answer have come, or about as many. They are charged by and by: a flow with long answers under way waits for
-    /// those with none.
-    pub fn answered(&mut self, tokens: u32, now: Timestamp) {
-        self.come = tokens;
-        if let Some(passage) = self.passage.as_mut().filter(|_| tokens >= self.charged.saturating_add(CHARGED_AT_ONCE))
-        {
-            self.charged = tokens;
-            self.queues.state.lock().control.answered(passage, tokens, now);
-        }
-    }
-
-    /// Its answer has ended, as a whole or not, and the ledger has let it go.
-    pub fn end(mut self, usage: &Usage, whole: bool, now: Timestamp) {
-        self.give_back(usage, whole, now);
-    }
-
-    fn give_back(&mut self, usage: &Usage, whole: bool, now: Timestamp) {
-        if std::mem::replace(&mut self.ended, true) {
-            return;
-        }
-        if let Some(mut passage) = self.passage.take() {
-            let tokens = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
-            let told = usage.completion_tokens.map(tokens);
-            // What is told before the end is a beginning.
-            let output = if whole { told.unwrap_or(self.come) } else { told.unwrap_or(0).max(self.come) };
-            if !whole || output == 0 {
-                passage.cut();
-            }
-            let mut state = self.queues.state.lock();
-            state.control.answered(&mut passage, output, now);
-            if let Some(seat) = passage.seat() {
-                state.running.remove(&seat);
-            }
-            state.control.ended(passage, usage.prompt_tokens.map(tokens), now);
-        }
-        // Whether it was counted or not, what it took of the pool is free.
-        self.queues.freed(now);
-    }
-}
-
-impl Drop for Admitted {
-    fn drop(&mut self) {
-        let now = self.queues.last_now();
-        self.give_back(&Usage::default(), false, now);
-    }
-}
-
-/// A request that waits, until its turn comes or it is dropped.
-#[derive(Debug)]
-pub struct Parked {
-    queues: Arc<Queues>,
-    handle: Handle,
-    priority: i32,
-    until: Timestamp,
-    /// Until then its turn is of use; else it may wait no longer.
-    is_due: bool,
-    turn: Option<oneshot::Receiver<Turn>>,
-    settled: bool,
-}
-
-impl Parked {
-    /// When it has waited for as long as it may.
-    #[must_use]
-    pub fn until(&self) -> Timestamp {
-        self.until
-    }
-
-    /// What is ready when its turn has come. Given once.
-    pub fn waiting(&mut self) -> Option<Waiting> {
-        self.turn.take().map(Waiting)
-    }
-
-    /// Its turn has been told.
-    pub fn settle(mut self) {
-        self.settled = true;
-    }
-
-    /// It has waited for as long as it may; `None` when its turn is on its way.
-    pub fn expire(&mut self, now: Timestamp) -> Option<RequestError> {
-        self.leave(now).then_some(())?;
-        self.queues.metrics.fate(Fate::Expired);
-        let retry_after = self.queues.state.lock().control.clears(self.priority, now);
-        Some(self.refused(&Refusal { cause: Cause::Expired, retry_after }))
-    }
-
-    /// What the client is told.
-    pub(super) fn refused(&self, refusal: &Refusal) -> RequestError {
-        if self.is_due && refusal.cause == Cause::Expired {
-            self.queues.metrics.deadlines.judged(Judged::Passed);
-            return deadline::passed(refusal.retry_after);
-        }
-        self.queues.refused(refusal)
-    }
-
-    /// Takes it out of the queue; false when it was not there. Those who stood behind it may go where it could not.
-    fn leave(&mut self, now: Timestamp) -> bool {
-        let was_there = {
-            let mut state = self.queues.state.lock();
-            let was_there = state.control.cancel(self.handle, now).is_some();
-            self.queues.metrics.holds(state.control.len(), state.control.bytes());
-            was_there
-        };
-        self.settled |= was_there;
-        if was_there {
-            self.queues.freed(now);
-        }
-        was_there
-    }
-}
-
-/// The client has left.
-impl Drop for Parked {
-    fn drop(&mut self) {
-        let now = self.queues.last_now();
-        if !self.settled && self.leave(now) {
-            self.queues.metrics.fate(Fate::Left);
-        }
-    }
-}
-
-/// Ready when the turn of a request has come, or its end.
-#[derive(Debug)]
-pub struct Waiting<T = Turn>(oneshot::Receiver<T>);
-
-impl<T> Future for Waiting<T> {
-    /// `None` when nobody will tell: the request waits no longer, or is served whatever comes.
-    type Output = Option<T>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<T>> {
-        Pin::new(&mut self.0).poll(cx).map(Result::ok)
-    }
 }

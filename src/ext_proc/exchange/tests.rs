@@ -12,6 +12,7 @@ mod modes;
 mod order;
 mod parking;
 mod prefix;
+mod rest;
 mod room;
 #[cfg(feature = "redis")]
 mod slow_store;

@@ -6,7 +6,6 @@ use crate::ext_proc::queues::Waiting;
 use crate::flow::registry::{ADMITTERS, CEILINGS, DETECTORS, FAIRNESS, find};
 use crate::flow::settings::DEFAULT_FLOW_IDLE;
 use crate::flow::{BandSettings, EvictRunning, Settings};
-use crate::pool::Published;
 use crate::pool::health::{DEFAULT_CONSECUTIVE_CONNECT_FAILURES, Outcome as Health};
 use crate::telemetry::metrics::Outcome;
 use futures_util::FutureExt;
@@ -509,27 +508,14 @@ async fn a_page_that_is_too_old_holds_nobody_up_though_no_other_comes() {
     let detector = (find(DETECTORS, "utilization-detector").unwrap().build)(&serde_json::Value::Null).unwrap().into();
     let flow = PoolFlow { detector, ..flow(Settings::default()) };
     let world = Setup { servers: vec![(0, 1.0, &[])], stale_after: Duration::from_secs(1), ..setup(flow) }.build();
-    let clock = crate::clock::Clock::start();
+    let (clock, _follower) = room::follow(&world).await;
     let old = state(0, (0, 1.0, &[]), None);
     let metrics = EndpointMetrics { scraped_at: clock.now(), ..old.metrics().unwrap().clone() };
     world.snapshot.publish(PoolSnapshot::new(2, true, vec![EndpointState::new(old.endpoint, Some(Arc::new(metrics)))]));
-    let (_publisher, published) = tokio::sync::watch::channel(Published::default());
-    let queues = Arc::downgrade(world.picker.live().queues(0).unwrap());
-    let follower = tokio::spawn(Queues::follow(queues, published, clock));
-    let mut exchange = world.exchange();
-    let mut out = Actions::new();
-    let protocol_config = Some(config(BodySendMode::FullDuplexStreamed, BodySendMode::FullDuplexStreamed, false));
-    for message in [
-        Message::RequestHeaders(headers(&[PATH, (":method", "POST")], false)),
-        Message::RequestBody(body(completion("m", "p").as_bytes(), true)),
-    ] {
-        let message = ProcessingRequest { protocol_config, ..request(message) };
-        exchange.on(Event::Message(Box::new(message)), clock.now(), &mut out).unwrap();
-    }
+    let mut exchange = room::at(&world, 1, clock.now());
     let waiting = exchange.waiting().expect("its cache is full");
     let turn = tokio::time::timeout(Duration::from_secs(60), waiting).await.expect("it is told").unwrap();
     assert!(turn.is_ok());
-    follower.abort();
 }
 
 #[test]

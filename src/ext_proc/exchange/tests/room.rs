@@ -92,21 +92,30 @@ async fn what_is_thought_to_be_computed_makes_room_though_nothing_tells_of_it() 
     let world = Setup { stale_after: Duration::from_secs(3_600), ..setup }.build();
     let endpoint = world.snapshot.load().endpoints[0].endpoint.clone();
     world.snapshot.publish(PoolSnapshot::new(2, true, vec![EndpointState::new(endpoint, None)]));
-    let clock = crate::clock::Clock::start();
-    let (_publisher, published) = tokio::sync::watch::channel(Published::default());
-    let queues = Arc::downgrade(world.picker.live().queues(0).unwrap());
-    let follower = tokio::spawn(Queues::follow(queues, published, clock));
-    tokio::task::yield_now().await;
+    let (clock, _follower) = follow(&world).await;
     // 400 ms of prompts, whose answers come whole: no first token will tell that they are computed.
     let (first, mut second) = (at(&world, 10_000, clock.now()), at(&world, 9, clock.now()));
     assert!(first.is_routed() && !second.is_routed());
     let turn = tokio::time::timeout(Duration::from_secs(60), second.waiting().expect("it waits")).await;
     assert!(turn.expect("it is told").unwrap().is_ok());
-    follower.abort();
+}
+
+/// What looks after the queues until it is dropped: no new snapshot comes.
+pub(super) type Follower = (tokio::task::JoinSet<()>, tokio::sync::watch::Sender<Published>);
+
+/// Has the queues looked after by this clock.
+pub(super) async fn follow(world: &World) -> (crate::clock::Clock, Follower) {
+    let clock = crate::clock::Clock::start();
+    let (publisher, published) = tokio::sync::watch::channel(Published::default());
+    let queues = Arc::downgrade(world.picker.live().queues(0).unwrap());
+    let mut follower = tokio::task::JoinSet::new();
+    follower.spawn(Queues::follow(queues, published, clock));
+    tokio::task::yield_now().await;
+    (clock, (follower, publisher))
 }
 
 /// As [`comes`], at a moment of the clock.
-fn at(world: &World, tokens: usize, now: Timestamp) -> Exchange {
+pub(super) fn at(world: &World, tokens: usize, now: Timestamp) -> Exchange {
     let mut exchange = world.exchange();
     for message in [
         Message::RequestHeaders(headers(&[PATH, (":method", "POST")], false)),

@@ -1,0 +1,55 @@
+//! A pool of many endpoints that is full is not looked at whenever something happens.
+
+use super::parking::{flow, setup};
+use super::room::{at, follow};
+use super::*;
+use crate::flow::Settings;
+use crate::flow::saturation::{Detector, Gauge, View};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// Counts how often the pool is looked at.
+#[derive(Debug)]
+struct Counting {
+    detector: Arc<dyn Detector>,
+    looks: AtomicU32,
+}
+
+impl Detector for Counting {
+    fn gauge(&self, view: &View<'_>) -> Gauge {
+        self.looks.fetch_add(1, Relaxed);
+        self.detector.gauge(view)
+    }
+}
+
+/// So many servers that take a request at a time each, all of which are taken at this moment.
+fn full(servers: usize) -> (World, Arc<Counting>) {
+    let flow = flow(Settings::default());
+    let counting = Arc::new(Counting { detector: flow.detector.clone(), looks: AtomicU32::new(0) });
+    let setup = setup(PoolFlow { detector: counting.clone(), ..flow });
+    let servers = vec![(0, 0.1, &[] as &'static [&'static str]); servers];
+    (Setup { servers, stale_after: Duration::from_secs(3_600), ..setup }.build(), counting)
+}
+
+#[tokio::test]
+async fn many_endpoints_that_are_full_are_looked_at_once_a_while_and_room_is_found_all_the_same() {
+    for (servers, at_each) in [(127, true), (128, false)] {
+        let (world, counting) = full(servers);
+        let (clock, _follower) = follow(&world).await;
+        // One moment for all of it: how long the test takes is of no account.
+        let now = clock.now();
+        let mut goes: Vec<Exchange> = (0..servers).map(|_| at(&world, 1, now)).collect();
+        assert!(goes.iter().all(Exchange::is_routed), "{servers}: there is room, and each finds it by a look");
+        let before = counting.looks.load(Relaxed);
+        let mut waits: Vec<Exchange> = (0..20).map(|_| at(&world, 1, now)).collect();
+        assert!(!waits.iter().any(Exchange::is_routed), "{servers}");
+        drop(goes.pop());
+        let looks = counting.looks.load(Relaxed) - before;
+        assert_eq!(looks > 20, at_each, "{servers}: {looks} looks");
+        // Nothing else happens: whoever looks after the queues knows that something has.
+        let turn = waits.first_mut().and_then(Exchange::waiting).expect("it waits");
+        let turn = tokio::time::timeout(Duration::from_secs(60), turn).await;
+        assert!(turn.expect("it is told").unwrap().is_ok(), "{servers}");
+        drop((goes, waits));
+        world.assert_books_closed(servers as u64 + 20);
+    }
+}
