@@ -219,7 +219,7 @@ pub fn is_split(cx: &PickContext<'_>, field: &Field<'_, '_>, pair: &Pair, decide
             let prices = Prices::learned(cx, [field.decode, field.prefill], cost::DEFAULT_TOKEN_WEIGHT);
             let whole = cost::whole(cx, whole, &prices);
             let split = cost::prefill(cx, partner, &prices) + cost::decode(cx, decoder, &prices);
-            decode.speed.pool().transfer().decides(whole, split)
+            decode.speed.pool().transfer().decides(whole, split, cx.now, cx.preview)
         }
     }
 }

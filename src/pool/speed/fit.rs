@@ -48,6 +48,12 @@ impl<const N: usize> Fit<N> {
         self.coefficients.iter().zip(features).map(|(c, x)| c * x).sum()
     }
 
+    /// What was observed counts this much less, 0 to 1.
+    pub(super) fn fade(&mut self, keep: f64) {
+        self.products.iter_mut().flatten().chain(&mut self.measured).for_each(|sum| *sum *= keep);
+        self.count *= keep;
+    }
+
     /// Takes in that `features` took `seconds`. Coefficients that the observations leave open stay near `prior`, of which each is held as if
     /// [`PRIOR_OBSERVATIONS`] had been made with features of the size `scale`.
     pub(super) fn observe(&mut self, features: &[f64; N], seconds: f64, prior: &[f64; N], scale: &[f64; N]) {

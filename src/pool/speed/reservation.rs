@@ -103,7 +103,7 @@ impl Reservation {
                     speed.computed(prompt, time, now);
                     speed.observe_first(&self.expectation.first, seconds, now);
                 }
-                Some(Arriving { tokens, expected }) => speed.pool.transfer.observe(tokens, seconds - expected),
+                Some(Arriving { tokens, expected }) => speed.pool.transfer.observe(tokens, seconds - expected, now),
             }
         }
     }

@@ -104,7 +104,7 @@ pub fn prefill(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices)
     let live = candidate.state.live();
     let work = candidate.work_with(cx, carried);
     let (_, predicted) = live.speed.forecast(&live.ledger, candidate.reported(), work, cx.now);
-    live.speed.pool().transfer().seconds(carried) + prefilled(predicted, candidate, prices)
+    live.speed.pool().transfer().seconds(carried, cx.now) + prefilled(predicted, candidate, prices)
 }
 
 fn prefilled(predicted: Prediction, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
@@ -117,6 +117,6 @@ pub fn decode(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) 
     let live = candidate.state.live();
     let work = candidate.work(cx);
     let (_, predicted) = live.speed.forecast(&live.ledger, candidate.reported(), work.received(), cx.now);
-    let transfer = live.speed.pool().transfer().seconds(work.uncached_tokens);
+    let transfer = live.speed.pool().transfer().seconds(work.uncached_tokens, cx.now);
     transfer + predicted.first_token + predicted.per_token * prices.answer
 }

@@ -148,7 +148,7 @@ impl Strategy for PredictedLatency {
             pair.parts = ranking.into_parts();
         }
         if field.policy.decider == Decider::Predicted {
-            pair.split = Some(decoder.speed.pool().transfer().decides(whole, cost));
+            pair.split = Some(decoder.speed.pool().transfer().decides(whole, cost, cx.now, cx.preview));
         }
         Some(pair)
     }
