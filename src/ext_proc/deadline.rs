@@ -7,8 +7,8 @@
 //! else                                                         429 `deadline_unmet`, `retry-after` the wait after which it is served in time
 //! ```
 //!
-//! A client says its deadline itself, trusted or not: a deadline lets nobody by, it only has the request refused that names it. (The orders of
-//! a queue that read deadlines order the requests of one flow.) Time counts from the request's headers. Which server gets the request stays
+//! A client says its deadline itself, trusted or not: a deadline lets nobody by, it only has the request refused that names it. The orders of
+//! a queue that read deadlines believe those of known tenants, or of all where clients' headers are trusted. Time counts from the request's headers. Which server gets the request stays
 //! the strategy's choice; `predicted-latency` ranks by the same seconds.
 
 use super::decide::{Question, Step};

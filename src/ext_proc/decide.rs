@@ -268,10 +268,16 @@ pub fn decide(
     };
     let ask = |queues: &Arc<Queues>| {
         let (found, prompt_tokens) = case.prepared.and_then(|p| p.glance(picker, q.now)).unzip();
-        let spare = case.spare(q, &facts, due);
+        // Else whoever names the shortest deadline would go before everybody.
+        let unvouched = !live.exchange.trust_client_headers && q.head.tenant().name().is_none();
+        let spare = if unvouched {
+            case.spare(q, &RequestFacts { headers: Headers::default(), ..facts }, None)
+        } else {
+            case.spare(q, &facts, due)
+        };
         let facts = &RequestFacts { prompt_tokens: prompt_tokens.unwrap_or(estimated), ..facts };
-        let (bytes, found) = (q.body.len(), found.as_ref());
-        let asking = Asking { facts, flow: case.flow, bytes, answer_tokens: None, found, ttl: None, spare };
+        let (bytes, found) = (q.body.len() + q.head.bytes() as u64, found.as_ref());
+        let asking = Asking { facts, flow: case.flow, bytes, answer_tokens: None, found, ttl: None, spare, unvouched };
         queues.ask(q, asking, due)
     };
     let turn = queues.map(ask);

@@ -396,19 +396,23 @@ impl Exchange {
         match self.request {
             RequestSide::Opened => return Err(ProtocolError("request trailers before request headers")),
             RequestSide::Collecting => self.decide_on_body(Close::Trailers, now, out),
-            RequestSide::Flowing | RequestSide::Ended => {}
+            RequestSide::Flowing | RequestSide::Ended => self.pass_trailers(out),
             // The body had its end: what comes after it is Envoy's to send on.
-            RequestSide::Parked | RequestSide::Prefilling => return Ok(()),
-            RequestSide::Refused | RequestSide::Observed => return Ok(()),
+            RequestSide::Parked | RequestSide::Prefilling => {}
+            RequestSide::Refused | RequestSide::Observed => {}
         }
-        self.pass_trailers(out);
         Ok(())
+    }
+
+    fn pass_trailers(&mut self, out: &mut Actions) {
+        self.request = RequestSide::Ended;
+        out.push_back(reply::request_trailers());
     }
 
     fn decide_at_headers(&mut self, end_of_stream: bool, now: Timestamp, out: &mut Actions) {
         // A POST that ends with its headers has an empty body, and the parser has the word; a GET has none.
         let empty_body = end_of_stream && self.head.method() == "POST" && self.api.body_format() == BodyFormat::Json;
-        match self.decide(if empty_body { Seen::Whole(&[]) } else { Seen::Nothing }, true, false, now) {
+        match self.decide(if empty_body { Seen::Whole(&[]) } else { Seen::Nothing }, None, now) {
             Err(error) => self.refuse(&error, now, out),
             Ok(Step::Allow(asking)) => self.wait(asking, Stood::Headers(end_of_stream)),
             // Without a body there is nothing else to wait for.
@@ -428,14 +432,8 @@ impl Exchange {
         let mut scratch = Vec::new();
         let body = std::mem::replace(&mut self.body, Body::new(self.picker.buffered.clone()));
         let bytes = body.contiguous(&mut scratch);
-        let complete = close != Close::Cut;
-        // What ends in trailers or is cut has waited already, or can't wait.
-        let last = close != Close::Whole;
-        let may_split =
-            matches!(close, Close::Whole | Close::WholeAndWarm) && self.modes().request == BodyMode::FullDuplex;
-        let seen = if complete { Seen::Whole(bytes) } else { Seen::Head(bytes) };
-        let planned = self.decide(seen, last, may_split, now);
-        match planned {
+        let seen = if close == Close::Cut { Seen::Head(bytes) } else { Seen::Whole(bytes) };
+        match self.decide(seen, Some(close), now) {
             Err(error) => self.refuse(&error, now, out),
             Ok(Step::Warm(warming, turn)) => {
                 self.parking.keep(turn);
@@ -467,9 +465,15 @@ impl Exchange {
         let ended = complete || mode == BodyMode::Buffered;
         self.begin_routed(*plan, now);
         self.request = if ended { RequestSide::Ended } else { RequestSide::Flowing };
+        if close == Close::Trailers {
+            self.pass_trailers(out);
+        }
     }
 
-    fn decide(&mut self, body: Seen<'_>, last: bool, may_split: bool, now: Timestamp) -> Result<Step, RequestError> {
+    /// On what is seen of the body, which stands like this; at the headers, when `close` is `None`.
+    fn decide(&mut self, body: Seen<'_>, close: Option<Close>, now: Timestamp) -> Result<Step, RequestError> {
+        // Envoy's clock runs in the other modes, and a body that is still coming is not held.
+        let may_wait = close.is_some_and(|close| close != Close::Cut) && self.modes().request == BodyMode::FullDuplex;
         let question = Question {
             head: &self.head,
             called: calling::name(&self.called),
@@ -479,9 +483,10 @@ impl Exchange {
             body,
             now,
             opened: self.opened,
-            last,
-            may_split,
-            may_wait: may_split,
+            // What ends in trailers or is cut has been read already, or can't be waited for.
+            last: close != Some(Close::Whole),
+            may_split: may_wait && close != Some(Close::Trailers),
+            may_wait,
             has_turn: self.parking.has_turn(),
         };
         let rng = &mut self.rng.clone();

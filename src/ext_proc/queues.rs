@@ -96,12 +96,6 @@ impl State {
         self.running.insert(seat, tell);
         Some(Waiting(told))
     }
-
-    /// How long a request that comes now would wait; `None` when it would go on, or nobody knows.
-    fn wait(&mut self, arrival: &Arrival<'_>, room: &Gauge, now: Timestamp) -> Option<Duration> {
-        let ahead = self.control.ahead(arrival, room, now)?;
-        self.control.wait(ahead, now)
-    }
 }
 
 /// What comes of asking for a turn.
@@ -159,11 +153,11 @@ impl Queues {
     /// How long a request of `flow` that can't wait for long would wait for its turn, as far as that is known.
     pub(super) fn wait(&self, facts: &RequestFacts<'_>, flow: Option<&str>, now: Timestamp) -> Duration {
         let (ttl, spare) = (Some(Duration::ZERO), Some(0.0));
-        let asking = Asking { facts, flow, bytes: 0, answer_tokens: None, found: None, ttl, spare };
+        let asking = Asking { facts, flow, bytes: 0, answer_tokens: None, found: None, ttl, spare, unvouched: false };
         let snapshot = self.store.load();
         let view = self.view(&snapshot, now);
         let (arrival, room) = (asking.arrival(&view), self.flow.gauge(&view));
-        self.state.lock().wait(&arrival, &room, now).unwrap_or_default()
+        self.state.lock().control.wait(&arrival, &room, now).unwrap_or_default()
     }
 
     /// Asks for a turn for the request that `q` is about, which may be `due`: then it waits only if its turn is predicted to come in time.
@@ -187,7 +181,7 @@ impl Queues {
         }
         let mut turn = None;
         let verdict = self.change(q.now, |state, gauge, left| {
-            let wait = due.and_then(|due| Some((due, state.wait(&arrival, &gauge, q.now)?)));
+            let wait = due.and_then(|due| Some((due, state.control.wait(&arrival, &gauge, q.now)?)));
             if let Some((due, wait)) = wait.filter(|(due, wait)| wait > &due.within) {
                 return Err(wait.saturating_sub(due.within));
             }
@@ -358,6 +352,9 @@ impl Queues {
             }
             if let Some(rest) = state.rest.as_ref().filter(|rest| rest.missed) {
                 return rest.until.since(now);
+            }
+            if state.control.takes_turns() {
+                return SHORTEST_LOOK;
             }
         }
         let soon = self.flow.detector.changes_in(&self.view(&self.store.load(), now));

@@ -34,6 +34,8 @@ pub struct Asking<'a> {
     pub ttl: Option<Duration>,
     /// Seconds that it may wait until it is late, where that is known.
     pub spare: Option<f64>,
+    /// Nobody vouches for what it says of its own haste: it may be refused for it, and goes before nobody.
+    pub unvouched: bool,
 }
 
 impl<'a> Asking<'a> {
@@ -50,7 +52,8 @@ impl<'a> Asking<'a> {
             work: self.work(view),
             ttl: self.ttl,
             spare: self.spare,
-            ttft: (ttft > 0.0).then(|| Duration::from_secs_f64(ttft.min(1e9) / 1e3)),
+            unvouched: self.unvouched,
+            ttft: (ttft > 0.0 && !self.unvouched).then(|| Duration::from_secs_f64(ttft.min(1e9) / 1e3)),
         }
     }
 

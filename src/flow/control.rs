@@ -52,8 +52,9 @@ impl<T> Item<T> {
     }
 }
 
-/// Where a request stands in its flow.
-fn head(band: &Band, arrival: &Arrival<'_>, deadline: Timestamp, sequence: u64, now: Timestamp) -> Head {
+/// Where a request stands in its flow, if those who say nothing wait for `ttl` at most.
+fn head(band: &Band, arrival: &Arrival<'_>, ttl: Duration, sequence: u64, now: Timestamp) -> Head {
+    let deadline = now.after(arrival.ttl.filter(|_| !arrival.unvouched).unwrap_or(ttl));
     let facts = Facts { arrived: now, deadline, ttft: arrival.ttft, work: arrival.work, spare: arrival.spare };
     Head { key: band.key(&facts), sequence, arrived: now }
 }
@@ -146,11 +147,14 @@ impl<T> FlowControl<T> {
             return Verdict::Rejected(self.refusal(at, Cause::Full, now));
         };
         let deadline = now.after(arrival.ttl.unwrap_or(self.settings.ttl));
-        let head = head(band, arrival, deadline, self.sequence, now);
+        let head = head(band, arrival, self.settings.ttl, self.sequence, now);
         self.sequence += 1;
         // Those before it go first, should there be room that nobody has told of.
         self.let_through(at, room, now, rng, left);
         let is_next = self.bands.iter().take(at + 1).all(|b| b.requests == 0);
+        if is_next {
+            self.ceiling.turn(room.saturation(self.pending, arrival.work));
+        }
         if is_next && self.has_room(at, arrival.work, room) {
             let passage = self.pass(at, flow, head, arrival, now, rng);
             self.let_through(usize::MAX, room, now, rng, left);
@@ -198,16 +202,31 @@ impl<T> FlowControl<T> {
         Verdict::Parked(handle)
     }
 
-    /// Requests that would have their turn before one that came now, were it a short one; `None` when it would not have to wait. By what waits
-    /// now, and in turns: a flow that has had much of late may find others going before it more often.
-    pub fn ahead(&mut self, arrival: &Arrival<'_>, room: &Gauge, now: Timestamp) -> Option<u64> {
+    /// Whether those who wait may have room though nothing changes, when they are looked at again.
+    #[must_use]
+    pub fn takes_turns(&self) -> bool {
+        !self.is_empty() && self.ceiling.takes_turns()
+    }
+
+    /// How long a request that came now would wait for its turn, were it a short one; `None` when it would not have to, or too few have had their
+    /// turn to tell. As fast as the queues empty, and as its own band does while somebody waits there, which tells of what comes above it meanwhile.
+    #[must_use]
+    pub fn wait(&mut self, arrival: &Arrival<'_>, room: &Gauge, now: Timestamp) -> Option<Duration> {
+        let (above, before) = self.ahead(arrival, room, now)?;
+        let band = self.existing(arrival.priority).and_then(|at| self.bands.get(at)).filter(|band| band.requests > 0);
+        let own = band.and_then(|band| band.drain.wait(before, now));
+        self.drain.wait(above + before, now).max(own)
+    }
+
+    /// Requests above its band and in it that would have their turn before one that came now, were it a short one; `None` when it would not have
+    /// to wait. By what waits now, and in turns: a flow that has had much of late may find others going before it more often.
+    pub(super) fn ahead(&mut self, arrival: &Arrival<'_>, room: &Gauge, now: Timestamp) -> Option<(u64, u64)> {
         let at = self.band(arrival.priority);
         let above: u64 = self.bands.iter().take(at).map(|b| b.requests).sum();
         let band = self.bands.get(at)?;
-        let deadline = now.after(arrival.ttl.unwrap_or(self.settings.ttl));
-        let head = head(band, arrival, deadline, self.sequence, now);
-        let ahead = above + band.ahead(arrival.flow, head, self.settings.max_flows);
-        (ahead > 0 || !self.has_room(at, 0.0, room)).then_some(ahead)
+        let head = head(band, arrival, self.settings.ttl, self.sequence, now);
+        let before = band.ahead(arrival.flow, head, self.settings.max_flows);
+        (above + before > 0 || !self.has_room(at, 0.0, room)).then_some((above, before))
     }
 
     /// The pool may have more room than before: an answer has begun or ended, a page has come, an endpoint has.
@@ -317,12 +336,6 @@ impl<T> FlowControl<T> {
         own.max(pace::clears(queued, self.drain.rate(now).unwrap_or(pace)))
     }
 
-    /// How long a newcomer would wait with so many before it; `None` while too few have had their turn to tell.
-    #[must_use]
-    pub fn wait(&self, ahead: u64, now: Timestamp) -> Option<Duration> {
-        self.drain.wait(ahead, now)
-    }
-
     fn existing(&self, priority: i32) -> Option<usize> {
         self.bands.binary_search_by(|b| priority.cmp(&b.priority)).ok()
     }
@@ -337,6 +350,7 @@ impl<T> FlowControl<T> {
 
     /// Whether whoever is next in a band may go. Long ones go by the limit of the others when none has found room by their own for long.
     fn may_go(&mut self, at: usize, room: &Gauge, now: Timestamp) -> bool {
+        self.ceiling.turn(room.saturation(self.pending, 0.0));
         let Some(long) = &room.long else { return self.has_room(at, 0.0, room) };
         let slot = self.bands.get_mut(at).and_then(Band::next);
         let work = slot.and_then(|slot| self.items.get(slot)).map_or(0.0, |item| item.work);
@@ -350,12 +364,13 @@ impl<T> FlowControl<T> {
         now.since(since) >= LONGEST_FOR_LONG && self.has_room(at, 0.0, room)
     }
 
-    fn has_room(&mut self, at: usize, work: f64, room: &Gauge) -> bool {
+    /// Whether there is room for one of the band at `at`, in the present turn.
+    fn has_room(&self, at: usize, work: f64, room: &Gauge) -> bool {
         let saturation = room.saturation(self.pending, work);
         self.ceilings(saturation).get(at).is_some_and(|ceiling| saturation < *ceiling)
     }
 
-    fn ceilings(&mut self, saturation: f64) -> Ceilings {
+    fn ceilings(&self, saturation: f64) -> Ceilings {
         let priorities: SmallVec<[i32; 8]> = self.bands.iter().map(|b| b.priority).collect();
         self.ceiling.ceilings(saturation, &priorities)
     }
@@ -387,22 +402,35 @@ impl<T> FlowControl<T> {
 
     /// Lets through whoever is next in the bands down to the one at `lowest`, while there is room.
     fn let_through(&mut self, lowest: usize, room: &Gauge, now: Timestamp, rng: &mut PickRng, left: &mut Vec<Left<T>>) {
-        while let Some(at) = self.bands.iter().position(|b| b.requests > 0).filter(|at| *at <= lowest) {
-            if !self.may_go(at, room, now) {
-                return;
-            }
-            let Some(slot) = self.bands.get_mut(at).and_then(Band::next) else { return };
-            let Some((generation, item)) = self.items.remove(slot) else { return };
-            self.deadlines.remove(&(item.deadline, slot));
-            self.held.give(item.bytes);
-            let mut meter = item.meter();
-            if let Some(band) = self.bands.get_mut(at) {
-                band.dispatch(item.flow, &item.place, item.bytes, &mut meter, now, rng);
-            }
-            self.drain.moved(1, self.items.len() as u64, now);
-            let passage = self.passage(item.priority, item.flow, meter, now.since(item.arrived));
-            left.push(Left::Dispatched(Handle { slot, generation }, item.kept, passage));
+        while self.let_next_through(lowest, room, now, rng, left) {}
+        self.running.looked();
+    }
+
+    /// Lets one through; false when nobody waits there, or there is no room.
+    fn let_next_through(
+        &mut self,
+        lowest: usize,
+        room: &Gauge,
+        now: Timestamp,
+        rng: &mut PickRng,
+        left: &mut Vec<Left<T>>,
+    ) -> bool {
+        let Some(at) = self.bands.iter().position(|b| b.requests > 0).filter(|at| *at <= lowest) else { return false };
+        if !self.may_go(at, room, now) {
+            return false;
         }
+        let Some(slot) = self.bands.get_mut(at).and_then(Band::next) else { return false };
+        let Some((generation, item)) = self.items.remove(slot) else { return false };
+        self.deadlines.remove(&(item.deadline, slot));
+        self.held.give(item.bytes);
+        let mut meter = item.meter();
+        if let Some(band) = self.bands.get_mut(at) {
+            band.dispatch(item.flow, &item.place, item.bytes, &mut meter, now, rng);
+        }
+        self.drain.moved(1, self.items.len() as u64, now);
+        let passage = self.passage(item.priority, item.flow, meter, now.since(item.arrived));
+        left.push(Left::Dispatched(Handle { slot, generation }, item.kept, passage));
+        true
     }
 
     /// Takes one out of all queues.

@@ -25,6 +25,8 @@ pub struct Arrival<'a> {
     pub ttft: Option<Duration>,
     /// Seconds that it may wait and still meet its objective; below 0 when it misses it as it is.
     pub spare: Option<f64>,
+    /// Nobody vouches for how long it says that it may wait: its place is that of one that says nothing.
+    pub unvouched: bool,
 }
 
 /// What is on the way to the pool and in nobody's books yet.

@@ -47,6 +47,8 @@ pub(super) struct Running {
     leaving: Option<Seat>,
     /// Until when nobody else is told.
     settles: Option<Timestamp>,
+    /// Nobody has looked for room since it has gone.
+    has_just_left: bool,
 }
 
 impl Running {
@@ -57,12 +59,15 @@ impl Running {
     }
 
     pub(super) fn new(which: EvictRunning) -> Self {
-        Self { which, seats: BTreeSet::new(), number: 0, leaving: None, settles: None }
+        Self { which, seats: BTreeSet::new(), number: 0, leaving: None, settles: None, has_just_left: false }
     }
 
     /// One is let through; its seat, if it may end before its answer does.
     pub(super) fn enter(&mut self, priority: i32) -> Option<Seat> {
-        self.settles = None;
+        // Room that is found later need not be its.
+        if self.has_just_left {
+            self.settles = None;
+        }
         if self.which == EvictRunning::Never || priority >= 0 {
             return None;
         }
@@ -87,7 +92,13 @@ impl Running {
         self.seats.remove(&seat);
         if self.leaving.take_if(|leaving| *leaving == seat).is_some() {
             self.settles = Some(now.after(SETTLES));
+            self.has_just_left = true;
         }
+    }
+
+    /// Those who wait were let through as far as there is room.
+    pub(super) fn looked(&mut self) {
+        self.has_just_left = false;
     }
 
     /// Who would end for one of this priority that waits.

@@ -105,6 +105,7 @@ fn shedding(detector: Opt<Strategy>, named: Vec<At<Strategy>>, span: Span) -> sc
 fn queues(f: &mut Fields<'_>, gate: Span, plugins: &Plugins, sink: &mut Sink) -> schema::FlowControl {
     let mut flow = schema::FlowControl {
         enabled: Some(At { value: true, span: gate }),
+        evict_sheddable: Some(At { value: false, span: gate }),
         default_band: Some(At { value: usual_band(gate), span: gate }),
         ..schema::FlowControl::default()
     };
@@ -153,6 +154,8 @@ fn limits(f: &mut Fields<'_>, span: Span, plugins: Option<&Plugins>, sink: &mut 
         ttl: ttl.filter(|at| !at.value.is_zero()),
         max_requests: max_requests.map(|at| At { value: at.value.0, span: at.span }),
         max_bytes: max_bytes.map(|at| At { value: Bytes(at.value.0), span: at.span }),
+        // What waits there stays, whatever comes.
+        evict_sheddable: Some(At { value: false, span }),
         evict_running: evicts.map(|at| At { value: EvictRunning::Any, span: at.span }),
         default_band: Some(At { value: default_band, span }),
         bands: Some(At { value: bands, span }),

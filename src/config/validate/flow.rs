@@ -164,8 +164,9 @@ fn bands(
 fn shares(file: &[(At<String>, At<f64>)], path: &str, sink: &mut Sink) -> HashMap<Arc<str>, f64> {
     let mut shares = HashMap::new();
     for (flow, share) in file {
-        if !(share.value > 0.0 && share.value <= 1e6) {
-            sink.out_of_range(share.span, &format!("{path}.shares"), share.value, "more than 0, up to 1,000,000");
+        // Counters are of 64 bits, and a smaller share would fill one.
+        if !(1e-6..=1e6).contains(&share.value) {
+            sink.out_of_range(share.span, &format!("{path}.shares"), share.value, "0.000001 to 1,000,000");
         }
         shares.insert(flow.value.as_str().into(), share.value);
     }

@@ -39,21 +39,8 @@ impl Exchange {
         }
         match self.waits.stood.take() {
             Some(Stood::Headers(end_of_stream)) => self.decide_at_headers(end_of_stream, now, out),
-            Some(Stood::Body(close)) => {
-                self.decide_on_body(close, now, out);
-                if close == Close::Trailers {
-                    self.pass_trailers(out);
-                }
-            }
+            Some(Stood::Body(close)) => self.decide_on_body(close, now, out),
             None => {}
-        }
-    }
-
-    /// The request's trailers go on, once it is decided where to.
-    pub(super) fn pass_trailers(&mut self, out: &mut Actions) {
-        if !matches!(self.request, RequestSide::Refused | RequestSide::Collecting) {
-            self.request = RequestSide::Ended;
-            out.push_back(reply::request_trailers());
         }
     }
 }

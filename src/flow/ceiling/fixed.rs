@@ -49,7 +49,7 @@ impl Default for Fixed {
 }
 
 impl Ceiling for Fixed {
-    fn ceilings(&mut self, _: f64, priorities: &[i32]) -> Ceilings {
+    fn ceilings(&self, _: f64, priorities: &[i32]) -> Ceilings {
         priorities.iter().map(|_| self.0).collect()
     }
 }

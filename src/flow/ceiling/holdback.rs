@@ -109,7 +109,7 @@ fn explicit(ceilings: Option<BTreeMap<String, f64>>) -> Result<Holdback, ParamEr
 }
 
 impl Ceiling for Holdback {
-    fn ceilings(&mut self, _: f64, priorities: &[i32]) -> Ceilings {
+    fn ceilings(&self, _: f64, priorities: &[i32]) -> Ceilings {
         match self {
             Self::Explicit(named) => {
                 // What is closed closes all below it: the bands are served in order.

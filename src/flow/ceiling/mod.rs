@@ -13,7 +13,15 @@ pub type Ceilings = SmallVec<[f64; 8]>;
 /// How much of the pool a band may use.
 pub trait Ceiling: Send + Debug {
     /// The ceilings of the bands of these priorities, the highest first; none rises from a band to the next lower one.
-    fn ceilings(&mut self, saturation: f64, priorities: &[i32]) -> Ceilings;
+    fn ceilings(&self, saturation: f64, priorities: &[i32]) -> Ceilings;
+
+    /// The next turn: a pool that is this full is looked at for room for somebody.
+    fn turn(&mut self, _saturation: f64) {}
+
+    /// Whether somebody may have room in a later turn, though nothing changes.
+    fn takes_turns(&self) -> bool {
+        false
+    }
 }
 
 #[cfg(test)]
@@ -93,10 +101,14 @@ mod tests {
         near(&policy.ceilings(1.0, &[2, 1, 0]), &[1.0, 0.0, 0.0]);
         near(&policy.ceilings(0.5, &[]), &[]);
         // 0.75: three quarters of the turns are closed to the lowest band, and period = round(0.75 / 0.25) = 3.
-        let opened = (0..30).filter(|_| policy.ceilings(0.75, &[1, 0])[1] == 1.0).count();
+        let mut next = |saturation, priorities: &[i32]| {
+            policy.turn(saturation);
+            policy.ceilings(saturation, priorities)
+        };
+        let opened = (0..30).filter(|_| next(0.75, &[1, 0])[1] == 1.0).count();
         assert_eq!(opened, 10);
         // The middle of three is open up to 1 - 0.62 / 2 = 0.69, the lowest up to 0.38.
-        let turns: Vec<Ceilings> = (0..2).map(|_| policy.ceilings(0.62, &[2, 1, 0])).collect();
+        let turns: Vec<Ceilings> = (0..2).map(|_| next(0.62, &[2, 1, 0])).collect();
         assert!(turns.iter().all(|c| c[0] == 1.0 && c[1] == 1.0));
         assert_eq!(turns.iter().filter(|c| c[2] == 1.0).count(), 1, "every second turn");
     }

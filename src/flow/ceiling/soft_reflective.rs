@@ -5,7 +5,7 @@
 //! else, below 1, in one turn of round(saturation / (1 − saturation)); at 1 closed
 //! ```
 //!
-//! A turn is a look for room. All bands that take turns have the same one, so that no band is open above which one is closed. When not:
+//! A turn is a look for room, at least one in 5 ms while somebody waits. All bands that take turns have the same one, so that no band is open above which one is closed. When not:
 //! there is one band; then it is a ceiling of 1. Source: llm-d.
 
 use super::{Ceiling, Ceilings};
@@ -27,24 +27,38 @@ pub const PLUGIN: Descriptor<dyn Ceiling> = Descriptor {
 #[derive(Debug, Default)]
 struct SoftReflective {
     turn: u64,
+    /// The last one was one of those in which a lower band may have to let turns pass.
+    by_turns: bool,
+}
+
+/// Whether lower bands take turns.
+fn by_turns(saturation: f64) -> bool {
+    // The lowest ceiling is 1 − saturation: below it nobody does.
+    saturation >= 1.0 - saturation && saturation < 1.0
 }
 
 impl Ceiling for SoftReflective {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 1 to some thousands")]
-    fn ceilings(&mut self, saturation: f64, priorities: &[i32]) -> Ceilings {
+    fn ceilings(&self, saturation: f64, priorities: &[i32]) -> Ceilings {
         let steps = priorities.len().saturating_sub(1) as f64;
-        // The lowest ceiling is 1 − saturation: below it nobody takes turns.
-        let by_turns = priorities.len() > 1 && saturation >= 1.0 - saturation && saturation < 1.0;
-        let open = by_turns && {
+        let open = by_turns(saturation) && {
             let period = (saturation / (1.0 - saturation)).round().clamp(1.0, 1e6) as u64;
-            self.turn = self.turn.wrapping_add(1);
             self.turn.is_multiple_of(period)
         };
         let ceiling = |(i, _): (usize, &i32)| {
             let reflected = 1.0 - i as f64 * saturation / steps.max(1.0);
-            let is_open = i == 0 || saturation < reflected || (by_turns && open);
+            let is_open = i == 0 || saturation < reflected || open;
             if is_open { 1.0 } else { 0.0 }
         };
         priorities.iter().enumerate().map(ceiling).collect()
+    }
+
+    fn turn(&mut self, saturation: f64) {
+        self.turn = self.turn.wrapping_add(1);
+        self.by_turns = by_turns(saturation);
+    }
+
+    fn takes_turns(&self) -> bool {
+        self.by_turns
     }
 }

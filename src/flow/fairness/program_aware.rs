@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! score   = lasWeightService · (1 − service normalised) + lasWeightHeadWait · (wait of the first request normalised); the greatest goes
-//! service = Σ (prompt + 2 · answer tokens), half as much after lasHalfLifeSeconds; counted when an answer ends
+//! service = Σ (prompt + 2 · answer tokens), counted when an answer ends; half as much after each lasHalfLifeSeconds in which the flow
+//!           has nothing queued and nothing under way
 //! ```
 //!
 //! Both figures are normalised over the flows that have something queued, so a score changes with every other flow's. The best is found
 //! without looking at all of them: flows are kept by service and by the first request's arrival, both orders are walked side by side, and
-//! the walk ends where nobody further down either can have more (Fagin's threshold algorithm). Service that fades equally fast for all is kept
-//! as what it will have been worth at a later moment, so that fading changes no order.
+//! the walk ends where nobody further down either can have more (Fagin's threshold algorithm). Service fades only
+//! while its flow is in neither order, so fading changes none: it is made up for when the flow comes again.
 //!
 //! Not as there: `lasDecayFactor` without a half-life fades by the second here too, as its documentation has it. When not: requests are long
 //! against the half-life; what is under way does not count yet, which `vtc-fair` charges as it comes. Source: llm-d.
@@ -16,6 +17,7 @@
 use super::{Fairness, Head, Meter};
 use crate::clock::Timestamp;
 use crate::flow::registry::Descriptor;
+use crate::rng::PickRng;
 use crate::scheduling::plugin::{ParamError, params};
 use ahash::AHashMap;
 use serde::Deserialize;
@@ -43,8 +45,6 @@ pub const DEFAULT_HALF_LIFE_SECONDS: f64 = 60.0;
 pub const DEFAULT_DECAY_FACTOR: f64 = 0.999_97;
 /// An answer's token counts twice, as there.
 const OUTPUT_WEIGHT: f64 = 2.0;
-/// Services are worth 2^64 times as much as at first when they are written anew.
-const REBASE: f64 = 64.0;
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -105,6 +105,9 @@ impl Ord for Service {
 struct Flow {
     service: Service,
     queued_since: Option<Timestamp>,
+    under_way: u32,
+    /// Its service fades since then.
+    idle_since: Option<Timestamp>,
 }
 
 #[derive(Debug)]
@@ -112,8 +115,8 @@ struct ProgramAware {
     weight_service: f64,
     weight_wait: f64,
     half_life: f64,
-    /// When a service is worth what is written.
-    written: Timestamp,
+    /// The last moment that was told.
+    now: Timestamp,
     flows: AHashMap<u32, Flow>,
     // Each order holds the other's figure as well: a walk looks nowhere else.
     by_service: BTreeMap<(Service, u32), Timestamp>,
@@ -144,8 +147,8 @@ impl ProgramAware {
 
     fn with(weight_service: f64, weight_wait: f64, half_life: f64) -> Self {
         let (by_service, by_wait) = (BTreeMap::new(), BTreeMap::new());
-        let (written, flows) = (Timestamp::default(), AHashMap::new());
-        Self { weight_service, weight_wait, half_life, written, flows, by_service, by_wait }
+        let (now, flows) = (Timestamp::default(), AHashMap::new());
+        Self { weight_service, weight_wait, half_life, now, flows, by_service, by_wait }
     }
 
     fn queue(&mut self, flow: u32, since: Option<Timestamp>) {
@@ -168,24 +171,23 @@ impl ProgramAware {
         }
     }
 
-    fn serve(&mut self, flow: u32, tokens: f64, now: Timestamp) {
-        let halves = now.since(self.written).as_secs_f64() / self.half_life.abs();
-        if halves > REBASE {
-            self.written = now;
-            let fade = (-halves).exp2();
-            self.flows.values_mut().for_each(|flow| flow.service.0 *= fade);
-            self.by_wait.values_mut().for_each(|service| service.0 *= fade);
-            self.by_service = self.by_service.iter().map(|((s, flow), w)| ((Service(s.0 * fade), *flow), *w)).collect();
-            return self.serve(flow, tokens, now);
-        }
+    fn serve(&mut self, flow: u32, tokens: f64) {
         let entry = self.flows.entry(flow).or_default();
         let before = entry.service;
-        entry.service.0 += tokens * halves.exp2();
+        entry.service.0 += tokens;
         let (service, since) = (entry.service, entry.queued_since);
         if let Some(since) = since {
             self.by_service.remove(&(before, flow));
             self.by_service.insert((service, flow), since);
             self.by_wait.insert((since, flow), service);
+        }
+    }
+
+    /// Nothing of it is queued or under way: from now on its service fades.
+    fn rests(&mut self, flow: u32) {
+        let now = self.now;
+        if let Some(entry) = self.flows.get_mut(&flow).filter(|f| f.queued_since.is_none() && f.under_way == 0) {
+            entry.idle_since = Some(now);
         }
     }
 
@@ -242,7 +244,12 @@ impl Fairness for ProgramAware {
         Box::new(Self::with(self.weight_service, self.weight_wait, self.half_life))
     }
 
-    fn wakes(&mut self, flow: u32, _: f64, head: Head, _: Timestamp) {
+    fn wakes(&mut self, flow: u32, _: f64, head: Head, now: Timestamp) {
+        self.now = now;
+        let entry = self.flows.entry(flow).or_default();
+        if let Some(since) = entry.idle_since.take() {
+            entry.service.0 *= (-now.since(since).as_secs_f64() / self.half_life.abs()).exp2();
+        }
         self.queue(flow, Some(head.arrived));
     }
 
@@ -252,6 +259,7 @@ impl Fairness for ProgramAware {
 
     fn sleeps(&mut self, flow: u32) {
         self.queue(flow, None);
+        self.rests(flow);
     }
 
     fn next(&mut self) -> Option<u32> {
@@ -262,9 +270,19 @@ impl Fairness for ProgramAware {
         self.extreme(false)
     }
 
+    fn dispatched(&mut self, flow: u32, _: &mut Meter, now: Timestamp, _: &mut PickRng) {
+        self.now = now;
+        self.flows.entry(flow).or_default().under_way += 1;
+    }
+
     fn ended(&mut self, flow: u32, meter: &Meter, input: Option<u32>, now: Timestamp) {
+        self.now = now;
         let tokens = f64::from(input.unwrap_or(meter.input)) + OUTPUT_WEIGHT * f64::from(meter.output);
-        self.serve(flow, tokens, now);
+        self.serve(flow, tokens);
+        if let Some(entry) = self.flows.get_mut(&flow) {
+            entry.under_way = entry.under_way.saturating_sub(1);
+        }
+        self.rests(flow);
     }
 
     fn forget(&mut self, flow: u32) {

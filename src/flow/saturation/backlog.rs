@@ -44,8 +44,9 @@ pub const PLUGIN: Descriptor<dyn Detector> = Descriptor {
 
 /// 50 ms: longer than the way to an endpoint and back and than a step of its answers, so that it does not run dry; less than people notice.
 pub const DEFAULT_MAX_PREFILL_TIME: Duration = Duration::from_millis(50);
-/// 10 ms: about the way to an endpoint and back.
-pub const DEFAULT_MAX_LONG_PREFILL_TIME: Duration = Duration::from_millis(10);
+/// 5 ms: about the way to an endpoint and back. Who is next waits for what was let in before him all the same, so more is lost by the urgent than
+/// is won by the endpoints.
+pub const DEFAULT_MAX_LONG_PREFILL_TIME: Duration = Duration::from_millis(5);
 /// 16 requests that wait for a first token: with short prompts the next step is full long before, and no more than a step's worth is bound
 /// early.
 pub const DEFAULT_MAX_WAITING: u32 = 16;

@@ -7,7 +7,8 @@
 //!
 //! For the strategies of the `slo` family: their requests wait here where AIBrix's wait in a queue of their own, until one fits under the cap
 //! of 1. Which request is next is not known here, so a usual one has to fit; where requests are alike that is the same. Where nothing runs, one
-//! goes to each endpoint, and shows what is usual. A pool of which no share is known is never full once one runs, as there. When not: the strategy is of another family. Source: AIBrix `slo`.
+//! goes to each endpoint, and shows what is usual. A pool of which no share is known is never full once one runs, as there; nor
+//! is one with an endpoint of which none is, which looks empty: each deployment needs its profile. When not: the strategy is of another family. Source: AIBrix `slo`.
 
 use super::{Detector, Gauge, Stage, View, by_stage};
 use crate::flow::registry::Descriptor;

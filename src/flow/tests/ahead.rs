@@ -1,6 +1,7 @@
 //! How many go before a newcomer: what is told of it beforehand, and what comes of it.
 
 use super::{at, band, of, room};
+use crate::clock::Timestamp;
 use crate::flow::ceiling::fixed::Fixed;
 use crate::flow::*;
 use crate::rng::{PickRng, for_request};
@@ -34,7 +35,8 @@ impl Queue {
     }
 
     fn ahead(&mut self, arrival: &Arrival<'_>) -> u64 {
-        self.flow.ahead(arrival, &room(1, 1), at(1)).unwrap()
+        let (above, before) = self.flow.ahead(arrival, &room(1, 1), at(1)).unwrap();
+        above + before
     }
 
     fn waits(&mut self, number: u32, arrival: &Arrival<'_>) {
@@ -44,19 +46,19 @@ impl Queue {
 
     /// How many have their turn before the one with this number.
     fn turns_before(mut self, number: u32) -> u64 {
-        for turns in 0.. {
-            let mut left = Vec::new();
-            let passage = self.seat.take().unwrap();
-            self.flow.ended(passage, None, at(2));
-            self.flow.freed(&room(1, 0), at(2), &mut self.rng, &mut left);
-            let Some(Left::Dispatched(_, next, mut passage)) = left.pop() else { panic!("{left:?}") };
-            self.flow.landed(&mut passage);
-            self.seat = Some(passage);
-            if next == number {
-                return turns;
-            }
-        }
-        unreachable!()
+        (0..).find(|_| self.turn(at(2)) == number).unwrap()
+    }
+
+    /// Who has the seat next.
+    fn turn(&mut self, now: Timestamp) -> u32 {
+        let mut left = Vec::new();
+        let passage = self.seat.take().unwrap();
+        self.flow.ended(passage, None, now);
+        self.flow.freed(&room(1, 0), now, &mut self.rng, &mut left);
+        let Some(Left::Dispatched(_, next, mut passage)) = left.pop() else { panic!("{left:?}") };
+        self.flow.landed(&mut passage);
+        self.seat = Some(passage);
+        next
     }
 }
 
@@ -88,6 +90,28 @@ fn who_is_more_urgent_stands_before_the_rest() {
             assert_eq!(queue.ahead(&due("a", spare)), ahead, "{fairness} {spare:?}");
         }
     }
+}
+
+#[test]
+fn a_band_waits_by_its_own_pace_when_others_take_most_turns() {
+    let mut queue = Queue::new("global-strict", "fcfs");
+    let urgent = Arrival { priority: 10, ..of("a") };
+    let wait = |queue: &mut Queue, arrival: &Arrival<'_>| {
+        queue.flow.wait(arrival, &room(1, 1), at(10_001)).unwrap().as_secs_f64()
+    };
+    (0..20).for_each(|number| queue.waits(number, &of("a")));
+    // Ten turns a second, of which nine are taken by what comes above.
+    for turn in 0..100u64 {
+        let now = Timestamp(at(1).0 + (turn + 1) * 100_000_000);
+        if turn % 10 != 0 {
+            let verdict = queue.flow.enqueue(&urgent, |_| 99, &room(1, 1), now, &mut queue.rng, &mut Vec::new());
+            assert!(matches!(verdict, Verdict::Parked(_)), "{verdict:?}");
+        }
+        queue.turn(now);
+    }
+    assert!(wait(&mut queue, &urgent) < 0.2);
+    let usual = wait(&mut queue, &of("a"));
+    assert!((9.0..14.0).contains(&usual), "ten wait, and one has its turn a second: {usual}");
 }
 
 #[test]

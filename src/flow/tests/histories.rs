@@ -126,6 +126,7 @@ impl Model {
                     ttl: ttl.map(ms),
                     ttft: ttft.map(ms),
                     spare: None,
+                    unvouched: false,
                 };
                 // It may be let through or turned out within the call.
                 let deadline = self.now + ttl.unwrap_or(100);

@@ -105,3 +105,23 @@ fn where_an_end_makes_no_room_the_next_has_to_wait() {
     trial.comes("urgent too", important(0), 512);
     assert_eq!(evicted(&mut trial, 512), Some(0), "somebody was let through: there is nothing to wait for");
 }
+
+#[test]
+fn room_that_comes_from_elsewhere_does_not_make_up_for_an_end_that_made_none() {
+    let mut trial = full(EvictRunning::Any, &[-1, -1, -1]);
+    for name in ["urgent", "urgent too", "urgent as well"] {
+        trial.comes(name, important(0), 5);
+    }
+    assert_eq!(evicted(&mut trial, 6), Some(2));
+    trial.capacity = 2;
+    assert_eq!(goes(&mut trial, 2, 10), Vec::<String>::new());
+    // Prompts are computed, one after the other.
+    for (ms, name) in [(12, "urgent"), (17, "urgent too")] {
+        trial.capacity += 1;
+        let room = trial.room();
+        trial.flow.freed(&room, at(ms), &mut trial.rng, &mut trial.left);
+        assert_eq!(trial.told(), [name]);
+        assert_eq!(evicted(&mut trial, ms), None);
+    }
+    assert_eq!(evicted(&mut trial, 510), Some(1));
+}

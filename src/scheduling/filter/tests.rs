@@ -319,9 +319,11 @@ fn utilization_detectors_as_filters() {
     }
     let brim = json!({"kvCacheUtilThreshold": 0.9, "headroom": 0.5});
     assert_eq!(kept("utilization-detector", brim, vec![load(0, 1.0), load(8, 0.0)]), [0], "a full cache is the limit");
+    let whole = json!({"kvCacheUtilThreshold": 1});
+    assert_eq!(kept("utilization-detector", whole, vec![load(0, 1.0), load(8, 0.0)]), [0], "as the originals allow");
     for (parameters, says) in [
         (json!({"queueDepthThreshold": 0}), "at least 1"),
-        (json!({"kvCacheUtilThreshold": 1}), "between 0 and 1"),
+        (json!({"kvCacheUtilThreshold": 1.01}), "above 0 to 1"),
         (json!({"headroom": -0.1}), "0 or more"),
         (json!({"metricsStalenessThreshold": "soon"}), "duration"),
         (json!({"metricsStalenessThreshold": "0"}), "more than 0"),

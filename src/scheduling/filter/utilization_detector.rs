@@ -95,8 +95,8 @@ impl UtilizationDetector {
         if queue == 0 {
             return Err(ParamError::value("queueDepthThreshold", queue, "at least 1 is needed"));
         }
-        if !(kv > 0.0 && kv < 1.0) {
-            return Err(ParamError::value("kvCacheUtilThreshold", kv, "between 0 and 1 is allowed"));
+        if !(kv > 0.0 && kv <= 1.0) {
+            return Err(ParamError::value("kvCacheUtilThreshold", kv, "above 0 to 1 is allowed"));
         }
         Ok(Self { queue: f64::from(queue), kv, headroom: 0.0, fresh_for: None })
     }

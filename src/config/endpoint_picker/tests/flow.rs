@@ -29,7 +29,7 @@ fn usual() -> Value {
 fn queues(changes: Value) -> Value {
     let mut all = json!({
         "enabled": true, "detector": named("utilization-detector"), "ceiling": named("static-usage-limit-policy"), "admitters": [],
-        "ttl": "1m", "maxRequests": null, "maxBytes": DEFAULT_MAX_BUFFERED_BYTES / 2, "evictSheddable": true, "evictRunning": "never", "shares": {},
+        "ttl": "1m", "maxRequests": null, "maxBytes": DEFAULT_MAX_BUFFERED_BYTES / 2, "evictSheddable": false, "evictRunning": "never", "shares": {},
         "defaultBand": usual(), "bands": [],
     });
     let Value::Object(changes) = changes else { panic!("no changes") };

@@ -2,7 +2,8 @@
 
 use super::parking::{One, flow};
 use super::*;
-use crate::flow::Settings;
+use crate::flow::registry::{ORDERINGS, find};
+use crate::flow::{BandSettings, Settings};
 use crate::pool::speed::{Reservation, Work};
 
 /// What the servers have shown: a short prompt takes about a second.
@@ -10,7 +11,12 @@ const SHOWN: Duration = Duration::from_secs(1);
 
 fn world(flow: Option<PoolFlow>, deadline_admission: bool, learned: bool) -> World {
     let world = Setup { flow, deadline_admission, ..Setup::default() }.build();
-    for state in world.snapshot.load().endpoints.iter().filter(|_| learned) {
+    if learned { shown(world) } else { world }
+}
+
+/// After its servers have shown how fast they are.
+fn shown(world: World) -> World {
+    for state in &world.snapshot.load().endpoints {
         for i in 0..50u64 {
             let work = Work { prompt_tokens: 10, uncached_tokens: 10, adapter_cold: false };
             let begun = Timestamp(NOW.0 - 5_000_000_000 + i * 80_000_000);
@@ -101,6 +107,32 @@ fn a_turn_that_comes_in_time_is_taken() {
     second.ends();
     assert_eq!(judged(&world), [("waits", 1)]);
     world.assert_books_closed(2);
+}
+
+#[test]
+fn haste_that_nobody_vouches_for_goes_before_nobody() {
+    for ordering in ["slo-deadline", "edf", "slo-urgency"] {
+        for (trusts, tenant, goes_before) in [(false, false, false), (true, false, true), (false, true, true)] {
+            let ordering_of = find(ORDERINGS, ordering).unwrap();
+            let default_band = BandSettings {
+                ordering: (ordering_of.build)(&serde_json::Value::Null).unwrap().into(),
+                ..BandSettings::default()
+            };
+            let exchange = if tenant { limits::by_header() } else { ExchangeSettings::default() };
+            let exchange = ExchangeSettings { trust_client_headers: trusts, ..exchange };
+            let flow = Some(flow(Settings { default_band, ..Settings::default() }));
+            let world = shown(Setup { flow, exchange, deadline_admission: true, ..Setup::default() }.build());
+            let asks =
+                |ms| One::of(&world, &[("x-slo-ttft-ms", ms), ("x-tenant", "a")], BodySendMode::FullDuplexStreamed);
+            let (first, mut calm, mut hasty) = (asks("0"), asks("0"), asks("3000"));
+            first.ends();
+            calm.wakes(NOW);
+            hasty.wakes(NOW);
+            assert_eq!((calm.goes(), hasty.goes()), (!goes_before, goes_before), "{ordering} {trusts} {tenant}");
+            drop((calm, hasty));
+            world.assert_books_closed(3);
+        }
+    }
 }
 
 #[test]

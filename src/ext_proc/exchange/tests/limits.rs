@@ -18,7 +18,7 @@ const NONE: quota::Limits = quota::Limits {
     tokens_per_day: None,
 };
 
-fn by_header() -> ExchangeSettings {
+pub(super) fn by_header() -> ExchangeSettings {
     let rule = TenantRule { source: TenantSource::Header("x-tenant".to_owned()), strip: None };
     ExchangeSettings { tenant: Some(rule), ..ExchangeSettings::default() }
 }

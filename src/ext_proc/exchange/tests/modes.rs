@@ -1,6 +1,8 @@
 //! Every body mode, and what can happen on the way of one request.
 
+use super::parking::{self, One};
 use super::*;
+use crate::flow::Settings;
 
 #[test]
 fn conformance_headers_only_when_asked_for() {
@@ -183,6 +185,28 @@ fn request_trailers_end_the_body() {
     let got = Answered::of(&send(&mut exchange, request(Message::RequestTrailers(HttpTrailers::default()))));
     assert_eq!(got.kinds, ["request_headers", "request_body", "request_trailers"]);
     assert_eq!((got.text(), got.ended), (sent.as_str(), 0), "the trailers end the stream, not the body");
+}
+
+#[test]
+fn what_ends_in_trailers_waits_for_its_turn_like_any_other() {
+    let world = parking::setup(parking::flow(Settings::default())).build();
+    let first = One::of(&world, &[], BodySendMode::FullDuplexStreamed);
+    let mut second = world.exchange();
+    let sent = completion("m", "p");
+    let protocol_config = Some(config(BodySendMode::FullDuplexStreamed, BodySendMode::FullDuplexStreamed, true));
+    let head = request(Message::RequestHeaders(headers(&[PATH, (":method", "POST")], false)));
+    send(&mut second, ProcessingRequest { protocol_config, ..head });
+    assert!(send(&mut second, request(Message::RequestBody(body(sent.as_bytes(), false)))).is_empty());
+    assert!(send(&mut second, request(Message::RequestTrailers(HttpTrailers::default()))).is_empty());
+    assert!(first.goes() && !second.is_routed());
+    let mut second = One::sent(second);
+    first.ends();
+    second.wakes(NOW);
+    assert!(second.goes());
+    assert_eq!(second.told.kinds, ["request_headers", "request_body", "request_trailers"]);
+    assert_eq!((second.told.text(), second.told.ended), (&*sent, 0), "the trailers end the stream, not the body");
+    second.ends();
+    world.assert_books_closed(2);
 }
 
 #[test]

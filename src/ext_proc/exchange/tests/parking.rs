@@ -72,8 +72,13 @@ impl One {
         let first = Message::RequestHeaders(headers(&all, false));
         send(&mut exchange, ProcessingRequest { protocol_config, metadata_context, ..request(first) });
         let told = Answered::of(&send(&mut exchange, request(Message::RequestBody(body(bytes, true)))));
+        Self { told, ..Self::sent(exchange) }
+    }
+
+    /// A request that has been sent as a whole.
+    pub(super) fn sent(mut exchange: Exchange) -> Self {
         let (waiting, eviction) = (exchange.waiting(), exchange.eviction());
-        Self { exchange, waiting, eviction, told }
+        Self { exchange, waiting, eviction, told: Answered::default() }
     }
 
     fn tenant(world: &World, name: &str) -> Self {

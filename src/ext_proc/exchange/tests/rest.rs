@@ -1,9 +1,11 @@
-//! A pool of many endpoints that is full is not looked at whenever something happens.
+//! Looks at the pool that nothing asks for, and those that are left out: a pool of many endpoints that is full is not looked at whenever something
+//! happens.
 
-use super::parking::{flow, setup};
-use super::room::{at, follow};
+use super::parking::{One, flow, setup};
+use super::room::{WAITS, at, follow};
 use super::*;
 use crate::flow::Settings;
+use crate::flow::registry::{CEILINGS, DETECTORS, find};
 use crate::flow::saturation::{Detector, Gauge, View};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -52,4 +54,31 @@ async fn many_endpoints_that_are_full_are_looked_at_once_a_while_and_room_is_fou
         drop((goes, waits));
         world.assert_books_closed(servers as u64 + 20);
     }
+}
+
+#[tokio::test]
+async fn bands_that_take_turns_have_theirs_though_nothing_happens() {
+    let mut waited = 0;
+    // What comes before decides in which turn it comes.
+    for before in 0..4 {
+        let four = find(DETECTORS, "concurrency-detector").unwrap();
+        let flow = PoolFlow {
+            detector: (four.build)(&serde_json::json!({"maxConcurrency": 4})).unwrap().into(),
+            ceiling: (find(CEILINGS, "soft-reflective-ceiling-policy").unwrap(), serde_json::Value::Null),
+            ..flow(Settings::default())
+        };
+        let world = Setup { stale_after: Duration::from_secs(3_600), ..setup(flow) }.build();
+        let (_, _follower) = follow(&world).await;
+        let urgent = || One::of(&world, &[("x-gateway-inference-objective", "urgent")], WAITS);
+        let running: Vec<One> = (0..3 + before).map(|_| urgent()).skip(before).collect();
+        let mut usual = One::of(&world, &[], WAITS);
+        if let Some(turn) = usual.waiting.take() {
+            waited += 1;
+            let turn = tokio::time::timeout(Duration::from_secs(60), turn).await;
+            assert!(turn.expect("it is told").unwrap().is_ok(), "{before}");
+        }
+        drop((running, usual));
+        world.assert_books_closed(4 + before as u64);
+    }
+    assert!(waited > 0, "each came in its turn");
 }

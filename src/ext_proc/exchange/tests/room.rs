@@ -9,7 +9,7 @@ use crate::pool::Published;
 use crate::scheduling::Decider;
 use serde_json::json;
 
-const WAITS: BodySendMode = BodySendMode::FullDuplexStreamed;
+pub(super) const WAITS: BodySendMode = BodySendMode::FullDuplexStreamed;
 
 /// Prompts of about so many tokens.
 fn comes(world: &World, tokens: usize) -> One {
@@ -69,10 +69,25 @@ fn the_end_of_what_can_not_be_read_is_told_to_those_who_wait() {
 }
 
 #[test]
+fn headers_of_those_who_wait_take_room_as_bodies_do() {
+    let world = setup(flow(Settings { max_bytes: 1_000, ..Settings::default() })).build();
+    let first = comes(&world, 9);
+    let second = One::of(&world, &[("x-long", &"x".repeat(1_000))], WAITS);
+    assert_eq!(second.refused(), (429, "queue_full"));
+    let mut third = comes(&world, 9);
+    first.ends();
+    third.wakes(NOW);
+    assert!(third.goes(), "its headers are short");
+    third.ends();
+    drop(second);
+    world.assert_books_closed(3);
+}
+
+#[test]
 fn who_leaves_the_head_of_the_queue_lets_those_through_who_have_room() {
     let detector = (find(DETECTORS, "backlog-detector").unwrap().build)(&json!({})).unwrap().into();
     let world = setup(PoolFlow { detector, ..flow(Settings::default()) }).build();
-    // As long as nothing is learned 1,000 tokens take 40 ms: the server has 20 ms to do, and a prompt of 40 ms waits until it has less than 10.
+    // As long as nothing is learned 1,000 tokens take 40 ms: the server has 20 ms to do, and a prompt of 40 ms waits until it has less than 5.
     let first = comes(&world, 500);
     let long = comes(&world, 1_000);
     let mut short = comes(&world, 9);
