@@ -31,9 +31,6 @@ pub fn le_bytes(ids: &[u32]) -> Cow<'_, [u8]> {
     }
 }
 
-/// 16 ids or 64 bytes of text: both defaults.
-const USUAL_BLOCK: usize = 64;
-
 /// Cuts bytes into blocks and hashes each where it lies; only a block that comes in parts is copied.
 #[derive(Clone, Debug)]
 pub struct Chain {
@@ -78,7 +75,10 @@ impl Chain {
         }
         self.made += 1;
         if let Some((full, behind)) = rest.split_at_checked(whole * self.block) {
-            self.later_blocks(full, out);
+            // Even where all blocks have 64 bytes the compiler must not know it: it would put the halves of a block's words into vectors to add the
+            // seed to them, and take them apart again to multiply, a third more time for each key.
+            let space = self.space;
+            out.extend(full.chunks_exact(self.block).map(|block| space.next(block)));
             self.made += whole;
             rest = behind;
         }
@@ -91,15 +91,6 @@ impl Chain {
 
     fn key(&self, block: &[u8]) -> BlockKey {
         if self.made == 0 { self.space.first(self.root, block) } else { self.space.next(block) }
-    }
-
-    fn later_blocks(&self, blocks: &[u8], out: &mut Vec<BlockKey>) {
-        if self.block == USUAL_BLOCK {
-            // A length that the compiler knows: xxh3 without its branches.
-            out.extend(blocks.as_chunks::<USUAL_BLOCK>().0.iter().map(|block| self.space.next(block)));
-        } else {
-            out.extend(blocks.chunks_exact(self.block).map(|block| self.space.next(block)));
-        }
     }
 
     /// The bytes that are not in a block yet.
