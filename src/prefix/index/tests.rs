@@ -4,6 +4,7 @@ mod bounds;
 mod histories;
 mod model;
 mod regressions;
+mod tables;
 mod threads;
 
 use super::*;
