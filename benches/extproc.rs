@@ -239,6 +239,12 @@ async fn decide(bench: &mut Bench, options: &Options) -> Result<(), Error> {
     let pipeline = serde_json::json!({ "scorers": scorers });
     for (endpoints, target) in [(100, "≤ 10 %"), (1_000, "≤ 40 %")] {
         let pool = decide::Pool::new(endpoints);
+        bench.table.push([
+            format!("one look-up (`PrefixCache::lookup`), {endpoints} endpoints"),
+            format!("{:.2} µs", pool.look_up().as_secs_f64() * 1e6),
+            "–".to_owned(),
+            "–".to_owned(),
+        ]);
         for (name, strategy, parameters) in [
             ("five scorers", "pipeline", &pipeline),
             ("`predicted-latency`", "predicted-latency", &serde_json::Value::Null),

@@ -1,4 +1,4 @@
-//! One decision and nothing else: a pool, an index of a million blocks, a chat of 4 KiB whose head some servers hold.
+//! One decision and nothing else, or its look-up alone: a pool, an index of a million blocks, a chat of 4 KiB whose head some servers hold.
 
 use attache::clock::{Clock, Timestamp};
 use attache::ids::EndpointId;
@@ -6,7 +6,7 @@ use attache::pool::health::HealthPolicy;
 use attache::pool::ledger::Ticket;
 use attache::pool::speed::{Reservation, Work};
 use attache::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
-use attache::prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
+use attache::prefix::cache::{BlockUnit, CacheConfig, Found, PrefixCache};
 use attache::prefix::key::BlockKey;
 use attache::rng::for_request;
 use attache::scheduling::scheduler::Explain;
@@ -66,6 +66,20 @@ fn answer(endpoint: &Arc<Endpoint>, now: Timestamp) {
     }
 }
 
+/// The median time of a call.
+fn median(mut call: impl FnMut(u64, u64)) -> Duration {
+    let clock = Clock::start();
+    let mut batches: Vec<Duration> = (0..BATCHES)
+        .map(|batch| {
+            let before = clock.now();
+            (0..DECISIONS).for_each(|i| call(batch as u64, i));
+            clock.now().since(before) / DECISIONS as u32
+        })
+        .collect();
+    batches.sort_unstable();
+    batches[BATCHES / 2]
+}
+
 impl Pool {
     /// `count` servers with some load each.
     pub(crate) fn new(count: u32) -> Self {
@@ -109,30 +123,30 @@ impl Pool {
         Self { snapshot, cache, chat, now, _running: running, _pending: pending }
     }
 
+    fn looked_up(&self) -> Found {
+        self.cache.lookup(&mut &self.chat[..], self.now)
+    }
+
+    /// The median time of one look-up, as a decision makes it.
+    pub(crate) fn look_up(&self) -> Duration {
+        median(|_, _| drop(std::hint::black_box(self.looked_up())))
+    }
+
     /// The median time of one decision.
     pub(crate) fn decide(&self, strategy: &str, parameters: &Value) -> Duration {
         let built = (registry::strategy(strategy).expect(strategy).build)(parameters).expect(strategy);
         let scheduler = Scheduler::new(Choices::only(strategy, built), HealthPolicy::default(), 1);
         let strategy = &*scheduler.choices.default.strategy;
-        let clock = Clock::start();
-        let mut batches: Vec<Duration> = (0..BATCHES)
-            .map(|batch| {
-                let before = clock.now();
-                for i in 0..DECISIONS {
-                    let looked = strategy.reads().prefix.then(|| self.cache.lookup(&mut &self.chat[..], self.now));
-                    let cx = PickContext {
-                        request: RequestFacts { model: "m", prompt_tokens: 1_024, ..RequestFacts::default() },
-                        prefix: looked.as_ref(),
-                        ..PickContext::new(&self.snapshot, self.now, Duration::from_secs(2))
-                    };
-                    let mut rng = for_request(batch as u64, i);
-                    let decision = scheduler.decide(strategy, &cx, None, Explain::No, &mut rng).expect("a decision");
-                    std::hint::black_box(decision);
-                }
-                clock.now().since(before) / DECISIONS as u32
-            })
-            .collect();
-        batches.sort_unstable();
-        batches[BATCHES / 2]
+        median(|batch, i| {
+            let looked = strategy.reads().prefix.then(|| self.looked_up());
+            let cx = PickContext {
+                request: RequestFacts { model: "m", prompt_tokens: 1_024, ..RequestFacts::default() },
+                prefix: looked.as_ref(),
+                ..PickContext::new(&self.snapshot, self.now, Duration::from_secs(2))
+            };
+            let mut rng = for_request(batch, i);
+            let decision = scheduler.decide(strategy, &cx, None, Explain::No, &mut rng).expect("a decision");
+            std::hint::black_box(decision);
+        })
     }
 }

@@ -6,3 +6,9 @@
 pub(crate) use parking_lot::Mutex;
 pub(crate) use std::hint::spin_loop;
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+
+/// A number that nobody else in this process has been given; never 0.
+pub(crate) fn unique() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
+}

@@ -7,7 +7,7 @@ use super::average::Average;
 use super::by_endpoint::ByEndpoint;
 use super::carried::{Carried, Carry, DEFAULT_MAX_CARRIED, DEFAULT_MAX_CARRIED_BYTES};
 use super::claims::{Claim, ClaimedDepths, Claims};
-use super::index::{Depth, HolderId, IndexConfig, Matches, PrefixIndex, TenantId};
+use super::index::{Depth, HolderId, IndexConfig, Kept, PrefixIndex, TenantId};
 use super::key::{BlockKey, BlockKeys, KeySpace};
 use super::learning::Lesson;
 use super::ranks::Ranks;
@@ -17,7 +17,7 @@ use crate::ids::EndpointId;
 use crate::pool::PoolSnapshot;
 use crate::protocol::Prompt;
 use ahash::{AHashMap, AHashSet};
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -148,12 +148,13 @@ struct Reserved {
     blocks: u32,
 }
 
-/// What one prompt meets in a pool.
+/// What one prompt meets in a pool, for the length of one decision.
 #[derive(Debug)]
 pub struct Found {
-    guesses: Arc<Guesses>,
-    residents: Arc<Table>,
-    matches: Matches,
+    // Guards: to count who reads a table would have all threads write to one place.
+    guesses: Guard<Arc<Guesses>>,
+    residents: Guard<Arc<Table>>,
+    matches: Kept,
     claimed: ClaimedDepths,
     carried: Option<Carry>,
     tokens_per_block: f64,
@@ -248,10 +249,11 @@ impl PrefixCache {
 
     /// Finds out who holds how much of a prompt. Makes no more keys than can matter.
     pub fn lookup<K: BlockKeys>(&self, keys: &mut K, now: Timestamp) -> Found {
+        let (guesses, residents) = (self.guesses.load(), self.residents.load());
         let mut found = Found {
-            guesses: self.guesses.load_full(),
-            residents: self.residents.load_full(),
-            matches: Matches::default(),
+            guesses,
+            residents,
+            matches: self.index.find(keys),
             claimed: ClaimedDepths::new(),
             carried: None,
             tokens_per_block: nominal(self.unit),
@@ -259,7 +261,6 @@ impl PrefixCache {
             bytes_per_token: self.bytes_per_token.get(),
             own_keys: false,
         };
-        self.index.lookup(keys, &mut found.matches);
         self.claims.lookup(keys, now, &mut found.claimed);
         found
     }

@@ -19,7 +19,7 @@ pub mod vllm_hash;
 pub mod wire;
 
 pub use index::{
-    Blocks, Depth, HolderId, IndexConfig, Match, Matches, PrefixIndex, Stats, StoredBlock, TenantId, Tier,
+    Blocks, Depth, HolderId, IndexConfig, Kept, Match, Matches, PrefixIndex, Stats, StoredBlock, TenantId, Tier,
     UnknownParent,
 };
 pub use key::{BlockKey, BlockKeys, EngineHash, KeySpace, Root};

@@ -65,12 +65,6 @@ impl Residents {
         self.table.load()
     }
 
-    /// The endpoints of now, to keep.
-    #[must_use]
-    pub fn load_full(&self) -> Arc<Table> {
-        self.table.load_full()
-    }
-
     /// Replaces the endpoints.
     pub fn publish(&self, residents: Table) {
         self.table.store(Arc::new(residents));

@@ -1,7 +1,7 @@
 //! The contenders, each driven the way its own project drives it.
 
 use crate::measure::{clock, cpu};
-use crate::prefix::{BlockKey, EngineHash, HolderId, IndexConfig, Matches, PrefixIndex, StoredBlock, Tier};
+use crate::prefix::{BlockKey, EngineHash, HolderId, IndexConfig, PrefixIndex, StoredBlock, Tier};
 use crate::workload::Event;
 use dynamo_kv_router::indexer::{SyncIndexer, WorkerTask};
 use dynamo_kv_router::protocols::{
@@ -57,10 +57,6 @@ enum OurEvent {
     Remove(HolderId, Vec<EngineHash>),
 }
 
-thread_local! {
-    static MATCHES: RefCell<Matches> = RefCell::default();
-}
-
 impl Ours {
     fn new(workers: usize) -> Self {
         let index = PrefixIndex::new(IndexConfig {
@@ -106,11 +102,8 @@ impl Backend for Ours {
     }
 
     fn query(&self, prompt: &[u64]) -> (usize, u64) {
-        MATCHES.with_borrow_mut(|matches| {
-            let mut keys: &[BlockKey] = as_keys(prompt);
-            self.index.lookup(&mut keys, matches);
-            matches.iter().fold((0, 0), |(holders, sum), m| (holders + 1, sum + u64::from(m.depth.gpu)))
-        })
+        let found = self.index.find(&mut as_keys(prompt));
+        found.iter().fold((0, 0), |(holders, sum), m| (holders + 1, sum + u64::from(m.depth.gpu)))
     }
 }
 

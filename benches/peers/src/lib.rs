@@ -18,7 +18,7 @@ pub mod prefix {
     #[path = "../../../src/prefix/wire/mod.rs"]
     pub mod wire;
 
-    pub use index::{HolderId, IndexConfig, Matches, PrefixIndex, StoredBlock, TenantId, Tier, UnknownParent};
+    pub use index::{HolderId, IndexConfig, PrefixIndex, StoredBlock, TenantId, Tier, UnknownParent};
     pub use key::{BlockKey, BlockKeys, EngineHash, KeySpace, Root};
 }
 

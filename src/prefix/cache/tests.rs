@@ -46,6 +46,17 @@ fn held(cache: &PrefixCache, keys: &[BlockKey], endpoint: u32) -> u32 {
 }
 
 #[test]
+fn a_lookup_writes_nowhere_that_other_threads_read() {
+    let cache = cache(BlockUnit::Tokens(16));
+    cache.reconcile(&snapshot(&[(1, None)]));
+    let guesses = cache.guesses.load_full();
+    let readers = Arc::strong_count(&guesses);
+    let found = cache.lookup(&mut prompt(10, 1).as_slice(), NOW);
+    assert_eq!(Arc::strong_count(&guesses), readers, "a reader is not counted");
+    drop(found);
+}
+
+#[test]
 fn what_is_recorded_is_found_until_the_endpoint_goes_or_restarts() {
     let cache = cache(BlockUnit::Tokens(16));
     cache.reconcile(&snapshot(&[(1, started(1.0)), (2, None)]));

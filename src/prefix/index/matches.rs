@@ -4,7 +4,16 @@ use super::cover::Bits;
 use super::lookup::Scratch;
 use super::{HolderId, NOBODY, Shared};
 use crate::prefix::atomics::Ordering::Relaxed;
-use std::sync::Arc;
+use std::cell::Cell;
+use std::ops::{Deref, DerefMut};
+
+/// Indexes that a thread keeps a result for. An index whose place another one takes has to copy its owners again.
+const KEPT: usize = 8;
+
+thread_local! {
+    /// Results that nobody needs, each at the place of its index: some kilobytes for hundreds of columns, 150 KiB for the most that there can be.
+    static RESULTS: [Cell<Matches>; KEPT] = Default::default();
+}
 
 /// How much of a prompt one holder has, in blocks from the start, without a hole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,7 +52,8 @@ pub struct Matches {
 /// Whose each column is, copied from an index when it has changed there.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Owners {
-    of: Option<Arc<()>>,
+    /// The identity of the index, or 0.
+    of: u64,
     version: u64,
     /// By column.
     holders: Vec<[u32; 64]>,
@@ -57,7 +67,7 @@ impl Owners {
     /// Copies the owners of an index, if they are not those of this version already. They may be torn unless it is still the same
     /// afterwards: else [`Self::forget`] them.
     pub(super) fn follow(&mut self, sh: &Shared, version: u64) {
-        if self.version == version && self.of.as_ref().is_some_and(|of| Arc::ptr_eq(of, &sh.identity)) {
+        if self.version == version && self.of == sh.identity {
             return;
         }
         let words = (sh.columns.load(Relaxed) as usize).div_ceil(64);
@@ -80,13 +90,14 @@ impl Owners {
             self.holders.push(holders);
             self.live.push(live);
         }
-        self.of = Some(Arc::clone(&sh.identity));
+        self.of = sh.identity;
         self.version = version;
     }
 
     /// What was copied may be torn.
     pub(super) fn forget(&mut self) {
-        self.of = None;
+        // Those that are read are even.
+        self.version = u64::MAX;
     }
 }
 
@@ -145,5 +156,86 @@ impl Matches {
         self.found.iter().zip(&self.owners.holders).enumerate().flat_map(move |(word, (found, holders))| {
             Bits(*found).map(move |bit| Match { holder: HolderId(holders[bit % 64]), depth: self.depth_at(word, bit) })
         })
+    }
+}
+
+/// A result that its thread keeps when it is dropped, so that the next look-up in the same index finds its buffers and who owns which column.
+#[derive(Debug)]
+pub struct Kept(Matches);
+
+/// Where the result of an index is kept.
+fn place(results: &[Cell<Matches>; KEPT], identity: u64) -> &Cell<Matches> {
+    &results[identity as usize % KEPT]
+}
+
+impl Kept {
+    /// The one that this thread has kept for an index, or a new one. What another index has left is let go: its buffers may be far larger.
+    pub(super) fn of(identity: u64) -> Self {
+        let kept = RESULTS.try_with(|results| place(results, identity).take()).unwrap_or_default();
+        Self(if kept.owners.of == identity { kept } else { Matches::default() })
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let matches = std::mem::take(&mut self.0);
+        // A thread that ends keeps nothing.
+        let _ = RESULTS.try_with(|results| place(results, matches.owners.of).set(matches));
+    }
+}
+
+impl Deref for Kept {
+    type Target = Matches;
+
+    #[inline]
+    fn deref(&self) -> &Matches {
+        &self.0
+    }
+}
+
+impl DerefMut for Kept {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Matches {
+        &mut self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{index, key, named};
+    use super::super::{PrefixIndex, Tier};
+    use super::*;
+
+    /// The version of the owners that this thread has kept for an index.
+    fn kept(index: &PrefixIndex) -> Option<u64> {
+        let found = Kept::of(index.shared.identity);
+        (found.owners.of == index.shared.identity).then_some(found.owners.version)
+    }
+
+    #[test]
+    fn a_thread_keeps_its_results_by_index() {
+        let indexes = [index(1 << 20), index(1 << 20)];
+        let prompt: Vec<_> = (0..5).map(key).collect();
+        let holders = indexes.each_ref().map(|index| index.add_holder());
+        for (index, (holder, blocks)) in indexes.iter().zip(holders.into_iter().zip([2, 4])) {
+            index.store(holder, Tier::Gpu, None, &named(&prompt[..blocks], 0)).unwrap();
+        }
+        let find = |which: usize| indexes[which].find(&mut prompt.as_slice()).depth(holders[which]).any;
+        assert_eq!([0, 1, 0, 1].map(find), [2, 4, 2, 4]);
+        let version = |which: usize| indexes[which].shared.owners_version.load(Relaxed);
+        assert_eq!([0, 1].map(|which| kept(&indexes[which])), [0, 1].map(|which| Some(version(which))));
+        indexes[0].remove_holder(holders[0]);
+        assert_eq!([0, 1].map(find), [0, 4], "what was kept is of before");
+        assert_eq!(kept(&indexes[0]), Some(version(0)));
+    }
+
+    #[test]
+    fn results_of_one_time_are_apart() {
+        let index = index(1 << 20);
+        let holder = index.add_holder();
+        let (long, short): (Vec<_>, Vec<_>) = ((0..9).map(key).collect(), (0..3).map(key).collect());
+        index.store(holder, Tier::Gpu, None, &named(&long, 0)).unwrap();
+        let [first, second] = [&long, &short].map(|keys| index.find(&mut keys.as_slice()));
+        assert_eq!([first.depth(holder).any, second.depth(holder).any], [9, 3]);
     }
 }

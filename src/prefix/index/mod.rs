@@ -29,10 +29,10 @@ mod table;
 mod weight;
 mod writer;
 
-pub use matches::{Depth, Match, Matches};
+pub use matches::{Depth, Kept, Match, Matches};
 
 use crate::clock::Timestamp;
-use crate::prefix::atomics::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering::Release, spin_loop};
+use crate::prefix::atomics::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering::Release, spin_loop, unique};
 use crate::prefix::key::{BlockKey, BlockKeys, EngineHash};
 use arena::{Addr, Arena, Space};
 use children::{Children, spread};
@@ -40,7 +40,6 @@ use columns::Columns;
 use cover::{Column, MAX_COLUMNS};
 use guess::Guesses;
 use holders::Holders;
-use std::sync::Arc;
 use std::time::Duration;
 use table::Table;
 use weight::Weights;
@@ -152,8 +151,8 @@ struct Shared {
     /// The holder of each column, 64 of them to a word of a bitset, and a version that is odd while one of them changes.
     owners: Box<[[AtomicU32; 64]]>,
     owners_version: AtomicU64,
-    /// What copies of the owners are known by.
-    identity: Arc<()>,
+    /// Of this index alone: what copies of the owners are known by.
+    identity: u64,
     /// Columns that were ever given out.
     columns: AtomicU32,
     weights: Weights,
@@ -201,7 +200,7 @@ impl PrefixIndex {
             children,
             owners: (0..owners).map(|_| std::array::from_fn(|_| AtomicU32::new(NOBODY))).collect(),
             owners_version: AtomicU64::new(0),
-            identity: Arc::default(),
+            identity: unique(),
             columns: AtomicU32::new(0),
             weights: Weights::new(slots, config.half_life),
             tiers: AtomicBool::new(false),
@@ -343,6 +342,14 @@ impl PrefixIndex {
         }
         let _writer = self.writer.lock();
         self.shared.walk(keys, out);
+    }
+
+    /// As [`Self::lookup`], into a result that this thread keeps for the next one.
+    #[must_use]
+    pub fn find<K: BlockKeys>(&self, keys: &mut K) -> Kept {
+        let mut found = Kept::of(self.shared.identity);
+        self.lookup(keys, &mut found);
+        found
     }
 
     /// Blocks that a holder has, each counted half as much after every half-life. O(1), no lock.

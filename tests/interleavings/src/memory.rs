@@ -220,6 +220,12 @@ pub fn fence(order: Ordering) {
     });
 }
 
+/// As production's. Nobody waits for it: it is asked for when an index is made.
+pub fn unique() -> u64 {
+    static LAST: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+    LAST.fetch_add(1, Relaxed) + 1
+}
+
 /// As the standard library's, and others go first.
 pub fn spin_loop() {
     if MODE.get() != Mode::Looking {
