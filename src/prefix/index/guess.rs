@@ -434,12 +434,18 @@ impl Writer {
         run == self.guesses.pinned || self.guesses.path.iter().any(|(r, _)| *r == run)
     }
 
+    /// The first node that may go, from the oldest of a list on: a prompt that comes back after long may itself be the oldest.
+    fn oldest_unused(&self, sh: &Shared, list: List, oldest: Addr) -> Option<Addr> {
+        let mut node = oldest;
+        while node != 0 && self.is_in_use(sh.arena.low(node)) {
+            node = sh.arena.low(node + list.0);
+        }
+        (node != 0).then_some(node)
+    }
+
     /// Forgets the run that was believed in least recently. False when there is none that may go.
     pub(super) fn make_room(&mut self, sh: &Shared) -> bool {
-        let node = self.guesses.all.oldest;
-        if node == 0 || self.is_in_use(sh.arena.low(node)) {
-            return false;
-        }
+        let Some(node) = self.oldest_unused(sh, OF_ALL, self.guesses.all.oldest) else { return false };
         self.stats.evicted_for_budget += u64::from(self.evict(sh, node));
         true
     }
@@ -451,10 +457,7 @@ impl Writer {
             if sh.arena.load(t) as usize + bytes <= self.guesses.limit {
                 return true;
             }
-            let node = sh.arena.high(t + 1);
-            if node == 0 || self.is_in_use(sh.arena.low(node)) {
-                return false;
-            }
+            let Some(node) = self.oldest_unused(sh, OF_TENANT, sh.arena.high(t + 1)) else { return false };
             self.stats.evicted_for_tenant += u64::from(self.evict(sh, node));
             if !self.admit(sh, tenant) {
                 return false;

@@ -11,7 +11,11 @@ use super::*;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 pub(super) fn index(budget_bytes: usize) -> PrefixIndex {
-    PrefixIndex::new(IndexConfig { budget_bytes, tenant_share: 0.25, half_life: Duration::from_secs(60), seed: 42 })
+    index_with_share(budget_bytes, 0.25)
+}
+
+pub(super) fn index_with_share(budget_bytes: usize, tenant_share: f32) -> PrefixIndex {
+    PrefixIndex::new(IndexConfig { budget_bytes, tenant_share, half_life: Duration::from_secs(60), seed: 42 })
 }
 
 /// A key for each number.

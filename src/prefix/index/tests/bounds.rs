@@ -1,8 +1,8 @@
 //! Budgets, shares and capacities; many holders; what must not grow.
 
-use super::{depth, index, key, named};
+use super::{depth, index, index_with_share, key, named};
 use crate::clock::Timestamp;
-use crate::prefix::index::{EngineHash, HolderId, Matches, PrefixIndex, StoredBlock, TenantId, Tier};
+use crate::prefix::index::{EngineHash, HolderId, Matches, PrefixIndex, Stats, StoredBlock, TenantId, Tier};
 use crate::prefix::key::{BlockKey, BlockKeys};
 use std::time::Duration;
 
@@ -141,6 +141,39 @@ fn capacity_forgets_tails_before_heads() {
     index.set_capacity(holder, 60);
     assert_eq!(depth(&index, holder, &old).gpu, 20);
     assert_eq!(depth(&index, holder, &new).gpu, 40);
+}
+
+/// An index of one tenant where `others` prompts behind the first one find room, and the one after them does not.
+fn filled(index: &PrefixIndex, holder: HolderId, forgotten: impl Fn(&Stats) -> u64) -> u64 {
+    let record = |prompt: u64| index.record(holder, &keys(prompt, 64), TenantId(1), seconds(1));
+    record(0);
+    let fits = |prompt: &u64| {
+        record(*prompt);
+        forgotten(&index.stats()) == 0
+    };
+    (1..).take_while(fits).count() as u64
+}
+
+#[test]
+fn the_least_recently_used_prompt_grows_at_the_cost_of_the_next() {
+    let by_budget: fn(&Stats) -> u64 = |stats| stats.evicted_for_budget;
+    for (share, forgotten) in [(1.0, by_budget), (0.25, |stats| stats.evicted_for_tenant)] {
+        let index = || index_with_share(1 << 20, share);
+        let room = {
+            let index = index();
+            filled(&index, index.add_holder(), forgotten)
+        };
+        let index = index();
+        let holder = index.add_holder();
+        (0..=room).for_each(|prompt| index.record(holder, &keys(prompt, 64), TenantId(1), seconds(1)));
+        assert_eq!(forgotten(&index.stats()), 0);
+        // The first one of all comes back, and goes on.
+        index.record(holder, &keys(0, 1_024), TenantId(1), seconds(2));
+        let stats = index.stats();
+        assert_eq!((depth(&index, holder, &keys(0, 1_024)).gpu, stats.refused_blocks), (1_024, 0), "{stats:?}");
+        assert!(forgotten(&stats) > 0, "{stats:?}");
+        assert_eq!(depth(&index, holder, &keys(1, 64)).gpu, 0, "the next one went");
+    }
 }
 
 #[test]
