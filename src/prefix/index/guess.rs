@@ -445,6 +445,10 @@ impl Writer {
 
     /// Forgets the run that was believed in least recently. False when there is none that may go.
     pub(super) fn make_room(&mut self, sh: &Shared) -> bool {
+        if std::mem::take(&mut self.is_aside_short) {
+            // Guesses take nothing of that.
+            return false;
+        }
         let Some(node) = self.oldest_unused(sh, OF_ALL, self.guesses.all.oldest) else { return false };
         self.stats.evicted_for_budget += u64::from(self.evict(sh, node));
         true

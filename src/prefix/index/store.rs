@@ -80,6 +80,7 @@ impl Writer {
             empty => {
                 let bytes = ASIDE_BYTES;
                 if self.aside + bytes > self.aside_limit {
+                    self.is_aside_short = true;
                     return Err(NoRoom);
                 }
                 self.aside += bytes;
@@ -234,8 +235,10 @@ impl Writer {
         for offset in again {
             let key = copy_key(Place { run: at.run, offset }, claim.plane);
             let copies = self.own(slot).and_then(|a| a.copies.get(&sh.arena, key)).unwrap_or(0);
-            // Without room for the count, the block is forgotten with its first removal.
-            let _ = self.set_own(sh, slot, |a| &mut a.copies, key, copies + 1);
+            if self.set_own(sh, slot, |a| &mut a.copies, key, copies + 1).is_err() {
+                // Without room for the count, the block is forgotten with its first removal: that is all.
+                self.is_aside_short = false;
+            }
         }
         if !agrees {
             let unnamed = self.name(sh, slot, at, (blocks, spots), named);

@@ -35,6 +35,8 @@ pub(super) struct Writer {
     /// Bytes of entries outside the arena, and how many there may be.
     pub(super) aside: usize,
     pub(super) aside_limit: usize,
+    /// It was these that something found no room among.
+    pub(super) is_aside_short: bool,
     ranges: Vec<Range>,
 }
 
@@ -67,6 +69,7 @@ impl Writer {
             stats: Stats::default(),
             aside: 0,
             aside_limit,
+            is_aside_short: false,
             ranges: Vec::new(),
         }
     }
@@ -320,6 +323,7 @@ impl Writer {
         }
         let first = cutoff_of(&self.ranges);
         if !self.remember_behind(sh, run, claim) {
+            self.is_aside_short = true;
             return Err(NoRoom);
         }
         let before_it = self.cover.cutoff(claim.plane, claim.column);

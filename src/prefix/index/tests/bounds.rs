@@ -177,6 +177,22 @@ fn the_least_recently_used_prompt_grows_at_the_cost_of_the_next() {
 }
 
 #[test]
+fn no_guess_goes_where_the_room_for_holes_is_used_up() {
+    let index = index(1 << 20);
+    let (whole, holes, guessed) = (index.add_holder(), index.add_holder(), index.add_holder());
+    index.record(guessed, &keys(1_000, 100), TenantId(1), seconds(1));
+    for prompt in 0..2 {
+        let blocks = store(&index, whole, &keys(prompt, 2_000));
+        for at in (1..2_000).step_by(2) {
+            index.store(holes, Tier::Gpu, Some(blocks[at - 1].hash), &blocks[at..=at]).unwrap();
+        }
+    }
+    let stats = index.stats();
+    assert!(stats.refused_blocks > 0, "{stats:?}");
+    assert_eq!((index.blocks(guessed).guessed, stats.evicted_for_budget), (100, 0), "{stats:?}");
+}
+
+#[test]
 fn guesses_have_an_age() {
     let index = index(BUDGET);
     let (holder, other) = (index.add_holder(), index.add_holder());
