@@ -16,6 +16,8 @@ const SWEEP_STEP: usize = 32;
 /// Names that a write looks at while some may lead nowhere, and how many a page is taken for.
 const PURGE_STEP: usize = 256;
 const PAGE_STEP: usize = 128;
+/// So many names may lead nowhere before somebody looks for them.
+const FEW_NAMES: usize = 1024;
 
 /// Which columns are in use, and which are being swept.
 #[derive(Debug)]
@@ -34,6 +36,8 @@ pub(super) struct Columns {
     cursor: usize,
     /// The next page of names to look through for names that lead nowhere, and how often the end is to be reached.
     purge: (usize, u8),
+    /// Names that were left when all had been looked through.
+    names_left: usize,
 }
 
 impl Columns {
@@ -48,6 +52,7 @@ impl Columns {
             sweeping: Vec::new(),
             cursor: 0,
             purge: (0, 0),
+            names_left: 0,
         }
     }
 
@@ -125,7 +130,16 @@ impl Writer {
             self.sweep(sh, (SWEEP_STEP + blocks / 8) * columns);
         } else if self.columns.purge.1 > 0 || self.names.is_sparse() {
             self.purge_names(sh, PURGE_STEP + 4 * blocks);
+        } else if self.has_dead_names() {
+            self.columns.purge.1 = 2;
         }
+    }
+
+    /// Whether names that lead nowhere have piled up, as they do where holders call a block by different names: the common one outlives its
+    /// holder for the sake of others, who then know nothing of it. A block has one common name, or, by turns, a few.
+    fn has_dead_names(&self) -> bool {
+        let expected = self.stats.blocks.max(self.columns.names_left);
+        self.names.len() > FEW_NAMES + expected + expected / 4
     }
 
     fn sweep(&mut self, sh: &Shared, steps: usize) {
@@ -199,6 +213,7 @@ impl Writer {
                 Some(next) => columns.purge.0 = next,
                 None => {
                     columns.purge = (0, columns.purge.1.saturating_sub(1));
+                    columns.names_left = names.len();
                     break;
                 }
             }

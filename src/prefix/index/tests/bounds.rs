@@ -193,6 +193,25 @@ fn no_guess_goes_where_the_room_for_holes_is_used_up() {
 }
 
 #[test]
+fn names_of_one_holder_that_others_outlive_do_not_pile_up() {
+    let index = index(16 << 20);
+    let (a, b) = (index.add_holder(), index.add_holder());
+    for prompt in 0..1_000 {
+        let prompt = keys(prompt, 64);
+        let [first, second] = [1, 2].map(|seed| named(&prompt, seed));
+        index.store(a, Tier::Gpu, None, &first).unwrap();
+        index.store(b, Tier::Gpu, None, &second).unwrap();
+        for (holder, blocks) in [(a, first), (b, second)] {
+            let names: Vec<EngineHash> = blocks.iter().rev().map(|b| b.hash).collect();
+            index.remove(holder, Tier::Gpu, &names);
+        }
+    }
+    let stats = index.stats();
+    assert_eq!(stats.blocks, 0);
+    assert!(stats.names < 2_000, "{stats:?}");
+}
+
+#[test]
 fn guesses_have_an_age() {
     let index = index(BUDGET);
     let (holder, other) = (index.add_holder(), index.add_holder());
