@@ -150,7 +150,7 @@ impl Plan {
     fn play(&self, policy: &str, mut workload: Box<dyn Workload>) -> (Outcome, Seen) {
         let (name, parameters) = policy.split_once('=').unwrap_or((policy, "null"));
         let strategy = registry::build(name, &serde_json::from_str::<Value>(parameters).unwrap()).unwrap();
-        let split = SplitPolicy { decider: self.decider, together: Vec::new() };
+        let split = SplitPolicy { decider: self.decider, together: Vec::new(), whole: true };
         let split = Some(split).filter(|_| !self.roles.is_empty());
         let front = FrontConfig {
             scheduler: Scheduler::new(Choices::only(name, strategy), HealthPolicy::default(), 1).splitting(split),

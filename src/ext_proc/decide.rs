@@ -13,7 +13,7 @@ use super::reading::{distrusted, understand};
 use super::recording::{Notes, Sheet};
 use super::split::Course;
 use crate::clock::Timestamp;
-use crate::disagg::{LegApi, Mode};
+use crate::disagg::{LegApi, Mode, Sequence};
 use crate::error::{Reason, RequestError};
 use crate::flow::Asking;
 use crate::pool::ledger::Ticket;
@@ -326,7 +326,13 @@ pub fn decide(
         });
     }
     let mut splittable = splittable(pool, q.head.path(), request.as_ref());
-    if splittable && !q.may_split && !matches!(pool.disagg.as_deref(), Some(Mode::Header { .. })) {
+    let in_time = match pool.disagg.as_deref() {
+        Some(Mode::Direct(direct)) if direct.connector.sequence() == Sequence::PrefillFirst => q.may_split,
+        // Nobody is waited for; what is to be changed of the body must be here.
+        Some(Mode::Direct(_)) => matches!(q.body, Seen::Whole(_)),
+        Some(Mode::Header { .. }) | None => true,
+    };
+    if splittable && !in_time {
         splittable = false;
         picker.metrics.degraded(Degraded::NoTimeToSplit);
     }
@@ -342,6 +348,7 @@ pub fn decide(
         prefix: looked.as_ref().filter(|_| reads).map(|l| &l.found),
         policy: picker.policies.of(&target),
         splittable,
+        generates: q.api.generates(),
         encodable: encodable(pool, q.head.path()),
         preview: false,
     };
@@ -452,19 +459,21 @@ pub fn decide(
     })))
 }
 
-/// Whether two servers may share a request: one prompt and one answer, readable, in an API of which the pool's servers know how.
+/// Whether two servers may share a request: readable, in an API of which the pool's servers know how, of one prompt and one answer but where
+/// servers can do nothing else.
 pub(super) fn splittable(pool: &Pool, path: &str, request: Option<&Request<'_>>) -> bool {
     let (Some(mode), Some(request), Some(api)) = (pool.disagg.as_deref(), request, LegApi::from_path(path)) else {
         return false;
     };
     // What a server has computed of a response lives there, and so does its next turn.
     let alone = request.previous_response_id.is_none() && request.conversation.is_none();
-    let spoken = match mode {
-        Mode::Header { .. } => true,
-        Mode::Direct(direct) => direct.connector.speaks(api),
-    };
     let one = request.choices == 1 && request.prompt.count <= 1 && !request.opaque_prompt;
-    spoken && alone && one && !request.skips_cache
+    let shared = match mode {
+        Mode::Header { .. } => one,
+        // Where nobody serves it whole, the connector has the word on several prompts and answers.
+        Mode::Direct(direct) => direct.connector.speaks(api) && (one || !direct.connector.serves_whole()),
+    };
+    shared && alone && !request.skips_cache
 }
 
 /// Whether a sidecar in front of the server that answers may be told who encodes a request's images and sounds. Chat completions only: llm-d's

@@ -166,6 +166,7 @@ pub async fn explain(
         prefix: Some(&found),
         policy: picker.policies.of(&target),
         splittable: decide::splittable(pool, path, Some(&request)),
+        generates: api.generates(),
         encodable: decide::encodable(pool, path),
         ..PickContext::new(&snapshot, now, pool.stale_after)
     };

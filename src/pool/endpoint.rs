@@ -2,7 +2,7 @@
 
 use super::health::EndpointHealth;
 use super::ledger::EndpointLedger;
-use super::role::Roles;
+use super::role::{COMBINED_LABEL, Roles};
 use super::speed::{EndpointSpeed, PoolSpeed};
 use crate::ids::EndpointId;
 use std::collections::BTreeMap;
@@ -151,6 +151,12 @@ impl Endpoint {
                 speed: EndpointSpeed::of(pool.clone()),
             }),
         }
+    }
+
+    /// Whether AIBrix's label says that it does both stages of a request on its own.
+    #[must_use]
+    pub fn is_combined(&self) -> bool {
+        self.spec.labels.get(COMBINED_LABEL).is_some_and(|value| &**value == "true")
     }
 
     /// The same endpoint with a new spec.

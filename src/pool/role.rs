@@ -14,6 +14,8 @@ pub const ROLE_LABEL: &str = "llm-d.ai/role";
 pub const AIBRIX_ROLE_LABEL: &str = "role-name";
 /// Which machine of a server of several machines it is.
 pub const AIBRIX_GROUP_INDEX_LABEL: &str = "stormservice.orchestration.aibrix.ai/pod-group-index";
+/// AIBrix's label of a server that does both stages on its own, with the value `true`.
+pub const COMBINED_LABEL: &str = "combined";
 
 /// The words that [`ROLE_LABEL`] may have, and what each is there for.
 const WORDS: &[(&str, Roles)] = &[

@@ -147,6 +147,7 @@ impl Front {
             prefix: found.as_ref(),
             policy: ModelPolicy::default(),
             splittable: self.config.scheduler.split().is_some(),
+            generates: true,
             encodable: false,
             preview: false,
         };

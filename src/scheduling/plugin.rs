@@ -147,6 +147,8 @@ pub struct PickContext<'a> {
     pub policy: ModelPolicy,
     /// Its prompt and its answer may be computed by two servers.
     pub splittable: bool,
+    /// Tokens are generated for it, which a server that waits for what others compute can't do alone.
+    pub generates: bool,
     /// Its images and sounds may be turned into embeddings by servers of their own.
     pub encodable: bool,
     /// Somebody asks where the request would go: nothing may be remembered of it.
@@ -159,8 +161,8 @@ impl<'a> PickContext<'a> {
     pub fn new(snapshot: &'a PoolSnapshot, now: Timestamp, stale_after: Duration) -> Self {
         let (request, policy) = (RequestFacts::default(), ModelPolicy::default());
         let (filter, prefix) = (None, None);
-        let (splittable, encodable, preview) = (false, false, false);
-        Self { now, request, snapshot, stale_after, filter, prefix, policy, splittable, encodable, preview }
+        let (splittable, generates, encodable, preview) = (false, false, false, false);
+        Self { now, request, snapshot, stale_after, filter, prefix, policy, splittable, generates, encodable, preview }
     }
 }
 

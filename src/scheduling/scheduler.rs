@@ -130,7 +130,8 @@ impl Scheduler {
     /// remember it.
     ///
     /// # Errors
-    /// 503 `subset_empty` when the hint leaves no endpoint of the pool, `no_ready_endpoint` when the pool has none.
+    /// 503 `subset_empty` when the hint leaves no endpoint of the pool, `no_ready_endpoint` when the pool has none, `no_prefill_endpoint` and
+    /// `no_whole_endpoint` when those that there are can't serve the request alone.
     pub fn decide(
         &self,
         strategy: &dyn Strategy,
@@ -183,6 +184,12 @@ impl Scheduler {
             };
             decision.ejection_ignored = field.ejection_ignored;
             decision = self.divide(strategy, cx, subset, explain, &field.candidates, decision, rng);
+            if !self.can_serve(cx, &mut decision, &mut field) {
+                if field.candidates.is_empty() {
+                    return Err(self.nobody_pairs(cx, subset));
+                }
+                continue;
+            }
             let Some(first) = decision.picks.first().filter(|_| !field.ejection_ignored) else { return Ok(decision) };
             let granted = match first.health.availability(cx.now, &self.health) {
                 Availability::Open | Availability::SlowStart(_) => true,
@@ -280,17 +287,27 @@ impl Scheduler {
         whole: Decision,
         rng: &mut PickRng,
     ) -> Decision {
-        // A prefill server that is ejected is not tried: the answer's own server can do what it does.
-        let prefill = self.open(cx, subset, Roles::PREFILL, |_| {});
+        let serves_whole = |endpoint: &Endpoint| !cx.generates || policy.serves_whole(endpoint);
+        let alone = whole.picks.first().is_some_and(|first| serves_whole(first));
+        // A prefill server that is ejected is only tried where nobody else can do what it does.
+        let prefill = if alone || decode.iter().any(|c| serves_whole(&c.state.endpoint)) {
+            self.open(cx, subset, Roles::PREFILL, |_| {})
+        } else {
+            self.candidates(cx, subset, Roles::PREFILL).candidates
+        };
         if prefill.is_empty() {
             return whole;
         }
         let field = split::Field { prefill: &prefill, decode, whole: &whole, policy };
         let Some(mut pair) = strategy.pair(cx, &field, rng, self.ranking(explain)) else { return whole };
-        let split = pair.split.unwrap_or_else(|| split::is_split(cx, &field, &pair, policy.decider));
+        let split = !alone || pair.split.unwrap_or_else(|| split::is_split(cx, &field, &pair, policy.decider));
         let mut probe = false;
         if split && !cx.preview {
+            let first = pair.prefill.first().cloned().filter(|_| !alone);
             probe = self.claim(cx, &mut pair.prefill);
+            if pair.prefill.is_empty() {
+                pair.prefill.extend(first);
+            }
         }
         let held = pair.prefill.first().and_then(|p| prefill.iter().find(|c| c.state.endpoint.id == p.id));
         let carried = cx.prefix.map_or(0, Found::carried);
@@ -307,6 +324,40 @@ impl Scheduler {
             decision.split = Some(Box::new(Split { prefill, prefill_cached: held, probe, reason }));
         }
         decision
+    }
+
+    /// Whether those of `decision` can serve the request: where it is not split, only those stay that need no other server. With nobody left,
+    /// `field` loses who was named, and all who can do no better.
+    fn can_serve(&self, cx: &PickContext<'_>, decision: &mut Decision, field: &mut Field<'_>) -> bool {
+        let Some(policy) = self.split.as_ref().filter(|_| cx.generates && decision.split.is_none()) else {
+            return true;
+        };
+        let first = decision.picks.first().map(|first| first.id);
+        decision.picks.retain(|endpoint| policy.serves_whole(endpoint));
+        if !decision.picks.is_empty() {
+            return true;
+        }
+        // Another one may have a partner for this request, or need none.
+        let may = |e: &Endpoint| Some(e.id) != first && (cx.splittable || policy.serves_whole(e));
+        field.candidates.retain(|c| may(&c.state.endpoint));
+        if field.candidates.is_empty() && !field.ejection_ignored {
+            field.ignore_ejection(cx);
+        }
+        false
+    }
+
+    /// What a request is told that nobody serves whole, and for which there is no pair.
+    fn nobody_pairs(&self, cx: &PickContext<'_>, subset: Option<&Subset>) -> RequestError {
+        if !cx.splittable {
+            return split::not_alone();
+        }
+        let prefill = cx.snapshot.endpoints.iter().filter(|s| s.endpoint.roles.has(Roles::PREFILL));
+        let (known, ready) = (prefill.count(), self.candidates(cx, subset, Roles::PREFILL).candidates.len());
+        let message = format!(
+            "the pool's decode servers only answer prompts that a prefill server computes, and there is none for them ({known} known, \
+             {ready} ready); start one with the same labels, or an endpoint of `role: both`"
+        );
+        RequestError::new(Reason::NoPrefillEndpoint, message)
     }
 
     /// Drops prefill servers from the front of `picks` that others probe at this moment; true when this request is the probe of the first

@@ -16,6 +16,7 @@ use super::candidates::Candidate;
 use super::decision::{Decision, Part, Ranking};
 use super::facts::cost::{self, Prices};
 use super::plugin::{PickContext, Strategy};
+use crate::error::{Reason, RequestError};
 use crate::pool::{Endpoint, Roles};
 use crate::rng::PickRng;
 use rand::RngExt;
@@ -35,6 +36,9 @@ pub struct SplitPolicy {
     pub decider: Decider,
     /// Labels that servers of prefill and encode must have in common with the decode server, where the latter has them.
     pub together: Vec<Arc<str>>,
+    /// Servers that only make answers also serve requests that are not split. Where not, those that are there for both, or combined ones,
+    /// serve such requests and stand in no pair.
+    pub whole: bool,
 }
 
 impl SplitPolicy {
@@ -44,6 +48,19 @@ impl SplitPolicy {
         let (theirs, wanted) = (&helper.spec.labels, &decode.spec.labels);
         let same = |name: &Arc<str>| wanted.get(&**name).is_none_or(|wanted| theirs.get(&**name) == Some(wanted));
         self.together.iter().all(same)
+    }
+
+    /// Whether `endpoint` serves requests that are not split.
+    #[must_use]
+    pub fn serves_whole(&self, endpoint: &Endpoint) -> bool {
+        self.whole || endpoint.roles.has(Roles::PREFILL.and(Roles::DECODE)) || endpoint.is_combined()
+    }
+
+    /// Whether `prefill` may compute what `decode` goes on from: another server, with the same labels where that matters.
+    #[must_use]
+    pub fn pairs(&self, prefill: &Endpoint, decode: &Endpoint) -> bool {
+        let takes_part = |endpoint| self.whole || !self.serves_whole(endpoint);
+        prefill.id != decode.id && takes_part(prefill) && takes_part(decode) && self.fits(prefill, decode)
     }
 }
 
@@ -87,10 +104,10 @@ impl<'a> Field<'_, 'a> {
         self.decode.iter().find(|c| c.state.endpoint.id == endpoint.id)
     }
 
-    /// Whether `prefill` may compute what `decode` goes on from: another server, with the same labels where that matters.
+    /// As [`SplitPolicy::pairs`].
     #[must_use]
     pub fn go_together(&self, prefill: &Endpoint, decode: &Endpoint) -> bool {
-        prefill.id != decode.id && self.policy.fits(prefill, decode)
+        self.policy.pairs(prefill, decode)
     }
 
     /// Those that may compute what `decode` goes on from.
@@ -186,6 +203,15 @@ pub(super) fn encoders_by_load(media: &Media<'_, '_>, rng: &mut PickRng, mut ran
     let others = media.encode.iter().filter(|c| c.id != computing.id && Some(c.id) != own);
     ranking.push_lowest(others.map(|c| (key(c), &c.state.endpoint)));
     ranking.decide()
+}
+
+/// What a request is told that can't be split, of a pool whose servers can't serve it in any other way.
+#[must_use]
+pub fn not_alone() -> RequestError {
+    let message = "the pool's decode servers only answer prompts that a prefill server computes, and this request can't be split; \
+                   an endpoint of `role: both` would serve it";
+    // The same request would be told the same.
+    RequestError { retry_after: None, ..RequestError::new(Reason::NoWholeEndpoint, message) }
 }
 
 /// The rule of [`Decider::PrefixBased`].

@@ -186,7 +186,7 @@ pub(super) fn split_by(policies: Vec<Policy>, deciders: &[String], with_roles: b
     let splitting = |policy: &Policy, decider: Decider| {
         let before = policy.pool.disaggregation.clone();
         let Disaggregation { split, mode } = before.unwrap_or_else(|| Disaggregation {
-            split: SplitPolicy { decider, together: vec![ROLESET_LABEL.into()] },
+            split: SplitPolicy { decider, together: vec![ROLESET_LABEL.into()], whole: true },
             mode: Mode::Header { source_tokens: None },
         });
         let split = SplitPolicy { decider, ..split };

@@ -54,7 +54,7 @@ pub(super) fn disaggregation(file: schema::Disaggregation, path: &str, sink: &mu
         None => vec![ROLESET_LABEL.into()],
         Some(at) => at.value.iter().map(|label| label.value.as_str().into()).collect(),
     };
-    let split = SplitPolicy { decider: decider(file.decider.as_ref(), path, sink), together };
+    let split = SplitPolicy { decider: decider(file.decider.as_ref(), path, sink), together, whole: true };
     let direct_only: [(&str, Option<_>); 8] = [
         ("connector", file.connector.as_ref().map(|at| at.span)),
         ("prefillTimeout", file.prefill_timeout.map(|at| at.span)),
@@ -88,6 +88,12 @@ pub(super) fn disaggregation(file: schema::Disaggregation, path: &str, sink: &mu
         sink.out_of_range(span, &format!("{path}.connector"), format!("`{shown}`"), &names.join(", "));
         return None;
     };
+    let split = SplitPolicy { whole: descriptor.connector.serves_whole(), ..split };
+    if let Some(at) = file.decider.as_ref().filter(|_| !split.whole && split.decider == Decider::Never) {
+        let message = format!("no request is split, and decode servers of `connector: {name}` serve none that is not");
+        let diagnostic = Diagnostic::new(Code::Contradiction, format!("{path}.decider"), message).at(at.span);
+        sink.push(diagnostic.help("leave `decider` out, or `disaggregation` where all servers serve whole requests"));
+    }
     let timeout = positive(&format!("{path}.prefillTimeout"), file.prefill_timeout, DEFAULT_PREFILL_TIMEOUT, sink);
     let hedge_after =
         file.hedge_after.map(|at| positive(&format!("{path}.hedgeAfter"), Some(at), Duration::ZERO, sink));

@@ -5,7 +5,7 @@
 //! | `nixl` | vLLM with NIXL, pull and push, one way and both ways | prefill first | `kv_transfer_params` of the reply, verbatim |
 //! | `shfs` | vLLM as AIBrix runs it by default | prefill first | the same, with the prefill server's address as `remote_host` |
 //! | `neuron-nixl` | vLLM on Neuron | prefill first | the whole reply as `disagg_prefill_resp` |
-//! | `sglang` | SGLang | both at once | `bootstrap_host`, `bootstrap_port`, `bootstrap_room` |
+//! | `sglang` | SGLang, whose decode servers serve nothing whole | both at once | `bootstrap_host`, `bootstrap_port`, `bootstrap_room` |
 //! | `trtllm` | TensorRT-LLM | prefill first | `disaggregated_params` of the reply |
 //! | `shared-storage` | vLLM with a shared KV store (LMCache, a shared directory) | prefill first | nothing: blocks are found by their content |
 //!
@@ -73,6 +73,11 @@ pub trait Connector: Debug + Sync {
 
     /// Whether it splits requests of `api`.
     fn speaks(&self, _api: LegApi) -> bool {
+        true
+    }
+
+    /// Whether its decode servers also serve requests that are not split. Where not, they answer them with an error.
+    fn serves_whole(&self) -> bool {
         true
     }
 

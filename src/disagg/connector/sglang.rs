@@ -4,6 +4,9 @@
 //! number under which the two find each other there. The decode server waits for the prefill server for minutes; when the prefill leg
 //! fails, only an [abort](Connector::abort_request) of its `rid` ends that.
 //!
+//! A server is started for prompts, for answers, or for both; one that is for both takes no part in a pair: it makes nothing of a room, and
+//! whoever shares a request with it waits there in vain.
+//!
 //! Several prompts and several answers are counted by the servers themselves (room, room + 1, …), so `n` stays in both bodies.
 //! The first token is the prefill server's, so all that it is chosen by stays in its body too.
 //!
@@ -65,6 +68,11 @@ impl Connector for SgLang {
 
     fn sequence(&self) -> Sequence {
         Sequence::Together
+    }
+
+    /// A decode server refuses what has no bootstrap room (400).
+    fn serves_whole(&self) -> bool {
+        false
     }
 
     fn speaks(&self, api: LegApi) -> bool {

@@ -13,6 +13,7 @@ use crate::disagg::policy::{Direct, Mode};
 use crate::ext_proc::head::{ENCODERS, PREFILLER};
 use crate::ext_proc::split::{Ask, Came, Course, Stage};
 use crate::quota::Had;
+use crate::scheduling::split::not_alone;
 use crate::scheduling::{Decision, Dispatch};
 use crate::telemetry::metrics::SplitOutcome;
 use rand::RngExt;
@@ -70,6 +71,11 @@ impl Exchange {
         let stage = self.stage(&mut plan, &body, direct, now);
         // The connector may find that it can't split this request after all.
         let Some((stage, decode)) = stage.and_then(|stage| stage.with_decode_leg()) else {
+            if !direct.connector.serves_whole() {
+                give_back(&plan);
+                drop(plan);
+                return self.refuse(&not_alone(), now, out);
+            }
             plan.prefill = None;
             plan.decision.split = None;
             plan.dispatch(Dispatch::Whole, now);
@@ -172,12 +178,21 @@ impl Exchange {
     /// The request ends before its answer: nobody waits for the prompt.
     pub(super) fn abandon_split(&mut self) {
         let (stage, held) = (self.split.stage.take(), self.split.held.take());
-        if let Some(metrics) = held.as_ref().and_then(|(plan, _)| plan.metrics.as_ref()) {
-            metrics.split(SplitOutcome::Refused);
+        if let Some((plan, _)) = held {
+            give_back(&plan);
         }
-        drop(held);
         // The answer's server waits for a prompt that will not come.
         self.split.parting.extend(stage.and_then(|stage| stage.abort()));
+    }
+}
+
+/// A request that was to be split is not sent at all: who answers it may be probed by another.
+fn give_back(plan: &Plan) {
+    if let Some(metrics) = &plan.metrics {
+        metrics.split(SplitOutcome::Refused);
+    }
+    if let Some(first) = plan.decision.picks.first().filter(|_| plan.decision.probe) {
+        first.health.probe_lost();
     }
 }
 

@@ -15,6 +15,7 @@ mod prefix;
 mod rest;
 mod room;
 #[cfg(feature = "redis")]
+mod sglang;
 mod slow_store;
 mod splitting;
 

@@ -375,6 +375,7 @@ fn decide(pool: &LivePool, state: &PoolState, d: &Decided, other: bool, missing:
         prefix: found.as_ref().filter(|_| reads.prefix),
         policy: d.policy,
         splittable: false,
+        generates: false,
         encodable: false,
         preview: false,
     };

@@ -290,7 +290,7 @@ fn of_roles(roles: &[&str]) -> PoolSnapshot {
 }
 
 fn policy(decider: Decider) -> Option<SplitPolicy> {
-    Some(SplitPolicy { decider, together: Vec::new() })
+    Some(SplitPolicy { decider, together: Vec::new(), whole: true })
 }
 
 #[test]
@@ -380,7 +380,7 @@ fn images_are_encoded_where_least_is_done_one_server_for_each() {
     pool.endpoints[3].endpoint.health.probe_lost();
     assert_eq!(sent(&least, &pool, &two, true, None), [3, 2]);
     // Revisions stay together.
-    let together = SplitPolicy { decider: Decider::Never, together: vec!["revision".into()] };
+    let together = SplitPolicy { decider: Decider::Never, together: vec!["revision".into()], whole: true };
     let mut pool = of_roles(&["decode", "encode", "encode"]);
     for (at, revision) in [(0, "r2"), (1, "r1"), (2, "r2")] {
         let state = &mut pool.endpoints[at];
@@ -406,4 +406,44 @@ fn a_prefill_server_that_is_sick_or_not_allowed_is_not_asked() {
     assert_eq!(split(&pool, Some(&subset(&["10.0.0.1:8001"]))), None, "the gateway's hint leaves the decode server");
     eject(&pool, 0, false);
     assert_eq!(split(&pool, None), None);
+}
+
+#[test]
+fn decode_servers_that_serve_nothing_whole_get_pairs_and_nothing_else() {
+    let policy = |decider| Some(SplitPolicy { decider, together: Vec::new(), whole: false });
+    let unwilling = Decider::PrefixBased { non_cached_tokens: 1 << 20, prompt_tokens: 0 };
+    let sent = |plugin: &str, pool: &PoolSnapshot, decider, splittable, seed| {
+        let scheduler = scheduler(plugin, 3).splitting(policy(decider));
+        let cx = PickContext { splittable, generates: true, ..context(pool) };
+        let strategy = &*scheduler.choices.default.strategy;
+        let decision = scheduler.decide(strategy, &cx, None, Explain::No, &mut for_request(seed, 0));
+        let ids = |picks: &[Arc<Endpoint>]| picks.iter().map(|e| e.id.0).collect::<Vec<_>>();
+        decision.map(|d| (ids(&d.picks), d.split.map(|split| ids(&split.prefill)))).map_err(|error| error.reason)
+    };
+    for plugin in registry::STRATEGIES.iter().map(|plugin| plugin.name) {
+        for (seed, decider) in (0..20).flat_map(|seed| [(seed, Decider::Predicted), (seed, unwilling)]) {
+            let pool = of_roles(&["prefill", "decode", "decode"]);
+            let (picks, prefill) = sent(plugin, &pool, decider, true, seed).unwrap();
+            assert!(!picks.contains(&0) && prefill == Some(vec![0]), "{plugin}: {picks:?} {prefill:?}");
+            assert_eq!(sent(plugin, &pool, decider, false, seed), Err(Reason::NoWholeEndpoint), "{plugin}");
+            // Who is ejected is better than nobody, and so is who is being probed.
+            eject(&pool, 0, seed % 2 == 0);
+            for _ in 0..2 {
+                assert_eq!(sent(plugin, &pool, decider, true, seed).unwrap().1, Some(vec![0]), "{plugin}");
+            }
+            let alone = of_roles(&["decode", "decode"]);
+            assert_eq!(sent(plugin, &alone, decider, true, seed), Err(Reason::NoPrefillEndpoint), "{plugin}");
+            // One that is there for both serves requests whole, and has no part in a pair.
+            let pool = of_roles(&["prefill", "decode", "both"]);
+            assert_eq!(sent(plugin, &pool, decider, false, seed), Ok((vec![2], None)), "{plugin}");
+            let (picks, prefill) = sent(plugin, &pool, decider, true, seed).unwrap();
+            let whole = (picks[0], prefill.is_none());
+            assert!(whole == (2, true) || (picks[0] == 1 && prefill == Some(vec![0])), "{plugin}: {picks:?}");
+            let nobody = of_roles(&["decode", "both"]);
+            assert_eq!(sent(plugin, &nobody, decider, true, seed), Ok((vec![1], None)), "{plugin}");
+        }
+    }
+    // What generates nothing needs no partner.
+    let scheduler = scheduler("least-request", 1).splitting(policy(Decider::Always));
+    assert!(decide(&scheduler, &of_roles(&["prefill", "decode"]), None, 0).is_ok());
 }

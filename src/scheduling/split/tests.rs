@@ -10,7 +10,7 @@ use serde_json::Value;
 const ROLESET: &str = "roleset-name";
 
 fn policy(decider: Decider) -> SplitPolicy {
-    SplitPolicy { decider, together: vec![ROLESET.into()] }
+    SplitPolicy { decider, together: vec![ROLESET.into()], whole: true }
 }
 
 fn strategy(name: &str) -> Box<dyn Strategy> {

@@ -72,8 +72,6 @@ const BYTES_PER_TOKEN: u64 = 4;
 const MIN_LENGTH_LABEL: &str = "promptLenBucketMinLength";
 /// Label of a server's longest prompt.
 const MAX_LENGTH_LABEL: &str = "promptLenBucketMaxLength";
-/// Label of a server that does both stages on its own.
-const COMBINED_LABEL: &str = "combined";
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -148,10 +146,6 @@ fn label<'e>(endpoint: &'e Endpoint, name: &str) -> Option<&'e str> {
     endpoint.spec.labels.get(name).map(|value| &**value)
 }
 
-fn is_combined(candidate: &Candidate<'_>) -> bool {
-    label(&candidate.state.endpoint, COMBINED_LABEL) == Some("true")
-}
-
 /// Seconds until what waits there is through; `None` where it is not known.
 fn pressure(candidate: &Candidate<'_>) -> Option<f64> {
     let drain = candidate.metrics()?.rates.finished.filter(|rate| *rate > 0.0)?;
@@ -190,7 +184,7 @@ impl Pd {
     /// Those that may stand in a pair, as far as lengths say.
     fn paired<'a>(&self, cx: &PickContext<'_>, side: &[Candidate<'a>]) -> Side<'a> {
         let bucketing = self.0.prompt_length_bucketing;
-        let of_pairs = |c: &Candidate<'_>| !(cx.splittable && is_combined(c));
+        let of_pairs = |c: &Candidate<'_>| !(cx.splittable && c.state.endpoint.is_combined());
         let may = |c: &&Candidate<'_>| !bucketing || (of_pairs(c) && self.fits(cx, &c.state.endpoint));
         side.iter().filter(may).copied().collect()
     }
@@ -216,7 +210,9 @@ impl Pd {
             .collect();
         let (prefill, decode) = (self.paired(cx, &pool), self.paired(cx, candidates));
         let combined: SmallVec<[usize; 8]> = (0..candidates.len())
-            .filter(|i| candidates.get(*i).is_some_and(|c| is_combined(c) && self.fits(cx, &c.state.endpoint)))
+            .filter(|i| {
+                candidates.get(*i).is_some_and(|c| c.state.endpoint.is_combined() && self.fits(cx, &c.state.endpoint))
+            })
             .collect();
         let among = |i: usize| combined.contains(&i);
         if prefill.is_empty() || decode.is_empty() {
@@ -359,7 +355,7 @@ impl Strategy for Pd {
 
     fn pair(&self, cx: &PickContext<'_>, field: &Field<'_, '_>, rng: &mut PickRng, ranking: Ranking) -> Option<Pair> {
         let whole = field.whole.picks.first().and_then(|e| field.decoder(e))?;
-        if self.0.prompt_length_bucketing && is_combined(whole) {
+        if self.0.prompt_length_bucketing && whole.state.endpoint.is_combined() {
             return None;
         }
         let (mut prefill, mut decode) =

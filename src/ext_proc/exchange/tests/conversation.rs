@@ -10,7 +10,7 @@ use serde_json::{Value as Json, json};
 
 /// Two prefill servers, two decode servers.
 fn world(tokenizer: Option<Tokenizer>, connector: &str) -> World {
-    let policy = SplitPolicy { decider: Decider::Always, together: Vec::new() };
+    let policy = SplitPolicy { decider: Decider::Always, together: Vec::new(), whole: true };
     Setup {
         servers: vec![(0, 0.0, &[]); 4],
         roles: ROLES,

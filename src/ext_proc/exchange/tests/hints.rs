@@ -16,7 +16,7 @@ use serde_json::{Value as Json, json};
 const TOKENS_A_BLOCK: usize = 16;
 
 fn setup(mode: Option<Mode>, decider: Decider) -> Setup {
-    let policy = SplitPolicy { decider, together: Vec::new() };
+    let policy = SplitPolicy { decider, together: Vec::new(), whole: true };
     Setup {
         servers: vec![(0, 0.0, &[]); 4],
         roles: ROLES,
@@ -184,7 +184,7 @@ fn a_sidecar_is_told_who_holds_more_than_the_server_that_computes() {
 
 #[test]
 fn a_sidecar_is_told_who_encodes_and_that_counts_until_the_answer_begins() {
-    let policy = SplitPolicy { decider: Decider::Never, together: Vec::new() };
+    let policy = SplitPolicy { decider: Decider::Never, together: Vec::new(), whole: true };
     let world = |mode: Mode| {
         Setup {
             servers: vec![(0, 0.0, &[]); 3],
@@ -231,7 +231,7 @@ fn an_encoder_that_fails_is_left_alone_and_probed_again() {
         servers: vec![(0, 0.0, &[]); 4],
         roles: &["decode", "decode", "encode", "encode"],
         disagg: Some((
-            SplitPolicy { decider: Decider::Never, together: Vec::new() },
+            SplitPolicy { decider: Decider::Never, together: Vec::new(), whole: true },
             Mode::Header { source_tokens: None },
         )),
         strategy: "least-request",

@@ -240,7 +240,7 @@ fn who_gives_way_pays_nothing() {
 
 #[test]
 fn who_leaves_while_another_server_computes_the_prompt_pays_what_was_booked() {
-    let policy = SplitPolicy { decider: Decider::Always, together: Vec::new() };
+    let policy = SplitPolicy { decider: Decider::Always, together: Vec::new(), whole: true };
     let world = Setup {
         servers: vec![(0, 0.0, &[]); 4],
         roles: splitting::ROLES,

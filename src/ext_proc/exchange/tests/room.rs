@@ -18,7 +18,7 @@ fn comes(world: &World, tokens: usize) -> One {
 
 /// One prompt at a time, and two answers.
 fn splitting(connector: &str) -> World {
-    let policy = SplitPolicy { decider: Decider::Always, together: Vec::new() };
+    let policy = SplitPolicy { decider: Decider::Always, together: Vec::new(), whole: true };
     Setup {
         servers: vec![(0, 0.0, &[]); 3],
         roles: &["prefill", "decode", "decode"],

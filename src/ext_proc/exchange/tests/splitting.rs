@@ -29,11 +29,17 @@ pub(super) fn direct(name: &str) -> Direct {
     }
 }
 
-fn splitting(mode: Mode, decider: Decider) -> World {
-    let policy = SplitPolicy { decider, together: vec!["roleset-name".into()] };
+pub(super) fn splitting(mode: Mode, decider: Decider) -> World {
+    among(ROLES, mode, decider)
+}
+
+/// The same over servers of these roles, 192.168.1.1 and on.
+pub(super) fn among(roles: &'static [&'static str], mode: Mode, decider: Decider) -> World {
+    let whole = !matches!(&mode, Mode::Direct(direct) if !direct.connector.serves_whole());
+    let policy = SplitPolicy { decider, together: vec!["roleset-name".into()], whole };
     Setup {
-        servers: vec![(0, 0.0, &[]); 4],
-        roles: ROLES,
+        servers: vec![(0, 0.0, &[]); roles.len()],
+        roles,
         disagg: Some((policy, mode)),
         strategy: "predicted-latency",
         parameters: serde_json::Value::Null,
@@ -43,7 +49,7 @@ fn splitting(mode: Mode, decider: Decider) -> World {
 }
 
 /// A streamed request as far as its decision.
-fn asked(world: &World, extra: &[(&str, &str)]) -> (Exchange, Vec<ProcessingResponse>, Vec<Ask>) {
+pub(super) fn asked(world: &World, extra: &[(&str, &str)]) -> (Exchange, Vec<ProcessingResponse>, Vec<Ask>) {
     let mut exchange = world.exchange();
     let all: Vec<(&str, &str)> = [PATH, (":method", "POST")].iter().chain(extra).copied().collect();
     send(&mut exchange, request(Message::RequestHeaders(headers(&all, false))));
@@ -74,7 +80,7 @@ pub(super) fn good() -> Told {
 }
 
 /// The answer's first message and its end; the headers that the client gets.
-fn answer(exchange: &mut Exchange) -> Answered {
+pub(super) fn answer(exchange: &mut Exchange) -> Answered {
     let pairs = [(":status", "200"), ("content-type", "text/event-stream")];
     let first = send(exchange, request(Message::ResponseHeaders(headers(&pairs, false))));
     send(exchange, request(Message::ResponseBody(body(b"data: {}\n\n", false))));
@@ -366,60 +372,6 @@ fn where_no_fallback_is_wanted_the_client_hears_why() {
     assert!(text.contains("prefill_refused"), "{text}");
     drop(exchange);
     world.assert_books_closed(1);
-}
-
-#[test]
-fn sglang_servers_are_asked_at_once_and_a_failed_prefill_ends_the_decode() {
-    let world = splitting(Mode::Direct(direct("sglang")), Decider::Always);
-    let (mut exchange, out, asks) = asked(&world, &[("x-request-id", "r-9")]);
-    let all = Answered::of(&out);
-    let decode: serde_json::Value = serde_json::from_str(all.text()).unwrap();
-    let prefill: serde_json::Value = serde_json::from_slice(&asks[0].body).unwrap();
-    assert_eq!(decode["bootstrap_room"], prefill["bootstrap_room"]);
-    assert!(asks[0].url.contains(decode["bootstrap_host"].as_str().unwrap()));
-    assert_eq!(decode["bootstrap_port"], 8998);
-    // The prefill fails while the decode server waits for it.
-    let refused = told(&mut exchange, 0, reply(500, "{}"), 5);
-    assert_eq!(refused.refused.unwrap().0, 503);
-    let aborts = exchange.asks();
-    assert_eq!(aborts.len(), 1, "no other server is asked: the decode server waits for this one");
-    assert!(aborts[0].url.ends_with("/abort_request") && aborts[0].attempt.is_none());
-    assert!(aborts[0].url.contains(&all.set[DESTINATION]));
-    drop(exchange);
-    world.assert_books_closed(1);
-
-    // It fails when the answer's headers have come, which the decode server sends before it has the prompt, or when a part of it has.
-    for begun in [false, true] {
-        let world = splitting(Mode::Direct(direct("sglang")), Decider::Always);
-        let (mut exchange, ..) = asked(&world, &[]);
-        let pairs = [(":status", "200"), ("content-type", "text/event-stream")];
-        send(&mut exchange, request(Message::ResponseHeaders(headers(&pairs, false))));
-        let some = if begun { &b"data: {}\n\n"[..] } else { b"" };
-        send(&mut exchange, request(Message::ResponseBody(body(some, false))));
-        assert!(told(&mut exchange, 0, Told::Failed(Failure::Broken), 9).kinds.is_empty());
-        assert_eq!(exchange.asks().len(), usize::from(!begun), "begun: {begun}");
-        assert!(exchange.deadline().is_none());
-        let end = send(&mut exchange, request(Message::ResponseBody(body(b"data: [DONE]\n\n", true))));
-        assert_eq!(Answered::of(&end).text(), "data: [DONE]\n\n");
-        drop(exchange);
-        world.assert_books_closed(1);
-    }
-
-    // It comes to an end, before or after the answer begins.
-    for early in [true, false] {
-        let world = splitting(Mode::Direct(direct("sglang")), Decider::Always);
-        let (mut exchange, ..) = asked(&world, &[]);
-        if early {
-            told(&mut exchange, 0, reply(200, "{}"), 5);
-        }
-        assert_eq!(answer(&mut exchange).set[COURSE_HEADER], "split");
-        if !early {
-            told(&mut exchange, 0, reply(200, "{}"), 9);
-        }
-        assert!(exchange.deadline().is_none());
-        drop(exchange);
-        world.assert_books_closed(1);
-    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ fn pd(parameters: Value) -> Pd {
 }
 
 fn sent(trial: &Trial, parameters: Value, seed: u64) -> Option<Sent> {
-    let policy = SplitPolicy { decider: Decider::Predicted, together: vec!["roleset-name".into()] };
+    let policy = SplitPolicy { decider: Decider::Predicted, together: vec!["roleset-name".into()], whole: true };
     trial.pair(&pd(parameters), &policy, 2, seed)
 }
 

@@ -32,7 +32,7 @@ fn always() -> Value {
 }
 
 fn send(trial: &Trial, parameters: &Value) -> Sent {
-    let policy = SplitPolicy { decider: Decider::Predicted, together: vec!["roleset-name".into()] };
+    let policy = SplitPolicy { decider: Decider::Predicted, together: vec!["roleset-name".into()], whole: true };
     trial.pair(&*pipeline(parameters), &policy, 2, 1).unwrap()
 }
 
@@ -88,7 +88,7 @@ fn a_stage_that_leaves_nobody_is_dropped() {
     // The server for both has the least to do, but another is as free.
     let pairs: Vec<_> = (0..20)
         .filter_map(|seed| {
-            let policy = SplitPolicy { decider: Decider::Always, together: Vec::new() };
+            let policy = SplitPolicy { decider: Decider::Always, together: Vec::new(), whole: true };
             among(busy()).pair(&*pipeline(&parameters), &policy, 2, seed)?.first()
         })
         .collect();
@@ -219,7 +219,7 @@ fn each_stage_remembers_its_own() {
         ],
     });
     let strategy = pipeline(&parameters);
-    let policy = SplitPolicy { decider: Decider::Predicted, together: Vec::new() };
+    let policy = SplitPolicy { decider: Decider::Predicted, together: Vec::new(), whole: true };
     let trial = among(servers()).header("x-session-id", "s");
     let first = || trial.pair(&*strategy, &policy, 1, 0).unwrap().first();
     assert_eq!(first(), Some((2, 4)));

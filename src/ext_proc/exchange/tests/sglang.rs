@@ -1,0 +1,144 @@
+//! SGLang's servers: both are asked at once, and those that make answers serve nothing whole.
+
+use super::splitting::{among, answer, asked, direct, reply, splitting, told};
+use super::*;
+use crate::disagg::{Failure, Mode};
+use crate::ext_proc::split::{COURSE_HEADER, Told};
+use crate::scheduling::Decider;
+
+fn sglang() -> Mode {
+    Mode::Direct(direct("sglang"))
+}
+
+#[test]
+fn sglang_servers_are_asked_at_once_and_a_failed_prefill_ends_the_decode() {
+    let world = splitting(sglang(), Decider::Always);
+    let (mut exchange, out, asks) = asked(&world, &[("x-request-id", "r-9")]);
+    let all = Answered::of(&out);
+    let decode: serde_json::Value = serde_json::from_str(all.text()).unwrap();
+    let prefill: serde_json::Value = serde_json::from_slice(&asks[0].body).unwrap();
+    assert_eq!(decode["bootstrap_room"], prefill["bootstrap_room"]);
+    assert!(asks[0].url.contains(decode["bootstrap_host"].as_str().unwrap()));
+    assert_eq!(decode["bootstrap_port"], 8998);
+    // The prefill fails while the decode server waits for it.
+    let refused = told(&mut exchange, 0, reply(500, "{}"), 5);
+    assert_eq!(refused.refused.unwrap().0, 503);
+    let aborts = exchange.asks();
+    assert_eq!(aborts.len(), 1, "no other server is asked: the decode server waits for this one");
+    assert!(aborts[0].url.ends_with("/abort_request") && aborts[0].attempt.is_none());
+    assert!(aborts[0].url.contains(&all.set[DESTINATION]));
+    drop(exchange);
+    world.assert_books_closed(1);
+
+    // It fails when the answer's headers have come, which the decode server sends before it has the prompt, or when a part of it has.
+    for begun in [false, true] {
+        let world = splitting(sglang(), Decider::Always);
+        let (mut exchange, ..) = asked(&world, &[]);
+        let pairs = [(":status", "200"), ("content-type", "text/event-stream")];
+        send(&mut exchange, request(Message::ResponseHeaders(headers(&pairs, false))));
+        let some = if begun { &b"data: {}\n\n"[..] } else { b"" };
+        send(&mut exchange, request(Message::ResponseBody(body(some, false))));
+        assert!(told(&mut exchange, 0, Told::Failed(Failure::Broken), 9).kinds.is_empty());
+        assert_eq!(exchange.asks().len(), usize::from(!begun), "begun: {begun}");
+        assert!(exchange.deadline().is_none());
+        let end = send(&mut exchange, request(Message::ResponseBody(body(b"data: [DONE]\n\n", true))));
+        assert_eq!(Answered::of(&end).text(), "data: [DONE]\n\n");
+        drop(exchange);
+        world.assert_books_closed(1);
+    }
+
+    // It comes to an end, before or after the answer begins.
+    for early in [true, false] {
+        let world = splitting(sglang(), Decider::Always);
+        let (mut exchange, ..) = asked(&world, &[]);
+        if early {
+            told(&mut exchange, 0, reply(200, "{}"), 5);
+        }
+        assert_eq!(answer(&mut exchange).set[COURSE_HEADER], "split");
+        if !early {
+            told(&mut exchange, 0, reply(200, "{}"), 9);
+        }
+        assert!(exchange.deadline().is_none());
+        drop(exchange);
+        world.assert_books_closed(1);
+    }
+}
+
+/// A request of this path, method and body, in this mode.
+fn sent(world: &World, path: &str, text: &str, mode: BodySendMode) -> (Exchange, Answered) {
+    let mut exchange = world.exchange();
+    let method = if text.is_empty() { "GET" } else { "POST" };
+    let first = Message::RequestHeaders(headers(&[(":path", path), (":method", method)], text.is_empty()));
+    let mut out =
+        send(&mut exchange, ProcessingRequest { protocol_config: Some(config(mode, mode, false)), ..request(first) });
+    if !text.is_empty() {
+        out.extend(send(&mut exchange, request(Message::RequestBody(body(text.as_bytes(), true)))));
+    }
+    (exchange, Answered::of(&out))
+}
+
+const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"p"}],"max_tokens":9}"#;
+
+#[test]
+fn whatever_the_decider_says_a_decode_server_is_never_sent_a_request_alone() {
+    use BodySendMode::{Buffered, FullDuplexStreamed};
+    let unwilling = Decider::PrefixBased { non_cached_tokens: 1 << 20, prompt_tokens: 0 };
+    for (path, text, mode) in [
+        ("/v1/completions", r#"{"model":"m","prompt":"p"}"#, FullDuplexStreamed),
+        ("/v1/chat/completions", CHAT, FullDuplexStreamed),
+        // Nobody is waited for, so Envoy's clock may run.
+        ("/v1/chat/completions", CHAT, Buffered),
+        ("/v1/completions", r#"{"model":"m","prompt":["p","q"],"n":2}"#, FullDuplexStreamed),
+    ] {
+        for decider in [Decider::Predicted, unwilling] {
+            let world = splitting(sglang(), decider);
+            let (mut exchange, all) = sent(&world, path, text, mode);
+            let prefill: serde_json::Value = serde_json::from_slice(&exchange.asks()[0].body).unwrap();
+            let decode: serde_json::Value = serde_json::from_str(all.text()).unwrap();
+            assert!(decode["bootstrap_room"].is_u64(), "{path}: {decode}");
+            assert_eq!(prefill["bootstrap_room"], decode["bootstrap_room"]);
+            drop(exchange);
+            world.assert_books_closed(1);
+        }
+    }
+}
+
+#[test]
+fn who_is_not_to_be_served_is_told_why_and_what_to_do() {
+    let pair = || among(&["prefill", "decode"], sglang(), Decider::Predicted);
+    let logprobs = r#"{"model":"m","prompt":"p","prompt_logprobs":1}"#;
+    for (world, path, text, reason) in [
+        (
+            among(&["decode", "decode"], sglang(), Decider::Predicted),
+            "/v1/chat/completions",
+            CHAT,
+            "no_prefill_endpoint",
+        ),
+        (pair(), "/v1/messages", CHAT, "no_whole_endpoint"),
+        (pair(), "/v1/completions", logprobs, "no_whole_endpoint"),
+    ] {
+        let (mut exchange, all) = sent(&world, path, text, BodySendMode::FullDuplexStreamed);
+        let (status, text) = all.refused.clone().unwrap();
+        assert_eq!((status, all.set["x-attache-reason"].as_str()), (503, reason), "{path}");
+        assert!(text.contains("prefill server") && text.contains("`role: both`"), "{text}");
+        assert!(exchange.asks().is_empty());
+        drop(exchange);
+        world.assert_books_closed(1);
+    }
+    // What generates nothing, any server answers.
+    assert!(sent(&pair(), "/v1/models", "", BodySendMode::FullDuplexStreamed).1.set.contains_key(DESTINATION));
+}
+
+#[test]
+fn a_server_for_both_serves_whole_requests_and_stands_in_no_pair() {
+    for seed in 0..8 {
+        let world = among(&["prefill", "decode", "both"], sglang(), Decider::Always);
+        let mode = BodySendMode::FullDuplexStreamed;
+        assert_eq!(sent(&world, "/v1/messages", CHAT, mode).1.set[DESTINATION], "192.168.1.3:8000", "{seed}");
+        let (mut exchange, all) = sent(&world, "/v1/chat/completions", CHAT, mode);
+        match &*all.set[DESTINATION] {
+            "192.168.1.2:8000" => assert!(exchange.asks()[0].url.contains("192.168.1.1:8000")),
+            whole => assert_eq!((whole, exchange.asks().len(), all.text()), ("192.168.1.3:8000", 0, CHAT)),
+        }
+    }
+}
