@@ -319,7 +319,10 @@ impl Scheduler {
             parts.append(&mut pair.parts);
         }
         if split {
-            let Pair { prefill, decode, reason, .. } = pair;
+            let Pair { prefill, mut decode, reason, .. } = pair;
+            // Whoever is tried in place of the first goes on from the same prompt.
+            let first = decode.first().map(|first| first.id);
+            decode.retain(|d| Some(d.id) == first || prefill.iter().all(|p| policy.pairs(p, d)));
             decision.picks = decode;
             decision.split = Some(Box::new(Split { prefill, prefill_cached: held, probe, reason }));
         }

@@ -437,8 +437,8 @@ fn decode_servers_that_serve_nothing_whole_get_pairs_and_nothing_else() {
             let pool = of_roles(&["prefill", "decode", "both"]);
             assert_eq!(sent(plugin, &pool, decider, false, seed), Ok((vec![2], None)), "{plugin}");
             let (picks, prefill) = sent(plugin, &pool, decider, true, seed).unwrap();
-            let whole = (picks[0], prefill.is_none());
-            assert!(whole == (2, true) || (picks[0] == 1 && prefill == Some(vec![0])), "{plugin}: {picks:?}");
+            let whole = picks == [2] && prefill.is_none();
+            assert!(whole || (picks == [1] && prefill == Some(vec![0])), "{plugin}: {picks:?} {prefill:?}");
             let nobody = of_roles(&["decode", "both"]);
             assert_eq!(sent(plugin, &nobody, decider, true, seed), Ok((vec![1], None)), "{plugin}");
         }
@@ -446,4 +446,30 @@ fn decode_servers_that_serve_nothing_whole_get_pairs_and_nothing_else() {
     // What generates nothing needs no partner.
     let scheduler = scheduler("least-request", 1).splitting(policy(Decider::Always));
     assert!(decide(&scheduler, &of_roles(&["prefill", "decode"]), None, 0).is_ok());
+}
+
+#[test]
+fn all_that_are_named_for_an_answer_go_on_from_the_same_prompt() {
+    let policy = SplitPolicy { decider: Decider::Always, together: vec!["revision".into()], whole: true };
+    let mut pool = of_roles(&["prefill", "prefill", "decode", "decode", "decode", "both"]);
+    for (at, revision) in [(0, "r1"), (1, "r2"), (2, "r1"), (3, "r2"), (4, "r2"), (5, "r2")] {
+        let state = &mut pool.endpoints[at];
+        let mut spec = (*state.endpoint.spec).clone();
+        spec.labels.insert("revision".into(), revision.into());
+        *state = state.clone().respecified(spec);
+    }
+    let revision = |e: &Endpoint| e.spec.labels["revision"].clone();
+    for plugin in registry::STRATEGIES {
+        let scheduler = scheduler(plugin.name, 4).splitting(Some(policy.clone()));
+        for seed in 0..50 {
+            let cx = PickContext { splittable: true, generates: true, ..context(&pool) };
+            let strategy = &*scheduler.choices.default.strategy;
+            let decision = scheduler.decide(strategy, &cx, None, Explain::No, &mut for_request(seed, 0)).unwrap();
+            let Some(split) = decision.split else { continue };
+            for (prompt, answer) in split.prefill.iter().flat_map(|p| decision.picks.iter().map(move |d| (p, d))) {
+                assert_eq!(revision(prompt), revision(answer), "{}", plugin.name);
+                assert_ne!(prompt.id, answer.id, "{}", plugin.name);
+            }
+        }
+    }
 }

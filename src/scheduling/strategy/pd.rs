@@ -387,7 +387,7 @@ impl Strategy for Pd {
         others.sort_by(|(a, _), (b, _)| a.total_cmp(b));
         let others = others.into_iter().map(|(_, c)| c.state.endpoint.clone());
         let tries: Picks = std::iter::once(p.clone()).chain(others).take(ranking.wanted().max(MAX_TRIES)).collect();
-        let local = field.whole.picks.iter().filter(|e| e.id != d.id && e.id != p.id).cloned();
+        let local = field.whole.picks.iter().filter(|e| e.id != d.id).cloned();
         let decoders: Picks = std::iter::once(d.clone()).chain(local).take(ranking.wanted()).collect();
         let mut pair = Pair { split: Some(true), ..Pair::proposed(tries, decoders, reason) };
         if ranking.is_explained() {

@@ -162,9 +162,8 @@ fn decode_first(
         return None;
     }
     chosen.picks.retain(|e| e.id != own.id);
-    let decode = field.whole.picks.iter().filter(|e| e.id != first.id).cloned().collect();
     let parts = chosen.parts.unwrap_or_default();
-    Some(Pair { parts, ..Pair::proposed(chosen.picks, decode, "the prefill profile's choice") })
+    Some(Pair { parts, ..Pair::proposed(chosen.picks, field.whole.picks.clone(), "the prefill profile's choice") })
 }
 
 /// The answer's server is chosen for the prompt's.
@@ -183,13 +182,12 @@ fn prefill_first(
     let first = prompt.picks.first()?.clone();
     let fits = |d: &&Candidate<'_>| d.state.endpoint.id == first.id || field.go_together(&first, &d.state.endpoint);
     let candidates: SmallVec<[Candidate<'_>; 16]> = field.decode.iter().filter(fits).copied().collect();
-    let mut answer = choose(decode, cx, Some(&first), &candidates, rng, ranking, ranking.wanted())?;
+    let answer = choose(decode, cx, Some(&first), &candidates, rng, ranking, ranking.wanted())?;
     let own = answer.picks.first()?.clone();
     if own.id == first.id {
         return None;
     }
     prompt.picks.retain(|e| field.go_together(e, &own));
-    answer.picks.retain(|e| e.id != first.id);
     let parts = prompt.parts.into_iter().chain(answer.parts).flatten().collect();
     Some(Pair { parts, ..Pair::proposed(prompt.picks, answer.picks, "the profiles' choice, prefill first") })
 }
