@@ -22,6 +22,9 @@ use tokio::time::timeout;
 
 /// 1,024 idle connections a server are kept, as llm-d's sidecar does: every one that is opened anew costs a split request a round trip.
 const IDLE_CONNECTIONS: usize = 1024;
+/// 2 s for a connection, TLS included: servers are near, and a first packet that was lost is sent again after one. A node that drops packets
+/// costs this much, and not all the time that there is for a prefill.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// 16 MiB: an answer of one token and its parameters, which name every block of the prompt. Larger is no such answer.
 const MAX_REPLY_BYTES: usize = 16 << 20;
 /// 100 ms: an answer that is on its way when the client leaves is here by then; a server that still computes loses no more time than that.
@@ -97,7 +100,8 @@ impl Prefiller {
         if let Some(client) = slot.get() {
             return Some(client.clone());
         }
-        let client = fetch::client(verify, IDLE_CONNECTIONS).tcp_nodelay(true).build().ok()?;
+        let builder = fetch::client(verify, IDLE_CONNECTIONS).tcp_nodelay(true);
+        let client = builder.connect_timeout(CONNECT_TIMEOUT).build().ok()?;
         Some(slot.get_or_init(|| client).clone())
     }
 

@@ -6,7 +6,8 @@ use super::*;
 use crate::disagg::connector;
 use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::time::Instant;
 
 fn ask(url: String) -> Ask {
     Ask {
@@ -72,6 +73,24 @@ async fn connections_that_fail_are_told_apart() {
     let asking = prefiller.start(Ask { timeout: Duration::from_millis(50), ..ask(url) });
     let _held = asked(&listener).await;
     assert_eq!(asking.await, Told::Failed(Failure::Late));
+}
+
+/// Whoever does not take part in a connection, as a node that is gone: the queue of a listener that accepts nobody is full, so that the kernel
+/// drops what comes.
+#[tokio::test]
+async fn a_node_that_drops_packets_counts_as_refusing_long_before_the_prefills_time_is_over() {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(1).unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut queued = Vec::new();
+    while let Ok(stream) = timeout(Duration::from_millis(300), TcpStream::connect(address)).await {
+        queued.push(stream.unwrap());
+    }
+    let began = Instant::now();
+    let told = Prefiller::default().start(ask(format!("http://{address}/v1/completions"))).await;
+    assert_eq!(told, Told::Failed(Failure::Refused));
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
 }
 
 #[tokio::test]
