@@ -41,16 +41,29 @@ const DROPPED_MESSAGES: &[&str] = &["stream_options", "stop_sequences"];
 /// The edits that make a client's body ask for one token, not streamed, and drop what only the other leg needs: the token is thrown
 /// away. What a client says in [`CONTROLLED`] members goes, but for those of `own`, which the caller sets.
 pub(super) fn one_token<'v>(api: LegApi, own: &[&'static str]) -> Edits<'v> {
-    let edits = distrust(api, own).set("stream", b"false");
+    let edits = distrust(api, own).set("stream", b"false").remove_if("tool_choice", forces_a_call);
     match api {
         LegApi::ChatCompletions => edits.set("max_tokens", b"1").set("max_completion_tokens", b"1").remove_all(DROPPED),
         LegApi::Completions => edits.set("max_tokens", b"1").remove_all(DROPPED),
         LegApi::Messages => edits.set("max_tokens", b"1").remove_all(DROPPED_MESSAGES),
-        LegApi::Responses => edits.set("max_output_tokens", b"1").remove_all(DROPPED_RESPONSES),
+        // Nobody asks the prefill server for this response again.
+        LegApi::Responses => edits.set("max_output_tokens", b"1").set("store", b"false").remove_all(DROPPED_RESPONSES),
         LegApi::Generate => {
             let sampling = distrusted_sampling().set("max_tokens", b"1").remove_all(DROPPED);
             Edits::new().inside("sampling_params", sampling).or_else(edits).remove("stream_options")
         }
+    }
+}
+
+/// Whether a `tool_choice` makes the model call a tool. vLLM reads the call out of the answer, and fails on one of a single token (vllm#38911);
+/// without it the prompt is the same. `none` stays: with it servers may leave the tools out of the prompt.
+fn forces_a_call(choice: &[u8]) -> bool {
+    let forces = |member: &Member<'_>| {
+        member.is("type") && matches!(member.value, br#""function""# | br#""tool""# | br#""any""#)
+    };
+    match choice.starts_with(b"{") {
+        true => Members::new(choice).is_ok_and(|mut members| members.any(|member| member.is_ok_and(|m| forces(&m)))),
+        false => choice == br#""required""#,
     }
 }
 

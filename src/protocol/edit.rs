@@ -46,6 +46,7 @@ enum What<'v> {
     Set(Cow<'v, [u8]>),
     Replace(Cow<'v, [u8]>),
     Remove,
+    RemoveIf(fn(&[u8]) -> bool),
     Inside(Edits<'v>),
 }
 
@@ -72,6 +73,12 @@ impl<'v> Edits<'v> {
     #[must_use]
     pub fn remove(self, key: &'static str) -> Self {
         self.and(key, What::Remove)
+    }
+
+    /// The member `key` goes if `goes` says so of its value.
+    #[must_use]
+    pub fn remove_if(self, key: &'static str, goes: fn(&[u8]) -> bool) -> Self {
+        self.and(key, What::RemoveIf(goes))
     }
 
     /// The members `keys` go.
@@ -125,6 +132,8 @@ impl<'v> Edits<'v> {
                 What::Inside(_) if again => return Err(EditError::Twice { key: edit.key }),
                 What::Remove => splice.remove(&member),
                 _ if again => splice.remove(&member),
+                What::RemoveIf(goes) if goes(member.value) => splice.remove(&member),
+                What::RemoveIf(_) => splice.keep(&member),
                 What::Set(json) | What::Replace(json) => splice.replace(&member, json),
                 What::Inside(edits) => match edits.inner(edit.key, member.value)? {
                     Cow::Borrowed(_) => splice.keep(&member),
@@ -140,7 +149,7 @@ impl<'v> Edits<'v> {
                         splice.add(edit.key, &json);
                     }
                 }
-                What::Replace(_) | What::Remove => {}
+                What::Replace(_) | What::Remove | What::RemoveIf(_) => {}
             }
         }
         Ok(splice.finish())

@@ -95,6 +95,32 @@ fn what_one_prompt_and_one_answer_can_not_say() {
     }
 }
 
+/// A server that is to make a call of a single token fails on it; one whose token is the answer's first must make it as it was asked.
+#[test]
+fn no_prefill_is_asked_for_a_tool_call_that_nobody_reads() {
+    use LegApi::*;
+    for (api, choice, goes) in [
+        (ChatCompletions, r#""required""#, true),
+        (ChatCompletions, r#"{"type":"function","function":{"name":"f"}}"#, true),
+        (ChatCompletions, r#""auto""#, false),
+        (ChatCompletions, r#""none""#, false),
+        (ChatCompletions, "null", false),
+        (Messages, r#"{"name":"f", "type": "tool"}"#, true),
+        (Messages, r#"{"type":"any"}"#, true),
+        (Messages, r#"{"type":"none"}"#, false),
+        (Responses, r#""required""#, true),
+        (Responses, r#"{"type":"function","name":"f"}"#, true),
+    ] {
+        let body = format!(r#"{{"model":"m","tools":[{{"a":1}}],"tool_choice":{choice}}}"#);
+        for descriptor in CONNECTORS.iter().filter(|d| d.connector.speaks(api)) {
+            let goes = goes && !matches!(descriptor.name, "sglang" | "trtllm" | "neuron-nixl");
+            let leg = map(&descriptor.connector.prefill_body(&leg(api, body.as_bytes())).unwrap());
+            assert_eq!(leg.contains_key("tool_choice"), !goes, "{}: {body}", descriptor.name);
+            assert!(leg.contains_key("tools"), "they stand in the prompt");
+        }
+    }
+}
+
 #[test]
 fn apis_that_a_connector_does_not_speak() {
     for descriptor in CONNECTORS {

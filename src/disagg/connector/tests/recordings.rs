@@ -30,10 +30,13 @@ fn client_of(api: LegApi, request: &[u8], stream: bool) -> Vec<u8> {
     serde_json::to_vec_pretty(&client).unwrap()
 }
 
-/// A body whose absent `stream` is said.
-fn said(body: &[u8]) -> Map<String, Value> {
+/// A body whose absent `stream` is said, and so is that nobody asks for a response again.
+fn said(api: LegApi, body: &[u8]) -> Map<String, Value> {
     let mut body = map(body);
     body.entry("stream").or_insert(json!(false));
+    if api == LegApi::Responses {
+        body.entry("store").or_insert(json!(false));
+    }
     body
 }
 
@@ -54,7 +57,7 @@ fn prefill_bodies_are_what_vllm_was_sent() {
             let client = client_of(api, &request, stream);
             for name in ["nixl", "shfs"] {
                 let body = connector(name).prefill_body(&leg(api, &client)).unwrap();
-                assert_eq!(map(&body), said(&request), "{name} {file} stream: {stream}");
+                assert_eq!(map(&body), said(api, &request), "{name} {file} stream: {stream}");
             }
         }
     }
@@ -82,7 +85,7 @@ fn decode_bodies_are_what_vllm_was_sent() {
         let (open, close) = client.split_at(client.len() - 1);
         assert_eq!(body.body.as_ref(), [open, b",\"kv_transfer_params\":", &params, close].concat());
         let prefill_body = connector("nixl").prefill_body(&leg).unwrap();
-        assert_eq!(map(&prefill_body), said(&prefill.request));
+        assert_eq!(map(&prefill_body), said(*api, &prefill.request));
     }
 }
 

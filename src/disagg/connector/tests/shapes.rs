@@ -51,7 +51,7 @@ const SHAPES: &[Shape] = &[
         connector: "nixl",
         api: LegApi::Responses,
         client: RESPONSE,
-        prefill: r#"{"model":"m","input":"a","text":{"format":{"type":"text"}},"max_output_tokens":1,"stream":false,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}"#,
+        prefill: r#"{"model":"m","input":"a","text":{"format":{"type":"text"}},"max_output_tokens":1,"stream":false,"store":false,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}"#,
         reply: r#"{"status":"incomplete","incomplete_details":{"reason":"max_output_tokens"},"kv_transfer_params":{}}"#,
         decode: r#"{"model":"m","input":"a","background":true,"text":{"format":{"type":"text"}},"max_output_tokens":4,"kv_transfer_params":{}}"#,
     },
