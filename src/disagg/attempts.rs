@@ -121,10 +121,8 @@ pub struct Bounds {
 pub struct Attempts {
     bounds: Bounds,
     servers: Picks,
-    /// As many servers were asked.
-    tried: usize,
-    /// When the last of them was.
-    latest: Timestamp,
+    /// When each of those that were asked was.
+    asked: SmallVec<[Timestamp; 4]>,
     /// Those that may still answer.
     open: SmallVec<[Attempt; 4]>,
     first: Timestamp,
@@ -134,15 +132,15 @@ impl Attempts {
     /// The first of `servers` is asked `now`: its try is number 0.
     #[must_use]
     pub fn begin(servers: Picks, bounds: Bounds, now: Timestamp) -> Self {
-        let mut attempts = Self { bounds, servers, tried: 0, latest: now, open: SmallVec::new(), first: now };
+        let mut attempts = Self { bounds, servers, asked: SmallVec::new(), open: SmallVec::new(), first: now };
         attempts.next(now);
         attempts
     }
 
     fn next(&mut self, now: Timestamp) -> Option<Attempt> {
-        let attempt = self.tried;
+        let attempt = self.asked.len();
         self.servers.get(attempt)?;
-        (self.tried, self.latest) = (attempt + 1, now);
+        self.asked.push(now);
         self.open.push(attempt);
         Some(attempt)
     }
@@ -150,7 +148,7 @@ impl Attempts {
     /// The server of a try.
     #[must_use]
     pub fn server(&self, attempt: Attempt) -> Option<&Arc<Endpoint>> {
-        self.servers.get(attempt).filter(|_| attempt < self.tried)
+        self.servers.get(attempt).filter(|_| attempt < self.asked.len())
     }
 
     /// Whether a try may still answer.
@@ -162,19 +160,31 @@ impl Attempts {
     /// Tries so far.
     #[must_use]
     pub fn tried(&self) -> usize {
-        self.tried
+        self.asked.len()
+    }
+
+    /// Tries that may still answer and have had time for it: as long as it takes to ask another server as well.
+    pub fn overdue(&self, now: Timestamp) -> impl Iterator<Item = Attempt> {
+        let patience = self.bounds.hedge_after.unwrap_or(self.bounds.timeout);
+        let had_time = move |attempt: &&Attempt| self.asked.get(**attempt).is_some_and(|at| at.after(patience) <= now);
+        self.open.iter().filter(had_time).copied()
     }
 
     /// When [`Attempts::on_deadline`] is due.
     #[must_use]
     pub fn deadline(&self) -> Timestamp {
-        let end = self.first.after(self.bounds.timeout);
-        self.hedge_at().map_or(end, |at| at.min(end))
+        self.hedge_at().map_or(self.end(), |at| at.min(self.end()))
+    }
+
+    /// When nobody is waited for any longer.
+    #[must_use]
+    pub fn end(&self) -> Timestamp {
+        self.first.after(self.bounds.timeout)
     }
 
     fn hedge_at(&self) -> Option<Timestamp> {
-        let slow = self.tried < self.servers.len() && !self.open.is_empty();
-        self.bounds.hedge_after.filter(|_| slow).map(|after| self.latest.after(after))
+        let latest = self.asked.last().filter(|_| self.asked.len() < self.servers.len() && !self.open.is_empty())?;
+        self.bounds.hedge_after.map(|after| latest.after(after))
     }
 
     /// A try has failed; its server is not asked again.
@@ -184,7 +194,7 @@ impl Attempts {
         if self.open.len() == before {
             return Next::Wait;
         }
-        let again = failure.another_may_do_better() && now < self.first.after(self.bounds.timeout);
+        let again = failure.another_may_do_better() && now < self.end();
         match if again { self.next(now) } else { None } {
             Some(next) => Next::Send(next),
             None if !self.open.is_empty() && failure.another_may_do_better() => Next::Wait,
@@ -197,7 +207,7 @@ impl Attempts {
 
     /// The moment of [`Attempts::deadline`] has come.
     pub fn on_deadline(&mut self, now: Timestamp) -> Next {
-        if now >= self.first.after(self.bounds.timeout) {
+        if now >= self.end() {
             self.open.clear();
             return Next::GiveUp(Failure::Late);
         }
@@ -268,6 +278,23 @@ mod tests {
         assert_eq!(tries.failed(1, Failure::Broken, at(6)), Next::Wait);
         assert_eq!(tries.on_deadline(at(30)), Next::GiveUp(Failure::Late));
         assert!(!tries.awaits(0) && !tries.awaits(2));
+    }
+
+    #[test]
+    fn who_was_asked_a_moment_ago_has_had_no_time() {
+        let overdue = |tries: &Attempts, now| tries.overdue(at(now)).collect::<Vec<_>>();
+        let mut tries = Attempts::begin(servers(3), bounds(Some(2)), at(0));
+        assert!(overdue(&tries, 1).is_empty());
+        tries.on_deadline(at(2));
+        assert_eq!((overdue(&tries, 2), overdue(&tries, 3)), (vec![0], vec![0]));
+        tries.failed(0, Failure::Broken, at(3));
+        assert_eq!((overdue(&tries, 3), overdue(&tries, 4)), (vec![], vec![1]));
+        assert_eq!(overdue(&tries, 5), [1, 2]);
+        // Without company all the time there is.
+        let mut tries = Attempts::begin(servers(2), bounds(None), at(0));
+        assert_eq!((overdue(&tries, 29), overdue(&tries, 30)), (vec![], vec![0]));
+        tries.failed(0, Failure::Broken, at(29));
+        assert!(overdue(&tries, 30).is_empty());
     }
 
     #[test]

@@ -52,6 +52,17 @@ impl Prefilling {
         self.booking.as_ref().map_or(0.0, |booking| booking.expected())
     }
 
+    /// When nobody is waited for any longer.
+    #[must_use]
+    pub fn end(&self) -> Timestamp {
+        self.attempts.end()
+    }
+
+    /// Tries but `attempt` that have had time to answer and have not.
+    pub fn overdue(&self, attempt: Option<Attempt>, now: Timestamp) -> impl Iterator<Item = Attempt> {
+        self.attempts.overdue(now).filter(move |other| Some(*other) != attempt)
+    }
+
     /// The server of `attempt` has computed the prompt, and told `usage`; false when nobody waits for it any longer. `judge` is told, here
     /// and below, what a server has shown of itself, before anything follows from it.
     pub fn computed(
@@ -59,9 +70,10 @@ impl Prefilling {
         attempt: Attempt,
         usage: &Usage,
         now: Timestamp,
-        judge: impl FnOnce(&Endpoint, Outcome),
+        mut judge: impl FnMut(&Endpoint, Outcome),
     ) -> bool {
         let Some(server) = self.awaited(attempt) else { return false };
+        self.blame(Some(attempt), now, &mut judge);
         self.shown(&server);
         judge(&server, Outcome::Success);
         if let Some(mut booking) = self.booking.take() {
@@ -93,15 +105,20 @@ impl Prefilling {
 
     /// The moment of [`Prefilling::deadline`] has come.
     pub fn late(&mut self, now: Timestamp, mut judge: impl FnMut(&Endpoint, Outcome)) -> Next {
-        let asked: Picks = (0..self.attempts.tried()).filter_map(|attempt| self.awaited(attempt)).collect();
-        let next = self.attempts.on_deadline(now);
-        if let Next::GiveUp(failure) = next {
-            for server in &asked {
-                self.shown(server);
-                judge(server, failure.outcome());
-            }
+        if now >= self.attempts.end() {
+            self.blame(None, now, &mut judge);
         }
+        let next = self.attempts.on_deadline(now);
         self.follow(next, now)
+    }
+
+    /// What all who have had time and not answered have shown of themselves: they are not waited for any longer.
+    fn blame(&mut self, but: Option<Attempt>, now: Timestamp, judge: &mut impl FnMut(&Endpoint, Outcome)) {
+        let late: Picks = self.overdue(but, now).filter_map(|attempt| self.awaited(attempt)).collect();
+        for server in &late {
+            self.shown(server);
+            judge(server, Failure::Late.outcome());
+        }
     }
 
     /// The server of a try that may still answer.

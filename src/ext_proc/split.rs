@@ -358,8 +358,11 @@ impl Stage {
 
     /// The moment of [`Stage::deadline`] has come.
     pub fn on_deadline(&mut self, now: Timestamp, picker: &Picker) -> Came {
+        if now >= self.prefilling.end() {
+            self.count_late(None, now, picker);
+        }
         let next = self.prefilling.late(now, judge(&self.pool, now, picker));
-        self.follow(next, now, picker)
+        self.follow(next, now)
     }
 
     /// A question has been answered, or has not.
@@ -376,6 +379,7 @@ impl Stage {
                         // What it got from elsewhere says nothing of its own cache.
                         usage.cached_tokens = None;
                     }
+                    self.count_late(Some(attempt), now, picker);
                     self.prefilling.computed(attempt, &usage, now, judge(&self.pool, now, picker));
                     picker.metrics.prefill_leg(LEG_OK);
                     let took = Some(now.since(self.began));
@@ -384,6 +388,8 @@ impl Stage {
                 Err(failure) => failure,
             },
             Told::Reply { status, .. } => Failure::Status(*status),
+            // As long as there is for all tries: who has kept whom waiting is judged at its end.
+            Told::Failed(Failure::Late) => return self.on_deadline(now, picker),
             Told::Failed(failure) => *failure,
         };
         picker.metrics.prefill_leg(failure.code());
@@ -394,7 +400,7 @@ impl Stage {
         {
             carried.by = *after;
         }
-        self.follow(next, now, picker)
+        self.follow(next, now)
     }
 
     /// The decode leg that follows from a reply, and what the reply told.
@@ -416,20 +422,22 @@ impl Stage {
         Ok((Some(decode.body.into_owned()), usage))
     }
 
-    fn follow(&mut self, next: Next, now: Timestamp, picker: &Picker) -> Came {
+    fn follow(&mut self, next: Next, now: Timestamp) -> Came {
         match next {
             Next::Wait => Came::Waiting,
             // The bodies of all tries are made alike: what worked for the first works for this one.
             Next::Send(attempt) if self.ask(attempt).is_some() => Came::Waiting,
-            Next::Send(_) => self.give_up(Failure::Unusable, now, picker),
-            Next::GiveUp(failure) => self.give_up(failure, now, picker),
+            Next::Send(_) => self.give_up(Failure::Unusable, now),
+            Next::GiveUp(failure) => self.give_up(failure, now),
         }
     }
 
-    fn give_up(&mut self, failure: Failure, now: Timestamp, picker: &Picker) -> Came {
-        if failure == Failure::Late {
-            picker.metrics.prefill_leg(failure.code());
-        }
+    /// Counts the questions but `answered` that have had time and have no answer.
+    fn count_late(&self, answered: Option<Attempt>, now: Timestamp, picker: &Picker) {
+        self.prefilling.overdue(answered, now).for_each(|_| picker.metrics.prefill_leg(Failure::Late.code()));
+    }
+
+    fn give_up(&mut self, failure: Failure, now: Timestamp) -> Came {
         self.prefilling.give_up();
         let fails = self.direct.fallback == Fallback::Fail && !failure.is_nobodys();
         if fails || is_together(&self.direct) {

@@ -361,6 +361,55 @@ fn a_prefill_that_hangs_ends_at_its_deadline_or_gets_company() {
 }
 
 #[test]
+fn who_keeps_a_prompt_waiting_is_left_alone_and_who_had_no_time_is_not() {
+    let hedging = |after| {
+        let bounds = Bounds { hedge_after: Some(Duration::from_secs(after)), ..direct("nixl").bounds };
+        splitting(Mode::Direct(Direct { bounds, ..direct("nixl") }), Decider::Always)
+    };
+    let open = |world: &World| {
+        let snapshot = world.snapshot.load();
+        [0, 1].map(|at| snapshot.endpoints[at].endpoint.health.availability(NOW, &HealthPolicy::default()))
+    };
+    let hangs = |ask: &Ask| ask.url.contains("192.168.1.1:");
+    let due = |exchange: &mut Exchange| {
+        let due = exchange.deadline().unwrap();
+        exchange.on(Event::Deadline, due, &mut Actions::new()).unwrap();
+    };
+    // One server hangs, and the other answers in its place.
+    let world = hedging(2);
+    let mut hung = 0;
+    while hung < HealthPolicy::default().consecutive_failures {
+        assert_eq!(open(&world)[0], Availability::Open);
+        let (mut exchange, _, asks) = asked(&world, &[]);
+        let first = usize::from(hangs(&asks[0]));
+        if first == 1 {
+            due(&mut exchange);
+        }
+        hung += first as u32;
+        assert!(told(&mut exchange, first, good(), 2_100).set.contains_key(DESTINATION));
+    }
+    assert_eq!(open(&world), [Availability::Ejected, Availability::Open]);
+    // Both hang, and the second was asked a second before the end.
+    let world = hedging(29);
+    let mut first_at_fault = 0;
+    for _ in 0..40 {
+        let (mut exchange, _, asks) = asked(&world, &[]);
+        if !hangs(&asks[0]) {
+            continue;
+        }
+        first_at_fault += 1;
+        due(&mut exchange);
+        assert_eq!(exchange.asks().len(), 1);
+        due(&mut exchange);
+        assert!(exchange.is_routed());
+        if first_at_fault == HealthPolicy::default().consecutive_failures {
+            break;
+        }
+    }
+    assert_eq!(open(&world), [Availability::Ejected, Availability::Open]);
+}
+
+#[test]
 fn where_no_fallback_is_wanted_the_client_hears_why() {
     let mode = Direct { fallback: Fallback::Fail, ..direct("nixl") };
     let world = splitting(Mode::Direct(mode), Decider::Always);
