@@ -13,7 +13,7 @@ use super::reading::{distrusted, understand};
 use super::recording::{Notes, Sheet};
 use super::split::Course;
 use crate::clock::Timestamp;
-use crate::disagg::{LegApi, Mode, Sequence};
+use crate::disagg::{Direct, LegApi, Mode, Sequence};
 use crate::error::{Reason, RequestError};
 use crate::flow::Asking;
 use crate::pool::ledger::Ticket;
@@ -154,6 +154,13 @@ impl Plan {
     #[must_use]
     pub fn is_split(&self) -> bool {
         self.decision.split.is_some()
+    }
+
+    /// Its servers are asked at the same time, and the one that answers waits for the other.
+    #[must_use]
+    pub fn meets(&self) -> bool {
+        let together = |direct: &Direct| direct.connector.sequence() == Sequence::Together;
+        self.is_split() && matches!(self.pool.disagg.as_deref(), Some(Mode::Direct(direct)) if together(direct))
     }
 
     /// The length of the new body, of which `announced` is the old one; `None` when nothing changes or it is not known.

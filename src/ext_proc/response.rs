@@ -159,7 +159,8 @@ impl Routed {
         }
         let served = metadata::served(head.metadata.as_ref(), &head.attributes);
         self.follow(served, now, picker);
-        self.judge(&found, metadata::connect_failed(&head.attributes), now, picker);
+        let waits = self.plan.meets() && mode != BodyMode::None;
+        self.judge(&found, metadata::connect_failed(&head.attributes), waits, now, picker);
 
         let mut mutation = HeaderMutation::default();
         let readable = mode != BodyMode::None && !found.encoded;
@@ -222,7 +223,8 @@ impl Routed {
         }
     }
 
-    fn judge(&mut self, found: &ResponseFields, connect_failed: bool, now: Timestamp, picker: &Picker) {
+    /// Notes what the head of an answer shows of its servers; `waits` says that the one which answers may still wait for the prompt.
+    fn judge(&mut self, found: &ResponseFields, connect_failed: bool, waits: bool, now: Timestamp, picker: &Picker) {
         let outcome = match found.status {
             _ if connect_failed => Health::ConnectFailure,
             // Envoy's own circuit breaker says nothing about the server.
@@ -231,6 +233,10 @@ impl Routed {
             _ => Health::Success,
         };
         if outcome == Health::Failure && self.one_has_gone(now) {
+            return;
+        }
+        // Only what follows shows that it works.
+        if found.is_good() && waits {
             return;
         }
         self.probes = false;
@@ -313,6 +319,10 @@ impl Routed {
             // Of an answer that comes whole the first byte is its end.
             let tells = self.sse || !self.api.generates();
             let good = (200..300).contains(&self.status);
+            if good && self.plan.meets() {
+                self.probes = false;
+                self.record(&self.booking.endpoint().clone(), Health::Success, now, picker);
+            }
             self.booking.first_byte(good, tells, now);
             // Its sidecar has had the prompt computed; when that was, nobody says.
             if let Some(prefill) = &mut self.plan.prefill {

@@ -10,7 +10,7 @@ use crate::clock::Timestamp;
 use crate::disagg::attempts::Attempt;
 use crate::disagg::{Direct, Failure, Fallback, Leg, LegApi, Next, Prefilling, Sequence};
 use crate::pool::Endpoint;
-use crate::pool::health::Outcome as Health;
+use crate::pool::health::{Availability, Outcome as Health};
 use crate::prefix::ranks::RankBooking;
 use crate::protocol::Usage;
 use crate::scheduling::{Dispatch, Pool};
@@ -361,7 +361,19 @@ impl Stage {
         if now >= self.prefilling.end() {
             self.count_late(None, now, picker);
         }
-        let next = self.prefilling.late(now, judge(&self.pool, now, picker));
+        let (pool, decode) = (&self.pool, &self.decode);
+        let next = match is_together(&self.direct) {
+            false => self.prefilling.late(now, |server, outcome| _ = judge(pool, server, outcome, now, picker)),
+            // Which of the two has kept the other waiting nobody says. The one that does so does it with every other, so it is the first to be
+            // ejected; when the answer's server is, the prompt's has done nothing.
+            true => self.prefilling.late(now, |server, outcome| {
+                if decode.health.availability(now, pool.scheduler.health()) == Availability::Ejected {
+                    server.health.probe_lost();
+                } else if !judge(pool, decode, outcome, now, picker) {
+                    judge(pool, server, outcome, now, picker);
+                }
+            }),
+        };
         self.follow(next, now)
     }
 
@@ -380,7 +392,8 @@ impl Stage {
                         usage.cached_tokens = None;
                     }
                     self.count_late(Some(attempt), now, picker);
-                    self.prefilling.computed(attempt, &usage, now, judge(&self.pool, now, picker));
+                    let judge = |server: &Endpoint, outcome| _ = judge(&self.pool, server, outcome, now, picker);
+                    self.prefilling.computed(attempt, &usage, now, judge);
                     picker.metrics.prefill_leg(LEG_OK);
                     let took = Some(now.since(self.began));
                     return Came::On(decode, Course { prefill, failure: None, took, carried });
@@ -393,7 +406,8 @@ impl Stage {
             Told::Failed(failure) => *failure,
         };
         picker.metrics.prefill_leg(failure.code());
-        let next = self.prefilling.failed(attempt, failure, now, judge(&self.pool, now, picker));
+        let judge = |server: &Endpoint, outcome| _ = judge(&self.pool, server, outcome, now, picker);
+        let next = self.prefilling.failed(attempt, failure, now, judge);
         // Only who was not reached has fetched nothing for certain.
         if let (Failure::Refused, Next::Send(after)) = (failure, &next)
             && let Some(carried) = self.carried.as_mut().filter(|carried| carried.by == attempt)
@@ -447,14 +461,14 @@ impl Stage {
     }
 }
 
-/// Notes what prefill servers show of themselves.
-fn judge(pool: &Pool, now: Timestamp, picker: &Picker) -> impl Fn(&Endpoint, Health) {
-    move |server, outcome| {
-        if server.health.record(outcome, now, pool.scheduler.health()) {
-            picker.metrics.ejections.inc();
-            tracing::warn!(pool = %pool.name, endpoint = %server.authority, ?outcome, "prefill server ejected");
-        }
+/// Notes what a server has shown of itself; true when this ejects it.
+fn judge(pool: &Pool, server: &Endpoint, outcome: Health, now: Timestamp, picker: &Picker) -> bool {
+    let ejected = server.health.record(outcome, now, pool.scheduler.health());
+    if ejected {
+        picker.metrics.ejections.inc();
+        tracing::warn!(pool = %pool.name, endpoint = %server.authority, ?outcome, "server ejected for a prompt that was not computed");
     }
+    ejected
 }
 
 /// Whether the decode server is asked at once, and not when the prompt has been computed.

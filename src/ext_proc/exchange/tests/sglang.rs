@@ -1,9 +1,10 @@
 //! SGLang's servers: both are asked at once, and those that make answers serve nothing whole.
 
-use super::splitting::{among, answer, asked, direct, reply, splitting, told};
+use super::splitting::{ROLES, among, answer, asked, direct, reply, setup, splitting, told};
 use super::*;
 use crate::disagg::{Failure, Mode};
 use crate::ext_proc::split::{COURSE_HEADER, Told};
+use crate::pool::health::{Availability, Outcome as Health};
 use crate::scheduling::Decider;
 
 fn sglang() -> Mode {
@@ -61,6 +62,63 @@ fn sglang_servers_are_asked_at_once_and_a_failed_prefill_ends_the_decode() {
         assert!(exchange.deadline().is_none());
         drop(exchange);
         world.assert_books_closed(1);
+    }
+}
+
+/// Which of two servers that meet has kept the other waiting is told by those that it meets besides.
+#[test]
+fn a_prefill_server_is_not_blamed_for_a_busy_decode_server() {
+    for (sick, at) in [("192.168.1.3:8000", 2), ("192.168.1.1:8000", 0)] {
+        let world = Setup { strategy: "random", ..setup(ROLES, sglang(), Decider::Always) }.build();
+        let open = || {
+            let snapshot = world.snapshot.load();
+            [0, 1, 2, 3].map(|at| {
+                snapshot.endpoints[at].endpoint.health.availability(NOW, &HealthPolicy::default()) == Availability::Open
+            })
+        };
+        for _ in 0..100 {
+            let (mut exchange, out, asks) = asked(&world, &[]);
+            if asks[0].url.contains(sick) || Answered::of(&out).set[DESTINATION] == sick {
+                // The answer's server says that all is well before it has the prompt.
+                let pairs = [(":status", "200"), ("content-type", "text/event-stream")];
+                send(&mut exchange, request(Message::ResponseHeaders(headers(&pairs, false))));
+                let due = exchange.deadline().unwrap();
+                exchange.on(Event::Deadline, due, &mut Actions::new()).unwrap();
+            } else {
+                told(&mut exchange, 0, reply(200, "{}"), 5);
+                answer(&mut exchange);
+            }
+        }
+        let mut expected = [true; 4];
+        expected[at] = false;
+        assert_eq!(open(), expected, "{sick}");
+    }
+}
+
+/// Where the gateway shows no bodies of answers, their heads are all that can be known.
+#[test]
+fn the_head_of_an_answer_counts_where_its_body_is_not_shown() {
+    use BodySendMode::{FullDuplexStreamed, None as Off};
+    for (mode, counts) in [(Off, true), (FullDuplexStreamed, false)] {
+        let world = among(&["prefill", "decode"], sglang(), Decider::Always);
+        let decode = world.snapshot.load().endpoints[1].endpoint.clone();
+        for _ in 0..2 {
+            decode.health.record(Health::ConnectFailure, Timestamp(1), &HealthPolicy::default());
+        }
+        let mut exchange = world.exchange();
+        let first = Message::RequestHeaders(headers(&[(":path", "/v1/chat/completions"), (":method", "POST")], false));
+        let protocol_config = Some(config(FullDuplexStreamed, mode, false));
+        send(&mut exchange, ProcessingRequest { protocol_config, ..request(first) });
+        send(&mut exchange, request(Message::RequestBody(body(CHAT.as_bytes(), true))));
+        let pairs = [(":status", "200"), ("content-type", "text/event-stream")];
+        send(&mut exchange, request(Message::ResponseHeaders(headers(&pairs, false))));
+        let back = matches!(decode.health.availability(NOW, &HealthPolicy::default()), Availability::SlowStart(_));
+        assert_eq!(back, counts, "{mode:?}");
+        if mode == FullDuplexStreamed {
+            send(&mut exchange, request(Message::ResponseBody(body(b"data: {}\n\n", false))));
+            let back = decode.health.availability(NOW, &HealthPolicy::default());
+            assert!(matches!(back, Availability::SlowStart(_)), "{back:?}");
+        }
     }
 }
 

@@ -35,6 +35,10 @@ pub(super) fn splitting(mode: Mode, decider: Decider) -> World {
 
 /// The same over servers of these roles, 192.168.1.1 and on.
 pub(super) fn among(roles: &'static [&'static str], mode: Mode, decider: Decider) -> World {
+    setup(roles, mode, decider).build()
+}
+
+pub(super) fn setup(roles: &'static [&'static str], mode: Mode, decider: Decider) -> Setup {
     let whole = !matches!(&mode, Mode::Direct(direct) if !direct.connector.serves_whole());
     let policy = SplitPolicy { decider, together: vec!["roleset-name".into()], whole };
     Setup {
@@ -45,7 +49,6 @@ pub(super) fn among(roles: &'static [&'static str], mode: Mode, decider: Decider
         parameters: serde_json::Value::Null,
         ..Setup::default()
     }
-    .build()
 }
 
 /// A streamed request as far as its decision.
