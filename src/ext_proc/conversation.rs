@@ -11,8 +11,8 @@ use super::prefix::PoolPrefix;
 use crate::clock::Timestamp;
 use crate::disagg::{Mode, Transfer};
 use crate::ids::EndpointId;
-use crate::pool::PoolSnapshot;
 use crate::pool::health::Availability;
+use crate::pool::{EndpointState, PoolSnapshot, Roles};
 use crate::prefix::carried::{Carry, Turn};
 use crate::protocol::answer::AnswerFormat;
 use crate::protocol::transfer::Finish;
@@ -29,9 +29,32 @@ pub struct Conversation {
     root: u64,
     /// The prompt's; empty as long as no server of the pool has told that it keeps any.
     tokens: Vec<u32>,
-    /// What is kept of the turn before.
-    carry: Option<Carry>,
+    /// What is kept of the turn before, and the prefill servers that can fetch it.
+    carry: Option<(Carry, Arc<[EndpointId]>)>,
     ttl: Duration,
+}
+
+/// What a prefill server fetches of the turn before.
+#[derive(Debug)]
+pub struct Fetch {
+    /// The words by which it does.
+    pub params: Bytes,
+    /// The tokens that it gets.
+    pub tokens: u32,
+    /// Who can.
+    pub servers: Arc<[EndpointId]>,
+}
+
+/// The prefill servers that can fetch what `keeper` keeps: those that go together with it. A server that is there for both fetches nothing
+/// from itself.
+fn fetchers(pool: &Pool, snapshot: &PoolSnapshot, keeper: EndpointId) -> Arc<[EndpointId]> {
+    let keeper = snapshot.endpoints.iter().find(|state| state.endpoint.id == keeper);
+    let policy = pool.scheduler.split();
+    let can = |state: &&EndpointState| {
+        let pairs = |keeper: &EndpointState| policy.is_some_and(|p| p.pairs(&state.endpoint, &keeper.endpoint));
+        state.endpoint.roles.has(Roles::PREFILL) && keeper.is_some_and(pairs)
+    };
+    snapshot.endpoints.iter().filter(can).map(|state| state.endpoint.id).collect()
 }
 
 /// How long the pool's decode servers keep blocks for the next prefill; `None` when they don't, or nobody should ask.
@@ -68,22 +91,25 @@ impl Conversation {
             let availability = state.map(|s| s.endpoint.health.availability(now, pool.scheduler.health()));
             matches!(availability, Some(Availability::Open | Availability::SlowStart(_)))
         };
-        let carry = carried.find(root, &tokens, now, serves);
-        looked.found.carry(carry);
+        let carry =
+            carried.find(root, &tokens, now, serves).map(|carry| (carry, fetchers(pool, snapshot, carry.endpoint)));
+        if let Some((carry, by)) = &carry {
+            looked.found.carry(carry.tokens, by.clone());
+        }
         Some(Box::new(Self { prefix, root, tokens, carry, ttl }))
     }
 
-    /// Whether anything is kept of the turn before.
+    /// Whether anything is kept of the turn before that the prefill server `by` can fetch.
     #[must_use]
-    pub fn has_carry(&self) -> bool {
-        self.carry.is_some()
+    pub fn has_carry(&self, by: EndpointId) -> bool {
+        self.carry.as_ref().is_some_and(|(_, servers)| servers.contains(&by))
     }
 
-    /// The words by which the prefill server fetches what is kept of the turn before, and the tokens that it gets. Nobody else gets them
-    /// then, since they are good for one fetch.
-    pub fn take(&mut self, now: Timestamp) -> Option<(Bytes, u32)> {
-        let carry = self.carry.take()?;
-        Some((self.prefix.cache.carried().take(&carry, now)?, carry.tokens))
+    /// What the prefill server `by` fetches of the turn before. Nobody else gets it then, since it is good for one fetch.
+    pub fn take(&mut self, by: EndpointId, now: Timestamp) -> Option<Fetch> {
+        let (carry, servers) = self.carry.take().filter(|(_, servers)| servers.contains(&by))?;
+        let params = self.prefix.cache.carried().take(&carry, now)?;
+        Some(Fetch { params, tokens: carry.tokens, servers })
     }
 
     /// What reads the answer; `None` for APIs that tell nothing, and for vLLM's generate API, where tokens may stand for media.

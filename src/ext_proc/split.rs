@@ -2,6 +2,7 @@
 //! body, and what comes of it. Pure; [`super::prefiller`] does the asking.
 
 use super::body::{Buffered, Held};
+use super::conversation::Fetch;
 use super::decide::Plan;
 use super::head::Head;
 use super::hints::RANK_HEADER;
@@ -178,17 +179,9 @@ pub struct Stage {
     began: Timestamp,
     asks: Vec<Ask>,
     /// What the decode server of the turn before keeps, and which try fetches it: no other may.
-    carried: Option<Carried>,
+    carried: Option<(Attempt, Fetch)>,
     /// The rank that the first try asks for.
     rank: Option<RankBooking>,
-}
-
-/// What one try fetches from the decode server of the turn before.
-#[derive(Debug)]
-struct Carried {
-    by: Attempt,
-    params: Bytes,
-    tokens: u32,
 }
 
 /// What a stage has come to.
@@ -229,12 +222,12 @@ impl Stage {
         let tries = if is_together(direct) { 1 } else { split.prefill.len() };
         let servers = split.prefill.iter().take(tries).cloned().collect();
         let prefilling = Prefilling::begin(servers, plan.prefill.take(), split.probe, direct.bounds, now);
-        if plan.conversation.as_ref().is_some_and(|conversation| conversation.has_carry()) {
+        let first = split.prefill.first()?;
+        if plan.conversation.as_ref().is_some_and(|conversation| conversation.has_carry(first.id)) {
             // What is kept of the turn before can be fetched once: nobody takes it for a request that can't be split.
-            let leg = facts.leg(direct, split.prefill.first()?, &base);
-            direct.connector.prefill_body(&leg).ok()?;
+            direct.connector.prefill_body(&facts.leg(direct, first, &base)).ok()?;
         }
-        let carried = plan.conversation.as_mut().and_then(|conversation| conversation.take(now));
+        let carried = plan.conversation.as_mut().and_then(|conversation| conversation.take(first.id, now));
         let mut stage = Self {
             pool: plan.pool.clone(),
             decode,
@@ -247,7 +240,7 @@ impl Stage {
             prefilling,
             began: now,
             asks: Vec::new(),
-            carried: carried.map(|(params, tokens)| Carried { by: 0, params, tokens }),
+            carried: carried.map(|fetch| (0, fetch)),
             rank: plan.hints.prefill_rank.take(),
         };
         stage.ask(0)?;
@@ -318,8 +311,8 @@ impl Stage {
         Some(())
     }
 
-    fn carried_by(&self, attempt: Attempt) -> Option<&Carried> {
-        self.carried.as_ref().filter(|carried| carried.by == attempt)
+    fn carried_by(&self, attempt: Attempt) -> Option<&Fetch> {
+        self.carried.as_ref().filter(|(by, _)| *by == attempt).map(|(_, fetch)| fetch)
     }
 
     /// What is to be asked now.
@@ -410,9 +403,10 @@ impl Stage {
         let next = self.prefilling.failed(attempt, failure, now, judge);
         // Only who was not reached has fetched nothing for certain.
         if let (Failure::Refused, Next::Send(after)) = (failure, &next)
-            && let Some(carried) = self.carried.as_mut().filter(|carried| carried.by == attempt)
+            && let Some((by, fetch)) = self.carried.as_mut().filter(|(by, _)| *by == attempt)
+            && self.prefilling.server(*after).is_some_and(|server| fetch.servers.contains(&server.id))
         {
-            carried.by = *after;
+            *by = *after;
         }
         self.follow(next, now)
     }

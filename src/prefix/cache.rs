@@ -5,7 +5,7 @@
 
 use super::average::Average;
 use super::by_endpoint::ByEndpoint;
-use super::carried::{Carried, Carry, DEFAULT_MAX_CARRIED, DEFAULT_MAX_CARRIED_BYTES};
+use super::carried::{Carried, DEFAULT_MAX_CARRIED, DEFAULT_MAX_CARRIED_BYTES};
 use super::claims::{Claim, ClaimedDepths, Claims};
 use super::index::{Depth, HolderId, IndexConfig, Kept, PrefixIndex, TenantId};
 use super::key::{BlockKey, BlockKeys, KeySpace};
@@ -156,7 +156,8 @@ pub struct Found {
     residents: Guard<Arc<Table>>,
     matches: Kept,
     claimed: ClaimedDepths,
-    carried: Option<Carry>,
+    /// Tokens that a decode server keeps, and who can fetch them.
+    carried: Option<(u32, Arc<[EndpointId]>)>,
     tokens_per_block: f64,
     own_block_tokens: f64,
     bytes_per_token: f64,
@@ -453,15 +454,15 @@ impl Found {
         Self { own_keys: own, ..self }
     }
 
-    /// The same when a decode server keeps the prompt's beginning for whoever prefills it.
-    pub fn carry(&mut self, carried: Option<Carry>) {
-        self.carried = carried;
+    /// Notes that a decode server keeps the prompt's first `tokens`, for `by` to fetch.
+    pub fn carry(&mut self, tokens: u32, by: Arc<[EndpointId]>) {
+        self.carried = Some((tokens, by));
     }
 
-    /// Tokens of the prompt's beginning that any prefill server can fetch from a decode server.
+    /// Tokens of the prompt's beginning that `by` can fetch from a decode server.
     #[must_use]
-    pub fn carried(&self) -> u32 {
-        self.carried.map_or(0, |carry| carry.tokens)
+    pub fn carried(&self, by: EndpointId) -> u32 {
+        self.carried.as_ref().filter(|(_, servers)| servers.contains(&by)).map_or(0, |(tokens, _)| *tokens)
     }
 
     /// Whether the prompt's keys are of our own making.

@@ -11,7 +11,6 @@ use crate::error::{Reason, RequestError};
 use crate::ids::EndpointId;
 use crate::pool::health::{Availability, HealthPolicy};
 use crate::pool::{Endpoint, EndpointSpec, EndpointState, Roles};
-use crate::prefix::cache::Found;
 use crate::rng::PickRng;
 use smallvec::SmallVec;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -310,8 +309,8 @@ impl Scheduler {
             }
         }
         let held = pair.prefill.first().and_then(|p| prefill.iter().find(|c| c.state.endpoint.id == p.id));
-        let carried = cx.prefix.map_or(0, Found::carried);
-        let (Some(held), false) = (held.map(|c| c.cached.any.max(carried)), pair.decode.is_empty()) else {
+        let carried = |c: &Candidate<'_>| cx.prefix.map_or(0, |found| found.carried(c.id));
+        let (Some(held), false) = (held.map(|c| c.cached.any.max(carried(c))), pair.decode.is_empty()) else {
             return whole;
         };
         let mut decision = whole;

@@ -16,7 +16,6 @@
 
 use crate::pool::Roles;
 use crate::pool::speed::{Load, Prediction};
-use crate::prefix::cache::Found;
 use crate::scheduling::{Candidate, PickContext};
 
 /// Servers are thought to be nine tenths busy at most: what was sent to them is an estimate, and a price beyond all measure would send
@@ -100,7 +99,7 @@ pub fn whole(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -
 /// keeps them, for the price of a transfer.
 #[must_use]
 pub fn prefill(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
-    let carried = cx.prefix.map_or(0, Found::carried).saturating_sub(candidate.cached.any);
+    let carried = cx.prefix.map_or(0, |found| found.carried(candidate.id)).saturating_sub(candidate.cached.any);
     let live = candidate.state.live();
     let work = candidate.work_with(cx, carried);
     let (_, predicted) = live.speed.forecast(&live.ledger, candidate.reported(), work, cx.now);

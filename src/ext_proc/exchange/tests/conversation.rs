@@ -23,6 +23,31 @@ fn world(tokenizer: Option<Tokenizer>, connector: &str) -> World {
     .build()
 }
 
+/// Servers of these roles and rolesets, any of which may be chosen.
+fn sets(roles: &'static [&'static str], sets: &[&str]) -> World {
+    let policy = SplitPolicy { decider: Decider::Always, together: vec!["roleset-name".into()], whole: true };
+    let world = Setup {
+        servers: vec![(0, 0.0, &[]); roles.len()],
+        roles,
+        disagg: Some((policy, Mode::Direct(direct("nixl")))),
+        strategy: "pipeline",
+        parameters: json!({"scorers": [{"type": "prefix-cache-scorer", "weight": 1}], "picker": {"type": "random-picker"}}),
+        ..Setup::default()
+    }
+    .build();
+    let before = world.snapshot.load();
+    let labelled = before.endpoints.iter().zip(sets).map(|(state, set)| {
+        let mut spec = (*state.endpoint.spec).clone();
+        spec.labels.insert("roleset-name".into(), (*set).into());
+        state.clone().respecified(spec)
+    });
+    let labelled = labelled.collect();
+    drop(before);
+    world.snapshot.publish(PoolSnapshot::new(2, true, labelled));
+    world.picker.live().prefix(0).unwrap().cache.carried().want();
+    world
+}
+
 fn ids(from: u32, count: u32) -> Vec<u32> {
     (from..from + count).collect()
 }
@@ -186,6 +211,37 @@ fn servers_that_fail_are_not_fetched_from() {
     }
     let (_, ask) = asked(&world, "/v1/completions", &completion(&go_on(&history)));
     assert_eq!((carried(&ask), kept(&world)), (None, 1), "it stays for when the server is back");
+}
+
+#[test]
+fn only_servers_that_go_together_with_the_keeper_fetch_and_none_from_itself() {
+    for (world, may) in [
+        (
+            sets(&["prefill", "prefill", "decode", "decode"], &["a", "b", "a", "b"]),
+            [("1", "3", true), ("2", "4", true), ("1", "4", false), ("2", "3", false)].as_slice(),
+        ),
+        (
+            sets(&["both", "both"], &["a", "a"]),
+            &[("1", "2", true), ("2", "1", true), ("1", "1", false), ("2", "2", false)],
+        ),
+    ] {
+        let of = |url: &str| url.split("192.168.1.").nth(1).unwrap()[..1].to_owned();
+        let mut seen = [false; 2];
+        for number in 0..60 {
+            let first = ids(number * 1_000, 100);
+            let (mut exchange, _) = asked(&world, "/v1/completions", &completion(&first));
+            let keeper = of(&told(&mut exchange, 0, good(), 10).set[DESTINATION]);
+            let answer = ids(90_000, 9);
+            answered(&mut exchange, &answer_of(&answer), &json!({"prompt_tokens": 100}), &params(108));
+            let history: Vec<u32> = first.into_iter().chain(answer).collect();
+            let (_exchange, ask) = asked(&world, "/v1/completions", &completion(&go_on(&history)));
+            let pair = (of(&ask.url), keeper);
+            let (.., fetches) = may.iter().find(|(p, d, _)| (*p, *d) == (&*pair.0, &*pair.1)).unwrap();
+            assert_eq!(carried(&ask).is_some(), *fetches, "{pair:?}");
+            seen[usize::from(*fetches)] = true;
+        }
+        assert_eq!(seen, [true; 2], "both cases came up");
+    }
 }
 
 #[test]
