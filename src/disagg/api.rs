@@ -36,6 +36,18 @@ impl LegApi {
         }
     }
 
+    /// The path on a server.
+    #[must_use]
+    pub fn path(self) -> &'static str {
+        match self {
+            LegApi::ChatCompletions => "/v1/chat/completions",
+            LegApi::Completions => "/v1/completions",
+            LegApi::Messages => "/v1/messages",
+            LegApi::Responses => "/v1/responses",
+            LegApi::Generate => "/inference/v1/generate",
+        }
+    }
+
     /// The name in metric labels and logs: snake_case, stable.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -70,6 +82,9 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(LegApi::from_path(path), api, "{path}");
+        }
+        for api in LegApi::ALL {
+            assert_eq!(LegApi::from_path(api.path()), Some(*api));
         }
         let mut names: Vec<_> = LegApi::ALL.iter().map(|api| api.name()).collect();
         names.sort_unstable();

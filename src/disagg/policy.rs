@@ -39,6 +39,8 @@ pub struct Direct {
     pub fallback: Fallback,
     /// `http` or `https`, towards servers.
     pub scheme: Arc<str>,
+    /// What stands before an API's own path on servers; empty for most. Not what the client wrote there, which the gateway may rewrite.
+    pub path_prefix: Arc<str>,
     /// Whether their certificates are believed unseen.
     pub insecure_skip_verify: bool,
     /// SGLang's port, where no label says another.
@@ -48,6 +50,12 @@ pub struct Direct {
 }
 
 impl Direct {
+    /// The URL of `path` on `endpoint`.
+    #[must_use]
+    pub fn url(&self, endpoint: &Endpoint, path: &str) -> String {
+        format!("{}://{}{}{path}", self.scheme, endpoint.authority, self.path_prefix)
+    }
+
     /// The bootstrap port of `endpoint`.
     #[must_use]
     pub fn bootstrap_port_of(&self, endpoint: &Endpoint) -> u16 {

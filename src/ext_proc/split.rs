@@ -69,11 +69,12 @@ impl Release {
             bounds,
             fallback: Fallback::Local,
             scheme: "http".into(),
+            path_prefix: "".into(),
             insecure_skip_verify: false,
             bootstrap_port: 8998,
             decoder_blocks_ttl: Duration::ZERO,
         };
-        let leg = Facts { api: LegApi::Completions, path: "/v1/completions".into(), request_id: "r-1".into(), room: 1 };
+        let leg = Facts { api: LegApi::Completions, request_id: "r-1".into(), room: 1 };
         let spec = crate::pool::EndpointSpec::at(prefill);
         let server = Arc::new(Endpoint::new(crate::ids::EndpointId(0), spec));
         Self { direct, leg, body: Bytes::from_static(body), server, url }
@@ -110,7 +111,6 @@ pub enum Told {
 #[derive(Clone, Debug)]
 struct Facts {
     api: LegApi,
-    path: Box<str>,
     request_id: Box<str>,
     room: u64,
 }
@@ -217,7 +217,7 @@ impl Stage {
         let mut headers: Vec<(&'static str, String)> =
             FORWARDED.iter().filter_map(|name| Some((*name, head.get(name)?.to_owned()))).collect();
         headers.push(("x-request-id", request_id.clone()));
-        let facts = Facts { api, path: head.path().into(), request_id: request_id.into(), room };
+        let facts = Facts { api, request_id: request_id.into(), room };
         // A decode server that waits for one prefill server can't be told of another.
         let tries = if is_together(direct) { 1 } else { split.prefill.len() };
         let servers = split.prefill.iter().take(tries).cloned().collect();
@@ -289,7 +289,7 @@ impl Stage {
                 return None;
             }
         };
-        let url = |endpoint: &Endpoint| format!("{}://{}{}", self.direct.scheme, endpoint.authority, self.facts.path);
+        let url = |endpoint: &Endpoint| self.direct.url(endpoint, self.facts.api.path());
         let release = (!is_together(&self.direct)).then(|| Release {
             direct: self.direct.clone(),
             leg: self.facts.clone(),
@@ -340,7 +340,7 @@ impl Stage {
         let abort = self.direct.connector.abort_request(&leg)?;
         Some(Ask {
             attempt: None,
-            url: format!("{}://{}{}", self.direct.scheme, self.decode.authority, abort.path),
+            url: self.direct.url(&self.decode, abort.path),
             headers: self.headers.clone(),
             body: abort.body.into(),
             timeout: self.direct.bounds.timeout,

@@ -42,6 +42,7 @@ sections! {
         "hedgeAfter" => hedge_after: Duration,
         "fallback" => fallback: Fallback,
         "scheme" => scheme: Scheme,
+        "pathPrefix" => path_prefix: String,
         "insecureSkipVerify" => insecure_skip_verify: bool,
         "bootstrapPort" => bootstrap_port: u16,
         "decoderBlocksTtl" => decoder_blocks_ttl: Duration,

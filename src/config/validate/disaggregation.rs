@@ -55,12 +55,13 @@ pub(super) fn disaggregation(file: schema::Disaggregation, path: &str, sink: &mu
         Some(at) => at.value.iter().map(|label| label.value.as_str().into()).collect(),
     };
     let split = SplitPolicy { decider: decider(file.decider.as_ref(), path, sink), together, whole: true };
-    let direct_only: [(&str, Option<_>); 8] = [
+    let direct_only: [(&str, Option<_>); 9] = [
         ("connector", file.connector.as_ref().map(|at| at.span)),
         ("prefillTimeout", file.prefill_timeout.map(|at| at.span)),
         ("hedgeAfter", file.hedge_after.map(|at| at.span)),
         ("fallback", file.fallback.map(|at| at.span)),
         ("scheme", file.scheme.map(|at| at.span)),
+        ("pathPrefix", file.path_prefix.as_ref().map(|at| at.span)),
         ("insecureSkipVerify", file.insecure_skip_verify.map(|at| at.span)),
         ("bootstrapPort", file.bootstrap_port.map(|at| at.span)),
         ("decoderBlocksTtl", file.decoder_blocks_ttl.map(|at| at.span)),
@@ -108,12 +109,21 @@ pub(super) fn disaggregation(file: schema::Disaggregation, path: &str, sink: &mu
         let message = format!("decode servers keep nothing for the next turn with `connector: {name}`");
         sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.decoderBlocksTtl"), message).at(at.span));
     }
+    let path_prefix = file.path_prefix.as_ref().map_or("", |at| at.value.trim_end_matches('/'));
+    let is_path = path_prefix.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '?' | '#'));
+    if let Some(at) =
+        file.path_prefix.as_ref().filter(|_| !is_path || !matches!(path_prefix.get(..1), None | Some("/")))
+    {
+        let shown: String = at.value.chars().take(60).collect();
+        sink.out_of_range(at.span, &format!("{path}.pathPrefix"), format!("`{shown}`"), "a path such as /llm");
+    }
     let scheme = if given(file.scheme, Scheme::Http) == Scheme::Https { "https" } else { "http" };
     let direct = Direct {
         connector: descriptor.connector,
         bounds: Bounds { timeout, hedge_after },
         fallback: given(file.fallback, Fallback::default()),
         scheme: scheme.into(),
+        path_prefix: path_prefix.into(),
         insecure_skip_verify: given(file.insecure_skip_verify, false),
         bootstrap_port: given(file.bootstrap_port, DEFAULT_BOOTSTRAP_PORT),
         decoder_blocks_ttl: given(file.decoder_blocks_ttl, DEFAULT_DECODER_BLOCKS_TTL),

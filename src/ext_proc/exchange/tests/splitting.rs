@@ -23,6 +23,7 @@ pub(super) fn direct(name: &str) -> Direct {
         bounds: Bounds { timeout: Duration::from_secs(30), hedge_after: None },
         fallback: Fallback::Local,
         scheme: "http".into(),
+        path_prefix: "".into(),
         insecure_skip_verify: false,
         bootstrap_port: DEFAULT_BOOTSTRAP_PORT,
         decoder_blocks_ttl: DEFAULT_DECODER_BLOCKS_TTL,
@@ -123,6 +124,35 @@ fn the_prefill_server_is_asked_first_and_the_decode_server_gets_what_it_told() {
     assert!(ask.url.contains(&seen.set[PREFILL_HEADER]));
     drop(exchange);
     world.assert_books_closed(1);
+}
+
+#[test]
+fn servers_are_asked_by_the_apis_own_path_whatever_the_gateway_makes_of_the_clients() {
+    for (prefix, path, expected) in [
+        ("", "/v1/completions", "/v1/completions"),
+        ("", "/team/v1/completions/?x=1", "/v1/completions"),
+        ("/llm", "/team/v1/completions", "/llm/v1/completions"),
+        ("", "/team/inference/v1/generate", "/inference/v1/generate"),
+    ] {
+        for name in ["nixl", "sglang"] {
+            if name == "sglang" && path.contains("inference") {
+                continue;
+            }
+            let mode = Mode::Direct(Direct { path_prefix: prefix.into(), ..direct(name) });
+            let world = splitting(mode, Decider::Always);
+            let mut exchange = world.exchange();
+            let sent = SENT.replace(r#""prompt":"a long prompt""#, r#""prompt":"a long prompt","token_ids":[1,2]"#);
+            let first = headers(&[(":path", path), (":method", "POST")], false);
+            send(&mut exchange, request(Message::RequestHeaders(first)));
+            send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true))));
+            let ask = exchange.asks().remove(0);
+            assert_eq!(ask.url.split(":8000").nth(1), Some(expected), "{name} {path}");
+            if name == "sglang" {
+                told(&mut exchange, 0, reply(500, ""), 5);
+                assert!(exchange.asks()[0].url.ends_with(&format!(":8000{prefix}/abort_request")));
+            }
+        }
+    }
 }
 
 #[test]
