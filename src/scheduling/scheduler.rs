@@ -508,5 +508,6 @@ pub fn least_loaded() -> Arc<dyn Strategy> {
     Arc::new(LeastRequest)
 }
 
+mod successor;
 #[cfg(test)]
 mod tests;

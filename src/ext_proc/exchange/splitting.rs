@@ -12,9 +12,11 @@ use crate::disagg::connector::trtllm::LEAST_SHARED_ID;
 use crate::disagg::policy::{Direct, Mode};
 use crate::ext_proc::head::{ENCODERS, PREFILLER};
 use crate::ext_proc::split::{Ask, Came, Course, Stage};
+use crate::pool::Endpoint;
 use crate::quota::Had;
+use crate::scheduling::plugin::Headers;
 use crate::scheduling::split::not_alone;
-use crate::scheduling::{Decision, Dispatch};
+use crate::scheduling::{Decision, Dispatch, PickContext, RequestFacts};
 use crate::telemetry::metrics::SplitOutcome;
 use rand::RngExt;
 
@@ -122,6 +124,10 @@ impl Exchange {
             Came::On(new_body, course) => match self.split.held.take() {
                 Some((mut plan, body)) => {
                     self.split.stage = None;
+                    if let Err(error) = self.renew(&mut plan, course.prefill.as_deref(), now) {
+                        give_back(&plan);
+                        return self.refuse(&error, now, out);
+                    }
                     if let (Some(metrics), Some(took), true) = (&plan.metrics, course.took, course.prefill.is_some()) {
                         metrics.prefilled(took);
                     }
@@ -149,6 +155,30 @@ impl Exchange {
             }
             self.refuse(&not_computed(failure), now, out);
         }
+    }
+
+    /// The server that was to answer may have gone, or been ejected, while its prompt was computed: then another one answers.
+    fn renew(&self, plan: &mut Plan, prefill: Option<&Endpoint>, now: Timestamp) -> Result<(), RequestError> {
+        let (pool, target) = (plan.pool.clone(), plan.target.clone());
+        let (snapshot, scheduler) = (pool.store.load_full(), &pool.scheduler);
+        let headers = Headers::of(&self.head);
+        let facts =
+            RequestFacts { model: &target, prompt_tokens: plan.prompt_tokens, headers, ..RequestFacts::default() };
+        let cx = PickContext { request: facts, ..PickContext::new(&snapshot, now, pool.stale_after) };
+        if scheduler.is_up_to_date(&plan.decision, &cx) {
+            return Ok(());
+        }
+        let filter = scheduler.choices.choose(&facts)?.filter;
+        let cx = PickContext { filter: filter.as_ref(), ..cx };
+        let (strategy, rng) = (&*self.live.least_loaded, &mut self.picker.next_rng());
+        scheduler.succeed(&mut plan.decision, strategy, &cx, self.subset.as_ref(), prefill, rng)?;
+        let Some((first, booked)) = plan.decision.picks.first().zip(plan.booked.as_mut()) else { return Ok(()) };
+        if first.id != booked.endpoint().id {
+            booked.move_to(first, now);
+            // A rank of the one that has gone.
+            plan.hints.rank = None;
+        }
+        Ok(())
     }
 
     /// The server that computed the prompt, or was to, has room again: its part of the request is over before the answer is.

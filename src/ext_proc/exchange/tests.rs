@@ -18,6 +18,7 @@ mod room;
 mod sglang;
 mod slow_store;
 mod splitting;
+mod succession;
 
 use super::*;
 use crate::config::settings::{

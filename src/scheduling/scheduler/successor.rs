@@ -1,0 +1,80 @@
+//! A request that was decided a while ago, and waited for its prompt since: whether the servers that were named for its answer are still there.
+
+use super::Scheduler;
+use crate::error::{Reason, RequestError};
+use crate::pool::health::Availability;
+use crate::pool::{Endpoint, EndpointState, PoolSnapshot, Roles};
+use crate::rng::PickRng;
+use crate::scheduling::plugin::{PickContext, Strategy};
+use crate::scheduling::scheduler::Subset;
+use crate::scheduling::{Decision, Ranking};
+
+impl Scheduler {
+    /// Whether the first pick of `decision` may still be sent its request: it is in the pool, not draining, and not ejected since.
+    #[must_use]
+    pub fn is_up_to_date(&self, decision: &Decision, cx: &PickContext<'_>) -> bool {
+        // That one is ejected which is asked all the same, or as its probe, is nothing new.
+        let known = decision.probe || decision.ejection_ignored;
+        decision.picks.first().is_some_and(|first| self.may_answer(first, known, cx))
+    }
+
+    fn may_answer(&self, endpoint: &Endpoint, known: bool, cx: &PickContext<'_>) -> bool {
+        let stays = state_of(cx.snapshot, endpoint).is_some_and(|state| state.serves(Roles::DECODE));
+        stays && (known || endpoint.health.availability(cx.now, &self.health) != Availability::Ejected)
+    }
+
+    /// Names others in place of the first pick of `decision`, which is not up to date: the picks behind it, else those that `strategy` puts
+    /// first among the servers which go on from what `prefill` has computed. Where there are none, the first pick stays as long as it is in the pool.
+    ///
+    /// # Errors
+    /// 503 `no_ready_endpoint` when it isn't.
+    pub fn succeed(
+        &self,
+        decision: &mut Decision,
+        strategy: &dyn Strategy,
+        cx: &PickContext<'_>,
+        subset: Option<&Subset>,
+        prefill: Option<&Endpoint>,
+        rng: &mut PickRng,
+    ) -> Result<(), RequestError> {
+        let goes_on = |endpoint: &Endpoint| match (prefill, &self.split) {
+            (Some(prefill), Some(policy)) => policy.pairs(prefill, endpoint),
+            _ => true,
+        };
+        let mut picks = decision.picks.clone();
+        picks.retain(|endpoint| self.may_answer(endpoint, false, cx) && goes_on(endpoint));
+        if picks.is_empty() {
+            let mut others = self.open(cx, subset, Roles::DECODE, |_| {});
+            // One that is half open would want a probe, which is a decision's to grant.
+            let healthy =
+                |e: &Endpoint| e.health.availability(cx.now, &self.health) != Availability::HalfOpen && goes_on(e);
+            others.retain(|c| healthy(&c.state.endpoint));
+            let mut ranking = Ranking::new(self.wanted);
+            strategy.rank(cx, &others, rng, &mut ranking);
+            picks = ranking.decide().map(|ranked| ranked.picks).unwrap_or_default();
+        }
+        let Some(first) = decision.picks.first() else { return Ok(()) };
+        if picks.is_empty() {
+            return if state_of(cx.snapshot, first).is_some() { Ok(()) } else { Err(gone()) };
+        }
+        if decision.probe {
+            first.health.probe_lost();
+            decision.probe = false;
+        }
+        decision.picks = picks;
+        decision.reason = "in place of a server that has gone";
+        Ok(())
+    }
+}
+
+/// The endpoint as it is now; another one at its address is none.
+fn state_of<'s>(snapshot: &'s PoolSnapshot, endpoint: &Endpoint) -> Option<&'s EndpointState> {
+    let state = snapshot.position(endpoint.spec.address).and_then(|position| snapshot.get(position))?;
+    Some(state).filter(|state| state.endpoint.id == endpoint.id)
+}
+
+fn gone() -> RequestError {
+    let message =
+        "the server that was to answer has left the pool while the prompt was computed, and no other goes on from that";
+    RequestError::new(Reason::NoReadyEndpoint, message)
+}
