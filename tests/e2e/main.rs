@@ -12,6 +12,7 @@ mod choosing;
 mod conformance;
 mod deadlines;
 mod disagg;
+mod disagg_faults;
 mod faults;
 mod fleet;
 mod flow;

@@ -32,7 +32,7 @@ fn pool(strategy: &str, endpoints: &[&Echo]) -> String {
 }
 
 /// As editors and deployment tools do it: a new file, renamed over the old one.
-fn replace(file: &Path, text: &str) {
+pub(crate) fn replace(file: &Path, text: &str) {
     let new = file.with_extension("new");
     std::fs::write(&new, text).expect("writing the configuration");
     std::fs::rename(&new, file).expect("renaming it over the old one");

@@ -1,0 +1,164 @@
+//! What befalls servers that share requests between the prompt and the end of the answer, through real Envoy: each request is answered, or its
+//! client can tell that it was not, and nothing stays pinned or booked.
+
+use crate::disagg::{CLIENTS, COURSE, Stack, request, well};
+use crate::operation::replace;
+use crate::shipped::by_header;
+use crate::support::attache::AttacheProcess;
+use crate::support::body::Payload;
+use crate::support::client::{self, Http, Reply};
+use crate::support::envoy::EnvoyProcess;
+use crate::support::process::{eventually, scratch};
+use crate::support::sim::SimProcess;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Status and machine-readable reason.
+fn told(reply: Reply) -> (u16, String) {
+    (reply.status.as_u16(), reply.header("x-attache-reason").to_owned())
+}
+
+async fn serves_again(stack: &Stack) {
+    eventually("requests to be split again", || async {
+        let reply = client::post(stack.to(), "/v1/completions", request(7_000, false)).await.ok()?;
+        (reply.status == 200 && reply.header(COURSE) == "split").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_whose_lease_is_over_is_computed_again_or_fails_as_the_server_has_it() {
+    for (policy, expected) in [("recompute", 200), ("fail", 500)] {
+        let stack = Stack::start(&["--kv-lease", "100ms", "--kv-load-failure-policy", policy], "decider: always").await;
+        // The decode servers look for the blocks when nobody keeps them any longer.
+        stack.faults(stack.decode(), json!({"first_byte_delay_ms": 700})).await;
+        let reply = client::post(stack.to(), "/v1/completions", request(1, false)).await.expect("an answer");
+        assert_eq!((reply.status.as_u16(), reply.header(COURSE)), (expected, "split"), "{policy}");
+        assert_eq!(stack.count(stack.prefill(), "/leases_expired").await, 1, "{policy}");
+        assert_eq!(stack.count(stack.prefill(), "/pinned/requests").await, 0, "{policy}");
+        stack.faults(stack.decode(), json!({})).await;
+        serves_again(&stack).await;
+        stack.picker.assert_settled().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_its_server_breaks_off_is_cut_for_the_client_and_nothing_stays() {
+    let stack = Stack::start(&[], "decider: always").await;
+    stack.faults(stack.decode(), json!({"cut_after_tokens": 300})).await;
+    let mut clients = tokio::task::JoinSet::new();
+    for number in 0..CLIENTS {
+        let to = stack.to();
+        clients.spawn(async move {
+            let prompt = format!("{number} {}", "word ".repeat(300));
+            let body =
+                json!({"model": "sim-8b", "prompt": prompt, "max_tokens": 400, "ignore_eos": true, "stream": true});
+            let body = Payload::sized(body.to_string().into());
+            let request = client::request("POST", to, Http::H1, "/v1/completions", body);
+            let mut open = client::open(to, Http::H1, request).await.expect("an answer");
+            let status = open.response.status();
+            let (mut seen, mut cut) = (Vec::new(), false);
+            loop {
+                match open.next().await {
+                    Ok(Some(chunk)) => seen.extend(chunk),
+                    Ok(None) => break,
+                    Err(_) => {
+                        cut = true;
+                        break;
+                    }
+                }
+            }
+            let text = String::from_utf8_lossy(&seen).into_owned();
+            assert!(
+                // Envoy may have seen the break before it has sent anything on.
+                (status == 502 || status == 200 && cut) && !text.contains("[DONE]"),
+                "{status}: an answer that is cut, not one that ends: {text}"
+            );
+        });
+    }
+    clients.join_all().await;
+    stack.assert_nothing_stays().await;
+    stack.faults(stack.decode(), json!({})).await;
+    serves_again(&stack).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sglang_servers_that_hang_or_refuse_are_told_of_within_the_prefills_time() {
+    let sim = ["--kv-connector", "sglang", "--bootstrap-timeout", "60000ms"];
+    let stack = Stack::start(&sim, "connector: sglang, prefillTimeout: 1s").await;
+    for (what, faults) in [("hang", json!({"prefill": {"hang": true}})), ("refuse", json!({"refuse": true}))] {
+        stack.faults(stack.prefill(), faults).await;
+        let began = Instant::now();
+        let statuses = stack.load(CLIENTS, told).await;
+        assert!(began.elapsed() < Duration::from_secs(10), "{what}: nobody waits for the bootstrap's timeout");
+        assert_eq!(statuses, vec![(503, "prefill_failed".to_owned()); CLIENTS], "{what}");
+        stack.picker.assert_settled().await;
+        stack.faults(stack.prefill(), json!({})).await;
+        serves_again(&stack).await;
+    }
+    stack.picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sglang_servers_get_pairs_of_short_prompts_too_and_what_has_none_is_refused() {
+    let stack = Stack::start(&["--kv-connector", "sglang"], "connector: sglang").await;
+    let to = stack.to();
+    for number in 0..12 {
+        let body = json!({"model": "sim-8b", "prompt": format!("{number}"), "max_tokens": 8, "n": 1 + number % 2});
+        let reply = client::post(to, "/v1/completions", body.to_string().into()).await.expect("an answer");
+        assert_eq!((reply.status.as_u16(), reply.header(COURSE)), (200, "split"), "{number}");
+    }
+    let message = json!({"model": "sim-8b", "max_tokens": 8, "messages": [{"role": "user", "content": "hello"}]});
+    let reply = client::post(to, "/v1/messages", message.to_string().into()).await.expect("an answer");
+    let said = String::from_utf8_lossy(&reply.body).into_owned();
+    assert!(said.contains("can't be split") && said.contains("`role: both`"), "{said}");
+    assert_eq!(told(reply), (503, "no_whole_endpoint".to_owned()));
+    assert_eq!(stack.count(stack.decode(), "/whole").await, 0);
+    stack.picker.assert_settled().await;
+}
+
+fn pool(servers: &[(&SocketAddr, &str)]) -> String {
+    let line = |(address, role): &(&SocketAddr, &str)| format!("  - {{address: \"{address}\", role: {role}}}\n");
+    let endpoints: String = servers.iter().map(line).collect();
+    format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  disaggregation: {{decider: always}}\n  endpoints:\n{endpoints}"
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decode_server_that_leaves_while_prompts_are_computed_is_sent_none_of_them() {
+    let sim = SimProcess::with_roles("prefill=1,decode=2", 3, &["--speed", "20"]).await;
+    let [prefill, leaves, stays] = &sim.servers[..] else { panic!("three servers") };
+    let directory = scratch("config");
+    let file = directory.path().join("attache.yaml");
+    replace(&file, &pool(&[(prefill, "prefill"), (leaves, "decode"), (stays, "decode")]));
+    let picker = AttacheProcess::with_file(&file, &[]).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    let faults = |faults: Value| client::post(*prefill, "/sim/faults", faults.to_string().into());
+    faults(json!({"prefill": {"hang": true}})).await.expect("an answer");
+    let mut clients = tokio::task::JoinSet::new();
+    for number in 0..CLIENTS {
+        clients.spawn(
+            async move { client::post(to, "/v1/completions", request(number, false)).await.expect("an answer") },
+        );
+    }
+    let hanging = || async {
+        let page = client::get(*prefill, "/sim/pd").await.expect("a page").json();
+        (page["hanging"].as_u64() == Some(CLIENTS as u64)).then_some(())
+    };
+    eventually("all prompts to be under way", hanging).await;
+    replace(&file, &pool(&[(prefill, "prefill"), (stays, "decode")]));
+    eventually("the decode server to be gone", || async { (picker.endpoints().await.len() == 2).then_some(()) }).await;
+    faults(json!({})).await.expect("an answer");
+    for reply in clients.join_all().await {
+        assert_eq!(well(reply), "split");
+    }
+    let decodes = |server: SocketAddr| async move {
+        client::get(server, "/sim/pd").await.expect("a page").json()["decodes"].as_u64().expect("a count")
+    };
+    assert_eq!((decodes(*leaves).await, decodes(*stays).await), (0, CLIENTS as u64));
+    picker.assert_settled().await;
+}
