@@ -2,8 +2,9 @@
 //! client can tell that it was not, and nothing stays pinned or booked.
 
 use crate::disagg::{CLIENTS, COURSE, Stack, request, well};
+use crate::faults::refusing;
 use crate::operation::replace;
-use crate::shipped::by_header;
+use crate::shipped::{by_header, by_list};
 use crate::support::attache::AttacheProcess;
 use crate::support::body::Payload;
 use crate::support::client::{self, Http, Reply};
@@ -160,5 +161,27 @@ async fn a_decode_server_that_leaves_while_prompts_are_computed_is_sent_none_of_
         client::get(server, "/sim/pd").await.expect("a page").json()["decodes"].as_u64().expect("a count")
     };
     assert_eq!((decodes(*leaves).await, decodes(*stays).await), (0, CLIENTS as u64));
+    picker.assert_settled().await;
+}
+
+/// What a prompt's server has computed, any decode server may fetch: where Envoy may try the next of the list, no request is lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decode_server_that_is_gone_costs_no_request_where_envoy_walks_a_list() {
+    let sim = SimProcess::with_roles("prefill=1,decode=2", 3, &["--speed", "20"]).await;
+    let [prefill, first, second] = sim.servers[..] else { panic!("three servers") };
+    let gone = refusing().await;
+    let roles = [(&prefill, "prefill"), (&gone, "decode"), (&first, "decode"), (&second, "decode")];
+    let text = format!("{}  destination: {{mode: list, max: 3}}\n", pool(&roles));
+    let picker = AttacheProcess::configured(&text).await;
+    let servers = [prefill, gone, first, second];
+    let envoy = EnvoyProcess::start(&by_list("override-host.yaml", &picker, servers)).await;
+    for number in 0..40 {
+        let reply =
+            client::post(envoy.listener("inference"), "/v1/completions", request(number, number % 2 == 0)).await;
+        assert_eq!(well(reply.expect("an answer")), "split", "request {number}");
+    }
+    assert!(envoy.stat("cluster.model-servers.upstream_rq_retry").await > 0, "it was never picked first");
+    let page = client::get(prefill, "/sim/pd").await.expect("a page").json();
+    assert_eq!((page["prefills"].as_u64(), page["pinned"]["requests"].as_u64()), (Some(40), Some(0)), "{page}");
     picker.assert_settled().await;
 }

@@ -37,7 +37,7 @@ async fn read_rest(mut open: Open) -> Result<usize, crate::support::Error> {
 }
 
 /// An address that refuses connections: it was free a moment ago.
-async fn refusing() -> SocketAddr {
+pub(crate) async fn refusing() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     listener.local_addr().expect("an address")
 }
