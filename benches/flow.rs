@@ -176,7 +176,8 @@ fn look(detector: &str, endpoints: u32) -> [f64; 2] {
     let view = View { pool: &pool, health: &health, stale_after: Duration::from_secs(2), now };
     let facts = RequestFacts { prompt_tokens: 500, ..RequestFacts::default() };
     let (flow_name, answer_tokens, found, ttl, spare) = (None, None, None, None, None);
-    let asking = Asking { facts: &facts, flow: flow_name, bytes: 0, answer_tokens, found, ttl, spare };
+    let asking =
+        Asking { facts: &facts, flow: flow_name, bytes: 0, answer_tokens, found, ttl, spare, unvouched: false };
     let steps = (STEPS / endpoints).max(2_000);
     let arrival = best_of(steps, || _ = black_box(asking.arrival(black_box(&view))));
     let gauge = best_of(steps, || _ = black_box(flow.gauge(black_box(&view))));

@@ -302,15 +302,31 @@ impl PrefixCache {
         }
     }
 
-    /// An answer told what its prompt cost. `bytes` of the prompt's text are 0 when something else is in it.
-    pub fn correct(&self, endpoint: EndpointId, foretold: u64, prompt: Option<u64>, cached: Option<u64>, bytes: u64) {
+    /// Tokens of a prompt that `endpoint` is believed to hold now, without what is on its way.
+    #[must_use]
+    pub fn believed(&self, endpoint: EndpointId, keys: &[BlockKey], own_keys: bool) -> u32 {
+        let guesses = self.guesses.load();
+        let Some(guess) = guesses.get(&endpoint) else { return 0 };
+        let blocks = self.index.find(&mut &*keys).depth(guess.holder).any;
+        (f64::from(blocks) * if own_keys { self.own_block_tokens.get() } else { nominal(self.unit) }) as u32
+    }
+
+    /// An answer told what its prompt cost, of which so much was foretold at the decision, and believed still when it began. `bytes` of the prompt's text are 0 when something else is in it.
+    pub fn correct(
+        &self,
+        endpoint: EndpointId,
+        [foretold, believed]: [u64; 2],
+        prompt: Option<u64>,
+        cached: Option<u64>,
+        bytes: u64,
+    ) {
         // What is thought of the prompt's length now, and of what is held of it with the same error.
         let estimated = bytes as f64 / self.bytes_per_token.get();
         if let (Some(tokens @ 1..), LEAST_MEASURED_BYTES..) = (prompt, bytes) {
             self.bytes_per_token.learn((bytes as f64 / tokens as f64).clamp(0.5, 16.0));
         }
         let Some(cached) = cached else { return };
-        let foretold = self.usable(foretold, prompt);
+        let (foretold, believed) = (self.usable(foretold, prompt), self.usable(believed, prompt));
         self.stats.foretold_tokens.fetch_add(foretold, Relaxed);
         self.stats.reported_tokens.fetch_add(cached, Relaxed);
         if self.learns(endpoint) {
@@ -319,7 +335,7 @@ impl PrefixCache {
                 (BlockUnit::Bytes(_), Some(prompt)) if estimated > 0.0 => (prompt as f64 / estimated).min(1.0),
                 _ => 1.0,
             };
-            self.learn_capacity(endpoint, foretold as f64 * error, cached as f64);
+            self.learn_capacity(endpoint, believed as f64 * error, cached as f64);
         }
     }
 
@@ -344,12 +360,12 @@ impl PrefixCache {
         }
     }
 
-    /// A server that held less than foretold has evicted what we thought it kept: guesses get less room. One that held more gives it back.
+    /// A server that held less than believed has evicted what we thought it kept: guesses get less room. One that held more gives it back.
     /// The room follows the error in tokens, so a server that has half the room it says is found out by its long prompts, however many
     /// short ones it answers as foretold.
-    fn learn_capacity(&self, endpoint: EndpointId, foretold: f64, cached: f64) {
-        let slack = 0.05 * foretold + 2.0 * self.tokens_per_block();
-        let error = cached - foretold;
+    fn learn_capacity(&self, endpoint: EndpointId, believed: f64, cached: f64) {
+        let slack = 0.05 * believed + 2.0 * self.tokens_per_block();
+        let error = cached - believed;
         if error.abs() <= slack {
             return;
         }

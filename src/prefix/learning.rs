@@ -38,6 +38,8 @@ pub struct Learning {
     lesson: Lesson,
     claim: Option<Coming>,
     recorded: bool,
+    /// What of the foretold tokens was still believed to be held when the answer began.
+    believed: u32,
 }
 
 impl Learning {
@@ -45,7 +47,8 @@ impl Learning {
     #[must_use]
     pub fn begin(cache: Arc<PrefixCache>, lesson: Lesson, endpoint: EndpointId, now: Timestamp) -> Self {
         let claim = (!lesson.keys.is_empty()).then(|| cache.claim(endpoint, &lesson.keys, lesson.fresh, now));
-        Self { cache, lesson, claim, recorded: false }
+        let believed = lesson.foretold;
+        Self { cache, lesson, claim, recorded: false, believed }
     }
 
     /// Whether all of the prompt's blocks are known, so that those of the answer can follow.
@@ -56,7 +59,7 @@ impl Learning {
 
     /// Envoy served the request elsewhere.
     pub fn move_to(&mut self, endpoint: EndpointId, now: Timestamp) {
-        self.lesson.foretold = 0;
+        (self.lesson.foretold, self.believed) = (0, 0);
         if self.claim.take().is_some() {
             let all = u32::try_from(self.lesson.keys.len()).unwrap_or(u32::MAX);
             let fresh = if self.lesson.whole { all } else { 0 };
@@ -68,6 +71,11 @@ impl Learning {
     /// for the engine's own events it stays to the end.
     pub fn first_byte(&mut self, good: bool, endpoint: EndpointId, now: Timestamp) {
         if good && self.lesson.whole {
+            // What others have pushed out while it waited there says nothing of the server's room.
+            if self.lesson.tells_cached && self.believed > 0 {
+                self.believed =
+                    self.believed.min(self.cache.believed(endpoint, &self.lesson.keys, self.lesson.own_keys));
+            }
             if let Some(claim) = &mut self.claim {
                 claim.arrived();
             }
@@ -87,9 +95,10 @@ impl Learning {
         endpoint: EndpointId,
         now: Timestamp,
     ) {
-        let Self { cache, lesson, recorded, .. } = &mut self;
+        let Self { cache, lesson, recorded, believed, .. } = &mut self;
         let cached = usage.cached_tokens.filter(|_| lesson.tells_cached);
-        cache.correct(endpoint, u64::from(lesson.foretold), usage.prompt_tokens, cached, lesson.text_bytes);
+        let foretold = [lesson.foretold, *believed].map(u64::from);
+        cache.correct(endpoint, foretold, usage.prompt_tokens, cached, lesson.text_bytes);
         if let (Some(tokens), true) = (usage.prompt_tokens, lesson.whole && lesson.own_keys && lesson.text_bytes > 0) {
             cache.measured(lesson.keys.len(), tokens);
         }

@@ -3,8 +3,10 @@ use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, LoraSt
 use crate::prefix::carried::Turn;
 use crate::prefix::index::{StoredBlock, Tier};
 use crate::prefix::key::EngineHash;
+use crate::prefix::learning::Learning;
 use crate::prefix::residents::Cache;
 use crate::prefix::trust::{Doubt, Trust, TrustCell};
+use crate::protocol::Usage;
 
 const NOW: Timestamp = Timestamp(1_000_000_000);
 
@@ -122,7 +124,7 @@ fn bytes_per_token_and_capacity_follow_what_answers_report() {
     let cache = cache(BlockUnit::Bytes(64));
     cache.reconcile(&snapshot(&[(1, started(1.0))]));
     assert!((cache.tokens_per_block() - 16.0).abs() < 1e-9);
-    cache.correct(EndpointId(1), 0, Some(1_000), None, 2_000);
+    cache.correct(EndpointId(1), [0; 2], Some(1_000), None, 2_000);
     cache.measured(31, 1_008);
     cache.measured(2, 1_000);
     assert!((cache.tokens_per_block() - 32.0).abs() < 0.1, "one answer tells: {}", cache.tokens_per_block());
@@ -130,19 +132,19 @@ fn bytes_per_token_and_capacity_follow_what_answers_report() {
     assert_eq!((own.tokens(10), cache.lookup(&mut &[][..], NOW).tokens(10)), (320, 160), "ids are what they are");
     assert_eq!(own.prompt_tokens(&Prompt { text_bytes: 4_000, count: 1, ..Prompt::default() }), 2_000);
     let trust = |cache: &PrefixCache| cache.servers.lock()[&EndpointId(1)].trust;
-    cache.correct(EndpointId(1), 1_000, Some(1_000), Some(990), 2_000);
+    cache.correct(EndpointId(1), [1_000; 2], Some(1_000), Some(990), 2_000);
     assert!((trust(&cache) - 1.0).abs() < 1e-9);
     for _ in 0..10 {
         // A prompt of longer tokens: everything was there, and foretold too high.
-        cache.correct(EndpointId(1), 1_000, Some(500), Some(496), 2_000);
+        cache.correct(EndpointId(1), [1_000; 2], Some(500), Some(496), 2_000);
     }
     assert!((trust(&cache) - 1.0).abs() < 1e-9, "{}", trust(&cache));
     for _ in 0..20 {
-        cache.correct(EndpointId(1), 1_000, Some(1_000), Some(0), 2_000);
+        cache.correct(EndpointId(1), [1_000; 2], Some(1_000), Some(0), 2_000);
     }
     assert!(trust(&cache) < 0.5, "{}", trust(&cache));
     for _ in 0..200 {
-        cache.correct(EndpointId(1), 1_000, Some(1_000), Some(0), 2_000);
+        cache.correct(EndpointId(1), [1_000; 2], Some(1_000), Some(0), 2_000);
     }
     assert!((trust(&cache) - LEAST_CAPACITY).abs() < 1e-9);
     assert_eq!(cache.stats().foretold_tokens.load(Relaxed), 221 * 999 + 10 * 499, "the last token is always computed");
@@ -171,6 +173,26 @@ fn what_prompts_on_their_way_will_push_out_is_forgotten_before_they_arrive() {
 }
 
 #[test]
+fn what_others_push_out_while_a_prompt_waits_says_nothing_of_the_servers_room() {
+    let trust = |cache: &PrefixCache| cache.servers.lock()[&EndpointId(1)].trust;
+    let usage = |cached| Usage { prompt_tokens: Some(80 * 16 + 1), cached_tokens: Some(cached), ..Usage::default() };
+    // Of 80 blocks that were foretold the others leave 20, or all.
+    for (others, cached, falls) in [(80, 20 * 16, false), (80, 0, true), (10, 20 * 16, true)] {
+        let cache = Arc::new(cache(BlockUnit::Tokens(16)));
+        cache.reconcile(&snapshot(&[(1, started(1.0))]));
+        let keys = prompt(80, 1);
+        cache.record(EndpointId(1), &keys, None, NOW);
+        let lesson = cache.lookup(&mut &keys[..], NOW).lesson(EndpointId(1), keys, true);
+        let mut learning = Learning::begin(cache.clone(), lesson, EndpointId(1), NOW);
+        let begins = NOW.after(Duration::from_secs(9));
+        cache.record(EndpointId(1), &prompt(others, 2), None, NOW.after(Duration::from_secs(1)));
+        learning.first_byte(true, EndpointId(1), begins);
+        learning.end(&usage(cached), |_| false, EndpointId(1), begins);
+        assert_eq!(trust(&cache) < 1.0, falls, "{others} {cached}");
+    }
+}
+
+#[test]
 fn a_prompt_is_no_shorter_than_what_is_held_of_it() {
     let cache = cache(BlockUnit::Tokens(16));
     cache.reconcile(&snapshot(&[(1, None), (2, None)]));
@@ -194,7 +216,7 @@ fn engines_compute_the_block_of_the_last_token_themselves() {
     let cache = cache(BlockUnit::Tokens(16));
     let foretold = |held, prompt| {
         let before = cache.stats().foretold_tokens.load(Relaxed);
-        cache.correct(EndpointId(1), held, prompt, Some(0), 0);
+        cache.correct(EndpointId(1), [held; 2], prompt, Some(0), 0);
         cache.stats().foretold_tokens.load(Relaxed) - before
     };
     assert_eq!(foretold(192, Some(192)), 176, "a prompt of whole blocks");
