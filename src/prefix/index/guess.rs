@@ -45,6 +45,8 @@ pub(super) struct Guesses {
     pub(super) limit: usize,
     /// The runs of the prompt at hand, and how much of each: not to be evicted.
     path: Vec<(Addr, u32)>,
+    /// Whose that prompt is: stays a tenant, even if all that it had goes to make room.
+    recording: Option<TenantId>,
     /// A run that is being taken up, or 0: not to be evicted.
     pub(super) pinned: Addr,
 }
@@ -92,7 +94,7 @@ fn unlink(sh: &Shared, list: List, ends: &mut Ends, node: Addr) {
 
 impl Guesses {
     pub(super) fn new(table: Table, limit: usize) -> Self {
-        Self { table, all: Ends::default(), limit, path: Vec::new(), pinned: 0 }
+        Self { table, all: Ends::default(), limit, path: Vec::new(), recording: None, pinned: 0 }
     }
 }
 
@@ -114,6 +116,7 @@ impl Writer {
         }
         let claim = Claim { plane: GUESS, column };
         self.guesses.pinned = 0;
+        self.guesses.recording = Some(tenant);
         let known = self.walk(sh, keys);
         let rest = keys.get(known..).unwrap_or_default();
         let mut new = self.hold_path(sh, slot, claim);
@@ -130,6 +133,7 @@ impl Writer {
         }
         self.guesses.path.clear();
         self.keep_capacity(sh, slot);
+        self.guesses.recording = None;
         self.forget_tenant(sh, tenant);
         new.0
     }
@@ -158,8 +162,10 @@ impl Writer {
         true
     }
 
+    /// A tenant without runs goes.
     fn forget_tenant(&mut self, sh: &Shared, tenant: TenantId) {
-        if let Some(node) = self.tenant(sh, tenant)
+        if self.guesses.recording != Some(tenant)
+            && let Some(node) = self.tenant(sh, tenant)
             && sh.arena.low(node + 1) == 0
         {
             self.guesses.table.remove(&sh.arena, tenant_key(tenant));
@@ -463,9 +469,6 @@ impl Writer {
             }
             let Some(node) = self.oldest_unused(sh, OF_TENANT, sh.arena.high(t + 1)) else { return false };
             self.stats.evicted_for_tenant += u64::from(self.evict(sh, node));
-            if !self.admit(sh, tenant) {
-                return false;
-            }
         }
     }
 

@@ -177,6 +177,28 @@ fn the_least_recently_used_prompt_grows_at_the_cost_of_the_next() {
 }
 
 #[test]
+fn a_tenant_whose_only_prompt_goes_for_its_next_one_stays_a_tenant() {
+    let index = || index_with_share(1 << 20, 1.0);
+    let record = |index: &PrefixIndex, holder, prompt: u64, tenants: u64| {
+        index.record(holder, &keys(prompt, 64), TenantId((prompt % tenants) as u32), seconds(1));
+        index.stats().evicted_for_budget
+    };
+    let tenants = {
+        let index = index();
+        let holder = index.add_holder();
+        (0..).take_while(|prompt| record(&index, holder, *prompt, u64::MAX) == 0).count() as u64
+    };
+    let index = index();
+    let holder = index.add_holder();
+    for prompt in 0..4 * tenants {
+        let forgotten = record(&index, holder, prompt, tenants);
+        let stats = index.stats();
+        assert_eq!((depth(&index, holder, &keys(prompt, 64)).gpu, stats.refused_blocks), (64, 0), "{stats:?}");
+        assert!(forgotten > 0 || prompt <= tenants, "{stats:?}");
+    }
+}
+
+#[test]
 fn no_guess_goes_where_the_room_for_holes_is_used_up() {
     let index = index(1 << 20);
     let (whole, holes, guessed) = (index.add_holder(), index.add_holder(), index.add_holder());
