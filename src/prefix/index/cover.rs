@@ -316,16 +316,19 @@ impl Cover {
             }
         } else {
             let need = 1 + planes.count_ones() as usize * words + self.partials.len().div_ceil(2);
-            let order = order_for(need as u32);
-            let mut addr = old;
-            if old == 0 || order > old_order || order + 1 < old_order {
+            let (mut addr, mut order) = (old, order_for(need as u32));
+            if old == 0 || order > old_order {
                 addr = space.alloc(arena, order).ok_or(NoRoom)?;
                 run.set_extents(run.tags(), addr);
                 if old != 0 {
                     space.free(arena, old, old_order);
                 }
+            } else if order + 1 < old_order {
+                // Where it lies: what is forgotten must not need room.
+                space.shrink(arena, old, old_order, order);
+            } else {
+                order = old_order;
             }
-            let order = if addr == old { old_order } else { order };
             self.fill(arena, addr, order, words, planes);
         }
         run.set_gpu(self.full[GPU].first().copied().unwrap_or(0));

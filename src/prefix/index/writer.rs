@@ -334,8 +334,8 @@ impl Writer {
         header.close();
         if let Err(no_room) = written {
             // What lies behind holes is forgotten with what was to fill them.
+            self.keep_less(sh, run, Some((claim, before_it)));
             let behind = before - before_it;
-            self.behind_remove(run, claim);
             self.holders.count(self.columns.slot(claim.column), claim.plane, 0, behind);
             return Err(no_room);
         }
@@ -474,24 +474,35 @@ impl Writer {
             return true;
         }
         let len = held.max(header.needed());
-        let mut kept = true;
         header.open();
         if len < shape.len {
             self.cover.resize(len);
         }
-        if self.cover.write(&sh.arena, &mut self.space, header).is_err() {
-            kept = false;
-            if let Some(claim) = dropper {
-                self.cover.set(claim.plane, claim.column, 0);
-            }
-            // Less than before always fits where it was.
-            let _ = self.cover.write(&sh.arena, &mut self.space, header);
-        }
-        if len < shape.len {
+        let written = self.cover.write(&sh.arena, &mut self.space, header);
+        if written.is_ok() && len < shape.len {
             self.shorten(sh, header, len);
         }
         header.close();
-        kept
+        if written.is_err() {
+            // A hole takes a word, and who has all of a run that is shorter may take many. The run stays as long as it was.
+            self.keep_less(sh, run, dropper.map(|claim| (claim, 0)));
+        }
+        written.is_ok()
+    }
+
+    /// Takes columns out of a run that are not live, and of one column's part on a plane all behind a cutoff that is its own or 0. Needs no room, as
+    /// there is less to tell than before.
+    fn keep_less(&mut self, sh: &Shared, run: Addr, part: Option<(Claim, u32)>) {
+        let header = Run::at(&sh.arena, run);
+        self.cover.read(&sh.arena, header, &self.columns.live);
+        if let Some((claim, cutoff)) = part {
+            self.behind_remove(run, claim);
+            self.cover.set(claim.plane, claim.column, cutoff);
+            (0..LEVELS.len()).for_each(|level| self.cover.set(REACH + level, claim.column, 0));
+        }
+        header.open();
+        let _ = self.cover.write(&sh.arena, &mut self.space, header);
+        header.close();
     }
 
     fn shorten(&mut self, sh: &Shared, header: Run<'_>, len: u32) {

@@ -1,7 +1,7 @@
 //! Long random histories, told to the index and to its model.
 
 use super::model::Model;
-use super::{index, key, named};
+use super::{index, index_with_share, key, named};
 use crate::clock::Timestamp;
 use crate::prefix::index::{EngineHash, HolderId, Matches, PrefixIndex, StoredBlock, TenantId, Tier};
 use crate::prefix::key::BlockKey;
@@ -160,6 +160,25 @@ impl World {
         }
     }
 
+    /// As [`World::apply`], where the index may have forgotten what the model knows.
+    fn tell(&mut self, op: &Op) {
+        self.clock += 1;
+        match op {
+            Op::Store { holder, tier, prompt, from } => {
+                let blocks = self.blocks(*holder, prompt);
+                let from = (from * self.letter).min(blocks.len() - 1);
+                let parent = from.checked_sub(1).map(|p| blocks[p].hash);
+                let told = self.index.store(self.ids[*holder], *tier, parent, &blocks[from..]);
+                if told.is_ok() {
+                    self.model.store(*holder, *tier, parent, &blocks[from..]).unwrap();
+                }
+            }
+            // The index, which has forgotten some, need not forget the same.
+            Op::Capacity { .. } => {}
+            _ => self.apply(op),
+        }
+    }
+
     fn compare(&self, prompt: &[u8], matches: &mut Matches) {
         let keys = self.keys(prompt);
         self.index.lookup(&mut keys.as_slice(), matches);
@@ -240,6 +259,65 @@ proptest! {
     #[test]
     fn columns_behind_the_first_64_are_like_the_others(ops in prop::collection::vec(op(), 1..120)) {
         run(&ops, true, 1, 62);
+    }
+}
+
+/// Where there is no room the index forgets, but it never says more than there is.
+fn run_short_of_room(ops: &[Op], budget: usize, letter: usize, first_column: usize) {
+    let mut world = World { index: index_with_share(budget, 1.0), ..World::new(true, letter, 0) };
+    for _ in 0..first_column {
+        let _ = world.index.add_holder();
+    }
+    world.ids = (0..HOLDERS).map(|_| world.index.add_holder()).collect();
+    let mut matches = Matches::default();
+    for op in ops {
+        world.tell(op);
+        let (Op::Store { prompt, .. } | Op::Remove { prompt, .. } | Op::Record { prompt, .. }) = op else { continue };
+        for prompt in [prompt.as_slice(), &[0; 13], &[0, 0, 1, 0]] {
+            let keys = world.keys(prompt);
+            world.index.lookup(&mut keys.as_slice(), &mut matches);
+            for (holder, id) in world.ids.iter().enumerate() {
+                let (found, is) = (matches.depth(*id), world.model.depth(holder, &keys));
+                let within = found.gpu <= is.gpu && found.cpu <= is.cpu && found.any <= is.any;
+                assert!(within, "holder {holder}, prompt {prompt:?}: {found:?} of {is:?}, {:?}", world.index.stats());
+            }
+        }
+        let stats = world.index.stats();
+        assert!(stats.bytes <= stats.budget_bytes, "{stats:?}");
+    }
+}
+
+#[test]
+fn who_was_removed_is_gone_though_the_rest_finds_no_room() {
+    let store = |holder, prompt: &[u8], from| Op::Store { holder, tier: Tier::Gpu, prompt: prompt.to_vec(), from };
+    let record = |holder, prompt: &[u8]| Op::Record { holder, prompt: prompt.to_vec(), tenant: 0 };
+    let ops = [
+        record(4, &[0, 0]),
+        Op::Clear { holder: 4 },
+        store(2, &[0, 0, 1, 0, 0, 2], 0),
+        store(1, &[0, 0, 1, 1], 1),
+        store(0, &[0, 1], 1),
+        record(1, &[0]),
+        Op::Replace { holder: 3 },
+        record(0, &[0, 1]),
+        // A run was as long for its sake; shorter, it takes more words to tell who has the rest.
+        Op::Replace { holder: 2 },
+        record(0, &[0]),
+    ];
+    run_short_of_room(&ops, 41 << 10, 137, 59);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, max_shrink_iters: 4000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nothing_is_made_up_where_there_is_no_room(
+        ops in prop::collection::vec(op(), 1..160),
+        budget in 40usize..200,
+        letter in 1usize..200,
+        first_column in prop_oneof![Just(0usize), Just(59)],
+    ) {
+        run_short_of_room(&ops, budget << 10, letter, first_column);
     }
 }
 
