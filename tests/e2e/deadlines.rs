@@ -91,10 +91,12 @@ async fn what_a_busy_server_can_not_do_in_time_is_refused_and_the_rest_is_served
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_queue_does_not_let_through_in_time_does_not_join_it() {
-    for (ordering, goes_first) in [("fcfs", false), ("slo-urgency", true)] {
+    for (ordering, trusted, goes_first) in
+        [("fcfs", true, false), ("slo-urgency", false, false), ("slo-urgency", true, true)]
+    {
         let flow = format!(
             "  flowControl:\n    enabled: true\n    detector: {{name: concurrency-detector, parameters: {{maxConcurrency: 1}}}}\n    \
-             defaultBand: {{ordering: {ordering}}}\n"
+             defaultBand: {{ordering: {ordering}}}\nexchange:\n  trustClientHeaders: {trusted}\n"
         );
         let sim = SimProcess::start(1, &[SIM, &["--model", "sim-8b"]].concat()).await;
         let picker = picker(&sim, &flow).await;
@@ -122,7 +124,7 @@ async fn what_a_queue_does_not_let_through_in_time_does_not_join_it() {
         assert!(busy.join_all().await.iter().all(|reply| reply.status == 200), "who asks for nothing is served");
         let refused = u64::from(!goes_first);
         for (outcome, count) in [("queue", refused), ("waits", 2 - refused), ("passed", 0)] {
-            assert_eq!(judged(&picker, outcome).await, count, "{ordering}: {outcome}");
+            assert_eq!(judged(&picker, outcome).await, count, "{ordering} {trusted}: {outcome}");
         }
         picker.until_metric("attache_queued_requests", 0.0).await;
         envoy.assert_picker_was_correct().await;
