@@ -173,8 +173,9 @@ impl Queues {
     ) -> Result<Asked, RequestError> {
         let snapshot = self.store.load_full();
         self.admits(&asking, &snapshot, q.now)?;
-        let due = due.filter(|due| due.within < self.flow.settings.ttl);
-        let ttl = due.map_or(self.flow.settings.ttl, |due| due.within);
+        let ttl = self.flow.ttl(&snapshot);
+        let due = due.filter(|due| due.within < ttl);
+        let ttl = due.map_or(ttl, |due| due.within);
         let arrival = Asking { ttl: Some(ttl), ..asking }.arrival(&self.view(&snapshot, q.now));
         if !q.may_wait {
             return self.now_or_never(&arrival, &snapshot, q.now);

@@ -5,8 +5,8 @@ use super::control::FlowControl;
 use super::item::Arrival;
 use super::saturation::{Gauge, View};
 use super::settings::PoolFlow;
-use crate::pool::Roles;
 use crate::pool::speed::Work;
+use crate::pool::{PoolSnapshot, Roles};
 use crate::prefix::cache::Found;
 use crate::rng::PickRng;
 use crate::scheduling::facts::prediction::Targets;
@@ -78,6 +78,13 @@ impl PoolFlow {
     /// When the ceiling can't be built.
     pub fn control<T>(&self) -> Result<FlowControl<T>, ParamError> {
         Ok(FlowControl::new(self.settings.clone(), self.ceiling()?))
+    }
+
+    /// How long a request may wait that comes now and does not say it.
+    #[must_use]
+    pub fn ttl(&self, pool: &PoolSnapshot) -> Duration {
+        let serves = pool.endpoints.iter().any(|e| e.serves(Roles::DECODE));
+        self.settings.empty_ttl.filter(|_| !serves).unwrap_or(self.settings.ttl)
     }
 
     /// How full the pool is.

@@ -67,6 +67,8 @@ impl Default for BandSettings {
 pub struct Settings {
     /// Bands that are not like the others, by priority.
     pub bands: BTreeMap<i32, BandSettings>,
+    /// Others of a priority below 0, where they are not like the rest.
+    pub sheddable_band: Option<BandSettings>,
     /// All others.
     pub default_band: BandSettings,
     /// Requests that may wait in all bands together.
@@ -77,6 +79,8 @@ pub struct Settings {
     pub shared: Option<Arc<SharedRoom>>,
     /// How long a request may wait that does not say it.
     pub ttl: Duration,
+    /// The same of one that comes while the pool has no endpoints, where that is not the same.
+    pub empty_ttl: Option<Duration>,
     /// Shares of flows that are not 1: a flow of 2 may have twice as much.
     pub weights: HashMap<Arc<str>, f64>,
     /// What waits with a priority below 0 gives way to what is more important when there is no room for both.
@@ -93,11 +97,13 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             bands: BTreeMap::new(),
+            sheddable_band: None,
             default_band: BandSettings::default(),
             max_requests: u64::MAX,
             max_bytes: u64::MAX,
             shared: None,
             ttl: DEFAULT_TTL,
+            empty_ttl: None,
             weights: HashMap::new(),
             evict_sheddable: true,
             evict_running: EvictRunning::default(),
@@ -111,7 +117,8 @@ impl Settings {
     /// The settings of the band of this priority.
     #[must_use]
     pub fn band(&self, priority: i32) -> &BandSettings {
-        self.bands.get(&priority).unwrap_or(&self.default_band)
+        let sheddable = || self.sheddable_band.as_ref().filter(|_| priority < 0);
+        self.bands.get(&priority).or_else(sheddable).unwrap_or(&self.default_band)
     }
 
     /// The share of a flow.

@@ -111,6 +111,18 @@ fn important(priority: i32) -> Arrival<'static> {
 }
 
 #[test]
+fn what_is_sheddable_may_have_less_room() {
+    let sheddable = BandSettings { max_requests: 1, ..BandSettings::default() };
+    let bands = [(-2, BandSettings::default())].into();
+    let mut trial = Trial::new(Settings { sheddable_band: Some(sheddable), bands, ..Settings::default() });
+    assert_eq!(trial.comes("running", important(0), 0), "goes");
+    for (priority, second) in [(-1, "BandFull"), (-2, "waits"), (0, "waits")] {
+        assert_eq!(trial.comes("first", important(priority), 1), "waits");
+        assert_eq!(trial.comes("second", important(priority), 1), second, "{priority}");
+    }
+}
+
+#[test]
 fn higher_bands_go_first() {
     let mut trial = Trial::new(Settings::default());
     assert_eq!(trial.comes("running", important(0), 0), "goes");

@@ -85,20 +85,21 @@ impl Front {
             let keys = keys(request, &mut Contents::new(self.config.block_size));
             self.cache.lookup(&mut &keys[..], now)
         });
+        let ttl = turns.flow.ttl(&self.snapshot);
         let asking = Asking {
             facts: &facts,
             flow: request.tenant.as_deref(),
             bytes: u64::from(facts.prompt_tokens) * BYTES_PER_TOKEN,
             answer_tokens: Some(request.answer.tokens),
             found: found.as_ref(),
-            ttl: None,
+            ttl: Some(ttl),
             spare,
             unvouched: false,
         };
         let (arrival, room) = (asking.arrival(&view), turns.flow.gauge(&view));
         match turns.control.enqueue(&arrival, |_| request.clone(), &room, now, &mut turns.rng, left) {
             Verdict::Dispatch(passage) => Asked::Goes(Some(passage)),
-            Verdict::Parked(_) => Asked::Waits(now.after(turns.flow.settings.ttl)),
+            Verdict::Parked(_) => Asked::Waits(now.after(ttl)),
             Verdict::Rejected(refusal) => Asked::Refused(fate(refusal.cause)),
         }
     }

@@ -5,7 +5,7 @@
 //! refused while the pool is full, and all others go on. Either way priorities and tenants come from headers, which are believed as there.
 
 use super::catalogue::Slot;
-use super::mapping::{Mapped, ignored};
+use super::mapping::Mapped;
 use super::plugins::Plugins;
 use super::sections::{FLOW_CONTROL, Gates, each, no_effect, section};
 use crate::config::decode::{Bytes, Fields, Read, Sink};
@@ -118,13 +118,13 @@ fn limits(f: &mut Fields<'_>, span: Span, plugins: Option<&Plugins>, sink: &mut 
     let positive = |at: Opt<Quantity>| at.filter(|at| at.value.0 > 0);
     let max_bytes = positive(f.get("maxBytes", sink));
     let max_requests = positive(f.get("maxRequests", sink));
-    let ttl = f.get::<Duration>("defaultRequestTTL", sink);
-    if let Some(at) = ttl.as_ref().filter(|at| at.value.is_zero()) {
-        let why = "nobody waits for ever; the default holds";
-        sink.push(no_effect(&f.path_of("defaultRequestTTL"), at.span, why));
-    }
-    f.get::<Duration>("noEndpointRequestTTL", sink);
-    ignored(f, &["noEndpointRequestTTL"], "`defaultRequestTTL` holds with and without endpoints", sink);
+    let [ttl, empty_ttl] = ["defaultRequestTTL", "noEndpointRequestTTL"].map(|key| {
+        let ttl = f.get::<Duration>(key, sink);
+        if let Some(at) = ttl.as_ref().filter(|at| at.value.is_zero()) {
+            sink.push(no_effect(&f.path_of(key), at.span, "nobody waits for ever; the default holds"));
+        }
+        ttl.filter(|at| !at.value.is_zero())
+    });
     let evicts = f.get::<bool>("enableEviction", sink).filter(|at| at.value);
     let ceiling = policy(f, "usageLimitPolicyPluginRef", Slot::UsageLimit, plugins, sink);
     let mut detector = None;
@@ -134,13 +134,10 @@ fn limits(f: &mut Fields<'_>, span: Span, plugins: Option<&Plugins>, sink: &mut 
         f.get::<i32>("priority", sink);
         default_band = band(f, plugins, sink);
     });
-    if let Some(node) = f.node("defaultNegativePriorityBand") {
-        let why = "bands of priorities that `priorityBands` does not name are all like `defaultPriorityBand`";
-        sink.push(no_effect(&f.path_of("defaultNegativePriorityBand"), node.span, why));
-    }
+    let mut sheddable_band = None;
     section(f, "defaultNegativePriorityBand", sink, |f, sink| {
         f.get::<i32>("priority", sink);
-        band(f, plugins, sink);
+        sheddable_band = Some(At { value: band(f, plugins, sink), span: f.span });
     });
     let mut bands = Vec::new();
     each(f, "priorityBands", sink, |f, sink| {
@@ -151,13 +148,15 @@ fn limits(f: &mut Fields<'_>, span: Span, plugins: Option<&Plugins>, sink: &mut 
         enabled: Some(At { value: true, span }),
         detector,
         ceiling,
-        ttl: ttl.filter(|at| !at.value.is_zero()),
+        ttl,
+        empty_ttl,
         max_requests: max_requests.map(|at| At { value: at.value.0, span: at.span }),
         max_bytes: max_bytes.map(|at| At { value: Bytes(at.value.0), span: at.span }),
         // What waits there stays, whatever comes.
         evict_sheddable: Some(At { value: false, span }),
         evict_running: evicts.map(|at| At { value: EvictRunning::Any, span: at.span }),
         default_band: Some(At { value: default_band, span }),
+        sheddable_band,
         bands: Some(At { value: bands, span }),
         ..schema::FlowControl::default()
     }

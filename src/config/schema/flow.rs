@@ -13,12 +13,14 @@ sections! {
         "ceiling" => ceiling: Strategy,
         "admitters" => admitters: Vec<At<Strategy>>,
         "ttl" => ttl: Duration,
+        "emptyTtl" => empty_ttl: Duration,
         "maxRequests" => max_requests: u64,
         "maxBytes" => max_bytes: Bytes,
         "evictSheddable" => evict_sheddable: bool,
         "evictRunning" => evict_running: EvictRunning,
         "shares" => shares: Vec<(At<String>, At<f64>)>,
         "defaultBand" => default_band: Band,
+        "sheddableBand" => sheddable_band: Band,
         "bands" => bands: Vec<At<Band>>,
     }
     /// Requests of one priority.

@@ -250,16 +250,22 @@ pub(super) fn flow(file: &schema::FlowControl, room: Room, path: &str, sink: &mu
         .collect();
     let none = schema::Band::default();
     let usual = file.default_band.as_ref().map_or(&none, |at| &at.value);
-    if let Some(at) = usual.priority {
-        let message = "`priority` belongs to `bands`: the default band is for all that are not named there";
-        sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.defaultBand.priority"), message).at(at.span));
+    let sheddable = file.sheddable_band.as_ref().map(|at| &at.value);
+    for (key, band) in [("defaultBand", Some(usual)), ("sheddableBand", sheddable)] {
+        if let Some(at) = band.and_then(|band| band.priority) {
+            let message = format!("`priority` belongs to `bands`: `{key}` is for those that are not named there");
+            sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.{key}.priority"), message).at(at.span));
+        }
     }
     let default_band = band(usual, None, &format!("{path}.defaultBand"), sink);
     let ttl = positive(&format!("{path}.ttl"), file.ttl, DEFAULT_TTL, sink);
+    let empty_ttl = positive(&format!("{path}.emptyTtl"), file.empty_ttl, ttl, sink);
     let max_requests = limit(file.max_requests, u64::MAX, &format!("{path}.maxRequests"), sink);
     let max_bytes = queued_bytes(file.max_bytes, room, &format!("{path}.maxBytes"), sink);
     let shares = shares(file.shares.as_ref().map(|at| at.value.as_slice()).unwrap_or_default(), path, sink);
     let default_band = default_band?;
+    let sheddable = sheddable.map(|file| band(file, Some(&default_band), &format!("{path}.sheddableBand"), sink));
+    let (sheddable_band, sheddable_said) = sheddable.flatten().unzip();
     let named = file.bands.as_ref().map(|at| at.value.as_slice()).unwrap_or_default();
     let (bands, bands_said) = bands(named, &default_band, path, sink);
     let (detector, ceiling) = (detector?, ceiling?);
@@ -271,20 +277,24 @@ pub(super) fn flow(file: &schema::FlowControl, room: Room, path: &str, sink: &mu
         "ceiling": ceiling.said(),
         "admitters": admitters.iter().map(Chosen::said).collect::<Vec<_>>(),
         "ttl": show_duration(ttl),
+        "emptyTtl": show_duration(empty_ttl),
         "maxRequests": (max_requests != u64::MAX).then_some(max_requests),
         "maxBytes": (max_bytes != u64::MAX).then_some(max_bytes),
         "evictSheddable": evict_sheddable,
         "evictRunning": word(evict_running),
         "shares": shares.iter().map(|(flow, share)| (flow.to_string(), *share)).collect::<BTreeMap<_, _>>(),
         "defaultBand": default_band.1,
+        "sheddableBand": sheddable_said,
         "bands": bands_said,
     });
     let settings = Settings {
         bands,
+        sheddable_band,
         default_band: default_band.0,
         max_requests,
         max_bytes,
         ttl,
+        empty_ttl: Some(empty_ttl),
         weights: shares,
         evict_sheddable,
         evict_running,

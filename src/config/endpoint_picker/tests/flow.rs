@@ -29,8 +29,8 @@ fn usual() -> Value {
 fn queues(changes: Value) -> Value {
     let mut all = json!({
         "enabled": true, "detector": named("utilization-detector"), "ceiling": named("static-usage-limit-policy"), "admitters": [],
-        "ttl": "1m", "maxRequests": null, "maxBytes": DEFAULT_MAX_BUFFERED_BYTES / 2, "evictSheddable": false, "evictRunning": "never", "shares": {},
-        "defaultBand": usual(), "bands": [],
+        "ttl": "1m", "emptyTtl": "1m", "maxRequests": null, "maxBytes": DEFAULT_MAX_BUFFERED_BYTES / 2, "evictSheddable": false, "evictRunning": "never", "shares": {},
+        "defaultBand": usual(), "sheddableBand": null, "bands": [],
     });
     let Value::Object(changes) = changes else { panic!("no changes") };
     all.as_object_mut().unwrap().extend(changes);
@@ -49,7 +49,7 @@ fn with_the_gate_requests_wait_as_the_section_says() {
         (
             "limits",
             "flowControl: {maxBytes: 256Mi, maxRequests: '2k', defaultRequestTTL: 1m30s}",
-            queues(json!({"maxBytes": 256u64 << 20, "maxRequests": 2_000, "ttl": "1m30s"})),
+            queues(json!({"maxBytes": 256u64 << 20, "maxRequests": 2_000, "ttl": "1m30s", "emptyTtl": "1m30s"})),
         ),
         ("no limit", "flowControl: {maxBytes: '0', maxRequests: 0}", queues(json!({}))),
         (
@@ -95,6 +95,11 @@ fn with_the_gate_requests_wait_as_the_section_says() {
             })),
         ),
         (
+            "a pool that starts from zero, and less room for what is sheddable",
+            "flowControl: {defaultRequestTTL: 20s, noEndpointRequestTTL: 5m, defaultNegativePriorityBand: {maxRequests: 7}}",
+            queues(json!({"ttl": "20s", "emptyTtl": "5m", "sheddableBand": with(usual(), "maxRequests", json!(7))})),
+        ),
+        (
             "admitters come along",
             "plugins: [{type: probabilistic-admitter, parameters: {k: 2}}, {type: latency-slo-admitter}]",
             queues(
@@ -136,9 +141,8 @@ fn what_of_the_section_has_no_effect_is_said() {
     let (said, warnings) = flow("featureGates: [flowControl]\nflowControl: {maxBytes: 4Gi}");
     assert_eq!((said, warnings), (queues(json!({"maxBytes": 4u64 << 30})), 1), "bodies may not hold as much");
     for (text, count) in [
-        ("flowControl: {noEndpointRequestTTL: 5m}", 1),
+        ("flowControl: {noEndpointRequestTTL: 0}", 1),
         ("flowControl: {defaultRequestTTL: 0}", 1),
-        ("flowControl: {defaultNegativePriorityBand: {maxRequests: 1}}", 1),
         ("plugins: [{type: agent-identity}]", 1),
         ("plugins: [{type: sheddable-eviction-filter}, {type: priority-then-time-eviction-order-policy}]", 0),
         (

@@ -152,8 +152,13 @@ impl One {
     }
 
     fn due(&mut self, after: Duration) {
-        let mut out = Actions::new();
         assert_eq!(self.exchange.deadline(), Some(NOW.after(TTL)));
+        self.has_waited(after);
+    }
+
+    /// Its time is up.
+    pub(super) fn has_waited(&mut self, after: Duration) {
+        let mut out = Actions::new();
         self.exchange.on(Event::Deadline, NOW.after(after), &mut out).unwrap();
         self.told = Answered::of(&Vec::from(out));
     }

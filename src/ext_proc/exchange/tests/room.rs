@@ -69,6 +69,18 @@ fn the_end_of_what_can_not_be_read_is_told_to_those_who_wait() {
 }
 
 #[test]
+fn who_comes_while_nobody_serves_waits_for_as_long_as_is_said_for_that() {
+    let settings = Settings { empty_ttl: Some(Duration::from_secs(300)), ..Settings::default() };
+    let world = Setup { servers: Vec::new(), ..setup(flow(settings)) }.build();
+    let mut one = comes(&world, 9);
+    assert_eq!(one.exchange.deadline(), Some(NOW.after(Duration::from_secs(300))));
+    one.has_waited(Duration::from_secs(300));
+    assert_eq!(one.refused(), (503, "no_ready_endpoint"));
+    drop(one);
+    world.assert_books_closed(1);
+}
+
+#[test]
 fn headers_of_those_who_wait_take_room_as_bodies_do() {
     let world = setup(flow(Settings { max_bytes: 1_000, ..Settings::default() })).build();
     let first = comes(&world, 9);
