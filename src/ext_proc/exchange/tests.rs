@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test that can't go on fails")]
 
 mod affinity;
+mod charging;
 mod conversation;
 mod deadline;
 mod hermetic;
@@ -16,6 +17,7 @@ mod rest;
 mod room;
 #[cfg(feature = "redis")]
 mod sglang;
+mod sidecar;
 mod slow_store;
 mod splitting;
 mod succession;

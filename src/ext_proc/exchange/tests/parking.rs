@@ -3,9 +3,9 @@
 use super::*;
 use crate::ext_proc::prefix::Warming;
 use crate::ext_proc::queues::Waiting;
-use crate::flow::registry::{ADMITTERS, CEILINGS, DETECTORS, FAIRNESS, find};
+use crate::flow::registry::{ADMITTERS, CEILINGS, DETECTORS, find};
 use crate::flow::settings::DEFAULT_FLOW_IDLE;
-use crate::flow::{BandSettings, EvictRunning, Settings};
+use crate::flow::{EvictRunning, Settings};
 use crate::pool::health::{DEFAULT_CONSECUTIVE_CONNECT_FAILURES, Outcome as Health};
 use crate::telemetry::metrics::Outcome;
 use futures_util::FutureExt;
@@ -32,7 +32,7 @@ pub(super) fn setup(flow: PoolFlow) -> Setup {
     Setup { flow: Some(flow), exchange, ..Setup::default() }
 }
 
-fn world(flow: PoolFlow) -> World {
+pub(super) fn world(flow: PoolFlow) -> World {
     setup(flow).build()
 }
 
@@ -81,11 +81,11 @@ impl One {
         Self { exchange, waiting, eviction, told: Answered::default() }
     }
 
-    fn tenant(world: &World, name: &str) -> Self {
+    pub(super) fn tenant(world: &World, name: &str) -> Self {
         Self::of(world, &[("x-llm-d-inference-fairness-id", name)], BodySendMode::FullDuplexStreamed)
     }
 
-    fn comes(world: &World, objective: &str) -> Self {
+    pub(super) fn comes(world: &World, objective: &str) -> Self {
         Self::of(world, &[("x-gateway-inference-objective", objective)], BodySendMode::FullDuplexStreamed)
     }
 
@@ -123,7 +123,7 @@ impl One {
     }
 
     /// Its answer begins.
-    fn answers(&mut self) {
+    pub(super) fn answers(&mut self) {
         let pairs = [(":status", "200"), ("content-type", "application/json")];
         send(&mut self.exchange, request(Message::ResponseHeaders(headers(&pairs, false))));
     }
@@ -139,7 +139,7 @@ impl One {
     }
 
     /// So many tokens of an answer come, of which the server never says how many they are.
-    fn streams(&mut self, tokens: usize) {
+    pub(super) fn streams(&mut self, tokens: usize) {
         let pairs = [(":status", "200"), ("content-type", "text/event-stream")];
         send(&mut self.exchange, request(Message::ResponseHeaders(headers(&pairs, false))));
         let events = "data: {\"choices\": [{\"text\": \"a\"}]}\n\n".repeat(tokens);
@@ -147,7 +147,7 @@ impl One {
     }
 
     /// The stream ends.
-    fn closes(mut self) {
+    pub(super) fn closes(mut self) {
         send(&mut self.exchange, request(Message::ResponseBody(body(b"data: [DONE]\n\n", true))));
     }
 
@@ -328,106 +328,6 @@ fn an_answer_that_comes_before_its_stream_hears_of_it_is_served() {
     assert!(urgent.goes());
     urgent.ends();
     world.assert_books_closed(2);
-}
-
-#[test]
-fn tenants_take_turns_by_tokens() {
-    let world = world(by_tokens());
-    let tenant = |name: &str| One::tenant(&world, name);
-    let mut running = tenant("flood");
-    let mut waiting: Vec<(&str, One)> = (0..3).map(|_| ("flood", tenant("flood"))).collect();
-    waiting.extend((0..2).map(|_| ("other", tenant("other"))));
-    let mut order = Vec::new();
-    while !waiting.is_empty() {
-        running.ends();
-        waiting.iter_mut().for_each(|(_, one)| one.wakes(NOW));
-        let at = waiting.iter().position(|(_, one)| one.goes()).expect("one goes");
-        let (name, one) = waiting.remove(at);
-        order.push(name);
-        running = one;
-    }
-    running.ends();
-    assert_eq!(order, ["other", "flood", "other", "flood", "flood"]);
-    world.assert_books_closed(6);
-}
-
-fn by_tokens() -> PoolFlow {
-    let fairness = (find(FAIRNESS, "vtc-fair").unwrap().build)(&serde_json::Value::Null).unwrap().into();
-    let default_band = BandSettings { fairness, ..BandSettings::default() };
-    flow(Settings { default_band, ..Settings::default() })
-}
-
-#[test]
-fn a_tenant_whose_servers_do_not_tell_usage_has_no_more_than_its_share() {
-    let world = world(by_tokens());
-    let mut running = One::tenant(&world, "flood");
-    let mut waiting: Vec<(&str, One)> =
-        ["flood", "flood", "other", "other", "other"].map(|name| (name, One::tenant(&world, name))).into();
-    let (mut name, mut order) = ("flood", Vec::new());
-    while !waiting.is_empty() {
-        running.streams(if name == "flood" { 100 } else { 1 });
-        running.closes();
-        waiting.iter_mut().for_each(|(_, one)| one.wakes(NOW));
-        let at = waiting.iter().position(|(_, one)| one.goes()).expect("one goes");
-        (name, running) = waiting.remove(at);
-        order.push(name);
-    }
-    running.ends();
-    assert_eq!(order, ["other", "other", "other", "flood", "flood"]);
-    world.assert_books_closed(6);
-}
-
-#[test]
-fn a_long_answer_is_charged_while_it_comes() {
-    // Whether its client stays or leaves.
-    for leaves in [false, true] {
-        let world = Setup { servers: vec![(0, 0.1, &[]), (0, 0.1, &[])], ..setup(by_tokens()) }.build();
-        let mut long = One::tenant(&world, "flood");
-        let short = One::tenant(&world, "flood");
-        let mut flood = One::tenant(&world, "flood");
-        let mut other = One::tenant(&world, "other");
-        long.streams(100);
-        let held = if leaves {
-            drop(long);
-            Some(short)
-        } else {
-            drop(short);
-            Some(long)
-        };
-        flood.wakes(NOW);
-        other.wakes(NOW);
-        assert!(other.goes() && !flood.goes(), "leaves: {leaves}");
-        drop((held, other, flood));
-        world.assert_books_closed(4);
-    }
-}
-
-#[test]
-fn what_an_answer_tells_at_its_beginning_is_not_what_its_flow_has_had() {
-    let world = world(by_tokens());
-    let mut running = One::tenant(&world, "flood");
-    let mut waiting: Vec<(&str, One)> =
-        ["flood", "flood", "other", "other", "other"].map(|name| (name, One::tenant(&world, name))).into();
-    let (mut name, mut order) = ("flood", Vec::new());
-    while !waiting.is_empty() {
-        if name == "flood" {
-            // Fewer than are charged while they come.
-            running.streams(30);
-            let told = b"data: {\"usage\": {\"output_tokens\": 1}}\n\n";
-            send(&mut running.exchange, request(Message::ResponseBody(body(told, false))));
-            drop(running);
-        } else {
-            running.streams(5);
-            running.closes();
-        }
-        waiting.iter_mut().for_each(|(_, one)| one.wakes(NOW));
-        let at = waiting.iter().position(|(_, one)| one.goes()).expect("one goes");
-        (name, running) = waiting.remove(at);
-        order.push(name);
-    }
-    drop(running);
-    assert_eq!(order, ["other", "other", "other", "flood", "flood"]);
-    world.assert_books_closed(6);
 }
 
 #[test]

@@ -107,24 +107,29 @@ impl World {
         }
     }
 
+    /// The blocks of a prompt from a letter on, and the name of the one before.
+    fn end_of(&self, holder: usize, prompt: &[u8], from: usize) -> (Option<EngineHash>, Vec<StoredBlock>) {
+        let mut blocks = self.blocks(holder, prompt);
+        let from = (from * self.letter).min(blocks.len() - 1);
+        let parent = from.checked_sub(1).map(|p| blocks[p].hash);
+        (parent, blocks.split_off(from))
+    }
+
     fn apply(&mut self, op: &Op) {
         self.clock += 1;
         match op {
             Op::Store { holder, tier, prompt, from } => {
-                let blocks = self.blocks(*holder, prompt);
-                let from = (from * self.letter).min(blocks.len() - 1);
-                let parent = from.checked_sub(1).map(|p| blocks[p].hash);
+                let (parent, blocks) = self.end_of(*holder, prompt, *from);
                 // The index may know a name longer than anyone uses it, when holders call one block by several.
                 if !self.names_agree && parent.is_some_and(|p| !self.model.knows(*holder, p)) {
                     return;
                 }
-                let told = self.index.store(self.ids[*holder], *tier, parent, &blocks[from..]);
-                assert_eq!(told, self.model.store(*holder, *tier, parent, &blocks[from..]), "{op:?}");
+                let told = self.index.store(self.ids[*holder], *tier, parent, &blocks);
+                assert_eq!(told, self.model.store(*holder, *tier, parent, &blocks), "{op:?}");
             }
             Op::Remove { holder, tier, prompt, from, order } => {
-                let blocks = self.blocks(*holder, prompt);
-                let from = (from * self.letter).min(blocks.len() - 1);
-                let mut names: Vec<EngineHash> = blocks[from..].iter().map(|b| b.hash).collect();
+                let (_, blocks) = self.end_of(*holder, prompt, *from);
+                let mut names: Vec<EngineHash> = blocks.iter().map(|b| b.hash).collect();
                 match order {
                     0 => names.reverse(),
                     2 => names = names.into_iter().step_by(2).collect(),
@@ -165,12 +170,10 @@ impl World {
         self.clock += 1;
         match op {
             Op::Store { holder, tier, prompt, from } => {
-                let blocks = self.blocks(*holder, prompt);
-                let from = (from * self.letter).min(blocks.len() - 1);
-                let parent = from.checked_sub(1).map(|p| blocks[p].hash);
-                let told = self.index.store(self.ids[*holder], *tier, parent, &blocks[from..]);
+                let (parent, blocks) = self.end_of(*holder, prompt, *from);
+                let told = self.index.store(self.ids[*holder], *tier, parent, &blocks);
                 if told.is_ok() {
-                    self.model.store(*holder, *tier, parent, &blocks[from..]).unwrap();
+                    self.model.store(*holder, *tier, parent, &blocks).unwrap();
                 }
             }
             // The index, which has forgotten some, need not forget the same.

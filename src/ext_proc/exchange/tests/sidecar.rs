@@ -1,0 +1,116 @@
+//! Requests that a sidecar in front of the decode server splits: what it is told, and what its answers show of both servers.
+
+use super::splitting::{answer, asked, splitting};
+use super::*;
+use crate::disagg::Mode;
+use crate::ext_proc::split::PREFILL_HEADER;
+use crate::pool::health::{Availability, Outcome as HealthOutcome};
+use crate::scheduling::Decider;
+
+#[test]
+fn a_sidecar_is_told_the_prefill_server() {
+    let world = splitting(Mode::Header { source_tokens: None }, Decider::Always);
+    let (mut exchange, out, asks) = asked(&world, &[("x-prefiller-host-port", "10.6.6.6:1")]);
+    assert!(asks.is_empty());
+    let all = Answered::of(&out);
+    let named = &all.set["x-prefiller-host-port"];
+    assert!(["192.168.1.1:8000", "192.168.1.2:8000"].contains(&&**named));
+    assert!(["192.168.1.3:8000", "192.168.1.4:8000"].contains(&&*all.set[DESTINATION]));
+    assert!(!all.removed.iter().any(|name| name == "x-prefiller-host-port"), "what is set is not removed again");
+    let booked: u32 = world.snapshot.load().endpoints.iter().map(|s| s.endpoint.ledger.in_flight()).sum();
+    assert_eq!(booked, 2);
+    assert_eq!(answer(&mut exchange).set[PREFILL_HEADER], *named);
+    drop(exchange);
+    world.assert_books_closed(1);
+}
+
+/// The answer of a sidecar, as far as its status.
+fn ended(exchange: &mut Exchange, status: &str) {
+    send(exchange, request(Message::ResponseHeaders(headers(&[(":status", status)], false))));
+    send(exchange, request(Message::ResponseBody(body(b"{}", true))));
+}
+
+#[test]
+fn what_a_sidecar_answers_is_told_of_both_servers() {
+    let header = || splitting(Mode::Header { source_tokens: None }, Decider::Always);
+    let world = header();
+    let (mut split, mut whole) = (0, 0);
+    for _ in 0..40 {
+        let (mut exchange, out, _) = asked(&world, &[]);
+        let named = Answered::of(&out).set.contains_key("x-prefiller-host-port");
+        // No prompt is computed elsewhere; who computes it himself answers.
+        ended(&mut exchange, if named { "500" } else { "200" });
+        *(if named { &mut split } else { &mut whole }) += 1;
+    }
+    assert_eq!(split + whole, 40);
+    // A failure is held against one server when that ejects it, else against both.
+    let failures = HealthPolicy::default().consecutive_failures;
+    assert!((2 * failures..=4 * failures).contains(&split), "{split} until nobody asks the prefill servers any more");
+    world.assert_books_closed(40);
+    // One that answers with errors takes no prefill server with it.
+    let world = header();
+    for _ in 0..40 {
+        let (mut exchange, out, _) = asked(&world, &[]);
+        let sick = Answered::of(&out).set[DESTINATION] == "192.168.1.3:8000";
+        ended(&mut exchange, if sick { "503" } else { "200" });
+    }
+    let snapshot = world.snapshot.load();
+    let open = |at: usize| snapshot.endpoints[at].endpoint.health.availability(NOW, &HealthPolicy::default());
+    assert_eq!(
+        [0, 1, 2, 3].map(open),
+        [Availability::Open, Availability::Open, Availability::Ejected, Availability::Open]
+    );
+    // Nor when many are under way that end at once.
+    let world = header();
+    let mut under_way: Vec<_> = (0..80).map(|_| asked(&world, &[])).collect();
+    for (exchange, out, _) in &mut under_way {
+        let sick = Answered::of(out).set[DESTINATION] == "192.168.1.3:8000";
+        if sick {
+            ended(exchange, "502");
+        }
+    }
+    let snapshot = world.snapshot.load();
+    let open = |at: usize| snapshot.endpoints[at].endpoint.health.availability(NOW, &HealthPolicy::default());
+    assert_eq!(
+        [0, 1, 2, 3].map(open),
+        [Availability::Open, Availability::Open, Availability::Ejected, Availability::Open]
+    );
+    drop(under_way);
+    // One that fails is told from those that it has to do with.
+    let world = header();
+    let mut failed = 0;
+    for _ in 0..40 {
+        let (mut exchange, out, _) = asked(&world, &[]);
+        let fails = Answered::of(&out).set["x-prefiller-host-port"] == "192.168.1.1:8000";
+        failed += u32::from(fails);
+        ended(&mut exchange, if fails { "500" } else { "200" });
+    }
+    assert_eq!(failed, HealthPolicy::default().consecutive_failures);
+    let snapshot = world.snapshot.load();
+    let open = |at: usize| snapshot.endpoints[at].endpoint.health.availability(NOW, &HealthPolicy::default());
+    assert_eq!([1, 2, 3].map(open), [Availability::Open; 3], "the others are not blamed for it");
+}
+
+#[test]
+fn a_probe_that_a_sidecar_was_told_of_and_nobody_answered_is_not_waited_for() {
+    let world = splitting(Mode::Header { source_tokens: None }, Decider::Always);
+    let long_ago = Timestamp(1);
+    for state in &world.snapshot.load().endpoints[..2] {
+        for _ in 0..2 {
+            state.endpoint.health.record(HealthOutcome::ConnectFailure, long_ago, &HealthPolicy::default());
+        }
+    }
+    let probed = || {
+        let (exchange, out, _) = asked(&world, &[]);
+        (exchange, Answered::of(&out).set.get("x-prefiller-host-port").cloned())
+    };
+    let (first, second) = (probed(), probed());
+    assert!(first.1.is_some() && second.1.is_some() && first.1 != second.1);
+    assert_eq!(probed().1, None, "both are being probed");
+    let named = first.1.clone();
+    drop(first);
+    let (mut again, named_again) = probed();
+    assert_eq!(named_again, named, "the client has left before its answer");
+    ended(&mut again, "200");
+    assert!((0..20).all(|_| probed().1 == named), "it is back, and the other is still being probed");
+}
