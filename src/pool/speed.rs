@@ -18,6 +18,7 @@
 //! which it runs gradient-boosted trees in a sidecar; Dynamo's prefill and decode load.
 
 mod clearing;
+mod demand;
 mod fit;
 mod lengths;
 mod pace;
@@ -32,6 +33,8 @@ use super::role::Roles;
 use crate::clock::Timestamp;
 use clearing::next_features;
 pub use clearing::{Bounds, Fits};
+use demand::Demand;
+pub use demand::Rates;
 use fit::Fit;
 use lengths::Lengths;
 use pace::{Pace, Step};
@@ -63,10 +66,6 @@ const SCALE_NEXT: [f64; NEXT] = [1.0, 10.0, 2.0];
 const HALF_LIFE: f64 = 30.0;
 /// 1 s: what was shown less than this ago counts whole (it would count 98 %), and need not be worked out.
 const YOUNG: f64 = HALF_LIFE / 30.0;
-/// 60 s: how much there is to do is a mean over a minute or so, longer than a burst and shorter than a rush hour.
-const BUSY_HALF_LIFE: f64 = 60.0;
-/// Less than 5 s of requests say nothing of how much there is to do.
-const LEAST_BUSY_SECONDS: f64 = 5.0;
 /// The usual error of an endpoint's predictions is a mean of some 20 answers.
 const ERROR_RATE: f64 = 0.05;
 /// The mean ratio of a pool's endpoints, and the length of a usual answer, are means of some 100 answers.
@@ -85,7 +84,7 @@ pub struct PoolSpeed {
     /// The coefficients come from answers.
     learned: AtomicBool,
     /// By [`Roles::kind`].
-    busy: [Mutex<Busy>; Roles::KINDS],
+    demand: [Mutex<Demand>; Roles::KINDS],
     transfer: TransferSpeed,
     pace: Pace,
     /// Tokens of a usual answer; f32 bits.
@@ -116,20 +115,6 @@ impl<const N: usize> Shape<N> {
     }
 }
 
-/// Seconds of prefill that were sent off, the longer ago the less.
-#[derive(Clone, Copy, Debug, Default)]
-struct Busy {
-    seconds: f64,
-    at: Timestamp,
-    began: Option<Timestamp>,
-}
-
-impl Busy {
-    fn left(&self, now: Timestamp) -> f64 {
-        self.seconds * (-now.since(self.at).as_secs_f64() / BUSY_HALF_LIFE).exp2()
-    }
-}
-
 impl Default for PoolSpeed {
     fn default() -> Self {
         let pool = Self {
@@ -138,7 +123,7 @@ impl Default for PoolSpeed {
             published: (Published::default(), Published::default()),
             centres: Factors::default(),
             learned: AtomicBool::new(false),
-            busy: Default::default(),
+            demand: Default::default(),
             transfer: TransferSpeed::default(),
             pace: Pace::default(),
             answer_tokens: AtomicU32::new(0),
@@ -158,9 +143,9 @@ impl PoolSpeed {
     }
 
     fn sent(&self, to: Roles, seconds: f64, now: Timestamp) {
-        let Some(busy) = self.busy.get(to.kind()) else { return };
-        let mut busy = busy.lock();
-        *busy = Busy { seconds: busy.left(now) + seconds, at: now, began: busy.began.or(Some(now)) };
+        if let Some(demand) = self.demand.get(to.kind()) {
+            demand.lock().add(seconds, now);
+        }
     }
 
     /// Tokens of a usual answer; 0 before the first.
@@ -184,15 +169,10 @@ impl PoolSpeed {
         self.answer_tokens.store((next as f32).to_bits(), Relaxed);
     }
 
-    /// Servers that would be busy all the time with what was sent to those of one [`Roles::kind`] of late.
+    /// What was sent of late to the servers of one [`Roles::kind`].
     #[must_use]
-    pub fn busy(&self, kind: usize, now: Timestamp) -> f64 {
-        let Some(busy) = self.busy.get(kind).map(|busy| *busy.lock()) else { return 0.0 };
-        let Some(began) = busy.began else { return 0.0 };
-        let elapsed = now.since(began).as_secs_f64().max(LEAST_BUSY_SECONDS);
-        // The integral of what counts, from the beginning until now.
-        let weight = BUSY_HALF_LIFE / std::f64::consts::LN_2 * (1.0 - (-elapsed / BUSY_HALF_LIFE).exp2());
-        busy.left(now) / weight
+    pub fn demand(&self, kind: usize, now: Timestamp) -> Rates {
+        self.demand.get(kind).map_or_else(Rates::default, |demand| demand.lock().rates(now))
     }
 }
 

@@ -197,18 +197,20 @@ proptest! {
 fn how_much_there_is_to_do_is_told_by_what_was_sent() {
     let pool: Arc<PoolSpeed> = Arc::default();
     let e = endpoint(&pool, 0);
-    assert_eq!(pool.busy(0, at(0)), 0.0);
+    assert_eq!(pool.demand(0, at(0)), Rates::default());
     // 10,000 tokens of 40 us, with 50 million pairs of 1 ns: 0.45 s of work a second.
     for second in 0..300 {
         drop(Reservation::begin(e.clone(), None, work(10_000), true, at(second * 1_000)));
         if second == 30 {
-            let busy = pool.busy(0, at(30_900));
-            assert!((0.4..0.5).contains(&busy), "no need to wait for the half-life: {busy}");
+            let early = pool.demand(0, at(30_900));
+            assert!((0.4..0.5).contains(&early.seconds), "no need to wait for the half-life: {early:?}");
+            assert!((0.9..1.1).contains(&early.requests), "{early:?}");
         }
     }
-    assert!((0.4..0.5).contains(&pool.busy(0, at(300_000))), "{}", pool.busy(0, at(300_000)));
-    let (minute, idle) = (pool.busy(0, at(360_000)), pool.busy(0, at(900_000)));
-    assert!((0.2..0.25).contains(&minute) && idle < 0.001, "{minute} {idle}");
+    let [now, minute, idle] = [300, 360, 900].map(|second| pool.demand(0, at(second * 1_000)));
+    assert!((0.4..0.5).contains(&now.seconds) && (0.9..1.1).contains(&now.requests), "{now:?}");
+    assert!((0.2..0.25).contains(&minute.seconds) && (0.45..0.55).contains(&minute.requests), "{minute:?}");
+    assert!(idle.seconds < 0.001 && idle.requests < 0.002, "{idle:?}");
 }
 
 #[test]

@@ -5,12 +5,14 @@
 //! prefill  first token there                                    + price · own prefill
 //! decode   transfer of what is not cached there + first token
 //!          of a prompt that is there                            + weight · answer
-//! price    busy / (1 - busy), of the servers that are there for the same
+//! price    (wait there + own prefill / 2) · requests a second and server / (1 - busy), of the servers that are there for the same
 //! ```
 //!
-//! The price is that of a queue (M/M/1: a second of work is followed by `busy / (1 - busy)` seconds of waiting), with the part of the servers that is
-//! busy learned from what was sent to them. Between whole and split servers count as busy as their caches are in use, where that is more: while a
-//! prompt is computed the answers beside it stand still, and whoever waits for their blocks waits as much longer.
+//! A second of work keeps everybody waiting who comes before the server is idle again, and the more stands there already the longer that takes.
+//! The price is what those are in the mean: the difference that the request makes to the value of an M/G/1 queue, λ·u² / 2·(1 - ρ) with u seconds of work
+//! in it (Hyytiä, Penttinen and Aalto: Size- and state-aware dispatching problem with queue-specific job sizes, EJOR 2012). In a pool that is idle it
+//! is nothing; in one that has more to do than it can, requests go where they make least work. Servers are as busy as what was sent to them of late, or as their
+//! caches are in use, where that is more: whoever waits for blocks waits behind work as well.
 //!
 //! Called by `predicted-latency` and by the pool's decider between whole and split.
 
@@ -18,9 +20,8 @@ use crate::pool::Roles;
 use crate::pool::speed::{Load, Prediction};
 use crate::scheduling::{Candidate, PickContext};
 
-/// Servers are thought to be nine tenths busy at most: what was sent to them is an estimate, and a price beyond all measure would send
-/// every request to whoever holds most of it.
-const FULLEST: f64 = 0.9;
+/// Servers are thought to be this busy at most: what was sent to them is an estimate, and more would be as good as a queue without end.
+const FULLEST: f64 = 0.97;
 /// 0.02: a second in which tokens come weighs a fiftieth of one without any. From 0.02 to 0.1 every workload of `attache replay` fares alike; without it
 /// bursts of one prompt wait about an eighth longer, and those with a hot prefix 6 %.
 pub const DEFAULT_TOKEN_WEIGHT: f64 = 0.02;
@@ -28,8 +29,10 @@ pub const DEFAULT_TOKEN_WEIGHT: f64 = 0.02;
 /// What a second is worth.
 #[derive(Clone, Copy, Debug)]
 pub struct Prices {
-    /// Of work, by [`Roles::kind`].
-    work: [f64; Roles::KINDS],
+    /// Requests that come behind each second of waiting before a server is idle again, by [`Roles::kind`].
+    behind: [f64; Roles::KINDS],
+    /// The price of work that somebody has set.
+    set: Option<f64>,
     /// Tokens of a usual answer times their weight.
     answer: f64,
 }
@@ -38,7 +41,7 @@ impl Prices {
     /// As learned.
     #[must_use]
     pub fn learned<const N: usize>(cx: &PickContext<'_>, fields: [&[Candidate<'_>]; N], token_weight: f64) -> Self {
-        let mut work = [0.0; Roles::KINDS];
+        let mut behind = [0.0; Roles::KINDS];
         let mut counts = [0usize; Roles::KINDS];
         let mut in_use = [0.0; Roles::KINDS];
         let mut speed = None;
@@ -57,27 +60,29 @@ impl Prices {
             }
         }
         let pool = speed.map(|s| s.pool());
-        for (kind, ((price, count), in_use)) in work.iter_mut().zip(counts).zip(in_use).enumerate() {
-            let busy = pool.filter(|_| count > 0).map_or(0.0, |pool| pool.busy(kind, cx.now));
-            // Among equals a full cache is no reason to go elsewhere: what it costs them is in the first token.
-            let busy = if N > 1 { busy.max(in_use) } else { busy } / count.max(1) as f64;
-            let busy = busy.clamp(0.0, FULLEST);
-            *price = busy / (1.0 - busy);
+        for (kind, ((behind, count), in_use)) in behind.iter_mut().zip(counts).zip(in_use).enumerate() {
+            if let Some(pool) = pool.filter(|_| count > 0) {
+                let demand = pool.demand(kind, cx.now);
+                let busy = (demand.seconds.max(in_use) / count as f64).clamp(0.0, FULLEST);
+                *behind = demand.requests / count as f64 / (1.0 - busy);
+            }
         }
-        Self { work, answer: pool.map_or(0.0, |pool| pool.answer_tokens()) * token_weight }
+        Self { behind, set: None, answer: pool.map_or(0.0, |pool| pool.answer_tokens()) * token_weight }
     }
 
     /// With a price of work that somebody has set.
     #[must_use]
-    pub fn at(mut self, price: Option<f64>) -> Self {
-        self.work = price.map_or(self.work, |price| [price; Roles::KINDS]);
-        self
+    pub fn at(self, price: Option<f64>) -> Self {
+        Self { set: price, ..self }
     }
 
     /// What a second of work costs others on `candidate`, seconds.
     #[must_use]
-    pub fn work(&self, candidate: &Candidate<'_>) -> f64 {
-        self.work.get(candidate.state.roles().kind()).copied().unwrap_or_default()
+    pub fn work(&self, candidate: &Candidate<'_>, predicted: &Prediction) -> f64 {
+        self.set.unwrap_or_else(|| {
+            let behind = self.behind.get(candidate.state.roles().kind()).copied().unwrap_or_default();
+            behind * (predicted.first_token - predicted.own_prefill / 2.0)
+        })
     }
 }
 
@@ -107,7 +112,7 @@ pub fn prefill(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices)
 }
 
 fn prefilled(predicted: Prediction, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
-    predicted.first_token + predicted.own_prefill * prices.work(candidate)
+    predicted.first_token + predicted.own_prefill * prices.work(candidate, &predicted)
 }
 
 /// The cost of its answer when `candidate` goes on from what another has computed.

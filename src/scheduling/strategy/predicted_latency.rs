@@ -1,7 +1,7 @@
 //! `predicted-latency`: the endpoint where the request costs least time, its own and that of the requests which are there already.
 //!
 //! ```text
-//! cost = first token + price · own prefill + weight · answer          price = busy / (1 - busy)
+//! cost = first token + price · own prefill + weight · answer          price = (wait + own prefill / 2) · rate / (1 - busy)
 //! ```
 //!
 //! `first token` is the predicted time to the request's first token there: what others still have to compute, what of this prompt is not
@@ -12,10 +12,9 @@
 //! `answer` is how long a usual answer takes there, from its first token to its last: longer in a fuller batch. Its small weight keeps a prefix
 //! that everybody asks for from gathering everybody on the server that holds it, where one more copy of it would serve all better.
 //!
-//! The price is what a second of work costs others: nothing in an idle pool, where only the request's own time counts, and more than the request's own
-//! time where there is hardly room for the work, so that the fuller the pool is the more a cached prefix is worth waiting for. It is that of
-//! a queue (M/M/1: a second of work is followed by `busy / (1 - busy)` seconds of waiting), with the part of the pool that is busy learned from what
-//! was sent. Nothing is calibrated. What a decision sends counts at once, so a burst spreads as it comes.
+//! The price is what a second of work costs others: those who will come, `rate` a second and server, before the endpoint is idle again. It is nothing in an
+//! idle pool, where only the request's own time counts, and the more the longer the queue there, so that in a pool that is full a request goes where it
+//! makes least work. Nothing is calibrated. What a decision sends counts at once, so a burst spreads as it comes.
 //!
 //! When not: a pool whose answers nobody sees (response mode NONE): nothing can be learned, and the pool's first guess decides.
 //! Source: ours; the same question is asked by llm-d's `predicted-latency-producer` (a sidecar with gradient-boosted trees) and Mooncake's
@@ -44,7 +43,7 @@ pub const PLUGIN: Descriptor = Descriptor {
 #[derive(Debug, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 struct Params {
-    /// What a second of work costs others, seconds; learned when `None`.
+    /// What a second of work costs others, seconds; by queues and what comes when `None`.
     work_price: Option<f64>,
     /// What a second of a usual answer weighs beside one until the first token.
     token_weight: f64,
@@ -101,7 +100,8 @@ impl Strategy for PredictedLatency {
             };
             ranking.note("first token, s", 0.0, candidates, figure(|(_, p)| p.first_token));
             let prices = self.prices(cx, [candidates]);
-            let price = |i: usize| candidates.get(i).map_or(f64::NAN, |c| prices.work(c));
+            let price =
+                |i: usize| candidates.get(i).zip(about.get(i)).map_or(f64::NAN, |(c, (_, p))| prices.work(c, p));
             ranking.note("price of work", 0.0, candidates, price);
             ranking.note("own prefill, s", 0.0, candidates, figure(|(_, p)| p.own_prefill));
             ranking.note("a token, s", 0.0, candidates, figure(|(_, p)| p.per_token));
