@@ -231,6 +231,9 @@ struct KvEventsArgs {
     /// How events name blocks.
     #[arg(long, value_enum, default_value_t, requires = "outlet")]
     kv_events_hash: HashForm,
+    /// Tell of the latest N blocks as kept in host memory too, by their names alone; prompts are not faster for it.
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "outlet")]
+    kv_events_offload_blocks: usize,
     /// What a block's name is the digest of: sha256, sha256_cbor, xxhash or xxhash_cbor.
     #[arg(long, value_name = "ALGORITHM", default_value_t, requires = "outlet")]
     prefix_caching_hash_algo: Algorithm,
@@ -256,6 +259,7 @@ impl KvEventsArgs {
             replay_format: self.kv_events_replay_format,
             algorithm: self.prefix_caching_hash_algo,
             seed: self.hash_seed,
+            offload_blocks: self.kv_events_offload_blocks,
         })
     }
 }
@@ -517,7 +521,7 @@ mod tests {
         assert_eq!(bound, Some(KvEventsConfig { outlet: Outlet::Bind { port: 5557 }, ..KvEventsConfig::default() }));
         let flags = "--kv-events-connect tcp://127.0.0.1:5557 --kv-events-replay-port 0 --kv-events-replay-format legacy \
                      --kv-events-topic kv --kv-events-buffer-steps 9 --kv-events-encoding array --kv-events-hash bytes \
-                     --prefix-caching-hash-algo xxhash_cbor --hash-seed 42";
+                     --kv-events-offload-blocks 7 --prefix-caching-hash-algo xxhash_cbor --hash-seed 42";
         let connected = parse(&flags.split_whitespace().collect::<Vec<_>>()).unwrap().server.kv_events;
         let expected = KvEventsConfig {
             outlet: Outlet::Connect { address: "tcp://127.0.0.1:5557".into() },
@@ -529,6 +533,7 @@ mod tests {
             replay_format: ReplayFormat::Legacy,
             algorithm: Algorithm::XxhashCbor,
             seed: "42".into(),
+            offload_blocks: 7,
         };
         assert_eq!(connected, Some(expected));
         let error = parse(&["--kv-events-topic", "kv"]).unwrap_err();

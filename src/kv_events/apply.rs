@@ -6,7 +6,7 @@ use crate::prefix::index::{HolderId, PrefixIndex, StoredBlock, Tier};
 use crate::prefix::key::{EngineHash, KeySpace};
 use crate::prefix::residents::Residents;
 use crate::prefix::trust::Doubt;
-use crate::prefix::wire::{Decoder, GroupKind, Refusal, Removed, Sink, Stored};
+use crate::prefix::wire::{Copied, Decoder, Refusal, Removed, Sink, Stored};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -192,10 +192,7 @@ impl Book {
     fn store(&mut self, parent: Option<EngineHash>, tier: Tier, blocks: &[StoredBlock]) -> bool {
         match (self.index.store(self.holder, tier, parent, blocks), parent) {
             (Ok(()), _) => {
-                let n = blocks.len() as u64;
-                self.held += n;
-                self.stored += n;
-                self.stats.add(Count::BlocksStored, n);
+                self.count(blocks.len());
                 true
             }
             (Err(_), Some(parent)) => {
@@ -206,6 +203,20 @@ impl Book {
             }
             (Err(_), None) => false,
         }
+    }
+
+    /// Puts blocks on another tier too, up to the first that is not held on any; how many those are.
+    fn copy(&mut self, tier: Tier, hashes: impl IntoIterator<Item = EngineHash>) -> usize {
+        let known = self.index.copy(self.holder, tier, hashes);
+        self.count(known);
+        known
+    }
+
+    fn count(&mut self, blocks: usize) {
+        let n = blocks as u64;
+        self.held += n;
+        self.stored += n;
+        self.stats.add(Count::BlocksStored, n);
     }
 
     /// Stores what has waited for `blocks`, and what has waited for that.
@@ -234,8 +245,7 @@ fn group_bit(group: u32) -> u64 {
 
 impl Sink for Book {
     fn stored(&mut self, event: Stored<'_>) {
-        if event.kind == GroupKind::Partial {
-            self.partial_groups |= event.group.map_or(0, group_bit);
+        if self.is_partial(event.group) {
             return;
         }
         if let Some(adapter) = event.lora {
@@ -245,9 +255,34 @@ impl Sink for Book {
             self.outcome.doubt = Some(Doubt::BlockSize);
             return;
         }
-        if self.store(event.parent, event.tier, event.blocks) && !self.orphans.is_empty() {
-            self.adopt(event.blocks);
+        let (mut parent, mut blocks) = (event.parent, event.blocks);
+        if event.tier != Tier::Gpu {
+            // vLLM leaves out the `extra_keys` of what it offloads: the name tells better than the tokens which block it is.
+            let known = self.copy(event.tier, blocks.iter().map(|b| b.hash));
+            let (copied, rest) = blocks.split_at_checked(known).unwrap_or((blocks, &[]));
+            parent = copied.last().map(|b| b.hash).or(parent);
+            blocks = rest;
         }
+        if !blocks.is_empty() && self.store(parent, event.tier, blocks) && !self.orphans.is_empty() {
+            self.adopt(blocks);
+        }
+    }
+
+    fn copied(&mut self, event: Copied<'_>) {
+        // A name that stands for several blocks could not be taken back: its removal does not say for how many.
+        let is_one_block = event.block_size == 0 || Some(event.block_size) == self.block_size.map(u64::from);
+        if self.is_partial(event.group) || !is_one_block {
+            return;
+        }
+        let mut rest = event.hashes;
+        while !rest.is_empty() {
+            let known = self.copy(event.tier, rest.iter().copied());
+            rest = rest.get(known + 1..).unwrap_or_default();
+        }
+    }
+
+    fn stored_apart(&mut self, group: Option<u32>) {
+        self.partial_groups |= group.map_or(0, group_bit);
     }
 
     fn removed(&mut self, event: Removed<'_>) {

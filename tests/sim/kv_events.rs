@@ -1,9 +1,17 @@
 //! KV events over real ZMQ sockets: the stream, replay, gaps, restarts, and the page table that follows from them.
 
 use super::*;
+use attache::clock::Clock;
+use attache::ids::EndpointId;
+use attache::kv_events::subscription::{PORT_LABEL, REPLAY_PORT_LABEL};
+use attache::kv_events::{Destination, Feed as PickersFeed, Residents, Subscription, Trust};
+use attache::pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot, Published, SnapshotStore};
 use attache::prefix::vllm_hash::Algorithm;
+use attache::prefix::{IndexConfig, KeySpace, PrefixIndex};
 use attache::sim::kv_events::{EventEncoding, HashForm, KvEventSource, KvEventsConfig, Outlet, ReplayFormat};
 use rmpv::Value as Msg;
+use std::sync::Arc;
+use tokio_util::sync::CancellationToken;
 use zeromq::{DealerSocket, ReqSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqMessage};
 
 /// What must not come has had this long to come.
@@ -488,5 +496,51 @@ async fn all_servers_reach_one_subscriber_and_find_it_again() {
                 break;
             }
         }
+    }
+}
+
+#[tokio::test]
+async fn what_is_offloaded_is_known_to_lie_on_both_tiers() {
+    for encoding in [EventEncoding::Map, EventEncoding::Array] {
+        let fleet = telling(1, |server, kv_events| {
+            server.engine.num_blocks = 16;
+            (kv_events.encoding, kv_events.offload_blocks) = (encoding, 24);
+        });
+        let (client, source) = (Client::new(&fleet, 0), &fleet.kv_event_sources()[0]);
+        let config =
+            IndexConfig { budget_bytes: 1 << 24, tenant_share: 1.0, half_life: Duration::from_secs(60), seed: 1 };
+        let (index, residents) = (Arc::new(PrefixIndex::new(config)), Arc::<Residents>::default());
+        let port = |endpoint: &str| endpoint.rsplit_once(':').expect("a port").1.into();
+        let mut spec = EndpointSpec::at(fleet.addresses()[0]);
+        spec.labels.insert(PORT_LABEL.into(), port(&source.endpoint));
+        spec.labels.insert(REPLAY_PORT_LABEL.into(), port(source.replay_endpoint.as_deref().expect("a replay socket")));
+        let store = Arc::new(SnapshotStore::default());
+        let state = EndpointState::new(Arc::new(Endpoint::new(EndpointId(0), spec)), None);
+        store.publish(PoolSnapshot::new(1, true, vec![state]));
+        let published = tokio::sync::watch::Sender::new(Published { generation: 1, membership: 1 });
+        let to = Destination { index: index.clone(), residents: residents.clone(), keys: KeySpace::new(1) };
+        let feed = PickersFeed::new(to, store, published.subscribe(), Subscription::default(), Clock::start(), 1);
+        let stop = CancellationToken::new();
+        let _stop = stop.clone().drop_guard();
+        tokio::spawn(feed.run(stop));
+
+        for prompt in 0..3 {
+            client.post("/v1/completions", completion(&tokens(prompt, 160), 1)).await;
+        }
+        let on_gpu = u32::try_from(told(&client.get("/sim/kv_blocks").await.json()).len()).unwrap();
+        let known = async {
+            loop {
+                let cache = residents.load().get(&EndpointId(0)).and_then(|resident| resident.caches.first().cloned());
+                if let Some(cache) = cache.filter(|cache| cache.trust.get() == Trust::Exact) {
+                    let blocks = index.blocks(cache.holder);
+                    if (blocks.gpu, blocks.cpu) == (on_gpu, 24) {
+                        return blocks;
+                    }
+                }
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        let blocks = soon("what lies where", known).await;
+        assert!(blocks.gpu < 17 && blocks.cpu > blocks.gpu, "{blocks:?}");
     }
 }

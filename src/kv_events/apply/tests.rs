@@ -247,10 +247,94 @@ fn groups_without_prefixes_stay_out_and_their_removals_too() {
 #[test]
 fn tiers_are_kept_apart() {
     let mut rig = Rig::new();
-    let cpu = || vec![("medium", Any::from("CPU"))];
     rig.apply(vec![stored(None, &[1]), stored_with(None, &[1], cpu())]);
     rig.apply(vec![removed(&[1], vec![])]);
     assert_eq!((rig.held(Tier::Gpu), rig.held(Tier::Cpu)), (vec![], vec![1]));
+}
+
+/// What vLLM's OffloadingConnector says of blocks.
+fn offloaded(hashes: &[u64], size: u64, more: Vec<(&str, Any)>) -> Any {
+    let mut fields = vec![
+        ("type", Any::from("BlockStored")),
+        ("block_hashes", ints(hashes)),
+        ("parent_block_hash", Any::Nil),
+        ("token_ids", ints(&[])),
+        ("block_size", Any::from(size)),
+        ("medium", Any::from("CPU")),
+    ];
+    fields.extend(more);
+    map(fields)
+}
+
+fn cpu() -> Vec<(&'static str, Any)> {
+    vec![("medium", Any::from("CPU"))]
+}
+
+#[test]
+fn what_is_offloaded_lies_on_both_tiers() {
+    let mut rig = Rig::new();
+    rig.apply(vec![stored(None, &[1, 2, 3, 4])]);
+    // Names that nobody has told of are passed over.
+    let outcome = rig.apply(vec![offloaded(&[1, 77, 2], 0, vec![]), offloaded(&[3], 1, vec![])]);
+    assert_eq!(outcome, Outcome::default());
+    assert_eq!((rig.held(Tier::Gpu), rig.held(Tier::Cpu)), (vec![1, 2, 3, 4], vec![1, 2, 3]));
+    rig.apply(vec![removed(&[4, 3, 2], vec![])]);
+    assert_eq!((rig.held(Tier::Gpu), rig.held(Tier::Cpu)), (vec![1], vec![1, 2, 3]));
+    let keys = KeySpace::new(KEYS);
+    let mut all = vec![keys.first(keys.root(&Root::default()), &1u32.to_le_bytes())];
+    all.extend((2u32..5).map(|t| keys.next(&t.to_le_bytes())));
+    let mut matches = Matches::default();
+    rig.index.lookup(&mut all.as_slice(), &mut matches);
+    let depth = matches.depth(rig.holder());
+    assert_eq!((depth.gpu, depth.cpu, depth.any), (1, 3, 3));
+    // What leaves host memory leaves nothing else.
+    rig.apply(vec![stored(Some(1), &[2]), removed(&[2, 1], cpu())]);
+    assert_eq!((rig.held(Tier::Gpu), rig.held(Tier::Cpu)), (vec![1, 2], vec![3]));
+    rig.apply(vec![removed(&[3], cpu()), offloaded(&[3], 0, vec![])]);
+    assert_eq!(rig.held(Tier::Cpu), [0u64; 0], "gone from everywhere");
+}
+
+#[test]
+fn a_name_of_several_blocks_is_no_copy_of_the_one() {
+    let mut rig = Rig::new();
+    rig.apply(vec![stored(None, &[1, 2, 3, 4]), offloaded(&[4], 4, vec![])]);
+    assert_eq!((rig.held(Tier::Gpu).len(), rig.held(Tier::Cpu).len()), (4, 0));
+}
+
+#[test]
+fn groups_without_prefixes_are_offloaded_unheard() {
+    let mut rig = Rig::new();
+    let group = |g: u64| vec![("group_idx", Any::from(g))];
+    let mut window = group(1);
+    window.push(("kv_cache_spec_kind", Any::from("sliding_window")));
+    window.push(("block_size", Any::from(16)));
+    let outcome = rig.apply(vec![stored(None, &[1, 2]), stored_with(None, &[1, 2], window)]);
+    assert_eq!(outcome.doubt, None, "its blocks may be of any size");
+    rig.apply(vec![offloaded(&[1, 2], 0, group(1)), offloaded(&[1], 0, group(0))]);
+    assert_eq!((rig.held(Tier::Gpu), rig.held(Tier::Cpu)), (vec![1, 2], vec![1]));
+}
+
+#[test]
+fn what_is_offloaded_with_its_tokens_stays_what_it_was() {
+    let mut rig = Rig::new();
+    let salted = || vec![("extra_keys", Any::Array(vec![Any::Array(vec![Any::from("salt")]), Any::Nil]))];
+    rig.apply(vec![stored_with(None, &[1, 2], salted())]);
+    // It says nothing of the salt.
+    rig.apply(vec![stored_with(None, &[1, 2, 3], cpu())]);
+    assert_eq!((rig.held(Tier::Gpu), rig.held(Tier::Cpu)), (vec![1, 2], vec![1, 2, 3]));
+    let keys = KeySpace::new(KEYS);
+    let depth = |rig: &Rig, cache_salt| {
+        let root = keys.root(&Root { cache_salt, ..Root::default() });
+        let mut all = vec![keys.first(root, &1u32.to_le_bytes())];
+        all.extend((2u32..5).map(|t| keys.next(&t.to_le_bytes())));
+        let mut matches = Matches::default();
+        rig.index.lookup(&mut all.as_slice(), &mut matches);
+        let depth = matches.depth(rig.holder());
+        (depth.gpu, depth.cpu)
+    };
+    assert_eq!((depth(&rig, Some("salt")), depth(&rig, None)), ((2, 3), (0, 0)));
+    rig.apply(vec![removed(&[2, 1], vec![])]);
+    assert_eq!(depth(&rig, Some("salt")), (0, 3), "its name led to the blocks that were stored");
 }
 
 #[test]

@@ -292,6 +292,20 @@ impl PrefixIndex {
         Ok(())
     }
 
+    /// An engine has blocks on `tier` too, and says only how it calls them. Takes names up to the first of a block that the holder has
+    /// on no tier; how many those are.
+    pub fn copy(&self, holder: HolderId, tier: Tier, names: impl IntoIterator<Item = EngineHash>) -> usize {
+        let mut writer = self.writer.lock();
+        let Some((slot, column)) = Self::place(&writer, holder) else { return 0 };
+        if tier != Tier::Gpu {
+            self.shared.tiers.store(true, Release);
+        }
+        let (known, new) = writer.copy(&self.shared, slot, Claim { plane: tier as usize, column }, names);
+        self.shared.weights.add(slot, new);
+        writer.sweep_some(&self.shared, known);
+        known
+    }
+
     /// An engine has dropped blocks: one copy of each. Names that it has not told of, or not for this tier, are passed over.
     pub fn remove(&self, holder: HolderId, tier: Tier, hashes: &[EngineHash]) {
         let mut writer = self.writer.lock();

@@ -358,6 +358,39 @@ impl Writer {
         (added, added)
     }
 
+    /// An engine has blocks on another tier too. Returns how many names are of blocks that the holder has, up to the first that is not,
+    /// and how many of these blocks are new to it there.
+    pub(super) fn copy(
+        &mut self,
+        sh: &Shared,
+        slot: usize,
+        claim: Claim,
+        names: impl IntoIterator<Item = EngineHash>,
+    ) -> (usize, u32) {
+        let (mut known, mut new) = (0, 0);
+        for hash in names {
+            let Some(at) = self.held_by(sh, slot, claim.column, hash) else { break };
+            known += 1;
+            // Of a block that is in the index the name alone is looked at.
+            let block = [StoredBlock { hash, key: BlockKey(0) }];
+            let spots = self.spots(sh, &block);
+            let (taken, more) = self.take_up(sh, slot, claim, at, (&block, &spots));
+            self.stats.refused_blocks += u64::from(taken == 0);
+            new += more;
+        }
+        (known, new)
+    }
+
+    /// Where a holder's name leads, if it has that block on any tier.
+    fn held_by(&mut self, sh: &Shared, slot: usize, column: Column, hash: EngineHash) -> Option<Place> {
+        let own = self.own(slot).and_then(|a| a.names.get(&sh.arena, hash.0));
+        let common = self.names.get(&sh.arena, hash.0);
+        let places = [own, common].into_iter().flatten().filter_map(|value| resolve(sh, value));
+        places
+            .into_iter()
+            .find(|at| ENGINE.into_iter().any(|plane| self.holds(sh, at.run, at.offset, Claim { plane, column })))
+    }
+
     /// An engine has dropped blocks. Returns how many the holder had.
     pub(super) fn remove(&mut self, sh: &Shared, slot: usize, claim: Claim, hashes: &[EngineHash]) -> u32 {
         let mut dropped = 0;

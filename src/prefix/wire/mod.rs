@@ -16,7 +16,7 @@ pub use msgpack::Malformed;
 use crate::prefix::index::{StoredBlock, Tier};
 use crate::prefix::key::{EngineHash, KeySpace};
 use msgpack::{Reader, Value};
-use stored::{Buffers, Field};
+use stored::{Buffers, Field, Told};
 
 /// Blocks that an engine has stored, each behind the one before it.
 #[derive(Clone, Copy, Debug)]
@@ -33,8 +33,19 @@ pub struct Stored<'a> {
     pub lora: Option<&'a str>,
     /// The cache group of a model with several kinds of attention.
     pub group: Option<u32>,
-    /// What the group keeps.
-    pub kind: GroupKind,
+}
+
+/// Blocks that lie on a tier as well, told by their names alone, as vLLM's `OffloadingConnector` does.
+#[derive(Clone, Copy, Debug)]
+pub struct Copied<'a> {
+    /// The blocks, never none.
+    pub hashes: &'a [EngineHash],
+    /// Where they lie now too.
+    pub tier: Tier,
+    /// Tokens that each name stands for; 0 when that is not told.
+    pub block_size: u64,
+    /// The cache group that they belong to.
+    pub group: Option<u32>,
 }
 
 /// Blocks that an engine has dropped.
@@ -48,19 +59,14 @@ pub struct Removed<'a> {
     pub group: Option<u32>,
 }
 
-/// Whether the blocks of a cache group say what a later prompt can reuse from its start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GroupKind {
-    /// Full attention of any make, or a kind that the engine does not tell: a block is of use behind all blocks before it.
-    Prefix,
-    /// A sliding window, a recurrent state, an encoder: what is kept is not a prefix.
-    Partial,
-}
-
 /// Takes what a batch says, in its order.
 pub trait Sink {
     /// Blocks were stored.
     fn stored(&mut self, event: Stored<'_>);
+    /// Blocks were copied to another tier.
+    fn copied(&mut self, event: Copied<'_>);
+    /// Blocks were stored that are no prefixes: the group is one of a sliding window, a recurrent state or an encoder.
+    fn stored_apart(&mut self, group: Option<u32>);
     /// Blocks were dropped.
     fn removed(&mut self, event: Removed<'_>);
     /// Everything was dropped.
@@ -231,12 +237,12 @@ impl Decoder {
             _ => return Err(Refusal::NotAnEvent.into()),
         };
         match name {
-            b"BlockStored" => {
-                let event = self.buffers.stored(self.keys, reader, &mut fields)?;
-                if let Some(event) = event {
-                    sink.stored(event);
-                }
-            }
+            b"BlockStored" => match self.buffers.stored(self.keys, reader, fields)? {
+                Told::Blocks(event) => sink.stored(event),
+                Told::Names(event) => sink.copied(event),
+                Told::Apart(group) => sink.stored_apart(group),
+                Told::Nothing => {}
+            },
             b"BlockRemoved" => sink.removed(self.buffers.removed(reader, &mut fields)?),
             b"AllBlocksCleared" => {
                 sink.cleared();
@@ -266,7 +272,7 @@ fn name_in_map<'a>(mut reader: Reader<'a>, pairs: u32) -> Result<Option<&'a [u8]
 }
 
 /// The fields of one event, by position or by name.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Fields {
     left: u32,
     next: Option<usize>,

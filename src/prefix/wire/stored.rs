@@ -2,7 +2,7 @@
 
 use super::extra::{self, Place};
 use super::msgpack::{Reader, Value};
-use super::{Fault, Fields, GroupKind, Refusal, Removed, Stored};
+use super::{Copied, Fault, Fields, Refusal, Removed, Stored};
 use crate::prefix::index::{StoredBlock, Tier};
 use crate::prefix::key::{BlockKey, EngineHash, KeySpace, Root};
 
@@ -58,6 +58,18 @@ impl Field {
     }
 }
 
+/// What a `BlockStored` says.
+pub(super) enum Told<'a> {
+    /// Blocks of these tokens.
+    Blocks(Stored<'a>),
+    /// Blocks of these names.
+    Names(Copied<'a>),
+    /// Something of a group that keeps no prefixes.
+    Apart(Option<u32>),
+    /// No block.
+    Nothing,
+}
+
 /// 16 ids, vLLM's default.
 const USUAL_BLOCK: usize = 64;
 
@@ -96,13 +108,30 @@ impl Buffers {
         8 * self.hashes.capacity() + 16 * self.blocks.capacity() + 4 * self.tokens.capacity() + self.scratch.capacity()
     }
 
-    /// Reads a `BlockStored` whose fields come next; `None` when it names no block.
+    /// Reads a `BlockStored` whose fields come next.
     pub(super) fn stored<'a, 'p: 'a>(
         &'a mut self,
         keys: KeySpace,
         reader: &mut Reader<'p>,
-        fields: &mut Fields,
-    ) -> Result<Option<Stored<'a>>, Fault> {
+        fields: Fields,
+    ) -> Result<Told<'a>, Fault> {
+        let start = *reader;
+        match self.prefixes(keys, reader, fields) {
+            Err(Fault::Refused(reason)) => {
+                // The rules are those of prefixes. What a group keeps that has none is of whatever shape it likes.
+                *reader = start;
+                apart(reader, fields)?.ok_or(Fault::Refused(reason))
+            }
+            read => read,
+        }
+    }
+
+    fn prefixes<'a, 'p: 'a>(
+        &'a mut self,
+        keys: KeySpace,
+        reader: &mut Reader<'p>,
+        mut fields: Fields,
+    ) -> Result<Told<'a>, Fault> {
         let mut read = Reading::default();
         self.blocks.clear();
         while let Some(field) = fields.next(reader, STORED)? {
@@ -149,9 +178,11 @@ impl Buffers {
         let blocks = self.hashes.len();
         // The head was checked against the bytes that are left, so these lengths are backed by bytes.
         let tokens = tokens as usize;
-        if blocks == 0 || tokens == 0 || !tokens.is_multiple_of(blocks) {
-            let refusal = Refusal::Shape { blocks: blocks as u64, tokens: tokens as u64, block_size: 0 };
-            return if blocks == 0 && tokens == 0 { Ok(0) } else { Err(refusal.into()) };
+        if tokens == 0 {
+            return Ok(0);
+        }
+        if blocks == 0 || !tokens.is_multiple_of(blocks) {
+            return Err(Refusal::Shape { blocks: blocks as u64, tokens: tokens as u64, block_size: 0 }.into());
         }
         self.tokens.resize(tokens / blocks, 0);
         for hash in &self.hashes {
@@ -169,11 +200,19 @@ impl Buffers {
         Ok(tokens as u64)
     }
 
-    fn finish<'a>(&'a mut self, keys: KeySpace, read: &Reading<'a>) -> Result<Option<Stored<'a>>, Fault> {
+    fn finish<'a>(&'a mut self, keys: KeySpace, read: &Reading<'a>) -> Result<Told<'a>, Fault> {
+        if !keeps_prefixes(read.kind) {
+            return Ok(Told::Apart(read.group));
+        }
         let blocks = self.hashes.len() as u64;
         let tokens = read.tokens.ok_or(Refusal::Missing("token_ids"))?;
+        let tier = read.tier.unwrap_or(Tier::Gpu);
         if blocks == 0 {
-            return Ok(None);
+            return Ok(Told::Nothing);
+        }
+        if tokens == 0 {
+            let block_size = read.block_size.unwrap_or(0);
+            return Ok(Told::Names(Copied { hashes: &self.hashes, tier, block_size, group: read.group }));
         }
         let block_size = read.block_size.ok_or(Refusal::Missing("block_size"))?;
         let shape = Refusal::Shape { blocks, tokens, block_size };
@@ -191,14 +230,13 @@ impl Buffers {
                 extra::mix(&mut entries, place, keys, &mut block.key, &mut self.scratch)?;
             }
         }
-        Ok(Some(Stored {
+        Ok(Told::Blocks(Stored {
             parent: read.parent,
             blocks: &self.blocks,
-            tier: read.tier.unwrap_or(Tier::Gpu),
+            tier,
             block_size: u32::try_from(block_size).map_err(|_| shape)?,
             lora,
             group: read.group,
-            kind: kind(read.kind),
         }))
     }
 
@@ -275,6 +313,19 @@ impl Buffers {
     }
 }
 
+/// Reads a `BlockStored` to its end, if it is of a group that keeps no prefixes.
+fn apart(reader: &mut Reader<'_>, mut fields: Fields) -> Result<Option<Told<'static>>, Fault> {
+    let (mut group_read, mut kind) = (None, None);
+    while let Some(field) = fields.next(reader, STORED)? {
+        match field {
+            Field::Group => group_read = group(reader.value()?)?,
+            Field::Kind => kind = string(reader.value()?, "kv_cache_spec_kind")?,
+            _ => reader.skip()?,
+        }
+    }
+    Ok((!keeps_prefixes(kind)).then_some(Told::Apart(group_read)))
+}
+
 fn read_hashes(reader: &mut Reader<'_>, out: &mut Vec<EngineHash>) -> Result<(), Fault> {
     out.clear();
     let Value::Array(n) = reader.value()? else { return Err(Refusal::Type("block_hashes").into()) };
@@ -338,16 +389,18 @@ fn tier(value: Value<'_>) -> Result<Tier, Refusal> {
     })
 }
 
-fn kind(name: Option<&[u8]>) -> GroupKind {
-    match name {
+/// Whether a block of a cache group is of use behind all blocks before it: full attention of any make, or a kind that the engine does
+/// not tell.
+fn keeps_prefixes(kind: Option<&[u8]>) -> bool {
+    !matches!(
+        kind,
         Some(
             b"sliding_window"
-            | b"sliding_window_mla"
-            | b"mamba"
-            | b"chunked_local_attention"
-            | b"encoder_only_attention"
-            | b"cross_attention",
-        ) => GroupKind::Partial,
-        _ => GroupKind::Prefix,
-    }
+                | b"sliding_window_mla"
+                | b"mamba"
+                | b"chunked_local_attention"
+                | b"encoder_only_attention"
+                | b"cross_attention",
+        )
+    )
 }

@@ -18,8 +18,9 @@ enum Said {
         block_size: u32,
         lora: Option<String>,
         group: Option<u32>,
-        kind: GroupKind,
     },
+    Copied(Vec<u64>, Tier, u64, Option<u32>),
+    Apart(Option<u32>),
     Removed(Vec<u64>, Tier, Option<u32>),
     Cleared,
     Refused(Refusal),
@@ -37,8 +38,16 @@ impl Sink for Heard {
             block_size: event.block_size,
             lora: event.lora.map(str::to_owned),
             group: event.group,
-            kind: event.kind,
         });
+    }
+
+    fn copied(&mut self, event: Copied<'_>) {
+        let hashes = event.hashes.iter().map(|h| h.0).collect();
+        self.0.push(Said::Copied(hashes, event.tier, event.block_size, event.group));
+    }
+
+    fn stored_apart(&mut self, group: Option<u32>) {
+        self.0.push(Said::Apart(group));
     }
 
     fn removed(&mut self, event: Removed<'_>) {
@@ -218,20 +227,54 @@ fn media_are_tiers() {
 
 #[test]
 fn groups_that_keep_no_prefix_are_told_apart() {
-    for (kind, want) in [
-        (Any::Nil, GroupKind::Prefix),
-        (Any::from("full_attention"), GroupKind::Prefix),
-        (Any::from("mla_attention"), GroupKind::Prefix),
-        (Any::from("sink_full_attention"), GroupKind::Prefix),
-        (Any::from("something new"), GroupKind::Prefix),
-        (Any::from("sliding_window"), GroupKind::Partial),
-        (Any::from("mamba"), GroupKind::Partial),
-        (Any::from("cross_attention"), GroupKind::Partial),
+    for prefix in [
+        Any::Nil,
+        Any::from("full_attention"),
+        Any::from("mla_attention"),
+        Any::from("sink_full_attention"),
+        Any::from("something new"),
     ] {
-        let event = stored_with(&[("kv_cache_spec_kind", kind), ("group_idx", Any::from(2))]);
+        let event = stored_with(&[("kv_cache_spec_kind", prefix), ("group_idx", Any::from(2))]);
         let said = decode(&batch(vec![event])).1;
-        assert!(matches!(&said[0], Said::Stored { kind, group: Some(2), .. } if *kind == want), "{said:?}");
+        assert!(matches!(&said[0], Said::Stored { group: Some(2), .. }), "{said:?}");
     }
+    let odd = [
+        ("block_size", Any::from(8)),
+        ("token_ids", ints(&[1, 2, 3])),
+        ("token_ids", ints(&[])),
+        ("token_ids", Any::Nil),
+        ("extra_keys", Any::Array(vec![Any::Nil])),
+        ("parent_block_hash", Any::from(1.0)),
+    ];
+    for kind in ["sliding_window", "mamba", "cross_attention"] {
+        let group = [("kv_cache_spec_kind", Any::from(kind)), ("group_idx", Any::from(2))];
+        // Of whatever shape: what comes after it is read.
+        for odd in odd.iter().chain([&("block_size", Any::from(4))]) {
+            let event = stored_with(&[group.as_slice(), std::slice::from_ref(odd)].concat());
+            let (_, said) = decode(&batch(vec![event, stored_with(&[])]));
+            assert!(matches!(said.as_slice(), [Said::Apart(Some(2)), Said::Stored { .. }]), "{odd:?}: {said:?}");
+        }
+    }
+    let array = [Any::from("BlockStored"), ints(&[1]), Any::Nil, ints(&[1, 2, 3]), Any::from(16)];
+    let more = [Any::Nil, Any::Nil, Any::Nil, Any::Nil, Any::from(1), Any::from("mamba")];
+    let said = decode(&batch(vec![Any::Array([array.as_slice(), &more].concat())])).1;
+    assert_eq!(said, [Said::Apart(Some(1))]);
+}
+
+#[test]
+fn names_without_tokens_are_copies() {
+    // As vLLM's OffloadingConnector writes them: without the size of a block, or with it.
+    for (size, told) in [(Any::from(0), 0), (Any::from(4), 4), (Any::Nil, 0)] {
+        let fields = [("token_ids", ints(&[])), ("block_size", size), ("medium", Any::from("CPU"))];
+        let said = decode(&batch(vec![stored_with(&fields)])).1;
+        assert_eq!(said, [Said::Copied(vec![11, 12], Tier::Cpu, told, None)]);
+    }
+    let array = [Any::from("BlockStored"), ints(&[5]), Any::Nil, ints(&[]), Any::from(0), Any::Nil, Any::from("CPU")];
+    let group = [Any::Nil, Any::Nil, Any::from(1)];
+    let said = decode(&batch(vec![Any::Array([array.as_slice(), &group].concat())])).1;
+    assert_eq!(said, [Said::Copied(vec![5], Tier::Cpu, 0, Some(1))]);
+    let nothing = stored_with(&[("block_hashes", ints(&[])), ("token_ids", ints(&[]))]);
+    assert_eq!(decode(&batch(vec![nothing])).1, []);
 }
 
 #[test]
@@ -242,7 +285,6 @@ fn events_that_contradict_themselves_are_refused_alone() {
     assert_eq!(of(&[("block_size", Any::from(0))]), shape(2, 8, 0));
     assert_eq!(of(&[("block_size", Any::from(u64::MAX))]), shape(2, 8, u64::MAX));
     assert_eq!(of(&[("token_ids", ints(&[1, 2, 3]))]), shape(2, 3, 0));
-    assert_eq!(of(&[("token_ids", ints(&[]))]), shape(2, 0, 0));
     assert_eq!(of(&[("block_hashes", ints(&[]))]), shape(0, 8, 0));
     assert_eq!(of(&[("block_size", Any::Nil)]), Refusal::Missing("block_size"));
     assert_eq!(of(&[("block_size", Any::from("16"))]), Refusal::Type("block_size"));

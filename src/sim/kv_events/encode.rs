@@ -10,13 +10,14 @@ use crate::sim::engine::KvBatch;
 use crate::sim::kv::{BlockHash, KvBlock, KvEvent};
 use ahash::RandomState;
 use bytes::Bytes;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 #[cfg(test)]
 mod tests;
 
-const MEDIUM: &str = "GPU";
+const GPU: &str = "GPU";
+const CPU: &str = "CPU";
 const SPEC_KIND: &str = "full_attention";
 /// A simulated engine has one cache group.
 const GROUP: u64 = 0;
@@ -58,9 +59,37 @@ pub struct KvEncoder {
     hasher: Hasher,
     adapters: Vec<Adapter>,
     names: HashMap<BlockHash, Named, RandomState>,
+    host: Host,
     process: u32,
     sequence: u64,
     digests: Vec<Digest>,
+}
+
+/// What is told to lie in host memory, the oldest first.
+#[derive(Debug)]
+struct Host {
+    most: usize,
+    blocks: VecDeque<Digest>,
+    there: HashSet<Digest, RandomState>,
+}
+
+impl Host {
+    fn clear(&mut self) {
+        self.blocks.clear();
+        self.there.clear();
+    }
+
+    /// Takes in blocks: those that are new to it, and those that made room.
+    fn offload(&mut self, stored: &[Digest]) -> [Vec<Digest>; 2] {
+        let newest = stored.get(stored.len().saturating_sub(self.most)..).unwrap_or_default();
+        let new: Vec<Digest> = newest.iter().copied().filter(|block| self.there.insert(*block)).collect();
+        self.blocks.extend(&new);
+        let gone: Vec<Digest> = self.blocks.drain(..self.blocks.len().saturating_sub(self.most)).collect();
+        for block in &gone {
+            self.there.remove(block);
+        }
+        [new, gone]
+    }
 }
 
 impl KvEncoder {
@@ -79,6 +108,7 @@ impl KvEncoder {
             hasher: Hasher::new(config.algorithm, form, &config.seed),
             adapters: Vec::new(),
             names: HashMap::default(),
+            host: Host { most: config.offload_blocks, blocks: VecDeque::new(), there: HashSet::default() },
             process: 0,
             sequence: 0,
             digests: Vec::new(),
@@ -95,6 +125,7 @@ impl KvEncoder {
     /// Forgets all blocks and counts from 0 again; the number of the new life.
     pub fn restart(&mut self) -> u32 {
         self.names.clear();
+        self.host.clear();
         self.sequence = 0;
         self.process += 1;
         self.process
@@ -116,13 +147,31 @@ impl KvEncoder {
     ///
     /// Blocks whose tokens are not known (see [`KvEvent::Stored`]) have no names, and are left out.
     pub fn frame(&mut self, batch: &KvBatch, seconds: f64) -> KvFrame {
-        let mut out = Vec::with_capacity(256);
+        let mut events = Vec::with_capacity(256);
+        let mut count = batch.events.len();
+        let mut stored = Vec::new();
+        for event in &batch.events {
+            self.event(&mut events, event);
+            match event {
+                KvEvent::Stored { .. } => stored.extend_from_slice(&self.digests),
+                KvEvent::Removed { .. } => {}
+                KvEvent::Cleared => stored.clear(),
+            }
+        }
+        let [new, gone] = self.host.offload(&stored);
+        if !gone.is_empty() {
+            self.removed(&mut events, &gone, CPU);
+            count += 1;
+        }
+        if !new.is_empty() {
+            self.stored(&mut events, &new, None);
+            count += 1;
+        }
+        let mut out = Vec::with_capacity(events.len() + 24);
         msgpack::array(&mut out, 3);
         msgpack::float(&mut out, seconds);
-        msgpack::array(&mut out, batch.events.len());
-        for event in &batch.events {
-            self.event(&mut out, event);
-        }
+        msgpack::array(&mut out, count);
+        out.extend_from_slice(&events);
         msgpack::uint(&mut out, u64::from(self.rank));
         let sequence = self.sequence;
         self.sequence += 1;
@@ -136,11 +185,15 @@ impl KvEncoder {
                 let adapter = lora.as_ref().and_then(|name| self.adapters.iter().position(|a| a.name == *name));
                 self.name_blocks(parent, blocks, tokens, adapter, cache_salt.as_deref());
                 let stored = Stored { parent, tokens, adapter, cache_salt: cache_salt.as_deref() };
-                self.stored(out, &stored);
+                self.stored(out, &self.digests, Some(&stored));
             }
-            KvEvent::Removed { hash } => self.removed(out, *hash),
+            KvEvent::Removed { hash } => {
+                let name = self.forget(*hash);
+                self.removed(out, name.as_slice(), GPU);
+            }
             KvEvent::Cleared => {
                 self.names.clear();
+                self.host.clear();
                 self.kind(out, "AllBlocksCleared", 1);
             }
         }
@@ -166,55 +219,64 @@ impl KvEncoder {
         }
     }
 
-    fn stored(&self, out: &mut Vec<u8>, stored: &Stored<'_>) {
-        let name = stored.adapter.and_then(|index| self.adapters.get(index)).map(|adapter| &*adapter.name);
+    /// Blocks that were stored; without their content when they were copied to host memory.
+    fn stored(&self, out: &mut Vec<u8>, blocks: &[Digest], stored: Option<&Stored<'_>>) {
+        let parent = stored.and_then(|stored| stored.parent);
+        let tokens = stored.map_or(&[][..], |stored| stored.tokens);
+        let adapter = stored.and_then(|stored| stored.adapter);
+        let name = adapter.and_then(|index| self.adapters.get(index)).map(|adapter| &*adapter.name);
         self.kind(out, "BlockStored", if self.encoding == EventEncoding::Map { 11 } else { 12 });
-        self.key(out, "block_hashes");
-        msgpack::array(out, self.digests.len());
-        for digest in &self.digests {
-            self.digest(out, digest);
-        }
+        self.digests(out, blocks);
         self.key(out, "parent_block_hash");
-        match &stored.parent {
+        match &parent {
             Some(parent) => self.digest(out, parent),
             None => msgpack::nil(out),
         }
         self.key(out, "token_ids");
-        msgpack::array(out, stored.tokens.len());
-        for token in stored.tokens {
+        msgpack::array(out, tokens.len());
+        for token in tokens {
             msgpack::uint(out, u64::from(*token));
         }
         self.key(out, "block_size");
-        msgpack::uint(out, u64::from(self.block_size));
+        msgpack::uint(out, stored.map_or(0, |_| u64::from(self.block_size)));
         self.key(out, "lora_id");
-        match stored.adapter {
+        match adapter {
             Some(index) => msgpack::uint(out, index as u64 + 1),
             None => msgpack::nil(out),
         }
         self.key(out, "medium");
-        msgpack::text(out, MEDIUM);
+        msgpack::text(out, if stored.is_some() { GPU } else { CPU });
         self.key(out, "lora_name");
         match name {
             Some(name) => msgpack::text(out, name),
             None => msgpack::nil(out),
         }
         self.key(out, "extra_keys");
-        msgpack::array(out, self.digests.len());
-        for index in 0..self.digests.len() {
-            let salt = stored.cache_salt.filter(|_| index == 0 && stored.parent.is_none());
-            extra_keys(out, name, salt);
+        match stored {
+            Some(stored) => {
+                msgpack::array(out, blocks.len());
+                for index in 0..blocks.len() {
+                    let salt = stored.cache_salt.filter(|_| index == 0 && parent.is_none());
+                    extra_keys(out, name, salt);
+                }
+            }
+            None => msgpack::nil(out),
         }
         self.key(out, "group_idx");
         msgpack::uint(out, GROUP);
         self.key(out, "kv_cache_spec_kind");
-        msgpack::text(out, SPEC_KIND);
+        match stored {
+            Some(_) => msgpack::text(out, SPEC_KIND),
+            None => msgpack::nil(out),
+        }
         if self.encoding == EventEncoding::Array {
             // The sliding window, which there is none of.
             msgpack::nil(out);
         }
     }
 
-    fn removed(&mut self, out: &mut Vec<u8>, block: BlockHash) {
+    /// One copy of a block is gone: what it was called.
+    fn forget(&mut self, block: BlockHash) -> Option<Digest> {
         let digest = self.name(block);
         if let Some(named) = self.names.get_mut(&block) {
             named.copies -= 1;
@@ -222,16 +284,24 @@ impl KvEncoder {
                 self.names.remove(&block);
             }
         }
+        digest
+    }
+
+    fn removed(&self, out: &mut Vec<u8>, blocks: &[Digest], medium: &str) {
         self.kind(out, "BlockRemoved", 4);
-        self.key(out, "block_hashes");
-        msgpack::array(out, usize::from(digest.is_some()));
-        if let Some(digest) = digest {
-            self.digest(out, &digest);
-        }
+        self.digests(out, blocks);
         self.key(out, "medium");
-        msgpack::text(out, MEDIUM);
+        msgpack::text(out, medium);
         self.key(out, "group_idx");
         msgpack::uint(out, GROUP);
+    }
+
+    fn digests(&self, out: &mut Vec<u8>, blocks: &[Digest]) {
+        self.key(out, "block_hashes");
+        msgpack::array(out, blocks.len());
+        for digest in blocks {
+            self.digest(out, digest);
+        }
     }
 
     /// Opens an event of so many fields, its kind included.

@@ -83,6 +83,8 @@ pub struct KvEventsConfig {
     pub algorithm: Algorithm,
     /// `PYTHONHASHSEED`, or what stands for it.
     pub seed: String,
+    /// Blocks that are told to lie in host memory too, as vLLM's `OffloadingConnector` tells it: the latest so many. 0 without.
+    pub offload_blocks: usize,
 }
 
 impl Default for KvEventsConfig {
@@ -97,6 +99,7 @@ impl Default for KvEventsConfig {
             replay_format: ReplayFormat::default(),
             algorithm: Algorithm::default(),
             seed: vllm_hash::DEFAULT_SEED.to_owned(),
+            offload_blocks: 0,
         }
     }
 }

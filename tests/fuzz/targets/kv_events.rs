@@ -1,7 +1,7 @@
 //! KV-event batches from anywhere: no panic, and whatever a batch says can be put into an index, looked up and taken out again.
 #![no_main]
 
-use attache::prefix::wire::{Decoder, Refusal, Removed, Sink, Stored};
+use attache::prefix::wire::{Copied, Decoder, Refusal, Removed, Sink, Stored};
 use attache::prefix::{HolderId, IndexConfig, KeySpace, Matches, PrefixIndex, StoredBlock};
 use libfuzzer_sys::fuzz_target;
 use std::time::Duration;
@@ -23,6 +23,14 @@ impl Sink for Apply {
             assert_eq!(self.matched.depth(self.holder).any as usize, keys.len());
         }
     }
+
+    fn copied(&mut self, event: Copied<'_>) {
+        assert!(!event.hashes.is_empty());
+        let known = self.index.copy(self.holder, event.tier, event.hashes.iter().copied());
+        assert!(known <= event.hashes.len());
+    }
+
+    fn stored_apart(&mut self, _: Option<u32>) {}
 
     fn removed(&mut self, event: Removed<'_>) {
         self.index.remove(self.holder, event.tier, event.hashes);

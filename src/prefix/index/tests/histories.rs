@@ -18,6 +18,12 @@ enum Op {
         prompt: Vec<u8>,
         from: usize,
     },
+    Copy {
+        holder: usize,
+        tier: Tier,
+        prompt: Vec<u8>,
+        from: usize,
+    },
     /// `order`: 0 tails first, 1 heads first, 2 every other block, 3 one block.
     Remove {
         holder: usize,
@@ -55,6 +61,8 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         8 => (holder.clone(), tier.clone(), prompt(), 0..8usize)
             .prop_map(|(holder, tier, prompt, from)| Op::Store { holder, tier, prompt, from }),
+        3 => (holder.clone(), tier.clone(), prompt(), 0..8usize)
+            .prop_map(|(holder, tier, prompt, from)| Op::Copy { holder, tier, prompt, from }),
         7 => (holder.clone(), tier, prompt(), 0..8usize, 0..4u8)
             .prop_map(|(holder, tier, prompt, from, order)| Op::Remove { holder, tier, prompt, from, order }),
         1 => holder.clone().prop_map(|holder| Op::Clear { holder }),
@@ -115,6 +123,16 @@ impl World {
         (parent, blocks.split_off(from))
     }
 
+    /// What a holder calls the blocks of a prompt from a letter on.
+    fn names(&self, holder: usize, prompt: &[u8], from: usize) -> Vec<EngineHash> {
+        let mut names: Vec<EngineHash> = self.end_of(holder, prompt, from).1.iter().map(|b| b.hash).collect();
+        if !self.names_agree {
+            // Engines speak of what they have told of; what others mean by a name is not asked for then.
+            names.retain(|n| self.model.knows(holder, *n));
+        }
+        names
+    }
+
     fn apply(&mut self, op: &Op) {
         self.clock += 1;
         match op {
@@ -127,18 +145,18 @@ impl World {
                 let told = self.index.store(self.ids[*holder], *tier, parent, &blocks);
                 assert_eq!(told, self.model.store(*holder, *tier, parent, &blocks), "{op:?}");
             }
+            Op::Copy { holder, tier, prompt, from } => {
+                let names = self.names(*holder, prompt, *from);
+                let known = self.index.copy(self.ids[*holder], *tier, names.iter().copied());
+                assert_eq!(known, self.model.copy(*holder, *tier, &names), "{op:?}");
+            }
             Op::Remove { holder, tier, prompt, from, order } => {
-                let (_, blocks) = self.end_of(*holder, prompt, *from);
-                let mut names: Vec<EngineHash> = blocks.iter().map(|b| b.hash).collect();
+                let mut names = self.names(*holder, prompt, *from);
                 match order {
                     0 => names.reverse(),
                     2 => names = names.into_iter().step_by(2).collect(),
                     3 => names.truncate(1),
                     _ => {}
-                }
-                if !self.names_agree {
-                    // Engines drop what they have told of; what others mean by a name is not asked for then.
-                    names.retain(|n| self.model.knows(*holder, *n));
                 }
                 self.index.remove(self.ids[*holder], *tier, &names);
                 self.model.remove(*holder, *tier, &names);
@@ -176,6 +194,11 @@ impl World {
                     self.model.store(*holder, *tier, parent, &blocks).unwrap();
                 }
             }
+            Op::Copy { holder, tier, prompt, from } => {
+                let names = self.names(*holder, prompt, *from);
+                let known = self.index.copy(self.ids[*holder], *tier, names.iter().copied());
+                assert!(known <= self.model.copy(*holder, *tier, &names), "{op:?}");
+            }
             // The index, which has forgotten some, need not forget the same.
             Op::Capacity { .. } => {}
             _ => self.apply(op),
@@ -196,7 +219,13 @@ impl World {
 
     fn compare_all(&self, op: &Op) {
         let mut matches = Matches::default();
-        let (Op::Store { prompt, .. } | Op::Remove { prompt, .. } | Op::Record { prompt, .. }) = op else { return };
+        let (Op::Store { prompt, .. }
+        | Op::Copy { prompt, .. }
+        | Op::Remove { prompt, .. }
+        | Op::Record { prompt, .. }) = op
+        else {
+            return;
+        };
         self.compare(prompt, &mut matches);
         for changed in [0, prompt.len() / 2] {
             let mut other = prompt.clone();
@@ -275,7 +304,13 @@ fn run_short_of_room(ops: &[Op], budget: usize, letter: usize, first_column: usi
     let mut matches = Matches::default();
     for op in ops {
         world.tell(op);
-        let (Op::Store { prompt, .. } | Op::Remove { prompt, .. } | Op::Record { prompt, .. }) = op else { continue };
+        let (Op::Store { prompt, .. }
+        | Op::Copy { prompt, .. }
+        | Op::Remove { prompt, .. }
+        | Op::Record { prompt, .. }) = op
+        else {
+            continue;
+        };
         for prompt in [prompt.as_slice(), &[0; 13], &[0, 0, 1, 0]] {
             let keys = world.keys(prompt);
             world.index.lookup(&mut keys.as_slice(), &mut matches);

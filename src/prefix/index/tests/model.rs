@@ -77,6 +77,15 @@ impl Model {
         Ok(())
     }
 
+    pub(super) fn copy(&mut self, holder: usize, tier: Tier, names: &[EngineHash]) -> usize {
+        let held = self.holders.get_mut(&holder).unwrap();
+        let known: Vec<u64> = names.iter().map_while(|name| held.names.get(name).copied()).collect();
+        for at in &known {
+            *held.places[tier as usize].entry(*at).or_default() += 1;
+        }
+        known.len()
+    }
+
     pub(super) fn remove(&mut self, holder: usize, tier: Tier, hashes: &[EngineHash]) {
         let held = self.holders.get_mut(&holder).unwrap();
         for hash in hashes {

@@ -22,7 +22,6 @@ fn any_event() -> impl Strategy<Value = (Any, Said)> {
                     block_size: u32::try_from(size).unwrap(),
                     lora,
                     group,
-                    kind: GroupKind::Prefix,
                 };
                 let fields = [
                     ("block_hashes", Any::Array(hashes.iter().map(|h| Any::from(*h)).collect())),

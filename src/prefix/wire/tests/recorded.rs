@@ -81,7 +81,6 @@ fn expected(event: &Json) -> Said {
                 block_size: u32::try_from(block_size).unwrap(),
                 lora,
                 group: group(field("group_idx")),
-                kind: GroupKind::Prefix,
             }
         }
     }

@@ -139,3 +139,45 @@ fn a_salt_is_told_with_the_first_block_of_a_prompt_only() {
     assert_eq!(keys(0), Value::Array(vec![salt, Value::Nil]));
     assert_eq!(keys(1), Value::Array(vec![Value::Nil, Value::Nil]));
 }
+
+#[test]
+fn the_latest_blocks_are_told_to_lie_in_host_memory_too() {
+    let config = KvEventsConfig { offload_blocks: 3, ..KvEventsConfig::default() };
+    for encoding in [EventEncoding::Map, EventEncoding::Array] {
+        let mut encoder = KvEncoder::new(&KvEventsConfig { encoding, ..config.clone() }, 1, 0);
+        let stored = |hashes: &[u64]| KvEvent::Stored {
+            parent: None,
+            blocks: hashes.iter().map(|hash| KvBlock { hash: BlockHash(*hash), content: 0 }).collect(),
+            tokens: hashes.iter().map(|hash| *hash as u32).collect(),
+            lora: None,
+            cache_salt: None,
+        };
+        let mut told = |events: Vec<KvEvent>| -> Vec<(String, usize)> {
+            let payload = encoder.frame(&KvBatch { at: Timestamp(0), events }, 0.0).payload;
+            let value = rmpv::decode::read_value(&mut &*payload).unwrap();
+            let of_host = |event: &&Value| match field(event, 0, "type").as_str() {
+                Some("BlockStored") => field(event, 6, "medium").as_str() == Some("CPU"),
+                Some("BlockRemoved") => field(event, 2, "medium").as_str() == Some("CPU"),
+                _ => true,
+            };
+            let events = value[1].as_array().unwrap().iter().filter(of_host);
+            let said = events.map(|event| {
+                let kind = field(event, 0, "type").as_str().unwrap();
+                if kind == "BlockStored" {
+                    assert!(field(event, 3, "token_ids").as_array().unwrap().is_empty());
+                    assert_eq!(field(event, 4, "block_size").as_u64(), Some(0));
+                }
+                let named = kind != "AllBlocksCleared";
+                (kind.to_owned(), if named { blocks(field(event, 1, "block_hashes")).len() } else { 0 })
+            });
+            said.collect()
+        };
+        let said = |kind: &str, count| (kind.to_owned(), count);
+        assert_eq!(told(vec![stored(&[1, 2])]), [said("BlockStored", 2)]);
+        assert_eq!(told(vec![stored(&[1, 2])]), [], "it is there");
+        assert_eq!(told(vec![stored(&[7, 8, 9])]), [said("BlockRemoved", 2), said("BlockStored", 3)]);
+        assert_eq!(told(vec![KvEvent::Removed { hash: BlockHash(9) }]), [], "the accelerator's copy is another one");
+        let cleared = told(vec![stored(&[1]), KvEvent::Cleared, stored(&[8])]);
+        assert_eq!(cleared, [said("AllBlocksCleared", 0), said("BlockStored", 1)]);
+    }
+}
