@@ -153,6 +153,11 @@ impl Applier {
     pub(super) fn stored(&self) -> u64 {
         self.book.stored
     }
+
+    /// Whether stores wait for a parent that was never told of.
+    pub(super) fn has_orphans(&self) -> bool {
+        !self.book.orphans.is_empty()
+    }
 }
 
 impl Drop for Applier {

@@ -26,7 +26,7 @@ pub(super) trait Apply {
     fn clear(&mut self);
     /// The publisher is another process.
     fn restart(&mut self);
-    /// As much is known again as an engine of this size holds, though events were lost.
+    /// As much is known again as an engine of this size holds, though events were lost. That is no proof that it is the same.
     fn relearned(&self) -> bool;
 }
 
@@ -55,7 +55,8 @@ pub(super) enum End {
 enum Knowledge {
     Nothing,
     Whole,
-    /// All since the oldest frame of the publisher's ring.
+    /// All since some frame: the oldest of the publisher's ring, or one behind a gap that was long ago. Only what begins anew (a cleared
+    /// cache, another process) or a replay of everything makes it whole.
     Recent,
     Partial(Doubt),
 }
@@ -411,8 +412,8 @@ impl Cursor {
         if let Some(doubt) = doubt {
             to.clear();
             self.knowledge = Knowledge::Partial(doubt);
-        } else if matches!(self.knowledge, Knowledge::Partial(_)) && to.relearned() {
-            self.knowledge = Knowledge::Whole;
+        } else if !self.replayable && matches!(self.knowledge, Knowledge::Partial(_)) && to.relearned() {
+            self.knowledge = Knowledge::Recent;
         }
     }
 }

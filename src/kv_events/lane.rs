@@ -127,8 +127,12 @@ impl Apply for Target {
         self.applier.restart();
     }
 
-    /// What was known before is known again, or the whole cache has turned over.
+    /// As much is held as was known before, or the whole cache has turned over. Stores that wait for a parent show that older blocks are
+    /// there which were never told of.
     fn relearned(&self) -> bool {
+        if self.applier.has_orphans() {
+            return false;
+        }
         if self.held_before > 0 && self.applier.held() >= self.held_before {
             return true;
         }

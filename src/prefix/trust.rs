@@ -12,8 +12,9 @@ pub enum Trust {
     Syncing,
     /// Every event was heard since the engine started, or since it cleared its cache.
     Exact,
-    /// Every event was heard as far back as the engine can replay: what is known is held, but what it has held for longer is not known.
-    /// What was learned by routing is added.
+    /// Every event was heard as far back as the engine can replay, or since events were lost and as much is known again as before: what is
+    /// known is held, but what it has held for longer is not known. What was learned by routing is added. Only a cleared cache, another
+    /// process or a replay from the beginning makes it exact: how much is known says nothing about what is not.
     Incomplete,
     /// Events were lost: what is known may be much less than what is held. Approximate routing takes over.
     Suspect(Doubt),

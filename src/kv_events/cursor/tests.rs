@@ -113,7 +113,7 @@ mod without_replay {
     }
 
     #[test]
-    fn who_comes_late_is_suspect_until_all_is_relearned() {
+    fn who_comes_late_is_suspect_until_much_is_known_and_never_exact() {
         let mut rig = joined();
         rig.live(7);
         assert_eq!(rig.suspect(), Some(Doubt::JoinedLate));
@@ -121,8 +121,13 @@ mod without_replay {
         assert_eq!(rig.suspect(), Some(Doubt::JoinedLate));
         rig.log.relearned = true;
         rig.live(9);
-        assert_eq!(rig.cursor.trust(), Trust::Exact);
+        assert_eq!(rig.cursor.trust(), Trust::Incomplete, "as much is not the same");
         assert_eq!(rig.applied(BORN), [7, 8, 9]);
+        rig.live(10);
+        assert_eq!(rig.cursor.trust(), Trust::Incomplete);
+        rig.log.next_outcome = Outcome { cleared: true, doubt: None };
+        rig.live(11);
+        assert_eq!(rig.cursor.trust(), Trust::Exact);
     }
 
     #[test]
@@ -148,7 +153,7 @@ mod without_replay {
         assert_eq!((rig.suspect(), rig.log.clears), (Some(Doubt::Undecodable), 1));
         rig.log.relearned = true;
         rig.live(2);
-        assert_eq!(rig.cursor.trust(), Trust::Exact);
+        assert_eq!(rig.cursor.trust(), Trust::Incomplete);
     }
 
     #[test]
@@ -349,6 +354,19 @@ mod with_replay {
         assert_eq!(rig.end(End::Complete), None);
         assert_eq!((rig.applied(BORN), rig.cursor.trust()), ((0..10).collect(), Trust::Exact));
         assert!(!rig.cursor.wants_retry());
+    }
+
+    #[test]
+    fn as_much_as_was_known_is_no_reason_not_to_ask_again() {
+        let mut rig = joined(2);
+        assert_eq!(rig.live(5), Some(Ask(1)));
+        (0..3).for_each(|_| {
+            rig.end(End::Failed);
+        });
+        rig.log.relearned = true;
+        rig.live(6);
+        assert_eq!(rig.suspect(), Some(Doubt::ReplayFailed));
+        assert_eq!(rig.cursor.retry(), Some(Ask(0)));
     }
 
     #[test]
