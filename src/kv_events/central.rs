@@ -101,7 +101,7 @@ impl Central {
 
     async fn open(&self, stream: TcpStream) -> Result<Connection, ZmtpError> {
         let max_message = self.bounds.message_bytes;
-        let mut connection = Connection::accept(stream, Role::Sub, max_message, self.timing.connect).await?;
+        let mut connection = Connection::accept(stream, Role::Sub, max_message, self.timing).await?;
         connection.subscribe(&self.topic).await?;
         self.stats.add(Count::Connections, 1);
         Ok(connection)

@@ -18,6 +18,9 @@ use std::sync::Arc;
 /// Replays in a row that may bring nothing before we give up for a while.
 const FRUITLESS_REPLAYS: u32 = 3;
 
+/// Seconds by which what a process says of its start may be off. None publishes so soon after it.
+const CLOCK_SLACK: f64 = 1.0;
+
 /// What the cursor does with frames.
 pub(super) trait Apply {
     /// The next batch.
@@ -89,7 +92,8 @@ pub(super) struct Cursor {
     stats: Arc<KvEventStats>,
     /// The number that comes next; `None` when the publisher's process is not known yet.
     next: Option<u64>,
-    /// When the frame before `next` was made.
+    /// When the first frame of this process that came was made, and the one before `next`.
+    first_timestamp: Option<f64>,
     last_timestamp: Option<f64>,
     knowledge: Knowledge,
     connected: bool,
@@ -104,6 +108,8 @@ pub(super) struct Cursor {
     backlog: VecDeque<(u64, Bytes)>,
     backlog_bytes: usize,
     overflowed: bool,
+    /// A check has brought what the connection should have.
+    deaf: bool,
 }
 
 impl Cursor {
@@ -114,6 +120,7 @@ impl Cursor {
             bounds,
             stats,
             next: None,
+            first_timestamp: None,
             last_timestamp: None,
             knowledge: Knowledge::Nothing,
             connected: false,
@@ -125,6 +132,7 @@ impl Cursor {
             backlog: VecDeque::new(),
             backlog_bytes: 0,
             overflowed: false,
+            deaf: false,
         }
     }
 
@@ -154,9 +162,25 @@ impl Cursor {
         self.is_idle() && self.replayable && (self.unproven || matches!(self.knowledge, Knowledge::Partial(_)))
     }
 
+    /// Whether the connection has been found to bring nothing: it is to be replaced.
+    pub(super) fn is_deaf(&self) -> bool {
+        self.deaf
+    }
+
+    /// The publisher's process has started at `moment` (Unix time, seconds), as its page of metrics tells. Where there is a replay, that
+    /// has mostly shown it already; else the numbers of the new process may have gone on where those of the old one ended.
+    pub(super) fn process_started<A: Apply>(&mut self, moment: f64, to: &mut A) -> Option<Ask> {
+        if self.replay.is_some() || self.first_timestamp.is_none_or(|first| first + CLOCK_SLACK >= moment) {
+            return None;
+        }
+        self.restarted(to);
+        if self.connected { self.ask(Purpose::Fill) } else { None }
+    }
+
     /// There is a connection, the first or a new one.
     pub(super) fn connected(&mut self) -> Option<Ask> {
         self.connected = true;
+        self.deaf = false;
         self.given_up = false;
         self.fruitless = 0;
         self.unproven = self.next.is_some();
@@ -287,6 +311,7 @@ impl Cursor {
                 replay.proven = true;
                 return None;
             }
+            self.deaf |= replay.purpose == Purpose::Check;
             self.restarted(to);
             return self.ask(Purpose::Fill);
         }
@@ -320,6 +345,7 @@ impl Cursor {
             }
             Some(next) if next > 0 && !replay.proven => {
                 // Not even the last frame that we have: this process has not got that far.
+                self.deaf |= replay.purpose == Purpose::Check;
                 self.restarted(to);
                 return self.ask(Purpose::Fill);
             }
@@ -331,6 +357,7 @@ impl Cursor {
             Some(_) => {}
         }
         self.unproven = false;
+        self.deaf |= replay.purpose == Purpose::Check && replay.fruitful && self.backlog.is_empty();
         self.barren = !replay.fruitful;
         let ask = self.resume(to);
         self.barren = false;
@@ -398,6 +425,7 @@ impl Cursor {
         self.stats.add(Count::Restarts, 1);
         to.restart();
         self.next = None;
+        self.first_timestamp = None;
         self.last_timestamp = None;
         self.knowledge = Knowledge::Nothing;
     }
@@ -405,6 +433,7 @@ impl Cursor {
     fn apply<A: Apply>(&mut self, seq: u64, payload: &[u8], to: &mut A) {
         self.next = Some(seq.saturating_add(1));
         self.last_timestamp = wire::timestamp(payload);
+        self.first_timestamp = self.first_timestamp.or(self.last_timestamp);
         let Outcome { cleared, doubt } = to.apply(payload);
         if cleared {
             self.knowledge = Knowledge::Whole;

@@ -8,7 +8,7 @@ use super::stats::KvEventStats;
 use super::subscription::{PORT_LABEL, REPLAY_PORT_LABEL, Source, Subscription};
 use crate::clock::Clock;
 use crate::ids::EndpointId;
-use crate::pool::{Endpoint, Published, SnapshotStore};
+use crate::pool::{Endpoint, PoolSnapshot, Published, SnapshotStore};
 use crate::prefix::index::PrefixIndex;
 use crate::prefix::key::KeySpace;
 use crate::prefix::residents::{Cache, Resident, Residents, Table};
@@ -28,6 +28,8 @@ struct Followed {
     ports: Ports,
     resident: Resident,
     inboxes: Vec<Inbox>,
+    /// When its process has started, for its lanes: Unix time, seconds.
+    started: watch::Sender<Option<f64>>,
     stop: CancellationToken,
 }
 
@@ -154,11 +156,20 @@ impl Feed {
     /// Brings the lanes in line with the current snapshot.
     fn follow(&mut self, stop: &CancellationToken) {
         let published = *self.published.borrow_and_update();
-        if self.membership == Some(published.membership) {
-            return;
-        }
-        self.membership = Some(published.membership);
         let snapshot = self.shared.store.load_full();
+        if self.membership.replace(published.membership) != Some(published.membership) {
+            self.follow_members(&snapshot, stop);
+        }
+        for state in &snapshot.endpoints {
+            let followed = self.followed.get(&state.endpoint.id);
+            let started = state.metrics().and_then(|metrics| metrics.process_start);
+            if let (Some(followed), Some(_)) = (followed, started) {
+                followed.started.send_if_modified(|now| std::mem::replace(now, started) != started);
+            }
+        }
+    }
+
+    fn follow_members(&mut self, snapshot: &PoolSnapshot, stop: &CancellationToken) {
         let mut before = std::mem::take(&mut self.followed);
         for state in &snapshot.endpoints {
             let endpoint = &state.endpoint;
@@ -196,7 +207,14 @@ impl Feed {
     /// Starts a lane for each rank of an endpoint.
     fn start(&mut self, endpoint: &Endpoint, ports: Ports, stop: CancellationToken) -> Followed {
         let address = endpoint.spec.address;
-        let mut followed = Followed { address, ports, resident: Resident::default(), inboxes: Vec::new(), stop };
+        let mut followed = Followed {
+            address,
+            ports,
+            resident: Resident::default(),
+            inboxes: Vec::new(),
+            started: watch::Sender::new(None),
+            stop,
+        };
         let ranks = self.subscription.ranks.max(1);
         for rank in 0..ranks {
             let at = |port: u16| Some(SocketAddr::new(address.ip(), port.checked_add(rank)?));
@@ -226,7 +244,15 @@ impl Feed {
             let identity = Identity { endpoint: endpoint.id, name: endpoint.spec.name.clone(), rank, ranks };
             self.lanes += 1;
             let rng = rng::for_request(self.seed, self.lanes);
-            let lane = Lane::new(identity, self.shared.clone(), ports.replay.and_then(at), applier, trust, rng);
+            let lane = Lane::new(
+                identity,
+                self.shared.clone(),
+                ports.replay.and_then(at),
+                applier,
+                trust,
+                followed.started.subscribe(),
+                rng,
+            );
             tokio::spawn(lane.run(live, followed.stop.clone()));
         }
         followed

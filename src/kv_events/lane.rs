@@ -18,7 +18,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, UNIX_EPOCH};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 /// How often the pause before learning anew may double.
@@ -83,6 +83,8 @@ pub(super) struct Lane {
     cursor: Cursor,
     target: Target,
     replay: Option<Replay>,
+    /// When the engine's process has started, as its page of metrics tells: Unix time, seconds.
+    started: watch::Receiver<Option<f64>>,
     /// When something came last, or was asked for.
     heard: Timestamp,
     /// Since when it is suspect, or when that was last tried to be mended.
@@ -157,6 +159,7 @@ impl Lane {
         replay_address: Option<SocketAddr>,
         applier: Applier,
         trust: Arc<TrustCell>,
+        started: watch::Receiver<Option<f64>>,
         rng: PickRng,
     ) -> Self {
         let backlog =
@@ -178,6 +181,7 @@ impl Lane {
             trust,
             target,
             replay: None,
+            started,
             retries: 0,
             rng,
         }
@@ -228,7 +232,7 @@ impl Lane {
 
     async fn connect(&mut self, address: SocketAddr, topic: &str) -> Result<Connection, ZmtpError> {
         let (timing, bounds) = (self.shared.timing, self.shared.bounds);
-        let mut connection = Connection::connect(address, Role::Sub, bounds.message_bytes, timing.connect).await?;
+        let mut connection = Connection::connect(address, Role::Sub, bounds.message_bytes, timing).await?;
         connection.subscribe(topic).await?;
         Ok(connection)
     }
@@ -243,7 +247,13 @@ impl Lane {
                     Ok(message) => self.message(&message),
                     Err(error) => return error,
                 },
-                answer = next(&mut self.replay) => self.answer(answer),
+                answer = next(&mut self.replay) => {
+                    self.answer(answer);
+                    if self.cursor.is_deaf() {
+                        return ZmtpError::Deaf;
+                    }
+                }
+                () = changed(&mut self.started) => self.process_started(),
                 () = tokio::time::sleep_until(self.shared.clock.instant(wake)) => self.look(),
             }
         }
@@ -267,12 +277,21 @@ impl Lane {
                     }
                 }
                 answer = next(&mut self.replay) => self.answer(answer),
+                () = changed(&mut self.started) => self.process_started(),
                 () = tokio::time::sleep_until(self.shared.clock.instant(wake)) => self.look(),
             }
         }
     }
 
+    fn process_started(&mut self) {
+        let started = *self.started.borrow_and_update();
+        let ask = started.and_then(|moment| self.cursor.process_started(moment, &mut self.target));
+        self.act(ask);
+    }
+
     fn connected(&mut self) {
+        // Before a frame of the new process can be taken for one of the old.
+        self.process_started();
         self.heard = self.shared.clock.now();
         let ask = self.cursor.connected();
         self.act(ask);
@@ -363,6 +382,13 @@ impl Lane {
             }
             _ => tracing::info!(endpoint = %name, rank, from, to, "KV events"),
         }
+    }
+}
+
+/// Waits for a new value; for ever when none can come.
+async fn changed<T>(of: &mut watch::Receiver<T>) {
+    if of.changed().await.is_err() {
+        std::future::pending().await
     }
 }
 

@@ -70,7 +70,7 @@ async fn ask(
     max_message: usize,
     answers: &mpsc::Sender<Answer>,
 ) -> Result<(), ZmtpError> {
-    let mut connection = Connection::connect(address, Role::Dealer, max_message, timing.connect).await?;
+    let mut connection = Connection::connect(address, Role::Dealer, max_message, timing).await?;
     connection.send(&[&[], &from.to_be_bytes()]).await?;
     loop {
         let message = tokio::time::timeout(timing.replay_idle, connection.recv())

@@ -109,6 +109,9 @@ impl Default for Bounds {
 pub struct Timing {
     /// From the first packet to the end of the handshake.
     pub connect: Duration,
+    /// A publisher that has been silent for so long is asked for a sign of life, and given up when it gives none in as long again. One
+    /// that knows no heartbeats (before ZMTP 3.1) is known to be alive by TCP's own.
+    pub heartbeat: Duration,
     /// The first pause before a connection is tried again; it doubles, and is drawn from its upper half.
     pub reconnect_min: Duration,
     /// The longest pause.
@@ -127,6 +130,8 @@ impl Default for Timing {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(5),
+            // A dead node is known after 20 to 30 s, about as long as a silent end is looked for.
+            heartbeat: Duration::from_secs(10),
             reconnect_min: Duration::from_millis(500),
             // A refused connection costs next to nothing, and a server that is back is believed so much sooner.
             reconnect_max: Duration::from_secs(5),

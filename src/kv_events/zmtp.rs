@@ -1,17 +1,20 @@
-//! The part of ZMTP 3.0 that a subscriber needs: SUB and DEALER, NULL mechanism, over TCP.
+//! The part of ZMTP 3 that a subscriber needs: SUB and DEALER, NULL mechanism, over TCP, with heartbeats where the peer knows them.
 //!
 //! Own code because a peer must not be able to hurt us: libraries allocate what a frame's header claims, so that nine bytes end the
 //! process. Here memory grows only with bytes that came, and both a message and its number of frames are bounded. Nothing is buffered
 //! beyond one read: a subscriber that falls behind makes TCP push back, the publisher drops at its high-water mark, and the gap shows in
-//! the sequence numbers. Source: <https://rfc.zeromq.org/spec/23/>.
+//! the sequence numbers. Sources: <https://rfc.zeromq.org/spec/23/>, <https://rfc.zeromq.org/spec/37/> for heartbeats.
 
+use super::subscription::Timing;
 use bytes::{Buf, Bytes, BytesMut};
 use smallvec::SmallVec;
+use socket2::{SockRef, TcpKeepalive};
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::time::{Interval, MissedTickBehavior};
 
 /// Frames that a message may have; KV events have 3, a replay answers with 4.
 const MAX_FRAMES: usize = 8;
@@ -27,6 +30,9 @@ const MAX_COMMAND: usize = 4 * 1024;
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
+
+/// Probes that a silent peer's host may leave unanswered.
+const PROBES: u32 = 3;
 
 /// The frames of one message.
 pub(super) type Message = SmallVec<[Bytes; 4]>;
@@ -63,6 +69,10 @@ pub(super) enum ZmtpError {
     Io(#[from] io::Error),
     #[error("the peer closed the connection")]
     Closed,
+    #[error("no sign of life within {0:?}")]
+    Silent(Duration),
+    #[error("a replay had events that the connection has not brought")]
+    Deaf,
     #[error("no handshake within {0:?}")]
     Timeout(Duration),
     #[error("the peer does not speak ZMTP 3 with the NULL mechanism")]
@@ -86,6 +96,28 @@ pub(super) struct Connection {
     buffer: BytesMut,
     frames: Message,
     max_message: usize,
+    life: Life,
+}
+
+/// Whether the peer is still there.
+#[derive(Debug)]
+struct Life {
+    beat: Interval,
+    /// It answers heartbeats.
+    beats: bool,
+    /// Something came since the last beat.
+    heard: bool,
+    /// It was asked, and nothing has come since.
+    asked: bool,
+}
+
+impl Life {
+    fn new(beat: Duration) -> Self {
+        let mut beat = tokio::time::interval(beat.max(Duration::from_millis(1)));
+        // What came while nobody looked is read first.
+        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self { beat, beats: false, heard: true, asked: false }
+    }
 }
 
 /// One frame off the wire.
@@ -100,10 +132,11 @@ impl Connection {
         address: SocketAddr,
         role: Role,
         max_message: usize,
-        timeout: Duration,
+        timing: Timing,
     ) -> Result<Self, ZmtpError> {
-        let open = async { Self::handshake(TcpStream::connect(address).await?, role, max_message).await };
-        tokio::time::timeout(timeout, open).await.map_err(|_| ZmtpError::Timeout(timeout))?
+        let beat = timing.heartbeat;
+        let open = async { Self::handshake(TcpStream::connect(address).await?, role, max_message, beat).await };
+        tokio::time::timeout(timing.connect, open).await.map_err(|_| ZmtpError::Timeout(timing.connect))?
     }
 
     /// Shakes hands on a connection that a peer has opened.
@@ -111,16 +144,20 @@ impl Connection {
         stream: TcpStream,
         role: Role,
         max_message: usize,
-        timeout: Duration,
+        timing: Timing,
     ) -> Result<Self, ZmtpError> {
-        let shake = Self::handshake(stream, role, max_message);
-        tokio::time::timeout(timeout, shake).await.map_err(|_| ZmtpError::Timeout(timeout))?
+        let shake = Self::handshake(stream, role, max_message, timing.heartbeat);
+        tokio::time::timeout(timing.connect, shake).await.map_err(|_| ZmtpError::Timeout(timing.connect))?
     }
 
-    async fn handshake(stream: TcpStream, role: Role, max_message: usize) -> Result<Self, ZmtpError> {
+    async fn handshake(stream: TcpStream, role: Role, max_message: usize, beat: Duration) -> Result<Self, ZmtpError> {
         stream.set_nodelay(true)?;
-        let mut connection =
-            Self { stream, buffer: BytesMut::with_capacity(MIN_ROOM), frames: Message::new(), max_message };
+        // Of whole seconds, one at least.
+        let idle = beat.max(Duration::from_secs(PROBES.into()));
+        let probes = TcpKeepalive::new().with_time(idle).with_interval(idle / PROBES).with_retries(PROBES);
+        SockRef::from(&stream).set_tcp_keepalive(&probes)?;
+        let buffer = BytesMut::with_capacity(MIN_ROOM);
+        let mut connection = Self { stream, buffer, frames: Message::new(), max_message, life: Life::new(beat) };
         connection.stream.write_all(&greeting()).await?;
         while connection.buffer.len() < GREETING {
             connection.fill().await?;
@@ -131,6 +168,8 @@ impl Connection {
         if !version_3 || mechanism.strip_prefix(b"NULL").is_none_or(|pad| pad.iter().any(|b| *b != 0)) {
             return Err(ZmtpError::Greeting);
         }
+        // Heartbeats are of ZMTP 3.1. Some that speak 3.0 end a connection that has a command which they do not know.
+        connection.life.beats = theirs.get(10..12) >= Some(&[3, 1]);
         connection.stream.write_all(&ready(role)).await?;
         let Frame { flags, body } = loop {
             if let Some(frame) = connection.frame()? {
@@ -169,7 +208,7 @@ impl Connection {
         loop {
             while let Some(Frame { flags, body }) = self.frame()? {
                 if flags & COMMAND != 0 {
-                    self.command(&body).await?;
+                    self.command(&body)?;
                     continue;
                 }
                 self.frames.push(body);
@@ -182,27 +221,59 @@ impl Connection {
                     return Err(ZmtpError::TooManyFrames);
                 }
             }
-            self.fill().await?;
+            tokio::select! {
+                biased;
+                read = Self::read(&mut self.stream, &mut self.buffer) => {
+                    read?;
+                    (self.life.heard, self.life.asked) = (true, false);
+                }
+                _ = self.life.beat.tick() => self.beat()?,
+            }
         }
+    }
+
+    /// Asks a peer that has said nothing since the last beat for a sign of life.
+    fn beat(&mut self) -> Result<(), ZmtpError> {
+        let was_heard = std::mem::take(&mut self.life.heard);
+        if was_heard || !self.life.beats {
+            return Ok(());
+        }
+        if std::mem::replace(&mut self.life.asked, true) {
+            return Err(ZmtpError::Silent(self.life.beat.period()));
+        }
+        // It need not watch us: a time to live of 0.
+        self.tell(b"\x04PING\0\0")
     }
 
     /// Answers a heartbeat; other commands need no answer.
-    async fn command(&mut self, body: &[u8]) -> Result<(), ZmtpError> {
+    fn command(&self, body: &[u8]) -> Result<(), ZmtpError> {
         // PING carries a time to live of two bytes and a context that the answer repeats.
-        if let Some(context) = body.strip_prefix(b"\x04PING").and_then(|b| b.get(2..)) {
-            let mut out = Vec::new();
-            put_frame(&mut out, COMMAND, &[b"\x04PONG", context].concat());
-            self.stream.write_all(&out).await?;
+        match body.strip_prefix(b"\x04PING").and_then(|b| b.get(2..)) {
+            Some(context) => self.tell(&[b"\x04PONG", context].concat()),
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Sends a command at once: half of one must not be left behind by who is dropped. A peer that lets so little pile up reads nothing.
+    fn tell(&self, command: &[u8]) -> Result<(), ZmtpError> {
+        let mut out = Vec::new();
+        put_frame(&mut out, COMMAND, command);
+        match self.stream.try_write(&out)? {
+            sent if sent == out.len() => Ok(()),
+            _ => Err(io::Error::from(io::ErrorKind::WriteZero).into()),
+        }
+    }
+
+    async fn fill(&mut self) -> Result<(), ZmtpError> {
+        Self::read(&mut self.stream, &mut self.buffer).await
     }
 
     /// Reads what has come, at least one byte.
-    async fn fill(&mut self) -> Result<(), ZmtpError> {
-        if self.buffer.capacity() - self.buffer.len() < MIN_ROOM {
-            self.buffer.reserve(READ_CHUNK);
+    async fn read(stream: &mut TcpStream, buffer: &mut BytesMut) -> Result<(), ZmtpError> {
+        if buffer.capacity() - buffer.len() < MIN_ROOM {
+            buffer.reserve(READ_CHUNK);
         }
-        if self.stream.read_buf(&mut self.buffer).await? == 0 {
+        if stream.read_buf(buffer).await? == 0 {
             return Err(ZmtpError::Closed);
         }
         Ok(())

@@ -157,6 +157,35 @@ mod without_replay {
     }
 
     #[test]
+    fn a_process_whose_numbers_go_on_where_the_last_one_ended_is_told_by_its_start() {
+        let born = BORN + 500.0;
+        let mut rig = joined();
+        rig.live(0);
+        rig.live(1);
+        rig.cursor.disconnected();
+        rig.cursor.connected();
+        rig.live_from(born, 2);
+        assert_eq!(rig.cursor.trust(), Trust::Exact, "it looks like the same");
+        assert_eq!(rig.cursor.process_started(BORN - 60.0, &mut rig.log), None);
+        assert_eq!(rig.log.restarts, 0, "it is the start of the one that is known");
+        assert_eq!(rig.cursor.process_started(born - 60.0, &mut rig.log), None);
+        assert_eq!((rig.log.restarts, rig.cursor.trust()), (1, Trust::Unknown));
+        rig.live_from(born, 3);
+        assert_eq!((rig.applied(born), rig.suspect()), (vec![3], Some(Doubt::JoinedLate)));
+        assert_eq!(rig.cursor.process_started(born - 60.0, &mut rig.log), None);
+        assert_eq!(rig.log.restarts, 1);
+
+        // Told before it speaks, its first frame is taken for what it is.
+        rig.cursor.disconnected();
+        let born = born + 500.0;
+        assert_eq!(rig.cursor.process_started(born - 60.0, &mut rig.log), None);
+        rig.cursor.connected();
+        rig.live_from(born, 0);
+        assert_eq!((rig.applied(born), rig.cursor.trust()), (vec![0], Trust::Exact));
+        assert_eq!(rig.log.restarts, 2);
+    }
+
+    #[test]
     fn frames_seen_before_are_ignored() {
         let mut rig = joined();
         for seq in [0, 1, 2, 1, 2, 0, 3] {
@@ -433,12 +462,24 @@ mod with_replay {
         (2..5).for_each(|seq| assert_eq!(rig.replayed(seq), None));
         assert_eq!(rig.end(End::Complete), None);
         assert_eq!(rig.applied(BORN), [0, 1, 2, 3, 4]);
+        assert!(rig.cursor.is_deaf(), "the connection has not brought them");
+        rig.cursor.disconnected();
+        assert_eq!(rig.cursor.connected(), Some(Ask(4)));
+        rig.replayed(4);
+        assert_eq!(rig.end(End::Complete), None);
+        assert!(!rig.cursor.is_deaf());
         assert_eq!(rig.cursor.check(), Some(Ask(4)));
+        rig.live(5);
+        rig.replayed(4);
+        rig.replayed(5);
+        assert_eq!(rig.end(End::Complete), None);
+        assert!(!rig.cursor.is_deaf(), "it came both ways");
+        assert_eq!(rig.cursor.check(), Some(Ask(5)));
         for left in (0..3).rev() {
-            assert_eq!(rig.end(End::Failed), (left > 0).then_some(Ask(4)));
+            assert_eq!(rig.end(End::Failed), (left > 0).then_some(Ask(5)));
         }
         assert_eq!(rig.cursor.trust(), Trust::Exact, "a replay socket that is busy proves nothing");
-        assert_eq!(rig.live(7), Some(Ask(4)), "and is asked when something is missing");
+        assert_eq!(rig.live(8), Some(Ask(5)), "and is asked when something is missing");
         rig.end(End::Complete);
         assert_eq!(rig.log.restarts, 1);
     }

@@ -6,6 +6,11 @@ use tokio::net::TcpListener;
 const PATIENCE: Duration = Duration::from_secs(10);
 const MAX: usize = 1024;
 
+/// What a peer is asked after so much silence.
+fn timing(heartbeat: Duration) -> Timing {
+    Timing { connect: PATIENCE, heartbeat, ..Timing::default() }
+}
+
 fn greeting_of(mechanism: &[u8]) -> Vec<u8> {
     let mut out = greeting().to_vec();
     out.splice(12..12 + mechanism.len(), mechanism.iter().copied());
@@ -41,7 +46,7 @@ async fn peer(bytes: Vec<u8>, step: usize) -> Result<Connection, ZmtpError> {
         stream.shutdown().await.unwrap();
         let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
     });
-    Connection::connect(address, Role::Sub, MAX, PATIENCE).await
+    Connection::connect(address, Role::Sub, MAX, timing(PATIENCE)).await
 }
 
 async fn after_handshake(bytes: &[u8]) -> Result<Vec<Vec<u8>>, ZmtpError> {
@@ -131,7 +136,7 @@ async fn a_heartbeat_is_answered() {
         stream.read_exact(&mut heard).await.unwrap();
         assert!(heard.ends_with(&pong));
     });
-    let mut connection = Connection::connect(address, Role::Sub, MAX, PATIENCE).await.unwrap();
+    let mut connection = Connection::connect(address, Role::Sub, MAX, timing(PATIENCE)).await.unwrap();
     assert!(matches!(connection.recv().await, Err(ZmtpError::Closed)));
     beating.await.unwrap();
 }
@@ -141,6 +146,92 @@ async fn a_silent_peer_is_not_waited_for() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let timeout = Duration::from_millis(20);
-    let error = Connection::connect(address, Role::Sub, MAX, timeout).await.unwrap_err();
+    let timing = Timing { connect: timeout, ..Timing::default() };
+    let error = Connection::connect(address, Role::Sub, MAX, timing).await.unwrap_err();
     assert!(matches!(error, ZmtpError::Timeout(t) if t == timeout));
+}
+
+/// A publisher of ZMTP 3.1, which knows heartbeats.
+fn beating_publisher() -> Vec<u8> {
+    let mut bytes = publisher();
+    bytes[11] = 1;
+    bytes
+}
+
+fn ping() -> Vec<u8> {
+    let mut out = Vec::new();
+    put_frame(&mut out, COMMAND, b"\x04PING\0\0");
+    out
+}
+
+#[tokio::test]
+async fn a_peer_without_a_sign_of_life_is_left() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let hanging = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream.write_all(&beating_publisher()).await.unwrap();
+        let mut heard = Vec::new();
+        // It reads on, and never says anything again.
+        stream.read_to_end(&mut heard).await.unwrap();
+        heard
+    });
+    let beat = Duration::from_millis(20);
+    let mut connection = Connection::connect(address, Role::Sub, MAX, timing(beat)).await.unwrap();
+    assert!(matches!(connection.recv().await, Err(ZmtpError::Silent(silence)) if silence == beat));
+    drop(connection);
+    assert!(hanging.await.unwrap().ends_with(&ping()), "it was asked");
+}
+
+#[tokio::test]
+async fn a_peer_that_answers_heartbeats_is_kept() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let beating = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream.write_all(&beating_publisher()).await.unwrap();
+        stream.read_exact(&mut vec![0; GREETING + ready(Role::Sub).len()]).await.unwrap();
+        let mut bytes = Vec::new();
+        put_frame(&mut bytes, COMMAND, b"\x04PONG");
+        for _ in 0..4 {
+            let mut asked = ping();
+            stream.read_exact(&mut asked).await.unwrap();
+            assert_eq!(asked, ping());
+            stream.write_all(&bytes).await.unwrap();
+        }
+        bytes.clear();
+        put_frame(&mut bytes, 0, b"still here");
+        stream.write_all(&bytes).await.unwrap();
+    });
+    let mut connection =
+        Connection::connect(address, Role::Sub, MAX, timing(Duration::from_millis(200))).await.unwrap();
+    assert_eq!(connection.recv().await.unwrap()[0], "still here");
+    beating.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_peer_that_knows_no_heartbeats_is_left_to_tcp() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (go_on, waits) = tokio::sync::oneshot::channel::<()>();
+    let silent = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream.write_all(&publisher()).await.unwrap();
+        waits.await.unwrap();
+        let mut bytes = Vec::new();
+        put_frame(&mut bytes, 0, b"at last");
+        stream.write_all(&bytes).await.unwrap();
+        let mut heard = Vec::new();
+        stream.read_to_end(&mut heard).await.unwrap();
+        heard
+    });
+    let beat = Duration::from_millis(1);
+    let mut connection = Connection::connect(address, Role::Sub, MAX, timing(beat)).await.unwrap();
+    let socket = SockRef::from(&connection.stream);
+    assert!(socket.keepalive().unwrap() && socket.tcp_keepalive_time().unwrap() < Duration::from_secs(60));
+    assert!(tokio::time::timeout(beat * 50, connection.recv()).await.is_err());
+    go_on.send(()).unwrap();
+    assert_eq!(connection.recv().await.unwrap()[0], "at last");
+    drop(connection);
+    assert_eq!(silent.await.unwrap().len(), GREETING + ready(Role::Sub).len(), "it was asked nothing");
 }
