@@ -325,10 +325,13 @@ fn aibrix_variables_stand_behind_flags_and_file() {
     ];
     let pool = &with(MINIMAL, None, &numbers).unwrap().0.pools[0];
     assert_eq!(pool.strategy_parameters.to_string(), r#"{"imbalance":5}"#);
-    assert_eq!((pool.prefix.block_size, &pool.prefix.tokenizer), (64, &TokenizerSettings::Tiktoken { encoding: None }));
+    assert_eq!(
+        (pool.prefix.block_size, &pool.prefix.tokenizer),
+        (Some(64), &TokenizerSettings::Tiktoken { encoding: None })
+    );
     let own = MINIMAL.replace("name: a,", "name: a, prefixCache: {blockSize: 8, tokenizer: characters},");
     let pool = &with(&own, None, &numbers).unwrap().0.pools[0];
-    assert_eq!((pool.prefix.block_size, &pool.prefix.tokenizer), (8, &TokenizerSettings::Characters));
+    assert_eq!((pool.prefix.block_size, &pool.prefix.tokenizer), (Some(8), &TokenizerSettings::Characters));
     let wrong = with(MINIMAL, None, &[("ROUTING_ALGORITHM", "least-requests")]).unwrap_err();
     assert_eq!((wrong[0].code, &*wrong[0].path), (Code::UnknownStrategy, "ROUTING_ALGORITHM"));
     let wrong = with(MINIMAL, None, &[("AIBRIX_ROUTER_VTC_BASIC_MAX_POD_LOAD", "much")]).unwrap_err();

@@ -8,6 +8,7 @@ use attache::kv_events::{
     Bounds, Count, Destination, Doubt, Feed, KvEventStats, Residents, Source, Subscription, Timing, Trust,
 };
 use attache::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot, Published, SnapshotStore};
+use attache::prefix::block_size::BlockSize;
 use attache::prefix::{IndexConfig, KeySpace, PrefixIndex, Tier};
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -245,6 +246,7 @@ fn subscription() -> Subscription {
 struct Rig {
     index: Arc<PrefixIndex>,
     residents: Arc<Residents>,
+    block_size: Arc<BlockSize>,
     stats: Arc<KvEventStats>,
     store: Arc<SnapshotStore>,
     published: watch::Sender<Published>,
@@ -262,10 +264,16 @@ impl Rig {
             seed: 1,
         }));
         let residents: Arc<Residents> = Arc::default();
+        let block_size = Arc::new(BlockSize::of_engines(16));
         let store = Arc::new(SnapshotStore::default());
         let published = watch::Sender::new(Published::default());
         let feed = Feed::new(
-            Destination { index: index.clone(), residents: residents.clone(), keys: KeySpace::new(1) },
+            Destination {
+                index: index.clone(),
+                residents: residents.clone(),
+                keys: KeySpace::new(1),
+                block_size: block_size.clone(),
+            },
             store.clone(),
             published.subscribe(),
             subscription,
@@ -276,7 +284,7 @@ impl Rig {
         let central = feed.central_address().unwrap();
         let shutdown = CancellationToken::new();
         let running = tokio::spawn(feed.run(shutdown.clone()));
-        Self { index, residents, stats, store, published, central, running, stop: shutdown.drop_guard() }
+        Self { index, residents, block_size, stats, store, published, central, running, stop: shutdown.drop_guard() }
     }
 
     /// Makes these the pool's endpoints.
@@ -582,6 +590,31 @@ async fn each_rank_is_a_cache_of_its_own() {
     let residents = rig.residents.load();
     let held = residents.get(&EndpointId(0)).unwrap().caches.iter().map(|c| rig.index.held(c.holder, Tier::Gpu).len());
     assert_eq!(held.collect::<Vec<_>>(), [1, 1]);
+}
+
+#[tokio::test]
+async fn blocks_are_as_large_as_the_engines() {
+    let (mut first, mut second) = (Publisher::bind(None).await, Publisher::bind(None).await);
+    let rig = Rig::start(subscription()).await;
+    let page = |size| EndpointMetrics { block_size: Some(size), ..EndpointMetrics::default() };
+    rig.pool_of(vec![(0, pod(&first)), (1, pod(&second))], page(32));
+    until("the size of the pages", || rig.block_size.get() == 32).await;
+    first.subscribed().await;
+    second.subscribed().await;
+    // What events say is what blocks are.
+    first.publish(vec![stored(None, &[1])]).await;
+    rig.trusts(0, Trust::Exact).await;
+    assert_eq!(rig.block_size.get(), 1);
+    rig.pool_of(vec![(0, pod(&first)), (1, pod(&second))], page(64));
+    let two = Any::Map(vec![
+        (Any::from("type"), Any::from("BlockStored")),
+        (Any::from("block_hashes"), ints(&[1])),
+        (Any::from("token_ids"), ints(&[1, 2])),
+        (Any::from("block_size"), Any::from(2)),
+    ]);
+    second.publish(vec![two]).await;
+    rig.trusts(1, Trust::Suspect(Doubt::BlockSize)).await;
+    assert_eq!((rig.trust(0), rig.block_size.get()), (Some(Trust::Exact), 1));
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ use super::kubernetes::{Cluster, Following};
 use crate::admin::guard::Guard;
 use crate::clock::Clock;
 use crate::config::Settings;
+use crate::config::defaults::DEFAULT_BLOCK_SIZE;
 use crate::config::settings::{
     DnsSource, KubernetesSource, KvEventSettings, ModelsAnswer, PodsOf, PoolSearch, PoolSettings, PrefixSettings,
     ScrapeSettings, TokenizerSettings,
@@ -358,9 +359,13 @@ impl PoolFeeds {
             }
         };
         let feed = prefix.kv_events.as_ref().map(|events| {
-            let to =
-                Destination { index: cache.index().clone(), residents: cache.residents().clone(), keys: cache.space() };
-            let subscription = subscription(events, socket.as_ref(), prefix.block_size);
+            let to = Destination {
+                index: cache.index().clone(),
+                residents: cache.residents().clone(),
+                keys: cache.space(),
+                block_size: cache.block_size().clone(),
+            };
+            let subscription = subscription(events, socket.as_ref());
             Feed::new(to, self.store.clone(), self.published.clone(), subscription, self.clock, seed)
         });
         let remote = self.remote_pool(settings, seed)?;
@@ -505,7 +510,7 @@ fn search_id(search: &PoolSearch) -> String {
     Sha256::digest(meant).iter().take(6).fold("search-".to_owned(), |id, byte| format!("{id}{byte:02x}"))
 }
 
-fn subscription(settings: &KvEventSettings, socket: Option<&Arc<TcpListener>>, block_size: u32) -> Subscription {
+fn subscription(settings: &KvEventSettings, socket: Option<&Arc<TcpListener>>) -> Subscription {
     let source = match socket {
         Some(socket) => Source::Central { socket: socket.clone() },
         None => Source::Endpoints { port: settings.port },
@@ -515,19 +520,20 @@ fn subscription(settings: &KvEventSettings, socket: Option<&Arc<TcpListener>>, b
         replay_port: settings.replay_port,
         topic: settings.topic.clone(),
         ranks: settings.ranks,
-        block_size: Some(block_size),
         ..Subscription::default()
     }
 }
 
 pub(super) fn cache(settings: &PrefixSettings, seed: u64) -> PrefixCache {
-    PrefixCache::new(&cache_config(settings, seed))
+    let cache = PrefixCache::new(&cache_config(settings, seed));
+    if settings.block_size.is_some() { cache } else { cache.of_engines_blocks() }
 }
 
 fn cache_config(settings: &PrefixSettings, seed: u64) -> CacheConfig {
+    let block_size = settings.block_size.unwrap_or(DEFAULT_BLOCK_SIZE);
     let unit = match settings.tokenizer {
-        TokenizerSettings::Characters => BlockUnit::Bytes(settings.block_size * CHARACTERS_PER_TOKEN),
-        _ => BlockUnit::Tokens(settings.block_size),
+        TokenizerSettings::Characters => BlockUnit::Bytes(block_size * CHARACTERS_PER_TOKEN),
+        _ => BlockUnit::Tokens(block_size),
     };
     CacheConfig {
         unit,

@@ -4,7 +4,6 @@ use crate::clock::Clock;
 use crate::config::settings::{PoolSettings, PrefixSettings, TokenizerSettings};
 use crate::ext_proc::prefix::{PoolPrefix, Tokenizer};
 use crate::prefix::cache::{CHARACTERS_PER_TOKEN, PrefixCache};
-use crate::prefix::key::KeySpace;
 use crate::prompt::blocks::{DEFAULT_MAX_PROMPT_BYTES, TokenBlocks};
 use crate::prompt::characters::Characters;
 #[cfg(feature = "hf-tokenizers")]
@@ -44,12 +43,12 @@ pub(super) fn prefix(
 ) -> anyhow::Result<Arc<PoolPrefix>> {
     let p = &settings.prefix;
     let tokenizer = match &p.tokenizer {
-        TokenizerSettings::Characters => Tokenizer::Characters(characters(p, cache.space())),
-        TokenizerSettings::Tiktoken { encoding } => tiktoken(settings, encoding.as_deref(), cache.space(), segments)?,
-        TokenizerSettings::HuggingFace { directory } => huggingface(p, directory, cache.space(), segments)?,
+        TokenizerSettings::Characters => Tokenizer::Characters(characters(p, &cache)),
+        TokenizerSettings::Tiktoken { encoding } => tiktoken(settings, encoding.as_deref(), &cache, segments)?,
+        TokenizerSettings::HuggingFace { directory } => huggingface(p, directory, &cache, segments)?,
         TokenizerSettings::Remote { .. } => {
             let pool = remote.context("the tokenizer `remote` asks servers, which takes a running picker")?;
-            Tokenizer::Remote { pool, blocks: token_blocks(p, cache.space(), Arc::new(NoText), Cuts::none()) }
+            Tokenizer::Remote { pool, blocks: token_blocks(p, &cache, Arc::new(NoText), Cuts::none()) }
         }
     };
     Ok(with(p, cache, tokenizer, clock))
@@ -58,14 +57,14 @@ pub(super) fn prefix(
 /// Blocks of text, whatever the settings ask for: what is left when their tokenizer can't be used.
 pub(super) fn as_text(settings: &PoolSettings, cache: Arc<PrefixCache>, clock: Clock) -> Arc<PoolPrefix> {
     let p = &settings.prefix;
-    let tokenizer = Tokenizer::Characters(characters(p, cache.space()));
+    let tokenizer = Tokenizer::Characters(characters(p, &cache));
     with(p, cache, tokenizer, clock)
 }
 
 fn tiktoken(
     settings: &PoolSettings,
     encoding: Option<&str>,
-    space: KeySpace,
+    cache: &PrefixCache,
     segments: &Arc<SegmentCache>,
 ) -> anyhow::Result<Tokenizer> {
     // The pool's models share a server, so they share a vocabulary: the first name tells.
@@ -74,14 +73,14 @@ fn tiktoken(
     let encoder = Tables::default().encoder(encoding);
     let cuts = encoder.cuts().map_err(|e| anyhow::anyhow!("tokenizer `{}`: {e}", encoding.name()))?;
     let memo = Arc::new(Memo::new(Arc::new(encoder), encoding.name().as_bytes(), cuts, segments.clone()));
-    Ok(Tokenizer::Fields { blocks: memo_blocks(&settings.prefix, space, memo.clone()), memo })
+    Ok(Tokenizer::Fields { blocks: memo_blocks(&settings.prefix, cache, memo.clone()), memo })
 }
 
 #[cfg(feature = "hf-tokenizers")]
 fn huggingface(
     settings: &PrefixSettings,
     directory: &Path,
-    space: KeySpace,
+    cache: &PrefixCache,
     segments: &Arc<SegmentCache>,
 ) -> anyhow::Result<Tokenizer> {
     let read = |name: &str| {
@@ -102,11 +101,11 @@ fn huggingface(
     let cuts = model.cut_marks().map_or_else(Cuts::none, |marks| Cuts::new(marks.iter().cloned(), false));
     let identity = Sha256::digest(&tokenizer);
     let memo = Arc::new(Memo::new(model.clone(), &identity, cuts, segments.clone()));
-    Ok(Tokenizer::HuggingFace { model, blocks: memo_blocks(settings, space, memo.clone()), memo })
+    Ok(Tokenizer::HuggingFace { model, blocks: memo_blocks(settings, cache, memo.clone()), memo })
 }
 
 #[cfg(not(feature = "hf-tokenizers"))]
-fn huggingface(_: &PrefixSettings, _: &Path, _: KeySpace, _: &Arc<SegmentCache>) -> anyhow::Result<Tokenizer> {
+fn huggingface(_: &PrefixSettings, _: &Path, _: &PrefixCache, _: &Arc<SegmentCache>) -> anyhow::Result<Tokenizer> {
     anyhow::bail!("this build has no tokenizer `huggingface` (feature `hf-tokenizers`)")
 }
 
@@ -120,15 +119,15 @@ impl Encoder for NoText {
     }
 }
 
-fn memo_blocks(settings: &PrefixSettings, space: KeySpace, memo: Arc<Memo>) -> TokenBlocks {
+fn memo_blocks(settings: &PrefixSettings, cache: &PrefixCache, memo: Arc<Memo>) -> TokenBlocks {
     let cuts = memo.cuts().clone();
-    token_blocks(settings, space, memo, cuts)
+    token_blocks(settings, cache, memo, cuts)
 }
 
-fn token_blocks(settings: &PrefixSettings, space: KeySpace, encoder: Arc<dyn Encoder>, cuts: Cuts) -> TokenBlocks {
+fn token_blocks(settings: &PrefixSettings, cache: &PrefixCache, encoder: Arc<dyn Encoder>, cuts: Cuts) -> TokenBlocks {
     TokenBlocks {
-        space,
-        block_tokens: blocks(settings),
+        space: cache.space(),
+        block_size: cache.block_size().clone(),
         volatile: volatile(settings),
         encoder,
         cuts,
@@ -136,18 +135,14 @@ fn token_blocks(settings: &PrefixSettings, space: KeySpace, encoder: Arc<dyn Enc
     }
 }
 
-fn characters(settings: &PrefixSettings, space: KeySpace) -> Characters {
-    let tokens = blocks(settings);
+fn characters(settings: &PrefixSettings, cache: &PrefixCache) -> Characters {
+    let tokens = nonzero(cache.block_size().get());
     Characters {
-        space,
+        space: cache.space(),
         block_bytes: tokens.saturating_mul(nonzero(CHARACTERS_PER_TOKEN)),
         block_tokens: tokens,
         volatile: volatile(settings),
     }
-}
-
-fn blocks(settings: &PrefixSettings) -> NonZeroUsize {
-    nonzero(settings.block_size)
 }
 
 fn nonzero(n: u32) -> NonZeroUsize {

@@ -266,8 +266,8 @@ impl PoolSettings {
 pub struct PrefixSettings {
     /// What turns prompts into tokens.
     pub tokenizer: TokenizerSettings,
-    /// Tokens in a block.
-    pub block_size: u32,
+    /// Tokens in a block; those of the engines, whose events tell, when `None`.
+    pub block_size: Option<u32>,
     /// Bytes of the index.
     pub max_bytes: u64,
     /// Part of it that one tenant's guesses may take, 0..=1.

@@ -2,56 +2,13 @@
 
 use super::orphans::Orphans;
 use super::stats::{Count, KvEventStats};
+use crate::prefix::block_size::BlockSize;
 use crate::prefix::index::{HolderId, PrefixIndex, StoredBlock, Tier};
 use crate::prefix::key::{EngineHash, KeySpace};
 use crate::prefix::residents::Residents;
 use crate::prefix::trust::Doubt;
 use crate::prefix::wire::{Copied, Decoder, Refusal, Removed, Sink, Stored};
-use parking_lot::Mutex;
 use std::sync::Arc;
-
-/// The tokens of a block, which all engines of a pool must agree on: keys of other blocks never meet.
-///
-/// It is what the first event said, until no engine holds to it any more.
-#[derive(Debug, Default)]
-pub struct BlockSize(Mutex<Agreed>);
-
-#[derive(Debug, Default)]
-struct Agreed {
-    size: u32,
-    holders: u32,
-}
-
-impl BlockSize {
-    /// The size that the configuration asks for, whatever engines say.
-    #[must_use]
-    pub fn of(size: u32) -> Self {
-        Self(Mutex::new(Agreed { size, holders: 1 }))
-    }
-
-    /// Tokens in a block; `None` before the first event.
-    #[must_use]
-    pub fn get(&self) -> Option<u32> {
-        let agreed = self.0.lock();
-        (agreed.holders > 0).then_some(agreed.size)
-    }
-
-    /// A holder's blocks are of `size`: whether that is the pool's size.
-    fn join(&self, size: u32) -> bool {
-        let mut agreed = self.0.lock();
-        if agreed.holders == 0 {
-            agreed.size = size;
-        }
-        let joined = agreed.size == size;
-        agreed.holders += u32::from(joined);
-        joined
-    }
-
-    fn leave(&self) {
-        let mut agreed = self.0.lock();
-        agreed.holders = agreed.holders.saturating_sub(1);
-    }
-}
 
 /// What a batch has done to what we know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,6 +37,8 @@ struct Book {
     pool_block_size: Arc<BlockSize>,
     /// The size that this holder has agreed to.
     block_size: Option<u32>,
+    /// The last that it has not.
+    other_size: Option<u32>,
     /// Bit by group: it keeps no prefixes. Groups are few; one beyond the 64th counts as the 64th.
     partial_groups: u64,
     /// Copies of blocks in the index.
@@ -107,6 +66,7 @@ impl Applier {
             stats,
             pool_block_size,
             block_size: None,
+            other_size: None,
             partial_groups: 0,
             held: 0,
             stored: 0,
@@ -154,6 +114,11 @@ impl Applier {
         self.book.stored
     }
 
+    /// Tokens in the engine's blocks and in the pool's, if those differ.
+    pub(super) fn sizes(&self) -> Option<(u32, &BlockSize)> {
+        Some((self.book.other_size?, &self.book.pool_block_size))
+    }
+
     /// Whether stores wait for a parent that was never told of.
     pub(super) fn has_orphans(&self) -> bool {
         !self.book.orphans.is_empty()
@@ -183,14 +148,22 @@ impl Book {
 
     /// Whether blocks of `size` belong into the index.
     fn agrees(&mut self, size: u32) -> bool {
-        match self.block_size {
+        let agrees = match self.block_size {
             Some(own) => own == size,
             None => {
                 let joined = self.pool_block_size.join(size);
                 self.block_size = joined.then_some(size);
                 joined
             }
+        };
+        if !agrees {
+            self.other_size = Some(size);
         }
+        agrees
+    }
+
+    fn is_of_size(&self, size: u64) -> bool {
+        size == u64::from(self.block_size.unwrap_or_else(|| self.pool_block_size.get()))
     }
 
     /// Puts blocks behind `parent`, or has them wait for it; whether they are in the index.
@@ -275,7 +248,7 @@ impl Sink for Book {
 
     fn copied(&mut self, event: Copied<'_>) {
         // A name that stands for several blocks could not be taken back: its removal does not say for how many.
-        let is_one_block = event.block_size == 0 || Some(event.block_size) == self.block_size.map(u64::from);
+        let is_one_block = event.block_size == 0 || self.is_of_size(event.block_size);
         if self.is_partial(event.group) || !is_one_block {
             return;
         }

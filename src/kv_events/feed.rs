@@ -1,6 +1,6 @@
 //! The feed of one pool: a lane for every engine that discovery knows, as long as it knows it.
 
-use super::apply::{Applier, BlockSize};
+use super::apply::Applier;
 use super::central::{Central, Inbox, Inboxes};
 use super::lane::{Fed, Identity, Lane, Live, Shared};
 use super::replay::MAX_CONCURRENT_REPLAYS;
@@ -9,12 +9,14 @@ use super::subscription::{PORT_LABEL, REPLAY_PORT_LABEL, Source, Subscription};
 use crate::clock::Clock;
 use crate::ids::EndpointId;
 use crate::pool::{Endpoint, PoolSnapshot, Published, SnapshotStore};
+use crate::prefix::block_size::BlockSize;
 use crate::prefix::index::PrefixIndex;
 use crate::prefix::key::KeySpace;
 use crate::prefix::residents::{Cache, Resident, Residents, Table};
 use crate::prefix::trust::TrustCell;
 use crate::rng;
 use ahash::AHashMap;
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -49,6 +51,8 @@ pub struct Destination {
     pub residents: Arc<Residents>,
     /// How blocks become keys.
     pub keys: KeySpace,
+    /// Tokens in a block. Engines with other blocks are not believed.
+    pub block_size: Arc<BlockSize>,
 }
 
 /// Brings the KV events of one pool into its index.
@@ -88,8 +92,7 @@ impl Feed {
             timing: subscription.timing,
             clock,
         };
-        let block_size = Arc::new(subscription.block_size.map_or_else(BlockSize::default, BlockSize::of));
-        let Destination { index, residents, keys } = to;
+        let Destination { index, residents, keys, block_size } = to;
         Self {
             index,
             keys,
@@ -111,12 +114,6 @@ impl Feed {
     #[must_use]
     pub fn stats(&self) -> Arc<KvEventStats> {
         self.shared.stats.clone()
-    }
-
-    /// The tokens in a block, as the engines tell.
-    #[must_use]
-    pub fn block_size(&self) -> Arc<BlockSize> {
-        self.block_size.clone()
     }
 
     /// Where engines connect; `None` when we connect to them.
@@ -160,12 +157,25 @@ impl Feed {
         if self.membership.replace(published.membership) != Some(published.membership) {
             self.follow_members(&snapshot, stop);
         }
+        self.read_pages(&snapshot);
+    }
+
+    /// Takes from the pages of metrics what events do not tell, or not yet.
+    fn read_pages(&self, snapshot: &PoolSnapshot) {
+        let mut sizes: BTreeMap<u32, usize> = BTreeMap::new();
         for state in &snapshot.endpoints {
-            let followed = self.followed.get(&state.endpoint.id);
-            let started = state.metrics().and_then(|metrics| metrics.process_start);
-            if let (Some(followed), Some(_)) = (followed, started) {
+            let Some(metrics) = state.metrics() else { continue };
+            if let Some(size) = metrics.block_size {
+                *sizes.entry(size).or_default() += 1;
+            }
+            if let (Some(followed), Some(_)) = (self.followed.get(&state.endpoint.id), metrics.process_start) {
+                let started = metrics.process_start;
                 followed.started.send_if_modified(|now| std::mem::replace(now, started) != started);
             }
+        }
+        let most = sizes.into_iter().max_by_key(|(_, engines)| *engines);
+        if let Some((tokens, _)) = most.filter(|(tokens, _)| self.block_size.suggest(*tokens)) {
+            tracing::info!(tokens, "prompts are cut into blocks of the engines' size");
         }
     }
 

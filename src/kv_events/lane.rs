@@ -9,7 +9,7 @@ use super::zmtp::{Connection, Message, Role, ZmtpError};
 use crate::clock::{Clock, Timestamp};
 use crate::ids::EndpointId;
 use crate::pool::SnapshotStore;
-use crate::prefix::trust::{Trust, TrustCell};
+use crate::prefix::trust::{Doubt, Trust, TrustCell};
 use crate::prefix::wire;
 use crate::rng::PickRng;
 use bytes::Bytes;
@@ -90,6 +90,8 @@ pub(super) struct Lane {
     /// Since when it is suspect, or when that was last tried to be mended.
     doubted: Timestamp,
     retries: u32,
+    /// It has been said that its blocks are of another size than the pool's.
+    size_told: bool,
     rng: PickRng,
 }
 
@@ -183,6 +185,7 @@ impl Lane {
             replay: None,
             started,
             retries: 0,
+            size_told: false,
             rng,
         }
     }
@@ -379,6 +382,18 @@ impl Lane {
                 self.doubted = self.shared.clock.now();
                 self.shared.stats.add(Count::TrustLost, u64::from(before.is_certain()));
                 tracing::warn!(endpoint = %name, rank, from, to, "KV events can't be trusted");
+                let sizes = self.target.applier.sizes().filter(|_| now == Trust::Suspect(Doubt::BlockSize));
+                if let Some((engine, pool)) = sizes
+                    && !std::mem::replace(&mut self.size_told, true)
+                {
+                    let what_to_do = if pool.is_given() {
+                        "set `prefixCache.blockSize` to the engines' size, or leave it out"
+                    } else {
+                        "engines of one pool must have blocks of one size: give this one a pool of its own"
+                    };
+                    let pool = pool.get();
+                    tracing::error!(endpoint = %name, rank, engine, pool, "blocks are of another size than the pool's; {what_to_do}");
+                }
             }
             _ => tracing::info!(endpoint = %name, rank, from, to, "KV events"),
         }

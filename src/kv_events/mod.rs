@@ -20,7 +20,6 @@ mod zmtp;
 
 pub use crate::prefix::residents::{Cache, Resident, Residents};
 pub use crate::prefix::trust::{Doubt, Trust, TrustCell};
-pub use apply::BlockSize;
 pub use feed::{Destination, Feed};
 pub use stats::{Count, KvEventStats};
 pub use subscription::{Bounds, Source, Subscription, Timing};

@@ -52,8 +52,6 @@ pub struct Subscription {
     pub topic: String,
     /// Data-parallel ranks of an endpoint, at least 1.
     pub ranks: u16,
-    /// Tokens in a block of the pool's keys; what the first event says, when `None`. Engines with other blocks are not believed.
-    pub block_size: Option<u32>,
     /// Bounds.
     pub bounds: Bounds,
     /// Times.
@@ -67,7 +65,6 @@ impl Default for Subscription {
             replay_port: None,
             topic: DEFAULT_TOPIC.to_owned(),
             ranks: 1,
-            block_size: None,
             bounds: Bounds::default(),
             timing: Timing::default(),
         }

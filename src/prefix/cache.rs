@@ -3,21 +3,24 @@
 //! Asked by the decision, told by what came of it: a claim when the endpoint is named, a record when its answer begins, a correction
 //! when the answer's usage tells how much was really cached.
 
+mod found;
+
+pub use found::Found;
+
 use super::average::Average;
+use super::block_size::BlockSize;
 use super::by_endpoint::ByEndpoint;
 use super::carried::{Carried, DEFAULT_MAX_CARRIED, DEFAULT_MAX_CARRIED_BYTES};
 use super::claims::{Claim, ClaimedDepths, Claims};
-use super::index::{Depth, HolderId, IndexConfig, Kept, PrefixIndex, TenantId};
+use super::index::{HolderId, IndexConfig, PrefixIndex, TenantId};
 use super::key::{BlockKey, BlockKeys, KeySpace};
-use super::learning::Lesson;
 use super::ranks::Ranks;
-use super::residents::{Resident, Residents, Table};
+use super::residents::{Resident, Residents};
 use crate::clock::Timestamp;
 use crate::ids::EndpointId;
 use crate::pool::PoolSnapshot;
-use crate::protocol::Prompt;
 use ahash::{AHashMap, AHashSet};
-use arc_swap::{ArcSwap, Guard};
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -95,7 +98,9 @@ pub struct PrefixCache {
     claims: Claims,
     carried: Carried,
     ranks: Ranks,
-    unit: BlockUnit,
+    /// Bytes in a block, where blocks hold text.
+    text_block: Option<u32>,
+    block_size: Arc<BlockSize>,
     bytes_per_token: Average,
     /// Tokens of the engine in a block whose keys are of our own making.
     own_block_tokens: Average,
@@ -148,27 +153,14 @@ struct Reserved {
     blocks: u32,
 }
 
-/// What one prompt meets in a pool, for the length of one decision.
-#[derive(Debug)]
-pub struct Found {
-    // Guards: to count who reads a table would have all threads write to one place.
-    guesses: Guard<Arc<Guesses>>,
-    residents: Guard<Arc<Table>>,
-    matches: Kept,
-    claimed: ClaimedDepths,
-    /// Tokens that a decode server keeps, and who can fetch them.
-    carried: Option<(u32, Arc<[EndpointId]>)>,
-    tokens_per_block: f64,
-    own_block_tokens: f64,
-    bytes_per_token: f64,
-    /// The keys are not those of engines' events: only what was learned can be compared with them.
-    own_keys: bool,
-}
-
 impl PrefixCache {
     /// Knows nothing yet.
     #[must_use]
     pub fn new(config: &CacheConfig) -> Self {
+        let (text_block, block_size) = match config.unit {
+            BlockUnit::Tokens(n) => (None, BlockSize::given(n)),
+            BlockUnit::Bytes(n) => (Some(n), BlockSize::given(n / CHARACTERS_PER_TOKEN)),
+        };
         let index = PrefixIndex::new(IndexConfig {
             budget_bytes: usize::try_from(config.max_bytes).unwrap_or(usize::MAX),
             tenant_share: config.tenant_share,
@@ -183,12 +175,19 @@ impl PrefixCache {
             claims: Claims::new(config.claim_life, config.seed),
             carried: Carried::new(DEFAULT_MAX_CARRIED, DEFAULT_MAX_CARRIED_BYTES, config.seed),
             ranks: Ranks::default(),
-            unit: config.unit,
+            text_block,
+            block_size: Arc::new(block_size),
             bytes_per_token: Average::new(DEFAULT_BYTES_PER_TOKEN),
             own_block_tokens: Average::new(nominal(config.unit)),
             servers: Mutex::default(),
             stats: CacheStats::default(),
         }
+    }
+
+    /// The same with blocks as large as the engines': those of the configuration until they have told.
+    #[must_use]
+    pub fn of_engines_blocks(self) -> Self {
+        Self { block_size: Arc::new(BlockSize::of_engines(self.block_size.get())), ..self }
     }
 
     /// The index, for the feed of KV events.
@@ -209,10 +208,16 @@ impl PrefixCache {
         self.space
     }
 
+    /// Tokens in a block, for what makes keys and for the feed of KV events.
+    #[must_use]
+    pub fn block_size(&self) -> &Arc<BlockSize> {
+        &self.block_size
+    }
+
     /// What a block holds.
     #[must_use]
     pub fn unit(&self) -> BlockUnit {
-        self.unit
+        self.text_block.map_or_else(|| BlockUnit::Tokens(self.block_size.get()), BlockUnit::Bytes)
     }
 
     /// Totals.
@@ -242,7 +247,7 @@ impl PrefixCache {
     /// Tokens of the engine in a block of its own text: what answers have taught where blocks hold text.
     #[must_use]
     pub fn tokens_per_block(&self) -> f64 {
-        match self.unit {
+        match self.unit() {
             BlockUnit::Tokens(n) => f64::from(n),
             BlockUnit::Bytes(_) => self.own_block_tokens.get(),
         }
@@ -257,7 +262,7 @@ impl PrefixCache {
             matches: self.index.find(keys),
             claimed: ClaimedDepths::new(),
             carried: None,
-            tokens_per_block: nominal(self.unit),
+            tokens_per_block: nominal(self.unit()),
             own_block_tokens: self.own_block_tokens.get(),
             bytes_per_token: self.bytes_per_token.get(),
             own_keys: false,
@@ -308,7 +313,7 @@ impl PrefixCache {
         let guesses = self.guesses.load();
         let Some(guess) = guesses.get(&endpoint) else { return 0 };
         let blocks = self.index.find(&mut &*keys).depth(guess.holder).any;
-        (f64::from(blocks) * if own_keys { self.own_block_tokens.get() } else { nominal(self.unit) }) as u32
+        (f64::from(blocks) * if own_keys { self.own_block_tokens.get() } else { nominal(self.unit()) }) as u32
     }
 
     /// An answer told what its prompt cost, of which so much was foretold at the decision, and believed still when it began. `bytes` of the prompt's text are 0 when something else is in it.
@@ -331,7 +336,7 @@ impl PrefixCache {
         self.stats.reported_tokens.fetch_add(cached, Relaxed);
         if self.learns(endpoint) {
             // A prompt whose tokens are longer than others' is not a server that has evicted something.
-            let error = match (self.unit, prompt) {
+            let error = match (self.unit(), prompt) {
                 (BlockUnit::Bytes(_), Some(prompt)) if estimated > 0.0 => (prompt as f64 / estimated).min(1.0),
                 _ => 1.0,
             };
@@ -344,14 +349,14 @@ impl PrefixCache {
         if blocks >= LEAST_MEASURED_BLOCKS {
             // On average the prompt ends in the middle of a block.
             let tokens = prompt_tokens as f64 / (blocks as f64 + 0.5);
-            let nominal = nominal(self.unit);
+            let nominal = nominal(self.unit());
             self.own_block_tokens.learn(tokens.clamp(nominal / 8.0, nominal * 8.0));
         }
     }
 
     /// What of `held` tokens saves work: engines compute the last token of every prompt themselves, and with it its whole block.
     fn usable(&self, held: u64, prompt: Option<u64>) -> u64 {
-        match (self.unit, prompt) {
+        match (self.unit(), prompt) {
             (BlockUnit::Tokens(n @ 1..), Some(prompt)) => {
                 held.min(prompt.saturating_sub(1) / u64::from(n) * u64::from(n))
             }
@@ -460,121 +465,6 @@ impl Coming {
 impl Drop for Reserved {
     fn drop(&mut self) {
         self.capacity.coming.fetch_sub(self.blocks, Relaxed);
-    }
-}
-
-impl Found {
-    /// The same for a prompt whose keys are of our own making when `own` is true: what engines tell says nothing about it.
-    #[must_use]
-    pub fn of_own_keys(self, own: bool) -> Self {
-        Self { own_keys: own, ..self }
-    }
-
-    /// Notes that a decode server keeps the prompt's first `tokens`, for `by` to fetch.
-    pub fn carry(&mut self, tokens: u32, by: Arc<[EndpointId]>) {
-        self.carried = Some((tokens, by));
-    }
-
-    /// Tokens of the prompt's beginning that `by` can fetch from a decode server.
-    #[must_use]
-    pub fn carried(&self, by: EndpointId) -> u32 {
-        self.carried.as_ref().filter(|(_, servers)| servers.contains(&by)).map_or(0, |(tokens, _)| *tokens)
-    }
-
-    /// Whether the prompt's keys are of our own making.
-    #[must_use]
-    pub fn has_own_keys(&self) -> bool {
-        self.own_keys
-    }
-
-    /// What `endpoint` holds, in blocks: what its engine tells, or else what was learned, and what is on its way there.
-    #[inline]
-    #[must_use]
-    pub fn depth(&self, endpoint: EndpointId) -> Depth {
-        let mut depth = self.held(endpoint);
-        if let Some((_, claimed)) = self.claimed.iter().find(|(e, _)| *e == endpoint) {
-            depth.gpu = depth.gpu.max(*claimed);
-            depth.cpu = depth.cpu.max(*claimed);
-            depth.any = depth.any.max(*claimed);
-        }
-        depth
-    }
-
-    /// As [`Found::depth`], without what is on its way.
-    #[inline]
-    #[must_use]
-    pub fn held(&self, endpoint: EndpointId) -> Depth {
-        match self.residents.get(&endpoint) {
-            Some(resident) if !self.own_keys => self.told(resident, endpoint),
-            _ => self.guessed(endpoint),
-        }
-    }
-
-    #[inline]
-    fn guessed(&self, endpoint: EndpointId) -> Depth {
-        self.guesses.get(&endpoint).map(|guess| self.matches.depth(guess.holder)).unwrap_or_default()
-    }
-
-    /// As [`Found::held`], of an endpoint whose engine tells.
-    fn told(&self, resident: &Resident, endpoint: EndpointId) -> Depth {
-        if !resident.is_certain() {
-            return self.guessed(endpoint);
-        }
-        // The server itself chooses the rank; one that balances well chooses the one that holds most.
-        let depths = resident.caches.iter().map(|cache| self.matches.depth(cache.holder));
-        let told = depths.max_by_key(|depth| depth.any).unwrap_or_default();
-        if resident.is_exact() {
-            return told;
-        }
-        [told, self.guessed(endpoint)].into_iter().max_by_key(|d| d.any).unwrap_or_default()
-    }
-
-    /// What each data-parallel rank of `endpoint` holds, in blocks; empty when they are not told apart.
-    #[must_use]
-    pub fn ranks(&self, endpoint: EndpointId) -> SmallVec<[u32; 8]> {
-        let Some(resident) = self.residents.get(&endpoint) else { return SmallVec::new() };
-        let says = !self.own_keys && resident.is_certain();
-        resident.caches.iter().map(|cache| if says { self.matches.depth(cache.holder).any } else { 0 }).collect()
-    }
-
-    /// Whether what `endpoint` holds is its engine's own word alone.
-    #[must_use]
-    pub fn is_exact(&self, endpoint: EndpointId) -> bool {
-        !self.own_keys && self.residents.get(&endpoint).is_some_and(Resident::is_exact)
-    }
-
-    /// What a prompt of these `keys` teaches when it goes to `endpoint`; `whole` says that they are all of its keys.
-    #[must_use]
-    pub fn lesson(&self, endpoint: EndpointId, keys: Vec<BlockKey>, whole: bool) -> Lesson {
-        let held = self.held(endpoint).any;
-        let blocks = if whole { u32::try_from(keys.len()).unwrap_or(u32::MAX) } else { 0 };
-        Lesson {
-            keys,
-            whole,
-            fresh: blocks.saturating_sub(held),
-            foretold: self.tokens(held),
-            own_keys: self.own_keys,
-            tells_cached: true,
-            ..Lesson::default()
-        }
-    }
-
-    /// The length of `prompt` in the tokens that [`Found::tokens`] gives; never less than what somebody holds of it, so that an estimate
-    /// that is too low does not make one who holds more look like one who holds less.
-    #[must_use]
-    pub fn prompt_tokens(&self, prompt: &Prompt<'_>) -> u32 {
-        let text = prompt.text_bytes as f64 / self.bytes_per_token;
-        let total = text.ceil() as u64 + prompt.token_ids + prompt.media_tokens;
-        let claimed = self.claimed.iter().map(|(_, blocks)| *blocks).max().unwrap_or(0);
-        let known = self.tokens(self.matches.deepest().max(claimed));
-        u32::try_from(total).unwrap_or(u32::MAX).max(known)
-    }
-
-    /// Blocks in tokens.
-    #[must_use]
-    pub fn tokens(&self, blocks: u32) -> u32 {
-        let tokens = if self.own_keys { self.own_block_tokens } else { self.tokens_per_block };
-        (f64::from(blocks) * tokens) as u32
     }
 }
 

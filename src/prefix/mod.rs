@@ -5,6 +5,7 @@
 
 mod atomics;
 mod average;
+pub mod block_size;
 pub mod by_endpoint;
 pub mod cache;
 pub mod carried;

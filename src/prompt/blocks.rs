@@ -3,6 +3,7 @@
 //! Text is encoded in parts that encode independently ([`Cuts`]), so a prompt that nobody holds costs its first part. Called by whoever
 //! looks a prompt up; [`characters`](super::characters) shares the [`Chain`].
 
+use crate::prefix::block_size::BlockSize;
 use crate::prefix::key::{BlockKey, BlockKeys, KeySpace};
 use crate::prompt::memo::Cuts;
 use crate::prompt::pieces::{Body, Field, Mark, Pieces, Shape, Volatile, media_ids};
@@ -108,7 +109,7 @@ pub struct TokenBlocks {
     /// What the keys are made in.
     pub space: KeySpace,
     /// Tokens in a block.
-    pub block_tokens: NonZeroUsize,
+    pub block_size: Arc<BlockSize>,
     /// What is left out.
     pub volatile: Volatile,
     /// Makes the tokens.
@@ -123,7 +124,7 @@ pub struct TokenBlocks {
 impl fmt::Debug for TokenBlocks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TokenBlocks")
-            .field("block_tokens", &self.block_tokens)
+            .field("block_size", &self.block_size)
             .field("encoder", &self.encoder)
             .finish_non_exhaustive()
     }
@@ -135,7 +136,7 @@ impl TokenBlocks {
     pub fn new(space: KeySpace, encoder: Arc<dyn Encoder>, cuts: Cuts) -> Self {
         Self {
             space,
-            block_tokens: DEFAULT_BLOCK_TOKENS,
+            block_size: Arc::new(BlockSize::given(DEFAULT_BLOCK_TOKENS.get() as u32)),
             volatile: Volatile::default(),
             encoder,
             cuts,
@@ -175,7 +176,8 @@ impl TokenBlocks {
     /// The keys of a prompt whose ids are known.
     #[must_use]
     pub fn ids<'p>(&'p self, ids: Cow<'p, [u32]>, root: u64) -> TokenKeys<'p> {
-        let block = self.block_tokens.saturating_mul(ID_BYTES);
+        let tokens = NonZeroUsize::new(self.block_size.get() as usize).unwrap_or(NonZeroUsize::MIN);
+        let block = tokens.saturating_mul(ID_BYTES);
         TokenKeys {
             blocks: self,
             fields: Vec::new().into_iter(),

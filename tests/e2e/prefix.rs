@@ -7,12 +7,14 @@ use crate::support::client::{self, Http};
 use crate::support::envoy::EnvoyProcess;
 use crate::support::process::{eventually, scratch};
 use crate::support::sim::SimProcess;
+use attache::sim::tokenizer;
 use bytes::Bytes;
 use http::HeaderValue;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::net::SocketAddr;
+use std::path::Path;
 use tokio::task::JoinSet;
 
 const SIM: &[&str] = &["--model", "sim-8b", "--kv-events-port", "0", "--kv-events-replay-port", "0"];
@@ -177,13 +179,20 @@ async fn prompts_with_one_head_meet_on_the_server_that_holds_it_and_the_estimate
     picker.assert_settled().await;
 }
 
+fn rules(topic: &str) -> String {
+    (0..120).map(|i| format!("rule {i} about {topic}. ")).collect()
+}
+
+fn question(turn: usize, topic: &str) -> String {
+    format!("question {turn} about {topic}, and why so?")
+}
+
 /// A conversation of several turns, each asked when the one before was answered; returns the servers that answered.
 async fn converse(to: SocketAddr, topic: &str, turns: usize) -> Vec<String> {
-    let rules: String = (0..120).map(|i| format!("rule {i} about {topic}. ")).collect();
-    let mut messages = vec![json!({"role": "system", "content": rules})];
+    let mut messages = vec![json!({"role": "system", "content": rules(topic)})];
     let mut served = Vec::new();
     for turn in 0..turns {
-        messages.push(json!({"role": "user", "content": format!("question {turn} about {topic}, and why so?")}));
+        messages.push(json!({"role": "user", "content": question(turn, topic)}));
         let body = json!({"model": "sim-8b", "messages": messages, "max_tokens": 60});
         let reply = client::post(to, "/v1/chat/completions", Bytes::from(body.to_string())).await.expect("an answer");
         assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
@@ -207,6 +216,89 @@ async fn conversations_stay_where_they_are_cached_with_tokens_from_the_servers_t
     let (foretold, reported) = foretold_and_reported(&picker).await;
     assert!(reported > 3.0 * 5.0 * 400.0, "{reported}");
     assert!((foretold / reported - 1.0).abs() < 0.02, "foretold {foretold}, reported {reported}");
+    picker.assert_settled().await;
+}
+
+/// Writes the simulated servers' tokenizer as a model's files, with the words of conversations on these topics.
+fn write_model(to: &Path, topics: &[&str], turns: usize) {
+    let answers = (0..64).flat_map(|seed| (0..64).map(move |i| tokenizer::answer_text(seed, i).to_owned()));
+    let roles = ["system\n", "user\n", "assistant\n", "\n"].map(str::to_owned);
+    let said = topics.iter().flat_map(|t| (0..turns).map(|turn| question(turn, t)).chain([rules(t)]));
+    let mut vocabulary = BTreeMap::from([("<unk>".to_owned(), 0)]);
+    for text in answers.chain(roles).chain(said) {
+        let mut ids = Vec::new();
+        tokenizer::encode(&text, &mut ids);
+        vocabulary.extend(ids.into_iter().map(|id| (tokenizer::decode(&[id]), id)));
+    }
+    let marks = [("<|im_start|>", tokenizer::MESSAGE_START), ("<|im_end|>", tokenizer::MESSAGE_END)];
+    let special = marks.map(|(text, id)| {
+        vocabulary.insert(text.to_owned(), id);
+        json!({"id": id, "content": text, "special": true, "normalized": false,
+               "single_word": false, "lstrip": false, "rstrip": false})
+    });
+    let split =
+        |regex: &str| json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false});
+    // In fours, from the start of each role and of each content.
+    let cuts = [split(r"^(?:system|user|assistant)\n"), split(r"[\s\S]{1,4}")];
+    let model = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": special, "normalizer": null,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": cuts}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
+    });
+    let template = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}\
+                    {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    std::fs::write(to.join("tokenizer.json"), model.to_string()).expect("a file");
+    std::fs::write(to.join("chat_template.jinja"), template).expect("a file");
+    std::fs::write(to.join("tokenizer_config.json"), "{}").expect("a file");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conversations_stay_where_they_are_cached_with_the_models_own_files_and_the_servers_block_size() {
+    const TOPICS: [&str; 3] = ["tides", "maps", "locks"];
+    let files = scratch("model");
+    write_model(files.path(), &TOPICS, 6);
+    let sim = SimProcess::start(3, &[SIM, &["--block-size", "32"]].concat()).await;
+    let tokenizer = format!("{{type: huggingface, directory: {}}}", files.path().display());
+    let picker = AttacheProcess::configured(&config(BY_PREFIX, &tokenizer, &sim.servers).await).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    believed(&picker, &sim.servers).await;
+    for topic in TOPICS {
+        let served = converse(to, topic, 6).await;
+        assert!(served.iter().all(|s| *s == served[0]), "{topic}: {served:?}");
+    }
+    believed(&picker, &sim.servers).await;
+    let asked = json!({"model": "sim-8b", "messages": [{"role": "system", "content": rules(TOPICS[0])}]});
+    let explained = post(picker.metrics, "/explain?path=/v1/chat/completions", &asked).await;
+    assert_eq!((&explained["tokenizer"], &explained["block"]), (&json!("huggingface"), &json!("32 tokens")));
+    let endpoints = explained["endpoints"].as_array().expect("endpoints");
+    assert!(endpoints.iter().all(|h| h["source"] == "engine"), "{explained}");
+    assert!(endpoints.iter().any(|h| h["blocks"].as_u64() >= Some(19)), "{explained}");
+    let (foretold, reported) = foretold_and_reported(&picker).await;
+    assert!(reported > 3.0 * 5.0 * 400.0, "{reported}");
+    assert!((foretold / reported - 1.0).abs() < 0.02, "foretold {foretold}, reported {reported}");
+    envoy.assert_picker_was_correct().await;
+    picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_whose_blocks_are_not_of_the_configured_size_is_named_with_both() {
+    let sim = SimProcess::start(1, &[SIM, &["--block-size", "32"]].concat()).await;
+    let config = config(BY_PREFIX, "tiktoken", &sim.servers).await;
+    let picker = AttacheProcess::configured(&config.replace("kvEvents: {}", "blockSize: 16, kvEvents: {}")).await;
+    believed(&picker, &sim.servers).await;
+    post(sim.servers[0], "/v1/completions", &json!({"model": "sim-8b", "prompt": prompt(1), "max_tokens": 1})).await;
+    let log = eventually("both sizes in the log", async || {
+        let log = picker.process.stderr();
+        log.contains("of another size than the pool's").then_some(log)
+    })
+    .await;
+    let line = log.lines().find(|l| l.contains("of another size")).expect("a line");
+    for part in ["\"engine\":32", "\"pool\":16", "set `prefixCache.blockSize` to the engines' size"] {
+        assert!(line.contains(part), "{line}");
+    }
+    let known = get(picker.metrics, &format!("/kv_blocks?endpoint={}", sim.servers[0])).await;
+    assert_ne!(known["trust"], "exact");
     picker.assert_settled().await;
 }
 

@@ -6,6 +6,7 @@ use attache::ids::EndpointId;
 use attache::kv_events::subscription::{PORT_LABEL, REPLAY_PORT_LABEL};
 use attache::kv_events::{Destination, Feed as PickersFeed, Residents, Subscription, Trust};
 use attache::pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot, Published, SnapshotStore};
+use attache::prefix::block_size::BlockSize;
 use attache::prefix::vllm_hash::Algorithm;
 use attache::prefix::{IndexConfig, KeySpace, PrefixIndex};
 use attache::sim::kv_events::{EventEncoding, HashForm, KvEventSource, KvEventsConfig, Outlet, ReplayFormat};
@@ -518,7 +519,8 @@ async fn what_is_offloaded_is_known_to_lie_on_both_tiers() {
         let state = EndpointState::new(Arc::new(Endpoint::new(EndpointId(0), spec)), None);
         store.publish(PoolSnapshot::new(1, true, vec![state]));
         let published = tokio::sync::watch::Sender::new(Published { generation: 1, membership: 1 });
-        let to = Destination { index: index.clone(), residents: residents.clone(), keys: KeySpace::new(1) };
+        let block_size = Arc::new(BlockSize::of_engines(16));
+        let to = Destination { index: index.clone(), residents: residents.clone(), keys: KeySpace::new(1), block_size };
         let feed = PickersFeed::new(to, store, published.subscribe(), Subscription::default(), Clock::start(), 1);
         let stop = CancellationToken::new();
         let _stop = stop.clone().drop_guard();

@@ -8,6 +8,7 @@ mod record;
 use super::source::ReloadSource;
 use super::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_USAGE, colour};
 use crate::clock::{Clock, Timestamp};
+use crate::config::defaults::DEFAULT_BLOCK_SIZE;
 use crate::config::settings::PoolSettings;
 use crate::config::units::parse_duration;
 use crate::config::{Overrides, Settings};
@@ -512,7 +513,7 @@ fn play(args: &ReplayArgs, job: &Job<'_>, hearing: &Hearing, bar: &ProgressBar) 
         block_size: match hearing.kv_events {
             // Events name blocks as the engines cut them, whatever the policy would cut for itself.
             Some(_) => plan::block_size(job.servers)?,
-            None => pool.prefix.block_size,
+            None => pool.prefix.block_size.unwrap_or(DEFAULT_BLOCK_SIZE),
         },
         max_index_bytes: pool.prefix.max_bytes,
         tenant_share: pool.prefix.tenant_share,

@@ -44,10 +44,11 @@ pub(super) fn prefix(file: schema::PrefixCache, path: &str, env: &AibrixDefaults
         at.value.to_ascii_lowercase()
     });
     // Where engines tell, blocks are as large as theirs.
-    let default_block_size = env.block_size.filter(|_| kv_events.is_none()).unwrap_or(DEFAULT_BLOCK_SIZE);
+    let of_engines = file.block_size.is_none() && kv_events.is_some();
+    let block_size = given(file.block_size, env.block_size.unwrap_or(DEFAULT_BLOCK_SIZE));
     PrefixSettings {
         tokenizer,
-        block_size: given(file.block_size, default_block_size),
+        block_size: (!of_engines).then_some(block_size),
         max_bytes: file.max_bytes.map_or(DEFAULT_MAX_BYTES, |at| at.value.0),
         tenant_share: file.tenant_share.map_or(DEFAULT_TENANT_SHARE, |at| at.value as f32),
         tenant_header,

@@ -31,7 +31,7 @@ fn index() -> Arc<PrefixIndex> {
 
 impl Rig {
     fn new() -> Self {
-        Self::beside(index(), Arc::default())
+        Self::beside(index(), Arc::new(BlockSize::of_engines(16)))
     }
 
     fn beside(index: Arc<PrefixIndex>, block_size: Arc<BlockSize>) -> Self {
@@ -109,7 +109,7 @@ fn the_recorded_frames_leave_the_blocks_that_the_recording_ends_with() {
         most = most.max(reckoning.left().len());
     }
     assert!(most >= 30, "the pool of 40 blocks was in use: {most}");
-    assert_eq!(rig.block_size.get(), Some(16));
+    assert_eq!(rig.block_size.get(), 16);
     assert_eq!(rig.stats.get(Count::OrphansParked), 0, "a whole recording has no orphans");
 }
 
@@ -340,9 +340,8 @@ fn what_is_offloaded_with_its_tokens_stays_what_it_was() {
 #[test]
 fn blocks_of_another_size_are_a_doubt_until_nobody_holds_to_the_old_one() {
     let mut old = Rig::new();
-    assert_eq!(old.block_size.get(), None);
     old.apply(vec![stored(None, &[1])]);
-    assert_eq!(old.block_size.get(), Some(1));
+    assert_eq!(old.block_size.get(), 1);
     let mut new = Rig::beside(old.index.clone(), old.block_size.clone());
     let two = || {
         let fields = vec![
@@ -354,14 +353,14 @@ fn blocks_of_another_size_are_a_doubt_until_nobody_holds_to_the_old_one() {
         map(fields)
     };
     assert_eq!(new.apply(vec![two()]).doubt, Some(Doubt::BlockSize));
+    assert_eq!(new.applier.sizes().map(|(engine, pool)| (engine, pool.get())), Some((2, 1)));
     assert_eq!(new.held(Tier::Gpu), [0u64; 0]);
     // A clear wipes the slate: what is doubted after it is doubted again.
     assert_eq!(new.apply(vec![two(), cleared()]), Outcome { cleared: true, doubt: None });
     let block_size = old.block_size.clone();
     drop(old);
-    assert_eq!(block_size.get(), None);
     assert_eq!(new.apply(vec![two()]).doubt, None);
-    assert_eq!((new.held(Tier::Gpu), block_size.get()), (vec![1], Some(2)));
+    assert_eq!((new.held(Tier::Gpu), block_size.get()), (vec![1], 2));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::prefix::key::EngineHash;
 use crate::prefix::learning::Learning;
 use crate::prefix::residents::Cache;
 use crate::prefix::trust::{Doubt, Trust, TrustCell};
-use crate::protocol::Usage;
+use crate::protocol::{Prompt, Usage};
 
 const NOW: Timestamp = Timestamp(1_000_000_000);
 
@@ -243,4 +243,16 @@ fn what_a_server_keeps_for_others_goes_when_it_starts_anew_or_is_gone() {
     assert_eq!(kept(), [1, 2, 3]);
     cache.reconcile(&snapshot(&[(1, started(2.0)), (2, started(1.0))]));
     assert_eq!(kept(), [2]);
+}
+
+#[test]
+fn blocks_are_as_large_as_the_engines_where_none_are_asked_for() {
+    let cache = cache(BlockUnit::Tokens(16)).of_engines_blocks();
+    let keys: Vec<BlockKey> = (1..4).map(BlockKey).collect();
+    assert_eq!((cache.unit(), cache.lookup(&mut keys.as_slice(), NOW).tokens(3)), (BlockUnit::Tokens(16), 48));
+    assert!(cache.block_size().suggest(32));
+    assert_eq!((cache.unit(), cache.lookup(&mut keys.as_slice(), NOW).tokens(3)), (BlockUnit::Tokens(32), 96));
+    let text = self::cache(BlockUnit::Bytes(64)).of_engines_blocks();
+    assert!(text.block_size().suggest(32));
+    assert_eq!(text.unit(), BlockUnit::Bytes(64), "text is cut as it was");
 }

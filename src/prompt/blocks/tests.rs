@@ -26,8 +26,8 @@ impl Encoder for Toy {
 
 fn blocks(size: usize, encoder: Toy) -> TokenBlocks {
     let cuts = Cuts::new([], true);
-    let block_tokens = NonZeroUsize::new(size).unwrap();
-    TokenBlocks { block_tokens, ..TokenBlocks::new(KeySpace::new(9), Arc::new(encoder), cuts) }
+    let block_size = Arc::new(BlockSize::given(u32::try_from(size).unwrap()));
+    TokenBlocks { block_size, ..TokenBlocks::new(KeySpace::new(9), Arc::new(encoder), cuts) }
 }
 
 fn hash(blocks: &TokenBlocks, ids: &[u32], root: u64) -> Vec<BlockKey> {
@@ -35,7 +35,7 @@ fn hash(blocks: &TokenBlocks, ids: &[u32], root: u64) -> Vec<BlockKey> {
         let bytes: Vec<u8> = block.iter().flat_map(|id| id.to_le_bytes()).collect();
         if i == 0 { blocks.space.first(root, &bytes) } else { blocks.space.next(&bytes) }
     };
-    ids.chunks_exact(blocks.block_tokens.get()).enumerate().map(key).collect()
+    ids.chunks_exact(blocks.block_size.get() as usize).enumerate().map(key).collect()
 }
 
 /// The ids that a prompt should become.
