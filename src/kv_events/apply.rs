@@ -229,7 +229,12 @@ impl Sink for Book {
         if let Some(adapter) = event.lora {
             self.residents.learn_adapter(adapter);
         }
-        if !self.agrees(event.block_size) {
+        if event.tier != Tier::Gpu {
+            if !self.is_of_size(u64::from(event.block_size)) {
+                // What is kept elsewhere may be cut otherwise (LMCache's chunks): that says nothing against the engine's own blocks.
+                return;
+            }
+        } else if !self.agrees(event.block_size) {
             self.outcome.doubt = Some(Doubt::BlockSize);
             return;
         }

@@ -302,6 +302,21 @@ fn a_name_of_several_blocks_is_no_copy_of_the_one() {
 }
 
 #[test]
+fn what_another_tier_cuts_otherwise_is_passed_over() {
+    let mut rig = Rig::new();
+    rig.apply(vec![stored(None, &[1, 2])]);
+    let mut chunk = vec![
+        ("type", Any::from("BlockStored")),
+        ("block_hashes", ints(&[9])),
+        ("token_ids", ints(&[1, 2])),
+        ("block_size", Any::from(2)),
+    ];
+    chunk.extend(cpu());
+    assert_eq!(rig.apply(vec![map(chunk)]), Outcome::default());
+    assert_eq!((rig.held(Tier::Gpu).len(), rig.held(Tier::Cpu).len()), (2, 0));
+}
+
+#[test]
 fn groups_without_prefixes_are_offloaded_unheard() {
     let mut rig = Rig::new();
     let group = |g: u64| vec![("group_idx", Any::from(g))];
