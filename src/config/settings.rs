@@ -270,7 +270,7 @@ pub struct PrefixSettings {
     pub block_size: Option<u32>,
     /// Bytes of the index.
     pub max_bytes: u64,
-    /// Part of it that one tenant's guesses may take, 0..=1.
+    /// Part of it that one tenant's guesses keep where all of it is used up, 0.01..=1.
     pub tenant_share: f32,
     /// The header that names the tenant, lower case.
     pub tenant_header: Option<String>,

@@ -29,7 +29,7 @@ use std::time::Duration;
 
 /// 256 MiB: about eight million blocks, those of 300 servers with 27,000 each.
 pub const DEFAULT_MAX_BYTES: u64 = 256 << 20;
-/// A quarter: one tenant's flood leaves the others' prefixes where they are.
+/// A quarter: what four tenants have stays where a flood of another one fills the rest. Who is alone has all.
 pub const DEFAULT_TENANT_SHARE: f32 = 0.25;
 /// 2 min, LocalAI's half-life of a cached block's weight.
 pub const DEFAULT_HALF_LIFE: Duration = Duration::from_secs(120);
@@ -65,7 +65,7 @@ pub struct CacheConfig {
     pub unit: BlockUnit,
     /// Bytes of the index.
     pub max_bytes: u64,
-    /// Part of it that one tenant's guesses may take.
+    /// Part of it that one tenant's guesses keep where all of it is used up.
     pub tenant_share: f32,
     /// How long a claim counts.
     pub claim_life: Duration,

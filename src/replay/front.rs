@@ -42,7 +42,7 @@ pub struct FrontConfig {
     pub block_size: u32,
     /// Bytes of the index.
     pub max_index_bytes: u64,
-    /// Part of it that one tenant's guesses may take, 0..=1.
+    /// Part of it that one tenant's guesses keep where all of it is used up, 0.01..=1.
     pub tenant_share: f32,
     /// The header that names the tenant.
     pub tenant_header: Option<String>,

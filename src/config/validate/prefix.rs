@@ -9,6 +9,7 @@ use crate::config::schema::{self, TokenizerKind};
 use crate::config::settings::{KvEventSettings, PrefixSettings, TokenizerSettings, VolatileRule};
 use crate::prefix::cache::{DEFAULT_MAX_BYTES, DEFAULT_TENANT_SHARE};
 use crate::prefix::claims::DEFAULT_CLAIM_LIFE;
+use crate::prefix::index::LEAST_SHARE;
 use crate::prompt::tiktoken::Encoding;
 
 /// The section, checked.
@@ -33,8 +34,8 @@ pub(super) fn prefix(file: schema::PrefixCache, path: &str, env: &AibrixDefaults
     if let Some(at) = file.max_bytes.filter(|at| !(1 << 20..=1 << 40).contains(&at.value.0)) {
         sink.out_of_range(at.span, &format!("{path}.maxBytes"), at.value.0, "1MiB to 1TiB");
     }
-    if let Some(at) = file.tenant_share.filter(|at| !(0.0..=1.0).contains(&at.value)) {
-        sink.out_of_range(at.span, &format!("{path}.tenantShare"), at.value, "0 to 1");
+    if let Some(at) = file.tenant_share.filter(|at| !(LEAST_SHARE..=1.0).contains(&(at.value as f32))) {
+        sink.out_of_range(at.span, &format!("{path}.tenantShare"), at.value, &format!("{LEAST_SHARE} to 1"));
     }
     let tenant_header = file.tenant_header.map(|at| {
         if at.value.parse::<http::HeaderName>().is_err() {

@@ -2,7 +2,8 @@
 //!
 //! Two orders are kept. For each holder, segments of runs by their last use: a prompt touches the beginning of a run, so a run is
 //! cut into segments by age, and the oldest segment of a holder is always the tail of something. For each tenant, and for all
-//! together, the runs that its prompts have made: these pay for the budget. A prompt touches its deepest run first, so that a tail
+//! together, the runs that its prompts have made: these pay for the budget. Where that is used up, who has most of those that have more
+//! than their share gives way; within their shares, tenants are not told apart. A prompt touches its deepest run first, so that a tail
 //! always goes before its head.
 //!
 //! Nodes lie in the arena, four words each. A segment: run and column; from and to; previous and next; the next deeper segment of
@@ -17,6 +18,7 @@ use super::writer::{Claim, Writer};
 use super::{Shared, TenantId};
 use crate::clock::Timestamp;
 use crate::prefix::key::BlockKey;
+use std::cmp::Reverse;
 
 const NODE_WORDS: u32 = 4;
 const TENANT_WORDS: u32 = 2;
@@ -41,12 +43,14 @@ pub(super) struct Guesses {
     /// (run, column) to the column's newest segment of it; (run, [`NODE`]) to the run's node.
     pub(super) table: Table,
     all: Ends,
-    /// Bytes of one tenant.
-    pub(super) limit: usize,
+    /// A tenant's share, bytes.
+    share: u64,
+    /// Tenants that have more, and how much.
+    over: Vec<(TenantId, u64)>,
     /// The runs of the prompt at hand, and how much of each: not to be evicted.
     path: Vec<(Addr, u32)>,
-    /// Whose that prompt is: stays a tenant, even if all that it had goes to make room.
-    recording: Option<TenantId>,
+    /// Whose that prompt is, and how many bytes it is about to take: stays a tenant, even if all that it had goes to make room.
+    recording: Option<(TenantId, u64)>,
     /// A run that is being taken up, or 0: not to be evicted.
     pub(super) pinned: Addr,
 }
@@ -93,8 +97,21 @@ fn unlink(sh: &Shared, list: List, ends: &mut Ends, node: Addr) {
 }
 
 impl Guesses {
-    pub(super) fn new(table: Table, limit: usize) -> Self {
-        Self { table, all: Ends::default(), limit, path: Vec::new(), recording: None, pinned: 0 }
+    pub(super) fn new(table: Table, share: u64) -> Self {
+        Self { table, all: Ends::default(), share, over: Vec::new(), path: Vec::new(), recording: None, pinned: 0 }
+    }
+
+    /// Whether the prompt at hand takes its tenant over its share.
+    fn is_greedy(&self, sh: &Shared) -> bool {
+        self.recording.is_some_and(|(tenant, coming)| self.bytes(sh, tenant) + coming > self.share)
+    }
+
+    fn tenant(&self, sh: &Shared, tenant: TenantId) -> Option<Addr> {
+        self.table.get(&sh.arena, tenant_key(tenant)).map(|node| node as Addr)
+    }
+
+    fn bytes(&self, sh: &Shared, tenant: TenantId) -> u64 {
+        self.tenant(sh, tenant).map_or(0, |node| sh.arena.load(node))
     }
 }
 
@@ -116,7 +133,7 @@ impl Writer {
         }
         let claim = Claim { plane: GUESS, column };
         self.guesses.pinned = 0;
-        self.guesses.recording = Some(tenant);
+        self.guesses.recording = Some((tenant, u64::from(RUN_BYTES + SEGMENT_BYTES)));
         let known = self.walk(sh, keys);
         let rest = keys.get(known..).unwrap_or_default();
         let mut new = self.hold_path(sh, slot, claim);
@@ -124,27 +141,24 @@ impl Writer {
             new.0 += self.grow_path(sh, slot, claim, rest, tenant);
         }
         let moment = (now.0 >> MOMENT_SHIFT).min(u64::from(u32::MAX)) as u32;
-        while let Some((run, matched)) = self.guesses.path.pop() {
+        // On the path until that is done: what makes room for it must not take it.
+        while let Some((run, matched)) = self.guesses.path.last().copied() {
             if self.touch(sh, slot, column, (run, matched), moment).is_err() {
                 self.forget(sh, run, column);
-                continue;
+            } else {
+                let _ = self.touch_run(sh, run, tenant);
             }
-            let _ = self.touch_run(sh, run, tenant);
+            self.guesses.path.pop();
         }
-        self.guesses.path.clear();
         self.keep_capacity(sh, slot);
         self.guesses.recording = None;
         self.forget_tenant(sh, tenant);
         new.0
     }
 
-    fn tenant(&self, sh: &Shared, tenant: TenantId) -> Option<Addr> {
-        self.guesses.table.get(&sh.arena, tenant_key(tenant)).map(|node| node as Addr)
-    }
-
     /// Whether a tenant is known, or there is room for one more.
     fn admit(&mut self, sh: &Shared, tenant: TenantId) -> bool {
-        while self.tenant(sh, tenant).is_none() {
+        while self.guesses.tenant(sh, tenant).is_none() {
             let added = self.space.alloc(&sh.arena, order_for(TENANT_WORDS)).is_some_and(|node| {
                 sh.arena.store(node, 0);
                 sh.arena.store(node + 1, 0);
@@ -164,8 +178,8 @@ impl Writer {
 
     /// A tenant without runs goes.
     fn forget_tenant(&mut self, sh: &Shared, tenant: TenantId) {
-        if self.guesses.recording != Some(tenant)
-            && let Some(node) = self.tenant(sh, tenant)
+        if self.guesses.recording.is_none_or(|(recording, _)| recording != tenant)
+            && let Some(node) = self.guesses.tenant(sh, tenant)
             && sh.arena.low(node + 1) == 0
         {
             self.guesses.table.remove(&sh.arena, tenant_key(tenant));
@@ -175,7 +189,7 @@ impl Writer {
 
     /// Changes a tenant's list of runs.
     fn of_tenant(&mut self, sh: &Shared, tenant: TenantId, change: impl FnOnce(&mut Ends)) {
-        if let Some(node) = self.tenant(sh, tenant) {
+        if let Some(node) = self.guesses.tenant(sh, tenant) {
             let links = sh.arena.load(node + 1);
             let mut ends = Ends { newest: low(links), oldest: high(links) };
             change(&mut ends);
@@ -184,9 +198,14 @@ impl Writer {
     }
 
     fn bill(&mut self, sh: &Shared, tenant: TenantId, before: u32, now: u32) {
-        if let Some(node) = self.tenant(sh, tenant) {
-            let bytes = sh.arena.load(node) + u64::from(now);
-            sh.arena.store(node, bytes.saturating_sub(u64::from(before)));
+        if let Some(node) = self.guesses.tenant(sh, tenant) {
+            let bytes = (sh.arena.load(node) + u64::from(now)).saturating_sub(u64::from(before));
+            sh.arena.store(node, bytes);
+            let Guesses { share, over, .. } = &mut self.guesses;
+            over.retain(|(other, _)| *other != tenant);
+            if bytes > *share {
+                over.push((tenant, bytes));
+            }
         }
     }
 
@@ -241,11 +260,8 @@ impl Writer {
             let mut most = rest.len().min(MAX_RUN as usize);
             let done = loop {
                 let part = rest.get(..most).unwrap_or_default();
-                // Room in the tenant's share, then room at all.
                 let bytes = RUN_BYTES + SEGMENT_BYTES + 64 + 8 * part.len() as u32;
-                if !self.make_share(sh, tenant, bytes as usize) {
-                    break None;
-                }
+                self.guesses.recording = Some((tenant, u64::from(bytes)));
                 match self.grow_once(sh, claim, part, tenant) {
                     Ok(n) => break Some(n),
                     Err(NoRoom) if self.make_room(sh) => {}
@@ -449,27 +465,38 @@ impl Writer {
         (node != 0).then_some(node)
     }
 
-    /// Forgets the run that was believed in least recently. False when there is none that may go.
+    /// Forgets the least recently used run: of who has most of those that have more than their share, or else of all. False when there
+    /// is none that may go, as where a prompt that takes its tenant over its share would cost others of theirs.
     pub(super) fn make_room(&mut self, sh: &Shared) -> bool {
         if std::mem::take(&mut self.is_aside_short) {
             // Guesses take nothing of that.
             return false;
         }
-        let Some(node) = self.oldest_unused(sh, OF_ALL, self.guesses.all.oldest) else { return false };
-        self.stats.evicted_for_budget += u64::from(self.evict(sh, node));
+        let oldest = self.oldest_unused(sh, OF_ALL, self.guesses.all.oldest);
+        let greedy = self.oldest_of_greediest(sh);
+        let Some(node) = greedy.or(oldest.filter(|_| !self.guesses.is_greedy(sh))) else { return false };
+        let blocks = u64::from(self.evict(sh, node));
+        if Some(node) == oldest {
+            self.stats.evicted_for_budget += blocks;
+        } else {
+            self.stats.evicted_for_tenant += blocks;
+        }
         true
     }
 
-    /// Makes room for `bytes` in a tenant's share, at its own cost. False when the share is too small.
-    fn make_share(&mut self, sh: &Shared, tenant: TenantId, bytes: usize) -> bool {
-        loop {
-            let Some(t) = self.tenant(sh, tenant) else { return false };
-            if sh.arena.load(t) as usize + bytes <= self.guesses.limit {
-                return true;
-            }
-            let Some(node) = self.oldest_unused(sh, OF_TENANT, sh.arena.high(t + 1)) else { return false };
-            self.stats.evicted_for_tenant += u64::from(self.evict(sh, node));
+    /// The oldest unused run of the tenant that is furthest over its share and has one, with what the prompt at hand is about to take.
+    fn oldest_of_greediest(&self, sh: &Shared) -> Option<Addr> {
+        let guesses = &self.guesses;
+        let mut greedy = guesses.over.clone();
+        if let Some((tenant, coming)) = guesses.recording.filter(|_| guesses.is_greedy(sh)) {
+            greedy.retain(|(other, _)| *other != tenant);
+            greedy.push((tenant, guesses.bytes(sh, tenant) + coming));
         }
+        greedy.sort_unstable_by_key(|(tenant, bytes)| (Reverse(*bytes), *tenant));
+        greedy.into_iter().find_map(|(tenant, _)| {
+            let node = guesses.tenant(sh, tenant)?;
+            self.oldest_unused(sh, OF_TENANT, sh.arena.high(node + 1))
+        })
     }
 
     /// Forgets a holder's oldest guesses until it has no more than its capacity.

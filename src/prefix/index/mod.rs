@@ -76,7 +76,7 @@ pub enum Tier {
 pub struct IndexConfig {
     /// Bytes of all its structures together.
     pub budget_bytes: usize,
-    /// Part of the budget that the approximate entries of one tenant may take, 0..=1.
+    /// Part of the budget that the approximate entries of one tenant keep where all of it is used up, [`LEAST_SHARE`]..=1.
     pub tenant_share: f32,
     /// After this time a block counts half in [`PrefixIndex::weight`].
     pub half_life: Duration,
@@ -130,14 +130,17 @@ pub struct Stats {
     pub holders: usize,
     /// Believed blocks forgotten because a holder has no room for more.
     pub evicted_for_capacity: u64,
-    /// Believed blocks forgotten because their tenant had used up its share.
+    /// Believed blocks forgotten because the budget was used up and their tenant had more than its share, while others' were older.
     pub evicted_for_tenant: u64,
-    /// Believed blocks forgotten because the budget was used up.
+    /// Believed blocks forgotten because the budget was used up and none were older.
     pub evicted_for_budget: u64,
     /// Believed blocks forgotten because they were too old.
     pub evicted_for_age: u64,
     /// Blocks that found no room.
     pub refused_blocks: u64,
+/// No tenant's share of the budget is smaller: those over theirs, which are looked through for who gives way, are no more than a hundred.
+pub const LEAST_SHARE: f32 = 0.01;
+
 }
 
 /// No holder has this column.
@@ -207,14 +210,13 @@ impl PrefixIndex {
             root: 0,
             seed: spread(config.seed ^ 3),
         };
-        let share = f64::from(config.tenant_share.clamp(0.0, 1.0));
-        let limit = (budget as f64 * share) as usize;
+        let share = (budget as f64 * f64::from(config.tenant_share.clamp(LEAST_SHARE, 1.0))) as u64;
         let mut writer = Writer::new(
             space,
             names,
             Holders::new(max_columns),
             Columns::new(max_columns),
-            Guesses::new(guesses, limit),
+            Guesses::new(guesses, share),
             aside / 3,
         );
         shared.root = writer.take_header(&shared).unwrap_or(0);

@@ -2,7 +2,7 @@
 
 use super::{depth, index, index_with_share, key, named};
 use crate::clock::Timestamp;
-use crate::prefix::index::{EngineHash, HolderId, Matches, PrefixIndex, Stats, StoredBlock, TenantId, Tier};
+use crate::prefix::index::{EngineHash, HolderId, Matches, PrefixIndex, StoredBlock, TenantId, Tier};
 use crate::prefix::key::{BlockKey, BlockKeys};
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ fn a_flood_of_one_tenant_leaves_the_others_alone() {
     let holder = index.add_holder();
     let mine = keys(1, 500);
     index.record(holder, &mine, TenantId(1), seconds(1));
-    for i in 0..6_000 {
+    for i in 0..12_000 {
         index.record(holder, &keys(1000 + i, 100), TenantId(2), seconds(2));
         if i % 64 == 0 {
             assert_within(&index);
@@ -38,19 +38,72 @@ fn a_flood_of_one_tenant_leaves_the_others_alone() {
     let stats = index.stats();
     assert!(stats.evicted_for_tenant > 300_000, "{stats:?}");
     assert_eq!(stats.evicted_for_budget, 0, "{stats:?}");
-    assert_eq!(depth(&index, holder, &keys(6_999, 100)).gpu, 100, "the newest is there");
+    assert_eq!(depth(&index, holder, &keys(12_999, 100)).gpu, 100, "the newest is there");
 }
 
 #[test]
-fn a_prompt_larger_than_its_share_keeps_its_head() {
+fn who_is_alone_has_the_whole_budget() {
+    let room = |share, tenant| {
+        let index = index_with_share(BUDGET, share);
+        let holder = index.add_holder();
+        let record = |prompt: &u64| {
+            index.record(holder, &keys(*prompt, 100), tenant, seconds(1));
+            let stats = index.stats();
+            stats.evicted_for_budget + stats.evicted_for_tenant == 0
+        };
+        (0..).take_while(record).count()
+    };
+    let all = room(1.0, TenantId(0));
+    assert!(all > 4_000, "{all}");
+    assert_eq!((room(0.25, TenantId(0)), room(0.25, TenantId(7))), (all, all));
+}
+
+/// Each of three tenants has 1,200 prompts of 100 blocks, about 22 % of [`BUDGET`].
+fn three_tenants(index: &PrefixIndex, holder: HolderId) -> impl Fn() -> usize {
+    let prompts = |tenant: u64| (0..1_200).map(move |i| keys(tenant << 11 | i, 100));
+    for tenant in 1..=3 {
+        prompts(tenant).for_each(|p| index.record(holder, &p, TenantId(tenant as u32), seconds(1)));
+    }
+    move || (1..=3).flat_map(prompts).filter(|p| depth(index, holder, p).gpu == 100).count()
+}
+
+#[test]
+fn neither_a_flood_nor_a_giant_prompt_takes_of_shares_that_are_full() {
+    for (blocks, prompts) in [(100, 10_000), (300_000, 3)] {
+        let index = index_with_share(BUDGET, 0.25);
+        let holder = index.add_holder();
+        let others = three_tenants(&index, holder);
+        for i in 0..prompts {
+            index.record(holder, &keys(1 << 20 | i, blocks), TenantId(4), seconds(2));
+        }
+        assert_within(&index);
+        let stats = index.stats();
+        assert_eq!((others(), stats.evicted_for_budget), (3_600, 0), "{stats:?}");
+        assert!(stats.evicted_for_tenant > 0 || stats.refused_blocks > 0, "the budget is used up: {stats:?}");
+    }
+}
+
+#[test]
+fn who_has_more_than_its_share_gives_way_to_the_others() {
+    let index = index_with_share(BUDGET, 0.25);
+    let holder = index.add_holder();
+    (0..10_000).for_each(|i| index.record(holder, &keys(1 << 20 | i, 100), TenantId(4), seconds(1)));
+    let others = three_tenants(&index, holder);
+    assert_eq!(others(), 3_600);
+    assert_eq!(depth(&index, holder, &keys(1 << 20 | 9_999, 100)).gpu, 100, "its newest are there");
+    assert_eq!(index.stats().refused_blocks, 0);
+}
+
+#[test]
+fn a_prompt_larger_than_the_budget_keeps_its_head() {
     let index = index(1 << 20);
     let holder = index.add_holder();
     let long = keys(1, 300_000);
     index.record(holder, &long, TenantId(1), seconds(1));
     assert_within(&index);
     let found = depth(&index, holder, &long).gpu;
-    assert!(found > 10_000 && found < 100_000, "{found}");
-    assert_eq!(index.stats().refused_blocks, 300_000 - u64::from(found));
+    assert!(found > 150_000 && found < 260_000, "{found}");
+    assert_eq!(index.blocks(holder).guessed, found, "no tail without its head: {:?}", index.stats());
 }
 
 #[test]
@@ -143,35 +196,34 @@ fn capacity_forgets_tails_before_heads() {
     assert_eq!(depth(&index, holder, &new).gpu, 40);
 }
 
-/// An index of one tenant where `others` prompts behind the first one find room, and the one after them does not.
-fn filled(index: &PrefixIndex, holder: HolderId, forgotten: impl Fn(&Stats) -> u64) -> u64 {
+/// An index of one tenant where so many prompts behind the first one find room, and the one after them does not.
+fn filled(index: &PrefixIndex, holder: HolderId) -> u64 {
     let record = |prompt: u64| index.record(holder, &keys(prompt, 64), TenantId(1), seconds(1));
     record(0);
     let fits = |prompt: &u64| {
         record(*prompt);
-        forgotten(&index.stats()) == 0
+        index.stats().evicted_for_budget == 0
     };
     (1..).take_while(fits).count() as u64
 }
 
 #[test]
 fn the_least_recently_used_prompt_grows_at_the_cost_of_the_next() {
-    let by_budget: fn(&Stats) -> u64 = |stats| stats.evicted_for_budget;
-    for (share, forgotten) in [(1.0, by_budget), (0.25, |stats| stats.evicted_for_tenant)] {
+    for share in [1.0, 0.25] {
         let index = || index_with_share(1 << 20, share);
         let room = {
             let index = index();
-            filled(&index, index.add_holder(), forgotten)
+            filled(&index, index.add_holder())
         };
         let index = index();
         let holder = index.add_holder();
         (0..=room).for_each(|prompt| index.record(holder, &keys(prompt, 64), TenantId(1), seconds(1)));
-        assert_eq!(forgotten(&index.stats()), 0);
+        assert_eq!(index.stats().evicted_for_budget, 0);
         // The first one of all comes back, and goes on.
         index.record(holder, &keys(0, 1_024), TenantId(1), seconds(2));
         let stats = index.stats();
         assert_eq!((depth(&index, holder, &keys(0, 1_024)).gpu, stats.refused_blocks), (1_024, 0), "{stats:?}");
-        assert!(forgotten(&stats) > 0, "{stats:?}");
+        assert!(stats.evicted_for_budget > 0, "{stats:?}");
         assert_eq!(depth(&index, holder, &keys(1, 64)).gpu, 0, "the next one went");
     }
 }
