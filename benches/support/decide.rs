@@ -6,7 +6,7 @@ use attache::pool::health::HealthPolicy;
 use attache::pool::ledger::Ticket;
 use attache::pool::speed::{Reservation, Work};
 use attache::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
-use attache::prefix::cache::{BlockUnit, CacheConfig, Found, PrefixCache};
+use attache::prefix::cache::{BlockUnit, CacheConfig, Coming, Found, PrefixCache};
 use attache::prefix::key::BlockKey;
 use attache::rng::for_request;
 use attache::scheduling::scheduler::Explain;
@@ -35,6 +35,7 @@ pub(crate) struct Pool {
     now: Timestamp,
     _running: Vec<Ticket>,
     _pending: Vec<Reservation>,
+    coming: Vec<Coming>,
 }
 
 fn mix(x: u64) -> u64 {
@@ -120,7 +121,17 @@ impl Pool {
         for i in (0..count).step_by(10) {
             cache.record(EndpointId(i), &chat[..HEAD], None, now);
         }
-        Self { snapshot, cache, chat, now, _running: running, _pending: pending }
+        Self { snapshot, cache, chat, now, _running: running, _pending: pending, coming: Vec::new() }
+    }
+
+    /// To every server a prompt is on its way that begins as the chat does.
+    pub(crate) fn claim(&mut self) {
+        self.coming.extend(self.snapshot.endpoints.iter().map(|state| {
+            let id = state.endpoint.id;
+            let mut other = prompt(u64::from(id.0) + 1);
+            other[..HEAD].copy_from_slice(&self.chat[..HEAD]);
+            self.cache.claim(id, &other, 0, self.now)
+        }));
     }
 
     fn looked_up(&self) -> Found {

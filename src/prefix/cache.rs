@@ -256,19 +256,17 @@ impl PrefixCache {
     /// Finds out who holds how much of a prompt. Makes no more keys than can matter.
     pub fn lookup<K: BlockKeys>(&self, keys: &mut K, now: Timestamp) -> Found {
         let (guesses, residents) = (self.guesses.load(), self.residents.load());
-        let mut found = Found {
+        Found {
             guesses,
             residents,
             matches: self.index.find(keys),
-            claimed: ClaimedDepths::new(),
+            claimed: self.claims.lookup(keys, now),
             carried: None,
             tokens_per_block: nominal(self.unit()),
             own_block_tokens: self.own_block_tokens.get(),
             bytes_per_token: self.bytes_per_token.get(),
             own_keys: false,
-        };
-        self.claims.lookup(keys, now, &mut found.claimed);
-        found
+        }
     }
 
     /// A prompt of so many tokens goes to an endpoint that is thought to hold so many of them.

@@ -45,7 +45,51 @@ pub struct Claim {
 }
 
 /// How deep the claims of each endpoint go, in blocks.
-pub type ClaimedDepths = SmallVec<[(EndpointId, u32); 4]>;
+#[derive(Clone, Debug, Default)]
+pub struct ClaimedDepths {
+    /// The id of the first place.
+    first: u32,
+    /// By id, as those of one pool lie close together; 0 where there is no claim.
+    places: SmallVec<[u32; 8]>,
+    claimants: usize,
+    deepest: u32,
+}
+
+impl ClaimedDepths {
+    /// How deep the claims of an endpoint go; 0 when it has none.
+    #[inline]
+    #[must_use]
+    pub fn get(&self, endpoint: EndpointId) -> u32 {
+        let place = endpoint.0.checked_sub(self.first).and_then(|place| self.places.get(place as usize));
+        place.copied().unwrap_or(0)
+    }
+
+    /// How deep the deepest claim goes.
+    #[must_use]
+    pub fn deepest(&self) -> u32 {
+        self.deepest
+    }
+
+    /// Takes in who has claims that are `depth` deep and not deeper than those taken in before.
+    fn add(&mut self, depth: u32, endpoints: impl Iterator<Item = EndpointId> + Clone) {
+        let ids = || endpoints.clone().map(|e| e.0);
+        let (Some(least), Some(most)) = (ids().min(), ids().max()) else { return };
+        if self.places.is_empty() {
+            (self.first, self.deepest) = (least, depth);
+        }
+        let before = self.first.saturating_sub(least) as usize;
+        self.first -= before as u32;
+        self.places.insert_many(0, std::iter::repeat_n(0, before));
+        let places = self.places.len().max((most - self.first) as usize + 1);
+        self.places.resize(places, 0);
+        for id in ids() {
+            if let Some(place @ 0) = self.places.get_mut((id - self.first) as usize) {
+                *place = depth;
+                self.claimants += 1;
+            }
+        }
+    }
+}
 
 impl Claims {
     /// None yet; each lives for `life`. Equal seeds give equal tables.
@@ -80,8 +124,21 @@ impl Claims {
     }
 
     /// How deep the living claims on the beginning of this prompt go. Asks for no more keys than there are claims for.
-    pub fn lookup<K: BlockKeys>(&self, keys: &mut K, now: Timestamp, out: &mut ClaimedDepths) {
-        out.clear();
+    #[must_use]
+    pub fn lookup<K: BlockKeys>(&self, keys: &mut K, now: Timestamp) -> ClaimedDepths {
+        let mut out = ClaimedDepths::default();
+        // The deepest first: whoever has claims there has them at all points before it.
+        for (point, depth) in self.points(keys).into_iter().rev() {
+            let Some(here) = self.table.get(&point).filter(|here| here.len() > out.claimants) else { continue };
+            let living = here.iter().filter(|c| now.since(c.latest) <= self.life);
+            out.add(depth, living.map(|c| c.endpoint));
+        }
+        out
+    }
+
+    /// The points of this prompt that somebody claims, with their depths.
+    fn points<K: BlockKeys>(&self, keys: &mut K) -> SmallVec<[(u64, u32); 16]> {
+        let mut points = SmallVec::new();
         let mut chain = self.seed;
         let mut depth = 0usize;
         let mut want = FIRST_LOOK;
@@ -96,28 +153,18 @@ impl Claims {
                 if !depth.is_power_of_two() && !whole {
                     continue;
                 }
-                // A shorter prompt's claim at its whole length is no reason to stop at the next power of two, but the one before is.
-                if !self.add(chain, depth, now, out) && depth.is_power_of_two() {
-                    return;
+                if self.table.contains_key(&chain) {
+                    points.push((chain, u32::try_from(depth).unwrap_or(u32::MAX)));
+                } else if depth.is_power_of_two() {
+                    // A shorter prompt's claim at its whole length is no reason to stop at the next power of two, but the one before is.
+                    return points;
                 }
             }
             if last_look {
-                return;
+                return points;
             }
             want *= 2;
         }
-    }
-
-    fn add(&self, point: u64, depth: usize, now: Timestamp, out: &mut ClaimedDepths) -> bool {
-        let Some(here) = self.table.get(&point) else { return false };
-        let depth = u32::try_from(depth).unwrap_or(u32::MAX);
-        for claimed in here.iter().filter(|c| now.since(c.latest) <= self.life) {
-            match out.iter_mut().find(|(e, _)| *e == claimed.endpoint) {
-                Some((_, deepest)) => *deepest = depth,
-                None => out.push((claimed.endpoint, depth)),
-            }
-        }
-        true
     }
 
     /// Points in the table; 0 when nothing is on its way.
@@ -166,9 +213,8 @@ mod tests {
     }
 
     fn found(claims: &Claims, keys: &[BlockKey], now: Timestamp) -> Vec<(EndpointId, u32)> {
-        let mut out = ClaimedDepths::new();
-        claims.lookup(&mut &*keys, now, &mut out);
-        out.into_vec()
+        let depths = claims.lookup(&mut &*keys, now);
+        [A, B].map(|e| (e, depths.get(e))).into_iter().filter(|(_, depth)| *depth > 0).collect()
     }
 
     #[test]
@@ -208,6 +254,30 @@ mod tests {
         assert_eq!(found(&claims, &keys, NOW.after(Duration::from_secs(3))), []);
     }
 
+    #[test]
+    fn a_thousand_endpoints_with_one_system_prompt_each_have_their_own_depth() {
+        let claims = Claims::new(DEFAULT_CLAIM_LIFE, 7);
+        let keys = prompt(600, 1);
+        // From the middle outwards, and one of them far off.
+        let ids = (0..1_000).map(|i| if i % 2 == 0 { 5_000 + i } else { 5_000 - i }).chain([20_000]);
+        let shared = |id: u32| 1usize << (id % 10);
+        let _held: Vec<_> = ids
+            .clone()
+            .map(|id| {
+                let own: Vec<_> = keys[..shared(id)].iter().copied().chain(prompt(50, u64::from(id) + 2)).collect();
+                claims.claim(EndpointId(id), &own, NOW.after(Duration::from_secs(40)))
+            })
+            .collect();
+        // Those that hang longer than a claim lives hide none.
+        let _hung: Vec<_> = (0..500).map(|i| claims.claim(EndpointId(5_000 + 2 * i), &keys, NOW)).collect();
+        let found = claims.lookup(&mut keys.as_slice(), NOW.after(Duration::from_secs(40)));
+        for id in ids {
+            assert_eq!(found.get(EndpointId(id)) as usize, shared(id), "{id}");
+        }
+        assert_eq!([0, 5_001, 19_999, 20_001].map(|id| found.get(EndpointId(id))), [0; 4]);
+        assert_eq!((found.deepest(), found.claimants), (512, 1_001));
+    }
+
     /// Keys that count how far they were asked for.
     struct Counted<'a>(&'a [BlockKey], usize);
 
@@ -221,13 +291,12 @@ mod tests {
     #[test]
     fn a_cold_prompt_is_not_hashed_to_its_end() {
         let claims = Claims::new(DEFAULT_CLAIM_LIFE, 7);
-        let mut out = ClaimedDepths::new();
         let cold = prompt(1_000, 1);
         let mut keys = Counted(&cold, 0);
-        claims.lookup(&mut keys, NOW, &mut out);
+        assert_eq!(claims.lookup(&mut keys, NOW).deepest(), 0);
         assert_eq!(keys.1, FIRST_LOOK, "the first point is nobody's");
         let _other = claims.claim(A, &prompt(1_000, 2), NOW);
-        claims.lookup(&mut keys, NOW, &mut out);
+        assert_eq!(claims.lookup(&mut keys, NOW).deepest(), 0);
         assert_eq!(keys.1, FIRST_LOOK);
     }
 }

@@ -58,10 +58,9 @@ impl Found {
     #[must_use]
     pub fn depth(&self, endpoint: EndpointId) -> Depth {
         let mut depth = self.held(endpoint);
-        if let Some((_, claimed)) = self.claimed.iter().find(|(e, _)| *e == endpoint) {
-            depth.gpu = depth.gpu.max(*claimed);
-            depth.cpu = depth.cpu.max(*claimed);
-            depth.any = depth.any.max(*claimed);
+        let claimed = self.claimed.get(endpoint);
+        for tier in [&mut depth.gpu, &mut depth.cpu, &mut depth.any] {
+            *tier = claimed.max(*tier);
         }
         depth
     }
@@ -131,8 +130,7 @@ impl Found {
     pub fn prompt_tokens(&self, prompt: &Prompt<'_>) -> u32 {
         let text = prompt.text_bytes as f64 / self.bytes_per_token;
         let total = text.ceil() as u64 + prompt.token_ids + prompt.media_tokens;
-        let claimed = self.claimed.iter().map(|(_, blocks)| *blocks).max().unwrap_or(0);
-        let known = self.tokens(self.matches.deepest().max(claimed));
+        let known = self.tokens(self.matches.deepest().max(self.claimed.deepest()));
         u32::try_from(total).unwrap_or(u32::MAX).max(known)
     }
 
