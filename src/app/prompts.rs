@@ -27,6 +27,7 @@ fn with(p: &PrefixSettings, cache: Arc<PrefixCache>, tokenizer: Tokenizer, clock
         cache,
         tokenizer,
         tenant_header: p.tenant_header.clone(),
+        isolate_tenants: p.isolate_tenants,
         named_by_adapter,
         choose_rank,
         clock,

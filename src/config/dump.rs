@@ -288,6 +288,7 @@ fn prefix_cache(p: &PrefixSettings) -> Value {
         "maxBytes": p.max_bytes,
         "tenantShare": p.tenant_share,
         "tenantHeader": p.tenant_header,
+        "isolateTenants": p.isolate_tenants,
         "claimLife": show_duration(p.claim_life),
         "volatile": p.volatile.iter().map(|v| json!({"prefix": v.prefix, "suffix": Some(&v.suffix).filter(|s| !s.is_empty())})).collect::<Vec<_>>(),
         "kvEvents": p.kv_events.as_ref().map(|k| json!({

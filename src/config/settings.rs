@@ -274,6 +274,8 @@ pub struct PrefixSettings {
     pub tenant_share: f32,
     /// The header that names the tenant, lower case.
     pub tenant_header: Option<String>,
+    /// Tenants do not find each other's prefixes.
+    pub isolate_tenants: bool,
     /// How long a request that has not answered yet counts as a cached prefix.
     pub claim_life: Duration,
     /// Beginnings of text blocks that change with every request and are left out of the keys, besides the built-in ones.

@@ -150,18 +150,14 @@ impl<'p> Looked<'p> {
             token_ids: prompt.token_ids,
             media_tokens: prompt.media_tokens,
             count: prompt.count,
-            tenant: self.tenant(q).map(record::headers::hash),
+            tenant: self.prefix.tenant(q.head).map(record::headers::hash),
         }
-    }
-
-    fn tenant<'h>(&self, q: &Question<'h>) -> Option<&'h str> {
-        q.head.tenant().or(|| self.prefix.tenant_header.as_deref().and_then(|name| q.head.get(name)))
     }
 
     /// The decision is made: the tokens that the first pick is thought to hold, and what is to be learned. Where caches are guessed all blocks
     /// are wanted for that, where engines tell only those that were asked for.
     pub(super) fn learn(self, decision: &Decision, q: &Question<'_>) -> (u32, Taught) {
-        let tenant = self.tenant(q).map(str::to_owned);
+        let tenant = self.prefix.tenant(q.head).map(str::to_owned);
         let Self { prefix, request, keys, found, .. } = self;
         let prompt = &request.prompt;
         let first = decision.picks.first().map(|e| e.id);

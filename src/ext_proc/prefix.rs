@@ -5,6 +5,7 @@
 //! without, and counted: a text is looked up as far as it is known, a request whose tokens are elsewhere is routed by load.
 
 use super::decide::Question;
+use super::head::Head;
 use crate::clock::{Clock, Timestamp};
 use crate::limits::Limits;
 use crate::prefix::cache::PrefixCache;
@@ -74,6 +75,8 @@ pub struct PoolPrefix {
     pub choose_rank: bool,
     /// For templates that ask for the date.
     pub clock: Clock,
+    /// Keys hold the tenant: a server that gives each one a cache of its own is not thought to share a prefix between two.
+    pub isolate_tenants: bool,
 }
 
 /// What must be done before a request can be read.
@@ -221,7 +224,8 @@ impl PoolPrefix {
     pub fn read<'p>(self: &'p Arc<Self>, q: &Question<'_>, asked: Asked<'_>, request: &'p Request<'p>) -> Read<'p> {
         let name = self.root_name(asked.target);
         let salt = request.cache_salt.as_deref();
-        let root = self.cache.space().root(&Root { name, cache_salt: salt, tenant: None });
+        let tenant = self.tenant(q.head).filter(|_| self.isolate_tenants);
+        let root = self.cache.space().root(&Root { name, cache_salt: salt, tenant });
         let source = match self.source(asked, request, q.now) {
             Ok(source) => source,
             // Who was asked and did not answer in time is not asked again.
@@ -229,6 +233,11 @@ impl PoolPrefix {
             Err(Missing::Tokens(asking)) => return Read::Warm(asking),
             Err(Missing::Way) => return Read::Unreadable(Degraded::Untokenized),
         };
+    /// Whose request it is.
+    pub fn tenant<'h>(&self, head: &'h Head) -> Option<&'h str> {
+        head.tenant().or(|| self.tenant_header.as_deref().and_then(|name| head.get(name)))
+    }
+
         Read::Ready(Reading { source, root })
     }
 

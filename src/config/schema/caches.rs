@@ -14,6 +14,7 @@ sections! {
         "maxBytes" => max_bytes: Bytes,
         "tenantShare" => tenant_share: f64,
         "tenantHeader" => tenant_header: String,
+        "isolateTenants" => isolate_tenants: bool,
         "claimLife" => claim_life: Duration,
         "volatile" => volatile: Vec<At<Volatile>>,
         "kvEvents" => kv_events: KvEvents,

@@ -44,6 +44,15 @@ pub(super) fn prefix(file: schema::PrefixCache, path: &str, env: &AibrixDefaults
         }
         at.value.to_ascii_lowercase()
     });
+    if let (Some(at), Some((events, _))) = (file.isolate_tenants.filter(|at| at.value), &kv_events) {
+        let message =
+            "`isolateTenants` has no effect: engines tell what they hold, and know no tenants but by `cache_salt`";
+        sink.push(
+            Diagnostic::new(Code::NoEffect, format!("{path}.isolateTenants"), message)
+                .at(at.span)
+                .related(*events, "their word"),
+        );
+    }
     // Where engines tell, blocks are as large as theirs.
     let of_engines = file.block_size.is_none() && kv_events.is_some();
     let block_size = given(file.block_size, env.block_size.unwrap_or(DEFAULT_BLOCK_SIZE));
@@ -53,6 +62,7 @@ pub(super) fn prefix(file: schema::PrefixCache, path: &str, env: &AibrixDefaults
         max_bytes: file.max_bytes.map_or(DEFAULT_MAX_BYTES, |at| at.value.0),
         tenant_share: file.tenant_share.map_or(DEFAULT_TENANT_SHARE, |at| at.value as f32),
         tenant_header,
+        isolate_tenants: given(file.isolate_tenants, false) && kv_events.is_none(),
         claim_life: positive(&format!("{path}.claimLife"), file.claim_life, DEFAULT_CLAIM_LIFE, sink),
         volatile: volatile(file.volatile.map(|at| at.value).unwrap_or_default(), path, sink),
         kv_events: kv_events.map(|(_, settings)| settings),

@@ -87,6 +87,7 @@ struct Setup {
     deadline_admission: bool,
     stale_after: Duration,
     tenants: Option<TenantSettings>,
+    isolate_tenants: bool,
 }
 
 impl Default for Setup {
@@ -109,6 +110,7 @@ impl Default for Setup {
             deadline_admission: false,
             stale_after: Duration::from_secs(2),
             tenants: None,
+            isolate_tenants: false,
         }
     }
 }
@@ -149,7 +151,8 @@ impl Setup {
         let prefix = PoolPrefix {
             cache,
             tokenizer,
-            tenant_header: None,
+            tenant_header: self.isolate_tenants.then(|| "x-tenant".to_owned()),
+            isolate_tenants: self.isolate_tenants,
             named_by_adapter: self.engines_tell,
             choose_rank: self.engines_tell,
             clock,

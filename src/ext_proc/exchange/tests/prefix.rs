@@ -149,6 +149,24 @@ fn a_prompt_that_the_server_cuts_is_routed_by_load() {
 }
 
 #[test]
+fn tenants_share_prefixes_unless_they_are_kept_apart() {
+    for isolate_tenants in [false, true] {
+        let parameters = serde_json::json!({"scorers": [{"type": "prefix-cache-scorer"}]});
+        let world = Setup { parameters, isolate_tenants, ..Setup::default() }.build();
+        let prompt = chat(&[("user", &text("same", 400))]);
+        let mut found = Vec::new();
+        for tenant in ["a", "b", "a"] {
+            let mut exchange = world.exchange();
+            send(&mut exchange, request(Message::RequestHeaders(headers(&[CHAT, ("x-tenant", tenant)], false))));
+            send(&mut exchange, request(Message::RequestBody(body(prompt.as_bytes(), true))));
+            answer(exchange, "200", "fine");
+            found.push(matched(&world) > 400);
+        }
+        assert_eq!(found, [false, !isolate_tenants, true]);
+    }
+}
+
+#[test]
 fn salts_models_and_tools_keep_prompts_apart() {
     let world = pool(16);
     let plain = serde_json::json!({"model": "m", "messages": [{"role": "user", "content": text("same", 400)}]});
