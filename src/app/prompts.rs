@@ -49,7 +49,8 @@ pub(super) fn prefix(
         TokenizerSettings::HuggingFace { directory } => huggingface(p, directory, &cache, segments)?,
         TokenizerSettings::Remote { .. } => {
             let pool = remote.context("the tokenizer `remote` asks servers, which takes a running picker")?;
-            Tokenizer::Remote { pool, blocks: token_blocks(p, &cache, Arc::new(NoText), Cuts::none()) }
+            let blocks = token_blocks(p, &cache, Arc::new(NoText), Cuts::none());
+            Tokenizer::Remote { pool, blocks, canonical: characters(p, &cache) }
         }
     };
     Ok(with(p, cache, tokenizer, clock))
@@ -102,7 +103,8 @@ fn huggingface(
     let cuts = model.cut_marks().map_or_else(Cuts::none, |marks| Cuts::new(marks.iter().cloned(), false));
     let identity = Sha256::digest(&tokenizer);
     let memo = Arc::new(Memo::new(model.clone(), &identity, cuts, segments.clone()));
-    Ok(Tokenizer::HuggingFace { model, blocks: memo_blocks(settings, cache, memo.clone()), memo })
+    let blocks = memo_blocks(settings, cache, memo.clone());
+    Ok(Tokenizer::HuggingFace { model, blocks, memo, canonical: characters(settings, cache) })
 }
 
 #[cfg(not(feature = "hf-tokenizers"))]

@@ -16,6 +16,8 @@ use crate::prompt::characters::{CharacterKeys, CharacterTail, Characters};
 #[cfg(feature = "hf-tokenizers")]
 use crate::prompt::huggingface::{HuggingFace, Rendered};
 use crate::prompt::memo::Memo;
+#[cfg(feature = "hf-tokenizers")]
+use crate::prompt::template::chat::RenderError;
 use crate::protocol::{self, Api, Piece, Prompt, Request};
 use crate::telemetry::metrics::Degraded;
 use crate::tokenize::{Ask, RemotePool};
@@ -47,6 +49,8 @@ pub enum Tokenizer {
         pool: Arc<RemotePool>,
         /// What makes the blocks.
         blocks: TokenBlocks,
+        /// What makes those of prompts with media.
+        canonical: Characters,
     },
     /// A model's own template and vocabulary.
     #[cfg(feature = "hf-tokenizers")]
@@ -57,6 +61,8 @@ pub enum Tokenizer {
         blocks: TokenBlocks,
         /// As in [`Tokenizer::Fields`].
         memo: Arc<Memo>,
+        /// As in [`Tokenizer::Remote`].
+        canonical: Characters,
     },
 }
 
@@ -69,14 +75,14 @@ pub struct PoolPrefix {
     pub tokenizer: Tokenizer,
     /// The header that names the tenant.
     pub tenant_header: Option<String>,
+    /// Keys hold the tenant: a server that gives each one a cache of its own is not thought to share a prefix between two.
+    pub isolate_tenants: bool,
     /// Engines tell what they hold: a model's name is part of the keys only where it is a LoRA adapter's, as in their events.
     pub named_by_adapter: bool,
     /// Requests are sent to data-parallel ranks, where engines tell them apart.
     pub choose_rank: bool,
     /// For templates that ask for the date.
     pub clock: Clock,
-    /// Keys hold the tenant: a server that gives each one a cache of its own is not thought to share a prefix between two.
-    pub isolate_tenants: bool,
 }
 
 /// What must be done before a request can be read.
@@ -112,15 +118,6 @@ pub enum Tail {
     Characters(CharacterTail),
     /// Tokens.
     Tokens(TokenTail),
-}
-
-/// How the next turn will bring an answer back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum AnswerAs {
-    /// A message of its own in the canonical stream.
-    Message,
-    /// What follows the prompt, in the template's own place for it.
-    Continuation,
 }
 
 /// The role under which the next turn brings the answer back.
@@ -233,12 +230,12 @@ impl PoolPrefix {
             Err(Missing::Tokens(asking)) => return Read::Warm(asking),
             Err(Missing::Way) => return Read::Unreadable(Degraded::Untokenized),
         };
+        Read::Ready(Reading { source, root })
+    }
+
     /// Whose request it is.
     pub fn tenant<'h>(&self, head: &'h Head) -> Option<&'h str> {
         head.tenant().or(|| self.tenant_header.as_deref().and_then(|name| head.get(name)))
-    }
-
-        Read::Ready(Reading { source, root })
     }
 
     /// What the keys of one cache have in common.
@@ -257,7 +254,8 @@ impl PoolPrefix {
             Tokenizer::Remote { blocks, .. } if request.prompt.is_token_ids() => {
                 Ok(Source::Fields(blocks, &request.prompt))
             }
-            Tokenizer::Remote { pool, blocks } => {
+            Tokenizer::Remote { canonical, .. } if request.prompt.has_media() => as_text(canonical, request),
+            Tokenizer::Remote { pool, blocks, .. } => {
                 let ask = Ask { model: asked.target, api: asked.api, body: asked.body };
                 match pool.known(&ask) {
                     Ok(Some(ids)) => Ok(Source::Ids(blocks, ids)),
@@ -273,13 +271,14 @@ impl PoolPrefix {
                 Ok(Source::Fields(blocks, &request.prompt))
             }
             #[cfg(feature = "hf-tokenizers")]
-            Tokenizer::HuggingFace { model, blocks, .. } => {
+            Tokenizer::HuggingFace { model, blocks, canonical, .. } => {
                 match model.render(asked.api, asked.body, self.clock.wall(now)) {
                     Ok(Rendered::Tokens(ids)) => Ok(Source::Ids(blocks, ids.into())),
                     Ok(Rendered::Text { text, add_special_tokens }) => {
                         let before = if add_special_tokens { model.prefix() } else { &[] };
                         Ok(Source::Rendered(blocks, before, text))
                     }
+                    Err(RenderError::NotText(_)) => as_text(canonical, request),
                     Err(error) => {
                         tracing::debug!(%error, api = asked.api.name(), "the prompt can't be rendered");
                         Err(Missing::Way)
@@ -341,18 +340,21 @@ impl PoolPrefix {
 
     /// Adds the keys of the answer to those of the prompt. False when that can't be done.
     pub fn extend(&self, tail: &mut Tail, api: Api, answer: &str, keys: &mut Vec<BlockKey>) -> bool {
-        let as_message = self.answers_as(api) == AnswerAs::Message;
-        match (tail, &self.tokenizer) {
-            (Tail::Characters(tail), _) => {
-                if as_message {
-                    tail.role(ASSISTANT, keys);
+        // A message of its own in the canonical stream, or more of what was there.
+        let role = (api != Api::Completions).then_some(ASSISTANT);
+        match tail {
+            Tail::Characters(tail) => {
+                if let Some(role) = role {
+                    tail.role(role, keys);
                 }
                 tail.text(answer, keys);
                 true
             }
-            (Tail::Tokens(tail), tokenizer) => {
-                let Some(memo) = tokenizer.memo() else { return false };
-                tail.extend(&**memo, as_message.then_some(ASSISTANT), answer, keys).is_ok()
+            Tail::Tokens(tail) => {
+                let Some(memo) = self.tokenizer.memo() else { return false };
+                // The generation prompt stands already at the end of what was rendered.
+                let role = role.filter(|_| !self.tokenizer.knows_the_model());
+                tail.extend(&**memo, role, answer, keys).is_ok()
             }
         }
     }
@@ -367,16 +369,6 @@ impl PoolPrefix {
     pub fn encode(&self, text: &str, ids: &mut Vec<u32>) -> bool {
         let memo = self.tokenizer.memo().filter(|_| self.encodes());
         memo.is_some_and(|memo| memo.encode(text, ids).is_ok())
-    }
-
-    fn answers_as(&self, api: Api) -> AnswerAs {
-        match &self.tokenizer {
-            // The generation prompt stands already at the end of what was rendered.
-            #[cfg(feature = "hf-tokenizers")]
-            Tokenizer::HuggingFace { .. } => AnswerAs::Continuation,
-            _ if api == Api::Completions => AnswerAs::Continuation,
-            _ => AnswerAs::Message,
-        }
     }
 }
 
@@ -418,6 +410,11 @@ fn asking(pool: Arc<RemotePool>, asked: Asked<'_>) -> Warming {
         if let Err(error) = pool.tokens(Ask { model: &model, api, body: &body }).await {
             tracing::debug!(%error, model, "no tokens for a request");
         }
+/// Blocks of text of a prompt with media. What these become is their model's own, and token ids alone do not tell one image from another.
+fn as_text<'p>(canonical: &'p Characters, request: &'p Request<'p>) -> Result<Source<'p>, Missing> {
+    if request.truncated { Err(Missing::Way) } else { Ok(Source::Characters(canonical, &request.prompt)) }
+}
+
     }))
 }
 

@@ -94,6 +94,12 @@ impl Prompt<'_> {
         bare && self.system.is_empty() && self.tools.is_none() && self.documents.is_none()
     }
 
+    /// Whether there is anything but text, calls and ids in it.
+    #[must_use]
+    pub fn has_media(&self) -> bool {
+        self.system.iter().chain(&self.pieces).any(|piece| matches!(piece, Piece::Media { .. }))
+    }
+
     /// Whether the client sent token ids in place of text.
     #[must_use]
     pub fn is_token_ids(&self) -> bool {

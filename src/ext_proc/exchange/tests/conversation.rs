@@ -281,7 +281,8 @@ mod chat {
         let model = model();
         let memo = Arc::new(Memo::new(model.clone(), b"tiny", Cuts::none(), Arc::new(SegmentCache::new(1 << 20, 7))));
         let blocks = TokenBlocks::new(KeySpace::new(7), memo.clone(), Cuts::none());
-        let world = world(Some(Tokenizer::HuggingFace { model, blocks, memo }), "nixl");
+        let canonical = Characters::new(KeySpace::new(7));
+        let world = world(Some(Tokenizer::HuggingFace { model, blocks, memo, canonical }), "nixl");
         world.picker.live().prefix(0).unwrap().cache.carried().want();
         world
     }

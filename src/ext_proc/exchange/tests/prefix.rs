@@ -4,9 +4,13 @@ use super::*;
 use crate::ext_proc::prefix::Warming;
 use crate::prefix::key::KeySpace;
 use crate::prompt::blocks::TokenBlocks;
+#[cfg(feature = "hf-tokenizers")]
+use crate::prompt::huggingface::HuggingFace;
 use crate::prompt::memo::{Memo, SegmentCache};
 use crate::prompt::tiktoken::{DEFAULT_ENCODING, Tables, Tiktoken};
 use crate::prompt::{EncodeError, Encoder};
+use crate::sim::{ServerConfig, SimConfig, serve};
+use crate::tokenize::{RemotePool, RemoteSettings};
 
 const CHAT: (&str, &str) = (":path", "/v1/chat/completions");
 
@@ -148,6 +152,58 @@ fn a_prompt_that_the_server_cuts_is_routed_by_load() {
     assert_eq!(lookups, 1, "two were not looked up");
 }
 
+fn with_image(texts: [&str; 2], image: &str, reply: Option<&str>) -> String {
+    let part = |text: &str| serde_json::json!({"type": "text", "text": text});
+    let image =
+        serde_json::json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{image}")}});
+    let mut messages = vec![serde_json::json!({"role": "user", "content": [part(texts[0]), image, part(texts[1])]})];
+    if let Some(reply) = reply {
+        messages.push(serde_json::json!({"role": "assistant", "content": reply}));
+        messages.push(serde_json::json!({"role": "user", "content": "go on"}));
+    }
+    serde_json::json!({"model": "m", "messages": messages}).to_string()
+}
+
+/// Whatever the tokenizer: the next turn finds this one, its image and its answer; with another image only what stands before it.
+fn assert_images_are_told_apart(tokenizer: Tokenizer) {
+    let parameters = serde_json::json!({"scorers": [{"type": "prefix-cache-scorer"}]});
+    let servers = vec![(0, 0.1, [].as_slice()); 16];
+    let world = Setup { servers, parameters, tokenizer: Some(tokenizer), ..Setup::default() }.build();
+    let (before, behind, reply) = (text("before", 200), text("behind", 200), text("reply", 200));
+    let (exchange, to) = ask(&world, &with_image([&before, &behind], "AAAA", None));
+    answer(exchange, "200", &reply);
+    let (exchange, again) = ask(&world, &with_image([&before, &behind], "AAAA", Some(&reply)));
+    answer(exchange, "200", "fine");
+    let all = u32::try_from((before.len() + behind.len() + reply.len()) / 4).unwrap();
+    assert!(again == to && (all - 32..=all + 32).contains(&matched(&world)), "{} of {all}", matched(&world));
+    let (exchange, again) = ask(&world, &with_image([&before, &behind], "BBBB", Some(&reply)));
+    answer(exchange, "200", "fine");
+    let head = u32::try_from(before.len() / 4).unwrap();
+    assert!(again == to && (head - 32..=head).contains(&matched(&world)), "{} of {head}", matched(&world));
+}
+
+#[test]
+fn servers_are_not_asked_for_tokens_of_prompts_whose_images_these_would_not_tell_apart() {
+    let (blocks, _) = token_blocks(|encoder| Arc::new(encoder));
+    let clock = crate::clock::Clock::start();
+    let pool = RemotePool::new("pool".into(), RemoteSettings::default(), Arc::default(), clock, 7).unwrap();
+    let (pool, canonical) = (Arc::new(pool), Characters::new(KeySpace::new(7)));
+    assert_images_are_told_apart(Tokenizer::Remote { pool: pool.clone(), blocks, canonical });
+    assert_eq!(pool.stats().requests(), 0);
+}
+
+#[cfg(feature = "hf-tokenizers")]
+#[test]
+fn prompts_with_images_have_keys_whatever_the_models_template_makes_of_them() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/chat_vectors");
+    let [tokenizer, template] =
+        ["tokenizer.json", "chat_template.jinja"].map(|name| std::fs::read_to_string(folder.join(name)).unwrap());
+    let model = HuggingFace::from_parts(tokenizer.as_bytes(), None, Some(&template)).unwrap();
+    let (blocks, memo) = token_blocks(|encoder| Arc::new(encoder));
+    let canonical = Characters::new(KeySpace::new(7));
+    assert_images_are_told_apart(Tokenizer::HuggingFace { model: Arc::new(model), blocks, memo, canonical });
+}
+
 #[test]
 fn tenants_share_prefixes_unless_they_are_kept_apart() {
     for isolate_tenants in [false, true] {
@@ -195,13 +251,17 @@ pub(super) fn encoding_elsewhere(setup: Setup) -> Setup {
 
 /// A pool whose prompts are encoded by what `encoder` makes of one.
 fn encoding(setup: Setup, encoder: fn(Tiktoken) -> Arc<dyn Encoder>) -> Setup {
+    let (blocks, memo) = token_blocks(encoder);
+    let parameters = serde_json::json!({"scorers": [{"type": "prefix-cache-scorer"}]});
+    Setup { parameters, tokenizer: Some(Tokenizer::Fields { blocks, memo }), ..setup }
+}
+
+fn token_blocks(encoder: fn(Tiktoken) -> Arc<dyn Encoder>) -> (TokenBlocks, Arc<Memo>) {
     let tiktoken = Tables::default().encoder(DEFAULT_ENCODING);
     let cuts = tiktoken.cuts().unwrap();
     let memory = Arc::new(SegmentCache::new(16 << 20, 7));
     let memo = Arc::new(Memo::new(encoder(tiktoken), b"test", cuts.clone(), memory));
-    let blocks = TokenBlocks::new(KeySpace::new(7), memo.clone(), cuts);
-    let parameters = serde_json::json!({"scorers": [{"type": "prefix-cache-scorer"}]});
-    Setup { parameters, tokenizer: Some(Tokenizer::Fields { blocks, memo }), ..setup }
+    (TokenBlocks::new(KeySpace::new(7), memo.clone(), cuts), memo)
 }
 
 /// An encoder with one text that it can't bear.
