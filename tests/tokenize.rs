@@ -32,6 +32,10 @@ enum Behaviour {
     Say(u16, String),
     /// The tokens, once the gate lets it.
     Gated,
+    /// The tokens, those of the model `slow` once the gate lets it.
+    GatedIfSlow,
+    /// The tokens of one model; it has no other.
+    Has(&'static str),
     /// With these bytes, headers included; then it closes the connection.
     Raw(String),
     /// With a body without end.
@@ -83,14 +87,22 @@ impl Server {
             let length = length.split("content-length: ").nth(1).unwrap().split('\r').next().unwrap().parse().unwrap();
             let mut body = vec![0; length];
             stream.read_exact(&mut body).await?;
-            self.seen.lock().push((path, serde_json::from_slice(&body).unwrap()));
-            let behaviour = self.behaviour.lock().clone();
+            let body: Value = serde_json::from_slice(&body).unwrap();
+            let model = body["model"].as_str().unwrap().to_owned();
+            self.seen.lock().push((path, body));
+            let behaviour = match self.behaviour.lock().clone() {
+                Behaviour::GatedIfSlow if model == "slow" => Behaviour::Gated,
+                Behaviour::GatedIfSlow => Behaviour::Has("m"),
+                other => other,
+            };
             let (status, body) = match behaviour {
                 Behaviour::Say(status, body) => (status, body),
                 Behaviour::Gated => {
                     self.gate.acquire().await.unwrap().forget();
                     (200, TOKENS.to_owned())
                 }
+                Behaviour::Has(name) if name == model => (200, TOKENS.to_owned()),
+                Behaviour::Has(_) | Behaviour::GatedIfSlow => (404, String::new()),
                 Behaviour::Raw(bytes) => return stream.write_all(bytes.as_bytes()).await,
                 Behaviour::Endless => {
                     stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await?;
@@ -327,19 +339,67 @@ async fn equal_requests_share_a_call_and_too_many_others_are_turned_away() {
 
 #[tokio::test]
 async fn one_model_in_trouble_does_not_hold_up_another() {
-    let (hung, good) = (Server::start(Behaviour::Gated).await, Server::good().await);
-    let (pool, _running) = pool(&[good.address], |s| {
-        s.services.insert("slow".to_owned(), format!("http://{}/", hung.address));
-        s.probe_interval = Duration::from_millis(5);
-    });
-    hung.gate.add_permits(1);
+    let server = Server::start(Behaviour::GatedIfSlow).await;
+    let (pool, _running) = pool(&[server.address], |s| s.probe_interval = Duration::from_millis(5));
+    let calls = |model: &str| server.seen.lock().iter().filter(|(_, body)| body["model"] == model).count();
+    server.gate.add_permits(1);
     ask(&pool, "slow", "a").await.unwrap();
-    until("its probe hangs", || hung.calls() >= 2).await;
+    until("its probe hangs", || calls("slow") >= 2).await;
     let probes = pool.stats().probes();
     ask(&pool, "m", "a").await.unwrap();
     until("the other model's probes go on", || pool.stats().probes() >= probes + 3).await;
-    assert_eq!(hung.calls(), 2, "one probe at a time");
-    assert_eq!(good.seen.lock()[0].1["model"], "m");
+    assert_eq!(calls("slow"), 2, "one probe at a time");
+}
+
+#[tokio::test]
+async fn a_model_is_looked_for_where_it_is() {
+    let mut servers = Vec::new();
+    for _ in 0..7 {
+        servers.push(Server::start(Behaviour::Has("base")).await);
+    }
+    servers.push(Server::start(Behaviour::Has("m")).await);
+    let addresses: Vec<_> = servers.iter().map(|s| s.address).collect();
+    let (pool, _running) = pool(&addresses, |_| {});
+    let (stats, calls) = (pool.stats(), || servers.iter().map(|s| s.calls()).sum::<usize>());
+    // Until it is known to be a model, two servers at a time say whether they have it.
+    let mut asked = 0;
+    while let Err(error) = ask(&pool, "m", &format!("p{asked}")).await {
+        assert_eq!(error, Unavailable::Refused(404));
+        asked += 1;
+        assert_eq!(calls(), 2 * asked);
+        assert!(asked < 8, "their turns come round");
+    }
+    // Then it is looked for until it is found, and those who do not have it are not asked again.
+    let before = calls();
+    for n in 0..20 {
+        assert_eq!(ask(&pool, "m", &format!("q{n}")).await, Ok(vec![784, 587, 198]));
+    }
+    assert!(calls() <= before + 20 + 7, "{} calls", calls() - before);
+    assert_eq!((stats.unhealthy_models(), stats.active_models()), (0, 1));
+    // It goes to another server.
+    servers[7].behave(Behaviour::Has("base"));
+    assert_eq!(ask(&pool, "m", "r").await, Err(Unavailable::Refused(404)));
+    assert_eq!(stats.active_models(), 1, "it has given tokens: only a probe finds that it is gone");
+    servers[3].behave(Behaviour::Has("m"));
+    let mut found = false;
+    for n in 0..8 {
+        found |= ask(&pool, "m", &format!("s{n}")).await.is_ok();
+    }
+    assert!(found, "who did not have it is asked again, two at a time");
+    assert_eq!(ask(&pool, "m", "t").await, Ok(vec![784, 587, 198]));
+}
+
+#[tokio::test]
+async fn a_probe_that_meets_the_wrong_server_goes_on_to_the_next() {
+    let mut servers = vec![Server::start(Behaviour::Has("m")).await];
+    for _ in 0..3 {
+        servers.push(Server::start(Behaviour::Has("base")).await);
+    }
+    let addresses: Vec<_> = servers.iter().map(|s| s.address).collect();
+    let (pool, _running) = pool(&addresses, |s| s.probe_interval = Duration::from_millis(5));
+    ask(&pool, "m", "a").await.unwrap();
+    until("its probes have met all", || pool.stats().probes() >= 20).await;
+    assert_eq!((pool.stats().failed_probes(), pool.stats().active_models()), (0, 1));
 }
 
 #[tokio::test]

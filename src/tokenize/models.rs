@@ -90,6 +90,12 @@ impl Models {
         }
     }
 
+    /// Whether a model has given tokens.
+    #[must_use]
+    pub fn is_proven(&self, model: &str) -> bool {
+        self.entries.get(model).is_some_and(|entry| entry.proven)
+    }
+
     /// Tokens came. A model that is unhealthy stays so: the call may have begun before things went wrong.
     pub fn succeeded(&mut self, model: &str, now: Timestamp) {
         if let Some(entry) = self.entries.get_mut(model) {

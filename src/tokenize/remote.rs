@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 use reqwest::{Client, Url};
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -29,6 +29,9 @@ use tokio_util::sync::CancellationToken;
 const ENTRY_OVERHEAD: u64 = 96;
 /// Expected tokens of a prompt, for sizing the cache's tables.
 const EXPECTED_TOKENS: u64 = 1_024;
+
+/// The status of a server that does not have the model.
+const NOT_FOUND: u16 = 404;
 
 /// Why there are no tokens. The request then has no token keys: other tokens than the engine's own would be keys to something else.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -105,7 +108,6 @@ type Outcome = Result<Arc<[u32]>, Unavailable>;
 pub struct RemotePool {
     name: Arc<str>,
     settings: RemoteSettings,
-    services: BTreeMap<String, String>,
     store: Arc<SnapshotStore>,
     clock: Clock,
     client: Client,
@@ -116,8 +118,8 @@ pub struct RemotePool {
     /// Calls of client requests that are under way, for equal requests to wait for.
     flights: Mutex<AHashMap<u128, watch::Receiver<Option<Outcome>>>>,
     permits: Arc<Semaphore>,
-    /// Servers that have failed, and until when they are passed over.
-    avoided: Mutex<AHashMap<SocketAddr, Timestamp>>,
+    /// Servers that have failed, or that do not have a model, and until when they are passed over.
+    avoided: Mutex<AHashMap<(SocketAddr, Option<Arc<str>>), Timestamp>>,
     turn: AtomicUsize,
     cache: Option<Cache<u128, Arc<[u32]>, ByBytes, RandomState>>,
     seed: u64,
@@ -146,12 +148,7 @@ impl RemotePool {
         seed: u64,
     ) -> Result<Self, SetupError> {
         let example = address(&settings.url, SocketAddr::from(([127, 0, 0, 1], 8000)));
-        let mut secure = is_https(&example)?;
-        let mut services = BTreeMap::new();
-        for (model, url) in &settings.services {
-            secure |= is_https(url)?;
-            services.insert(model.clone(), url.trim_end_matches('/').to_owned());
-        }
+        let secure = is_https(&example)?;
         let client = client::build(secure && !settings.insecure_skip_verify).map_err(SetupError::Client)?;
         let models = Models::new(settings.max_models, settings.probe_interval, settings.idle_timeout);
         let cache = (settings.cache_bytes > 0).then(|| {
@@ -161,7 +158,6 @@ impl RemotePool {
         });
         Ok(Self {
             name,
-            services,
             store,
             clock,
             client,
@@ -293,21 +289,39 @@ impl RemotePool {
         landing.outcome.send_replace(Some(outcome));
     }
 
-    /// Asks one server after the other, until one gives tokens or says that nobody will.
-    async fn ask(&self, model: &str, call: &Call) -> Outcome {
+    /// Asks one server after the other, until one gives tokens or says that nobody will. That a server does not have the model is no more
+    /// than its own word; who has given tokens before is looked for among all servers that may have it.
+    async fn ask(&self, model: &Arc<str>, call: &Call) -> Outcome {
         let deadline = self.clock.now().after(self.settings.request_timeout);
-        let attempts = self.settings.max_attempts.max(1);
-        let servers = self.servers(model, attempts as usize);
+        let is_proven = self.models.lock().is_proven(model);
+        let mut left = self.settings.max_attempts.max(1);
+        let mut servers = self.servers(model);
         let mut failure = Unavailable::NoEndpoint;
-        for (left, (address, base)) in (1..=attempts).rev().zip(servers.iter().cycle()) {
+        while left > 0
+            && let Some((address, hope)) = servers.pop_front()
+        {
             let started = self.clock.now();
             // A server that hangs leaves the next one its share.
             let timeout = deadline.since(started) / left;
+            if timeout.is_zero() {
+                break;
+            }
             self.stats.count_call();
-            let url = format!("{base}{}", call.path);
+            let url = format!("{}{}", self::address(&self.settings.url, address), call.path);
             let body = call.body.clone();
             let answer = client::post(&self.client, &url, body, timeout, self.settings.max_answer_bytes).await;
             let tokens = match answer {
+                Ok(Answer::Refused(NOT_FOUND)) => {
+                    if failure == Unavailable::NoEndpoint {
+                        failure = Unavailable::Refused(NOT_FOUND);
+                    }
+                    // Names that clients have made up are remembered nowhere and looked for no further.
+                    if is_proven {
+                        self.avoid(address, Some(model));
+                    }
+                    left -= u32::from(!is_proven || hope == Hope::Bad);
+                    continue;
+                }
                 Ok(Answer::Refused(status)) => return Err(Unavailable::Refused(status)),
                 Ok(Answer::Body(body)) => token_list(&body, call.field).map_err(CallError::from),
                 Err(error) => Err(error),
@@ -315,32 +329,33 @@ impl RemotePool {
             match tokens {
                 Ok(tokens) => {
                     self.stats.count_latency(self.clock.now().since(started));
-                    self.judge(*address, true);
+                    let mut avoided = self.avoided.lock();
+                    avoided.remove(&(address, None));
+                    avoided.remove(&(address, Some(model.clone())));
                     return Ok(tokens.into());
                 }
                 Err(error) => {
-                    self.judge(*address, false);
+                    self.avoid(address, None);
                     failure = error.into();
+                    servers.push_back((address, Hope::Bad));
+                    left -= 1;
                 }
             }
         }
         Err(failure)
     }
 
-    /// Whom to ask, the most hopeful first: ready servers take turns, those that failed a moment ago come last.
-    fn servers(&self, model: &str, wanted: usize) -> Vec<(Option<SocketAddr>, String)> {
-        if let Some(url) = self.services.get(model) {
-            return vec![(None, url.clone())];
-        }
+    /// Whom to ask, the most hopeful first: ready servers take turns, those that failed a moment ago or did not have the model come last.
+    fn servers(&self, model: &Arc<str>) -> VecDeque<(SocketAddr, Hope)> {
         let now = self.clock.now();
         // What counts here is whether it is ejected, which doesn't depend on the policy.
         let policy = HealthPolicy::default();
         let snapshot = self.store.load();
         let avoided = self.avoided.lock();
-        let turn = self.turn.fetch_add(1, Relaxed);
-        let (mut good, mut bad) = (Vec::with_capacity(wanted), Vec::new());
+        let is_avoided = |key: &(SocketAddr, Option<Arc<str>>)| avoided.get(key).is_some_and(|until| now < *until);
         let count = snapshot.endpoints.len();
-        let start = if count == 0 { 0 } else { turn % count };
+        let start = self.turn.fetch_add(1, Relaxed).checked_rem(count).unwrap_or(0);
+        let (mut good, mut bad) = (VecDeque::with_capacity(count), VecDeque::new());
         for state in snapshot.endpoints.iter().cycle().skip(start).take(count) {
             let endpoint = &state.endpoint;
             if endpoint.spec.draining || endpoint.spec.engine != Engine::Vllm {
@@ -349,28 +364,20 @@ impl RemotePool {
             let address = endpoint.spec.address;
             let away =
                 matches!(endpoint.health.availability(now, &policy), Availability::Ejected | Availability::HalfOpen);
-            let list =
-                if away || avoided.get(&address).is_some_and(|until| now < *until) { &mut bad } else { &mut good };
-            if list.len() < wanted {
-                list.push(address);
+            if away || is_avoided(&(address, None)) || is_avoided(&(address, Some(model.clone()))) {
+                bad.push_back((address, Hope::Bad));
+            } else {
+                good.push_back((address, Hope::Good));
             }
         }
         good.append(&mut bad);
-        good.truncate(wanted);
-        good.into_iter().map(|at| (Some(at), self::address(&self.settings.url, at))).collect()
+        good
     }
 
-    /// Remembers how a server did.
-    fn judge(&self, server: Option<SocketAddr>, well: bool) {
-        let Some(server) = server else { return };
-        let now = self.clock.now();
-        let mut avoided = self.avoided.lock();
-        if well {
-            avoided.remove(&server);
-        } else {
-            avoided.retain(|_, until| now < *until);
-            avoided.insert(server, now.after(self.settings.probe_interval));
-        }
+    /// Passes over a server from now on: for one model, or for all.
+    fn avoid(&self, server: SocketAddr, model: Option<&Arc<str>>) {
+        let until = self.clock.now().after(self.settings.probe_interval);
+        self.avoided.lock().insert((server, model.cloned()), until);
     }
 
     /// Probes models and forgets unused ones, until `shutdown`.
@@ -378,6 +385,7 @@ impl RemotePool {
         let mut probes = FuturesUnordered::new();
         loop {
             let now = self.clock.now();
+            self.avoided.lock().retain(|_, until| now < *until);
             let (due, wake) = {
                 let mut models = self.models.lock();
                 for model in models.close_unused(now) {
@@ -439,6 +447,15 @@ impl RemotePool {
     }
 }
 
+/// How a server did of late.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hope {
+    /// Nothing is known against it.
+    Good,
+    /// It is failing, or does not have the model.
+    Bad,
+}
+
 /// A call that is under way. Whatever becomes of it, equal requests no longer wait for it afterwards.
 #[derive(Debug)]
 struct Landing {
@@ -497,6 +514,5 @@ mod tests {
         assert!(new(|s| s.url = "http://one-service-for-all".to_owned()).is_ok());
         assert!(why(|s| s.url = "{address}".to_owned()).contains("can't ask"));
         assert!(why(|s| s.url = "ftp://{address}".to_owned()).contains("ftp"));
-        assert!(why(|s| drop(s.services.insert("m".into(), "m:80".into()))).contains("m:80"));
     }
 }

@@ -1,6 +1,5 @@
 //! What is configurable about remote tokenizers.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The servers themselves, over plain HTTP, as Envoy reaches them.
@@ -44,8 +43,6 @@ pub struct RemoteSettings {
     pub api: RemoteApi,
     /// Where each endpoint is asked: `{address}` stands for its address and port, `{ip}` for its address alone.
     pub url: String,
-    /// Models whose tokenizer is a service at a URL of its own.
-    pub services: BTreeMap<String, String>,
     /// Take any certificate of HTTPS servers.
     pub insecure_skip_verify: bool,
     /// How long a decision waits.
@@ -58,7 +55,7 @@ pub struct RemoteSettings {
     pub idle_timeout: Duration,
     /// Models at once.
     pub max_models: usize,
-    /// Servers that are asked for one prompt, one after the other, at least 1.
+    /// Calls that may fail for one prompt, one after the other, at least 1.
     pub max_attempts: u32,
     /// Calls at once.
     pub max_concurrent: usize,
@@ -73,7 +70,6 @@ impl Default for RemoteSettings {
         Self {
             api: RemoteApi::default(),
             url: DEFAULT_URL.to_owned(),
-            services: BTreeMap::new(),
             insecure_skip_verify: false,
             decision_timeout: DEFAULT_DECISION_TIMEOUT,
             request_timeout: DEFAULT_REQUEST_TIMEOUT,
