@@ -150,7 +150,7 @@ impl TokenBlocks {
         let pieces = Pieces::new(prompt, &self.volatile);
         let mut keys = match pieces.shape() {
             Shape::Ids(ids) => self.ids(Cow::Borrowed(ids), root),
-            Shape::Bare(text) => TokenKeys { in_text: true, text: text.into(), ..self.ids(Cow::Borrowed(&[]), root) },
+            Shape::Bare(text) => TokenKeys { text: text.into(), ..self.ids(Cow::Borrowed(&[]), root) },
             Shape::Framed => TokenKeys { in_text: pieces.ends_in_text(), ..self.ids(Cow::Borrowed(&[]), root) },
         };
         keys.left_out = pieces.left_out_bytes();
@@ -170,7 +170,7 @@ impl TokenBlocks {
     #[must_use]
     pub fn text_behind<'p>(&'p self, before: &'p [u32], text: &'p str, root: u64) -> TokenKeys<'p> {
         let text = Source { text: Cow::Borrowed(text), escaped: false };
-        TokenKeys { in_text: true, text, ..self.ids(Cow::Borrowed(before), root) }
+        TokenKeys { text, ..self.ids(Cow::Borrowed(before), root) }
     }
 
     /// The keys of a prompt whose ids are known.
@@ -191,7 +191,7 @@ impl TokenBlocks {
             chain: Chain::new(self.space, root, block),
             keys: Vec::new(),
             left_out: 0,
-            in_text: false,
+            in_text: true,
             error: None,
         }
     }
@@ -239,6 +239,7 @@ pub struct TokenKeys<'p> {
     keys: Vec<BlockKey>,
     tokens: u64,
     left_out: u64,
+    /// More of the prompt's last text, or of its ids, may follow without a mark.
     in_text: bool,
     error: Option<EncodeError>,
 }
