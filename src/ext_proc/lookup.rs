@@ -168,12 +168,13 @@ impl<'p> Looked<'p> {
         // Whoever computes the prompt makes use of what it holds.
         prefix.cache.decided(prompt_tokens, prefill.map_or(matched, held));
         let whole = first.into_iter().chain(prefill).any(|id| !found.is_exact(id)) && !keys.is_cold();
-        let (keys, tail) = if whole { keys.finish() } else { (keys.made(), None) };
+        let (keys, complete, tail) = if whole { keys.finish() } else { (keys.made(), true, None) };
         let only_text = prompt.media_tokens == 0 && prompt.token_ids == 0 && prompt.count == 1;
         let base = Lesson {
             tenant,
-            text_bytes: if only_text { prompt.text_bytes } else { 0 },
-            tells_cached: !request.skips_cache,
+            // Of a prompt too long to be encoded to its end only the beginning is known.
+            text_bytes: if only_text && complete { prompt.text_bytes } else { 0 },
+            tells_cached: !request.skips_cache && complete,
             ..Lesson::default()
         };
         let of = |id, keys: Vec<BlockKey>| {

@@ -445,18 +445,18 @@ impl PromptKeys<'_> {
         }
     }
 
-    /// All keys, and what the answer goes on from; no keys when the prompt can't be encoded.
+    /// All keys as far as the prompt can be encoded, whether that is to its end, and what the answer goes on from.
     #[must_use]
-    pub fn finish(self) -> (Vec<BlockKey>, Option<Tail>) {
+    pub fn finish(self) -> (Vec<BlockKey>, bool, Option<Tail>) {
         match self {
             Self::Characters(keys) => {
                 let (keys, tail) = keys.finish();
-                (keys, tail.map(Tail::Characters))
+                (keys, true, tail.map(Tail::Characters))
             }
-            Self::Tokens(keys) => match keys.finish() {
-                Ok((keys, tail)) => (keys, Some(Tail::Tokens(tail))),
-                Err(_) => (Vec::new(), None),
-            },
+            Self::Tokens(keys) => {
+                let (keys, tail) = keys.finish();
+                (keys, tail.is_ok(), tail.ok().map(Tail::Tokens))
+            }
         }
     }
 

@@ -285,16 +285,13 @@ impl TokenKeys<'_> {
         all
     }
 
-    /// All keys, and what is needed to go on from them when the answer is known.
-    ///
-    /// # Errors
-    /// When the prompt could not be encoded to its end.
-    pub fn finish(mut self) -> Result<(Vec<BlockKey>, TokenTail), EncodeError> {
+    /// All keys as far as the prompt can be encoded, and what is needed to go on from them when the answer is known, or why they end before
+    /// the prompt does.
+    #[must_use]
+    pub fn finish(mut self) -> (Vec<BlockKey>, Result<TokenTail, EncodeError>) {
         self.upto(usize::MAX);
-        match self.error {
-            Some(error) => Err(error),
-            None => Ok((self.keys, TokenTail { chain: self.chain, in_text: self.in_text })),
-        }
+        let tail = TokenTail { chain: self.chain, in_text: self.in_text };
+        (self.keys, self.error.map_or(Ok(tail), Err))
     }
 
     /// Makes more ids: a part of the text, or the beginning of the next field. False at the end.

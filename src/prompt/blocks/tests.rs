@@ -77,7 +77,7 @@ proptest! {
         }
         keys.upto(usize::MAX);
         prop_assert_eq!(keys.tokens(), ids(&prompt).len() as u64);
-        prop_assert_eq!(keys.finish().unwrap().0, all);
+        prop_assert_eq!(keys.finish().0, all);
     }
 
     #[test]
@@ -85,7 +85,8 @@ proptest! {
         let blocks = blocks(size, Toy::default());
         let shape = Pieces::new(&prompt, &Volatile::default()).shape();
         prop_assume!(shape == Shape::Framed);
-        let (mut keys, mut tail) = blocks.keys(&prompt, 3).finish().unwrap();
+        let (mut keys, tail) = blocks.keys(&prompt, 3).finish();
+    let mut tail = tail.unwrap();
         tail.extend(&*blocks.encoder, Some("assistant"), &answer, &mut keys).unwrap();
         prop_assert_eq!(tail.blocks(), keys.len());
         let mut next = prompt.clone();
@@ -113,17 +114,20 @@ fn text_and_its_ids_have_the_same_keys() {
     let bare = Prompt { pieces: vec![Piece::Text(text.as_str().into())], ..Prompt::default() };
     let given = Prompt { pieces: vec![Piece::Tokens(text.bytes().map(u32::from).collect())], ..Prompt::default() };
     let root = blocks.space.root(&Root { name: "lora", ..Root::default() });
-    let keys = blocks.keys(&bare, root).finish().unwrap().0;
-    assert_eq!(keys, blocks.keys(&given, root).finish().unwrap().0);
-    assert_eq!(keys, blocks.text(&text, root).finish().unwrap().0);
+    let keys = blocks.keys(&bare, root).finish().0;
+    assert_eq!(keys, blocks.keys(&given, root).finish().0);
+    assert_eq!(keys, blocks.text(&text, root).finish().0);
 }
 
 #[test]
 fn a_bare_prompt_goes_on_in_its_answer() {
     let blocks = blocks(4, Toy::default());
-    let (mut keys, mut tail) = blocks.text("Once upon", 0).finish().unwrap();
-    tail.extend(&*blocks.encoder, None, " a time", &mut keys).unwrap();
-    assert_eq!(keys, blocks.text("Once upon a time", 0).finish().unwrap().0);
+    let ids: Vec<u32> = "Once upon".bytes().map(u32::from).collect();
+    for prompt in [blocks.text("Once upon", 0), blocks.ids(ids.into(), 0)] {
+        let (mut keys, tail) = prompt.finish();
+        tail.unwrap().extend(&*blocks.encoder, None, " a time", &mut keys).unwrap();
+        assert_eq!(keys, blocks.text("Once upon a time", 0).finish().0);
+    }
 }
 
 #[test]
@@ -138,9 +142,10 @@ fn the_first_failure_ends_the_keys_and_is_told() {
     assert_eq!(made, (1 + 5 + 10) / 4);
     assert_eq!(keys.error(), Some(&EncodeError::Failed("poison".to_owned())));
     assert_eq!(keys.upto(usize::MAX).len(), made);
-    assert!(keys.finish().is_err());
+    assert!(keys.finish().1.is_err());
 
-    let (mut keys, mut tail) = blocks.text("good text", 0).finish().unwrap();
+    let (mut keys, tail) = blocks.text("good text", 0).finish();
+    let mut tail = tail.unwrap();
     let before = tail.clone();
     assert!(tail.extend(&*blocks.encoder, Some("assistant"), "☠", &mut keys).is_err());
     assert_eq!((tail.blocks(), tail.chain.partial()), (before.blocks(), before.chain.partial()));
@@ -174,7 +179,8 @@ fn keys_end_where_nothing_more_is_remembered() {
     let mut cold = blocks.text(&text, 7).with_cold_bytes(10_000);
     let known = cold.upto(usize::MAX).to_vec();
     assert!(cold.is_cold() && !known.is_empty());
-    let (all, _) = blocks.text(&text, 7).finish().expect("all may be encoded");
+    let (all, tail) = blocks.text(&text, 7).finish();
+    assert!(tail.is_ok(), "all may be encoded");
     assert!(all.starts_with(&known) && all.len() > known.len());
     let mut warm = blocks.text(&text, 7).with_cold_bytes(200);
     assert_eq!(warm.upto(usize::MAX), all, "but for a last part that may be too short to be remembered");

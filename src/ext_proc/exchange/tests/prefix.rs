@@ -152,6 +152,36 @@ fn a_prompt_that_the_server_cuts_is_routed_by_load() {
     assert_eq!(lookups, 1, "two were not looked up");
 }
 
+#[test]
+fn of_a_prompt_that_is_not_encoded_to_its_end_the_beginning_is_found_and_nothing_is_concluded() {
+    let (blocks, memo) = token_blocks(|encoder| Arc::new(encoder));
+    let blocks = TokenBlocks { max_bytes: 4_000, ..blocks };
+    let parameters = serde_json::json!({"scorers": [{"type": "prefix-cache-scorer"}]});
+    let tokenizer = Some(Tokenizer::Fields { blocks, memo });
+    let world = Setup { servers: vec![(0, 0.1, &[]); 16], parameters, tokenizer, ..Setup::default() }.build();
+    // More texts than one: none that is longer than what may be encoded is encoded in part.
+    let turns: Vec<String> = (0..10).map(|i| text(&format!("turn{i}x"), 100)).collect();
+    let prompt = chat(&turns.iter().map(|turn| ("user", &**turn)).collect::<Vec<_>>());
+    let usage = serde_json::json!({"prompt_tokens": 5_000, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 4_900}});
+    let mut went = Vec::new();
+    for _ in 0..3 {
+        let (exchange, to) = ask(&world, &prompt);
+        answer_with(exchange, "200", "fine", usage.clone());
+        went.push((to, matched(&world) > 400));
+    }
+    let first = went[0].0.clone();
+    assert_eq!(went, [(first.clone(), false), (first.clone(), true), (first, true)]);
+    let live = world.picker.live();
+    let cache = &live.prefix(0).unwrap().cache;
+    let stats = cache.stats();
+    let told = [&stats.foretold_tokens, &stats.reported_tokens].map(|n| n.load(std::sync::atomic::Ordering::Relaxed));
+    assert_eq!(
+        (told, cache.tokens_per_block()),
+        ([0, 0], 16.0),
+        "what is cached behind the beginning was not foretold"
+    );
+}
+
 fn with_image(texts: [&str; 2], image: &str, reply: Option<&str>) -> String {
     let part = |text: &str| serde_json::json!({"type": "text", "text": text});
     let image =
