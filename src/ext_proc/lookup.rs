@@ -87,6 +87,9 @@ impl<'p> Looked<'p> {
         whole: bool,
     ) -> Result<Option<Self>, Warming> {
         let Prepared { prefix, request, reading } = prepared;
+        if !q.last {
+            prefix.count_known(asked, reading);
+        }
         let looked = guarded(picker, || {
             let mut keys = prefix.keys(reading).at_hand();
             let found = prefix.cache.lookup(&mut keys, q.now).of_own_keys(reading.has_own_keys());

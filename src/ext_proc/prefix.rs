@@ -288,6 +288,13 @@ impl PoolPrefix {
         }
     }
 
+    /// A request goes by tokens that were remembered from another one.
+    pub fn count_known(&self, asked: Asked<'_>, reading: &Reading<'_>) {
+        if let (Tokenizer::Remote { pool, .. }, Source::Ids(..)) = (&self.tokenizer, &reading.source) {
+            pool.count_known(asked.target);
+        }
+    }
+
     /// Encodes the request, so that it is remembered. All of it: what nobody holds yet is held when this one is served, and then its next
     /// turn asks for it.
     pub fn warming(self: &Arc<Self>, asked: Asked<'_>, reading: &Reading<'_>, limits: &Limits) -> Warming {
@@ -403,6 +410,11 @@ impl Tokenizer {
     }
 }
 
+/// Blocks of text of a prompt with media. What these become is their model's own, and token ids alone do not tell one image from another.
+fn as_text<'p>(canonical: &'p Characters, request: &'p Request<'p>) -> Result<Source<'p>, Missing> {
+    if request.truncated { Err(Missing::Way) } else { Ok(Source::Characters(canonical, &request.prompt)) }
+}
+
 /// Asks for the tokens of a request, so that they are remembered.
 fn asking(pool: Arc<RemotePool>, asked: Asked<'_>) -> Warming {
     let (model, api, body) = (asked.target.to_owned(), asked.api, asked.body.to_vec());
@@ -410,11 +422,6 @@ fn asking(pool: Arc<RemotePool>, asked: Asked<'_>) -> Warming {
         if let Err(error) = pool.tokens(Ask { model: &model, api, body: &body }).await {
             tracing::debug!(%error, model, "no tokens for a request");
         }
-/// Blocks of text of a prompt with media. What these become is their model's own, and token ids alone do not tell one image from another.
-fn as_text<'p>(canonical: &'p Characters, request: &'p Request<'p>) -> Result<Source<'p>, Missing> {
-    if request.truncated { Err(Missing::Way) } else { Ok(Source::Characters(canonical, &request.prompt)) }
-}
-
     }))
 }
 

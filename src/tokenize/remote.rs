@@ -194,7 +194,8 @@ impl RemotePool {
         outcome
     }
 
-    /// The tokens of a request, if they are remembered.
+    /// The tokens of a request, if they are remembered. Asked for more than once for some requests, so that
+    /// [`RemotePool::count_known`] counts them.
     ///
     /// # Errors
     /// [`Unavailable::Unsupported`] when there is no way to ask for them; counted here, as [`RemotePool::tokens`] is then not asked.
@@ -206,6 +207,13 @@ impl RemotePool {
             why
         })?;
         Ok(self.cache.as_ref().and_then(|cache| cache.get(&call.key(self.seed))))
+    }
+
+    /// A request goes by what [`RemotePool::known`] gave: the model is in use.
+    pub fn count_known(&self, model: &str) {
+        self.stats.count_request();
+        self.stats.count_cache_hit();
+        self.models.lock().touch(model, self.clock.now());
     }
 
     async fn find(self: &Arc<Self>, ask: Ask<'_>) -> Outcome {

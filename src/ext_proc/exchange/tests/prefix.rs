@@ -234,6 +234,40 @@ fn prompts_with_images_have_keys_whatever_the_models_template_makes_of_them() {
     assert_images_are_told_apart(Tokenizer::HuggingFace { model: Arc::new(model), blocks, memo, canonical });
 }
 
+#[tokio::test]
+async fn tokens_that_servers_told_before_are_counted_once_a_request() {
+    let server = ServerConfig::default();
+    let model = server.models[0].clone();
+    let fleet = serve(&SimConfig { endpoints: 1, port: 0, server, ..SimConfig::default() }).unwrap();
+    let store = Arc::new(SnapshotStore::default());
+    let endpoint = Arc::new(Endpoint::new(EndpointId(0), EndpointSpec::at(fleet.addresses()[0])));
+    store.publish(PoolSnapshot::new(1, true, vec![EndpointState::new(endpoint, None)]));
+    let settings = RemoteSettings { decision_timeout: Duration::from_secs(20), ..RemoteSettings::default() };
+    let pool = RemotePool::new("pool".into(), settings, store, crate::clock::Clock::start(), 7).unwrap();
+    let (blocks, _) = token_blocks(|encoder| Arc::new(encoder));
+    let (pool, canonical) = (Arc::new(pool), Characters::new(KeySpace::new(7)));
+    let parameters = serde_json::json!({"scorers": [{"type": "prefix-cache-scorer"}]});
+    let tokenizer = Some(Tokenizer::Remote { pool: pool.clone(), blocks, canonical });
+    let world = Setup { parameters, tokenizer, ..Setup::default() }.build();
+    let prompt = serde_json::json!({"model": model, "messages": [{"role": "user", "content": text("same", 400)}]});
+    let mut exchange = world.exchange();
+    send(&mut exchange, request(Message::RequestHeaders(headers(&[CHAT], false))));
+    assert!(send(&mut exchange, request(Message::RequestBody(body(prompt.to_string().as_bytes(), true)))).is_empty());
+    let Some(Warming::Call(asking)) = exchange.warming() else { panic!("a server is asked") };
+    asking.await;
+    let mut out = Actions::new();
+    exchange.on(Event::Warmed, NOW, &mut out).unwrap();
+    assert!(Answered::of(&Vec::from(out)).set.contains_key(DESTINATION));
+    let stats = pool.stats();
+    assert_eq!((stats.requests(), stats.cache_hits(), stats.calls()), (1, 0, 1));
+    for n in 1..=3 {
+        let (exchange, _) = ask(&world, &prompt.to_string());
+        answer(exchange, "200", "fine");
+        assert_eq!((stats.requests(), stats.cache_hits(), stats.calls()), (1 + n, n, 1));
+    }
+    assert!(matched(&world) > 100, "{}", matched(&world));
+}
+
 #[test]
 fn tenants_share_prefixes_unless_they_are_kept_apart() {
     for isolate_tenants in [false, true] {
