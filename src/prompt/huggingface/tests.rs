@@ -1,7 +1,8 @@
 use super::*;
+use crate::prompt::memo::{Cuts, Memo, SegmentCache};
 use proptest::prelude::*;
 use std::path::Path;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use std::time::UNIX_EPOCH;
 
 fn data(name: &str) -> String {
@@ -9,11 +10,12 @@ fn data(name: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-static TINY: LazyLock<HuggingFace> = LazyLock::new(|| {
-    HuggingFace::from_parts(data("tokenizer.json").as_bytes(), None, Some(&data("chat_template.jinja"))).unwrap()
+static TINY: LazyLock<Arc<HuggingFace>> = LazyLock::new(|| {
+    let (tokenizer, template) = (data("tokenizer.json"), data("chat_template.jinja"));
+    Arc::new(HuggingFace::from_parts(tokenizer.as_bytes(), None, Some(&template)).unwrap())
 });
 
-fn ids(model: &HuggingFace, text: &str) -> Vec<u32> {
+fn ids(model: &dyn Encoder, text: &str) -> Vec<u32> {
     let mut out = Vec::new();
     model.encode(text, &mut out).unwrap();
     out
@@ -52,7 +54,17 @@ proptest! {
     #[test]
     fn a_cut_at_the_marks_changes_nothing(text in hostile_text()) {
         let marks = TINY.cut_marks().unwrap();
-        prop_assert_eq!(ids_in_pieces(&TINY, marks, &text), ids(&TINY, &text));
+        prop_assert_eq!(ids_in_pieces(&TINY, marks, &text), ids(&**TINY, &text));
+    }
+
+    #[test]
+    fn what_is_remembered_is_what_the_model_makes(parts in prop::collection::vec(hostile_text(), 1..16), times in 1usize..8) {
+        let text = parts.concat().repeat(times);
+        let cuts = Cuts::new(TINY.cut_marks().unwrap().iter().cloned(), false);
+        let memo = Memo::new(TINY.clone(), b"tiny", cuts, Arc::new(SegmentCache::new(1 << 20, 7)));
+        let plain = ids(&**TINY, &text);
+        prop_assert_eq!(&ids(&memo, &text), &plain, "cold");
+        prop_assert_eq!(&ids(&memo, &text), &plain, "warm");
     }
 
     #[test]
