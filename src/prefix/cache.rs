@@ -3,6 +3,7 @@
 //! Asked by the decision, told by what came of it: a claim when the endpoint is named, a record when its answer begins, a correction
 //! when the answer's usage tells how much was really cached.
 
+mod capacity;
 mod found;
 
 pub use found::Found;
@@ -21,10 +22,11 @@ use crate::ids::EndpointId;
 use crate::pool::PoolSnapshot;
 use ahash::{AHashMap, AHashSet};
 use arc_swap::ArcSwap;
+use capacity::{Capacity, LEAST_CAPACITY, Reserved};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// 256 MiB: about eight million blocks, those of 300 servers with 27,000 each.
@@ -45,8 +47,6 @@ const LEAST_MEASURED_BLOCKS: usize = 8;
 const CAPACITY_GAIN: f64 = 2.0;
 /// One answer moves it by a tenth at most.
 const CAPACITY_STEP: f64 = 0.1;
-/// Guesses keep at least a tenth of what a server says it has room for, however wrong they turn out.
-const LEAST_CAPACITY: f64 = 0.1;
 
 /// What a block holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
@@ -117,18 +117,6 @@ struct Guess {
 
 type Guesses = ByEndpoint<Guess>;
 
-/// Blocks that are believed to lie on one server.
-#[derive(Debug, Default)]
-struct Capacity {
-    /// That it has room for; 0 when it has not said.
-    blocks: AtomicU32,
-    /// That prompts on their way there will fill. What they will push out is forgotten when they are sent: whoever comes behind them
-    /// will not find it any more.
-    coming: AtomicU32,
-    /// That the index was last told.
-    told: AtomicU32,
-}
-
 /// What guesses about one server rest on.
 #[derive(Debug)]
 struct Server {
@@ -145,12 +133,6 @@ struct Server {
 pub struct Coming {
     _claim: Claim,
     room: Option<Reserved>,
-}
-
-#[derive(Debug)]
-struct Reserved {
-    capacity: Arc<Capacity>,
-    blocks: u32,
 }
 
 impl PrefixCache {
@@ -253,6 +235,16 @@ impl PrefixCache {
         }
     }
 
+    /// Blocks that `endpoint` has taken in, as its engine tells or as was learned, each counted half as much after every
+    /// [`DEFAULT_HALF_LIFE`]. O(1).
+    #[must_use]
+    pub fn weight(&self, endpoint: EndpointId, now: Timestamp) -> f64 {
+        let (guesses, residents) = (self.guesses.load(), self.residents.load());
+        let told =
+            residents.get(&endpoint).iter().flat_map(|r| &r.caches).map(|c| self.index.weight(c.holder, now)).sum();
+        guesses.get(&endpoint).map_or(0.0, |guess| self.index.weight(guess.holder, now)).max(told)
+    }
+
     /// Finds out who holds how much of a prompt. Makes no more keys than can matter.
     pub fn lookup<K: BlockKeys>(&self, keys: &mut K, now: Timestamp) -> Found {
         let (guesses, residents) = (self.guesses.load(), self.residents.load());
@@ -282,9 +274,9 @@ impl PrefixCache {
         let claim = self.claims.claim(endpoint, keys, now);
         let guesses = self.guesses.load();
         let room = guesses.get(&endpoint).filter(|_| fresh > 0).map(|guess| {
-            guess.capacity.coming.fetch_add(fresh, Relaxed);
+            let reserved = guess.capacity.clone().reserve(fresh);
             self.tell_capacity(guess);
-            Reserved { capacity: guess.capacity.clone(), blocks: fresh }
+            reserved
         });
         Coming { _claim: claim, room }
     }
@@ -385,13 +377,12 @@ impl PrefixCache {
             return;
         }
         let blocks = server.room as f64 * server.trust / self.tokens_per_block();
-        server.guess.capacity.blocks.store(blocks.clamp(1.0, f64::from(u32::MAX)) as u32, Relaxed);
+        server.guess.capacity.set(blocks.clamp(1.0, f64::from(u32::MAX)) as u32);
         self.tell_capacity(&server.guess);
     }
 
     fn tell_capacity(&self, guess: &Guess) {
         if let Some(blocks) = guess.capacity.news() {
-            guess.capacity.told.store(blocks, Relaxed);
             self.index.set_capacity(guess.holder, blocks);
         }
     }
@@ -442,27 +433,10 @@ impl PrefixCache {
     }
 }
 
-impl Capacity {
-    /// What the index should be told now. A change of less than 2 % is not worth the writer's lock.
-    fn news(&self) -> Option<u32> {
-        let all = self.blocks.load(Relaxed);
-        let least = (f64::from(all) * LEAST_CAPACITY) as u32;
-        let blocks = all.saturating_sub(self.coming.load(Relaxed)).max(least).max(1);
-        let told = self.told.load(Relaxed);
-        (all > 0 && blocks.abs_diff(told) > told / 50).then_some(blocks)
-    }
-}
-
 impl Coming {
     /// The endpoint has computed it: what it takes is no longer ahead, as [`PrefixCache::record`] will tell.
     pub fn arrived(&mut self) {
         self.room = None;
-    }
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        self.capacity.coming.fetch_sub(self.blocks, Relaxed);
     }
 }
 

@@ -130,22 +130,31 @@ impl PoolViews {
 #[derive(Debug)]
 pub struct PoolCollector(pub Arc<PoolViews>);
 
-type EndpointGauge = (&'static str, &'static str, fn(&PoolViews, &EndpointState) -> Option<f64>);
+type EndpointGauge = (&'static str, &'static str, fn(&PoolViews, &PoolView, &EndpointState) -> Option<f64>);
 
 /// One gauge an endpoint: name, help, value.
 const ENDPOINT_GAUGES: &[EndpointGauge] = &[
-    ("endpoint_in_flight", "requests sent to the endpoint that have not ended", |_, s| {
+    ("endpoint_in_flight", "requests sent to the endpoint that have not ended", |_, _, s| {
         Some(f64::from(s.endpoint.ledger.in_flight()))
     }),
-    ("endpoint_prefill_tokens", "prompt tokens of requests without a first byte yet", |_, s| {
+    ("endpoint_prefill_tokens", "prompt tokens of requests without a first byte yet", |_, _, s| {
         u32::try_from(s.endpoint.ledger.prefill_tokens()).ok().map(f64::from)
     }),
-    ("endpoint_waiting", "waiting requests, as the server reports", |_, s| s.metrics().map(|m| f64::from(m.waiting))),
-    ("endpoint_running", "running requests, as the server reports", |_, s| s.metrics().map(|m| f64::from(m.running))),
-    ("endpoint_kv_usage", "KV cache in use, 0 to 1, as the server reports", |_, s| {
+    ("endpoint_waiting", "waiting requests, as the server reports", |_, _, s| {
+        s.metrics().map(|m| f64::from(m.waiting))
+    }),
+    ("endpoint_running", "running requests, as the server reports", |_, _, s| {
+        s.metrics().map(|m| f64::from(m.running))
+    }),
+    ("endpoint_kv_usage", "KV cache in use, 0 to 1, as the server reports", |_, _, s| {
         s.metrics().map(|m| f64::from(m.kv_usage))
     }),
-    ("endpoint_metrics_age_seconds", "time since the server's last page", PoolViews::metrics_age),
+    ("endpoint_metrics_age_seconds", "time since the server's last page", |views, _, s| views.metrics_age(s)),
+    (
+        "endpoint_cache_weight",
+        "blocks that the endpoint's cache has taken in, each counted half as much after every two minutes",
+        |views, pool, s| Some(pool.prefix.weight(s.endpoint.id, views.clock.now())),
+    ),
 ];
 
 type PoolCounter = (&'static str, &'static str, fn(&PoolView) -> u64);
@@ -263,7 +272,7 @@ impl Collector for PoolCollector {
             let mut gauges = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for pool in pools.iter() {
                 for state in &pool.store.load().endpoints {
-                    if let Some(value) = value(&self.0, state) {
+                    if let Some(value) = value(&self.0, pool, state) {
                         let labels = [("pool", &*pool.name), ("endpoint", &*state.endpoint.authority)];
                         ConstGauge::new(value).encode(gauges.encode_family(&labels)?)?;
                     }
@@ -315,7 +324,7 @@ impl Collector for PoolCollector {
 
 impl PoolCollector {
     fn evictions(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-        let help = "blocks forgotten: the endpoint has no room for more, its tenant's share or the budget is used up, or they are old";
+        let help = "blocks forgotten: the endpoint has no room for more, or the budget is used up, for others' sake where their tenant has more than its share";
         let mut counters =
             encoder.encode_descriptor("prefix_index_evicted_blocks", help, None, ConstCounter::<u64>::TYPE)?;
         for pool in pools {
@@ -324,7 +333,6 @@ impl PoolCollector {
                 ("capacity", stats.evicted_for_capacity),
                 ("tenant", stats.evicted_for_tenant),
                 ("budget", stats.evicted_for_budget),
-                ("age", stats.evicted_for_age),
             ] {
                 let labels = [("pool", &*pool.name), ("cause", cause)];
                 ConstCounter::new(blocks).encode(counters.encode_family(&labels)?)?;

@@ -511,16 +511,6 @@ impl Writer {
         }
     }
 
-    /// Forgets a holder's guesses that were not used since `moment`.
-    pub(super) fn forget_older(&mut self, sh: &Shared, slot: usize, moment: Timestamp) {
-        let moment = (moment.0 >> MOMENT_SHIFT).min(u64::from(u32::MAX)) as u32;
-        while let Some(oldest) = self.holders.get(slot).map(|h| h.oldest).filter(|s| *s != 0)
-            && sh.arena.high(oldest + 3) < moment
-        {
-            self.stats.evicted_for_age += u64::from(self.shorten_oldest(sh, slot, oldest, u32::MAX));
-        }
-    }
-
     /// Takes up to `blocks` blocks off a holder's oldest segment. Returns how many.
     fn shorten_oldest(&mut self, sh: &Shared, slot: usize, segment: Addr, blocks: u32) -> u32 {
         let (run, column) = (sh.arena.low(segment), sh.arena.high(segment) as Column);

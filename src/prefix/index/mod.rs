@@ -134,14 +134,12 @@ pub struct Stats {
     pub evicted_for_tenant: u64,
     /// Believed blocks forgotten because the budget was used up and none were older.
     pub evicted_for_budget: u64,
-    /// Believed blocks forgotten because they were too old.
-    pub evicted_for_age: u64,
     /// Blocks that found no room.
     pub refused_blocks: u64,
+}
+
 /// No tenant's share of the budget is smaller: those over theirs, which are looked through for who gives way, are no more than a hundred.
 pub const LEAST_SHARE: f32 = 0.01;
-
-}
 
 /// No holder has this column.
 const NOBODY: u32 = u32::MAX;
@@ -336,15 +334,9 @@ impl PrefixIndex {
         if let Some(h) = writer.holders.get_mut(slot) {
             h.capacity = blocks;
         }
-        self.cutting_weight(&mut writer, slot, |writer| writer.keep_capacity(&self.shared, slot));
-    }
-
-    /// Drops the guesses about a holder that were last confirmed before `moment` (to within 17 ms).
-    pub fn forget_older(&self, holder: HolderId, moment: Timestamp) {
-        let mut writer = self.writer.lock();
-        let Some(slot) = writer.holders.slot(holder) else { return };
-        self.cutting_weight(&mut writer, slot, |writer| writer.forget_older(&self.shared, slot, moment));
-        writer.sweep_some(&self.shared, 0);
+        let before = writer.total(slot);
+        writer.keep_capacity(&self.shared, slot);
+        self.shared.weights.cut(slot, before.saturating_sub(writer.total(slot)), before);
     }
 
     /// Finds how much of a prompt each holder has, in one walk that stops when nobody has more. Keys are asked for as far as they
@@ -413,12 +405,6 @@ impl PrefixIndex {
     fn place(writer: &Writer, holder: HolderId) -> Option<(usize, Column)> {
         let slot = writer.holders.slot(holder)?;
         Some((slot, writer.holders.get(slot)?.column?))
-    }
-
-    fn cutting_weight(&self, writer: &mut Writer, slot: usize, change: impl FnOnce(&mut Writer)) {
-        let before = writer.total(slot);
-        change(writer);
-        self.shared.weights.cut(slot, before.saturating_sub(writer.total(slot)), before);
     }
 }
 

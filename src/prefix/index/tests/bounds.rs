@@ -286,20 +286,6 @@ fn names_of_one_holder_that_others_outlive_do_not_pile_up() {
 }
 
 #[test]
-fn guesses_have_an_age() {
-    let index = index(BUDGET);
-    let (holder, other) = (index.add_holder(), index.add_holder());
-    index.record(holder, &keys(1, 10), TenantId(1), seconds(10));
-    index.record(other, &keys(1, 10), TenantId(1), seconds(10));
-    index.record(holder, &keys(2, 10), TenantId(1), seconds(12));
-    index.forget_older(holder, seconds(11));
-    assert_eq!(depth(&index, holder, &keys(1, 10)).gpu, 0);
-    assert_eq!(depth(&index, holder, &keys(2, 10)).gpu, 10);
-    assert_eq!(depth(&index, other, &keys(1, 10)).gpu, 10);
-    assert_eq!(index.stats().evicted_for_age, 10);
-}
-
-#[test]
 fn storing_and_clearing_keeps_memory_flat() {
     let index = index(64 << 20);
     let holders: Vec<HolderId> = (0..4).map(|_| index.add_holder()).collect();
