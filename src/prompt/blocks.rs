@@ -287,7 +287,6 @@ impl TokenKeys<'_> {
 
     /// All keys as far as the prompt can be encoded, and what is needed to go on from them when the answer is known, or why they end before
     /// the prompt does.
-    #[must_use]
     pub fn finish(mut self) -> (Vec<BlockKey>, Result<TokenTail, EncodeError>) {
         self.upto(usize::MAX);
         let tail = TokenTail { chain: self.chain, in_text: self.in_text };

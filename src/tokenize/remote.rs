@@ -103,6 +103,9 @@ pub enum SetupError {
 
 type Outcome = Result<Arc<[u32]>, Unavailable>;
 
+/// Servers that have failed, or that do not have a model, and until when they are passed over.
+type Avoided = AHashMap<(SocketAddr, Option<Arc<str>>), Timestamp>;
+
 /// The remote tokenizers of one pool.
 #[derive(Debug)]
 pub struct RemotePool {
@@ -118,8 +121,7 @@ pub struct RemotePool {
     /// Calls of client requests that are under way, for equal requests to wait for.
     flights: Mutex<AHashMap<u128, watch::Receiver<Option<Outcome>>>>,
     permits: Arc<Semaphore>,
-    /// Servers that have failed, or that do not have a model, and until when they are passed over.
-    avoided: Mutex<AHashMap<(SocketAddr, Option<Arc<str>>), Timestamp>>,
+    avoided: Mutex<Avoided>,
     turn: AtomicUsize,
     cache: Option<Cache<u128, Arc<[u32]>, ByBytes, RandomState>>,
     seed: u64,
@@ -360,7 +362,7 @@ impl RemotePool {
         let policy = HealthPolicy::default();
         let snapshot = self.store.load();
         let avoided = self.avoided.lock();
-        let is_avoided = |key: &(SocketAddr, Option<Arc<str>>)| avoided.get(key).is_some_and(|until| now < *until);
+        let is_avoided = |at, model| avoided.get(&(at, model)).is_some_and(|until| now < *until);
         let count = snapshot.endpoints.len();
         let start = self.turn.fetch_add(1, Relaxed).checked_rem(count).unwrap_or(0);
         let (mut good, mut bad) = (VecDeque::with_capacity(count), VecDeque::new());
@@ -372,7 +374,7 @@ impl RemotePool {
             let address = endpoint.spec.address;
             let away =
                 matches!(endpoint.health.availability(now, &policy), Availability::Ejected | Availability::HalfOpen);
-            if away || is_avoided(&(address, None)) || is_avoided(&(address, Some(model.clone()))) {
+            if away || is_avoided(address, None) || is_avoided(address, Some(model.clone())) {
                 bad.push_back((address, Hope::Bad));
             } else {
                 good.push_back((address, Hope::Good));

@@ -59,6 +59,21 @@ fn a_lookup_writes_nowhere_that_other_threads_read() {
 }
 
 #[test]
+fn what_a_cache_has_taken_in_weighs_half_after_a_half_life() {
+    let cache = cache(BlockUnit::Tokens(16));
+    cache.reconcile(&snapshot(&[(1, None), (2, None)]));
+    cache.record(EndpointId(1), &prompt(100, 1), None, NOW);
+    let holder = cache.index().add_holder();
+    let resident = Resident { caches: [Cache { holder, trust: Arc::default() }].into_iter().collect() };
+    cache.residents().publish([(EndpointId(2), resident)].into_iter().collect());
+    let told = StoredBlock { hash: EngineHash(1), key: BlockKey(1) };
+    cache.index().store(holder, Tier::Gpu, None, &[told]).unwrap();
+    let weights = |now| [1, 2, 3].map(|e| (cache.weight(EndpointId(e), now) * 100.0).round());
+    assert_eq!(weights(NOW), [10_000.0, 100.0, 0.0]);
+    assert_eq!(weights(NOW.after(DEFAULT_HALF_LIFE)), [5_000.0, 50.0, 0.0]);
+}
+
+#[test]
 fn what_is_recorded_is_found_until_the_endpoint_goes_or_restarts() {
     let cache = cache(BlockUnit::Tokens(16));
     cache.reconcile(&snapshot(&[(1, started(1.0)), (2, None)]));
