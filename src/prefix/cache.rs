@@ -12,7 +12,7 @@ use super::average::Average;
 use super::block_size::BlockSize;
 use super::by_endpoint::ByEndpoint;
 use super::carried::{Carried, DEFAULT_MAX_CARRIED, DEFAULT_MAX_CARRIED_BYTES};
-use super::claims::{Claim, ClaimedDepths, Claims};
+use super::claims::{Claim, Claims};
 use super::index::{HolderId, IndexConfig, PrefixIndex, TenantId};
 use super::key::{BlockKey, BlockKeys, KeySpace};
 use super::ranks::Ranks;
