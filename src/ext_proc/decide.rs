@@ -323,6 +323,7 @@ pub fn decide(
                 estimated,
                 max_tokens: facts.max_tokens,
                 priority,
+                waited: facts.waited,
                 subset: q.subset.map(|s| s.entries().collect()),
                 policy: picker.policies.of(&target),
                 prompt,

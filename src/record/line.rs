@@ -22,6 +22,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What the first line holds in `format`.
 pub const FORMAT: &str = "attache.record.v1";
@@ -101,9 +102,11 @@ pub struct Decided {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u32>,
     /// As in [`crate::scheduling::RequestFacts`].
-    #[serde(skip_serializing_if = "is_zero")]
-    #[serde(default)]
+    #[serde(skip_serializing_if = "is_default", default)]
     pub priority: i32,
+    /// How long it had waited for its turn.
+    #[serde(skip_serializing_if = "is_default", default)]
+    pub waited: Duration,
     /// The headers that were asked for, `null` for those that the request does not have.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub headers: BTreeMap<String, Option<String>>,
@@ -206,10 +209,6 @@ impl Ended {
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
-}
-
-fn is_zero(value: &i32) -> bool {
-    *value == 0
 }
 
 fn encode(keys: &[BlockKey]) -> String {

@@ -164,7 +164,12 @@ async fn decisions_that_waited_for_their_turn_come_out_again() {
     let files = scratch("recording");
     let queues =
         "  flowControl: {enabled: true, detector: {name: concurrency-detector, parameters: {maxConcurrency: 2}}}\n";
-    recorded(&["predicted-latency"], queues, &files.path().join("run.jsonl")).await;
+    let record = files.path().join("run.jsonl");
+    recorded(&["predicted-latency"], queues, &record).await;
+    let text = std::fs::read_to_string(&record).expect("a recording");
+    let waits = |line: &str| Some(serde_json::from_str::<Value>(line).ok()?["decide"]["waited"]["nanos"].as_u64()? > 0);
+    let waited = text.lines().filter(|line| waits(line).unwrap_or_default()).count();
+    assert!(waited > 20, "{waited} decisions say that they waited");
 }
 
 #[tokio::test(flavor = "multi_thread")]

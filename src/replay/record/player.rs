@@ -354,7 +354,7 @@ fn decide(pool: &LivePool, state: &PoolState, d: &Decided, other: bool, missing:
         priority: d.priority,
         headers: Headers::of(&headers),
         prompt: d.readable.then_some(&prompt),
-        waited: Duration::ZERO,
+        waited: d.waited,
         digests: Some(&digests),
     };
     let refused = |reason: String| Came { picks: Vec::new(), reason, matched: 0, prompt_tokens: 0, booking: None };

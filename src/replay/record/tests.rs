@@ -148,3 +148,40 @@ fn what_can_not_be_read_is_named_by_its_line_and_a_cut_end_is_no_error() {
     assert_eq!((summary.cut, summary.lines), (Some(5), 4));
     assert!(summary.to_string().contains("line 5 is cut off"));
 }
+
+/// Better full than late: who has waited goes to the fast deployment though it is full, who has not to the slow one.
+#[test]
+fn how_long_a_request_has_waited_is_part_of_its_decision() {
+    let folder = tempfile::tempdir().unwrap();
+    let profile = |deployment: &str, seconds: f64, rate: f64| {
+        let path = folder.path().join(format!("{deployment}.json"));
+        let profile = json!({
+            "gpu": deployment, "cost": 1.0, "created": 1_725_000_000.0, "indexes": [[4], [128]], "tputs": [[rate]],
+            "e2e": [[seconds]], "slos": {"percentile": 99, "e2e": 5.0},
+        });
+        std::fs::write(&path, profile.to_string()).unwrap();
+        path.display().to_string()
+    };
+    // A request takes 0.4 of the one and 0.098 of the other.
+    let profiles = json!([profile("fast", 1.0, 2.5), profile("slow", 2.0, 5.102)]).to_string();
+    let strategy = format!("\"name\":\"slo\",\"parameters\":{{\"profiles\":{profiles}}}");
+    let endpoint = |port: u16, deployment: &str| {
+        let mut spec = EndpointSpec::at(([127, 0, 0, 1], port).into());
+        spec.labels.insert("app.kubernetes.io/name".into(), deployment.into());
+        spec
+    };
+    let mut lines = begin();
+    lines[1] = Line::Endpoints {
+        pool: 0,
+        source: SourceId(0),
+        endpoints: vec![endpoint(8000, "fast"), endpoint(8001, "slow")],
+    };
+    lines.extend((0..11).map(|r| decide(r, u32::from(r > 1))));
+    for (waited, pick) in [(0, 1), (4_200, 0)] {
+        let Line::Decide(mut last) = decide(11, pick) else { unreachable!() };
+        last.waited = Duration::from_millis(waited);
+        let all = [lines.clone(), vec![Line::Decide(last)]].concat();
+        let summary = play(&text("slo", &all).replacen("\"name\":\"slo\"", &strategy, 1)).unwrap();
+        assert!(summary.is_exact(), "after {waited} ms: {summary}");
+    }
+}
