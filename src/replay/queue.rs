@@ -1,11 +1,11 @@
 //! What will happen, in the order of time. Owned by [`super::world`]; pure.
 
 use super::workload::Request;
+use super::world::hearsay::Hearsay;
 use crate::clock::Timestamp;
 use crate::disagg::attempts::Attempt;
 use crate::pool::EndpointMetrics;
 use crate::sim::engine::{JobId, JobReport};
-use crate::sim::kv::KvEvent;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -46,8 +46,8 @@ pub(super) enum Due {
     Engine(usize),
     /// A page of its metrics arrives; whether another process wrote the one before.
     Page(usize, Box<EndpointMetrics>, bool),
-    /// Events of its cache arrive.
-    Events(usize, Vec<KvEvent>),
+    /// Something of its cache is heard.
+    Events(usize, Hearsay),
     /// Something happens to the fleet.
     Change(usize),
     /// Discovery tells which servers there are.

@@ -3,7 +3,8 @@
 //! One thread, one queue of events, every tie settled by order: equal seeds give equal runs, told by [`Outcome::decisions`]. Called by
 //! [`super::run`] and by tests.
 
-mod hearsay;
+mod fleet;
+pub(super) mod hearsay;
 mod parting;
 mod turning;
 
@@ -15,7 +16,6 @@ use super::workload::{Request, TraceError, Workload};
 use crate::clock::Timestamp;
 use crate::flow::Passage;
 use crate::ids::EndpointId;
-use crate::pool::role::ROLE_LABEL;
 use crate::pool::{EndpointSpec, PoolSnapshot};
 use crate::prefix::by_endpoint::ByEndpoint;
 use crate::prefix::cache::PrefixCache;
@@ -27,6 +27,7 @@ use crate::sim::content::mix;
 use crate::sim::engine::{Engine, EngineConfig, EngineEvent, FinishReason, JobId, JobReport};
 use crate::sim::kv::KvEvent;
 use ahash::AHashMap;
+pub use fleet::{spec, with_role};
 use parting::Parted;
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,7 +75,7 @@ pub struct Hearing {
 pub struct KvHearing {
     /// How long a batch is on its way.
     pub delay: Duration,
-    /// Part of the batches that get lost, 0..1: the next one shows the gap, and they are replayed with it.
+    /// Part of the batches that get lost, 0..1: the next one shows the gap, and they come with a replay, which takes twice as long again.
     pub loss: f64,
 }
 
@@ -137,6 +138,8 @@ struct Link {
     trust: Arc<TrustCell>,
     /// Lost, to be replayed with the next.
     missed: Vec<KvEvent>,
+    /// When the last replay that was asked for is there.
+    replayed: Timestamp,
     sequence: u64,
 }
 
@@ -285,7 +288,7 @@ impl<'w> World<'w> {
                     }
                 }
             }
-            Due::Events(i, events) => self.tell_events(i, &events),
+            Due::Events(i, heard) => self.hear(i, &heard, at),
             Due::Change(i) => self.change(i, at),
             Due::Discovery => {
                 self.discover();
@@ -524,10 +527,7 @@ impl<'w> World<'w> {
             }
             Change::Restart(i) => {
                 self.die(i, now);
-                if let Some(link) = self.servers.get_mut(i).and_then(|s| s.events.as_mut()) {
-                    link.missed.clear();
-                    self.front.cache.index().clear(link.holder);
-                }
+                self.restart_kv(i, now);
             }
         }
     }
@@ -559,7 +559,8 @@ impl<'w> World<'w> {
                     let trust = Arc::new(TrustCell::default());
                     trust.set(Trust::Exact);
                     let holder = self.front.cache.index().add_holder();
-                    server.events = Some(Link { holder, trust, missed: Vec::new(), sequence: 0 });
+                    server.events =
+                        Some(Link { holder, trust, missed: Vec::new(), replayed: Timestamp(0), sequence: 0 });
                 }
                 (Some(link), None) => {
                     self.front.cache.index().remove_holder(link.holder);
@@ -576,20 +577,4 @@ impl<'w> World<'w> {
         let residents: ByEndpoint<Resident> = self.servers.iter().filter_map(resident).collect();
         self.front.cache.residents().publish(residents);
     }
-}
-
-/// What discovery says of server number `i` when nobody has said more.
-#[must_use]
-pub fn spec(i: usize) -> EndpointSpec {
-    let [_, a, b, c] = u32::try_from(i + 1).unwrap_or(u32::MAX).to_be_bytes();
-    EndpointSpec { name: format!("server-{i}").into(), ..EndpointSpec::at(([10, a, b, c], 8000).into()) }
-}
-
-/// The same server, there for `role`, when there is a word for that.
-#[must_use]
-pub fn with_role(mut spec: EndpointSpec, role: Option<&Arc<str>>) -> EndpointSpec {
-    if let Some(role) = role {
-        spec.labels.insert(ROLE_LABEL.into(), role.clone());
-    }
-    spec
 }

@@ -1,13 +1,46 @@
 //! What engines tell of their caches, and how it reaches the index. Called by [`super::World`]; pure.
+//!
+//! As production hears it: a batch that does not follow the one before shows a gap; the server is not believed from then on until a replay,
+//! which takes the way to the engine and back, has brought what is missing, and what comes meanwhile waits for that.
 
-use super::World;
+use super::{Link, World};
+use crate::clock::Timestamp;
 use crate::prefix::index::{StoredBlock, Tier};
 use crate::prefix::key::{BlockKey, EngineHash};
+use crate::prefix::trust::Trust;
 use crate::replay::front::root;
 use crate::replay::queue::Due;
 use crate::rng;
 use crate::sim::kv::KvEvent;
 use rand::RngExt;
+use std::time::Duration;
+
+/// What is heard of one cache.
+#[derive(Debug)]
+pub(in crate::replay) enum Hearsay {
+    /// Batches are missing before the one that has come: a replay is asked for.
+    Gap,
+    /// All that was told up to now.
+    Told(Vec<KvEvent>),
+    /// Another process publishes from now on, with an empty cache.
+    Anew,
+}
+
+impl Link {
+    /// A batch of `events`, told at `at`, goes off; when, and what, is heard of it.
+    fn send(&mut self, at: Timestamp, events: Vec<KvEvent>, delay: Duration) -> Vec<(Timestamp, Hearsay)> {
+        let arrives = at.after(delay);
+        let mut heard = Vec::new();
+        if !self.missed.is_empty() {
+            heard.push((arrives, Hearsay::Gap));
+            self.replayed = self.replayed.max(arrives.after(2 * delay));
+        }
+        let mut all = std::mem::take(&mut self.missed);
+        all.extend(events);
+        heard.push((arrives.max(self.replayed), Hearsay::Told(all)));
+        heard
+    }
+}
 
 impl World<'_> {
     /// Sends off what an engine has told of its cache.
@@ -16,7 +49,6 @@ impl World<'_> {
         let Some(server) = self.servers.get_mut(i) else { return };
         let batches = server.engine.take_kv_batches();
         let Some(link) = &mut server.events else { return };
-        let mut sent = Vec::new();
         for batch in batches {
             link.sequence += 1;
             let mut draw = rng::for_request(self.seed ^ i as u64, link.sequence);
@@ -24,18 +56,42 @@ impl World<'_> {
                 link.missed.extend(batch.events);
                 continue;
             }
-            let mut events = std::mem::take(&mut link.missed);
-            events.extend(batch.events);
-            sent.push((batch.at.after(hearing.delay), events));
+            for (at, heard) in link.send(batch.at, batch.events, hearing.delay) {
+                self.queue.push(at, Due::Events(i, heard));
+            }
         }
-        for (at, events) in sent {
-            self.queue.push(at, Due::Events(i, events));
+    }
+
+    /// A server's process is another one: what the old one has told is heard before that.
+    pub(super) fn restart_kv(&mut self, i: usize, now: Timestamp) {
+        let Some(hearing) = &self.hearing.kv_events else { return };
+        if let Some(link) = self.servers.get_mut(i).and_then(|s| s.events.as_mut()) {
+            link.missed.clear();
+            self.queue.push(now.after(hearing.delay).max(link.replayed), Due::Events(i, Hearsay::Anew));
+        }
+    }
+
+    /// Does what follows from what is heard at `now`.
+    pub(super) fn hear(&self, i: usize, heard: &Hearsay, now: Timestamp) {
+        let Some(link) = self.servers.get(i).and_then(|s| s.events.as_ref()) else { return };
+        match heard {
+            Hearsay::Gap => _ = link.trust.set(Trust::Syncing),
+            Hearsay::Told(events) => {
+                self.tell_events(link, events);
+                // Another replay may be under way.
+                if link.replayed <= now {
+                    link.trust.set(Trust::Exact);
+                }
+            }
+            Hearsay::Anew => {
+                self.front.cache.index().clear(link.holder);
+                link.trust.set(Trust::Exact);
+            }
         }
     }
 
     /// Puts into the index what has arrived.
-    pub(super) fn tell_events(&mut self, i: usize, events: &[KvEvent]) {
-        let Some(link) = self.servers.get(i).and_then(|s| s.events.as_ref()) else { return };
+    fn tell_events(&self, link: &Link, events: &[KvEvent]) {
         let index = self.front.cache.index();
         for event in events {
             match event {
@@ -55,3 +111,6 @@ impl World<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
