@@ -56,6 +56,10 @@ impl Workload for Scaled {
         Some(Request { at: self.outer(request.at).max(now), ..request })
     }
 
+    fn pair(&self, number: u64) -> u64 {
+        self.inner.pair(number)
+    }
+
     fn total(&self) -> Option<u64> {
         self.inner.total()
     }
@@ -82,6 +86,11 @@ impl Limited {
 
     fn has_given_all(&self) -> bool {
         self.requests.is_some_and(|requests| self.given >= requests)
+    }
+
+    /// The number that a request had before others were left out.
+    fn inner_number(&self, number: u64) -> u64 {
+        self.dropped.iter().fold(number, |number, dropped| number + u64::from(*dropped <= number))
     }
 
     /// Numbers stay without gaps when a request is left out.
@@ -112,9 +121,12 @@ impl Workload for Limited {
         if self.has_given_all() {
             return None;
         }
-        let number = self.dropped.iter().fold(number, |number, dropped| number + u64::from(*dropped <= number));
-        let request = self.inner.ended(number, now)?;
+        let request = self.inner.ended(self.inner_number(number), now)?;
         self.give(request)
+    }
+
+    fn pair(&self, number: u64) -> u64 {
+        self.inner.pair(self.inner_number(number))
     }
 
     fn total(&self) -> Option<u64> {
@@ -165,6 +177,10 @@ impl Workload for Resampled {
 
     fn ended(&mut self, number: u64, now: Timestamp) -> Option<Request> {
         self.inner.ended(number, now)
+    }
+
+    fn pair(&self, number: u64) -> u64 {
+        self.inner.pair(number)
     }
 
     fn total(&self) -> Option<u64> {

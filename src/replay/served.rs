@@ -19,6 +19,8 @@ pub enum Ending {
 pub struct Served {
     /// Its number in the workload.
     pub number: u64,
+    /// The number by which it is compared, see [`Workload::pair`](super::workload::Workload::pair).
+    pub pair: u64,
     /// When it came.
     pub at: Timestamp,
     /// The position in the fleet of the server that made its answer; `None` when nobody took it.

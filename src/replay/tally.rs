@@ -203,7 +203,7 @@ impl Tally {
             self.total.add(served.total);
         }
         self.good += u64::from(self.targets.kept_by(served));
-        self.batches.add(served.number, served.first_token, per_token);
+        self.batches.add(served.pair, served.first_token, per_token);
         self.first_arrival = Some(self.first_arrival.map_or(served.at, |first| first.min(served.at)));
         self.last_end = self.last_end.max(served.at.after(served.total));
         self.preemptions += u64::from(served.preemptions);

@@ -87,6 +87,12 @@ pub trait Workload: Send {
         None
     }
 
+    /// By which number the request `number`, whose end was not told yet, is compared with those of another run: equal for what is the same
+    /// in both. Requests of open loops have the same numbers in every run; those of closed ones are numbered in the order of asking.
+    fn pair(&self, number: u64) -> u64 {
+        number
+    }
+
     /// How many requests there will be, when that is known.
     fn total(&self) -> Option<u64> {
         None

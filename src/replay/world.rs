@@ -357,6 +357,7 @@ impl<'w> World<'w> {
         let ending = if report.reason == FinishReason::Abort { Ending::Lost } else { Ending::Answered };
         let served = Served {
             number: request.number,
+            pair: self.workload.pair(request.number),
             at: request.at,
             endpoint: u32::try_from(server).ok(),
             prompt_tokens: report.prompt_tokens,
@@ -437,6 +438,7 @@ impl<'w> World<'w> {
     fn end_early(&mut self, request: &Request, endpoint: Option<u32>, ending: Ending, now: Timestamp) {
         let served = Served {
             number: request.number,
+            pair: self.workload.pair(request.number),
             at: request.at,
             endpoint,
             prompt_tokens: request.prompt_tokens(),

@@ -27,7 +27,7 @@ const REASON_HEADER: &str = "x-attache-reason";
 /// A request that has ended.
 #[derive(Debug)]
 pub(super) struct Done {
-    /// All but the server's position.
+    /// All but the server's position and the number by which it is compared.
     pub(super) served: Served,
     /// How the answer names the server.
     pub(super) place: Option<String>,
@@ -90,6 +90,7 @@ pub(super) async fn exchange(gateway: Arc<Gateway>, request: Request, quotes: Ve
     let told = |count: Option<u64>| count.map(|count| u32::try_from(count).unwrap_or(u32::MAX));
     let served = Served {
         number: request.number,
+        pair: request.number,
         at: request.at,
         endpoint: None,
         prompt_tokens: told(usage.prompt_tokens).unwrap_or_else(|| request.prompt_tokens()),

@@ -23,8 +23,8 @@ pub struct Closed {
     /// Clients that have not sent anything yet.
     fresh: u32,
     given: u64,
-    /// Sessions of the requests that are on their way, by number.
-    open: HashMap<u64, Option<u64>>,
+    /// Own numbers and sessions of the requests that are on their way, by the number that they were given.
+    open: HashMap<u64, (u64, Option<u64>)>,
     /// Requests that wait for the answer to another one of their session.
     waiting: HashMap<u64, VecDeque<Request>>,
     waiting_total: usize,
@@ -58,7 +58,7 @@ impl Closed {
         if let Some(session) = request.session {
             self.waiting.entry(session).or_default();
         }
-        self.open.insert(number, request.session);
+        self.open.insert(number, (request.number, request.session));
         Request { number, at, ..request }
     }
 
@@ -105,7 +105,7 @@ impl Workload for Closed {
     }
 
     fn ended(&mut self, number: u64, now: Timestamp) -> Option<Request> {
-        let session = self.open.remove(&number)?;
+        let (_, session) = self.open.remove(&number)?;
         let at = now.after(self.think);
         if let Some(request) = session.and_then(|session| self.next_of(session)) {
             return Some(self.give(request, at));
@@ -117,6 +117,10 @@ impl Workload for Closed {
                 None
             }
         }
+    }
+
+    fn pair(&self, number: u64) -> u64 {
+        self.open.get(&number).map_or(number, |(own, _)| *own)
     }
 
     fn total(&self) -> Option<u64> {

@@ -1,7 +1,8 @@
 //! One policy against another on the same requests: how large is the difference, and can it be chance. Called by [`super::json`]. Pure.
 //!
 //! Two runs of one workload see the same requests, so they are compared in pairs: batch `i` of the one with batch `i` of the other, which
-//! hold the same request numbers. What makes a batch hard (a burst, long prompts) is hard for both and cancels out.
+//! hold the same requests, by [`Workload::pair`](crate::replay::workload::Workload::pair): of an open loop by their numbers, of a closed one, whose
+//! requests are numbered as they come, by their conversations. Where a limit cuts conversations off at other turns, the last few differ. What makes a batch hard (a burst, long prompts) is hard for both and cancels out.
 //!
 //! The interval comes from a bootstrap over batches: draw as many batches as there are, with replacement, and take the difference (and the
 //! ratio) of the means of what was drawn; the middle 95 % of many such draws is the interval. A queue that is long stays long for a while,
@@ -75,7 +76,7 @@ pub struct Interval {
     pub high: f64,
 }
 
-/// One mean against the baseline's, over the request numbers that both runs have.
+/// One mean against the baseline's, over the numbers of [`Workload::pair`](crate::replay::workload::Workload::pair) that both runs have.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Change {
     /// This run's mean by the baseline's; below 1 is better.

@@ -18,6 +18,7 @@ fn run(policy: &str, speed: &str, requests: u64) -> Run {
         let lost = random && number % 20 == 19;
         tally.add(&Served {
             number,
+            pair: number,
             at: Timestamp(number * 250_000_000),
             endpoint: Some(u32::from(number % 3 == 0)),
             prompt_tokens: 1_000,

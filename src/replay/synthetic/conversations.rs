@@ -216,6 +216,11 @@ impl Workload for Conversations {
         self.ask(conversation, now.after(Duration::from_secs_f64(think)))
     }
 
+    /// That of the conversation: which turn of it comes when is the servers' doing.
+    fn pair(&self, number: u64) -> u64 {
+        self.open.get(&number).map_or(number, |conversation| conversation.number)
+    }
+
     fn total(&self) -> Option<u64> {
         let Shape { requests, conversations, system, volatile, .. } = self.shape;
         if conversations == u64::MAX {

@@ -51,7 +51,7 @@ impl Default for Batches {
 }
 
 impl Batches {
-    /// Adds what is known of the request `number`.
+    /// Adds what is known of a request that is compared by `number`.
     pub fn add(&mut self, number: u64, first_token: Option<Duration>, per_token: Option<Duration>) {
         while number / self.width >= MAX_BATCHES as u64 {
             self.double();

@@ -10,6 +10,7 @@ use proptest::prelude::*;
 fn served(number: u64) -> Served {
     Served {
         number,
+        pair: number,
         at: Timestamp(0),
         endpoint: Some(0),
         prompt_tokens: 1_000,
