@@ -20,12 +20,12 @@ use crate::prefix::key::BlockKey;
 use crate::prefix::learning;
 use crate::protocol::{Piece, Prompt, Usage};
 use crate::rng;
-use crate::scheduling::plugin::Headers;
+use crate::scheduling::plugin::{AnswerHeaders, Headers};
 use crate::scheduling::scheduler::Explain;
 use crate::scheduling::{Booking, Chosen, Decision, ModelPolicy, Order, PickContext, RequestFacts, Scheduler};
 use crate::sim::content::{Contents, mix};
 use crate::sim::tokenizer::answer_text;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,6 +68,8 @@ pub(super) struct Sent {
     /// That it was let through, where there are queues.
     pub(super) passage: Option<Passage>,
     contents: Contents,
+    /// The headers that its answer has for the client.
+    echo: AnswerHeaders,
     /// It goes to a server that was ejected, to find out whether it is well again.
     probe: bool,
 }
@@ -85,6 +87,10 @@ pub(super) struct Front {
     pub(super) cache: Arc<PrefixCache>,
     /// Requests asked for so far.
     sequence: u64,
+    /// What sessions were told by their last answers, for them to send with the next request.
+    echoes: HashMap<u64, AnswerHeaders>,
+    /// The models that were asked for.
+    pub(super) models: BTreeSet<Arc<str>>,
 }
 
 impl Front {
@@ -98,7 +104,8 @@ impl Front {
             seed: config.seed,
         }));
         let (writer, snapshot) = (PoolWriter::new(vec![SOURCE]), PoolSnapshot::default());
-        Self { config, turns, writer, snapshot, cache, sequence: 0 }
+        let (echoes, models) = (HashMap::new(), BTreeSet::new());
+        Self { config, turns, writer, snapshot, cache, sequence: 0, echoes, models }
     }
 
     /// Discovery says which endpoints there are.
@@ -123,15 +130,25 @@ impl Front {
         }
     }
 
+    /// The headers of a request: its own, and what the last answer told its session.
+    pub(super) fn headers_of(&self, request: &Request) -> BTreeMap<String, String> {
+        let mut headers = headers(request, self.config.tenant_header.as_deref());
+        let echo = request.session.and_then(|session| self.echoes.get(&session));
+        headers.extend(echo.into_iter().flatten().map(|(name, value)| (name.to_string(), value.clone())));
+        headers
+    }
+
     /// Decides and books. `base` is the model that a request without an adapter asks for.
     pub(super) fn send(&mut self, request: &Request, base: &str, now: Timestamp) -> Result<Sent, RequestError> {
         let rng = &mut rng::for_request(self.config.seed, self.sequence);
         self.sequence += 1;
-        let headers = headers(request, self.config.tenant_header.as_deref());
+        let headers = self.headers_of(request);
         let model = request.adapter.as_deref().unwrap_or(base);
-        let prompt_tokens = request.prompt_tokens();
-        let (priority, headers) = (request.priority, Headers::of(&headers));
-        let facts = RequestFacts { model, prompt_tokens, priority, headers, ..RequestFacts::default() };
+        if !self.models.contains(model) {
+            self.models.insert(model.into());
+        }
+        let facts = RequestFacts { waited: now.since(request.at), ..facts(request, base, &headers) };
+        let prompt_tokens = facts.prompt_tokens;
         let Chosen { choice, filter, .. } = self.config.scheduler.choices.choose(&facts)?;
         let reads = choice.strategy.reads();
         let text = reads.prompt.then(|| text(request));
@@ -155,6 +172,8 @@ impl Front {
         let nobody =
             || RequestError::new(crate::error::Reason::NoReadyEndpoint, "the routing algorithm named no endpoint");
         let picked = decision.picks.first().cloned().ok_or_else(nobody)?;
+        let mut echo = AnswerHeaders::new();
+        choice.strategy.answer_headers(&picked, &mut echo);
         let share = choice.strategy.share(&cx, &picked);
         let (cached, [lesson, prefill_lesson]) = self.teach(request, &decision, found, keys);
         let foretold = |lesson: &Lesson| lesson.as_ref().map_or(0, |(_, lesson)| lesson.foretold);
@@ -173,7 +192,7 @@ impl Front {
             let prefilling = Prefilling::begin(split.prefill, booking, split.probe, bounds, now);
             Some(Legs { prefilling, foretold: prefill_foretold })
         });
-        Ok(Sent { booking, foretold, legs, passage: None, contents, probe: decision.probe })
+        Ok(Sent { booking, foretold, legs, passage: None, contents, echo, probe: decision.probe })
     }
 
     /// What the decision's servers learn of the prompt's `keys`: the one that answers and the one that computes the prompt for it. Also the
@@ -226,7 +245,10 @@ impl Front {
 
     /// The answer has ended.
     pub(super) fn ended(&mut self, sent: Sent, request: &Request, usage: &Usage, now: Timestamp) {
-        let Sent { booking, passage, mut contents, .. } = sent;
+        let Sent { booking, passage, mut contents, echo, .. } = sent;
+        if let Some(session) = request.session.filter(|_| !echo.is_empty()) {
+            self.echoes.insert(session, echo);
+        }
         let extend = |keys: &mut Vec<BlockKey>| {
             contents.push(request.answer, |content| keys.push(BlockKey(content)));
             true
@@ -248,12 +270,29 @@ impl Front {
     }
 }
 
+/// What is known of a request before its prompt is looked up.
+pub(super) fn facts<'r>(
+    request: &'r Request,
+    base: &'r str,
+    headers: &'r BTreeMap<String, String>,
+) -> RequestFacts<'r> {
+    RequestFacts {
+        model: request.adapter.as_deref().unwrap_or(base),
+        prompt_tokens: request.prompt_tokens(),
+        max_tokens: Some(request.answer.tokens),
+        priority: request.priority,
+        headers: Headers::of(headers),
+        ..RequestFacts::default()
+    }
+}
+
 fn tenant(request: &Request, config: &FrontConfig) -> Option<String> {
     config.tenant_header.as_ref().and(request.tenant.as_deref()).map(str::to_owned)
 }
 
 /// What clients of gateways send beside a body: their session, under the names that sessions are looked for, and who they are.
-pub(super) fn headers(request: &Request, tenant_header: Option<&str>) -> BTreeMap<String, String> {
+#[must_use]
+pub fn headers(request: &Request, tenant_header: Option<&str>) -> BTreeMap<String, String> {
     let mut headers = BTreeMap::new();
     if let Some(session) = request.session {
         headers.insert("x-session-id".to_owned(), session.to_string());

@@ -4,7 +4,7 @@
 //! is [`Asking`]'s, and it hears of the same events, but for the tokens of answers under way: flows are charged for those when the answer has ended,
 //! so those with long ones come off better here than live. Called by [`super::world`]; pure.
 
-use super::front::{Front, Sent, headers, keys};
+use super::front::{Front, Sent, facts, keys};
 use super::served::Fate;
 use super::workload::Request;
 use crate::clock::Timestamp;
@@ -12,8 +12,8 @@ use crate::flow::saturation::View;
 use crate::flow::{Asking, Cause, FlowControl, Left, Passage, PoolFlow, Verdict};
 use crate::protocol::Usage;
 use crate::rng::{self, PickRng};
-use crate::scheduling::plugin::{Headers, ParamError};
-use crate::scheduling::{PickContext, RequestFacts};
+use crate::scheduling::PickContext;
+use crate::scheduling::plugin::ParamError;
 use crate::sim::content::Contents;
 /// A stream of random numbers beside those of all requests.
 const STREAM: u64 = u64::MAX;
@@ -58,6 +58,7 @@ impl Front {
     /// Asks for a turn for `request`. `left` gets those whose waiting this has ended.
     pub(super) fn ask(&mut self, request: &Request, base: &str, left: &mut Vec<Left<Request>>) -> Asked {
         let now = request.at;
+        let headers = self.headers_of(request);
         let Some(turns) = &mut self.turns else { return Asked::Goes(None) };
         let view = View {
             pool: &self.snapshot,
@@ -65,14 +66,7 @@ impl Front {
             stale_after: self.config.stale_after,
             now,
         };
-        let headers = headers(request, self.config.tenant_header.as_deref());
-        let facts = RequestFacts {
-            model: request.adapter.as_deref().unwrap_or(base),
-            prompt_tokens: request.prompt_tokens(),
-            priority: request.priority,
-            headers: Headers::of(&headers),
-            ..RequestFacts::default()
-        };
+        let facts = facts(request, base, &headers);
         if !turns.flow.admits(&facts, &view, &mut turns.rng) {
             return Asked::Refused(Fate::Shed);
         }

@@ -29,6 +29,7 @@ use crate::sim::kv::KvEvent;
 use ahash::AHashMap;
 pub use fleet::{spec, with_role};
 use parting::Parted;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -258,6 +259,12 @@ impl<'w> World<'w> {
     #[must_use]
     pub fn snapshot(&self) -> &PoolSnapshot {
         &self.front.snapshot
+    }
+
+    /// The models that were asked for.
+    #[must_use]
+    pub fn models(&self) -> &BTreeSet<Arc<str>> {
+        &self.front.models
     }
 
     /// What the picker thinks that servers hold.
