@@ -25,7 +25,16 @@ pub(super) const WORKLOAD: Descriptor = Descriptor {
         },
         Parameter { name: "peak", default: "0.8", meaning: "share of all requests that the hot one has in the end" },
         Parameter { name: "prefix", default: "4000", meaning: "tokens of a prefix" },
-        Parameter { name: "question", default: "200", meaning: "tokens behind it, never the same" },
+        Parameter {
+            name: "question",
+            default: "200",
+            meaning: "tokens behind it, never the same unless `repeat` says so",
+        },
+        Parameter {
+            name: "repeat",
+            default: "false",
+            meaning: "ask each prefix one question again and again: whole prompts come back, as keys that are made of all of one see it",
+        },
         Parameter { name: "output", default: "200", meaning: "tokens of an answer" },
         Parameter {
             name: "stages",
@@ -44,6 +53,7 @@ fn build(values: &Values<'_>, seed: u64) -> Built {
     let peak = values.number("peak", 0.0..=1.0)?;
     let prefix = values.tokens("prefix", 1)?;
     let question = values.tokens("question", 1)?;
+    let repeat = values.flag("repeat")?;
     let output = values.tokens("output", 1)?;
     let arrivals = Arrivals::read(values, 0.0, seed)?;
     Ok(Box::new(Open::new(arrivals, seed, move |moment, rng| {
@@ -51,6 +61,7 @@ fn build(values: &Values<'_>, seed: u64) -> Built {
         // Key 0 is the hot one and nothing else.
         let key = if is_hot { 0 } else { rng.random_range(1..=u64::from(keys)) };
         let system = system(name(seed, Kind::System, key), prefix);
-        Asked::new([system, user(name(seed, Kind::Prompt, moment.number), question)], output)
+        let asked = if repeat { key } else { moment.number };
+        Asked::new([system, user(name(seed, Kind::Prompt, asked), question)], output)
     })))
 }
