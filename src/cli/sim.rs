@@ -390,6 +390,7 @@ impl Args {
             // The host turns events on where there is somebody to tell.
             kv_events: false,
             every_token: true,
+            gpus: 1,
         };
         SimConfig {
             endpoints: self.pd.endpoints().unwrap_or(self.endpoints),

@@ -9,6 +9,7 @@
 //! | [`turns`] | the queues before the pool | yes |
 //! | [`legs`] | prompts that other servers compute, at the picker | yes |
 //! | [`record`] | recorded runs, decided again | no |
+//! | [`fit`] | what the servers of a recorded run cost | no |
 //! | `queue` | what will happen, in order | yes |
 //! | `page` | what a simulated server reports | yes |
 //! | [`trace`] | recorded workloads, read from files | no |
@@ -24,6 +25,7 @@
 //! Called by `cli::replay` and by tests; imports the pure core and `sim`.
 
 pub mod draw;
+pub mod fit;
 pub mod front;
 pub mod legs;
 pub mod live;

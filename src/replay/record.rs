@@ -154,37 +154,80 @@ impl fmt::Display for Summary {
 /// # Errors
 /// When the file can't be read, a line is wrong, or the other configuration has no pool for a recorded one.
 pub fn replay_file(path: &Path, other: Option<&Settings>) -> Result<Summary, RecordError> {
+    replay(open(path)?, other)
+}
+
+/// The file at `path`, to be read as a recording.
+///
+/// # Errors
+/// When there is none.
+pub fn open(path: &Path) -> Result<impl BufRead, RecordError> {
     let named = |e: io::Error| io::Error::new(e.kind(), format!("`{}`: {e}", path.display()));
     let file = File::open(path).map_err(named)?;
-    replay(BufReader::with_capacity(BUFFER_BYTES, file), other)
+    Ok(BufReader::with_capacity(BUFFER_BYTES, file))
 }
 
 /// Replays a recording, as [`replay_file`].
 ///
 /// # Errors
 /// As [`replay_file`].
-pub fn replay(mut source: impl BufRead, other: Option<&Settings>) -> Result<Summary, RecordError> {
-    let mut text = Vec::new();
-    let (mut number, mut cut) = (1, None);
-    if !next_line(&mut source, &mut text, number)? {
-        return Err(RecordError::Format("the recording is empty".to_owned()));
-    }
-    let header: Header = serde_json::from_slice(&text).map_err(|e| wrong(1, e.to_string()))?;
-    if header.format != FORMAT {
-        return Err(wrong(1, format!("`format` is `{}`; `{FORMAT}` is allowed", header.format)));
-    }
-    let mut player = Player::new(&header, other)?;
-    while next_line(&mut source, &mut text, number + 1)? {
-        number += 1;
-        if !text.ends_with(b"\n") {
-            cut = Some(number);
-            break;
-        }
-        let line: Line = serde_json::from_slice(&text).map_err(|e| wrong(number, e.to_string()))?;
+pub fn replay(source: impl BufRead, other: Option<&Settings>) -> Result<Summary, RecordError> {
+    let mut lines = Lines::open(source)?;
+    let mut player = Player::new(&lines.header, other)?;
+    while let Some((line, number)) = lines.next()? {
         player.apply(line, number)?;
     }
-    let lines = if cut.is_some() { number - 1 } else { number };
-    Ok(Summary { version: header.version, lines, cut, ..player.summary() })
+    let Lines { header, number, cut, .. } = lines;
+    Ok(Summary { version: header.version, lines: number, cut, ..player.summary() })
+}
+
+/// A recording that is read line by line.
+#[derive(Debug)]
+pub struct Lines<R> {
+    source: R,
+    text: Vec<u8>,
+    /// The first line.
+    pub header: Header,
+    /// Lines that were read, the first included.
+    number: u64,
+    /// The last line, when it is cut off.
+    cut: Option<u64>,
+}
+
+impl<R: BufRead> Lines<R> {
+    /// Reads the first line.
+    ///
+    /// # Errors
+    /// When it is no recording's.
+    pub fn open(mut source: R) -> Result<Self, RecordError> {
+        let mut text = Vec::new();
+        if !next_line(&mut source, &mut text, 1)? {
+            return Err(RecordError::Format("the recording is empty".to_owned()));
+        }
+        let header: Header = serde_json::from_slice(&text).map_err(|e| wrong(1, e.to_string()))?;
+        if header.format != FORMAT {
+            return Err(wrong(1, format!("`format` is `{}`; `{FORMAT}` is allowed", header.format)));
+        }
+        Ok(Self { source, text, header, number: 1, cut: None })
+    }
+
+    /// The next line with its number (from 1); `None` at the end, or where the rest is cut off.
+    ///
+    /// # Errors
+    /// When it can't be read or is wrong.
+    pub fn next(&mut self) -> Result<Option<(Line, u64)>, RecordError> {
+        let number = self.number + 1;
+        if self.cut.is_some() || !next_line(&mut self.source, &mut self.text, number)? {
+            return Ok(None);
+        }
+        if !self.text.ends_with(b"\n") {
+            self.cut = Some(number);
+            return Ok(None);
+        }
+        self.number = number;
+        let line: Line = serde_json::from_slice(&self.text).map_err(|e| wrong(number, e.to_string()))?;
+        Ok(Some((line, number)))
+    }
 }
 
 /// Reads one line, its end included; false when there are no more.

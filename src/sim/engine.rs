@@ -63,6 +63,8 @@ pub struct EngineConfig {
     /// Tell of every token. Without, an answer costs the machine what its blocks cost and not what its tokens cost; nothing else differs
     /// but [`Engine::quiet_until`]. Times between tokens are counted either way, those of a step all at once.
     pub every_token: bool,
+    /// Cards that it runs on, at least 1: an hour of it is so many GPU hours.
+    pub gpus: u32,
     /// What a step costs.
     pub latency: LatencyModel,
 }
@@ -81,6 +83,7 @@ impl Default for EngineConfig {
             prefix_caching: true,
             kv_events: false,
             every_token: true,
+            gpus: 1,
             latency: LatencyModel::default(),
         }
     }

@@ -1,12 +1,14 @@
 //! Engines that have a name: what a model on certain cards costs, holds and takes into a step, each with where its figures come from.
 //!
 //! Called by `replay` and by whoever simulates a pool without servers of its own to measure; imports `sim::engine`, `sim::latency` and
-//! `spelling`. The figures are what data sheets and published runs say, put into the formula of [`crate::sim`]; they order policies
+//! `spelling`. Constants of one's own stand in a [`file`]. The figures are what data sheets and published runs say, put into the formula of [`crate::sim`]; they order policies
 //! well and forecast no one's servers exactly. A profile leaves the model's name, adapters and queue bound as they are by default.
 //!
 //! What recurs in the derivations: a card reads at 3.35 TB/s and computes 989 TFLOP/s in bf16 (H100 SXM), of which a prefill gets 40 %,
 //! attention 50 %, and the reading of keys and values 80 % of the bandwidth; vLLM keeps 90 % of a card's memory. Keys and values go from
 //! server to server at 40 GB/s (400 Gbit/s InfiniBand): a token of 128 KiB takes 3.3 us, one of 320 KiB 8.2 us.
+
+pub mod file;
 
 use crate::sim::engine::{DEFAULT_BLOCK_SIZE, EngineConfig};
 use crate::sim::latency::{
@@ -47,6 +49,9 @@ pub enum ProfileError {
         /// What was asked for.
         speed: f64,
     },
+    /// A file's constants can't be used.
+    #[error("{0}")]
+    File(String),
 }
 
 /// All of them; the prompt tokens a second are those of a full first step of a prompt.
@@ -141,6 +146,7 @@ fn seventy_billion() -> EngineConfig {
     EngineConfig {
         num_blocks: 26_000,
         max_model_len: LONG_CONTEXT,
+        gpus: 4,
         latency: LatencyModel {
             step_base: Duration::from_millis(14),
             per_prefill_token: Duration::from_micros(89),
@@ -167,6 +173,7 @@ fn qwen3_32b() -> EngineConfig {
     EngineConfig {
         num_blocks: 19_208,
         max_model_len: QWEN3_CONTEXT,
+        gpus: 2,
         latency: LatencyModel {
             step_base: Duration::from_millis(14),
             per_prefill_token: Duration::from_micros(50),

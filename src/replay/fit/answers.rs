@@ -1,0 +1,180 @@
+//! What a recording says of each answer: where it was made, when its first token and its end came, and of how many tokens it was.
+//!
+//! An answer tells enough when its first byte was its first token (it was streamed, and was good) and the server said how many tokens it
+//! has. All others are only known to have kept their server busy. Called by `cli::replay`; reads.
+
+use crate::clock::Timestamp;
+use crate::record::{Decided, Line};
+use crate::replay::record::{Lines, RecordError};
+use std::collections::{BTreeMap, HashMap};
+use std::io::BufRead;
+use std::sync::Arc;
+
+/// One answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Which server made it.
+    pub server: u32,
+    /// When the request was sent there.
+    pub decided: Timestamp,
+    /// Its first token.
+    pub first: Timestamp,
+    /// Its last.
+    pub end: Timestamp,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens of it that the server held: as it said, else as the picker thought.
+    pub cached_tokens: u32,
+    /// Tokens of the answer, at least 1.
+    pub generated_tokens: u32,
+}
+
+/// A request of which it is not known what it cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Untold {
+    /// Where it went.
+    pub server: u32,
+    /// When it was sent there.
+    pub decided: Timestamp,
+    /// When it was gone.
+    pub end: Timestamp,
+}
+
+/// All of a recording, or of one pool in it.
+#[derive(Clone, Debug, Default)]
+pub struct Heard {
+    /// Answers that tell enough.
+    pub answers: Vec<Answer>,
+    /// The others.
+    pub untold: Vec<Untold>,
+    /// Tokens in a block, as the servers said last.
+    pub block_size: Option<u32>,
+    /// Blocks of a server, as one said last.
+    pub num_blocks: Option<u32>,
+}
+
+/// A request that has not ended.
+struct Open {
+    server: u32,
+    decided: Timestamp,
+    first: Option<Timestamp>,
+    streams: bool,
+    prompt_tokens: u32,
+    matched: u32,
+}
+
+struct Listener<'a> {
+    pool: Option<&'a str>,
+    heard: Heard,
+    open: HashMap<u64, Open>,
+    servers: BTreeMap<(Arc<str>, u32), u32>,
+    pools: HashMap<u32, Arc<str>>,
+    now: Timestamp,
+}
+
+/// Reads the recording; of the pool with this name alone, if there is one.
+///
+/// # Errors
+/// When it can't be read or a line is wrong.
+pub fn hear(source: impl BufRead, pool: Option<&str>) -> Result<Heard, RecordError> {
+    let mut listener = Listener {
+        pool,
+        heard: Heard::default(),
+        open: HashMap::new(),
+        servers: BTreeMap::new(),
+        pools: HashMap::new(),
+        now: Timestamp(0),
+    };
+    let mut lines = Lines::open(source)?;
+    while let Some((line, _)) = lines.next()? {
+        listener.take_in(line);
+    }
+    let Listener { mut heard, open, .. } = listener;
+    heard.untold.extend(open.into_values().map(|open| open.untold(Timestamp(u64::MAX))));
+    Ok(heard)
+}
+
+impl Listener<'_> {
+    fn take_in(&mut self, line: Line) {
+        match line {
+            Line::Pool { pool, name, .. } => {
+                self.pools.insert(pool, name);
+            }
+            Line::Page { pool, metrics, .. } => {
+                let is_meant = |name: &Arc<str>| self.pool.is_none_or(|wanted| **name == *wanted);
+                if self.pools.get(&pool).is_some_and(is_meant) {
+                    self.heard.block_size = metrics.block_size.or(self.heard.block_size);
+                    self.heard.num_blocks = metrics.num_blocks.or(self.heard.num_blocks);
+                }
+            }
+            Line::Decide(decided) => self.decided(&decided),
+            Line::Moved { r, at, to } => {
+                self.now = at;
+                // What it cost where it was first is not known; that it was there is.
+                if let Some(mut open) = self.open.remove(&r) {
+                    self.heard.untold.push(open.untold(at));
+                    if let Some((pool, _)) = self.servers.iter().find(|(_, server)| **server == open.server) {
+                        let pool = pool.0.clone();
+                        (open.server, open.decided, open.matched) = (self.server(&pool, to.0), at, 0);
+                        self.open.insert(r, open);
+                    }
+                }
+            }
+            Line::First { r, at, good, .. } => {
+                self.now = at;
+                if let Some(open) = self.open.get_mut(&r) {
+                    open.first = Some(at).filter(|_| good && open.streams);
+                }
+            }
+            Line::End(ended) => {
+                self.now = ended.at;
+                let Some(open) = self.open.remove(&ended.r) else { return };
+                let count = |tokens: u64| u32::try_from(tokens).ok();
+                let generated = ended.completion_tokens.and_then(count).filter(|n| *n > 0 && ended.complete);
+                match open.first.zip(generated) {
+                    Some((first, generated_tokens)) => {
+                        let prompt_tokens = ended.prompt_tokens.and_then(count).unwrap_or(open.prompt_tokens);
+                        let cached = ended.cached_tokens.and_then(count).unwrap_or(open.matched);
+                        self.heard.answers.push(Answer {
+                            server: open.server,
+                            decided: open.decided,
+                            first,
+                            end: ended.at,
+                            prompt_tokens,
+                            // The last token of a prompt is always computed.
+                            cached_tokens: cached.min(prompt_tokens.saturating_sub(1)),
+                            generated_tokens,
+                        });
+                    }
+                    None => self.heard.untold.push(open.untold(ended.at)),
+                }
+            }
+            Line::Drop { r } => {
+                if let Some(open) = self.open.remove(&r) {
+                    self.heard.untold.push(open.untold(self.now));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn decided(&mut self, d: &Decided) {
+        self.now = d.at;
+        let Some(pick) = d.picks.first().filter(|_| self.pool.is_none_or(|pool| *d.pool == *pool)) else { return };
+        let server = self.server(&d.pool, pick.0);
+        let (streams, prompt_tokens, matched) = (d.streams, d.estimated, d.matched);
+        self.open.insert(d.r, Open { server, decided: d.at, first: None, streams, prompt_tokens, matched });
+    }
+
+    /// A number for a pool's endpoint.
+    fn server(&mut self, pool: &Arc<str>, id: u32) -> u32 {
+        let next = u32::try_from(self.servers.len()).unwrap_or(u32::MAX);
+        *self.servers.entry((pool.clone(), id)).or_insert(next)
+    }
+}
+
+impl Open {
+    fn untold(&self, end: Timestamp) -> Untold {
+        Untold { server: self.server, decided: self.decided, end }
+    }
+}

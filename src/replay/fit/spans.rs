@@ -1,0 +1,154 @@
+//! Stretches of a server's time of which the work is known. Called by [`super`]; pure.
+//!
+//! An answer of `n` tokens goes on for `n - 1` steps behind its first. In each of them every other sequence that decodes there gets one
+//! token too; how many of its tokens fall into a part of its time is read off the pace of both. A prompt that fits into one step is computed
+//! in that which ends with its first token, a longer one since the prompt before it was done.
+
+use super::answers::{Answer, Heard};
+use super::solve::{COLUMNS, Row};
+use super::{BESIDE, CONTEXT, DECODE, PAIR, PREFILL, STEP};
+use crate::clock::Timestamp;
+use crate::sim::engine::EngineConfig;
+
+/// Shorter answers are mostly edges.
+const MIN_STEPS: u32 = 4;
+
+/// What one answer did to its server, seconds.
+#[derive(Clone, Copy, Debug)]
+struct Stay {
+    decided: f64,
+    /// When its prompt began to be computed; the moment of the first token when that was one step.
+    began: f64,
+    first: f64,
+    end: f64,
+    /// Since any stay up to this one was last there, in the order of first tokens.
+    last_end: f64,
+    prompt: f64,
+    computed: f64,
+    cached: f64,
+    steps: f64,
+}
+
+impl Stay {
+    /// Tokens that it says in the part `from..until` of its time of decoding.
+    fn said(&self, from: f64, until: f64) -> f64 {
+        let whole = self.end - self.first;
+        if whole > 0.0 { self.steps * (until - from) / whole } else { 0.0 }
+    }
+
+    /// Pairs of tokens in the attention of its prefill.
+    fn pairs(&self) -> f64 {
+        self.computed * self.cached + self.computed * (self.computed + 1.0) / 2.0
+    }
+}
+
+/// A row for each stretch.
+pub(super) fn rows(heard: &Heard, base: &EngineConfig) -> Vec<Row> {
+    let mut servers: Vec<u32> = heard.answers.iter().map(|answer| answer.server).collect();
+    servers.sort_unstable();
+    servers.dedup();
+    let origin = heard.answers.iter().map(|answer| answer.decided).min().unwrap_or_default();
+    servers.into_iter().flat_map(|server| rows_of(heard, server, origin, base)).collect()
+}
+
+fn rows_of(heard: &Heard, server: u32, origin: Timestamp, base: &EngineConfig) -> Vec<Row> {
+    let seconds = |at: Timestamp| at.since(origin).as_secs_f64();
+    let budget = f64::from(base.max_num_batched_tokens.max(1));
+    // Two ends of steps that are nearer to each other than this are one.
+    let grain = base.latency.step_base.as_secs_f64() / base.latency.speed / 2.0;
+    let mut answers: Vec<&Answer> = heard.answers.iter().filter(|answer| answer.server == server).collect();
+    answers.sort_by_key(|answer| (answer.first, answer.decided));
+    let (mut stays, mut last_first, mut last_end) = (Vec::<Stay>::with_capacity(answers.len()), 0.0_f64, 0.0_f64);
+    for answer in answers {
+        let (decided, first, end) = (seconds(answer.decided), seconds(answer.first), seconds(answer.end));
+        let computed = f64::from(answer.prompt_tokens.saturating_sub(answer.cached_tokens).max(1));
+        last_end = last_end.max(end);
+        stays.push(Stay {
+            decided,
+            began: if computed <= budget { first } else { decided.max(last_first).min(first) },
+            first,
+            end,
+            last_end,
+            prompt: f64::from(answer.prompt_tokens),
+            computed,
+            cached: f64::from(answer.cached_tokens),
+            steps: f64::from(answer.generated_tokens - 1),
+        });
+        last_first = first;
+    }
+    let untold = heard.untold.iter().filter(|untold| untold.server == server);
+    let untold: Vec<(f64, f64)> = untold.map(|untold| (seconds(untold.decided), seconds(untold.end))).collect();
+    let is_told = |from: f64, until: f64| !untold.iter().any(|(begun, ended)| *begun < until && *ended > from);
+    let mut rows = Vec::new();
+    for (i, stay) in stays.iter().enumerate() {
+        let others = beside(&stays, i);
+        let alone = others.clone().all(|other| other.decided >= stay.first || other.end <= stay.decided);
+        if alone && stay.first > stay.decided && is_told(stay.decided, stay.first) {
+            rows.push(prefill(stay, budget));
+        }
+        if stay.steps >= f64::from(MIN_STEPS) && stay.end > stay.first && is_told(stay.first, stay.end) {
+            rows.push(decode(stay, others, grain));
+        }
+    }
+    rows
+}
+
+/// Those whose stay may touch that of number `i`.
+fn beside(stays: &[Stay], i: usize) -> impl Iterator<Item = &Stay> + Clone {
+    let (before, rest) = stays.split_at(i);
+    let (own, after) = rest.split_first().map_or((None, rest), |(own, after)| (Some(own), after));
+    let (decided, end) = own.map_or((0.0, 0.0), |own| (own.decided, own.end));
+    let earlier = before.iter().rev().take_while(move |stay| stay.last_end > decided);
+    // The prompts of those who come first behind its end may have been begun before it.
+    let later = after.iter().scan(false, move |over, stay| {
+        let was_over = std::mem::replace(over, stay.first > end && stay.decided > end);
+        (!was_over).then_some(stay)
+    });
+    earlier.chain(later)
+}
+
+/// From the decision to the first token, of one that has the server for itself.
+fn prefill(stay: &Stay, budget: f64) -> Row {
+    let mut times = [0.0; COLUMNS];
+    times[STEP] = (stay.computed / budget).ceil();
+    times[PREFILL] = stay.computed;
+    times[PAIR] = stay.pairs();
+    times[BESIDE] = 1.0;
+    Row { times, seen: stay.first - stay.decided }
+}
+
+/// From the first token to the end.
+fn decode<'s>(stay: &Stay, others: impl Iterator<Item = &'s Stay>, grain: f64) -> Row {
+    let mut times = [0.0; COLUMNS];
+    times[STEP] = stay.steps;
+    times[DECODE] = stay.steps;
+    times[CONTEXT] = stay.steps * (stay.prompt + (stay.steps - 1.0) / 2.0);
+    for other in others {
+        // Its own first token came at the end of a step: the first step behind that is the next one.
+        let part = |from: f64, until: f64, at: f64| {
+            if until - from < grain {
+                return f64::from(at > stay.first + grain && at <= stay.end + grain);
+            }
+            ((until.min(stay.end) - from.max(stay.first)) / (until - from)).clamp(0.0, 1.0)
+        };
+        let part = part(other.began, other.first, other.first);
+        times[PREFILL] += part * other.computed;
+        times[PAIR] += part * other.pairs();
+        let (from, until) = (other.first.max(stay.first), other.end.min(stay.end));
+        if until > from {
+            let (theirs, ours) = (other.said(from, until), stay.said(from, until));
+            let both = (theirs + ours) / 2.0;
+            // Whoever is there all the time gets a token in each step.
+            let tokens = if from == stay.first && until == stay.end {
+                stay.steps
+            } else if from == other.first && until == other.end {
+                other.steps
+            } else {
+                both
+            };
+            times[DECODE] += tokens;
+            times[CONTEXT] += tokens * (other.prompt + other.said(other.first, (from + until) / 2.0));
+        }
+    }
+    Row { times, seen: stay.end - stay.first }
+}
