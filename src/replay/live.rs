@@ -23,7 +23,13 @@
 //! what it says in `prompt_tokens_details.cached_tokens`; vLLM does so only with `--enable-prompt-tokens-details`. What the picker
 //! foretold and what preempted a request can't be seen from here: `foretold_tokens` and `preemptions` are 0.
 //!
-//! Called by `cli::replay`. May import `replay`, `protocol`, `scrape::fetch`, `clock`, tokio and reqwest.
+//! # What is sent beside the body
+//!
+//! The headers that the virtual world's clients send ([`front::headers`](super::front::headers)): session, user and, where its name is given,
+//! tenant; what the last answer told the session, in the names that AIBrix and llm-d have for that; and the objective that stands for its
+//! priority, in the header of Gateway API inference gateways, where one is named.
+//!
+//! Called by `cli::replay`. May import `replay`, `scheduling`, `protocol`, `scrape::fetch`, `clock`, tokio and reqwest.
 
 mod events;
 mod exchange;
@@ -38,6 +44,7 @@ use crate::replay::world::Observer;
 use exchange::{Done, exchange};
 use gateway::Gateway;
 use memory::Memory;
+use reqwest::header::{HeaderName, HeaderValue};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -94,6 +101,10 @@ pub struct LiveConfig {
     pub headers: Vec<(String, String)>,
     /// What texts follow from, beside their names: runs with other seeds find nothing of theirs in the caches.
     pub seed: u64,
+    /// The header that names the tenant of a request, beside `user`; none when `None`.
+    pub tenant_header: Option<String>,
+    /// The names of objectives by the priority that they have at the gateway; requests of others are sent without one.
+    pub objectives: BTreeMap<i32, String>,
     /// The header of answers that names the server; one of [`DEFAULT_SERVED_HEADERS`] when `None`.
     pub served_header: Option<String>,
     /// How long what is under way may go on when the run is stopped.
@@ -115,6 +126,8 @@ impl LiveConfig {
             timeout: DEFAULT_TIMEOUT,
             headers: Vec::new(),
             seed: 0,
+            tenant_header: None,
+            objectives: BTreeMap::new(),
             served_header: None,
             grace: DEFAULT_GRACE,
             max_remembered_bytes: DEFAULT_MAX_REMEMBERED_BYTES,
@@ -167,6 +180,8 @@ pub struct LiveOutcome {
     pub late: u64,
     /// The latest.
     pub latest: Duration,
+    /// Requests whose priority, other than 0, no objective stands for: the gateway does not know of it.
+    pub unranked: u64,
     /// Requests that had to wait for a place under `max_in_flight`.
     pub held: u64,
     /// Most requests under way at a time.
@@ -211,6 +226,7 @@ pub async fn play(
         full_until: Timestamp(0),
         memory: Memory::new(config.max_remembered_bytes),
         places: HashMap::new(),
+        echoes: HashMap::new(),
         failed: None,
         outcome,
     };
@@ -235,6 +251,8 @@ struct Player<'p> {
     memory: Memory,
     /// Positions of servers by their names.
     places: HashMap<String, u32>,
+    /// What sessions were told by their last answers.
+    echoes: HashMap<u64, Vec<(HeaderName, HeaderValue)>>,
     failed: Option<TraceError>,
     outcome: LiveOutcome,
 }
@@ -308,8 +326,12 @@ impl Player<'_> {
         self.read_ahead |= by_itself;
         let quotes = request.prompt.iter().map(|part| self.memory.quote(part.piece)).collect();
         self.outcome.sent += 1;
+        let is_told = request.priority == 0 || self.config.objectives.contains_key(&request.priority);
+        self.outcome.unranked += u64::from(!is_told);
         self.outcome.held += u64::from(request.at < self.full_until);
-        self.flying.spawn(exchange(self.gateway.clone(), request, quotes));
+        let echo = request.session.and_then(|session| self.echoes.get(&session)).map_or(&[][..], Vec::as_slice);
+        let headers = self.gateway.headers_of(&request, echo);
+        self.flying.spawn(exchange(self.gateway.clone(), request, headers, quotes));
         self.outcome.most_in_flight = self.outcome.most_in_flight.max(self.flying.len());
     }
 
@@ -319,18 +341,23 @@ impl Player<'_> {
         if self.flying.len() + 1 >= self.config.max_in_flight && self.next_due().is_some_and(|due| due < now) {
             self.full_until = now;
         }
-        let Some(Done { mut served, place, failure, late, request, said }) = done else {
+        let Some(Done { mut served, place, echo, failure, late, request, said }) = done else {
             self.outcome.lost += 1;
             self.count("the client failed".to_owned());
             return;
         };
         served.endpoint = place.and_then(|place| self.position(place));
+        served.pair = self.workload.pair(request.number);
+        if let Some(session) = request.session.filter(|_| !echo.is_empty()) {
+            self.echoes.insert(session, echo);
+        }
         match served.ending {
             Ending::Answered => self.outcome.answered += 1,
             Ending::Refused => self.outcome.refused += 1,
             Ending::Lost => self.outcome.lost += 1,
         }
         if let Some(reason) = failure {
+            self.observer.failed(request.number, &reason);
             self.count(reason);
         }
         self.outcome.late += u64::from(late > LATE_AFTER);
@@ -352,6 +379,7 @@ impl Player<'_> {
             return Some(*position);
         }
         let position = u32::try_from(self.places.len()).ok().filter(|_| self.places.len() < MAX_ENDPOINTS)?;
+        self.observer.named(position, &place);
         self.outcome.endpoints.push(place.clone());
         self.places.insert(place, position);
         Some(position)

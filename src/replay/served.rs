@@ -23,7 +23,7 @@ pub struct Served {
     pub pair: u64,
     /// When it came.
     pub at: Timestamp,
-    /// The position in the fleet of the server that made its answer; `None` when nobody took it.
+    /// The position in the fleet of the server that made its answer; `None` when nobody took it, or an answer does not tell who made it.
     pub endpoint: Option<u32>,
     /// Tokens of its prompt.
     pub prompt_tokens: u32,

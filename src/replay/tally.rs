@@ -207,8 +207,11 @@ impl Tally {
         self.first_arrival = Some(self.first_arrival.map_or(served.at, |first| first.min(served.at)));
         self.last_end = self.last_end.max(served.at.after(served.total));
         self.preemptions += u64::from(served.preemptions);
-        if let Some(endpoint) = served.endpoint {
-            self.add_tokens(endpoint as usize, served);
+        match served.endpoint {
+            Some(endpoint) => self.add_tokens(endpoint as usize, served),
+            // Somebody took it, though nobody says who.
+            None if served.ending == Ending::Answered => self.count_tokens(served),
+            None => {}
         }
     }
 
@@ -223,14 +226,15 @@ impl Tally {
         self.queueing.as_ref()
     }
 
+    fn count_tokens(&mut self, served: &Served) {
+        self.tokens.prompt += u64::from(served.prompt_tokens);
+        self.tokens.foretold += u64::from(served.foretold_tokens);
+        self.tokens.cached += u64::from(served.cached_tokens);
+        self.tokens.generated += u64::from(served.generated_tokens);
+    }
+
     fn add_tokens(&mut self, endpoint: usize, served: &Served) {
-        let [prompt, foretold, cached, generated] =
-            [served.prompt_tokens, served.foretold_tokens, served.cached_tokens, served.generated_tokens]
-                .map(u64::from);
-        self.tokens.prompt += prompt;
-        self.tokens.foretold += foretold;
-        self.tokens.cached += cached;
-        self.tokens.generated += generated;
+        self.count_tokens(served);
         self.split.fell_back += u64::from(served.fell_back);
         // What was held and what was not is a matter of who computed the prompt.
         let computed = match served.handover {
@@ -245,8 +249,8 @@ impl Tally {
         };
         self.counts(endpoint).requests += 1;
         let counts = self.counts(computed);
-        counts.prompt_tokens += prompt;
-        counts.cached_tokens += cached;
+        counts.prompt_tokens += u64::from(served.prompt_tokens);
+        counts.cached_tokens += u64::from(served.cached_tokens);
     }
 
     fn counts(&mut self, endpoint: usize) -> &mut EndpointCounts {

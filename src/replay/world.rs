@@ -103,6 +103,12 @@ pub trait Observer {
     /// A request has asked for its turn, and this came of it; before it ends. Nobody asks where there are no queues.
     fn queued(&mut self, _queued: &Queued<'_>) {}
 
+    /// A server has answered for the first time, and is called so. Only where servers have no names before.
+    fn named(&mut self, _endpoint: u32, _name: &str) {}
+
+    /// Why a request was refused or lost, before it ends. Only where there is more to say than that.
+    fn failed(&mut self, _number: u64, _reason: &str) {}
+
     /// About once a virtual second: all servers, those that have gone too.
     fn sampled(&mut self, at: Timestamp, servers: &[Sample]);
 }

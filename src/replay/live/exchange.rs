@@ -1,7 +1,7 @@
 //! One request to a gateway: its body, its answer, and what a client sees of both. Called by [`super`], one task a request.
 
 use super::events::Events;
-use super::gateway::{Gateway, read};
+use super::gateway::{self, Gateway, read};
 use super::{LiveApi, text};
 use crate::clock::Timestamp;
 use crate::protocol::answer::DEFAULT_MAX_ANSWER_BYTES;
@@ -10,7 +10,7 @@ use crate::protocol::{AnswerFormat, AnswerText, Api, UsageScanner};
 use crate::replay::served::{Ending, Served};
 use crate::replay::workload::Request;
 use crate::scrape::fetch::cause;
-use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Response, StatusCode};
 use serde::Deserialize;
 use serde_json::Value;
@@ -31,6 +31,8 @@ pub(super) struct Done {
     pub(super) served: Served,
     /// How the answer names the server.
     pub(super) place: Option<String>,
+    /// What the answer gives back to its session.
+    pub(super) echo: Vec<(HeaderName, HeaderValue)>,
     /// Why it was not answered.
     pub(super) failure: Option<String>,
     /// From the moment when it was due until it was sent.
@@ -61,16 +63,23 @@ impl Failure {
 #[derive(Debug)]
 struct Seen {
     place: Option<String>,
+    echo: Vec<(HeaderName, HeaderValue)>,
     first_token: Option<Timestamp>,
     events: Events,
     usage: UsageScanner,
     text: Option<AnswerText>,
 }
 
-/// Sends `request` and reads its answer to the end, or until its time is up.
-pub(super) async fn exchange(gateway: Arc<Gateway>, request: Request, quotes: Vec<Option<Arc<str>>>) -> Done {
+/// Sends `request` with `headers` and reads its answer to the end, or until its time is up.
+pub(super) async fn exchange(
+    gateway: Arc<Gateway>,
+    request: Request,
+    headers: HeaderMap,
+    quotes: Vec<Option<Arc<str>>>,
+) -> Done {
     let mut seen = Seen {
         place: None,
+        echo: Vec::new(),
         first_token: None,
         events: Events::default(),
         usage: UsageScanner::new(Watch { errors: true, ..Watch::default() }),
@@ -79,7 +88,7 @@ pub(super) async fn exchange(gateway: Arc<Gateway>, request: Request, quotes: Ve
     let body = text::body(&request, &quotes, gateway.writing());
     let sent = gateway.now();
     let outcome = match body {
-        Ok(body) => match tokio::time::timeout(gateway.timeout, converse(&gateway, body, &mut seen)).await {
+        Ok(body) => match tokio::time::timeout(gateway.timeout, converse(&gateway, body, headers, &mut seen)).await {
             Ok(outcome) => outcome,
             Err(_) => Err(Failure::lost(format!("no end within {:?}", gateway.timeout))),
         },
@@ -106,15 +115,16 @@ pub(super) async fn exchange(gateway: Arc<Gateway>, request: Request, quotes: Ve
     };
     let said = seen.text.as_ref().filter(|_| outcome.is_ok()).and_then(AnswerText::finish).map(str::to_owned);
     let failure = outcome.err().map(|failure| failure.reason);
-    Done { served, place: seen.place, failure, late: sent.since(request.at), request, said }
+    Done { served, place: seen.place, echo: seen.echo, failure, late: sent.since(request.at), request, said }
 }
 
-async fn converse(gateway: &Gateway, body: Vec<u8>, seen: &mut Seen) -> Result<(), Failure> {
-    let mut answer = gateway.post(body).await.map_err(|e| {
+async fn converse(gateway: &Gateway, body: Vec<u8>, headers: HeaderMap, seen: &mut Seen) -> Result<(), Failure> {
+    let mut answer = gateway.post(body, headers).await.map_err(|e| {
         let why = cause(&e);
         if e.is_connect() { Failure::refused(format!("can't connect: {why}")) } else { Failure::lost(broke_off(&why)) }
     })?;
     seen.place = gateway.place(answer.headers());
+    seen.echo = gateway::echo(answer.headers());
     if answer.status() != StatusCode::OK {
         return Err(refusal(&mut answer).await);
     }
@@ -219,6 +229,7 @@ mod tests {
     fn seen(api: Api, format: AnswerFormat, body: &str) -> Seen {
         let mut seen = Seen {
             place: None,
+            echo: Vec::new(),
             first_token: None,
             events: Events::default(),
             usage: UsageScanner::new(Watch { errors: true, ..Watch::default() }),

@@ -2,11 +2,15 @@
 
 use super::{DEFAULT_SERVED_HEADERS, LiveApi, LiveConfig, LiveError};
 use crate::clock::{Clock, Timestamp};
+use crate::replay::front;
 use crate::replay::live::text::Writing;
+use crate::replay::workload::Request;
+use crate::scheduling::facts::session::DEFAULT_TOKEN_HEADER;
 use crate::scrape::fetch::{self, cause};
 use reqwest::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, Response, Url};
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// 10 s to connect: a gateway that takes longer is not there.
@@ -16,12 +20,17 @@ const MODELS_TIMEOUT: Duration = Duration::from_secs(10);
 /// 1 MiB for the list of models: thousands of them.
 const MAX_MODELS_BYTES: usize = 1 << 20;
 
+/// Which of the gateway's objectives a request has (Gateway API inference extension).
+const OBJECTIVE_HEADER: HeaderName = HeaderName::from_static("x-gateway-inference-objective");
+
 /// What all requests of a run have in common.
 #[derive(Debug)]
 pub(super) struct Gateway {
     client: Client,
     url: Url,
     headers: HeaderMap,
+    tenant_header: Option<String>,
+    objectives: BTreeMap<i32, HeaderValue>,
     served_headers: Vec<HeaderName>,
     pub(super) model: String,
     pub(super) api: LiveApi,
@@ -47,6 +56,12 @@ impl Gateway {
         };
         let served_headers = served.into_iter().map(header_name).collect::<Result<_, _>>()?;
         // Without https nothing is verified, and the system's certificates need not be there.
+        config.tenant_header.as_deref().map(header_name).transpose()?;
+        let objective = |(priority, name): (&i32, &String)| -> Result<_, LiveError> {
+            let wrong = |_| LiveError::Setting(format!("`{name}` is no name of an objective"));
+            Ok((*priority, HeaderValue::from_str(name).map_err(wrong)?))
+        };
+        let objectives = config.objectives.iter().map(objective).collect::<Result<_, _>>()?;
         let client = fetch::client(base.scheme() == "https", config.max_in_flight).connect_timeout(CONNECT_TIMEOUT);
         let client = client.build().map_err(|e| LiveError::Client(cause(&e)))?;
         let model = match &config.model {
@@ -61,6 +76,8 @@ impl Gateway {
             client,
             url,
             headers,
+            tenant_header: config.tenant_header.clone(),
+            objectives,
             served_headers,
             model,
             api: config.api,
@@ -87,12 +104,31 @@ impl Gateway {
         Writing { api: self.api, model: &self.model, stream: self.stream, seed: self.seed }
     }
 
+    /// The headers of `request` itself, whose session was told `echo` by its last answer. Those that all requests have go before them, and
+    /// what no header may hold is left out.
+    pub(super) fn headers_of(&self, request: &Request, echo: &[(HeaderName, HeaderValue)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in front::headers(request, self.tenant_header.as_deref()) {
+            if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(&value)) {
+                headers.insert(name, value);
+            }
+        }
+        if let Some(objective) = self.objectives.get(&request.priority) {
+            headers.insert(OBJECTIVE_HEADER, objective.clone());
+        }
+        for (name, value) in echo {
+            headers.insert(name, value.clone());
+        }
+        headers.extend(self.headers.clone());
+        headers
+    }
+
     /// Sends a body and waits for the head of its answer.
-    pub(super) async fn post(&self, body: Vec<u8>) -> reqwest::Result<Response> {
+    pub(super) async fn post(&self, body: Vec<u8>, headers: HeaderMap) -> reqwest::Result<Response> {
         (self.client.post(self.url.clone()))
             .header(CONTENT_TYPE, "application/json")
             .header(ACCEPT_ENCODING, "identity")
-            .headers(self.headers.clone())
+            .headers(headers)
             .body(body)
             .send()
             .await
@@ -107,6 +143,12 @@ impl Gateway {
 
 /// Names of servers are cut behind so many characters.
 const MAX_PLACE_CHARACTERS: usize = 256;
+
+/// What an answer says to its session, for the client to send with the next request: AIBrix's and llm-d's names.
+pub(super) fn echo(answer: &HeaderMap) -> Vec<(HeaderName, HeaderValue)> {
+    let told = |name: &'static str| Some((HeaderName::from_static(name), answer.get(name)?.clone()));
+    ["x-session-id", DEFAULT_TOKEN_HEADER].into_iter().filter_map(told).collect()
+}
 
 /// The URL below which the API lies, with `/v1/` at its end.
 fn base(target: &str) -> Result<Url, LiveError> {

@@ -314,3 +314,35 @@ async fn servers_are_told_apart_by_the_header_that_is_named() {
     let (outcome, seen) = played(&none, &mut list(1, Duration::ZERO)).await;
     assert_eq!((outcome.endpoints.len(), seen[0].endpoint), (0, None));
 }
+
+#[tokio::test]
+async fn a_request_is_sent_with_its_session_its_tenant_and_what_the_last_answer_told_it() {
+    let given = [("x-team", "blue"), ("user", "operator")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let config = LiveConfig {
+        model: Some("m".to_owned()),
+        headers: given.to_vec(),
+        tenant_header: Some("x-tenant".to_owned()),
+        objectives: [(-1, "batch".to_owned())].into(),
+        ..LiveConfig::new("http://127.0.0.1:9")
+    };
+    let gateway = Gateway::open(&config, Clock::start()).await.unwrap();
+    let mut asked = request(0, Duration::ZERO);
+    asked.priority = -1;
+    assert_eq!(gateway.headers_of(&asked, &[])["x-gateway-inference-objective"], "batch");
+    asked.priority = 0;
+    (asked.session, asked.tenant) = (Some(7), Some("acme".into()));
+    let shown = |echo: &[_]| {
+        let headers = gateway.headers_of(&asked, echo);
+        let mut shown: Vec<String> =
+            headers.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
+        shown.sort();
+        shown.join(", ")
+    };
+    assert_eq!(shown(&[]), "user: operator, x-session-id: 7, x-team: blue, x-tenant: acme");
+    let answer = [("x-session-id", "MTA="), ("x-session-token", "cG9k"), ("server", "envoy")];
+    let answer = answer.map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
+    let echo = gateway::echo(&answer.into_iter().collect());
+    assert_eq!(shown(&echo), "user: operator, x-session-id: MTA=, x-session-token: cG9k, x-team: blue, x-tenant: acme");
+    let wrong = LiveConfig { tenant_header: Some("a b".to_owned()), ..config };
+    assert!(matches!(Gateway::open(&wrong, Clock::start()).await, Err(LiveError::Setting(e)) if e.contains("`a b`")));
+}

@@ -216,3 +216,14 @@ fn numbers_and_times_without_bounds_are_borne() {
     assert_eq!(tally.batches().batches().iter().map(|batch| batch.first_token.count).sum::<u64>(), 2);
     assert!((tally.first_token().quantile(1.0).unwrap() - 36_000.0).abs() < 36.0);
 }
+
+#[test]
+fn tokens_of_an_answer_count_though_nobody_says_whose_it_is() {
+    let mut tally = Tally::new(2);
+    tally.add(&Served { endpoint: None, ..served(0) });
+    tally.add(&Served { endpoint: None, ending: Ending::Refused, ..served(1) });
+    let one = served(0);
+    assert_eq!(tally.tokens().prompt, u64::from(one.prompt_tokens));
+    assert_eq!(tally.tokens().generated, u64::from(one.generated_tokens));
+    assert!(tally.endpoints().iter().all(|endpoint| endpoint.requests == 0));
+}
