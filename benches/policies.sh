@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Plays every policy on every workload and writes benches/policies.md. Takes a minute or two. Needs the Mooncake conversation trace
+# Plays every policy that means something for whole requests on servers that nobody has measured (not `pd`, the `slo` family, `fallback` and
+# `least-utilization`) on every workload and writes benches/policies.md. Takes a minute or two. Needs the Mooncake conversation trace
 # (github.com/kvcache-ai/Mooncake, FAST25-release/traces/conversation_trace.jsonl) as its argument.
 set -euo pipefail
 trace=$(realpath "${1:?usage: benches/policies.sh TRACE}")
@@ -9,7 +10,7 @@ parts=$(mktemp -d)
 trap 'rm -r "$parts"' EXIT
 ln -s "$trace" "$parts/conversation_trace.jsonl"
 
-policies=least-request,pipeline,prefix-cache,random,power-of-two,round-robin,least-busy-time,least-latency,prefix-cache-preble,dynamo-kv,cache-aware,chwbl,prefix-hash,prefix-affinity,session-affinity
+policies=least-request,pipeline,prefix-cache,random,power-of-two,round-robin,least-busy-time,least-latency,prefix-cache-preble,dynamo-kv,cache-aware,chwbl,prefix-hash,prefix-affinity,session-affinity,throughput,least-kv-cache,least-gpu-cache,load-balance,vtc-basic
 part=0
 play() {
   target/release/attache replay --compare "$policies" --markdown "$parts/$part.md" "$@" >/dev/null
