@@ -8,10 +8,12 @@ use attache::config::recommended_flow;
 use attache::flow::PoolFlow;
 use attache::flow::ordering::least_work::DEFAULT_MAX_DELAY;
 use attache::flow::registry::{FAIRNESS, ORDERINGS, find};
+use attache::ids::EndpointId;
 use attache::pool::health::HealthPolicy;
+use attache::record::{Decided, Ended, FORMAT, Header, Line};
 use attache::replay::front::FrontConfig;
 use attache::replay::legs::Patience;
-use attache::replay::pace::{Limited, Scaled};
+use attache::replay::pace::{Closed, Limited, Scaled};
 use attache::replay::served::{Ending, Fate, Queued, Sample, Served};
 use attache::replay::turns::Turns;
 use attache::replay::workload::Workload;
@@ -23,8 +25,9 @@ use attache::scheduling::{Choices, Decider, Scheduler, SplitPolicy, registry};
 use attache::sim::engine::EngineConfig;
 use attache::sim::profiles;
 use serde_json::Value;
+use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -533,6 +536,15 @@ fn attache(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_attache")).arg("replay").args(args).output().unwrap()
 }
 
+/// With `input` on standard input.
+fn attache_fed(args: &[&str], input: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
+    let pipes = command.arg("replay").args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = pipes.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
@@ -560,6 +572,10 @@ fn the_command_writes_every_form_and_keeps_its_exit_codes() {
     let fails = attache(&[&short[..], &["--assert", "ttft_p50<1us"]].concat());
     assert_eq!(fails.status.code(), Some(2));
     assert!(text(&fails.stdout).contains("FAIL"));
+    let (absent, torn, thin) = (path("absent.yaml"), path("torn.jsonl"), path("thin.yaml"));
+    let row = "{\"at\":0,\"parts\":[[\"user\",1,100]],\"answer\":[\"a\",5]}";
+    std::fs::write(&torn, format!("{{\"format\":\"attache.trace.v1\"}}\n{row}\nno row\n")).unwrap();
+    std::fs::write(&thin, "stepBase: 6ms\n").unwrap();
     for (args, code, word) in [
         (vec![], 64, "nothing to play"),
         (vec!["--workload", "shared-prefx"], 64, "did you mean `shared-prefix`"),
@@ -571,6 +587,29 @@ fn the_command_writes_every_form_and_keeps_its_exit_codes() {
         (vec!["--workload", "unique", "--baseline", "nobody"], 64, "nobody"),
         (vec!["--trace", "/no/such/file"], 64, "/no/such/file"),
         (vec!["--workload", "unique", "--config-file", "/no/such/file"], 78, "/no/such/file"),
+        (vec!["--workload", "unique", "--change", "10m lose 30"], 64, "there is no server 30; there are 8"),
+        (vec!["--workload", "unique", "--speed", "0"], 64, "`speed` is 0; a number above 0"),
+        (
+            vec!["--workload", "unique", "--kv-events", "--profile", "8b-h100,prefill-6000"],
+            64,
+            "only one size can be told",
+        ),
+        (vec!["--workload", "unique", "--profile", &absent], 64, "absent.yaml"),
+        (vec!["--workload", "unique", "--profile", &thin], 64, "`gpus`"),
+        (vec!["--workload", "multi-turn", "--clients", "4"], 64, "--clients does not go with `multi-turn`"),
+        (vec!["--workload", "multi-turn:clients=2", "--poisson", "4"], 64, "--poisson does not go with"),
+        (vec!["--workload", "agentic-code", "--bursty", "4,2"], 64, "--bursty does not go with"),
+        (vec!["--trace", &torn, "--endpoints", "1", "--compare", ""], 64, "row 3"),
+        (vec!["--trace", "-", "--trace", "-"], 64, "given twice"),
+        (
+            vec!["--workload", "unique", "--target", "http://127.0.0.1:9", "--endpoints", "0"],
+            64,
+            "one number from 1 to",
+        ),
+        (vec!["--from-record", "/no/such/file"], 64, "/no/such/file"),
+        (vec!["--from-record", &torn], 64, "line 1"),
+        (vec!["--fit-profile", &torn, "--profile-out", &absent], 64, "line 1"),
+        (vec!["--fit-profile", &torn], 64, "--profile-out"),
     ] {
         let out = attache(&args);
         let said = text(&out.stderr);
@@ -639,4 +678,208 @@ fn profiles_in_redis_are_not_played_and_that_is_said_before_anything_runs() {
         assert!(said.contains("a strategy has `profilesFromRedis`, and what stands in Redis is not played"), "{said}");
         assert_eq!(text(&out.stdout), "", "nothing was played");
     }
+}
+
+/// What `attache run --record` would have written of answers.
+fn recorded(served: &[Served]) -> String {
+    let header = Header { format: FORMAT.into(), version: "0".into(), seed: 1, settings: Value::Null };
+    let mut lines = Vec::new();
+    for s in served {
+        let (Some(endpoint), Some(first)) = (s.endpoint, s.first_token) else { continue };
+        let decided = Decided {
+            r: s.number,
+            at: s.at,
+            pool: "default".into(),
+            estimated: s.prompt_tokens,
+            streams: true,
+            picks: vec![EndpointId(endpoint)],
+            ..Decided::default()
+        };
+        lines.push((s.at, Line::Decide(Box::new(decided))));
+        let at = s.at.after(first);
+        lines.push((at, Line::First { r: s.number, at, good: true, tells: true }));
+        let at = s.at.after(s.total);
+        let ended = Ended {
+            r: s.number,
+            at,
+            complete: true,
+            prompt_tokens: Some(s.prompt_tokens.into()),
+            completion_tokens: Some(s.generated_tokens.into()),
+            cached_tokens: Some(s.cached_tokens.into()),
+            keys: None,
+        };
+        lines.push((at, Line::End(ended)));
+    }
+    lines.sort_by_key(|(at, _)| *at);
+    let text = |line: &dyn Fn() -> serde_json::Result<String>| line().unwrap() + "\n";
+    lines
+        .iter()
+        .fold(text(&|| serde_json::to_string(&header)), |all, (_, line)| all + &text(&|| serde_json::to_string(line)))
+}
+
+#[test]
+fn the_constants_of_servers_are_found_again_in_a_recording_of_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (recording, profile) = (path("run.jsonl"), path("fitted.yaml"));
+    let fit = |served: &[Served], base: &str| {
+        std::fs::write(&recording, recorded(served)).unwrap();
+        let out = attache(&["--fit-profile", &recording, "--profile", base, "--profile-out", &profile]);
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        let engine = profiles::file::read(&std::fs::read(&profile).unwrap()).unwrap();
+        (engine, text(&out.stdout))
+    };
+    // Prompts and answers of all lengths, at paces at which servers are alone, busy and full; and conversations, most of which is cached.
+    let unique = "unique:input=100..7000,output=20..300,stages=1x150/4x150/7x150";
+    let talks =
+        "multi-turn:clients=20,conversations=100,requests=100000,turns=1..8,input=50..3000,output=20..300,think=0..3";
+    for (truth, base, workload) in [
+        ("qwen3-32b-2xh100", "8b-h100", unique),
+        ("small-l40s", "small-l40s", unique),
+        ("8b-h100", "70b-4xh100", talks),
+    ] {
+        let plan = Plan::of(truth, 2);
+        let (_, seen) = plan.play("least-request", made_up(workload));
+        let (engine, said) = fit(&seen.served, base);
+        let truth = &plan.engines[0].latency;
+        for (name, found, expected, part) in [
+            ("stepBase", engine.latency.step_base, truth.step_base, 0.03),
+            ("perPrefillToken", engine.latency.per_prefill_token, truth.per_prefill_token, 0.05),
+            ("perContextToken", engine.latency.per_context_token, truth.per_context_token, 0.1),
+        ] {
+            let ratio = found.as_secs_f64() / expected.as_secs_f64();
+            assert!((1.0 - part..1.0 + part).contains(&ratio), "{name}: {found:?} for {expected:?}\n{said}");
+        }
+    }
+}
+
+#[test]
+fn what_says_nothing_of_a_recording_or_a_gateway_is_refused() {
+    let recorded: &[&[&str]] = &[
+        &["--assert", "ttft_p90<1us"],
+        &["--json", "out.json"],
+        &["--requests", "5"],
+        &["--compare", "random"],
+        &["--endpoints", "4"],
+        &["--target", "http://127.0.0.1:9"],
+        &["--seed", "2"],
+    ];
+    let live: &[&[&str]] = &[
+        &["--config-file", "a.yaml"],
+        &["--compare", "random"],
+        &["--profile", "8b-h100"],
+        &["--change", "1s lose 0"],
+        &["--metrics-every", "1s"],
+    ];
+    let modes: [(&[&str], _); 3] = [
+        (&["--from-record", "r.jsonl"], recorded),
+        (&["--fit-profile", "r.jsonl", "--profile-out", "p.yaml"], recorded),
+        (&["--workload", "unique", "--target", "http://127.0.0.1:9"], live),
+    ];
+    for (mode, flags) in modes {
+        for flag in flags {
+            let out = attache(&[mode, *flag].concat());
+            let said = text(&out.stderr);
+            assert_eq!(out.status.code(), Some(64), "{mode:?} {flag:?}: {said}");
+            assert!(said.contains("cannot be used with"), "{mode:?} {flag:?}: {said}");
+        }
+    }
+}
+
+#[test]
+fn a_trace_on_standard_input_is_played_by_every_policy() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/conversation-2000.jsonl");
+    let trace = std::fs::read_to_string(path).unwrap();
+    let head: Vec<&str> = trace.lines().take(100).collect();
+    let out = attache_fed(&["--trace", "-", "--compare", "random", "--endpoints", "2"], &head.join("\n"));
+    let shown = text(&out.stdout);
+    assert!(out.status.success() && shown.contains("predicted-latency") && shown.contains("random"), "{shown}");
+    let empty = attache_fed(&["--trace", "-"], "");
+    assert_eq!(empty.status.code(), Some(64), "{}", text(&empty.stderr));
+    assert!(text(&empty.stderr).contains("the trace is empty"));
+}
+
+/// The same requests are compared: of a closed loop those of the same conversation, whenever they were asked.
+#[test]
+fn closed_loops_are_compared_by_what_is_asked_and_not_by_when() {
+    let plan = Plan::of("8b-h100", 3);
+    let by = |policy: &str, workload: Box<dyn Workload>, key: fn(&Served) -> u64| {
+        let mut prompts = std::collections::BTreeMap::<u64, Vec<u32>>::new();
+        plan.play(policy, workload)
+            .1
+            .served
+            .iter()
+            .for_each(|s| prompts.entry(key(s)).or_default().push(s.prompt_tokens));
+        prompts.values_mut().for_each(|prompts| prompts.sort_unstable());
+        prompts
+    };
+    let talks = || made_up("multi-turn:clients=12,conversations=60,requests=100000,turns=4,input=50..3000,think=0..1");
+    let clients =
+        || -> Box<dyn Workload> { Box::new(Closed::new(conversations(1.0, 300), 8, Duration::ZERO).unwrap()) };
+    for workload in [&talks as &dyn Fn() -> Box<dyn Workload>, &clients] {
+        let pairs = |policy| by(policy, workload(), |served| served.pair);
+        assert_eq!(pairs("random"), pairs("least-request"));
+    }
+    let numbers = |policy| by(policy, talks(), |served| served.number);
+    assert_ne!(numbers("random"), numbers("least-request"), "who is answered sooner asks sooner");
+}
+
+/// Neutree's hot key: on an idle fleet its bound leaves nobody room, so all of a hot prompt stays on one server.
+#[test]
+fn a_hot_key_on_an_idle_fleet_is_spread_by_our_bound_and_not_by_the_originals() {
+    let spread = |policy: &str| {
+        let (_, seen) = Plan::of("8b-h100", 16)
+            .play(policy, made_up("hot-prefix:keys=1,peak=0,repeat=true,output=1000,stages=16x1,cv=0"));
+        let mut requests = [0; 16];
+        seen.served.iter().for_each(|s| requests[s.endpoint.unwrap() as usize] += 1);
+        (seen.served.len(), *requests.iter().max().unwrap(), requests.iter().filter(|n| **n == 0).count())
+    };
+    assert_eq!(spread(r#"chwbl={"compat":true}"#), (16, 12, 11));
+    let (all, most, idle) = spread("chwbl");
+    assert!(all == 16 && most <= 4 && idle <= 11, "{most} on one, {idle} idle");
+}
+
+#[test]
+fn sessions_stay_where_the_answer_has_said_that_they_live() {
+    let talks = "multi-turn:clients=12,conversations=40,requests=100000,turns=5,input=50..3000,think=0..1";
+    let moved = |policy: &str| {
+        let mut homes = std::collections::BTreeMap::<u64, std::collections::BTreeSet<_>>::new();
+        let (_, seen) = Plan::of("8b-h100", 4).play(policy, made_up(talks));
+        seen.served.iter().for_each(|s| _ = homes.entry(s.pair).or_default().insert(s.endpoint));
+        homes.values().filter(|homes| homes.len() > 1).count()
+    };
+    assert_eq!(moved("session-affinity"), 0);
+    assert!(moved("least-request") > 20);
+}
+
+#[test]
+fn the_rules_of_a_configuration_apply_to_the_model_that_is_named_and_those_that_do_not_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (config, json) = (path("attache.yaml"), path("r.json"));
+    let text_of = "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: a\n  strategy: random\n  \
+                   strategies: [{models: [llama], strategy: least-request}]\n  \
+                   endpoints: [{address: \"10.0.0.1:8000\"}, {address: \"10.0.0.2:8000\"}]\n";
+    std::fs::write(&config, text_of).unwrap();
+    let decisions = |more: &[&str]| {
+        let fixed = [
+            "--config-file",
+            &config,
+            "--compare",
+            "least-request",
+            "--workload",
+            "unique:qps=9,seconds=20",
+            "--json",
+            &json,
+        ];
+        let out = attache(&[&fixed[..], more].concat());
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        let document: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+        let of = |i: usize| document["runs"][i]["decisions"].as_str().unwrap().to_owned();
+        (of(0), of(1), text(&out.stderr))
+    };
+    let (ours, least, said) = decisions(&[]);
+    assert!(ours != least && said.contains("a pool has a rule for llama, and no request asked for that"), "{said}");
+    let (ours, least, said) = decisions(&["--model", "llama"]);
+    assert!(ours == least && !said.contains("rule for"), "{said}");
 }

@@ -48,12 +48,23 @@ pub struct Run {
     pub tally: Tally,
     /// The hash of all decisions, in their order.
     pub decisions: u64,
-    /// GPU seconds that computing one prompt token takes: the price of a token that was not cached.
-    pub gpu_seconds_per_token: f64,
+    /// The servers, by their positions in the fleet; those of a real gateway in the order in which they were first heard of.
+    pub servers: Vec<ServerFacts>,
+    /// Why requests were refused or lost, and how many, where that was told.
+    pub failures: BTreeMap<String, u64>,
     /// Virtual time that passed.
     pub simulated: Duration,
     /// Real time that passed.
     pub took: Duration,
+}
+
+/// What is known of a server beside what became of its requests.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServerFacts {
+    /// As the reader knows it.
+    pub name: String,
+    /// GPU seconds that computing one prompt token takes there: the price of a token that was not cached; 0 when it is not known.
+    pub gpu_seconds_per_token: f64,
 }
 
 /// Runs, and how they came about.

@@ -77,5 +77,12 @@ pub fn build(spelling: &str, seed: u64) -> Built {
     (descriptor.build)(&Values::read(descriptor, parameters)?, seed)
 }
 
+/// Whether the requests of what `spelling` stands for follow from answers.
+#[must_use]
+pub fn is_closed(spelling: &str) -> bool {
+    let name = spelling.split_once(':').map_or(spelling, |(name, _)| name);
+    workload(name).is_some_and(|descriptor| descriptor.is_closed)
+}
+
 #[cfg(test)]
 mod tests;

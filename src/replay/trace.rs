@@ -61,14 +61,11 @@ pub enum Format {
     Recording,
 }
 
-/// Opens the trace at `path`; `-` is standard input.
+/// Opens the trace at `path`.
 ///
 /// # Errors
 /// When the file can't be read, or its format is not known.
 pub fn open(path: &Path, options: &Options) -> Result<Box<dyn Workload>, TraceError> {
-    if path.as_os_str() == "-" {
-        return read(BufReader::with_capacity(BUFFER_BYTES, io::stdin()), options);
-    }
     let named = |e: io::Error| io::Error::new(e.kind(), format!("`{}`: {e}", path.display()));
     let file = File::open(path).map_err(named)?;
     read(BufReader::with_capacity(BUFFER_BYTES, file), options)

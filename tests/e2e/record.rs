@@ -4,13 +4,16 @@ use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
 use crate::support::client;
 use crate::support::envoy::EnvoyProcess;
-use crate::support::process::scratch;
+use crate::support::process::{Process, scratch};
 use crate::support::sim::SimProcess;
 use attache::replay::record::{Summary, replay, replay_file};
+use attache::sim::profiles;
 use bytes::Bytes;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
 use tokio::task::JoinSet;
 
 /// Words that must not be found in a recording: of a prompt, and of a credential.
@@ -191,4 +194,37 @@ async fn a_recording_that_is_full_ends_and_requests_are_served_on() {
     assert!((10_000..=20_000).contains(&length), "{length} bytes");
     let summary = replay_file(&record, None).expect("what is there is whole");
     assert!(summary.is_exact() && summary.cut.is_none(), "{summary}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_steps_and_tokens_cost_is_found_in_the_recording_of_a_live_run() {
+    let costs =
+        ["--step-base", "20ms", "--per-prefill-token", "60us", "--per-prefill-pair", "0ns", "--per-decode-seq", "0ns"];
+    let more = ["--model", "sim-8b", "--per-context-token", "0ns", "--blocks", "20000"];
+    let sim = SimProcess::start(1, &[&costs[..], &more].concat()).await;
+    let files = scratch("recording");
+    let path = |name: &str| files.path().join(name).display().to_string();
+    let (record, profile) = (path("run.jsonl"), path("fitted.yaml"));
+    let mut picker = AttacheProcess::start(&sim.servers, &["--record", &record, "--drain-min-delay", "100ms"]).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let attache = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
+        Process::spawn("attache replay", command.arg("replay").args(arguments), scratch("replay"))
+    };
+    let target = format!("http://{}", envoy.listener("inference"));
+    let workload = "unique:input=100..4000,output=10..60,stages=2x5/6x15";
+    let mut played = attache(&["--workload", workload, "--target", &target, "--api", "completions"]);
+    assert!(played.wait().await.success(), "{}", played.stderr());
+    picker.assert_settled().await;
+    drop(envoy);
+    picker.process.signal("TERM");
+    assert!(picker.process.wait().await.success());
+
+    let mut fitted = attache(&["--fit-profile", &record, "--profile-out", &profile]);
+    assert!(fitted.wait().await.success(), "{}", fitted.stderr());
+    let engine = profiles::file::read(&std::fs::read(&profile).expect("a file")).expect("a profile");
+    assert_eq!((engine.block_size, engine.num_blocks), (16, 20_000), "as its page says");
+    let near = |found: Duration, truth: Duration| (found.as_secs_f64() / truth.as_secs_f64() - 1.0).abs() < 0.15;
+    assert!(near(engine.latency.step_base, Duration::from_millis(20)), "{}", fitted.stdout());
+    assert!(near(engine.latency.per_prefill_token, Duration::from_micros(60)), "{}", fitted.stdout());
 }

@@ -4,6 +4,7 @@ use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
 use crate::support::client;
 use crate::support::envoy::EnvoyProcess;
+use crate::support::process::{Process, eventually, scratch};
 use crate::support::sim::SimProcess;
 use attache::clock::Timestamp;
 use attache::replay::live::{LiveApi, LiveConfig, LiveOutcome, play};
@@ -12,8 +13,10 @@ use attache::replay::served::{Ending, Sample, Served};
 use attache::replay::synthetic;
 use attache::replay::workload::Workload;
 use attache::replay::world::Observer;
+use serde_json::Value;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::process::Command;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
@@ -180,4 +183,62 @@ async fn a_stop_ends_a_long_run_and_leaves_nothing_behind() {
     assert_eq!(outcome.answered + outcome.refused + outcome.lost + outcome.cut, outcome.sent, "{outcome:?}");
     assert_eq!(seen.served.len() as u64, outcome.sent - outcome.cut);
     picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_says_where_each_request_went_and_why_one_failed() {
+    let faults = r#"{"fail_next": {"count": 3, "status": 500}}"#;
+    let sim = SimProcess::start(2, &["--model", "sim-8b", "--speed", "100", "--faults", faults]).await;
+    let picker = AttacheProcess::start(&sim.servers, &[]).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let files = scratch("replay");
+    let path = |name: &str| files.path().join(name).display().to_string();
+    let (lines, json, target) =
+        (path("requests.jsonl"), path("r.json"), format!("http://{}", envoy.listener("inference")));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
+    command.args(["replay", "--workload", "unique:qps=20,seconds=2,cv=0,input=200,output=5", "--target", &target]);
+    command.args(["--endpoints", "4", "--requests-out", &lines, "--json", &json]);
+    let mut process = Process::spawn("attache replay", &mut command, scratch("replay"));
+    assert_eq!(process.wait().await.code(), Some(0), "{}", process.stderr());
+
+    let ports: BTreeSet<String> = sim.servers.iter().map(|server| server.port().to_string()).collect();
+    let text = std::fs::read_to_string(&lines).expect("a file");
+    let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let (answered, failed): (Vec<&Value>, Vec<_>) = rows.iter().partition(|row| row["status"] == "answered");
+    assert!(rows.len() >= 38 && !failed.is_empty(), "{text}");
+    for row in &answered {
+        assert!(ports.contains(row["endpoint"].as_str().expect("a name")), "{row}");
+        assert!(row["ttft"].as_f64() <= row["total"].as_f64() && row["output_tokens"] == 5, "{row}");
+        assert!(row["prompt_tokens"].as_u64() >= Some(200) && row["cached_tokens"].is_u64(), "{row}");
+    }
+    assert!(failed.iter().all(|row| row["reason"].as_str().is_some_and(|r| r.starts_with("status 500"))), "{text}");
+    let numbers: BTreeSet<u64> = rows.iter().filter_map(|row| row["number"].as_u64()).collect();
+    assert_eq!(numbers, (0..rows.len() as u64).collect());
+
+    let document: Value = serde_json::from_slice(&std::fs::read(&json).expect("a file")).expect("JSON");
+    let run = &document["runs"][0];
+    let named = run["endpoints"].as_array().expect("a list").iter().filter_map(|e| e["name"].as_str());
+    let named: BTreeSet<String> = named.filter(|name| !name.is_empty()).map(str::to_owned).collect();
+    assert_eq!(named, ports);
+    let counted: u64 = run["failures"].as_object().expect("reasons").values().filter_map(Value::as_u64).sum();
+    assert_eq!(counted, failed.len() as u64, "{}", run["failures"]);
+    // Two of four got nothing.
+    assert!(run["imbalance"]["max_over_mean"].as_f64() >= Some(2.0), "{}", run["imbalance"]);
+    picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_stops_the_command_gets_what_was_played_and_no_verdict() {
+    let sim = SimProcess::start(1, &["--model", "sim-8b"]).await;
+    let target = format!("http://{}", sim.servers[0]);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
+    let hour = "unique:qps=20,seconds=3600,input=200,output=50";
+    command.args(["replay", "--workload", hour, "--workload", hour, "--target", &target, "--assert", "ttft_mean<1us"]);
+    let mut process = Process::spawn("attache replay", &mut command, scratch("replay"));
+    eventually("a request at the server", || async { (load(&sim.servers).await > 0).then_some(()) }).await;
+    process.signal("INT");
+    assert_eq!(process.wait().await.code(), Some(130), "{}", process.stderr());
+    assert!(process.stdout().contains("TTFT mean"), "{}", process.stdout());
+    assert!(!process.stdout().contains("FAIL"), "{}", process.stdout());
+    assert!(process.stderr().contains("stopped; the figures are of what was played"), "{}", process.stderr());
 }

@@ -15,7 +15,7 @@ pub(super) fn all() -> String {
             let _ = writeln!(out, "      {}={}  {}", parameter.name, parameter.default, parameter.meaning);
         }
     }
-    out.push_str("\nEngine profiles (--profile name[@speed][*number],…):\n");
+    out.push_str("\nEngine profiles (--profile name[@speed][:role][*number],… or FILE.yaml in place of a name):\n");
     profiles::list().lines().for_each(|line| {
         let _ = writeln!(out, "  {line}");
     });

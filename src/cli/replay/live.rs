@@ -1,14 +1,23 @@
 //! `attache replay --target`: a workload played to a real gateway at real time.
 
-use super::{Counting, EXIT_INTERNAL, Failure, ReplayArgs, Source, progress_of, show, sources, workload};
-use crate::clock::Clock;
+use super::args::NOT_LIVE;
+use super::plan::MAX_SERVERS;
+use super::{Counting, EXIT_INTERNAL, EXIT_STOPPED, Failure, ReplayArgs, Source, progress_of, show, sources, workload};
+use crate::clock::{Clock, Timestamp};
 use crate::replay::live::{self, LiveApi, LiveConfig, LiveError, LiveOutcome};
 use crate::replay::report::assertion::Assertion;
-use crate::replay::report::{Report, Run};
+use crate::replay::report::{Report, Run, ServerFacts};
+use crate::replay::served::{Ending, Sample, Served};
 use crate::replay::tally::{Tally, Targets};
 use crate::replay::workload::Workload;
+use crate::replay::world::Observer;
+use anyhow::Context;
 use clap::Args;
-use std::collections::BTreeMap;
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::PathBuf;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
@@ -19,14 +28,11 @@ const GATEWAY: &str = "gateway";
 #[derive(Args, Debug)]
 pub(super) struct LiveArgs {
     /// Play to this gateway at real time instead, `http://HOST:PORT`
-    #[arg(long, value_name = "URL", conflicts_with_all = ["change", "kv_events", "from_record"], help_heading = "A real gateway")]
+    #[arg(long, value_name = "URL", conflicts_with_all = NOT_LIVE, help_heading = "A real gateway")]
     pub(super) target: Option<String>,
     /// Which API is asked
     #[arg(long, value_enum, default_value = "chat", requires = "target", help_heading = "A real gateway")]
     api: LiveApi,
-    /// The model that is asked for [default: the first of the gateway's /v1/models]
-    #[arg(long, value_name = "NAME", requires = "target", help_heading = "A real gateway")]
-    model: Option<String>,
     /// At most so many requests at once; the others are sent late
     #[arg(long, value_name = "N", default_value_t = live::DEFAULT_MAX_IN_FLIGHT, requires = "target", help_heading = "A real gateway")]
     max_in_flight: usize,
@@ -39,6 +45,15 @@ pub(super) struct LiveArgs {
     /// The header of answers that names the server [default: those of known gateways]
     #[arg(long, value_name = "NAME", requires = "target", help_heading = "A real gateway")]
     served_header: Option<String>,
+    /// The header that names the tenant of a request, where the workload has tenants
+    #[arg(long, value_name = "NAME", requires = "target", help_heading = "A real gateway")]
+    tenant_header: Option<String>,
+    /// The gateway's objective for requests of this priority, `PRIORITY=NAME`; others are sent without one
+    #[arg(long, value_name = "OBJECTIVE", value_parser = objective, allow_hyphen_values = true, requires = "target", help_heading = "A real gateway")]
+    objective: Vec<(i32, String)>,
+    /// Write what became of each request, a JSON object a line
+    #[arg(long, value_name = "FILE", requires = "target", help_heading = "A real gateway")]
+    requests_out: Option<PathBuf>,
 }
 
 fn header(text: &str) -> Result<(String, String), String> {
@@ -46,28 +61,49 @@ fn header(text: &str) -> Result<(String, String), String> {
     split.filter(|(name, _)| !name.is_empty()).ok_or_else(|| "a name, a colon and a value are needed".to_owned())
 }
 
+fn objective(text: &str) -> Result<(i32, String), String> {
+    let split =
+        text.split_once('=').and_then(|(priority, name)| Some((priority.trim().parse().ok()?, name.trim().to_owned())));
+    split
+        .filter(|(_, name)| !name.is_empty())
+        .ok_or_else(|| "a priority and a name are needed, as in `-1=batch`".to_owned())
+}
+
 /// Plays every source to `target`, one after the other; whether all assertions hold.
 pub(super) fn run(args: &ReplayArgs, target: &str) -> Result<bool, Failure> {
     let assertions = args.assert.iter().map(|text| Assertion::parse(text, &[GATEWAY])).collect::<Result<Vec<_>, _>>();
     let assertions = assertions.map_err(|e| Failure::usage(e.into()))?;
+    if !matches!(args.endpoints.as_slice(), [] | [1..=MAX_SERVERS]) {
+        let got = &args.endpoints;
+        return Err(Failure::usage(anyhow::anyhow!(
+            "--endpoints is {got:?}; one number from 1 to {MAX_SERVERS} is allowed with --target"
+        )));
+    }
     let internal = |e: anyhow::Error| Failure(EXIT_INTERNAL, e);
     // reqwest takes the process's provider; a second call, in tests, finds it installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|e| internal(e.into()))?;
-    let mut runs = Vec::new();
-    for source in sources(args).map_err(Failure::usage)? {
-        for speed in &args.speed {
-            let mut workload = workload(args, &source, *speed).map_err(Failure::usage)?;
-            let run = runtime.block_on(play(args, target, &source, *speed, &mut *workload));
-            let (run, stopped) = run.map_err(|e| match e {
-                LiveError::Setting(_) => Failure::usage(e.into()),
-                _ => internal(e.into()),
-            })?;
-            runs.push(run);
-            if stopped {
-                break;
-            }
+    let cannot_write = |path: &PathBuf| format!("can't write {}", path.display());
+    let out = args.live.requests_out.as_ref();
+    let out = out.map(|path| File::create(path).with_context(|| cannot_write(path))).transpose().map_err(internal)?;
+    let mut out = out.map(BufWriter::new);
+    let sources = sources(args).map_err(Failure::usage)?;
+    let (mut runs, mut stopped) = (Vec::new(), false);
+    for (source, speed) in sources.iter().flat_map(|source| args.speed.iter().map(move |speed| (source, *speed))) {
+        let mut workload = workload(args, source, speed).map_err(Failure::usage)?;
+        let run = runtime.block_on(play(args, target, source, speed, &mut *workload, out.as_mut()));
+        let run = run.map_err(|e| match e {
+            LiveError::Setting(_) | LiveError::Workload(_) => Failure::usage(e.into()),
+            _ => internal(e.into()),
+        })?;
+        runs.push(run.0);
+        stopped = run.1;
+        if stopped {
+            break;
         }
+    }
+    if let (Some(path), Some(mut out)) = (&args.live.requests_out, out) {
+        out.flush().with_context(|| cannot_write(path)).map_err(internal)?;
     }
     let report = Report {
         runs,
@@ -76,7 +112,79 @@ pub(super) fn run(args: &ReplayArgs, target: &str) -> Result<bool, Failure> {
         seed: args.seed,
         config: String::new(),
     };
-    show(args, &report, &assertions).map_err(internal)
+    // Of a part of the workload nothing can be asserted.
+    let hold = show(args, &report, if stopped { &[] } else { &assertions }).map_err(internal)?;
+    if stopped {
+        return Err(Failure(EXIT_STOPPED, anyhow::anyhow!("stopped; the figures are of what was played until then")));
+    }
+    Ok(hold)
+}
+
+/// Counts what happens, and writes it down.
+struct Writing<'w> {
+    counting: Counting<'w>,
+    /// What else stands in each line.
+    run: (String, f64),
+    names: Vec<String>,
+    reasons: HashMap<u64, String>,
+    out: Option<&'w mut BufWriter<File>>,
+    failed: Option<std::io::Error>,
+}
+
+/// A line of `--requests-out`; times are seconds.
+#[derive(Serialize)]
+struct Ended<'s> {
+    workload: &'s str,
+    speed: f64,
+    number: u64,
+    at: f64,
+    endpoint: Option<&'s str>,
+    status: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+    ttft: Option<f64>,
+    total: f64,
+    prompt_tokens: u32,
+    cached_tokens: u32,
+    output_tokens: u32,
+}
+
+impl Observer for Writing<'_> {
+    fn served(&mut self, served: &Served) {
+        self.counting.served(served);
+        let reason = self.reasons.remove(&served.number);
+        let Some(out) = self.out.as_mut().filter(|_| self.failed.is_none()) else { return };
+        let line = Ended {
+            workload: &self.run.0,
+            speed: self.run.1,
+            number: served.number,
+            at: served.at.0 as f64 / 1e9,
+            endpoint: served.endpoint.and_then(|at| self.names.get(at as usize)).map(String::as_str),
+            status: match served.ending {
+                Ending::Answered => "answered",
+                Ending::Refused => "refused",
+                Ending::Lost => "lost",
+            },
+            reason,
+            ttft: served.first_token.map(|time| time.as_secs_f64()),
+            total: served.total.as_secs_f64(),
+            prompt_tokens: served.prompt_tokens,
+            cached_tokens: served.cached_tokens,
+            output_tokens: served.generated_tokens,
+        };
+        let written = serde_json::to_writer(&mut **out, &line).map_err(Into::into).and_then(|()| out.write_all(b"\n"));
+        self.failed = written.err();
+    }
+
+    fn named(&mut self, _: u32, name: &str) {
+        self.names.push(name.to_owned());
+    }
+
+    fn failed(&mut self, number: u64, reason: &str) {
+        self.reasons.insert(number, reason.to_owned());
+    }
+
+    fn sampled(&mut self, _: Timestamp, _: &[Sample]) {}
 }
 
 async fn play(
@@ -85,21 +193,28 @@ async fn play(
     source: &Source,
     speed: f64,
     workload: &mut dyn Workload,
+    out: Option<&mut BufWriter<File>>,
 ) -> Result<(Run, bool), LiveError> {
     let flags = &args.live;
     let config = LiveConfig {
         api: flags.api,
-        model: flags.model.clone(),
+        model: args.model.clone(),
         max_in_flight: flags.max_in_flight,
         timeout: flags.timeout,
         headers: flags.headers.clone(),
         seed: args.seed,
         served_header: flags.served_header.clone(),
+        tenant_header: flags.tenant_header.clone(),
+        objectives: flags.objective.iter().cloned().collect(),
         ..LiveConfig::new(target)
     };
     let bar = progress_of(workload.total());
     let targets = Targets { first_token: args.ttft_target, per_token: args.tpot_target };
-    let mut observer = Counting { tally: Tally::new(0).with_targets(targets), bar: &bar, unshown: 0 };
+    // How many there are nobody tells but the one who asks; those that answered are there in any case.
+    let tally = Tally::new(args.endpoints.first().copied().unwrap_or_default()).with_targets(targets);
+    let counting = Counting { tally, bar: &bar, unshown: 0 };
+    let (run, names, reasons) = ((source.name(), speed), Vec::new(), HashMap::new());
+    let mut observer = Writing { counting, run, names, reasons, out, failed: None };
     let (clock, stop) = (Clock::start(), CancellationToken::new());
     let began = clock.now();
     let on_signal = stop.clone();
@@ -113,7 +228,10 @@ async fn play(
     signal.abort();
     bar.finish_and_clear();
     let outcome = played?;
-    tell(&outcome);
+    tell(&outcome, args.endpoints.first().copied());
+    if let Some(error) = observer.failed {
+        eprintln!("--requests-out ends early: {error}");
+    }
     let mut cell = BTreeMap::from([("target".to_owned(), target.to_owned())]);
     if speed != 1.0 {
         cell.insert("speed".to_owned(), speed.to_string());
@@ -122,23 +240,37 @@ async fn play(
         policy: GATEWAY.to_owned(),
         workload: source.name(),
         cell,
-        tally: observer.tally,
+        tally: observer.counting.tally,
         decisions: 0,
         // What a real server's token costs is not known.
-        gpu_seconds_per_token: 0.0,
+        servers: outcome
+            .endpoints
+            .iter()
+            .map(|name| ServerFacts { name: name.clone(), gpu_seconds_per_token: 0.0 })
+            .collect(),
+        failures: outcome.failures.clone(),
         simulated: outcome.elapsed,
         took: clock.now().since(began),
     };
     Ok((run, outcome.stopped))
 }
 
-/// What the tables don't say.
-fn tell(outcome: &LiveOutcome) {
-    let LiveOutcome { model, sent, late, latest, held, most_in_flight, cut, endpoints, failures, .. } = outcome;
+/// What the tables don't say; `servers` is how many there are.
+fn tell(outcome: &LiveOutcome, servers: Option<usize>) {
+    let LiveOutcome { model, sent, late, latest, held, most_in_flight, cut, endpoints, failures, unranked, .. } =
+        outcome;
     eprintln!(
         "{sent} requests sent for `{model}`, at most {most_in_flight} at once; {} servers answered",
         endpoints.len()
     );
+    if servers.is_none() && endpoints.len() > 1 {
+        eprintln!("the imbalance is that of those servers; --endpoints N says how many there are");
+    }
+    if *unranked > 0 {
+        eprintln!(
+            "{unranked} have a priority of which the gateway was not told; --objective PRIORITY=NAME names one for it"
+        );
+    }
     if *late > 0 {
         eprintln!(
             "{late} were sent late, the latest by {latest:.1?}: {held} waited for --max-in-flight, the others for this machine"

@@ -1,5 +1,7 @@
 //! `attache replay`: what each policy buys, on traces and made-up workloads, in virtual time.
 
+mod args;
+mod fit;
 mod list;
 mod live;
 mod plan;
@@ -17,188 +19,36 @@ use crate::replay::front::FrontConfig;
 use crate::replay::pace::{Closed, Limited, Resampled, Scaled};
 use crate::replay::report::assertion::Assertion;
 use crate::replay::report::table::TableStyle;
-use crate::replay::report::{Report, Run, html, markdown, png, table};
+use crate::replay::report::{Report, Run, ServerFacts, html, markdown, png, table};
 use crate::replay::served::{Queued, Sample, Served};
 use crate::replay::tally::{Tally, Targets};
 use crate::replay::turns::Turns;
 use crate::replay::workload::Workload;
-use crate::replay::world::{Hearing, KvHearing, Observer, TimedChange, World, WorldConfig, spec};
+use crate::replay::world::{Change, Hearing, KvHearing, Observer, TimedChange, World, WorldConfig, spec};
 use crate::replay::{synthetic, trace};
+use crate::scheduling::choice::ModelRule;
 use crate::scrape::slo_profiles;
 use crate::sim::engine::EngineConfig;
-use anyhow::{Context, ensure};
-use clap::Args;
+use anyhow::{Context, bail, ensure};
+pub(super) use args::ReplayArgs;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use parking_lot::Mutex;
 use plan::{Policy, Server};
-use std::collections::BTreeMap;
-use std::io::IsTerminal;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Cursor, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// An assertion does not hold.
 const EXIT_ASSERTION: u8 = 2;
-/// Seed of a replay that was given none: it shows the same each time.
-const DEFAULT_SEED: u64 = 1;
-/// The policies beside the configuration's when nobody names any: the field's floor, its usual default, and chance.
-const DEFAULT_COMPARE: &str = "least-request,pipeline,prefix-cache,random";
+/// Somebody stopped it: what a shell shows of a process that SIGINT has ended.
+const EXIT_STOPPED: u8 = 130;
 /// 8 servers: what most published comparisons use.
 const DEFAULT_SERVERS: usize = 8;
-/// 4 adapters in a batch: what servers of adapters are started with, where vLLM's own default of 1 has every other adapter wait.
-const DEFAULT_MAX_LORAS: u32 = 4;
 /// The bar moves once for so many requests.
 const PROGRESS_STEP: u64 = 256;
-
-const EXAMPLES: &str = "\
-Examples:
-  The trace of Mooncake's conversations on eight servers, four policies beside the default:
-    attache replay --trace conversation.jsonl
-
-  The configuration that production runs, against others, at three speeds, as a page to look at:
-    attache replay --config-file prod.yaml --trace t.jsonl --endpoints 16 --speed 1,1.5,2 \\
-      --compare least-request,llm-d=epp.yaml --html report.html
-
-  A made-up workload, and a server that dies in the middle of it:
-    attache replay --workload multi-turn:clients=64 --change '5m lose 3' --change '8m join'
-
-  A pool of unequal servers whose KV events come 50 ms late, and one in a hundred not at all:
-    attache replay --trace t.jsonl --profile '8b-h100*6,8b-h100@0.5*2' --kv-events 50ms,0.01
-
-  Two servers compute prompts for six others, or every server serves whole requests:
-    attache replay --workload unique --profile '8b-h100:prefill*2,8b-h100:decode*6' --disaggregation predicted,always,never --compare ''
-    attache replay --workload unique --profile '8b-h100*8'
-
-  In CI: fails with exit code 2 when it does not hold:
-    attache replay --trace t.jsonl --assert 'predicted-latency:ttft_mean<0.7*pipeline:ttft_mean'
-
-  What it buys that requests wait here while the servers are full, short ones first:
-    attache replay --trace t.jsonl --compare predicted-latency+late-binding --assert 'predicted-latency+late-binding:wait_max<20s'
-
-  The same workload to a real gateway, at real time:
-    attache replay --workload multi-turn:clients=8 --target http://127.0.0.1:10000
-
-  What `attache run --record run.jsonl` has seen, decided again; and by another configuration:
-    attache replay --from-record run.jsonl
-    attache replay --from-record run.jsonl --config-file other.yaml
-
-  All workloads, profiles and policies:
-    attache replay --list
-
-Exit codes: 0 good, 2 an --assert does not hold or a recorded decision came out otherwise, 64 wrong usage, 70 internal error, 78 wrong configuration.";
-
-/// Play a workload to simulated servers in virtual time, once with each policy, and compare.
-#[derive(Args, Debug)]
-#[command(after_help = EXAMPLES)]
-pub(super) struct ReplayArgs {
-    /// A recorded workload: Mooncake JSONL, Azure or BurstGPT CSV, attache.trace.v1; `-` reads standard input
-    #[arg(long, value_name = "FILE", help_heading = "What is asked")]
-    trace: Vec<PathBuf>,
-    /// A made-up workload with its parameters, `name:key=value,…`; see --list
-    #[arg(long, value_name = "NAME", help_heading = "What is asked")]
-    workload: Vec<String>,
-    /// How many times as fast as it was recorded; several give a table each
-    #[arg(long, value_name = "FACTOR", value_delimiter = ',', default_value = "1", help_heading = "What is asked")]
-    speed: Vec<f64>,
-    /// Only so many requests
-    #[arg(long, value_name = "N", help_heading = "What is asked")]
-    requests: Option<u64>,
-    /// Only the requests that come before this moment
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "What is asked")]
-    until: Option<Duration>,
-    /// Forget the trace's times: so many requests a second, at random
-    #[arg(long, value_name = "RATE", conflicts_with_all = ["bursty", "clients"], help_heading = "What is asked")]
-    poisson: Option<f64>,
-    /// The same in bursts: rate, and coefficient of variation of the gaps
-    #[arg(long, value_name = "RATE,CV", conflicts_with = "clients", help_heading = "What is asked")]
-    bursty: Option<String>,
-    /// Forget the trace's times: so many clients, each asks again after its answer
-    #[arg(long, value_name = "N", help_heading = "What is asked")]
-    clients: Option<u32>,
-    /// And waits so long in between
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "0", requires = "clients", help_heading = "What is asked")]
-    think: Duration,
-
-    /// The configuration whose pool is played, Attaché's own or an EndpointPickerConfig
-    #[arg(long, alias = "config", value_name = "FILE", help_heading = "Who decides")]
-    config_file: Option<PathBuf>,
-    /// Which of its pools [default: the first]
-    #[arg(long, value_name = "NAME", help_heading = "Who decides")]
-    pool: Option<String>,
-    /// Whether requests are split between prefill and decode servers: `predicted`, `always`, `never`, `prefix-based:TOKENS`; several make
-    /// as many of each policy [default: the configuration's]
-    #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Who decides")]
-    disaggregation: Vec<String>,
-    /// Policies beside the configuration's: `name`, `name={…}` with parameters, `label=file.yaml`; `+late-binding` behind one has requests wait
-    /// while the pool is full (the configuration's `flowControl`, else the recommended one), `+at-once` has none wait
-    #[arg(long, value_name = "LIST", default_value = DEFAULT_COMPARE, help_heading = "Who decides")]
-    compare: Vec<String>,
-    /// The policy that others are compared with [default: the configuration's]
-    #[arg(long, value_name = "NAME", help_heading = "Who decides")]
-    baseline: Option<String>,
-    /// Of all chance
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_SEED, help_heading = "Who decides")]
-    seed: u64,
-
-    /// How many servers; several give a table each [default: as many as the configuration names, or 8]
-    #[arg(long, value_name = "N", value_delimiter = ',', help_heading = "Who serves")]
-    endpoints: Vec<usize>,
-    /// What they are: `profile[@speed][:role][*number],…`; see --list
-    #[arg(long, value_name = "LIST", default_value = "8b-h100", help_heading = "Who serves")]
-    profile: String,
-    /// Adapters that each holds at once
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_LORAS, help_heading = "Who serves")]
-    max_loras: u32,
-    /// What happens to them: `10m lose 3`, `5m restart 0`, `1h join`
-    #[arg(long, value_name = "CHANGE", help_heading = "Who serves")]
-    change: Vec<String>,
-    /// How often metrics are read [default: the configuration's]; what is older than its `staleAfter` says nothing
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Who serves")]
-    metrics_every: Option<Duration>,
-    /// How long they are on their way
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "0", help_heading = "Who serves")]
-    metrics_delay: Duration,
-    /// How long until discovery tells of a change
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "1s", help_heading = "Who serves")]
-    discovery_delay: Duration,
-    /// Engines publish KV events: how long they are on their way, and the part that is lost and replayed
-    #[arg(long, value_name = "TIME[,PART]", num_args = 0..=1, default_missing_value = "10ms", help_heading = "Who serves")]
-    kv_events: Option<String>,
-
-    #[command(flatten)]
-    live: live::LiveArgs,
-    /// Decide again what `attache run --record` has written
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["trace", "workload"], help_heading = "A recorded run")]
-    from_record: Option<PathBuf>,
-
-    /// The longest time to the first token that is good
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "What is shown")]
-    ttft_target: Option<Duration>,
-    /// The longest time between tokens that is good
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "What is shown")]
-    tpot_target: Option<Duration>,
-    /// What must hold, `ttft_p90<1.2s`; exit code 2 when it does not
-    #[arg(long, value_name = "EXPRESSION", help_heading = "What is shown")]
-    assert: Vec<String>,
-    /// Write all figures as JSON
-    #[arg(long, value_name = "FILE", help_heading = "What is shown")]
-    json: Option<PathBuf>,
-    /// Write a page with plots that needs nothing else
-    #[arg(long, value_name = "FILE", help_heading = "What is shown")]
-    html: Option<PathBuf>,
-    /// Write the main plots as a picture
-    #[arg(long, value_name = "FILE", help_heading = "What is shown")]
-    png: Option<PathBuf>,
-    /// Write the tables as Markdown
-    #[arg(long, value_name = "FILE", help_heading = "What is shown")]
-    markdown: Option<PathBuf>,
-    /// Runs at the same time [default: one a core]
-    #[arg(long, value_name = "N", help_heading = "What is shown")]
-    jobs: Option<usize>,
-    /// Show all workloads, engine profiles and policies
-    #[arg(long, help_heading = "What is shown")]
-    list: bool,
-}
 
 /// A failure, and the code that the process ends with.
 struct Failure(u8, anyhow::Error);
@@ -214,10 +64,11 @@ pub(super) fn run(args: &ReplayArgs) -> ExitCode {
         print!("{}", list::all());
         return ExitCode::SUCCESS;
     }
-    let result = match (&args.from_record, &args.live.target) {
-        (Some(file), _) => record::run(file, args.config_file.as_deref()),
-        (None, Some(target)) => live::run(args, target),
-        (None, None) => replay(args),
+    let result = match (&args.from_record, &args.fit_profile, &args.live.target) {
+        (Some(file), ..) => record::run(file, args.config_file.as_deref()),
+        (None, Some(file), _) => fit::run(args, file),
+        (None, None, Some(target)) => live::run(args, target),
+        (None, None, None) => replay(args),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,
@@ -233,13 +84,16 @@ pub(super) fn run(args: &ReplayArgs) -> ExitCode {
 #[derive(Clone, Debug)]
 enum Source {
     Trace(PathBuf),
+    /// What standard input had: each policy plays it from its beginning.
+    Piped(Arc<[u8]>),
     MadeUp(String),
 }
 
 impl Source {
     fn name(&self) -> String {
         match self {
-            Source::Trace(path) => path.file_name().map_or_else(|| "-".into(), |n| n.to_string_lossy().into_owned()),
+            Source::Trace(path) => path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            Source::Piped(_) => "-".to_owned(),
             Source::MadeUp(spelling) => spelling.clone(),
         }
     }
@@ -272,6 +126,9 @@ fn replay(args: &ReplayArgs) -> Result<bool, Failure> {
     let sources = sources(args).map_err(Failure::usage)?;
     let changes = changes(args, &fleets).map_err(Failure::usage)?;
     let hearing = hearing(args, &base).map_err(Failure::usage)?;
+    if hearing.kv_events.is_some() {
+        fleets.iter().try_for_each(|fleet| plan::block_size(fleet).map(drop)).map_err(Failure::usage)?;
+    }
 
     let mut jobs = Vec::new();
     for source in &sources {
@@ -284,10 +141,10 @@ fn replay(args: &ReplayArgs) -> Result<bool, Failure> {
         }
     }
     // What can't be opened is said before anything runs.
-    for source in &sources {
-        workload(args, source, 1.0).map_err(Failure::usage)?;
+    for (source, speed) in sources.iter().flat_map(|source| args.speed.iter().map(move |speed| (source, *speed))) {
+        workload(args, source, speed).map_err(Failure::usage)?;
     }
-    let runs = play_all(args, &jobs, &hearing).map_err(|e| Failure(EXIT_INTERNAL, e))?;
+    let runs = play_all(args, &jobs, &hearing)?;
     let report = Report {
         runs,
         baseline,
@@ -343,12 +200,23 @@ fn baseline(args: &ReplayArgs, names: &[&str]) -> anyhow::Result<usize> {
 }
 
 fn sources(args: &ReplayArgs) -> anyhow::Result<Vec<Source>> {
-    let traces = args.trace.iter().cloned().map(Source::Trace);
-    let sources: Vec<Source> = traces.chain(args.workload.iter().cloned().map(Source::MadeUp)).collect();
+    let is_piped = |path: &&PathBuf| path.as_os_str() == "-";
+    ensure!(
+        args.trace.iter().filter(is_piped).count() <= 1,
+        "--trace - is given twice; standard input can be read once"
+    );
+    let mut sources = Vec::new();
+    for path in &args.trace {
+        sources.push(if is_piped(&path) {
+            let mut all = Vec::new();
+            std::io::stdin().read_to_end(&mut all).context("--trace -")?;
+            Source::Piped(all.into())
+        } else {
+            Source::Trace(path.clone())
+        });
+    }
+    sources.extend(args.workload.iter().cloned().map(Source::MadeUp));
     ensure!(!sources.is_empty(), "nothing to play; give --trace FILE or --workload NAME (--list shows all)");
-    let again = args.speed.len() * args.endpoints.len().max(1) > 1 || !args.compare.is_empty();
-    let once = sources.iter().filter(|s| matches!(s, Source::Trace(path) if path.as_os_str() == "-")).count();
-    ensure!(once == 0 || !again, "a trace is read once for each policy, which standard input can't be; give a file");
     Ok(sources)
 }
 
@@ -370,6 +238,7 @@ fn changes(args: &ReplayArgs, fleets: &[Vec<Server>]) -> anyhow::Result<Vec<Time
     let first = fleets.first().map(Vec::as_slice).unwrap_or_default();
     let mut changes = args.change.iter().map(|c| plan::change(c, first)).collect::<anyhow::Result<Vec<_>>>()?;
     changes.sort_by_key(|c| c.at);
+    fleets.iter().try_for_each(|fleet| plan::possible(&changes, fleet.len()))?;
     Ok(changes)
 }
 
@@ -399,10 +268,20 @@ fn hearing(args: &ReplayArgs, base: &PoolSettings) -> anyhow::Result<Hearing> {
 /// One workload, from its beginning.
 fn workload(args: &ReplayArgs, source: &Source, speed: f64) -> anyhow::Result<Box<dyn Workload>> {
     let named = |error: anyhow::Error| error.context(source.name());
+    let options = trace::Options::default();
     let mut workload = match source {
-        Source::Trace(path) => trace::open(path, &trace::Options::default()).map_err(|e| named(e.into()))?,
+        Source::Trace(path) => trace::open(path, &options).map_err(|e| named(e.into()))?,
+        Source::Piped(all) => trace::read(Cursor::new(all.clone()), &options).map_err(|e| named(e.into()))?,
         Source::MadeUp(spelling) => {
-            synthetic::build(spelling, args.seed).map_err(|e| anyhow::anyhow!("--workload: {e}"))?
+            let workload = synthetic::build(spelling, args.seed).map_err(|e| anyhow::anyhow!("--workload: {e}"))?;
+            let flags = [("--clients", args.clients.is_some()), ("--poisson", args.poisson.is_some())];
+            let given = flags.into_iter().chain([("--bursty", args.bursty.is_some())]).find(|(_, given)| *given);
+            if let Some((flag, _)) = given.filter(|_| synthetic::is_closed(spelling)) {
+                bail!(
+                    "{flag} does not go with `{spelling}`: its requests follow from answers, and have no other times; see its parameters in --list"
+                );
+            }
+            workload
         }
     };
     if let Some(clients) = args.clients {
@@ -425,25 +304,33 @@ fn workload(args: &ReplayArgs, source: &Source, speed: f64) -> anyhow::Result<Bo
 }
 
 /// Plays all jobs, several at a time; runs in the order of the jobs.
-fn play_all(args: &ReplayArgs, jobs: &[Job<'_>], hearing: &Hearing) -> anyhow::Result<Vec<Run>> {
+fn play_all(args: &ReplayArgs, jobs: &[Job<'_>], hearing: &Hearing) -> Result<Vec<Run>, Failure> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.jobs.unwrap_or(cores).clamp(1, jobs.len().max(1));
-    let bar = progress(args, jobs)?;
+    let bar = progress(args, jobs).map_err(Failure::usage)?;
     let waiting = Mutex::new(jobs.iter().enumerate());
-    let done: Mutex<BTreeMap<usize, anyhow::Result<Run>>> = Mutex::default();
+    let done: Mutex<BTreeMap<usize, Result<(Run, BTreeSet<String>), Failure>>> = Mutex::default();
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
                 loop {
                     let Some((i, job)) = waiting.lock().next() else { break };
                     let run = play(args, job, hearing, &bar);
-                    done.lock().insert(i, run.with_context(|| format!("{}, {}", job.source.name(), job.policy.name)));
+                    let named = |Failure(code, e)| {
+                        Failure(code, e.context(format!("{}, {}", job.source.name(), job.policy.name)))
+                    };
+                    done.lock().insert(i, run.map_err(named));
                 }
             });
         }
     });
     bar.finish_and_clear();
-    done.into_inner().into_values().collect()
+    let (runs, idle): (Vec<Run>, Vec<_>) =
+        done.into_inner().into_values().collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+    for rule in idle.into_iter().flatten().collect::<BTreeSet<_>>() {
+        eprintln!("warning: a pool has a rule for {rule}, and no request asked for that; --model names the base model");
+    }
+    Ok(runs)
 }
 
 fn progress(args: &ReplayArgs, jobs: &[Job<'_>]) -> anyhow::Result<ProgressBar> {
@@ -451,7 +338,7 @@ fn progress(args: &ReplayArgs, jobs: &[Job<'_>]) -> anyhow::Result<ProgressBar> 
     for job in jobs {
         let one = match job.source {
             // A file is not read to its end to be counted.
-            Source::Trace(_) => args.requests,
+            Source::Trace(_) | Source::Piped(_) => args.requests,
             Source::MadeUp(_) => workload(args, job.source, job.speed)?.total(),
         };
         total = total.zip(one).map(|(all, one)| all + one);
@@ -500,64 +387,92 @@ impl Observer for Counting<'_> {
     }
 }
 
-fn play(args: &ReplayArgs, job: &Job<'_>, hearing: &Hearing, bar: &ProgressBar) -> anyhow::Result<Run> {
+fn play(
+    args: &ReplayArgs,
+    job: &Job<'_>,
+    hearing: &Hearing,
+    bar: &ProgressBar,
+) -> Result<(Run, BTreeSet<String>), Failure> {
     let clock = Clock::start();
     let began = clock.now();
     let pool = &job.policy.pool;
-    let scheduler = pool.scheduler(None)?;
-    slo_profiles::fill(&scheduler.choices)?;
+    let unusable = |e: anyhow::Error| Failure(EXIT_CONFIG, e);
+    let scheduler = pool.scheduler(None).map_err(|e| unusable(e.into()))?;
+    slo_profiles::fill(&scheduler.choices).map_err(|e| unusable(e.into()))?;
     let front = FrontConfig {
         scheduler,
         patience: plan::patience(pool),
         stale_after: pool.scrape.stale_after,
         block_size: match hearing.kv_events {
             // Events name blocks as the engines cut them, whatever the policy would cut for itself.
-            Some(_) => plan::block_size(job.servers)?,
+            Some(_) => plan::block_size(job.servers).map_err(Failure::usage)?,
             None => pool.prefix.block_size.unwrap_or(DEFAULT_BLOCK_SIZE),
         },
         max_index_bytes: pool.prefix.max_bytes,
         tenant_share: pool.prefix.tenant_share,
         tenant_header: pool.prefix.tenant_header.clone(),
         claim_life: pool.prefix.claim_life,
-        turns: pool.flow.clone().map(|flow| Turns::new(flow, args.seed)).transpose()?,
+        turns: (pool.flow.clone().map(|flow| Turns::new(flow, args.seed)).transpose())
+            .map_err(|e| unusable(e.into()))?,
         seed: args.seed,
     };
     let named = |i: usize| pool.endpoints.get(i).cloned().unwrap_or_else(|| spec(i));
     let config = WorldConfig {
         front,
-        servers: job
-            .servers
-            .iter()
-            .enumerate()
-            .map(|(i, s)| (s.spec(named(i)), EngineConfig { max_loras: args.max_loras, ..s.engine.clone() }))
-            .collect(),
+        servers: job.servers.iter().enumerate().map(|(i, s)| (s.spec(named(i)), engine(args, &s.engine))).collect(),
         hearing: hearing.clone(),
         changes: job.changes.to_vec(),
         seed: args.seed,
     };
+    let joining =
+        job.changes.iter().filter_map(|c| if let Change::Join(engine, _) = &c.change { Some(&**engine) } else { None });
+    let fleet = config.servers.iter().map(|(spec, engine)| (spec.name.clone(), engine));
+    let joining = (job.servers.len()..).map(|i| spec(i).name).zip(joining);
+    let servers = fleet.chain(joining).map(|(name, engine)| facts(&name, engine)).collect();
     let targets = Targets { first_token: args.ttft_target, per_token: args.tpot_target };
     let roles = config.servers.iter().map(|(spec, _)| Roles::of_labels(&spec.labels)).collect();
     let tally = Tally::new(job.servers.len()).with_targets(targets).with_roles(roles);
     let mut observer = Counting { tally, bar, unshown: 0 };
-    let mut workload = workload(args, job.source, job.speed)?;
-    let outcome = World::new(config, &mut *workload, &mut observer).run()?;
+    let mut workload = workload(args, job.source, job.speed).map_err(Failure::usage)?;
+    let mut world = World::new(config, &mut *workload, &mut observer);
+    let outcome = world.run().map_err(|e| Failure::usage(e.into()))?;
+    let idle = idle_rules(pool, world.models());
     bar.inc(observer.unshown);
     let mut cell = BTreeMap::from([("endpoints".to_owned(), job.servers.len().to_string())]);
     if args.speed.len() > 1 || job.speed != 1.0 {
         cell.insert("speed".to_owned(), job.speed.to_string());
     }
-    let per_token = job.servers.first().map(|s| &s.engine.latency);
-    let per_token = per_token.map_or(0.0, |l| l.per_prefill_token.as_secs_f64() / l.speed);
-    Ok(Run {
+    let run = Run {
         policy: job.policy.name.clone(),
         workload: job.source.name(),
         cell,
         tally: observer.tally,
         decisions: outcome.decisions,
-        gpu_seconds_per_token: per_token,
+        servers,
+        failures: BTreeMap::new(),
         simulated: outcome.ended.since(Timestamp(0)),
         took: clock.now().since(began),
-    })
+    };
+    Ok((run, idle))
+}
+
+/// A server's engine with what the flags say of all of them.
+fn engine(args: &ReplayArgs, engine: &EngineConfig) -> EngineConfig {
+    let model = args.model.as_deref().map_or_else(|| engine.model.clone(), Into::into);
+    EngineConfig { model, max_loras: args.max_loras, ..engine.clone() }
+}
+
+/// The models that a pool has rules for, when none of a rule's was asked for.
+fn idle_rules(pool: &PoolSettings, asked: &BTreeSet<Arc<str>>) -> BTreeSet<String> {
+    let is_idle = |rule: &&ModelRule| rule.models.iter().all(|model| !asked.contains(model.as_str()));
+    let idle = pool.rules.iter().filter(|rule| !rule.models.is_empty()).filter(is_idle);
+    idle.map(|rule| rule.models.join(", ")).collect()
+}
+
+/// What the report says of a simulated server.
+fn facts(name: &str, engine: &EngineConfig) -> ServerFacts {
+    let token = engine.latency.per_prefill_token.as_secs_f64() / engine.latency.speed;
+    ServerFacts { name: name.to_owned(), gpu_seconds_per_token: f64::from(engine.gpus) * token }
 }
 
 /// Shows the report in every form that was asked for; whether all assertions hold.

@@ -17,9 +17,10 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// More servers than any pool has; each has a page table of its own.
-const MAX_SERVERS: usize = 10_000;
+pub(super) const MAX_SERVERS: usize = 10_000;
 
 /// A way to decide, with the name that the report gives it.
 #[derive(Clone, Debug)]
@@ -245,7 +246,7 @@ pub(super) fn servers(spelling: &str, count: Option<usize>) -> anyhow::Result<Ve
             }
             None => (kind, 1.0),
         };
-        let engine = profiles::by_name(name.trim())?.scaled(speed)?;
+        let engine = engine(name.trim())?.scaled(speed)?;
         ensure!(number <= MAX_SERVERS, "`{part}`: {number} servers, at most {MAX_SERVERS} are simulated");
         servers.extend(std::iter::repeat_n(Server { engine, role: role.map(Arc::from) }, number));
     }
@@ -256,6 +257,19 @@ pub(super) fn servers(spelling: &str, count: Option<usize>) -> anyhow::Result<Ve
     }
     ensure!(servers.len() <= MAX_SERVERS, "{} servers, at most {MAX_SERVERS} are simulated", servers.len());
     Ok(servers)
+}
+
+/// The engine of this name, or that of the file of this name.
+///
+/// # Errors
+/// What is wrong with it.
+pub(super) fn engine(name: &str) -> anyhow::Result<EngineConfig> {
+    let is_file = Path::new(name).extension().is_some_and(|e| e == "yaml" || e == "yml");
+    if !is_file {
+        return Ok(profiles::by_name(name)?);
+    }
+    let bytes = std::fs::read(name).with_context(|| format!("the profile {name}"))?;
+    profiles::file::read(&bytes).with_context(|| format!("the profile {name}"))
 }
 
 /// The change that `10m lose 3`, `5m restart 0` or `1h join small-l40s` stands for; `join` alone is one more of the first kind.
@@ -286,6 +300,34 @@ pub(super) fn change(spelling: &str, fleet: &[Server]) -> anyhow::Result<TimedCh
         _ => bail!("`{spelling}`: {form}"),
     };
     Ok(TimedChange { at: Timestamp(0).after(at), change })
+}
+
+/// Whether all `changes`, in the order of time, can happen to a fleet of so many servers.
+///
+/// # Errors
+/// Which one can't.
+pub(super) fn possible(changes: &[TimedChange], servers: usize) -> anyhow::Result<()> {
+    let (mut there, mut gone) = (servers, BTreeSet::new());
+    for TimedChange { at, change } in changes {
+        let at = || Duration::from_nanos(at.0);
+        let which = match change {
+            Change::Join(..) => {
+                there += 1;
+                continue;
+            }
+            Change::Lose(i) | Change::Restart(i) => *i,
+        };
+        ensure!(
+            which < there,
+            "--change after {:?}: there is no server {which}; there are {there}, numbered from 0",
+            at()
+        );
+        ensure!(!gone.contains(&which), "--change after {:?}: server {which} was lost before", at());
+        if matches!(change, Change::Lose(_)) {
+            gone.insert(which);
+        }
+    }
+    Ok(())
 }
 
 fn one(profile: &str) -> anyhow::Result<Server> {
@@ -357,6 +399,21 @@ mod tests {
         assert!(matches!(one("1s join small-l40s").change, Change::Join(engine, None) if *engine != fleet[0].engine));
         for bad in ["", "10m", "lose 3", "10m lose", "10m lose x", "10m explode 3", "10m lose 3 4", "1s join nobody"] {
             assert!(change(bad, &fleet).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn changes_that_can_not_happen_are_refused() {
+        let fleet = servers("8b-h100*2", None).unwrap();
+        let changes = |words: &[&str]| words.iter().map(|word| change(word, &fleet).unwrap()).collect::<Vec<_>>();
+        assert!(possible(&changes(&["1s restart 1", "2s lose 1", "3s join", "4s lose 2"]), 2).is_ok());
+        for (words, part) in [
+            (&["10m lose 30"][..], "after 600s: there is no server 30; there are 2"),
+            (&["1s lose 2", "2s join"], "after 1s: there is no server 2"),
+            (&["1s lose 0", "2s restart 0"], "after 2s: server 0 was lost before"),
+        ] {
+            let error = possible(&changes(words), 2).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! `attache replay --from-record`: a recorded run, decided again.
 
-use super::{EXIT_CONFIG, EXIT_INTERNAL, Failure, colour, playable};
+use super::{EXIT_CONFIG, Failure, colour, playable};
 use crate::cli::source::ReloadSource;
 use crate::replay::record::{Summary, replay_file};
 use anyhow::Context;
@@ -21,7 +21,7 @@ pub(super) fn run(file: &Path, config: Option<&Path>) -> Result<bool, Failure> {
         }
     };
     let summary = replay_file(file, other.as_ref()).with_context(|| format!("{}", file.display()));
-    let summary: Summary = summary.map_err(|e| Failure(EXIT_INTERNAL, e))?;
+    let summary: Summary = summary.map_err(Failure::usage)?;
     print!("{summary}");
     // Another configuration is meant to differ.
     Ok(config.is_some() || summary.is_exact())

@@ -155,6 +155,7 @@ fn section(out: &mut String, number: usize, cell: &Cell<'_>, document: &Document
     let _ = writeln!(out, "<section id=\"cell-{number}\">\n<h2>{}</h2>", escape(&cell.name));
     let _ = writeln!(out, "<p>{}</p>", escape(&finding(cell, &document.baseline)));
     table(out, cell, &document.baseline);
+    failures(out, cell);
     out.push_str("<div class=\"plots\">\n");
     for scene in plots::all(cell, inks) {
         let _ = writeln!(out, "<figure style=\"margin:0\">{}</figure>", svg::render(&scene));
@@ -169,6 +170,17 @@ fn section(out: &mut String, number: usize, cell: &Cell<'_>, document: &Document
         out.push_str("</div>\n");
     }
     out.push_str("</section>\n");
+}
+
+/// Why requests were refused or lost, where that was told.
+fn failures(out: &mut String, cell: &Cell<'_>) {
+    for run in cell.runs.iter().filter(|run| !run.failures.is_empty()) {
+        let _ = write!(out, "<h3>Refused or lost: {}</h3>\n<ul>\n", escape(&run.policy));
+        for (reason, count) in &run.failures {
+            let _ = writeln!(out, "<li>{}: {}</li>", whole(*count), escape(reason));
+        }
+        out.push_str("</ul>\n");
+    }
 }
 
 /// What a cell shows, in a sentence or two.

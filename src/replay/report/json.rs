@@ -5,7 +5,7 @@
 //! parts are 0..=1, and a figure that does not exist is `null`.
 
 use super::compare::{Change, Quantity, compare};
-use super::{Report, Run};
+use super::{Report, Run, ServerFacts};
 use crate::pool::Roles;
 use crate::replay::tally::latency::Latency;
 use crate::replay::tally::queueing::{Queueing, Turns};
@@ -87,6 +87,9 @@ pub struct RunFigures {
     /// How requests waited for their turn; absent where there are no queues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<QueueFigures>,
+    /// Why requests were refused or lost, and how many; absent where nothing is told.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub failures: BTreeMap<String, u64>,
     /// By the endpoint's position in the fleet.
     pub endpoints: Vec<EndpointFigures>,
     /// Over virtual time.
@@ -221,8 +224,11 @@ pub struct SplitFigures {
 }
 
 /// What one endpoint was given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointFigures {
+    /// As discovery or, of a real gateway's, its answers name it; empty where nobody does.
+    #[serde(default)]
+    pub name: String,
     /// Requests that it answered.
     pub requests: u64,
     /// Tokens of the prompts that it computed.
@@ -347,6 +353,14 @@ impl Document {
     }
 }
 
+impl EndpointFigures {
+    /// What it is called in pictures, at position `number` in the fleet.
+    #[must_use]
+    pub fn label(&self, number: usize) -> String {
+        if self.name.is_empty() { format!("endpoint {number}") } else { self.name.clone() }
+    }
+}
+
 impl RunFigures {
     /// The workload and what else was set, in words.
     #[must_use]
@@ -389,13 +403,21 @@ fn figures(run: &Run, base: Option<&Run>) -> RunFigures {
         }),
         requests_per_second: tally.throughput(),
         output_tokens_per_second: tally.output_rate(),
-        gpu_seconds_saved: tokens.cached as f64 * run.gpu_seconds_per_token,
+        gpu_seconds_saved: (tally.endpoints().iter().zip(&run.servers))
+            .map(|(counts, server)| counts.cached_tokens as f64 * server.gpu_seconds_per_token)
+            .sum(),
         duration_seconds: tally.duration().as_secs_f64(),
         simulated_seconds: run.simulated.as_secs_f64(),
         took_seconds: run.took.as_secs_f64(),
         split: split(tally),
         queue: tally.queueing().map(queue),
-        endpoints: tally.endpoints().iter().map(endpoint).collect(),
+        endpoints: tally
+            .endpoints()
+            .iter()
+            .enumerate()
+            .map(|(i, counts)| endpoint(counts, run.servers.get(i)))
+            .collect(),
+        failures: run.failures.clone(),
         timeline: timeline(tally),
         versus_baseline: base.map(|base| Versus {
             ttft: compare(tally.batches(), base.tally.batches(), Quantity::FirstToken),
@@ -409,8 +431,9 @@ fn thousandths(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }
 
-fn endpoint(counts: &EndpointCounts) -> EndpointFigures {
+fn endpoint(counts: &EndpointCounts, facts: Option<&ServerFacts>) -> EndpointFigures {
     EndpointFigures {
+        name: facts.map(|facts| facts.name.clone()).unwrap_or_default(),
         requests: counts.requests,
         prompt_tokens: counts.prompt_tokens,
         cached_tokens: counts.cached_tokens,

@@ -90,7 +90,7 @@ fn figures(cell: &Cell<'_>, inks: &Inks<'_>) -> [Scene; 3] {
 fn work(run: &RunFigures, inks: &Inks<'_>) -> Scene {
     let bar = |(number, endpoint): (usize, &EndpointFigures)| {
         let tokens = endpoint.prompt_tokens.saturating_sub(endpoint.cached_tokens);
-        Bar { label: format!("endpoint {number}"), value: tokens as f64, words: whole(tokens), ink: inks.ink(run) }
+        Bar { label: endpoint.label(number), value: tokens as f64, words: whole(tokens), ink: inks.ink(run) }
     };
     bars("Prompt tokens computed", &run.endpoints.iter().enumerate().map(bar).collect::<Vec<_>>(), WIDTH)
 }
@@ -107,7 +107,7 @@ pub(super) fn by_endpoint(cell: &Cell<'_>, inks: &Inks<'_>) -> Vec<Scene> {
     let y = Axis { name: "", unit: Unit::Plain, scale: Scale::Linear, range: values(|point| point.1) };
     let plot = |(run, lines): &(&&RunFigures, Vec<Vec<(f64, f64)>>)| {
         let curve = |(endpoint, points): (usize, &Vec<(f64, f64)>)| Curve {
-            label: format!("endpoint {endpoint}"),
+            label: run.endpoints.get(endpoint).map(|e| e.label(endpoint)).unwrap_or_default(),
             // Thin lines are not dashed: the title says whose they are.
             ink: inks.undashed(run),
             width: 0.8,

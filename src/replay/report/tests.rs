@@ -48,9 +48,35 @@ fn run(policy: &str, speed: &str, requests: u64) -> Run {
         simulated: tally.duration(),
         tally,
         decisions: 0xfeed_0000_0000_0001,
-        gpu_seconds_per_token: 0.001,
+        servers: vec![server("server-0", 0.001), server("server-1", 0.001)],
+        failures: BTreeMap::new(),
         took: Duration::from_millis(12),
     }
+}
+
+fn server(name: &str, gpu_seconds_per_token: f64) -> ServerFacts {
+    ServerFacts { name: name.to_owned(), gpu_seconds_per_token }
+}
+
+#[test]
+fn what_is_saved_has_the_price_of_the_server_that_saved_it() {
+    let mut run = run("random", "1.0", 30);
+    // A third of the requests went to the second, each with 100 cached tokens.
+    run.servers = vec![server("a", 0.001), server("b", 0.004)];
+    let figures = Report { runs: vec![run], ..report() }.document().runs.remove(0);
+    assert!((figures.gpu_seconds_saved - (2_000.0 * 0.001 + 1_000.0 * 0.004)).abs() < 1e-9);
+    assert_eq!(figures.endpoints.iter().map(|e| e.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+}
+
+#[test]
+fn why_requests_failed_and_what_servers_are_called_stands_in_the_figures_and_on_the_page() {
+    let mut run = run("random", "1.0", 30);
+    run.failures = BTreeMap::from([("status 503 (<full>)".to_owned(), 7)]);
+    let document = Report { runs: vec![run], ..report() }.document();
+    assert_eq!(document.runs[0].failures["status 503 (<full>)"], 7);
+    assert!(html::render(&document).contains("<li>7: status 503 (&lt;full&gt;)</li>"));
+    let labels: Vec<String> = document.runs[0].endpoints.iter().zip(0..).map(|(e, i)| e.label(i)).collect();
+    assert_eq!(labels, ["server-0", "server-1"]);
 }
 
 /// Two policies in two cells.
@@ -275,7 +301,7 @@ fn the_page_of_a_single_run_compares_nothing() {
     let page = html::render(&report.document());
     let texts = read_page(&page).unwrap();
     let has = |text: &str| texts.iter().any(|t| t.contains(text));
-    assert!(has("Cached prompt tokens saved 5.00 GPU seconds.") && has("Prompt tokens computed") && has("endpoint 1"));
+    assert!(has("Cached prompt tokens saved 5.00 GPU seconds.") && has("Prompt tokens computed") && has("server-1"));
     assert!(!has("compared with") && !has("GPU seconds saved by"));
 }
 

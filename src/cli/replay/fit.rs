@@ -1,0 +1,27 @@
+//! `attache replay --fit-profile`: an engine's constants from a recorded run.
+
+use super::{EXIT_INTERNAL, Failure, ReplayArgs, plan};
+use crate::replay::fit::{answers, fit};
+use crate::replay::record;
+use crate::sim::profiles::file;
+use anyhow::Context;
+use std::path::Path;
+
+/// Fits `recording` and writes the profile; always true.
+pub(super) fn run(args: &ReplayArgs, recording: &Path) -> Result<bool, Failure> {
+    let base = args.profile.trim();
+    let engine =
+        plan::engine(base).context("--profile is the base of what is fitted, one kind of server without a number");
+    let engine = engine.map_err(Failure::usage)?;
+    let heard = record::open(recording).and_then(|source| answers::hear(source, args.pool.as_deref()));
+    let heard = heard.with_context(|| recording.display().to_string()).map_err(Failure::usage)?;
+    let fitted = fit(&heard, &engine, base).with_context(|| recording.display().to_string()).map_err(Failure::usage)?;
+    print!("{fitted}");
+    if let Some(out) = &args.profile_out {
+        let text = file::write(&fitted.engine, &format!("{}:\n{fitted}", recording.display()));
+        std::fs::write(out, text)
+            .with_context(|| format!("can't write {}", out.display()))
+            .map_err(|e| Failure(EXIT_INTERNAL, e))?;
+    }
+    Ok(true)
+}
