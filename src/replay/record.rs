@@ -174,7 +174,7 @@ pub fn open(path: &Path) -> Result<impl BufRead, RecordError> {
 pub fn replay(source: impl BufRead, other: Option<&Settings>) -> Result<Summary, RecordError> {
     let mut lines = Lines::open(source)?;
     let mut player = Player::new(&lines.header, other)?;
-    while let Some((line, number)) = lines.next()? {
+    while let Some((line, number)) = lines.line()? {
         player.apply(line, number)?;
     }
     let Lines { header, number, cut, .. } = lines;
@@ -215,7 +215,7 @@ impl<R: BufRead> Lines<R> {
     ///
     /// # Errors
     /// When it can't be read or is wrong.
-    pub fn next(&mut self) -> Result<Option<(Line, u64)>, RecordError> {
+    pub fn line(&mut self) -> Result<Option<(Line, u64)>, RecordError> {
         let number = self.number + 1;
         if self.cut.is_some() || !next_line(&mut self.source, &mut self.text, number)? {
             return Ok(None);

@@ -303,13 +303,16 @@ fn workload(args: &ReplayArgs, source: &Source, speed: f64) -> anyhow::Result<Bo
     Ok(workload)
 }
 
+/// A run, and the models of rules that none of its requests met.
+type Played = (Run, BTreeSet<String>);
+
 /// Plays all jobs, several at a time; runs in the order of the jobs.
 fn play_all(args: &ReplayArgs, jobs: &[Job<'_>], hearing: &Hearing) -> Result<Vec<Run>, Failure> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.jobs.unwrap_or(cores).clamp(1, jobs.len().max(1));
     let bar = progress(args, jobs).map_err(Failure::usage)?;
     let waiting = Mutex::new(jobs.iter().enumerate());
-    let done: Mutex<BTreeMap<usize, Result<(Run, BTreeSet<String>), Failure>>> = Mutex::default();
+    let done: Mutex<BTreeMap<usize, Result<Played, Failure>>> = Mutex::default();
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
@@ -387,12 +390,7 @@ impl Observer for Counting<'_> {
     }
 }
 
-fn play(
-    args: &ReplayArgs,
-    job: &Job<'_>,
-    hearing: &Hearing,
-    bar: &ProgressBar,
-) -> Result<(Run, BTreeSet<String>), Failure> {
+fn play(args: &ReplayArgs, job: &Job<'_>, hearing: &Hearing, bar: &ProgressBar) -> Result<Played, Failure> {
     let clock = Clock::start();
     let began = clock.now();
     let pool = &job.policy.pool;

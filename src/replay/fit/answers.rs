@@ -86,7 +86,7 @@ pub fn hear(source: impl BufRead, pool: Option<&str>) -> Result<Heard, RecordErr
         now: Timestamp(0),
     };
     let mut lines = Lines::open(source)?;
-    while let Some((line, _)) = lines.next()? {
+    while let Some((line, _)) = lines.line()? {
         listener.take_in(line);
     }
     let Listener { mut heard, open, .. } = listener;

@@ -137,8 +137,8 @@ fn least_squares(rows: &[Row], before: &[f64; COLUMNS], kept: &mut [Option<Why>;
         square += rest * rest;
         for i in 0..COLUMNS {
             right[i] += row.times[i] * rest;
-            for j in 0..=i {
-                gram[i][j] += row.times[i] * row.times[j];
+            for (sum, time) in gram[i].iter_mut().zip(row.times).take(i + 1) {
+                *sum += row.times[i] * time;
             }
         }
     }
