@@ -157,7 +157,8 @@ impl Fitted {
 impl fmt::Display for Fitted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { answers, servers, untold, base_name, .. } = self;
-        writeln!(f, "fitted from {answers} answers of {servers} servers")?;
+        let servers = if *servers == 1 { "one server".to_owned() } else { format!("{servers} servers") };
+        writeln!(f, "fitted from {answers} answers of {servers}")?;
         if *untold > 0 {
             writeln!(f, "{untold} more had no first token or no count of tokens; what ran beside them is left out")?;
         }

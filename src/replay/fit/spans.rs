@@ -42,6 +42,31 @@ impl Stay {
     }
 }
 
+/// When requests were there of which it is not known what they cost.
+struct Busy {
+    /// Their beginnings, ascending, each with the latest end up to it.
+    from: Vec<(f64, f64)>,
+}
+
+impl Busy {
+    fn of(spans: impl Iterator<Item = (f64, f64)>) -> Self {
+        let mut from: Vec<(f64, f64)> = spans.collect();
+        from.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let mut latest = f64::NEG_INFINITY;
+        for (_, end) in &mut from {
+            latest = latest.max(*end);
+            *end = latest;
+        }
+        Self { from }
+    }
+
+    /// Whether one was there at any time between these.
+    fn touches(&self, from: f64, until: f64) -> bool {
+        let before = self.from.partition_point(|(begun, _)| *begun < until);
+        before.checked_sub(1).and_then(|last| self.from.get(last)).is_some_and(|(_, latest)| *latest > from)
+    }
+}
+
 /// A row for each stretch.
 pub(super) fn rows(heard: &Heard, base: &EngineConfig) -> Vec<Row> {
     let mut servers: Vec<u32> = heard.answers.iter().map(|answer| answer.server).collect();
@@ -76,9 +101,9 @@ fn rows_of(heard: &Heard, server: u32, origin: Timestamp, base: &EngineConfig) -
         });
         last_first = first;
     }
-    let untold = heard.untold.iter().filter(|untold| untold.server == server);
-    let untold: Vec<(f64, f64)> = untold.map(|untold| (seconds(untold.decided), seconds(untold.end))).collect();
-    let is_told = |from: f64, until: f64| !untold.iter().any(|(begun, ended)| *begun < until && *ended > from);
+    let untold =
+        Busy::of(heard.untold.iter().filter(|u| u.server == server).map(|u| (seconds(u.decided), seconds(u.end))));
+    let is_told = |from: f64, until: f64| !untold.touches(from, until);
     let mut rows = Vec::new();
     for (i, stay) in stays.iter().enumerate() {
         let others = beside(&stays, i);
@@ -151,4 +176,25 @@ fn decode<'s>(stay: &Stay, others: impl Iterator<Item = &'s Stay>, grain: f64) -
         }
     }
     Row { times, seen: stay.end - stay.first }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_is_there_at_any_time_between_is_found() {
+        let busy = Busy::of([(5.0, 6.0), (1.0, 9.0), (12.0, 13.0)].into_iter());
+        for (from, until, is_touched) in [
+            (0.0, 1.0, false),
+            (0.0, 1.5, true),
+            (7.0, 8.0, true),
+            (9.0, 12.0, false),
+            (9.5, 12.5, true),
+            (13.0, 99.0, false),
+        ] {
+            assert_eq!(busy.touches(from, until), is_touched, "{from}..{until}");
+        }
+        assert!(!Busy::of(std::iter::empty()).touches(0.0, 1e9));
+    }
 }
