@@ -48,7 +48,9 @@ impl Connector for Nixl {
 
     fn decode_body<'a>(&self, leg: &Leg<'a>, reply: Option<&[u8]>) -> Result<DecodeBody<'a>, LegError> {
         let reply = reply_of(self, leg, reply)?;
-        let params = reply.kv_transfer_params.ok_or(LegError::NoParams { field: PARAMS })?;
+        // Some servers tell nothing of an answer that ended with its first token: so would every other.
+        let why = if reply.stopped() { LegError::Ended } else { LegError::NoParams { field: PARAMS } };
+        let params = reply.kv_transfer_params.ok_or(why)?;
         let edits = distrust(leg.api, &[PARAMS]).set(PARAMS, object(PARAMS, params)?);
         let body = edits.apply(leg.body).map_err(LegError::Request)?;
         Ok(DecodeBody { body, prefilled: reply.prefilled() })

@@ -230,11 +230,14 @@ fn what_no_server_has_failed_in_is_no_failure_whatever_the_fallback() {
     drop(exchange);
     world.assert_books_closed(1);
 
-    let world = splitting(mode("trtllm"), Decider::Always);
-    let (mut exchange, ..) = asked(&world, &[]);
     let ended = r#"{"choices":[{"finish_reason":"stop"}],"disaggregated_params":{"request_type":"context_only"}}"#;
-    assert!(told(&mut exchange, 0, reply(200, ended), 5).set.contains_key(DESTINATION));
-    assert_eq!(answer(&mut exchange).set[COURSE_HEADER], "local; reason=prefill_ended");
+    for (name, ended) in [("trtllm", ended), ("nixl", r#"{"choices":[{"finish_reason":"stop"}]}"#)] {
+        let world = splitting(mode(name), Decider::Always);
+        let (mut exchange, ..) = asked(&world, &[]);
+        assert!(told(&mut exchange, 0, reply(200, ended), 5).set.contains_key(DESTINATION), "{name}");
+        assert!(exchange.asks().is_empty(), "{name}: no other server is asked");
+        assert_eq!(answer(&mut exchange).set[COURSE_HEADER], "local; reason=prefill_ended", "{name}");
+    }
 
     // Where the answer's server waits for the prompt, the client hears from us what is wrong.
     for (status, expected) in [(400, (400, "prefill_declined")), (429, (503, "prefill_failed"))] {
