@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// 30 s for a prefill over all its tries, as AIBrix; vLLM keeps what was computed for 30 s as well.
 pub const DEFAULT_PREFILL_TIMEOUT: Duration = Duration::from_secs(30);
-/// AIBrix's label (an annotation there) for that port.
+/// AIBrix's annotation for that port, which counts as a label.
 pub const BOOTSTRAP_PORT_LABEL: &str = "model.aibrix.ai/sglang-bootstrap-port";
 /// AIBrix's label that keeps the prefill and decode servers of one set together.
 pub const ROLESET_LABEL: &str = "roleset-name";

@@ -23,6 +23,10 @@ pub const ENGINE_LABELS: [&str; 3] =
 pub const AIBRIX_PORT_LABEL: &str = "model.aibrix.ai/port";
 /// AIBrix's label for the port of the metrics.
 pub const AIBRIX_METRIC_PORT_LABEL: &str = "model.aibrix.ai/metric-port";
+/// What AIBrix's labels and annotations begin with.
+pub const AIBRIX_PREFIX: &str = "model.aibrix.ai/";
+/// 63 bytes: Kubernetes allows no longer value of a label. AIBrix's longer annotations are no labels.
+const MAX_LABEL_BYTES: usize = 63;
 /// The port of a pod that nothing names: vLLM's own, and AIBrix's default.
 pub const DEFAULT_TARGET_PORT: u16 = 8000;
 
@@ -228,9 +232,21 @@ fn keep_oldest(all: &mut Vec<(i64, Arc<EndpointSpec>)>) {
     all.sort_by(|(_, one), (_, other)| one.name.cmp(&other.name));
 }
 
+/// A pod's labels, and what it says in AIBrix's annotations as if it were a label, which AIBrix reads from either.
+fn labels(pod: &Pod) -> BTreeMap<Arc<str>, Arc<str>> {
+    let mut labels = pod.meta.labels.clone();
+    let said = pod.meta.annotations.iter().filter(|(name, value)| {
+        name.starts_with(AIBRIX_PREFIX) && value.len() <= MAX_LABEL_BYTES && !labels.contains_key(name.as_str())
+    });
+    let said: Vec<_> = said.map(|(name, value)| (name.as_str().into(), value.as_str().into())).collect();
+    labels.extend(said);
+    labels
+}
+
 /// The endpoints of a pod, one for each port that serves.
 fn ranks<'a>(pod: &'a Pod, ports: &'a [u16], source: &'a KubernetesSource) -> impl Iterator<Item = EndpointSpec> + 'a {
-    let label = |name: &str| pod.meta.labels.get(name).map(|value| &**value);
+    let labels = labels(pod);
+    let label = |name: &str| labels.get(name).map(|value| &**value);
     let own: Vec<u16> = match ports {
         [] => vec![label(AIBRIX_PORT_LABEL).and_then(port).unwrap_or(DEFAULT_TARGET_PORT)],
         ports => ports.to_vec(),
@@ -250,7 +266,7 @@ fn ranks<'a>(pod: &'a Pod, ports: &'a [u16], source: &'a KubernetesSource) -> im
         Some(EndpointSpec {
             name: name.into(),
             uid: Some(uid.clone()),
-            labels: pod.meta.labels.clone(),
+            labels: labels.clone(),
             engine,
             metrics: metrics.clone(),
             ..EndpointSpec::at(SocketAddr::new(pod.ip?, port))

@@ -248,6 +248,26 @@ fn labels_of_every_project_are_understood() {
 }
 
 #[test]
+fn what_aibrix_puts_into_annotations_counts_where_no_label_says_otherwise() {
+    let bootstrap = "model.aibrix.ai/sglang-bootstrap-port";
+    let mut both = labelled(2, &[(bootstrap, "9100"), ("app", "vllm")]);
+    let mut said = pod(1);
+    for pod in [&mut said, &mut both] {
+        pod.meta.annotations.insert(bootstrap.into(), "9200".into());
+        pod.meta.annotations.insert("model.aibrix.ai/engine".into(), "sglang".into());
+        pod.meta.annotations.insert("model.aibrix.ai/config".into(), "{}".repeat(40));
+        pod.meta.annotations.insert("other.io/name".into(), "x".into());
+    }
+    let mut members = by_selector("app=vllm", &[]);
+    list(&mut members, vec![said, both]);
+    let endpoints = members.endpoints().unwrap();
+    let label = |at: usize, name| endpoints[at].labels.get(name).map(|value| &**value);
+    assert_eq!((label(0, bootstrap), label(1, bootstrap)), (Some("9200"), Some("9100")));
+    assert_eq!(endpoints[0].engine, Engine::Sglang);
+    assert_eq!((label(0, "model.aibrix.ai/config"), label(0, "other.io/name")), (None, None));
+}
+
+#[test]
 fn pods_of_before_stay_until_those_of_another_selector_are_known() {
     let mut members = by_pool();
     members.pool(Change::Applied(pool("vllm", &[8000]))).unwrap();
