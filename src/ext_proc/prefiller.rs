@@ -4,8 +4,7 @@
 //! The tasks run on a thread of their own. A connection ends with the runtime on which it was opened, the threads that serve share all
 //! connections, and each of them ends when its own streams have ended.
 
-use super::hints::RANK_HEADER;
-use super::split::{Ask, Release, Told};
+use super::split::{Ask, Told};
 use crate::disagg::Failure;
 use crate::scrape::fetch;
 use bytes::{Bytes, BytesMut};
@@ -29,8 +28,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_REPLY_BYTES: usize = 16 << 20;
 /// 100 ms: an answer that is on its way when the client leaves is here by then; a server that still computes loses no more time than that.
 const ON_ITS_WAY: Duration = Duration::from_millis(100);
-/// 10 s for a server to take what frees an answer that nobody waits for; then its lease is near its end anyway.
-const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The thread that asks, and its clients, made when the first request is split.
 #[derive(Debug, Default)]
@@ -124,14 +121,16 @@ impl Prefiller {
 
     /// Asks, and nobody waits for the answer.
     pub fn send_off(&self, ask: Ask) {
-        let Some((client, runtime)) = self.client(&ask).zip(self.runtime()) else { return };
-        runtime.spawn(async move {
-            let patience = ask.timeout;
-            let sent = timeout(patience, request(&client, &ask).send()).await;
-            if !matches!(&sent, Ok(Ok(response)) if response.status().is_success()) {
-                tracing::debug!(url = ask.url, ?sent, "a server did not take a message");
-            }
-        });
+        if let Some(client) = self.client(&ask) {
+            self.spawn(async move { send(&client, &ask).await });
+        }
+    }
+
+    /// Runs what nobody waits for.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        if let Some(runtime) = self.runtime() {
+            runtime.spawn(task);
+        }
     }
 }
 
@@ -174,8 +173,9 @@ async fn run(client: Client, ask: Ask, tell: oneshot::Sender<Told>, mut waiting:
     };
     // An answer that was told may still be dropped before anybody has looked at it.
     let taken = tell.send(told).is_ok() && (pins.is_none() || waiting.await.is_ok());
-    if let Some(body) = pins.filter(|_| !taken) {
-        free(&client, &ask, release, &body).await;
+    // Nobody goes on from what was computed: the decode server fetches it, so that its memory is free again.
+    if let Some(freed) = pins.filter(|_| !taken).and_then(|body| release.of(&body)) {
+        send(&client, &freed).await;
     }
 }
 
@@ -190,15 +190,12 @@ async fn read(mut response: Response) -> Option<Bytes> {
     Some(body.freeze())
 }
 
-/// Nobody goes on from what was computed: the decode server fetches it, so that its memory is free again.
-async fn free(client: &Client, ask: &Ask, release: &Release, reply: &[u8]) {
-    let Some((url, body)) = release.of(reply) else { return };
-    let request = client.post(url).header("content-type", "application/json").body(body);
-    // A rank is the prefill server's; the decode server has others.
-    let headers = ask.headers.iter().filter(|(name, _)| *name != RANK_HEADER);
-    let request = headers.fold(request, |request, (name, value)| request.header(*name, value));
-    let freed = timeout(RELEASE_PATIENCE, request.send()).await;
-    tracing::debug!(freed = matches!(&freed, Ok(Ok(r)) if r.status().is_success()), "a prompt that nobody waits for");
+/// Asks, and is content with any answer.
+async fn send(client: &Client, ask: &Ask) {
+    let sent = timeout(ask.timeout, request(client, ask).send()).await;
+    if !matches!(&sent, Ok(Ok(response)) if response.status().is_success()) {
+        tracing::debug!(url = ask.url, ?sent, "a server did not take a message");
+    }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use super::picker::Picker;
 use super::prefix::{PoolPrefix, Tail};
 use super::queues::Admitted;
 use super::reply::{self, Direction};
+use super::split::{Ask, Untaken};
 use super::tenant::Tenant;
 use crate::clock::Timestamp;
 use crate::config::settings::{ReportUsage, UsageCount};
@@ -29,10 +30,13 @@ use crate::telemetry::trace::RequestSpan;
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, Metadata};
 use envoy_types::pb::envoy::service::ext_proc::v3::{HeaderMutation, HttpBody, ProcessingResponse};
 use envoy_types::pb::google::protobuf::Struct;
+use fields::ResponseFields;
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
+
+mod fields;
 
 /// A routed request, from the decision to the end of its answer. What it has booked is released with it.
 #[derive(Debug)]
@@ -62,6 +66,8 @@ pub struct Routed {
     renamer: Option<ModelRenamer>,
     span: Option<Box<RequestSpan>>,
     conformance: bool,
+    /// What frees the prompt that its server keeps for nobody.
+    parting: Option<Ask>,
     /// Of its model and its tenant.
     counts: SmallVec<[Arc<Counts>; 2]>,
 }
@@ -101,6 +107,7 @@ impl Routed {
             renamer: None,
             span: None,
             conformance: false,
+            parting: None,
             counts: SmallVec::new(),
             plan,
         }
@@ -160,7 +167,9 @@ impl Routed {
         let served = metadata::served(head.metadata.as_ref(), &head.attributes);
         self.follow(served, now, picker);
         let waits = self.plan.meets() && mode != BodyMode::None;
-        self.judge(&found, metadata::connect_failed(&head.attributes), waits, now, picker);
+        let connect_failed = metadata::connect_failed(&head.attributes);
+        self.judge(&found, connect_failed, waits, now, picker);
+        self.release(found.untaken(connect_failed), now);
 
         let mut mutation = HeaderMutation::default();
         let readable = mode != BodyMode::None && !found.encoded;
@@ -196,6 +205,30 @@ impl Routed {
             mutation.set_headers.push(reply::set("x-went-into-resp-headers", "true"));
         }
         mutation
+    }
+
+    /// Who answers, as far as is known.
+    #[must_use]
+    pub fn endpoint(&self) -> &Arc<Endpoint> {
+        self.booking.endpoint()
+    }
+
+    /// Whether the answer's status is one of success.
+    #[must_use]
+    pub fn is_good(&self) -> bool {
+        (200..300).contains(&self.status)
+    }
+
+    /// What is to be asked of other servers now that the answer begins.
+    pub fn take_parting(&mut self) -> Option<Ask> {
+        self.parting.take()
+    }
+
+    /// The request has not been taken, for this reason: its prompt is freed.
+    fn release(&mut self, untaken: Option<Untaken>, now: Timestamp) {
+        let Some(why) = untaken else { return };
+        let kept = self.plan.course.as_mut().and_then(|course| course.kept.take());
+        self.parting = kept.and_then(|kept| kept.released(why, self.booking.endpoint(), &self.plan.pool, now));
     }
 
     /// Reads the answer where the next turn will go on from it.
@@ -318,7 +351,7 @@ impl Routed {
             self.first_byte = Some(now);
             // Of an answer that comes whole the first byte is its end.
             let tells = self.sse || !self.api.generates();
-            let good = (200..300).contains(&self.status);
+            let good = self.is_good();
             if good && self.plan.meets() {
                 self.probes = false;
                 self.record(&self.booking.endpoint().clone(), Health::Success, now, picker);
@@ -357,6 +390,12 @@ impl Routed {
             if let Some(admitted) = &mut self.plan.admitted {
                 admitted.answered(scanner.tokens(), now);
             }
+        }
+        // A stream may be refused within a 200, by its first event.
+        if self.first_byte.is_some() {
+            let error = self.scanner.as_ref().and_then(Scanner::error_status);
+            self.release(error.and_then(Untaken::of), now);
+            self.plan.course.iter_mut().for_each(|course| course.kept = None);
         }
         if let Some(renamer) = &mut self.renamer {
             let end = message.end_of_stream;
@@ -418,7 +457,7 @@ impl Routed {
         if let Some(admitted) = self.plan.admitted.take() {
             admitted.end(&usage, complete, now);
         }
-        if self.scanner.as_ref().is_some_and(Scanner::found_error) {
+        if self.scanner.as_ref().and_then(Scanner::error_status).is_some() {
             picker.metrics.errors_in_stream.inc();
         }
         if let Some(span) = self.span.take() {
@@ -506,8 +545,12 @@ impl Scanner {
         }
     }
 
-    fn found_error(&self) -> bool {
-        matches!(self, Self::Text(scanner) if scanner.error().is_some())
+    /// The HTTP status of an error in the stream.
+    fn error_status(&self) -> Option<u16> {
+        match self {
+            Self::Text(scanner) => scanner.error().map(|error| error.status),
+            Self::Grpc(_) => None,
+        }
     }
 
     /// Tokens of the answer so far, or about as many; 0 while nobody can tell.
@@ -526,35 +569,5 @@ impl Scanner {
             Self::Text(scanner) => scanner.usage(),
             Self::Grpc(scanner) => scanner.usage(),
         }
-    }
-}
-
-/// What matters in the headers of an answer.
-#[derive(Debug, Default)]
-struct ResponseFields {
-    status: u16,
-    encoded: bool,
-    overloaded: bool,
-    sse: bool,
-}
-
-impl ResponseFields {
-    fn is_good(&self) -> bool {
-        (200..300).contains(&self.status)
-    }
-
-    fn read(headers: Option<&HeaderMap>) -> Self {
-        let mut found = Self::default();
-        for header in headers.map(|h| h.headers.as_slice()).unwrap_or_default() {
-            let value = super::head::value(header);
-            match header.key.as_str() {
-                ":status" => found.status = std::str::from_utf8(value).ok().and_then(|s| s.parse().ok()).unwrap_or(0),
-                "content-encoding" => found.encoded = !value.is_empty() && value != b"identity",
-                "content-type" => found.sse = value.starts_with(b"text/event-stream"),
-                "x-envoy-overloaded" => found.overloaded = true,
-                _ => {}
-            }
-        }
-        found
     }
 }

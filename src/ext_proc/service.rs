@@ -163,6 +163,10 @@ impl Pump {
 /// Envoy has closed the stream, whether that was read or not.
 impl Drop for Pump {
     fn drop(&mut self) {
+        // With its answer's head the gateway may have closed it before it was polled again.
+        for ask in self.exchange.asks().into_iter().filter(|ask| ask.attempt.is_none()) {
+            self.picker.prefiller.send_off(ask);
+        }
         self.exchange.gone(self.clock.now());
     }
 }

@@ -20,6 +20,10 @@ use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
 
+mod release;
+
+pub use release::{Kept, Release, Untaken};
+
 /// Headers of the client that the prefill server gets as well; everything else is between the client and who answers it.
 const FORWARDED: &[&str] =
     &["authorization", "x-api-key", "anthropic-version", "openai-organization", "traceparent", "tracestate"];
@@ -41,56 +45,6 @@ pub struct Ask {
     pub insecure_skip_verify: bool,
     /// What frees the memory that an answer pins when it comes and nobody waits for it any longer.
     pub release: Option<Release>,
-}
-
-/// A decode leg for an answer that nobody waits for: of one token, so that the server fetches what is pinned and frees it.
-#[derive(Debug)]
-pub struct Release {
-    direct: Direct,
-    leg: Facts,
-    body: Bytes,
-    server: Arc<Endpoint>,
-    url: String,
-}
-
-impl Release {
-    /// Of a completion that `connector` splits, with a prefill server at this address.
-    #[cfg(test)]
-    pub(super) fn for_test(
-        connector: &'static dyn crate::disagg::Connector,
-        prefill: std::net::SocketAddr,
-        url: String,
-        body: &'static [u8],
-    ) -> Self {
-        use crate::disagg::attempts::Bounds;
-        let bounds = Bounds { timeout: Duration::from_secs(20), hedge_after: None };
-        let direct = Direct {
-            connector,
-            bounds,
-            fallback: Fallback::Local,
-            scheme: "http".into(),
-            path_prefix: "".into(),
-            insecure_skip_verify: false,
-            bootstrap_port: 8998,
-            decoder_blocks_ttl: Duration::ZERO,
-        };
-        let leg = Facts { api: LegApi::Completions, request_id: "r-1".into(), room: 1 };
-        let spec = crate::pool::EndpointSpec::at(prefill);
-        let server = Arc::new(Endpoint::new(crate::ids::EndpointId(0), spec));
-        Self { direct, leg, body: Bytes::from_static(body), server, url }
-    }
-
-    /// URL and body; `None` when the answer pins nothing.
-    #[must_use]
-    pub fn of(&self, reply: &[u8]) -> Option<(String, Bytes)> {
-        let connector = self.direct.connector;
-        if !connector.pins(self.leg.api, reply) {
-            return None;
-        }
-        let leg = self.leg.leg(&self.direct, &self.server, &self.body);
-        let decode = connector.decode_body(&leg, Some(reply)).ok()?;
-        Some((self.url.clone(), Bytes::from(decode.body.into_owned())))
-    }
 }
 
 /// What became of a question.
@@ -132,7 +86,7 @@ impl Facts {
 }
 
 /// How a request's prompt came to be computed, for the client, the record and the metrics.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct Course {
     /// The server that computed the prompt.
     pub prefill: Option<Arc<Endpoint>>,
@@ -142,6 +96,8 @@ pub struct Course {
     pub took: Option<Duration>,
     /// Tokens that the prefill server was told to fetch from the decode server of the turn before.
     pub carried: Option<u32>,
+    /// What that server keeps until the answer's server has fetched it.
+    pub kept: Option<Box<Kept>>,
 }
 
 /// Tells clients and people how the two servers shared a request, on the answer.
@@ -171,8 +127,11 @@ pub struct Stage {
     facts: Facts,
     /// The body that both legs are made from.
     base: Bytes,
-    /// That, and the leg made from it.
+    /// The prefill leg of each try.
+    legs: Vec<Bytes>,
+    /// The body, and a leg made from it.
     _held: Held,
+    buffered: Arc<Buffered>,
     headers: Vec<(&'static str, String)>,
     names_request: bool,
     prefilling: Prefilling,
@@ -235,6 +194,8 @@ impl Stage {
             facts,
             _held: buffered.hold(2 * base.len() as u64),
             base,
+            legs: Vec::new(),
+            buffered: buffered.clone(),
             headers,
             names_request,
             prefilling,
@@ -289,19 +250,13 @@ impl Stage {
                 return None;
             }
         };
-        let url = |endpoint: &Endpoint| self.direct.url(endpoint, self.facts.api.path());
-        let release = (!is_together(&self.direct)).then(|| Release {
-            direct: self.direct.clone(),
-            leg: self.facts.clone(),
-            body: body.clone(),
-            server: server.clone(),
-            url: url(&self.decode),
-        });
+        let release = (!is_together(&self.direct)).then(|| self.release(&server, body.clone()));
+        self.legs.push(body.clone());
         let rank = self.rank.as_ref().filter(|_| attempt == 0).map(|booking| booking.rank().to_string());
         let headers = self.headers.iter().cloned().chain(rank.map(|rank| (RANK_HEADER, rank))).collect();
         self.asks.push(Ask {
             attempt: Some(attempt),
-            url: url(&server),
+            url: self.direct.url(&server, self.facts.api.path()),
             headers,
             body,
             timeout: self.direct.bounds.timeout,
@@ -309,6 +264,27 @@ impl Stage {
             release,
         });
         Some(())
+    }
+
+    fn release(&self, prefill: &Arc<Endpoint>, body: Bytes) -> Release {
+        Release {
+            direct: self.direct.clone(),
+            facts: self.facts.clone(),
+            body,
+            prefill: prefill.clone(),
+            decode: self.decode.clone(),
+            headers: self.headers.clone(),
+        }
+    }
+
+    /// What the server of a try keeps for whoever goes on from its reply.
+    fn kept(&self, attempt: Attempt, reply: &Bytes) -> Option<Box<Kept>> {
+        let (server, body) = (self.prefilling.server(attempt)?, self.legs.get(attempt)?);
+        if is_together(&self.direct) || !self.direct.connector.pins(self.facts.api, reply) {
+            return None;
+        }
+        let _held = self.buffered.hold((body.len() + reply.len()) as u64);
+        Some(Box::new(Kept { release: self.release(server, body.clone()), reply: reply.clone(), _held }))
     }
 
     fn carried_by(&self, attempt: Attempt) -> Option<&Fetch> {
@@ -389,7 +365,8 @@ impl Stage {
                     self.prefilling.computed(attempt, &usage, now, judge);
                     picker.metrics.prefill_leg(LEG_OK);
                     let took = Some(now.since(self.began));
-                    return Came::On(decode, Course { prefill, failure: None, took, carried });
+                    let kept = self.kept(attempt, body);
+                    return Came::On(decode, Course { prefill, failure: None, took, carried, kept });
                 }
                 Err(failure) => failure,
             },

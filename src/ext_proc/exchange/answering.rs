@@ -41,6 +41,7 @@ impl Exchange {
         if let Some(routed) = &mut self.routed {
             let head = ResponseHead { headers: message.headers, metadata, attributes };
             mutation = routed.headers(&head, mode, now, &self.picker);
+            self.split.part(routed.take_parting());
         }
         out.push_back(reply::response_headers(mutation));
         if message.end_of_stream {
@@ -63,7 +64,12 @@ impl Exchange {
         let mode = self.modes().response;
         let end = message.end_of_stream;
         out.push_back(match &mut self.routed {
-            Some(routed) => routed.body(message, mode, now, &self.picker, self.live.exchange.report_usage.as_ref()),
+            Some(routed) => {
+                let report = self.live.exchange.report_usage.as_ref();
+                let answer = routed.body(message, mode, now, &self.picker, report);
+                self.split.part(routed.take_parting());
+                answer
+            }
             None => reply::echo(Direction::Response, mode, message),
         });
         if end {

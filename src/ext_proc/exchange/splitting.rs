@@ -37,6 +37,11 @@ impl Splitting {
     pub(super) fn deadline(&self) -> Option<Timestamp> {
         self.stage.as_ref().map(|stage| stage.deadline())
     }
+
+    /// Asks what nobody waits for.
+    pub(super) fn part(&mut self, ask: Option<Ask>) {
+        self.parting.extend(ask);
+    }
 }
 
 impl Exchange {
@@ -212,7 +217,7 @@ impl Exchange {
             give_back(&plan);
         }
         // The answer's server waits for a prompt that will not come.
-        self.split.parting.extend(stage.and_then(|stage| stage.abort()));
+        self.split.part(stage.and_then(|stage| stage.abort()));
     }
 }
 

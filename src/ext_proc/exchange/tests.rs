@@ -8,6 +8,7 @@ mod conversation;
 mod deadline;
 mod hermetic;
 mod hints;
+mod keeping;
 mod limits;
 mod modes;
 mod order;

@@ -1,0 +1,98 @@
+//! What a prompt's server keeps for an answer that does not come: who frees it, and when nobody may.
+
+use super::splitting::{among, asked, direct, good, splitting, told};
+use super::*;
+use crate::disagg::Mode;
+use crate::ext_proc::split::Ask;
+use crate::pool::health::{Availability, Outcome as Health};
+use crate::scheduling::Decider;
+
+/// A request whose prompt is computed, and the server that is named for it.
+fn computed(world: &World) -> (Exchange, String) {
+    let (mut exchange, ..) = asked(world, &[("x-request-id", "r-1")]);
+    let all = told(&mut exchange, 0, good(), 40);
+    (exchange, all.set[DESTINATION].clone())
+}
+
+/// What is asked of servers when an answer begins so, and where its first server stands.
+fn freed(pairs: &[(&str, &str)], attributes: &[(&str, &str)], first_event: &str) -> (Vec<Ask>, String) {
+    let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
+    let (mut exchange, named) = computed(&world);
+    let text = |value: &str| Value { kind: Some(Kind::StringValue(value.to_owned())) };
+    let fields = attributes.iter().map(|(name, value)| ((*name).to_owned(), text(value))).collect();
+    let head = request(Message::ResponseHeaders(headers(pairs, false)));
+    let attributes = HashMap::from([("envoy.filters.http.ext_proc".to_owned(), Struct { fields })]);
+    send(&mut exchange, ProcessingRequest { attributes, ..head });
+    let mut asks = exchange.asks();
+    if !first_event.is_empty() {
+        send(&mut exchange, request(Message::ResponseBody(body(first_event.as_bytes(), false))));
+        asks.extend(exchange.asks());
+    }
+    send(&mut exchange, request(Message::ResponseBody(body(b"", true))));
+    assert!(exchange.asks().is_empty());
+    drop(exchange);
+    world.assert_books_closed(1);
+    (asks, named)
+}
+
+const FROM_SERVER: (&str, &str) = ("x-envoy-upstream-service-time", "3");
+
+#[test]
+fn a_prompt_is_freed_that_the_decode_server_has_declined_or_not_been_there_for() {
+    let event = ("content-type", "text/event-stream");
+    let busy = "data: {\"error\":{\"message\":\"busy\",\"code\":503}}\n\n";
+    for (pairs, attributes, first, same) in [
+        (&[(":status", "400"), FROM_SERVER][..], &[][..], "", true),
+        (&[(":status", "422"), FROM_SERVER], &[], "{}", true),
+        (&[(":status", "429"), FROM_SERVER], &[], "", false),
+        (&[(":status", "503"), FROM_SERVER], &[], "", false),
+        (&[(":status", "503"), ("x-envoy-overloaded", "true")], &[], "", false),
+        (&[(":status", "503")], &[("response.code_details", "upstream_reset{connection_failure}")], "", false),
+        (&[(":status", "200"), event, FROM_SERVER], &[], busy, false),
+    ] {
+        let (asks, named) = freed(pairs, attributes, first);
+        let [ask] = asks.as_slice() else { panic!("{pairs:?}: {asks:?}") };
+        assert_eq!(ask.url.contains(&named), same, "{pairs:?}: {} after {named}", ask.url);
+        assert!(["192.168.1.3:", "192.168.1.4:"].iter().any(|decode| ask.url.contains(decode)));
+        assert_eq!(ask.attempt, None, "nobody waits for it");
+        assert!(ask.headers.contains(&("x-request-id", "r-1".to_owned())));
+        let sent: serde_json::Value = serde_json::from_slice(&ask.body).unwrap();
+        assert_eq!((&sent["max_tokens"], &sent["stream"]), (&1.into(), &false.into()));
+        assert_eq!(sent["kv_transfer_params"]["remote_engine_id"], "e");
+    }
+}
+
+/// Blocks that were fetched once may hold another prompt by now.
+#[test]
+fn a_prompt_that_may_have_been_fetched_is_not_fetched_again() {
+    let event = ("content-type", "text/event-stream");
+    let failed = "data: {\"error\":{\"message\":\"dead\",\"code\":500}}\n\n";
+    for (pairs, first) in [
+        (&[(":status", "200"), event, FROM_SERVER][..], "data: {}\n\n"),
+        (&[(":status", "200"), event, FROM_SERVER], failed),
+        (&[(":status", "500"), FROM_SERVER], ""),
+        // Envoy's own answer for a server that was lost while it worked.
+        (&[(":status", "503")], ""),
+        (&[(":status", "504")], ""),
+    ] {
+        assert!(freed(pairs, &[], first).0.is_empty(), "{pairs:?}");
+    }
+    // The stream ends while the answer is awaited: nobody knows how far the decode server was, and it frees what it has not fetched itself.
+    let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
+    let (mut exchange, _) = computed(&world);
+    exchange.gone(NOW);
+    assert!(exchange.asks().is_empty());
+    // A store keeps what it is given.
+    let world = splitting(Mode::Direct(direct("shared-storage")), Decider::Always);
+    let (mut exchange, _) = computed(&world);
+    send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", "400")], false))));
+    assert!(exchange.asks().is_empty());
+}
+
+#[test]
+fn where_no_other_server_can_fetch_it_a_prompt_waits_for_its_lease() {
+    let world = among(&["prefill", "decode"], Mode::Direct(direct("nixl")), Decider::Always);
+    let (mut exchange, _) = computed(&world);
+    send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", "503"), FROM_SERVER], false))));
+    assert!(exchange.asks().is_empty());
+}

@@ -1,0 +1,47 @@
+//! The headers of an answer, as far as they are read.
+
+use crate::ext_proc::head;
+use crate::ext_proc::split::Untaken;
+use envoy_types::pb::envoy::config::core::v3::HeaderMap;
+
+/// What matters in the headers of an answer.
+#[derive(Debug, Default)]
+pub(super) struct ResponseFields {
+    pub(super) status: u16,
+    pub(super) encoded: bool,
+    pub(super) overloaded: bool,
+    pub(super) sse: bool,
+    /// It comes from a server, as Envoy says of what it has not answered itself.
+    of_server: bool,
+}
+
+impl ResponseFields {
+    pub(super) fn is_good(&self) -> bool {
+        (200..300).contains(&self.status)
+    }
+
+    /// Why nobody has looked at the request's prompt, if so. Envoy also answers itself for a server that was lost while it worked.
+    pub(super) fn untaken(&self, connect_failed: bool) -> Option<Untaken> {
+        match self.status {
+            _ if connect_failed || self.overloaded => Some(Untaken::Away),
+            status if self.of_server || status < 500 => Untaken::of(status),
+            _ => None,
+        }
+    }
+
+    pub(super) fn read(headers: Option<&HeaderMap>) -> Self {
+        let mut found = Self::default();
+        for header in headers.map(|h| h.headers.as_slice()).unwrap_or_default() {
+            let value = head::value(header);
+            match header.key.as_str() {
+                ":status" => found.status = std::str::from_utf8(value).ok().and_then(|s| s.parse().ok()).unwrap_or(0),
+                "content-encoding" => found.encoded = !value.is_empty() && value != b"identity",
+                "content-type" => found.sse = value.starts_with(b"text/event-stream"),
+                "x-envoy-overloaded" => found.overloaded = true,
+                "x-envoy-upstream-service-time" => found.of_server = true,
+                _ => {}
+            }
+        }
+        found
+    }
+}

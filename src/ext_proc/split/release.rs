@@ -1,0 +1,133 @@
+//! What frees the memory that a prompt's server keeps for the decode server when that does not come for it.
+//!
+//! Only what nobody can have fetched is released: blocks that were fetched once may hold another prompt by now, and who fetches them
+//! again would take them for this one's.
+
+use super::{Ask, Facts};
+use crate::clock::Timestamp;
+use crate::disagg::Direct;
+use crate::ext_proc::body::Held;
+use crate::pool::health::Availability;
+use crate::pool::{Endpoint, EndpointState, Roles};
+use crate::scheduling::Pool;
+use bytes::Bytes;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// 10 s for a server to take what frees a prompt that nobody goes on from; then its lease is near its end anyway.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// A decode leg for a prompt that nobody goes on from: of one token, so that the server fetches what is pinned and frees it.
+#[derive(Debug)]
+pub struct Release {
+    pub(super) direct: Direct,
+    pub(super) facts: Facts,
+    /// The prefill leg.
+    pub(super) body: Bytes,
+    pub(super) prefill: Arc<Endpoint>,
+    pub(super) decode: Arc<Endpoint>,
+    pub(super) headers: Vec<(&'static str, String)>,
+}
+
+impl Release {
+    /// Of a completion that `connector` splits over servers at these addresses.
+    #[cfg(test)]
+    pub(in crate::ext_proc) fn for_test(
+        connector: &'static dyn crate::disagg::Connector,
+        [prefill, decode]: [std::net::SocketAddr; 2],
+        body: &'static [u8],
+    ) -> Self {
+        use crate::disagg::attempts::Bounds;
+        use crate::disagg::{Fallback, LegApi};
+        use crate::ids::EndpointId;
+        use crate::pool::EndpointSpec;
+        let direct = Direct {
+            connector,
+            bounds: Bounds { timeout: Duration::from_secs(20), hedge_after: None },
+            fallback: Fallback::Local,
+            scheme: "http".into(),
+            path_prefix: "".into(),
+            insecure_skip_verify: false,
+            bootstrap_port: 8998,
+            decoder_blocks_ttl: Duration::ZERO,
+        };
+        let facts = Facts { api: LegApi::Completions, request_id: "r-1".into(), room: 1 };
+        let at = |address| Arc::new(Endpoint::new(EndpointId(0), EndpointSpec::at(address)));
+        let headers = vec![("x-request-id", "r-1".to_owned())];
+        Self { direct, facts, body: Bytes::from_static(body), prefill: at(prefill), decode: at(decode), headers }
+    }
+
+    /// What frees a prompt whose server answered `reply`; `None` when that pins nothing.
+    #[must_use]
+    pub fn of(&self, reply: &[u8]) -> Option<Ask> {
+        self.by(&self.decode, reply)
+    }
+
+    fn by(&self, decode: &Endpoint, reply: &[u8]) -> Option<Ask> {
+        let connector = self.direct.connector;
+        if !connector.pins(self.facts.api, reply) {
+            return None;
+        }
+        let leg = self.facts.leg(&self.direct, &self.prefill, &self.body);
+        let body = connector.decode_body(&leg, Some(reply)).ok()?.body.into_owned();
+        Some(Ask {
+            attempt: None,
+            url: self.direct.url(decode, self.facts.api.path()),
+            headers: self.headers.clone(),
+            body: body.into(),
+            timeout: RELEASE_PATIENCE,
+            insecure_skip_verify: self.direct.insecure_skip_verify,
+            release: None,
+        })
+    }
+}
+
+/// Why a server has not looked at a request's prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Untaken {
+    /// It does not serve such requests.
+    Declined,
+    /// It takes none now, or nobody reaches it.
+    Away,
+}
+
+impl Untaken {
+    /// What a server's own answer with this status says; `None` when it may have looked.
+    #[must_use]
+    pub fn of(status: u16) -> Option<Self> {
+        match status {
+            429 | 503 => Some(Self::Away),
+            400..=499 => Some(Self::Declined),
+            _ => None,
+        }
+    }
+}
+
+/// A computed prompt, from the moment on when its server told of it until the decode server has taken the request.
+#[derive(Debug)]
+pub struct Kept {
+    pub(super) release: Release,
+    pub(super) reply: Bytes,
+    pub(super) _held: Held,
+}
+
+impl Kept {
+    /// What frees it, when `server` has not taken the request. Where another has to fetch it, that is the one with the fewest requests of those
+    /// that go together with the prompt's server.
+    #[must_use]
+    pub fn released(&self, why: Untaken, server: &Endpoint, pool: &Pool, now: Timestamp) -> Option<Ask> {
+        if why == Untaken::Declined {
+            return self.release.by(server, &self.reply);
+        }
+        let (snapshot, policy) = (pool.store.load(), pool.scheduler.split()?);
+        let takes = |state: &&EndpointState| {
+            let (other, health) = (&state.endpoint, pool.scheduler.health());
+            let open =
+                matches!(other.health.availability(now, health), Availability::Open | Availability::SlowStart(_));
+            let goes_along = other.roles.has(Roles::DECODE) && policy.pairs(&self.release.prefill, other);
+            other.id != server.id && goes_along && open && !state.is_draining()
+        };
+        let other = snapshot.endpoints.iter().filter(takes).min_by_key(|state| state.endpoint.ledger.in_flight())?;
+        self.release.by(&other.endpoint, &self.reply)
+    }
+}
