@@ -300,12 +300,14 @@ impl Routed {
         let away = |endpoint: &Endpoint, probes: bool| {
             !probes && endpoint.health.availability(now, plan.pool.scheduler.health()) == Availability::Ejected
         };
-        let prefill = plan.prefill.as_ref().is_some_and(|booking| away(booking.endpoint(), self.probes_prefill));
+        let prefill = plan.course.as_ref().and_then(|course| course.prefill.as_ref());
+        let probed = decision.split.as_ref().is_some_and(|split| split.probe);
+        let prompts = prefill.is_some_and(|prefill| away(prefill, probed));
         let gone = |(nth, encoder): (usize, &Arc<Endpoint>)| away(encoder, nth == 0 && self.probes_encoder);
         let encoder = decision.encode.iter().enumerate().any(gone);
-        let is_alone = plan.prefill.is_none() && decision.encode.is_empty();
+        let is_alone = prefill.is_none() && decision.encode.is_empty();
         let own = !is_alone && !decision.ejection_ignored && away(self.booking.endpoint(), self.probes);
-        own || prefill || encoder
+        own || prompts || encoder
     }
 
     /// True when this ejected the endpoint.

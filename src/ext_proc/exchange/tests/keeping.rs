@@ -96,3 +96,26 @@ fn where_no_other_server_can_fetch_it_a_prompt_waits_for_its_lease() {
     send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", "503"), FROM_SERVER], false))));
     assert!(exchange.asks().is_empty());
 }
+
+/// An answer fails for the blocks that have gone with the server that kept them: who was to fetch them has done nothing.
+#[test]
+fn a_decode_server_is_not_blamed_for_a_prompt_that_is_gone() {
+    for gone in [false, true] {
+        let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
+        let health = |at: usize| world.snapshot.load().endpoints[at].endpoint.clone();
+        let policy = HealthPolicy::default();
+        for _ in 0..2 * policy.consecutive_failures {
+            let (mut exchange, ..) = asked(&world, &[]);
+            told(&mut exchange, 0, good(), 40);
+            for prefill in [0, 1].into_iter().filter(|_| gone) {
+                for _ in 0..2 {
+                    health(prefill).health.record(Health::ConnectFailure, NOW, &policy);
+                }
+            }
+            send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", "500"), FROM_SERVER], false))));
+            (0..2).for_each(|prefill| health(prefill).health.reset());
+        }
+        let open = [2, 3].map(|decode| health(decode).health.availability(NOW, &policy) == Availability::Open);
+        assert_eq!(open, [gone; 2]);
+    }
+}
