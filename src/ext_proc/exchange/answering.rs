@@ -102,6 +102,6 @@ impl Exchange {
         if let Some(routed) = self.routed.take() {
             routed.end(End::ClientGone, self.last_seen, &self.picker);
         }
-        self.pay_for_prompt();
+        self.lose_held();
     }
 }

@@ -202,12 +202,11 @@ impl Exchange {
         }
     }
 
-    /// The client leaves while its prompt is computed: that is paid for as if the answer had begun.
-    pub(super) fn pay_for_prompt(&mut self) {
-        let held = self.split.held.as_mut();
-        for permit in held.into_iter().flat_map(|(plan, _)| plan.permits.drain(..)) {
-            permit.settle(Had::AS_BOOKED);
-        }
+    /// The client leaves while its prompt is computed: that is paid for as if the answer had begun, and who was to answer may be probed by another.
+    pub(super) fn lose_held(&mut self) {
+        let Some((plan, _)) = &mut self.split.held else { return };
+        lose_probe(plan);
+        plan.permits.drain(..).for_each(|permit| permit.settle(Had::AS_BOOKED));
     }
 
     /// The request ends before its answer: nobody waits for the prompt.
@@ -226,6 +225,10 @@ fn give_back(plan: &Plan) {
     if let Some(metrics) = &plan.metrics {
         metrics.split(SplitOutcome::Refused);
     }
+    lose_probe(plan);
+}
+
+fn lose_probe(plan: &Plan) {
     if let Some(first) = plan.decision.picks.first().filter(|_| plan.decision.probe) {
         first.health.probe_lost();
     }

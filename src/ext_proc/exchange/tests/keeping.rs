@@ -119,3 +119,20 @@ fn a_decode_server_is_not_blamed_for_a_prompt_that_is_gone() {
         assert_eq!(open, [gone; 2]);
     }
 }
+
+/// A client that leaves while the prompt is computed has not tried the decode server: the next request may.
+#[test]
+fn a_decode_server_is_probed_by_the_next_request_when_the_client_has_left() {
+    let world = among(&["prefill", "decode", "decode"], Mode::Direct(direct("nixl")), Decider::Always);
+    let half_open = world.snapshot.load().endpoints[1].endpoint.clone();
+    for _ in 0..2 {
+        half_open.health.record(Health::ConnectFailure, Timestamp(1), &HealthPolicy::default());
+    }
+    let mut probes = 0;
+    for _ in 0..60 {
+        let (exchange, ..) = asked(&world, &[]);
+        probes += half_open.ledger.in_flight();
+        drop(exchange);
+    }
+    assert!(probes > 1, "{probes}");
+}
