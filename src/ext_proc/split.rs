@@ -308,6 +308,11 @@ impl Stage {
         self.prefilling.deadline()
     }
 
+    /// The decode server is this one.
+    pub fn answered_by(&mut self, server: &Arc<Endpoint>) {
+        self.decode.clone_from(server);
+    }
+
     /// What ends the decode leg when the prefill leg has failed, where closing the connection doesn't.
     #[must_use]
     pub fn abort(&self) -> Option<Ask> {

@@ -42,6 +42,7 @@ impl Exchange {
             let head = ResponseHead { headers: message.headers, metadata, attributes };
             mutation = routed.headers(&head, mode, now, &self.picker);
             self.split.part(routed.take_parting());
+            self.split.answered_by(routed.endpoint());
         }
         out.push_back(reply::response_headers(mutation));
         if message.end_of_stream {
@@ -63,6 +64,7 @@ impl Exchange {
         }
         let mode = self.modes().response;
         let end = message.end_of_stream;
+        self.split.answer_comes(&message);
         out.push_back(match &mut self.routed {
             Some(routed) => {
                 let report = self.live.exchange.report_usage.as_ref();

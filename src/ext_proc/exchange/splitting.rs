@@ -23,6 +23,10 @@ use rand::RngExt;
 /// Largest number that names a request to both of its servers: what a signed number holds, as SGLang and TensorRT-LLM read it.
 const GREATEST_ROOM: u64 = i64::MAX as u64;
 
+/// 5 s for an answer to end whose prompt has failed after its headers had gone by: SGLang's scheduler looks at aborts each step. Longer than that its
+/// client waits for nobody.
+const ABORT_PATIENCE: Duration = Duration::from_secs(5);
+
 /// What a split request waits for.
 #[derive(Debug, Default)]
 pub(super) struct Splitting {
@@ -31,11 +35,27 @@ pub(super) struct Splitting {
     held: Option<(Box<Plan>, Body)>,
     /// Questions that nobody waits for.
     parting: Vec<Ask>,
+    /// When the answer is cut whose prompt has failed, unless it begins or ends before.
+    cut_at: Option<Timestamp>,
 }
 
 impl Splitting {
     pub(super) fn deadline(&self) -> Option<Timestamp> {
-        self.stage.as_ref().map(|stage| stage.deadline())
+        self.stage.as_ref().map(|stage| stage.deadline()).or(self.cut_at)
+    }
+
+    /// Who answers is known now: after retries another than the one that was named.
+    pub(super) fn answered_by(&mut self, server: &Arc<Endpoint>) {
+        if let Some(stage) = &mut self.stage {
+            stage.answered_by(server);
+        }
+    }
+
+    /// A part of the answer goes by.
+    pub(super) fn answer_comes(&mut self, message: &HttpBody) {
+        if message.end_of_stream || !message.body.is_empty() {
+            self.cut_at = None;
+        }
     }
 
     /// Asks what nobody waits for.
@@ -117,10 +137,15 @@ impl Exchange {
         self.after_prefill(came, now, out);
     }
 
-    pub(super) fn on_split_deadline(&mut self, now: Timestamp, out: &mut Actions) {
-        let Some(stage) = &mut self.split.stage else { return };
-        let came = stage.on_deadline(now, &self.picker);
-        self.after_prefill(came, now, out);
+    pub(super) fn on_split_deadline(&mut self, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
+        if let Some(stage) = &mut self.split.stage {
+            let came = stage.on_deadline(now, &self.picker);
+            self.after_prefill(came, now, out);
+        } else if self.split.cut_at.take_if(|at| *at <= now).is_some() {
+            self.end_response(End::Aborted, now);
+            return Err(ProtocolError("an answer whose prompt was not computed does not end"));
+        }
+        Ok(())
     }
 
     fn after_prefill(&mut self, came: Came, now: Timestamp, out: &mut Actions) {
@@ -154,6 +179,9 @@ impl Exchange {
             return self.tell_of_room(now);
         };
         self.abandon_split();
+        if self.response == ResponseSide::Streaming {
+            self.split.cut_at = Some(now.after(ABORT_PATIENCE));
+        }
         if self.response == ResponseSide::Awaited {
             if let Some(routed) = self.routed.take() {
                 routed.end(End::Aborted, now, &self.picker);

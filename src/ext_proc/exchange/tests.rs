@@ -16,9 +16,9 @@ mod parking;
 mod prefix;
 mod rest;
 mod room;
-#[cfg(feature = "redis")]
 mod sglang;
 mod sidecar;
+#[cfg(feature = "redis")]
 mod slow_store;
 mod splitting;
 mod succession;

@@ -41,7 +41,7 @@ fn sglang_servers_are_asked_at_once_and_a_failed_prefill_ends_the_decode() {
         send(&mut exchange, request(Message::ResponseBody(body(some, false))));
         assert!(told(&mut exchange, 0, Told::Failed(Failure::Broken), 9).kinds.is_empty());
         assert_eq!(exchange.asks().len(), usize::from(!begun), "begun: {begun}");
-        assert!(exchange.deadline().is_none());
+        assert_eq!(exchange.deadline().is_some(), !begun, "an answer that has not begun is not waited for without end");
         let end = send(&mut exchange, request(Message::ResponseBody(body(b"data: [DONE]\n\n", true))));
         assert_eq!(Answered::of(&end).text(), "data: [DONE]\n\n");
         drop(exchange);
@@ -63,6 +63,46 @@ fn sglang_servers_are_asked_at_once_and_a_failed_prefill_ends_the_decode() {
         drop(exchange);
         world.assert_books_closed(1);
     }
+}
+
+/// The head of an answer that has 200 before its prompt is there, from this server.
+fn answers(exchange: &mut Exchange, server: &str) {
+    let pairs = [(":status", "200"), ("content-type", "text/event-stream")];
+    let fields = HashMap::from([("upstream.address".to_owned(), text(server))]);
+    let attributes = HashMap::from([("envoy.filters.http.ext_proc".to_owned(), Struct { fields })]);
+    let head = request(Message::ResponseHeaders(headers(&pairs, false)));
+    send(exchange, ProcessingRequest { attributes, ..head });
+}
+
+fn text(value: &str) -> Value {
+    Value { kind: Some(Kind::StringValue(value.to_owned())) }
+}
+
+#[test]
+fn the_server_that_answers_after_retries_is_told_that_its_prompt_does_not_come_and_is_not_waited_for() {
+    let world = splitting(sglang(), Decider::Always);
+    for ends in [true, false] {
+        let (mut exchange, out, _) = asked(&world, &[]);
+        let named = Answered::of(&out).set[DESTINATION].clone();
+        let other = if named == "192.168.1.3:8000" { "192.168.1.4:8000" } else { "192.168.1.3:8000" };
+        answers(&mut exchange, other);
+        told(&mut exchange, 0, Told::Failed(Failure::Broken), 9);
+        let abort = exchange.asks().remove(0);
+        assert_eq!(abort.url, format!("http://{other}/abort_request"));
+        let due = exchange.deadline().unwrap();
+        assert_eq!(due, NOW.after(Duration::from_millis(9) + Duration::from_secs(5)));
+        if ends {
+            send(&mut exchange, request(Message::ResponseBody(body(b"data: {}\n\n", false))));
+            assert!(exchange.deadline().is_none());
+            send(&mut exchange, request(Message::ResponseBody(body(b"", true))));
+        } else {
+            let cut = exchange.on(Event::Deadline, due, &mut Actions::new());
+            assert!(cut.is_err(), "the gateway ends what has no end");
+            assert!(exchange.deadline().is_none());
+        }
+        drop(exchange);
+    }
+    world.assert_books_closed(2);
 }
 
 /// Which of two servers that meet has kept the other waiting is told by those that it meets besides.
