@@ -6,7 +6,7 @@ use crate::sim::engine::{self, EngineConfig};
 use crate::sim::faults::Faults;
 use crate::sim::kv_events::{self, EventEncoding, HashForm, KvEventsConfig, Outlet, ReplayFormat};
 use crate::sim::latency::{self, LatencyModel};
-use crate::sim::pd::{self, Connector, LoadFailure, PdConfig, Role};
+use crate::sim::pd::{self, Connector, ExpiryClock, LoadFailure, PdConfig, Role};
 use crate::sim::{answer, serve};
 use anyhow::Context;
 use serde_json::json;
@@ -282,6 +282,9 @@ struct PdArgs {
     /// How long these stay.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(pd::DEFAULT_DECODER_TTL))]
     decoder_kv_ttl: Time,
+    /// The clock by which their end is told.
+    #[arg(long, value_enum, default_value_t)]
+    decoder_kv_clock: ExpiryClock,
     /// What becomes of a request whose prompt can't be fetched.
     #[arg(long, value_enum, default_value_t)]
     kv_load_failure_policy: LoadFailure,
@@ -301,6 +304,7 @@ impl PdArgs {
             lease: self.kv_lease.0,
             bidirectional: self.bidirectional_kv,
             decoder_ttl: self.decoder_kv_ttl.0,
+            expiry_clock: self.decoder_kv_clock,
             load_failure: self.kv_load_failure_policy,
             load_failure_delay: self.kv_load_failure_delay.0,
             bootstrap_timeout: self.bootstrap_timeout.0,
@@ -496,7 +500,7 @@ mod tests {
         let config = parse(&["--role", "prefill=2,decode=1"]).unwrap();
         assert_eq!((config.endpoints, config.roles), (3, vec![Role::Prefill, Role::Prefill, Role::Decode]));
         assert_eq!(config.server.pd, PdConfig::default());
-        let flags = "--kv-connector sglang --kv-lease 2s --bidirectional-kv --decoder-kv-ttl 3s \
+        let flags = "--kv-connector sglang --kv-lease 2s --bidirectional-kv --decoder-kv-ttl 3s --decoder-kv-clock unix \
                      --kv-load-failure-policy recompute --kv-load-failure-delay 4ms --bootstrap-timeout 5s";
         let config = parse(&flags.split_whitespace().collect::<Vec<_>>()).unwrap();
         let expected = PdConfig {
@@ -504,6 +508,7 @@ mod tests {
             lease: Duration::from_secs(2),
             bidirectional: true,
             decoder_ttl: Duration::from_secs(3),
+            expiry_clock: ExpiryClock::Unix,
             load_failure: LoadFailure::Recompute,
             load_failure_delay: Duration::from_millis(4),
             bootstrap_timeout: Duration::from_secs(5),

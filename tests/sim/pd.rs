@@ -1,7 +1,7 @@
 //! Prefill and decode on different servers, leg by leg over real HTTP.
 
 use super::*;
-use attache::sim::pd::{Connector, LoadFailure, PdConfig, Role};
+use attache::sim::pd::{Connector, ExpiryClock, LoadFailure, PdConfig, Role};
 
 /// A prefill server (0) and a decode server (1).
 fn pair(pd: PdConfig) -> SimHandle {
@@ -226,6 +226,26 @@ async fn a_leg_that_lacks_a_field_is_computed_locally() {
 }
 
 #[tokio::test]
+async fn a_decode_leg_without_params_is_a_whole_request() {
+    let fleet = pair(PdConfig::default());
+    let recorded: Value = serde_json::from_str(include_str!("../data/sim/pd/replies.json")).unwrap();
+    let expected = &recorded["10_decode_no_params"];
+    let d = Client::new(&fleet, 1);
+    let answer = d.post("/v1/completions", completion(&prompt(1, 201), 3)).await;
+    let said = answer.json();
+    assert_eq!(json!(answer.status.as_u16()), expected["status"]);
+    assert_eq!(said["kv_transfer_params"], expected["kv_transfer_params"]);
+    for count in ["prompt_tokens", "completion_tokens", "total_tokens"] {
+        assert_eq!(said["usage"][count], expected["usage"][count], "{count}");
+    }
+    let cached = "/prompt_tokens_details/cached_tokens";
+    assert_eq!(said["usage"].pointer(cached), expected["usage"].pointer(cached));
+    let names: BTreeSet<&String> = said.as_object().unwrap().keys().collect();
+    assert_eq!(json!(names), expected["fields"]);
+    assert_eq!(d.pd().await["whole"], 1);
+}
+
+#[tokio::test]
 async fn by_policy_a_prompt_that_cannot_be_fetched_is_computed() {
     let fleet = pair(PdConfig { load_failure: LoadFailure::Recompute, ..PdConfig::default() });
     let (p, d) = (Client::new(&fleet, 0), Client::new(&fleet, 1));
@@ -328,7 +348,8 @@ async fn a_restart_loses_what_was_kept() {
 
 #[tokio::test]
 async fn a_conversation_goes_back_to_the_prefill_server() {
-    let fleet = pair(PdConfig { bidirectional: true, ..PdConfig::default() });
+    let kept = |expiry_clock| pair(PdConfig { bidirectional: true, expiry_clock, ..PdConfig::default() });
+    let fleet = kept(ExpiryClock::Monotonic);
     let (p, d) = (Client::new(&fleet, 0), Client::new(&fleet, 1));
     for (seed, stream) in [(1, false), (2, true)] {
         let first = prompt(seed, 200);
@@ -345,7 +366,8 @@ async fn a_conversation_goes_back_to_the_prefill_server() {
         };
         assert_eq!((&back["do_remote_decode"], &back["do_remote_prefill"]), (&json!(true), &json!(false)));
         assert_eq!(back["remote_num_tokens"], 205, "all but the last token of the answer");
-        assert!(back["remote_blocks_expiry_time"].as_f64().is_some_and(|at| at > 1.7e9), "{back}");
+        let ends = back["remote_blocks_expiry_time"].as_f64();
+        assert!(ends.is_some_and(|at| (480.0..1e9).contains(&at)), "a clock of the server's own: {back}");
         assert_eq!(d.pd().await["pinned"]["requests"], 1);
 
         let words = text.as_bytes().chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap()));
@@ -360,6 +382,9 @@ async fn a_conversation_goes_back_to_the_prefill_server() {
         // That decode has kept its blocks as well.
         d.post("/sim/restart", json!({})).await;
     }
+    let fleet = kept(ExpiryClock::Unix);
+    let told = params(&Client::new(&fleet, 1), decode(&prompt(1, 200), &json!({"do_remote_prefill": true}))).await;
+    assert!(told["remote_blocks_expiry_time"].as_f64().is_some_and(|at| at > 1.7e9), "{told}");
 }
 
 #[tokio::test]

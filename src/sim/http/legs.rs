@@ -5,12 +5,12 @@
 use super::error::ApiError;
 use super::stream::Usage;
 use super::{Generation, Server};
-use crate::clock::Clock;
+use crate::clock::{Clock, Timestamp};
 use crate::sim::engine::{FinishReason, Handoff, JobId, JobReport};
 use crate::sim::fault_board::FaultBoard;
 use crate::sim::kv::{BlockHash, content_hash};
 use crate::sim::pd::{
-    Claim, Connector, Counts, Kept, KvTransferParams, LoadError, LoadFailure, PdConfig, Peer, Peers, Role,
+    Claim, Connector, Counts, ExpiryClock, Kept, KvTransferParams, LoadError, LoadFailure, PdConfig, Peer, Peers, Role,
 };
 use crate::sim::tokenizer::answer_token;
 use http::StatusCode;
@@ -18,7 +18,7 @@ use memchr::memmem;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// The fields of all connectors.
 const FIELDS: [&[u8]; 3] = [b"\"kv_transfer_params\"", b"\"bootstrap_room\"", b"\"disaggregated_params\""];
@@ -378,9 +378,7 @@ impl Reply {
             }
             Kind::Decode if self.pd.config.bidirectional => {
                 if let Some((remote, left)) = self.pd.own.keep(&self.request_id, self.kept(report)) {
-                    let now = self.pd.clock.wall(self.pd.clock.now());
-                    let expires = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default() + left;
-                    totals.kv_transfer_params = remote.for_prefill(expires.as_secs_f64());
+                    totals.kv_transfer_params = remote.for_prefill((self.pd.time() + left).as_secs_f64());
                 }
             }
             Kind::Decode => {}
@@ -439,6 +437,15 @@ impl Pd {
         let asked = |(name, count)| name != "whole" && count > 0;
         let nixl = self.config.connector == Connector::Nixl;
         nixl && (self.role != Role::Both || self.config.bidirectional || self.counts.legs().into_iter().any(asked))
+    }
+
+    /// Now, by the clock by which it tells when it lets go of blocks.
+    fn time(&self) -> Duration {
+        let now = self.clock.now();
+        match self.config.expiry_clock {
+            ExpiryClock::Monotonic => now.since(Timestamp(0)),
+            ExpiryClock::Unix => self.clock.wall(now).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default(),
+        }
     }
 
     /// As a process that crashes: nothing is kept, nobody answers, and a new one has another id.

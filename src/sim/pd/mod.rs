@@ -90,6 +90,16 @@ pub enum LoadFailure {
     Recompute,
 }
 
+/// The clock by which a decode server tells when it lets go of a conversation's blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum ExpiryClock {
+    /// Seconds of a clock of its own, as vLLM 0.32: Python's `perf_counter`.
+    #[default]
+    Monotonic,
+    /// Unix time.
+    Unix,
+}
+
 /// How a server takes part in the split.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PdConfig {
@@ -101,6 +111,8 @@ pub struct PdConfig {
     pub bidirectional: bool,
     /// For how long.
     pub decoder_ttl: Duration,
+    /// By which clock they tell the end of that.
+    pub expiry_clock: ExpiryClock,
     /// What becomes of a request whose prompt can't be fetched.
     pub load_failure: LoadFailure,
     /// How long it takes to notice; a real server takes 5 to 30 s when the other is gone.
@@ -116,6 +128,7 @@ impl Default for PdConfig {
             lease: crate::sim::engine::DEFAULT_LEASE,
             bidirectional: false,
             decoder_ttl: DEFAULT_DECODER_TTL,
+            expiry_clock: ExpiryClock::default(),
             load_failure: LoadFailure::default(),
             load_failure_delay: Duration::ZERO,
             bootstrap_timeout: DEFAULT_BOOTSTRAP_TIMEOUT,

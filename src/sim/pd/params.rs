@@ -66,7 +66,7 @@ impl Remote {
         params
     }
 
-    /// The reply of a decode, for the prefill of the conversation's next turn. `expires`: Unix time, seconds.
+    /// The reply of a decode, for the prefill of the conversation's next turn. `expires`: seconds of the server's [`ExpiryClock`](super::ExpiryClock).
     pub(in crate::sim) fn for_prefill(&self, expires: f64) -> Value {
         let mut params = self.common(false);
         params["remote_blocks_expiry_time"] = Value::from(expires);
