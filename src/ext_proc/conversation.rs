@@ -73,6 +73,7 @@ impl Conversation {
     pub(super) fn begin(
         pool: &Pool,
         looked: &mut Looked<'_>,
+        tenant: Option<&str>,
         target: &str,
         snapshot: &PoolSnapshot,
         now: Timestamp,
@@ -80,6 +81,8 @@ impl Conversation {
         let ttl = ttl(pool)?;
         // An adapter that no engine has named yet has the base model's root, and keys and values of its own.
         let root = xxhash_rust::xxh3::xxh3_64_with_seed(target.as_bytes(), looked.root());
+        // Tenants share nothing, whatever their salts.
+        let root = tenant.map_or(root, |tenant| xxhash_rust::xxh3::xxh3_64_with_seed(tenant.as_bytes(), root));
         let prefix = looked.prefix().clone();
         let carried = prefix.cache.carried();
         if !looked.has_engine_tokens() {

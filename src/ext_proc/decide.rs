@@ -345,7 +345,8 @@ pub fn decide(
         picker.metrics.degraded(Degraded::NoTimeToSplit);
     }
     let mut conversation = looked.as_mut().filter(|_| splittable).and_then(|looked| {
-        lookup::guarded(picker, || Conversation::begin(pool, looked, &target, &snapshot, q.now)).flatten()
+        let tenant = looked.prefix().tenant(q.head);
+        lookup::guarded(picker, || Conversation::begin(pool, looked, tenant, &target, &snapshot, q.now)).flatten()
     });
     let cx = PickContext {
         now: q.now,

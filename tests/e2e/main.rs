@@ -10,6 +10,7 @@ mod api;
 mod choosing;
 #[cfg(feature = "kube")]
 mod conformance;
+mod conversations;
 mod deadlines;
 mod disagg;
 mod disagg_faults;
