@@ -7,6 +7,7 @@ use super::exchange::{Actions, Event, Exchange, ProtocolError};
 use super::picker::Picker;
 use super::prefiller::Asking;
 use super::queues::Waiting;
+use super::split::{Came, Stage};
 use super::warmer::Running;
 use super::wire::Inbound;
 use crate::clock::{Clock, Timestamp};
@@ -20,7 +21,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use tokio::time::Sleep;
+use tokio::time::{Sleep, timeout_at};
 use tonic::Status;
 
 /// Answers to one message: the headers' and the body's. Larger rings would miss the allocator's fast path.
@@ -167,7 +168,22 @@ impl Drop for Pump {
         for ask in self.exchange.asks().into_iter().filter(|ask| ask.attempt.is_none()) {
             self.picker.prefiller.send_off(ask);
         }
+        if let Some((stage, (attempt, asking))) = self.exchange.take_unwatched().zip(self.asking.pop()) {
+            let watch = see_through(stage, attempt, asking, self.picker.clone(), self.clock);
+            self.picker.prefiller.spawn(watch);
+        }
         self.exchange.gone(self.clock.now());
+    }
+}
+
+/// Waits for a prompt whose answer goes by unseen, so that its server is told when it waits in vain.
+async fn see_through(mut stage: Box<Stage>, attempt: Attempt, asking: Asking, picker: Arc<Picker>, clock: Clock) {
+    let came = match timeout_at(clock.instant(stage.deadline()), asking).await {
+        Ok(told) => stage.on_told(attempt, &told, clock.now(), &picker),
+        Err(_) => stage.on_deadline(clock.now(), &picker),
+    };
+    if let (Came::Refused(_), Some(abort)) = (came, stage.abort()) {
+        picker.prefiller.send_off(abort);
     }
 }
 

@@ -1,7 +1,7 @@
 //! What befalls servers that share requests between the prompt and the end of the answer, through real Envoy: each request is answered, or its
 //! client can tell that it was not, and nothing stays pinned or booked.
 
-use crate::disagg::{CLIENTS, COURSE, Stack, request, well};
+use crate::disagg::{CLIENTS, COURSE, End, Stack, ended, request, well};
 use crate::faults::refusing;
 use crate::operation::replace;
 use crate::shipped::{by_header, by_list};
@@ -92,13 +92,34 @@ async fn sglang_servers_that_hang_or_refuse_are_told_of_within_the_prefills_time
     for (what, faults) in [("hang", json!({"prefill": {"hang": true}})), ("refuse", json!({"refuse": true}))] {
         stack.faults(stack.prefill(), faults).await;
         let began = Instant::now();
-        let statuses = stack.load(CLIENTS, told).await;
+        let ends = stack.load(CLIENTS, ended).await;
         assert!(began.elapsed() < Duration::from_secs(10), "{what}: nobody waits for the bootstrap's timeout");
-        assert_eq!(statuses, vec![(503, "prefill_failed".to_owned()); CLIENTS], "{what}");
+        assert!(ends.iter().all(|end| *end != End::Whole), "{what}: {ends:?}");
+        // The head of a stream comes before its prompt, that of the others does not.
+        assert!(ends.iter().filter(|end| **end == End::Refused).count() >= CLIENTS / 2, "{what}: {ends:?}");
         stack.picker.assert_settled().await;
         stack.faults(stack.prefill(), json!({})).await;
         serves_again(&stack).await;
     }
+    stack.picker.assert_settled().await;
+}
+
+/// Envoy closes the picker's stream at the head of an answer of which it shows no body, and SGLang sends that before it has the prompt.
+#[tokio::test(flavor = "multi_thread")]
+async fn sglang_streams_come_whole_where_envoy_shows_no_bodies_of_answers() {
+    let sim = ["--kv-connector", "sglang", "--bootstrap-timeout", "60000ms"];
+    let stack = Stack::with_envoy("buffered.yaml", &sim, "connector: sglang, prefillTimeout: 3s").await;
+    // Longer than a question lasts that nobody waits for.
+    stack.faults(stack.prefill(), json!({"first_byte_delay_ms": 500})).await;
+    assert_eq!(stack.load(CLIENTS, well).await, vec!["split"; CLIENTS]);
+    stack.faults(stack.prefill(), json!({"prefill": {"hang": true}})).await;
+    let began = Instant::now();
+    let ends = stack.load(CLIENTS, ended).await;
+    assert_eq!(ends.iter().filter(|end| **end == End::Aborted).count(), CLIENTS / 2, "{ends:?}");
+    assert!(!ends.contains(&End::Whole), "{ends:?}");
+    assert!(began.elapsed() < Duration::from_secs(20), "nobody waits for the bootstrap's timeout");
+    stack.faults(stack.prefill(), json!({})).await;
+    serves_again(&stack).await;
     stack.picker.assert_settled().await;
 }
 

@@ -48,6 +48,7 @@ impl Exchange {
         if message.end_of_stream {
             self.end_response(End::Complete, now);
         } else if mode == BodyMode::None {
+            self.split.goes_on = self.routed.as_ref().is_some_and(|routed| routed.is_good());
             self.end_response(End::Unwatched, now);
         }
         Ok(())

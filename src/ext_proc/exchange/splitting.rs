@@ -37,6 +37,8 @@ pub(super) struct Splitting {
     parting: Vec<Ask>,
     /// When the answer is cut whose prompt has failed, unless it begins or ends before.
     cut_at: Option<Timestamp>,
+    /// The gateway shows no more of the answer, whose server may still wait for the prompt.
+    pub(super) goes_on: bool,
 }
 
 impl Splitting {
@@ -76,6 +78,11 @@ impl Exchange {
     #[must_use]
     pub fn awaits(&self, attempt: Attempt) -> bool {
         self.split.stage.as_ref().is_some_and(|stage| stage.awaits(attempt))
+    }
+
+    /// The stage that is still to be waited for when the gateway has closed the stream, because it shows no bodies of answers.
+    pub fn take_unwatched(&mut self) -> Option<Box<Stage>> {
+        if self.split.goes_on { self.split.stage.take() } else { None }
     }
 
     /// Has the prompt of `plan` computed by another server, or has the sidecar do so.

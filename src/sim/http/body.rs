@@ -5,9 +5,11 @@ use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
+use std::fmt;
+use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 /// A line that a scraper may read for ever; a valid comment, so that only size can stop it.
 const FILLER: &[u8] =
@@ -20,10 +22,21 @@ pub(in crate::sim) enum SimBody {
     Full(Option<Bytes>),
     /// Server-sent events while the engine works.
     Events(Box<EventStream>),
+    /// What this comes to, whose status and headers were sent before.
+    Late(Late),
     /// This many bytes of filler.
     Filler { left: u64 },
     /// Nothing, for ever.
     Hang,
+}
+
+/// A body that is not known yet.
+pub(in crate::sim) struct Late(Pin<Box<dyn Future<Output = SimBody> + Send>>);
+
+impl fmt::Debug for Late {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Late")
+    }
 }
 
 impl Body for SimBody {
@@ -31,7 +44,11 @@ impl Body for SimBody {
     type Error = io::Error;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        match self.get_mut() {
+        let this = self.get_mut();
+        if let SimBody::Late(Late(body)) = this {
+            *this = ready!(body.as_mut().poll(cx));
+        }
+        match this {
             SimBody::Full(data) => Poll::Ready(data.take().map(|data| Ok(Frame::data(data)))),
             SimBody::Events(stream) => stream.poll_frame(cx),
             SimBody::Filler { left: 0 } => Poll::Ready(None),
@@ -39,7 +56,7 @@ impl Body for SimBody {
                 *left = left.saturating_sub(FILLER.len() as u64);
                 Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(FILLER)))))
             }
-            SimBody::Hang => Poll::Pending,
+            SimBody::Late(_) | SimBody::Hang => Poll::Pending,
         }
     }
 
@@ -76,7 +93,16 @@ pub(super) fn json_response(status: StatusCode, body: &serde_json::Value) -> Res
 
 /// A stream of events.
 pub(super) fn event_response(stream: EventStream) -> Response<SimBody> {
-    let mut response = Response::new(SimBody::Events(Box::new(stream)));
+    events(SimBody::Events(Box::new(stream)))
+}
+
+/// A stream of events of which nothing is known yet.
+pub(super) fn late_response(body: impl Future<Output = SimBody> + Send + 'static) -> Response<SimBody> {
+    events(SimBody::Late(Late(Box::pin(body))))
+}
+
+fn events(body: SimBody) -> Response<SimBody> {
+    let mut response = Response::new(body);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     response
 }

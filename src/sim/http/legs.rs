@@ -191,6 +191,11 @@ impl Server {
         Ok(leg)
     }
 
+    /// Whether a stream's status is sent before its prompt is there: by SGLang's decode servers.
+    pub(super) fn answers_early(&self) -> bool {
+        self.pd.config.connector == Connector::Sglang && self.pd.role == Role::Decode
+    }
+
     /// Counts it; the request goes on where the policy says so.
     async fn load_failed(&self, error: LoadError) -> Result<(), ApiError> {
         let (counts, config) = (&self.pd.counts, &self.pd.config);

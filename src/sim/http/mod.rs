@@ -274,7 +274,7 @@ impl Server {
         response
     }
 
-    async fn answer(&self, request: Request<Incoming>) -> Response<SimBody> {
+    async fn answer(self: &Arc<Self>, request: Request<Incoming>) -> Response<SimBody> {
         let (head, body) = request.into_parts();
         let quirks = self.config.quirks;
         let Some((_, methods, route)) = ROUTES.iter().find(|(path, ..)| *path == head.uri.path()) else {
@@ -322,7 +322,7 @@ impl Server {
         ApiError::bad_request(format!("the body can't be read: {error}"))
     }
 
-    async fn route(&self, route: Route, method: &Method, call: Call) -> Result<Response<SimBody>, ApiError> {
+    async fn route(self: &Arc<Self>, route: Route, method: &Method, call: Call) -> Result<Response<SimBody>, ApiError> {
         if route.is_inference() {
             self.misbehave().await?;
         }

@@ -1,10 +1,10 @@
 //! `/v1/chat/completions` and `/v1/completions`.
 
-use super::body::{SimBody, json_response};
+use super::body::{SimBody, json_response, late_response};
 use super::error::ApiError;
 use super::legs::{Legs, Totals};
 use super::requests::OpenAiRequest;
-use super::stream::{EventSink, EventWriter, Usage};
+use super::stream::{EventSink, EventStream, EventWriter, Usage};
 use super::{Call, Generation, Server, Whole, quoted};
 use crate::sim::answer::Answer;
 use crate::sim::config::Quirks;
@@ -12,11 +12,12 @@ use crate::sim::engine::{FinishReason, JobReport};
 use crate::sim::tokenizer::answer_token;
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 /// In place of vLLM's build fingerprint.
 const FINGERPRINT: &str = concat!("attache-sim-", env!("CARGO_PKG_VERSION"));
 
-pub(super) async fn generate(server: &Server, chat: bool, call: &Call) -> Result<Response<SimBody>, ApiError> {
+pub(super) async fn generate(server: &Arc<Server>, chat: bool, call: &Call) -> Result<Response<SimBody>, ApiError> {
     let mut request: OpenAiRequest = call.json()?;
     let model = server.model(request.model.as_deref())?;
     let choices = request.choices()?;
@@ -39,13 +40,22 @@ pub(super) async fn generate(server: &Server, chat: bool, call: &Call) -> Result
         request_id: format!("{}{}", shape.id, if chat { "" } else { "-0" }),
         host: call.host.clone(),
     };
-    let started = server.start(generation).await;
-    if request.stream.unwrap_or(false) {
-        let include_usage = request.stream_options.and_then(|options| options.include_usage);
-        let writer = Chunks::new(&shape, include_usage, server.config.quirks);
-        return server.stream(started, Box::new(writer), false);
+    if !request.stream.unwrap_or(false) {
+        return Ok(json_response(StatusCode::OK, &shape.whole(&server.start(generation).await?.finish().await?)));
     }
-    Ok(json_response(StatusCode::OK, &shape.whole(&started?.finish().await?)))
+    let include_usage = request.stream_options.and_then(|options| options.include_usage);
+    let writer = Box::new(Chunks::new(&shape, include_usage, server.config.quirks));
+    if !server.answers_early() {
+        return server.stream(server.start(generation).await, writer, false);
+    }
+    let server = server.clone();
+    Ok(late_response(async move {
+        let streamed = server.stream(server.start(generation).await, writer, false);
+        streamed.map_or_else(
+            |error| SimBody::Full(Some(EventStream::error(&error, false, server.config.quirks).into())),
+            Response::into_body,
+        )
+    }))
 }
 
 /// What all parts of one answer carry.

@@ -3,7 +3,7 @@
 use super::splitting::{ROLES, among, answer, asked, direct, reply, setup, splitting, told};
 use super::*;
 use crate::disagg::{Failure, Mode};
-use crate::ext_proc::split::{COURSE_HEADER, Told};
+use crate::ext_proc::split::{COURSE_HEADER, Came, Told};
 use crate::pool::health::{Availability, Outcome as Health};
 use crate::scheduling::Decider;
 
@@ -103,6 +103,32 @@ fn the_server_that_answers_after_retries_is_told_that_its_prompt_does_not_come_a
         drop(exchange);
     }
     world.assert_books_closed(2);
+}
+
+/// Where the gateway closes the stream at the answer's head, the prompt is still under way.
+#[test]
+fn a_prompt_is_waited_for_when_the_gateway_has_seen_enough_of_the_answer() {
+    use BodySendMode::{FullDuplexStreamed, None as Off};
+    for (mode, status, stays) in [(Off, "200", true), (Off, "400", false), (FullDuplexStreamed, "200", false)] {
+        let world = splitting(sglang(), Decider::Always);
+        let mut exchange = world.exchange();
+        let first = Message::RequestHeaders(headers(&[(":path", "/v1/chat/completions"), (":method", "POST")], false));
+        let protocol_config = Some(config(FullDuplexStreamed, mode, false));
+        send(&mut exchange, ProcessingRequest { protocol_config, ..request(first) });
+        send(&mut exchange, request(Message::RequestBody(body(CHAT.as_bytes(), true))));
+        assert_eq!(exchange.asks().len(), 1);
+        assert!(exchange.take_unwatched().is_none(), "nobody has answered");
+        send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", status)], false))));
+        let stage = exchange.take_unwatched();
+        assert_eq!(stage.is_some(), stays, "{mode:?} {status}");
+        drop(exchange);
+        let Some(mut stage) = stage else { continue };
+        let came = stage.on_told(0, &reply(500, ""), NOW, &world.picker);
+        assert!(matches!(came, Came::Refused(Failure::Status(500))), "{came:?}");
+        assert!(stage.abort().unwrap().url.ends_with("/abort_request"));
+        drop(stage);
+        world.assert_books_closed(1);
+    }
 }
 
 /// Which of two servers that meet has kept the other waiting is told by those that it meets besides.
