@@ -121,6 +121,23 @@ impl Stack {
         assert_eq!(self.count(&self.sim.servers, "/leases_expired").await, 0);
     }
 
+    /// Waits until every prefill server computes prompts: those that were ejected come back when there is enough to do.
+    async fn until_all_compute(&self) {
+        let fresh = AtomicUsize::new(10_000);
+        eventually("prompts to be computed by all", || async {
+            let mut clients = tokio::task::JoinSet::new();
+            for _ in 0..CLIENTS {
+                let (to, body) = (self.to(), request(fresh.fetch_add(1, Ordering::SeqCst), false));
+                clients.spawn(async move { client::post(to, "/v1/completions", body).await.expect("an answer") });
+            }
+            let replies = clients.join_all().await;
+            let computes =
+                |server: &SocketAddr| replies.iter().any(|reply| reply.header(PREFILL) == server.to_string());
+            self.prefill().iter().all(computes).then_some(())
+        })
+        .await;
+    }
+
     /// Sends one request for each number, [`CLIENTS`] at a time, and what `judge` makes of each answer.
     pub(crate) async fn load<T: Send + 'static>(&self, count: usize, judge: fn(Reply) -> T) -> Vec<T> {
         let next = Arc::new(AtomicUsize::new(0));
@@ -230,26 +247,38 @@ async fn whatever_befalls_prefill_servers_every_client_is_served() {
     let stack = Stack::start(&[], "decider: always, prefillTimeout: 2s").await;
     let one = [stack.prefill()[0]];
     let both = stack.prefill().to_vec();
-    for (what, servers, faults, patience) in [
-        ("one refuses", &one[..], json!({"refuse": true}), 10),
-        ("both refuse", &both[..], json!({"refuse": true}), 10),
-        ("one fails now and then", &one[..], json!({"fail_next": {"count": 10, "status": 500}}), 10),
-        ("both fail now and then", &both[..], json!({"fail_next": {"count": 10, "status": 503}}), 10),
-        ("one tells nothing", &one[..], json!({"prefill": {"no_params": true}}), 10),
-        ("both hang", &both[..], json!({"prefill": {"hang": true}}), 20),
+    let (split, whole) = ("split", "");
+    for (what, servers, faults, patience, allowed) in [
+        ("one refuses", &one[..], json!({"refuse": true}), 10, &[split][..]),
+        // Who is ejected is not asked: requests are served whole then.
+        ("both refuse", &both, json!({"refuse": true}), 10, &["local; reason=prefill_failed", whole]),
+        ("one fails now and then", &one, json!({"fail_next": {"count": 10, "status": 500}}), 10, &[split]),
+        (
+            "both fail now and then",
+            &both,
+            json!({"fail_next": {"count": 10, "status": 503}}),
+            10,
+            &["local; reason=prefill_failed", split, whole],
+        ),
+        ("both hang", &both, json!({"prefill": {"hang": true}}), 20, &["local; reason=prefill_late", whole]),
+        // What is not told can't be fetched, so it stays: the last.
+        ("one tells nothing", &one, json!({"prefill": {"no_params": true}}), 10, &[split]),
     ] {
+        stack.assert_nothing_stays().await;
         stack.faults(servers, faults).await;
         let began = Instant::now();
         let courses = stack.load(40, well).await;
         assert_eq!(courses.len(), 40, "{what}");
+        assert!(courses.iter().all(|course| allowed.contains(&&**course)), "{what}: {courses:?}");
+        // What is told of a fault is told at least once.
+        assert!(courses.iter().any(|course| course == allowed[0]), "{what}: {courses:?}");
         assert!(began.elapsed() < Duration::from_secs(patience), "{what}: {:?}", began.elapsed());
-        stack.faults(&both, json!({})).await;
-        // Ejected servers come back.
-        eventually("requests to be split again", || async {
-            let reply = client::post(stack.to(), "/v1/completions", request(7_000, false)).await.ok()?;
-            (reply.header(COURSE) == "split").then_some(())
+        eventually("the servers to see that nobody waits", || async {
+            (stack.count(&both, "/hanging").await == 0).then_some(())
         })
         .await;
+        stack.faults(&both, json!({})).await;
+        stack.until_all_compute().await;
     }
     assert_eq!(stack.failed_loads().await, 0);
     stack.picker.assert_settled().await;
