@@ -1,7 +1,7 @@
 //! What befalls servers that share requests between the prompt and the end of the answer, through real Envoy: each request is answered, or its
 //! client can tell that it was not, and nothing stays pinned or booked.
 
-use crate::disagg::{CLIENTS, COURSE, End, Stack, ended, request, well};
+use crate::disagg::{CLIENTS, COURSE, End, Stack, ended, long_stream, request, well};
 use crate::faults::refusing;
 use crate::operation::replace;
 use crate::shipped::{by_header, by_list};
@@ -14,6 +14,7 @@ use crate::support::sim::SimProcess;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::time::Duration;
+use tokio::net::TcpListener;
 use tokio::time::Instant;
 
 /// Status and machine-readable reason.
@@ -205,4 +206,107 @@ async fn a_decode_server_that_is_gone_costs_no_request_where_envoy_walks_a_list(
     let page = client::get(prefill, "/sim/pd").await.expect("a page").json();
     assert_eq!((page["prefills"].as_u64(), page["pinned"]["requests"].as_u64()), (Some(40), Some(0)), "{page}");
     picker.assert_settled().await;
+}
+
+/// A node that takes connections and says nothing costs those that are sent to it the prefill's time, until it is left alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_server_that_takes_connections_and_never_answers_is_left_alone() {
+    let sim = SimProcess::with_roles("prefill=1,decode=1", 2, &["--speed", "20"]).await;
+    let [prefill, decode] = sim.servers[..] else { panic!("two servers") };
+    let silent = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = silent.local_addr().expect("an address");
+    let roles = [(&prefill, "prefill"), (&address, "prefill"), (&decode, "decode")];
+    let text = pool(&roles).replace("decider: always", "decider: always, prefillTimeout: 500ms");
+    let picker = AttacheProcess::configured(&text).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    let late = "local; reason=prefill_late";
+    let (mut seen, mut number) = (Vec::new(), 0);
+    // It is ejected by its fifth failure, and for 5 s at first.
+    while seen.iter().filter(|course| *course == late).count() < 5 {
+        assert!(number < 200, "{seen:?}");
+        let reply = client::post(to, "/v1/completions", request(number, number % 2 == 0)).await.expect("an answer");
+        seen.push(well(reply));
+        number += 1;
+    }
+    assert!(seen.iter().all(|course| course == late || course == "split"), "{seen:?}");
+    for number in number..number + 20 {
+        let reply = client::post(to, "/v1/completions", request(number, false)).await.expect("an answer");
+        assert_eq!(well(reply), "split", "it is left alone");
+    }
+    picker.assert_settled().await;
+}
+
+/// Requests whose prompts are being computed, and no answer comes until the fault is over.
+async fn waiting(stack: &Stack) -> tokio::task::JoinSet<Reply> {
+    stack.faults(stack.prefill(), json!({"prefill": {"hang": true}})).await;
+    let mut clients = tokio::task::JoinSet::new();
+    for number in 0..CLIENTS {
+        let to = stack.to();
+        clients.spawn(async move {
+            client::post(to, "/v1/completions", request(number, number % 2 == 0)).await.expect("an answer")
+        });
+    }
+    eventually("all prompts to be under way", || async {
+        (stack.count(stack.prefill(), "/hanging").await == CLIENTS as u64).then_some(())
+    })
+    .await;
+    clients
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_picker_that_is_told_to_stop_sees_prompts_and_answers_through() {
+    let mut stack = Stack::start(&[], "decider: always").await;
+    let clients = waiting(&stack).await;
+    stack.picker.process.signal("TERM");
+    eventually("the picker to look away", || async { (!stack.picker.is_ready().await).then_some(()) }).await;
+    stack.faults(stack.prefill(), json!({})).await;
+    for reply in clients.join_all().await {
+        assert_eq!(well(reply), "split");
+    }
+    let status = stack.picker.process.wait().await;
+    assert!(status.success(), "the picker ended with {status}");
+    stack.assert_nothing_pinned().await;
+}
+
+/// What it held is lost, since nobody else knows it; what its servers held for it is not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_picker_that_is_killed_costs_the_requests_under_way_and_leaves_nothing_pinned() {
+    let mut stack = Stack::start(&[], "decider: always").await;
+    let clients = waiting(&stack).await;
+    stack.picker.process.kill();
+    for reply in clients.join_all().await {
+        assert_eq!(reply.status, 500, "{}", String::from_utf8_lossy(&reply.body));
+    }
+    eventually("the servers to see that nobody waits", || async {
+        (stack.count(stack.prefill(), "/hanging").await == 0).then_some(())
+    })
+    .await;
+    stack.faults(stack.prefill(), json!({})).await;
+    stack.assert_nothing_pinned().await;
+
+    // Of answers that pass through it the rest is lost, which their clients see.
+    let mut stack = Stack::start(&[], "decider: always").await;
+    let mut open = Vec::new();
+    for number in 0..CLIENTS {
+        let sent =
+            client::request("POST", stack.to(), Http::H1, "/v1/completions", Payload::sized(long_stream(number)));
+        let mut stream = client::open(stack.to(), Http::H1, sent).await.expect("an answer");
+        assert!(stream.next().await.expect("a first event").is_some());
+        open.push(stream);
+    }
+    stack.picker.process.kill();
+    for mut stream in open {
+        let mut text = Vec::new();
+        let cut = loop {
+            match stream.next().await {
+                Ok(Some(chunk)) => text.extend(chunk),
+                Ok(None) => break false,
+                Err(_) => break true,
+            }
+        };
+        let whole = String::from_utf8_lossy(&text).contains("[DONE]");
+        assert!(cut != whole, "whole, or cut");
+    }
+    stack.assert_nothing_pinned().await;
 }
