@@ -40,28 +40,32 @@ pub struct Hints {
 }
 
 impl Hints {
-    /// What there is to tell of a request that has been decided on.
+    /// What there is to tell of a request that has been decided on, whose prompt was `looked` up if it could be.
     pub(super) fn of(
         pool: &Pool,
-        looked: &Looked<'_>,
+        prefix: &PoolPrefix,
+        looked: Option<&Looked<'_>>,
         decision: &Decision,
         snapshot: &PoolSnapshot,
         head: &Head,
         now: Timestamp,
     ) -> Self {
         let mut hints = Self::default();
-        let prefill = decision.split.as_ref().and_then(|split| split.prefill.first());
+        let computing = decision.split.as_ref().and_then(|split| split.prefill.first());
         let sidecar = matches!(pool.disagg.as_deref(), Some(Mode::Header { .. }));
         // A sidecar sends the headers that it gets to both servers, whose ranks have nothing to do with each other.
-        if looked.prefix().choose_rank && !(sidecar && prefill.is_some()) {
+        if prefix.choose_rank && !(sidecar && computing.is_some()) {
             let book = |endpoint: &Arc<Endpoint>| {
-                looked.prefix().cache.ranks().book(endpoint.id, &looked.found.ranks(endpoint.id))
+                let depths = looked.map(|looked| looked.found.ranks(endpoint.id)).unwrap_or_default();
+                let state = snapshot.endpoints.iter().find(|state| state.endpoint.id == endpoint.id);
+                let page = state.and_then(|state| state.fresh_metrics(now, pool.stale_after));
+                prefix.cache.ranks().book(endpoint.id, &depths, page.map_or(&[], |page| &page.ranks))
             };
             hints.rank = decision.picks.first().and_then(book);
-            hints.prefill_rank = prefill.and_then(book);
+            hints.prefill_rank = computing.and_then(book);
         }
-        if let (Some(Mode::Header { source_tokens: Some(least) }), Some(computing)) =
-            (pool.disagg.as_deref(), prefill.or(decision.picks.first()))
+        if let (Some(Mode::Header { source_tokens: Some(least) }), Some(computing), Some(looked)) =
+            (pool.disagg.as_deref(), computing.or(decision.picks.first()), looked)
         {
             let serves = |state: &EndpointState| {
                 let availability = state.endpoint.health.availability(now, pool.scheduler.health());

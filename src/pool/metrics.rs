@@ -34,6 +34,9 @@ pub struct EndpointMetrics {
     pub waiting: u32,
     /// Requests in the batch, all engines of the page together.
     pub running: u32,
+    /// Requests waiting and running on each data-parallel engine of the page, by its number; empty where there is one, or they are not told apart.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ranks: Vec<u32>,
     /// KV cache in use, 0..=1; the fullest engine of the page.
     pub kv_usage: f32,
     /// KV cache in host memory in use, 0..=1; the fullest engine of the page. vLLM's V0 engine only.

@@ -1,8 +1,9 @@
-//! Which data-parallel rank of an endpoint serves a request, where several stand behind one port and their events tell them apart: each has
-//! a cache of its own, and the server's own balancer does not look into it.
+//! Which data-parallel rank of an endpoint serves a request, where several stand behind one port and their events or their page tell them
+//! apart: each has a cache of its own, and the server's own balancer does not look into it.
 //!
-//! The rank that holds most of the prompt, the one with fewer requests of ours among equals; one that is [`MAX_AHEAD`] requests ahead of
-//! the least loaded gets none, whatever it holds. Owned by a [`PrefixCache`](super::cache::PrefixCache), asked by `ext_proc`. Pure.
+//! The rank that holds most of the prompt, the one with fewer requests among equals; one that is [`MAX_AHEAD`] requests ahead of
+//! the least loaded gets none, whatever it holds. Requests are ours that are under way, or those of the page where these are more: others send
+//! some too. Owned by a [`PrefixCache`](super::cache::PrefixCache), asked by `ext_proc`. Pure.
 
 use crate::ids::EndpointId;
 use ahash::AHashMap;
@@ -31,23 +32,26 @@ pub struct RankBooking {
 }
 
 impl Ranks {
-    /// Chooses a rank of `endpoint`; `depths` says how much of the prompt each holds. `None` when there is nothing to choose.
+    /// Chooses a rank of `endpoint`; `depths` says how much of the prompt each holds, `reported` how many requests each has by its page. Either may
+    /// be empty. `None` when there is nothing to choose.
     #[must_use]
-    pub fn book(&self, endpoint: EndpointId, depths: &[u32]) -> Option<RankBooking> {
-        if depths.len() < 2 {
+    pub fn book(&self, endpoint: EndpointId, depths: &[u32], reported: &[u32]) -> Option<RankBooking> {
+        let ranks = if depths.is_empty() { reported.len() } else { depths.len() };
+        if ranks < 2 {
             return None;
         }
         let mut under_way = self.under_way.lock();
         let counts = under_way.entry(endpoint).or_default();
-        if counts.len() < depths.len() {
-            counts.resize(depths.len(), 0);
+        if counts.len() < ranks {
+            counts.resize(ranks, 0);
         }
-        let least = counts.iter().take(depths.len()).min().copied().unwrap_or(0);
-        let open =
-            depths.iter().zip(counts.iter_mut()).enumerate().filter(|(_, (_, count))| **count - least < MAX_AHEAD);
-        let best = open.max_by_key(|(rank, (depth, count))| (**depth, std::cmp::Reverse((**count, *rank))));
-        let (rank, (_, count)) = best?;
-        *count += 1;
+        let of = |told: &[u32], rank: usize| told.get(rank).copied().unwrap_or(0);
+        let loads = counts.iter().take(ranks).enumerate().map(|(rank, count)| (*count).max(of(reported, rank)));
+        let loads: SmallVec<[u32; 8]> = loads.collect();
+        let least = loads.iter().min().copied().unwrap_or(0);
+        let open = loads.iter().enumerate().filter(|(_, load)| **load - least < MAX_AHEAD);
+        let (rank, _) = open.max_by_key(|(rank, load)| (of(depths, *rank), std::cmp::Reverse((**load, *rank))))?;
+        *counts.get_mut(rank)? += 1;
         Some(RankBooking { ranks: self.clone(), endpoint, rank })
     }
 
@@ -91,11 +95,11 @@ mod tests {
         let ranks = Ranks::default();
         let mut held = Vec::new();
         for _ in 0..MAX_AHEAD {
-            held.push(ranks.book(A, &[3, 9, 9]).unwrap());
+            held.push(ranks.book(A, &[3, 9, 9], &[]).unwrap());
         }
         assert_eq!(ranks.under_way(A), [0, 8, 8]);
         for _ in 0..2 * MAX_AHEAD {
-            held.push(ranks.book(A, &[0, 9, 0]).unwrap());
+            held.push(ranks.book(A, &[0, 9, 0], &[]).unwrap());
         }
         let counts = ranks.under_way(A);
         assert_eq!(counts.iter().sum::<u32>(), 3 * MAX_AHEAD);
@@ -107,10 +111,25 @@ mod tests {
     #[test]
     fn without_a_prefix_the_ranks_take_turns() {
         let ranks = Ranks::default();
-        let held: Vec<RankBooking> = (0..8).filter_map(|_| ranks.book(A, &[0; 4])).collect();
+        let held: Vec<RankBooking> = (0..8).filter_map(|_| ranks.book(A, &[0; 4], &[])).collect();
         assert_eq!(ranks.under_way(A), [2, 2, 2, 2]);
         drop(held);
-        assert!(ranks.book(A, &[7]).is_none() && ranks.book(A, &[]).is_none(), "there is nothing to choose");
+        assert!(ranks.book(A, &[7], &[]).is_none() && ranks.book(A, &[], &[]).is_none(), "there is nothing to choose");
+    }
+
+    #[test]
+    fn what_the_page_tells_counts_too() {
+        let ranks = Ranks::default();
+        let rank = |depths: &[u32], reported: &[u32]| ranks.book(A, depths, reported).map(|booking| booking.rank());
+        assert_eq!((rank(&[], &[3, 0, 2]), rank(&[0; 3], &[3, 0, 2])), (Some(1), Some(1)));
+        assert_eq!(rank(&[], &[4]), None);
+        // Others send requests as well: to the one that holds the prompt more than it should have.
+        assert_eq!(rank(&[9, 0], &[MAX_AHEAD, 0]), Some(1));
+        assert_eq!(rank(&[9, 0], &[MAX_AHEAD - 1, 0]), Some(0));
+        // Of ours the page may not know yet.
+        let held: Vec<RankBooking> = (0..4).filter_map(|_| ranks.book(A, &[], &[0, 0])).collect();
+        assert_eq!((held.len(), ranks.under_way(A)), (4, vec![2, 2]));
+        assert_eq!(rank(&[], &[2, 1]), Some(0), "as many, and the first of them");
     }
 
     proptest! {
@@ -124,7 +143,7 @@ mod tests {
                 if comes || held.is_empty() {
                     let before = ranks.under_way(A);
                     let of = |rank: usize| before.get(rank).copied().unwrap_or(0);
-                    let booking = ranks.book(A, &depths).unwrap();
+                    let booking = ranks.book(A, &depths, &[]).unwrap();
                     let least = (0..depths.len()).map(of).min().unwrap();
                     prop_assert!(of(booking.rank()) - least < MAX_AHEAD);
                     held.push(booking);

@@ -1,7 +1,7 @@
 //! What each serving engine calls the figures that routing needs, and how a page becomes [`EndpointMetrics`].
 //!
 //! A data-parallel server shows one series per engine on one page: requests and blocks are added up, of the cache usages the
-//! fullest engine counts. A page without the three figures that every engine reports (waiting, running, cache usage) is refused, and
+//! fullest engine counts; how many requests each engine has is kept as well. A page without the three figures that every engine reports (waiting, running, cache usage) is refused, and
 //! so is one on which such a figure is NaN, infinite or negative: half a sum would look like an idle server.
 //!
 //! Called by [`super::feed`]. Imports `pool` and [`super::exposition`].
@@ -13,6 +13,11 @@ use std::sync::{Arc, LazyLock};
 
 /// Most adapters that are read from one label; GPU memory holds a few dozen at best.
 pub const MAX_ADAPTERS: usize = 1_024;
+
+/// vLLM's label for the data-parallel engine that a series is of.
+const ENGINE_LABEL: &str = "engine";
+/// 1,024 engines on one page; a greater number is none of theirs.
+const MAX_ENGINES: usize = 1_024;
 
 /// What a family means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -255,6 +260,7 @@ impl EngineMap {
         let mut tallies = vec![Tally::default(); self.rows.len()];
         let mut blocks = Blocks::default();
         let mut lora: Option<(f64, Labels<'_>)> = None;
+        let mut ranks = Vec::new();
         let mut scan = Scan::new(page, &self.families);
         for sample in scan.by_ref() {
             for &i in self.rows_of.get(sample.family).into_iter().flatten() {
@@ -270,6 +276,7 @@ impl EngineMap {
                 }
                 tally.add(value);
                 match row.figure {
+                    Figure::Waiting | Figure::Running => add_to_rank(&mut ranks, sample.labels, value),
                     Figure::CacheInfo { block_size, num_blocks } => blocks.add(sample.labels, block_size, num_blocks),
                     Figure::Lora if lora.is_none_or(|(newest, _)| value > newest) => {
                         lora = Some((value, sample.labels));
@@ -279,11 +286,13 @@ impl EngineMap {
             }
         }
         let skipped = scan.skipped();
+        let ranks = if ranks.len() > 1 { ranks } else { Vec::new() };
         let optional = |figure| self.first(&tallies, figure);
         let metrics = EndpointMetrics {
             scraped_at,
             waiting: count(self.required(&tallies, Figure::Waiting)?.sum),
             running: count(self.required(&tallies, Figure::Running)?.sum),
+            ranks,
             kv_usage: fraction(self.required(&tallies, Figure::KvUsage)?.max),
             cpu_cache_usage: optional(Figure::CpuCacheUsage).map(|t| fraction(t.max)),
             gpu_busy: optional(Figure::GpuBusy).map(|t| t.max),
@@ -346,6 +355,18 @@ impl Blocks {
                 self.number = Some(self.number.unwrap_or(0).saturating_add(value));
             }
         }
+    }
+}
+
+/// Adds requests to those of the engine that the labels name.
+fn add_to_rank(ranks: &mut Vec<u32>, labels: Labels<'_>, requests: f64) {
+    let rank = labels.get(ENGINE_LABEL).and_then(|rank| rank.parse::<usize>().ok());
+    let Some(rank) = rank.filter(|rank| *rank < MAX_ENGINES) else { return };
+    if ranks.len() <= rank {
+        ranks.resize(rank + 1, 0);
+    }
+    if let Some(count_there) = ranks.get_mut(rank) {
+        *count_there = count_there.saturating_add(count(requests));
     }
 }
 

@@ -404,6 +404,52 @@ async fn the_rank_behind_a_port_that_holds_the_prompt_serves_it_whatever_a_clien
     picker.assert_settled().await;
 }
 
+/// Where no rank tells what it holds, the page tells how busy each is, also with what others have sent.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rank_behind_a_port_that_has_least_to_do_serves_where_no_events_tell() {
+    let sim = SimProcess::start(1, &["--data-parallel-size", "3"]).await;
+    let (server, silent) = (sim.servers[0], ports_in_a_row(6).await);
+    let text = format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  strategy: least-request\n  prefixCache: {{tokenizer: tiktoken, \
+         kvEvents: {{port: {silent}, replayPort: {}, ranks: 3, chooseRank: true}}}}\n  endpoints: [\"{server}\"]\n",
+        silent + 3
+    );
+    let picker = AttacheProcess::configured(&text).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let ask = async |to: SocketAddr, rank: &'static str, tokens: u32| {
+        let body =
+            json!({"model": "sim-8b", "prompt": "tides", "max_tokens": tokens, "ignore_eos": true, "stream": true});
+        let body = Payload::sized(Bytes::from(body.to_string()));
+        let mut request = client::request("POST", to, Http::H1, "/v1/completions", body);
+        request.headers_mut().insert("x-data-parallel-rank", HeaderValue::from_static(rank));
+        let mut open = client::open(to, Http::H1, request).await.expect("an answer");
+        assert!(open.next().await.expect("a first event").is_some());
+        open
+    };
+    for idle in ["0", "1", "2"] {
+        let mut others = Vec::new();
+        for busy in ["0", "1", "2"].into_iter().filter(|rank| *rank != idle) {
+            others.push(ask(server, busy, 4_000).await);
+            others.push(ask(server, busy, 4_000).await);
+        }
+        eventually("the picker to read of those", async || {
+            (picker.endpoints().await[0]["metrics"]["running"] == 4).then_some(())
+        })
+        .await;
+        for _ in 0..3 {
+            let served = ask(envoy.listener("inference"), "1", 4).await;
+            assert_eq!(served.response.headers()["x-sim-rank"], idle);
+            served.finish().await.expect("a whole answer");
+        }
+        drop(others);
+        eventually("the server to be idle", async || {
+            (picker.endpoints().await[0]["metrics"]["running"] == 0).then_some(())
+        })
+        .await;
+    }
+    picker.assert_settled().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tokenizer_that_can_not_be_loaded_leaves_prompts_compared_as_text() {
     let sim = SimProcess::start(2, &["--model", "sim-8b"]).await;

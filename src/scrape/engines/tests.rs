@@ -97,6 +97,11 @@ fn engines_of_a_data_parallel_server_are_put_together() {
         vllm:prefix_cache_hits_total{engine=\"0\"} 1\nvllm:prefix_cache_hits_total{engine=\"1\"} 2\n";
     let metrics = read(Engine::Vllm, page).unwrap();
     assert_eq!((metrics.waiting, metrics.running, metrics.kv_usage), (7, 30, 0.75));
+    assert_eq!(metrics.ranks, [13, 24]);
+    let alone = page.replace("engine=\"1\"", "engine=\"0\"");
+    assert!(read(Engine::Vllm, &alone).unwrap().ranks.is_empty(), "there is nothing to tell apart");
+    let wrong = page.replace("engine=\"1\"", "engine=\"4000000000\"");
+    assert!(read(Engine::Vllm, &wrong).unwrap().ranks.is_empty());
     assert_eq!((metrics.block_size, metrics.num_blocks, metrics.prefix_hits), (Some(16), Some(150), Some(3.0)));
 }
 

@@ -113,6 +113,35 @@ fn ranks_that_hold_nothing_take_turns_and_a_single_one_is_not_named() {
     assert!(rank(&told).is_none() && told.removed.iter().any(|name| name == RANK_HEADER), "a client names none");
 }
 
+/// Where nothing is known of their caches, or of the prompt, the server's page tells ranks apart.
+#[test]
+fn ranks_are_told_apart_by_the_page_as_well() {
+    let world = Setup { servers: vec![(0, 0.0, &[])], roles: &[], ..setup(None, Decider::Never) };
+    let world = Setup { engines_tell: true, ..world }.build();
+    let page = |ranks: &[u32], scraped_at| {
+        let before = world.snapshot.load_full();
+        let metrics = EndpointMetrics { ranks: ranks.to_vec(), scraped_at, ..EndpointMetrics::default() };
+        let endpoint = before.endpoints[0].endpoint.clone();
+        let state = EndpointState::new(endpoint, Some(Arc::new(metrics)));
+        world.snapshot.publish(PoolSnapshot::new(before.generation + 1, true, vec![state]));
+    };
+    let chosen = |sent: &str| {
+        let mut exchange = world.exchange();
+        send(&mut exchange, request(Message::RequestHeaders(headers(&[PATH, (":method", "POST")], false))));
+        let out = Answered::of(&send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true)))));
+        rank(&out).map(str::to_owned)
+    };
+    let images = r#"{"model": "m", "prompt_embeds": "AAAA"}"#;
+    for sent in [&*json!({"model": "m", "prompt": prompt()}).to_string(), images] {
+        page(&[4, 1, 2], NOW);
+        assert_eq!(chosen(sent).as_deref(), Some("1"), "{sent}");
+        page(&[], NOW);
+        assert_eq!(chosen(sent), None, "{sent}");
+        page(&[4, 1, 2], Timestamp(0));
+        assert_eq!(chosen(sent), None, "{sent}: the page is too old");
+    }
+}
+
 #[test]
 fn each_server_of_a_split_request_is_told_its_own_rank_and_a_sidecar_none() {
     let world = ranked(Some(Mode::Direct(direct("nixl"))), &[3, 0, 7]);
