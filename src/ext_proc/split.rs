@@ -44,7 +44,7 @@ pub struct Ask {
     /// Whether the server's certificate is believed unseen.
     pub insecure_skip_verify: bool,
     /// What frees the memory that an answer pins when it comes and nobody waits for it any longer.
-    pub release: Option<Release>,
+    pub release: Option<Arc<Release>>,
 }
 
 /// What became of a question.
@@ -127,8 +127,8 @@ pub struct Stage {
     facts: Facts,
     /// The body that both legs are made from.
     base: Bytes,
-    /// The prefill leg of each try.
-    legs: Vec<Bytes>,
+    /// What frees the answer of each try.
+    releases: Vec<Option<Arc<Release>>>,
     /// The body, and a leg made from it.
     _held: Held,
     buffered: Arc<Buffered>,
@@ -194,7 +194,7 @@ impl Stage {
             facts,
             _held: buffered.hold(2 * base.len() as u64),
             base,
-            legs: Vec::new(),
+            releases: Vec::new(),
             buffered: buffered.clone(),
             headers,
             names_request,
@@ -250,8 +250,17 @@ impl Stage {
                 return None;
             }
         };
-        let release = (!is_together(&self.direct)).then(|| self.release(&server, body.clone()));
-        self.legs.push(body.clone());
+        let release = (!is_together(&self.direct)).then(|| {
+            Arc::new(Release {
+                direct: self.direct.clone(),
+                facts: self.facts.clone(),
+                body: body.clone(),
+                prefill: server.clone(),
+                decode: self.decode.clone(),
+                headers: self.headers.clone(),
+            })
+        });
+        self.releases.push(release.clone());
         let rank = self.rank.as_ref().filter(|_| attempt == 0).map(|booking| booking.rank().to_string());
         let headers = self.headers.iter().cloned().chain(rank.map(|rank| (RANK_HEADER, rank))).collect();
         self.asks.push(Ask {
@@ -266,25 +275,10 @@ impl Stage {
         Some(())
     }
 
-    fn release(&self, prefill: &Arc<Endpoint>, body: Bytes) -> Release {
-        Release {
-            direct: self.direct.clone(),
-            facts: self.facts.clone(),
-            body,
-            prefill: prefill.clone(),
-            decode: self.decode.clone(),
-            headers: self.headers.clone(),
-        }
-    }
-
     /// What the server of a try keeps for whoever goes on from its reply.
     fn kept(&self, attempt: Attempt, reply: &Bytes) -> Option<Box<Kept>> {
-        let (server, body) = (self.prefilling.server(attempt)?, self.legs.get(attempt)?);
-        if is_together(&self.direct) || !self.direct.connector.pins(self.facts.api, reply) {
-            return None;
-        }
-        let _held = self.buffered.hold((body.len() + reply.len()) as u64);
-        Some(Box::new(Kept { release: self.release(server, body.clone()), reply: reply.clone(), _held }))
+        let release = self.releases.get(attempt)?.clone()?;
+        release.pins(reply).then(|| Box::new(Kept::new(release, reply.clone(), &self.buffered)))
     }
 
     fn carried_by(&self, attempt: Attempt) -> Option<&Fetch> {

@@ -111,7 +111,7 @@ async fn what_an_answer_pins_is_fetched_when_nobody_waits_for_it_any_longer() {
     let (decode, _) = listening().await;
     let release = released("nixl", [&prefill, &decode], br#"{"model":"m","prompt":"p","max_tokens":1}"#);
     let prefiller = Prefiller::default();
-    let asking = prefiller.start(Ask { release: Some(release), ..ask(url) });
+    let asking = prefiller.start(Ask { release: Some(Arc::new(release)), ..ask(url) });
     let (mut stream, _) = asked(&prefill).await;
     let reply = br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"remote_block_ids":[[7]]}}"#;
     // Its head has come when the client leaves, the rest comes after.
@@ -139,7 +139,7 @@ async fn an_answer_that_has_come_and_that_nobody_has_looked_at_is_fetched_as_wel
     let (decode, _) = listening().await;
     let release = released("nixl", [&prefill, &decode], br#"{"model":"m","prompt":"p","max_tokens":1}"#);
     let prefiller = Prefiller::default();
-    let mut asking = prefiller.start(Ask { release: Some(release), ..ask(url) });
+    let mut asking = prefiller.start(Ask { release: Some(Arc::new(release)), ..ask(url) });
     let (mut stream, _) = asked(&prefill).await;
     let reply = br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"remote_block_ids":[[7]]}}"#;
     let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", reply.len());

@@ -6,7 +6,7 @@
 use super::{Ask, Facts};
 use crate::clock::Timestamp;
 use crate::disagg::Direct;
-use crate::ext_proc::body::Held;
+use crate::ext_proc::body::{Buffered, Held};
 use crate::pool::health::Availability;
 use crate::pool::{Endpoint, EndpointState, Roles};
 use crate::scheduling::Pool;
@@ -63,13 +63,17 @@ impl Release {
         self.by(&self.decode, reply)
     }
 
+    /// Whether the server keeps memory for whoever goes on from `reply`.
+    pub(super) fn pins(&self, reply: &[u8]) -> bool {
+        self.direct.connector.pins(self.facts.api, reply)
+    }
+
     fn by(&self, decode: &Endpoint, reply: &[u8]) -> Option<Ask> {
-        let connector = self.direct.connector;
-        if !connector.pins(self.facts.api, reply) {
+        if !self.pins(reply) {
             return None;
         }
         let leg = self.facts.leg(&self.direct, &self.prefill, &self.body);
-        let body = connector.decode_body(&leg, Some(reply)).ok()?.body.into_owned();
+        let body = self.direct.connector.decode_body(&leg, Some(reply)).ok()?.body.into_owned();
         Some(Ask {
             attempt: None,
             url: self.direct.url(decode, self.facts.api.path()),
@@ -106,12 +110,17 @@ impl Untaken {
 /// A computed prompt, from the moment on when its server told of it until the decode server has taken the request.
 #[derive(Debug)]
 pub struct Kept {
-    pub(super) release: Release,
-    pub(super) reply: Bytes,
-    pub(super) _held: Held,
+    release: Arc<Release>,
+    reply: Bytes,
+    _held: Held,
 }
 
 impl Kept {
+    pub(super) fn new(release: Arc<Release>, reply: Bytes, buffered: &Arc<Buffered>) -> Self {
+        let _held = buffered.hold((release.body.len() + reply.len()) as u64);
+        Self { release, reply, _held }
+    }
+
     /// What frees it, when `server` has not taken the request. Where another has to fetch it, that is the one with the fewest requests of those
     /// that go together with the prompt's server.
     #[must_use]
