@@ -30,22 +30,29 @@ pub(crate) struct Stack {
     _sidecars: Vec<Sidecar>,
 }
 
+/// How Envoy is set up for a picker.
+pub(crate) type Bootstrap = fn(&AttacheProcess) -> String;
+
+fn original_dst(picker: &AttacheProcess) -> String {
+    by_header("original-dst.yaml", picker)
+}
+
 impl Stack {
     pub(crate) async fn start(sim: &[&str], disaggregation: &str) -> Self {
-        Self::behind(false, sim, disaggregation, "original-dst.yaml").await
+        Self::behind(false, sim, disaggregation, original_dst).await
     }
 
     /// With Envoy set up by this bootstrap.
-    pub(crate) async fn with_envoy(bootstrap: &str, sim: &[&str], disaggregation: &str) -> Self {
+    pub(crate) async fn with_envoy(bootstrap: Bootstrap, sim: &[&str], disaggregation: &str) -> Self {
         Self::behind(false, sim, disaggregation, bootstrap).await
     }
 
     /// With a sidecar in front of each decode server, which sends the prefill's part.
     pub(crate) async fn with_sidecars(sim: &[&str]) -> Self {
-        Self::behind(true, sim, "mode: header, decider: always", "original-dst.yaml").await
+        Self::behind(true, sim, "mode: header, decider: always", original_dst).await
     }
 
-    async fn behind(sidecars: bool, sim: &[&str], disaggregation: &str, bootstrap: &str) -> Self {
+    async fn behind(sidecars: bool, sim: &[&str], disaggregation: &str, bootstrap: Bootstrap) -> Self {
         let sim = SimProcess::with_roles("prefill=2,decode=2", 4, &[&["--speed", "20"], sim].concat()).await;
         let roles = ["prefill", "prefill", "decode", "decode"];
         let (mut addresses, mut before) = (sim.servers.clone(), Vec::new());
@@ -62,7 +69,7 @@ impl Stack {
              health: {{ejection: 1s, maxEjection: 1s, slowStart: 0s}}\n  prefixCache: {{tenantHeader: x-tenant}}\n  endpoints:\n{endpoints}"
         );
         let picker = AttacheProcess::configured(&text).await;
-        let envoy = EnvoyProcess::start(&by_header(bootstrap, &picker)).await;
+        let envoy = EnvoyProcess::start(&bootstrap(&picker)).await;
         Self { sim, picker, envoy, _sidecars: before }
     }
 

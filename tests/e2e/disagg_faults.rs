@@ -1,7 +1,7 @@
 //! What befalls servers that share requests between the prompt and the end of the answer, through real Envoy: each request is answered, or its
 //! client can tell that it was not, and nothing stays pinned or booked.
 
-use crate::disagg::{CLIENTS, COURSE, End, Stack, ended, long_stream, request, well};
+use crate::disagg::{Bootstrap, CLIENTS, COURSE, End, Stack, ended, long_stream, request, well};
 use crate::faults::refusing;
 use crate::operation::replace;
 use crate::shipped::{by_header, by_list};
@@ -105,23 +105,34 @@ async fn sglang_servers_that_hang_or_refuse_are_told_of_within_the_prefills_time
     stack.picker.assert_settled().await;
 }
 
-/// Envoy closes the picker's stream at the head of an answer of which it shows no body, and SGLang sends that before it has the prompt.
+/// Request bodies in FULL_DUPLEX_STREAMED and none of answers: Envoy closes the picker's stream at an answer's head.
+fn closed_at_heads(picker: &AttacheProcess) -> String {
+    let text = by_header("original-dst.yaml", picker);
+    let unseen = text.replace("response_body_mode: FULL_DUPLEX_STREAMED", "response_body_mode: NONE");
+    assert_ne!(unseen, text);
+    unseen.replace("response_trailer_mode: SEND", "response_trailer_mode: SKIP")
+}
+
+/// SGLang sends the head of a stream before it has the prompt.
 #[tokio::test(flavor = "multi_thread")]
 async fn sglang_streams_come_whole_where_envoy_shows_no_bodies_of_answers() {
-    let sim = ["--kv-connector", "sglang", "--bootstrap-timeout", "60000ms"];
-    let stack = Stack::with_envoy("buffered.yaml", &sim, "connector: sglang, prefillTimeout: 3s").await;
-    // Longer than a question lasts that nobody waits for.
-    stack.faults(stack.prefill(), json!({"first_byte_delay_ms": 500})).await;
-    assert_eq!(stack.load(CLIENTS, well).await, vec!["split"; CLIENTS]);
-    stack.faults(stack.prefill(), json!({"prefill": {"hang": true}})).await;
-    let began = Instant::now();
-    let ends = stack.load(CLIENTS, ended).await;
-    assert_eq!(ends.iter().filter(|end| **end == End::Aborted).count(), CLIENTS / 2, "{ends:?}");
-    assert!(!ends.contains(&End::Whole), "{ends:?}");
-    assert!(began.elapsed() < Duration::from_secs(20), "nobody waits for the bootstrap's timeout");
-    stack.faults(stack.prefill(), json!({})).await;
-    serves_again(&stack).await;
-    stack.picker.assert_settled().await;
+    let buffered: Bootstrap = |picker| by_header("buffered.yaml", picker);
+    for bootstrap in [closed_at_heads, buffered] {
+        let sim = ["--kv-connector", "sglang", "--bootstrap-timeout", "60000ms"];
+        let stack = Stack::with_envoy(bootstrap, &sim, "connector: sglang, prefillTimeout: 3s").await;
+        // Longer than a question lasts that nobody waits for.
+        stack.faults(stack.prefill(), json!({"first_byte_delay_ms": 500})).await;
+        assert_eq!(stack.load(CLIENTS, well).await, vec!["split"; CLIENTS]);
+        stack.faults(stack.prefill(), json!({"prefill": {"hang": true}})).await;
+        let began = Instant::now();
+        let ends = stack.load(CLIENTS, ended).await;
+        assert_eq!(ends.iter().filter(|end| **end == End::Aborted).count(), CLIENTS / 2, "{ends:?}");
+        assert!(!ends.contains(&End::Whole), "{ends:?}");
+        assert!(began.elapsed() < Duration::from_secs(20), "nobody waits for the bootstrap's timeout");
+        stack.faults(stack.prefill(), json!({})).await;
+        serves_again(&stack).await;
+        stack.picker.assert_settled().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
