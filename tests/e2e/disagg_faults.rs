@@ -219,6 +219,37 @@ async fn a_decode_server_that_is_gone_costs_no_request_where_envoy_walks_a_list(
     picker.assert_settled().await;
 }
 
+/// Who waits for the prompt is the server that a retry has led to.
+#[tokio::test(flavor = "multi_thread")]
+async fn sglang_servers_that_answer_after_retries_are_told_that_their_prompt_does_not_come() {
+    let sim = ["--speed", "20", "--kv-connector", "sglang", "--bootstrap-timeout", "60000ms"];
+    let sim = SimProcess::with_roles("prefill=1,decode=2", 3, &sim).await;
+    let [prefill, first, second] = sim.servers[..] else { panic!("three servers") };
+    let gone = refusing().await;
+    let roles = [(&prefill, "prefill"), (&gone, "decode"), (&first, "decode"), (&second, "decode")];
+    let text = format!("{}  destination: {{mode: list, max: 3}}\n", pool(&roles));
+    let text = text.replace("decider: always", "connector: sglang, prefillTimeout: 2s");
+    let picker = AttacheProcess::configured(&text).await;
+    let envoy = EnvoyProcess::start(&by_list("override-host.yaml", &picker, [prefill, gone, first, second])).await;
+    let hang = json!({"prefill": {"hang": true}}).to_string();
+    client::post(prefill, "/sim/faults", hang.into()).await.expect("an answer");
+    let mut clients = tokio::task::JoinSet::new();
+    let began = Instant::now();
+    for number in 0..2 * CLIENTS {
+        let to = envoy.listener("inference");
+        clients.spawn(async move { client::post(to, "/v1/completions", request(number, true)).await });
+    }
+    for reply in clients.join_all().await {
+        assert_eq!(ended(reply.expect("an answer")), End::Aborted);
+    }
+    assert!(began.elapsed() < Duration::from_secs(20), "nobody waits for the bootstrap's timeout");
+    assert!(
+        envoy.stat("cluster.model-servers.upstream_rq_retry").await > 0,
+        "the one that is gone was never picked first"
+    );
+    picker.assert_settled().await;
+}
+
 /// A node that takes connections and says nothing costs those that are sent to it the prefill's time, until it is left alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prefill_server_that_takes_connections_and_never_answers_is_left_alone() {
