@@ -259,12 +259,14 @@ async fn a_prefill_server_that_takes_connections_and_never_answers_is_left_alone
     let address = silent.local_addr().expect("an address");
     let roles = [(&prefill, "prefill"), (&address, "prefill"), (&decode, "decode")];
     let text = pool(&roles).replace("decider: always", "decider: always, prefillTimeout: 500ms");
+    let health = "strategy: random\n  health: {ejection: 60s, maxEjection: 60s}\n  disaggregation:";
+    let text = text.replace("disaggregation:", health);
     let picker = AttacheProcess::configured(&text).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     let late = "local; reason=prefill_late";
     let (mut seen, mut number) = (Vec::new(), 0);
-    // It is ejected by its fifth failure, and for 5 s at first.
+    // It is ejected by its fifth failure in a row.
     while seen.iter().filter(|course| *course == late).count() < 5 {
         assert!(number < 200, "{seen:?}");
         let reply = client::post(to, "/v1/completions", request(number, number % 2 == 0)).await.expect("an answer");
