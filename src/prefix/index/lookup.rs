@@ -7,7 +7,7 @@ use super::Shared;
 use super::arena::Addr;
 use super::children::Found;
 use super::cover::{Beside, Bits, LEVELS};
-use super::matches::{Matches, Word};
+use super::matches::Matches;
 use super::run::{Run, same_tags};
 use crate::prefix::atomics::{
     Ordering::{Acquire, Relaxed},
@@ -125,7 +125,7 @@ impl Shared {
         if !version.is_multiple_of(2) {
             return false;
         }
-        out.follow(self, version);
+        out.owners.follow(self, version);
         let is_whole = if self.tiers.load(Relaxed) {
             self.walk_levels::<3, K>(keys, out)
         } else {
@@ -134,17 +134,17 @@ impl Shared {
         };
         let is_still = self.owners_version.load(Relaxed) == version;
         if !is_still {
-            out.forget();
+            out.owners.forget();
         }
         is_whole && is_still
     }
 
     fn walk_levels<const N: usize, K: BlockKeys>(&self, keys: &mut K, out: &mut Matches) -> bool {
         out.start(N > 1);
-        let Matches { words, stricter, scratch, .. } = out;
+        let Matches { found, depths, stricter, scratch, .. } = out;
         let Scratch { passed, alive } = scratch;
         passed.clear();
-        let mut finds = Finds { words, stricter, has_missed: false };
+        let mut finds = Finds { found, depths, stricter, has_missed: false };
         let (mut base, mut asked) = (0, FIRST_KEYS);
         let mut next = self.child(keys, (self.root, 0), base, asked);
         loop {
@@ -226,7 +226,8 @@ impl Shared {
 
 /// Where what is found goes.
 struct Finds<'a> {
-    words: &'a mut [Word],
+    found: &'a mut [u64],
+    depths: &'a mut [[u32; 64]],
     stricter: &'a mut [[[u32; 64]; 2]],
     /// There are more columns than at the walk's start: the result has no room for them.
     has_missed: bool,
@@ -240,9 +241,9 @@ impl Finds<'_> {
             return;
         }
         let depths = if level + 1 == N {
-            self.words.get_mut(word).map(|word| {
-                word.found |= columns;
-                &mut word.depths
+            self.found.get_mut(word).and_then(|found| {
+                *found |= columns;
+                self.depths.get_mut(word)
             })
         } else {
             self.stricter.get_mut(word).and_then(|levels| levels.get_mut(level))

@@ -36,95 +36,96 @@ pub struct Match {
     pub depth: Depth,
 }
 
-/// What a lookup found. Reuse it: its buffers stay.
+/// What a lookup found, by column, 64 of them together. Reuse it: its buffers stay.
 #[derive(Clone, Debug, Default)]
 pub struct Matches {
-    /// By column, 64 of them together.
-    pub(super) words: Vec<Word>,
-    /// If there are tiers, how much they have in GPU memory, and there or in host memory; as many as [`Self::words`].
+    /// The columns that hold anything.
+    pub(super) found: Vec<u64>,
+    /// How much those have: anywhere, if there are tiers, else in GPU memory.
+    pub(super) depths: Vec<[u32; 64]>,
+    /// If there are tiers, how much they have in GPU memory, and there or in host memory.
     pub(super) stricter: Vec<[[u32; 64]; 2]>,
     pub(super) scratch: Scratch,
-    has_tiers: bool,
-    owners: Owners,
+    pub(super) has_tiers: bool,
+    pub(super) owners: Owners,
 }
 
-/// 64 columns, side by side: whoever reads one of these fields reads the others next.
-#[derive(Clone, Debug)]
-pub(super) struct Word {
-    /// The columns that hold anything.
-    pub(super) found: u64,
-    /// The columns that are somebody's.
-    live: u64,
-    /// How much those that are found have: anywhere, if there are tiers, else in GPU memory.
-    pub(super) depths: [u32; 64],
-    /// Whose each column is, copied from an index when it has changed there.
-    holders: [u32; 64],
-}
-
-/// Of which index the owners of the columns are copies.
+/// Whose each column is, copied from an index when it has changed there.
 #[derive(Clone, Debug, Default)]
-struct Owners {
+pub(super) struct Owners {
     /// The identity of the index, or 0.
     of: u64,
     version: u64,
+    /// By column.
+    holders: Vec<[u32; 64]>,
+    /// The columns that are somebody's.
+    live: Vec<u64>,
     /// By a holder's slot.
     columns: Vec<u16>,
 }
 
-impl Matches {
+impl Owners {
     /// Copies the owners of an index, if they are not those of this version already. They may be torn unless it is still the same
     /// afterwards: else [`Self::forget`] them.
     pub(super) fn follow(&mut self, sh: &Shared, version: u64) {
-        let owners = &mut self.owners;
-        if owners.version == version && owners.of == sh.identity {
+        if self.version == version && self.of == sh.identity {
             return;
         }
         let words = (sh.columns.load(Relaxed) as usize).div_ceil(64);
-        self.words.clear();
-        owners.columns.clear();
-        for (word, of) in sh.owners.iter().take(words).enumerate() {
-            let holders: [u32; 64] = std::array::from_fn(|i| of[i].load(Relaxed));
+        self.holders.clear();
+        self.live.clear();
+        self.columns.clear();
+        for (word, owners) in sh.owners.iter().take(words).enumerate() {
+            let holders: [u32; 64] = std::array::from_fn(|i| owners[i].load(Relaxed));
             let mut live = 0;
             for (i, holder) in holders.iter().enumerate().filter(|(_, holder)| **holder != NOBODY) {
                 let slot = HolderId(*holder).slot();
-                if owners.columns.len() <= slot {
-                    owners.columns.resize(slot + 1, u16::MAX);
+                if self.columns.len() <= slot {
+                    self.columns.resize(slot + 1, u16::MAX);
                 }
-                if let Some(column) = owners.columns.get_mut(slot) {
+                if let Some(column) = self.columns.get_mut(slot) {
                     *column = (64 * word + i) as u16;
                 }
                 live |= 1 << i;
             }
-            self.words.push(Word { found: 0, live, depths: [0; 64], holders });
+            self.holders.push(holders);
+            self.live.push(live);
         }
-        owners.of = sh.identity;
-        owners.version = version;
+        self.of = sh.identity;
+        self.version = version;
     }
 
-    /// What was copied of the owners may be torn.
+    /// What was copied may be torn.
     pub(super) fn forget(&mut self) {
         // Those that are read are even.
-        self.owners.version = u64::MAX;
+        self.version = u64::MAX;
     }
+}
 
+impl Matches {
     /// Empties it and makes room for all columns that have owners.
     pub(super) fn start(&mut self, has_tiers: bool) {
-        self.words.iter_mut().for_each(|word| word.found = 0);
+        let words = self.owners.holders.len();
+        self.found.clear();
+        self.found.resize(words, 0);
+        self.depths.resize(words, [0; 64]);
         self.stricter.clear();
         if has_tiers {
-            self.stricter.resize(self.words.len(), [[0; 64]; 2]);
+            self.stricter.resize(words, [[0; 64]; 2]);
         }
         self.has_tiers = has_tiers;
     }
 
     /// Leaves out columns that are nobody's.
     pub(super) fn finish(&mut self) {
-        self.words.iter_mut().for_each(|word| word.found &= word.live);
+        for (found, live) in self.found.iter_mut().zip(&self.owners.live) {
+            *found &= live;
+        }
     }
 
     #[inline]
     fn depth_at(&self, word: usize, bit: usize) -> Depth {
-        let any = self.words.get(word).map_or(0, |word| word.depths[bit % 64]);
+        let any = self.depths.get(word).map_or(0, |depths| depths[bit % 64]);
         match self.stricter.get(word) {
             Some([gpu, cpu]) if self.has_tiers => Depth { gpu: gpu[bit % 64], cpu: cpu[bit % 64], any },
             _ => Depth { gpu: any, cpu: any, any },
@@ -137,9 +138,12 @@ impl Matches {
     pub fn depth(&self, holder: HolderId) -> Depth {
         let column = usize::from(self.owners.columns.get(holder.slot()).copied().unwrap_or(u16::MAX));
         let (word, bit) = (column / 64, column % 64);
-        let is_its =
-            self.words.get(word).is_some_and(|word| word.holders[bit] == holder.0 && word.found >> bit & 1 != 0);
-        if is_its { self.depth_at(word, bit) } else { Depth::default() }
+        let is_its = self.owners.holders.get(word).is_some_and(|holders| holders[bit] == holder.0);
+        if is_its && self.found.get(word).is_some_and(|found| found >> bit & 1 != 0) {
+            self.depth_at(word, bit)
+        } else {
+            Depth::default()
+        }
     }
 
     /// The deepest match of any holder, in blocks.
@@ -150,9 +154,8 @@ impl Matches {
 
     /// All who hold anything of the prompt, in no order.
     pub fn iter(&self) -> impl Iterator<Item = Match> + '_ {
-        self.words.iter().enumerate().flat_map(move |(at, word)| {
-            Bits(word.found)
-                .map(move |bit| Match { holder: HolderId(word.holders[bit % 64]), depth: self.depth_at(at, bit) })
+        self.found.iter().zip(&self.owners.holders).enumerate().flat_map(move |(word, (found, holders))| {
+            Bits(*found).map(move |bit| Match { holder: HolderId(holders[bit % 64]), depth: self.depth_at(word, bit) })
         })
     }
 }

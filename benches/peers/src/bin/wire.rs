@@ -7,7 +7,7 @@
 //! takes events faster than its concurrent one. At the end both must have the same blocks.
 
 use attache_peers::measure::{Runs, argument, cpu, table};
-use attache_peers::prefix::wire::{Decoder, Refusal, Removed, Sink, Stored};
+use attache_peers::prefix::wire::{Copied, Decoder, Refusal, Removed, Sink, Stored};
 use attache_peers::prefix::{EngineHash, HolderId, IndexConfig, KeySpace, PrefixIndex, Tier};
 use attache_peers::workload::{Rng, chain, mix};
 use dynamo_kv_router::RadixTree;
@@ -139,6 +139,14 @@ impl Sink for IntoIndex<'_> {
     fn stored(&mut self, event: Stored<'_>) {
         let stored = self.index.store(self.holder, event.tier, event.parent, event.blocks);
         stored.expect("parents come before their children");
+    }
+
+    fn copied(&mut self, event: Copied<'_>) {
+        panic!("no event of this workload tells of a copy: {event:?}");
+    }
+
+    fn stored_apart(&mut self, group: Option<u32>) {
+        panic!("no event of this workload is of a group of its own: {group:?}");
     }
 
     fn removed(&mut self, event: Removed<'_>) {
