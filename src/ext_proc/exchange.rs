@@ -573,7 +573,7 @@ impl Exchange {
                 self.refuse(&RequestError::new(Reason::RequestTimeout, message), now, out);
             }
             RequestSide::Parked => self.on_parked_deadline(now, out),
-            _ => return self.on_split_deadline(now, out),
+            _ => self.on_split_deadline(now, out),
         }
         Ok(())
     }

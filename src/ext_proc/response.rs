@@ -248,6 +248,8 @@ impl Routed {
     /// Envoy's retries may have ended elsewhere: the booking follows, and who was passed over has failed.
     fn follow(&mut self, served: Option<std::net::SocketAddr>, now: Timestamp, picker: &Picker) {
         let Some(served) = served.filter(|a| *a != self.picked.spec.address) else { return };
+        // Who was asked before may have fetched the prompt: it is left to its lease.
+        self.plan.course.iter_mut().for_each(|course| course.kept = None);
         let snapshot = self.plan.pool.store.load();
         if let Some(state) = snapshot.position(served).and_then(|p| snapshot.get(p)) {
             self.probes = false;

@@ -375,6 +375,8 @@ impl Stage {
             Told::Failed(failure) => *failure,
         };
         picker.metrics.prefill_leg(failure.code());
+        // Its leg is needed no more.
+        self.releases.get_mut(attempt).and_then(Option::take);
         let judge = |server: &Endpoint, outcome| _ = judge(&self.pool, server, outcome, now, picker);
         let next = self.prefilling.failed(attempt, failure, now, judge);
         // Only who was not reached has fetched nothing for certain.

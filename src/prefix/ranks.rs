@@ -45,12 +45,17 @@ impl Ranks {
         if counts.len() < ranks {
             counts.resize(ranks, 0);
         }
+        // A page of other ranks tells nothing of these.
+        let reported = if reported.len() == ranks { reported } else { &[] };
         let of = |told: &[u32], rank: usize| told.get(rank).copied().unwrap_or(0);
         let loads = counts.iter().take(ranks).enumerate().map(|(rank, count)| (*count).max(of(reported, rank)));
         let loads: SmallVec<[u32; 8]> = loads.collect();
         let least = loads.iter().min().copied().unwrap_or(0);
         let open = loads.iter().enumerate().filter(|(_, load)| **load - least < MAX_AHEAD);
-        let (rank, _) = open.max_by_key(|(rank, load)| (of(depths, *rank), std::cmp::Reverse((**load, *rank))))?;
+        // Where a page's counts hide ours, ours tell equals apart: all that come before the next page would go to one of them.
+        let own = |rank: usize| of(counts, rank);
+        let least = |(rank, load): (usize, u32)| std::cmp::Reverse((load, own(rank), rank));
+        let (rank, _) = open.max_by_key(|(rank, load)| (of(depths, *rank), least((*rank, **load))))?;
         *counts.get_mut(rank)? += 1;
         Some(RankBooking { ranks: self.clone(), endpoint, rank })
     }
@@ -126,10 +131,18 @@ mod tests {
         // Others send requests as well: to the one that holds the prompt more than it should have.
         assert_eq!(rank(&[9, 0], &[MAX_AHEAD, 0]), Some(1));
         assert_eq!(rank(&[9, 0], &[MAX_AHEAD - 1, 0]), Some(0));
+        assert_eq!(rank(&[9, 0], &[MAX_AHEAD, 0, 0]), Some(0), "a page of other ranks");
         // Of ours the page may not know yet.
         let held: Vec<RankBooking> = (0..4).filter_map(|_| ranks.book(A, &[], &[0, 0])).collect();
         assert_eq!((held.len(), ranks.under_way(A)), (4, vec![2, 2]));
         assert_eq!(rank(&[], &[2, 1]), Some(0), "as many, and the first of them");
+        drop(held);
+        let held: Vec<RankBooking> = (0..4).filter_map(|_| ranks.book(A, &[], &[20, 20])).collect();
+        assert_eq!(
+            (held.len(), ranks.under_way(A)),
+            (4, vec![2, 2]),
+            "a page that hides ours does not send all to one"
+        );
     }
 
     proptest! {

@@ -286,7 +286,9 @@ impl EngineMap {
             }
         }
         let skipped = scan.skipped();
-        let ranks = if ranks.len() > 1 { ranks } else { Vec::new() };
+        // Ranks are told apart where the page has all of them; other nodes' are no ranks of this one.
+        let ranks: Option<Vec<u32>> = ranks.into_iter().collect();
+        let ranks = ranks.filter(|ranks| ranks.len() > 1).unwrap_or_default();
         let optional = |figure| self.first(&tallies, figure);
         let metrics = EndpointMetrics {
             scraped_at,
@@ -359,14 +361,14 @@ impl Blocks {
 }
 
 /// Adds requests to those of the engine that the labels name.
-fn add_to_rank(ranks: &mut Vec<u32>, labels: Labels<'_>, requests: f64) {
+fn add_to_rank(ranks: &mut Vec<Option<u32>>, labels: Labels<'_>, requests: f64) {
     let rank = labels.get(ENGINE_LABEL).and_then(|rank| rank.parse::<usize>().ok());
     let Some(rank) = rank.filter(|rank| *rank < MAX_ENGINES) else { return };
     if ranks.len() <= rank {
-        ranks.resize(rank + 1, 0);
+        ranks.resize(rank + 1, None);
     }
-    if let Some(count_there) = ranks.get_mut(rank) {
-        *count_there = count_there.saturating_add(count(requests));
+    if let Some(there) = ranks.get_mut(rank) {
+        *there = Some(there.unwrap_or(0).saturating_add(count(requests)));
     }
 }
 

@@ -35,15 +35,15 @@ pub(super) struct Splitting {
     held: Option<(Box<Plan>, Body)>,
     /// Questions that nobody waits for.
     parting: Vec<Ask>,
-    /// When the answer is cut whose prompt has failed, unless it begins or ends before.
-    cut_at: Option<Timestamp>,
+    /// When the answer is cut whose prompt has failed like this, unless it begins or ends before.
+    cut: Option<(Timestamp, Failure)>,
     /// The gateway shows no more of the answer, whose server may still wait for the prompt.
     pub(super) goes_on: bool,
 }
 
 impl Splitting {
     pub(super) fn deadline(&self) -> Option<Timestamp> {
-        self.stage.as_ref().map(|stage| stage.deadline()).or(self.cut_at)
+        self.stage.as_ref().map(|stage| stage.deadline()).or(self.cut.map(|(at, _)| at))
     }
 
     /// Who answers is known now: after retries another than the one that was named.
@@ -56,7 +56,7 @@ impl Splitting {
     /// A part of the answer goes by.
     pub(super) fn answer_comes(&mut self, message: &HttpBody) {
         if message.end_of_stream || !message.body.is_empty() {
-            self.cut_at = None;
+            self.cut = None;
         }
     }
 
@@ -144,15 +144,14 @@ impl Exchange {
         self.after_prefill(came, now, out);
     }
 
-    pub(super) fn on_split_deadline(&mut self, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
+    pub(super) fn on_split_deadline(&mut self, now: Timestamp, out: &mut Actions) {
         if let Some(stage) = &mut self.split.stage {
             let came = stage.on_deadline(now, &self.picker);
             self.after_prefill(came, now, out);
-        } else if self.split.cut_at.take_if(|at| *at <= now).is_some() {
-            self.end_response(End::Aborted, now);
-            return Err(ProtocolError("an answer whose prompt was not computed does not end"));
+        } else if let Some((_, failure)) = self.split.cut.take_if(|(at, _)| *at <= now) {
+            // An answer whose head has gone on is cut by Envoy, whatever it does when the picker fails.
+            self.cut_short(failure, now, out);
         }
-        Ok(())
     }
 
     fn after_prefill(&mut self, came: Came, now: Timestamp, out: &mut Actions) {
@@ -187,14 +186,18 @@ impl Exchange {
         };
         self.abandon_split();
         if self.response == ResponseSide::Streaming {
-            self.split.cut_at = Some(now.after(ABORT_PATIENCE));
+            self.split.cut = Some((now.after(ABORT_PATIENCE), failure));
         }
         if self.response == ResponseSide::Awaited {
-            if let Some(routed) = self.routed.take() {
-                routed.end(End::Aborted, now, &self.picker);
-            }
-            self.refuse(&not_computed(failure), now, out);
+            self.cut_short(failure, now, out);
         }
+    }
+
+    fn cut_short(&mut self, failure: Failure, now: Timestamp, out: &mut Actions) {
+        if let Some(routed) = self.routed.take() {
+            routed.end(End::Aborted, now, &self.picker);
+        }
+        self.refuse(&not_computed(failure), now, out);
     }
 
     /// The server that was to answer may have gone, or been ejected, while its prompt was computed: then another one answers.

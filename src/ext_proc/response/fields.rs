@@ -11,8 +11,6 @@ pub(super) struct ResponseFields {
     pub(super) encoded: bool,
     pub(super) overloaded: bool,
     pub(super) sse: bool,
-    /// It comes from a server, as Envoy says of what it has not answered itself.
-    of_server: bool,
 }
 
 impl ResponseFields {
@@ -20,13 +18,9 @@ impl ResponseFields {
         (200..300).contains(&self.status)
     }
 
-    /// Why nobody has looked at the request's prompt, if so. Envoy also answers itself for a server that was lost while it worked.
+    /// Why nobody has looked at the request's prompt, if so.
     pub(super) fn untaken(&self, connect_failed: bool) -> Option<Untaken> {
-        match self.status {
-            _ if connect_failed || self.overloaded => Some(Untaken::Away),
-            status if self.of_server || status < 500 => Untaken::of(status),
-            _ => None,
-        }
+        if connect_failed || self.overloaded { Some(Untaken::Away) } else { Untaken::of(self.status) }
     }
 
     pub(super) fn read(headers: Option<&HeaderMap>) -> Self {
@@ -38,7 +32,6 @@ impl ResponseFields {
                 "content-encoding" => found.encoded = !value.is_empty() && value != b"identity",
                 "content-type" => found.sse = value.starts_with(b"text/event-stream"),
                 "x-envoy-overloaded" => found.overloaded = true,
-                "x-envoy-upstream-service-time" => found.of_server = true,
                 _ => {}
             }
         }

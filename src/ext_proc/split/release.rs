@@ -96,11 +96,12 @@ pub enum Untaken {
 }
 
 impl Untaken {
-    /// What a server's own answer with this status says; `None` when it may have looked.
+    /// What an answer with this status says; `None` when its server may have looked. That may be so with 503 too: whoever stands before a
+    /// server, Envoy or a proxy beside it, answers so when it was lost while it worked.
     #[must_use]
     pub fn of(status: u16) -> Option<Self> {
         match status {
-            429 | 503 => Some(Self::Away),
+            429 => Some(Self::Away),
             400..=499 => Some(Self::Declined),
             _ => None,
         }

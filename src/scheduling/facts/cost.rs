@@ -60,11 +60,16 @@ impl Prices {
             }
         }
         let pool = speed.map(|s| s.pool());
-        for (kind, ((behind, count), in_use)) in behind.iter_mut().zip(counts).zip(in_use).enumerate() {
+        // What comes is for all who are there for it, though this request may go to some of them only.
+        let mut all = [0usize; Roles::KINDS];
+        for state in cx.snapshot.endpoints.iter().filter(|state| state.roles() != Roles::NONE) {
+            all.get_mut(state.roles().kind()).into_iter().for_each(|count| *count += 1);
+        }
+        for (kind, (((behind, count), all), in_use)) in behind.iter_mut().zip(counts).zip(all).zip(in_use).enumerate() {
             if let Some(pool) = pool.filter(|_| count > 0) {
-                let demand = pool.demand(kind, cx.now);
-                let busy = (demand.seconds.max(in_use) / count as f64).clamp(0.0, FULLEST);
-                *behind = demand.requests / count as f64 / (1.0 - busy);
+                let (demand, all) = (pool.demand(kind, cx.now), all.max(count) as f64);
+                let busy = (demand.seconds / all).max(in_use / count as f64).clamp(0.0, FULLEST);
+                *behind = demand.requests / all / (1.0 - busy);
             }
         }
         Self { behind, set: None, answer: pool.map_or(0.0, |pool| pool.answer_tokens()) * token_weight }

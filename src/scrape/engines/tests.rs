@@ -100,8 +100,10 @@ fn engines_of_a_data_parallel_server_are_put_together() {
     assert_eq!(metrics.ranks, [13, 24]);
     let alone = page.replace("engine=\"1\"", "engine=\"0\"");
     assert!(read(Engine::Vllm, &alone).unwrap().ranks.is_empty(), "there is nothing to tell apart");
-    let wrong = page.replace("engine=\"1\"", "engine=\"4000000000\"");
-    assert!(read(Engine::Vllm, &wrong).unwrap().ranks.is_empty());
+    for elsewhere in ["4000000000", "2"] {
+        let wrong = page.replace("engine=\"1\"", &format!("engine=\"{elsewhere}\""));
+        assert!(read(Engine::Vllm, &wrong).unwrap().ranks.is_empty(), "{elsewhere} is no rank of two");
+    }
     assert_eq!((metrics.block_size, metrics.num_blocks, metrics.prefix_hits), (Some(16), Some(150), Some(3.0)));
 }
 
