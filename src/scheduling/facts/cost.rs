@@ -61,9 +61,12 @@ impl Prices {
         }
         let pool = speed.map(|s| s.pool());
         // What comes is for all who are there for it, though this request may go to some of them only.
-        let mut all = [0usize; Roles::KINDS];
-        for state in cx.snapshot.endpoints.iter().filter(|state| state.roles() != Roles::NONE) {
-            all.get_mut(state.roles().kind()).into_iter().for_each(|count| *count += 1);
+        let mut all = counts;
+        if counts.iter().sum::<usize>() < cx.snapshot.endpoints.len() {
+            all = [0; Roles::KINDS];
+            for state in cx.snapshot.endpoints.iter().filter(|state| state.roles() != Roles::NONE) {
+                all.get_mut(state.roles().kind()).into_iter().for_each(|count| *count += 1);
+            }
         }
         for (kind, (((behind, count), all), in_use)) in behind.iter_mut().zip(counts).zip(all).zip(in_use).enumerate() {
             if let Some(pool) = pool.filter(|_| count > 0) {
