@@ -526,6 +526,14 @@ fn subscription(settings: &KvEventSettings, socket: Option<&Arc<TcpListener>>) -
 
 pub(super) fn cache(settings: &PrefixSettings, seed: u64) -> PrefixCache {
     let cache = PrefixCache::new(&cache_config(settings, seed));
+    let budget = cache.index().stats().budget_bytes;
+    if (budget as u64) < settings.max_bytes {
+        tracing::warn!(
+            asked = settings.max_bytes,
+            budget,
+            "the system does not let a prefix index reserve `prefixCache.maxBytes`, so it has less: `ulimit -v` or vm.overcommit_memory may be why"
+        );
+    }
     if settings.block_size.is_some() { cache } else { cache.of_engines_blocks() }
 }
 

@@ -31,6 +31,10 @@ pub trait Backend: Sync + Send {
     fn is_concurrent(&self) -> bool {
         true
     }
+    /// Bytes that it has taken from the system without the allocator.
+    fn mapped(&self) -> usize {
+        0
+    }
     /// What the index does from time to time.
     fn maintain(&self) {}
 }
@@ -104,6 +108,10 @@ impl Backend for Ours {
     fn query(&self, prompt: &[u64]) -> (usize, u64) {
         let found = self.index.find(&mut as_keys(prompt));
         found.iter().fold((0, 0), |(holders, sum), m| (holders + 1, sum + u64::from(m.depth.gpu)))
+    }
+
+    fn mapped(&self) -> usize {
+        self.index.stats().mapped_bytes
     }
 }
 

@@ -1,12 +1,14 @@
-//! One memory for the whole index: words in chunks whose addresses never move, given out by a buddy allocator.
+//! One memory for the whole index: words in one stretch whose addresses never move, given out by a buddy allocator.
 //!
 //! Readers hold the [`Arena`] and may load any word at any time, also of memory that has been given to someone else since: what they
-//! read counts only after the version of the run that led there has been checked. The writer alone holds the [`Space`].
-//! Everything that grows with the index lives here, so that memory freed by one part serves any other and one number bounds it all.
+//! read counts only after the version of the run that led there has been checked. The writer alone holds the [`Space`], which takes
+//! the stretch into use chunk by chunk. Everything that grows with the index lives here, so that memory freed by one part serves any
+//! other and one number bounds it all.
 
+use super::memory::Memory;
 use crate::prefix::atomics::{AtomicU64, Ordering::Relaxed};
 use prefetch_index::prefetch_index;
-use std::sync::OnceLock;
+use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 
 /// Number of a word; 0 is no word.
 pub(super) type Addr = u32;
@@ -24,8 +26,8 @@ const CHUNK_WORDS: (usize, usize) = (1 << 11, 1 << 19);
 const CHUNKS: usize = 1024;
 
 /// A cache line of words.
-#[repr(align(64))]
-#[derive(Debug, Default)]
+#[repr(C, align(64))]
+#[derive(Debug, FromBytes, IntoBytes, KnownLayout)]
 pub(super) struct Line(pub(super) [AtomicU64; LINE as usize]);
 
 /// What stands where there is no memory: always zeros.
@@ -34,47 +36,48 @@ static NOWHERE: Line = Line([const { AtomicU64::new(0) }; LINE as usize]);
 /// The words, readable by all.
 #[derive(Debug)]
 pub(super) struct Arena {
-    chunks: Box<[OnceLock<Box<[Lines]>>]>,
+    memory: Memory,
+    /// How many there may be.
+    chunks: usize,
     /// A chunk has 2^shift words.
     shift: u32,
+    refused: usize,
 }
 
 impl Arena {
-    /// Room for at most `bytes`, none of it taken yet.
+    /// Room for at most `bytes`, none of it taken yet; less where the system does not give so much.
     pub(super) fn new(bytes: usize) -> Self {
         let words = (bytes / 8 / CHUNKS).next_power_of_two().clamp(CHUNK_WORDS.0, CHUNK_WORDS.1);
         let shift = words.trailing_zeros();
         // A chunk's bits in `Space::starts` are part of its price; addresses end at 2^32 words.
         let chunks = (bytes / (words * 8 + words / 16)).min(1 << (32 - shift));
-        Self { chunks: (0..chunks).map(|_| OnceLock::new()).collect(), shift }
+        let wanted = chunks * words / LINE as usize;
+        let memory = Memory::reserve(wanted);
+        let given = memory.lines().len();
+        Self { memory, chunks: given * LINE as usize / words, shift, refused: (wanted - given) * size_of::<Line>() }
     }
 
-    /// The chunk that `addr` lies in, and the number of its word in it.
-    #[inline]
-    fn chunk(&self, addr: Addr) -> (Option<&[Lines]>, usize) {
-        let chunk = self.chunks.get((addr >> self.shift) as usize).and_then(OnceLock::get);
-        (chunk.map(|pages| &**pages), addr as usize & ((1 << self.shift) - 1))
+    /// Bytes that the system did not give.
+    pub(super) fn refused(&self) -> usize {
+        self.refused
     }
 
     /// The line that `addr` lies in.
     #[inline]
     pub(super) fn line(&self, addr: Addr) -> &Line {
-        self.lines(addr).first().unwrap_or(&NOWHERE)
+        self.memory.lines().get((addr / LINE) as usize).unwrap_or(&NOWHERE)
     }
 
-    /// The lines from the one that `addr` lies in to the end of its chunk.
+    /// The lines from the one that `addr` lies in.
     #[inline]
     pub(super) fn lines(&self, addr: Addr) -> &[Line] {
-        let (chunk, word) = self.chunk(addr);
-        let lines = chunk.and_then(|pages| pages.as_flattened().get(word / LINE as usize..));
-        lines.unwrap_or(std::slice::from_ref(&NOWHERE))
+        self.memory.lines().get((addr / LINE) as usize..).unwrap_or_default()
     }
 
     /// The lines of the page that `addr` lies in.
     #[inline]
     pub(super) fn page(&self, addr: Addr) -> Option<&Lines> {
-        let (chunk, word) = self.chunk(addr);
-        chunk?.get(word / PAGE as usize)
+        self.memory.lines().as_chunks().0.get((addr / PAGE) as usize)
     }
 
     /// Asks for the line that `addr` lies in, so that it is in the cache when it is read.
@@ -195,19 +198,29 @@ pub(super) struct Space {
 impl Space {
     /// The ledger of an empty arena.
     pub(super) fn new(arena: &Arena) -> Self {
-        let max_chunks = arena.chunks.len();
-        Self { heads: [0; ORDERS], starts: Vec::with_capacity(max_chunks), free: 0, shift: arena.shift, max_chunks }
+        Self {
+            heads: [0; ORDERS],
+            starts: Vec::with_capacity(arena.chunks),
+            free: 0,
+            shift: arena.shift,
+            max_chunks: arena.chunks,
+        }
     }
 
-    /// Bytes that the ledger and the arena take before any chunk.
+    /// Bytes that the ledger takes before any chunk.
     pub(super) fn fixed_bytes(arena: &Arena) -> usize {
-        arena.chunks.len() * (size_of::<OnceLock<Box<[Lines]>>>() + size_of::<Box<[u64]>>())
+        arena.chunks * size_of::<Box<[u64]>>()
     }
 
     /// Bytes of the chunks that have been taken, ledger included.
     pub(super) fn bytes(&self) -> usize {
         let words = 1 << self.shift;
         self.starts.len() * (words * 8 + words / 16)
+    }
+
+    /// Bytes of the arena's chunks that have been taken.
+    pub(super) fn mapped(&self) -> usize {
+        (self.starts.len() << self.shift) * 8
     }
 
     /// Words that could still be given out, in pieces of any size.
@@ -260,9 +273,10 @@ impl Space {
 
     fn take_chunk(&mut self, arena: &Arena) -> bool {
         let at = self.starts.len();
-        let Some(cell) = arena.chunks.get(at) else { return false };
+        if at == self.max_chunks {
+            return false;
+        }
         let words = 1usize << self.shift;
-        let _ = cell.set((0..words / PAGE as usize).map(|_| std::array::from_fn(|_| Line::default())).collect());
         self.starts.push(vec![0; words.div_ceil(128)].into_boxed_slice());
         if at > 0 {
             self.link(arena, (at << self.shift) as Addr, self.shift as usize - 1);

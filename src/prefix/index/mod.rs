@@ -2,7 +2,7 @@
 //!
 //! | room | what is in it |
 //! |---|---|
-//! | [`arena`] | the one memory, its chunks and its buddy allocator |
+//! | [`memory`], [`arena`] | the one memory, its chunks and its buddy allocator |
 //! | [`run`], [`cover`], [`ranges`] | a stretch of blocks: header, tags; who holds how much of it, holes included |
 //! | [`children`] | which run hangs where |
 //! | [`lookup`], [`matches`] | the readers' walk, its result |
@@ -21,6 +21,7 @@ mod guess;
 mod holders;
 mod lookup;
 mod matches;
+mod memory;
 mod page;
 mod ranges;
 mod run;
@@ -118,6 +119,8 @@ pub struct Stats {
     pub bytes: usize,
     /// Bytes that they may take.
     pub budget_bytes: usize,
+    /// Those of them that are mapped and not allocated. They come in huge pages where the system has them, the last of which may be part of what comes next.
+    pub mapped_bytes: usize,
     /// Bytes of these that nothing stands in at the moment.
     pub free_bytes: usize,
     /// Runs of blocks.
@@ -173,7 +176,7 @@ pub struct PrefixIndex {
 }
 
 impl PrefixIndex {
-    /// An empty one.
+    /// An empty one. Where the system refuses to reserve its budget it has a smaller one, which [`Self::stats`] tells.
     #[must_use]
     pub fn new(config: IndexConfig) -> Self {
         let budget = config.budget_bytes;
@@ -194,6 +197,7 @@ impl PrefixIndex {
         let guesses = Table::new(directory, spread(config.seed ^ 2));
         let left = budget.saturating_sub(aside + fixed);
         let arena = Arena::new(left.saturating_sub(left / 64));
+        let budget_bytes = budget - arena.refused();
         let fixed = fixed + Space::fixed_bytes(&arena);
         let space = Space::new(&arena);
         let mut shared = Shared {
@@ -218,7 +222,7 @@ impl PrefixIndex {
             aside / 3,
         );
         shared.root = writer.take_header(&shared).unwrap_or(0);
-        Self { shared, writer: Mutex::new(writer), fixed_bytes: fixed, budget_bytes: budget }
+        Self { shared, writer: Mutex::new(writer), fixed_bytes: fixed, budget_bytes }
     }
 
     /// Takes in a new KV cache. Where 8,192 of them (fewer in a small budget) are there already, the name given out stands for
@@ -395,6 +399,7 @@ impl PrefixIndex {
         Stats {
             bytes: self.fixed_bytes + writer.space.bytes() + writer.aside + tables + headers,
             budget_bytes: self.budget_bytes,
+            mapped_bytes: writer.space.mapped(),
             free_bytes: writer.space.room() * 8,
             names: writer.names.len(),
             holders: writer.holders.live(),

@@ -7,8 +7,7 @@
 //! Shuttle itself takes every access for `SeqCst`. With [`Orders::Weak`] a load may also return an older value, within what C++11's
 //! rules allow where one thread alone stores. Its stores have one order, so a reader's knowledge is a number: all stores up to it are
 //! visible. An acquiring load of a releasing store raises it; a relaxed load of what a release fence stands before raises it with
-//! the reader's next acquire fence. Of each word a reader never sees what is older than what it has seen of it. The chunks of
-//! the arena are the standard library's `OnceLock`s, and there for all at once.
+//! the reader's next acquire fence. Of each word a reader never sees what is older than what it has seen of it.
 
 pub use std::sync::atomic::Ordering;
 
@@ -234,7 +233,8 @@ pub fn spin_loop() {
 }
 
 macro_rules! atomic {
-    ($name:ident, $value:ty, $from_word:expr) => {
+    ($(#[$derive:meta])* $name:ident, $value:ty, $from_word:expr) => {
+        $(#[$derive])*
         #[doc = concat!("As the standard library's `", stringify!($name), "`, as far as the index uses it.")]
         #[derive(Debug, Default)]
         #[repr(transparent)]
@@ -266,7 +266,10 @@ macro_rules! atomic {
 
 atomic!(AtomicBool, bool, |word| word != 0);
 atomic!(AtomicU32, u32, |word: u64| word as u32);
-atomic!(AtomicU64, u64, |word| word);
+atomic!(
+    #[derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout)]
+    AtomicU64, u64, |word| word
+);
 
 impl AtomicU32 {
     /// Raises its value to `value` at least; returns what it was.

@@ -93,8 +93,8 @@ fn main() {
         let mut figures = Vec::new();
         for name in &contenders {
             let before = LIVE.load(Relaxed);
-            let live = || (LIVE.load(Relaxed) - before) as f64;
             let index = make(name, WORKERS);
+            let live = || (LIVE.load(Relaxed) - before) as f64 + index.mapped() as f64;
             let mut swept = 0;
             let mut rounds = Vec::new();
             let memberships = match state {
