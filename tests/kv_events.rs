@@ -592,29 +592,60 @@ async fn each_rank_is_a_cache_of_its_own() {
     assert_eq!(held.collect::<Vec<_>>(), [1, 1]);
 }
 
-#[tokio::test]
-async fn blocks_are_as_large_as_the_engines() {
-    let (mut first, mut second) = (Publisher::bind(None).await, Publisher::bind(None).await);
-    let rig = Rig::start(subscription()).await;
-    let page = |size| EndpointMetrics { block_size: Some(size), ..EndpointMetrics::default() };
-    rig.pool_of(vec![(0, pod(&first)), (1, pod(&second))], page(32));
-    until("the size of the pages", || rig.block_size.get() == 32).await;
-    first.subscribed().await;
-    second.subscribed().await;
-    // What events say is what blocks are.
-    first.publish(vec![stored(None, &[1])]).await;
-    rig.trusts(0, Trust::Exact).await;
-    assert_eq!(rig.block_size.get(), 1);
-    rig.pool_of(vec![(0, pod(&first)), (1, pod(&second))], page(64));
-    let two = Any::Map(vec![
+/// A block of two tokens.
+fn two(hash: u64) -> Any {
+    Any::Map(vec![
         (Any::from("type"), Any::from("BlockStored")),
-        (Any::from("block_hashes"), ints(&[1])),
+        (Any::from("block_hashes"), ints(&[hash])),
         (Any::from("token_ids"), ints(&[1, 2])),
         (Any::from("block_size"), Any::from(2)),
-    ]);
-    second.publish(vec![two]).await;
+    ])
+}
+
+fn page_of(block_size: u32) -> EndpointMetrics {
+    EndpointMetrics { block_size: Some(block_size), ..EndpointMetrics::default() }
+}
+
+#[tokio::test]
+async fn blocks_are_as_large_as_those_of_most_engines() {
+    let (mut first, mut second) = (Publisher::bind(None).await, Publisher::bind(None).await);
+    let third = Publisher::bind(None).await;
+    let rig = Rig::start(subscription()).await;
+    let pods = || (0..).zip([&first, &second, &third].map(pod)).collect::<Vec<_>>();
+    rig.pool_of(pods(), page_of(2));
+    until("the size of the pages", || rig.block_size.get() == 2).await;
+    first.subscribed().await;
+    second.subscribed().await;
+    // One engine's events say nothing against the pages of the others.
+    first.publish(vec![stored(None, &[1])]).await;
+    rig.trusts(0, Trust::Suspect(Doubt::BlockSize)).await;
+    second.publish(vec![two(2)]).await;
+    rig.trusts(1, Trust::Exact).await;
+    assert_eq!(rig.block_size.get(), 2);
+    rig.holds(1, [2]).await;
+    rig.holds(0, []).await;
+}
+
+#[tokio::test]
+async fn engines_are_learned_anew_when_the_pools_blocks_become_theirs() {
+    let (mut old, mut new) = (Publisher::bind(Some(Form::Three)).await, Publisher::bind(Some(Form::Three)).await);
+    let rig = Rig::start(subscription()).await;
+    rig.pool_of(vec![(0, pod(&old))], page_of(1));
+    old.subscribed().await;
+    old.publish(vec![stored(None, &[1])]).await;
+    rig.holds(0, [1]).await;
+    rig.trusts(0, Trust::Exact).await;
+    // As in a rolling update to other blocks.
+    rig.pool(vec![(0, pod(&old)), (1, pod(&new))]);
+    new.subscribed().await;
+    new.publish(vec![two(2)]).await;
     rig.trusts(1, Trust::Suspect(Doubt::BlockSize)).await;
-    assert_eq!((rig.trust(0), rig.block_size.get()), (Some(Trust::Exact), 1));
+    let third = Publisher::bind(None).await;
+    rig.pool_of(vec![(0, pod(&old)), (1, pod(&new)), (2, pod(&third))], page_of(2));
+    rig.holds(1, [2]).await;
+    rig.trusts(1, Trust::Exact).await;
+    rig.trusts(0, Trust::Suspect(Doubt::BlockSize)).await;
+    rig.holds(0, []).await;
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use crate::clock::Clock;
 use crate::config::settings::{PoolSettings, PrefixSettings, TokenizerSettings};
 use crate::ext_proc::prefix::{PoolPrefix, Tokenizer};
-use crate::prefix::cache::{CHARACTERS_PER_TOKEN, PrefixCache};
+use crate::prefix::cache::PrefixCache;
 use crate::prompt::blocks::{DEFAULT_MAX_PROMPT_BYTES, TokenBlocks};
 use crate::prompt::characters::Characters;
 #[cfg(feature = "hf-tokenizers")]
@@ -16,7 +16,6 @@ use crate::tokenize::RemotePool;
 use anyhow::Context;
 #[cfg(feature = "hf-tokenizers")]
 use sha2::{Digest, Sha256};
-use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -139,17 +138,11 @@ fn token_blocks(settings: &PrefixSettings, cache: &PrefixCache, encoder: Arc<dyn
 }
 
 fn characters(settings: &PrefixSettings, cache: &PrefixCache) -> Characters {
-    let tokens = nonzero(cache.block_size().get());
     Characters {
-        space: cache.space(),
-        block_bytes: tokens.saturating_mul(nonzero(CHARACTERS_PER_TOKEN)),
-        block_tokens: tokens,
+        block_size: cache.block_size().clone(),
         volatile: volatile(settings),
+        ..Characters::new(cache.space())
     }
-}
-
-fn nonzero(n: u32) -> NonZeroUsize {
-    NonZeroUsize::new(n as usize).unwrap_or(NonZeroUsize::MIN)
 }
 
 /// The built-in patterns and the configuration's.

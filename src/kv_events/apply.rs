@@ -1,8 +1,8 @@
 //! From batches to the index, for one holder.
 
 use super::orphans::Orphans;
+use super::size::{OwnSize, PoolSize};
 use super::stats::{Count, KvEventStats};
-use crate::prefix::block_size::BlockSize;
 use crate::prefix::index::{HolderId, PrefixIndex, StoredBlock, Tier};
 use crate::prefix::key::{EngineHash, KeySpace};
 use crate::prefix::residents::Residents;
@@ -34,10 +34,8 @@ struct Book {
     holder: HolderId,
     orphans: Orphans,
     stats: Arc<KvEventStats>,
-    pool_block_size: Arc<BlockSize>,
-    /// The size that this holder has agreed to.
-    block_size: Option<u32>,
-    /// The last that it has not.
+    size: OwnSize,
+    /// The last that was not the pool's.
     other_size: Option<u32>,
     /// Bit by group: it keeps no prefixes. Groups are few; one beyond the 64th counts as the 64th.
     partial_groups: u64,
@@ -54,7 +52,7 @@ impl Applier {
         holder: HolderId,
         keys: KeySpace,
         max_orphan_blocks: usize,
-        pool_block_size: Arc<BlockSize>,
+        size: OwnSize,
         residents: Arc<Residents>,
         stats: Arc<KvEventStats>,
     ) -> Self {
@@ -64,8 +62,7 @@ impl Applier {
             holder,
             orphans: Orphans::new(max_orphan_blocks),
             stats,
-            pool_block_size,
-            block_size: None,
+            size,
             other_size: None,
             partial_groups: 0,
             held: 0,
@@ -101,7 +98,7 @@ impl Applier {
     pub(super) fn restart(&mut self) {
         self.book.clear();
         self.book.partial_groups = 0;
-        self.book.leave();
+        self.book.size.forget();
     }
 
     /// Copies of blocks in the index.
@@ -114,9 +111,14 @@ impl Applier {
         self.book.stored
     }
 
+    /// Whether the engine's blocks are of the pool's size now; `None` when it has told of none.
+    pub(super) fn fits(&self) -> Option<bool> {
+        self.book.size.fits()
+    }
+
     /// Tokens in the engine's blocks and in the pool's, if those differ.
-    pub(super) fn sizes(&self) -> Option<(u32, &BlockSize)> {
-        Some((self.book.other_size?, &self.book.pool_block_size))
+    pub(super) fn sizes(&self) -> Option<(u32, &PoolSize)> {
+        Some((self.book.other_size?, self.book.size.pool()))
     }
 
     /// Whether stores wait for a parent that was never told of.
@@ -127,7 +129,6 @@ impl Applier {
 
 impl Drop for Applier {
     fn drop(&mut self) {
-        self.book.leave();
         self.book.index.remove_holder(self.book.holder);
     }
 }
@@ -140,22 +141,9 @@ impl Book {
         self.stored = 0;
     }
 
-    fn leave(&mut self) {
-        if self.block_size.take().is_some() {
-            self.pool_block_size.leave();
-        }
-    }
-
     /// Whether blocks of `size` belong into the index.
     fn agrees(&mut self, size: u32) -> bool {
-        let agrees = match self.block_size {
-            Some(own) => own == size,
-            None => {
-                let joined = self.pool_block_size.join(size);
-                self.block_size = joined.then_some(size);
-                joined
-            }
-        };
+        let agrees = self.size.tell(size);
         if !agrees {
             self.other_size = Some(size);
         }
@@ -163,7 +151,7 @@ impl Book {
     }
 
     fn is_of_size(&self, size: u64) -> bool {
-        size == u64::from(self.block_size.unwrap_or_else(|| self.pool_block_size.get()))
+        size == u64::from(self.size.pool().get())
     }
 
     /// Puts blocks behind `parent`, or has them wait for it; whether they are in the index.

@@ -177,6 +177,23 @@ impl Cursor {
         if self.connected { self.ask(Purpose::Fill) } else { None }
     }
 
+    /// The pool's blocks are of another size than before; `fits`: of that of the publisher's. What it has told while they were not is
+    /// missing.
+    pub(super) fn resized<A: Apply>(&mut self, fits: bool, to: &mut A) -> Option<Ask> {
+        match (fits, self.knowledge) {
+            (true, Knowledge::Partial(Doubt::BlockSize)) => {
+                self.knowledge = Knowledge::Partial(Doubt::Gap);
+                self.retry()
+            }
+            (true, _) | (false, Knowledge::Partial(Doubt::BlockSize)) => None,
+            (false, _) => {
+                to.clear();
+                self.knowledge = Knowledge::Partial(Doubt::BlockSize);
+                None
+            }
+        }
+    }
+
     /// There is a connection, the first or a new one.
     pub(super) fn connected(&mut self) -> Option<Ask> {
         self.connected = true;

@@ -2,8 +2,9 @@
 
 use super::apply::Applier;
 use super::central::{Central, Inbox, Inboxes};
-use super::lane::{Fed, Identity, Lane, Live, Shared};
+use super::lane::{Fed, Identity, Lane, Live, News, Shared};
 use super::replay::MAX_CONCURRENT_REPLAYS;
+use super::size::{OwnSize, PoolSize};
 use super::stats::KvEventStats;
 use super::subscription::{PORT_LABEL, REPLAY_PORT_LABEL, Source, Subscription};
 use crate::clock::Clock;
@@ -16,7 +17,6 @@ use crate::prefix::residents::{Cache, Resident, Residents, Table};
 use crate::prefix::trust::TrustCell;
 use crate::rng;
 use ahash::AHashMap;
-use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ pub struct Feed {
     shared: Shared,
     seed: u64,
     topic: Arc<str>,
-    block_size: Arc<BlockSize>,
+    size: Arc<PoolSize>,
     residents: Arc<Residents>,
     inboxes: Arc<Inboxes>,
     membership: Option<u64>,
@@ -101,7 +101,7 @@ impl Feed {
             subscription,
             shared,
             seed,
-            block_size,
+            size: Arc::new(PoolSize::new(block_size)),
             residents,
             inboxes: Arc::default(),
             membership: None,
@@ -162,21 +162,15 @@ impl Feed {
 
     /// Takes from the pages of metrics what events do not tell, or not yet.
     fn read_pages(&self, snapshot: &PoolSnapshot) {
-        let mut sizes: BTreeMap<u32, usize> = BTreeMap::new();
         for state in &snapshot.endpoints {
             let Some(metrics) = state.metrics() else { continue };
-            if let Some(size) = metrics.block_size {
-                *sizes.entry(size).or_default() += 1;
-            }
             if let (Some(followed), Some(_)) = (self.followed.get(&state.endpoint.id), metrics.process_start) {
                 let started = metrics.process_start;
                 followed.started.send_if_modified(|now| std::mem::replace(now, started) != started);
             }
         }
-        let most = sizes.into_iter().max_by_key(|(_, engines)| *engines);
-        if let Some((tokens, _)) = most.filter(|(tokens, _)| self.block_size.suggest(*tokens)) {
-            tracing::info!(tokens, "prompts are cut into blocks of the engines' size");
-        }
+        let sizes = snapshot.endpoints.iter();
+        self.size.pages(sizes.map(|state| (state.endpoint.id, state.metrics().and_then(|m| m.block_size))));
     }
 
     fn follow_members(&mut self, snapshot: &PoolSnapshot, stop: &CancellationToken) {
@@ -247,7 +241,7 @@ impl Feed {
                 holder,
                 self.keys,
                 self.shared.bounds.orphan_blocks,
-                self.block_size.clone(),
+                OwnSize::new(self.size.clone(), endpoint.id, holder),
                 self.residents.clone(),
                 self.shared.stats.clone(),
             );
@@ -260,7 +254,7 @@ impl Feed {
                 ports.replay.and_then(at),
                 applier,
                 trust,
-                followed.started.subscribe(),
+                News { started: followed.started.subscribe(), size: self.size.subscribe() },
                 rng,
             );
             tokio::spawn(lane.run(live, followed.stop.clone()));

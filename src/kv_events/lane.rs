@@ -45,6 +45,15 @@ pub(super) struct Shared {
     pub(super) clock: Clock,
 }
 
+/// What a lane is told of its engine beside the stream.
+#[derive(Debug)]
+pub(super) struct News {
+    /// When its process has started, as its page of metrics tells: Unix time, seconds.
+    pub(super) started: watch::Receiver<Option<f64>>,
+    /// Tokens in the pool's blocks.
+    pub(super) size: watch::Receiver<u32>,
+}
+
 /// Where the live stream comes from.
 #[derive(Debug)]
 pub(super) enum Live {
@@ -83,8 +92,7 @@ pub(super) struct Lane {
     cursor: Cursor,
     target: Target,
     replay: Option<Replay>,
-    /// When the engine's process has started, as its page of metrics tells: Unix time, seconds.
-    started: watch::Receiver<Option<f64>>,
+    news: News,
     /// When something came last, or was asked for.
     heard: Timestamp,
     /// Since when it is suspect, or when that was last tried to be mended.
@@ -161,7 +169,7 @@ impl Lane {
         replay_address: Option<SocketAddr>,
         applier: Applier,
         trust: Arc<TrustCell>,
-        started: watch::Receiver<Option<f64>>,
+        news: News,
         rng: PickRng,
     ) -> Self {
         let backlog =
@@ -183,7 +191,7 @@ impl Lane {
             trust,
             target,
             replay: None,
-            started,
+            news,
             retries: 0,
             size_told: false,
             rng,
@@ -256,7 +264,8 @@ impl Lane {
                         return ZmtpError::Deaf;
                     }
                 }
-                () = changed(&mut self.started) => self.process_started(),
+                () = changed(&mut self.news.started) => self.process_started(),
+                () = changed(&mut self.news.size) => self.resized(),
                 () = tokio::time::sleep_until(self.shared.clock.instant(wake)) => self.look(),
             }
         }
@@ -280,15 +289,23 @@ impl Lane {
                     }
                 }
                 answer = next(&mut self.replay) => self.answer(answer),
-                () = changed(&mut self.started) => self.process_started(),
+                () = changed(&mut self.news.started) => self.process_started(),
+                () = changed(&mut self.news.size) => self.resized(),
                 () = tokio::time::sleep_until(self.shared.clock.instant(wake)) => self.look(),
             }
         }
     }
 
     fn process_started(&mut self) {
-        let started = *self.started.borrow_and_update();
+        let started = *self.news.started.borrow_and_update();
         let ask = started.and_then(|moment| self.cursor.process_started(moment, &mut self.target));
+        self.act(ask);
+    }
+
+    /// The pool's blocks are of another size than before.
+    fn resized(&mut self) {
+        let fits = self.target.applier.fits();
+        let ask = fits.and_then(|fits| self.cursor.resized(fits, &mut self.target));
         self.act(ask);
     }
 

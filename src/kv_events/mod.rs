@@ -14,6 +14,7 @@ mod feed;
 mod lane;
 mod orphans;
 mod replay;
+mod size;
 pub mod stats;
 pub mod subscription;
 mod zmtp;

@@ -98,12 +98,12 @@ pub struct PrefixCache {
     claims: Claims,
     carried: Carried,
     ranks: Ranks,
-    /// Bytes in a block, where blocks hold text.
-    text_block: Option<u32>,
+    /// Blocks hold text.
+    is_text: bool,
     block_size: Arc<BlockSize>,
     bytes_per_token: Average,
-    /// Tokens of the engine in a block whose keys are of our own making.
-    own_block_tokens: Average,
+    /// Tokens of the engine in a block whose keys are of our own making, as a multiple of those that its size stands for.
+    own_tokens: Average,
     servers: Mutex<AHashMap<EndpointId, Server>>,
     stats: CacheStats,
 }
@@ -139,9 +139,9 @@ impl PrefixCache {
     /// Knows nothing yet.
     #[must_use]
     pub fn new(config: &CacheConfig) -> Self {
-        let (text_block, block_size) = match config.unit {
-            BlockUnit::Tokens(n) => (None, BlockSize::given(n)),
-            BlockUnit::Bytes(n) => (Some(n), BlockSize::given(n / CHARACTERS_PER_TOKEN)),
+        let (is_text, block_size) = match config.unit {
+            BlockUnit::Tokens(n) => (false, n),
+            BlockUnit::Bytes(n) => (true, n / CHARACTERS_PER_TOKEN),
         };
         let index = PrefixIndex::new(IndexConfig {
             budget_bytes: usize::try_from(config.max_bytes).unwrap_or(usize::MAX),
@@ -157,10 +157,10 @@ impl PrefixCache {
             claims: Claims::new(config.claim_life, config.seed),
             carried: Carried::new(DEFAULT_MAX_CARRIED, DEFAULT_MAX_CARRIED_BYTES, config.seed),
             ranks: Ranks::default(),
-            text_block,
-            block_size: Arc::new(block_size),
+            is_text,
+            block_size: Arc::new(BlockSize::given(block_size)),
             bytes_per_token: Average::new(DEFAULT_BYTES_PER_TOKEN),
-            own_block_tokens: Average::new(nominal(config.unit)),
+            own_tokens: Average::new(1.0),
             servers: Mutex::default(),
             stats: CacheStats::default(),
         }
@@ -199,7 +199,8 @@ impl PrefixCache {
     /// What a block holds.
     #[must_use]
     pub fn unit(&self) -> BlockUnit {
-        self.text_block.map_or_else(|| BlockUnit::Tokens(self.block_size.get()), BlockUnit::Bytes)
+        let tokens = self.block_size.get();
+        if self.is_text { BlockUnit::Bytes(tokens * CHARACTERS_PER_TOKEN) } else { BlockUnit::Tokens(tokens) }
     }
 
     /// Totals.
@@ -231,8 +232,13 @@ impl PrefixCache {
     pub fn tokens_per_block(&self) -> f64 {
         match self.unit() {
             BlockUnit::Tokens(n) => f64::from(n),
-            BlockUnit::Bytes(_) => self.own_block_tokens.get(),
+            BlockUnit::Bytes(_) => self.own_block_tokens(),
         }
+    }
+
+    /// Tokens of the engine in a block whose keys are of our own making.
+    fn own_block_tokens(&self) -> f64 {
+        nominal(self.unit()) * self.own_tokens.get()
     }
 
     /// Blocks that `endpoint` has taken in, as its engine tells or as was learned, each counted half as much after every
@@ -255,7 +261,7 @@ impl PrefixCache {
             claimed: self.claims.lookup(keys, now),
             carried: None,
             tokens_per_block: nominal(self.unit()),
-            own_block_tokens: self.own_block_tokens.get(),
+            own_block_tokens: self.own_block_tokens(),
             bytes_per_token: self.bytes_per_token.get(),
             own_keys: false,
         }
@@ -303,7 +309,7 @@ impl PrefixCache {
         let guesses = self.guesses.load();
         let Some(guess) = guesses.get(&endpoint) else { return 0 };
         let blocks = self.index.find(&mut &*keys).depth(guess.holder).any;
-        (f64::from(blocks) * if own_keys { self.own_block_tokens.get() } else { nominal(self.unit()) }) as u32
+        (f64::from(blocks) * if own_keys { self.own_block_tokens() } else { nominal(self.unit()) }) as u32
     }
 
     /// An answer told what its prompt cost, of which so much was foretold at the decision, and believed still when it began. `bytes` of the prompt's text are 0 when something else is in it.
@@ -339,8 +345,7 @@ impl PrefixCache {
         if blocks >= LEAST_MEASURED_BLOCKS {
             // On average the prompt ends in the middle of a block.
             let tokens = prompt_tokens as f64 / (blocks as f64 + 0.5);
-            let nominal = nominal(self.unit());
-            self.own_block_tokens.learn(tokens.clamp(nominal / 8.0, nominal * 8.0));
+            self.own_tokens.learn((tokens / nominal(self.unit())).clamp(1.0 / 8.0, 8.0));
         }
     }
 

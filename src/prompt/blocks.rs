@@ -176,8 +176,7 @@ impl TokenBlocks {
     /// The keys of a prompt whose ids are known.
     #[must_use]
     pub fn ids<'p>(&'p self, ids: Cow<'p, [u32]>, root: u64) -> TokenKeys<'p> {
-        let tokens = NonZeroUsize::new(self.block_size.get() as usize).unwrap_or(NonZeroUsize::MIN);
-        let block = tokens.saturating_mul(ID_BYTES);
+        let block = self.block_size.at_least_one().saturating_mul(ID_BYTES);
         TokenKeys {
             blocks: self,
             fields: Vec::new().into_iter(),

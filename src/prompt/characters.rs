@@ -4,6 +4,8 @@
 //! the server does to within a block, and as deep as the prompt is long. What it can't do is name the server's own blocks: KV events need
 //! real tokens. A prompt of token ids is cut into blocks of ids instead.
 
+use crate::prefix::block_size::BlockSize;
+use crate::prefix::cache::CHARACTERS_PER_TOKEN;
 use crate::prefix::key::{BlockKey, BlockKeys, KeySpace};
 use crate::prompt::blocks::{Chain, DEFAULT_BLOCK_TOKENS, le_bytes};
 use crate::prompt::pieces::{Field, Mark, Pieces, Shape, Volatile};
@@ -11,19 +13,20 @@ use crate::protocol::prompt::Prompt;
 use crate::protocol::text::canonical;
 use std::borrow::Cow;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 
-/// 64 bytes: vLLM's 16 tokens at 4 bytes a token, so that depths come in about the engine's own blocks.
-pub const DEFAULT_BLOCK_BYTES: NonZeroUsize = NonZeroUsize::new(64).unwrap();
+/// So that depths come in about the engine's own blocks.
+pub const DEFAULT_TOKEN_BYTES: NonZeroUsize = NonZeroUsize::new(CHARACTERS_PER_TOKEN as usize).unwrap();
 
 /// Makes keys of prompts, byte by byte.
 #[derive(Clone, Debug)]
 pub struct Characters {
     /// What the keys are made in.
     pub space: KeySpace,
-    /// Bytes of text in a block.
-    pub block_bytes: NonZeroUsize,
-    /// Ids in a block of a prompt that is token ids.
-    pub block_tokens: NonZeroUsize,
+    /// Tokens in a block: ids of a prompt that is token ids, or what text stands for.
+    pub block_size: Arc<BlockSize>,
+    /// Bytes of text that stand for a token.
+    pub token_bytes: NonZeroUsize,
     /// What is left out.
     pub volatile: Volatile,
 }
@@ -34,10 +37,15 @@ impl Characters {
     pub fn new(space: KeySpace) -> Self {
         Self {
             space,
-            block_bytes: DEFAULT_BLOCK_BYTES,
-            block_tokens: DEFAULT_BLOCK_TOKENS,
+            block_size: Arc::new(BlockSize::given(DEFAULT_BLOCK_TOKENS.get() as u32)),
+            token_bytes: DEFAULT_TOKEN_BYTES,
             volatile: Volatile::default(),
         }
+    }
+
+    /// Bytes of text in a block.
+    fn block_bytes(&self) -> NonZeroUsize {
+        self.block_size.at_least_one().saturating_mul(self.token_bytes)
     }
 
     /// The text of each full block of `prompt`, marks shown by their names, for people to look at; `None` for a prompt of token ids.
@@ -48,7 +56,7 @@ impl Characters {
             return None;
         }
         let show = |block: &[u8]| block.utf8_chunks().map(|c| c.valid().to_owned() + &marks(c.invalid())).collect();
-        Some(pieces.to_bytes().chunks_exact(self.block_bytes.get()).map(show).collect())
+        Some(pieces.to_bytes().chunks_exact(self.block_bytes().get()).map(show).collect())
     }
 
     /// The keys of `prompt` under `root` ([`KeySpace::root`]), made as far as they are asked for.
@@ -57,10 +65,13 @@ impl Characters {
         let pieces = Pieces::new(prompt, &self.volatile);
         let left_out = pieces.left_out_bytes();
         let (current, fields, block, tail) = match pieces.shape() {
-            Shape::Ids(ids) => (le_bytes(ids), Vec::new(), self.block_tokens.saturating_mul(ID_BYTES), After::Ids),
+            Shape::Ids(ids) => {
+                let block = self.block_size.at_least_one().saturating_mul(ID_BYTES);
+                (le_bytes(ids), Vec::new(), block, After::Ids)
+            }
             Shape::Bare(_) | Shape::Framed => {
                 let after = if pieces.ends_in_text() { After::Text } else { After::Field };
-                (Cow::Borrowed([].as_slice()), pieces.fields, self.block_bytes, after)
+                (Cow::Borrowed([].as_slice()), pieces.fields, self.block_bytes(), after)
             }
         };
         let (chain, fields) = (Chain::new(self.space, root, block), fields.into_iter());

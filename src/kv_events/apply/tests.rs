@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::clock::Timestamp;
+use crate::ids::EndpointId;
+use crate::prefix::block_size::BlockSize;
 use crate::prefix::index::{IndexConfig, Matches};
 use crate::prefix::key::{BlockKey, Root};
 use rmpv::Value as Any;
@@ -17,7 +19,7 @@ struct Rig {
     index: Arc<PrefixIndex>,
     applier: Applier,
     stats: Arc<KvEventStats>,
-    block_size: Arc<BlockSize>,
+    size: Arc<PoolSize>,
 }
 
 fn index() -> Arc<PrefixIndex> {
@@ -31,15 +33,17 @@ fn index() -> Arc<PrefixIndex> {
 
 impl Rig {
     fn new() -> Self {
-        Self::beside(index(), Arc::new(BlockSize::of_engines(16)))
+        Self::beside(index(), Arc::new(PoolSize::new(Arc::new(BlockSize::of_engines(16)))))
     }
 
-    fn beside(index: Arc<PrefixIndex>, block_size: Arc<BlockSize>) -> Self {
+    /// One more endpoint's.
+    fn beside(index: Arc<PrefixIndex>, size: Arc<PoolSize>) -> Self {
         let stats: Arc<KvEventStats> = Arc::default();
         let holder = index.add_holder();
         let keys = KeySpace::new(KEYS);
-        let applier = Applier::new(index.clone(), holder, keys, 64, block_size.clone(), Arc::default(), stats.clone());
-        Self { index, applier, stats, block_size }
+        let own = OwnSize::new(size.clone(), EndpointId(holder.0), holder);
+        let applier = Applier::new(index.clone(), holder, keys, 64, own, Arc::default(), stats.clone());
+        Self { index, applier, stats, size }
     }
 
     fn holder(&self) -> HolderId {
@@ -109,7 +113,7 @@ fn the_recorded_frames_leave_the_blocks_that_the_recording_ends_with() {
         most = most.max(reckoning.left().len());
     }
     assert!(most >= 30, "the pool of 40 blocks was in use: {most}");
-    assert_eq!(rig.block_size.get(), 16);
+    assert_eq!(rig.size.get(), 16);
     assert_eq!(rig.stats.get(Count::OrphansParked), 0, "a whole recording has no orphans");
 }
 
@@ -353,11 +357,10 @@ fn what_is_offloaded_with_its_tokens_stays_what_it_was() {
 }
 
 #[test]
-fn blocks_of_another_size_are_a_doubt_until_nobody_holds_to_the_old_one() {
+fn blocks_of_another_size_are_a_doubt_until_most_have_them() {
     let mut old = Rig::new();
     old.apply(vec![stored(None, &[1])]);
-    assert_eq!(old.block_size.get(), 1);
-    let mut new = Rig::beside(old.index.clone(), old.block_size.clone());
+    assert_eq!(old.size.get(), 1);
     let two = || {
         let fields = vec![
             ("type", Any::from("BlockStored")),
@@ -367,15 +370,19 @@ fn blocks_of_another_size_are_a_doubt_until_nobody_holds_to_the_old_one() {
         ];
         map(fields)
     };
-    assert_eq!(new.apply(vec![two()]).doubt, Some(Doubt::BlockSize));
-    assert_eq!(new.applier.sizes().map(|(engine, pool)| (engine, pool.get())), Some((2, 1)));
-    assert_eq!(new.held(Tier::Gpu), [0u64; 0]);
+    let mut new = [(); 2].map(|()| Rig::beside(old.index.clone(), old.size.clone()));
+    assert_eq!(new[0].apply(vec![two()]).doubt, Some(Doubt::BlockSize), "as many have the old ones");
+    assert_eq!(new[0].applier.sizes().map(|(engine, pool)| (engine, pool.get())), Some((2, 1)));
+    assert_eq!((new[0].held(Tier::Gpu), new[0].applier.fits()), (vec![], Some(false)));
     // A clear wipes the slate: what is doubted after it is doubted again.
-    assert_eq!(new.apply(vec![two(), cleared()]), Outcome { cleared: true, doubt: None });
-    let block_size = old.block_size.clone();
-    drop(old);
-    assert_eq!(new.apply(vec![two()]).doubt, None);
-    assert_eq!((new.held(Tier::Gpu), block_size.get()), (vec![1], 2));
+    assert_eq!(new[0].apply(vec![two(), cleared()]), Outcome { cleared: true, doubt: None });
+    assert_eq!((new[1].apply(vec![two()]).doubt, old.size.get()), (None, 2));
+    assert_eq!((old.applier.fits(), new[0].applier.fits(), new[1].held(Tier::Gpu)), (Some(false), Some(true), vec![1]));
+    assert_eq!(old.apply(vec![stored(None, &[2])]).doubt, Some(Doubt::BlockSize));
+    // A process that was started anew may have others.
+    old.applier.restart();
+    assert_eq!((old.apply(vec![two()]).doubt, old.held(Tier::Gpu)), (None, vec![1]));
+    assert_eq!(old.apply(vec![stored(None, &[2])]).doubt, Some(Doubt::BlockSize), "no engine has two sizes");
 }
 
 #[test]

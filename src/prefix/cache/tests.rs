@@ -265,9 +265,22 @@ fn blocks_are_as_large_as_the_engines_where_none_are_asked_for() {
     let cache = cache(BlockUnit::Tokens(16)).of_engines_blocks();
     let keys: Vec<BlockKey> = (1..4).map(BlockKey).collect();
     assert_eq!((cache.unit(), cache.lookup(&mut keys.as_slice(), NOW).tokens(3)), (BlockUnit::Tokens(16), 48));
-    assert!(cache.block_size().suggest(32));
+    let page = || [(EndpointId(1), Some(32))].into_iter();
+    cache.block_size().pages(page());
     assert_eq!((cache.unit(), cache.lookup(&mut keys.as_slice(), NOW).tokens(3)), (BlockUnit::Tokens(32), 96));
     let text = self::cache(BlockUnit::Bytes(64)).of_engines_blocks();
-    assert!(text.block_size().suggest(32));
-    assert_eq!(text.unit(), BlockUnit::Bytes(64), "text is cut as it was");
+    text.block_size().pages(page());
+    assert_eq!(text.unit(), BlockUnit::Bytes(128), "text stands for as many tokens");
+}
+
+#[test]
+fn what_was_measured_of_blocks_of_our_own_holds_for_blocks_of_another_size() {
+    let cache = cache(BlockUnit::Tokens(16)).of_engines_blocks();
+    cache.measured(31, 1_008);
+    let own = |cache: &PrefixCache| cache.lookup(&mut &[][..], NOW).of_own_keys(true).tokens(10);
+    assert_eq!(own(&cache), 320, "text of two tokens for one");
+    cache.block_size().pages([(EndpointId(1), Some(256))].into_iter());
+    assert_eq!(own(&cache), 5_120);
+    cache.measured(31, 16_128);
+    assert_eq!(own(&cache), 5_120);
 }

@@ -1,12 +1,14 @@
 use super::*;
+use crate::ids::EndpointId;
+use crate::prefix::index::HolderId;
 use crate::prefix::key::Root;
 use crate::prompt::pieces::tests::prompt;
 use crate::protocol::prompt::Piece;
 use proptest::prelude::*;
 
 fn characters(block: usize) -> Characters {
-    let block_bytes = NonZeroUsize::new(block).unwrap();
-    Characters { block_bytes, ..Characters::new(KeySpace::new(7)) }
+    let block_size = Arc::new(BlockSize::given(u32::try_from(block).unwrap()));
+    Characters { block_size, token_bytes: NonZeroUsize::MIN, ..Characters::new(KeySpace::new(7)) }
 }
 
 /// The keys, from the whole stream at once.
@@ -14,11 +16,11 @@ fn eager(characters: &Characters, prompt: &Prompt<'_>, root: u64) -> Vec<BlockKe
     let (bytes, block) = match prompt {
         Prompt { tools: None, documents: None, system, pieces, .. } if system.is_empty() => match pieces.as_slice() {
             [Piece::Tokens(ids)] => {
-                (ids.iter().flat_map(|id| id.to_le_bytes()).collect(), characters.block_tokens.get() * 4)
+                (ids.iter().flat_map(|id| id.to_le_bytes()).collect(), characters.block_size.at_least_one().get() * 4)
             }
-            _ => (Pieces::new(prompt, &characters.volatile).to_bytes(), characters.block_bytes.get()),
+            _ => (Pieces::new(prompt, &characters.volatile).to_bytes(), characters.block_bytes().get()),
         },
-        _ => (Pieces::new(prompt, &characters.volatile).to_bytes(), characters.block_bytes.get()),
+        _ => (Pieces::new(prompt, &characters.volatile).to_bytes(), characters.block_bytes().get()),
     };
     let key = |(i, block): (usize, &[u8])| match i {
         0 => characters.space.first(root, block),
@@ -116,7 +118,7 @@ fn the_root_separates_and_only_in_the_first_block() {
 
 #[test]
 fn token_ids_are_cut_into_blocks_of_ids() {
-    let characters = characters(64);
+    let characters = Characters::new(KeySpace::new(7));
     let ids = |n: u32| Prompt { pieces: vec![Piece::Tokens((0..n).collect())], ..Prompt::default() };
     let (keys, tail) = characters.keys(&ids(40), 5).finish();
     assert_eq!(keys.len(), 2, "full blocks of 16 only");
@@ -165,4 +167,16 @@ fn bodies_that_mean_the_same_have_the_same_keys() {
         )
     };
     assert_eq!(claude("12ab", 5_000), claude("99ff", 4_000));
+}
+
+#[test]
+fn blocks_are_as_large_as_the_engines_are_by_now() {
+    let block_size = Arc::new(BlockSize::of_engines(16));
+    let characters = Characters { block_size: block_size.clone(), ..Characters::new(KeySpace::new(7)) };
+    let text = "a".repeat(1_000);
+    let prompt = Prompt { pieces: vec![Piece::Text(text.as_str().into())], ..Prompt::default() };
+    let blocks = || characters.keys(&prompt, 1).finish().0.len();
+    assert_eq!(blocks(), 1_000 / 64);
+    block_size.tell(EndpointId(1), HolderId(1), 50);
+    assert_eq!(blocks(), 1_000 / 200);
 }

@@ -25,7 +25,6 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
     HttpBody, HttpHeaders, HttpTrailers, ProcessingRequest, ProtocolConfiguration,
 };
 use libfuzzer_sys::fuzz_target;
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,7 +72,7 @@ fn world(rename: bool) -> World {
         seed: 7,
     }));
     cache.reconcile(&pool.store.load());
-    let characters = Characters { block_bytes: NonZeroUsize::MIN.saturating_add(7), ..Characters::new(cache.space()) };
+    let characters = Characters { block_size: cache.block_size().clone(), ..Characters::new(cache.space()) };
     let tokenizer = Tokenizer::Characters(characters);
     let clock = Clock::start();
     let prefix = PoolPrefix { cache, tokenizer, tenant_header: None, isolate_tenants: false, named_by_adapter: false, choose_rank: false, clock };

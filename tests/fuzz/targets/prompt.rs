@@ -2,18 +2,21 @@
 #![no_main]
 
 use attache::limits::Limits;
+use attache::prefix::block_size::BlockSize;
 use attache::prefix::{BlockKeys, KeySpace};
 use attache::prompt::characters::Characters;
 use attache::protocol::{self, Api};
 use libfuzzer_sys::fuzz_target;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 
 fuzz_target!(|data: &[u8]| {
     let [kind, step, body @ ..] = data else { return };
     let api = [Api::Completions, Api::ChatCompletions, Api::Messages, Api::Responses][usize::from(*kind) % 4];
     let Ok(request) = protocol::parse(api, None, body, &Limits::default()) else { return };
-    let block_bytes = NonZeroUsize::new(usize::from(*kind >> 2) + 1).expect("at least 1");
-    let characters = Characters { block_bytes, ..Characters::new(KeySpace::new(7)) };
+    let block_size = Arc::new(BlockSize::given(u32::from(*kind >> 2) + 1));
+    let characters =
+        Characters { block_size, token_bytes: NonZeroUsize::MIN, ..Characters::new(KeySpace::new(7)) };
     let (mut eager, mut lazy) = (characters.keys(&request.prompt, 1), characters.keys(&request.prompt, 1));
     let all = eager.upto(usize::MAX).to_vec();
     let mut asked = 0;
