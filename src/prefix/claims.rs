@@ -9,7 +9,7 @@ use crate::clock::Timestamp;
 use crate::ids::EndpointId;
 use ahash::RandomState;
 use dashmap::DashMap;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,13 +44,13 @@ pub struct Claim {
     points: SmallVec<[u64; 16]>,
 }
 
-/// How deep the claims of each endpoint go, in blocks.
+/// How deep the claims of each endpoint go, in blocks. As large as there are claimants, whatever their ids are: these are never given out
+/// again, so that in a long life those of one pool lie far apart.
 #[derive(Clone, Debug, Default)]
 pub struct ClaimedDepths {
-    /// The id of the first place.
-    first: u32,
-    /// By id, as those of one pool lie close together; 0 where there is no claim.
-    places: SmallVec<[u32; 8]>,
+    /// Id and depth, at the id's place or in the next free one behind it; 0 deep where there is none. A power of two of them, of which half
+    /// are free at least.
+    places: SmallVec<[(u32, u32); 8]>,
     claimants: usize,
     deepest: u32,
 }
@@ -60,8 +60,7 @@ impl ClaimedDepths {
     #[inline]
     #[must_use]
     pub fn get(&self, endpoint: EndpointId) -> u32 {
-        let place = endpoint.0.checked_sub(self.first).and_then(|place| self.places.get(place as usize));
-        place.copied().unwrap_or(0)
+        self.places.get(self.place(endpoint.0)).map_or(0, |(_, depth)| *depth)
     }
 
     /// How deep the deepest claim goes.
@@ -70,23 +69,39 @@ impl ClaimedDepths {
         self.deepest
     }
 
-    /// Takes in who has claims that are `depth` deep and not deeper than those taken in before.
-    fn add(&mut self, depth: u32, endpoints: impl Iterator<Item = EndpointId> + Clone) {
-        let ids = || endpoints.clone().map(|e| e.0);
-        let (Some(least), Some(most)) = (ids().min(), ids().max()) else { return };
-        if self.places.is_empty() {
-            (self.first, self.deepest) = (least, depth);
+    /// Where an id is, or would be.
+    #[inline]
+    fn place(&self, id: u32) -> usize {
+        let last = self.places.len().wrapping_sub(1);
+        // Fibonacci hashing: ids in a row lie far from each other, and so do those of several rows.
+        let mut at = ((u64::from(id.wrapping_mul(0x9E37_79B9)) * self.places.len() as u64) >> 32) as usize;
+        while self.places.get(at).is_some_and(|(there, depth)| *depth > 0 && *there != id) {
+            at = (at + 1) & last;
         }
-        let before = self.first.saturating_sub(least) as usize;
-        self.first -= before as u32;
-        self.places.insert_many(0, std::iter::repeat_n(0, before));
-        let places = self.places.len().max((most - self.first) as usize + 1);
-        self.places.resize(places, 0);
-        for id in ids() {
-            if let Some(place @ 0) = self.places.get_mut((id - self.first) as usize) {
-                *place = depth;
-                self.claimants += 1;
+        at
+    }
+
+    /// Takes in who has claims that are `depth` deep and not deeper than those taken in before, `most` at most.
+    fn add(&mut self, depth: u32, most: usize, endpoints: impl Iterator<Item = EndpointId>) {
+        for endpoint in endpoints {
+            if self.get(endpoint) > 0 {
+                continue;
             }
+            if 2 * (self.claimants + 1) > self.places.len() {
+                let room = (2 * most.max(self.claimants + 1)).next_power_of_two();
+                let before = std::mem::replace(&mut self.places, smallvec![(0, 0); room]);
+                before.into_iter().filter(|(_, depth)| *depth > 0).for_each(|entry| self.put(entry));
+            }
+            self.put((endpoint.0, depth));
+            self.claimants += 1;
+            self.deepest = self.deepest.max(depth);
+        }
+    }
+
+    fn put(&mut self, entry: (u32, u32)) {
+        let at = self.place(entry.0);
+        if let Some(place) = self.places.get_mut(at) {
+            *place = entry;
         }
     }
 }
@@ -131,7 +146,7 @@ impl Claims {
         for (point, depth) in self.points(keys).into_iter().rev() {
             let Some(here) = self.table.get(&point).filter(|here| here.len() > out.claimants) else { continue };
             let living = here.iter().filter(|c| now.since(c.latest) <= self.life);
-            out.add(depth, living.map(|c| c.endpoint));
+            out.add(depth, here.len(), living.map(|c| c.endpoint));
         }
         out
     }
@@ -203,6 +218,7 @@ fn step(chain: u64, depth: usize, key: BlockKey) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     const NOW: Timestamp = Timestamp(1_000_000_000);
     const A: EndpointId = EndpointId(1);
@@ -276,6 +292,38 @@ mod tests {
         }
         assert_eq!([0, 5_001, 19_999, 20_001].map(|id| found.get(EndpointId(id))), [0; 4]);
         assert_eq!((found.deepest(), found.claimants), (512, 1_001));
+    }
+
+    #[test]
+    fn endpoints_that_came_and_went_make_no_room_for_themselves() {
+        let claims = Claims::new(DEFAULT_CLAIM_LIFE, 7);
+        let keys = prompt(600, 1);
+        // One that has been there for ever, and pools that were replaced again and again since.
+        let ids: Vec<u32> = (0..8).map(|i| i * 400_000_000).chain([u32::MAX]).collect();
+        let _held: Vec<_> = ids.iter().map(|id| claims.claim(EndpointId(*id), &keys, NOW)).collect();
+        let found = claims.lookup(&mut keys.as_slice(), NOW);
+        assert!(ids.iter().all(|id| found.get(EndpointId(*id)) == 600 && found.get(EndpointId(id ^ 1)) == 0));
+        assert!(found.places.len() <= 32, "{} places for {} claimants", found.places.len(), ids.len());
+    }
+
+    proptest! {
+        /// Whoever claims is found, whoever else asks has nothing, and no more room is taken than four times as many.
+        #[test]
+        fn depths_are_those_of_the_deepest_claim(
+            ids in prop::collection::btree_map(prop_oneof![0u32..40, (0u32..40).prop_map(|i| i << 26), any::<u32>()], 1u32..5, 0..80),
+            others in prop::collection::vec(any::<u32>(), 20),
+        ) {
+            let mut depths = ClaimedDepths::default();
+            for depth in (1..5).rev() {
+                let here = || ids.iter().filter(|(_, own)| **own >= depth).map(|(id, _)| EndpointId(*id));
+                depths.add(depth, here().count(), here());
+            }
+            for id in ids.keys().chain(&others) {
+                prop_assert_eq!(depths.get(EndpointId(*id)), ids.get(id).copied().unwrap_or(0));
+            }
+            prop_assert_eq!((depths.claimants, depths.deepest()), (ids.len(), ids.values().max().copied().unwrap_or(0)));
+            prop_assert!(depths.places.len() <= 4 * ids.len());
+        }
     }
 
     /// Keys that count how far they were asked for.
