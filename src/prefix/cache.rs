@@ -65,7 +65,7 @@ pub struct CacheConfig {
     pub unit: BlockUnit,
     /// Bytes of the index.
     pub max_bytes: u64,
-    /// Part of it that one tenant's guesses keep where all of it is used up.
+    /// Part of what engines' own words leave of it that one tenant's guesses keep where all of it is used up.
     pub tenant_share: f32,
     /// How long a claim counts.
     pub claim_life: Duration,

@@ -3,25 +3,25 @@
 //! Two orders are kept. For each holder, segments of runs by their last use: a prompt touches the beginning of a run, so a run is
 //! cut into segments by age, and the oldest segment of a holder is always the tail of something. For each tenant, and for all
 //! together, the runs that its prompts have made: these pay for the budget. Where that is used up, who has most of those that have more
-//! than their share gives way; within their shares, tenants are not told apart. A prompt touches its deepest run first, so that a tail
-//! always goes before its head.
+//! than their share ([`super::tenants`]) gives way; within their shares, tenants are not told apart. A prompt touches its deepest run first,
+//! so that a tail always goes before its head.
 //!
 //! Nodes lie in the arena, four words each. A segment: run and column; from and to; previous and next; the next deeper segment of
-//! its run and the moment of use. A run's node: run and tenant; previous and next of all; previous and next of the tenant; bytes. A
-//! tenant: bytes; its newest and oldest run.
+//! its run and the moment of use. A run's node: run and the tenant that pays; previous and next of all; previous and next of the tenant;
+//! bytes, and another tenant that uses it or the same again.
 
-use super::arena::{Addr, high, low, order_for, pair};
+use super::arena::{Addr, order_for, pair};
 use super::cover::{Column, GUESS};
+use super::list::{Ends, List, push, unlink};
 use super::run::{GUESSED, MAX_RUN, Place, Run, same_tags};
 use super::table::{NoRoom, Table};
+use super::tenants::Tenants;
 use super::writer::{Claim, Writer};
 use super::{Shared, TenantId};
 use crate::clock::Timestamp;
 use crate::prefix::key::BlockKey;
-use std::cmp::Reverse;
 
 const NODE_WORDS: u32 = 4;
-const TENANT_WORDS: u32 = 2;
 /// Bytes that a segment and its entry in the table cost.
 const SEGMENT_BYTES: u32 = 56;
 /// Bytes that a run's node, its entry in the table and its bucket cost.
@@ -31,87 +31,31 @@ const NODE: Column = Column::MAX;
 /// Moments of use are kept in units of 2^24 ns, about 17 ms.
 const MOMENT_SHIFT: u32 = 24;
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Ends {
-    newest: Addr,
-    oldest: Addr,
-}
-
 /// The lists.
 #[derive(Debug)]
 pub(super) struct Guesses {
     /// (run, column) to the column's newest segment of it; (run, [`NODE`]) to the run's node.
     pub(super) table: Table,
     all: Ends,
-    /// A tenant's share, bytes.
-    share: u64,
-    /// Tenants that have more, and how much.
-    over: Vec<(TenantId, u64)>,
+    pub(super) tenants: Tenants,
     /// The runs of the prompt at hand, and how much of each: not to be evicted.
     path: Vec<(Addr, u32)>,
-    /// Whose that prompt is, and how many bytes it is about to take: stays a tenant, even if all that it had goes to make room.
-    recording: Option<(TenantId, u64)>,
     /// A run that is being taken up, or 0: not to be evicted.
     pub(super) pinned: Addr,
-}
-
-fn tenant_key(tenant: TenantId) -> u64 {
-    1 << 63 | u64::from(tenant.0)
 }
 
 fn key(run: Addr, column: Column) -> u64 {
     u64::from(run) << 16 | u64::from(column)
 }
 
-/// Which words of a node link it to its neighbours.
-#[derive(Clone, Copy)]
-struct List(u32);
 const OF_HOLDER: List = List(2);
 const OF_ALL: List = List(1);
 const OF_TENANT: List = List(2);
 
-fn push(sh: &Shared, list: List, ends: &mut Ends, node: Addr) {
-    let next = ends.newest;
-    sh.arena.store(node + list.0, pair(0, next));
-    if next == 0 {
-        ends.oldest = node;
-    } else {
-        sh.arena.set_low(next + list.0, node);
-    }
-    ends.newest = node;
-}
-
-fn unlink(sh: &Shared, list: List, ends: &mut Ends, node: Addr) {
-    let links = sh.arena.load(node + list.0);
-    let (previous, next) = (low(links), high(links));
-    if previous == 0 {
-        ends.newest = next;
-    } else {
-        sh.arena.set_high(previous + list.0, next);
-    }
-    if next == 0 {
-        ends.oldest = previous;
-    } else {
-        sh.arena.set_low(next + list.0, previous);
-    }
-}
-
 impl Guesses {
-    pub(super) fn new(table: Table, share: u64) -> Self {
-        Self { table, all: Ends::default(), share, over: Vec::new(), path: Vec::new(), recording: None, pinned: 0 }
-    }
-
-    /// Whether the prompt at hand takes its tenant over its share.
-    fn is_greedy(&self, sh: &Shared) -> bool {
-        self.recording.is_some_and(|(tenant, coming)| self.bytes(sh, tenant) + coming > self.share)
-    }
-
-    fn tenant(&self, sh: &Shared, tenant: TenantId) -> Option<Addr> {
-        self.table.get(&sh.arena, tenant_key(tenant)).map(|node| node as Addr)
-    }
-
-    fn bytes(&self, sh: &Shared, tenant: TenantId) -> u64 {
-        self.tenant(sh, tenant).map_or(0, |node| sh.arena.load(node))
+    /// `part` of what guesses can have is a tenant's share.
+    pub(super) fn new(table: Table, part: f64) -> Self {
+        Self { table, all: Ends::default(), tenants: Tenants::new(part), path: Vec::new(), pinned: 0 }
     }
 }
 
@@ -133,7 +77,7 @@ impl Writer {
         }
         let claim = Claim { plane: GUESS, column };
         self.guesses.pinned = 0;
-        self.guesses.recording = Some((tenant, u64::from(RUN_BYTES + SEGMENT_BYTES)));
+        self.guesses.tenants.recording = Some((tenant, u64::from(RUN_BYTES + SEGMENT_BYTES)));
         let known = self.walk(sh, keys);
         let rest = keys.get(known..).unwrap_or_default();
         let mut new = self.hold_path(sh, slot, claim);
@@ -151,62 +95,9 @@ impl Writer {
             self.guesses.path.pop();
         }
         self.keep_capacity(sh, slot);
-        self.guesses.recording = None;
+        self.guesses.tenants.recording = None;
         self.forget_tenant(sh, tenant);
         new.0
-    }
-
-    /// Whether a tenant is known, or there is room for one more.
-    fn admit(&mut self, sh: &Shared, tenant: TenantId) -> bool {
-        while self.guesses.tenant(sh, tenant).is_none() {
-            let added = self.space.alloc(&sh.arena, order_for(TENANT_WORDS)).is_some_and(|node| {
-                sh.arena.store(node, 0);
-                sh.arena.store(node + 1, 0);
-                let entry = (tenant_key(tenant), u64::from(node));
-                let set = self.guesses.table.set(&sh.arena, &mut self.space, entry.0, entry.1);
-                if set.is_err() {
-                    self.space.free(&sh.arena, node, order_for(TENANT_WORDS));
-                }
-                set.is_ok()
-            });
-            if !added && !self.make_room(sh) {
-                return false;
-            }
-        }
-        true
-    }
-
-    /// A tenant without runs goes.
-    fn forget_tenant(&mut self, sh: &Shared, tenant: TenantId) {
-        if self.guesses.recording.is_none_or(|(recording, _)| recording != tenant)
-            && let Some(node) = self.guesses.tenant(sh, tenant)
-            && sh.arena.low(node + 1) == 0
-        {
-            self.guesses.table.remove(&sh.arena, tenant_key(tenant));
-            self.space.free(&sh.arena, node, order_for(TENANT_WORDS));
-        }
-    }
-
-    /// Changes a tenant's list of runs.
-    fn of_tenant(&mut self, sh: &Shared, tenant: TenantId, change: impl FnOnce(&mut Ends)) {
-        if let Some(node) = self.guesses.tenant(sh, tenant) {
-            let links = sh.arena.load(node + 1);
-            let mut ends = Ends { newest: low(links), oldest: high(links) };
-            change(&mut ends);
-            sh.arena.store(node + 1, pair(ends.newest, ends.oldest));
-        }
-    }
-
-    fn bill(&mut self, sh: &Shared, tenant: TenantId, before: u32, now: u32) {
-        if let Some(node) = self.guesses.tenant(sh, tenant) {
-            let bytes = (sh.arena.load(node) + u64::from(now)).saturating_sub(u64::from(before));
-            sh.arena.store(node, bytes);
-            let Guesses { share, over, .. } = &mut self.guesses;
-            over.retain(|(other, _)| *other != tenant);
-            if bytes > *share {
-                over.push((tenant, bytes));
-            }
-        }
     }
 
     /// Puts the runs that hold the prompt on the path. Returns how many blocks of it they have.
@@ -261,7 +152,7 @@ impl Writer {
             let done = loop {
                 let part = rest.get(..most).unwrap_or_default();
                 let bytes = RUN_BYTES + SEGMENT_BYTES + 64 + 8 * part.len() as u32;
-                self.guesses.recording = Some((tenant, u64::from(bytes)));
+                self.guesses.tenants.recording = Some((tenant, u64::from(bytes)));
                 match self.grow_once(sh, claim, part, tenant) {
                     Ok(n) => break Some(n),
                     Err(NoRoom) if self.make_room(sh) => {}
@@ -379,7 +270,7 @@ impl Writer {
         Ok(())
     }
 
-    /// A run is now its tenant's most recently used; if nobody pays for it yet, `tenant` does.
+    /// A run is now its tenant's most recently used. If nobody pays for it yet, `tenant` does; else it is noted as one who uses it too.
     fn touch_run(&mut self, sh: &Shared, run: Addr, tenant: TenantId) -> Result<(), NoRoom> {
         if let Some(node) = self.guesses.table.get(&sh.arena, key(run, NODE)) {
             let node = node as Addr;
@@ -390,6 +281,10 @@ impl Writer {
                 unlink(sh, OF_TENANT, ends, node);
                 push(sh, OF_TENANT, ends, node);
             });
+            // One that has more than its share itself could not take it over.
+            if tenant != owner && self.bytes_of(sh, tenant) <= self.share() {
+                sh.arena.set_high(node + 3, tenant.0);
+            }
         } else {
             let node = self.space.alloc(&sh.arena, order_for(NODE_WORDS)).ok_or(NoRoom)?;
             let set = self.guesses.table.set(&sh.arena, &mut self.space, key(run, NODE), u64::from(node));
@@ -398,7 +293,7 @@ impl Writer {
                 return Err(no_room);
             }
             sh.arena.store(node, pair(run, tenant.0));
-            sh.arena.store(node + 3, 0);
+            sh.arena.store(node + 3, pair(0, tenant.0));
             push(sh, OF_ALL, &mut self.guesses.all, node);
             self.of_tenant(sh, tenant, |ends| push(sh, OF_TENANT, ends, node));
             Run::at(&sh.arena, run).set_flags(GUESSED);
@@ -415,8 +310,25 @@ impl Writer {
         let holders = self.cover.all().filter(|(_, plane, _)| *plane == GUESS).count() as u32;
         let bytes = RUN_BYTES + 8 * self.words(sh, run) + SEGMENT_BYTES * holders;
         let before = sh.arena.low(node + 3);
-        sh.arena.store(node + 3, pair(bytes, 0));
+        sh.arena.set_low(node + 3, bytes);
         self.bill(sh, TenantId(sh.arena.high(node)), before, bytes);
+    }
+
+    /// Has another tenant pay for a run that it uses too, if that stays within its share with it. The run is then as if that one had just
+    /// used it, though not among those of all.
+    fn pass_on(&mut self, sh: &Shared, node: Addr) -> bool {
+        let (owner, user) = (TenantId(sh.arena.high(node)), TenantId(sh.arena.high(node + 3)));
+        let bytes = sh.arena.low(node + 3);
+        if user == owner || self.due(sh, user) + u64::from(bytes) > self.share() || !self.add_tenant(sh, user) {
+            return false;
+        }
+        self.of_tenant(sh, owner, |ends| unlink(sh, OF_TENANT, ends, node));
+        self.bill(sh, owner, bytes, 0);
+        sh.arena.set_high(node, user.0);
+        self.of_tenant(sh, user, |ends| push(sh, OF_TENANT, ends, node));
+        self.bill(sh, user, 0, bytes);
+        self.forget_tenant(sh, owner);
+        true
     }
 
     /// Nobody is believed to have a run any more.
@@ -466,15 +378,19 @@ impl Writer {
     }
 
     /// Forgets the least recently used run: of who has most of those that have more than their share, or else of all. False when there
-    /// is none that may go, as where a prompt that takes its tenant over its share would cost others of theirs.
+    /// is none that may go, as where a prompt that takes its tenant over its share would cost others of theirs. What another tenant uses too, and
+    /// has room for in its share, is that one's from then on.
     pub(super) fn make_room(&mut self, sh: &Shared) -> bool {
         if std::mem::take(&mut self.is_aside_short) {
             // Guesses take nothing of that.
             return false;
         }
+        let mut greedy = self.oldest_of_greediest(sh);
+        while greedy.is_some_and(|node| self.pass_on(sh, node)) {
+            greedy = self.oldest_of_greediest(sh);
+        }
         let oldest = self.oldest_unused(sh, OF_ALL, self.guesses.all.oldest);
-        let greedy = self.oldest_of_greediest(sh);
-        let Some(node) = greedy.or(oldest.filter(|_| !self.guesses.is_greedy(sh))) else { return false };
+        let Some(node) = greedy.or(oldest.filter(|_| !self.is_greedy(sh))) else { return false };
         let blocks = u64::from(self.evict(sh, node));
         if Some(node) == oldest {
             self.stats.evicted_for_budget += blocks;
@@ -484,19 +400,9 @@ impl Writer {
         true
     }
 
-    /// The oldest unused run of the tenant that is furthest over its share and has one, with what the prompt at hand is about to take.
+    /// The oldest unused run of the tenant that is furthest over its share and has one.
     fn oldest_of_greediest(&self, sh: &Shared) -> Option<Addr> {
-        let guesses = &self.guesses;
-        let mut greedy = guesses.over.clone();
-        if let Some((tenant, coming)) = guesses.recording.filter(|_| guesses.is_greedy(sh)) {
-            greedy.retain(|(other, _)| *other != tenant);
-            greedy.push((tenant, guesses.bytes(sh, tenant) + coming));
-        }
-        greedy.sort_unstable_by_key(|(tenant, bytes)| (Reverse(*bytes), *tenant));
-        greedy.into_iter().find_map(|(tenant, _)| {
-            let node = guesses.tenant(sh, tenant)?;
-            self.oldest_unused(sh, OF_TENANT, sh.arena.high(node + 1))
-        })
+        self.greedy(sh).into_iter().find_map(|ends| self.oldest_unused(sh, OF_TENANT, ends.oldest))
     }
 
     /// Forgets a holder's oldest guesses until it has no more than its capacity.
@@ -525,6 +431,7 @@ impl Writer {
         }
         let had = self.drop_range(sh, run, Claim { plane: GUESS, column }, (left, MAX_RUN));
         self.count(slot, GUESS, 0, had);
+        self.charge(sh, run);
         had
     }
 
@@ -551,6 +458,7 @@ impl Writer {
         self.guesses.table.remove(&sh.arena, key(run, column));
         self.space.free(&sh.arena, segment, order_for(NODE_WORDS));
         self.clean(sh, run);
+        self.charge(sh, run);
         next
     }
 }

@@ -7,6 +7,7 @@
 //! | [`children`] | which run hangs where |
 //! | [`lookup`], [`matches`] | the readers' walk, its result |
 //! | [`writer`], [`store`], [`guess`] | runs made and freed; what engines tell; what is only believed |
+//! | [`tenants`], [`list`] | who pays for what is believed; lists in the arena |
 //! | [`table`], [`page`], [`holders`], [`columns`] | the writer's map, its pages; who there is; columns and how they are swept |
 //! | [`weight`] | how much each holder took in lately |
 //!
@@ -19,6 +20,7 @@ mod columns;
 mod cover;
 mod guess;
 mod holders;
+mod list;
 mod lookup;
 mod matches;
 mod memory;
@@ -27,6 +29,7 @@ mod ranges;
 mod run;
 mod store;
 mod table;
+mod tenants;
 mod weight;
 mod writer;
 
@@ -77,7 +80,8 @@ pub enum Tier {
 pub struct IndexConfig {
     /// Bytes of all its structures together.
     pub budget_bytes: usize,
-    /// Part of the budget that the approximate entries of one tenant keep where all of it is used up, [`LEAST_SHARE`]..=1.
+    /// Part of what approximate entries can have, which is what engines' own leave of the budget, that those of one tenant keep where all of it
+    /// is used up, [`LEAST_SHARE`]..=1.
     pub tenant_share: f32,
     /// After this time a block counts half in [`PrefixIndex::weight`].
     pub half_life: Duration,
@@ -141,7 +145,7 @@ pub struct Stats {
     pub refused_blocks: u64,
 }
 
-/// No tenant's share of the budget is smaller: those over theirs, which are looked through for who gives way, are no more than a hundred.
+/// No tenant's share is smaller: those that have half of it, which are looked through for who gives way, are no more than two hundred.
 pub const LEAST_SHARE: f32 = 0.01;
 
 /// No holder has this column.
@@ -212,7 +216,7 @@ impl PrefixIndex {
             root: 0,
             seed: spread(config.seed ^ 3),
         };
-        let share = (budget as f64 * f64::from(config.tenant_share.clamp(LEAST_SHARE, 1.0))) as u64;
+        let share = f64::from(config.tenant_share.clamp(LEAST_SHARE, 1.0));
         let mut writer = Writer::new(
             space,
             names,

@@ -40,3 +40,10 @@ pub(super) fn depth(index: &PrefixIndex, holder: HolderId, keys: &[BlockKey]) ->
     index.lookup(&mut keys, &mut matches);
     matches.depth(holder)
 }
+
+impl PrefixIndex {
+    /// Panics where tenants pay otherwise than their runs cost.
+    pub(super) fn check_bills(&self) {
+        self.writer.lock().check_bills(&self.shared);
+    }
+}

@@ -95,6 +95,88 @@ fn who_has_more_than_its_share_gives_way_to_the_others() {
 }
 
 #[test]
+fn a_flood_of_one_tenant_leaves_what_others_use_too() {
+    let index = index(BUDGET);
+    let (holder, other) = (index.add_holder(), index.add_holder());
+    let head = keys(1, 200);
+    let behind = |prompt: u64| head.iter().copied().chain(keys(prompt, 100)).collect::<Vec<_>>();
+    // The tenant of the flood was there first.
+    index.record(holder, &behind(2), TenantId(2), seconds(1));
+    index.record(holder, &behind(3), TenantId(1), seconds(1));
+    // And this one has nothing that is not the first one's.
+    let same = keys(4, 100);
+    index.record(holder, &same, TenantId(2), seconds(1));
+    index.record(other, &same, TenantId(3), seconds(1));
+    for i in 0..12_000 {
+        index.record(holder, &keys(1000 + i, 100), TenantId(2), seconds(2));
+    }
+    assert_eq!((depth(&index, holder, &behind(3)).gpu, depth(&index, other, &same).gpu), (300, 100));
+    let stats = index.stats();
+    assert!(stats.evicted_for_tenant > 300_000 && stats.evicted_for_budget == 0, "{stats:?}");
+    index.check_bills();
+}
+
+#[test]
+fn what_others_use_too_does_not_take_more_than_their_share() {
+    let index = index(BUDGET);
+    let holder = index.add_holder();
+    for i in 0..12_000 {
+        index.record(holder, &keys(1000 + i, 100), TenantId(2), seconds(1));
+        index.record(holder, &keys(1000 + i, 100), TenantId(1), seconds(1));
+    }
+    for i in 0..12_000 {
+        index.record(holder, &keys(100_000 + i, 100), TenantId(2), seconds(2));
+    }
+    let stats = index.stats();
+    let kept = (0..12_000).filter(|i| depth(&index, holder, &keys(1000 + i, 100)).gpu == 100).count();
+    let all = stats.blocks / 100;
+    assert!(kept * 5 > all && kept * 4 < all + 100, "a quarter: {kept} of {all}");
+    index.check_bills();
+}
+
+#[test]
+fn shares_are_parts_of_what_engines_leave() {
+    let index = index(BUDGET);
+    let (engine, holder) = (index.add_holder(), index.add_holder());
+    for prompt in 0.. {
+        store(&index, engine, &keys(1 << 30 | prompt, 200));
+        let stats = index.stats();
+        if stats.budget_bytes - stats.bytes + stats.free_bytes < BUDGET / 8 {
+            break;
+        }
+    }
+    // Less than a quarter of the budget is left, and so the flood would never have as much.
+    let mine = keys(1, 100);
+    index.record(holder, &mine, TenantId(1), seconds(1));
+    for i in 0..4_000 {
+        index.record(holder, &keys(1000 + i, 100), TenantId(2), seconds(2));
+    }
+    let stats = index.stats();
+    assert!(stats.evicted_for_tenant > 50_000 && stats.evicted_for_budget == 0, "{stats:?}");
+    assert_eq!(depth(&index, holder, &mine).gpu, 100);
+    index.check_bills();
+}
+
+#[test]
+fn what_a_holder_has_no_room_for_is_not_paid_for() {
+    let index = index(BUDGET);
+    let (holder, other) = (index.add_holder(), index.add_holder());
+    index.record(holder, &keys(1, 1_000), TenantId(1), seconds(1));
+    index.record(other, &keys(1, 1_000), TenantId(1), seconds(1));
+    let billed = || index.writer.lock().bytes_of(&index.shared, TenantId(1));
+    let both = billed();
+    index.set_capacity(holder, 10);
+    index.set_capacity(other, 10);
+    let few = billed();
+    assert!(few * 4 < both, "{both} {few}");
+    index.remove_holder(other);
+    // The sweep needs writes.
+    (0..64).for_each(|_| index.remove(holder, Tier::Gpu, &[]));
+    assert!(billed() < few, "a holder that is gone has nothing");
+    index.check_bills();
+}
+
+#[test]
 fn a_prompt_larger_than_the_budget_keeps_its_head() {
     let index = index(1 << 20);
     let holder = index.add_holder();

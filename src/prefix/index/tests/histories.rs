@@ -247,6 +247,7 @@ impl World {
             }
             assert_eq!(self.index.blocks(*id), self.model.blocks(holder), "holder {holder}");
         }
+        self.index.check_bills();
     }
 }
 
@@ -295,8 +296,8 @@ proptest! {
 }
 
 /// Where there is no room the index forgets, but it never says more than there is.
-fn run_short_of_room(ops: &[Op], budget: usize, letter: usize, first_column: usize) {
-    let mut world = World { index: index_with_share(budget, 1.0), ..World::new(true, letter, 0) };
+fn run_short_of_room(ops: &[Op], (budget, share): (usize, f32), letter: usize, first_column: usize) {
+    let mut world = World { index: index_with_share(budget, share), ..World::new(true, letter, 0) };
     for _ in 0..first_column {
         let _ = world.index.add_holder();
     }
@@ -322,6 +323,7 @@ fn run_short_of_room(ops: &[Op], budget: usize, letter: usize, first_column: usi
         }
         let stats = world.index.stats();
         assert!(stats.bytes <= stats.budget_bytes, "{stats:?}");
+        world.index.check_bills();
     }
 }
 
@@ -342,7 +344,7 @@ fn who_was_removed_is_gone_though_the_rest_finds_no_room() {
         Op::Replace { holder: 2 },
         record(0, &[0]),
     ];
-    run_short_of_room(&ops, 41 << 10, 137, 59);
+    run_short_of_room(&ops, (41 << 10, 1.0), 137, 59);
 }
 
 proptest! {
@@ -352,10 +354,11 @@ proptest! {
     fn nothing_is_made_up_where_there_is_no_room(
         ops in prop::collection::vec(op(), 1..160),
         budget in 40usize..200,
+        share in prop_oneof![Just(1.0f32), Just(0.25)],
         letter in 1usize..200,
         first_column in prop_oneof![Just(0usize), Just(59)],
     ) {
-        run_short_of_room(&ops, budget << 10, letter, first_column);
+        run_short_of_room(&ops, (budget << 10, share), letter, first_column);
     }
 }
 

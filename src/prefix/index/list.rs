@@ -1,0 +1,43 @@
+//! Lists whose nodes lie in the arena: a word of each holds the one before it and the one behind it, 0 where there is none.
+
+use super::Shared;
+use super::arena::{Addr, high, low, pair};
+
+/// Where a list begins and ends.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Ends {
+    pub(super) newest: Addr,
+    pub(super) oldest: Addr,
+}
+
+/// Which word of a node links it to its neighbours.
+#[derive(Clone, Copy)]
+pub(super) struct List(pub(super) u32);
+
+/// Puts a node before all others.
+pub(super) fn push(sh: &Shared, list: List, ends: &mut Ends, node: Addr) {
+    let next = ends.newest;
+    sh.arena.store(node + list.0, pair(0, next));
+    if next == 0 {
+        ends.oldest = node;
+    } else {
+        sh.arena.set_low(next + list.0, node);
+    }
+    ends.newest = node;
+}
+
+/// Takes a node out.
+pub(super) fn unlink(sh: &Shared, list: List, ends: &mut Ends, node: Addr) {
+    let links = sh.arena.load(node + list.0);
+    let (previous, next) = (low(links), high(links));
+    if previous == 0 {
+        ends.newest = next;
+    } else {
+        sh.arena.set_high(previous + list.0, next);
+    }
+    if next == 0 {
+        ends.oldest = previous;
+    } else {
+        sh.arena.set_low(next + list.0, previous);
+    }
+}

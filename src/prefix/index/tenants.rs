@@ -1,0 +1,198 @@
+//! Who pays for guesses: what each tenant has, and which of them have more than their share.
+//!
+//! A share is a part of what guesses can have: of what is billed for them and of what nothing stands in. What engines have told takes room
+//! that no tenant has a part of, so shares get smaller with it, and larger again. Who has more than its share is found without looking at
+//! all tenants, as each is in the list of its class: those that have 2^n bytes and less than twice as many. A few hundred at most have half
+//! a share.
+//!
+//! A tenant's node lies in the arena, four words: bytes; its newest and oldest run; previous and next of its class; its name.
+
+use super::arena::Addr;
+use super::arena::{high, low, order_for, pair};
+use super::list::{Ends, List, push, unlink};
+use super::writer::Writer;
+use super::{Shared, TenantId};
+use std::cmp::Reverse;
+
+const WORDS: u32 = 4;
+const OF_CLASS: List = List(2);
+/// A bill is less than 2^47 bytes: the arena has no more words than its addresses.
+const CLASSES: usize = 48;
+
+/// The bills.
+#[derive(Debug)]
+pub(super) struct Tenants {
+    /// A tenant's share, as a part of what guesses can have.
+    part: f64,
+    /// Bytes of all tenants.
+    billed: u64,
+    classes: [Ends; CLASSES],
+    /// Whose the prompt at hand is, and how many bytes it is about to take: stays a tenant, even if all that it had goes to make room.
+    pub(super) recording: Option<(TenantId, u64)>,
+}
+
+fn key(tenant: TenantId) -> u64 {
+    1 << 63 | u64::from(tenant.0)
+}
+
+fn class(bytes: u64) -> usize {
+    ((u64::BITS - bytes.leading_zeros()) as usize).min(CLASSES - 1)
+}
+
+impl Tenants {
+    pub(super) fn new(part: f64) -> Self {
+        Self { part, billed: 0, classes: [Ends::default(); CLASSES], recording: None }
+    }
+
+    fn class(&mut self, bytes: u64) -> &mut Ends {
+        &mut self.classes[class(bytes)]
+    }
+}
+
+impl Writer {
+    fn tenant(&self, sh: &Shared, tenant: TenantId) -> Option<Addr> {
+        self.guesses.table.get(&sh.arena, key(tenant)).map(|node| node as Addr)
+    }
+
+    /// What is billed to a tenant.
+    pub(super) fn bytes_of(&self, sh: &Shared, tenant: TenantId) -> u64 {
+        self.tenant(sh, tenant).map_or(0, |node| sh.arena.load(node))
+    }
+
+    /// The same with what the prompt at hand is about to take.
+    pub(super) fn due(&self, sh: &Shared, tenant: TenantId) -> u64 {
+        let coming = self.guesses.tenants.recording.filter(|(recording, _)| *recording == tenant);
+        self.bytes_of(sh, tenant) + coming.map_or(0, |(_, bytes)| bytes)
+    }
+
+    /// Bytes that a tenant keeps where no more are free.
+    pub(super) fn share(&self) -> u64 {
+        let Tenants { part, billed, .. } = &self.guesses.tenants;
+        ((billed + 8 * self.space.room() as u64) as f64 * part) as u64
+    }
+
+    /// Whether the prompt at hand takes its tenant over its share.
+    pub(super) fn is_greedy(&self, sh: &Shared) -> bool {
+        self.guesses.tenants.recording.is_some_and(|(tenant, _)| self.due(sh, tenant) > self.share())
+    }
+
+    /// The runs of the tenants that have more than their share, with what the prompt at hand is about to take; of who has most first.
+    pub(super) fn greedy(&self, sh: &Shared) -> Vec<Ends> {
+        let (share, tenants) = (self.share(), &self.guesses.tenants);
+        let recording = tenants.recording.and_then(|(tenant, _)| self.tenant(sh, tenant));
+        let mut greedy = Vec::new();
+        for ends in tenants.classes.iter().skip(class(share)) {
+            let mut node = ends.newest;
+            while node != 0 {
+                if Some(node) != recording {
+                    greedy.push((sh.arena.load(node), node));
+                }
+                node = high(sh.arena.load(node + OF_CLASS.0));
+            }
+        }
+        greedy.extend(recording.map(|node| (self.due(sh, name(sh, node)), node)));
+        greedy.retain(|(bytes, _)| *bytes > share);
+        greedy.sort_unstable_by_key(|(bytes, node)| (Reverse(*bytes), name(sh, *node)));
+        greedy.into_iter().map(|(_, node)| runs(sh, node)).collect()
+    }
+
+    /// Whether a tenant is known, or there is room for one more, or room is made for it.
+    pub(super) fn admit(&mut self, sh: &Shared, tenant: TenantId) -> bool {
+        while !self.add_tenant(sh, tenant) {
+            if !self.make_room(sh) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Whether a tenant is known, or there is room for one more.
+    pub(super) fn add_tenant(&mut self, sh: &Shared, tenant: TenantId) -> bool {
+        if self.tenant(sh, tenant).is_some() {
+            return true;
+        }
+        let Some(node) = self.space.alloc(&sh.arena, order_for(WORDS)) else { return false };
+        if self.guesses.table.set(&sh.arena, &mut self.space, key(tenant), u64::from(node)).is_err() {
+            self.space.free(&sh.arena, node, order_for(WORDS));
+            return false;
+        }
+        sh.arena.store(node, 0);
+        sh.arena.store(node + 1, 0);
+        sh.arena.store(node + 3, u64::from(tenant.0));
+        push(sh, OF_CLASS, self.guesses.tenants.class(0), node);
+        true
+    }
+
+    /// A tenant without runs goes.
+    pub(super) fn forget_tenant(&mut self, sh: &Shared, tenant: TenantId) {
+        if self.guesses.tenants.recording.is_none_or(|(recording, _)| recording != tenant)
+            && let Some(node) = self.tenant(sh, tenant)
+            && runs(sh, node).newest == 0
+        {
+            unlink(sh, OF_CLASS, self.guesses.tenants.class(sh.arena.load(node)), node);
+            self.guesses.table.remove(&sh.arena, key(tenant));
+            self.space.free(&sh.arena, node, order_for(WORDS));
+        }
+    }
+
+    /// Changes a tenant's list of runs.
+    pub(super) fn of_tenant(&mut self, sh: &Shared, tenant: TenantId, change: impl FnOnce(&mut Ends)) {
+        if let Some(node) = self.tenant(sh, tenant) {
+            let mut ends = runs(sh, node);
+            change(&mut ends);
+            sh.arena.store(node + 1, pair(ends.newest, ends.oldest));
+        }
+    }
+
+    /// A run for which a tenant paid so much costs so much now.
+    pub(super) fn bill(&mut self, sh: &Shared, tenant: TenantId, before: u32, now: u32) {
+        let Some(node) = self.tenant(sh, tenant) else { return };
+        let had = sh.arena.load(node);
+        let bytes = (had + u64::from(now)).saturating_sub(u64::from(before));
+        sh.arena.store(node, bytes);
+        let tenants = &mut self.guesses.tenants;
+        tenants.billed = tenants.billed + bytes - had;
+        if class(had) != class(bytes) {
+            unlink(sh, OF_CLASS, tenants.class(had), node);
+            push(sh, OF_CLASS, tenants.class(bytes), node);
+        }
+    }
+}
+
+fn name(sh: &Shared, node: Addr) -> TenantId {
+    TenantId(sh.arena.low(node + 3))
+}
+
+/// A tenant's runs.
+fn runs(sh: &Shared, node: Addr) -> Ends {
+    let links = sh.arena.load(node + 1);
+    Ends { newest: low(links), oldest: high(links) }
+}
+
+#[cfg(test)]
+impl Writer {
+    /// Panics where the bills are not those of the runs, or a tenant is not in its class.
+    pub(super) fn check_bills(&self, sh: &Shared) {
+        let Tenants { billed, classes, recording, .. } = &self.guesses.tenants;
+        assert!(recording.is_none());
+        let (mut all, mut known) = (0, 0);
+        for (at, ends) in classes.iter().enumerate() {
+            let mut node = ends.newest;
+            while node != 0 {
+                let bytes = sh.arena.load(node);
+                assert_eq!((class(bytes), self.tenant(sh, name(sh, node))), (at, Some(node)));
+                let mut run = runs(sh, node).newest;
+                let mut bills = 0;
+                while run != 0 {
+                    assert_eq!(sh.arena.high(run), name(sh, node).0);
+                    bills += u64::from(sh.arena.low(run + 3));
+                    run = sh.arena.high(run + 2);
+                }
+                assert!(bytes == bills && bytes > 0, "{bytes} for {bills}");
+                (all, known) = (all + bytes, known + 1);
+                node = high(sh.arena.load(node + OF_CLASS.0));
+            }
+        }
+        assert_eq!(all, *billed, "of {known} tenants");
+    }
+}
