@@ -266,11 +266,11 @@ impl PoolSettings {
 pub struct PrefixSettings {
     /// What turns prompts into tokens.
     pub tokenizer: TokenizerSettings,
-    /// Tokens in a block; those of the engines, whose events tell, when `None`.
+    /// Tokens in a block; those of most engines, whose events and metrics tell, when `None`.
     pub block_size: Option<u32>,
     /// Bytes of the index.
     pub max_bytes: u64,
-    /// Part of it that one tenant's guesses keep where all of it is used up, 0.01..=1.
+    /// Part of what engines' own words leave of it that one tenant's guesses keep where all of it is used up, 0.01..=1.
     pub tenant_share: f32,
     /// The header that names the tenant, lower case.
     pub tenant_header: Option<String>,

@@ -108,7 +108,9 @@ pub(super) struct Cursor {
     backlog: VecDeque<(u64, Bytes)>,
     backlog_bytes: usize,
     overflowed: bool,
-    /// A check has brought what the connection should have.
+    /// A check has brought what the connection has not. It may be on its way still: nobody orders what comes by two connections.
+    owed: bool,
+    /// The connection does not bring what it should.
     deaf: bool,
 }
 
@@ -132,6 +134,7 @@ impl Cursor {
             backlog: VecDeque::new(),
             backlog_bytes: 0,
             overflowed: false,
+            owed: false,
             deaf: false,
         }
     }
@@ -160,6 +163,16 @@ impl Cursor {
     /// Whether another replay, later, is the way back.
     pub(super) fn wants_retry(&self) -> bool {
         self.is_idle() && self.replayable && (self.unproven || matches!(self.knowledge, Knowledge::Partial(_)))
+    }
+
+    /// Whether the connection has still to bring what a check has brought.
+    pub(super) fn is_owed(&self) -> bool {
+        self.owed
+    }
+
+    /// The connection has had its time to bring what a check has brought.
+    pub(super) fn overdue(&mut self) {
+        self.deaf |= std::mem::take(&mut self.owed);
     }
 
     /// Whether the connection has been found to bring nothing: it is to be replaced.
@@ -197,7 +210,7 @@ impl Cursor {
     /// There is a connection, the first or a new one.
     pub(super) fn connected(&mut self) -> Option<Ask> {
         self.connected = true;
-        self.deaf = false;
+        (self.owed, self.deaf) = (false, false);
         self.given_up = false;
         self.fruitless = 0;
         self.unproven = self.next.is_some();
@@ -249,6 +262,7 @@ impl Cursor {
 
     /// A frame came live.
     pub(super) fn live<A: Apply>(&mut self, seq: u64, payload: Bytes, to: &mut A) -> Option<Ask> {
+        self.owed = false;
         if self.replay.is_some() {
             self.wait(seq, payload);
             return None;
@@ -374,7 +388,7 @@ impl Cursor {
             Some(_) => {}
         }
         self.unproven = false;
-        self.deaf |= replay.purpose == Purpose::Check && replay.fruitful && self.backlog.is_empty();
+        self.owed |= replay.purpose == Purpose::Check && replay.fruitful && self.backlog.is_empty();
         self.barren = !replay.fruitful;
         let ask = self.resume(to);
         self.barren = false;

@@ -13,12 +13,14 @@ use crate::prefix::trust::{Doubt, Trust, TrustCell};
 use crate::prefix::wire;
 use crate::rng::PickRng;
 use bytes::Bytes;
+use futures_util::FutureExt;
 use rand::RngExt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, UNIX_EPOCH};
 use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::task::coop::unconstrained;
 use tokio_util::sync::CancellationToken;
 
 /// How often the pause before learning anew may double.
@@ -266,7 +268,17 @@ impl Lane {
                 }
                 () = changed(&mut self.news.started) => self.process_started(),
                 () = changed(&mut self.news.size) => self.resized(),
-                () = tokio::time::sleep_until(self.shared.clock.instant(wake)) => self.look(),
+                () = tokio::time::sleep_until(self.shared.clock.instant(wake)) => {
+                    // What has come by now has come in time.
+                    match unconstrained(connection.recv()).now_or_never() {
+                        Some(Ok(message)) => self.message(&message),
+                        Some(Err(error)) => return error,
+                        None => self.look(),
+                    }
+                    if self.cursor.is_deaf() {
+                        return ZmtpError::Deaf;
+                    }
+                }
             }
         }
     }
@@ -353,7 +365,9 @@ impl Lane {
     /// When there is something to look after although nothing comes.
     fn wake(&self) -> Timestamp {
         let timing = self.shared.timing;
-        if self.cursor.wants_retry() {
+        if self.cursor.is_owed() {
+            self.heard.after(timing.replay_idle)
+        } else if self.cursor.wants_retry() {
             self.doubted.after(timing.retry_after.saturating_mul(1 << self.retries.min(MAX_RETRY_DOUBLINGS)))
         } else {
             self.heard.after(timing.check_after)
@@ -363,7 +377,10 @@ impl Lane {
     fn look(&mut self) {
         let now = self.shared.clock.now();
         self.heard = now;
-        let ask = if self.cursor.wants_retry() {
+        let ask = if self.cursor.is_owed() {
+            self.cursor.overdue();
+            None
+        } else if self.cursor.wants_retry() {
             self.retries += 1;
             self.doubted = now;
             self.cursor.retry()

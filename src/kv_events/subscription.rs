@@ -113,7 +113,8 @@ pub struct Timing {
     pub reconnect_min: Duration,
     /// The longest pause.
     pub reconnect_max: Duration,
-    /// A replay that says nothing for so long has failed. Engines answer between two steps of theirs.
+    /// A replay that says nothing for so long has failed: engines answer between two steps of theirs. And so has a connection that does not
+    /// bring what a check has brought.
     pub replay_idle: Duration,
     /// A replay that takes longer has failed.
     pub replay_total: Duration,

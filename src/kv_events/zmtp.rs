@@ -205,6 +205,8 @@ impl Connection {
 
     /// The next message. Safe to drop and call again.
     pub(super) async fn recv(&mut self) -> Result<Message, ZmtpError> {
+        // Fairness: a publisher that floods must not keep the thread from its neighbours. Who waits here has taken nothing yet that could be lost.
+        tokio::task::coop::consume_budget().await;
         loop {
             while let Some(Frame { flags, body }) = self.frame()? {
                 if flags & COMMAND != 0 {
@@ -213,8 +215,6 @@ impl Connection {
                 }
                 self.frames.push(body);
                 if flags & MORE == 0 {
-                    // Fairness: a publisher that floods must not keep the thread from its neighbours.
-                    tokio::task::coop::consume_budget().await;
                     return Ok(std::mem::take(&mut self.frames));
                 }
                 if self.frames.len() >= MAX_FRAMES {

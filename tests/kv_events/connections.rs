@@ -43,6 +43,23 @@ async fn a_connection_that_hangs_is_replaced() {
 }
 
 #[tokio::test]
+async fn a_connection_that_brings_later_what_a_check_has_brought_is_kept() {
+    let mut publisher = Publisher::bind(Some(Form::Three)).await;
+    let timing = Timing { check_after: Duration::from_millis(20), replay_idle: PATIENCE, ..quick() };
+    let rig = Rig::following(Subscription { timing, ..subscription() }, &mut publisher).await;
+    publisher.publish(vec![stored(None, &[1])]).await;
+    rig.holds(0, [1]).await;
+    let (seq, payload) = publisher.lose(vec![stored(Some(1), &[2])]);
+    rig.holds(0, [1, 2]).await;
+    publisher.send(seq, payload).await;
+    until("the same again", || rig.count(Count::Duplicates) > 0).await;
+    // Silence is looked into as before.
+    let checks = rig.count(Count::Replays);
+    until("another check", || rig.count(Count::Replays) > checks).await;
+    assert_eq!((rig.count(Count::Connections), rig.trust(0)), (1, Some(Trust::Exact)));
+}
+
+#[tokio::test]
 async fn a_restart_that_frames_do_not_show_is_told_by_the_page_of_metrics() {
     let mut publisher = Publisher::bind(None).await;
     let rig = Rig::following(subscription(), &mut publisher).await;

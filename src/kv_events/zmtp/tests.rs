@@ -72,6 +72,42 @@ async fn messages_come_whole_in_pieces_of_any_size() {
 }
 
 #[tokio::test]
+async fn no_message_is_lost_where_its_readers_turn_ends() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (next, mut asked) = tokio::sync::mpsc::channel::<u8>(1);
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream.write_all(&publisher()).await.unwrap();
+        while let Some(name) = asked.recv().await {
+            let mut bytes = Vec::new();
+            put_frame(&mut bytes, 0, &[name]);
+            stream.write_all(&bytes).await.unwrap();
+        }
+    });
+    let mut connection = Connection::connect(address, Role::Sub, MAX, timing(PATIENCE)).await.unwrap();
+    // Tokio lets a task take 128 steps in a turn.
+    for taken in 0..=128 {
+        next.send(taken).await.unwrap();
+        connection.stream.readable().await.unwrap();
+        tokio::task::yield_now().await;
+        for _ in 0..taken {
+            tokio::task::coop::consume_budget().await;
+        }
+        let message = tokio::select! {
+            biased;
+            message = connection.recv() => Some(message.unwrap()),
+            () = std::future::ready(()) => None,
+        };
+        let message = match message {
+            Some(message) => message,
+            None => tokio::time::timeout(PATIENCE, connection.recv()).await.expect("a lost message").unwrap(),
+        };
+        assert_eq!(message.as_slice(), [Bytes::copy_from_slice(&[taken])]);
+    }
+}
+
+#[tokio::test]
 async fn who_speaks_otherwise_is_refused() {
     let http = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\nserver: x\r\n\r\n".to_vec();
     assert!(matches!(peer(http, 1000).await, Err(ZmtpError::Greeting)));

@@ -221,7 +221,9 @@ fn a_check_finds_lost_ends_and_restarts_and_disturbs_nothing() {
     (2..5).for_each(|seq| assert_eq!(rig.replayed(seq), None));
     assert_eq!(rig.end(End::Complete), None);
     assert_eq!(rig.applied(BORN), [0, 1, 2, 3, 4]);
-    assert!(rig.cursor.is_deaf(), "the connection has not brought them");
+    assert!(rig.cursor.is_owed() && !rig.cursor.is_deaf(), "the connection has not brought them yet");
+    rig.cursor.overdue();
+    assert!(rig.cursor.is_deaf() && !rig.cursor.is_owed(), "and does not");
     rig.cursor.disconnected();
     assert_eq!(rig.cursor.connected(), Some(Ask(4)));
     rig.replayed(4);
@@ -232,13 +234,21 @@ fn a_check_finds_lost_ends_and_restarts_and_disturbs_nothing() {
     rig.replayed(4);
     rig.replayed(5);
     assert_eq!(rig.end(End::Complete), None);
-    assert!(!rig.cursor.is_deaf(), "it came both ways");
+    assert!(!rig.cursor.is_owed(), "it came both ways");
     assert_eq!(rig.cursor.check(), Some(Ask(5)));
+    rig.replayed(5);
+    rig.replayed(6);
+    assert_eq!(rig.end(End::Complete), None);
+    assert!(rig.cursor.is_owed());
+    rig.live(6);
+    rig.cursor.overdue();
+    assert!(!rig.cursor.is_owed() && !rig.cursor.is_deaf(), "by the connection a little later");
+    assert_eq!(rig.cursor.check(), Some(Ask(6)));
     for left in (0..3).rev() {
-        assert_eq!(rig.end(End::Failed), (left > 0).then_some(Ask(5)));
+        assert_eq!(rig.end(End::Failed), (left > 0).then_some(Ask(6)));
     }
     assert_eq!(rig.cursor.trust(), Trust::Exact, "a replay socket that is busy proves nothing");
-    assert_eq!(rig.live(8), Some(Ask(5)), "and is asked when something is missing");
+    assert_eq!(rig.live(8), Some(Ask(6)), "and is asked when something is missing");
     rig.end(End::Complete);
     assert_eq!(rig.log.restarts, 1);
 }
