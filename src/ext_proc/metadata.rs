@@ -47,6 +47,15 @@ pub fn connect_failed(attributes: &HashMap<String, Struct>) -> bool {
         .is_some_and(|d| d.contains("connection_failure") || d.contains("connection_timeout"))
 }
 
+/// Whether a server was asked before the one that this answer is of, or for; `None` where Envoy is not told to say.
+#[must_use]
+pub fn retried(attributes: &HashMap<String, Struct>) -> Option<bool> {
+    match attributes.get(ATTRIBUTES)?.fields.get("upstream.request_attempt_count")?.kind.as_ref()? {
+        Kind::NumberValue(count) => Some(*count > 1.0),
+        _ => None,
+    }
+}
+
 /// The same value as dynamic metadata `envoy.lb` that the header carries, and the scores of all endpoints where there are any.
 #[must_use]
 pub fn destination(endpoints: &str, scores: &[(Arc<Endpoint>, f64)]) -> Struct {

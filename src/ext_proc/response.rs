@@ -165,6 +165,8 @@ impl Routed {
             metrics.status(found.status);
         }
         let served = metadata::served(head.metadata.as_ref(), &head.attributes);
+        let retried = metadata::retried(&head.attributes);
+        self.plan.course.iter_mut().for_each(|course| course.answered(retried));
         self.follow(served, now, picker);
         let waits = self.plan.meets() && mode != BodyMode::None;
         let connect_failed = metadata::connect_failed(&head.attributes);

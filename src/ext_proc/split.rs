@@ -106,6 +106,15 @@ pub const COURSE_HEADER: &str = "x-attache-disaggregation";
 pub const PREFILL_HEADER: &str = "x-attache-prefill-endpoint";
 
 impl Course {
+    /// The answer comes; `retried` says whether another try was before it. Who was asked then may have fetched the prompt, which is left to its lease.
+    pub fn answered(&mut self, retried: Option<bool>) {
+        match retried {
+            Some(true) => self.kept = None,
+            Some(false) => self.kept.iter_mut().for_each(|kept| kept.is_first_try()),
+            None => {}
+        }
+    }
+
     /// Headers of the answer.
     pub fn headers(&self) -> impl Iterator<Item = (&'static str, String)> + use<> {
         let how = match (self.failure, self.carried) {

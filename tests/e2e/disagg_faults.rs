@@ -14,7 +14,8 @@ use crate::support::sim::SimProcess;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::time::Duration;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
 /// Status and machine-readable reason.
@@ -216,6 +217,65 @@ async fn a_decode_server_that_is_gone_costs_no_request_where_envoy_walks_a_list(
     assert!(envoy.stat("cluster.model-servers.upstream_rq_retry").await > 0, "it was never picked first");
     let page = client::get(prefill, "/sim/pd").await.expect("a page").json();
     assert_eq!((page["prefills"].as_u64(), page["pinned"]["requests"].as_u64()), (Some(40), Some(0)), "{page}");
+    picker.assert_settled().await;
+}
+
+/// Stands before `server`, and is gone as soon as that answers a request: whoever has sent it can't tell how far the server was.
+async fn gone_when_it_answers(server: SocketAddr) -> (SocketAddr, JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    let task = tokio::spawn(async move {
+        let mut scrapes = JoinSet::new();
+        loop {
+            let (mut client, _) = listener.accept().await.expect("a connection");
+            let mut upstream = TcpStream::connect(server).await.expect("the server");
+            let mut first = [0];
+            client.peek(&mut first).await.expect("a request");
+            if first != *b"P" {
+                scrapes.spawn(async move { tokio::io::copy_bidirectional(&mut client, &mut upstream).await });
+                continue;
+            }
+            let ((mut from, _to), (answer, mut to)) = (client.split(), upstream.split());
+            tokio::select! {
+                done = tokio::io::copy(&mut from, &mut to) => panic!("the client left: {done:?}"),
+                ready = answer.readable() => ready.expect("an answer"),
+            }
+            return drop(listener);
+        }
+    });
+    (address, task)
+}
+
+/// Envoy tries the same server again, and that refuses by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_that_was_fetched_before_a_retry_is_not_fetched_again() {
+    let sim = SimProcess::with_roles("prefill=1,decode=2", 3, &["--speed", "20"]).await;
+    let [prefill, behind, other] = sim.servers[..] else { panic!("three servers") };
+    let (gone, task) = gone_when_it_answers(behind).await;
+    let picker =
+        AttacheProcess::configured(&pool(&[(&prefill, "prefill"), (&gone, "decode"), (&other, "decode")])).await;
+    let retries = "timeout: 0s, retry_policy: {retry_on: \"connect-failure,reset\", num_retries: 1}}";
+    let bootstrap = by_header("original-dst.yaml", &picker);
+    let envoy = EnvoyProcess::start(&bootstrap.replace("timeout: 0s}", retries)).await;
+    let ask = async |number| client::post(envoy.listener("inference"), "/v1/completions", request(number, false)).await;
+    let mut number = 0;
+    while !task.is_finished() {
+        assert!(number < 100, "it was never picked");
+        number += 1;
+        assert!([200, 503].contains(&ask(number).await.expect("an answer").status.as_u16()));
+    }
+    assert!(envoy.stat("cluster.model-servers.upstream_rq_retry").await > 0);
+    let page = async |server| client::get(server, "/sim/pd").await.expect("a page").json();
+    assert_eq!(page(behind).await["received_tokens"].as_u64().map(|tokens| tokens > 0), Some(true));
+    // What is asked beside a request goes out before the next one does.
+    for number in 100..105 {
+        ask(number).await.expect("an answer");
+    }
+    let other = page(other).await;
+    assert!(
+        other["failed_loads"].as_object().is_some_and(|failed| failed.values().all(|count| *count == 0)),
+        "{other}"
+    );
     picker.assert_settled().await;
 }
 

@@ -113,21 +113,32 @@ impl Untaken {
 pub struct Kept {
     release: Arc<Release>,
     reply: Bytes,
+    /// Who has not taken it is the only one that was asked.
+    first_try: bool,
     _held: Held,
 }
 
 impl Kept {
     pub(super) fn new(release: Arc<Release>, reply: Bytes, buffered: &Arc<Buffered>) -> Self {
         let _held = buffered.hold((release.body.len() + reply.len()) as u64);
-        Self { release, reply, _held }
+        Self { release, reply, first_try: false, _held }
+    }
+
+    /// Nobody was asked before the server whose answer comes.
+    pub(super) fn is_first_try(&mut self) {
+        self.first_try = true;
     }
 
     /// What frees it, when `server` has not taken the request. Where another has to fetch it, that is the one with the fewest requests of those
-    /// that go together with the prompt's server.
+    /// that go together with the prompt's server. Where nobody says that it was asked once, who declines would have done so before; who is away may have
+    /// gone since.
     #[must_use]
     pub fn released(&self, why: Untaken, server: &Endpoint, pool: &Pool, now: Timestamp) -> Option<Ask> {
         if why == Untaken::Declined {
             return self.release.by(server, &self.reply);
+        }
+        if !self.first_try {
+            return None;
         }
         let (snapshot, policy) = (pool.store.load(), pool.scheduler.split()?);
         let takes = |state: &&EndpointState| {

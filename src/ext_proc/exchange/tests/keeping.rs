@@ -7,6 +7,10 @@ use crate::ext_proc::split::Ask;
 use crate::pool::health::{Availability, Outcome as Health};
 use crate::scheduling::Decider;
 
+const ONCE: (&str, &str) = ("upstream.request_attempt_count", "1");
+const TWICE: (&str, &str) = ("upstream.request_attempt_count", "2");
+const REFUSED: (&str, &str) = ("response.code_details", "upstream_reset{connection_failure}");
+
 /// A request whose prompt is computed, and the server that is named for it.
 fn computed(world: &World) -> (Exchange, String) {
     let (mut exchange, ..) = asked(world, &[("x-request-id", "r-1")]);
@@ -17,12 +21,7 @@ fn computed(world: &World) -> (Exchange, String) {
 /// What is asked of servers when an answer begins so, and where its first server stands.
 fn freed(pairs: &[(&str, &str)], attributes: &[(&str, &str)], first_event: &str) -> (Vec<Ask>, String) {
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
-    let (mut exchange, named) = computed(&world);
-    let text = |value: &str| Value { kind: Some(Kind::StringValue(value.to_owned())) };
-    let fields = attributes.iter().map(|(name, value)| ((*name).to_owned(), text(value))).collect();
-    let head = request(Message::ResponseHeaders(headers(pairs, false)));
-    let attributes = HashMap::from([("envoy.filters.http.ext_proc".to_owned(), Struct { fields })]);
-    send(&mut exchange, ProcessingRequest { attributes, ..head });
+    let (mut exchange, named) = begun(&world, pairs, attributes);
     let mut asks = exchange.asks();
     if !first_event.is_empty() {
         send(&mut exchange, request(Message::ResponseBody(body(first_event.as_bytes(), false))));
@@ -35,17 +34,34 @@ fn freed(pairs: &[(&str, &str)], attributes: &[(&str, &str)], first_event: &str)
     (asks, named)
 }
 
+/// A request whose answer's head has come.
+fn begun(world: &World, pairs: &[(&str, &str)], attributes: &[(&str, &str)]) -> (Exchange, String) {
+    let (mut exchange, named) = computed(world);
+    let text = |value: &str| Value { kind: Some(Kind::StringValue(value.to_owned())) };
+    // As Envoy writes them: a count is a number.
+    let value = |value: &str| match value.parse() {
+        Ok(count) => Value { kind: Some(Kind::NumberValue(count)) },
+        Err(_) => text(value),
+    };
+    let fields = attributes.iter().map(|(name, said)| ((*name).to_owned(), value(said))).collect();
+    let head = request(Message::ResponseHeaders(headers(pairs, false)));
+    let attributes = HashMap::from([("envoy.filters.http.ext_proc".to_owned(), Struct { fields })]);
+    send(&mut exchange, ProcessingRequest { attributes, ..head });
+    (exchange, named)
+}
+
 #[test]
 fn a_prompt_is_freed_that_the_decode_server_has_declined_or_not_been_there_for() {
     let event = ("content-type", "text/event-stream");
     let busy = "data: {\"error\":{\"message\":\"busy\",\"code\":429}}\n\n";
     for (pairs, attributes, first, same) in [
+        // Who declines a request would have done so the first time.
         (&[(":status", "400")][..], &[][..], "", true),
-        (&[(":status", "422")], &[], "{}", true),
-        (&[(":status", "429")], &[], "", false),
-        (&[(":status", "503"), ("x-envoy-overloaded", "true")], &[], "", false),
-        (&[(":status", "503")], &[("response.code_details", "upstream_reset{connection_failure}")], "", false),
-        (&[(":status", "200"), event], &[], busy, false),
+        (&[(":status", "422")], &[ONCE], "{}", true),
+        (&[(":status", "429")], &[ONCE], "", false),
+        (&[(":status", "503"), ("x-envoy-overloaded", "true")], &[ONCE], "", false),
+        (&[(":status", "503")], &[REFUSED, ONCE], "", false),
+        (&[(":status", "200"), event], &[ONCE], busy, false),
     ] {
         let (asks, named) = freed(pairs, attributes, first);
         let [ask] = asks.as_slice() else { panic!("{pairs:?}: {asks:?}") };
@@ -65,16 +81,26 @@ fn a_prompt_that_may_have_been_fetched_is_not_fetched_again() {
     let event = ("content-type", "text/event-stream");
     let lost = "data: {\"error\":{\"message\":\"gone\",\"code\":503}}\n\n";
     let failed = "data: {\"error\":{\"message\":\"dead\",\"code\":500}}\n\n";
-    for (pairs, first) in [
-        (&[(":status", "200"), event][..], "data: {}\n\n"),
-        (&[(":status", "200"), event], failed),
-        (&[(":status", "500")], ""),
+    let busy = "data: {\"error\":{\"message\":\"busy\",\"code\":429}}\n\n";
+    for (pairs, attributes, first) in [
+        (&[(":status", "200"), event][..], &[ONCE][..], "data: {}\n\n"),
+        (&[(":status", "200"), event], &[ONCE], failed),
+        (&[(":status", "500")], &[ONCE], ""),
         // The answer of Envoy, or of a proxy beside the server, when that was lost while it worked.
-        (&[(":status", "503")], ""),
-        (&[(":status", "200"), event], lost),
-        (&[(":status", "504")], ""),
+        (&[(":status", "503")], &[ONCE], ""),
+        (&[(":status", "200"), event], &[ONCE], lost),
+        (&[(":status", "504")], &[ONCE], ""),
+        // It was lost while it worked, and refuses or declines what comes again.
+        (&[(":status", "503")], &[REFUSED, TWICE], ""),
+        (&[(":status", "400")], &[TWICE], ""),
+        (&[(":status", "429")], &[TWICE], ""),
+        // So it may be where Envoy does not tell.
+        (&[(":status", "503")], &[REFUSED], ""),
+        (&[(":status", "503"), ("x-envoy-overloaded", "true")], &[], ""),
+        (&[(":status", "429")], &[], ""),
+        (&[(":status", "200"), event], &[], busy),
     ] {
-        assert!(freed(pairs, &[], first).0.is_empty(), "{pairs:?}");
+        assert!(freed(pairs, attributes, first).0.is_empty(), "{pairs:?} {attributes:?}");
     }
     // The stream ends while the answer is awaited: nobody knows how far the decode server was, and it frees what it has not fetched itself.
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
@@ -91,9 +117,7 @@ fn a_prompt_that_may_have_been_fetched_is_not_fetched_again() {
 #[test]
 fn where_no_other_server_can_fetch_it_a_prompt_waits_for_its_lease() {
     let world = among(&["prefill", "decode"], Mode::Direct(direct("nixl")), Decider::Always);
-    let (mut exchange, _) = computed(&world);
-    send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", "429")], false))));
-    assert!(exchange.asks().is_empty());
+    assert!(begun(&world, &[(":status", "429")], &[ONCE]).0.asks().is_empty());
 }
 
 /// An answer fails for the blocks that have gone with the server that kept them: who was to fetch them has done nothing.
