@@ -506,6 +506,21 @@ fn prefill_servers_that_die_cost_time_and_no_request() {
 }
 
 #[test]
+fn who_waits_for_a_prompt_is_answered_by_another_when_the_decode_server_has_left() {
+    let left = Timestamp(20_000_000_000);
+    let mut plan = Plan::split("8b-h100", 1, 2).by(Decider::Always);
+    plan.hearing.discovery_delay = Duration::ZERO;
+    plan.changes = vec![TimedChange { at: left, change: Change::Lose(1) }];
+    // Prompts wait for the one that computes them, and decode servers for prompts.
+    let (_, seen) = plan.play("predicted-latency", made_up("unique:input=20000,output=20,qps=2,seconds=30"));
+    let waited = |s: &Served| s.at < left && s.first_token.is_some_and(|first| s.at.after(first) > left);
+    let saved = seen.served.iter().filter(|s| waited(s) && s.ending == Ending::Answered);
+    assert!(saved.clone().count() > 2, "too few waited to tell");
+    assert!(saved.clone().all(|s| s.endpoint == Some(2) && s.handover.is_some()), "{:?}", saved.collect::<Vec<_>>());
+    assert_eq!(seen.count(Ending::Refused), 0);
+}
+
+#[test]
 fn what_prefill_servers_keep_is_free_once_it_was_fetched() {
     let mut plan = Plan::split("8b-h100", 1, 3).by(Decider::Always);
     // Room for 12 prompts: under leases of 30 seconds, which nobody ended, there would be one every two and a half seconds.

@@ -71,7 +71,7 @@ pub(super) struct Sent {
     /// The headers that its answer has for the client.
     echo: AnswerHeaders,
     /// It goes to a server that was ejected, to find out whether it is well again.
-    probe: bool,
+    pub(super) probe: bool,
 }
 
 /// The only source of endpoints.
@@ -85,8 +85,8 @@ pub(super) struct Front {
     writer: PoolWriter,
     pub(super) snapshot: PoolSnapshot,
     pub(super) cache: Arc<PrefixCache>,
-    /// Requests asked for so far.
-    sequence: u64,
+    /// Times that something was drawn.
+    pub(super) sequence: u64,
     /// What sessions were told by their last answers, for them to send with the next request.
     echoes: HashMap<u64, AnswerHeaders>,
     /// The models that were asked for.
@@ -168,7 +168,7 @@ impl Front {
             encodable: false,
             preview: false,
         };
-        let decision = self.config.scheduler.decide(&*choice.strategy, &cx, None, Explain::No, rng)?;
+        let mut decision = self.config.scheduler.decide(&*choice.strategy, &cx, None, Explain::No, rng)?;
         let nobody =
             || RequestError::new(crate::error::Reason::NoReadyEndpoint, "the routing algorithm named no endpoint");
         let picked = decision.picks.first().cloned().ok_or_else(nobody)?;
@@ -185,14 +185,15 @@ impl Front {
             Booking::new(endpoint, &self.snapshot, self.config.stale_after, order, now)
         };
         let booking = book(picked, cached, arrives, share, lesson);
-        let legs = decision.split.and_then(|split| {
+        let probe = decision.probe;
+        let legs = decision.split.take().and_then(|split| {
             let first = split.prefill.first()?.clone();
             let booking = Some(Box::new(book(first, split.prefill_cached, false, 0.0, prefill_lesson)));
             let bounds = self.config.patience.bounds;
             let prefilling = Prefilling::begin(split.prefill, booking, split.probe, bounds, now);
-            Some(Legs { prefilling, foretold: prefill_foretold })
+            Some(Legs { prefilling, foretold: prefill_foretold, decision })
         });
-        Ok(Sent { booking, foretold, legs, passage: None, contents, echo, probe: decision.probe })
+        Ok(Sent { booking, foretold, legs, passage: None, contents, echo, probe })
     }
 
     /// What the decision's servers learn of the prompt's `keys`: the one that answers and the one that computes the prompt for it. Also the
@@ -255,6 +256,14 @@ impl Front {
         };
         booking.end(true, usage, extend, now);
         self.gave_back(passage, usage, now);
+    }
+
+    /// It is not sent at all: who was to answer it may be probed by another.
+    pub(super) fn unsent(&mut self, sent: Sent, now: Timestamp) {
+        if sent.probe {
+            sent.booking.endpoint().health.probe_lost();
+        }
+        self.gave_back(sent.passage, &Usage::default(), now);
     }
 
     /// The server could not be reached, or its connection broke before or in the answer.

@@ -3,13 +3,16 @@
 //! The exchange's part without its wire (`ext_proc::split`): what is settled when is [`Prefilling`]'s, for both. A pool that leaves the
 //! prefill to sidecars is played as if the picker asked. Called by [`super::world`]; pure.
 
-use super::front::{Front, Sent};
+use super::front::{Front, Sent, facts};
+use super::workload::Request;
 use crate::clock::Timestamp;
 use crate::disagg::attempts::{Attempt, Bounds};
 use crate::disagg::{Failure, Fallback, Next, Prefilling};
+use crate::error::RequestError;
 use crate::pool::Endpoint;
 use crate::protocol::Usage;
-use crate::scheduling::Dispatch;
+use crate::rng;
+use crate::scheduling::{Decision, Dispatch, PickContext, scheduler};
 
 /// How long prefill servers are waited for, and what becomes of a request whose prompt none has computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +36,8 @@ pub(super) struct Legs {
     pub(super) prefilling: Prefilling,
     /// Tokens of the prompt that the prefill server was thought to hold.
     pub(super) foretold: u32,
+    /// Who is to answer, and who might in its place.
+    pub(super) decision: Decision,
 }
 
 /// What a request whose prompt was to be computed has come to.
@@ -79,8 +84,37 @@ impl Front {
         }
     }
 
-    /// A request whose prompt was to be computed elsewhere is sent to its decode server.
-    pub(super) fn dispatch(&self, sent: &mut Sent, how: Dispatch, now: Timestamp) {
+    /// A request whose prompt was to be computed elsewhere, and was by `prefill`, is sent to its decode server, or to another one when that has
+    /// gone meanwhile.
+    ///
+    /// # Errors
+    /// When no other goes on from the prompt.
+    pub(super) fn dispatch(
+        &mut self,
+        request: &Request,
+        base: &str,
+        sent: &mut Sent,
+        decision: &mut Decision,
+        prefill: Option<&Endpoint>,
+        now: Timestamp,
+    ) -> Result<(), RequestError> {
+        let scheduler = &self.config.scheduler;
+        let headers = self.headers_of(request);
+        let facts = facts(request, base, &headers);
+        let cx = PickContext { request: facts, ..PickContext::new(&self.snapshot, now, self.stale_after()) };
+        if !scheduler.is_up_to_date(decision, &cx) {
+            let filter = scheduler.choices.choose(&facts)?.filter;
+            let cx = PickContext { filter: filter.as_ref(), ..cx };
+            let rng = &mut rng::for_request(self.config.seed, self.sequence);
+            scheduler.succeed(decision, &*scheduler::least_loaded(), &cx, None, prefill, rng)?;
+            if let Some(first) = decision.picks.first().filter(|first| first.id != sent.booking.endpoint().id) {
+                sent.booking.move_to(first, now);
+            }
+            sent.probe = decision.probe;
+            self.sequence += 1;
+        }
+        let how = if prefill.is_some() { Dispatch::Arrives(0.0) } else { Dispatch::Whole };
         sent.booking.dispatch(how, &self.snapshot, self.stale_after(), now);
+        Ok(())
     }
 }

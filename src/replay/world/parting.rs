@@ -9,13 +9,13 @@ use super::{Flying, Origin, World};
 use crate::clock::Timestamp;
 use crate::disagg::Failure;
 use crate::disagg::attempts::Attempt;
+use crate::pool::Endpoint;
 use crate::protocol::Usage;
 use crate::replay::front::Sent;
 use crate::replay::legs::{Came, Legs};
 use crate::replay::queue::Due;
 use crate::replay::served::{Ending, Handover};
 use crate::replay::workload::Request;
-use crate::scheduling::Dispatch;
 use crate::sim::engine::{DEFAULT_LEASE, FinishReason, Handoff, Job, JobId, JobPrompt, JobReport};
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ impl World<'_> {
                 Err(failure) => self.judged(number, |front, legs| front.failed(legs, attempt, failure, now)),
             };
         }
-        let dispatch = match came {
+        let goes_on = match came {
             Came::Computed => return,
             Came::Waiting | Came::Ask(_) => {
                 let late = self.parted.get(&number).map(|parted| parted.legs.prefilling.deadline());
@@ -72,18 +72,28 @@ impl World<'_> {
                 }
                 return;
             }
-            Came::Local => Some(Dispatch::Whole),
-            Came::Refused => None,
+            Came::Local => true,
+            Came::Refused => false,
         };
-        let Some(Parted { request, mut sent, .. }) = self.parted.remove(&number) else { return };
-        match dispatch {
-            Some(how) => {
-                self.front.dispatch(&mut sent, how, now);
-                self.submit(request, sent, Origin::FellBack, now);
-            }
+        match self.parted.remove(&number) {
+            Some(parted) if goes_on => self.go_on(parted, None, Origin::FellBack, now),
             // Not the decode server's fault.
-            None => {
-                self.front.gave_back(sent.passage.take(), &Usage::default(), now);
+            Some(Parted { request, sent, .. }) => {
+                self.front.unsent(sent, now);
+                self.refuse(&request, None, now);
+            }
+            None => {}
+        }
+    }
+
+    /// Sends a request to its decode server; `prefill` has computed the prompt, if anybody has.
+    fn go_on(&mut self, parted: Parted, prefill: Option<&Endpoint>, origin: Origin, now: Timestamp) {
+        let Parted { request, mut sent, mut legs } = parted;
+        let base = self.base();
+        match self.front.dispatch(&request, &base, &mut sent, &mut legs.decision, prefill, now) {
+            Ok(()) => self.submit(request, sent, origin, now),
+            Err(_) => {
+                self.front.unsent(sent, now);
                 self.refuse(&request, None, now);
             }
         }
@@ -128,8 +138,8 @@ impl World<'_> {
 
     /// The answer to a leg is back.
     pub(super) fn reply(&mut self, number: u64, attempt: Attempt, report: JobReport, now: Timestamp) {
-        let server = self.parted.get(&number).and_then(|p| p.legs.prefilling.server(attempt)).map(|server| server.id);
-        let place = server.and_then(|id| self.places.get(&id)).copied();
+        let server = self.parted.get(&number).and_then(|p| p.legs.prefilling.server(attempt)).cloned();
+        let place = server.as_ref().and_then(|server| self.places.get(&server.id)).copied();
         let usage = Usage {
             prompt_tokens: Some(report.prompt_tokens.into()),
             completion_tokens: Some(report.generated_tokens.into()),
@@ -142,16 +152,15 @@ impl World<'_> {
             (0..self.servers.len()).for_each(|i| self.release(i, job, now));
             return;
         }
-        let Some(Parted { request, mut sent, legs }) = self.parted.remove(&number) else { return };
-        self.front.dispatch(&mut sent, Dispatch::Arrives(0.0), now);
-        sent.foretold = legs.foretold;
+        let Some(mut parted) = self.parted.remove(&number) else { return };
+        parted.sent.foretold = parted.legs.foretold;
         let origin = place.map_or(Origin::FellBack, |server| Origin::Server {
             server,
             job,
             cached_tokens: report.cached_tokens,
             pinned: true,
         });
-        self.submit(request, sent, origin, now);
+        self.go_on(parted, server.as_deref(), origin, now);
     }
 
     /// A request has waited long for its prompt.
