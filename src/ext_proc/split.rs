@@ -459,7 +459,7 @@ fn is_together(direct: &Direct) -> bool {
 
 impl Plan {
     /// The request, which was to be split, goes to its first pick.
-    pub fn dispatch(&mut self, how: Dispatch, now: Timestamp) {
+    pub fn dispatch(&mut self, how: Dispatch<'_>, now: Timestamp) {
         if let Some(booked) = &mut self.booked {
             let snapshot = self.pool.store.load();
             booked.dispatch(how, &snapshot, self.pool.stale_after, now);

@@ -2,6 +2,7 @@
 
 use super::health::EndpointHealth;
 use super::ledger::EndpointLedger;
+use super::place::Place;
 use super::role::{COMBINED_LABEL, Roles};
 use super::speed::{EndpointSpeed, PoolSpeed};
 use crate::ids::EndpointId;
@@ -116,6 +117,8 @@ pub struct Endpoint {
     pub authority: Arc<str>,
     /// What it is there for, by its labels.
     pub roles: Roles,
+    /// Where it stands, by its labels.
+    pub place: Place,
     /// What the picker keeps of it. Survives a change of the spec.
     pub live: Arc<Live>,
 }
@@ -144,6 +147,7 @@ impl Endpoint {
             id,
             authority: spec.address.to_string().into(),
             roles: Roles::of_labels(&spec.labels),
+            place: Place::of_labels(&spec.labels),
             spec,
             live: Arc::new(Live {
                 ledger: EndpointLedger::default(),
@@ -163,6 +167,7 @@ impl Endpoint {
     #[must_use]
     pub fn respecified(&self, spec: Arc<EndpointSpec>) -> Self {
         let authority = spec.address.to_string().into();
-        Self { id: self.id, authority, roles: Roles::of_labels(&spec.labels), spec, live: self.live.clone() }
+        let (roles, place) = (Roles::of_labels(&spec.labels), Place::of_labels(&spec.labels));
+        Self { id: self.id, authority, roles, place, spec, live: self.live.clone() }
     }
 }

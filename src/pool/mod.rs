@@ -11,6 +11,7 @@ pub mod health;
 pub mod ledger;
 pub mod metrics;
 pub mod models;
+pub mod place;
 pub mod rates;
 pub mod role;
 pub mod slo_profile;

@@ -45,7 +45,7 @@ pub use reservation::Reservation;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
-pub use transfer::TransferSpeed;
+pub use transfer::{TransferSpeed, Transfers};
 
 /// Features of the time to the first token.
 const FIRST: usize = 7;

@@ -53,7 +53,7 @@ impl Booked {
     }
 
     /// As [`Booking::dispatch`]. Requests that are split are not recorded.
-    pub fn dispatch(&mut self, how: Dispatch, snapshot: &PoolSnapshot, stale_after: Duration, now: Timestamp) {
+    pub fn dispatch(&mut self, how: Dispatch<'_>, snapshot: &PoolSnapshot, stale_after: Duration, now: Timestamp) {
         if let Some(booking) = &mut self.booking {
             booking.dispatch(how, snapshot, stale_after, now);
         }

@@ -113,7 +113,7 @@ impl Front {
             sent.probe = decision.probe;
             self.sequence += 1;
         }
-        let how = if prefill.is_some() { Dispatch::Arrives(0.0) } else { Dispatch::Whole };
+        let how = prefill.map_or(Dispatch::Whole, |server| Dispatch::Arrives(server, 0.0));
         sent.booking.dispatch(how, &self.snapshot, self.stale_after(), now);
         Ok(())
     }

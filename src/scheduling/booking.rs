@@ -76,10 +76,10 @@ struct Later {
 }
 
 /// How a request's prompt comes to be on its endpoint.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Dispatch {
+#[derive(Clone, Copy, Debug)]
+pub enum Dispatch<'p> {
     /// Another server has computed it, or will have in so many seconds.
-    Arrives(f64),
+    Arrives(&'p Endpoint, f64),
     /// It computes it itself.
     Whole,
 }
@@ -115,13 +115,14 @@ impl Booking {
     }
 
     /// The request, whose prompt was to arrive from elsewhere, is sent off.
-    pub fn dispatch(&mut self, how: Dispatch, snapshot: &PoolSnapshot, stale_after: Duration, now: Timestamp) {
+    pub fn dispatch(&mut self, how: Dispatch<'_>, snapshot: &PoolSnapshot, stale_after: Duration, now: Timestamp) {
         let Some(Later { work, streams, first_token }) = self.later.take() else { return };
         let endpoint = self.ticket.endpoint().clone();
         let fresh = fresh(&endpoint, snapshot, stale_after, now);
         self.reservation = Some(match how {
-            Dispatch::Arrives(seconds) => {
-                Reservation::arriving(endpoint.clone(), fresh, work, seconds + first_token, streams, now)
+            Dispatch::Arrives(from, seconds) => {
+                let expected = (from.place.nearness(endpoint.place), seconds + first_token);
+                Reservation::arriving(endpoint.clone(), fresh, work, expected, streams, now)
             }
             Dispatch::Whole => {
                 self.ticket.prefills(work.uncached_tokens);

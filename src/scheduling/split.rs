@@ -244,8 +244,10 @@ pub fn is_split(cx: &PickContext<'_>, field: &Field<'_, '_>, pair: &Pair, decide
             let (Some(whole), Some(partner)) = (whole, partner) else { return false };
             let prices = Prices::learned(cx, [field.decode, field.prefill], cost::DEFAULT_TOKEN_WEIGHT);
             let whole = cost::whole(cx, whole, &prices);
-            let split = cost::prefill(cx, partner, &prices) + cost::decode(cx, decoder, &prices);
-            decode.speed.pool().transfer().decides(whole, split, cx.now, cx.preview)
+            let transfer = cost::transfer(cx, &prefill, decoder, &prices);
+            let split = cost::prefill(cx, partner, &prices) + transfer + cost::decode(cx, decoder, &prices);
+            let near = prefill.place.nearness(decode.place);
+            decode.speed.pool().transfer().decides(whole, split, near, cx.now, cx.preview)
         }
     }
 }

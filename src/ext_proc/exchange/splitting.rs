@@ -96,10 +96,11 @@ impl Exchange {
     ) {
         let mode = plan.pool.disagg.clone();
         let Some(Mode::Direct(direct)) = mode.as_deref() else {
-            let before = plan.prefill.as_ref().map_or(0.0, |booking| booking.expected());
-            plan.dispatch(Dispatch::Arrives(before), now);
-            let prefill = plan.prefill.as_ref().map(|booking| booking.endpoint().clone());
-            plan.course = Some(Course { prefill, ..Course::default() });
+            let prefill = plan.prefill.as_ref().map(|booking| (booking.endpoint().clone(), booking.expected()));
+            if let Some((server, before)) = &prefill {
+                plan.dispatch(Dispatch::Arrives(server, *before), now);
+            }
+            plan.course = Some(Course { prefill: prefill.map(|(server, _)| server), ..Course::default() });
             return self.go_on(plan, body, close, now, out);
         };
         let stage = self.stage(&mut plan, &body, direct, now);
@@ -122,8 +123,11 @@ impl Exchange {
             return;
         };
         plan.new_body = Some(decode);
-        plan.dispatch(Dispatch::Arrives(stage.expected()), now);
-        plan.course = Some(Course { prefill: stage.server(0).cloned(), ..Course::default() });
+        let prefill = stage.server(0).cloned();
+        if let Some(server) = &prefill {
+            plan.dispatch(Dispatch::Arrives(server, stage.expected()), now);
+        }
+        plan.course = Some(Course { prefill, ..Course::default() });
         self.split.stage = Some(stage);
         self.go_on(plan, body, close, now, out);
     }
@@ -168,8 +172,8 @@ impl Exchange {
                         metrics.prefilled(took);
                     }
                     plan.new_body = new_body.or(plan.new_body.take());
-                    let how = if course.prefill.is_some() { Dispatch::Arrives(0.0) } else { Dispatch::Whole };
-                    plan.dispatch(how, now);
+                    let how = course.prefill.as_deref();
+                    plan.dispatch(how.map_or(Dispatch::Whole, |server| Dispatch::Arrives(server, 0.0)), now);
                     plan.course = Some(course);
                     self.go_on(plan, body, Close::Whole, now, out);
                     return self.tell_of_room(now);

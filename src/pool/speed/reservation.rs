@@ -3,6 +3,7 @@
 use super::pending::Prompt;
 use super::{EndpointSpeed, FIRST, Work, dot, first_features};
 use crate::clock::Timestamp;
+use crate::pool::place::Nearness;
 use crate::pool::{Endpoint, EndpointMetrics};
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,6 +35,8 @@ pub struct Reservation {
 struct Arriving {
     /// Tokens that have to be transferred.
     tokens: u32,
+    /// How near the server is that computes it.
+    near: Option<Nearness>,
     /// Seconds from the beginning to the first token, without the transfer.
     expected: f64,
 }
@@ -67,18 +70,18 @@ impl Reservation {
         Self { endpoint, work, expectation, began: now, pending, first_token: None, arriving: None }
     }
 
-    /// Counts a request on `endpoint` whose prompt arrives from elsewhere and whose first token the decision expected in `expected` seconds,
+    /// Counts a request on `endpoint` whose prompt arrives from elsewhere, as `near` as that, and whose first token the decision expected in `expected` seconds,
     /// the transfer of what is not there apart: what it takes longer than that teaches what a transfer costs, and nothing else.
     #[must_use]
     pub fn arriving(
         endpoint: Arc<Endpoint>,
         fresh: Option<&EndpointMetrics>,
         work: Work,
-        expected: f64,
+        (near, expected): (Option<Nearness>, f64),
         streams: bool,
         now: Timestamp,
     ) -> Self {
-        let arriving = Arriving { tokens: work.uncached_tokens, expected };
+        let arriving = Arriving { tokens: work.uncached_tokens, near, expected };
         let mut reservation = Self::begin(endpoint, fresh, work.received(), streams, now);
         reservation.arriving = Some(arriving);
         reservation
@@ -103,7 +106,9 @@ impl Reservation {
                     speed.computed(prompt, time, now);
                     speed.observe_first(&self.expectation.first, seconds, now);
                 }
-                Some(Arriving { tokens, expected }) => speed.pool.transfer.observe(tokens, seconds - expected, now),
+                Some(Arriving { tokens, near, expected }) => {
+                    speed.pool.transfer.observe(tokens, near, seconds - expected, now);
+                }
             }
         }
     }

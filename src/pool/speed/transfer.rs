@@ -8,11 +8,13 @@
 //! were given there while the prompt was computed elsewhere is part of what a transfer costs. How far observations
 //! are off says how well the mean is known, and that much a request's two ways must differ before a pool changes from one to the
 //! other: below it, the difference is chance. A pool that sends nothing from server to server learns nothing of it either, so what was learned
-//! is believed less the longer that is ago, and a network that was slow for a while is tried again. Called by the exchange (what came of it) and by `scheduling` (predictions).
+//! is believed less the longer that is ago, and a network that was slow for a while is tried again. Servers whose labels say where they stand
+//! are told apart by how near they are: a link within a rack and one between zones are learned on their own. Called by the exchange (what came of it) and by `scheduling` (predictions).
 
 use super::fit::Fit;
 use super::{Published, dot};
 use crate::clock::Timestamp;
+use crate::pool::place::Nearness;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -29,29 +31,80 @@ const LEAST: f64 = 1e-4;
 const HALF_LIFE: f64 = 60.0;
 
 /// What a pool's transfers have shown.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct TransferSpeed {
-    fit: Mutex<(Fit<2>, f64)>,
-    published: Published<2>,
-    /// Seconds by which the mean of the last transfers may be off; f32 bits.
-    uncertainty: AtomicU32,
-    /// When the last one was observed.
-    latest: AtomicU64,
+    /// Those between servers that are as near as [`Nearness::ALL`] says, and those between servers that share nothing or say nothing.
+    links: [Link; LINKS],
     /// The last request that could go either way was split.
     splits: AtomicBool,
 }
 
-impl Default for TransferSpeed {
+const LINKS: usize = Nearness::ALL.len() + 1;
+
+/// Where servers as `near` as that stand among the links.
+fn position(near: Option<Nearness>) -> usize {
+    near.and_then(|near| Nearness::ALL.iter().position(|n| *n == near)).unwrap_or(LINKS - 1)
+}
+
+/// What transfers take, as far as is known at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Transfers {
+    links: [[f64; 2]; LINKS],
+    /// The link of the last transfer.
+    usual: usize,
+}
+
+impl Default for Transfers {
     fn default() -> Self {
-        let speed = Self {
+        Self { links: [DEFAULT_TRANSFER; LINKS], usual: LINKS - 1 }
+    }
+}
+
+impl Transfers {
+    /// Seconds that `tokens` tokens are expected to take between servers as `near` as that; 0 for none, which nobody asks for.
+    #[must_use]
+    pub fn seconds(&self, tokens: u32, near: Option<Nearness>) -> f64 {
+        self.links.get(position(near)).map_or(0.0, |link| seconds(link, tokens))
+    }
+
+    /// The same where nobody knows which servers those are.
+    #[must_use]
+    pub fn usual_seconds(&self, tokens: u32) -> f64 {
+        self.links.get(self.usual).map_or(0.0, |link| seconds(link, tokens))
+    }
+
+    /// The least that [`Transfers::seconds`] says, however near servers are.
+    #[must_use]
+    pub fn least_seconds(&self, tokens: u32) -> f64 {
+        self.links.iter().map(|link| seconds(link, tokens)).fold(f64::INFINITY, f64::min)
+    }
+}
+
+fn seconds(link: &[f64; 2], tokens: u32) -> f64 {
+    if tokens == 0 { 0.0 } else { dot(link, &features(tokens)) }
+}
+
+/// Transfers between servers of one nearness.
+#[derive(Debug)]
+struct Link {
+    fit: Mutex<(Fit<2>, f64)>,
+    published: Published<2>,
+    /// Seconds by which the mean of the last transfers may be off; f32 bits.
+    uncertainty: AtomicU32,
+    /// When the last one was observed; 0 when none was.
+    latest: AtomicU64,
+}
+
+impl Default for Link {
+    fn default() -> Self {
+        let link = Self {
             fit: Mutex::new((Fit::new(DEFAULT_TRANSFER), 0.0)),
             published: Published::default(),
             uncertainty: AtomicU32::new(0),
             latest: AtomicU64::new(0),
-            splits: AtomicBool::new(false),
         };
-        speed.published.set(&DEFAULT_TRANSFER);
-        speed
+        link.published.set(&DEFAULT_TRANSFER);
+        link
     }
 }
 
@@ -59,28 +112,14 @@ fn features(tokens: u32) -> [f64; 2] {
     [1.0, f64::from(tokens) / 1e3]
 }
 
-impl TransferSpeed {
-    /// Seconds that `tokens` tokens are expected to take; 0 for none, which nobody asks for.
-    #[must_use]
-    pub fn seconds(&self, tokens: u32, now: Timestamp) -> f64 {
-        if tokens == 0 {
-            return 0.0;
-        }
-        let (features, believed) = (features(tokens), self.believed(now));
-        dot(&self.published.get(), &features) * believed + dot(&DEFAULT_TRANSFER, &features) * (1.0 - believed)
-    }
-
+impl Link {
     /// How much of what was learned is believed still, 0 to 1.
     fn believed(&self, now: Timestamp) -> f64 {
         (-now.since(Timestamp(self.latest.load(Relaxed))).as_secs_f64() / HALF_LIFE).exp2()
     }
 
-    /// `tokens` tokens took `seconds`, or less than nothing when the decode server was faster than expected.
     #[expect(clippy::cast_possible_truncation, reason = "seconds; f32 is precise enough")]
-    pub fn observe(&self, tokens: u32, seconds: f64, now: Timestamp) {
-        if tokens == 0 || !seconds.is_finite() {
-            return;
-        }
+    fn observe(&self, tokens: u32, seconds: f64, now: Timestamp) {
         let mut guard = self.fit.lock();
         let (fit, error) = &mut *guard;
         let believed = self.believed(now);
@@ -96,10 +135,47 @@ impl TransferSpeed {
         self.uncertainty.store((uncertainty as f32).to_bits(), Relaxed);
         self.latest.fetch_max(now.0, Relaxed);
     }
+}
 
-    /// Whether a request is split that costs `whole` seconds in one place and `split` in two. Nothing is remembered of a `preview`.
-    pub fn decides(&self, whole: f64, split: f64, now: Timestamp, preview: bool) -> bool {
-        let margin = f64::from(f32::from_bits(self.uncertainty.load(Relaxed))) * self.believed(now);
+impl TransferSpeed {
+    fn link(&self, near: Option<Nearness>) -> Option<&Link> {
+        self.links.get(position(near))
+    }
+
+    /// What transfers are expected to take. What is not known of servers is thought to be as with nearer ones.
+    #[must_use]
+    pub fn expected(&self, now: Timestamp) -> Transfers {
+        let mut expected = Transfers::default();
+        let (mut nearer, mut newest) = (DEFAULT_TRANSFER, 0);
+        for (at, (seconds, link)) in expected.links.iter_mut().zip(&self.links).enumerate() {
+            let latest = link.latest.load(Relaxed);
+            if latest > 0 {
+                let believed = link.believed(now);
+                nearer.iter_mut().zip(link.published.get()).for_each(|(c, own)| *c += (own - *c) * believed);
+            }
+            *seconds = nearer;
+            if latest > newest {
+                (newest, expected.usual) = (latest, at);
+            }
+        }
+        expected
+    }
+
+    /// `tokens` tokens took `seconds` between servers as `near` as that, or less than nothing when the decode server was faster than expected.
+    pub fn observe(&self, tokens: u32, near: Option<Nearness>, seconds: f64, now: Timestamp) {
+        if tokens > 0
+            && seconds.is_finite()
+            && let Some(link) = self.link(near)
+        {
+            link.observe(tokens, seconds, now);
+        }
+    }
+
+    /// Whether a request is split that costs `whole` seconds in one place and `split` in two, which are as `near` as that. Nothing is remembered
+    /// of a `preview`.
+    pub fn decides(&self, whole: f64, split: f64, near: Option<Nearness>, now: Timestamp, preview: bool) -> bool {
+        let uncertain = |link: &Link| f64::from(f32::from_bits(link.uncertainty.load(Relaxed))) * link.believed(now);
+        let margin = self.link(near).map_or(0.0, uncertain);
         let gain = whole - split;
         let splits = if self.splits.load(Relaxed) { gain > -margin } else { gain > margin };
         if !preview {
@@ -119,14 +195,33 @@ mod tests {
     #[test]
     fn a_slow_network_is_learned() {
         let speed = TransferSpeed::default();
-        assert!((speed.seconds(1_000, NOW) - 0.006).abs() < 1e-6);
-        assert_eq!(speed.seconds(0, NOW), 0.0);
+        assert!((speed.expected(NOW).seconds(1_000, None) - 0.006).abs() < 1e-6);
+        assert_eq!(speed.expected(NOW).seconds(0, None), 0.0);
         for i in 0..400u32 {
             let tokens = 500 + (i * 379) % 8_000;
-            speed.observe(tokens, 0.01 + f64::from(tokens) * 50e-6, NOW);
+            speed.observe(tokens, None, 0.01 + f64::from(tokens) * 50e-6, NOW);
         }
-        let seconds = speed.seconds(4_000, NOW);
+        let seconds = speed.expected(NOW).seconds(4_000, None);
         assert!((0.19..0.23).contains(&seconds), "{seconds}");
+    }
+
+    #[test]
+    fn near_and_far_servers_are_told_apart() {
+        use Nearness::{Host, Rack, Region, Zone};
+        let speed = TransferSpeed::default();
+        for i in 0..100 {
+            speed.observe(1_000, Some(Rack), 0.010, Timestamp(NOW.0 + i));
+            speed.observe(1_000, Some(Region), 0.200, Timestamp(NOW.0 + i + 1));
+        }
+        let now = Timestamp(NOW.0 + 100);
+        let seconds = |near| speed.expected(now).seconds(1_000, near);
+        let ([rack, region], host) = ([Some(Rack), Some(Region)].map(seconds), seconds(Some(Host)));
+        assert!((0.009..0.011).contains(&rack) && (0.15..0.21).contains(&region), "{rack} {region}");
+        assert!((host - 0.006).abs() < 1e-9, "nothing is known of it: {host}");
+        // Not thought to be faster than what is nearer.
+        assert!((seconds(Some(Zone)) - rack).abs() < 1e-6 && (seconds(None) - region).abs() < 1e-3);
+        assert!((speed.expected(now).usual_seconds(1_000) - region).abs() < 1e-9, "as the last one");
+        assert!((speed.expected(now).least_seconds(1_000) - host).abs() < 1e-9);
     }
 
     #[test]
@@ -134,13 +229,13 @@ mod tests {
         let speed = TransferSpeed::default();
         // Transfers that take 10 or 50 ms by chance: the mean of the last of them is known to some 3 ms.
         for i in 0..200 {
-            speed.observe(1_000, if i % 2 == 0 { 0.010 } else { 0.050 }, NOW);
+            speed.observe(1_000, None, if i % 2 == 0 { 0.010 } else { 0.050 }, NOW);
         }
-        assert!(!speed.decides(0.100, 0.099, NOW, false));
-        assert!(speed.decides(0.100, 0.080, NOW, false));
-        assert!(speed.decides(0.100, 0.101, NOW, false));
-        assert!(!speed.decides(0.100, 0.120, NOW, false));
-        assert!(!speed.decides(0.100, 0.099, NOW, false));
+        assert!(!speed.decides(0.100, 0.099, None, NOW, false));
+        assert!(speed.decides(0.100, 0.080, None, NOW, false));
+        assert!(speed.decides(0.100, 0.101, None, NOW, false));
+        assert!(!speed.decides(0.100, 0.120, None, NOW, false));
+        assert!(!speed.decides(0.100, 0.099, None, NOW, false));
     }
 
     #[test]
@@ -150,9 +245,9 @@ mod tests {
         let split = |hours: std::ops::Range<u64>, takes: f64| {
             let splits = (hours.start * 360..hours.end * 360).filter(|i| {
                 let now = NOW.after(Duration::from_secs(10 * i));
-                let splits = speed.decides(0.100, 0.020 + speed.seconds(4_000, now), now, false);
+                let splits = speed.decides(0.100, 0.020 + speed.expected(now).seconds(4_000, None), None, now, false);
                 if splits {
-                    speed.observe(4_000, takes, now);
+                    speed.observe(4_000, None, takes, now);
                 }
                 splits
             });
@@ -170,20 +265,20 @@ mod tests {
     fn a_preview_changes_nothing() {
         let speed = TransferSpeed::default();
         for i in 0..200 {
-            speed.observe(1_000, if i % 2 == 0 { 0.010 } else { 0.050 }, NOW);
+            speed.observe(1_000, None, if i % 2 == 0 { 0.010 } else { 0.050 }, NOW);
         }
-        assert!(speed.decides(0.100, 0.080, NOW, true));
-        assert!(!speed.decides(0.100, 0.101, NOW, false), "as if nobody had asked");
+        assert!(speed.decides(0.100, 0.080, None, NOW, true));
+        assert!(!speed.decides(0.100, 0.101, None, NOW, false), "as if nobody had asked");
     }
 
     #[test]
     fn what_is_no_number_teaches_nothing() {
         let speed = TransferSpeed::default();
-        speed.observe(1_000, f64::NAN, NOW);
-        speed.observe(0, 7.0, NOW);
-        assert!((speed.seconds(1_000, NOW) - 0.006).abs() < 1e-6);
+        speed.observe(1_000, None, f64::NAN, NOW);
+        speed.observe(0, None, 7.0, NOW);
+        assert!((speed.expected(NOW).seconds(1_000, None) - 0.006).abs() < 1e-6);
         // Faster than nothing is the prediction's error.
-        speed.observe(1_000, -3.0, NOW);
-        assert!(speed.seconds(1_000, NOW) >= 0.0);
+        speed.observe(1_000, None, -3.0, NOW);
+        assert!(speed.expected(NOW).seconds(1_000, None) >= 0.0);
     }
 }

@@ -3,8 +3,8 @@
 //! ```text
 //! whole    first token there, the uncached prompt included      + price · own prefill + weight · answer
 //! prefill  first token there                                    + price · own prefill
-//! decode   transfer of what is not cached there + first token
-//!          of a prompt that is there                            + weight · answer
+//! decode   first token of a prompt that is there                + weight · answer
+//! transfer of what is not cached there, from the one to the other
 //! price    (wait there + own prefill / 2) · requests a second and server / (1 - busy), of the servers that are there for the same
 //! ```
 //!
@@ -16,8 +16,8 @@
 //!
 //! Called by `predicted-latency` and by the pool's decider between whole and split.
 
-use crate::pool::Roles;
-use crate::pool::speed::{Load, Prediction};
+use crate::pool::speed::{Load, Prediction, Transfers};
+use crate::pool::{Endpoint, Roles};
 use crate::scheduling::{Candidate, PickContext};
 
 /// Servers are thought to be this busy at most: what was sent to them is an estimate, and more would be as good as a queue without end.
@@ -35,6 +35,8 @@ pub struct Prices {
     set: Option<f64>,
     /// Tokens of a usual answer times their weight.
     answer: f64,
+    /// What transfers take.
+    transfers: Transfers,
 }
 
 impl Prices {
@@ -75,7 +77,9 @@ impl Prices {
                 *behind = demand.requests / all / (1.0 - busy);
             }
         }
-        Self { behind, set: None, answer: pool.map_or(0.0, |pool| pool.answer_tokens()) * token_weight }
+        let answer = pool.map_or(0.0, |pool| pool.answer_tokens()) * token_weight;
+        let transfers = pool.map(|pool| pool.transfer().expected(cx.now)).unwrap_or_default();
+        Self { behind, set: None, answer, transfers }
     }
 
     /// With a price of work that somebody has set.
@@ -116,19 +120,31 @@ pub fn prefill(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices)
     let live = candidate.state.live();
     let work = candidate.work_with(cx, carried);
     let (_, predicted) = live.speed.forecast(&live.ledger, candidate.reported(), work, cx.now);
-    live.speed.pool().transfer().seconds(carried, cx.now) + prefilled(predicted, candidate, prices)
+    prices.transfers.usual_seconds(carried) + prefilled(predicted, candidate, prices)
 }
 
 fn prefilled(predicted: Prediction, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
     predicted.first_token + predicted.own_prefill * prices.work(candidate, &predicted)
 }
 
-/// The cost of its answer when `candidate` goes on from what another has computed.
+/// The cost of its answer when `candidate` goes on from what another has computed, without the transfer.
 #[must_use]
 pub fn decode(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
     let live = candidate.state.live();
     let work = candidate.work(cx);
     let (_, predicted) = live.speed.forecast(&live.ledger, candidate.reported(), work.received(), cx.now);
-    let transfer = live.speed.pool().transfer().seconds(work.uncached_tokens, cx.now);
-    transfer + predicted.first_token + predicted.per_token * prices.answer
+    predicted.first_token + predicted.per_token * prices.answer
+}
+
+/// The cost of bringing what `decoder` lacks of the prompt there from `prefill`: by how near the two are, where their labels say so.
+#[must_use]
+pub fn transfer(cx: &PickContext<'_>, prefill: &Endpoint, decoder: &Candidate<'_>, prices: &Prices) -> f64 {
+    let near = prefill.place.nearness(decoder.state.endpoint.place);
+    prices.transfers.seconds(decoder.work(cx).uncached_tokens, near)
+}
+
+/// The least that [`transfer`] says, whoever computes the prompt.
+#[must_use]
+pub fn least_transfer(cx: &PickContext<'_>, decoder: &Candidate<'_>, prices: &Prices) -> f64 {
+    prices.transfers.least_seconds(decoder.work(cx).uncached_tokens)
 }

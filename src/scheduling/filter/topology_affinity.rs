@@ -7,9 +7,10 @@
 //! those of its `topology-extractor`.
 
 use super::keep_or_all;
+use crate::pool::place::Nearness;
 use crate::rng::PickRng;
 use crate::scheduling::facts::session::header;
-use crate::scheduling::facts::topology::{Labels, Nearness, peer};
+use crate::scheduling::facts::topology::{Labels, peer};
 use crate::scheduling::plugin::{Filter, ParamError, Plugin, PluginDescriptor, params};
 use crate::scheduling::{Candidate, PickContext};
 use serde::Deserialize;
@@ -64,7 +65,7 @@ impl Filter for TopologyAffinity {
     fn keep(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], _: &mut PickRng, keep: &mut [bool]) {
         let Some(peer) = peer(cx, &self.labels, self.header.as_deref()) else { return };
         keep_or_all(keep, |i| {
-            let nearness = candidates.get(i).and_then(|c| self.labels.topology(&c.state.endpoint).nearness(peer));
+            let nearness = candidates.get(i).and_then(|c| self.labels.place(&c.state.endpoint).nearness(peer));
             nearness >= Some(self.least)
         });
     }

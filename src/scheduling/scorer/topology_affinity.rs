@@ -5,8 +5,9 @@
 //! is said at `topology-affinity-filter`; without one all score 0. When not: requests have no earlier step.
 //! Source: llm-d `topology-affinity-scorer`.
 
+use crate::pool::place::Nearness;
 use crate::scheduling::facts::session::header;
-use crate::scheduling::facts::topology::{Labels, Nearness, peer};
+use crate::scheduling::facts::topology::{Labels, peer};
 use crate::scheduling::plugin::{ParamError, Plugin, PluginDescriptor, Scorer, params};
 use crate::scheduling::{Candidate, PickContext};
 use serde::Deserialize;
@@ -59,7 +60,7 @@ impl Scorer for TopologyAffinity {
     fn score(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
         let peer = peer(cx, &self.labels, self.header.as_deref());
         for (score, candidate) in out.iter_mut().zip(candidates) {
-            let place = self.labels.topology(&candidate.state.endpoint);
+            let place = self.labels.place(&candidate.state.endpoint);
             *score = worth(peer.and_then(|peer| place.nearness(peer)));
         }
     }

@@ -1,11 +1,15 @@
 //! Which requests are split, and over which pair, by the rules that belong to no strategy.
 
 use super::*;
-use crate::pool::Roles;
-use crate::scheduling::registry;
+use crate::clock::Timestamp;
+use crate::ids::EndpointId;
+use crate::pool::place::{DEFAULT_ZONE_LABEL, Nearness};
+use crate::pool::{EndpointSpec, PoolSnapshot, Roles};
 use crate::scheduling::tests::trial::{Server, Trial, among, load, silent};
+use crate::scheduling::{Booking, Dispatch, Order, registry};
 use proptest::prelude::{Strategy as _, any, prop, prop_assert, prop_assert_eq, proptest};
 use serde_json::Value;
+use std::time::Duration;
 
 const ROLESET: &str = "roleset-name";
 
@@ -90,13 +94,87 @@ pub(in crate::scheduling) fn pools() -> impl proptest::strategy::Strategy<Value 
     let roles =
         prop::sample::select(vec!["prefill", "prefill", "decode", "decode", "both", "encode", "encode-prefill-decode"]);
     let sets = prop::sample::select(vec![None, Some("a"), Some("b")]);
-    let server = (roles, sets, 0u32..40, prop::collection::vec(0u32..30_000, 0..4), 0u32..4_000, any::<bool>());
-    let server = server.prop_map(|(role_, set, waiting, tokens, held, reports)| {
+    let zones = prop::sample::select(vec![None, Some("x"), Some("y")]);
+    let server =
+        (roles, (sets, zones), 0u32..40, prop::collection::vec(0u32..30_000, 0..4), 0u32..4_000, any::<bool>());
+    let server = server.prop_map(|(role_, (set, zone), waiting, tokens, held, reports)| {
         let server = if reports { load(waiting, 0.0) } else { silent() };
         let server = server.label("llm-d.ai/role", role_).sent(&tokens).holding(held);
-        set.into_iter().fold(server, |s, set| s.label(ROLESET, set))
+        let server = set.into_iter().fold(server, |s, set| s.label(ROLESET, set));
+        zone.into_iter().fold(server, |s, zone| s.label(DEFAULT_ZONE_LABEL, zone))
     });
     prop::collection::vec(server, 1..12)
+}
+
+/// What a pair costs by all that is known of both.
+fn pair_cost(cx: &PickContext<'_>, prefill: &Candidate<'_>, decode: &Candidate<'_>, prices: &Prices) -> f64 {
+    let transfer = cost::transfer(cx, &prefill.state.endpoint, decode, prices);
+    cost::prefill(cx, prefill, prices) + transfer + cost::decode(cx, decode, prices)
+}
+
+/// A thousand tokens take so many milliseconds between servers of `trial` that are as near as that.
+fn teach(trial: &Trial, near: Option<Nearness>, ms: u32) {
+    for state in &trial.pool.endpoints {
+        for _ in 0..50 {
+            state.endpoint.speed.pool().transfer().observe(1_000, near, f64::from(ms) / 1e3, trial.context().now);
+        }
+    }
+}
+
+fn in_zone(role_: &str, waiting: u32, zone: &str) -> Server {
+    role(role_, waiting).label(DEFAULT_ZONE_LABEL, zone)
+}
+
+#[test]
+fn a_near_pair_is_preferred_by_as_much_as_its_transfer_is_shorter() {
+    let first =
+        |trial: &Trial| trial.pair(&*strategy("predicted-latency"), &policy(Decider::Always), 1, 7).unwrap().ids();
+    // Nothing is known of the way between zones: the nearer of two that are alike.
+    let idle = || vec![in_zone("prefill", 0, "a"), in_zone("prefill", 0, "b"), in_zone("decode", 0, "b")];
+    assert_eq!(first(&among(idle()).long(4_000)), (vec![1, 0], vec![2]));
+    // A little more to do there does not outweigh a slow way, and much more does.
+    for (waiting, far_ms, expected) in [(1, 4, [0, 1]), (1, 800, [1, 0]), (60, 800, [0, 1])] {
+        let mut servers = idle();
+        servers[1] = in_zone("prefill", waiting, "b");
+        let trial = among(servers).long(4_000);
+        teach(&trial, Some(Nearness::Zone), 4);
+        teach(&trial, None, far_ms);
+        assert_eq!(first(&trial), (expected.to_vec(), vec![2]), "{waiting} wait, {far_ms} ms");
+    }
+}
+
+/// What an answer's first token took longer than it should have teaches the way between servers as near as these.
+#[test]
+fn transfers_teach_the_way_that_they_took() {
+    let (pool, now) = (Arc::default(), Timestamp(9_000_000_000));
+    let server = |id: u16, zone: &str| {
+        let mut spec = EndpointSpec::at(([10, 0, 0, 1], 8000 + id).into());
+        spec.labels.insert(DEFAULT_ZONE_LABEL.into(), zone.into());
+        Arc::new(Endpoint::in_pool(EndpointId(id.into()), spec, &pool))
+    };
+    let (near, far, decode) = (server(0, "a"), server(1, "b"), server(2, "a"));
+    for _ in 0..50 {
+        for (prefill, ms) in [(&near, 5), (&far, 900)] {
+            let order = Order {
+                model: "m",
+                prompt_tokens: 1_000,
+                cached_tokens: 0,
+                understood: true,
+                streams: true,
+                arrives: true,
+                share: 0.0,
+                lesson: None,
+            };
+            let snapshot = PoolSnapshot::default();
+            let mut booking = Booking::new(decode.clone(), &snapshot, Duration::ZERO, order, now);
+            booking.dispatch(Dispatch::Arrives(prefill, 0.0), &snapshot, Duration::ZERO, now);
+            let expected = Duration::from_secs_f64(booking.expected()) + Duration::from_millis(ms);
+            booking.first_byte(true, true, now.after(expected));
+        }
+    }
+    let seconds = |near| pool.transfer().expected(now.after(Duration::from_secs(1))).seconds(1_000, near);
+    let (near, far) = (seconds(Some(Nearness::Zone)), seconds(None));
+    assert!(near < 0.02 && far > 0.5, "{near} {far}");
 }
 
 /// All pairs that are allowed.
@@ -130,7 +208,7 @@ proptest! {
         }
     }
 
-    /// Nothing was transferred yet, so that there is nothing to be uncertain of: the shorter way wins.
+    /// Nothing was transferred yet, so that there is nothing to be uncertain of: the cheaper way wins.
     #[test]
     fn the_predicted_decider_takes_the_cheaper_way(servers in pools(), seed in any::<u64>()) {
         let trial = among(servers).long(4_000);
@@ -145,20 +223,24 @@ proptest! {
             };
             let (p, d) = (of(&prefill, &pair.prefill[0]), of(&decode, &pair.decode[0]));
             let whole = cost::whole(&cx, &decode[of(&decode, &sent.whole.picks[0])], &prices);
-            let split = cost::prefill(&cx, &prefill[p], &prices) + cost::decode(&cx, &decode[d], &prices);
+            let split = pair_cost(&cx, &prefill[p], &decode[d], &prices);
             prop_assert_eq!(sent.split, split < whole, "{}: {} {}", name, split, whole);
         }
     }
 
     /// The pass over both sides finds what looking at every pair finds.
     #[test]
-    fn the_predicted_pair_is_the_cheapest_of_all(servers in pools(), seed in any::<u64>()) {
+    fn the_predicted_pair_is_the_cheapest_of_all(servers in pools(), seed in any::<u64>(), far_ms in prop::sample::select(vec![0, 10, 400])) {
         let trial = among(servers).long(4_000);
+        if far_ms > 0 {
+            teach(&trial, Some(Nearness::Zone), 4);
+            teach(&trial, None, far_ms);
+        }
         let cx = trial.context();
         let Some(sent) = trial.pair(&*strategy("predicted-latency"), &policy(Decider::Always), 1, seed) else { return Ok(()) };
         let (prefill, decode) = (trial.there_for(Roles::PREFILL), trial.there_for(Roles::DECODE));
         let prices = Prices::learned(&cx, [&decode, &prefill], cost::DEFAULT_TOKEN_WEIGHT);
-        let sum = |(p, d): &(Candidate<'_>, Candidate<'_>)| cost::prefill(&cx, p, &prices) + cost::decode(&cx, d, &prices);
+        let sum = |(p, d): &(Candidate<'_>, Candidate<'_>)| pair_cost(&cx, p, d, &prices);
         let least = allowed(&trial).iter().map(sum).min_by(f64::total_cmp);
         let chosen = sent.first().map(|(p, d)| {
             let pairs = allowed(&trial);

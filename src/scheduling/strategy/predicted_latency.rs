@@ -21,6 +21,7 @@
 //! KVCache-centric scheduling (Qin et al., FAST'25).
 
 use crate::pool::Endpoint;
+use crate::pool::place::Nearness;
 use crate::pool::speed::{Load, Prediction};
 use crate::rng::PickRng;
 use crate::scheduling::facts::cost::{self, DEFAULT_TOKEN_WEIGHT, Prices};
@@ -68,6 +69,16 @@ impl Params {
     }
 }
 
+/// What a pair costs, seconds, and how near its servers are.
+#[derive(Clone, Copy)]
+struct Worth(f64, Option<Nearness>);
+
+impl Worth {
+    fn is_better_than(self, other: Self) -> bool {
+        self.0 < other.0 || self.0 == other.0 && self.1 > other.1
+    }
+}
+
 #[derive(Debug)]
 struct PredictedLatency {
     work_price: Option<f64>,
@@ -109,8 +120,9 @@ impl Strategy for PredictedLatency {
         }
     }
 
-    /// The cheapest pair. Each decode server goes with the cheapest prefill server that goes together with it, so nothing but the first of them
-    /// is looked at; where labels keep sets together, a few more.
+    /// The cheapest pair, the nearer of two that cost the same. The cheapest prefill servers are looked at first, so that each decode server's
+    /// search ends with the first that goes together with it; where transfers differ by how near two servers are, or labels keep sets together, a few
+    /// later.
     fn pair(&self, cx: &PickContext<'_>, field: &Field<'_, '_>, rng: &mut PickRng, ranking: Ranking) -> Option<Pair> {
         let prices = self.prices(cx, [field.decode, field.prefill]);
         let priced = |side: &[Candidate<'_>], cost: fn(&PickContext<'_>, &Candidate<'_>, &Prices) -> f64| {
@@ -122,20 +134,37 @@ impl Strategy for PredictedLatency {
         cheap.sort_by(|(a, _), (b, _)| a.total_cmp(b));
         // Ties go to neither end of the list.
         let turn = rng.random_range(0..field.decode.len());
-        let mut cheapest: Option<(f64, &Arc<Endpoint>)> = None;
+        let mut cheapest: Option<(Worth, &Candidate<'_>)> = None;
         for at in (0..field.decode.len()).map(|i| (i + turn) % field.decode.len()) {
-            let (Some(d), Some(cost)) = (field.decode.get(at), decode.get(at)) else { continue };
-            let d = &d.state.endpoint;
-            let partner = cheap.iter().find(|(_, p)| field.go_together(p, d));
-            if let Some((more, _)) = partner
-                && cheapest.is_none_or(|(least, _)| cost + more < least)
-            {
-                cheapest = Some((cost + more, d));
+            let (Some(d), Some(answer)) = (field.decode.get(at), decode.get(at)) else { continue };
+            let place = d.state.endpoint.place;
+            // As near as anything can be to it.
+            let nearest = Some(Nearness::Host).filter(|_| place.is_known());
+            let least = answer + cost::least_transfer(cx, d, &prices);
+            for (prompt, p) in &cheap {
+                if cheapest.is_some_and(|(best, _)| !Worth(prompt + least, nearest).is_better_than(best)) {
+                    break;
+                }
+                let transfer = cost::transfer(cx, p, d, &prices);
+                let worth = Worth(prompt + (answer + transfer), p.place.nearness(place));
+                if field.go_together(p, &d.state.endpoint)
+                    && cheapest.is_none_or(|(best, _)| worth.is_better_than(best))
+                {
+                    cheapest = Some((worth, d));
+                }
             }
         }
-        let (cost, decoder) = cheapest?;
-        let partners = cheap.iter().filter(|(_, p)| field.go_together(p, decoder));
-        let picks = partners.take(ranking.wanted().max(MAX_TRIES)).map(|(_, p)| (*p).clone()).collect();
+        let (Worth(cost, near), chosen) = cheapest?;
+        let decoder = &chosen.state.endpoint;
+        let mut partners: SmallVec<[(Worth, &Arc<Endpoint>); 16]> = cheap
+            .iter()
+            .filter(|(_, p)| field.go_together(p, decoder))
+            .map(|(prompt, p)| {
+                (Worth(prompt + cost::transfer(cx, p, chosen, &prices), p.place.nearness(decoder.place)), *p)
+            })
+            .collect();
+        partners.sort_by(|(a, _), (b, _)| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
+        let picks = partners.iter().take(ranking.wanted().max(MAX_TRIES)).map(|(_, p)| (*p).clone()).collect();
         let mut decoders = smallvec![decoder.clone()];
         let local = field.whole.picks.iter().filter(|e| e.id != decoder.id).cloned();
         decoders.extend(local.take(ranking.wanted() - 1));
@@ -148,7 +177,7 @@ impl Strategy for PredictedLatency {
             pair.parts = ranking.into_parts();
         }
         if field.policy.decider == Decider::Predicted {
-            pair.split = Some(decoder.speed.pool().transfer().decides(whole, cost, cx.now, cx.preview));
+            pair.split = Some(decoder.speed.pool().transfer().decides(whole, cost, near, cx.now, cx.preview));
         }
         Some(pair)
     }
