@@ -56,7 +56,8 @@ pub(super) fn one_token<'v>(api: LegApi, own: &[&'static str]) -> Edits<'v> {
 }
 
 /// Whether a `tool_choice` makes the model call a tool. vLLM reads the call out of the answer, and fails on one of a single token (vllm#38911);
-/// without it the prompt is the same. `none` stays: with it servers may leave the tools out of the prompt.
+/// without it the prompt is the same. In its place stands nothing, which is `auto`: with `none` servers may leave the tools out of the prompt, and blocks
+/// of another prompt would be fetched. A server without vLLM's `--enable-auto-tool-choice` declines that, and the answer's own server computes the prompt.
 fn forces_a_call(choice: &[u8]) -> bool {
     let forces = |member: &Member<'_>| {
         member.is("type") && matches!(member.value, br#""function""# | br#""tool""# | br#""any""#)

@@ -186,75 +186,6 @@ pub(crate) fn well(reply: Reply) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_are_those_of_one_server_in_every_api() {
-    let stack = Stack::start(&[], "decider: always").await;
-    let long = "the quick brown fox jumps over the lazy dog ".repeat(40);
-    let user = json!([{"role": "user", "content": long}]);
-    let mut split = 0;
-    for (path, body) in [
-        ("/v1/completions", json!({"prompt": long, "max_tokens": 6})),
-        ("/v1/chat/completions", json!({"messages": user, "max_tokens": 6, "n": 1, "temperature": 0})),
-        ("/v1/chat/completions", json!({"messages": user, "max_completion_tokens": 6})),
-        ("/v1/messages", json!({"messages": user, "max_tokens": 6})),
-        ("/v1/responses", json!({"input": long, "max_output_tokens": 6})),
-    ] {
-        for stream in [false, true] {
-            let mut body = body.clone();
-            body["model"] = "sim-8b".into();
-            body["stream"] = stream.into();
-            let shared = client::post(stack.to(), path, body.to_string().into()).await.expect("an answer");
-            assert_eq!(shared.status, 200, "{path} {stream}: {}", String::from_utf8_lossy(&shared.body));
-            assert_eq!(shared.header(COURSE), "split", "{path} {stream}");
-            let alone = client::post(stack.decode()[0], path, body.to_string().into()).await.expect("an answer");
-            assert_eq!(words(&shared), words(&alone), "{path} {stream}");
-            split += 1;
-        }
-    }
-    let ids = json!({"token_ids": (0..600).collect::<Vec<u32>>(), "sampling_params": {"max_tokens": 6}}).to_string();
-    let generate = |to| client::post(to, "/inference/v1/generate", ids.clone().into());
-    let shared = generate(stack.to()).await.expect("an answer");
-    assert_eq!(shared.header(COURSE), "split");
-    let tokens = |reply: Reply| reply.json()["choices"][0]["token_ids"].clone();
-    let alone = tokens(generate(stack.decode()[0]).await.expect("an answer"));
-    assert_eq!(alone.as_array().map(Vec::len), Some(6), "{alone}");
-    assert_eq!(tokens(shared), alone);
-    split += 1;
-    assert_eq!(stack.count(stack.prefill(), "/prefills").await, split);
-    assert_eq!(stack.failed_loads().await, 0);
-    stack.assert_nothing_stays().await;
-}
-
-/// The text of an answer, whatever its API.
-fn words(reply: &Reply) -> Vec<String> {
-    let text = String::from_utf8_lossy(&reply.body).into_owned();
-    let events: Vec<Value> = match reply.json() {
-        Value::Null => text.lines().filter_map(|l| serde_json::from_str(l.strip_prefix("data: ")?).ok()).collect(),
-        whole => vec![whole],
-    };
-    let mut found = Vec::new();
-    for event in &events {
-        collect(event, &mut found);
-    }
-    assert!(!found.is_empty(), "{text}");
-    found
-}
-
-fn collect(value: &Value, into: &mut Vec<String>) {
-    match value {
-        Value::Object(map) => {
-            for (key, inner) in map {
-                match (key.as_str(), inner) {
-                    ("text" | "content" | "delta", Value::String(text)) if !text.is_empty() => into.push(text.clone()),
-                    _ => collect(inner, into),
-                }
-            }
-        }
-        Value::Array(list) => list.iter().for_each(|inner| collect(inner, into)),
-        _ => {}
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn whatever_befalls_prefill_servers_every_client_is_served() {
     let stack = Stack::start(&[], "decider: always, prefillTimeout: 2s").await;
     let one = [stack.prefill()[0]];
@@ -470,24 +401,4 @@ async fn sglang_servers_meet_and_a_failed_prefill_is_told_at_once() {
     assert!(began.elapsed() < Duration::from_secs(20), "nobody waits for the bootstrap's timeout");
     assert_eq!(ends.iter().filter(|end| **end != End::Whole).count(), 2, "{ends:?}");
     stack.picker.assert_settled().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn trtllm_and_shared_storage_share_requests_too() {
-    for connector in ["trtllm", "shared-storage"] {
-        let setting = format!("decider: always, connector: {connector}");
-        let stack = Stack::start(&["--kv-connector", connector], &setting).await;
-        let to = stack.to();
-        for number in 0..12 {
-            let body = json!({"model": "sim-8b", "messages": [{"role": "user", "content": format!("{number} {}", "word ".repeat(200))}], "max_tokens": 8});
-            let reply = client::post(to, "/v1/chat/completions", body.to_string().into()).await.expect("an answer");
-            assert_eq!(reply.status, 200, "{connector}: {}", String::from_utf8_lossy(&reply.body));
-            assert_eq!(reply.header(COURSE), "split", "{connector}");
-        }
-        // The decode servers fetched what others had computed.
-        let received = stack.count(stack.decode(), "/received_tokens").await;
-        assert!(received >= 12 * 200, "{connector}: {received} tokens");
-        assert_eq!(stack.failed_loads().await, 0, "{connector}");
-        stack.picker.assert_settled().await;
-    }
 }

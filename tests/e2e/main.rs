@@ -10,6 +10,7 @@ mod api;
 mod choosing;
 #[cfg(feature = "kube")]
 mod conformance;
+mod connectors;
 mod conversations;
 mod deadlines;
 mod disagg;

@@ -1,0 +1,142 @@
+//! Every way to move KV caches, in every API that its servers have, streamed and not, through real Envoy: answers are what one server would
+//! have answered.
+
+use crate::disagg::{COURSE, Stack};
+use crate::shipped::by_header;
+use crate::support::attache::AttacheProcess;
+use crate::support::body::sha256;
+use crate::support::client::{self, Reply};
+use crate::support::echo::Echo;
+use crate::support::envoy::EnvoyProcess;
+use crate::support::sim::SimProcess;
+use serde_json::{Value, json};
+
+const OPENAI: &[&str] = &["/v1/completions", "/v1/chat/completions"];
+const ALL: &[&str] =
+    &["/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/inference/v1/generate"];
+
+/// Requests of every API for six tokens.
+fn requests() -> Vec<(&'static str, Value)> {
+    let long = "the quick brown fox jumps over the lazy dog ".repeat(40);
+    let user = json!([{"role": "user", "content": long}]);
+    let ids: Vec<u32> = (0..600).collect();
+    let mut requests =
+        vec![("/inference/v1/generate", json!({"token_ids": ids, "sampling_params": {"max_tokens": 6}}))];
+    for stream in [false, true] {
+        requests.extend([
+            ("/v1/completions", json!({"model": "sim-8b", "stream": stream, "prompt": long, "max_tokens": 6})),
+            (
+                "/v1/chat/completions",
+                json!({"model": "sim-8b", "stream": stream, "messages": user, "max_tokens": 6, "n": 1, "temperature": 0}),
+            ),
+            (
+                "/v1/chat/completions",
+                json!({"model": "sim-8b", "stream": stream, "messages": user, "max_completion_tokens": 6}),
+            ),
+            ("/v1/messages", json!({"model": "sim-8b", "stream": stream, "messages": user, "max_tokens": 6})),
+            ("/v1/responses", json!({"model": "sim-8b", "stream": stream, "input": long, "max_output_tokens": 6})),
+        ]);
+    }
+    requests
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_are_those_of_one_server_in_every_api() {
+    let alone = SimProcess::start(1, &["--speed", "20"]).await;
+    // The connector, the words of its servers, the APIs that these share requests of, and whether they keep memory for a prompt.
+    for (connector, sim, apis, pins) in [
+        ("nixl", "nixl", ALL, true),
+        ("shfs", "nixl", ALL, true),
+        ("shared-storage", "shared-storage", ALL, false),
+        ("trtllm", "trtllm", OPENAI, false),
+        ("sglang", "sglang", OPENAI, false),
+    ] {
+        let stack = Stack::start(
+            &["--kv-connector", sim, "--bootstrap-timeout", "60000ms"],
+            &format!("decider: always, connector: {connector}"),
+        )
+        .await;
+        let mut split = 0;
+        for (path, body) in requests() {
+            let shares = apis.contains(&path);
+            let ask = |to| client::post(to, path, body.to_string().into());
+            let shared = ask(stack.to()).await.expect("an answer");
+            let course = shared.header(COURSE).to_owned();
+            if !shares && connector == "sglang" {
+                // Its decode servers serve nothing whole.
+                assert_eq!((shared.status.as_u16(), shared.header("x-attache-reason")), (503, "no_whole_endpoint"));
+                continue;
+            }
+            assert_eq!(shared.status, 200, "{connector} {body}: {}", String::from_utf8_lossy(&shared.body));
+            assert_eq!(course, if shares { "split" } else { "" }, "{connector} {path}");
+            assert_eq!(words(&shared), words(&ask(alone.servers[0]).await.expect("an answer")), "{connector} {body}");
+            split += u64::from(shares);
+        }
+        if pins {
+            assert_eq!(stack.count(stack.prefill(), "/prefills").await, split, "{connector}");
+            stack.assert_nothing_pinned().await;
+        }
+        // The decode servers fetched what others had computed.
+        assert!(stack.count(stack.decode(), "/received_tokens").await > 0, "{connector}");
+        assert_eq!(stack.failed_loads().await, 0, "{connector}");
+        stack.picker.assert_settled().await;
+    }
+}
+
+/// vLLM on Neuron: what its decode server gets is the prefill server's answer as it came, beside what the client wrote.
+#[tokio::test(flavor = "multi_thread")]
+async fn neurons_decode_server_gets_the_whole_answer_of_the_prefill_server() {
+    let (prefill, decode) = (Echo::start().await, Echo::start().await);
+    let text = format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  disaggregation: {{decider: always, connector: \
+         neuron-nixl}}\n  endpoints:\n  - {{address: \"{}\", role: prefill}}\n  - {{address: \"{}\", role: decode}}\n",
+        prefill.address, decode.address
+    );
+    let picker = AttacheProcess::configured(&text).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    for (path, body) in [
+        ("/v1/completions", r#"{"model":"m", "prompt":"a long one","max_tokens":7,"stream":true}"#),
+        ("/v1/chat/completions", r#"{"model":"m","messages":[{"role":"user","content":"hi"}], "n":1}"#),
+    ] {
+        let told = client::post(prefill.address, path, body.into()).await.expect("an answer").body;
+        let asked = prefill.requests();
+        let reply = client::post(envoy.listener("inference"), path, body.into()).await.expect("an answer");
+        assert_eq!((reply.status.as_u16(), reply.header(COURSE)), (200, "split"), "{path}");
+        assert_eq!(prefill.requests(), asked + 1);
+        let told = String::from_utf8(told.into()).expect("JSON");
+        let sent = format!("{},\"disagg_prefill_resp\":{told}}}", body.strip_suffix('}').expect("an object"));
+        assert_eq!(reply.header("x-echo-sha256"), sha256(sent.as_bytes()), "{path}: {sent}");
+    }
+    picker.assert_settled().await;
+}
+
+/// The text of an answer, or its tokens, whatever its API.
+fn words(reply: &Reply) -> Vec<String> {
+    let text = String::from_utf8_lossy(&reply.body).into_owned();
+    let events: Vec<Value> = match reply.json() {
+        Value::Null => text.lines().filter_map(|l| serde_json::from_str(l.strip_prefix("data: ")?).ok()).collect(),
+        whole => vec![whole],
+    };
+    let mut found = Vec::new();
+    for event in &events {
+        collect(event, &mut found);
+    }
+    assert!(!found.is_empty(), "{text}");
+    found
+}
+
+fn collect(value: &Value, into: &mut Vec<String>) {
+    match value {
+        Value::Object(map) => {
+            for (key, inner) in map {
+                match (key.as_str(), inner) {
+                    ("text" | "content" | "delta", Value::String(text)) if !text.is_empty() => into.push(text.clone()),
+                    ("token_ids", Value::Array(ids)) => into.extend(ids.iter().map(Value::to_string)),
+                    _ => collect(inner, into),
+                }
+            }
+        }
+        Value::Array(list) => list.iter().for_each(|inner| collect(inner, into)),
+        _ => {}
+    }
+}
