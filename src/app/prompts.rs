@@ -21,14 +21,13 @@ use std::sync::Arc;
 
 fn with(p: &PrefixSettings, cache: Arc<PrefixCache>, tokenizer: Tokenizer, clock: Clock) -> Arc<PoolPrefix> {
     let named_by_adapter = p.kv_events.is_some();
-    let choose_rank = p.kv_events.as_ref().is_some_and(|events| events.choose_rank);
     Arc::new(PoolPrefix {
         cache,
         tokenizer,
         tenant_header: p.tenant_header.clone(),
         isolate_tenants: p.isolate_tenants,
         named_by_adapter,
-        choose_rank,
+        choose_rank: p.choose_rank,
         clock,
     })
 }

@@ -290,12 +290,12 @@ fn prefix_cache(p: &PrefixSettings) -> Value {
         "tenantHeader": p.tenant_header,
         "isolateTenants": p.isolate_tenants,
         "claimLife": show_duration(p.claim_life),
+        "chooseRank": p.choose_rank,
         "volatile": p.volatile.iter().map(|v| json!({"prefix": v.prefix, "suffix": Some(&v.suffix).filter(|s| !s.is_empty())})).collect::<Vec<_>>(),
         "kvEvents": p.kv_events.as_ref().map(|k| json!({
             "port": k.bind.is_none().then_some(k.port),
             "replayPort": k.replay_port,
             "ranks": k.ranks,
-            "chooseRank": k.choose_rank,
             "topic": Some(&k.topic).filter(|t| !t.is_empty()),
             "bind": k.bind,
         })),

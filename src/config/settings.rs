@@ -278,6 +278,8 @@ pub struct PrefixSettings {
     pub isolate_tenants: bool,
     /// How long a request that has not answered yet counts as a cached prefix.
     pub claim_life: Duration,
+    /// Requests are sent to the data-parallel rank that holds most of their prompt, or has least to do, not to whichever the server chooses.
+    pub choose_rank: bool,
     /// Beginnings of text blocks that change with every request and are left out of the keys, besides the built-in ones.
     pub volatile: Vec<VolatileRule>,
     /// Engines' own word on what they hold.
@@ -328,8 +330,6 @@ pub struct KvEventSettings {
     pub replay_port: Option<u16>,
     /// Data-parallel ranks of each endpoint.
     pub ranks: u16,
-    /// Requests are sent to the rank that holds most of their prompt, not to whichever the server chooses.
-    pub choose_rank: bool,
     /// Topics that begin so are read.
     pub topic: String,
     /// One socket that all publishers connect to, `tcp://0.0.0.0:5557`.

@@ -59,7 +59,8 @@ impl Hints {
                 let depths = looked.map(|looked| looked.found.ranks(endpoint.id)).unwrap_or_default();
                 let state = snapshot.endpoints.iter().find(|state| state.endpoint.id == endpoint.id);
                 let page = state.and_then(|state| state.fresh_metrics(now, pool.stale_after));
-                prefix.cache.ranks().book(endpoint.id, &depths, page.map_or(&[], |page| &page.ranks))
+                let page = page.map(|page| (&*page.ranks, page.scraped_at));
+                prefix.cache.ranks().book(endpoint.id, &depths, page)
             };
             hints.rank = decision.picks.first().and_then(book);
             hints.prefill_rank = computing.and_then(book);

@@ -103,7 +103,7 @@ async fn neurons_decode_server_gets_the_whole_answer_of_the_prefill_server() {
         let reply = client::post(envoy.listener("inference"), path, body.into()).await.expect("an answer");
         assert_eq!((reply.status.as_u16(), reply.header(COURSE)), (200, "split"), "{path}");
         assert_eq!(prefill.requests(), asked + 1);
-        let told = String::from_utf8(told.into()).expect("JSON");
+        let told = String::from_utf8(told).expect("JSON");
         let sent = format!("{},\"disagg_prefill_resp\":{told}}}", body.strip_suffix('}').expect("an object"));
         assert_eq!(reply.header("x-echo-sha256"), sha256(sent.as_bytes()), "{path}: {sent}");
     }

@@ -354,7 +354,7 @@ async fn the_rank_behind_a_port_that_holds_the_prompt_serves_it_whatever_a_clien
     let server = sim.servers[0];
     let text = format!(
         "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  strategy: {BY_PREFIX}\n  prefixCache: {{tokenizer: tiktoken, \
-         kvEvents: {{port: {port}, replayPort: {replay}, ranks: {RANKS}, chooseRank: true}}}}\n  endpoints: [\"{server}\"]\n"
+         kvEvents: {{port: {port}, replayPort: {replay}, ranks: {RANKS}}}, chooseRank: true}}\n  endpoints: [\"{server}\"]\n"
     );
     let picker = AttacheProcess::configured(&text).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
@@ -408,11 +408,10 @@ async fn the_rank_behind_a_port_that_holds_the_prompt_serves_it_whatever_a_clien
 #[tokio::test(flavor = "multi_thread")]
 async fn the_rank_behind_a_port_that_has_least_to_do_serves_where_no_events_tell() {
     let sim = SimProcess::start(1, &["--data-parallel-size", "3"]).await;
-    let (server, silent) = (sim.servers[0], ports_in_a_row(6).await);
+    let server = sim.servers[0];
     let text = format!(
-        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  strategy: least-request\n  prefixCache: {{tokenizer: tiktoken, \
-         kvEvents: {{port: {silent}, replayPort: {}, ranks: 3, chooseRank: true}}}}\n  endpoints: [\"{server}\"]\n",
-        silent + 3
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  strategy: least-request\n  prefixCache: {{chooseRank: true}}\n  \
+         endpoints: [\"{server}\"]\n"
     );
     let picker = AttacheProcess::configured(&text).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;

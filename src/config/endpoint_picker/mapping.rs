@@ -31,7 +31,7 @@ pub(super) struct Mapped {
     pub(super) disaggregation: Opt<schema::Disaggregation>,
     /// Tokens more of a prompt that make a server worth fetching from.
     pub(super) source_tokens: Opt<u32>,
-    /// Where it is said that requests are sent to the rank that holds most of their prompt.
+    /// Where it is said that requests are sent to a rank of the picker's choice.
     pub(super) choose_rank: Opt<bool>,
     pub(super) flow_control: Opt<schema::FlowControl>,
 }

@@ -81,7 +81,8 @@ fn check_version(f: &mut Fields<'_>, sink: &mut Sink) -> bool {
 
 /// One pool, of what was read.
 fn file(mapped: Mapped, strategy: Option<At<schema::Strategy>>, span: Span, sink: &mut Sink) -> File {
-    let Mapped { block_size, tokenizer, kv_events, scrape, endpoints, exchange, flow_control, .. } = mapped;
+    let Mapped { block_size, tokenizer, kv_events, choose_rank, scrape, endpoints, exchange, flow_control, .. } =
+        mapped;
     let disaggregation = mapping::fetching(mapped.disaggregation, mapped.source_tokens);
     let kv_events = match (&tokenizer, kv_events) {
         (None, Some(events)) => {
@@ -94,18 +95,7 @@ fn file(mapped: Mapped, strategy: Option<At<schema::Strategy>>, span: Span, sink
         }
         (_, events) => events,
     };
-    let kv_events = match (kv_events, mapped.choose_rank) {
-        (Some(At { value, span }), choose_rank) => Some(At { value: schema::KvEvents { choose_rank, ..value }, span }),
-        (None, Some(at)) => {
-            let message =
-                "`dp-rank-header-handler` has no effect: ranks are told apart by KV events, and none are read";
-            let diagnostic = Diagnostic::new(Code::NoEffect, "plugins", message).at(at.span);
-            sink.push(diagnostic.help("declare a `precise-prefix-cache-producer` and a `token-producer`"));
-            None
-        }
-        (None, None) => None,
-    };
-    let prefix = schema::PrefixCache { block_size, tokenizer, kv_events, ..Default::default() };
+    let prefix = schema::PrefixCache { block_size, tokenizer, kv_events, choose_rank, ..Default::default() };
     let pool = schema::Pool {
         name: At { value: DEFAULT_POOL.to_owned(), span },
         matches: None,

@@ -443,7 +443,7 @@ fn a_source_producer_tells_the_sidecar_who_holds_more() {
 }
 
 #[test]
-fn a_rank_header_handler_chooses_among_the_ranks_whose_events_are_read() {
+fn a_rank_header_handler_chooses_among_ranks_with_events_and_without() {
     let producers = |ranks: &str| {
         format!(
             "{HEAD}plugins:\n- {{type: dp-rank-header-handler}}\n- {{type: token-producer, parameters: {{vllm: {{url: 'http://a:1'}}}}}}\n\
@@ -452,15 +452,16 @@ fn a_rank_header_handler_chooses_among_the_ranks_whose_events_are_read() {
     };
     let events = |text: &str| {
         let (settings, warnings) = full(text, one_endpoint()).unwrap_or_else(|d| panic!("{}", show(text, &d)));
-        let events = settings.pools[0].prefix.kv_events.clone();
-        (events.map(|e| (e.ranks, e.choose_rank)), warnings)
+        let prefix = &settings.pools[0].prefix;
+        assert!(prefix.choose_rank);
+        (prefix.kv_events.as_ref().map(|e| e.ranks), warnings)
     };
-    assert_eq!(events(&producers(", dataParallelSize: 8")), (Some((8, true)), vec![]));
+    assert_eq!(events(&producers(", dataParallelSize: 8")), (Some(8), vec![]));
     let (one, warnings) = events(&producers(""));
-    assert_eq!(one, Some((1, true)));
-    assert!(warnings.len() == 1 && warnings[0].message.contains("`ranks` is 1"), "{warnings:?}");
-    let (none, warnings) = events(&format!("{HEAD}plugins: [{{type: dp-rank-header-handler}}]"));
-    assert!(none.is_none() && warnings[0].message.contains("none are read"), "{warnings:?}");
+    assert_eq!(one, Some(1));
+    assert!(warnings.len() == 1 && warnings[0].message.contains("is 1"), "{warnings:?}");
+    // Then ranks are told apart by pages alone.
+    assert_eq!(events(&format!("{HEAD}plugins: [{{type: dp-rank-header-handler}}]")), (None, vec![]));
     let errors = full(&producers(", dataParallelSize: 0"), one_endpoint()).unwrap_err();
     let errors: Vec<Code> = errors.iter().filter(|d| d.is_error()).map(|d| d.code).collect();
     assert_eq!(errors, [Code::OutOfRange]);

@@ -17,6 +17,7 @@ sections! {
         "isolateTenants" => isolate_tenants: bool,
         "claimLife" => claim_life: Duration,
         "volatile" => volatile: Vec<At<Volatile>>,
+        "chooseRank" => choose_rank: bool,
         "kvEvents" => kv_events: KvEvents,
     }
     /// Text that is left out of the keys.
@@ -29,7 +30,6 @@ sections! {
         "port" => port: u16,
         "replayPort" => replay_port: u16,
         "ranks" => ranks: u16,
-        "chooseRank" => choose_rank: bool,
         "topic" => topic: String,
         "bind" => bind: String,
     }

@@ -53,6 +53,15 @@ pub(super) fn prefix(file: schema::PrefixCache, path: &str, env: &AibrixDefaults
                 .related(*events, "their word"),
         );
     }
+    let one_rank = kv_events.as_ref().filter(|(_, events)| events.ranks < 2);
+    if let (Some(at), Some((events, _))) = (file.choose_rank.filter(|at| at.value), one_rank) {
+        let message = "there is one rank to choose from: `ranks` of `kvEvents` is 1";
+        sink.push(
+            Diagnostic::new(Code::NoEffect, format!("{path}.chooseRank"), message)
+                .at(at.span)
+                .related(*events, "the ranks whose events are read"),
+        );
+    }
     // Where engines tell, blocks are as large as theirs.
     let of_engines = file.block_size.is_none() && kv_events.is_some();
     let block_size = given(file.block_size, env.block_size.unwrap_or(DEFAULT_BLOCK_SIZE));
@@ -63,6 +72,7 @@ pub(super) fn prefix(file: schema::PrefixCache, path: &str, env: &AibrixDefaults
         tenant_share: file.tenant_share.map_or(DEFAULT_TENANT_SHARE, |at| at.value as f32),
         tenant_header,
         isolate_tenants: given(file.isolate_tenants, false) && kv_events.is_none(),
+        choose_rank: given(file.choose_rank, false),
         claim_life: positive(&format!("{path}.claimLife"), file.claim_life, DEFAULT_CLAIM_LIFE, sink),
         volatile: volatile(file.volatile.map(|at| at.value).unwrap_or_default(), path, sink),
         kv_events: kv_events.map(|(_, settings)| settings),
@@ -143,10 +153,6 @@ fn kv_events(file: schema::KvEvents, path: &str, sink: &mut Sink) -> KvEventSett
     if let Some(at) = file.ranks.filter(|at| !(1..=MAX_RANKS).contains(&at.value)) {
         sink.out_of_range(at.span, &format!("{path}.ranks"), at.value, &format!("1 to {MAX_RANKS}"));
     }
-    if let Some(at) = file.choose_rank.filter(|at| at.value && given(file.ranks, 1) < 2) {
-        let message = "there is one rank to choose from: `ranks` is 1";
-        sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.chooseRank"), message).at(at.span));
-    }
     if let (Some(bind), Some(port)) = (&file.bind, &file.port) {
         let message = "`port` has no effect: with `bind` the publishers connect here";
         sink.push(
@@ -165,7 +171,6 @@ fn kv_events(file: schema::KvEvents, path: &str, sink: &mut Sink) -> KvEventSett
         port: given(file.port, DEFAULT_KV_EVENTS_PORT),
         replay_port: file.replay_port.map(|at| at.value),
         ranks: given(file.ranks, 1),
-        choose_rank: given(file.choose_rank, false),
         topic: given(file.topic, DEFAULT_KV_EVENTS_TOPIC.to_owned()),
         bind: file.bind.map(|at| at.value),
     }

@@ -4,7 +4,7 @@
 use super::*;
 use crate::disagg::attempts::Bounds;
 use crate::disagg::connector::sglang::DEFAULT_BOOTSTRAP_PORT;
-use crate::disagg::policy::DEFAULT_DECODER_BLOCKS_TTL;
+use crate::disagg::policy::{DEFAULT_DECODER_BLOCKS_TTL, DEFAULT_PREFILL_TIMEOUT};
 use crate::disagg::{Direct, Failure, Fallback, Mode, connector};
 use crate::ext_proc::split::{Ask, COURSE_HEADER, PREFILL_HEADER, Told};
 use crate::pool::health::Availability;
@@ -20,7 +20,7 @@ pub(super) const ROLES: &[&str] = &["prefill", "prefill", "decode", "decode"];
 pub(super) fn direct(name: &str) -> Direct {
     Direct {
         connector: connector::named(name).unwrap().connector,
-        bounds: Bounds { timeout: Duration::from_secs(30), hedge_after: None },
+        bounds: Bounds { timeout: DEFAULT_PREFILL_TIMEOUT, hedge_after: None },
         fallback: Fallback::Local,
         scheme: "http".into(),
         path_prefix: "".into(),
