@@ -15,6 +15,7 @@ use super::carried::{Carried, DEFAULT_MAX_CARRIED, DEFAULT_MAX_CARRIED_BYTES};
 use super::claims::{Claim, Claims};
 use super::index::{HolderId, IndexConfig, PrefixIndex, TenantId};
 use super::key::{BlockKey, BlockKeys, KeySpace};
+use super::learning::Lesson;
 use super::ranks::Ranks;
 use super::residents::{Resident, Residents};
 use crate::clock::Timestamp;
@@ -274,15 +275,21 @@ impl PrefixCache {
         self.stats.matched_tokens.fetch_add(u64::from(matched_tokens), Relaxed);
     }
 
-    /// A prompt is on its way to `endpoint`, where it will take room for `fresh` blocks that are recorded when it has arrived.
+    /// A prompt is on its way to `endpoint`, where it will use what is held of it and take room for what is not: what is held counts as used from
+    /// now on, so that it is not what gives way to the others that wait there.
     #[must_use]
-    pub fn claim(&self, endpoint: EndpointId, keys: &[BlockKey], fresh: u32, now: Timestamp) -> Coming {
-        let claim = self.claims.claim(endpoint, keys, now);
+    pub fn claim(&self, endpoint: EndpointId, lesson: &Lesson, now: Timestamp) -> Coming {
+        let claim = self.claims.claim(endpoint, &lesson.keys, now);
         let guesses = self.guesses.load();
-        let room = guesses.get(&endpoint).filter(|_| fresh > 0).map(|guess| {
-            let reserved = guess.capacity.clone().reserve(fresh);
-            self.tell_capacity(guess);
-            reserved
+        let room = guesses.get(&endpoint).and_then(|guess| {
+            let held = lesson.keys.get(..lesson.held as usize).filter(|held| !held.is_empty());
+            held.into_iter()
+                .for_each(|held| self.index.record(guess.holder, held, tenant_id(lesson.tenant.as_deref()), now));
+            (lesson.fresh > 0).then(|| {
+                let reserved = guess.capacity.clone().reserve(lesson.fresh);
+                self.tell_capacity(guess);
+                reserved
+            })
         });
         Coming { _claim: claim, room }
     }

@@ -19,7 +19,9 @@ pub struct Lesson {
     pub whole: bool,
     /// Who asked.
     pub tenant: Option<String>,
-    /// Blocks of the prompt that the picked endpoint will have to find room for, where that is learned.
+    /// Blocks of the prompt that the picked endpoint was thought to hold, where all are known.
+    pub held: u32,
+    /// Blocks of the prompt that it will have to find room for, where that is learned.
     pub fresh: u32,
     /// Tokens that the picked endpoint was thought to hold.
     pub foretold: u32,
@@ -46,7 +48,7 @@ impl Learning {
     /// The prompt is on its way to `endpoint`.
     #[must_use]
     pub fn begin(cache: Arc<PrefixCache>, lesson: Lesson, endpoint: EndpointId, now: Timestamp) -> Self {
-        let claim = (!lesson.keys.is_empty()).then(|| cache.claim(endpoint, &lesson.keys, lesson.fresh, now));
+        let claim = (!lesson.keys.is_empty()).then(|| cache.claim(endpoint, &lesson, now));
         let believed = lesson.foretold;
         Self { cache, lesson, claim, recorded: false, believed }
     }
@@ -62,8 +64,8 @@ impl Learning {
         (self.lesson.foretold, self.believed) = (0, 0);
         if self.claim.take().is_some() {
             let all = u32::try_from(self.lesson.keys.len()).unwrap_or(u32::MAX);
-            let fresh = if self.lesson.whole { all } else { 0 };
-            self.claim = Some(self.cache.claim(endpoint, &self.lesson.keys, fresh, now));
+            (self.lesson.held, self.lesson.fresh) = (0, if self.lesson.whole { all } else { 0 });
+            self.claim = Some(self.cache.claim(endpoint, &self.lesson, now));
         }
     }
 

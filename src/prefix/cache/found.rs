@@ -116,7 +116,9 @@ impl Found {
         Lesson {
             keys,
             whole,
-            fresh: blocks.saturating_sub(held),
+            held: held.min(blocks),
+            // What others are bringing there has its room already.
+            fresh: blocks.saturating_sub(held.max(self.claimed.get(endpoint))),
             foretold: self.tokens(held),
             own_keys: self.own_keys,
             tells_cached: true,

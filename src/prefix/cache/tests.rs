@@ -43,6 +43,10 @@ fn prompt(length: u64, salt: u64) -> Vec<BlockKey> {
     (0..length).map(|i| BlockKey(xxhash_rust::xxh3::xxh3_64_with_seed(&i.to_le_bytes(), salt))).collect()
 }
 
+fn lesson(keys: &[BlockKey], fresh: u32) -> Lesson {
+    Lesson { keys: keys.to_vec(), whole: true, fresh, ..Lesson::default() }
+}
+
 fn held(cache: &PrefixCache, keys: &[BlockKey], endpoint: u32) -> u32 {
     cache.lookup(&mut &*keys, NOW).held(EndpointId(endpoint)).any
 }
@@ -174,17 +178,42 @@ fn what_prompts_on_their_way_will_push_out_is_forgotten_before_they_arrive() {
     cache.record(EndpointId(1), &old, None, NOW);
     cache.record(EndpointId(1), &newer, None, NOW.after(Duration::from_secs(1)));
     let coming = prompt(30, 3);
-    let failed = cache.claim(EndpointId(1), &coming, 30, NOW);
+    let failed = cache.claim(EndpointId(1), &lesson(&coming, 30), NOW);
     assert_eq!([&old, &newer].map(|keys| held(&cache, keys, 1)), [10, 60], "30 of 100 blocks will be needed");
     drop(failed);
-    let mut claim = cache.claim(EndpointId(1), &coming, 30, NOW);
+    let mut claim = cache.claim(EndpointId(1), &lesson(&coming, 30), NOW);
     claim.arrived();
     cache.record(EndpointId(1), &coming, None, NOW.after(Duration::from_secs(2)));
     assert_eq!([&old, &newer, &coming].map(|keys| held(&cache, keys, 1)), [10, 60, 30], "it has its own place");
     // What an endpoint holds of a prompt takes no more room, and one that tells no size has room for all.
-    let _again = cache.claim(EndpointId(1), &coming, 0, NOW);
-    let _elsewhere = cache.claim(EndpointId(2), &coming, 30, NOW);
+    let _again = cache.claim(EndpointId(1), &lesson(&coming, 0), NOW);
+    let _elsewhere = cache.claim(EndpointId(2), &lesson(&coming, 30), NOW);
     assert_eq!([&old, &newer, &coming].map(|keys| held(&cache, keys, 1)), [10, 60, 30]);
+}
+
+#[test]
+fn what_a_waiting_prompt_will_use_does_not_give_way_to_what_others_bring() {
+    let cache = Arc::new(cache(BlockUnit::Tokens(16)));
+    cache.reconcile(&snapshot(&[(1, started(1.0))]));
+    let at = |seconds| NOW.after(Duration::from_secs(seconds));
+    let (head, other) = (prompt(40, 1), prompt(50, 2));
+    cache.record(EndpointId(1), &head, None, NOW);
+    cache.record(EndpointId(1), &other, None, at(1));
+    let send = |question: u64, now| {
+        let keys = [head.clone(), prompt(10, question)].concat();
+        let lesson = cache.lookup(&mut &keys[..], now).lesson(EndpointId(1), keys, true);
+        (lesson.held, lesson.fresh, Learning::begin(cache.clone(), lesson, EndpointId(1), now))
+    };
+    let (held_first, fresh_first, _first) = send(3, at(2));
+    let (held_again, fresh_again, _again) = send(3, at(3));
+    let (_, _, _third) = send(4, at(4));
+    assert_eq!((held_first, fresh_first), (40, 10));
+    assert_eq!((held_again, fresh_again), (40, 0), "what the first one brings takes no more room");
+    assert_eq!(
+        [&head, &other].map(|keys| held(&cache, keys, 1)),
+        [40, 40],
+        "20 of 100 blocks come, and the head is in use"
+    );
 }
 
 #[test]
@@ -222,7 +251,7 @@ fn a_prompt_is_no_shorter_than_what_is_held_of_it() {
         "500 bytes are more than 125 tokens, as the endpoint that holds most shows"
     );
     assert_eq!(tokens(&cache, &prompt(20, 2)), 125);
-    let _claim = cache.claim(EndpointId(1), &keys, 20, NOW);
+    let _claim = cache.claim(EndpointId(1), &lesson(&keys, 20), NOW);
     assert_eq!(tokens(&cache, &keys), 20 * 16);
 }
 
