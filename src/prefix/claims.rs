@@ -1,8 +1,9 @@
-//! What was just routed and has not answered yet: a burst of equal prompts must land together before anybody has cached the first.
+//! What was routed and is not answered to its end yet: a burst of equal prompts must land together before anybody has cached the first, and
+//! what an engine works with it does not evict.
 //!
-//! A claim says "this prompt is on its way to that endpoint" at the depths 1, 2, 4, 8, … blocks and at its whole length, so it costs
-//! O(log blocks) however long the prompt is. It goes with its guard: when the first answer has come and the index knows better, or
-//! when the request has failed. A claim that got old (its prefill hangs) says nothing any more.
+//! A claim says "this prompt is on its way to that endpoint, or in use there" at the depths 1, 2, 4, 8, … blocks and at its whole length, so it
+//! costs O(log blocks) however long the prompt is. It goes with its guard: when the answer has ended, or when the request has failed. A claim that
+//! got old (its prefill hangs) says nothing any more.
 
 use super::key::{BlockKey, BlockKeys};
 use crate::clock::Timestamp;
@@ -114,7 +115,7 @@ impl Claims {
         Self { table: Arc::new(DashMap::with_hasher(hasher)), life, seed }
     }
 
-    /// Says that a prompt with these first blocks is on its way to `endpoint`.
+    /// Says that a prompt with these first blocks is on its way to `endpoint`, until Drop.
     #[must_use]
     pub fn claim(&self, endpoint: EndpointId, keys: &[BlockKey], now: Timestamp) -> Claim {
         let mut points = SmallVec::new();

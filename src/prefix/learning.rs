@@ -1,4 +1,4 @@
-//! What a routed prompt teaches about the caches: a claim while it is on its way, a record when its answer begins, a correction when the
+//! What a routed prompt teaches about the caches: a claim until its answer has ended, a record when its answer begins, a correction when the
 //! answer tells how much was cached, and the answer itself, which the next turn will begin with.
 //!
 //! Owned by a `scheduling::Booking`; made of what the look-up before the decision found. Pure.
@@ -69,8 +69,8 @@ impl Learning {
         }
     }
 
-    /// The answer begins: when it is a good one, `endpoint` has computed the prompt. The claim goes when the index knows; where it waits
-    /// for the engine's own events it stays to the end.
+    /// The answer begins: when it is a good one, `endpoint` has computed the prompt. The claim stays to the end all the same: an engine
+    /// evicts nothing that it works with, however much else it has taken in since.
     pub fn first_byte(&mut self, good: bool, endpoint: EndpointId, now: Timestamp) {
         if good && self.lesson.whole {
             // What others have pushed out while it waited there says nothing of the server's room.
@@ -84,7 +84,7 @@ impl Learning {
             self.cache.record(endpoint, &self.lesson.keys, self.lesson.tenant.as_deref(), now);
             self.recorded = true;
         }
-        if self.recorded || !good {
+        if !good {
             self.claim = None;
         }
     }

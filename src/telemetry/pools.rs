@@ -178,7 +178,7 @@ const POOL_COUNTERS: &[PoolCounter] = &[
     }),
     (
         "prefix_matched_tokens",
-        "tokens that the picked endpoint was thought to hold, what is on its way included",
+        "tokens that the picked endpoint was thought to hold, what is on its way or in use included",
         |p| p.prefix.stats().matched_tokens.load(Relaxed),
     ),
     ("prefix_foretold_tokens", "tokens thought to be cached, of the answers that told how many were", |p| {
@@ -213,7 +213,9 @@ const POOL_GAUGES: &[PoolGauge] = &[
     ("prefix_index_blocks", "blocks in the prefix index, each counted once however many endpoints hold it", |p| {
         p.prefix.index().stats().blocks as f64
     }),
-    ("prefix_claims", "beginnings of prompts that are on their way to an endpoint", |p| p.prefix.claims().len() as f64),
+    ("prefix_claims", "beginnings of prompts that are on their way to an endpoint or in use there", |p| {
+        p.prefix.claims().len() as f64
+    }),
     ("carried_turns", "turns of conversations that a decode server keeps and nobody has fetched", |p| {
         p.prefix.carried().len() as f64
     }),

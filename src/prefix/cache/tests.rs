@@ -217,6 +217,26 @@ fn what_a_waiting_prompt_will_use_does_not_give_way_to_what_others_bring() {
 }
 
 #[test]
+fn what_is_in_use_is_held_however_much_comes() {
+    let cache = Arc::new(cache(BlockUnit::Tokens(16)));
+    cache.reconcile(&snapshot(&[(1, started(1.0))]));
+    let (keys, before) = (prompt(40, 1), prompt(40, 2));
+    let begin = |keys: &[BlockKey]| {
+        let lesson = cache.lookup(&mut &*keys, NOW).lesson(EndpointId(1), keys.to_vec(), true);
+        Learning::begin(cache.clone(), lesson, EndpointId(1), NOW)
+    };
+    let (mut running, mut refused) = (begin(&keys), begin(&before));
+    running.first_byte(true, EndpointId(1), NOW);
+    refused.first_byte(false, EndpointId(1), NOW);
+    cache.record(EndpointId(1), &prompt(90, 3), None, NOW.after(Duration::from_secs(1)));
+    let depth = |keys: &[BlockKey]| cache.lookup(&mut &*keys, NOW).depth(EndpointId(1)).any;
+    assert_eq!((depth(&keys), held(&cache, &keys, 1)), (40, 10), "10 of 100 blocks are left for it by the books");
+    assert_eq!(depth(&before), 0, "nobody works with what was refused");
+    running.end(&Usage::default(), |_| false, EndpointId(1), NOW);
+    assert_eq!(depth(&keys), 10);
+}
+
+#[test]
 fn what_others_push_out_while_a_prompt_waits_says_nothing_of_the_servers_room() {
     let trust = |cache: &PrefixCache| cache.servers.lock()[&EndpointId(1)].trust;
     let usage = |cached| Usage { prompt_tokens: Some(80 * 16 + 1), cached_tokens: Some(cached), ..Usage::default() };
