@@ -148,3 +148,6 @@ pub fn transfer(cx: &PickContext<'_>, prefill: &Endpoint, decoder: &Candidate<'_
 pub fn least_transfer(cx: &PickContext<'_>, decoder: &Candidate<'_>, prices: &Prices) -> f64 {
     prices.transfers.least_seconds(decoder.work(cx).uncached_tokens)
 }
+
+#[cfg(test)]
+mod tests;
