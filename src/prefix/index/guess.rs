@@ -15,7 +15,7 @@ use super::cover::{Column, GUESS};
 use super::list::{Ends, List, push, unlink};
 use super::run::{GUESSED, MAX_RUN, Place, Run, same_tags};
 use super::table::{NoRoom, Table};
-use super::tenants::Tenants;
+use super::tenants::{OF_TENANT, Tenants};
 use super::writer::{Claim, Writer};
 use super::{Shared, TenantId};
 use crate::clock::Timestamp;
@@ -30,6 +30,8 @@ const RUN_BYTES: u32 = 64;
 const NODE: Column = Column::MAX;
 /// Moments of use are kept in units of 2^24 ns, about 17 ms.
 const MOMENT_SHIFT: u32 = 24;
+/// Runs that are passed on at most before one is forgotten: nobody else writes as long as that takes.
+const PASSED_AT_ONCE: u32 = 32;
 
 /// The lists.
 #[derive(Debug)]
@@ -50,7 +52,6 @@ fn key(run: Addr, column: Column) -> u64 {
 
 const OF_HOLDER: List = List(2);
 const OF_ALL: List = List(1);
-const OF_TENANT: List = List(2);
 
 impl Guesses {
     /// `part` of what guesses can have is a tenant's share.
@@ -277,10 +278,8 @@ impl Writer {
             let owner = TenantId(sh.arena.high(node));
             unlink(sh, OF_ALL, &mut self.guesses.all, node);
             push(sh, OF_ALL, &mut self.guesses.all, node);
-            self.of_tenant(sh, owner, |ends| {
-                unlink(sh, OF_TENANT, ends, node);
-                push(sh, OF_TENANT, ends, node);
-            });
+            self.remove_run(sh, owner, node);
+            self.add_run(sh, owner, node);
             // One that has more than its share itself could not take it over.
             if tenant != owner && self.bytes_of(sh, tenant) <= self.share() {
                 sh.arena.set_high(node + 3, tenant.0);
@@ -295,7 +294,7 @@ impl Writer {
             sh.arena.store(node, pair(run, tenant.0));
             sh.arena.store(node + 3, pair(0, tenant.0));
             push(sh, OF_ALL, &mut self.guesses.all, node);
-            self.of_tenant(sh, tenant, |ends| push(sh, OF_TENANT, ends, node));
+            self.add_run(sh, tenant, node);
             Run::at(&sh.arena, run).set_flags(GUESSED);
         }
         self.charge(sh, run);
@@ -314,18 +313,17 @@ impl Writer {
         self.bill(sh, TenantId(sh.arena.high(node)), before, bytes);
     }
 
-    /// Has another tenant pay for a run that it uses too, if that stays within its share with it. The run is then as if that one had just
-    /// used it, though not among those of all.
+    /// Has another tenant pay for a run that it uses too, if that stays within its share with it.
     fn pass_on(&mut self, sh: &Shared, node: Addr) -> bool {
         let (owner, user) = (TenantId(sh.arena.high(node)), TenantId(sh.arena.high(node + 3)));
         let bytes = sh.arena.low(node + 3);
         if user == owner || self.due(sh, user) + u64::from(bytes) > self.share() || !self.add_tenant(sh, user) {
             return false;
         }
-        self.of_tenant(sh, owner, |ends| unlink(sh, OF_TENANT, ends, node));
+        self.remove_run(sh, owner, node);
         self.bill(sh, owner, bytes, 0);
         sh.arena.set_high(node, user.0);
-        self.of_tenant(sh, user, |ends| push(sh, OF_TENANT, ends, node));
+        self.add_passed_run(sh, user, node);
         self.bill(sh, user, 0, bytes);
         self.forget_tenant(sh, owner);
         true
@@ -338,7 +336,7 @@ impl Writer {
         let node = node as Addr;
         let owner = TenantId(sh.arena.high(node));
         unlink(sh, OF_ALL, &mut self.guesses.all, node);
-        self.of_tenant(sh, owner, |ends| unlink(sh, OF_TENANT, ends, node));
+        self.remove_run(sh, owner, node);
         self.bill(sh, owner, sh.arena.low(node + 3), 0);
         self.space.free(&sh.arena, node, order_for(NODE_WORDS));
         self.forget_tenant(sh, owner);
@@ -379,16 +377,13 @@ impl Writer {
 
     /// Forgets the least recently used run: of who has most of those that have more than their share, or else of all. False when there
     /// is none that may go, as where a prompt that takes its tenant over its share would cost others of theirs. What another tenant uses too, and
-    /// has room for in its share, is that one's from then on.
+    /// has room for in its share, is that one's from then on, up to [`PASSED_AT_ONCE`].
     pub(super) fn make_room(&mut self, sh: &Shared) -> bool {
         if std::mem::take(&mut self.is_aside_short) {
             // Guesses take nothing of that.
             return false;
         }
-        let mut greedy = self.oldest_of_greediest(sh);
-        while greedy.is_some_and(|node| self.pass_on(sh, node)) {
-            greedy = self.oldest_of_greediest(sh);
-        }
+        let greedy = self.oldest_of_greediest(sh);
         let oldest = self.oldest_unused(sh, OF_ALL, self.guesses.all.oldest);
         let Some(node) = greedy.or(oldest.filter(|_| !self.is_greedy(sh))) else { return false };
         let blocks = u64::from(self.evict(sh, node));
@@ -400,9 +395,20 @@ impl Writer {
         true
     }
 
-    /// The oldest unused run of the tenant that is furthest over its share and has one.
-    fn oldest_of_greediest(&self, sh: &Shared) -> Option<Addr> {
-        self.greedy(sh).into_iter().find_map(|ends| self.oldest_unused(sh, OF_TENANT, ends.oldest))
+    /// The oldest unused run of the tenant that is furthest over its share and has one. Those before it are passed on.
+    fn oldest_of_greediest(&mut self, sh: &Shared) -> Option<Addr> {
+        let mut left = PASSED_AT_ONCE;
+        for tenant in self.greedy(sh) {
+            while self.due(sh, tenant) > self.share()
+                && let Some(node) = self.oldest_unused(sh, OF_TENANT, self.oldest_run(sh, tenant))
+            {
+                if left == 0 || !self.pass_on(sh, node) {
+                    return Some(node);
+                }
+                left -= 1;
+            }
+        }
+        None
     }
 
     /// Forgets a holder's oldest guesses until it has no more than its capacity.

@@ -16,14 +16,23 @@ pub(super) struct List(pub(super) u32);
 
 /// Puts a node before all others.
 pub(super) fn push(sh: &Shared, list: List, ends: &mut Ends, node: Addr) {
-    let next = ends.newest;
-    sh.arena.store(node + list.0, pair(0, next));
+    insert(sh, list, ends, node, ends.newest);
+}
+
+/// Puts a node before `next`, which is 0 behind the last.
+pub(super) fn insert(sh: &Shared, list: List, ends: &mut Ends, node: Addr, next: Addr) {
+    let previous = if next == 0 { ends.oldest } else { sh.arena.low(next + list.0) };
+    sh.arena.store(node + list.0, pair(previous, next));
+    if previous == 0 {
+        ends.newest = node;
+    } else {
+        sh.arena.set_high(previous + list.0, node);
+    }
     if next == 0 {
         ends.oldest = node;
     } else {
         sh.arena.set_low(next + list.0, node);
     }
-    ends.newest = node;
 }
 
 /// Takes a node out.

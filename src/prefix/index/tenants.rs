@@ -5,17 +5,20 @@
 //! all tenants, as each is in the list of its class: those that have 2^n bytes and less than twice as many. A few hundred at most have half
 //! a share.
 //!
-//! A tenant's node lies in the arena, four words: bytes; its newest and oldest run; previous and next of its class; its name.
+//! A tenant's node lies in the arena, four words: bytes; its newest and oldest run; previous and next of its class; its name, and the newest
+//! of the runs that were passed on to it and that nobody has used since, or 0. These are its oldest runs.
 
 use super::arena::Addr;
 use super::arena::{high, low, order_for, pair};
-use super::list::{Ends, List, push, unlink};
+use super::list::{Ends, List, insert, push, unlink};
 use super::writer::Writer;
 use super::{Shared, TenantId};
 use std::cmp::Reverse;
 
 const WORDS: u32 = 4;
 const OF_CLASS: List = List(2);
+/// Links of a run's node.
+pub(super) const OF_TENANT: List = List(2);
 /// A bill is less than 2^47 bytes: the arena has no more words than its addresses.
 const CLASSES: usize = 48;
 
@@ -76,8 +79,8 @@ impl Writer {
         self.guesses.tenants.recording.is_some_and(|(tenant, _)| self.due(sh, tenant) > self.share())
     }
 
-    /// The runs of the tenants that have more than their share, with what the prompt at hand is about to take; of who has most first.
-    pub(super) fn greedy(&self, sh: &Shared) -> Vec<Ends> {
+    /// The tenants that have more than their share, with what the prompt at hand is about to take; who has most first.
+    pub(super) fn greedy(&self, sh: &Shared) -> Vec<TenantId> {
         let (share, tenants) = (self.share(), &self.guesses.tenants);
         let recording = tenants.recording.and_then(|(tenant, _)| self.tenant(sh, tenant));
         let mut greedy = Vec::new();
@@ -93,7 +96,12 @@ impl Writer {
         greedy.extend(recording.map(|node| (self.due(sh, name(sh, node)), node)));
         greedy.retain(|(bytes, _)| *bytes > share);
         greedy.sort_unstable_by_key(|(bytes, node)| (Reverse(*bytes), name(sh, *node)));
-        greedy.into_iter().map(|(_, node)| runs(sh, node)).collect()
+        greedy.into_iter().map(|(_, node)| name(sh, node)).collect()
+    }
+
+    /// A tenant's least recently used run, or 0.
+    pub(super) fn oldest_run(&self, sh: &Shared, tenant: TenantId) -> Addr {
+        self.tenant(sh, tenant).map_or(0, |node| runs(sh, node).oldest)
     }
 
     /// Whether a tenant is known, or there is room for one more, or room is made for it.
@@ -135,12 +143,38 @@ impl Writer {
         }
     }
 
-    /// Changes a tenant's list of runs.
-    pub(super) fn of_tenant(&mut self, sh: &Shared, tenant: TenantId, change: impl FnOnce(&mut Ends)) {
+    /// A run is now a tenant's most recently used.
+    pub(super) fn add_run(&mut self, sh: &Shared, tenant: TenantId, run: Addr) {
+        self.of_tenant(sh, tenant, |ends, passed| {
+            push(sh, OF_TENANT, ends, run);
+            passed
+        });
+    }
+
+    /// A run is passed on to a tenant: older than what that has used itself, which would give way to it otherwise, and newer than what was
+    /// passed on before.
+    pub(super) fn add_passed_run(&mut self, sh: &Shared, tenant: TenantId, run: Addr) {
+        self.of_tenant(sh, tenant, |ends, passed| {
+            insert(sh, OF_TENANT, ends, run, passed);
+            run
+        });
+    }
+
+    /// A run is none of a tenant's any more.
+    pub(super) fn remove_run(&mut self, sh: &Shared, tenant: TenantId, run: Addr) {
+        self.of_tenant(sh, tenant, |ends, passed| {
+            unlink(sh, OF_TENANT, ends, run);
+            if passed == run { sh.arena.high(run + OF_TENANT.0) } else { passed }
+        });
+    }
+
+    /// Changes a tenant's list of runs; `change` is given, and returns, the newest of those that were passed on.
+    fn of_tenant(&mut self, sh: &Shared, tenant: TenantId, change: impl FnOnce(&mut Ends, Addr) -> Addr) {
         if let Some(node) = self.tenant(sh, tenant) {
             let mut ends = runs(sh, node);
-            change(&mut ends);
+            let passed = change(&mut ends, sh.arena.high(node + 3));
             sh.arena.store(node + 1, pair(ends.newest, ends.oldest));
+            sh.arena.set_high(node + 3, passed);
         }
     }
 
@@ -182,13 +216,15 @@ impl Writer {
                 let bytes = sh.arena.load(node);
                 assert_eq!((class(bytes), self.tenant(sh, name(sh, node))), (at, Some(node)));
                 let mut run = runs(sh, node).newest;
-                let mut bills = 0;
+                let (mut bills, passed) = (0, sh.arena.high(node + 3));
+                let mut is_passed_there = passed == 0;
                 while run != 0 {
+                    is_passed_there |= run == passed;
                     assert_eq!(sh.arena.high(run), name(sh, node).0);
                     bills += u64::from(sh.arena.low(run + 3));
                     run = sh.arena.high(run + 2);
                 }
-                assert!(bytes == bills && bytes > 0, "{bytes} for {bills}");
+                assert!(bytes == bills && bytes > 0 && is_passed_there, "{bytes} for {bills}");
                 (all, known) = (all + bytes, known + 1);
                 node = high(sh.arena.load(node + OF_CLASS.0));
             }

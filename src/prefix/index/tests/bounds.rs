@@ -135,6 +135,57 @@ fn what_others_use_too_does_not_take_more_than_their_share() {
 }
 
 #[test]
+fn what_two_tenants_use_changes_hands_a_little_at_a_time() {
+    let index = index(BUDGET);
+    let holder = index.add_holder();
+    let billed = |tenant| index.writer.lock().bytes_of(&index.shared, TenantId(tenant));
+    // Both have sent all that there is room for, and the first one pays for it.
+    let prompts = (1000..).take_while(|prompt| {
+        (1..=2).for_each(|tenant| index.record(holder, &keys(*prompt, 100), TenantId(tenant), seconds(1)));
+        index.stats().evicted_for_tenant == 0
+    });
+    let prompts = prompts.count() as u64;
+    let (run, once) = (billed(1) / prompts, billed(2));
+    assert!(prompts > 4_000 && once > 0 && once < 200 * run, "{once} of {prompts} times {run}");
+    let forgotten = index.stats().evicted_for_tenant;
+    index.record(holder, &keys(100_000, 100), TenantId(1), seconds(2));
+    let evicted = index.stats().evicted_for_tenant - forgotten;
+    let changed = billed(2) - once;
+    assert!(evicted > 0 && changed > 0 && changed <= evicted / 100 * 33 * run, "{changed} with {evicted}");
+    index.check_bills();
+}
+
+#[test]
+fn what_is_passed_on_gives_way_before_what_its_new_payer_has_used_itself() {
+    let index = index_with_share(BUDGET, 0.25);
+    let holder = index.add_holder();
+    let record = |tenant: u32, prompts: std::ops::Range<u64>| {
+        prompts.for_each(|p| index.record(holder, &keys(p, 100), TenantId(tenant), seconds(1)));
+    };
+    let kept = |prompts: std::ops::Range<u64>| -> Vec<u64> {
+        prompts.filter(|p| depth(&index, holder, &keys(*p, 100)).gpu == 100).collect()
+    };
+    // Two tenants have their shares, and a third less, by itself.
+    record(3, 3_000..4_150);
+    record(4, 4_000 << 10..(4_000 << 10) + 1_150);
+    let own = 1_000..1_400;
+    record(1, own.clone());
+    // What it uses too is paid for by the one that floods.
+    let shared = 20_000..21_500;
+    record(2, shared.clone());
+    record(1, shared.clone());
+    record(2, 30_000..40_000);
+    let before = kept(shared.clone());
+    assert!(before.len() > 500 && kept(own.clone()).len() == 400, "{}", before.len());
+    record(1, 50_000..50_600);
+    assert_eq!((kept(own).len(), kept(50_000..50_600).len()), (400, 600));
+    let after = kept(shared);
+    assert!(after.len() + 100 < before.len(), "{} of {}", after.len(), before.len());
+    assert!(before.ends_with(&after), "the least recently used of them went");
+    index.check_bills();
+}
+
+#[test]
 fn shares_are_parts_of_what_engines_leave() {
     let index = index(BUDGET);
     let (engine, holder) = (index.add_holder(), index.add_holder());
