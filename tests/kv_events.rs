@@ -616,11 +616,11 @@ async fn blocks_are_as_large_as_those_of_most_engines() {
     until("the size of the pages", || rig.block_size.get() == 2).await;
     first.subscribed().await;
     second.subscribed().await;
-    // One engine's events say nothing against the pages of the others.
-    first.publish(vec![stored(None, &[1])]).await;
-    rig.trusts(0, Trust::Suspect(Doubt::BlockSize)).await;
     second.publish(vec![two(2)]).await;
     rig.trusts(1, Trust::Exact).await;
+    // One engine's events say nothing against those of another.
+    first.publish(vec![stored(None, &[1])]).await;
+    rig.trusts(0, Trust::Suspect(Doubt::BlockSize)).await;
     assert_eq!(rig.block_size.get(), 2);
     rig.holds(1, [2]).await;
     rig.holds(0, []).await;
@@ -629,6 +629,7 @@ async fn blocks_are_as_large_as_those_of_most_engines() {
 #[tokio::test]
 async fn engines_are_learned_anew_when_the_pools_blocks_become_theirs() {
     let (mut old, mut new) = (Publisher::bind(Some(Form::Three)).await, Publisher::bind(Some(Form::Three)).await);
+    let (mut third, mut fourth) = (Publisher::bind(None).await, Publisher::bind(None).await);
     let rig = Rig::start(subscription()).await;
     rig.pool_of(vec![(0, pod(&old))], page_of(1));
     old.subscribed().await;
@@ -636,12 +637,16 @@ async fn engines_are_learned_anew_when_the_pools_blocks_become_theirs() {
     rig.holds(0, [1]).await;
     rig.trusts(0, Trust::Exact).await;
     // As in a rolling update to other blocks.
-    rig.pool(vec![(0, pod(&old)), (1, pod(&new))]);
+    rig.pool((0..).zip([&old, &new, &third, &fourth].map(pod)).collect());
     new.subscribed().await;
     new.publish(vec![two(2)]).await;
     rig.trusts(1, Trust::Suspect(Doubt::BlockSize)).await;
-    let third = Publisher::bind(None).await;
-    rig.pool_of(vec![(0, pod(&old)), (1, pod(&new)), (2, pod(&third))], page_of(2));
+    third.subscribed().await;
+    third.publish(vec![two(2)]).await;
+    rig.trusts(2, Trust::Suspect(Doubt::BlockSize)).await;
+    fourth.subscribed().await;
+    fourth.publish(vec![two(2)]).await;
+    rig.trusts(3, Trust::Exact).await;
     rig.holds(1, [2]).await;
     rig.trusts(1, Trust::Exact).await;
     rig.trusts(0, Trust::Suspect(Doubt::BlockSize)).await;

@@ -35,8 +35,6 @@ struct Book {
     orphans: Orphans,
     stats: Arc<KvEventStats>,
     size: OwnSize,
-    /// The last that was not the pool's.
-    other_size: Option<u32>,
     /// Bit by group: it keeps no prefixes. Groups are few; one beyond the 64th counts as the 64th.
     partial_groups: u64,
     /// Copies of blocks in the index.
@@ -63,7 +61,6 @@ impl Applier {
             orphans: Orphans::new(max_orphan_blocks),
             stats,
             size,
-            other_size: None,
             partial_groups: 0,
             held: 0,
             stored: 0,
@@ -118,7 +115,8 @@ impl Applier {
 
     /// Tokens in the engine's blocks and in the pool's, if those differ.
     pub(super) fn sizes(&self) -> Option<(u32, &PoolSize)> {
-        Some((self.book.other_size?, self.book.size.pool()))
+        let size = &self.book.size;
+        Some((size.told().filter(|_| size.fits() == Some(false))?, size.pool()))
     }
 
     /// Whether stores wait for a parent that was never told of.
@@ -139,15 +137,6 @@ impl Book {
         self.stats.add(Count::OrphansDropped, self.orphans.clear());
         self.held = 0;
         self.stored = 0;
-    }
-
-    /// Whether blocks of `size` belong into the index.
-    fn agrees(&mut self, size: u32) -> bool {
-        let agrees = self.size.tell(size);
-        if !agrees {
-            self.other_size = Some(size);
-        }
-        agrees
     }
 
     fn is_of_size(&self, size: u64) -> bool {
@@ -222,7 +211,7 @@ impl Sink for Book {
                 // What is kept elsewhere may be cut otherwise (LMCache's chunks): that says nothing against the engine's own blocks.
                 return;
             }
-        } else if !self.agrees(event.block_size) {
+        } else if !self.size.tell(event.block_size) {
             self.outcome.doubt = Some(Doubt::BlockSize);
             return;
         }

@@ -72,6 +72,11 @@ impl OwnSize {
         &self.pool
     }
 
+    /// Tokens in a block of the first event that had any.
+    pub(super) fn told(&self) -> Option<u32> {
+        self.told
+    }
+
     /// An event has blocks of `tokens`: whether these are of the pool's size, and of the size of those before.
     pub(super) fn tell(&mut self, tokens: u32) -> bool {
         if self.told.is_none() {

@@ -370,14 +370,17 @@ fn blocks_of_another_size_are_a_doubt_until_most_have_them() {
         ];
         map(fields)
     };
-    let mut new = [(); 2].map(|()| Rig::beside(old.index.clone(), old.size.clone()));
+    let mut new = [(); 3].map(|()| Rig::beside(old.index.clone(), old.size.clone()));
     assert_eq!(new[0].apply(vec![two()]).doubt, Some(Doubt::BlockSize), "as many have the old ones");
+    assert_eq!(old.applier.sizes().map(|(engine, _)| engine), None);
     assert_eq!(new[0].applier.sizes().map(|(engine, pool)| (engine, pool.get())), Some((2, 1)));
     assert_eq!((new[0].held(Tier::Gpu), new[0].applier.fits()), (vec![], Some(false)));
     // A clear wipes the slate: what is doubted after it is doubted again.
     assert_eq!(new[0].apply(vec![two(), cleared()]), Outcome { cleared: true, doubt: None });
-    assert_eq!((new[1].apply(vec![two()]).doubt, old.size.get()), (None, 2));
-    assert_eq!((old.applier.fits(), new[0].applier.fits(), new[1].held(Tier::Gpu)), (Some(false), Some(true), vec![1]));
+    assert_eq!((new[1].apply(vec![two()]).doubt, old.size.get()), (Some(Doubt::BlockSize), 1), "one more is not most");
+    assert_eq!((new[2].apply(vec![two()]).doubt, old.size.get()), (None, 2));
+    assert_eq!((old.applier.fits(), new[0].applier.fits(), new[2].held(Tier::Gpu)), (Some(false), Some(true), vec![1]));
+    assert_eq!(old.applier.sizes().map(|(engine, pool)| (engine, pool.get())), Some((1, 2)), "it is outvoted");
     assert_eq!(old.apply(vec![stored(None, &[2])]).doubt, Some(Doubt::BlockSize));
     // A process that was started anew may have others.
     old.applier.restart();
