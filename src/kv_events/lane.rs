@@ -269,8 +269,9 @@ impl Lane {
                 () = changed(&mut self.news.started) => self.process_started(),
                 () = changed(&mut self.news.size) => self.resized(),
                 () = tokio::time::sleep_until(self.shared.clock.instant(wake)) => {
-                    // What has come by now has come in time.
-                    match unconstrained(connection.recv()).now_or_never() {
+                    // What is owed and has come by now has come in time.
+                    let owed = if self.cursor.is_owed() { unconstrained(connection.recv()).now_or_never() } else { None };
+                    match owed {
                         Some(Ok(message)) => self.message(&message),
                         Some(Err(error)) => return error,
                         None => self.look(),

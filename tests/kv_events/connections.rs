@@ -1,6 +1,8 @@
 //! Connections that end without a word, and processes that take the place of another unseen.
 
 use super::*;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
 
 /// Passes connections on to `to`, and from each that was made before `hang` is told nothing comes any more, though it stays.
 async fn relay(to: SocketAddr, hang: watch::Receiver<u32>) -> SocketAddr {
@@ -11,7 +13,7 @@ async fn relay(to: SocketAddr, hang: watch::Receiver<u32>) -> SocketAddr {
             let mut hang = hang.clone();
             hang.mark_unchanged();
             tokio::spawn(async move {
-                let mut far = tokio::net::TcpStream::connect(to).await.unwrap();
+                let mut far = TcpStream::connect(to).await.unwrap();
                 tokio::select! {
                     _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
                     _ = hang.changed() => std::future::pending().await,
@@ -85,4 +87,46 @@ async fn a_restart_that_frames_do_not_show_is_told_by_the_page_of_metrics() {
     rig.trusts(0, Trust::Suspect(Doubt::JoinedLate)).await;
     rig.holds(0, [8]).await;
     assert_eq!(rig.count(Count::Restarts), 1);
+}
+
+/// Shakes hands with who subscribes to what the test writes itself.
+async fn shaken(listener: TcpListener) -> TcpStream {
+    let (mut stream, _) = listener.accept().await.unwrap();
+    let mut bytes = b"\xff\0\0\0\0\0\0\0\0\x7f\x03\0NULL".to_vec();
+    bytes.resize(64, 0);
+    bytes.extend_from_slice(b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB");
+    stream.write_all(&bytes).await.unwrap();
+    stream
+}
+
+async fn is_learned_anew_though_behind() {
+    let publisher = Publisher::bind(Some(Form::Three)).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut spec = pod(&publisher);
+    spec.labels.insert(PORT_LABEL.into(), listener.local_addr().unwrap().port().to_string().into());
+    let bounds = Bounds { backlog_frames: 4, ..Bounds::default() };
+    let timing = Timing { retry_after: Duration::ZERO, replay_idle: PATIENCE, replay_total: PATIENCE, ..quick() };
+    let rig = Rig::start(Subscription { bounds, timing, ..subscription() }).await;
+    rig.pool(vec![(0, spec)]);
+    let stream = in_time("a subscriber", shaken(listener)).await;
+    rig.trusts(0, Trust::Exact).await;
+    publisher.ring.lock().form = Form::Silent;
+    stream.writable().await.unwrap();
+    // The first is none, and the others are there before it is read.
+    let mut bytes = Vec::new();
+    for seq in 0..2_000u64 {
+        bytes.extend_from_slice(b"\x01\x00\x01\x08");
+        bytes.extend_from_slice(&seq.to_be_bytes());
+        bytes.extend_from_slice(if seq == 0 { b"\x00\x01\xc0" } else { b"\x00\x04\x93\x01\x90\x00" });
+    }
+    assert_eq!(stream.try_write(&bytes).unwrap(), bytes.len());
+    until("all frames", || rig.count(Count::Frames) == 2_000).await;
+    assert!(rig.count(Count::OverflowFrames) > 0, "the ring was asked only when no more came");
+}
+
+#[test]
+fn who_is_always_behind_is_learned_anew_too() {
+    // Timers are looked at whenever the reader's turn ends.
+    let runtime = tokio::runtime::Builder::new_current_thread().event_interval(1).enable_all().build().unwrap();
+    runtime.block_on(is_learned_anew_though_behind());
 }
