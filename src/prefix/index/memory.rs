@@ -6,7 +6,7 @@
 use super::arena::Line;
 use memmap2::{MmapMut, MmapOptions};
 use self_cell::{MutBorrow, self_cell};
-use std::fmt;
+use std::{fmt, io};
 use zerocopy::FromBytes;
 
 /// 2 MiB: a huge page. The first so many bytes are in small pages, so that an index with little in it takes little.
@@ -28,10 +28,14 @@ pub(super) struct Memory(Option<Mapping>);
 impl Memory {
     /// So many lines, or half as many as often as the system refuses.
     pub(super) fn reserve(lines: usize) -> Self {
+        Self::reserve_with(lines, |bytes| MmapOptions::new().len(bytes).no_reserve_swap().map_anon())
+    }
+
+    /// The same from `map`, which is asked for bytes.
+    fn reserve_with(lines: usize, map: impl FnMut(usize) -> io::Result<MmapMut>) -> Self {
         let halves = std::iter::successors(Some(lines), |lines| Some(lines / 2)).take_while(|lines| *lines > 0);
         let sizes = halves.filter_map(|lines| lines.checked_mul(size_of::<Line>()));
-        let mapping =
-            sizes.map(|bytes| MmapOptions::new().len(bytes).no_reserve_swap().map_anon()).find_map(Result::ok);
+        let mapping = sizes.map(map).find_map(Result::ok);
         Self(mapping.map(|mapping| {
             advise(&mapping);
             Mapping::new(MutBorrow::new(mapping), |mapping| {
@@ -50,7 +54,8 @@ impl Memory {
     }
 }
 
-/// Asks for huge pages. Without them all is as it was, only slower.
+/// Asks for huge pages. Without them all is as it was, only slower. Where a system has larger pages than 4 KiB its huge ones are larger too:
+/// on ARM with pages of 64 KiB they have 512 MiB, and an index takes up to so much more than is in it, which nothing here can tell beforehand.
 fn advise(mapping: &MmapMut) {
     #[cfg(target_os = "linux")]
     if let Some(rest) = mapping.len().checked_sub(SMALL).filter(|rest| *rest > 0) {
@@ -89,9 +94,13 @@ mod tests {
 
     #[test]
     fn where_the_system_refuses_there_is_less() {
-        // No processor has addresses for so much.
-        let most = Memory::reserve(usize::MAX / 64).lines().len();
-        assert!(most > 1 << 20 && most < 1 << 52, "{most}");
-        assert!(Memory::reserve(0).lines().is_empty());
+        let mut asked = Vec::new();
+        let memory = Memory::reserve_with(1 << 12, |bytes| {
+            asked.push(bytes);
+            if bytes > 100_000 { Err(io::ErrorKind::OutOfMemory.into()) } else { MmapMut::map_anon(bytes) }
+        });
+        assert_eq!((memory.lines().len(), asked), (1 << 10, vec![1 << 18, 1 << 17, 1 << 16]));
+        let none = Memory::reserve_with(1 << 12, |_| Err(io::ErrorKind::OutOfMemory.into()));
+        assert!(none.lines().is_empty() && Memory::reserve(0).lines().is_empty());
     }
 }

@@ -123,7 +123,8 @@ pub struct Stats {
     pub bytes: usize,
     /// Bytes that they may take.
     pub budget_bytes: usize,
-    /// Those of them that are mapped and not allocated. They come in huge pages where the system has them, the last of which may be part of what comes next.
+    /// Those of `bytes` that are mapped and not allocated. They come in huge pages where the system has them, so that it may have given up to one
+    /// such page more.
     pub mapped_bytes: usize,
     /// Bytes of these that nothing stands in at the moment.
     pub free_bytes: usize,

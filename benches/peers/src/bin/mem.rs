@@ -1,4 +1,4 @@
-//! Live heap per (block, holder): `mem TRACE [only=…] [states=trace,unique,shared8,shared64,churn]`.
+//! Live heap and mapped memory per (block, holder): `mem TRACE [only=…] [states=trace,unique,shared8,shared64,churn]`.
 //!
 //! trace: at the end of the trace. unique: 16,384 chains of 64 blocks, one holder each. shared8, shared64: 8,192 chains of 128
 //! blocks on so many holders each. churn: 262,144 unique blocks stored and removed, five times over.
