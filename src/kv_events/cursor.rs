@@ -191,7 +191,7 @@ impl Cursor {
     }
 
     /// The pool's blocks are of another size than before; `fits`: of that of the publisher's. What it has told while they were not is
-    /// missing.
+    /// missing: where there is a replay it is learned anew at once, else as after any gap, by what comes.
     pub(super) fn resized<A: Apply>(&mut self, fits: bool, to: &mut A) -> Option<Ask> {
         match (fits, self.knowledge) {
             (true, Knowledge::Partial(Doubt::BlockSize)) => {
