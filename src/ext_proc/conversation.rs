@@ -12,7 +12,7 @@ use crate::clock::Timestamp;
 use crate::disagg::{Mode, Transfer};
 use crate::ids::EndpointId;
 use crate::pool::health::Availability;
-use crate::pool::{EndpointState, PoolSnapshot, Roles};
+use crate::pool::{Endpoint, EndpointState, PoolSnapshot, Roles};
 use crate::prefix::carried::{Carry, Turn};
 use crate::protocol::answer::AnswerFormat;
 use crate::protocol::transfer::Finish;
@@ -47,12 +47,10 @@ pub struct Fetch {
 
 /// The prefill servers that can fetch what `keeper` keeps: those that go together with it. A server that is there for both fetches nothing
 /// from itself.
-fn fetchers(pool: &Pool, snapshot: &PoolSnapshot, keeper: EndpointId) -> Arc<[EndpointId]> {
-    let keeper = snapshot.endpoints.iter().find(|state| state.endpoint.id == keeper);
+fn fetchers(pool: &Pool, snapshot: &PoolSnapshot, keeper: &Endpoint) -> Arc<[EndpointId]> {
     let policy = pool.scheduler.split();
     let can = |state: &&EndpointState| {
-        let pairs = |keeper: &EndpointState| policy.is_some_and(|p| p.pairs(&state.endpoint, &keeper.endpoint));
-        state.endpoint.roles.has(Roles::PREFILL) && keeper.is_some_and(pairs)
+        state.endpoint.roles.has(Roles::PREFILL) && policy.is_some_and(|p| p.pairs(&state.endpoint, keeper))
     };
     snapshot.endpoints.iter().filter(can).map(|state| state.endpoint.id).collect()
 }
@@ -89,16 +87,17 @@ impl Conversation {
             return None;
         }
         let tokens = if carried.is_wanted() { looked.tokens()? } else { Vec::new() };
-        let serves = |endpoint: EndpointId| {
-            let state = snapshot.endpoints.iter().find(|state| state.endpoint.id == endpoint);
-            let availability = state.map(|s| s.endpoint.health.availability(now, pool.scheduler.health()));
+        let keeper = |id: EndpointId| snapshot.endpoints.iter().map(|state| &state.endpoint).find(|e| e.id == id);
+        let serves = |id: EndpointId| {
+            let availability = keeper(id).map(|keeper| keeper.health.availability(now, pool.scheduler.health()));
             matches!(availability, Some(Availability::Open | Availability::SlowStart(_)))
         };
-        let carry =
-            carried.find(root, &tokens, now, serves).map(|carry| (carry, fetchers(pool, snapshot, carry.endpoint)));
-        if let Some((carry, by)) = &carry {
-            looked.found.carry(carry.tokens, by.clone());
-        }
+        let carry = carried.find(root, &tokens, now, serves).and_then(|carry| {
+            let keeper = keeper(carry.endpoint)?;
+            let by = fetchers(pool, snapshot, keeper);
+            looked.found.carry(carry.tokens, keeper.place, by.clone());
+            Some((carry, by))
+        });
         Some(Box::new(Self { prefix, root, tokens, carry, ttl }))
     }
 

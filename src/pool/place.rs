@@ -1,5 +1,6 @@
 //! Where a server stands, and how near two of them are: the host, rack, zone and region that its labels name.
 
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
@@ -59,11 +60,44 @@ impl Place {
         self != Self::default()
     }
 
-    /// The tightest place that both share.
+    /// The tightest place that both share. Names that lie in different wider places are different things, though they read alike: every zone
+    /// may have a rack `r1`.
     #[must_use]
     pub fn nearness(self, other: Place) -> Option<Nearness> {
-        let pairs = Nearness::ALL.into_iter().zip(self.names.into_iter().zip(other.names));
-        pairs.into_iter().find(|(_, (a, b))| *a != 0 && a == b).map(|(nearness, _)| nearness)
+        let levels = Nearness::ALL.into_iter().zip(self.names.into_iter().zip(other.names)).rev();
+        let told = levels.filter(|(_, (a, b))| *a != 0 && *b != 0);
+        told.take_while(|(_, (a, b))| a == b).last().map(|(nearness, _)| nearness)
+    }
+}
+
+/// The places of several servers.
+#[derive(Debug, Default)]
+pub struct Places {
+    /// As in [`Place`]; in order.
+    names: [SmallVec<[u64; 16]>; 4],
+}
+
+impl FromIterator<Place> for Places {
+    fn from_iter<I: IntoIterator<Item = Place>>(places: I) -> Self {
+        let mut all = Self::default();
+        for place in places {
+            for (names, name) in all.names.iter_mut().zip(place.names) {
+                names.extend(Some(name).filter(|name| *name != 0));
+            }
+        }
+        for names in &mut all.names {
+            names.sort_unstable();
+            names.dedup();
+        }
+        all
+    }
+}
+
+impl Places {
+    /// How near any of them may be to `place`, the nearest first. Costs no look at each of them, and so does not say that wider names are alike.
+    pub fn nearnesses(&self, place: Place) -> impl Iterator<Item = Nearness> {
+        let levels = Nearness::ALL.into_iter().zip(self.names.iter().zip(place.names));
+        levels.filter(|(_, (names, name))| names.binary_search(name).is_ok()).map(|(nearness, _)| nearness)
     }
 }
 
@@ -82,11 +116,32 @@ mod tests {
             (&[(DEFAULT_HOST_LABEL, "h2"), (DEFAULT_RACK_LABEL, "r1")], Some(Nearness::Rack)),
             (&[(DEFAULT_RACK_LABEL, "r2"), (DEFAULT_ZONE_LABEL, "z1")], Some(Nearness::Zone)),
             (&[(DEFAULT_ZONE_LABEL, "z2"), (DEFAULT_REGION_LABEL, "z1")], None),
+            (&[(DEFAULT_RACK_LABEL, "r1"), (DEFAULT_ZONE_LABEL, "z1")], Some(Nearness::Rack)),
+            (&[(DEFAULT_RACK_LABEL, "r1"), (DEFAULT_ZONE_LABEL, "z2")], None),
+            (&[(DEFAULT_HOST_LABEL, "h1"), (DEFAULT_RACK_LABEL, "r1"), (DEFAULT_ZONE_LABEL, "z2")], None),
+            (
+                &[(DEFAULT_HOST_LABEL, "h1"), (DEFAULT_RACK_LABEL, "r2"), (DEFAULT_ZONE_LABEL, "z1")],
+                Some(Nearness::Zone),
+            ),
             (&[(DEFAULT_HOST_LABEL, "")], None),
             (&[], None),
         ] {
             assert_eq!((a.nearness(place(labels)), place(labels).nearness(a)), (near, near), "{labels:?}");
         }
-        assert!(a.is_known() && !place(&[("zone", "z1")]).is_known());
+    }
+
+    #[test]
+    fn a_place_without_names_is_not_known() {
+        assert!(Place::named(["", "", "z1", ""]).is_known() && !Place::named([""; 4]).is_known());
+    }
+
+    #[test]
+    fn how_near_any_of_several_may_be() {
+        let all: Places =
+            [["h1", "r1", "z1", ""], ["h2", "r2", "z1", ""], [""; 4]].map(Place::named).into_iter().collect();
+        let near = |names| all.nearnesses(Place::named(names)).collect::<Vec<_>>();
+        assert_eq!(near(["h3", "r2", "z1", "g1"]), [Nearness::Rack, Nearness::Zone]);
+        assert_eq!(near(["", "", "z2", ""]), []);
+        assert_eq!(near([""; 4]), [], "nothing is known of it");
     }
 }

@@ -309,7 +309,7 @@ impl Scheduler {
             }
         }
         let held = pair.prefill.first().and_then(|p| prefill.iter().find(|c| c.state.endpoint.id == p.id));
-        let carried = |c: &Candidate<'_>| cx.prefix.map_or(0, |found| found.carried(c.id));
+        let carried = |c: &Candidate<'_>| cx.prefix.map_or(0, |found| found.carried(c.id).0);
         let (Some(held), false) = (held.map(|c| c.cached.any.max(carried(c))), pair.decode.is_empty()) else {
             return whole;
         };

@@ -244,9 +244,9 @@ pub fn is_split(cx: &PickContext<'_>, field: &Field<'_, '_>, pair: &Pair, decide
             let (Some(whole), Some(partner)) = (whole, partner) else { return false };
             let prices = Prices::learned(cx, [field.decode, field.prefill], cost::DEFAULT_TOKEN_WEIGHT);
             let whole = cost::whole(cx, whole, &prices);
-            let transfer = cost::transfer(cx, &prefill, decoder, &prices);
-            let split = cost::prefill(cx, partner, &prices) + transfer + cost::decode(cx, decoder, &prices);
             let near = prefill.place.nearness(decode.place);
+            let transfer = prices.transfer(cost::lacked(cx, decoder), near);
+            let split = cost::prefill(cx, partner, &prices) + transfer + cost::decode(cx, decoder, &prices);
             decode.speed.pool().transfer().decides(whole, split, near, cx.now, cx.preview)
         }
     }

@@ -9,7 +9,8 @@
 //! are off says how well the mean is known, and that much a request's two ways must differ before a pool changes from one to the
 //! other: below it, the difference is chance. A pool that sends nothing from server to server learns nothing of it either, so what was learned
 //! is believed less the longer that is ago, and a network that was slow for a while is tried again. Servers whose labels say where they stand
-//! are told apart by how near they are: a link within a rack and one between zones are learned on their own. Called by the exchange (what came of it) and by `scheduling` (predictions).
+//! are told apart by how near they are: a link within a rack and one between zones are learned on their own, from what the next nearer one has
+//! shown on. Called by the exchange (what came of it) and by `scheduling` (predictions).
 
 use super::fit::Fit;
 use super::{Published, dot};
@@ -35,8 +36,6 @@ const HALF_LIFE: f64 = 60.0;
 pub struct TransferSpeed {
     /// Those between servers that are as near as [`Nearness::ALL`] says, and those between servers that share nothing or say nothing.
     links: [Link; LINKS],
-    /// The last request that could go either way was split.
-    splits: AtomicBool,
 }
 
 const LINKS: usize = Nearness::ALL.len() + 1;
@@ -50,13 +49,11 @@ fn position(near: Option<Nearness>) -> usize {
 #[derive(Clone, Copy, Debug)]
 pub struct Transfers {
     links: [[f64; 2]; LINKS],
-    /// The link of the last transfer.
-    usual: usize,
 }
 
 impl Default for Transfers {
     fn default() -> Self {
-        Self { links: [DEFAULT_TRANSFER; LINKS], usual: LINKS - 1 }
+        Self { links: [DEFAULT_TRANSFER; LINKS] }
     }
 }
 
@@ -65,18 +62,6 @@ impl Transfers {
     #[must_use]
     pub fn seconds(&self, tokens: u32, near: Option<Nearness>) -> f64 {
         self.links.get(position(near)).map_or(0.0, |link| seconds(link, tokens))
-    }
-
-    /// The same where nobody knows which servers those are.
-    #[must_use]
-    pub fn usual_seconds(&self, tokens: u32) -> f64 {
-        self.links.get(self.usual).map_or(0.0, |link| seconds(link, tokens))
-    }
-
-    /// The least that [`Transfers::seconds`] says, however near servers are.
-    #[must_use]
-    pub fn least_seconds(&self, tokens: u32) -> f64 {
-        self.links.iter().map(|link| seconds(link, tokens)).fold(f64::INFINITY, f64::min)
     }
 }
 
@@ -93,6 +78,8 @@ struct Link {
     uncertainty: AtomicU32,
     /// When the last one was observed; 0 when none was.
     latest: AtomicU64,
+    /// The last request that could go either way was split.
+    splits: AtomicBool,
 }
 
 impl Default for Link {
@@ -102,6 +89,7 @@ impl Default for Link {
             published: Published::default(),
             uncertainty: AtomicU32::new(0),
             latest: AtomicU64::new(0),
+            splits: AtomicBool::new(false),
         };
         link.published.set(&DEFAULT_TRANSFER);
         link
@@ -118,17 +106,21 @@ impl Link {
         (-now.since(Timestamp(self.latest.load(Relaxed))).as_secs_f64() / HALF_LIFE).exp2()
     }
 
+    /// `nearer` is what transfers between nearer servers are expected to take.
     #[expect(clippy::cast_possible_truncation, reason = "seconds; f32 is precise enough")]
-    fn observe(&self, tokens: u32, seconds: f64, now: Timestamp) {
+    fn observe(&self, tokens: u32, seconds: f64, nearer: &[f64; 2], now: Timestamp) {
         let mut guard = self.fit.lock();
         let (fit, error) = &mut *guard;
+        if !fit.is_learned() {
+            *fit = Fit::new(*nearer);
+        }
         let believed = self.believed(now);
         fit.fade(believed);
         *error *= believed;
         let features = features(tokens);
         let off = (seconds - fit.predict(&features)).abs();
         *error += (off - *error) * ERROR_RATE;
-        fit.observe(&features, seconds.max(LEAST), &DEFAULT_TRANSFER, &SCALE_TRANSFER);
+        fit.observe(&features, seconds.max(LEAST), nearer, &SCALE_TRANSFER);
         self.published.set(fit.coefficients());
         // The standard error of a mean that forgets at this rate.
         let uncertainty = *error * (ERROR_RATE / (2.0 - ERROR_RATE)).sqrt();
@@ -146,40 +138,40 @@ impl TransferSpeed {
     #[must_use]
     pub fn expected(&self, now: Timestamp) -> Transfers {
         let mut expected = Transfers::default();
-        let (mut nearer, mut newest) = (DEFAULT_TRANSFER, 0);
-        for (at, (seconds, link)) in expected.links.iter_mut().zip(&self.links).enumerate() {
-            let latest = link.latest.load(Relaxed);
-            if latest > 0 {
+        let mut nearer = DEFAULT_TRANSFER;
+        for (seconds, link) in expected.links.iter_mut().zip(&self.links) {
+            if link.latest.load(Relaxed) > 0 {
                 let believed = link.believed(now);
                 nearer.iter_mut().zip(link.published.get()).for_each(|(c, own)| *c += (own - *c) * believed);
             }
             *seconds = nearer;
-            if latest > newest {
-                (newest, expected.usual) = (latest, at);
-            }
         }
         expected
     }
 
     /// `tokens` tokens took `seconds` between servers as `near` as that, or less than nothing when the decode server was faster than expected.
+    /// The few transfers that a link has shown count beside what nearer ones have: held to what a pool is thought of at first, a far link of a
+    /// slow network would seem faster than a near one.
     pub fn observe(&self, tokens: u32, near: Option<Nearness>, seconds: f64, now: Timestamp) {
         if tokens > 0
             && seconds.is_finite()
             && let Some(link) = self.link(near)
         {
-            link.observe(tokens, seconds, now);
+            let expected = self.expected(now);
+            let nearer = position(near).checked_sub(1).and_then(|nearer| expected.links.get(nearer));
+            link.observe(tokens, seconds, nearer.unwrap_or(&DEFAULT_TRANSFER), now);
         }
     }
 
     /// Whether a request is split that costs `whole` seconds in one place and `split` in two, which are as `near` as that. Nothing is remembered
     /// of a `preview`.
     pub fn decides(&self, whole: f64, split: f64, near: Option<Nearness>, now: Timestamp, preview: bool) -> bool {
-        let uncertain = |link: &Link| f64::from(f32::from_bits(link.uncertainty.load(Relaxed))) * link.believed(now);
-        let margin = self.link(near).map_or(0.0, uncertain);
+        let Some(link) = self.link(near) else { return false };
+        let margin = f64::from(f32::from_bits(link.uncertainty.load(Relaxed))) * link.believed(now);
         let gain = whole - split;
-        let splits = if self.splits.load(Relaxed) { gain > -margin } else { gain > margin };
+        let splits = if link.splits.load(Relaxed) { gain > -margin } else { gain > margin };
         if !preview {
-            self.splits.store(splits, Relaxed);
+            link.splits.store(splits, Relaxed);
         }
         splits
     }
@@ -220,8 +212,36 @@ mod tests {
         assert!((host - 0.006).abs() < 1e-9, "nothing is known of it: {host}");
         // Not thought to be faster than what is nearer.
         assert!((seconds(Some(Zone)) - rack).abs() < 1e-6 && (seconds(None) - region).abs() < 1e-3);
-        assert!((speed.expected(now).usual_seconds(1_000) - region).abs() < 1e-9, "as the last one");
-        assert!((speed.expected(now).least_seconds(1_000) - host).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_far_link_of_a_slow_network_is_not_thought_faster_than_a_near_one() {
+        use Nearness::{Rack, Zone};
+        for takes in [0.200, 0.300] {
+            let speed = TransferSpeed::default();
+            (0..200).for_each(|i| speed.observe(500 + (i * 379) % 8_000, Some(Rack), 0.200, NOW));
+            let seconds = |near| speed.expected(NOW).seconds(4_000, Some(near));
+            let mut last = seconds(Rack);
+            for count in 1..=5 {
+                speed.observe(4_000, Some(Zone), takes, NOW);
+                let (near, far) = (seconds(Rack), seconds(Zone));
+                assert!(far >= last - 1e-9 && far < takes + 1e-9, "{count} of {takes}: {near} {far}");
+                last = far;
+            }
+        }
+    }
+
+    #[test]
+    fn a_way_is_tried_again_by_what_was_done_on_it() {
+        use Nearness::{Host, Zone};
+        let speed = TransferSpeed::default();
+        for near in [Host, Zone] {
+            (0..200).for_each(|i| speed.observe(1_000, Some(near), if i % 2 == 0 { 0.010 } else { 0.050 }, NOW));
+        }
+        let decides = |near, split| speed.decides(0.100, split, Some(near), NOW, false);
+        assert!(decides(Host, 0.080) && decides(Host, 0.101), "it was split before");
+        assert!(!decides(Zone, 0.099), "nothing was split on this way");
+        assert!(decides(Host, 0.101), "what was decided of another way changes nothing");
     }
 
     #[test]

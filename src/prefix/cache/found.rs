@@ -2,6 +2,7 @@
 
 use super::Guesses;
 use crate::ids::EndpointId;
+use crate::pool::place::Place;
 use crate::prefix::claims::ClaimedDepths;
 use crate::prefix::index::{Depth, Kept};
 use crate::prefix::key::BlockKey;
@@ -20,8 +21,8 @@ pub struct Found {
     pub(super) residents: Guard<Arc<Table>>,
     pub(super) matches: Kept,
     pub(super) claimed: ClaimedDepths,
-    /// Tokens that a decode server keeps, and who can fetch them.
-    pub(super) carried: Option<(u32, Arc<[EndpointId]>)>,
+    /// Tokens that a decode server keeps, where it stands, and who can fetch them.
+    pub(super) carried: Option<(u32, Place, Arc<[EndpointId]>)>,
     pub(super) tokens_per_block: f64,
     pub(super) own_block_tokens: f64,
     pub(super) bytes_per_token: f64,
@@ -36,15 +37,16 @@ impl Found {
         Self { own_keys: own, ..self }
     }
 
-    /// Notes that a decode server keeps the prompt's first `tokens`, for `by` to fetch.
-    pub fn carry(&mut self, tokens: u32, by: Arc<[EndpointId]>) {
-        self.carried = Some((tokens, by));
+    /// Notes that a decode server, which stands at `place`, keeps the prompt's first `tokens` for `by` to fetch.
+    pub fn carry(&mut self, tokens: u32, place: Place, by: Arc<[EndpointId]>) {
+        self.carried = Some((tokens, place, by));
     }
 
-    /// Tokens of the prompt's beginning that `by` can fetch from a decode server.
+    /// Tokens of the prompt's beginning that `by` can fetch from a decode server, and where that stands.
     #[must_use]
-    pub fn carried(&self, by: EndpointId) -> u32 {
-        self.carried.as_ref().filter(|(_, servers)| servers.contains(&by)).map_or(0, |(tokens, _)| *tokens)
+    pub fn carried(&self, by: EndpointId) -> (u32, Place) {
+        let carried = self.carried.as_ref().filter(|(_, _, servers)| servers.contains(&by));
+        carried.map(|(tokens, place, _)| (*tokens, *place)).unwrap_or_default()
     }
 
     /// Whether the prompt's keys are of our own making.

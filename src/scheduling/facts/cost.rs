@@ -16,8 +16,9 @@
 //!
 //! Called by `predicted-latency` and by the pool's decider between whole and split.
 
+use crate::pool::Roles;
+use crate::pool::place::Nearness;
 use crate::pool::speed::{Load, Prediction, Transfers};
-use crate::pool::{Endpoint, Roles};
 use crate::scheduling::{Candidate, PickContext};
 
 /// Servers are thought to be this busy at most: what was sent to them is an estimate, and more would be as good as a queue without end.
@@ -96,6 +97,12 @@ impl Prices {
             behind * (predicted.first_token - predicted.own_prefill / 2.0)
         })
     }
+
+    /// The cost of bringing `tokens` tokens to a server as `near` as that, seconds.
+    #[must_use]
+    pub fn transfer(&self, tokens: u32, near: Option<Nearness>) -> f64 {
+        self.transfers.seconds(tokens, near)
+    }
 }
 
 /// What a request can expect of a candidate, and what stands before it there.
@@ -113,14 +120,16 @@ pub fn whole(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -
 }
 
 /// The cost of its prompt when `candidate` computes it for another. What it lacks of the turns before comes from the decode server that
-/// keeps them, for the price of a transfer.
+/// keeps them, for the price of a transfer from there.
 #[must_use]
 pub fn prefill(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
-    let carried = cx.prefix.map_or(0, |found| found.carried(candidate.id)).saturating_sub(candidate.cached.any);
+    let (carried, keeper) = cx.prefix.map(|found| found.carried(candidate.id)).unwrap_or_default();
+    let carried = carried.saturating_sub(candidate.cached.any);
     let live = candidate.state.live();
     let work = candidate.work_with(cx, carried);
     let (_, predicted) = live.speed.forecast(&live.ledger, candidate.reported(), work, cx.now);
-    prices.transfers.usual_seconds(carried) + prefilled(predicted, candidate, prices)
+    let near = candidate.state.endpoint.place.nearness(keeper);
+    prices.transfer(carried, near) + prefilled(predicted, candidate, prices)
 }
 
 fn prefilled(predicted: Prediction, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
@@ -136,17 +145,10 @@ pub fn decode(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) 
     predicted.first_token + predicted.per_token * prices.answer
 }
 
-/// The cost of bringing what `decoder` lacks of the prompt there from `prefill`: by how near the two are, where their labels say so.
+/// What [`Prices::transfer`] has to bring: the tokens that `decoder` lacks of the prompt.
 #[must_use]
-pub fn transfer(cx: &PickContext<'_>, prefill: &Endpoint, decoder: &Candidate<'_>, prices: &Prices) -> f64 {
-    let near = prefill.place.nearness(decoder.state.endpoint.place);
-    prices.transfers.seconds(decoder.work(cx).uncached_tokens, near)
-}
-
-/// The least that [`transfer`] says, whoever computes the prompt.
-#[must_use]
-pub fn least_transfer(cx: &PickContext<'_>, decoder: &Candidate<'_>, prices: &Prices) -> f64 {
-    prices.transfers.least_seconds(decoder.work(cx).uncached_tokens)
+pub fn lacked(cx: &PickContext<'_>, decoder: &Candidate<'_>) -> u32 {
+    decoder.work(cx).uncached_tokens
 }
 
 #[cfg(test)]

@@ -3,8 +3,9 @@
 use super::*;
 use crate::clock::Timestamp;
 use crate::ids::EndpointId;
-use crate::pool::place::{DEFAULT_ZONE_LABEL, Nearness};
+use crate::pool::place::{DEFAULT_ZONE_LABEL, Nearness, Place};
 use crate::pool::{EndpointSpec, PoolSnapshot, Roles};
+use crate::prefix::cache::{BlockUnit, CacheConfig, DEFAULT_TENANT_SHARE, PrefixCache};
 use crate::scheduling::tests::trial::{Server, Trial, among, load, silent};
 use crate::scheduling::{Booking, Dispatch, Order, registry};
 use proptest::prelude::{Strategy as _, any, prop, prop_assert, prop_assert_eq, proptest};
@@ -108,7 +109,8 @@ pub(in crate::scheduling) fn pools() -> impl proptest::strategy::Strategy<Value 
 
 /// What a pair costs by all that is known of both.
 fn pair_cost(cx: &PickContext<'_>, prefill: &Candidate<'_>, decode: &Candidate<'_>, prices: &Prices) -> f64 {
-    let transfer = cost::transfer(cx, &prefill.state.endpoint, decode, prices);
+    let near = prefill.state.endpoint.place.nearness(decode.state.endpoint.place);
+    let transfer = prices.transfer(cost::lacked(cx, decode), near);
     cost::prefill(cx, prefill, prices) + transfer + cost::decode(cx, decode, prices)
 }
 
@@ -141,6 +143,30 @@ fn a_near_pair_is_preferred_by_as_much_as_its_transfer_is_shorter() {
         teach(&trial, None, far_ms);
         assert_eq!(first(&trial), (expected.to_vec(), vec![2]), "{waiting} wait, {far_ms} ms");
     }
+}
+
+/// What a decode server keeps of the turn before comes from where that stands.
+#[test]
+fn kept_turns_cost_the_way_from_their_keeper() {
+    let trial = among(vec![in_zone("prefill", 0, "a"), in_zone("decode", 0, "a")]).long(4_000);
+    teach(&trial, Some(Nearness::Zone), 4);
+    teach(&trial, None, 800);
+    let cache = PrefixCache::new(&CacheConfig {
+        unit: BlockUnit::Tokens(16),
+        max_bytes: 1 << 20,
+        tenant_share: DEFAULT_TENANT_SHARE,
+        claim_life: Duration::ZERO,
+        seed: 1,
+    });
+    let prefill = trial.there_for(Roles::PREFILL)[0];
+    let costs = ["a", "b"].map(|zone| {
+        let mut found = cache.lookup(&mut [].as_slice(), trial.context().now);
+        found.carry(4_000, Place::named(["", "", zone, ""]), [prefill.id].into());
+        let cx = PickContext { prefix: Some(&found), ..trial.context() };
+        let prices = Prices::learned(&cx, [&[prefill][..]], cost::DEFAULT_TOKEN_WEIGHT);
+        cost::prefill(&cx, &prefill, &prices)
+    });
+    assert!(costs[0] + 0.5 < costs[1], "{costs:?}");
 }
 
 /// What an answer's first token took longer than it should have teaches the way between servers as near as these.

@@ -21,7 +21,7 @@
 //! KVCache-centric scheduling (Qin et al., FAST'25).
 
 use crate::pool::Endpoint;
-use crate::pool::place::Nearness;
+use crate::pool::place::{Nearness, Place, Places};
 use crate::pool::speed::{Load, Prediction};
 use crate::rng::PickRng;
 use crate::scheduling::facts::cost::{self, DEFAULT_TOKEN_WEIGHT, Prices};
@@ -79,6 +79,59 @@ impl Worth {
     }
 }
 
+/// The ways to one decode server.
+struct Ways<'a> {
+    place: Place,
+    /// What it lacks of the prompt.
+    tokens: u32,
+    prices: &'a Prices,
+    /// None takes less, seconds, and none comes from nearer.
+    least: f64,
+    nearest: Option<Nearness>,
+}
+
+impl<'a> Ways<'a> {
+    /// From servers at `places` to `decoder`, which lacks `tokens` tokens.
+    fn to(decoder: &Endpoint, tokens: u32, prices: &'a Prices, places: &Places) -> Self {
+        let place = decoder.place;
+        let (mut least, mut nearest) = (prices.transfer(tokens, None), None);
+        // The nearest comes last.
+        for near in places.nearnesses(place).collect::<SmallVec<[Nearness; 4]>>().into_iter().rev() {
+            least = least.min(prices.transfer(tokens, Some(near)));
+            nearest = Some(near);
+        }
+        Self { place, tokens, prices, least, nearest }
+    }
+
+    /// What it costs that `prefill` computes the prompt for `prompt` seconds, and the answer `answer`.
+    fn worth(&self, prompt: f64, prefill: &Endpoint, answer: f64) -> Worth {
+        let near = prefill.place.nearness(self.place);
+        Worth(prompt + (answer + self.prices.transfer(self.tokens, near)), near)
+    }
+
+    /// The best of `cheap`, the cheapest first, that `fits`, if it is better than `best`. Looks no further than where nothing better can come.
+    fn best(
+        &self,
+        cheap: &[(f64, &Arc<Endpoint>)],
+        answer: f64,
+        mut best: Option<Worth>,
+        fits: impl Fn(&Endpoint) -> bool,
+    ) -> Option<Worth> {
+        let mut found = None;
+        for (prompt, p) in cheap {
+            let bound = Worth(prompt + (answer + self.least), self.nearest);
+            if best.is_some_and(|best| !bound.is_better_than(best)) {
+                break;
+            }
+            let worth = self.worth(*prompt, p, answer);
+            if fits(p) && best.is_none_or(|best| worth.is_better_than(best)) {
+                (best, found) = (Some(worth), Some(worth));
+            }
+        }
+        found
+    }
+}
+
 #[derive(Debug)]
 struct PredictedLatency {
     work_price: Option<f64>,
@@ -132,36 +185,25 @@ impl Strategy for PredictedLatency {
         let mut cheap: SmallVec<[(f64, &Arc<Endpoint>); 16]> =
             prefill.iter().copied().zip(field.prefill.iter().map(|c| &c.state.endpoint)).collect();
         cheap.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+        let places: Places = cheap.iter().map(|(_, p)| p.place).collect();
         // Ties go to neither end of the list.
         let turn = rng.random_range(0..field.decode.len());
         let mut cheapest: Option<(Worth, &Candidate<'_>)> = None;
         for at in (0..field.decode.len()).map(|i| (i + turn) % field.decode.len()) {
             let (Some(d), Some(answer)) = (field.decode.get(at), decode.get(at)) else { continue };
-            let place = d.state.endpoint.place;
-            // As near as anything can be to it.
-            let nearest = Some(Nearness::Host).filter(|_| place.is_known());
-            let least = answer + cost::least_transfer(cx, d, &prices);
-            for (prompt, p) in &cheap {
-                if cheapest.is_some_and(|(best, _)| !Worth(prompt + least, nearest).is_better_than(best)) {
-                    break;
-                }
-                let transfer = cost::transfer(cx, p, d, &prices);
-                let worth = Worth(prompt + (answer + transfer), p.place.nearness(place));
-                if field.go_together(p, &d.state.endpoint)
-                    && cheapest.is_none_or(|(best, _)| worth.is_better_than(best))
-                {
-                    cheapest = Some((worth, d));
-                }
+            let ways = Ways::to(&d.state.endpoint, cost::lacked(cx, d), &prices, &places);
+            let fits = |p: &Endpoint| field.go_together(p, &d.state.endpoint);
+            if let Some(worth) = ways.best(&cheap, *answer, cheapest.map(|(best, _)| best), fits) {
+                cheapest = Some((worth, d));
             }
         }
         let (Worth(cost, near), chosen) = cheapest?;
         let decoder = &chosen.state.endpoint;
+        let ways = Ways::to(decoder, cost::lacked(cx, chosen), &prices, &places);
         let mut partners: SmallVec<[(Worth, &Arc<Endpoint>); 16]> = cheap
             .iter()
             .filter(|(_, p)| field.go_together(p, decoder))
-            .map(|(prompt, p)| {
-                (Worth(prompt + cost::transfer(cx, p, chosen, &prices), p.place.nearness(decoder.place)), *p)
-            })
+            .map(|(prompt, p)| (ways.worth(*prompt, p, 0.0), *p))
             .collect();
         partners.sort_by(|(a, _), (b, _)| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
         let picks = partners.iter().take(ranking.wanted().max(MAX_TRIES)).map(|(_, p)| (*p).clone()).collect();
@@ -184,5 +226,54 @@ impl Strategy for PredictedLatency {
 
     fn reads(&self) -> Reads {
         Reads::PREFIX
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::Roles;
+    use crate::pool::place::{DEFAULT_HOST_LABEL, DEFAULT_ZONE_LABEL};
+    use crate::scheduling::tests::trial::{Server, among, load};
+    use std::cell::Cell;
+
+    #[test]
+    fn a_decode_servers_search_ends_with_the_first_where_none_can_be_better() {
+        const HELPERS: usize = 8;
+        for (case, host, zones) in [
+            ("no labels", false, None),
+            ("one zone", false, Some(["a", "a"])),
+            ("other hosts of one zone", true, Some(["a", "a"])),
+            ("another zone", true, Some(["a", "b"])),
+            ("the decode server says nothing", true, Some(["a", ""])),
+        ] {
+            let server = |role: &str, number: usize| {
+                let server = load(0, 0.0).label("llm-d.ai/role", role);
+                let zone = zones.map(|[prefill, decode]| if role == "prefill" { prefill } else { decode });
+                let server = zone.into_iter().fold(server, |s: Server, zone| s.label(DEFAULT_ZONE_LABEL, zone));
+                if host { server.label(DEFAULT_HOST_LABEL, &format!("h{number}")) } else { server }
+            };
+            let servers = (0..HELPERS).map(|number| server("prefill", number)).chain([server("decode", HELPERS)]);
+            let trial = among(servers.collect()).long(4_000);
+            let cx = trial.context();
+            for (state, near) in trial.pool.endpoints.iter().flat_map(|s| [(s, Some(Nearness::Zone)), (s, None)]) {
+                // Slower than what is thought of a host that nobody shares.
+                let transfers = state.endpoint.speed.pool().transfer();
+                (0..50).for_each(|_| transfers.observe(4_000, near, 0.5, cx.now));
+            }
+            let (helpers, decoders) = (trial.there_for(Roles::PREFILL), trial.there_for(Roles::DECODE));
+            let prices = Prices::learned(&cx, [&helpers[..], &decoders[..]], DEFAULT_TOKEN_WEIGHT);
+            let cheap: Vec<(f64, &Arc<Endpoint>)> = helpers.iter().map(|c| (0.1, &c.state.endpoint)).collect();
+            let places = cheap.iter().map(|(_, p)| p.place).collect();
+            let decoder = &decoders[0];
+            let ways = Ways::to(&decoder.state.endpoint, cost::lacked(&cx, decoder), &prices, &places);
+            let looked = Cell::new(0);
+            let found = ways.best(&cheap, 0.2, None, |_| {
+                looked.set(looked.get() + 1);
+                true
+            });
+            assert!(found.is_some_and(|Worth(cost, _)| cost > 0.4), "{case}: a slow way");
+            assert_eq!(looked.get(), 1, "{case}");
+        }
     }
 }
