@@ -9,7 +9,7 @@ use super::picker::Picker;
 use super::prefix::{PoolPrefix, Tail};
 use super::queues::Admitted;
 use super::reply::{self, Direction};
-use super::split::{Ask, Untaken};
+use super::split::{Ask, Fate, Untaken};
 use super::tenant::Tenant;
 use crate::clock::Timestamp;
 use crate::config::settings::{ReportUsage, UsageCount};
@@ -25,7 +25,7 @@ use crate::quota::Had;
 use crate::record::Booked;
 use crate::telemetry::by_name::Counts;
 use crate::telemetry::decisions::DecisionRecord;
-use crate::telemetry::metrics::End;
+use crate::telemetry::metrics::{Degraded, End};
 use crate::telemetry::trace::RequestSpan;
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, Metadata};
 use envoy_types::pb::envoy::service::ext_proc::v3::{HeaderMutation, HttpBody, ProcessingResponse};
@@ -171,7 +171,7 @@ impl Routed {
         let waits = self.plan.meets() && mode != BodyMode::None;
         let connect_failed = metadata::connect_failed(&head.attributes);
         self.judge(&found, connect_failed, waits, now, picker);
-        self.release(found.untaken(connect_failed), now);
+        self.release(found.untaken(connect_failed), now, picker);
 
         let mut mutation = HeaderMutation::default();
         let readable = mode != BodyMode::None && !found.encoded;
@@ -227,10 +227,14 @@ impl Routed {
     }
 
     /// The request has not been taken, for this reason: its prompt is freed.
-    fn release(&mut self, untaken: Option<Untaken>, now: Timestamp) {
+    fn release(&mut self, untaken: Option<Untaken>, now: Timestamp, picker: &Picker) {
         let Some(why) = untaken else { return };
-        let kept = self.plan.course.as_mut().and_then(|course| course.kept.take());
-        self.parting = kept.and_then(|kept| kept.released(why, self.booking.endpoint(), &self.plan.pool, now));
+        let Some(kept) = self.plan.course.as_mut().and_then(|course| course.kept.take()) else { return };
+        match kept.fate(why, self.booking.endpoint(), &self.plan.pool, now) {
+            Fate::Freed(ask) => self.parting = Some(ask),
+            Fate::Unsaid => picker.metrics.degraded(Degraded::AttemptsUntold),
+            Fate::Left => {}
+        }
     }
 
     /// Reads the answer where the next turn will go on from it.
@@ -400,7 +404,7 @@ impl Routed {
         // A stream may be refused within a 200, by its first event.
         if self.first_byte.is_some() {
             let error = self.scanner.as_ref().and_then(Scanner::error_status);
-            self.release(error.and_then(Untaken::of), now);
+            self.release(error.and_then(Untaken::of), now, picker);
             self.plan.course.iter_mut().for_each(|course| course.kept = None);
         }
         if let Some(renamer) = &mut self.renamer {

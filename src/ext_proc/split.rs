@@ -22,7 +22,7 @@ use std::time::Duration;
 
 mod release;
 
-pub use release::{Kept, Release, Untaken};
+pub use release::{Fate, Kept, Release, Untaken};
 
 /// Headers of the client that the prefill server gets as well; everything else is between the client and who answers it.
 const FORWARDED: &[&str] =

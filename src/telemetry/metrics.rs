@@ -159,6 +159,8 @@ pub enum Degraded {
     Untokenized,
     /// The gateway's body mode leaves no time to have a prompt computed elsewhere.
     NoTimeToSplit,
+    /// The gateway does not say whether a request was tried before: the prompt that its server has not taken is left to its lease.
+    AttemptsUntold,
     /// What is known of the pool's endpoints and rules may be old: the API server can't be asked.
     DiscoveryStale,
     /// The routing algorithm had to do without something that it decides by.
@@ -238,7 +240,7 @@ pub struct Metrics {
     outcomes: [Counter; 7],
     rejections: Vec<(Reason, Counter)>,
     limits: [(Limit, Counter); 6],
-    degraded: [(Degraded, Counter); 15],
+    degraded: [(Degraded, Counter); 16],
     ends: Family<PoolEndLabel, Counter>,
     statuses: Family<PoolStatusLabel, Counter>,
     ttft: Family<PoolLabel, Histogram>,
@@ -317,6 +319,7 @@ impl Metrics {
                 mode(Degraded::ReadingLate, "reading_late"),
                 mode(Degraded::Untokenized, "untokenized"),
                 mode(Degraded::NoTimeToSplit, "no_time_to_split"),
+                mode(Degraded::AttemptsUntold, "attempts_untold"),
                 mode(Degraded::DiscoveryStale, "discovery_stale"),
                 mode(Degraded::Lacking(Signal::Metrics), "no_metrics"),
                 mode(Degraded::Lacking(Signal::Prefix), "no_prefix"),
@@ -407,6 +410,12 @@ impl Metrics {
         if let Some((_, counter)) = self.degraded.iter().find(|(m, _)| *m == mode) {
             counter.inc();
         }
+    }
+
+    /// How often that was.
+    #[cfg(test)]
+    pub fn degraded_count(&self, mode: Degraded) -> u64 {
+        self.degraded.iter().find(|(m, _)| *m == mode).map_or(0, |(_, counter)| counter.get())
     }
 
     /// Counts a reload of the configuration, taken or refused.

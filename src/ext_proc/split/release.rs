@@ -89,6 +89,8 @@ impl Release {
 /// Why a server has not looked at a request's prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Untaken {
+    /// No server takes what stands in it: 400 and 422.
+    Malformed,
     /// It does not serve such requests.
     Declined,
     /// It takes none now, or nobody reaches it.
@@ -101,11 +103,23 @@ impl Untaken {
     #[must_use]
     pub fn of(status: u16) -> Option<Self> {
         match status {
+            400 | 422 => Some(Self::Malformed),
             429 => Some(Self::Away),
-            400..=499 => Some(Self::Declined),
+            401..=499 => Some(Self::Declined),
             _ => None,
         }
     }
+}
+
+/// What becomes of a prompt that was not taken.
+#[derive(Debug)]
+pub enum Fate {
+    /// This frees it.
+    Freed(Ask),
+    /// It waits for its lease: no other server can fetch it, or its own words can't be read.
+    Left,
+    /// It waits for its lease because nobody says whether its request was tried before.
+    Unsaid,
 }
 
 /// A computed prompt, from the moment on when its server told of it until the decode server has taken the request.
@@ -129,17 +143,23 @@ impl Kept {
         self.first_try = true;
     }
 
-    /// What frees it, when `server` has not taken the request. Where another has to fetch it, that is the one with the fewest requests of those
-    /// that go together with the prompt's server. Where nobody says that it was asked once, who declines would have done so before; who is away may have
-    /// gone since.
+    /// What becomes of it, now that `server` has not taken the request. Where another has to fetch it, that is the one with the fewest requests
+    /// of those that go together with the prompt's server. Where nobody says that it was asked once, another may have fetched it before, unless
+    /// that would have refused the request as well.
     #[must_use]
-    pub fn released(&self, why: Untaken, server: &Endpoint, pool: &Pool, now: Timestamp) -> Option<Ask> {
-        if why == Untaken::Declined {
-            return self.release.by(server, &self.reply);
+    pub fn fate(&self, why: Untaken, server: &Endpoint, pool: &Pool, now: Timestamp) -> Fate {
+        if why != Untaken::Malformed && !self.first_try {
+            return Fate::Unsaid;
         }
-        if !self.first_try {
-            return None;
-        }
+        let freed = match why {
+            Untaken::Malformed | Untaken::Declined => self.release.by(server, &self.reply),
+            Untaken::Away => self.other(server, pool, now).and_then(|other| self.release.by(&other, &self.reply)),
+        };
+        freed.map_or(Fate::Left, Fate::Freed)
+    }
+
+    /// Who fetches it in place of `server`.
+    fn other(&self, server: &Endpoint, pool: &Pool, now: Timestamp) -> Option<Arc<Endpoint>> {
         let (snapshot, policy) = (pool.store.load(), pool.scheduler.split()?);
         let takes = |state: &&EndpointState| {
             let (other, health) = (&state.endpoint, pool.scheduler.health());
@@ -148,7 +168,7 @@ impl Kept {
             let goes_along = other.roles.has(Roles::DECODE) && policy.pairs(&self.release.prefill, other);
             other.id != server.id && goes_along && open && !state.is_draining()
         };
-        let other = snapshot.endpoints.iter().filter(takes).min_by_key(|state| state.endpoint.ledger.in_flight())?;
-        self.release.by(&other.endpoint, &self.reply)
+        let other = snapshot.endpoints.iter().filter(takes).min_by_key(|state| state.endpoint.ledger.in_flight());
+        other.map(|state| state.endpoint.clone())
     }
 }

@@ -6,6 +6,7 @@ use crate::disagg::Mode;
 use crate::ext_proc::split::Ask;
 use crate::pool::health::{Availability, Outcome as Health};
 use crate::scheduling::Decider;
+use crate::telemetry::metrics::Degraded;
 
 const ONCE: (&str, &str) = ("upstream.request_attempt_count", "1");
 const TWICE: (&str, &str) = ("upstream.request_attempt_count", "2");
@@ -55,9 +56,11 @@ fn a_prompt_is_freed_that_the_decode_server_has_declined_or_not_been_there_for()
     let event = ("content-type", "text/event-stream");
     let busy = "data: {\"error\":{\"message\":\"busy\",\"code\":429}}\n\n";
     for (pairs, attributes, first, same) in [
-        // Who declines a request would have done so the first time.
+        // Whoever was asked before would have refused such a body as well.
         (&[(":status", "400")][..], &[][..], "", true),
+        (&[(":status", "422")], &[], "", true),
         (&[(":status", "422")], &[ONCE], "{}", true),
+        (&[(":status", "404")], &[ONCE], "", true),
         (&[(":status", "429")], &[ONCE], "", false),
         (&[(":status", "503"), ("x-envoy-overloaded", "true")], &[ONCE], "", false),
         (&[(":status", "503")], &[REFUSED, ONCE], "", false),
@@ -95,6 +98,7 @@ fn a_prompt_that_may_have_been_fetched_is_not_fetched_again() {
         (&[(":status", "400")], &[TWICE], ""),
         (&[(":status", "429")], &[TWICE], ""),
         // So it may be where Envoy does not tell.
+        (&[(":status", "404")], &[], ""),
         (&[(":status", "503")], &[REFUSED], ""),
         (&[(":status", "503"), ("x-envoy-overloaded", "true")], &[], ""),
         (&[(":status", "429")], &[], ""),
@@ -112,6 +116,16 @@ fn a_prompt_that_may_have_been_fetched_is_not_fetched_again() {
     let (mut exchange, _) = computed(&world);
     send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", "400")], false))));
     assert!(exchange.asks().is_empty());
+}
+
+#[test]
+fn prompts_that_are_left_to_their_lease_since_tries_are_not_told_are_counted() {
+    for (status, attributes, left) in [("429", &[][..], 1), ("404", &[], 1), ("400", &[], 0), ("429", &[ONCE], 0)] {
+        let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
+        let _answered = begun(&world, &[(":status", status)], attributes);
+        let counted = world.picker.metrics.degraded_count(Degraded::AttemptsUntold);
+        assert_eq!(counted, left, "{status} {attributes:?}");
+    }
 }
 
 #[test]
