@@ -28,6 +28,7 @@ fn with(p: &PrefixSettings, cache: Arc<PrefixCache>, tokenizer: Tokenizer, clock
         isolate_tenants: p.isolate_tenants,
         named_by_adapter,
         choose_rank: p.choose_rank,
+        ranks_tell: p.kv_events.as_ref().is_some_and(|events| events.ranks > 1),
         clock,
     })
 }

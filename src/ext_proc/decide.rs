@@ -399,7 +399,7 @@ pub fn decide(
         picker.metrics.degraded(Degraded::AllEjected);
     }
     let share = decision.picks.first().map_or(0.0, |picked| choice.strategy.share(&cx, picked));
-    let told = prefix.filter(|_| q.api.prefills());
+    let told = live.prefix(position).filter(|_| q.api.prefills());
     let hints = told.map(|prefix| Hints::of(pool, prefix, looked.as_ref(), &decision, &snapshot, q.head, q.now));
     let drops_rank = live.prefix(position).is_some_and(|p| p.choose_rank) && q.head.has(RANK_HEADER);
     let hints = Hints { drops_rank, ..hints.unwrap_or_default() };

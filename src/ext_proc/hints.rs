@@ -9,8 +9,8 @@ use crate::clock::Timestamp;
 use crate::disagg::Mode;
 use crate::ids::EndpointId;
 use crate::pool::health::Availability;
+use crate::pool::ranks::RankBooking;
 use crate::pool::{Endpoint, EndpointState, PoolSnapshot};
-use crate::prefix::ranks::RankBooking;
 use crate::scheduling::{Decision, Pool};
 use envoy_types::pb::envoy::config::core::v3::HeaderValueOption;
 use std::sync::Arc;
@@ -23,7 +23,8 @@ pub const SOURCE_HEADER: &str = "x-kv-cache-source-host-port";
 /// Whether something is told that follows from who holds a prompt: then that is looked up, whatever the strategy reads.
 #[must_use]
 pub(super) fn are_by_prefix(pool: &Pool, prefix: &PoolPrefix) -> bool {
-    prefix.choose_rank || matches!(pool.disagg.as_deref(), Some(Mode::Header { source_tokens: Some(_) }))
+    prefix.choose_rank && prefix.ranks_tell
+        || matches!(pool.disagg.as_deref(), Some(Mode::Header { source_tokens: Some(_) }))
 }
 
 /// What is told of one request.
@@ -59,8 +60,7 @@ impl Hints {
                 let depths = looked.map(|looked| looked.found.ranks(endpoint.id)).unwrap_or_default();
                 let state = snapshot.endpoints.iter().find(|state| state.endpoint.id == endpoint.id);
                 let page = state.and_then(|state| state.fresh_metrics(now, pool.stale_after));
-                let page = page.map(|page| (&*page.ranks, page.scraped_at));
-                prefix.cache.ranks().book(endpoint.id, &depths, page)
+                RankBooking::choose(endpoint, &depths, page)
             };
             hints.rank = decision.picks.first().and_then(book);
             hints.prefill_rank = computing.and_then(book);

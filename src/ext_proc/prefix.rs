@@ -81,6 +81,8 @@ pub struct PoolPrefix {
     pub named_by_adapter: bool,
     /// Requests are sent to data-parallel ranks, where engines tell them apart.
     pub choose_rank: bool,
+    /// Events of several ranks are read: it is known which of them holds a prompt.
+    pub ranks_tell: bool,
     /// For templates that ask for the date.
     pub clock: Clock,
 }

@@ -12,7 +12,7 @@ use crate::disagg::attempts::Attempt;
 use crate::disagg::{Direct, Failure, Fallback, Leg, LegApi, Next, Prefilling, Sequence};
 use crate::pool::Endpoint;
 use crate::pool::health::{Availability, Outcome as Health};
-use crate::prefix::ranks::RankBooking;
+use crate::pool::ranks::RankBooking;
 use crate::protocol::Usage;
 use crate::scheduling::{Dispatch, Pool};
 use crate::telemetry::metrics::LEG_OK;

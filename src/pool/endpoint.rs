@@ -3,6 +3,7 @@
 use super::health::EndpointHealth;
 use super::ledger::EndpointLedger;
 use super::place::Place;
+use super::ranks::Ranks;
 use super::role::{COMBINED_LABEL, Roles};
 use super::speed::{EndpointSpeed, PoolSpeed};
 use crate::ids::EndpointId;
@@ -104,6 +105,8 @@ pub struct Live {
     pub health: EndpointHealth,
     /// How fast it has shown to be.
     pub speed: EndpointSpeed,
+    /// What was sent to its data-parallel ranks and has not ended.
+    pub ranks: Ranks,
 }
 
 /// One endpoint of a pool, shared by all snapshots that hold it.
@@ -153,6 +156,7 @@ impl Endpoint {
                 ledger: EndpointLedger::default(),
                 health: EndpointHealth::default(),
                 speed: EndpointSpeed::of(pool.clone()),
+                ranks: Ranks::default(),
             }),
         }
     }

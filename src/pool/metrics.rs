@@ -63,6 +63,9 @@ pub struct EndpointMetrics {
     pub rates: Rates,
     /// What our own ledger held in flight when the page was asked for: the reported load already contains these.
     pub in_flight_at_scrape: u32,
+    /// The same of each data-parallel engine, as far as we have chosen them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ranks_at_scrape: Vec<u32>,
 }
 
 /// The figures of a page that every decision reads, small enough to lie with the endpoint's other figures.

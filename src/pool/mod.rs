@@ -12,6 +12,7 @@ pub mod ledger;
 pub mod metrics;
 pub mod models;
 pub mod place;
+pub mod ranks;
 pub mod rates;
 pub mod role;
 pub mod slo_profile;

@@ -16,7 +16,6 @@ use super::claims::{Claim, Claims};
 use super::index::{HolderId, IndexConfig, PrefixIndex, TenantId};
 use super::key::{BlockKey, BlockKeys, KeySpace};
 use super::learning::Lesson;
-use super::ranks::Ranks;
 use super::residents::{Resident, Residents};
 use crate::clock::Timestamp;
 use crate::ids::EndpointId;
@@ -98,7 +97,6 @@ pub struct PrefixCache {
     residents: Arc<Residents>,
     claims: Claims,
     carried: Carried,
-    ranks: Ranks,
     /// Blocks hold text.
     is_text: bool,
     block_size: Arc<BlockSize>,
@@ -157,7 +155,6 @@ impl PrefixCache {
             residents: Arc::default(),
             claims: Claims::new(config.claim_life, config.seed),
             carried: Carried::new(DEFAULT_MAX_CARRIED, DEFAULT_MAX_CARRIED_BYTES, config.seed),
-            ranks: Ranks::default(),
             is_text,
             block_size: Arc::new(BlockSize::given(block_size)),
             bytes_per_token: Average::new(DEFAULT_BYTES_PER_TOKEN),
@@ -220,12 +217,6 @@ impl PrefixCache {
     #[must_use]
     pub fn carried(&self) -> &Carried {
         &self.carried
-    }
-
-    /// What is under way on the data-parallel ranks of its endpoints.
-    #[must_use]
-    pub fn ranks(&self) -> &Ranks {
-        &self.ranks
     }
 
     /// Tokens of the engine in a block of its own text: what answers have taught where blocks hold text.

@@ -13,7 +13,6 @@ pub mod claims;
 pub mod index;
 pub mod key;
 pub mod learning;
-pub mod ranks;
 pub mod residents;
 pub mod trust;
 pub mod vllm_hash;

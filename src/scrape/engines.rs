@@ -200,7 +200,7 @@ pub enum PageError {
 /// What a page said.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reading {
-    /// The figures; `scraped_at` and `in_flight_at_scrape` as given, `rates` still to be made of this page and those before it.
+    /// The figures; `scraped_at` and `in_flight_at_scrape` as given, `ranks_at_scrape` and `rates` still to be made of this page and those before it.
     pub metrics: EndpointMetrics,
     /// What was passed over.
     pub skipped: Skipped,
@@ -308,6 +308,7 @@ impl EngineMap {
             counters: self.counters(&tallies),
             rates: Rates::default(),
             in_flight_at_scrape,
+            ranks_at_scrape: Vec::new(),
         };
         Ok(Reading { metrics, skipped })
     }

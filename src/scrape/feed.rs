@@ -8,7 +8,7 @@ use super::stats::{ScrapeError, ScrapeStats};
 use crate::clock::{Clock, Timestamp};
 use crate::config::settings::ScrapeSettings;
 use crate::ids::EndpointId;
-use crate::pool::{Endpoint, PoolEvent, Published, RateWindow, SnapshotStore};
+use crate::pool::{Endpoint, EndpointMetrics, PoolEvent, Published, RateWindow, SnapshotStore};
 use crate::rng::{self, PickRng};
 use ahash::AHashMap;
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -312,13 +312,19 @@ async fn scrape(
     mut buffer: Vec<u8>,
     clock: Clock,
 ) -> Fetched {
-    let in_flight = endpoint.ledger.in_flight();
+    let (in_flight, on_ranks) = (endpoint.ledger.in_flight(), endpoint.ranks.under_way());
     let fetched = match ready {
         Ok((client, url, token)) => fetch(&client, url, token, (timeout, max_bytes), &mut buffer).await,
         Err(error) => Err(error),
     };
     let outcome = match fetched {
-        Ok(()) => engine.read(&buffer, clock.now(), in_flight).map_err(ScrapeError::from),
+        Ok(()) => {
+            let read = engine.read(&buffer, clock.now(), in_flight).map_err(ScrapeError::from);
+            read.map(|Reading { metrics, skipped }| Reading {
+                metrics: EndpointMetrics { ranks_at_scrape: on_ranks, ..metrics },
+                skipped,
+            })
+        }
         Err(error) => {
             buffer.clear();
             Err(error.into())

@@ -53,15 +53,6 @@ pub(super) fn prefix(file: schema::PrefixCache, path: &str, env: &AibrixDefaults
                 .related(*events, "their word"),
         );
     }
-    let one_rank = kv_events.as_ref().filter(|(_, events)| events.ranks < 2);
-    if let (Some(at), Some((events, _))) = (file.choose_rank.filter(|at| at.value), one_rank) {
-        let message = "there is one rank to choose from: `ranks` of `kvEvents` is 1";
-        sink.push(
-            Diagnostic::new(Code::NoEffect, format!("{path}.chooseRank"), message)
-                .at(at.span)
-                .related(*events, "the ranks whose events are read"),
-        );
-    }
     // Where engines tell, blocks are as large as theirs.
     let of_engines = file.block_size.is_none() && kv_events.is_some();
     let block_size = given(file.block_size, env.block_size.unwrap_or(DEFAULT_BLOCK_SIZE));

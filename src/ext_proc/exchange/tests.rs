@@ -81,6 +81,7 @@ struct Setup {
     limits: Limits,
     tokenizer: Option<Tokenizer>,
     engines_tell: bool,
+    chooses_rank: bool,
     /// `llm-d.ai/role` of each server; the rest have none.
     roles: &'static [&'static str],
     disagg: Option<(SplitPolicy, disagg::Mode)>,
@@ -105,6 +106,7 @@ impl Default for Setup {
             limits: Limits::default(),
             tokenizer: None,
             engines_tell: false,
+            chooses_rank: false,
             roles: &[],
             disagg: None,
             flow: None,
@@ -155,7 +157,8 @@ impl Setup {
             tenant_header: self.isolate_tenants.then(|| "x-tenant".to_owned()),
             isolate_tenants: self.isolate_tenants,
             named_by_adapter: self.engines_tell,
-            choose_rank: self.engines_tell,
+            choose_rank: self.engines_tell || self.chooses_rank,
+            ranks_tell: self.engines_tell,
             clock,
         };
         let live = Live::new(Router::new(vec![Arc::new(pool)]), self.limits, self.exchange, &metrics);

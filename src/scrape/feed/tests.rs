@@ -1,8 +1,10 @@
-//! What becomes of pages, without a network; the scraper over real HTTP is in `tests/feeds.rs`.
+//! What becomes of pages, and of one that a socket gives; the scraper over real HTTP is in `tests/feeds.rs`.
 
 use super::*;
+use crate::pool::ranks::RankBooking;
 use crate::pool::writer::SourceId;
 use crate::pool::{EndpointMetrics, EndpointSpec, Engine, PoolWriter};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -84,4 +86,32 @@ async fn rates_start_anew_with_a_server_and_with_its_engine() {
     bench.publish(Engine::Sglang);
     assert_eq!(bench.page(170, 9_000, 900).rates.finished, None);
     assert_eq!(bench.page(180, 9_000, 910).rates.finished, Some(1.0));
+}
+
+#[tokio::test]
+async fn a_page_knows_what_was_under_way_when_it_was_asked_for() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let endpoint = Arc::new(Endpoint::new(EndpointId(0), EndpointSpec::at(address)));
+    let booked = RankBooking::choose(&endpoint, &[0, 9], None).unwrap();
+    let serve = async {
+        let (mut socket, _) = listener.accept().await.unwrap();
+        socket.read(&mut [0; 4096]).await.unwrap();
+        // It ends while the page is on its way, which still has it.
+        drop(booked);
+        let page = "vllm:num_requests_waiting 0\nvllm:num_requests_running{engine=\"0\"} 0\n\
+                    vllm:num_requests_running{engine=\"1\"} 1\nvllm:kv_cache_usage_perc 0\n";
+        let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{page}", page.len());
+        socket.write_all(answer.as_bytes()).await.unwrap();
+        socket
+    };
+    let url = format!("http://{address}/metrics").parse().unwrap();
+    let engine = EngineMap::of(Engine::Vllm).unwrap();
+    let limits = (Duration::from_secs(20), 1 << 20);
+    let fetch = scrape(Ok((Client::new(), url, None)), endpoint.clone(), engine, limits, Vec::new(), Clock::start());
+    let (fetched, _socket) = tokio::join!(fetch, serve);
+    let metrics = fetched.outcome.unwrap().metrics;
+    assert_eq!((&metrics.ranks[..], &metrics.ranks_at_scrape[..]), (&[0, 1][..], &[0, 1][..]));
+    let next = RankBooking::choose(&endpoint, &[], Some(&metrics)).unwrap();
+    assert_eq!(next.rank(), 0, "both are idle");
 }

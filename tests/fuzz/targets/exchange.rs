@@ -75,7 +75,7 @@ fn world(rename: bool) -> World {
     let characters = Characters { block_size: cache.block_size().clone(), ..Characters::new(cache.space()) };
     let tokenizer = Tokenizer::Characters(characters);
     let clock = Clock::start();
-    let prefix = PoolPrefix { cache, tokenizer, tenant_header: None, isolate_tenants: false, named_by_adapter: false, choose_rank: false, clock };
+    let prefix = PoolPrefix { cache, tokenizer, tenant_header: None, isolate_tenants: false, named_by_adapter: false, choose_rank: false, ranks_tell: false, clock };
     let metrics = Metrics::register(&mut prometheus_client::registry::Registry::default());
     let limits = Limits { max_body_bytes: 4_096, ..Limits::default() };
     let live = Live::new(Router::new(vec![Arc::new(pool)]), limits, ExchangeSettings::default(), &metrics);

@@ -85,9 +85,9 @@ fn the_rank_that_holds_most_of_the_prompt_serves_it() {
     let (second, told, _) = asked(&world, &[]);
     assert_eq!(rank(&told), Some("1"));
     drop((first, second));
-    let live = world.picker.live();
-    let ranks = live.prefix(0).unwrap().cache.ranks();
-    assert!((0..4).all(|id| ranks.under_way(EndpointId(id)).is_empty()), "nothing stays booked");
+    let snapshot = world.snapshot.load_full();
+    let ranks = |id: usize| snapshot.endpoints[id].endpoint.ranks.under_way();
+    assert!((0..4).all(|id| ranks(id).is_empty()), "nothing stays booked");
     world.assert_books_closed(2);
     let by_load = ranked_by("least-request", None, &[2, 9, 5]);
     assert_eq!(rank(&asked(&by_load, &[]).1), Some("1"), "whatever the strategy goes by");
@@ -117,7 +117,7 @@ fn ranks_that_hold_nothing_take_turns_and_a_single_one_is_not_named() {
 #[test]
 fn ranks_are_told_apart_by_the_page_as_well() {
     let world = Setup { servers: vec![(0, 0.0, &[])], roles: &[], ..setup(None, Decider::Never) };
-    let world = Setup { engines_tell: true, ..world }.build();
+    let world = Setup { chooses_rank: true, ..world }.build();
     let page = |ranks: &[u32], scraped_at| {
         let before = world.snapshot.load_full();
         let metrics = EndpointMetrics { ranks: ranks.to_vec(), scraped_at, ..EndpointMetrics::default() };
@@ -142,6 +142,22 @@ fn ranks_are_told_apart_by_the_page_as_well() {
     }
 }
 
+/// Who holds a prompt says nothing of ranks whose events are not read: it is not looked up, and nothing is learned of it.
+#[test]
+fn ranks_that_only_the_page_tells_apart_need_no_look_up() {
+    let world =
+        Setup { servers: vec![(0, 0.0, &[])], roles: &[], strategy: "least-request", ..setup(None, Decider::Never) };
+    let world = Setup { chooses_rank: true, ..world }.build();
+    let endpoint = world.snapshot.load().endpoints[0].endpoint.clone();
+    let metrics = EndpointMetrics { ranks: vec![4, 1, 2], scraped_at: NOW, ..EndpointMetrics::default() };
+    let state = EndpointState::new(endpoint, Some(Arc::new(metrics)));
+    world.snapshot.publish(PoolSnapshot::new(world.snapshot.load().generation + 1, true, vec![state]));
+    let (_exchange, told, _) = asked(&world, &[]);
+    assert_eq!(rank(&told), Some("1"));
+    let live = world.picker.live();
+    assert_eq!(live.prefix(0).unwrap().cache.stats().lookups.load(std::sync::atomic::Ordering::Relaxed), 0);
+}
+
 #[test]
 fn each_server_of_a_split_request_is_told_its_own_rank_and_a_sidecar_none() {
     let world = ranked(Some(Mode::Direct(direct("nixl"))), &[3, 0, 7]);
@@ -151,12 +167,12 @@ fn each_server_of_a_split_request_is_told_its_own_rank_and_a_sidecar_none() {
     assert_eq!(told_rank.map(|(_, rank)| &**rank), Some("2"));
     let out = told(&mut exchange, 0, good(), 10);
     assert_eq!(rank(&out), Some("2"));
-    let live = world.picker.live();
-    let ranks = live.prefix(0).unwrap().cache.ranks();
-    let under_way: u32 = (0..4).flat_map(|id| ranks.under_way(EndpointId(id))).sum();
+    let snapshot = world.snapshot.load_full();
+    let ranks = |id: usize| snapshot.endpoints[id].endpoint.ranks.under_way();
+    let under_way: u32 = (0..4).flat_map(ranks).sum();
     assert_eq!(under_way, 1, "the prefill is over");
     drop(exchange);
-    assert!((0..4).all(|id| ranks.under_way(EndpointId(id)).is_empty()));
+    assert!((0..4).all(|id| ranks(id).is_empty()));
 
     let world = ranked(Some(Mode::Header { source_tokens: None }), &[3, 0, 7]);
     let (_exchange, out, _) = asked(&world, &[]);
