@@ -96,7 +96,7 @@ async fn a_page_knows_what_was_under_way_when_it_was_asked_for() {
     let booked = RankBooking::choose(&endpoint, &[0, 9], None).unwrap();
     let serve = async {
         let (mut socket, _) = listener.accept().await.unwrap();
-        socket.read(&mut [0; 4096]).await.unwrap();
+        assert!(socket.read(&mut [0; 4096]).await.unwrap() > 0);
         // It ends while the page is on its way, which still has it.
         drop(booked);
         let page = "vllm:num_requests_waiting 0\nvllm:num_requests_running{engine=\"0\"} 0\n\
@@ -108,7 +108,14 @@ async fn a_page_knows_what_was_under_way_when_it_was_asked_for() {
     let url = format!("http://{address}/metrics").parse().unwrap();
     let engine = EngineMap::of(Engine::Vllm).unwrap();
     let limits = (Duration::from_secs(20), 1 << 20);
-    let fetch = scrape(Ok((Client::new(), url, None)), endpoint.clone(), engine, limits, Vec::new(), Clock::start());
+    let fetch = scrape(
+        Ok((Clients::new().unwrap().plain(), url, None)),
+        endpoint.clone(),
+        engine,
+        limits,
+        Vec::new(),
+        Clock::start(),
+    );
     let (fetched, _socket) = tokio::join!(fetch, serve);
     let metrics = fetched.outcome.unwrap().metrics;
     assert_eq!((&metrics.ranks[..], &metrics.ranks_at_scrape[..]), (&[0, 1][..], &[0, 1][..]));
