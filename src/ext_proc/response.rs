@@ -261,6 +261,8 @@ impl Routed {
             self.probes = false;
             self.record(&self.picked.clone(), Health::ConnectFailure, now, picker);
             self.booking.move_to(&state.endpoint, now);
+            // A rank of the one that was passed over.
+            self.plan.hints.rank = None;
         }
     }
 
@@ -401,10 +403,11 @@ impl Routed {
                 admitted.answered(scanner.tokens(), now);
             }
         }
-        // A stream may be refused within a 200, by its first event.
+        // A stream may be refused within a 200, by its first event. Other errors may come of what was computed already.
         if self.first_byte.is_some() {
             let error = self.scanner.as_ref().and_then(Scanner::error_status);
-            self.release(error.and_then(Untaken::of), now, picker);
+            let busy = error.and_then(Untaken::of).filter(|why| *why == Untaken::Away);
+            self.release(busy, now, picker);
             self.plan.course.iter_mut().for_each(|course| course.kept = None);
         }
         if let Some(renamer) = &mut self.renamer {

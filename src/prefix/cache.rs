@@ -130,7 +130,7 @@ struct Server {
 /// A prompt on its way to an endpoint; it is over on Drop.
 #[derive(Debug)]
 pub struct Coming {
-    _claim: Claim,
+    claim: Claim,
     room: Option<Reserved>,
 }
 
@@ -207,7 +207,7 @@ impl PrefixCache {
         &self.stats
     }
 
-    /// Beginnings of prompts that are on their way.
+    /// Beginnings of prompts that are on their way or in use.
     #[must_use]
     pub fn claims(&self) -> &Claims {
         &self.claims
@@ -282,7 +282,7 @@ impl PrefixCache {
                 reserved
             })
         });
-        Coming { _claim: claim, room }
+        Coming { claim, room }
     }
 
     /// Whether what `endpoint` holds is learned from what is routed there; else its engine tells.
@@ -437,8 +437,9 @@ impl PrefixCache {
 }
 
 impl Coming {
-    /// The endpoint has computed it: what it takes is no longer ahead, as [`PrefixCache::record`] will tell.
+    /// The endpoint has computed it: what it takes is no longer ahead, as [`PrefixCache::record`] will tell, and it stays as long as the answer takes.
     pub fn arrived(&mut self) {
+        self.claim.arrived();
         self.room = None;
     }
 }

@@ -2,8 +2,8 @@
 //! what an engine works with it does not evict.
 //!
 //! A claim says "this prompt is on its way to that endpoint, or in use there" at the depths 1, 2, 4, 8, … blocks and at its whole length, so it
-//! costs O(log blocks) however long the prompt is. It goes with its guard: when the answer has ended, or when the request has failed. A claim that
-//! got old (its prefill hangs) says nothing any more.
+//! costs O(log blocks) however long the prompt is. It goes with its guard: when the answer has ended, or when the request has failed. A claim whose
+//! answer does not begin for long (its prefill hangs) says nothing any more.
 
 use super::key::{BlockKey, BlockKeys};
 use crate::clock::Timestamp;
@@ -24,6 +24,8 @@ const FIRST_LOOK: usize = 16;
 struct Claimed {
     endpoint: EndpointId,
     requests: u32,
+    /// Those of them that the endpoint works with: they do not get old.
+    arrived: u32,
     latest: Timestamp,
 }
 
@@ -43,6 +45,7 @@ pub struct Claim {
     table: Arc<Table>,
     endpoint: EndpointId,
     points: SmallVec<[u64; 16]>,
+    arrived: bool,
 }
 
 /// How deep the claims of each endpoint go, in blocks. As large as there are claimants, whatever their ids are: these are never given out
@@ -133,10 +136,10 @@ impl Claims {
                     c.requests += 1;
                     c.latest = c.latest.max(now);
                 }
-                None => here.push(Claimed { endpoint, requests: 1, latest: now }),
+                None => here.push(Claimed { endpoint, requests: 1, arrived: 0, latest: now }),
             }
         }
-        Claim { table: self.table.clone(), endpoint, points }
+        Claim { table: self.table.clone(), endpoint, points, arrived: false }
     }
 
     /// How deep the living claims on the beginning of this prompt go. Asks for no more keys than there are claims for.
@@ -146,7 +149,7 @@ impl Claims {
         // The deepest first: whoever has claims there has them at all points before it.
         for (point, depth) in self.points(keys).into_iter().rev() {
             let Some(here) = self.table.get(&point).filter(|here| here.len() > out.claimants) else { continue };
-            let living = here.iter().filter(|c| now.since(c.latest) <= self.life);
+            let living = here.iter().filter(|c| c.arrived > 0 || now.since(c.latest) <= self.life);
             out.add(depth, here.len(), living.map(|c| c.endpoint));
         }
         out
@@ -183,16 +186,32 @@ impl Claims {
         }
     }
 
-    /// Points in the table; 0 when nothing is on its way.
+    /// Points in the table; 0 when nothing is on its way or in use.
     #[must_use]
     pub fn len(&self) -> usize {
         self.table.len()
     }
 
-    /// Whether nothing is on its way.
+    /// Whether nothing is on its way or in use.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.table.is_empty()
+    }
+}
+
+impl Claim {
+    /// The endpoint works with the prompt: the claim gets old no more.
+    pub fn arrived(&mut self) {
+        if std::mem::replace(&mut self.arrived, true) {
+            return;
+        }
+        for point in &self.points {
+            if let Some(mut here) = self.table.get_mut(point)
+                && let Some(c) = here.iter_mut().find(|c| c.endpoint == self.endpoint)
+            {
+                c.arrived += 1;
+            }
+        }
     }
 }
 
@@ -202,6 +221,7 @@ impl Drop for Claim {
             self.table.remove_if_mut(point, |_, here| {
                 if let Some(c) = here.iter_mut().find(|c| c.endpoint == self.endpoint) {
                     c.requests -= 1;
+                    c.arrived -= u32::from(self.arrived);
                 }
                 here.retain(|c| c.requests > 0);
                 here.is_empty()

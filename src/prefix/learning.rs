@@ -19,7 +19,7 @@ pub struct Lesson {
     pub whole: bool,
     /// Who asked.
     pub tenant: Option<String>,
-    /// Blocks of the prompt that the picked endpoint was thought to hold, where all are known.
+    /// Blocks of the prompt that the picked endpoint is believed to hold and will use, where all are known.
     pub held: u32,
     /// Blocks of the prompt that it will have to find room for, where that is learned.
     pub fresh: u32,
@@ -72,20 +72,18 @@ impl Learning {
     /// The answer begins: when it is a good one, `endpoint` has computed the prompt. The claim stays to the end all the same: an engine
     /// evicts nothing that it works with, however much else it has taken in since.
     pub fn first_byte(&mut self, good: bool, endpoint: EndpointId, now: Timestamp) {
+        match &mut self.claim {
+            Some(claim) if good => claim.arrived(),
+            _ => self.claim = None,
+        }
         if good && self.lesson.whole {
             // What others have pushed out while it waited there says nothing of the server's room.
             if self.lesson.tells_cached && self.believed > 0 {
                 self.believed =
                     self.believed.min(self.cache.believed(endpoint, &self.lesson.keys, self.lesson.own_keys));
             }
-            if let Some(claim) = &mut self.claim {
-                claim.arrived();
-            }
             self.cache.record(endpoint, &self.lesson.keys, self.lesson.tenant.as_deref(), now);
             self.recorded = true;
-        }
-        if !good {
-            self.claim = None;
         }
     }
 

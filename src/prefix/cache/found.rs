@@ -114,11 +114,13 @@ impl Found {
     #[must_use]
     pub fn lesson(&self, endpoint: EndpointId, keys: Vec<BlockKey>, whole: bool) -> Lesson {
         let held = self.held(endpoint).any;
+        // What engines tell does not become a guess by being asked for.
+        let learned = self.guessed(endpoint).any;
         let blocks = if whole { u32::try_from(keys.len()).unwrap_or(u32::MAX) } else { 0 };
         Lesson {
             keys,
             whole,
-            held: held.min(blocks),
+            held: learned.min(held).min(blocks),
             // What others are bringing there has its room already.
             fresh: blocks.saturating_sub(held.max(self.claimed.get(endpoint))),
             foretold: self.tokens(held),

@@ -84,10 +84,12 @@ fn a_prompt_that_may_have_been_fetched_is_not_fetched_again() {
     let event = ("content-type", "text/event-stream");
     let lost = "data: {\"error\":{\"message\":\"gone\",\"code\":503}}\n\n";
     let failed = "data: {\"error\":{\"message\":\"dead\",\"code\":500}}\n\n";
+    let unreadable = "data: {\"error\":{\"message\":\"no tool call came of it\",\"code\":400}}\n\n";
     let busy = "data: {\"error\":{\"message\":\"busy\",\"code\":429}}\n\n";
     for (pairs, attributes, first) in [
         (&[(":status", "200"), event][..], &[ONCE][..], "data: {}\n\n"),
         (&[(":status", "200"), event], &[ONCE], failed),
+        (&[(":status", "200"), event], &[ONCE], unreadable),
         (&[(":status", "500")], &[ONCE], ""),
         // The answer of Envoy, or of a proxy beside the server, when that was lost while it worked.
         (&[(":status", "503")], &[ONCE], ""),
