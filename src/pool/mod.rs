@@ -2,7 +2,8 @@
 //!
 //! One [`PoolSnapshot`] per pool is the one truth: identity, metrics and flags in a single `Arc` with a generation. It is written
 //! by one task ([`writer::PoolWriter`] holds the rules) and read without locks. What the picker itself causes lives beside it as
-//! atomics that every snapshot shares: the [`ledger`] (requests in flight), the passive [`health`] and the learned [`speed`].
+//! atomics that every snapshot shares: the [`ledger`] (requests in flight), the passive [`health`] and the learned [`speed`]; and, behind a lock
+//! that only pools with ranks take, what is under way on each of its [`ranks`].
 //!
 //! May import: `ids`, `clock`. No I/O.
 
