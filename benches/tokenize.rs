@@ -4,11 +4,11 @@
 //! `cargo bench --bench tokenize`
 
 use attache::prefix::key::{BlockKey, BlockKeys, KeySpace};
-use attache::prompt::Encoder;
 use attache::prompt::blocks::{TokenBlocks, le_bytes};
 use attache::prompt::characters::Characters;
 use attache::prompt::memo::{Memo, SegmentCache};
 use attache::prompt::tiktoken::{Encoding, Tables, Tiktoken};
+use attache::prompt::{EncodeError, Encoder};
 use attache::protocol::prompt::{Piece, Prompt};
 use std::borrow::Cow;
 use std::hint::black_box;
@@ -165,32 +165,46 @@ fn keys_of_bytes() {
     }
 }
 
+/// tiktoken-rs by itself, as fast as it is.
+#[derive(Debug)]
+struct Plain;
+
+impl Encoder for Plain {
+    fn encode(&self, text: &str, out: &mut Vec<u32>) -> Result<(), EncodeError> {
+        out.extend(tiktoken_rs::o200k_base_singleton().encode_ordinary(text));
+        Ok(())
+    }
+}
+
 fn encoder() -> Tiktoken {
     thread_local!(static TABLES: Tables = Tables::default());
     TABLES.with(|tables| tables.encoder(Encoding::O200kBase))
 }
 
-/// Keys of prompts through a memory of its own, or without one.
-fn token_blocks(remember: bool) -> TokenBlocks {
+/// Keys of prompts through a memory of its own.
+fn through_memory() -> TokenBlocks {
     let encoder = encoder();
     let cuts = encoder.cuts().expect("the table is compiled in");
-    let encoder: Arc<dyn Encoder> = if remember {
-        Arc::new(Memo::new(Arc::new(encoder), b"bench", cuts.clone(), Arc::new(SegmentCache::new(256 << 20, SEED))))
-    } else {
-        Arc::new(encoder)
-    };
-    TokenBlocks::new(KeySpace::new(SEED), encoder, cuts)
+    let cache = Arc::new(SegmentCache::new(256 << 20, SEED));
+    let memo = Memo::new(Arc::new(encoder), b"bench", cuts.clone(), cache);
+    TokenBlocks::new(KeySpace::new(SEED), Arc::new(memo), cuts)
+}
+
+/// The same keys by the plain tokenizer.
+fn plainly() -> TokenBlocks {
+    let cuts = encoder().cuts().expect("the table is compiled in");
+    TokenBlocks::new(KeySpace::new(SEED), Arc::new(Plain), cuts)
 }
 
 fn cold() {
     println!("\n| never seen, o200k_base | plain | through an empty memory | ratio |\n|---|---|---|---|");
-    let plain = token_blocks(false);
+    let plain = plainly();
     for (name, bytes, messages) in
         [("4 KB, 8 messages", 4 << 10, 8), ("64 KB, 32 messages", 64 << 10, 32), ("220 KB, one", 220 << 10, 1)]
     {
         let mut writer = Writer(2);
         let mut times = Vec::new();
-        let memory = token_blocks(true);
+        let memory = through_memory();
         for _ in 0..(8 << 20) / bytes {
             let texts: Vec<String> = (0..messages).map(|_| writer.text(bytes / messages)).collect();
             let prompt = chat(&texts);
@@ -218,8 +232,8 @@ fn turns() {
     const TURNS: usize = 8;
     let mut writer = Writer(3);
     let system = writer.text(6 << 10);
-    let plain = token_blocks(false);
-    let memories = [token_blocks(true), token_blocks(true)];
+    let plain = plainly();
+    let memories = [through_memory(), through_memory()];
     let mut rows = vec![Vec::new(); TURNS];
     for _ in 0..60 {
         let mut texts = vec![system.clone()];

@@ -1,13 +1,14 @@
 //! The encodings of OpenAI's models, by tiktoken-rs, which carries their tables.
 //!
-//! A table is read when it is first used and takes tens of MiB: [`Tables`] keeps one of each for everybody. tiktoken-rs can be brought to
-//! its knees by text: a megabyte without a space overflows the backtracking stack of its regex engine and panics, and its cost grows
+//! A table is read when it is first used and takes tens of MiB: [`Tables`] keeps one of each for everybody. Ordinary text is encoded by [`words`]. tiktoken-rs
+//! can be brought to its knees by text: a megabyte without a space overflows the backtracking stack of its regex engine and panics, and its cost grows
 //! faster than the text. So text is handed over in [`runs`], long ones cut and counted against a budget, and a panic is an error.
 //!
 //! gpt-oss is the one model family here that an engine in the pool can serve; for every other model a tiktoken encoding is a good
 //! ruler (tokens come out within some percent), not the engine's own ids.
 
 mod runs;
+mod words;
 
 use crate::prompt::memo::Cuts;
 use crate::prompt::{EncodeError, Encoder};
@@ -17,6 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use tiktoken_rs::CoreBPE;
 use tiktoken_rs::tokenizer::{Tokenizer, get_tokenizer};
+use words::Words;
 
 pub use runs::{DEFAULT_MAX_LONG_RUN_BYTES, DEFAULT_MAX_TEXT_BYTES, LONG_RUN_BYTES, MAX_RUN_BYTES};
 
@@ -104,12 +106,14 @@ impl Encoding {
             all.iter().filter_map(|mark| Some(((*mark).to_owned(), id(mark)?))).collect::<HashMap<_, _>>()
         };
         let cuts = Cuts::new(marks.keys().cloned(), true);
-        Ok(Table { bpe, marks, cuts })
+        let words = Words::new(self, &bpe, marks.values().copied()).map_err(|e| format!("{}: {e}", self.name()))?;
+        Ok(Table { bpe, words, marks, cuts })
     }
 }
 
 struct Table {
     bpe: CoreBPE,
+    words: Words,
     marks: HashMap<String, u32>,
     cuts: Cuts,
 }
@@ -198,8 +202,8 @@ fn encode_all(table: &Table, text: &str, out: &mut Vec<u32>) -> Result<(), Encod
     for part in table.cuts.at_marks(text) {
         out.extend(part.mark.and_then(|mark| table.marks.get(mark).copied()));
         for window in runs::Windows::new(part.text) {
-            let ids = catch_unwind(AssertUnwindSafe(|| table.bpe.encode_ordinary(window.text)));
-            out.extend(ids.map_err(|panic| EncodeError::Failed(told(panic.as_ref())))?);
+            let done = catch_unwind(AssertUnwindSafe(|| table.words.encode(&table.bpe, window.text, out)));
+            done.map_err(|panic| EncodeError::Failed(told(panic.as_ref())))?;
         }
     }
     Ok(())
