@@ -81,6 +81,8 @@ pub struct Reported {
     pub kv_usage: f32,
     /// Requests there that our own ledger does not hold: `waiting + running − in_flight_at_scrape`, at least 0.
     pub others: u32,
+    /// Tokens that the server's KV cache has room for; 0 when it does not say.
+    pub cache_tokens: u32,
     /// [`EndpointMetrics::lora`] is there.
     pub has_adapters: bool,
 }
@@ -95,6 +97,7 @@ impl EndpointMetrics {
             running: self.running,
             kv_usage: self.kv_usage,
             others: self.waiting.saturating_add(self.running).saturating_sub(self.in_flight_at_scrape),
+            cache_tokens: self.block_size.zip(self.num_blocks).map_or(0, |(size, blocks)| size.saturating_mul(blocks)),
             has_adapters: self.lora.is_some(),
         }
     }

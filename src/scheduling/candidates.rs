@@ -38,6 +38,8 @@ pub struct Cached {
     pub gpu: u32,
     /// In GPU memory, host memory or behind them.
     pub any: u32,
+    /// Of those, what other requests use there, or will: it has its room in any case.
+    pub in_use: u32,
 }
 
 impl<'a> Candidate<'a> {
@@ -112,7 +114,8 @@ impl<'a> Candidate<'a> {
             let depth = found.depth(candidate.id);
             // Most hold nothing.
             if depth.any > 0 {
-                candidate.cached = Cached { gpu: tokens(depth.gpu), any: tokens(depth.any) };
+                let in_use = depth.any.min(found.in_use(candidate.id));
+                candidate.cached = Cached { gpu: tokens(depth.gpu), any: tokens(depth.any), in_use: tokens(in_use) };
             }
         }
     }

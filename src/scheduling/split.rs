@@ -5,8 +5,8 @@
 //! those of [`super::facts::cost`]: learned, nothing is calibrated.
 //!
 //! ```text
-//! whole  = first token on D, the uncached prompt included           + price · own prefill on D
-//! split  = first token on P + transfer of what D lacks + D's queue  + price · own prefill on P
+//! whole  = first token on D, the uncached prompt included           + price · (own prefill + room) on D
+//! split  = first token on P + transfer of what D lacks + D's queue  + price · (own prefill + room) on P + price · room on D
 //! split when split < whole, by more than the transfer's time is uncertain when the last request went the other way
 //! ```
 //!

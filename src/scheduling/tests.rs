@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(super) const NOW: Timestamp = Timestamp(5_000_000_000);
+pub(in crate::scheduling) const NOW: Timestamp = Timestamp(5_000_000_000);
 pub(super) const STALE_AFTER: Duration = Duration::from_secs(2);
 
 /// A pool whose endpoints have these ids and report these requests.

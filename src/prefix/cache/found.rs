@@ -104,6 +104,13 @@ impl Found {
         resident.caches.iter().map(|cache| if says { self.matches.depth(cache.holder).any } else { 0 }).collect()
     }
 
+    /// Blocks of the prompt's beginning that other requests use at `endpoint`, or will, at most. Claims are at powers of two, so what two prompts
+    /// share goes less than twice as deep as what is seen of it.
+    #[must_use]
+    pub fn in_use(&self, endpoint: EndpointId) -> u32 {
+        self.claimed.get(endpoint).saturating_mul(2)
+    }
+
     /// Whether what `endpoint` holds is its engine's own word alone.
     #[must_use]
     pub fn is_exact(&self, endpoint: EndpointId) -> bool {

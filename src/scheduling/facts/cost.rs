@@ -1,11 +1,12 @@
 //! What a request costs on an endpoint, seconds: its own and, by the price of work, that of the others who wait for it.
 //!
 //! ```text
-//! whole    first token there, the uncached prompt included      + price · own prefill + weight · answer
-//! prefill  first token there                                    + price · own prefill
-//! decode   first token of a prompt that is there                + weight · answer
+//! whole    first token there, the uncached prompt included      + price · (own prefill + room) + weight · answer
+//! prefill  first token there                                    + price · (own prefill + room)
+//! decode   first token of a prompt that is there                + price · room                 + weight · answer
 //! transfer of what is not cached there, from the one to the other
 //! price    (wait there + own prefill / 2) · requests a second and server / (1 - busy), of the servers that are there for the same
+//! room     part of the cache that nobody else uses · seconds in use · in use ^ (√(2 · (n + 1)) - 1), of which n have room at once
 //! ```
 //!
 //! A second of work keeps everybody waiting who comes before the server is idle again, and the more stands there already the longer that takes.
@@ -13,6 +14,12 @@
 //! in it (Hyytiä, Penttinen and Aalto: Size- and state-aware dispatching problem with queue-specific job sizes, EJOR 2012). In a pool that is idle it
 //! is nothing; in one that has more to do than it can, requests go where they make least work. Servers are as busy as what was sent to them of late, or as their
 //! caches are in use, where that is more: whoever waits for blocks waits behind work as well.
+//!
+//! Where caches are short of room, to keep others from a part of one for so long is work of the same kind: what the request needs beside the blocks that
+//! others use there already, from its prompt's beginning to its answer's end. A cache is a queue with as many servers as such requests have room in it at once;
+//! with the last factor, the mean over the caches of those who are there for the same, the price's 1 / (1 - busy) becomes what such a queue waits (Sakasegawa: An approximation formula
+//! L_q ≃ α·ρ^β / (1 - ρ), Annals of the Institute of Statistical Mathematics 1977): next to nothing until caches are nearly full. It keeps prompts with one beginning
+//! together: where others compute with it, it needs no room of its own. A server that does not say how large its cache is, or says nothing of late, has room.
 //!
 //! Called by `predicted-latency` and by the pool's decider between whole and split.
 
@@ -34,8 +41,12 @@ pub struct Prices {
     behind: [f64; Roles::KINDS],
     /// The price of work that somebody has set.
     set: Option<f64>,
-    /// Tokens of a usual answer times their weight.
+    /// Part of the caches that is in use, by [`Roles::kind`]: the logarithm of its mean.
+    ln_in_use: [f64; Roles::KINDS],
+    /// Tokens of a usual answer.
     answer: f64,
+    /// What a second in which one of them comes weighs.
+    token_weight: f64,
     /// What transfers take.
     transfers: Transfers,
 }
@@ -71,16 +82,19 @@ impl Prices {
                 all.get_mut(state.roles().kind()).into_iter().for_each(|count| *count += 1);
             }
         }
-        for (kind, (((behind, count), all), in_use)) in behind.iter_mut().zip(counts).zip(all).zip(in_use).enumerate() {
+        for (kind, (((behind, count), all), in_use)) in
+            behind.iter_mut().zip(counts).zip(all).zip(&mut in_use).enumerate()
+        {
             if let Some(pool) = pool.filter(|_| count > 0) {
                 let (demand, all) = (pool.demand(kind, cx.now), all.max(count) as f64);
-                let busy = (demand.seconds / all).max(in_use / count as f64).clamp(0.0, FULLEST);
+                *in_use /= count as f64;
+                let busy = (demand.seconds / all).max(*in_use).clamp(0.0, FULLEST);
                 *behind = demand.requests / all / (1.0 - busy);
             }
         }
-        let answer = pool.map_or(0.0, |pool| pool.answer_tokens()) * token_weight;
+        let answer = pool.map_or(0.0, |pool| pool.answer_tokens());
         let transfers = pool.map(|pool| pool.transfer().expected(cx.now)).unwrap_or_default();
-        Self { behind, set: None, answer, transfers }
+        Self { behind, set: None, ln_in_use: in_use.map(f64::ln), answer, token_weight, transfers }
     }
 
     /// With a price of work that somebody has set.
@@ -96,6 +110,28 @@ impl Prices {
             let behind = self.behind.get(candidate.state.roles().kind()).copied().unwrap_or_default();
             behind * (predicted.first_token - predicted.own_prefill / 2.0)
         })
+    }
+
+    /// What the room costs that the request takes in the cache of `candidate`, seconds of work: for the `seconds` of its prompt's computation, and for those of a
+    /// usual answer's tokens.
+    #[must_use]
+    pub fn room(&self, cx: &PickContext<'_>, candidate: &Candidate<'_>, seconds: f64, per_token: f64) -> f64 {
+        let all = candidate.reported().map_or(0, |reported| reported.cache_tokens);
+        let ln_in_use = self.ln_in_use.get(candidate.state.roles().kind()).copied().unwrap_or(f64::NEG_INFINITY);
+        if all == 0 || ln_in_use == f64::NEG_INFINITY {
+            return 0.0;
+        }
+        let own = f64::from(cx.request.prompt_tokens.saturating_sub(candidate.cached.in_use));
+        // The answer's room comes with its tokens.
+        let token_seconds = own * seconds + (own + self.answer / 2.0) * self.answer * per_token;
+        let at_once = f64::from(all) / (own + self.answer / 2.0).max(1.0);
+        let short = (ln_in_use.min(0.0) * ((2.0 * (at_once + 1.0)).sqrt() - 1.0)).exp();
+        token_seconds / f64::from(all) * short
+    }
+
+    /// What the tokens of a usual answer cost the request, seconds.
+    fn answer(&self, per_token: f64) -> f64 {
+        per_token * self.answer * self.token_weight
     }
 
     /// The cost of bringing `tokens` tokens to a server as `near` as that, seconds.
@@ -116,7 +152,7 @@ pub fn forecast(cx: &PickContext<'_>, candidate: &Candidate<'_>) -> (Load, Predi
 #[must_use]
 pub fn whole(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
     let (_, predicted) = forecast(cx, candidate);
-    prefilled(predicted, candidate, prices) + predicted.per_token * prices.answer
+    prefilled(cx, predicted, candidate, prices) + prices.answer(predicted.per_token)
 }
 
 /// The cost of its prompt when `candidate` computes it for another. What it lacks of the turns before comes from the decode server that
@@ -128,12 +164,15 @@ pub fn prefill(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices)
     let live = candidate.state.live();
     let work = candidate.work_with(cx, carried);
     let (_, predicted) = live.speed.forecast(&live.ledger, candidate.reported(), work, cx.now);
+    // Its answer, and the room for that, is the other's.
+    let predicted = Prediction { per_token: 0.0, ..predicted };
     let near = candidate.state.endpoint.place.nearness(keeper);
-    prices.transfer(carried, near) + prefilled(predicted, candidate, prices)
+    prices.transfer(carried, near) + prefilled(cx, predicted, candidate, prices)
 }
 
-fn prefilled(predicted: Prediction, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
-    predicted.first_token + predicted.own_prefill * prices.work(candidate, &predicted)
+fn prefilled(cx: &PickContext<'_>, predicted: Prediction, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
+    let room = prices.room(cx, candidate, predicted.own_prefill, predicted.per_token);
+    predicted.first_token + (predicted.own_prefill + room) * prices.work(candidate, &predicted)
 }
 
 /// The cost of its answer when `candidate` goes on from what another has computed, without the transfer.
@@ -142,7 +181,8 @@ pub fn decode(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) 
     let live = candidate.state.live();
     let work = candidate.work(cx);
     let (_, predicted) = live.speed.forecast(&live.ledger, candidate.reported(), work.received(), cx.now);
-    predicted.first_token + predicted.per_token * prices.answer
+    let room = prices.room(cx, candidate, 0.0, predicted.per_token);
+    predicted.first_token + room * prices.work(candidate, &predicted) + prices.answer(predicted.per_token)
 }
 
 /// What [`Prices::transfer`] has to bring: the tokens that `decoder` lacks of the prompt.

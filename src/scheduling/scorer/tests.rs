@@ -2,14 +2,15 @@
 
 use crate::ids::EndpointId;
 use crate::pool::EndpointMetrics;
-use crate::prefix::cache::{BlockUnit, CacheConfig, Found, PrefixCache};
+use crate::prefix::cache::Found;
 use crate::prefix::key::BlockKey;
-use crate::scheduling::tests::trial::{Server, Trial, among, answer, load, lora, reports, running, scorer, silent};
+use crate::scheduling::tests::trial::{
+    Server, Trial, among, answer, load, lora, prefix_cache, reports, running, scorer, silent,
+};
 use crate::scheduling::tests::{NOW, least_parameters};
 use crate::scheduling::{PickContext, Signal, registry};
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use std::time::Duration;
 
 fn scores(name: &str, parameters: &Value, servers: Vec<Server>) -> Vec<f32> {
     among(servers).scores(&*scorer(name, parameters))
@@ -243,13 +244,7 @@ fn endpoint_attributes() {
 
 /// What a prompt of two blocks meets when `holder` holds it.
 fn found(trial: &Trial, holder: Option<u32>) -> Found {
-    let cache = PrefixCache::new(&CacheConfig {
-        unit: BlockUnit::Tokens(16),
-        max_bytes: 1 << 20,
-        tenant_share: 1.0,
-        claim_life: Duration::from_secs(30),
-        seed: 7,
-    });
+    let cache = prefix_cache();
     cache.reconcile(&trial.pool);
     let keys = [BlockKey(11), BlockKey(22)];
     if let Some(holder) = holder {

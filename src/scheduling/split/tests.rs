@@ -5,8 +5,7 @@ use crate::clock::Timestamp;
 use crate::ids::EndpointId;
 use crate::pool::place::{DEFAULT_ZONE_LABEL, Nearness, Place};
 use crate::pool::{EndpointSpec, PoolSnapshot, Roles};
-use crate::prefix::cache::{BlockUnit, CacheConfig, DEFAULT_TENANT_SHARE, PrefixCache};
-use crate::scheduling::tests::trial::{Server, Trial, among, load, silent};
+use crate::scheduling::tests::trial::{Server, Trial, among, load, prefix_cache, silent};
 use crate::scheduling::{Booking, Dispatch, Order, registry};
 use proptest::prelude::{Strategy as _, any, prop, prop_assert, prop_assert_eq, proptest};
 use serde_json::Value;
@@ -151,13 +150,7 @@ fn kept_turns_cost_the_way_from_their_keeper() {
     let trial = among(vec![in_zone("prefill", 0, "a"), in_zone("decode", 0, "a")]).long(4_000);
     teach(&trial, Some(Nearness::Zone), 4);
     teach(&trial, None, 800);
-    let cache = PrefixCache::new(&CacheConfig {
-        unit: BlockUnit::Tokens(16),
-        max_bytes: 1 << 20,
-        tenant_share: DEFAULT_TENANT_SHARE,
-        claim_life: Duration::ZERO,
-        seed: 1,
-    });
+    let cache = prefix_cache();
     let prefill = trial.there_for(Roles::PREFILL)[0];
     let costs = ["a", "b"].map(|zone| {
         let mut found = cache.lookup(&mut [].as_slice(), trial.context().now);

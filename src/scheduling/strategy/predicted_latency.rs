@@ -1,13 +1,16 @@
 //! `predicted-latency`: the endpoint where the request costs least time, its own and that of the requests which are there already.
 //!
 //! ```text
-//! cost = first token + price · own prefill + weight · answer          price = (wait + own prefill / 2) · rate / (1 - busy)
+//! cost = first token + price · (own prefill + room) + weight · answer          price = (wait + own prefill / 2) · rate / (1 - busy)
 //! ```
 //!
 //! `first token` is the predicted time to the request's first token there: what others still have to compute, what of this prompt is not
 //! cached, what the batch and the queue cost. `own prefill` is the part of it in which the endpoint computes this prompt: the others wait for it,
 //! those who come behind and those who decode beside, and it is what a cached prefix saves. Both are seconds, learned by
 //! [`crate::pool::speed`], per endpoint, from what the picker sees. [`crate::scheduling::facts::cost`] has the formulas.
+//!
+//! `room` is what the request keeps others from in the endpoint's cache, and counts where the pool's caches are nearly full: there prompts with one beginning stay
+//! together, as they need the room for it once.
 //!
 //! `answer` is how long a usual answer takes there, from its first token to its last: longer in a fuller batch. Its small weight keeps a prefix
 //! that everybody asks for from gathering everybody on the server that holds it, where one more copy of it would serve all better.
@@ -168,6 +171,11 @@ impl Strategy for PredictedLatency {
                 |i: usize| candidates.get(i).zip(about.get(i)).map_or(f64::NAN, |(c, (_, p))| prices.work(c, p));
             ranking.note("price of work", 0.0, candidates, price);
             ranking.note("own prefill, s", 0.0, candidates, figure(|(_, p)| p.own_prefill));
+            let room = |i: usize| {
+                let both = candidates.get(i).zip(about.get(i));
+                both.map_or(f64::NAN, |(c, (_, p))| prices.room(cx, c, p.own_prefill, p.per_token))
+            };
+            ranking.note("room, s", 0.0, candidates, room);
             ranking.note("a token, s", 0.0, candidates, figure(|(_, p)| p.per_token));
             ranking.note("decoding", 0.0, candidates, figure(|(load, _)| load.decoding));
         }

@@ -6,6 +6,7 @@ use crate::ids::EndpointId;
 use crate::pool::Roles;
 use crate::pool::ledger::Ticket;
 use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, LoraState, PoolSnapshot};
+use crate::prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
 use crate::protocol::Prompt;
 use crate::rng::for_request;
 use crate::scheduling::candidates::Cached;
@@ -15,6 +16,7 @@ use crate::scheduling::{Candidate, Decision, PickContext, Ranking, RequestFacts,
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// One server, and what it holds of the prompt.
 #[derive(Debug)]
@@ -213,7 +215,7 @@ impl Trial {
     pub(in crate::scheduling) fn candidates(&self) -> Vec<Candidate<'_>> {
         let states = self.pool.endpoints.iter().zip(&self.cached);
         let candidate = |(state, cached): (_, &u32)| Candidate {
-            cached: Cached { gpu: *cached, any: *cached },
+            cached: Cached { gpu: *cached, any: *cached, in_use: 0 },
             ..Candidate::new(state, self.now, STALE_AFTER, 0)
         };
         states.map(candidate).collect()
@@ -242,6 +244,17 @@ impl Trial {
     pub(in crate::scheduling) fn endpoint(&self, i: usize) -> &Endpoint {
         &self.pool.endpoints[i].endpoint
     }
+}
+
+/// What nobody's cache is known to hold yet, in blocks of 16 tokens.
+pub(in crate::scheduling) fn prefix_cache() -> PrefixCache {
+    PrefixCache::new(&CacheConfig {
+        unit: BlockUnit::Tokens(16),
+        max_bytes: 1 << 20,
+        tenant_share: 1.0,
+        claim_life: Duration::from_secs(30),
+        seed: 7,
+    })
 }
 
 pub(in crate::scheduling) fn filter(name: &str, parameters: &Value) -> Arc<dyn Filter> {

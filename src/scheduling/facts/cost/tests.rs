@@ -1,9 +1,14 @@
 //! The price of work, beside the formula that it follows from.
 
 use super::*;
+use crate::clock::Timestamp;
+use crate::pool::EndpointMetrics;
 use crate::pool::speed::{Reservation, Work};
+use crate::prefix::key::BlockKey;
+use crate::prefix::learning::Lesson;
 use crate::scheduling::Candidate;
-use crate::scheduling::tests::trial::{Server, Trial, among, load};
+use crate::scheduling::tests::NOW;
+use crate::scheduling::tests::trial::{Server, Trial, among, load, prefix_cache, reports};
 
 /// Seconds that 60 requests of one moment count as, by [`crate::pool::speed`]: the first 5 s of a mean that forgets half in 60.
 const ELAPSED: f64 = 4.86;
@@ -74,4 +79,100 @@ fn the_wait_counts_whole_and_what_the_request_brings_half() {
     assert_about(price(2.0, 2.0), second);
     let set = prices.at(Some(7.0));
     assert_about(set.work(&found[0], &Prediction { first_token: 3.0, per_token: 0.0, own_prefill: 2.0 }), 7.0);
+}
+
+/// Servers whose caches have room for 1,000 blocks of 16 tokens and are used so far; a request of 640 tokens.
+fn caches(kv: &[f32]) -> Trial {
+    let full = |kv: &f32| EndpointMetrics {
+        kv_usage: *kv,
+        block_size: Some(16),
+        num_blocks: Some(1_000),
+        ..EndpointMetrics::default()
+    };
+    among(kv.iter().map(|kv| reports(full(kv))).collect()).long(640)
+}
+
+/// What its room costs on the first server, when its prompt takes 2 s and each token of its answer 50 ms.
+fn room(trial: &Trial) -> f64 {
+    let (cx, found) = (trial.context(), trial.candidates());
+    Prices::learned(&cx, [&found[..]], DEFAULT_TOKEN_WEIGHT).room(&cx, &found[0], 2.0, 0.05)
+}
+
+#[test]
+fn room_is_work_where_it_is_short() {
+    assert_about(room(&caches(&[1.0])), 640.0 / 16_000.0 * 2.0);
+    // 25 of them have room at once.
+    let exponent = 52f64.sqrt() - 1.0;
+    assert_about(room(&caches(&[0.9])), 640.0 / 16_000.0 * 2.0 * 0.9f64.powf(exponent));
+    assert_about(room(&caches(&[1.0, 0.8])), 640.0 / 16_000.0 * 2.0 * 0.9f64.powf(exponent));
+    assert!(room(&caches(&[0.5])) < 640.0 / 16_000.0 * 2.0 / 50.0);
+    assert_eq!(room(&caches(&[0.0])), 0.0);
+    assert_eq!(room(&pool(&[1.0]).long(640)), 0.0, "a server that does not say how much it has room for");
+}
+
+/// The pool has seen answers of 400 tokens.
+fn answered(trial: Trial) -> Trial {
+    for _ in 0..8 {
+        let mut asked = Reservation::begin(trial.pool.endpoints[0].endpoint.clone(), None, Work::default(), true, NOW);
+        asked.first_token(true, Timestamp(NOW.0 + 1_000_000_000));
+        asked.ended(Some(400), Timestamp(NOW.0 + 21_000_000_000));
+    }
+    trial
+}
+
+#[test]
+fn an_answer_takes_room_as_it_comes() {
+    let trial = answered(caches(&[1.0]));
+    // 640 tokens for the 2 s and the 20 s of the answer, whose own 400 tokens are half there in the mean.
+    assert_about(room(&trial), (640.0 * 22.0 + 200.0 * 20.0) / 16_000.0);
+}
+
+#[test]
+fn what_others_compute_with_has_its_room_already() {
+    let trial = caches(&[1.0, 1.0]);
+    let cache = prefix_cache();
+    cache.reconcile(&trial.pool);
+    let keys: Vec<BlockKey> = (1..=40).map(BlockKey).collect();
+    let [one, other] = [0, 1].map(|i: usize| trial.pool.endpoints[i].id());
+    [one, other].iter().for_each(|id| cache.record(*id, &keys[..36], None, NOW));
+    let _other_request = cache.claim(one, &Lesson { keys: keys[..20].to_vec(), ..Lesson::default() }, NOW);
+    let found = cache.lookup(&mut &*keys, NOW);
+    let cx = PickContext { prefix: Some(&found), ..trial.context() };
+    let mut candidates = trial.candidates();
+    Candidate::look_up(&mut candidates, &cx);
+    assert_eq!(candidates.iter().map(|c| c.cached.any).collect::<Vec<_>>(), [36 * 16; 2]);
+    // Claims are seen at depths of a power of two: 16, so fewer than 32.
+    assert_eq!(candidates.iter().map(|c| c.cached.in_use).collect::<Vec<_>>(), [32 * 16, 0]);
+    let prices = Prices::learned(&cx, [&candidates[..]], DEFAULT_TOKEN_WEIGHT);
+    let rooms = [0, 1].map(|i: usize| prices.room(&cx, &candidates[i], 2.0, 0.05));
+    assert_about(rooms[0], 8.0 / 1_000.0 * 2.0);
+    assert_about(rooms[1], 40.0 / 1_000.0 * 2.0);
+}
+
+#[test]
+fn how_many_have_room_at_once_goes_by_what_each_needs_of_its_own() {
+    let trial = answered(caches(&[0.9]));
+    let (cx, mut found) = (trial.context(), trial.candidates());
+    found[0].cached.in_use = 240;
+    let prices = Prices::learned(&cx, [&found[..]], DEFAULT_TOKEN_WEIGHT);
+    // 400 of the prompt and half of 400 of the answer.
+    let short = 0.9f64.powf((2.0 * (16_000.0f64 / 600.0 + 1.0)).sqrt() - 1.0);
+    assert_about(prices.room(&cx, &found[0], 2.0, 0.0), 400.0 * 2.0 / 16_000.0 * short);
+}
+
+#[test]
+fn each_part_of_a_request_pays_for_its_room() {
+    let trial = answered(caches(&[0.95]));
+    let (cx, found) = (trial.context(), trial.candidates());
+    let server = &found[0];
+    let learned = Prices::learned(&cx, [&found[..]], DEFAULT_TOKEN_WEIGHT);
+    let priced = |cost: fn(&PickContext<'_>, &Candidate<'_>, &Prices) -> f64| {
+        (cost(&cx, server, &learned.at(Some(7.0))) - cost(&cx, server, &learned.at(Some(0.0)))) / 7.0
+    };
+    let (_, all) = forecast(&cx, server);
+    let room = |seconds, per_token| learned.room(&cx, server, seconds, per_token);
+    assert!(room(0.0, all.per_token) > 1e-3 && room(all.own_prefill, 0.0) > 1e-6, "what is left out would be seen");
+    assert!((priced(whole) - all.own_prefill - room(all.own_prefill, all.per_token)).abs() < 1e-9);
+    assert!((priced(prefill) - all.own_prefill - room(all.own_prefill, 0.0)).abs() < 1e-9);
+    assert!((priced(decode) - room(0.0, all.per_token)).abs() < 1e-9);
 }

@@ -1,20 +1,14 @@
 use super::*;
-use crate::prefix::cache::{BlockUnit, CacheConfig, Found, PrefixCache};
+use crate::prefix::cache::Found;
 use crate::rng::for_request;
 use crate::scheduling::Decision;
 use crate::scheduling::candidates::Cached;
+use crate::scheduling::tests::trial::prefix_cache;
 use crate::scheduling::tests::{NOW, STALE_AFTER, context, snapshot};
 
 /// What looking a prompt up in an empty index gives.
 pub(in crate::scheduling::strategy) fn nothing_found() -> Found {
-    let config = CacheConfig {
-        unit: BlockUnit::Tokens(16),
-        max_bytes: 1 << 20,
-        tenant_share: 1.0,
-        claim_life: std::time::Duration::from_secs(1),
-        seed: 7,
-    };
-    PrefixCache::new(&config).lookup(&mut &[][..], NOW)
+    prefix_cache().lookup(&mut &[][..], NOW)
 }
 
 /// What is decided when the endpoints have these requests and hold so many percent of the prompt.
@@ -26,7 +20,7 @@ fn decide(parameters: serde_json::Value, requests: &[u32], percent: &[u32], seed
     cx.request.prompt_tokens = 100;
     cx.prefix = Some(&found);
     let hold = |(s, percent): (_, &u32)| Candidate {
-        cached: Cached { gpu: 0, any: *percent },
+        cached: Cached { any: *percent, ..Cached::default() },
         ..Candidate::new(s, NOW, STALE_AFTER, 0)
     };
     let candidates: Vec<_> = pool.endpoints.iter().zip(percent).map(hold).collect();

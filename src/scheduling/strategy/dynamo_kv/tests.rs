@@ -39,7 +39,7 @@ fn decide(parameters: serde_json::Value, rows: &[Row], seed: u64) -> (Vec<f64>, 
     cx.request.prompt_tokens = 160;
     cx.prefix = Some(&found);
     let hold = |(s, (.., gpu, below)): (_, &Row)| Candidate {
-        cached: Cached { gpu: *gpu, any: gpu + below },
+        cached: Cached { gpu: *gpu, any: gpu + below, in_use: 0 },
         ..Candidate::new(s, NOW, STALE_AFTER, 0)
     };
     let candidates: Vec<_> = pool.endpoints.iter().zip(rows).map(hold).collect();

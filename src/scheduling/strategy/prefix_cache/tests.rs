@@ -14,7 +14,7 @@ fn picked(params: serde_json::Value, counts: &[u32], percent: &[u32]) -> BTreeSe
     let mut cx = context(&snapshot);
     cx.request.prompt_tokens = 100;
     let hold = |(s, percent): (_, &u32)| Candidate {
-        cached: Cached { gpu: *percent, any: *percent },
+        cached: Cached { gpu: *percent, any: *percent, in_use: 0 },
         ..Candidate::new(s, NOW, STALE_AFTER, 0)
     };
     let candidates: Vec<_> = snapshot.endpoints.iter().zip(percent).map(hold).collect();

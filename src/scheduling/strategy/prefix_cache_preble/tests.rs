@@ -22,7 +22,7 @@ fn picks(strategy: &Preble, pool: &PoolSnapshot, prompt: u32, held: &[u32], now:
     let mut cx = PickContext { now, ..context(pool) };
     cx.request.prompt_tokens = prompt;
     let hold = |(state, held): (_, &u32)| Candidate {
-        cached: Cached { gpu: *held, any: *held },
+        cached: Cached { gpu: *held, any: *held, in_use: 0 },
         ..Candidate::new(state, NOW, STALE_AFTER, 0)
     };
     let candidates: Vec<_> = pool.endpoints.iter().zip(held).map(hold).collect();
