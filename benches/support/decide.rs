@@ -99,6 +99,8 @@ impl Pool {
                     waiting: (mix(u64::from(i) + 7) % 4) as u32,
                     running: (mix(u64::from(i) + 9) % 20) as u32,
                     kv_usage: (mix(u64::from(i) + 11) % 100) as f32 / 100.0,
+                    block_size: Some(16),
+                    num_blocks: Some(30_000),
                     ..EndpointMetrics::default()
                 };
                 EndpointState::new(endpoint, Some(Arc::new(metrics)))

@@ -5,7 +5,7 @@
 //! prefill  first token there                                    + price · (own prefill + room)
 //! decode   first token of a prompt that is there                + price · room                 + weight · answer
 //! transfer of what is not cached there, from the one to the other
-//! price    (wait there + own prefill / 2) · requests a second and server / (1 - busy), of the servers that are there for the same
+//! price    (wait there + (own prefill + room) / 2) · requests a second and server / (1 - busy), of the servers that are there for the same
 //! room     part of the cache that nobody else uses · seconds in use · in use ^ (√(2 · (n + 1)) - 1), of which n have room at once
 //! ```
 //!
@@ -19,7 +19,7 @@
 //! others use there already, from its prompt's beginning to its answer's end. A cache is a queue with as many servers as such requests have room in it at once;
 //! with the last factor, the mean over the caches of those who are there for the same, the price's 1 / (1 - busy) becomes what such a queue waits (Sakasegawa: An approximation formula
 //! L_q ≃ α·ρ^β / (1 - ρ), Annals of the Institute of Statistical Mathematics 1977): next to nothing until caches are nearly full. It keeps prompts with one beginning
-//! together: where others compute with it, it needs no room of its own. A server that does not say how large its cache is, or says nothing of late, has room.
+//! together: where others compute with it, it needs no room of its own. A server that does not say how large its cache is has room.
 //!
 //! Called by `predicted-latency` and by the pool's decider between whole and split.
 
@@ -57,18 +57,22 @@ impl Prices {
     pub fn learned<const N: usize>(cx: &PickContext<'_>, fields: [&[Candidate<'_>]; N], token_weight: f64) -> Self {
         let mut behind = [0.0; Roles::KINDS];
         let mut counts = [0usize; Roles::KINDS];
-        let mut in_use = [0.0; Roles::KINDS];
+        let mut in_use = [(0.0, 0usize); Roles::KINDS];
         let mut speed = None;
         for (position, field) in fields.iter().enumerate() {
             for candidate in *field {
                 let roles = candidate.state.roles();
                 // A server for both stands in both fields.
                 if (position == 0 || !roles.has(Roles::DECODE))
-                    && let (Some(count), Some(in_use)) = (counts.get_mut(roles.kind()), in_use.get_mut(roles.kind()))
+                    && let (Some(count), Some((sum, told))) =
+                        (counts.get_mut(roles.kind()), in_use.get_mut(roles.kind()))
                 {
                     *count += 1;
                     // Nobody tells it of a server without a fresh page.
-                    *in_use += f64::from(candidate.kv_usage.max(0.0));
+                    if !candidate.kv_usage.is_nan() {
+                        *sum += f64::from(candidate.kv_usage);
+                        *told += 1;
+                    }
                 }
                 speed = Some(&candidate.state.live().speed);
             }
@@ -82,13 +86,11 @@ impl Prices {
                 all.get_mut(state.roles().kind()).into_iter().for_each(|count| *count += 1);
             }
         }
-        for (kind, (((behind, count), all), in_use)) in
-            behind.iter_mut().zip(counts).zip(all).zip(&mut in_use).enumerate()
-        {
+        let in_use = in_use.map(|(sum, told)| sum / told.max(1) as f64);
+        for (kind, (((behind, count), all), in_use)) in behind.iter_mut().zip(counts).zip(all).zip(in_use).enumerate() {
             if let Some(pool) = pool.filter(|_| count > 0) {
                 let (demand, all) = (pool.demand(kind, cx.now), all.max(count) as f64);
-                *in_use /= count as f64;
-                let busy = (demand.seconds / all).max(*in_use).clamp(0.0, FULLEST);
+                let busy = (demand.seconds / all).max(in_use).clamp(0.0, FULLEST);
                 *behind = demand.requests / all / (1.0 - busy);
             }
         }
@@ -103,12 +105,12 @@ impl Prices {
         Self { set: price, ..self }
     }
 
-    /// What a second of work costs others on `candidate`, seconds.
+    /// What a second of work costs others on `candidate`, seconds, when the request brings `work` seconds of it.
     #[must_use]
-    pub fn work(&self, candidate: &Candidate<'_>, predicted: &Prediction) -> f64 {
+    pub fn work(&self, candidate: &Candidate<'_>, predicted: &Prediction, work: f64) -> f64 {
         self.set.unwrap_or_else(|| {
             let behind = self.behind.get(candidate.state.roles().kind()).copied().unwrap_or_default();
-            behind * (predicted.first_token - predicted.own_prefill / 2.0)
+            behind * (predicted.first_token - predicted.own_prefill + work / 2.0)
         })
     }
 
@@ -116,15 +118,18 @@ impl Prices {
     /// usual answer's tokens.
     #[must_use]
     pub fn room(&self, cx: &PickContext<'_>, candidate: &Candidate<'_>, seconds: f64, per_token: f64) -> f64 {
-        let all = candidate.reported().map_or(0, |reported| reported.cache_tokens);
+        // However old the page is: caches do not grow.
+        let all = candidate.state.reported().map_or(0, |reported| reported.cache_tokens);
         let ln_in_use = self.ln_in_use.get(candidate.state.roles().kind()).copied().unwrap_or(f64::NEG_INFINITY);
         if all == 0 || ln_in_use == f64::NEG_INFINITY {
             return 0.0;
         }
         let own = f64::from(cx.request.prompt_tokens.saturating_sub(candidate.cached.in_use));
         // The answer's room comes with its tokens.
-        let token_seconds = own * seconds + (own + self.answer / 2.0) * self.answer * per_token;
-        let at_once = f64::from(all) / (own + self.answer / 2.0).max(1.0);
+        let answering = self.answer * per_token;
+        let with_answer = if answering > 0.0 { own + self.answer / 2.0 } else { own };
+        let token_seconds = own * seconds + with_answer * answering;
+        let at_once = f64::from(all) / with_answer.max(1.0);
         let short = (ln_in_use.min(0.0) * ((2.0 * (at_once + 1.0)).sqrt() - 1.0)).exp();
         token_seconds / f64::from(all) * short
     }
@@ -152,7 +157,7 @@ pub fn forecast(cx: &PickContext<'_>, candidate: &Candidate<'_>) -> (Load, Predi
 #[must_use]
 pub fn whole(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
     let (_, predicted) = forecast(cx, candidate);
-    prefilled(cx, predicted, candidate, prices) + prices.answer(predicted.per_token)
+    worked(cx, predicted, candidate, prices) + prices.answer(predicted.per_token)
 }
 
 /// The cost of its prompt when `candidate` computes it for another. What it lacks of the turns before comes from the decode server that
@@ -167,12 +172,13 @@ pub fn prefill(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices)
     // Its answer, and the room for that, is the other's.
     let predicted = Prediction { per_token: 0.0, ..predicted };
     let near = candidate.state.endpoint.place.nearness(keeper);
-    prices.transfer(carried, near) + prefilled(cx, predicted, candidate, prices)
+    prices.transfer(carried, near) + worked(cx, predicted, candidate, prices)
 }
 
-fn prefilled(cx: &PickContext<'_>, predicted: Prediction, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
-    let room = prices.room(cx, candidate, predicted.own_prefill, predicted.per_token);
-    predicted.first_token + (predicted.own_prefill + room) * prices.work(candidate, &predicted)
+/// The first token, and what others wait for the work.
+fn worked(cx: &PickContext<'_>, predicted: Prediction, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
+    let work = predicted.own_prefill + prices.room(cx, candidate, predicted.own_prefill, predicted.per_token);
+    predicted.first_token + work * prices.work(candidate, &predicted, work)
 }
 
 /// The cost of its answer when `candidate` goes on from what another has computed, without the transfer.
@@ -181,8 +187,7 @@ pub fn decode(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) 
     let live = candidate.state.live();
     let work = candidate.work(cx);
     let (_, predicted) = live.speed.forecast(&live.ledger, candidate.reported(), work.received(), cx.now);
-    let room = prices.room(cx, candidate, 0.0, predicted.per_token);
-    predicted.first_token + room * prices.work(candidate, &predicted) + prices.answer(predicted.per_token)
+    worked(cx, predicted, candidate, prices) + prices.answer(predicted.per_token)
 }
 
 /// What [`Prices::transfer`] has to bring: the tokens that `decoder` lacks of the prompt.

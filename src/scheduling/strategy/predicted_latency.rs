@@ -1,7 +1,7 @@
 //! `predicted-latency`: the endpoint where the request costs least time, its own and that of the requests which are there already.
 //!
 //! ```text
-//! cost = first token + price · (own prefill + room) + weight · answer          price = (wait + own prefill / 2) · rate / (1 - busy)
+//! cost = first token + price · (own prefill + room) + weight · answer          price = (wait + (own prefill + room) / 2) · rate / (1 - busy)
 //! ```
 //!
 //! `first token` is the predicted time to the request's first token there: what others still have to compute, what of this prompt is not
@@ -160,24 +160,23 @@ impl Strategy for PredictedLatency {
         rank_by_scores(self, cx, candidates, rng, ranking);
         ranking.because("least predicted cost");
         if ranking.is_explained() {
-            let about: Vec<(Load, Prediction)> = candidates.iter().map(|c| cost::forecast(cx, c)).collect();
-            let figure = |of: fn(&(Load, Prediction)) -> f64| {
+            let prices = self.prices(cx, [candidates]);
+            let about = |c| {
+                let (load, predicted) = cost::forecast(cx, c);
+                let room = prices.room(cx, c, predicted.own_prefill, predicted.per_token);
+                (load, predicted, room, prices.work(c, &predicted, predicted.own_prefill + room))
+            };
+            let about: Vec<(Load, Prediction, f64, f64)> = candidates.iter().map(about).collect();
+            let figure = |of: fn(&(Load, Prediction, f64, f64)) -> f64| {
                 let about = &about;
                 move |i: usize| about.get(i).map_or(f64::NAN, of)
             };
-            ranking.note("first token, s", 0.0, candidates, figure(|(_, p)| p.first_token));
-            let prices = self.prices(cx, [candidates]);
-            let price =
-                |i: usize| candidates.get(i).zip(about.get(i)).map_or(f64::NAN, |(c, (_, p))| prices.work(c, p));
-            ranking.note("price of work", 0.0, candidates, price);
-            ranking.note("own prefill, s", 0.0, candidates, figure(|(_, p)| p.own_prefill));
-            let room = |i: usize| {
-                let both = candidates.get(i).zip(about.get(i));
-                both.map_or(f64::NAN, |(c, (_, p))| prices.room(cx, c, p.own_prefill, p.per_token))
-            };
-            ranking.note("room, s", 0.0, candidates, room);
-            ranking.note("a token, s", 0.0, candidates, figure(|(_, p)| p.per_token));
-            ranking.note("decoding", 0.0, candidates, figure(|(load, _)| load.decoding));
+            ranking.note("first token, s", 0.0, candidates, figure(|(_, p, ..)| p.first_token));
+            ranking.note("price of work", 0.0, candidates, figure(|(.., price)| *price));
+            ranking.note("own prefill, s", 0.0, candidates, figure(|(_, p, ..)| p.own_prefill));
+            ranking.note("room, s", 0.0, candidates, figure(|(_, _, room, _)| *room));
+            ranking.note("a token, s", 0.0, candidates, figure(|(_, p, ..)| p.per_token));
+            ranking.note("decoding", 0.0, candidates, figure(|(load, ..)| load.decoding));
         }
     }
 

@@ -31,7 +31,7 @@ fn behind(trial: &Trial, tokens: u32, candidates: usize) -> f64 {
     }
     let prices = Prices::learned(&cx, [field], DEFAULT_TOKEN_WEIGHT);
     // A second before the server is idle again, none of it by this request.
-    prices.work(last, &Prediction { first_token: 1.0, per_token: 0.0, own_prefill: 0.0 })
+    prices.work(last, &Prediction { first_token: 1.0, per_token: 0.0, own_prefill: 0.0 }, 0.0)
 }
 
 #[track_caller]
@@ -73,23 +73,25 @@ fn the_wait_counts_whole_and_what_the_request_brings_half() {
     let second = behind(&trial, 0, 1);
     let (cx, found) = (trial.context(), trial.candidates());
     let prices = Prices::learned(&cx, [&found[..]], DEFAULT_TOKEN_WEIGHT);
-    let price =
-        |first_token, own_prefill| prices.work(&found[0], &Prediction { first_token, per_token: 0.0, own_prefill });
-    assert_about(price(3.0, 2.0), 2.0 * second);
-    assert_about(price(2.0, 2.0), second);
-    let set = prices.at(Some(7.0));
-    assert_about(set.work(&found[0], &Prediction { first_token: 3.0, per_token: 0.0, own_prefill: 2.0 }), 7.0);
+    let price = |prices: &Prices, first_token, own_prefill, room| {
+        let predicted = Prediction { first_token, per_token: 0.0, own_prefill };
+        prices.work(&found[0], &predicted, own_prefill + room)
+    };
+    assert_about(price(&prices, 3.0, 2.0, 0.0), 2.0 * second);
+    assert_about(price(&prices, 2.0, 2.0, 0.0), second);
+    assert_about(price(&prices, 2.0, 2.0, 4.0), 3.0 * second);
+    assert_about(price(&prices.at(Some(7.0)), 3.0, 2.0, 4.0), 7.0);
 }
 
-/// Servers whose caches have room for 1,000 blocks of 16 tokens and are used so far; a request of 640 tokens.
+/// A server whose cache has room for 1,000 blocks of 16 tokens and is used so far.
+fn cache(kv_usage: f32) -> Server {
+    let (block_size, num_blocks) = (Some(16), Some(1_000));
+    reports(EndpointMetrics { kv_usage, block_size, num_blocks, ..EndpointMetrics::default() })
+}
+
+/// Such servers; a request of 640 tokens.
 fn caches(kv: &[f32]) -> Trial {
-    let full = |kv: &f32| EndpointMetrics {
-        kv_usage: *kv,
-        block_size: Some(16),
-        num_blocks: Some(1_000),
-        ..EndpointMetrics::default()
-    };
-    among(kv.iter().map(|kv| reports(full(kv))).collect()).long(640)
+    among(kv.iter().map(|kv| cache(*kv)).collect()).long(640)
 }
 
 /// What its room costs on the first server, when its prompt takes 2 s and each token of its answer 50 ms.
@@ -108,6 +110,14 @@ fn room_is_work_where_it_is_short() {
     assert!(room(&caches(&[0.5])) < 640.0 / 16_000.0 * 2.0 / 50.0);
     assert_eq!(room(&caches(&[0.0])), 0.0);
     assert_eq!(room(&pool(&[1.0]).long(640)), 0.0, "a server that does not say how much it has room for");
+}
+
+#[test]
+fn servers_that_say_nothing_of_late_are_as_full_as_the_others() {
+    let trial = |servers: [Server; 2]| among(servers.into()).long(640);
+    let old = |kv| cache(kv).aged(4_000);
+    assert_about(room(&trial([old(0.2), cache(0.9)])), room(&trial([cache(0.9), cache(0.9)])));
+    assert_eq!(room(&trial([old(1.0), old(1.0)])), 0.0, "nobody says how full they are");
 }
 
 /// The pool has seen answers of 400 tokens.
@@ -155,9 +165,10 @@ fn how_many_have_room_at_once_goes_by_what_each_needs_of_its_own() {
     let (cx, mut found) = (trial.context(), trial.candidates());
     found[0].cached.in_use = 240;
     let prices = Prices::learned(&cx, [&found[..]], DEFAULT_TOKEN_WEIGHT);
-    // 400 of the prompt and half of 400 of the answer.
-    let short = 0.9f64.powf((2.0 * (16_000.0f64 / 600.0 + 1.0)).sqrt() - 1.0);
-    assert_about(prices.room(&cx, &found[0], 2.0, 0.0), 400.0 * 2.0 / 16_000.0 * short);
+    let short = |own: f64| 0.9f64.powf((2.0 * (16_000.0 / own + 1.0)).sqrt() - 1.0);
+    // 400 of the prompt, for another server; with half of 400 of an answer.
+    assert_about(prices.room(&cx, &found[0], 2.0, 0.0), 400.0 * 2.0 / 16_000.0 * short(400.0));
+    assert_about(prices.room(&cx, &found[0], 0.0, 0.05), 600.0 * 20.0 / 16_000.0 * short(600.0));
 }
 
 #[test]
