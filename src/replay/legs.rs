@@ -12,7 +12,7 @@ use crate::error::RequestError;
 use crate::pool::Endpoint;
 use crate::protocol::Usage;
 use crate::rng;
-use crate::scheduling::{Decision, Dispatch, PickContext, scheduler};
+use crate::scheduling::{Decision, Dispatch, PickContext};
 
 /// How long prefill servers are waited for, and what becomes of a request whose prompt none has computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,21 +98,18 @@ impl Front {
         prefill: Option<&Endpoint>,
         now: Timestamp,
     ) -> Result<(), RequestError> {
-        let scheduler = &self.config.scheduler;
         let headers = self.headers_of(request);
         let facts = facts(request, base, &headers);
         let cx = PickContext { request: facts, ..PickContext::new(&self.snapshot, now, self.stale_after()) };
-        if !scheduler.is_up_to_date(decision, &cx) {
-            let filter = scheduler.choices.choose(&facts)?.filter;
-            let cx = PickContext { filter: filter.as_ref(), ..cx };
-            let rng = &mut rng::for_request(self.config.seed, self.sequence);
-            scheduler.succeed(decision, &*scheduler::least_loaded(), &cx, None, prefill, rng)?;
-            if let Some(first) = decision.picks.first().filter(|first| first.id != sent.booking.endpoint().id) {
-                sent.booking.move_to(first, now);
-            }
-            sent.probe = decision.probe;
-            self.sequence += 1;
+        let (seed, sequence) = (self.config.seed, &mut self.sequence);
+        let rng = || {
+            *sequence += 1;
+            rng::for_request(seed, *sequence - 1)
+        };
+        if let Some(server) = self.config.scheduler.renew(decision, &cx, None, prefill, rng)? {
+            sent.booking.move_to(&server, now);
         }
+        sent.probe = decision.probe;
         let how = prefill.map_or(Dispatch::Whole, |server| Dispatch::Arrives(server, 0.0));
         sent.booking.dispatch(how, &self.snapshot, self.stale_after(), now);
         Ok(())

@@ -207,21 +207,15 @@ impl Exchange {
     /// The server that was to answer may have gone, or been ejected, while its prompt was computed: then another one answers.
     fn renew(&self, plan: &mut Plan, prefill: Option<&Endpoint>, now: Timestamp) -> Result<(), RequestError> {
         let (pool, target) = (plan.pool.clone(), plan.target.clone());
-        let (snapshot, scheduler) = (pool.store.load_full(), &pool.scheduler);
+        let snapshot = pool.store.load_full();
         let headers = Headers::of(&self.head);
         let facts =
             RequestFacts { model: &target, prompt_tokens: plan.prompt_tokens, headers, ..RequestFacts::default() };
         let cx = PickContext { request: facts, ..PickContext::new(&snapshot, now, pool.stale_after) };
-        if scheduler.is_up_to_date(&plan.decision, &cx) {
-            return Ok(());
-        }
-        let filter = scheduler.choices.choose(&facts)?.filter;
-        let cx = PickContext { filter: filter.as_ref(), ..cx };
-        let (strategy, rng) = (&*self.live.least_loaded, &mut self.picker.next_rng());
-        scheduler.succeed(&mut plan.decision, strategy, &cx, self.subset.as_ref(), prefill, rng)?;
-        let Some((first, booked)) = plan.decision.picks.first().zip(plan.booked.as_mut()) else { return Ok(()) };
-        if first.id != booked.endpoint().id {
-            booked.move_to(first, now);
+        let (subset, rng) = (self.subset.as_ref(), || self.picker.next_rng());
+        let successor = pool.scheduler.renew(&mut plan.decision, &cx, subset, prefill, rng)?;
+        if let Some((server, booked)) = successor.zip(plan.booked.as_mut()) {
+            booked.move_to(&server, now);
             // A rank of the one that has gone.
             plan.hints.rank = None;
         }

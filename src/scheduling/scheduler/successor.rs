@@ -5,14 +5,38 @@ use crate::error::{Reason, RequestError};
 use crate::pool::health::Availability;
 use crate::pool::{Endpoint, EndpointState, PoolSnapshot, Roles};
 use crate::rng::PickRng;
-use crate::scheduling::plugin::{PickContext, Strategy};
+use crate::scheduling::plugin::{PickContext, Strategy as _};
 use crate::scheduling::scheduler::Subset;
+use crate::scheduling::strategy::least_request::LeastRequest;
 use crate::scheduling::{Decision, Ranking};
+use std::sync::Arc;
 
 impl Scheduler {
-    /// Whether the first pick of `decision` may still be sent its request: it is in the pool, not draining, and not ejected since.
-    #[must_use]
-    pub fn is_up_to_date(&self, decision: &Decision, cx: &PickContext<'_>) -> bool {
+    /// Has another server answer where the first pick of `decision` may not be sent its request any more: it has left the pool, is draining, or was ejected
+    /// since. The other one is a pick behind it, else the server with the fewest requests of those which go on from what `prefill` has computed; it is returned.
+    /// Where there is none, the first pick stays as long as it is in the pool.
+    ///
+    /// # Errors
+    /// 503 `no_ready_endpoint` when it isn't; what the pool's filters make of the request.
+    pub fn renew(
+        &self,
+        decision: &mut Decision,
+        cx: &PickContext<'_>,
+        subset: Option<&Subset>,
+        prefill: Option<&Endpoint>,
+        rng: impl FnOnce() -> PickRng,
+    ) -> Result<Option<Arc<Endpoint>>, RequestError> {
+        if self.is_up_to_date(decision, cx) {
+            return Ok(None);
+        }
+        let filter = self.choices.choose(&cx.request)?.filter;
+        let cx = PickContext { filter: filter.as_ref(), ..*cx };
+        let before = decision.picks.first().map(|first| first.id);
+        self.succeed(decision, &cx, subset, prefill, &mut rng())?;
+        Ok(decision.picks.first().filter(|first| Some(first.id) != before).cloned())
+    }
+
+    fn is_up_to_date(&self, decision: &Decision, cx: &PickContext<'_>) -> bool {
         // That one is ejected which is asked all the same, or as its probe, is nothing new.
         let known = decision.probe || decision.ejection_ignored;
         decision.picks.first().is_some_and(|first| self.may_answer(first, known, cx))
@@ -23,15 +47,9 @@ impl Scheduler {
         stays && (known || endpoint.health.availability(cx.now, &self.health) != Availability::Ejected)
     }
 
-    /// Names others in place of the first pick of `decision`, which is not up to date: the picks behind it, else those that `strategy` puts
-    /// first among the servers which go on from what `prefill` has computed. Where there are none, the first pick stays as long as it is in the pool.
-    ///
-    /// # Errors
-    /// 503 `no_ready_endpoint` when it isn't.
-    pub fn succeed(
+    fn succeed(
         &self,
         decision: &mut Decision,
-        strategy: &dyn Strategy,
         cx: &PickContext<'_>,
         subset: Option<&Subset>,
         prefill: Option<&Endpoint>,
@@ -50,7 +68,7 @@ impl Scheduler {
                 |e: &Endpoint| e.health.availability(cx.now, &self.health) != Availability::HalfOpen && goes_on(e);
             others.retain(|c| healthy(&c.state.endpoint));
             let mut ranking = Ranking::new(self.wanted);
-            strategy.rank(cx, &others, rng, &mut ranking);
+            LeastRequest.rank(cx, &others, rng, &mut ranking);
             picks = ranking.decide().map(|ranked| ranked.picks).unwrap_or_default();
         }
         let Some(first) = decision.picks.first() else { return Ok(()) };
