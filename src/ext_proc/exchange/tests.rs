@@ -258,6 +258,16 @@ fn subset(entries: &[&str]) -> Metadata {
     }
 }
 
+/// The head of an answer that Envoy has got from `address`, whomever it was sent to first.
+fn answered_by(address: &str, end: bool) -> ProcessingRequest {
+    let served = Value { kind: Some(Kind::StringValue(address.to_owned())) };
+    let fields = HashMap::from([(crate::ext_proc::head::DESTINATION_SERVED.to_owned(), served)]);
+    let filter_metadata = HashMap::from([("envoy.lb".to_owned(), Struct { fields })]);
+    let metadata_context = Some(Metadata { filter_metadata, ..Metadata::default() });
+    let head = request(Message::ResponseHeaders(headers(&[(":status", "200")], end)));
+    ProcessingRequest { metadata_context, ..head }
+}
+
 fn config(request: BodySendMode, response: BodySendMode, nowait: bool) -> ProtocolConfiguration {
     ProtocolConfiguration {
         request_body_mode: request.into(),

@@ -113,6 +113,21 @@ fn ranks_that_hold_nothing_take_turns_and_a_single_one_is_not_named() {
     assert!(rank(&told).is_none() && told.removed.iter().any(|name| name == RANK_HEADER), "a client names none");
 }
 
+#[test]
+fn a_retry_gives_back_the_rank_of_the_server_that_was_passed_over() {
+    let world = ranked(None, &[2, 9, 5]);
+    let (mut exchange, out, _) = asked(&world, &[]);
+    let snapshot = world.snapshot.load_full();
+    let booked = || snapshot.endpoints.iter().map(|s| s.endpoint.ranks.under_way().iter().sum()).collect::<Vec<u32>>();
+    assert_eq!((rank(&out), booked().iter().sum::<u32>()), (Some("1"), 1));
+    let addresses = snapshot.endpoints.iter().map(|s| s.endpoint.spec.address.to_string());
+    let other = addresses.into_iter().find(|address| *address != out.set[DESTINATION]).unwrap();
+    send(&mut exchange, answered_by(&other, false));
+    assert_eq!(booked(), [0; 4], "Envoy has told the other one the rank that was meant for the first");
+    drop(exchange);
+    world.assert_books_closed(1);
+}
+
 /// Where nothing is known of their caches, or of the prompt, the server's page tells ranks apart.
 #[test]
 fn ranks_are_told_apart_by_the_page_as_well() {

@@ -22,16 +22,7 @@ fn conformance_headers_only_when_asked_for() {
     let got = Answered::of(&send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true)))));
     assert_eq!(got.set[DESTINATION], "192.168.1.3:8000,192.168.1.1:8000");
     assert_eq!(got.removed, ["test-epp-endpoint-selection"]);
-    let served = Struct {
-        fields: HashMap::from([(
-            "x-gateway-destination-endpoint-served".to_owned(),
-            Value { kind: Some(Kind::StringValue("192.168.1.1:8000".to_owned())) },
-        )]),
-    };
-    let metadata =
-        Metadata { filter_metadata: HashMap::from([("envoy.lb".to_owned(), served)]), ..Metadata::default() };
-    let head = request(Message::ResponseHeaders(headers(&[(":status", "200")], true)));
-    let got = Answered::of(&send(&mut exchange, ProcessingRequest { metadata_context: Some(metadata), ..head }));
+    let got = Answered::of(&send(&mut exchange, answered_by("192.168.1.1:8000", true)));
     assert_eq!(got.set["x-conformance-test-served-endpoint"], "192.168.1.1:8000");
     assert_eq!(got.set["x-went-into-resp-headers"], "true");
     let record = world.picker.decisions.snapshot().pop().unwrap();
@@ -423,12 +414,7 @@ fn a_retry_moves_the_booking_and_blames_who_was_passed_over() {
         send(&mut exchange, ProcessingRequest { metadata_context, ..first });
         send(&mut exchange, request(Message::RequestBody(body(completion("m", "p").as_bytes(), true))));
         assert_eq!(in_flight(), [1, 0]);
-        let served = Value { kind: Some(Kind::StringValue("192.168.1.2:8000".to_owned())) };
-        let fields = HashMap::from([("x-gateway-destination-endpoint-served".to_owned(), served)]);
-        let filter_metadata = HashMap::from([("envoy.lb".to_owned(), Struct { fields })]);
-        let metadata_context = Some(Metadata { filter_metadata, ..Metadata::default() });
-        let head = request(Message::ResponseHeaders(headers(&[(":status", "200")], false)));
-        send(&mut exchange, ProcessingRequest { metadata_context, ..head });
+        send(&mut exchange, answered_by("192.168.1.2:8000", false));
         assert_eq!(in_flight(), [0, 1], "the booking follows");
         assert_eq!(world.picker.metrics.ejections.get(), passed_over / 2, "twice unreachable ejects");
     }
