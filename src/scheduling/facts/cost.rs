@@ -33,6 +33,8 @@ const FULLEST: f64 = 0.97;
 /// 0.02: a second in which tokens come weighs a fiftieth of one without any. From 0.02 to 0.1 every workload of `attache replay` fares alike; without it
 /// bursts of one prompt wait about an eighth longer, and those with a hot prefix 6 %.
 pub const DEFAULT_TOKEN_WEIGHT: f64 = 0.02;
+/// A millionth: where room costs no more than that of what it does in a full cache, it costs nothing.
+const NEXT_TO_NOTHING: f64 = 1e-6;
 
 /// What a second is worth.
 #[derive(Clone, Copy, Debug)]
@@ -41,14 +43,37 @@ pub struct Prices {
     behind: [f64; Roles::KINDS],
     /// The price of work that somebody has set.
     set: Option<f64>,
-    /// Part of the caches that is in use, by [`Roles::kind`]: the logarithm of its mean.
-    ln_in_use: [f64; Roles::KINDS],
+    /// How short room is, by [`Roles::kind`].
+    scarcity: [Scarcity; Roles::KINDS],
     /// Tokens of a usual answer.
     answer: f64,
     /// What a second in which one of them comes weighs.
     token_weight: f64,
     /// What transfers take.
     transfers: Transfers,
+}
+
+/// How short room is in caches.
+#[derive(Clone, Copy, Debug)]
+struct Scarcity {
+    /// Part of them that is in use: the logarithm of its mean.
+    ln_in_use: f64,
+    /// Where so many requests have room at once, it costs less than [`NEXT_TO_NOTHING`] of what it does in a full cache.
+    plenty: f64,
+}
+
+impl Scarcity {
+    fn of(in_use: f64) -> Self {
+        let ln_in_use = in_use.ln().min(0.0);
+        // The exponent that makes it so little, as a number of requests.
+        let plenty = (1.0 + NEXT_TO_NOTHING.ln() / ln_in_use).powi(2) / 2.0 - 1.0;
+        Self { ln_in_use, plenty }
+    }
+
+    /// What room costs of what it does in a full cache, when so many requests have it at once.
+    fn of_full(self, at_once: f64) -> f64 {
+        (self.ln_in_use * ((2.0 * (at_once + 1.0)).sqrt() - 1.0)).exp()
+    }
 }
 
 impl Prices {
@@ -96,7 +121,7 @@ impl Prices {
         }
         let answer = pool.map_or(0.0, |pool| pool.answer_tokens());
         let transfers = pool.map(|pool| pool.transfer().expected(cx.now)).unwrap_or_default();
-        Self { behind, set: None, ln_in_use: in_use.map(f64::ln), answer, token_weight, transfers }
+        Self { behind, set: None, scarcity: in_use.map(Scarcity::of), answer, token_weight, transfers }
     }
 
     /// With a price of work that somebody has set.
@@ -119,19 +144,20 @@ impl Prices {
     #[must_use]
     pub fn room(&self, cx: &PickContext<'_>, candidate: &Candidate<'_>, seconds: f64, per_token: f64) -> f64 {
         // However old the page is: caches do not grow.
-        let all = candidate.state.reported().map_or(0, |reported| reported.cache_tokens);
-        let ln_in_use = self.ln_in_use.get(candidate.state.roles().kind()).copied().unwrap_or(f64::NEG_INFINITY);
-        if all == 0 || ln_in_use == f64::NEG_INFINITY {
+        let all = f64::from(candidate.state.reported().map_or(0, |reported| reported.cache_tokens));
+        let Some(scarcity) = self.scarcity.get(candidate.state.roles().kind()).filter(|_| all > 0.0) else {
             return 0.0;
-        }
+        };
         let own = f64::from(cx.request.prompt_tokens.saturating_sub(candidate.cached.in_use));
         // The answer's room comes with its tokens.
         let answering = self.answer * per_token;
         let with_answer = if answering > 0.0 { own + self.answer / 2.0 } else { own };
+        // In caches with room this is where it ends, at a thousand endpoints' decisions.
+        if all >= with_answer * scarcity.plenty {
+            return 0.0;
+        }
         let token_seconds = own * seconds + with_answer * answering;
-        let at_once = f64::from(all) / with_answer.max(1.0);
-        let short = (ln_in_use.min(0.0) * ((2.0 * (at_once + 1.0)).sqrt() - 1.0)).exp();
-        token_seconds / f64::from(all) * short
+        token_seconds / all * scarcity.of_full(all / with_answer.max(1.0))
     }
 
     /// What the tokens of a usual answer cost the request, seconds.

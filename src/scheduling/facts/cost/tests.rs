@@ -108,7 +108,12 @@ fn room_is_work_where_it_is_short() {
     assert_about(room(&caches(&[0.9])), 640.0 / 16_000.0 * 2.0 * 0.9f64.powf(exponent));
     assert_about(room(&caches(&[1.0, 0.8])), 640.0 / 16_000.0 * 2.0 * 0.9f64.powf(exponent));
     assert!(room(&caches(&[0.5])) < 640.0 / 16_000.0 * 2.0 / 50.0);
-    assert_eq!(room(&caches(&[0.0])), 0.0);
+    // A millionth of what it costs in a full cache is nothing: 1e-6 = x ^ (√52 - 1).
+    let nothing = 1e-6f64.powf(1.0 / exponent);
+    assert!((0.10..0.12).contains(&nothing), "{nothing}");
+    let nothing = nothing as f32;
+    assert_eq!([0.0, nothing * 0.99].map(|kv| room(&caches(&[kv]))), [0.0; 2]);
+    assert_about(room(&caches(&[nothing * 1.01])), 640.0 / 16_000.0 * 2.0 * 1e-6 * 1.01f64.powf(exponent));
     assert_eq!(room(&pool(&[1.0]).long(640)), 0.0, "a server that does not say how much it has room for");
 }
 
