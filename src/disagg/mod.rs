@@ -21,6 +21,7 @@ pub use attempts::{Attempts, Failure, Next};
 pub use connector::{CONNECTORS, Connector, Descriptor, Sequence};
 pub use leg::{AbortRequest, DecodeBody, Leg, LegError};
 pub use policy::{Direct, Fallback, Mode};
+pub use prefill::is_for_sidecars;
 pub use prefilling::Prefilling;
 pub use reply::{Prefilled, Reply, Transfer};
 
@@ -36,6 +37,9 @@ pub const CONTROLLED: &[&str] = &[
     "bootstrap_host",
     "bootstrap_port",
     "bootstrap_room",
+    "bootstrap_pair_key",
+    "decode_tp_size",
+    "disagg_prefill_dp_rank",
 ];
 
 /// A client's body without [`CONTROLLED`] members: for requests that are not split. Borrowed when it has none. `nested` ones are those of

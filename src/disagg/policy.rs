@@ -12,6 +12,10 @@ pub const DEFAULT_PREFILL_TIMEOUT: Duration = Duration::from_secs(30);
 pub const BOOTSTRAP_PORT_LABEL: &str = "model.aibrix.ai/sglang-bootstrap-port";
 /// AIBrix's label that keeps the prefill and decode servers of one set together.
 pub const ROLESET_LABEL: &str = "roleset-name";
+/// The label of a DisaggregatedSet's pods that tells its revisions apart: what one of them has computed another may not be able to read.
+pub const REVISION_LABEL: &str = "disaggregatedset.x-k8s.io/revision";
+/// What keeps servers together where nothing is said.
+pub const TOGETHER_LABELS: [&str; 2] = [ROLESET_LABEL, REVISION_LABEL];
 
 /// 480 s: vLLM's `decoder_kv_blocks_ttl`, for which a decode server keeps a conversation's blocks for the next turn's prefill.
 pub const DEFAULT_DECODER_BLOCKS_TTL: Duration = Duration::from_secs(480);

@@ -107,12 +107,34 @@ pub(super) enum Allowed {
 /// # Errors
 /// [`LegError::Unsplittable`], or the body is no JSON object.
 pub(super) fn splittable(leg: &Leg<'_>, allowed: Allowed) -> Result<(), LegError> {
+    shareable(leg.api, leg.body, allowed)
+}
+
+/// Whether a sidecar, which sends its prefill leg as it likes, can split a request: one that could not would have its client told so. llm-d's leaves a call that
+/// the model has to make in the prefill leg, and vLLM fails on one of a single token (vllm#38911).
+#[must_use]
+pub fn is_for_sidecars(api: LegApi, body: &[u8]) -> bool {
+    let forced = |member: Result<Member<'_>, _>| {
+        member.is_ok_and(|member| member.is("tool_choice") && forces_a_call(member.value))
+    };
+    shareable(api, body, Allowed::One).is_ok() && !Members::new(body).is_ok_and(|mut members| members.any(forced))
+}
+
+fn shareable(api: LegApi, body: &[u8], allowed: Allowed) -> Result<(), LegError> {
     let (mut echo, mut logprobs) = (false, false);
-    for member in Members::new(leg.body).map_err(LegError::Request)? {
+    for member in Members::new(body).map_err(LegError::Request)? {
         let member = member.map_err(LegError::Request)?;
-        match (&*member.name(), leg.api) {
+        match (&*member.name(), api) {
             ("previous_response_id" | "conversation", LegApi::Responses) => {
                 refuse(member.given().is_some(), &member, "the turns before are known to one server only")?;
+            }
+            ("tools", LegApi::Responses) => {
+                let why = "the server calls tools itself, and goes on from another prompt each time";
+                refuse(allowed == Allowed::One && has_tools_of_servers(member.value), &member, why)?;
+            }
+            ("truncation", LegApi::Responses) => {
+                let fits = member.given().is_some_and(|how| how != br#""disabled""#);
+                refuse(allowed == Allowed::One && fits, &member, CUT_BY_EACH)?;
             }
             ("sampling_params", LegApi::Generate) if member.value.starts_with(b"{") => {
                 for inner in Members::new(member.value).map_err(LegError::Request)? {
@@ -139,6 +161,8 @@ pub(super) fn splittable(leg: &Leg<'_>, allowed: Allowed) -> Result<(), LegError
 }
 
 const ALL_COMPUTED: &str = "the server that answers has to compute all of the prompt";
+/// By as much as the leg's own answer may be long.
+const CUT_BY_EACH: &str = "each server would cut the prompt to another length";
 
 fn sampling(member: &Member<'_>, allowed: Allowed) -> Result<(), LegError> {
     let one = allowed == Allowed::One;
@@ -146,6 +170,7 @@ fn sampling(member: &Member<'_>, allowed: Allowed) -> Result<(), LegError> {
         "n" | "best_of" => refuse(one && more_than_one(member.value), member, "it asks for several answers"),
         "use_beam_search" => refuse(one && member.value == b"true", member, "it asks for several answers"),
         "prompt_logprobs" => refuse(member.given().is_some(), member, ALL_COMPUTED),
+        "truncate_prompt_tokens" => refuse(one && member.value.starts_with(b"-"), member, CUT_BY_EACH),
         _ => Ok(()),
     }
 }
@@ -160,6 +185,9 @@ const REFUSED: &[&str] = &[
     "prompt_embeds",
     "previous_response_id",
     "conversation",
+    "tools",
+    "truncation",
+    "truncate_prompt_tokens",
 ];
 
 fn refuse(wrong: bool, member: &Member<'_>, why: &'static str) -> Result<(), LegError> {
@@ -167,6 +195,15 @@ fn refuse(wrong: bool, member: &Member<'_>, why: &'static str) -> Result<(), Leg
         Some(field) => Err(LegError::Unsplittable { field, why }),
         None => Ok(()),
     }
+}
+
+/// Any that is no function, which the client would call.
+fn has_tools_of_servers(tools: &[u8]) -> bool {
+    let is_function = |tool: &[u8]| {
+        let said = |member: Result<Member<'_>, _>| member.is_ok_and(|m| m.is("type") && m.value == br#""function""#);
+        Members::new(tool).is_ok_and(|mut members| members.any(said))
+    };
+    elements(tools).any(|tool| !is_function(tool))
 }
 
 /// Anything but a whole number up to 1 and null: what a server makes of it is not known.

@@ -6,7 +6,7 @@ use super::lookup::Looked;
 use super::prefix::PoolPrefix;
 use super::reply;
 use crate::clock::Timestamp;
-use crate::disagg::Mode;
+use crate::disagg::{Mode, Sequence};
 use crate::ids::EndpointId;
 use crate::pool::health::Availability;
 use crate::pool::ranks::RankBooking;
@@ -63,7 +63,9 @@ impl Hints {
                 RankBooking::choose(endpoint, &depths, page)
             };
             hints.rank = decision.picks.first().and_then(book);
-            hints.prefill_rank = computing.and_then(book);
+            // Servers that are asked at once meet by a number that says which rank of the prefill server computes.
+            let meet = matches!(pool.disagg.as_deref(), Some(Mode::Direct(direct)) if direct.connector.sequence() == Sequence::Together);
+            hints.prefill_rank = computing.filter(|_| !meet).and_then(book);
         }
         if let (Some(Mode::Header { source_tokens: Some(least) }), Some(computing), Some(looked)) =
             (pool.disagg.as_deref(), computing.or(decision.picks.first()), looked)

@@ -25,8 +25,8 @@ mod release;
 pub use release::{Fate, Kept, Release, Untaken};
 
 /// Headers of the client that the prefill server gets as well; everything else is between the client and who answers it.
-const FORWARDED: &[&str] =
-    &["authorization", "x-api-key", "anthropic-version", "openai-organization", "traceparent", "tracestate"];
+const FORWARDED: &[&str] = &["authorization", "x-api-key", "anthropic-version", "openai-organization", "tracestate"];
+const TRACEPARENT: &str = "traceparent";
 
 /// Something to be asked of a server, beside the request itself.
 #[derive(Debug)]
@@ -164,14 +164,15 @@ pub enum Came {
 }
 
 impl Stage {
-    /// Begins to have the prompt of `plan` computed, whose `body` the servers would be sent; `None` when the connector can't split this
-    /// request after all.
+    /// Begins to have the prompt of `plan` computed, whose `body` the servers would be sent, as a part of what `trace` names if that is not the client's own;
+    /// `None` when the connector can't split this request after all.
     #[must_use]
     pub fn begin(
         plan: &mut Plan,
         direct: &Direct,
         body: &[u8],
         head: &Head,
+        trace: Option<String>,
         room: u64,
         buffered: &Arc<Buffered>,
         now: Timestamp,
@@ -185,6 +186,7 @@ impl Stage {
         let mut headers: Vec<(&'static str, String)> =
             FORWARDED.iter().filter_map(|name| Some((*name, head.get(name)?.to_owned()))).collect();
         headers.push(("x-request-id", request_id.clone()));
+        headers.extend(trace.or_else(|| Some(head.traceparent()?.to_owned())).map(|trace| (TRACEPARENT, trace)));
         let facts = Facts { api, request_id: request_id.into(), room };
         // A decode server that waits for one prefill server can't be told of another.
         let tries = if is_together(direct) { 1 } else { split.prefill.len() };

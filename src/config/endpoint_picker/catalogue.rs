@@ -108,7 +108,7 @@ pub(super) const IMPLICIT: &[&str] = &[
 const TENANTS: &str = "tenants are told apart by `x-gateway-inference-fairness-id`";
 const EVICTION: &str = "what is sheddable gives way in this order";
 const BY_HANDLER: &str = "the profiles are those that the profile handler names";
-const TOGETHER: &str = "servers of one revision are kept together by a label, which `disaggregation.together` names";
+const TOGETHER: &str = "servers whose `disaggregatedset.x-k8s.io/revision` differs are never paired, and all revisions serve; in Attaché's own file `disaggregation.together` names the labels";
 /// A parser: which one reads a body is decided by the request's path.
 const BY_PATH: Fate = Fate::BuiltIn("", &[]);
 const MULTICLUSTER: &str = "pools of several clusters are not supported";

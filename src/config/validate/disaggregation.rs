@@ -8,7 +8,7 @@ use crate::config::settings::Disaggregation;
 use crate::disagg::attempts::Bounds;
 use crate::disagg::connector::{self, sglang::DEFAULT_BOOTSTRAP_PORT};
 use crate::disagg::policy::{
-    DEFAULT_DECODER_BLOCKS_TTL, DEFAULT_PREFILL_TIMEOUT, Direct, Fallback, Mode, ROLESET_LABEL,
+    DEFAULT_DECODER_BLOCKS_TTL, DEFAULT_PREFILL_TIMEOUT, Direct, Fallback, Mode, TOGETHER_LABELS,
 };
 use crate::pool::Roles;
 use crate::pool::role::ROLE_LABEL;
@@ -51,7 +51,7 @@ pub(super) fn labels(
 /// `None` when its connector is not known.
 pub(super) fn disaggregation(file: schema::Disaggregation, path: &str, sink: &mut Sink) -> Option<Disaggregation> {
     let together = match &file.together {
-        None => vec![ROLESET_LABEL.into()],
+        None => TOGETHER_LABELS.iter().map(|label| (*label).into()).collect(),
         Some(at) => at.value.iter().map(|label| label.value.as_str().into()).collect(),
     };
     let split = SplitPolicy { decider: decider(file.decider.as_ref(), path, sink), together, whole: true };

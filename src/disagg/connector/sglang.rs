@@ -33,6 +33,10 @@ pub const DEFAULT_BOOTSTRAP_PORT: u16 = 8998;
 
 const FIELDS: &[&str] = &["bootstrap_host", "bootstrap_port", "bootstrap_room"];
 
+/// Ranks that a client may name: both servers would take it for theirs, and the decode server looks for its prompt on the prefill server's rank that the room
+/// stands for.
+const RANKS: &[&str] = &["routed_dp_rank", "data_parallel_rank"];
+
 /// The connector.
 #[derive(Clone, Copy, Debug)]
 pub struct SgLang;
@@ -46,7 +50,8 @@ impl SgLang {
             .set("bootstrap_host", json_string(leg.prefill_host))
             .set("bootstrap_port", leg.bootstrap_port.to_string().into_bytes())
             .set("bootstrap_room", room(leg).to_string().into_bytes())
-            .set("rid", json_string(&rid(leg))))
+            .set("rid", json_string(&rid(leg)))
+            .remove_all(RANKS))
     }
 }
 

@@ -81,6 +81,16 @@ fn what_one_prompt_and_one_answer_can_not_say() {
         (Responses, r#"{"conversation":{"id":"c"}}"#, Some("conversation"), false),
         (Responses, r#"{"previous_response_id":null,"conversation":null}"#, None, false),
         (ChatCompletions, r#"{"conversation":"c"}"#, None, false),
+        (Responses, r#"{"tools":[{"type":"function","name":"f"},{"type":"code_interpreter"}]}"#, Some("tools"), true),
+        (Responses, r#"{"tools":[{"server_label":"s","type":"mcp"}]}"#, Some("tools"), true),
+        (Responses, r#"{"tools":[{"name":"f","type":"function"}]}"#, None, true),
+        (Responses, r#"{"tools":[],"truncation":"disabled"}"#, None, true),
+        (Responses, r#"{"tools":null,"truncation":null}"#, None, true),
+        (Responses, r#"{"truncation":"auto"}"#, Some("truncation"), true),
+        (ChatCompletions, r#"{"tools":[{"type":"custom"}],"truncation":"auto"}"#, None, true),
+        (ChatCompletions, r#"{"truncate_prompt_tokens":-1}"#, Some("truncate_prompt_tokens"), true),
+        (Completions, r#"{"prompt":"a","truncate_prompt_tokens":7}"#, None, true),
+        (Generate, r#"{"sampling_params":{"truncate_prompt_tokens":-1}}"#, Some("truncate_prompt_tokens"), true),
     ] {
         for descriptor in CONNECTORS.iter().filter(|d| d.connector.speaks(api)) {
             // SGLang counts rooms itself, and a shared store needs no rooms.
@@ -111,13 +121,41 @@ fn no_prefill_is_asked_for_a_tool_call_that_nobody_reads() {
         (Responses, r#""required""#, true),
         (Responses, r#"{"type":"function","name":"f"}"#, true),
     ] {
-        let body = format!(r#"{{"model":"m","tools":[{{"a":1}}],"tool_choice":{choice}}}"#);
+        let body = format!(r#"{{"model":"m","tools":[{{"type":"function"}}],"tool_choice":{choice}}}"#);
         for descriptor in CONNECTORS.iter().filter(|d| d.connector.speaks(api)) {
             let goes = goes && !matches!(descriptor.name, "sglang" | "trtllm" | "neuron-nixl");
             let leg = map(&descriptor.connector.prefill_body(&leg(api, body.as_bytes())).unwrap());
             assert_eq!(leg.contains_key("tool_choice"), !goes, "{}: {body}", descriptor.name);
             assert!(leg.contains_key("tools"), "they stand in the prompt");
         }
+    }
+}
+
+#[test]
+fn sidecars_are_given_what_two_servers_can_share() {
+    use LegApi::*;
+    for (api, body, given) in [
+        (ChatCompletions, r#"{"messages":[],"n":1}"#, true),
+        (ChatCompletions, r#"{"tool_choice":"auto"}"#, true),
+        (ChatCompletions, r#"{"tool_choice":"required"}"#, false),
+        (ChatCompletions, r#"{"tool_choice":{"type":"function","function":{"name":"f"}}}"#, false),
+        (Completions, r#"{"prompt":"a","best_of":3}"#, false),
+        (Completions, r#"{"prompt":"a","use_beam_search":true}"#, false),
+        (Completions, r#"{"prompt":"a","truncate_prompt_tokens":-1}"#, false),
+        (Responses, r#"{"tools":[{"type":"web_search_preview"}]}"#, false),
+        (Responses, "no JSON", false),
+    ] {
+        assert_eq!(crate::disagg::is_for_sidecars(api, body.as_bytes()), given, "{body}");
+    }
+}
+
+#[test]
+fn both_servers_find_their_own_rank_in_a_room() {
+    let body = br#"{"prompt":"a","routed_dp_rank":3,"data_parallel_rank":3,"disagg_prefill_dp_rank":5}"#;
+    let leg = leg(LegApi::Completions, body);
+    let sglang = connector("sglang");
+    for body in [sglang.prefill_body(&leg).unwrap(), sglang.decode_body(&leg, None).unwrap().body.into_owned()] {
+        assert!(map(&body).keys().all(|name| !name.ends_with("rank")), "{body:?}");
     }
 }
 

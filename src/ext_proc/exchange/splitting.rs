@@ -7,9 +7,9 @@
 //! ```
 
 use super::*;
-use crate::disagg::Failure;
 use crate::disagg::connector::trtllm::LEAST_SHARED_ID;
 use crate::disagg::policy::{Direct, Mode};
+use crate::disagg::{Failure, LegApi, is_for_sidecars};
 use crate::ext_proc::head::{ENCODERS, PREFILLER};
 use crate::ext_proc::split::{Ask, Came, Course, Stage};
 use crate::pool::Endpoint;
@@ -96,6 +96,11 @@ impl Exchange {
     ) {
         let mode = plan.pool.disagg.clone();
         let Some(Mode::Direct(direct)) = mode.as_deref() else {
+            let mut scratch = Vec::new();
+            let api = LegApi::from_path(self.head.path());
+            if !api.is_some_and(|api| is_for_sidecars(api, body.contiguous(&mut scratch))) {
+                return self.go_on_whole(plan, body, close, now, out);
+            }
             let prefill = plan.prefill.as_ref().map(|booking| (booking.endpoint().clone(), booking.expected()));
             if let Some((server, before)) = &prefill {
                 plan.dispatch(Dispatch::Arrives(server, *before), now);
@@ -111,10 +116,7 @@ impl Exchange {
                 drop(plan);
                 return self.refuse(&not_alone(), now, out);
             }
-            plan.prefill = None;
-            plan.decision.split = None;
-            plan.dispatch(Dispatch::Whole, now);
-            return self.go_on(plan, body, close, now, out);
+            return self.go_on_whole(plan, body, close, now, out);
         };
         plan.request_id = stage.new_request_id();
         let Some(decode) = decode else {
@@ -132,12 +134,21 @@ impl Exchange {
         self.go_on(plan, body, close, now, out);
     }
 
+    /// The request can't be split after all: the server that was to answer it computes its prompt.
+    fn go_on_whole(&mut self, mut plan: Box<Plan>, body: Body, close: Close, now: Timestamp, out: &mut Actions) {
+        plan.prefill = None;
+        plan.decision.split = None;
+        plan.dispatch(Dispatch::Whole, now);
+        self.go_on(plan, body, close, now, out);
+    }
+
     fn stage(&self, plan: &mut Plan, body: &Body, direct: &Direct, now: Timestamp) -> Option<Box<Stage>> {
         let room = self.picker.next_rng().random_range(LEAST_SHARED_ID..GREATEST_ROOM);
         let mut scratch = Vec::new();
         let renamed = plan.new_body.take();
         let bytes = renamed.as_deref().unwrap_or_else(|| body.contiguous(&mut scratch));
-        let stage = Stage::begin(plan, direct, bytes, &self.head, room, &self.picker.buffered, now);
+        let trace = self.span.as_ref().map(|span| span.traceparent());
+        let stage = Stage::begin(plan, direct, bytes, &self.head, trace, room, &self.picker.buffered, now);
         plan.new_body = renamed;
         stage.map(Box::new)
     }

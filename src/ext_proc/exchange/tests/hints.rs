@@ -192,6 +192,11 @@ fn each_server_of_a_split_request_is_told_its_own_rank_and_a_sidecar_none() {
     let world = ranked(Some(Mode::Header { source_tokens: None }), &[3, 0, 7]);
     let (_exchange, out, _) = asked(&world, &[]);
     assert_eq!(rank(&out), None, "it would tell both servers");
+
+    let world = ranked(Some(Mode::Direct(direct("sglang"))), &[3, 0, 7]);
+    let (_exchange, out, asks) = asked(&world, &[]);
+    assert!(asks[0].headers.iter().all(|(name, _)| *name != RANK_HEADER), "the room says which rank computes");
+    assert_eq!(rank(&out), Some("2"));
 }
 
 /// A pool whose prefill and decode servers hold so many blocks of the prompt each.

@@ -1,6 +1,6 @@
 //! Requests that a sidecar in front of the decode server splits: what it is told, and what its answers show of both servers.
 
-use super::splitting::{answer, asked, splitting};
+use super::splitting::{answer, asked, asked_for, splitting};
 use super::*;
 use crate::disagg::Mode;
 use crate::ext_proc::split::PREFILL_HEADER;
@@ -22,6 +22,30 @@ fn a_sidecar_is_told_the_prefill_server() {
     assert_eq!(answer(&mut exchange).set[PREFILL_HEADER], *named);
     drop(exchange);
     world.assert_books_closed(1);
+}
+
+#[test]
+fn what_a_sidecar_could_not_split_is_served_whole() {
+    let world = splitting(Mode::Header { source_tokens: None }, Decider::Always);
+    let bodies = [
+        (r#"{"model":"m","prompt":"p"}"#, true),
+        (r#"{"model":"m","prompt":"p","use_beam_search":true}"#, false),
+        (r#"{"model":"m","prompt":"p","truncate_prompt_tokens":-1}"#, false),
+    ];
+    for (sent, split) in bodies {
+        let (mut exchange, out, _) = asked_for(&world, sent, &[("x-prefiller-host-port", "10.6.6.6:1")]);
+        let out = Answered::of(&out);
+        assert_eq!(out.set.contains_key("x-prefiller-host-port"), split, "{sent}");
+        assert_eq!(
+            out.removed.iter().any(|name| name == "x-prefiller-host-port"),
+            !split,
+            "nor does a client name one"
+        );
+        let booked: u32 = world.snapshot.load().endpoints.iter().map(|s| s.endpoint.ledger.in_flight()).sum();
+        assert_eq!(booked, 1 + u32::from(split), "{sent}");
+        assert_eq!(answer(&mut exchange).set.contains_key(PREFILL_HEADER), split, "{sent}");
+    }
+    world.assert_books_closed(3);
 }
 
 /// The answer of a sidecar, as far as its status.

@@ -54,10 +54,19 @@ pub(super) fn setup(roles: &'static [&'static str], mode: Mode, decider: Decider
 
 /// A streamed request as far as its decision.
 pub(super) fn asked(world: &World, extra: &[(&str, &str)]) -> (Exchange, Vec<ProcessingResponse>, Vec<Ask>) {
+    asked_for(world, SENT, extra)
+}
+
+/// What comes of a completion of this body.
+pub(super) fn asked_for(
+    world: &World,
+    sent: &str,
+    extra: &[(&str, &str)],
+) -> (Exchange, Vec<ProcessingResponse>, Vec<Ask>) {
     let mut exchange = world.exchange();
     let all: Vec<(&str, &str)> = [PATH, (":method", "POST")].iter().chain(extra).copied().collect();
     send(&mut exchange, request(Message::RequestHeaders(headers(&all, false))));
-    let out = send(&mut exchange, request(Message::RequestBody(body(SENT.as_bytes(), true))));
+    let out = send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true))));
     let asks = exchange.asks();
     (exchange, out, asks)
 }
@@ -162,6 +171,34 @@ fn a_request_without_an_id_gets_one_for_both_servers() {
     let id = asks[0].headers.iter().find(|(name, _)| *name == "x-request-id").unwrap().1.clone();
     let all = told(&mut exchange, 0, good(), 40);
     assert_eq!(all.set["x-request-id"], id);
+}
+
+#[test]
+fn the_prefill_belongs_to_the_clients_trace() {
+    let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
+    let (_exchange, _, asks) = asked(&world, &[("traceparent", TRACE)]);
+    assert_eq!(traceparent(&asks[0]), Some(TRACE));
+    let (_exchange, _, asks) = asked(&world, &[]);
+    assert_eq!(traceparent(&asks[0]), None);
+}
+
+#[cfg(feature = "otlp")]
+#[test]
+fn both_servers_work_for_the_span_of_the_request() {
+    let mut world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
+    let provider = opentelemetry_sdk::trace::SdkTracerProvider::builder().build();
+    let tracer = opentelemetry::trace::TracerProvider::tracer(&provider, "test");
+    Arc::get_mut(&mut world.picker).unwrap().tracing = Tracing::new(tracer, crate::clock::Clock::start());
+    let (mut exchange, _, asks) = asked(&world, &[("traceparent", TRACE)]);
+    let prefill = traceparent(&asks[0]).unwrap();
+    assert!(prefill.starts_with(&TRACE[..36]) && prefill != TRACE, "{prefill}");
+    assert_eq!(told(&mut exchange, 0, good(), 10).set["traceparent"], prefill);
+}
+
+const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+fn traceparent(ask: &Ask) -> Option<&str> {
+    ask.headers.iter().find(|(name, _)| *name == "traceparent").map(|(_, value)| &**value)
 }
 
 #[test]
