@@ -163,16 +163,24 @@ pub enum Came {
     Refused(Failure),
 }
 
+/// A request that is to be split.
+#[derive(Debug)]
+pub struct Asked<'a> {
+    /// Its headers.
+    pub head: &'a Head,
+    /// The body that a server would be sent.
+    pub body: &'a [u8],
+    /// The `traceparent` that servers are given in place of the client's.
+    pub trace: Option<String>,
+}
+
 impl Stage {
-    /// Begins to have the prompt of `plan` computed, whose `body` the servers would be sent, as a part of what `trace` names if that is not the client's own;
-    /// `None` when the connector can't split this request after all.
+    /// Begins to have the prompt of `plan` computed; `None` when the connector can't split this request after all.
     #[must_use]
     pub fn begin(
         plan: &mut Plan,
         direct: &Direct,
-        body: &[u8],
-        head: &Head,
-        trace: Option<String>,
+        Asked { head, body, trace }: Asked<'_>,
         room: u64,
         buffered: &Arc<Buffered>,
         now: Timestamp,

@@ -11,7 +11,7 @@ use crate::disagg::connector::trtllm::LEAST_SHARED_ID;
 use crate::disagg::policy::{Direct, Mode};
 use crate::disagg::{Failure, LegApi, is_for_sidecars};
 use crate::ext_proc::head::{ENCODERS, PREFILLER};
-use crate::ext_proc::split::{Ask, Came, Course, Stage};
+use crate::ext_proc::split::{Ask, Asked, Came, Course, Stage};
 use crate::pool::Endpoint;
 use crate::quota::Had;
 use crate::scheduling::plugin::Headers;
@@ -148,7 +148,8 @@ impl Exchange {
         let renamed = plan.new_body.take();
         let bytes = renamed.as_deref().unwrap_or_else(|| body.contiguous(&mut scratch));
         let trace = self.span.as_ref().map(|span| span.traceparent());
-        let stage = Stage::begin(plan, direct, bytes, &self.head, trace, room, &self.picker.buffered, now);
+        let asked = Asked { head: &self.head, body: bytes, trace };
+        let stage = Stage::begin(plan, direct, asked, room, &self.picker.buffered, now);
         plan.new_body = renamed;
         stage.map(Box::new)
     }
