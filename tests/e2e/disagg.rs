@@ -18,7 +18,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 pub(crate) const COURSE: &str = "x-attache-disaggregation";
-const PREFILL: &str = "x-attache-prefill-endpoint";
+pub(crate) const PREFILL: &str = "x-attache-prefill-endpoint";
 /// Clients at once while something breaks.
 pub(crate) const CLIENTS: usize = 8;
 
@@ -152,24 +152,29 @@ impl Stack {
 
     /// Sends one request for each number, [`CLIENTS`] at a time, and what `judge` makes of each answer.
     pub(crate) async fn load<T: Send + 'static>(&self, count: usize, judge: fn(Reply) -> T) -> Vec<T> {
-        let next = Arc::new(AtomicUsize::new(0));
-        let mut clients = tokio::task::JoinSet::new();
-        for _ in 0..CLIENTS {
-            let (to, next) = (self.to(), next.clone());
-            clients.spawn(async move {
-                let mut seen = Vec::new();
-                loop {
-                    let number = next.fetch_add(1, Ordering::SeqCst);
-                    if number >= count {
-                        return seen;
-                    }
-                    let body = request(number, number.is_multiple_of(2));
-                    seen.push(judge(client::post(to, "/v1/completions", body).await.expect("an answer")));
-                }
-            });
-        }
-        clients.join_all().await.into_iter().flatten().collect()
+        load(self.to(), count, judge).await
     }
+}
+
+/// Sends one request for each number, [`CLIENTS`] at a time, and what `judge` makes of each answer.
+pub(crate) async fn load<T: Send + 'static>(to: SocketAddr, count: usize, judge: fn(Reply) -> T) -> Vec<T> {
+    let next = Arc::new(AtomicUsize::new(0));
+    let mut clients = tokio::task::JoinSet::new();
+    for _ in 0..CLIENTS {
+        let next = next.clone();
+        clients.spawn(async move {
+            let mut seen = Vec::new();
+            loop {
+                let number = next.fetch_add(1, Ordering::SeqCst);
+                if number >= count {
+                    return seen;
+                }
+                let body = request(number, number.is_multiple_of(2));
+                seen.push(judge(client::post(to, "/v1/completions", body).await.expect("an answer")));
+            }
+        });
+    }
+    clients.join_all().await.into_iter().flatten().collect()
 }
 
 /// A prompt of some 300 tokens that begins like no other.

@@ -24,6 +24,7 @@ mod load;
 mod matrix;
 mod models;
 mod operation;
+mod prefill_losses;
 mod prefix;
 #[cfg(feature = "redis")]
 mod profiles;

@@ -1,0 +1,308 @@
+//! What becomes of requests whose prompt's server is lost, through real Envoy and with several under way: it takes no connections, breaks
+//! them off while it computes, or leaves the pool. Each is answered, and how it was computed is what its answer says.
+
+use crate::disagg::{CLIENTS, PREFILL, load, request, well};
+use crate::faults::refusing;
+use crate::operation::replace;
+use crate::shipped::by_header;
+use crate::support::attache::AttacheProcess;
+use crate::support::client::{self, Reply};
+use crate::support::envoy::EnvoyProcess;
+use crate::support::process::{eventually, scratch};
+use crate::support::sim::SimProcess;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
+
+/// Chosen at random, so that nobody keeps away from a server that has told nothing of itself.
+fn pool(more: &str, prefill: &[SocketAddr], decode: SocketAddr) -> String {
+    let line = |role: &str, address: &SocketAddr| format!("  - {{address: \"{address}\", role: {role}}}\n");
+    let prefill: String = prefill.iter().map(|address| line("prefill", address)).collect();
+    format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  strategy: random\n{more}  endpoints:\n{prefill}{}",
+        line("decode", &decode)
+    )
+}
+
+/// Nobody is ejected: each request is split, or its answer says why it was not.
+const NO_EJECTION: &str = "  health: {consecutiveFailures: 0}\n  disaggregation: {decider: always}\n";
+
+/// Two prefill servers and a decode server, of which a picker and its Envoy know those that its file names.
+struct Stack {
+    sim: SimProcess,
+    file: PathBuf,
+    picker: AttacheProcess,
+    envoy: EnvoyProcess,
+    _directory: tempfile::TempDir,
+}
+
+impl Stack {
+    /// `text` makes the file, given the two prefill servers and the decode server.
+    async fn start(text: impl AsyncFnOnce(SocketAddr, SocketAddr, SocketAddr) -> String) -> Self {
+        let sim = SimProcess::with_roles("prefill=2,decode=1", 3, &["--speed", "20"]).await;
+        let [one, other, decode] = sim.servers[..] else { panic!("three servers") };
+        let directory = scratch("config");
+        let file = directory.path().join("attache.yaml");
+        replace(&file, &text(one, other, decode).await);
+        let picker = AttacheProcess::with_file(&file, &[]).await;
+        let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+        Self { sim, file, picker, envoy, _directory: directory }
+    }
+
+    fn decode(&self) -> SocketAddr {
+        self.sim.servers[2]
+    }
+
+    fn to(&self) -> SocketAddr {
+        self.envoy.listener("inference")
+    }
+
+    /// Replaces the file, and waits until it is taken up: its settings, and its `count` endpoints, which come in their own time.
+    async fn becomes(&self, text: &str, count: usize) {
+        const RELOADS: &str = "attache_config_reloads_total";
+        let before = self.picker.metric(RELOADS).await;
+        replace(&self.file, text);
+        eventually("the pool to be another", || async {
+            let (reloads, endpoints) = (self.picker.metric(RELOADS).await, self.picker.endpoints().await);
+            (reloads > before && endpoints.len() == count).then_some(())
+        })
+        .await;
+    }
+
+    async fn faults(&self, faults: Value) {
+        for server in &self.sim.servers[..2] {
+            let reply = client::post(*server, "/sim/faults", faults.to_string().into()).await.expect("an answer");
+            assert_eq!(reply.status, 200, "{faults}");
+        }
+    }
+
+    /// A count of `/sim/pd`, of each server.
+    async fn counts(&self, pointer: &str) -> [u64; 3] {
+        let mut counts = [0; 3];
+        for (count, server) in counts.iter_mut().zip(&self.sim.servers) {
+            let page = client::get(*server, "/sim/pd").await.expect("a page").json();
+            *count = page.pointer(pointer).and_then(Value::as_u64).unwrap_or_else(|| panic!("{pointer} in {page}"));
+        }
+        counts
+    }
+
+    /// Questions to prefill servers that came to this.
+    async fn legs(&self, outcome: &str) -> usize {
+        let page = client::get(self.picker.metrics, "/metrics").await.expect("the picker's metrics");
+        let text = String::from_utf8_lossy(&page.body).into_owned();
+        let series = format!("attache_prefill_legs_total{{outcome=\"{outcome}\"}} ");
+        let value = text.lines().find_map(|line| line.strip_prefix(&series));
+        value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {series} in {text}"))
+    }
+
+    /// Requests whose prompts are being computed, and no answer comes until something ends that; and how many each server computes.
+    async fn waiting(&self, count: usize) -> (JoinSet<Reply>, [u64; 3]) {
+        self.faults(json!({"prefill": {"hang": true}})).await;
+        let (to, mut clients) = (self.to(), JoinSet::new());
+        for number in 0..count {
+            let body = request(number, number.is_multiple_of(2));
+            clients.spawn(async move { client::post(to, "/v1/completions", body).await.expect("an answer") });
+        }
+        let hanging = eventually("all prompts to be under way", || async {
+            let hanging = self.counts("/hanging").await;
+            (hanging.iter().sum::<u64>() == count as u64).then_some(hanging)
+        });
+        (clients, hanging.await)
+    }
+
+    /// Nobody computes or keeps anything for another, though no lease has ended, and the books are closed.
+    async fn assert_nothing_stays(&self) {
+        for what in ["/hanging", "/pinned/requests"] {
+            eventually(what, || async { (self.counts(what).await == [0; 3]).then_some(()) }).await;
+        }
+        assert_eq!(self.counts("/leases_expired").await, [0; 3]);
+        self.picker.assert_settled().await;
+    }
+}
+
+/// How a whole answer was computed, and by whom its prompt.
+fn courses(reply: Reply) -> (String, String) {
+    let prefill = reply.header(PREFILL).to_owned();
+    (well(reply), prefill)
+}
+
+fn split_by(server: SocketAddr) -> (String, String) {
+    ("split".to_owned(), server.to_string())
+}
+
+fn local(reason: &str) -> (String, String) {
+    (format!("local; reason={reason}"), String::new())
+}
+
+async fn answers(clients: JoinSet<Reply>) -> Vec<(String, String)> {
+    clients.join_all().await.into_iter().map(courses).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_server_that_takes_no_connections_costs_no_request_its_answer() {
+    const REQUESTS: usize = 40;
+    let gone = refusing().await;
+    let ejects = "  health: {ejection: 60s, maxEjection: 60s}\n  disaggregation: {decider: always}\n";
+    let stack = Stack::start(async |one, _, decode| pool(ejects, &[gone, one], decode)).await;
+    let other = split_by(stack.sim.servers[0]);
+    assert_eq!(load(stack.to(), REQUESTS, courses).await, vec![other.clone(); REQUESTS]);
+    // The second refusal in a row ejects it, and each other client may be on its way to it by then.
+    let refused = stack.legs("prefill_refused").await;
+    assert!((1..=1 + CLIENTS).contains(&refused), "{refused} of {REQUESTS} were refused");
+
+    // The only one, and never ejected.
+    stack.becomes(&pool(NO_EJECTION, &[gone], stack.decode()), 2).await;
+    assert_eq!(load(stack.to(), REQUESTS, courses).await, vec![local("prefill_refused"); REQUESTS]);
+    assert_eq!(stack.legs("prefill_refused").await, refused + REQUESTS);
+    stack.assert_nothing_stays().await;
+
+    // One of two, and never ejected: all that are sent to it go on to the other.
+    stack.becomes(&pool(NO_EJECTION, &[gone, stack.sim.servers[0]], stack.decode()), 3).await;
+    assert_eq!(load(stack.to(), REQUESTS, courses).await, vec![other; REQUESTS]);
+    assert!(stack.legs("prefill_refused").await > refused + REQUESTS, "it was asked again");
+    stack.assert_nothing_stays().await;
+}
+
+/// Stands before a server, on whose connections something may befall.
+struct Wire {
+    address: SocketAddr,
+    breaks: watch::Sender<()>,
+    listens: JoinHandle<()>,
+}
+
+impl Wire {
+    async fn before(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("an address");
+        let (breaks, _) = watch::channel(());
+        let told = breaks.clone();
+        let listens = tokio::spawn(async move {
+            loop {
+                let (mut client, _) = listener.accept().await.expect("a connection");
+                let mut broken = told.subscribe();
+                tokio::spawn(async move {
+                    let Ok(mut upstream) = TcpStream::connect(server).await else { return };
+                    tokio::select! {
+                        _ = tokio::io::copy_bidirectional(&mut client, &mut upstream) => {}
+                        _ = broken.changed() => {}
+                    }
+                });
+            }
+        });
+        Self { address, breaks, listens }
+    }
+
+    /// Breaks all connections, and takes new ones.
+    fn breaks(&self) {
+        self.breaks.send_replace(());
+    }
+
+    /// Takes no connections any longer; those that there are stay.
+    async fn refuses(&mut self) {
+        self.listens.abort();
+        let ended = (&mut self.listens).await;
+        assert!(ended.is_err_and(|error| error.is_cancelled()), "it has listened until now");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_breaks_while_the_prompt_is_computed_costs_no_request_its_answer() {
+    const REQUESTS: usize = 3 * CLIENTS;
+    let mut wire = None;
+    let stack = Stack::start(async |one, other, decode| {
+        let before = wire.insert(Wire::before(one).await);
+        pool(NO_EJECTION, &[before.address, other], decode)
+    })
+    .await;
+    let wire = wire.expect("a wire");
+    let (clients, hanging) = stack.waiting(REQUESTS).await;
+    let [behind, other, _] = hanging;
+    assert!(behind > 0 && other > 0, "both compute prompts: {hanging:?}");
+    wire.breaks();
+    // Those that have lost their server ask the other.
+    eventually("the other to compute all prompts", || async {
+        (stack.counts("/hanging").await == [0, REQUESTS as u64, 0]).then_some(())
+    })
+    .await;
+    stack.faults(json!({})).await;
+    assert_eq!(answers(clients).await, vec![split_by(stack.sim.servers[1]); REQUESTS]);
+    let broken = stack.legs("prefill_broken").await;
+    assert_eq!(broken as u64, behind);
+    stack.assert_nothing_stays().await;
+
+    // The only one.
+    stack.becomes(&pool(NO_EJECTION, &[wire.address], stack.decode()), 2).await;
+    let (clients, _) = stack.waiting(CLIENTS).await;
+    wire.breaks();
+    assert_eq!(answers(clients).await, vec![local("prefill_broken"); CLIENTS]);
+    assert_eq!(stack.legs("prefill_broken").await, broken + CLIENTS);
+    // As soon as connections last it computes prompts again.
+    stack.faults(json!({})).await;
+    assert_eq!(load(stack.to(), CLIENTS, courses).await, vec![split_by(wire.address); CLIENTS]);
+    stack.assert_nothing_stays().await;
+}
+
+/// What leaves the pool may still do what it has begun, so it is waited for, and no longer than any other.
+#[tokio::test(flavor = "multi_thread")]
+async fn prefill_servers_that_leave_the_pool_while_they_compute_leave_every_request_answered() {
+    /// How what they compute ends when they have left.
+    #[derive(Debug)]
+    enum End {
+        Computed,
+        Never,
+        Gone,
+    }
+    let mut wires = Vec::new();
+    let stack = Stack::start(async |one, other, decode| {
+        wires.extend([Wire::before(one).await, Wire::before(other).await]);
+        pool(NO_EJECTION, &[wires[0].address, wires[1].address], decode)
+    })
+    .await;
+    let both = [wires[0].address, wires[1].address];
+    for end in [End::Computed, End::Never, End::Gone] {
+        // Long enough for all to be under way and for the pool to change, on a busy machine too.
+        let timeout = if matches!(end, End::Never) { "5s" } else { "60s" };
+        let disaggregation = format!("decider: always, prefillTimeout: {timeout}");
+        let settings = NO_EJECTION.replace("decider: always", &disaggregation);
+        stack.becomes(&pool(&settings, &both, stack.decode()), 3).await;
+        let began = Instant::now();
+        let (clients, hanging) = stack.waiting(2 * CLIENTS).await;
+        assert!(hanging[..2].iter().all(|count| *count > 0), "both compute prompts: {hanging:?}");
+        stack.becomes(&pool(&settings, &[], stack.decode()), 1).await;
+        // Whoever comes now finds no prefill server, and does not wait behind those that did.
+        let whole = load(stack.to(), CLIENTS, courses).await;
+        assert_eq!(whole, vec![(String::new(), String::new()); CLIENTS], "{end:?}");
+        match end {
+            End::Computed => {
+                stack.faults(json!({})).await;
+                let seen = answers(clients).await;
+                let split = both.map(split_by);
+                assert!(seen.iter().all(|course| split.contains(course)), "{seen:?}");
+            }
+            End::Never => {
+                assert_eq!(answers(clients).await, vec![local("prefill_late"); 2 * CLIENTS]);
+                assert!(began.elapsed().as_secs() < 15, "three times the prefill's time: {:?}", began.elapsed());
+                eventually("the servers to see that nobody waits", || async {
+                    (stack.counts("/hanging").await == [0; 3]).then_some(())
+                })
+                .await;
+                stack.faults(json!({})).await;
+            }
+            End::Gone => {
+                // Neither takes connections when the first one breaks: no other goes on with it, whether or not one is asked.
+                for wire in &mut wires {
+                    wire.refuses().await;
+                }
+                wires.iter().for_each(Wire::breaks);
+                let seen = answers(clients).await;
+                let lost = [local("prefill_broken"), local("prefill_refused")];
+                assert!(seen.iter().all(|course| lost.contains(course)), "{seen:?}");
+            }
+        }
+        stack.assert_nothing_stays().await;
+    }
+}
