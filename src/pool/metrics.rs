@@ -81,8 +81,10 @@ pub struct Reported {
     pub kv_usage: f32,
     /// Requests there that our own ledger does not hold: `waiting + running − in_flight_at_scrape`, at least 0.
     pub others: u32,
-    /// Tokens that the server's KV cache has room for; 0 when it does not say.
+    /// Tokens that the server's KV cache has room for, that of all its engines; 0 when it does not say.
     pub cache_tokens: u32,
+    /// Data-parallel engines of the page, each with a cache of its own.
+    pub engines: u32,
     /// [`EndpointMetrics::lora`] is there.
     pub has_adapters: bool,
 }
@@ -98,6 +100,7 @@ impl EndpointMetrics {
             kv_usage: self.kv_usage,
             others: self.waiting.saturating_add(self.running).saturating_sub(self.in_flight_at_scrape),
             cache_tokens: self.block_size.zip(self.num_blocks).map_or(0, |(size, blocks)| size.saturating_mul(blocks)),
+            engines: u32::try_from(self.ranks.len()).unwrap_or(u32::MAX).max(1),
             has_adapters: self.lora.is_some(),
         }
     }

@@ -38,7 +38,7 @@ pub struct Cached {
     pub gpu: u32,
     /// In GPU memory, host memory or behind them.
     pub any: u32,
-    /// Of those, what other requests use there, or will: it has its room in any case.
+    /// Of those, what other requests use there, or will, at most: it has its room in any case.
     pub in_use: u32,
 }
 

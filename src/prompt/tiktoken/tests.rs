@@ -104,6 +104,21 @@ proptest! {
     }
 }
 
+/// Where pieces are merged here and where by tiktoken-rs, with whitespace given back and without.
+#[test]
+fn runs_of_every_length_are_encoded_as_tiktoken_does() {
+    for encoding in Encoding::ALL {
+        for unit in [" ", "\n", " \n", "\u{A0}", "-", "é"] {
+            for times in [1, 2, 3, 99, 100, 127, 128, 129, 130, 300] {
+                for end in ["", "x", "\nx"] {
+                    let text = unit.repeat(times) + end;
+                    assert_eq!(encode(encoding, &text), plain(encoding, &text), "{unit:?} {times} times, then {end:?}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn long_runs_are_cut_and_counted() {
     let hostile = [

@@ -1,4 +1,4 @@
-//! Ordinary text in a third of tiktoken-rs's time, with the same ids.
+//! Ordinary text with tiktoken-rs's ids: English and code in two fifths of its time or less.
 //!
 //! tiktoken's patterns look ahead in one place: whitespace before a word leaves its last character to the word. An engine that looks ahead
 //! backtracks, and that is most of what encoding costs. Here the pattern goes without: what the alternative that looks ahead would have given
@@ -82,7 +82,8 @@ impl Words {
         let (pattern, ends_lines) = pattern(encoding);
         let pattern = Regex::new(&pattern).map_err(|e| e.to_string())?;
         let marks: AHashSet<u32> = marks.collect();
-        let (mut short, mut long) = (AHashMap::new(), AHashMap::new());
+        // As many as the largest encodings have, which would have it grow many times.
+        let (mut short, mut long) = (AHashMap::with_capacity(MAX_IDS as usize / 4 * 3), AHashMap::new());
         for id in (0..MAX_IDS).filter(|id| !marks.contains(id)) {
             let Ok(bytes) = bpe.decode_bytes(&[id]) else { continue };
             match key(&bytes) {

@@ -19,11 +19,12 @@
 //! others use there already, from its prompt's beginning to its answer's end. A cache is a queue with as many servers as such requests have room in it at once;
 //! with the last factor, the mean over the caches of those who are there for the same, the price's 1 / (1 - busy) becomes what such a queue waits (Sakasegawa: An approximation formula
 //! L_q ≃ α·ρ^β / (1 - ρ), Annals of the Institute of Statistical Mathematics 1977): next to nothing until caches are nearly full. It keeps prompts with one beginning
-//! together: where others compute with it, it needs no room of its own. A server that does not say how large its cache is has room.
+//! together: where others compute with it, it needs no room of its own. What a server said last counts however old it is, and one that does not say how large its cache is has a usual one; where none says so, there is room.
 //!
 //! Called by `predicted-latency` and by the pool's decider between whole and split.
 
 use crate::pool::Roles;
+use crate::pool::metrics::Reported;
 use crate::pool::place::Nearness;
 use crate::pool::speed::{Load, Prediction, Transfers};
 use crate::scheduling::{Candidate, PickContext};
@@ -53,9 +54,34 @@ pub struct Prices {
     transfers: Transfers,
 }
 
+/// What servers have said of their caches.
+#[derive(Clone, Copy, Debug, Default)]
+struct Caches {
+    told: usize,
+    in_use: f64,
+    sized: usize,
+    tokens: f64,
+}
+
+impl Caches {
+    fn add(&mut self, page: &Reported) {
+        self.told += 1;
+        self.in_use += f64::from(page.kv_usage.max(0.0));
+        self.sized += usize::from(page.cache_tokens > 0);
+        self.tokens += f64::from(page.cache_tokens);
+    }
+
+    /// The mean part of them that is in use.
+    fn in_use(&self) -> f64 {
+        self.in_use / self.told.max(1) as f64
+    }
+}
+
 /// How short room is in caches.
 #[derive(Clone, Copy, Debug)]
 struct Scarcity {
+    /// Tokens that a usual one has room for; 0 when nobody says so.
+    tokens: f64,
     /// Part of them that is in use: the logarithm of its mean.
     ln_in_use: f64,
     /// Where so many requests have room at once, it costs less than [`NEXT_TO_NOTHING`] of what it does in a full cache.
@@ -63,11 +89,11 @@ struct Scarcity {
 }
 
 impl Scarcity {
-    fn of(in_use: f64) -> Self {
-        let ln_in_use = in_use.ln().min(0.0);
+    fn of(caches: Caches) -> Self {
+        let ln_in_use = caches.in_use().ln().min(0.0);
         // The exponent that makes it so little, as a number of requests.
         let plenty = (1.0 + NEXT_TO_NOTHING.ln() / ln_in_use).powi(2) / 2.0 - 1.0;
-        Self { ln_in_use, plenty }
+        Self { tokens: caches.tokens / caches.sized.max(1) as f64, ln_in_use, plenty }
     }
 
     /// What room costs of what it does in a full cache, when so many requests have it at once.
@@ -82,22 +108,18 @@ impl Prices {
     pub fn learned<const N: usize>(cx: &PickContext<'_>, fields: [&[Candidate<'_>]; N], token_weight: f64) -> Self {
         let mut behind = [0.0; Roles::KINDS];
         let mut counts = [0usize; Roles::KINDS];
-        let mut in_use = [(0.0, 0usize); Roles::KINDS];
+        let mut caches = [Caches::default(); Roles::KINDS];
         let mut speed = None;
         for (position, field) in fields.iter().enumerate() {
             for candidate in *field {
                 let roles = candidate.state.roles();
                 // A server for both stands in both fields.
                 if (position == 0 || !roles.has(Roles::DECODE))
-                    && let (Some(count), Some((sum, told))) =
-                        (counts.get_mut(roles.kind()), in_use.get_mut(roles.kind()))
+                    && let (Some(count), Some(caches)) = (counts.get_mut(roles.kind()), caches.get_mut(roles.kind()))
                 {
                     *count += 1;
-                    // Nobody tells it of a server without a fresh page.
-                    if !candidate.kv_usage.is_nan() {
-                        *sum += f64::from(candidate.kv_usage);
-                        *told += 1;
-                    }
+                    // However old the page is: a server that takes long to make one has not become empty.
+                    candidate.state.reported().into_iter().for_each(|page| caches.add(page));
                 }
                 speed = Some(&candidate.state.live().speed);
             }
@@ -111,17 +133,16 @@ impl Prices {
                 all.get_mut(state.roles().kind()).into_iter().for_each(|count| *count += 1);
             }
         }
-        let in_use = in_use.map(|(sum, told)| sum / told.max(1) as f64);
-        for (kind, (((behind, count), all), in_use)) in behind.iter_mut().zip(counts).zip(all).zip(in_use).enumerate() {
+        for (kind, (((behind, count), all), caches)) in behind.iter_mut().zip(counts).zip(all).zip(caches).enumerate() {
             if let Some(pool) = pool.filter(|_| count > 0) {
                 let (demand, all) = (pool.demand(kind, cx.now), all.max(count) as f64);
-                let busy = (demand.seconds / all).max(in_use).clamp(0.0, FULLEST);
+                let busy = (demand.seconds / all).max(caches.in_use()).clamp(0.0, FULLEST);
                 *behind = demand.requests / all / (1.0 - busy);
             }
         }
         let answer = pool.map_or(0.0, |pool| pool.answer_tokens());
         let transfers = pool.map(|pool| pool.transfer().expected(cx.now)).unwrap_or_default();
-        Self { behind, set: None, scarcity: in_use.map(Scarcity::of), answer, token_weight, transfers }
+        Self { behind, set: None, scarcity: caches.map(Scarcity::of), answer, token_weight, transfers }
     }
 
     /// With a price of work that somebody has set.
@@ -143,21 +164,24 @@ impl Prices {
     /// usual answer's tokens.
     #[must_use]
     pub fn room(&self, cx: &PickContext<'_>, candidate: &Candidate<'_>, seconds: f64, per_token: f64) -> f64 {
-        // However old the page is: caches do not grow.
-        let all = f64::from(candidate.state.reported().map_or(0, |reported| reported.cache_tokens));
-        let Some(scarcity) = self.scarcity.get(candidate.state.roles().kind()).filter(|_| all > 0.0) else {
+        let Some(scarcity) = self.scarcity.get(candidate.state.roles().kind()) else { return 0.0 };
+        let page = candidate.state.reported();
+        let all = page.map(|page| f64::from(page.cache_tokens)).filter(|all| *all > 0.0).unwrap_or(scarcity.tokens);
+        if all <= 0.0 {
             return 0.0;
-        };
+        }
+        // The share is of the whole server, but what fits beside it is a matter of the engine that has it.
+        let of_engine = all / page.map_or(1.0, |page| f64::from(page.engines));
         let own = f64::from(cx.request.prompt_tokens.saturating_sub(candidate.cached.in_use));
         // The answer's room comes with its tokens.
         let answering = self.answer * per_token;
         let with_answer = if answering > 0.0 { own + self.answer / 2.0 } else { own };
         // In caches with room this is where it ends, at a thousand endpoints' decisions.
-        if all >= with_answer * scarcity.plenty {
+        if of_engine >= with_answer * scarcity.plenty {
             return 0.0;
         }
         let token_seconds = own * seconds + with_answer * answering;
-        token_seconds / all * scarcity.of_full(all / with_answer.max(1.0))
+        token_seconds / all * scarcity.of_full(of_engine / with_answer.max(1.0))
     }
 
     /// What the tokens of a usual answer cost the request, seconds.

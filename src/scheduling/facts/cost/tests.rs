@@ -8,7 +8,7 @@ use crate::prefix::key::BlockKey;
 use crate::prefix::learning::Lesson;
 use crate::scheduling::Candidate;
 use crate::scheduling::tests::NOW;
-use crate::scheduling::tests::trial::{Server, Trial, among, load, prefix_cache, reports};
+use crate::scheduling::tests::trial::{Server, Trial, among, load, prefix_cache, reports, silent};
 
 /// Seconds that 60 requests of one moment count as, by [`crate::pool::speed`]: the first 5 s of a mean that forgets half in 60.
 const ELAPSED: f64 = 4.86;
@@ -118,11 +118,21 @@ fn room_is_work_where_it_is_short() {
 }
 
 #[test]
-fn servers_that_say_nothing_of_late_are_as_full_as_the_others() {
-    let trial = |servers: [Server; 2]| among(servers.into()).long(640);
-    let old = |kv| cache(kv).aged(4_000);
-    assert_about(room(&trial([old(0.2), cache(0.9)])), room(&trial([cache(0.9), cache(0.9)])));
-    assert_eq!(room(&trial([old(1.0), old(1.0)])), 0.0, "nobody says how full they are");
+fn what_servers_said_last_counts_and_who_says_nothing_is_as_the_others() {
+    let said = |servers: [Server; 2]| room(&among(servers.into()).long(640));
+    assert_about(said([cache(0.9).aged(4_000), cache(0.8)]), said([cache(0.9), cache(0.8)]));
+    assert_about(said([silent(), cache(0.9)]), said([cache(0.9), cache(0.9)]));
+    assert_about(said([load(0, 0.9), cache(0.9)]), said([cache(0.9), cache(0.9)]));
+}
+
+#[test]
+fn what_fits_beside_a_request_is_a_matter_of_its_engine() {
+    let ranked = |ranks: Vec<u32>, blocks| {
+        let (block_size, num_blocks) = (Some(16), Some(blocks));
+        let page = EndpointMetrics { kv_usage: 0.9, block_size, num_blocks, ranks, ..EndpointMetrics::default() };
+        room(&among(vec![reports(page)]).long(640))
+    };
+    assert_about(ranked(vec![3; 4], 4_000), ranked(Vec::new(), 1_000) / 4.0);
 }
 
 /// The pool has seen answers of 400 tokens.
