@@ -197,31 +197,40 @@ fn plainly() -> TokenBlocks {
 }
 
 fn cold() {
-    println!("\n| never seen, o200k_base | plain | through an empty memory | ratio |\n|---|---|---|---|");
-    let plain = plainly();
+    println!(
+        "\n| never seen, o200k_base | plain | without a memory | ratio | through an empty memory | ratio | to without |"
+    );
+    println!("|---|---|---|---|---|---|---|");
+    let cuts = encoder().cuts().expect("the table is compiled in");
+    let (plain, alone) = (plainly(), TokenBlocks::new(KeySpace::new(SEED), Arc::new(encoder()), cuts));
     for (name, bytes, messages) in
         [("4 KB, 8 messages", 4 << 10, 8), ("64 KB, 32 messages", 64 << 10, 32), ("220 KB, one", 220 << 10, 1)]
     {
         let mut writer = Writer(2);
-        let mut times = Vec::new();
+        let mut rounds = Vec::new();
         let memory = through_memory();
-        for _ in 0..(8 << 20) / bytes {
+        let all = [&plain, &alone, &memory];
+        for round in 0..(8 << 20) / bytes {
             let texts: Vec<String> = (0..messages).map(|_| writer.text(bytes / messages)).collect();
             let prompt = chat(&texts);
-            // The text is in the processor's cache for whoever comes second: take turns.
-            let one = |blocks: &TokenBlocks| micros(1, || blocks.keys(&prompt, 1).upto(usize::MAX).len());
-            let (a, b) = if times.len().is_multiple_of(2) {
-                let a = one(&plain);
-                (a, one(&memory))
-            } else {
-                let b = one(&memory);
-                (one(&plain), b)
-            };
-            times.push((a, b));
+            let mut times = [0.0; 3];
+            // The text is in the processor's cache for whoever comes later: take turns.
+            for at in (0..3).map(|i| (i + round) % 3) {
+                times[at] = micros(1, || all[at].keys(&prompt, 1).upto(usize::MAX).len());
+            }
+            rounds.push(times);
         }
-        let (a, b): (Vec<f64>, Vec<f64>) = times.iter().copied().unzip();
-        let ratio = median(times.iter().map(|(a, b)| b / a).collect());
-        println!("| {name} | {:.0} µs | {:.0} µs | {ratio:.3} |", median(a), median(b));
+        let time = |at: usize| median(rounds.iter().map(|times| times[at]).collect());
+        let ratio = |at: usize, of: usize| median(rounds.iter().map(|times| times[at] / times[of]).collect());
+        println!(
+            "| {name} | {:.0} µs | {:.0} µs | {:.3} | {:.0} µs | {:.3} | {:.3} |",
+            time(0),
+            time(1),
+            ratio(1, 0),
+            time(2),
+            ratio(2, 0),
+            ratio(2, 1)
+        );
     }
 }
 
