@@ -1,7 +1,7 @@
 //! How a pool's requests are split between prefill and decode servers: who sends the prefill's part, in whose words, with which bounds.
 
 use super::attempts::Bounds;
-use super::connector::Connector;
+use super::connector::{Connector, Sequence};
 use crate::pool::Endpoint;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +14,12 @@ pub const BOOTSTRAP_PORT_LABEL: &str = "model.aibrix.ai/sglang-bootstrap-port";
 pub const ROLESET_LABEL: &str = "roleset-name";
 /// The label of a DisaggregatedSet's pods that tells its revisions apart: what one of them has computed another may not be able to read.
 pub const REVISION_LABEL: &str = "disaggregatedset.x-k8s.io/revision";
-/// What keeps servers together where nothing is said.
-pub const TOGETHER_LABELS: [&str; 2] = [ROLESET_LABEL, REVISION_LABEL];
+
+/// The labels that keep servers together where nothing is said.
+#[must_use]
+pub fn default_together() -> Vec<Arc<str>> {
+    [ROLESET_LABEL, REVISION_LABEL].map(Into::into).to_vec()
+}
 
 /// 480 s: vLLM's `decoder_kv_blocks_ttl`, for which a decode server keeps a conversation's blocks for the next turn's prefill.
 pub const DEFAULT_DECODER_BLOCKS_TTL: Duration = Duration::from_secs(480);
@@ -54,6 +58,12 @@ pub struct Direct {
 }
 
 impl Direct {
+    /// Whether both servers are asked at once.
+    #[must_use]
+    pub fn is_together(&self) -> bool {
+        self.connector.sequence() == Sequence::Together
+    }
+
     /// The URL of `path` on `endpoint`.
     #[must_use]
     pub fn url(&self, endpoint: &Endpoint, path: &str) -> String {

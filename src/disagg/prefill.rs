@@ -2,7 +2,7 @@
 
 use super::CONTROLLED;
 use super::api::LegApi;
-use super::leg::{Leg, LegError};
+use super::leg::LegError;
 use crate::protocol::edit::{Edits, Member, Members, elements};
 
 /// Members that cost the prefill server work, or make its answer longer, for an answer that nobody reads; and those that could end it
@@ -102,14 +102,6 @@ pub(super) enum Allowed {
     Several,
 }
 
-/// Refuses what can't be split.
-///
-/// # Errors
-/// [`LegError::Unsplittable`], or the body is no JSON object.
-pub(super) fn splittable(leg: &Leg<'_>, allowed: Allowed) -> Result<(), LegError> {
-    shareable(leg.api, leg.body, allowed)
-}
-
 /// Whether a sidecar, which sends its prefill leg as it likes, can split a request: one that could not would have its client told so. llm-d's leaves a call that
 /// the model has to make in the prefill leg, and vLLM fails on one of a single token (vllm#38911).
 #[must_use]
@@ -117,10 +109,14 @@ pub fn is_for_sidecars(api: LegApi, body: &[u8]) -> bool {
     let forced = |member: Result<Member<'_>, _>| {
         member.is_ok_and(|member| member.is("tool_choice") && forces_a_call(member.value))
     };
-    shareable(api, body, Allowed::One).is_ok() && !Members::new(body).is_ok_and(|mut members| members.any(forced))
+    splittable(api, body, Allowed::One).is_ok() && !Members::new(body).is_ok_and(|mut members| members.any(forced))
 }
 
-fn shareable(api: LegApi, body: &[u8], allowed: Allowed) -> Result<(), LegError> {
+/// Refuses what can't be split.
+///
+/// # Errors
+/// [`LegError::Unsplittable`], or the body is no JSON object.
+pub(super) fn splittable(api: LegApi, body: &[u8], allowed: Allowed) -> Result<(), LegError> {
     let (mut echo, mut logprobs) = (false, false);
     for member in Members::new(body).map_err(LegError::Request)? {
         let member = member.map_err(LegError::Request)?;

@@ -13,7 +13,7 @@ use super::reading::{distrusted, understand};
 use super::recording::{Notes, Sheet};
 use super::split::Course;
 use crate::clock::Timestamp;
-use crate::disagg::{Direct, LegApi, Mode, Sequence};
+use crate::disagg::{LegApi, Mode};
 use crate::error::{Reason, RequestError};
 use crate::flow::Asking;
 use crate::pool::ledger::Ticket;
@@ -159,8 +159,7 @@ impl Plan {
     /// Its servers are asked at the same time, and the one that answers waits for the other.
     #[must_use]
     pub fn meets(&self) -> bool {
-        let together = |direct: &Direct| direct.connector.sequence() == Sequence::Together;
-        self.is_split() && matches!(self.pool.disagg.as_deref(), Some(Mode::Direct(direct)) if together(direct))
+        self.is_split() && matches!(self.pool.disagg.as_deref(), Some(Mode::Direct(direct)) if direct.is_together())
     }
 
     /// The length of the new body, of which `announced` is the old one; `None` when nothing changes or it is not known.
@@ -335,7 +334,7 @@ pub fn decide(
     }
     let mut splittable = splittable(pool, q.head.path(), request.as_ref());
     let in_time = match pool.disagg.as_deref() {
-        Some(Mode::Direct(direct)) if direct.connector.sequence() == Sequence::PrefillFirst => q.may_split,
+        Some(Mode::Direct(direct)) if !direct.is_together() => q.may_split,
         // Nobody is waited for; what is to be changed of the body must be here.
         Some(Mode::Direct(_)) => matches!(q.body, Seen::Whole(_)),
         Some(Mode::Header { .. }) | None => true,

@@ -6,7 +6,7 @@ use super::lookup::Looked;
 use super::prefix::PoolPrefix;
 use super::reply;
 use crate::clock::Timestamp;
-use crate::disagg::{Mode, Sequence};
+use crate::disagg::Mode;
 use crate::ids::EndpointId;
 use crate::pool::health::Availability;
 use crate::pool::ranks::RankBooking;
@@ -64,7 +64,7 @@ impl Hints {
             };
             hints.rank = decision.picks.first().and_then(book);
             // Servers that are asked at once meet by a number that says which rank of the prefill server computes.
-            let meet = matches!(pool.disagg.as_deref(), Some(Mode::Direct(direct)) if direct.connector.sequence() == Sequence::Together);
+            let meet = matches!(pool.disagg.as_deref(), Some(Mode::Direct(direct)) if direct.is_together());
             hints.prefill_rank = computing.filter(|_| !meet).and_then(book);
         }
         if let (Some(Mode::Header { source_tokens: Some(least) }), Some(computing), Some(looked)) =

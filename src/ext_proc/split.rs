@@ -9,7 +9,7 @@ use super::hints::RANK_HEADER;
 use super::picker::Picker;
 use crate::clock::Timestamp;
 use crate::disagg::attempts::Attempt;
-use crate::disagg::{Direct, Failure, Fallback, Leg, LegApi, Next, Prefilling, Sequence};
+use crate::disagg::{Direct, Failure, Fallback, Leg, LegApi, Next, Prefilling};
 use crate::pool::Endpoint;
 use crate::pool::health::{Availability, Outcome as Health};
 use crate::pool::ranks::RankBooking;
@@ -197,7 +197,7 @@ impl Stage {
         headers.extend(trace.or_else(|| Some(head.traceparent()?.to_owned())).map(|trace| (TRACEPARENT, trace)));
         let facts = Facts { api, request_id: request_id.into(), room };
         // A decode server that waits for one prefill server can't be told of another.
-        let tries = if is_together(direct) { 1 } else { split.prefill.len() };
+        let tries = if direct.is_together() { 1 } else { split.prefill.len() };
         let servers = split.prefill.iter().take(tries).cloned().collect();
         let prefilling = Prefilling::begin(servers, plan.prefill.take(), split.probe, direct.bounds, now);
         let first = split.prefill.first()?;
@@ -230,7 +230,7 @@ impl Stage {
     /// The stage and, where both servers are asked at once, the decode leg; `None` when that has no body.
     #[must_use]
     pub fn with_decode_leg(self: Box<Self>) -> Option<(Box<Self>, Option<Vec<u8>>)> {
-        if !is_together(&self.direct) {
+        if !self.direct.is_together() {
             return Some((self, None));
         }
         let server = self.prefilling.server(0)?;
@@ -269,7 +269,7 @@ impl Stage {
                 return None;
             }
         };
-        let release = (!is_together(&self.direct)).then(|| {
+        let release = (!self.direct.is_together()).then(|| {
             Arc::new(Release {
                 direct: self.direct.clone(),
                 facts: self.facts.clone(),
@@ -349,7 +349,7 @@ impl Stage {
             self.count_late(None, now, picker);
         }
         let (pool, decode) = (&self.pool, &self.decode);
-        let next = match is_together(&self.direct) {
+        let next = match self.direct.is_together() {
             false => self.prefilling.late(now, |server, outcome| _ = judge(pool, server, outcome, now, picker)),
             // Which of the two has kept the other waiting nobody says. The one that does so does it with every other, so it is the first to be
             // ejected; when the answer's server is, the prompt's has done nothing.
@@ -410,7 +410,7 @@ impl Stage {
 
     /// The decode leg that follows from a reply, and what the reply told.
     fn read(&self, server: &Endpoint, reply: &[u8]) -> Result<(Option<Vec<u8>>, Usage), Failure> {
-        if is_together(&self.direct) {
+        if self.direct.is_together() {
             return Ok((None, Usage::default()));
         }
         let leg = self.facts.leg(&self.direct, server, &self.base);
@@ -445,7 +445,7 @@ impl Stage {
     fn give_up(&mut self, failure: Failure, now: Timestamp) -> Came {
         self.prefilling.give_up();
         let fails = self.direct.fallback == Fallback::Fail && !failure.is_nobodys();
-        if fails || is_together(&self.direct) {
+        if fails || self.direct.is_together() {
             return Came::Refused(failure);
         }
         Came::On(None, Course { failure: Some(failure), took: Some(now.since(self.began)), ..Course::default() })
@@ -460,11 +460,6 @@ fn judge(pool: &Pool, server: &Endpoint, outcome: Health, now: Timestamp, picker
         tracing::warn!(pool = %pool.name, endpoint = %server.authority, ?outcome, "server ejected for a prompt that was not computed");
     }
     ejected
-}
-
-/// Whether the decode server is asked at once, and not when the prompt has been computed.
-fn is_together(direct: &Direct) -> bool {
-    direct.connector.sequence() == Sequence::Together
 }
 
 impl Plan {

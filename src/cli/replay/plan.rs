@@ -5,7 +5,7 @@ use crate::config::recommended_flow;
 use crate::config::settings::{Disaggregation, PoolSettings};
 use crate::config::units::parse_duration;
 use crate::disagg::Mode;
-use crate::disagg::policy::TOGETHER_LABELS;
+use crate::disagg::policy::default_together;
 use crate::pool::{EndpointSpec, Roles};
 use crate::replay::legs::Patience;
 use crate::replay::world::{Change, TimedChange, with_role};
@@ -187,11 +187,7 @@ pub(super) fn split_by(policies: Vec<Policy>, deciders: &[String], with_roles: b
     let splitting = |policy: &Policy, decider: Decider| {
         let before = policy.pool.disaggregation.clone();
         let Disaggregation { split, mode } = before.unwrap_or_else(|| Disaggregation {
-            split: SplitPolicy {
-                decider,
-                together: TOGETHER_LABELS.iter().map(|label| (*label).into()).collect(),
-                whole: true,
-            },
+            split: SplitPolicy { decider, together: default_together(), whole: true },
             mode: Mode::Header { source_tokens: None },
         });
         let split = SplitPolicy { decider, ..split };

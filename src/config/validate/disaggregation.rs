@@ -8,7 +8,7 @@ use crate::config::settings::Disaggregation;
 use crate::disagg::attempts::Bounds;
 use crate::disagg::connector::{self, sglang::DEFAULT_BOOTSTRAP_PORT};
 use crate::disagg::policy::{
-    DEFAULT_DECODER_BLOCKS_TTL, DEFAULT_PREFILL_TIMEOUT, Direct, Fallback, Mode, TOGETHER_LABELS,
+    DEFAULT_DECODER_BLOCKS_TTL, DEFAULT_PREFILL_TIMEOUT, Direct, Fallback, Mode, default_together,
 };
 use crate::pool::Roles;
 use crate::pool::role::ROLE_LABEL;
@@ -51,7 +51,7 @@ pub(super) fn labels(
 /// `None` when its connector is not known.
 pub(super) fn disaggregation(file: schema::Disaggregation, path: &str, sink: &mut Sink) -> Option<Disaggregation> {
     let together = match &file.together {
-        None => TOGETHER_LABELS.iter().map(|label| (*label).into()).collect(),
+        None => default_together(),
         Some(at) => at.value.iter().map(|label| label.value.as_str().into()).collect(),
     };
     let split = SplitPolicy { decider: decider(file.decider.as_ref(), path, sink), together, whole: true };

@@ -36,7 +36,7 @@ impl Connector for NeuronNixl {
 
     fn prefill_body(&self, leg: &Leg<'_>) -> Result<Vec<u8>, LegError> {
         spoken(self, leg)?;
-        splittable(leg, Allowed::One)?;
+        splittable(leg.api, leg.body, Allowed::One)?;
         Ok(first_token(leg.api, &[]).apply(leg.body).map_err(LegError::Request)?.into_owned())
     }
 

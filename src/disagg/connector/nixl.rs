@@ -59,7 +59,7 @@ impl Connector for Nixl {
 
 /// The prefill leg, the same for AIBrix's `shfs`.
 pub(super) fn prefill_body(leg: &Leg<'_>) -> Result<Vec<u8>, LegError> {
-    splittable(leg, Allowed::One)?;
+    splittable(leg.api, leg.body, Allowed::One)?;
     // What is no object would break the body.
     let carried = leg.carried.filter(|params| params.starts_with(b"{"));
     let edits = one_token(leg.api, &[PARAMS]).set(PARAMS, carried.unwrap_or(KEEP));

@@ -45,7 +45,7 @@ impl SgLang {
     /// What both bodies have in common.
     fn meet(self, leg: &Leg<'_>) -> Result<Edits<'static>, LegError> {
         spoken(&self, leg)?;
-        splittable(leg, Allowed::Several)?;
+        splittable(leg.api, leg.body, Allowed::Several)?;
         Ok(distrust(leg.api, FIELDS)
             .set("bootstrap_host", json_string(leg.prefill_host))
             .set("bootstrap_port", leg.bootstrap_port.to_string().into_bytes())

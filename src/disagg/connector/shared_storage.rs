@@ -41,7 +41,7 @@ impl Connector for SharedStorage {
     }
 
     fn prefill_body(&self, leg: &Leg<'_>) -> Result<Vec<u8>, LegError> {
-        splittable(leg, Allowed::Several)?;
+        splittable(leg.api, leg.body, Allowed::Several)?;
         let edits = one_token(leg.api, &[]).replace(THRESHOLD, b"0");
         Ok(edits.apply(leg.body).map_err(LegError::Request)?.into_owned())
     }

@@ -40,7 +40,7 @@ impl Connector for TrtLlm {
 
     fn prefill_body(&self, leg: &Leg<'_>) -> Result<Vec<u8>, LegError> {
         spoken(self, leg)?;
-        splittable(leg, Allowed::One)?;
+        splittable(leg.api, leg.body, Allowed::One)?;
         let params = format!(r#"{{"request_type":"context_only","disagg_request_id":{}}}"#, leg.room);
         // Of two edits of one key the first counts.
         let edits = Edits::new().remove("max_completion_tokens").set(PARAMS, params.into_bytes());

@@ -22,6 +22,7 @@ mod sidecar;
 mod slow_store;
 mod splitting;
 mod succession;
+mod traces;
 
 use super::*;
 use crate::config::settings::{

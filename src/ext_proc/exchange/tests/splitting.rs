@@ -174,34 +174,6 @@ fn a_request_without_an_id_gets_one_for_both_servers() {
 }
 
 #[test]
-fn the_prefill_belongs_to_the_clients_trace() {
-    let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
-    let (_exchange, _, asks) = asked(&world, &[("traceparent", TRACE)]);
-    assert_eq!(traceparent(&asks[0]), Some(TRACE));
-    let (_exchange, _, asks) = asked(&world, &[]);
-    assert_eq!(traceparent(&asks[0]), None);
-}
-
-#[cfg(feature = "otlp")]
-#[test]
-fn both_servers_work_for_the_span_of_the_request() {
-    let mut world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
-    let provider = opentelemetry_sdk::trace::SdkTracerProvider::builder().build();
-    let tracer = opentelemetry::trace::TracerProvider::tracer(&provider, "test");
-    Arc::get_mut(&mut world.picker).unwrap().tracing = Tracing::new(tracer, crate::clock::Clock::start());
-    let (mut exchange, _, asks) = asked(&world, &[("traceparent", TRACE)]);
-    let prefill = traceparent(&asks[0]).unwrap();
-    assert!(prefill.starts_with(&TRACE[..36]) && prefill != TRACE, "{prefill}");
-    assert_eq!(told(&mut exchange, 0, good(), 10).set["traceparent"], prefill);
-}
-
-const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-
-fn traceparent(ask: &Ask) -> Option<&str> {
-    ask.headers.iter().find(|(name, _)| *name == "traceparent").map(|(_, value)| &**value)
-}
-
-#[test]
 fn failures_go_to_the_other_prefill_server_and_then_home() {
     for (failure, code) in [
         (Told::Failed(Failure::Refused), "prefill_refused"),
