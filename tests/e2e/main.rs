@@ -7,6 +7,8 @@ mod support;
 #[path = "../support/kube/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "shared with the tests of Kubernetes, which use all of it")]
 mod api;
+#[path = "../attacks/mod.rs"]
+mod attacks;
 mod choosing;
 #[cfg(feature = "kube")]
 mod conformance;

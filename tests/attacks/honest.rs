@@ -1,0 +1,157 @@
+//! Honest clients that send requests one after the other, with and without an attack beside them.
+
+use crate::support::body::{Payload, chat, sha256};
+use crate::support::client::{self, Http};
+use http::{HeaderValue, Request};
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// Clients that send requests at the same time, each one request after the other.
+const CLIENTS: usize = 4;
+/// Requests of each client without an attack.
+const QUIET_REQUESTS: usize = 12;
+/// Requests of each client during an attack, at least.
+const ATTACKED_REQUESTS: usize = 8;
+/// An event stream of ten events, 10 ms apart: about 100 ms, so that the noise of a busy machine is small beside it.
+const TARGET: &str = "/v1/chat/completions?kind=sse&size=2000&events=10&pace_ms=10";
+/// Size of a request's body, bytes.
+const BODY_BYTES: usize = 2_000;
+/// Size of a response's body, bytes.
+const RESPONSE_BYTES: usize = 2_000;
+
+/// Honest clients of one Envoy listener, whose server is an [`crate::support::echo::Echo`].
+#[derive(Clone)]
+pub(crate) struct Honest {
+    to: SocketAddr,
+    headers: Vec<(&'static str, &'static str)>,
+}
+
+/// Latencies of the requests that honest clients sent, sorted, and what went wrong.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    pub(crate) latencies: Vec<Duration>,
+    pub(crate) failures: Vec<String>,
+}
+
+impl Honest {
+    pub(crate) fn new(to: SocketAddr) -> Self {
+        Self { to, headers: Vec::new() }
+    }
+
+    /// The same clients, which send this header too.
+    pub(crate) fn with(mut self, name: &'static str, value: &'static str) -> Self {
+        self.headers.push((name, value));
+        self
+    }
+
+    /// Sends requests without an attack.
+    pub(crate) async fn quiet(&self) -> Report {
+        let report = self.run(QUIET_REQUESTS, Arc::new(AtomicBool::new(true))).await;
+        assert!(report.failures.is_empty(), "honest requests fail without an attack: {:?}", report.failures);
+        report
+    }
+
+    /// Sends requests until the attack has ended. Gives what the attack returns, too.
+    pub(crate) async fn during<T>(&self, attack: impl Future<Output = T>) -> (Report, T) {
+        let over = Arc::new(AtomicBool::new(false));
+        let clients = tokio::spawn({
+            let (honest, over) = (self.clone(), over.clone());
+            async move { honest.run(ATTACKED_REQUESTS, over).await }
+        });
+        let outcome = attack.await;
+        over.store(true, Relaxed);
+        (clients.await.expect("the honest clients"), outcome)
+    }
+
+    /// Sends at least `least` requests from each client, and goes on until `over` is true.
+    async fn run(&self, least: usize, over: Arc<AtomicBool>) -> Report {
+        let mut clients = tokio::task::JoinSet::new();
+        for seed in 0..CLIENTS {
+            let (honest, over) = (self.clone(), over.clone());
+            clients.spawn(async move {
+                let mut report = Report::default();
+                let mut sent = 0;
+                while sent < least || !over.load(Relaxed) {
+                    let begun = Instant::now();
+                    match honest.send(seed as u64).await {
+                        Ok(()) => report.latencies.push(begun.elapsed()),
+                        Err(failure) => report.failures.push(failure),
+                    }
+                    sent += 1;
+                }
+                report
+            });
+        }
+        let mut all = Report::default();
+        for report in clients.join_all().await {
+            all.latencies.extend(report.latencies);
+            all.failures.extend(report.failures);
+        }
+        all.latencies.sort_unstable();
+        all
+    }
+
+    /// Sends one request; the failure says what was wrong with the response.
+    async fn send(&self, seed: u64) -> Result<(), String> {
+        let body = chat(BODY_BYTES, true, seed);
+        let mut request: Request<Payload> =
+            client::request("POST", self.to, Http::H1, TARGET, Payload::sized(body.clone()));
+        for (name, value) in &self.headers {
+            request.headers_mut().insert(*name, HeaderValue::from_static(value));
+        }
+        let reply = client::send(self.to, Http::H1, request).await.map_err(|error| error.to_string())?;
+        let (status, length) = (reply.status.as_u16(), reply.body.len());
+        if status != 200 || length != RESPONSE_BYTES {
+            return Err(format!(
+                "status {status}, reason {:?}, {length} bytes: {}",
+                reply.header("x-attache-reason"),
+                String::from_utf8_lossy(&reply.body[..length.min(300)])
+            ));
+        }
+        if reply.header("x-echo-sha256") != sha256(&body) {
+            return Err("the server received another body than the client sent".to_owned());
+        }
+        Ok(())
+    }
+}
+
+impl Report {
+    /// The 99th percentile of the latencies.
+    pub(crate) fn p99(&self) -> Duration {
+        let at = (self.latencies.len() * 99).div_ceil(100).saturating_sub(1);
+        self.latencies.get(at).copied().unwrap_or_default()
+    }
+
+    /// Panics unless every request completed, and 99 of 100 of them in at most twice the time that they take without the attack.
+    pub(crate) fn assert_unharmed(&self, quiet: &Report) {
+        let sent = self.latencies.len() + self.failures.len();
+        assert!(
+            self.failures.is_empty(),
+            "{} of {sent} honest requests failed, the first: {:?}",
+            self.failures.len(),
+            self.failures.first()
+        );
+        let (attacked, quiet) = (self.p99(), quiet.p99());
+        assert!(
+            attacked <= quiet * 2,
+            "p99 of honest requests is {attacked:?} during the attack, {quiet:?} without it"
+        );
+    }
+}
+
+/// Honest clients complete without an attack: what the other tests of this module compare with.
+#[tokio::test(flavor = "multi_thread")]
+async fn honest_clients_without_attack_complete() {
+    let echo = crate::support::echo::Echo::start().await;
+    let picker = crate::support::attache::AttacheProcess::start(&[echo.address], &[]).await;
+    let bootstrap = crate::shipped::by_header("original-dst.yaml", &picker);
+    let envoy = crate::support::envoy::EnvoyProcess::start(&bootstrap).await;
+    let honest = Honest::new(envoy.listener("inference")).with("x-tenant", "honest");
+    let quiet = honest.quiet().await;
+    let (report, ()) = honest.during(async {}).await;
+    report.assert_unharmed(&quiet);
+    picker.assert_settled().await;
+}
