@@ -24,6 +24,14 @@ impl Settings {
                 json!({"mode": "files", "directory": directory, "reload": reload})
             }
         };
+        let tls = match (&s.client_auth, tls) {
+            (Some(auth), Value::Object(mut tls)) => {
+                tls.insert("clientCaFile".to_owned(), json!(auth.ca_file));
+                tls.insert("clientNames".to_owned(), auth.names.iter().map(ToString::to_string).collect());
+                Value::Object(tls)
+            }
+            (_, tls) => tls,
+        };
         json!({
             "apiVersion": super::schema::API_VERSION,
             "kind": super::schema::KIND,

@@ -30,6 +30,10 @@ pub struct Overrides {
     pub cert_path: Option<PathBuf>,
     /// `--enable-cert-reload`
     pub enable_cert_reload: Option<bool>,
+    /// `--client-ca-file`
+    pub client_ca_file: Option<PathBuf>,
+    /// `--client-name`
+    pub client_names: Vec<String>,
     /// `--drain-min-delay`
     pub drain_min_delay: Option<Duration>,
     /// `--drain-deadline`

@@ -141,6 +141,8 @@ sections! {
         "mode" => mode: TlsMode,
         "directory" => directory: String,
         "reload" => reload: bool,
+        "clientCaFile" => client_ca_file: String,
+        "clientNames" => client_names: Vec<At<String>>,
     }
     /// How the process ends.
     Drain {

@@ -14,8 +14,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub mod clients;
 pub mod kubernetes;
 pub mod tenants;
+pub use clients::{ClientAuthSettings, ClientName};
 pub use kubernetes::{KubernetesSource, PodsOf, PoolGroup, PoolSearch, PoolTemplate};
 pub use tenants::{
     CountIn, LabelSettings, NameSettings, OnStoreFailure, OnUnknownUser, RedisSettings, TenantRule, TenantSettings,
@@ -25,7 +27,7 @@ pub use tenants::{
 /// Everything.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Ports, threads, TLS, drain. A change needs a restart.
+    /// Ports, threads, TLS, drain. A change needs a restart, but for the names of clients.
     pub server: ServerSettings,
     /// Logs and traces. A change needs a restart.
     pub telemetry: TelemetrySettings,
@@ -62,6 +64,8 @@ pub struct ServerSettings {
     pub workers: usize,
     /// Transport security of the ext-proc port.
     pub tls: TlsSettings,
+    /// Certificates of clients on the ext-proc port. `None`: clients need none.
+    pub client_auth: Option<ClientAuthSettings>,
     /// From SIGTERM until new streams are refused: the time that load balancers need to look away.
     pub drain_min_delay: Duration,
     /// From SIGTERM until open streams are cut.
@@ -370,6 +374,22 @@ pub struct ScrapeSettings {
     pub bearer_token_file: Option<PathBuf>,
 }
 
+impl ServerSettings {
+    fn client_ca_file(&self) -> Option<&PathBuf> {
+        self.client_auth.as_ref().map(|auth| &auth.ca_file)
+    }
+
+    /// These, with what of `new` counts without a restart.
+    #[must_use]
+    pub fn reloaded(&self, new: &Self) -> Self {
+        let mut server = self.clone();
+        if let (Some(auth), Some(new)) = (&mut server.client_auth, &new.client_auth) {
+            auth.names.clone_from(&new.names);
+        }
+        server
+    }
+}
+
 impl Settings {
     /// The settings of `new` that this process can't take without a restart, as the file spells them.
     #[must_use]
@@ -383,7 +403,7 @@ impl Settings {
             ("server.metricsPort", a.metrics_port != b.metrics_port),
             ("server.healthChecking", a.health_checking != b.health_checking),
             ("server.workers", a.workers != b.workers),
-            ("server.tls", a.tls != b.tls),
+            ("server.tls", a.tls != b.tls || a.client_ca_file() != b.client_ca_file()),
             ("server.drain", (a.drain_min_delay, a.drain_deadline) != (b.drain_min_delay, b.drain_deadline)),
             ("server.leaderElection", a.leader_election != b.leader_election),
             ("server.modelStatus", a.model_status != b.model_status),

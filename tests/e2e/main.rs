@@ -21,6 +21,7 @@ mod faults;
 mod fleet;
 mod flow;
 mod inputs;
+mod istio;
 mod limits;
 mod load;
 mod matrix;
