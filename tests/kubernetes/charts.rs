@@ -1,7 +1,7 @@
 //! The charts as their users meet them: every value does something, what can't be meant is refused with a reason, and GIE's values are understood.
 
 use crate::picker::{configuration, refused};
-use crate::render::{POOL, STANDALONE, examples, helm, lint, list, template, text};
+use crate::render::{MTLS, POOL, STANDALONE, examples, helm, lint, list, template, text};
 use crate::shape;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -163,6 +163,18 @@ fn what_cannot_be_meant_is_refused_with_a_reason() {
         ),
         (
             "inferencepool",
+            format!("{POOL}inferenceExtension: {{mtls: {{enabled: true}}}}\n"),
+            "give a secret with tls.crt",
+        ),
+        ("inferencepool", format!("{POOL}{MTLS}provider: {{name: istio}}\n"), "credentialName is empty"),
+        ("inferencepool", format!("{POOL}{MTLS}  flags: {{secure-serving: false}}\n"), "mtls sets the flag itself"),
+        (
+            "standalone",
+            format!("{MTLS}  endpointsServer: {{endpointSelector: a=b}}\n  flags: {{cert-path: /a}}\n"),
+            "mtls sets the flag itself",
+        ),
+        (
+            "inferencepool",
             format!("{POOL}inferenceExtension: {{pluginsConfigFile: a.yaml, {SEARCHING}}}\n"),
             "give the labels as inferenceExtension.poolSelector",
         ),
@@ -256,4 +268,21 @@ fn values_for_gies_chart_mean_the_same() {
     assert_eq!(rendered.one("HTTPRoute")["spec"]["parentRefs"][0]["name"], "my-gateway");
     rendered.one("DestinationRule");
     rendered.one("ServiceMonitor");
+}
+
+#[test]
+fn a_destination_rule_of_ones_own_keeps_what_it_says_and_gets_a_server_name() {
+    let rule = |policy: &str| {
+        let values =
+            format!("{POOL}provider: {{name: istio}}\nistio: {{destinationRule: {{trafficPolicy: {policy}}}}}\n");
+        helm("inferencepool", &values).one("DestinationRule")["spec"]["trafficPolicy"].clone()
+    };
+    let host = "llm-epp.inference.svc.cluster.local";
+    let simple = serde_json::json!({"mode": "SIMPLE", "insecureSkipVerify": true, "sni": host});
+    assert_eq!(rule("{}"), serde_json::json!({"tls": simple}));
+    assert_eq!(rule("{tls: {mode: SIMPLE, sni: other}}")["tls"], serde_json::json!({"mode": "SIMPLE", "sni": "other"}));
+    assert_eq!(rule("{tls: {mode: DISABLE}}")["tls"], serde_json::json!({"mode": "DISABLE"}));
+    let connections = "{connectionPool: {tcp: {maxConnections: 5}}}";
+    assert_eq!(rule(connections)["connectionPool"]["tcp"]["maxConnections"], 5);
+    assert_eq!(rule(connections)["tls"], simple);
 }

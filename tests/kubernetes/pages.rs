@@ -191,6 +191,7 @@ fn gateways_and_routes_fit_together_and_to_the_base() {
             let at = &base.one("Service")["metadata"];
             let host = format!("{}.{}.svc.cluster.local", text(&at["name"]), text(&at["namespace"]));
             assert_eq!(rule["spec"]["host"], host, "{}", example.name);
+            assert_eq!(rule["spec"]["trafficPolicy"]["tls"]["sni"], host, "{}", example.name);
         }
     }
 }
