@@ -322,3 +322,14 @@ fn the_image_is_what_the_manifests_take_it_for() {
     assert_eq!(line("ENTRYPOINT"), r#"["/usr/local/bin/attache"]"#);
     assert_eq!(line("CMD"), r#"["run"]"#);
 }
+
+#[test]
+fn the_base_fits_into_any_namespace() {
+    let base = crate::render::kustomize(&crate::render::examples().join("base"));
+    for object in &base.objects {
+        let bound = list(&object["subjects"]).iter().map(|subject| &subject["namespace"]);
+        for namespace in bound.chain([&object["metadata"]["namespace"]]) {
+            assert!(namespace.is_null(), "{}: `kubectl apply -n` refuses {namespace}", object["kind"]);
+        }
+    }
+}
