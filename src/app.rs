@@ -4,6 +4,7 @@ mod certificates;
 pub mod feeds;
 mod found;
 mod kubernetes;
+mod presence;
 pub mod prompts;
 mod queues;
 mod quotas;
@@ -132,6 +133,7 @@ async fn serve(
     let mut feeds = Feeds::new(clock, seed, recorder.clone(), stop.child_token());
     let mut found = FoundPools::new(read_pool, stop.child_token());
     registry.register_collector(Box::new(RoomCollector(found.queued())));
+    feeds.hold(&readiness);
     found.follow(&file.templates, &mut feeds).await?;
     let searching = (!file.templates.is_empty()).then(|| readiness.latch("InferencePools searched for"));
     let (settings, expansion) = found.expand(&file);

@@ -2,6 +2,7 @@
 //! health and metrics of endpoints that stay are kept.
 
 use super::kubernetes::{Cluster, Following};
+use super::presence::Presence;
 use crate::admin::guard::Guard;
 use crate::clock::Clock;
 use crate::config::Settings;
@@ -49,6 +50,7 @@ pub struct Feeds {
     recorder: Option<Arc<Recorder>>,
     /// The cluster, once a pool needs it.
     cluster: Cluster,
+    presence: Presence,
     shutdown: CancellationToken,
 }
 
@@ -111,7 +113,13 @@ impl Feeds {
     /// No feeds yet. All of them end on `shutdown`, and tell `recorder` what they change.
     #[must_use]
     pub fn new(clock: Clock, seed: u64, recorder: Option<Arc<Recorder>>, shutdown: CancellationToken) -> Self {
-        Self { pools: BTreeMap::new(), clock, seed, recorder, cluster: Cluster::new(clock), shutdown }
+        let (cluster, presence) = (Cluster::new(clock), Presence::default());
+        Self { pools: BTreeMap::new(), clock, seed, recorder, cluster, presence, shutdown }
+    }
+
+    /// Holds `readiness` back while every pool is an InferencePool that does not exist.
+    pub fn hold(&self, readiness: &Readiness) {
+        self.presence.hold(readiness.clone());
     }
 
     /// The feeds of one pool.
@@ -191,6 +199,7 @@ impl Feeds {
         for feeds in self.pools.values_mut() {
             feeds.list_models(tells_models)?;
         }
+        self.presence.set(self.pools.values());
         Ok(())
     }
 
@@ -224,6 +233,7 @@ impl Feeds {
             }
             stays
         });
+        self.presence.set(self.pools.values());
         gone
     }
 }

@@ -102,6 +102,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "BOOL", env = "ATTACHE_TRUST_CLIENT_HEADERS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "What to serve")]
     pub trust_client_headers: Option<bool>,
 
+    /// Answer as the conformance suite of the Gateway API Inference Extension expects: the header `test-epp-endpoint-selection` names endpoints. Lets every client choose its endpoint [default: false]
+    #[arg(long, value_name = "BOOL", env = "ATTACHE_CONFORMANCE_HEADERS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "What to serve")]
+    pub conformance_headers: Option<bool>,
+
     /// The InferencePool whose pods are the endpoints
     #[arg(
         long,
@@ -175,7 +179,7 @@ pub struct RunArgs {
     /// Show metrics and admin pages only to those whom the cluster lets see them (TokenReview, SubjectAccessReview) [default: false]
     #[arg(long, value_name = "BOOL", env = "ATTACHE_METRICS_ENDPOINT_AUTH", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Listeners")]
     pub metrics_endpoint_auth: Option<bool>,
-    /// Answer health checks on the ext-proc port too [default: false]
+    /// Answer gRPC health checks on the ext-proc port too [default: true]
     #[arg(long, value_name = "BOOL", env = "ATTACHE_HEALTH_CHECKING", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Listeners")]
     pub health_checking: Option<bool>,
     /// TLS on the ext-proc port, self-signed without --cert-path [default: true]
@@ -324,6 +328,7 @@ impl RunArgs {
             decisions_kept: self.decisions_kept,
             disable_endpoint_subset_filter: self.disable_endpoint_subset_filter,
             trust_client_headers: self.trust_client_headers,
+            conformance_headers: self.conformance_headers,
             endpoints: self.endpoints.clone(),
             kubernetes: self.kubernetes(),
             leader_election: self.ha_enable_leader_election,

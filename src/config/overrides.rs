@@ -56,6 +56,8 @@ pub struct Overrides {
     pub disable_endpoint_subset_filter: Option<bool>,
     /// `--trust-client-headers`
     pub trust_client_headers: Option<bool>,
+    /// `--conformance-headers`
+    pub conformance_headers: Option<bool>,
     /// `--endpoint`, each as the user wrote it.
     pub endpoints: Vec<String>,
     /// What flags say of pods.

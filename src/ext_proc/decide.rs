@@ -224,10 +224,7 @@ pub fn decide(
     let new_body = if pool.disagg.is_some() { distrusted(q, body, new_body)? } else { new_body };
 
     let estimated = request.as_ref().map_or(0, |r| r.prompt.estimated_tokens().0);
-    let objective = q.head.objective().filter(|_| live.exchange.trust_client_headers);
-    let configured = objective.and_then(|o| live.exchange.objectives.get(o)).copied();
-    let told = || pool.rules.load().priority(objective, asked.map(|m| &*m.name));
-    let priority = configured.or_else(told).unwrap_or(0);
+    let priority = priority(live, pool, q.head.objective(), asked.map(|m| &*m.name));
     let notes = Notes::of(picker, q);
     let headers = notes.as_ref().map_or_else(|| Headers::of(q.head), Notes::headers);
     let facts = RequestFacts {
@@ -254,14 +251,20 @@ pub fn decide(
         Ok(prepared) => prepared.flatten(),
         Err(warming) => return Ok(Step::Warm(warming, None)),
     };
-    let queues = live.queues(position).filter(|_| request.is_some() && !q.has_turn);
+    let before_pool = live.queues(position);
+    let asks = request.is_some() && !q.has_turn;
+    if let Some(queues) = before_pool.filter(|queues| asks && !queues.hold_requests()) {
+        queues.shed(&facts, q.now)?;
+    }
+    let before_pool = before_pool.filter(|queues| queues.hold_requests());
+    let queues = before_pool.filter(|_| asks);
     let trusted = || q.head.fairness_id().filter(|_| live.exchange.trust_client_headers);
     let case = Case {
         picker,
         live,
         pool,
         metrics: live.pool_metrics.get(position).map(|m| &**m),
-        queues: live.queues(position).map(|queues| &**queues),
+        queues: before_pool.map(|queues| &**queues),
         flow: q.head.tenant().or(trusted),
         strategy: &*choice.strategy,
         filter: filter.as_ref(),
@@ -460,12 +463,26 @@ pub fn decide(
         seen: body.len(),
         permits: Permits::new(),
         // Who takes no turn takes room all the same, which those who wait hear of when it ends.
-        admitted: admitted.or_else(|| live.queues(position).filter(|_| !q.has_turn).map(Admitted::uncounted)),
+        admitted: admitted.or_else(|| before_pool.filter(|_| !q.has_turn).map(Admitted::uncounted)),
         strategy: choice.strategy,
         profile,
         pool: pool.clone(),
         target,
     })))
+}
+
+/// The priority of a request of this objective, for this model. An objective raises it only where client headers are trusted; a client may always
+/// lower the priority of its own request.
+fn priority(live: &Live, pool: &Pool, objective: Option<&str>, model: Option<&str>) -> i32 {
+    let rules = pool.rules.load();
+    let configured = |name: &str| live.exchange.objectives.get(name).copied();
+    let of_objective = objective.and_then(|name| configured(name).or_else(|| rules.objectives.get(name).copied()));
+    let of_model = model.and_then(|name| rules.priorities.get(name).copied()).unwrap_or(0);
+    match of_objective {
+        Some(priority) if live.exchange.trust_client_headers => priority,
+        Some(priority) if priority < 0 => of_model.min(priority),
+        _ => of_model,
+    }
 }
 
 /// Whether two servers may share a request: readable, in an API of which the pool's servers know how, of one prompt and one answer but where
@@ -524,7 +541,9 @@ fn preset(
 fn chosen_by_test(head: &Head, snapshot: &PoolSnapshot) -> Result<Option<Decision>, RequestError> {
     let mut ranking = Ranking::new(snapshot.endpoints.len());
     ranking.because("named by test-epp-endpoint-selection");
-    let mut entries = head.get_all("test-epp-endpoint-selection").flat_map(|v| v.split(',')).peekable();
+    // As `lwepp` has it, an empty header is none: all pods may serve.
+    let named = head.get_all("test-epp-endpoint-selection").flat_map(|v| v.split(','));
+    let mut entries = named.filter(|entry| !entry.trim().is_empty()).peekable();
     if entries.peek().is_none() {
         return Ok(None);
     }

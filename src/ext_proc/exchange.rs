@@ -432,6 +432,10 @@ impl Exchange {
         let mut scratch = Vec::new();
         let body = std::mem::replace(&mut self.body, Body::new(self.picker.buffered.clone()));
         let bytes = body.contiguous(&mut scratch);
+        if self.api == Api::Other && self.head.lacks_path() {
+            self.api = Api::from_body(bytes);
+            self.head.assume_path(self.api.usual_path());
+        }
         let seen = if close == Close::Cut { Seen::Head(bytes) } else { Seen::Whole(bytes) };
         match self.decide(seen, Some(close), now) {
             Err(error) => self.refuse(&error, now, out),

@@ -53,6 +53,8 @@ impl HeaderSource for Head {
 pub struct Head {
     headers: Vec<HeaderValue>,
     path: Option<u16>,
+    /// In place of `:path`, where the gateway does not send it.
+    assumed_path: &'static str,
     method: Option<u16>,
     authority: Option<u16>,
     content_type: Option<u16>,
@@ -138,10 +140,21 @@ impl Head {
         self.headers.iter().filter(move |h| h.key == name).filter_map(|h| std::str::from_utf8(value(h)).ok())
     }
 
-    /// `:path`, with its query.
+    /// `:path`, with its query; else the assumed one.
     #[must_use]
     pub fn path(&self) -> &str {
-        self.at(self.path).unwrap_or_default()
+        self.at(self.path).unwrap_or(self.assumed_path)
+    }
+
+    /// Takes the request for one of this path, where the gateway does not send `:path`.
+    pub fn assume_path(&mut self, path: &'static str) {
+        self.assumed_path = path;
+    }
+
+    /// Whether the gateway has sent no `:path`.
+    #[must_use]
+    pub fn lacks_path(&self) -> bool {
+        self.path.is_none()
     }
 
     /// `:method`.

@@ -30,14 +30,16 @@ pub fn subset(metadata: &Metadata) -> Option<(Subset, u64)> {
     Some((subset, malformed))
 }
 
+/// The endpoint that served by the gateway's word, in the metadata that the endpoint picker protocol names.
+#[must_use]
+pub fn reported(metadata: Option<&Metadata>) -> Option<&str> {
+    metadata?.filter_metadata.get(LB_NAMESPACE)?.fields.get(super::head::DESTINATION_SERVED).and_then(text)
+}
+
 /// The endpoint that really served, after retries.
 #[must_use]
 pub fn served(metadata: Option<&Metadata>, attributes: &HashMap<String, Struct>) -> Option<SocketAddr> {
-    let reported = metadata
-        .and_then(|m| m.filter_metadata.get(LB_NAMESPACE))
-        .and_then(|s| s.fields.get(super::head::DESTINATION_SERVED))
-        .and_then(text);
-    reported.or_else(|| attribute(attributes, "upstream.address")).and_then(|a| a.parse().ok())
+    reported(metadata).or_else(|| attribute(attributes, "upstream.address")).and_then(|a| a.parse().ok())
 }
 
 /// Whether Envoy answered itself because it could not connect to a server.

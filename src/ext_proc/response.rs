@@ -38,6 +38,9 @@ use std::time::Duration;
 
 mod fields;
 
+/// What the conformance suite is told of a gateway that does not say which endpoint served, in the words of GIE's `lwepp`.
+const NO_SERVED_ENDPOINT: &str = "fail: missing envoy lb metadata";
+
 /// A routed request, from the decision to the end of its answer. What it has booked is released with it.
 #[derive(Debug)]
 pub struct Routed {
@@ -202,7 +205,7 @@ impl Routed {
             mutation.set_headers.extend(course.headers().map(|(name, value)| reply::set(name, value)));
         }
         if self.conformance {
-            let served = served.map_or_else(|| self.booking.endpoint().authority.to_string(), |a| a.to_string());
+            let served = metadata::reported(head.metadata.as_ref()).unwrap_or(NO_SERVED_ENDPOINT);
             mutation.set_headers.push(reply::set("x-conformance-test-served-endpoint", served));
             mutation.set_headers.push(reply::set("x-went-into-resp-headers", "true"));
         }

@@ -3,6 +3,8 @@
 //! Servers sit behind gateways that put prefixes before the path, so an API is told from the last segments of the path. What no
 //! rule names is [`Api::Other`]: routed, never rejected.
 
+use super::edit::Members;
+
 /// One API of a model server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Api {
@@ -80,6 +82,27 @@ pub enum BodyFormat {
     Unknown,
 }
 
+/// Fields of the root that [`Api::from_body`] looks for.
+const TELLING_FIELDS: &[&str] = &[
+    "messages",
+    "prompt",
+    "input",
+    "documents",
+    "query",
+    "text_1",
+    "token_ids",
+    "system",
+    "stop_sequences",
+    "thinking",
+    "encoding_format",
+    "dimensions",
+    "input_type",
+];
+/// Fields beside `messages` that Anthropic's API has and OpenAI's has not.
+const ANTHROPIC_FIELDS: &[&str] = &["system", "stop_sequences", "thinking"];
+/// Fields beside `input` that embeddings have and the Responses API has not.
+const EMBEDDING_FIELDS: &[&str] = &["encoding_format", "dimensions", "input_type"];
+
 /// The gRPC service of vLLM's engine, the first segment of its paths.
 const VLLM_SERVICE: &str = "vllm.grpc.engine.VllmEngine";
 
@@ -152,6 +175,55 @@ impl Api {
             _ => Api::Other,
         };
         (api, None)
+    }
+
+    /// The API that the fields of a JSON body tell, for gateways that do not send the path; [`Api::Other`] where they tell none.
+    ///
+    /// `input` alone may be of the Responses API or of embeddings: a list that begins with text or numbers, or a field that only embeddings have,
+    /// is embeddings'.
+    #[must_use]
+    pub fn from_body(body: &[u8]) -> Api {
+        let Ok(members) = Members::new(body) else { return Api::Other };
+        let mut seen = Vec::new();
+        let mut lists_text = false;
+        for member in members.map_while(Result::ok).filter(|member| member.given().is_some()) {
+            let Some(field) = TELLING_FIELDS.iter().find(|field| member.is(field)) else { continue };
+            if *field == "input" {
+                let first = member.value.strip_prefix(b"[").unwrap_or_default().trim_ascii_start();
+                lists_text = first.first().is_some_and(|byte| !matches!(byte, b'{' | b']'));
+            }
+            if !seen.contains(field) {
+                seen.push(*field);
+            }
+        }
+        let has = |fields: &[&str]| fields.iter().any(|field| seen.contains(field));
+        match () {
+            () if has(&["messages"]) && has(ANTHROPIC_FIELDS) => Api::Messages,
+            () if has(&["messages"]) => Api::ChatCompletions,
+            () if has(&["prompt"]) => Api::Completions,
+            () if has(&["input"]) && (lists_text || has(EMBEDDING_FIELDS)) => Api::Embeddings,
+            () if has(&["input"]) => Api::Responses,
+            () if has(&["documents"]) && has(&["query"]) => Api::Rerank,
+            () if has(&["text_1"]) => Api::Score,
+            () if has(&["token_ids"]) => Api::Generate,
+            () => Api::Other,
+        }
+    }
+
+    /// The path of an API that [`Api::from_body`] tells, as servers know it.
+    #[must_use]
+    pub fn usual_path(self) -> &'static str {
+        match self {
+            Api::Messages => "/v1/messages",
+            Api::ChatCompletions => "/v1/chat/completions",
+            Api::Completions => "/v1/completions",
+            Api::Embeddings => "/v1/embeddings",
+            Api::Responses => "/v1/responses",
+            Api::Rerank => "/v1/rerank",
+            Api::Score => "/v1/score",
+            Api::Generate => "/inference/v1/generate",
+            _ => "",
+        }
     }
 
     /// In whose words this API speaks, errors included.
@@ -313,5 +385,35 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), Api::ALL.len());
+    }
+
+    #[test]
+    fn the_fields_of_a_body_tell_its_api() {
+        for (body, api) in [
+            (r#"{"model": "m", "messages": []}"#, Api::ChatCompletions),
+            (r#"{"system": "s", "messages": [], "max_tokens": 5}"#, Api::Messages),
+            (r#"{"messages": [], "system": null}"#, Api::ChatCompletions),
+            (r#"{"prompt": "messages"}"#, Api::Completions),
+            (r#"{"prompt": [1, 2]}"#, Api::Completions),
+            (r#"{"input": "text", "model": "m"}"#, Api::Responses),
+            (r#"{"input": [{"role": "user", "content": "a"}]}"#, Api::Responses),
+            (r#"{"input": [ "a", "b"]}"#, Api::Embeddings),
+            (r#"{"input": [[1, 2], [3]]}"#, Api::Embeddings),
+            (r#"{"input": "text", "encoding_format": "base64"}"#, Api::Embeddings),
+            (r#"{"query": "q", "documents": ["a"]}"#, Api::Rerank),
+            (r#"{"text_1": "a", "text_2": "b"}"#, Api::Score),
+            (r#"{"token_ids": [1], "sampling_params": {}}"#, Api::Generate),
+            (r#"{"nested": {"messages": []}}"#, Api::Other),
+            (r#"{"m\u0065ssages": []}"#, Api::ChatCompletions),
+            (r#"{"messages": null}"#, Api::Other),
+            ("[1]", Api::Other),
+            ("", Api::Other),
+            ("\u{1f}\u{8b}", Api::Other),
+        ] {
+            assert_eq!(Api::from_body(body.as_bytes()), api, "{body}");
+            if api != Api::Other {
+                assert_eq!(Api::from_path(api.usual_path()).0, api);
+            }
+        }
     }
 }

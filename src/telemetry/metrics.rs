@@ -69,7 +69,7 @@ impl Outcome {
 pub enum End {
     /// The answer went by to its last byte.
     Complete,
-    /// The answer's headers went by; this gateway does not show us the rest.
+    /// The gateway does not show the rest of the response: its body, or all of it where the gateway half-closes the stream behind the request.
     Unwatched,
     /// The stream ended before the answer did.
     ClientGone,

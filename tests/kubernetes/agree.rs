@@ -397,3 +397,14 @@ fn pickers_with_mtls_are_given_the_authority_that_is_mounted_and_the_names() {
     }
     assert!(with >= 4, "by kustomize and by both charts: {with}");
 }
+
+#[test]
+fn the_base_fits_into_any_namespace() {
+    let base = crate::render::kustomize(&crate::render::examples().join("base"));
+    for object in &base.objects {
+        let bound = list(&object["subjects"]).iter().map(|subject| &subject["namespace"]);
+        for namespace in bound.chain([&object["metadata"]["namespace"]]) {
+            assert!(namespace.is_null(), "{}: `kubectl apply -n` refuses {namespace}", object["kind"]);
+        }
+    }
+}

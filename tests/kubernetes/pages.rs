@@ -11,7 +11,7 @@ use std::path::PathBuf;
 fn pages() -> Vec<(PathBuf, String)> {
     let migrations =
         std::fs::read_dir(examples().join("migrate")).expect("pages").map(|entry| entry.expect("a page").path());
-    let pages = migrations.chain([examples().join("README.md")]);
+    let pages = migrations.chain([examples().join("README.md"), examples().join("conformance.md")]);
     pages.map(|page| (page.clone(), std::fs::read_to_string(&page).expect("a page"))).collect()
 }
 

@@ -94,6 +94,11 @@ impl Stream {
         self.send_raw(frame(0, &message.encode_to_vec()))
     }
 
+    /// Ends the request side of the stream: no more messages come.
+    pub(crate) fn half_close(&mut self) -> Result<(), Error> {
+        Ok(self.outbound.send_data(Bytes::new(), true)?)
+    }
+
     /// The next answer; `None` when the stream has ended, with [`Stream::status`] told.
     pub(crate) async fn answer(&mut self) -> Result<Option<ProcessingResponse>, Error> {
         if let Some(response) = self.response.take() {

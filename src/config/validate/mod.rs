@@ -125,7 +125,7 @@ fn server(file: schema::Server, flags: &Overrides, surroundings: Surroundings, s
         grpc_port,
         grpc_health_port,
         metrics_port,
-        health_checking: pick_or(flags.health_checking.as_ref(), file.health_checking, false),
+        health_checking: pick_or(flags.health_checking.as_ref(), file.health_checking, true),
         workers: workers.map_or(surroundings.cores.max(1), |at| at.value),
         tls,
         client_auth,
@@ -256,7 +256,8 @@ fn check_otlp(at: &At<String>, sink: &mut Sink) {
 }
 
 fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> ExchangeSettings {
-    if let Some(at) = file.conformance_headers.filter(|at| at.value) {
+    let conformance = pick(flags.conformance_headers.as_ref(), file.conformance_headers).filter(|at| at.value);
+    if let Some(at) = &conformance {
         sink.push(
             Diagnostic::new(
                 Code::TrustsClients,
@@ -268,8 +269,12 @@ fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> Excha
         );
     }
     let trust_client_headers = pick_or(flags.trust_client_headers.as_ref(), file.trust_client_headers, false);
-    if let Some(at) = file.objectives.as_ref().filter(|at| !at.value.is_empty() && !trust_client_headers) {
-        let message = "`objectives` have no effect: the header by which requests name theirs is not believed";
+    if let Some(at) = file
+        .objectives
+        .as_ref()
+        .filter(|at| !trust_client_headers && at.value.iter().any(|(_, priority)| priority.value > 0))
+    {
+        let message = "`objectives` above 0 have no effect: the header by which requests name theirs is not believed";
         sink.push(
             Diagnostic::new(Code::NoEffect, "exchange.objectives", message)
                 .at(at.span)
@@ -298,7 +303,7 @@ fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> Excha
         report_usage,
         explain,
         on_unparseable: given(file.on_unparseable, Default::default()),
-        conformance_headers: given(file.conformance_headers, false),
+        conformance_headers: conformance.is_some(),
         trust_client_headers,
         disable_endpoint_subset_filter: pick_or(
             flags.disable_endpoint_subset_filter.as_ref(),

@@ -83,7 +83,7 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
         health: HealthPolicy::default(),
         prefix: prefix::prefix(schema::PrefixCache::default(), "pools[0].prefixCache", env, sink),
         disaggregation: None,
-        flow: None,
+        flow: flow::shedding(sink).filter(|_| flags.kubernetes.any()),
         deadline_admission: false,
     };
     (pool, search)

@@ -6,6 +6,7 @@ mod affinity;
 mod charging;
 mod conversation;
 mod deadline;
+mod half_closed;
 mod hermetic;
 mod hints;
 mod keeping;
@@ -17,6 +18,7 @@ mod prefix;
 mod rest;
 mod room;
 mod sglang;
+mod shedding;
 mod sidecar;
 #[cfg(feature = "redis")]
 mod slow_store;
