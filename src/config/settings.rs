@@ -19,7 +19,7 @@ pub mod tenants;
 pub use kubernetes::{KubernetesSource, PodsOf, PoolGroup, PoolSearch, PoolTemplate};
 pub use tenants::{
     CountIn, LabelSettings, NameSettings, OnStoreFailure, OnUnknownUser, RedisSettings, TenantRule, TenantSettings,
-    TenantSource, UserRecordSettings,
+    TenantSource, UnknownPaths, UserRecordSettings,
 };
 
 /// Everything.
