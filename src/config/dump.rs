@@ -119,6 +119,10 @@ fn tenant(rule: &TenantRule) -> Value {
 
 fn tenants(t: &TenantSettings) -> Value {
     let mut shown = shared_by_all(t);
+    if let Some(map) = shown.as_object_mut() {
+        map.insert("unknownPaths".to_owned(), json!(t.unknown_paths));
+        map.insert("unknownPathTokens".to_owned(), json!(t.unknown_path_tokens));
+    }
     if let (Some(map), Some(r)) = (shown.as_object_mut(), &t.user_records) {
         map.insert("userRecords".to_owned(), json!({"unknown": r.unknown, "ttl": show_duration(r.ttl)}));
     }

@@ -21,7 +21,7 @@ pub use clients::{ClientAuthSettings, ClientName};
 pub use kubernetes::{KubernetesSource, PodsOf, PoolGroup, PoolSearch, PoolTemplate};
 pub use tenants::{
     CountIn, LabelSettings, NameSettings, OnStoreFailure, OnUnknownUser, RedisSettings, TenantRule, TenantSettings,
-    TenantSource, UserRecordSettings,
+    TenantSource, UnknownPaths, UserRecordSettings,
 };
 
 /// Everything.

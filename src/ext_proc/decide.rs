@@ -1,5 +1,6 @@
 //! The decision in the middle of the road: understand the body, find the pool, name the endpoints.
 
+use super::ceiling::Ceiling;
 use super::conversation::{self, Conversation};
 use super::deadline::{self, Case};
 use super::head::Head;
@@ -105,6 +106,10 @@ pub struct Plan {
     pub understood: bool,
     /// Estimated length of the prompt, tokens.
     pub prompt_tokens: u32,
+    /// Answers asked for to each of its prompts.
+    pub choices: u32,
+    /// The most tokens that it can cost.
+    pub(super) ceiling: Ceiling,
     /// The model that the server is asked for; empty when unknown.
     pub target: Arc<str>,
     /// Tokens of the prompt that the first pick is thought to hold, what is on its way there included.
@@ -458,6 +463,8 @@ pub fn decide(
         metrics: live.pool_metrics.get(position).cloned(),
         understood,
         prompt_tokens,
+        choices: request.as_ref().map_or(1, |r| r.choices),
+        ceiling: Ceiling::of(q, request.as_ref()),
         renamed_from: renamed.map(|m| (&*m.name).into()),
         new_body,
         seen: body.len(),

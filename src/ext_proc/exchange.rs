@@ -45,6 +45,7 @@ use envoy_types::pb::google::protobuf::Struct;
 use http::uri::Authority;
 use parking::Parking;
 use splitting::{Splitting, tell_sidecar};
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -280,7 +281,7 @@ impl Exchange {
         let tenant = Tenant::of(self.live.exchange.tenant.as_ref(), &self.head, metadata.as_ref());
         self.head.belongs_to(tenant);
         let (api, id) = Api::from_path(self.head.path());
-        self.response_id = id.map(str::to_owned);
+        self.response_id = id.map(Cow::into_owned);
         self.api = api;
         self.span = self.picker.tracing.start(self.head.traceparent(), now).map(Box::new);
         if let Some(error) = self.refusal_by_headers() {

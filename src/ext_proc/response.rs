@@ -18,25 +18,25 @@ use crate::pool::Endpoint;
 use crate::pool::health::{Availability, Outcome as Health};
 use crate::prefix::key::BlockKey;
 use crate::protocol::answer::{AnswerFormat, AnswerText, DEFAULT_MAX_ANSWER_BYTES};
-use crate::protocol::grpc::GrpcUsageScanner;
-use crate::protocol::usage::Watch;
-use crate::protocol::{Api, BodyFormat, ModelRenamer, TransferScanner, Usage, UsageScanner};
+use crate::protocol::{Api, ModelRenamer, TransferScanner, Usage};
 use crate::quota::Had;
 use crate::record::Booked;
 use crate::telemetry::by_name::Counts;
 use crate::telemetry::decisions::DecisionRecord;
-use crate::telemetry::metrics::{Degraded, End};
+use crate::telemetry::metrics::{Degraded, End, Limit};
 use crate::telemetry::trace::RequestSpan;
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, Metadata};
 use envoy_types::pb::envoy::service::ext_proc::v3::{HeaderMutation, HttpBody, ProcessingResponse};
 use envoy_types::pb::google::protobuf::Struct;
 use fields::ResponseFields;
+use scanner::Scanner;
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 mod fields;
+mod scanner;
 
 /// What the conformance suite is told of a gateway that does not say which endpoint served, in the words of GIE's `lwepp`.
 const NO_SERVED_ENDPOINT: &str = "fail: missing envoy lb metadata";
@@ -179,11 +179,10 @@ impl Routed {
         let mut mutation = HeaderMutation::default();
         let readable = mode != BodyMode::None && !found.encoded;
         if readable {
-            let charged = self.plan.admitted.is_some() || !self.plan.permits.is_empty();
-            self.scanner = Some(Scanner::new(self.api, &found, charged));
+            self.scanner = Some(Scanner::new(self.api, &found, &self.plan));
         }
         if readable && found.is_good() && self.api.generates() {
-            self.read_answer(if found.sse { AnswerFormat::Events } else { AnswerFormat::Json });
+            self.read_answer(found.format());
         }
         if readable && let Some(from) = &self.plan.renamed_from {
             self.renamer = ModelRenamer::new(&self.plan.target, from);
@@ -356,7 +355,9 @@ impl Routed {
             UsageCount::Prompt => usage.prompt_tokens,
             UsageCount::Cached => usage.cached_tokens,
             UsageCount::Completion => usage.completion_tokens,
-            UsageCount::Total => Some(usage.prompt_tokens.unwrap_or(0) + usage.completion_tokens.unwrap_or(0)),
+            UsageCount::Total => {
+                Some(usage.prompt_tokens.unwrap_or(0).saturating_add(usage.completion_tokens.unwrap_or(0)))
+            }
         };
         Some(metadata::number(&report.namespace, &report.key, count? as f64))
     }
@@ -473,6 +474,9 @@ impl Routed {
         if let Some(admitted) = self.plan.admitted.take() {
             admitted.end(&usage, complete, now);
         }
+        if self.scanner.as_ref().is_some_and(Scanner::is_capped) {
+            picker.metrics.limit(Limit::ReportedTokens);
+        }
         if self.scanner.as_ref().and_then(Scanner::error_status).is_some() {
             picker.metrics.errors_in_stream.inc();
         }
@@ -524,66 +528,4 @@ fn had(usage: &Usage, came: u32, status: u16, end: End) -> Had {
 /// To the microsecond: more says nothing, and long fractions are hard to read.
 fn milliseconds(duration: Duration) -> f64 {
     duration.as_micros() as f64 / 1e3
-}
-
-/// Reads token counts in passing, in the answer's own format.
-#[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "nearly every answer is text, and a box would cost it an allocation")]
-enum Scanner {
-    Text(UsageScanner),
-    Grpc(GrpcUsageScanner),
-}
-
-impl Scanner {
-    /// Its tokens are counted as they come where somebody is `charged` for them.
-    fn new(api: Api, head: &ResponseFields, charged: bool) -> Self {
-        if api.body_format() == BodyFormat::Grpc {
-            return Self::Grpc(GrpcUsageScanner::new(api));
-        }
-        let good = head.is_good();
-        let in_stream = good && head.sse;
-        let watch =
-            Watch { errors: in_stream, response_id: good && api == Api::Responses, events: in_stream && charged };
-        Self::Text(UsageScanner::new(watch))
-    }
-
-    fn push(&mut self, chunk: &[u8]) {
-        match self {
-            Self::Text(scanner) => scanner.push(chunk),
-            Self::Grpc(scanner) => scanner.push(chunk),
-        }
-    }
-
-    fn response_id(&self) -> Option<&str> {
-        match self {
-            Self::Text(scanner) => scanner.response_id(),
-            Self::Grpc(_) => None,
-        }
-    }
-
-    /// The HTTP status of an error in the stream.
-    fn error_status(&self) -> Option<u16> {
-        match self {
-            Self::Text(scanner) => scanner.error().map(|error| error.status),
-            Self::Grpc(_) => None,
-        }
-    }
-
-    /// Tokens of the answer so far, or about as many; 0 while nobody can tell.
-    fn tokens(&self) -> u32 {
-        match self {
-            Self::Text(scanner) => scanner.events(),
-            Self::Grpc(scanner) => {
-                let told = scanner.usage().and_then(|usage| usage.completion_tokens);
-                told.map_or(0, |tokens| u32::try_from(tokens).unwrap_or(u32::MAX))
-            }
-        }
-    }
-
-    fn usage(&self) -> Option<Usage> {
-        match self {
-            Self::Text(scanner) => scanner.usage(),
-            Self::Grpc(scanner) => scanner.usage(),
-        }
-    }
 }

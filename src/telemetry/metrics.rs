@@ -138,6 +138,8 @@ pub enum Limit {
     RequestTimeout,
     IdleTimeout,
     Parser,
+    /// A server reported more tokens than the request can cost.
+    ReportedTokens,
 }
 
 /// On which rung of the ladder a decision was made when it was not the top one.
@@ -239,7 +241,7 @@ pub struct Metrics {
     decision_seconds: Histogram,
     outcomes: [Counter; 7],
     rejections: Vec<(Reason, Counter)>,
-    limits: [(Limit, Counter); 6],
+    limits: [(Limit, Counter); 7],
     degraded: [(Degraded, Counter); 16],
     ends: Family<PoolEndLabel, Counter>,
     statuses: Family<PoolStatusLabel, Counter>,
@@ -309,6 +311,7 @@ impl Metrics {
                 limit(Limit::RequestTimeout, "request_timeout"),
                 limit(Limit::IdleTimeout, "idle_timeout"),
                 limit(Limit::Parser, "parser"),
+                limit(Limit::ReportedTokens, "reported_tokens"),
             ],
             degraded: [
                 mode(Degraded::EncodedBody, "encoded_body"),
@@ -410,6 +413,12 @@ impl Metrics {
         if let Some((_, counter)) = self.degraded.iter().find(|(m, _)| *m == mode) {
             counter.inc();
         }
+    }
+
+    /// How often the bound was hit.
+    #[cfg(test)]
+    pub fn limit_count(&self, limit: Limit) -> u64 {
+        self.limits.iter().find(|(l, _)| *l == limit).map_or(0, |(_, counter)| counter.get())
     }
 
     /// How often that was.

@@ -3,4 +3,7 @@
 //! the time that they take without the attack, and be charged what they used.
 
 mod clients;
+mod generate;
 mod honest;
+mod paths;
+mod usage;

@@ -2,7 +2,7 @@
 //!
 //! Query: `kind=json|sse`, `size` bytes, `events` (about so many), `chunked=1`, `pace_ms` between events, `status`, `trailers=1`,
 //! `early=1` (answer before the request's body is read), `delay_ms` before the answer, `cut` (the first piece of the body is so long) and
-//! `piece` (all are), `hold=1` (the answer is the text given to [`Echo::answering`]), `tell` (names of headers, with commas). `/metrics` and `/health` answer as an idle model server does.
+//! `piece` (all are), `hold=1` (the answer is the text given to [`Echo::answering`]), `reply=1` (the answer is the string `reply` of the request's JSON), `tell` (names of headers, with commas). `/metrics` and `/health` answer as an idle model server does.
 //!
 //! Response headers: `x-echo-server` (its address), `x-echo-sha256` and `x-echo-length` of the request's body, `x-echo-trailers` (how
 //! many), `x-echo-destination` (the destination header as it arrived), `x-echo-told` (the headers of `tell` as `name=value`, with `;`).
@@ -125,14 +125,17 @@ async fn answer(
     put("x-echo-destination", destination.and_then(|v| v.to_str().ok()).unwrap_or("").to_owned());
     let told = request.headers().iter().filter(|(name, _)| wish.tell.iter().any(|told| told == name.as_str()));
     put("x-echo-told", told.map(|(n, v)| format!("{n}={}", v.to_str().unwrap_or("?"))).collect::<Vec<_>>().join(";"));
-    if !wish.early {
+    let mut held = counts.answer.clone();
+    if wish.reply {
+        held = replied(request.into_body()).await;
+    } else if !wish.early {
         let got = read(request.into_body()).await;
         put("x-echo-sha256", got.sha256);
         put("x-echo-length", got.length.to_string());
         put("x-echo-trailers", got.trailers.to_string());
     }
     tokio::time::sleep(wish.delay).await;
-    let body = wish.body(&counts.answer).on_cut_short(Arc::new(move || {
+    let body = wish.body(&held).on_cut_short(Arc::new(move || {
         counts.cut_short.fetch_add(1, Ordering::SeqCst);
     }));
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(wish.content_type()));
@@ -162,6 +165,13 @@ async fn read(mut body: Incoming) -> Got {
     Got { sha256: hex(&digest.finalize()), length, trailers }
 }
 
+/// The string `reply` in a JSON body.
+async fn replied(body: Incoming) -> Bytes {
+    let bytes = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+    let request: serde_json::Value = serde_json::from_slice(&bytes).unwrap_or_default();
+    request["reply"].as_str().unwrap_or_default().to_owned().into()
+}
+
 /// What the query asks for.
 struct Wish {
     sse: bool,
@@ -176,6 +186,7 @@ struct Wish {
     cut: usize,
     piece: usize,
     hold: bool,
+    reply: bool,
     tell: Vec<String>,
 }
 
@@ -197,6 +208,7 @@ impl From<&str> for Wish {
             cut: size("cut", 0),
             piece: size("piece", 0),
             hold: number("hold", 0) == 1,
+            reply: number("reply", 0) == 1,
             tell: values.get("tell").map(|names| names.split(',').map(str::to_owned).collect()).unwrap_or_default(),
         }
     }
@@ -217,7 +229,7 @@ impl Wish {
 
     fn pieces(&self, held: &Bytes) -> VecDeque<Bytes> {
         let pieces = match self.sse {
-            _ if self.hold => [held.clone()].into(),
+            _ if self.hold || self.reply => [held.clone()].into(),
             true => events(self.size, self.events, RESPONSE_SEED),
             false => cut(completion(self.size, RESPONSE_SEED), 256 << 10, RESPONSE_SEED),
         };

@@ -2,6 +2,7 @@
 
 use crate::ext_proc::head;
 use crate::ext_proc::split::Untaken;
+use crate::protocol::AnswerFormat;
 use envoy_types::pb::envoy::config::core::v3::HeaderMap;
 
 /// What matters in the headers of an answer.
@@ -16,6 +17,11 @@ pub(super) struct ResponseFields {
 impl ResponseFields {
     pub(super) fn is_good(&self) -> bool {
         (200..300).contains(&self.status)
+    }
+
+    /// What the body is written in.
+    pub(super) fn format(&self) -> AnswerFormat {
+        if self.sse { AnswerFormat::Events } else { AnswerFormat::Json }
     }
 
     /// Why nobody has looked at the request's prompt, if so.
