@@ -550,5 +550,9 @@ spec:
   - port: metrics
     path: /metrics
     interval: {{ .Values.inferenceExtension.monitoring.interval }}
+    {{- if .Values.inferenceExtension.monitoring.prometheus.auth.enabled }}
+    authorization:
+      credentials: {name: {{ include "attache.metricsSecret" . }}, key: token}
+    {{- end }}
 {{- end }}
 {{- end -}}
