@@ -398,19 +398,3 @@ async fn a_queued_request_outlives_the_half_close_of_its_stream_and_no_reset() {
     assert_eq!(text.matches("\"unwatched\"").count(), 2, "{text}");
     picker.assert_settled().await;
 }
-
-/// Envoy's bootstrap in GIE's and llm-d's standalone charts checks the picker there, and their charts pass no flag for it.
-#[tokio::test(flavor = "multi_thread")]
-async fn health_is_answered_on_the_ext_proc_port_unless_it_is_switched_off() {
-    let echo = Echo::start().await;
-    for (flags, expected) in [(&[][..], "0"), (&["--health-checking=false"], "12")] {
-        let picker = AttacheProcess::start(&[echo.address], flags).await;
-        let connection = Connection::open(picker.grpc).await.expect("a connection");
-        let mut check = connection.stream("/grpc.health.v1.Health/Check", &[]).await.expect("a stream");
-        let service = b"envoy.service.ext_proc.v3.ExternalProcessor";
-        let asked = [&[0x0a, u8::try_from(service.len()).expect("a short name")][..], service].concat();
-        check.send_raw(frame(0, &asked)).expect("sending the question");
-        check.half_close().expect("the end of the messages");
-        assert_eq!(check.status().await.expect("a status"), expected, "{flags:?}");
-    }
-}
