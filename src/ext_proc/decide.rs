@@ -255,7 +255,8 @@ pub fn decide(
         Err(warming) => return Ok(Step::Warm(warming, None)),
     };
     let queues = live.queues(position).filter(|_| request.is_some() && !q.has_turn);
-    let trusted = || q.head.fairness_id().filter(|_| live.exchange.trust_client_headers);
+    let named = || q.head.fairness_id().or_else(|| q.head.first_of(&live.exchange.session_headers));
+    let trusted = || named().filter(|_| live.exchange.trust_client_headers);
     let case = Case {
         picker,
         live,

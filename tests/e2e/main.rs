@@ -22,6 +22,7 @@ mod fleet;
 mod flow;
 mod inputs;
 mod limits;
+mod llm_d_files;
 mod load;
 mod matrix;
 mod models;
