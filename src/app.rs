@@ -512,6 +512,7 @@ impl App {
                 health: settings.health.clone(),
                 scrape: feeds.scrape_stats.clone(),
                 dns: feeds.dns_stats.clone(),
+                file: feeds.file_stats.clone(),
                 prefix: feeds.prefix(),
                 kv_events: feeds.kv_event_stats(),
                 kube: feeds.kube_stats(),

@@ -61,6 +61,7 @@ impl Settings {
                 "onUnparseable": e.on_unparseable,
                 "conformanceHeaders": e.conformance_headers,
                 "trustClientHeaders": e.trust_client_headers,
+                "sessionHeaders": e.session_headers,
                 "tenant": e.tenant.as_ref().map(tenant),
                 "disableEndpointSubsetFilter": e.disable_endpoint_subset_filter,
                 "models": e.models,
@@ -233,6 +234,12 @@ fn pool(p: &PoolSettings) -> Value {
         "destination": {"mode": p.destination, "max": (p.destination == Destination::List).then_some(p.max_destinations)},
         "endpoints": endpoints.collect::<Vec<_>>(),
         "dns": dns.collect::<Vec<_>>(),
+        "endpointsFile": p.file.as_ref().map(|file| json!({
+            "path": file.path,
+            "watch": file.watch,
+            "engine": file.engine,
+            "metrics": {"scheme": &*file.metrics.scheme, "port": file.metrics.port, "path": &*file.metrics.path},
+        })),
         "kubernetes": p.kubernetes.as_ref().map(kubernetes),
         "modelRewrites": rewrites.chain(any).collect::<Vec<_>>(),
         "scrape": {

@@ -115,7 +115,7 @@ mod flow;
 mod selection;
 mod tenants;
 pub use caches::{Disaggregation, KvEvents, PrefixCache, Volatile};
-pub use discovery::{Dns, Kubernetes};
+pub use discovery::{Dns, EndpointsFile, Kubernetes};
 pub use flow::{Band, FlowControl};
 pub use selection::{Profile, RequestStrategy, StrategyRule};
 pub use tenants::{Ceiling, Labels, Models, Names, Redis, Tenant, TenantLimits, Tenants, UserRecords};
@@ -163,6 +163,7 @@ sections! {
         "onUnparseable" => on_unparseable: OnUnparseable,
         "conformanceHeaders" => conformance_headers: bool,
         "trustClientHeaders" => trust_client_headers: bool,
+        "sessionHeaders" => session_headers: Vec<At<String>>,
         "tenant" => tenant: Tenant,
         "disableEndpointSubsetFilter" => disable_endpoint_subset_filter: bool,
         "models" => models: ModelsAnswer,
@@ -267,6 +268,8 @@ pub struct Pool {
     pub endpoints: Vec<At<Endpoint>>,
     /// `dns`
     pub dns: Vec<At<Dns>>,
+    /// `endpointsFile`
+    pub endpoints_file: Opt<EndpointsFile>,
     /// `kubernetes`
     pub kubernetes: Opt<Kubernetes>,
     /// `modelRewrites`
@@ -311,6 +314,7 @@ impl Read for Pool {
             destination: section(&mut f, "destination", sink),
             endpoints: f.get("endpoints", sink).map(|at| at.value).unwrap_or_default(),
             dns: f.get("dns", sink).map(|at| at.value).unwrap_or_default(),
+            endpoints_file: f.get("endpointsFile", sink),
             kubernetes: f.get("kubernetes", sink),
             rewrites: f.get("modelRewrites", sink).map(|at| at.value).unwrap_or_default(),
             scrape: section(&mut f, "scrape", sink),

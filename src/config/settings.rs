@@ -179,6 +179,9 @@ pub struct ExchangeSettings {
     pub conformance_headers: bool,
     /// Believe the client's objective, priority and fairness headers.
     pub trust_client_headers: bool,
+    /// Headers that name the flow of requests without a fairness header, lower case; the first one that is there counts. Believed as
+    /// `trust_client_headers` says.
+    pub session_headers: Vec<Box<str>>,
     /// How a request's tenant is found; nobody has one when `None`.
     pub tenant: Option<TenantRule>,
     /// Ignore the gateway's subset hint.
@@ -220,6 +223,8 @@ pub struct PoolSettings {
     pub endpoints: Vec<EndpointSpec>,
     /// Names that are resolved again and again.
     pub dns: Vec<DnsSource>,
+    /// A file that lists endpoints.
+    pub file: Option<FileSource>,
     /// Pods that are endpoints.
     pub kubernetes: Option<KubernetesSource>,
     /// Scraping.
@@ -352,6 +357,19 @@ pub struct DnsSource {
     /// The engine behind it.
     pub engine: Engine,
     /// Where its metrics are.
+    pub metrics: MetricsSource,
+}
+
+/// A file that lists endpoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileSource {
+    /// Where it is.
+    pub path: PathBuf,
+    /// It is read again when it changes.
+    pub watch: bool,
+    /// The engine of its endpoints.
+    pub engine: Engine,
+    /// Where their metrics are.
     pub metrics: MetricsSource,
 }
 

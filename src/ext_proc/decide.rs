@@ -263,7 +263,8 @@ pub fn decide(
     }
     let before_pool = before_pool.filter(|queues| queues.hold_requests());
     let queues = before_pool.filter(|_| asks);
-    let trusted = || q.head.fairness_id().filter(|_| live.exchange.trust_client_headers);
+    let named = || q.head.fairness_id().or_else(|| q.head.first_of(&live.exchange.session_headers));
+    let trusted = || named().filter(|_| live.exchange.trust_client_headers);
     let case = Case {
         picker,
         live,

@@ -216,6 +216,12 @@ impl Head {
         self.at(self.fairness_id).filter(|id| !id.is_empty())
     }
 
+    /// The first of these headers (lower-case names) that has a value.
+    #[must_use]
+    pub fn first_of(&self, names: &[Box<str>]) -> Option<&str> {
+        names.iter().filter_map(|name| self.get(name)).map(str::trim).find(|value| !value.is_empty())
+    }
+
     /// The objective that the client names.
     #[must_use]
     pub fn objective(&self) -> Option<&str> {

@@ -23,6 +23,7 @@ mod flow;
 mod inputs;
 mod istio;
 mod limits;
+mod llm_d_files;
 mod load;
 mod matrix;
 mod models;

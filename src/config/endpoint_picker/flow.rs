@@ -153,6 +153,10 @@ fn usual_band(span: Span) -> schema::Band {
 
 fn band(f: &mut Fields<'_>, plugins: Option<&Plugins>, sink: &mut Sink) -> schema::Band {
     let usual = usual_band(f.span);
+    if let Some(node) = f.node("defaultRequestTTL") {
+        let why = "all bands wait as long as `flowControl.defaultRequestTTL` says";
+        sink.push(no_effect(&f.path_of("defaultRequestTTL"), node.span, why));
+    }
     let max_bytes = f.get::<Quantity>("maxBytes", sink).filter(|at| at.value.0 > 0);
     let max_requests = f.get::<Quantity>("maxRequests", sink);
     // None of them is no limit; no bytes are the default.

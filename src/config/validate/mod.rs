@@ -6,6 +6,7 @@ pub use flow::recommended as recommended_flow;
 mod kubernetes;
 mod pools;
 mod prefix;
+mod sources;
 mod strategies;
 mod templates;
 mod tenants;
@@ -281,6 +282,17 @@ fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> Excha
                 .help("`trustClientHeaders: true` or `--trust-client-headers`, where the gateway keeps strangers from setting the header"),
         );
     }
+    if let Some(at) = file.session_headers.as_ref().filter(|at| !at.value.is_empty() && !trust_client_headers) {
+        let message = "`sessionHeaders` have no effect: what requests say of their flow is not believed";
+        sink.push(
+            Diagnostic::new(Code::NoEffect, "exchange.sessionHeaders", message)
+                .at(at.span)
+                .help("`trustClientHeaders: true` or `--trust-client-headers`, where clients may name their own flows"),
+        );
+    }
+    let session_headers = file.session_headers.map(|at| at.value).unwrap_or_default();
+    let session_headers = session_headers.iter().map(|at| tenants::header(at, "exchange.sessionHeaders", sink).into());
+    let session_headers = session_headers.collect();
     let mut objectives = std::collections::BTreeMap::new();
     for (name, priority) in file.objectives.map(|at| at.value).unwrap_or_default() {
         objectives.insert(name.value, priority.value);
@@ -305,6 +317,7 @@ fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> Excha
         on_unparseable: given(file.on_unparseable, Default::default()),
         conformance_headers: conformance.is_some(),
         trust_client_headers,
+        session_headers,
         disable_endpoint_subset_filter: pick_or(
             flags.disable_endpoint_subset_filter.as_ref(),
             file.disable_endpoint_subset_filter,

@@ -19,7 +19,7 @@ use std::time::Duration;
 const MAX_STORE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A header's name, lower case.
-fn header(at: &At<String>, path: &str, sink: &mut Sink) -> String {
+pub(super) fn header(at: &At<String>, path: &str, sink: &mut Sink) -> String {
     if at.value.parse::<http::HeaderName>().is_err() {
         let shown: String = at.value.chars().take(60).collect();
         sink.out_of_range(at.span, path, format!("`{shown}`"), "the name of a header");

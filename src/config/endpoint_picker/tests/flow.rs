@@ -147,7 +147,8 @@ fn what_of_the_section_has_no_effect_is_said() {
     for (text, count) in [
         ("flowControl: {noEndpointRequestTTL: 0}", 1),
         ("flowControl: {defaultRequestTTL: 0}", 1),
-        ("plugins: [{type: agent-identity}]", 1),
+        ("plugins: [{type: agent-identity}]", 0),
+        ("flowControl: {defaultPriorityBand: {defaultRequestTTL: 9000s}}", 1),
         ("plugins: [{type: sheddable-eviction-filter}, {type: priority-then-time-eviction-order-policy}]", 0),
         (
             "saturationDetector: {queueDepthThreshold: 7}\nflowControl: {saturationDetector: {pluginRef: utilization-detector}}",
