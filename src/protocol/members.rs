@@ -376,7 +376,7 @@ impl<M: Copy> MemberReader<M> {
                 let in_text = nesting.outer.in_text;
                 let next = if in_text { memchr(b'"', block) } else { memchr3(b'"', open, close, block) };
                 let run = block.get(..next.unwrap_or(block.len())).unwrap_or_default();
-                let before = if in_text { backslashes(run) } else { 0 };
+                let before = backslashes(run);
                 if next.is_none() {
                     nesting.escaped = before % 2 == 1;
                     break None;

@@ -3,7 +3,7 @@
 
 use super::honest::Honest;
 use super::usage::{assert_honest_charge, picker};
-use crate::shipped::by_header;
+use crate::shipped::{by_header, by_list};
 use crate::support::body::Payload;
 use crate::support::client::{self, Http, Reply};
 use crate::support::echo::Echo;
@@ -82,8 +82,14 @@ async fn encoded_paths_and_coerced_numbers_are_counted_as_servers_read_them() {
 async fn encoded_slashes_and_counts_that_are_none_are_rejected() {
     let echo = Echo::start().await;
     let picker = picker(&echo, "").await;
-    for file in ["original-dst.yaml", "buffered.yaml", "fail-open.yaml"] {
-        let envoy = EnvoyProcess::start(&by_header(file, &picker)).await;
+    let bootstraps = [
+        ("original-dst.yaml", by_header("original-dst.yaml", &picker)),
+        ("buffered.yaml", by_header("buffered.yaml", &picker)),
+        ("fail-open.yaml", by_list("fail-open.yaml", &picker, [echo.address; 4])),
+        ("override-host.yaml", by_list("override-host.yaml", &picker, [echo.address; 4])),
+    ];
+    for (file, bootstrap) in bootstraps {
+        let envoy = EnvoyProcess::start(&bootstrap).await;
         let to = envoy.listener("inference");
         let chat = r#"{"model":"m","messages":[{"role":"user","content":"x"}],"max_tokens":"#;
         let reply = client::post(to, "/v1%2fchat/completions", format!("{chat}7}}").into()).await.expect("a response");
@@ -102,5 +108,5 @@ async fn encoded_slashes_and_counts_that_are_none_are_rejected() {
             assert_eq!(reply.status, 200, "{file} {path}");
         }
     }
-    assert_eq!(echo.requests(), 9, "rejected requests reach no server");
+    assert_eq!(echo.requests(), 12, "rejected requests reach no server");
 }

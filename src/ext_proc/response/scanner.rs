@@ -60,8 +60,8 @@ impl Scanner {
     pub(super) fn tokens(&self) -> u32 {
         match &self.format {
             Format::Text(scanner) => scanner.events(),
-            Format::Grpc(scanner) => {
-                let told = scanner.usage().and_then(|usage| usage.completion_tokens);
+            Format::Grpc(_) => {
+                let told = self.usage().and_then(|usage| usage.completion_tokens);
                 told.map_or(0, |tokens| u32::try_from(tokens).unwrap_or(u32::MAX))
             }
         }
