@@ -161,6 +161,7 @@ sections! {
         "onUnparseable" => on_unparseable: OnUnparseable,
         "conformanceHeaders" => conformance_headers: bool,
         "trustClientHeaders" => trust_client_headers: bool,
+        "prefillEndpointHeader" => prefill_endpoint_header: bool,
         "tenant" => tenant: Tenant,
         "disableEndpointSubsetFilter" => disable_endpoint_subset_filter: bool,
         "models" => models: ModelsAnswer,
@@ -236,6 +237,8 @@ sections! {
         "ejection" => ejection: Duration,
         "maxEjection" => max_ejection: Duration,
         "slowStart" => slow_start: Duration,
+        "errorPeriod" => error_period: Duration,
+        "maxEjectionPercent" => max_ejection_percent: u32,
     }
     /// One target of a rewrite.
     Target {

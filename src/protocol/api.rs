@@ -4,7 +4,8 @@
 //! rule names is [`Api::Other`]: routed, never rejected.
 
 /// One API of a model server.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Api {
     /// `/v1/completions`
     Completions,

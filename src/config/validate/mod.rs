@@ -345,6 +345,7 @@ fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> Excha
         on_unparseable: given(file.on_unparseable, Default::default()),
         conformance_headers: given(file.conformance_headers, false),
         trust_client_headers,
+        prefill_endpoint_header: given(file.prefill_endpoint_header, false),
         disable_endpoint_subset_filter: pick_or(
             flags.disable_endpoint_subset_filter.as_ref(),
             file.disable_endpoint_subset_filter,
