@@ -164,6 +164,7 @@ sections! {
         "conformanceHeaders" => conformance_headers: bool,
         "trustClientHeaders" => trust_client_headers: bool,
         "sessionHeaders" => session_headers: Vec<At<String>>,
+        "prefillEndpointHeader" => prefill_endpoint_header: bool,
         "tenant" => tenant: Tenant,
         "disableEndpointSubsetFilter" => disable_endpoint_subset_filter: bool,
         "models" => models: ModelsAnswer,
@@ -239,6 +240,8 @@ sections! {
         "ejection" => ejection: Duration,
         "maxEjection" => max_ejection: Duration,
         "slowStart" => slow_start: Duration,
+        "errorPeriod" => error_period: Duration,
+        "maxEjectionPercent" => max_ejection_percent: u32,
     }
     /// One target of a rewrite.
     Target {

@@ -177,11 +177,13 @@ pub struct ExchangeSettings {
     pub on_unparseable: OnUnparseable,
     /// Honour `test-epp-endpoint-selection` and answer with the conformance suite's headers. Lets clients choose endpoints.
     pub conformance_headers: bool,
-    /// Believe the client's objective, priority and fairness headers.
+    /// Believe the client's objective, priority and fairness headers, and let those through that steer servers.
     pub trust_client_headers: bool,
     /// Headers that name the flow of requests without a fairness header, lower case; the first one that is there counts. Believed as
     /// `trust_client_headers` says.
     pub session_headers: Vec<Box<str>>,
+    /// Name the server that computed the prompt of a split request in a response header.
+    pub prefill_endpoint_header: bool,
     /// How a request's tenant is found; nobody has one when `None`.
     pub tenant: Option<TenantRule>,
     /// Ignore the gateway's subset hint.

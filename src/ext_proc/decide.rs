@@ -17,6 +17,7 @@ use crate::clock::Timestamp;
 use crate::disagg::{LegApi, Mode};
 use crate::error::{Reason, RequestError};
 use crate::flow::Asking;
+use crate::pool::health::ClientSlot;
 use crate::pool::ledger::Ticket;
 use crate::pool::{EndpointState, PoolSnapshot};
 use crate::prefix::learning::Lesson;
@@ -96,6 +97,8 @@ pub struct Plan {
     pub decision: Decision,
     /// The pool.
     pub pool: Arc<Pool>,
+    /// The client, as far as the health of endpoints tells clients apart.
+    pub client: ClientSlot,
     /// What named them.
     pub strategy: Arc<dyn Strategy>,
     /// The profile that named the strategy.
@@ -409,7 +412,9 @@ pub fn decide(
     let share = decision.picks.first().map_or(0.0, |picked| choice.strategy.share(&cx, picked));
     let told = live.prefix(position).filter(|_| q.api.prefills());
     let hints = told.map(|prefix| Hints::of(pool, prefix, looked.as_ref(), &decision, &snapshot, q.head, q.now));
-    let drops_rank = live.prefix(position).is_some_and(|p| p.choose_rank) && q.head.has(RANK_HEADER);
+    // That of a client that is not trusted is removed whatever is chosen.
+    let chooses_rank = live.exchange.trust_client_headers && live.prefix(position).is_some_and(|p| p.choose_rank);
+    let drops_rank = chooses_rank && q.head.has(RANK_HEADER);
     let hints = Hints { drops_rank, ..hints.unwrap_or_default() };
     // Beside what is held of it stands its length, whatever the strategy goes by.
     let prompt_tokens = looked.as_ref().map_or(prompt_tokens, Looked::prompt_tokens);
@@ -475,6 +480,7 @@ pub fn decide(
         strategy: choice.strategy,
         profile,
         pool: pool.clone(),
+        client: q.head.client(),
         target,
     })))
 }

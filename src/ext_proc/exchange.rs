@@ -250,7 +250,7 @@ impl Exchange {
         }
         let Some(message) = m.request else { return Err(ProtocolError("message without content")) };
         match message {
-            Message::RequestHeaders(h) => self.on_request_headers(h, m.metadata_context, now, out),
+            Message::RequestHeaders(h) => self.on_request_headers(h, m.metadata_context, &m.attributes, now, out),
             Message::RequestBody(b) => self.on_request_body(b, m.metadata_context, now, out),
             Message::RequestTrailers(_) => self.on_request_trailers(now, out),
             Message::ResponseHeaders(h) => self.on_response_headers(h, m.metadata_context, m.attributes, now, out),
@@ -269,6 +269,7 @@ impl Exchange {
         &mut self,
         message: HttpHeaders,
         metadata: Option<Metadata>,
+        attributes: &HashMap<String, Struct>,
         now: Timestamp,
         out: &mut Actions,
     ) -> Result<(), ProtocolError> {
@@ -280,6 +281,7 @@ impl Exchange {
         self.head = Head::read(message.headers);
         let tenant = Tenant::of(self.live.exchange.tenant.as_ref(), &self.head, metadata.as_ref());
         self.head.belongs_to(tenant);
+        self.head.identify_client(metadata::client_address(attributes));
         let (api, id) = Api::from_path(self.head.path());
         self.response_id = id.map(Cow::into_owned);
         self.api = api;
@@ -523,8 +525,8 @@ impl Exchange {
         if let Some(span) = &self.span {
             set_headers.push(reply::set("traceparent", span.traceparent()));
         }
-        let spoofed = self.head.spoofed().iter().filter(|name| **name != DESTINATION);
-        let mut remove_headers: Vec<String> = spoofed.map(|name| (*name).to_owned()).collect();
+        let reserved = self.head.reserved(self.live.exchange.trust_client_headers).filter(|name| *name != DESTINATION);
+        let mut remove_headers: Vec<String> = reserved.map(str::to_owned).collect();
         remove_headers.extend(tenant::untrusted(self.live.exchange.tenant.as_ref(), &self.head));
         if let Some(Mode::Header { .. }) = plan.pool.disagg.as_deref() {
             tell_sidecar(&plan.decision, &mut set_headers, &mut remove_headers);

@@ -3,7 +3,7 @@
 use super::conversation::Conversation;
 use super::decide::Plan;
 use super::lookup::guarded;
-use super::metadata;
+use super::metadata::{self, Origin};
 use super::mode::BodyMode;
 use super::picker::Picker;
 use super::prefix::{PoolPrefix, Tail};
@@ -12,10 +12,10 @@ use super::reply::{self, Direction};
 use super::split::{Ask, Fate, Untaken};
 use super::tenant::Tenant;
 use crate::clock::Timestamp;
-use crate::config::settings::{ReportUsage, UsageCount};
+use crate::config::settings::{ExchangeSettings, ReportUsage, UsageCount};
 use crate::disagg::Failure;
 use crate::pool::Endpoint;
-use crate::pool::health::{Availability, Outcome as Health};
+use crate::pool::health::Outcome as Health;
 use crate::prefix::key::BlockKey;
 use crate::protocol::answer::{AnswerFormat, AnswerText, DEFAULT_MAX_ANSWER_BYTES};
 use crate::protocol::{Api, ModelRenamer, TransferScanner, Usage};
@@ -36,6 +36,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 mod fields;
+mod health;
 mod scanner;
 
 /// What the conformance suite is told of a gateway that does not say which endpoint served, in the words of GIE's `lwepp`.
@@ -69,6 +70,8 @@ pub struct Routed {
     renamer: Option<ModelRenamer>,
     span: Option<Box<RequestSpan>>,
     conformance: bool,
+    /// The response names the server that computed the prompt.
+    names_prefill: bool,
     /// What frees the prompt that its server keeps for nobody.
     parting: Option<Ask>,
     /// Of its model and its tenant.
@@ -110,6 +113,7 @@ impl Routed {
             renamer: None,
             span: None,
             conformance: false,
+            names_prefill: false,
             parting: None,
             counts: SmallVec::new(),
             plan,
@@ -133,9 +137,10 @@ impl Routed {
         self.counts.iter().for_each(|counts| counts.routed());
     }
 
-    /// Answers with the conformance suite's headers.
-    pub fn for_conformance(&mut self, on: bool) {
-        self.conformance = on;
+    /// Adds the response headers that `settings` asks for and that show addresses of servers: the conformance suite's, and the prefill server's.
+    pub fn shows(&mut self, settings: &ExchangeSettings) {
+        self.conformance = settings.conformance_headers;
+        self.names_prefill = settings.prefill_endpoint_header;
     }
 
     /// Its turn, where turns are taken.
@@ -170,11 +175,11 @@ impl Routed {
         let served = metadata::served(head.metadata.as_ref(), &head.attributes);
         let retried = metadata::retried(&head.attributes);
         self.plan.course.iter_mut().for_each(|course| course.answered(retried));
-        self.follow(served, now, picker);
+        let origin = Origin::of(&head.attributes);
+        self.follow(served, &found, origin, now, picker);
         let waits = self.plan.meets() && mode != BodyMode::None;
-        let connect_failed = metadata::connect_failed(&head.attributes);
-        self.judge(&found, connect_failed, waits, now, picker);
-        self.release(found.untaken(connect_failed), now, picker);
+        self.judge(&found, origin, waits, now, picker);
+        self.release(found.untaken(origin), now, picker);
 
         let mut mutation = HeaderMutation::default();
         let readable = mode != BodyMode::None && !found.encoded;
@@ -201,7 +206,9 @@ impl Routed {
             mutation.set_headers.extend(permit.headers().map(|(name, value)| reply::set(name, value)));
         }
         if let Some(course) = &self.plan.course {
-            mutation.set_headers.extend(course.headers().map(|(name, value)| reply::set(name, value)));
+            mutation
+                .set_headers
+                .extend(course.headers(self.names_prefill).map(|(name, value)| reply::set(name, value)));
         }
         if self.conformance {
             let served = metadata::reported(head.metadata.as_ref()).unwrap_or(NO_SERVED_ENDPOINT);
@@ -251,85 +258,6 @@ impl Routed {
         if kept || self.tail.is_some() && self.booking.learns_answer() {
             self.answer = AnswerText::new(self.api, format, DEFAULT_MAX_ANSWER_BYTES).map(Box::new);
         }
-    }
-
-    /// Envoy's retries may have ended elsewhere: the booking follows, and who was passed over has failed.
-    fn follow(&mut self, served: Option<std::net::SocketAddr>, now: Timestamp, picker: &Picker) {
-        let Some(served) = served.filter(|a| *a != self.picked.spec.address) else { return };
-        // Who was asked before may have fetched the prompt: it is left to its lease.
-        self.plan.course.iter_mut().for_each(|course| course.kept = None);
-        let snapshot = self.plan.pool.store.load();
-        if let Some(state) = snapshot.position(served).and_then(|p| snapshot.get(p)) {
-            self.probes = false;
-            self.record(&self.picked.clone(), Health::ConnectFailure, now, picker);
-            self.booking.move_to(&state.endpoint, now);
-            // A rank of the one that was passed over.
-            self.plan.hints.rank = None;
-        }
-    }
-
-    /// Notes what the head of an answer shows of its servers; `waits` says that the one which answers may still wait for the prompt.
-    fn judge(&mut self, found: &ResponseFields, connect_failed: bool, waits: bool, now: Timestamp, picker: &Picker) {
-        let outcome = match found.status {
-            _ if connect_failed => Health::ConnectFailure,
-            // Envoy's own circuit breaker says nothing about the server.
-            _ if found.overloaded => return,
-            500..=599 => Health::Failure,
-            _ => Health::Success,
-        };
-        if outcome == Health::Failure && self.one_has_gone(now) {
-            return;
-        }
-        // Only what follows shows that it works.
-        if found.is_good() && waits {
-            return;
-        }
-        self.probes = false;
-        let ejected = self.record(&self.booking.endpoint().clone(), outcome, now, picker);
-        if connect_failed || ejected {
-            return;
-        }
-        // Which of the servers that worked on it has failed a sidecar does not say. The one that does fails with every other, so it is the first
-        // to have failed many times in a row; when it has gone, the others have done nothing.
-        if let Some(prefill) = self.plan.prefill.as_ref().map(|booking| booking.endpoint().clone()) {
-            self.probes_prefill = false;
-            if self.record(&prefill, outcome, now, picker) {
-                return;
-            }
-        }
-        for (nth, encoder) in self.plan.decision.encode.clone().iter().enumerate() {
-            self.probes_encoder &= nth != 0;
-            if self.record(encoder, outcome, now, picker) {
-                return;
-            }
-        }
-    }
-
-    /// Whether one of several servers that worked on it has been ejected since, which tells enough of why it failed. A server that is asked although
-    /// it is ejected, for want of another, tells nothing.
-    fn one_has_gone(&self, now: Timestamp) -> bool {
-        let (plan, decision) = (&self.plan, &self.plan.decision);
-        let away = |endpoint: &Endpoint, probes: bool| {
-            !probes && endpoint.health.availability(now, plan.pool.scheduler.health()) == Availability::Ejected
-        };
-        let prefill = plan.course.as_ref().and_then(|course| course.prefill.as_ref());
-        let probed = decision.split.as_ref().is_some_and(|split| split.probe);
-        let prompts = prefill.is_some_and(|prefill| away(prefill, probed));
-        let gone = |(nth, encoder): (usize, &Arc<Endpoint>)| away(encoder, nth == 0 && self.probes_encoder);
-        let encoder = decision.encode.iter().enumerate().any(gone);
-        let is_alone = prefill.is_none() && decision.encode.is_empty();
-        let own = !is_alone && !decision.ejection_ignored && away(self.booking.endpoint(), self.probes);
-        own || prompts || encoder
-    }
-
-    /// True when this ejected the endpoint.
-    fn record(&self, endpoint: &Endpoint, outcome: Health, now: Timestamp, picker: &Picker) -> bool {
-        let ejected = self.booking.judge(endpoint, outcome, now, self.plan.pool.scheduler.health());
-        if ejected {
-            picker.metrics.ejections.inc();
-            tracing::warn!(pool = %self.plan.pool.name, endpoint = %endpoint.authority, ?outcome, "endpoint ejected");
-        }
-        ejected
     }
 
     /// One body message of the answer: watches it and gives the answer to it. With the last one goes what `report` asks for.

@@ -7,7 +7,8 @@ use super::edit::Members;
 use std::borrow::Cow;
 
 /// One API of a model server.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Api {
     /// `/v1/completions`
     Completions,

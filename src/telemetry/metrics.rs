@@ -9,6 +9,7 @@ use super::queues::{QueueFamilies, QueueMetrics};
 use super::redis::RedisMetrics;
 use crate::disagg::Failure;
 use crate::error::Reason;
+use crate::pool::health::Verdict;
 use crate::scheduling::Signal;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -233,6 +234,8 @@ pub struct Metrics {
     pub subset_malformed: Counter,
     /// Endpoints ejected by passive health.
     pub ejections: Counter,
+    /// Ejections by error responses that did not happen, because `health.maxEjectionPercent` of the endpoints with the same roles are ejected.
+    pub ejections_capped: Counter,
     /// Messages that break the protocol.
     pub protocol_errors: Counter,
     /// Errors that servers sent inside a 200.
@@ -292,6 +295,11 @@ impl Metrics {
             panics: plain(registry, "panics", "panics that were caught"),
             subset_malformed: plain(registry, "subset_entries_malformed", "subset hint entries that could not be read"),
             ejections: plain(registry, "ejections", "endpoints ejected by passive health"),
+            ejections_capped: plain(
+                registry,
+                "ejections_capped",
+                "error responses that ejected no endpoint, because `health.maxEjectionPercent` are ejected",
+            ),
             protocol_errors: plain(registry, "protocol_errors", "ext-proc messages that break the protocol"),
             errors_in_stream: plain(registry, "errors_in_stream", "errors that servers sent inside a 200"),
             reloads: [
@@ -392,6 +400,15 @@ impl Metrics {
     pub fn outcome_count(&self, outcome: Outcome) -> u64 {
         let position = Outcome::ALL.iter().position(|o| *o == outcome);
         position.and_then(|i| self.outcomes.get(i)).map_or(0, Counter::get)
+    }
+
+    /// Counts what the outcome of a request did to its endpoint.
+    pub fn health(&self, verdict: Verdict) {
+        match verdict {
+            Verdict::Kept => {}
+            Verdict::Ejected => _ = self.ejections.inc(),
+            Verdict::Capped => _ = self.ejections_capped.inc(),
+        }
     }
 
     /// Counts a refusal.

@@ -3,7 +3,9 @@
 //! the time that they take without the attack, and be charged what they used.
 
 mod clients;
+mod ejection;
 mod generate;
+mod headers;
 mod honest;
 mod paths;
 mod usage;

@@ -318,6 +318,7 @@ fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> Excha
         conformance_headers: conformance.is_some(),
         trust_client_headers,
         session_headers,
+        prefill_endpoint_header: given(file.prefill_endpoint_header, false),
         disable_endpoint_subset_filter: pick_or(
             flags.disable_endpoint_subset_filter.as_ref(),
             file.disable_endpoint_subset_filter,

@@ -551,11 +551,18 @@ fn health(file: &schema::Health, path: &str, sink: &mut Sink) -> HealthPolicy {
     if let Some(at) = file.consecutive_connect_failures.filter(|at| at.value == 0) {
         sink.out_of_range(at.span, &format!("{path}.health.consecutiveConnectFailures"), 0, "at least 1");
     }
+    let percent = given(file.max_ejection_percent, d.max_ejection_percent);
+    if let Some(at) = file.max_ejection_percent.filter(|at| at.value > 100) {
+        let path = format!("{path}.health.maxEjectionPercent");
+        sink.out_of_range(at.span, &path, at.value, "at most 100");
+    }
     HealthPolicy {
         consecutive_failures: given(file.consecutive_failures, d.consecutive_failures),
         consecutive_connect_failures: connect,
         ejection,
         max_ejection,
         slow_start: given(file.slow_start, d.slow_start),
+        error_period: given(file.error_period, d.error_period),
+        max_ejection_percent: percent,
     }
 }
