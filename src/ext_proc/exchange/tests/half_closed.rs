@@ -1,8 +1,11 @@
 //! Streams that the gateway half-closes behind the request, as NGINX Gateway Fabric does: they live until the request is answered.
 
 use super::parking::{One, flow, world};
+use super::splitting::{asked, direct, good, splitting, told};
 use super::*;
+use crate::disagg::Mode;
 use crate::flow::Settings;
+use crate::scheduling::Decider;
 
 fn ends(world: &World) -> Vec<&'static str> {
     world.picker.decisions.snapshot().iter().map(|record| record.end).collect()
@@ -64,4 +67,31 @@ fn without_a_path_the_body_tells_the_api_and_the_model() {
     assert!(got.refused.is_none(), "what is not known is routed");
     drop((exchange, broken));
     world.assert_books_closed(2);
+}
+
+#[test]
+fn a_half_closed_stream_waits_for_the_prefill_of_its_prompt() {
+    let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
+    let (mut exchange, out, asks) = asked(&world, &[]);
+    assert!(out.is_empty() && asks.len() == 1);
+    assert!(exchange.half_closed(NOW));
+    let answered = told(&mut exchange, 0, good(), 40);
+    assert_eq!(answered.ended, 1);
+    assert!(!exchange.half_closed(NOW));
+    assert_eq!(ends(&world), ["unwatched"]);
+    drop(exchange);
+    world.assert_books_closed(1);
+}
+
+/// Both servers are asked at once: the prefill goes on when the stream has ended.
+#[test]
+fn the_prefill_of_a_half_closed_stream_outlives_it_where_servers_meet() {
+    let world = splitting(Mode::Direct(direct("sglang")), Decider::Always);
+    let (mut exchange, out, asks) = asked(&world, &[]);
+    assert!(!out.is_empty() && asks.len() == 1);
+    assert!(!exchange.half_closed(NOW));
+    let stage = exchange.take_unwatched();
+    assert!(stage.is_some());
+    drop((exchange, stage));
+    world.assert_books_closed(1);
 }
