@@ -138,6 +138,10 @@ pub enum Limit {
     RequestTimeout,
     IdleTimeout,
     Parser,
+    /// A prompt takes more memory than its body's size allows, or more text than is encoded of one prompt.
+    PromptBytes,
+    /// Too many prompts, or bytes of them, wait to be tokenized.
+    TokenizeQueue,
 }
 
 /// On which rung of the ladder a decision was made when it was not the top one.
@@ -239,7 +243,7 @@ pub struct Metrics {
     decision_seconds: Histogram,
     outcomes: [Counter; 7],
     rejections: Vec<(Reason, Counter)>,
-    limits: [(Limit, Counter); 6],
+    limits: [(Limit, Counter); 8],
     degraded: [(Degraded, Counter); 16],
     ends: Family<PoolEndLabel, Counter>,
     statuses: Family<PoolStatusLabel, Counter>,
@@ -309,6 +313,8 @@ impl Metrics {
                 limit(Limit::RequestTimeout, "request_timeout"),
                 limit(Limit::IdleTimeout, "idle_timeout"),
                 limit(Limit::Parser, "parser"),
+                limit(Limit::PromptBytes, "prompt_bytes"),
+                limit(Limit::TokenizeQueue, "tokenize_queue"),
             ],
             degraded: [
                 mode(Degraded::EncodedBody, "encoded_body"),
