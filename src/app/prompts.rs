@@ -99,7 +99,7 @@ fn huggingface(
     let model = HuggingFace::from_parts(&tokenizer, config.as_deref(), template.as_deref())
         .with_context(|| format!("the model's files in {}", directory.display()))?;
     let model = Arc::new(model);
-    let cuts = model.cut_marks().map_or_else(Cuts::none, |marks| Cuts::new(marks.iter().cloned(), false));
+    let cuts = model.cuts();
     let identity = Sha256::digest(&tokenizer);
     let memo = Arc::new(Memo::new(model.clone(), &identity, cuts, segments.clone()));
     let blocks = memo_blocks(settings, cache, memo.clone());

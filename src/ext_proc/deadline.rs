@@ -14,8 +14,9 @@
 use super::decide::{Question, Step};
 use super::lookup::{Looked, Prepared};
 use super::picker::{Live, Picker};
-use super::prefix::{Asked, Warming};
+use super::prefix::Asked;
 use super::queues::{self, Queues};
+use super::warmer::Warming;
 use crate::error::{Reason, RequestError};
 use crate::scheduling::facts::deadline::outlook;
 use crate::scheduling::facts::prediction::Targets;

@@ -7,12 +7,14 @@ use super::head::Head;
 use super::hints::{self, Hints, RANK_HEADER};
 use super::lookup::{self, Looked};
 use super::picker::{Live, Picker};
-use super::prefix::{Asked, PoolPrefix, Tail, Warming};
+use super::prefix::made::Outcome;
+use super::prefix::{Asked, PoolPrefix, Tail};
 use super::queues::{self, Admitted, Parked, Queues};
 use super::quotas::{Allowance, Permits};
 use super::reading::{distrusted, understand};
 use super::recording::{Notes, Sheet};
 use super::split::Course;
+use super::warmer::Warming;
 use crate::clock::Timestamp;
 use crate::disagg::{LegApi, Mode};
 use crate::error::{Reason, RequestError};
@@ -33,7 +35,7 @@ use crate::telemetry::explained::Explained;
 use crate::telemetry::metrics::{Degraded, PoolMetrics, SplitOutcome};
 use rand::RngExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// The request body, as far as the gateway shows it.
@@ -82,6 +84,8 @@ pub struct Question<'a> {
     pub opened: Timestamp,
     /// It was asked before: what is not at hand by now is done without.
     pub last: bool,
+    /// Where the outcome of the prompt's background work is, if any was done.
+    pub made: Option<&'a OnceLock<Outcome>>,
     /// There is time to wait for a turn.
     pub may_wait: bool,
     /// Its turn has come.
@@ -251,9 +255,11 @@ pub fn decide(
     if let Some(asking) = allowance.ask(live.quotas(), q, &facts, answers)? {
         return Ok(Step::Allow(asking));
     }
-    let asking = Asked { api: q.api, body, content_type: q.head.content_type(), target: &target };
     let reads = choice.strategy.reads().prefix;
     let prefix = live.prefix(position).filter(|prefix| reads || hints::are_by_prefix(pool, prefix));
+    let whole = prefix.is_some_and(|prefix| conversation::wants_tokens(pool, prefix));
+    let content_type = q.head.content_type();
+    let asking = Asked { api: q.api, body, content_type, target: &target, keeps_ids: whole };
     let prepare = |prefix| lookup::prepare(picker, prefix, q, asking, request.as_ref());
     let prepared = match prefix.map(prepare).transpose() {
         Ok(prepared) => prepared.flatten(),
@@ -313,7 +319,6 @@ pub fn decide(
     // From here to the booking it is one step of the recording.
     let mut sheet = Sheet::begin(picker, rng);
     let snapshot = pool.store.load();
-    let whole = prefix.is_some_and(|prefix| conversation::wants_tokens(pool, prefix));
     let looked = prepared.as_ref().map(|p| Looked::up(picker, live, p, q, asking, &snapshot, whole)).transpose();
     let mut looked = match looked {
         Ok(looked) => looked.flatten(),

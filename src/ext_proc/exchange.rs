@@ -18,13 +18,13 @@ use super::head::{DESTINATION, Head};
 use super::metadata;
 use super::mode::{BodyMode, Modes};
 use super::picker::{Live, Picker};
-use super::prefix::Warming;
 use super::queues::Turn;
 use super::quotas::Allowance;
 use super::reply::{self, Direction};
 use super::response::{ResponseHead, Routed};
 use super::split::Told;
 use super::tenant::{self, Tenant};
+use super::warmer::Warming;
 use crate::clock::Timestamp;
 use crate::disagg::Mode;
 use crate::disagg::attempts::Attempt;
@@ -492,6 +492,7 @@ impl Exchange {
             opened: self.opened,
             // What ends in trailers or is cut has been read already, or can't be waited for.
             last: close != Some(Close::Whole),
+            made: self.waits.made.as_deref(),
             may_split: may_wait && close != Some(Close::Trailers),
             may_wait,
             has_turn: self.parking.has_turn(),
@@ -499,6 +500,7 @@ impl Exchange {
         let rng = &mut self.rng.clone();
         let mut step = decide::decide(&self.picker, &self.live, &question, &mut self.allowance, rng);
         if let Ok(Step::Decided(plan)) = &mut step {
+            self.waits.made = None;
             plan.permits = self.allowance.take();
             plan.admitted = self.parking.take_turn().or(plan.admitted.take());
             plan.admitted.iter_mut().for_each(|admitted| self.parking.landed(admitted));

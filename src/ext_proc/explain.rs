@@ -4,7 +4,7 @@
 use super::decide::{self, Question, Seen};
 use super::head::Head;
 use super::picker::{Live, Picker};
-use super::prefix::{Asked, Read, Shown, Warming};
+use super::prefix::{Asked, Read, Shown};
 use crate::clock::Timestamp;
 use crate::error::{Reason, RequestError};
 use crate::pool::ledger;
@@ -85,14 +85,6 @@ pub struct Holding {
     pub requests: u32,
 }
 
-/// What is remembered then, or can't be had: what follows tells.
-async fn run(warming: Warming) {
-    match warming {
-        Warming::Cpu(work) => drop(tokio::task::spawn_blocking(work).await),
-        Warming::Call(call) => call.await,
-    }
-}
-
 /// Explains a request with this path, content type and body, which goes to the pool of this name, or where it says itself that it goes. What takes
 /// long is done on the way.
 ///
@@ -124,8 +116,8 @@ pub async fn explain(
     let prefix = live.prefix(position).filter(|_| api.prefills()).ok_or_else(nothing)?;
     let snapshot = pool.store.load_full();
     let head = Head::default();
-    let ask = Asked { api, body, content_type, target: &target };
-    let question = |last| Question {
+    let ask = Asked { api, body, content_type, target: &target, keeps_ids: true };
+    let first = Question {
         head: &head,
         called: "",
         api,
@@ -134,23 +126,23 @@ pub async fn explain(
         body: Seen::Whole(body),
         now,
         opened: now,
-        last,
+        last: false,
+        made: None,
         may_split: true,
         may_wait: false,
         has_turn: false,
     };
-    let reading = match prefix.read(&question(false), ask, &request) {
-        Read::Warm(warming) => {
-            run(warming).await;
-            prefix.read(&question(true), ask, &request)
-        }
-        read => read,
+    let unreadable = || RequestError::new(Reason::InvalidJson, "its prompt can't be rendered or tokenized here");
+    let warming = match prefix.read(&first, ask, &request) {
+        Read::Warm(warming) => warming,
+        Read::Ready(reading) => prefix.warming(ask, &reading, &live.limits),
+        Read::Unreadable(..) => return Err(unreadable()),
     };
-    let Read::Ready(reading) = reading else {
-        return Err(RequestError::new(Reason::InvalidJson, "its prompt can't be rendered or tokenized here"));
-    };
+    let made = warming.made();
+    warming.run().await;
+    let again = Question { last: true, made: made.as_deref(), ..first };
+    let Read::Ready(reading) = prefix.read(&again, ask, &request) else { return Err(unreadable()) };
 
-    run(prefix.warming(ask, &reading, &live.limits)).await;
     let mut keys = prefix.keys(&reading);
     let found = prefix.cache.lookup(&mut keys, now).of_own_keys(reading.has_own_keys());
     let estimated = u64::from(found.prompt_tokens(&request.prompt));

@@ -2,7 +2,8 @@
 
 use super::decide::{Question, Taught};
 use super::picker::{Live, Picker};
-use super::prefix::{Asked, PoolPrefix, PromptKeys, Read, Reading, Shown, Warming};
+use super::prefix::{Asked, PoolPrefix, PromptKeys, Read, Reading, Shown};
+use super::warmer::Warming;
 use crate::clock::Timestamp;
 use crate::pool::PoolSnapshot;
 use crate::prefix::cache::Found;
@@ -11,7 +12,7 @@ use crate::prefix::learning::Lesson;
 use crate::protocol::Request;
 use crate::record;
 use crate::scheduling::Decision;
-use crate::telemetry::metrics::Degraded;
+use crate::telemetry::metrics::{Degraded, Limit};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -38,8 +39,9 @@ pub(super) fn prepare<'p>(
     match guarded(picker, || prefix.read(q, asked, request)) {
         Some(Read::Ready(reading)) => Ok(Some(Prepared { prefix, request, reading })),
         Some(Read::Warm(warming)) => Err(warming),
-        Some(Read::Unreadable(why)) => {
+        Some(Read::Unreadable(why, limit)) => {
             picker.metrics.degraded(why);
+            limit.into_iter().for_each(|limit| picker.metrics.limit(limit));
             Ok(None)
         }
         None => Ok(None),
@@ -104,6 +106,9 @@ impl<'p> Looked<'p> {
                 return Err(prefix.warming(asked, reading, &live.limits));
             }
             picker.metrics.degraded(Degraded::ReadingLate);
+        }
+        if looked.keys.is_cut() {
+            picker.metrics.limit(Limit::PromptBytes);
         }
         Ok(Some(looked))
     }

@@ -122,16 +122,17 @@ impl Picker {
     /// A picker whose random choices follow from `seed`.
     #[must_use]
     pub fn new(live: Live, metrics: Arc<Metrics>, decisions: Decisions, tracing: Tracing, seed: u64) -> Self {
+        let buffered = Arc::<Buffered>::default();
         Self {
             live: ArcSwap::from_pointee(live),
             policies: Arc::default(),
-            warmer: Warmer::default(),
+            warmer: Warmer::new(buffered.clone(), metrics.clone()),
             prefiller: Prefiller::default(),
             recorder: None,
             metrics,
             responses: ResponseTable::new(DEFAULT_REMEMBERED_RESPONSES),
             decisions,
-            buffered: Arc::default(),
+            buffered,
             tracing,
             seed,
             sequence: AtomicU64::new(0),

@@ -1,13 +1,14 @@
 //! A pool's way from a request to the keys of its blocks: the tokenizer that the configuration names, and what to do when that takes long.
 //!
-//! A prompt whose tokens are not at hand at once (a long text that was never seen, a server that must be asked) makes the decision wait:
-//! it gets a [`Warming`], and when that has run the same request is read again, from memory. What still is not there then is done
-//! without, and counted: a text is looked up as far as it is known, a request whose tokens are elsewhere is routed by load.
+//! A prompt whose tokens are not at hand at once (a long text that was never seen or must be rendered, a server that must be asked) makes the
+//! decision wait: it gets a [`Warming`], and when that has run the same request is read again, from its outcome or from memory. What still
+//! is not there then is done without, and counted: a text is looked up as far as it is known, a request whose tokens are elsewhere is
+//! routed by load.
 
 use super::decide::Question;
 use super::head::Head;
-use crate::clock::{Clock, Timestamp};
-use crate::limits::Limits;
+use super::warmer::Warming;
+use crate::clock::Clock;
 use crate::prefix::cache::PrefixCache;
 use crate::prefix::key::{BlockKey, BlockKeys, Root};
 use crate::prompt::Encoder as _;
@@ -18,17 +19,17 @@ use crate::prompt::huggingface::{HuggingFace, Rendered};
 use crate::prompt::memo::Memo;
 #[cfg(feature = "hf-tokenizers")]
 use crate::prompt::template::chat::RenderError;
-use crate::protocol::{self, Api, Piece, Prompt, Request};
-use crate::telemetry::metrics::Degraded;
+use crate::protocol::{Api, Piece, Prompt, Request};
+use crate::telemetry::metrics::{Degraded, Limit};
 use crate::tokenize::{Ask, RemotePool};
+use made::{MadePrompt, Outcome};
 use std::borrow::Cow;
-use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 
+pub(super) mod made;
+
 /// Of text that was never seen 16 KiB are encoded where the request is served: about 0.7 ms, less than the way to another thread and back
-/// costs a busy picker. More goes to the threads that serve nothing.
+/// costs a busy picker. More goes to the threads that serve nothing, and so does every body of more bytes that a template renders.
 pub const DEFAULT_INLINE_BYTES: usize = 16 << 10;
 
 /// What a pool's tokenizer is.
@@ -87,23 +88,6 @@ pub struct PoolPrefix {
     pub clock: Clock,
 }
 
-/// What must be done before a request can be read.
-pub enum Warming {
-    /// Computing, on a thread that serves nothing.
-    Cpu(Box<dyn FnOnce() + Send>),
-    /// Asking somebody.
-    Call(Pin<Box<dyn Future<Output = ()> + Send>>),
-}
-
-impl fmt::Debug for Warming {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Warming::Cpu(_) => "Warming::Cpu",
-            Warming::Call(_) => "Warming::Call",
-        })
-    }
-}
-
 /// The keys of one request's prompt, made as far as they are asked for.
 #[derive(Debug)]
 pub enum PromptKeys<'p> {
@@ -132,8 +116,8 @@ pub enum Read<'p> {
     Ready(Reading<'p>),
     /// Read again when this has run.
     Warm(Warming),
-    /// Its keys can't be made.
-    Unreadable(Degraded),
+    /// Its keys can't be made, maybe because of a limit.
+    Unreadable(Degraded, Option<Limit>),
 }
 
 /// A request whose keys can be made.
@@ -158,6 +142,7 @@ impl Reading<'_> {
             #[cfg(feature = "hf-tokenizers")]
             Source::Rendered(..) => true,
             Source::Ids(..) => true,
+            Source::Made(_, made) => made.has_engine_tokens,
         }
     }
 
@@ -170,6 +155,7 @@ impl Reading<'_> {
             #[cfg(feature = "hf-tokenizers")]
             Source::Rendered(..) => false,
             Source::Ids(..) => false,
+            Source::Made(_, made) => made.has_own_keys,
         }
     }
 }
@@ -185,6 +171,8 @@ enum Source<'p> {
     Rendered(&'p TokenBlocks, &'p [u32], String),
     /// Token ids.
     Ids(&'p TokenBlocks, Arc<[u32]>),
+    /// Keys that background work has made.
+    Made(&'p TokenBlocks, Arc<MadePrompt>),
 }
 
 /// Why a request can't be read now.
@@ -194,6 +182,8 @@ enum Missing {
     Tokens(Warming),
     /// There is no way from it to tokens.
     Way,
+    /// It takes more memory than its body's size allows.
+    TooLarge,
 }
 
 /// What the blocks of a request hold, for people.
@@ -216,6 +206,8 @@ pub struct Asked<'a> {
     pub content_type: Option<&'a str>,
     /// The server's name for the model.
     pub target: &'a str,
+    /// All token ids will be asked for.
+    pub keeps_ids: bool,
 }
 
 impl PoolPrefix {
@@ -225,12 +217,13 @@ impl PoolPrefix {
         let salt = request.cache_salt.as_deref();
         let tenant = self.tenant(q.head).filter(|_| self.isolate_tenants);
         let root = self.cache.space().root(&Root { name, cache_salt: salt, tenant });
-        let source = match self.source(asked, request, q.now) {
+        let source = match self.source(q, asked, request, root) {
             Ok(source) => source,
-            // Who was asked and did not answer in time is not asked again.
-            Err(Missing::Tokens(_)) if q.last => return Read::Unreadable(Degraded::ReadingLate),
-            Err(Missing::Tokens(asking)) => return Read::Warm(asking),
-            Err(Missing::Way) => return Read::Unreadable(Degraded::Untokenized),
+            // What was not done in time is not tried again.
+            Err(Missing::Tokens(_)) if q.last => return Read::Unreadable(Degraded::ReadingLate, None),
+            Err(Missing::Tokens(warming)) => return Read::Warm(warming),
+            Err(Missing::Way) => return Read::Unreadable(Degraded::Untokenized, None),
+            Err(Missing::TooLarge) => return Read::Unreadable(Degraded::Untokenized, Some(Limit::PromptBytes)),
         };
         Read::Ready(Reading { source, root })
     }
@@ -245,8 +238,26 @@ impl PoolPrefix {
         if self.named_by_adapter && !self.cache.residents().is_adapter(target) { "" } else { target }
     }
 
-    #[cfg_attr(not(feature = "hf-tokenizers"), expect(unused_variables, reason = "only templates ask for the date"))]
-    fn source<'p>(&'p self, asked: Asked<'_>, request: &'p Request<'p>, now: Timestamp) -> Result<Source<'p>, Missing> {
+    fn source<'p>(
+        self: &'p Arc<Self>,
+        q: &Question<'_>,
+        asked: Asked<'_>,
+        request: &'p Request<'p>,
+        root: u64,
+    ) -> Result<Source<'p>, Missing> {
+        // Of a prompt of too many pieces only the first ones are kept.
+        if request.prompt.is_cut {
+            return Err(Missing::TooLarge);
+        }
+        if let (Some(outcome), Some(blocks)) = (q.made.and_then(|made| made.get()), self.tokenizer.blocks()) {
+            return match (outcome, &self.tokenizer) {
+                (Outcome::Keys(made), _) => Ok(Source::Made(blocks, made.clone())),
+                #[cfg(feature = "hf-tokenizers")]
+                (Outcome::NotText, Tokenizer::HuggingFace { canonical, .. }) => as_text(canonical, request),
+                (Outcome::NotText | Outcome::Refused, _) => Err(Missing::Way),
+                (Outcome::TooLarge, _) => Err(Missing::TooLarge),
+            };
+        }
         match &self.tokenizer {
             // What is cut off in front would be the beginning of the keys. Where a whole prompt is rendered, it is told there.
             Tokenizer::Characters(_) | Tokenizer::Fields { .. } if request.truncated => Err(Missing::Way),
@@ -281,14 +292,36 @@ impl PoolPrefix {
                 })
             }
             #[cfg(feature = "hf-tokenizers")]
+            Tokenizer::HuggingFace { blocks, .. }
+                if asked.api == Api::Completions && request.prompt.is_token_ids() && !request.opaque_prompt =>
+            {
+                if request.truncated {
+                    Err(Missing::Way)
+                } else {
+                    Ok(Source::Fields(blocks, &request.prompt))
+                }
+            }
+            // As the template's messages would tell, of which long media would be copies.
+            #[cfg(feature = "hf-tokenizers")]
+            Tokenizer::HuggingFace { canonical, .. }
+                if matches!(asked.api, Api::ChatCompletions | Api::Messages) && request.prompt.has_media() =>
+            {
+                as_text(canonical, request)
+            }
+            #[cfg(feature = "hf-tokenizers")]
+            Tokenizer::HuggingFace { .. } if asked.body.len() > DEFAULT_INLINE_BYTES => {
+                Err(Missing::Tokens(self.rendering(asked, root)))
+            }
+            #[cfg(feature = "hf-tokenizers")]
             Tokenizer::HuggingFace { model, blocks, canonical, .. } => {
-                match model.render(asked.api, asked.body, self.clock.wall(now)) {
+                match model.render(asked.api, asked.body, self.clock.wall(q.now)) {
                     Ok(Rendered::Tokens(ids)) => Ok(Source::Ids(blocks, ids.into())),
                     Ok(Rendered::Text { text, add_special_tokens }) => {
                         let before = if add_special_tokens { model.prefix() } else { &[] };
                         Ok(Source::Rendered(blocks, before, text))
                     }
                     Err(RenderError::NotText(_)) => as_text(canonical, request),
+                    Err(RenderError::Stopped(_)) => Err(Missing::TooLarge),
                     Err(error) => {
                         tracing::debug!(%error, api = asked.api.name(), "the prompt can't be rendered");
                         Err(Missing::Way)
@@ -305,22 +338,6 @@ impl PoolPrefix {
         }
     }
 
-    /// Encodes the request, so that it is remembered. All of it: what nobody holds yet is held when this one is served, and then its next
-    /// turn asks for it.
-    pub fn warming(self: &Arc<Self>, asked: Asked<'_>, reading: &Reading<'_>, limits: &Limits) -> Warming {
-        let root = reading.root;
-        let (this, limits) = (self.clone(), limits.clone());
-        let (api, body) = (asked.api, asked.body.to_vec());
-        let content_type = asked.content_type.map(str::to_owned);
-        Warming::Cpu(Box::new(move || {
-            let Ok(request) = protocol::parse(api, content_type.as_deref(), &body, &limits) else { return };
-            let asked = Asked { api, body: &body, content_type: None, target: "" };
-            let Ok(source) = this.source(asked, &request, this.clock.now()) else { return };
-            let reading = Reading { source, root };
-            this.keys(&reading).upto(usize::MAX);
-        }))
-    }
-
     /// The keys of what was read, whatever they cost.
     pub fn keys<'r>(&self, reading: &'r Reading<'_>) -> PromptKeys<'r> {
         let root = reading.root;
@@ -330,6 +347,7 @@ impl PoolPrefix {
             #[cfg(feature = "hf-tokenizers")]
             Source::Rendered(blocks, before, text) => PromptKeys::Tokens(blocks.text_behind(before, text, root)),
             Source::Ids(blocks, ids) => PromptKeys::Tokens(blocks.ids(Cow::Borrowed(ids), root)),
+            Source::Made(blocks, made) => PromptKeys::Tokens(blocks.made(&made.keys)),
         }
     }
 
@@ -340,6 +358,7 @@ impl PoolPrefix {
                 Some(texts) => Shown::Bytes(texts),
                 None => Shown::Tokens(prompt.pieces.iter().filter_map(ids).flatten().copied().collect()),
             },
+            Source::Made(_, made) => made.ids.clone().map_or(Shown::Bytes(Vec::new()), Shown::Tokens),
             _ => match self.keys(reading) {
                 PromptKeys::Tokens(keys) => Shown::Tokens(keys.into_ids()),
                 PromptKeys::Characters(_) => Shown::Bytes(Vec::new()),
@@ -410,6 +429,15 @@ impl Tokenizer {
         }
     }
 
+    fn blocks(&self) -> Option<&TokenBlocks> {
+        match self {
+            Tokenizer::Characters(_) => None,
+            Tokenizer::Fields { blocks, .. } | Tokenizer::Remote { blocks, .. } => Some(blocks),
+            #[cfg(feature = "hf-tokenizers")]
+            Tokenizer::HuggingFace { blocks, .. } => Some(blocks),
+        }
+    }
+
     fn memo(&self) -> Option<&Arc<Memo>> {
         match self {
             Tokenizer::Characters(_) | Tokenizer::Remote { .. } => None,
@@ -428,11 +456,12 @@ fn as_text<'p>(canonical: &'p Characters, request: &'p Request<'p>) -> Result<So
 /// Asks for the tokens of a request, so that they are remembered.
 fn asking(pool: Arc<RemotePool>, asked: Asked<'_>) -> Warming {
     let (model, api, body) = (asked.target.to_owned(), asked.api, asked.body.to_vec());
-    Warming::Call(Box::pin(async move {
+    // This copy, and the one in the question.
+    Warming::call(2 * body.len(), async move {
         if let Err(error) = pool.tokens(Ask { model: &model, api, body: &body }).await {
             tracing::debug!(%error, model, "no tokens for a request");
         }
-    }))
+    })
 }
 
 /// The ids of a piece.
@@ -459,6 +488,15 @@ impl PromptKeys<'_> {
         match self {
             Self::Characters(_) => false,
             Self::Tokens(keys) => keys.is_cold(),
+        }
+    }
+
+    /// Whether the keys end before the prompt does because the rest takes more than may be encoded.
+    #[must_use]
+    pub fn is_cut(&self) -> bool {
+        match self {
+            Self::Characters(_) => false,
+            Self::Tokens(keys) => keys.is_cut(),
         }
     }
 

@@ -6,8 +6,8 @@
 //! stand in Redis and have not been read of late.
 
 use super::decide::Question;
-use super::prefix::Warming;
 use super::tenant::Tenant;
+use super::warmer::Warming;
 use crate::clock::Timestamp;
 use crate::config::settings::{TenantSettings, UnknownPaths};
 use crate::error::{Reason, RequestError};

@@ -1,18 +1,98 @@
-//! Where long reading is done: text to tokens on threads that serve nothing, questions to other servers, never for longer than a decision
+//! Background work for decisions: text to tokens on threads that serve nothing, and calls to other servers, never for longer than a decision
 //! may wait.
+//!
+//! Work whose request was decided or has gone is cancelled. The bytes that it holds are counted with the request bodies ([`Buffered`]).
 
-use super::prefix::Warming;
-use futures_util::FutureExt;
+use super::body::Buffered;
+use super::prefix::made::Outcome;
+use crate::prompt::work::Work;
+use crate::telemetry::metrics::{Limit, Metrics};
 use std::fmt;
 use std::future::{Future, ready};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-/// What a decision waits for.
+/// What must be done before a request can be decided.
+pub struct Warming {
+    job: Job,
+    /// Bytes of the copies that it holds from the beginning.
+    bytes: usize,
+}
+
+/// What computes an outcome, unless its work is stopped.
+type Run = Box<dyn FnOnce(&Work) -> Option<Outcome> + Send>;
+
+enum Job {
+    /// Computing, on a thread that serves nothing.
+    Cpu { run: Run, work: Work, outcome: Made },
+    /// Asking another server.
+    Call(Pin<Box<dyn Future<Output = ()> + Send>>),
+}
+
+/// Where the outcome of computing is found once it has run.
+pub(super) type Made = Arc<OnceLock<Outcome>>;
+
+impl fmt::Debug for Warming {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.job {
+            Job::Cpu { .. } => "Warming::Cpu",
+            Job::Call(_) => "Warming::Call",
+        })
+    }
+}
+
+impl Warming {
+    /// Runs `run` in the background, which holds a copy of a body of so many bytes. Its work may hold what [`Work::for_body`] allows.
+    pub(super) fn cpu(bytes: usize, run: impl FnOnce(&Work) -> Option<Outcome> + Send + 'static) -> Self {
+        let job = Job::Cpu { run: Box::new(run), work: Work::for_body(bytes), outcome: Made::default() };
+        Self { job, bytes }
+    }
+
+    /// Waits for `call`, which holds copies of so many bytes and has a time-out of its own.
+    pub(super) fn call(bytes: usize, call: impl Future<Output = ()> + Send + 'static) -> Self {
+        Self { job: Job::Call(Box::pin(call)), bytes }
+    }
+
+    /// Where its outcome will be found; `None` for a call.
+    pub(super) fn made(&self) -> Option<Made> {
+        match &self.job {
+            Job::Cpu { outcome, .. } => Some(outcome.clone()),
+            Job::Call(_) => None,
+        }
+    }
+
+    /// Computes on this thread.
+    #[cfg(test)]
+    pub(super) fn compute(self) {
+        let Job::Cpu { run, work, outcome } = self.job else { panic!("it is a call") };
+        keep(run, &work, &outcome);
+    }
+
+    /// Does it without a time-out.
+    pub(super) async fn run(self) {
+        match self.job {
+            Job::Cpu { run, work, outcome } => {
+                drop(tokio::task::spawn_blocking(move || keep(run, &work, &outcome)).await)
+            }
+            Job::Call(call) => call.await,
+        }
+    }
+}
+
+fn keep(run: Run, work: &Work, outcome: &OnceLock<Outcome>) {
+    if work.check().is_ok()
+        && let Some(made) = run(work)
+    {
+        // It is set here alone.
+        let _ = outcome.set(made);
+    }
+}
+
+/// What a decision waits for. Dropping it cancels the work.
 pub struct Running(Pin<Box<dyn Future<Output = ()> + Send>>);
 
 impl Future for Running {
@@ -29,47 +109,172 @@ impl fmt::Debug for Running {
     }
 }
 
-/// 400 ms, after which llm-d's picker decides without tokens. Reading goes on, for the next request with the same beginning.
+/// 400 ms, after which llm-d's picker decides without tokens.
 pub const DEFAULT_PATIENCE: Duration = Duration::from_millis(400);
 /// Requests that may wait for a thread; the next ones are decided without tokens at once, or the queue alone would use up their patience.
 pub const DEFAULT_MAX_WAITING: usize = 256;
+/// 64 MiB of body copies may wait or be worked on at once. A request that would exceed it is decided without tokens.
+pub const DEFAULT_MAX_WAITING_BYTES: usize = 64 << 20;
+
+/// The unit in which bytes are taken from [`DEFAULT_MAX_WAITING_BYTES`].
+const KIB: usize = 1 << 10;
 
 /// Runs [`Warming`]s.
 #[derive(Debug)]
 pub struct Warmer {
     threads: Arc<Semaphore>,
     places: Arc<Semaphore>,
-}
-
-impl Default for Warmer {
-    /// With as many threads at work as there are cores.
-    fn default() -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { threads: Arc::new(Semaphore::new(cores)), places: Arc::new(Semaphore::new(cores + DEFAULT_MAX_WAITING)) }
-    }
+    kibibytes: Arc<Semaphore>,
+    buffered: Arc<Buffered>,
+    metrics: Arc<Metrics>,
 }
 
 impl Warmer {
-    /// Starts it. What is returned is ready when it has run, and after [`DEFAULT_PATIENCE`] at the latest; whoever reads the request then
-    /// sees whether it is done, and counts it if not.
+    /// With one thread at work fewer than there are cores, and one at least: the gateway's streams are served beside it. Bytes are counted in
+    /// `buffered`.
+    #[must_use]
+    pub fn new(buffered: Arc<Buffered>, metrics: Arc<Metrics>) -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).saturating_sub(1).max(1);
+        Self {
+            threads: Arc::new(Semaphore::new(threads)),
+            places: Arc::new(Semaphore::new(threads + DEFAULT_MAX_WAITING)),
+            kibibytes: Arc::new(Semaphore::new(DEFAULT_MAX_WAITING_BYTES / KIB)),
+            buffered,
+            metrics,
+        }
+    }
+
+    /// Starts it. What is returned is ready when it has run, and after [`DEFAULT_PATIENCE`] at the latest. The outcome of work that has not
+    /// run by then is absent.
     #[must_use]
     pub fn start(&self, warming: Warming) -> Running {
-        match warming {
-            // It has a patience of its own, by the configuration.
-            Warming::Call(call) => Running(call),
-            Warming::Cpu(work) => {
+        let Some(room) = self.room(warming.bytes) else {
+            self.metrics.limit(Limit::TokenizeQueue);
+            return Running(Box::pin(ready(())));
+        };
+        let held = self.buffered.hold(warming.bytes as u64);
+        match warming.job {
+            Job::Call(call) => Running(Box::pin(async move {
+                call.await;
+                drop((room, held));
+            })),
+            Job::Cpu { run, work, outcome } => {
                 let Ok(place) = self.places.clone().try_acquire_owned() else {
+                    self.metrics.limit(Limit::TokenizeQueue);
                     return Running(Box::pin(ready(())));
                 };
-                let threads = self.threads.clone();
-                let task = tokio::spawn(async move {
+                let (threads, buffered) = (self.threads.clone(), self.buffered.clone());
+                let cancel = CancelOnDrop(work.clone());
+                let done = async move {
                     let Ok(thread) = threads.acquire_owned().await else { return };
+                    let working = buffered.hold(work.left() as u64);
                     // A panic in a tokenizer ends here; the request is then decided without tokens.
-                    let _ = tokio::task::spawn_blocking(work).await;
-                    drop((thread, place));
-                });
-                Running(Box::pin(timeout(DEFAULT_PATIENCE, task.map(|_| ())).map(|_| ())))
+                    let task = tokio::task::spawn_blocking(move || {
+                        keep(run, &work, &outcome);
+                        drop((thread, place, room, held, working));
+                    });
+                    let _ = task.await;
+                };
+                Running(Box::pin(async move {
+                    let _ = timeout(DEFAULT_PATIENCE, done).await;
+                    drop(cancel);
+                }))
             }
         }
+    }
+
+    /// Room for so many bytes; `None` when there is not so much.
+    fn room(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        let kibibytes = u32::try_from(bytes.div_ceil(KIB)).ok()?;
+        self.kibibytes.clone().try_acquire_many_owned(kibibytes).ok()
+    }
+}
+
+/// Cancels work that is given up.
+struct CancelOnDrop(Work);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt as _;
+    use prometheus_client::registry::Registry;
+    use std::sync::mpsc;
+
+    fn warmer() -> (Warmer, Arc<Buffered>, Registry) {
+        let mut registry = Registry::default();
+        let buffered = Arc::<Buffered>::default();
+        (Warmer::new(buffered.clone(), Metrics::register(&mut registry)), buffered, registry)
+    }
+
+    /// How often the queue was full.
+    fn refused(registry: &Registry) -> u64 {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+        let line = text.lines().find(|line| line.contains("limit=\"tokenize_queue\"")).unwrap();
+        line.rsplit_once(' ').unwrap().1.parse().unwrap()
+    }
+
+    /// Work that runs until it is cancelled, and what tells that it has begun and ended.
+    fn endless(bytes: usize) -> (Warming, mpsc::Receiver<()>) {
+        let (tell, told) = mpsc::channel();
+        let warming = Warming::cpu(bytes, move |work| {
+            tell.send(()).unwrap();
+            while work.check().is_ok() {
+                std::thread::yield_now();
+            }
+            tell.send(()).unwrap();
+            None
+        });
+        (warming, told)
+    }
+
+    async fn received(told: mpsc::Receiver<()>) -> mpsc::Receiver<()> {
+        tokio::task::spawn_blocking(|| told.recv().map(|()| told).unwrap()).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn work_is_cancelled_when_its_request_has_gone() {
+        let (warmer, buffered, _) = warmer();
+        let (warming, told) = endless(1_000);
+        let mut running = warmer.start(warming);
+        assert!((&mut running).now_or_never().is_none());
+        let told = received(told).await;
+        assert_eq!(buffered.bytes(), 1_000 + Work::for_body(1_000).left() as u64);
+        drop(running);
+        received(told).await;
+        while buffered.bytes() > 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn work_is_cancelled_when_its_time_is_over() {
+        let (warmer, _, _) = warmer();
+        let (warming, told) = endless(1_000);
+        let made = warming.made().unwrap();
+        warmer.start(warming).await;
+        received(received(told).await).await;
+        assert!(made.get().is_none());
+    }
+
+    #[tokio::test]
+    async fn work_beyond_the_bytes_that_may_wait_is_not_begun_and_counted() {
+        let (warmer, buffered, registry) = warmer();
+        let limit = || refused(&registry);
+        let held: Vec<Running> = (0..4).map(|_| warmer.start(endless(DEFAULT_MAX_WAITING_BYTES / 4).0)).collect();
+        assert_eq!((buffered.bytes(), limit()), (DEFAULT_MAX_WAITING_BYTES as u64, 0));
+        warmer.start(endless(1).0).now_or_never().expect("decided without tokens at once");
+        warmer.start(Warming::call(1, std::future::pending())).now_or_never().expect("nor is a server asked");
+        assert_eq!((buffered.bytes(), limit()), (DEFAULT_MAX_WAITING_BYTES as u64, 2));
+        warmer.start(Warming::call(0, ready(()))).await;
+        assert_eq!(limit(), 2, "a call that holds no copy takes no room");
+        drop(held);
+        assert_eq!(buffered.bytes(), 0);
     }
 }

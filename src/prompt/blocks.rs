@@ -173,6 +173,13 @@ impl TokenBlocks {
         TokenKeys { text, ..self.ids(Cow::Borrowed(before), root) }
     }
 
+    /// Keys that were made before.
+    #[must_use]
+    pub fn made<'p>(&'p self, made: &MadeKeys) -> TokenKeys<'p> {
+        let MadeKeys { keys, chain, tokens, left_out, in_text, error } = made.clone();
+        TokenKeys { keys, chain, tokens, left_out, in_text, error, ..self.ids(Cow::Borrowed(&[]), 0) }
+    }
+
     /// The keys of a prompt whose ids are known.
     #[must_use]
     pub fn ids<'p>(&'p self, ids: Cow<'p, [u32]>, root: u64) -> TokenKeys<'p> {
@@ -219,6 +226,17 @@ impl TokenBlocks {
 
 const ID_BYTES: NonZeroUsize = NonZeroUsize::new(size_of::<u32>()).unwrap();
 
+/// All keys of a prompt whose text is gone: they were made somewhere else.
+#[derive(Clone, Debug)]
+pub struct MadeKeys {
+    keys: Vec<BlockKey>,
+    chain: Chain,
+    tokens: u64,
+    left_out: u64,
+    in_text: bool,
+    error: Option<EncodeError>,
+}
+
 /// The keys of one prompt.
 #[derive(Debug)]
 pub struct TokenKeys<'p> {
@@ -254,6 +272,33 @@ impl TokenKeys<'_> {
     #[must_use]
     pub fn is_cold(&self) -> bool {
         self.error == Some(EncodeError::Cold)
+    }
+
+    /// Makes all keys, as long as `goes_on` allows it, which is asked after each part of the text. Ids go to `ids` where they are wanted.
+    /// `None` when it did not allow it to the end.
+    #[must_use]
+    pub fn make_all(mut self, mut goes_on: impl FnMut() -> bool, mut ids: Option<&mut Vec<u32>>) -> Option<MadeKeys> {
+        loop {
+            if let Some(ids) = &mut ids {
+                ids.extend_from_slice(&self.ids);
+            }
+            let bytes = le_bytes(&self.ids);
+            let rest = bytes.get(self.fed..).unwrap_or_default();
+            self.chain.feed(rest, usize::MAX, &mut self.keys);
+            if !goes_on() {
+                return None;
+            }
+            if !self.advance() {
+                let Self { keys, chain, tokens, left_out, in_text, error, .. } = self;
+                return Some(MadeKeys { keys, chain, tokens, left_out, in_text, error });
+            }
+        }
+    }
+
+    /// Whether the keys end before the prompt does because the rest takes more than may be encoded of one prompt or one text.
+    #[must_use]
+    pub fn is_cut(&self) -> bool {
+        matches!(self.error, Some(EncodeError::Budget { .. }))
     }
 
     /// Tokens made so far, marks of fields included.

@@ -9,9 +9,12 @@
 
 mod config;
 mod marks;
+mod words;
 
+use super::memo::Cuts;
 use super::template::chat::{Chat, Completion, RenderError, completions};
 use super::template::{ChatTemplate, TemplateError};
+use super::work::Work;
 use super::{EncodeError, Encoder};
 use crate::protocol::Api;
 use config::Config;
@@ -21,8 +24,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::SystemTime;
 use tokenizers::Tokenizer;
 
-/// 4 MiB of text: more than a million tokens, the longest context on offer.
-pub const DEFAULT_MAX_TEXT_BYTES: usize = 4 << 20;
+/// 256 KiB of text at once, for a tokenizer whose texts can't be cut between words. The library takes some 100 times as much memory.
+pub const DEFAULT_MAX_TEXT_BYTES: usize = 256 << 10;
+/// 64 KiB of text at once, for a tokenizer whose texts are cut between words: more than any word or minified line of real text.
+pub const DEFAULT_MAX_WORD_BYTES: usize = 64 << 10;
 /// 32 KiB without a change between letters, digits, spaces and the rest: longer than any word or indentation of real text, and what
 /// the regular expressions and merges of a tokenizer still get through in a few milliseconds.
 pub const DEFAULT_MAX_RUN_BYTES: usize = 32 << 10;
@@ -39,6 +44,15 @@ pub enum LoadError {
     /// A chat template can't be compiled.
     #[error(transparent)]
     Template(#[from] TemplateError),
+}
+
+/// A request that was read and is not rendered yet: it holds its own copies of what the body said.
+#[derive(Debug)]
+pub enum Unrendered {
+    /// A conversation.
+    Chat(Box<Chat>),
+    /// The prompt of a completion.
+    Bare(Rendered),
 }
 
 /// A request as the model reads it.
@@ -80,6 +94,7 @@ pub struct HuggingFace {
     /// The special tokens that templates know by name.
     special: BTreeMap<String, Value>,
     marks: Option<Vec<String>>,
+    splits_words: bool,
     prefix: Vec<u32>,
     suffix: Vec<u32>,
     budget: EncodeBudget,
@@ -107,15 +122,18 @@ impl HuggingFace {
         };
         let (prefix, suffix) = surroundings(&tokenizer, &config)?;
         let marks = marks::of(tokenizer_json);
+        let splits_words = marks.is_some() && words::are_split(tokenizer_json);
+        let text_bytes = if splits_words { DEFAULT_MAX_WORD_BYTES } else { DEFAULT_MAX_TEXT_BYTES };
         Ok(Self {
             tokenizer,
             template,
             tool_template,
             special: config.into_special_tokens(),
             marks,
+            splits_words,
             prefix,
             suffix,
-            budget: EncodeBudget::default(),
+            budget: EncodeBudget { text_bytes, ..EncodeBudget::default() },
         })
     }
 
@@ -129,19 +147,41 @@ impl HuggingFace {
     /// templates take for now.
     ///
     /// # Errors
-    /// The prompt can't be known here: it holds media, lies on the server, is malformed, or the template refuses it.
+    /// The prompt can't be known here: it holds media, lies on the server, is malformed, takes too much memory, or the template refuses it.
     pub fn render(&self, api: Api, body: &[u8], time: SystemTime) -> Result<Rendered, RenderError> {
-        if api == Api::Completions {
-            return completions(body).map(|prompt| match prompt {
-                Completion::Text { text, add_special_tokens } => Rendered::Text { text, add_special_tokens },
-                Completion::Tokens(ids) => Rendered::Tokens(ids),
-            });
+        let read = self.read(api, body, &Work::for_body(body.len()))?;
+        self.finish(read, body.len(), time)
+    }
+
+    /// The first half of [`HuggingFace::render`], after which the body is needed no more. What the request holds is charged to `work`.
+    ///
+    /// # Errors
+    /// As [`HuggingFace::render`], and when the work is stopped.
+    pub fn read(&self, api: Api, body: &[u8], work: &Work) -> Result<Unrendered, RenderError> {
+        if api != Api::Completions {
+            return Ok(Unrendered::Chat(Box::new(Chat::read(api, body, work)?)));
         }
-        let chat = Chat::read(api, body)?;
+        work.charge(body.len())?;
+        Ok(Unrendered::Bare(match completions(body)? {
+            Completion::Text { text, add_special_tokens } => Rendered::Text { text, add_special_tokens },
+            Completion::Tokens(ids) => Rendered::Tokens(ids),
+        }))
+    }
+
+    /// The second half. `input_bytes` is the length of the body.
+    ///
+    /// # Errors
+    /// As [`HuggingFace::read`].
+    pub fn finish(&self, read: Unrendered, input_bytes: usize, time: SystemTime) -> Result<Rendered, RenderError> {
+        let chat = match read {
+            Unrendered::Chat(chat) => *chat,
+            Unrendered::Bare(rendered) => return Ok(rendered),
+        };
         let for_tools = self.tool_template.as_ref().filter(|_| chat.has_tools());
         let template = for_tools.or(self.template.as_ref()).ok_or(RenderError::NoTemplate)?;
-        let text = chat.render(template, &self.special, body.len(), time)?;
-        Ok(Rendered::Text { text, add_special_tokens: chat.add_special_tokens })
+        let add_special_tokens = chat.add_special_tokens;
+        let text = chat.render(template, &self.special, input_bytes, time)?;
+        Ok(Rendered::Text { text, add_special_tokens })
     }
 
     /// Appends the ids of a rendered request, whole.
@@ -166,6 +206,13 @@ impl HuggingFace {
     #[must_use]
     pub fn cut_marks(&self) -> Option<&[String]> {
         self.marks.as_deref()
+    }
+
+    /// Where texts may be cut without a change to their ids: at [`HuggingFace::cut_marks`], and between words where the tokenizer is known to
+    /// split there.
+    #[must_use]
+    pub fn cuts(&self) -> Cuts {
+        self.marks.as_ref().map_or_else(Cuts::none, |marks| Cuts::new(marks.iter().cloned(), self.splits_words))
     }
 
     /// The ids that stand before a prompt that special tokens are added to: mostly BOS or nothing.

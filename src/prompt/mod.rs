@@ -10,6 +10,7 @@ pub mod characters;
 pub mod memo;
 pub mod pieces;
 pub mod tiktoken;
+pub mod work;
 
 #[cfg(feature = "hf-tokenizers")]
 pub mod huggingface;

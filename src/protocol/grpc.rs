@@ -102,7 +102,7 @@ pub(super) fn read<'a>(api: Api, body: &[u8]) -> Result<Request<'a>, RequestErro
             return Err(RequestError::new(Reason::UnsupportedGrpcMethod, message));
         }
     };
-    let mut prompt = Builder::new();
+    let mut prompt = Builder::new(body.len());
     match tokenized {
         Some(input) if !input.input_ids.is_empty() => prompt.tokens(input.input_ids),
         Some(input) => prompt.text(input.original_text.into()),

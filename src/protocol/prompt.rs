@@ -16,6 +16,11 @@ pub const DEFAULT_VIDEO_TOKENS: u64 = 4_000;
 /// 2,000 tokens for a document: some pages of text.
 pub const DEFAULT_DOCUMENT_TOKENS: u64 = 2_000;
 
+/// One piece of a prompt is kept for every 48 bytes of the body: with what is made of it to look it up, a piece takes up to 80 bytes.
+pub const DEFAULT_BYTES_PER_PIECE: usize = 48;
+/// And 2,048 more, which short requests of many small parts have.
+pub const DEFAULT_PIECES_HEAD_ROOM: usize = 2_048;
+
 /// What sort of thing a prompt refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MediaKind {
@@ -84,6 +89,8 @@ pub struct Prompt<'a> {
     pub media_tokens: u64,
     /// How many prompts the request holds; 0 when none could be read.
     pub count: u32,
+    /// The first prompt, or the system prompt, has more pieces than are kept ([`DEFAULT_BYTES_PER_PIECE`]): only the first ones are here.
+    pub is_cut: bool,
 }
 
 impl Prompt<'_> {
@@ -124,11 +131,15 @@ impl Prompt<'_> {
 pub(super) struct Builder<'a> {
     pub(super) prompt: Prompt<'a>,
     keep: bool,
+    /// Pieces that may be kept.
+    max_pieces: usize,
 }
 
 impl<'a> Builder<'a> {
-    pub(super) fn new() -> Self {
-        Self { prompt: Prompt::default(), keep: true }
+    /// Of the prompt in a body of so many bytes.
+    pub(super) fn new(body_bytes: usize) -> Self {
+        let max_pieces = body_bytes / DEFAULT_BYTES_PER_PIECE + DEFAULT_PIECES_HEAD_ROOM;
+        Self { prompt: Prompt::default(), keep: true, max_pieces }
     }
 
     /// One prompt has ended: what follows is counted, not kept.
@@ -144,18 +155,26 @@ impl<'a> Builder<'a> {
 
     /// Reads the system prompt, which belongs to every prompt and is kept wherever it stands in the body.
     pub(super) fn system<T, E>(&mut self, read: impl FnOnce(&mut Builder<'a>) -> Result<T, E>) -> Result<T, E> {
-        let mut head = Builder::new();
+        let mut head = Builder { prompt: Prompt::default(), keep: true, max_pieces: self.max_pieces };
         let out = read(&mut head)?;
         self.prompt.text_bytes = self.prompt.text_bytes.saturating_add(head.prompt.text_bytes);
         self.prompt.media_tokens = self.prompt.media_tokens.saturating_add(head.prompt.media_tokens);
+        self.prompt.is_cut |= head.prompt.is_cut;
         self.prompt.system = head.prompt.pieces;
         Ok(out)
     }
 
     pub(super) fn piece(&mut self, piece: impl FnOnce() -> Piece<'a>) {
-        if self.keep {
+        if self.has_room() {
             self.prompt.pieces.push(piece());
         }
+    }
+
+    /// Whether one more piece is to be kept.
+    fn has_room(&mut self) -> bool {
+        let is_full = self.prompt.pieces.len() >= self.max_pieces;
+        self.prompt.is_cut |= self.keep && is_full;
+        self.keep && !is_full
     }
 
     pub(super) fn text(&mut self, text: Text<'a>) {
@@ -179,7 +198,7 @@ impl<'a> Builder<'a> {
 
     /// A message begins. Its role may come later in the body: hand the mark to [`Builder::role`].
     pub(super) fn message(&mut self) -> Option<usize> {
-        self.keep.then(|| {
+        self.has_room().then(|| {
             self.prompt.pieces.push(Piece::Role(Cow::Borrowed("")));
             self.prompt.pieces.len() - 1
         })

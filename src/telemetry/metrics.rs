@@ -141,6 +141,10 @@ pub enum Limit {
     Parser,
     /// A server reported more tokens than the request can cost.
     ReportedTokens,
+    /// A prompt takes more memory than its body's size allows, or more text than is encoded of one prompt.
+    PromptBytes,
+    /// Too many prompts, or bytes of them, wait to be tokenized.
+    TokenizeQueue,
 }
 
 /// On which rung of the ladder a decision was made when it was not the top one.
@@ -244,7 +248,7 @@ pub struct Metrics {
     decision_seconds: Histogram,
     outcomes: [Counter; 7],
     rejections: Vec<(Reason, Counter)>,
-    limits: [(Limit, Counter); 7],
+    limits: [(Limit, Counter); 9],
     degraded: [(Degraded, Counter); 16],
     ends: Family<PoolEndLabel, Counter>,
     statuses: Family<PoolStatusLabel, Counter>,
@@ -320,6 +324,8 @@ impl Metrics {
                 limit(Limit::IdleTimeout, "idle_timeout"),
                 limit(Limit::Parser, "parser"),
                 limit(Limit::ReportedTokens, "reported_tokens"),
+                limit(Limit::PromptBytes, "prompt_bytes"),
+                limit(Limit::TokenizeQueue, "tokenize_queue"),
             ],
             degraded: [
                 mode(Degraded::EncodedBody, "encoded_body"),

@@ -8,4 +8,5 @@ mod generate;
 mod headers;
 mod honest;
 mod paths;
+mod tokenization;
 mod usage;

@@ -6,6 +6,7 @@
 //! ```
 
 use super::*;
+use crate::ext_proc::warmer::Made;
 
 /// Where the request stood when its decision was put off.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +22,8 @@ pub(super) enum Stood {
 pub(super) struct Waits {
     warming: Option<Warming>,
     stood: Option<Stood>,
+    /// Where the outcome of the prompt's background work is, until the request is decided.
+    pub(super) made: Option<Made>,
 }
 
 impl Exchange {
@@ -30,7 +33,8 @@ impl Exchange {
     }
 
     pub(super) fn wait(&mut self, warming: Warming, stood: Stood) {
-        self.waits = Waits { warming: Some(warming), stood: Some(stood) };
+        let made = warming.made().or(self.waits.made.take());
+        self.waits = Waits { warming: Some(warming), stood: Some(stood), made };
     }
 
     pub(super) fn on_warmed(&mut self, now: Timestamp, out: &mut Actions) {

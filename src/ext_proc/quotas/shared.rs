@@ -4,7 +4,7 @@ use super::{Begun, Permit, Quotas, Store};
 use crate::clock::Timestamp;
 use crate::config::settings::{OnStoreFailure, OnUnknownUser};
 use crate::error::{Reason, RequestError};
-use crate::ext_proc::prefix::Warming;
+use crate::ext_proc::warmer::Warming;
 use crate::quota::{Claim, Limits, Refused};
 use crate::quota_store::StoreError;
 use crate::quota_store::users::{Found, UserRecords};
@@ -115,7 +115,7 @@ impl Quotas {
         let (quotas, asked) = (self.clone(), claim.clone());
         let task = shared.link.runtime().spawn(async move { drop(tell.send(quotas.judge(asked, unread, now).await)) });
         let call = tokio::time::timeout(shared.timeout.saturating_sub(now.since(first)), task).map(drop);
-        Begun::Asked(Warming::Call(Box::pin(call)), Answer { claim, told })
+        Begun::Asked(Warming::call(0, call), Answer { claim, told })
     }
 
     async fn judge(self: Arc<Self>, mut claim: Claim, unread: bool, now: Timestamp) -> Result<Verdict, StoreError> {

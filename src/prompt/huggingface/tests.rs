@@ -1,5 +1,5 @@
 use super::*;
-use crate::prompt::memo::{Cuts, Memo, SegmentCache};
+use crate::prompt::memo::{Memo, SegmentCache};
 use proptest::prelude::*;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
@@ -58,10 +58,9 @@ proptest! {
     }
 
     #[test]
-    fn what_is_remembered_is_what_the_model_makes(parts in prop::collection::vec(hostile_text(), 1..16), times in 1usize..8) {
+    fn what_is_remembered_is_what_the_model_makes(parts in prop::collection::vec(hostile_text(), 1..16), times in 1usize..5) {
         let text = parts.concat().repeat(times);
-        let cuts = Cuts::new(TINY.cut_marks().unwrap().iter().cloned(), false);
-        let memo = Memo::new(TINY.clone(), b"tiny", cuts, Arc::new(SegmentCache::new(1 << 20, 7)));
+        let memo = Memo::new(TINY.clone(), b"tiny", TINY.cuts(), Arc::new(SegmentCache::new(1 << 20, 7)));
         let plain = ids(&**TINY, &text);
         prop_assert_eq!(&ids(&memo, &text), &plain, "cold");
         prop_assert_eq!(&ids(&memo, &text), &plain, "warm");
@@ -76,6 +75,21 @@ proptest! {
         if let Some(marks) = model.cut_marks() {
             prop_assert_eq!(ids_in_pieces(&model, marks, &text), ids(&model, &text), "{:?}", marks);
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 24 } else { 256 }))]
+
+    /// No mark in it, and longer than a segment: it is cut between words alone.
+    #[test]
+    fn long_texts_cut_between_words_give_the_ids_of_the_whole(
+        parts in prop::collection::vec("[a-zé漢]{1,9}|[ ]{1,3}|\n{1,3}|[ \r\n\t/]{1,4}|[.,!/'’)]{1,3}|[0-9]{1,4}|'(s|ll)|[\u{300}\u{a0}\u{200d}]", 400..1_200),
+    ) {
+        let text = parts.concat().repeat(4);
+        let memo = Memo::new(TINY.clone(), b"tiny", TINY.cuts(), Arc::new(SegmentCache::new(1 << 20, 7)));
+        prop_assert!(TINY.cuts().first(&text) < text.len());
+        prop_assert_eq!(ids(&memo, &text), ids(&**TINY, &text));
     }
 }
 
@@ -234,7 +248,7 @@ fn the_budget_holds() {
         result
     };
     for c in [" ", "a", "\n", "7", "!", "\0", "é", "\u{301}"] {
-        let text = c.repeat((1 << 20) / c.len());
+        let text = c.repeat(DEFAULT_MAX_WORD_BYTES / c.len());
         let error = long(&text).unwrap_err();
         let EncodeError::Budget { done, bytes } = error else { panic!("{error}") };
         assert!(
@@ -244,8 +258,11 @@ fn the_budget_holds() {
         assert!(long(&c.repeat(DEFAULT_MAX_RUN_BYTES / c.len())).is_ok(), "{c:?}");
     }
     // Many short runs are a text like any other.
-    assert!(long(&"word 12\n".repeat(10_000)).is_ok());
-    assert!(matches!(long(&"a b ".repeat(DEFAULT_MAX_TEXT_BYTES / 4 + 1)), Err(EncodeError::Budget { done: 0, .. })));
+    assert!(long(&"word 12\n".repeat(DEFAULT_MAX_WORD_BYTES / 8)).is_ok());
+    assert!(matches!(long(&"a b ".repeat(DEFAULT_MAX_WORD_BYTES / 4 + 1)), Err(EncodeError::Budget { done: 0, .. })));
+    let whole = words(&[], serde_json::json!({}));
+    assert!(whole.encode(&"a b ".repeat(DEFAULT_MAX_TEXT_BYTES / 4), &mut Vec::new()).is_ok());
+    assert!(whole.encode(&"a b ".repeat(DEFAULT_MAX_TEXT_BYTES / 4 + 1), &mut Vec::new()).is_err());
     let tight = words(&[], serde_json::json!({})).with_budget(EncodeBudget { text_bytes: 3, run_bytes: 3 });
     assert!(tight.encode("abab", &mut Vec::new()).is_err());
     assert!(tight.encode("aba", &mut Vec::new()).is_ok());

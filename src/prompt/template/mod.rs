@@ -11,10 +11,12 @@
 pub mod chat;
 mod date;
 mod format;
+mod node;
 mod python;
 
 pub use format::ContentFormat;
 
+use super::work::{Stopped, Work};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, ErrorKind, Value};
 use std::io;
@@ -49,6 +51,9 @@ pub enum TemplateError {
         /// The cap.
         allowed: usize,
     },
+    /// The request's work was stopped.
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
 }
 
 /// A compiled chat template.
@@ -96,25 +101,27 @@ impl ChatTemplate {
     }
 
     /// Renders with these variables. `input_bytes` is the length of the request that they come from; `time` is what `strftime_now`
-    /// tells, in UTC, as servers in containers do.
+    /// tells, in UTC, as servers in containers do. The text is charged to `work`.
     ///
     /// # Errors
-    /// The template failed, or the result would be longer than [`DEFAULT_OUTPUT_FACTOR`] times `input_bytes` plus
+    /// The template failed, the work was stopped, or the result would be longer than [`DEFAULT_OUTPUT_FACTOR`] times `input_bytes` plus
     /// [`DEFAULT_OUTPUT_HEAD_ROOM`].
     pub fn render(
         &self,
         variables: impl IntoIterator<Item = (String, Value)>,
         input_bytes: usize,
         time: SystemTime,
+        work: &Work,
     ) -> Result<String, TemplateError> {
         let allowed = input_bytes.saturating_mul(DEFAULT_OUTPUT_FACTOR).saturating_add(DEFAULT_OUTPUT_HEAD_ROOM);
         let clock = self.tells_time.then(|| ("strftime_now".to_owned(), date::strftime_at(time)));
         // What the request names comes last, so that it wins, as it does in Python.
         let context = Value::from_pairs(clock.into_iter().chain(variables));
-        let mut out = Capped { bytes: Vec::with_capacity(input_bytes.min(allowed)), allowed, over: false };
+        let mut out = Capped { bytes: Vec::with_capacity(input_bytes.min(allowed)), allowed, over: false, work };
         let failed = |e: minijinja::Error| TemplateError::Failed(reason(&e));
         let template = self.env.get_template(NAME).map_err(failed)?;
         let done = template.render_captured_to(context, &mut out).map(|_| ());
+        work.check()?;
         match done {
             Err(_) if out.over => Err(TemplateError::TooLong { allowed }),
             Err(e) => Err(failed(e)),
@@ -139,18 +146,20 @@ fn reason(e: &minijinja::Error) -> String {
 
 /// Output that ends in an error at its cap.
 #[derive(Debug)]
-struct Capped {
+struct Capped<'w> {
     bytes: Vec<u8>,
     allowed: usize,
     over: bool,
+    work: &'w Work,
 }
 
-impl io::Write for Capped {
+impl io::Write for Capped<'_> {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         if self.bytes.len().saturating_add(buf.len()) > self.allowed {
             self.over = true;
             return Err(io::Error::other("the output is too long"));
         }
+        self.work.charge(buf.len()).map_err(io::Error::other)?;
         self.bytes.extend_from_slice(buf);
         Ok(buf.len())
     }

@@ -1,5 +1,7 @@
 //! What templates expect of Python and minijinja does otherwise: `json.dumps`, the text of floats, `str.strip`, `is sequence`.
 
+use super::node::{Fields, Node};
+use crate::prompt::work::{Stopped, Work};
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 use std::fmt::Write as _;
@@ -12,9 +14,13 @@ pub(super) fn install(env: &mut Environment<'_>) {
     env.add_filter("tojson", tojson);
     env.add_filter("string", |value: &Value| text(value).unwrap_or_else(|| value.to_string()));
     env.add_filter("trim", |state: &mut State<'_, '_>, value: &Value, chars: Option<&str>| {
-        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let args: &[Value] = &chars.map(Value::from).into_iter().collect::<Vec<_>>();
-        method(state, &Value::from(value), "strip", args)
+        match value.as_str() {
+            // The copy of a text that is as it should be would be as long as the text.
+            Some(text) if args.is_empty() && strip(text).len() == text.len() => Ok(value.clone()),
+            Some(_) => method(state, value, "strip", args),
+            None => method(state, &Value::from(value.to_string()), "strip", args),
+        }
     });
     // Python's strings and dicts have a length and an item access too.
     env.add_test("sequence", |value: &Value| {
@@ -108,36 +114,50 @@ fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
         Some(pair) if pair.is_none() => (between.to_owned(), ": ".to_owned()),
         Some(pair) => (pair.get_item_by_index(0)?.to_string(), pair.get_item_by_index(1)?.to_string()),
     };
-    let mut json = Json {
+    let mut json = Dumped {
         out: String::new(),
         indent,
         separators,
         ascii: kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
         sorted: kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+        work: None,
     };
     kwargs.assert_all_used()?;
     json.value(value, 0)?;
     Ok(Value::from(json.out))
 }
 
-struct Json {
+/// What `json.dumps` has written.
+pub(super) struct Dumped {
     out: String,
     indent: Option<String>,
     separators: (String, String),
     ascii: bool,
     sorted: bool,
+    /// Of the request whose values are written: it must have room for the text twice, since the template's value is a copy.
+    work: Option<Work>,
 }
 
-impl Json {
-    fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+impl Dumped {
+    pub(super) fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         if depth > MAX_JSON_DEPTH {
             return Err(Error::new(ErrorKind::InvalidOperation, "tojson: the value is nested too deeply"));
+        }
+        if let Some(node) = value.downcast_object_ref::<Node>() {
+            self.work.get_or_insert_with(|| node.work().clone());
+            let before = self.out.len();
+            if !self.sorted && node.write(self, depth).map_err(stopped)? {
+                return Ok(());
+            }
+            self.out.truncate(before);
+        } else if let Some(fields) = value.downcast_object_ref::<Fields>() {
+            self.work.get_or_insert_with(|| fields.work().clone());
         }
         match value.kind() {
             ValueKind::None => self.out.push_str("null"),
             ValueKind::Bool => self.out.push_str(if value.is_true() { "true" } else { "false" }),
             ValueKind::Number => self.out.push_str(&number(value)),
-            ValueKind::String => self.string(value.as_str().unwrap_or_default()),
+            ValueKind::String => self.string(value.as_str().unwrap_or_default())?,
             ValueKind::Seq | ValueKind::Iterable => self.list(value, depth)?,
             ValueKind::Map => self.map(value, depth)?,
             // As in Python, where `Undefined` can't be serialised.
@@ -153,59 +173,73 @@ impl Json {
 
     fn list(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         let mut empty = true;
-        self.out.push('[');
+        self.begin('[');
         for item in value.try_iter()? {
-            self.next(&mut empty, depth + 1);
+            self.next(&mut empty, depth + 1)?;
             self.value(&item, depth + 1)?;
         }
-        self.end(empty, depth, ']');
-        Ok(())
+        self.end(empty, depth, ']')
     }
 
     fn map(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         let mut pairs = Vec::new();
         for key in value.try_iter()? {
             let item = value.get_item(&key)?;
-            pairs.push((self.key(&key)?, item));
+            pairs.push((key_text(&key)?, item));
         }
         if self.sorted {
             pairs.sort_by(|a, b| a.0.cmp(&b.0));
         }
         let mut empty = true;
-        self.out.push('{');
+        self.begin('{');
         for (key, item) in pairs {
-            self.next(&mut empty, depth + 1);
-            self.string(&key);
-            self.out.push_str(&self.separators.1);
+            self.next(&mut empty, depth + 1)?;
+            self.key(&key)?;
             self.value(&item, depth + 1)?;
         }
-        self.end(empty, depth, '}');
-        Ok(())
+        self.end(empty, depth, '}')
     }
 
-    fn key(&self, key: &Value) -> Result<String, Error> {
-        Ok(match key.kind() {
-            ValueKind::String => key.to_string(),
-            ValueKind::None => "null".to_owned(),
-            ValueKind::Bool => if key.is_true() { "true" } else { "false" }.to_owned(),
-            ValueKind::Number => number(key),
-            kind => return Err(Error::new(ErrorKind::InvalidOperation, format!("tojson: {kind} can't be a key"))),
-        })
+    pub(super) fn begin(&mut self, bracket: char) {
+        self.out.push(bracket);
     }
 
     /// Goes to where the next item of a list or map stands.
-    fn next(&mut self, empty: &mut bool, depth: usize) {
+    ///
+    /// # Errors
+    /// When the request's work is stopped, or has no room for the text.
+    pub(super) fn next(&mut self, empty: &mut bool, depth: usize) -> Result<(), Error> {
         if !std::mem::take(empty) {
             self.out.push_str(&self.separators.0);
         }
         self.line(depth);
+        self.fits()
     }
 
-    fn end(&mut self, empty: bool, depth: usize, bracket: char) {
+    /// Writes a key and what separates it from its value.
+    ///
+    /// # Errors
+    /// As [`Dumped::next`].
+    pub(super) fn key(&mut self, key: &str) -> Result<(), Error> {
+        self.string(key)?;
+        self.out.push_str(&self.separators.1);
+        Ok(())
+    }
+
+    /// Ends a list or map.
+    ///
+    /// # Errors
+    /// As [`Dumped::next`].
+    pub(super) fn end(&mut self, empty: bool, depth: usize, bracket: char) -> Result<(), Error> {
         if !empty {
             self.line(depth);
         }
         self.out.push(bracket);
+        self.fits()
+    }
+
+    fn fits(&self) -> Result<(), Error> {
+        self.work.as_ref().map_or(Ok(()), |work| work.fits(self.out.len().saturating_mul(2)).map_err(stopped))
     }
 
     fn line(&mut self, depth: usize) {
@@ -217,7 +251,11 @@ impl Json {
         }
     }
 
-    fn string(&mut self, text: &str) {
+    /// Writes a text in quotes.
+    ///
+    /// # Errors
+    /// As [`Dumped::next`].
+    pub(super) fn string(&mut self, text: &str) -> Result<(), Error> {
         self.out.push('"');
         for c in text.chars() {
             match c {
@@ -238,7 +276,23 @@ impl Json {
             }
         }
         self.out.push('"');
+        self.fits()
     }
+}
+
+fn stopped(stopped: Stopped) -> Error {
+    Error::new(ErrorKind::InvalidOperation, stopped.to_string())
+}
+
+/// The text of a key.
+fn key_text(key: &Value) -> Result<String, Error> {
+    Ok(match key.kind() {
+        ValueKind::String => key.to_string(),
+        ValueKind::None => "null".to_owned(),
+        ValueKind::Bool => if key.is_true() { "true" } else { "false" }.to_owned(),
+        ValueKind::Number => number(key),
+        kind => return Err(Error::new(ErrorKind::InvalidOperation, format!("tojson: {kind} can't be a key"))),
+    })
 }
 
 /// A number as `json.dumps` writes it.

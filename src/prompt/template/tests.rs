@@ -2,8 +2,12 @@ use super::format::{ContentFormat, without_generation_marks};
 use super::*;
 use std::time::{Duration, UNIX_EPOCH};
 
+fn unbounded() -> Work {
+    Work::within(usize::MAX)
+}
+
 fn render(source: &str) -> Result<String, TemplateError> {
-    ChatTemplate::compile(source)?.render([("n".to_owned(), Value::from(3))], 0, UNIX_EPOCH)
+    ChatTemplate::compile(source)?.render([("n".to_owned(), Value::from(3))], 0, UNIX_EPOCH, &unbounded())
 }
 
 /// Each expression and what Jinja2 with `transformers`' settings prints for it.
@@ -76,7 +80,7 @@ fn a_runaway_template_ends() {
     assert_eq!(render(long), Err(TemplateError::TooLong { allowed: DEFAULT_OUTPUT_HEAD_ROOM }));
     let template = ChatTemplate::compile(long).unwrap();
     assert_eq!(
-        template.render([], 10_000, UNIX_EPOCH).unwrap().len(),
+        template.render([], 10_000, UNIX_EPOCH, &unbounded()).unwrap().len(),
         99_990,
         "a longer request may make a longer prompt"
     );
@@ -89,8 +93,8 @@ fn a_runaway_template_ends() {
 fn the_clock_is_the_callers() {
     let template = ChatTemplate::compile("{{ strftime_now('%d %b %Y') }}").unwrap();
     let time = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
-    assert_eq!(template.render([], 0, time).unwrap(), "14 Nov 2023");
-    assert!(ChatTemplate::compile("{{ strftime_now('%Q') }}").unwrap().render([], 0, time).is_err());
+    assert_eq!(template.render([], 0, time, &unbounded()).unwrap(), "14 Nov 2023");
+    assert!(ChatTemplate::compile("{{ strftime_now('%Q') }}").unwrap().render([], 0, time, &unbounded()).is_err());
 }
 
 #[test]
@@ -141,7 +145,7 @@ proptest::proptest! {
         let _ = ContentFormat::detect(&source);
         let _ = without_generation_marks(&source);
         if let Ok(template) = ChatTemplate::compile(&source) {
-            let _ = template.render([], 0, UNIX_EPOCH);
+            let _ = template.render([], 0, UNIX_EPOCH, &unbounded());
         }
     }
 }

@@ -126,12 +126,13 @@ struct Side {
 }
 
 impl<'l, 'de> Body<'l, 'de> {
-    pub(super) fn new(api: Api, limits: &'l Limits) -> Self {
+    /// Of a body of so many bytes.
+    pub(super) fn new(api: Api, limits: &'l Limits, body_bytes: usize) -> Self {
         Self {
             api,
             limits,
             request: Request::default(),
-            prompt: Builder::new(),
+            prompt: Builder::new(body_bytes),
             echo: false,
             logprobs: false,
             left: Side::default(),

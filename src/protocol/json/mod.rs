@@ -29,7 +29,7 @@ pub(super) fn read<'a>(
         return Err(RequestError::new(Reason::UnsupportedMediaType, message));
     }
     let text = text(body)?;
-    Walk::read(text, limits, Body::new(api, limits))
+    Walk::read(text, limits, Body::new(api, limits, body.len()))
 }
 
 /// Looks at the body of an API that we don't know: what can be found counts, nothing is refused.

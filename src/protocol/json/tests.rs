@@ -2,6 +2,7 @@ mod shapes;
 
 use super::*;
 use crate::ids::Tokens;
+use crate::protocol::prompt::{DEFAULT_BYTES_PER_PIECE, DEFAULT_PIECES_HEAD_ROOM};
 use crate::protocol::{Api, MediaKind, Piece, parse, replace_model};
 use proptest::prelude::*;
 
@@ -271,6 +272,32 @@ mod bad_inputs {
         // A message tells where, never what.
         let error = refused(Api::ChatCompletions, chat(&format!(r#"[{{"role":"user","content":"{secret}"}},7]"#)));
         assert!(!error.message.contains("xxx"), "{error}");
+    }
+}
+
+#[test]
+fn pieces_of_a_prompt_are_bounded_by_the_body() {
+    for (part, count, is_cut) in [
+        (r#""""#, 2_000, false),
+        (r#""""#, 50_000, true),
+        (r#"{"text":"words and more words of a part that is no longer small"}"#, 50_000, false),
+    ] {
+        let parts = vec![part; count].join(",");
+        for body in [
+            chat(&format!(r#"[{{"role":"user","content":[{parts}]}}]"#)),
+            chat(r#"[{"role":"user","content":"a"}]"#).replacen('{', &format!(r#"{{"system":[{parts}],"#), 1),
+        ] {
+            let api = if body.contains("system") { Api::Messages } else { Api::ChatCompletions };
+            let request = ok(api, &body);
+            let kept = request.prompt.pieces.len() + request.prompt.system.len();
+            assert_eq!(request.prompt.is_cut, is_cut, "{count} of {part}");
+            assert!(
+                kept <= body.len() / DEFAULT_BYTES_PER_PIECE + DEFAULT_PIECES_HEAD_ROOM + 2,
+                "{kept} pieces of {} bytes",
+                body.len()
+            );
+            assert!(is_cut || kept > count, "all of them are kept");
+        }
     }
 }
 

@@ -504,8 +504,7 @@ mod away {
             let message = ProcessingRequest { protocol_config, ..request(message) };
             assert_eq!(send(&mut exchange, message), [], "it waits");
         }
-        let Some(Warming::Call(call)) = exchange.warming() else { panic!("nothing is waited for") };
-        call.await;
+        exchange.warming().expect("a call that is waited for").run().await;
         let mut out = Actions::new();
         exchange.on(Event::Warmed, NOW, &mut out).unwrap();
         (exchange, Answered::of(out.make_contiguous()))

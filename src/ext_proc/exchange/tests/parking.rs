@@ -1,7 +1,6 @@
 //! Requests that wait for their turn: who goes when, what the others are told, and that nothing stays, whoever leaves and when.
 
 use super::*;
-use crate::ext_proc::prefix::Warming;
 use crate::ext_proc::queues::Waiting;
 use crate::flow::registry::{ADMITTERS, CEILINGS, DETECTORS, find};
 use crate::flow::settings::DEFAULT_FLOW_IDLE;
@@ -130,9 +129,9 @@ impl One {
 
     /// Reads what must be read before it is decided on.
     fn warms(&mut self, meanwhile: impl FnOnce()) {
-        let Some(Warming::Cpu(work)) = self.exchange.warming() else { panic!("it is encoded elsewhere") };
+        let warming = self.exchange.warming().expect("it is encoded elsewhere");
         meanwhile();
-        work();
+        warming.compute();
         let mut out = Actions::new();
         self.exchange.on(Event::Warmed, NOW, &mut out).unwrap();
         self.told = Answered::of(&Vec::from(out));

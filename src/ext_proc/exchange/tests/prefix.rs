@@ -1,7 +1,6 @@
 //! Requests that share a beginning: they meet while the first is on its way, after it was served, and in the next turn.
 
 use super::*;
-use crate::ext_proc::prefix::Warming;
 use crate::prefix::key::KeySpace;
 use crate::prompt::blocks::TokenBlocks;
 #[cfg(feature = "hf-tokenizers")]
@@ -253,8 +252,7 @@ async fn tokens_that_servers_told_before_are_counted_once_a_request() {
     let mut exchange = world.exchange();
     send(&mut exchange, request(Message::RequestHeaders(headers(&[CHAT], false))));
     assert!(send(&mut exchange, request(Message::RequestBody(body(prompt.to_string().as_bytes(), true)))).is_empty());
-    let Some(Warming::Call(asking)) = exchange.warming() else { panic!("a server is asked") };
-    asking.await;
+    exchange.warming().expect("a server is asked").run().await;
     let mut out = Actions::new();
     exchange.on(Event::Warmed, NOW, &mut out).unwrap();
     assert!(Answered::of(&Vec::from(out)).set.contains_key(DESTINATION));
@@ -364,8 +362,7 @@ fn a_long_conversation_that_was_never_seen_is_looked_up_once_it_is_encoded() {
         let mut exchange = world.exchange();
         send(&mut exchange, request(Message::RequestHeaders(headers(&[CHAT], false))));
         assert!(send(&mut exchange, request(Message::RequestBody(body(prompt.as_bytes(), true)))).is_empty());
-        let Some(Warming::Cpu(work)) = exchange.warming() else { panic!("it is encoded elsewhere") };
-        work();
+        exchange.warming().expect("it is encoded elsewhere").compute();
         let mut out = Actions::new();
         exchange.on(Event::Warmed, NOW, &mut out).unwrap();
         assert!(Answered::of(&Vec::from(out)).set.contains_key(DESTINATION));

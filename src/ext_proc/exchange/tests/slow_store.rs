@@ -128,8 +128,7 @@ fn ask(world: &World, at: Timestamp) -> (Exchange, Answered) {
 }
 
 fn call(exchange: &mut Exchange) -> impl Future<Output = ()> {
-    let Some(Warming::Call(call)) = exchange.warming() else { panic!("nothing is waited for") };
-    call
+    exchange.warming().expect("a call that is waited for").run()
 }
 
 /// Tells the request that what it waited for has run.

@@ -4,52 +4,64 @@
 //! `tool_use` becomes a tool call, `tool_result` of the user a tool message that stands before the rest of its message, `thinking` the
 //! message's reasoning. System messages among the messages are not followed: vLLM's versions place them differently.
 
-use super::{Chat, Message, RenderError, body_error, dump_tool, get, items, list, read_json, text_part, with};
+use super::{Chat, ITEM_BYTES, Message, RenderError, Texts, body_error, dump_tool, each, get, items, read_json, with};
+use crate::prompt::template::node::{self, Fields};
+use crate::prompt::work::Work;
 use crate::protocol::MediaKind;
 use minijinja::Value;
 use minijinja::value::ValueKind;
 use serde::Deserialize;
+use serde_json::value::RawValue;
+use smallvec::smallvec;
+use std::borrow::Cow;
 
 const WHAT: &str = "an Anthropic request";
 /// How the block begins that Claude Code puts before its system prompt and that differs in every request: vLLM leaves it out.
 const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
 #[derive(Deserialize)]
-struct Body {
-    system: Option<Value>,
-    messages: Vec<Turn>,
-    tools: Option<Value>,
-    chat_template_kwargs: Option<Value>,
-    output_config: Option<Value>,
+struct Body<'a> {
+    #[serde(borrow)]
+    system: Option<&'a RawValue>,
+    #[serde(borrow)]
+    messages: &'a RawValue,
+    #[serde(borrow)]
+    tools: Option<&'a RawValue>,
+    #[serde(borrow)]
+    chat_template_kwargs: Option<&'a RawValue>,
+    #[serde(borrow)]
+    output_config: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
-struct Turn {
-    role: String,
-    content: Value,
+struct Turn<'a> {
+    #[serde(borrow)]
+    role: Cow<'a, str>,
+    #[serde(borrow)]
+    content: &'a RawValue,
 }
 
 /// A request of the Messages API.
-pub(super) fn messages(body: &[u8]) -> Result<Chat, RenderError> {
-    let body: Body = read_json(WHAT, body)?;
-    let mut chat = Chat::default();
-    let system = body.system.as_ref().map_or_else(|| Ok(String::new()), system_text)?;
+pub(super) fn messages(body: &[u8], work: &Work) -> Result<Chat, RenderError> {
+    let body: Body<'_> = read_json(WHAT, body)?;
+    let value = |json: Option<&RawValue>| json.map(|json| node::value(json, work)).transpose();
+    let mut chat = Chat::new(work);
+    let system = value(body.system)?.as_ref().map_or_else(|| Ok(String::new()), system_text)?;
     if !system.is_empty() {
-        chat.messages.push(Message {
-            role: "system".to_owned(),
-            content: Some(Value::from(system)),
-            ..Message::default()
-        });
+        work.charge(system.len() + ITEM_BYTES)?;
+        chat.messages.push(Message::new("system").saying(Some(Value::from(system))));
     }
-    for turn in body.messages {
+    each(WHAT, body.messages, |turn: &RawValue| {
+        work.charge(turn.get().len() + ITEM_BYTES)?;
+        let turn: Turn<'_> = read_json(WHAT, turn.get().as_bytes())?;
         if turn.role == "system" {
             return Err(RenderError::Unsupported("a system message among Anthropic messages"));
         }
-        push_turn(turn, &mut chat.messages)?;
-    }
-    chat.tools = body.tools.as_ref().map(tools).transpose()?;
-    chat.set_variables(body.chat_template_kwargs, [("add_generation_prompt", Some(Value::from(true)))]);
-    chat.set_effort(body.output_config.and_then(|c| get(&c, "effort")));
+        push_turn(&turn.role, &node::value(turn.content, work)?, &mut chat.messages, work)
+    })?;
+    chat.tools = body.tools.map(|tools| read_tools(tools, work)).transpose()?;
+    chat.set_variables(value(body.chat_template_kwargs)?, [("add_generation_prompt", Some(Value::from(true)))]);
+    chat.set_effort(value(body.output_config)?.and_then(|c| get(&c, "effort")));
     Ok(chat)
 }
 
@@ -72,21 +84,21 @@ fn is_type(block: &Value, kind: &str) -> bool {
 }
 
 /// Adds a turn: the results of tools first, each a message, then what is left of the turn.
-fn push_turn(turn: Turn, out: &mut Vec<Message>) -> Result<(), RenderError> {
-    let mut message = Message { role: turn.role, ..Message::default() };
-    if turn.content.kind() == ValueKind::String {
-        message.content = Some(turn.content);
-        out.push(message);
+fn push_turn(role: &str, content: &Value, out: &mut Vec<Message>, work: &Work) -> Result<(), RenderError> {
+    let mut message = Message::new(role);
+    if content.kind() == ValueKind::String {
+        out.push(message.saying(Some(content.clone())));
         return Ok(());
     }
-    if turn.content.kind() != ValueKind::Seq {
+    if content.kind() != ValueKind::Seq {
         return Err(body_error(WHAT, "content must be a string or an array of blocks"));
     }
-    let (mut parts, mut calls, mut thoughts) = (Vec::new(), Vec::new(), None::<String>);
-    for block in items(&turn.content) {
+    let (mut parts, mut calls, mut thoughts): (Texts, _, _) = (smallvec![], Vec::new(), None::<String>);
+    for block in items(content) {
+        work.charge(ITEM_BYTES)?;
         let kind = get(&block, "type");
         match kind.as_ref().and_then(Value::as_str).unwrap_or_default() {
-            "text" => parts.extend(get(&block, "text").filter(|t| t.as_str() != Some("")).map(text_part)),
+            "text" => parts.extend(get(&block, "text").filter(|t| t.as_str() != Some(""))),
             "thinking" => {
                 let thought = get(&block, "thinking").map(|t| t.to_string()).unwrap_or_default();
                 thoughts.get_or_insert_default().push_str(&thought);
@@ -94,16 +106,19 @@ fn push_turn(turn: Turn, out: &mut Vec<Message>) -> Result<(), RenderError> {
             // Opaque to every server but Anthropic's.
             "redacted_thinking" | "tool_reference" => {}
             "tool_use" => calls.push(call(&block)),
-            "tool_result" if message.role == "user" => out.push(tool_result(&block)?),
+            "tool_result" if role == "user" => out.push(tool_result(&block)?),
             "image" => return Err(RenderError::NotText(MediaKind::Image)),
             "document" => return Err(RenderError::NotText(MediaKind::Document)),
             _ => return Err(RenderError::Unsupported("this type of Anthropic block")),
         }
     }
-    message.reasoning = thoughts.map(Value::from);
-    message.tool_calls = (!calls.is_empty()).then(|| list(calls));
-    message.content = (!parts.is_empty()).then(|| list(parts));
-    if message.role != "user" || message.content.is_some() {
+    if thoughts.is_some() || !calls.is_empty() {
+        let more = message.more();
+        more.reasoning = thoughts.map(Value::from);
+        more.calls = calls;
+    }
+    message.content = (!parts.is_empty()).then_some(parts);
+    if role != "user" || message.content.is_some() {
         out.push(message);
     }
     Ok(())
@@ -134,20 +149,19 @@ fn tool_result(block: &Value) -> Result<Message, RenderError> {
     } else {
         content
     };
-    Ok(Message {
-        role: "tool".to_owned(),
-        content: Some(text),
-        tool_call_id: Some(get(block, "tool_use_id").unwrap_or(Value::from(""))),
-        ..Message::default()
-    })
+    let mut message = Message::new("tool").saying(Some(text));
+    message.more().tool_call_id = Some(get(block, "tool_use_id").unwrap_or(Value::from("")));
+    Ok(message)
 }
 
-fn tools(tools: &Value) -> Result<Vec<Value>, RenderError> {
-    if tools.kind() != ValueKind::Seq {
+fn read_tools(tools: &RawValue, work: &Work) -> Result<Vec<Value>, RenderError> {
+    if !tools.get().starts_with('[') {
         return Err(body_error(WHAT, "tools must be an array"));
     }
     let mut out = Vec::new();
-    for tool in items(tools) {
+    each(WHAT, tools, |tool: &RawValue| {
+        work.charge(tool.get().len() + ITEM_BYTES)?;
+        let tool = node::value(tool, work)?;
         let Some(mut schema) = get(&tool, "input_schema").filter(|s| s.kind() == ValueKind::Map) else {
             return Err(RenderError::Unsupported("a tool of Anthropic's servers"));
         };
@@ -160,7 +174,8 @@ fn tools(tools: &Value) -> Result<Vec<Value>, RenderError> {
             ("parameters", schema),
         ];
         function.extend(["strict", "defer_loading"].into_iter().filter_map(|key| Some((key, get(&tool, key)?))));
-        out.push(dump_tool(None, &Value::from_pairs(function), None)?);
-    }
+        out.push(dump_tool(None, &Fields::value(function, work)?, None, work)?);
+        Ok(())
+    })?;
     Ok(out)
 }

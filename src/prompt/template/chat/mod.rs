@@ -15,13 +15,25 @@ mod responses;
 
 pub use openai::{Completion, completions};
 
+use super::node::{self, Fields};
 use super::{ChatTemplate, ContentFormat, TemplateError, python};
+use crate::prompt::work::{Stopped, Work};
 use crate::protocol::{Api, MediaKind};
 use minijinja::Value;
 use minijinja::value::ValueKind;
 use serde::Deserialize;
+use serde::de::{SeqAccess, Visitor};
+use serde_json::value::RawValue;
+use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
 use std::time::SystemTime;
+
+/// What a tool call takes once its arguments are parsed: two maps of a few entries.
+const CALL_BYTES: usize = 768;
+/// What a message or a tool takes beside its texts.
+const ITEM_BYTES: usize = 128;
 
 /// What `transformers` appends to the last message, to find its end again in the prompt.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
@@ -48,11 +60,23 @@ pub enum RenderError {
     NoTemplate,
     /// The template failed.
     #[error(transparent)]
-    Template(#[from] TemplateError),
+    Template(TemplateError),
+    /// The request's work was stopped.
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+}
+
+impl From<TemplateError> for RenderError {
+    fn from(error: TemplateError) -> Self {
+        match error {
+            TemplateError::Stopped(stopped) => Self::Stopped(stopped),
+            error => Self::Template(error),
+        }
+    }
 }
 
 /// A conversation and how it is to be rendered.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Chat {
     messages: Vec<Message>,
     /// Dumped tools.
@@ -62,33 +86,53 @@ pub struct Chat {
     continue_final_message: bool,
     /// Whether the tokenizer adds its special tokens to the rendered text: false unless asked for, because templates hold them.
     pub add_special_tokens: bool,
+    work: Work,
 }
 
+/// The texts of a message, nearly always one.
+type Texts = SmallVec<[Value; 1]>;
+
 /// A message in OpenAI's form.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default)]
 struct Message {
-    role: String,
-    content: Option<Value>,
-    tool_calls: Option<Value>,
+    role: Value,
+    content: Option<Texts>,
+    more: Option<Box<More>>,
+}
+
+/// What most messages don't have.
+#[derive(Debug, Default)]
+struct More {
+    /// Calls of tools, their arguments not parsed yet.
+    calls: Vec<Value>,
     tool_call_id: Option<Value>,
     reasoning: Option<Value>,
-    /// The older name of `reasoning`.
-    reasoning_content: Option<Value>,
     name: Option<Value>,
     task: Option<Value>,
     tools: Option<Value>,
 }
 
 impl Chat {
-    /// Reads the conversation of a request; of a batch, the first.
+    fn new(work: &Work) -> Self {
+        Self {
+            messages: Vec::new(),
+            tools: None,
+            variables: BTreeMap::new(),
+            continue_final_message: false,
+            add_special_tokens: false,
+            work: work.clone(),
+        }
+    }
+
+    /// Reads the conversation of a request; of a batch, the first. What it holds is charged to `work`.
     ///
     /// # Errors
     /// See [`RenderError`].
-    pub fn read(api: Api, body: &[u8]) -> Result<Self, RenderError> {
+    pub fn read(api: Api, body: &[u8], work: &Work) -> Result<Self, RenderError> {
         match api {
-            Api::ChatCompletions => openai::chat(body),
-            Api::Messages => anthropic::messages(body),
-            Api::Responses => responses::responses(body),
+            Api::ChatCompletions => openai::chat(body, work),
+            Api::Messages => anthropic::messages(body, work),
+            Api::Responses => responses::responses(body, work),
             _ => Err(RenderError::Unsupported("this API")),
         }
     }
@@ -105,24 +149,24 @@ impl Chat {
     /// # Errors
     /// See [`RenderError`].
     pub fn render(
-        &self,
+        self,
         template: &ChatTemplate,
         special: &BTreeMap<String, Value>,
         input_bytes: usize,
         time: SystemTime,
     ) -> Result<String, RenderError> {
         let mut messages = Vec::with_capacity(self.messages.len());
-        for message in &self.messages {
-            messages.push(message.normalised(template)?);
+        for message in self.messages {
+            messages.push(message.into_value(template, &self.work)?);
         }
-        let last = if self.continue_final_message { Some(mark_end(&mut messages)?) } else { None };
+        let last = if self.continue_final_message { Some(mark_end(&mut messages, &self.work)?) } else { None };
         let mut variables = special.clone();
         // Defined in every template, if only as None.
         variables.insert("documents".to_owned(), Value::from(()));
-        variables.insert("tools".to_owned(), self.tools.clone().map_or(Value::from(()), list));
-        variables.extend(self.variables.iter().map(|(k, v)| (k.clone(), v.clone())));
+        variables.insert("tools".to_owned(), self.tools.map_or(Value::from(()), list));
+        variables.extend(self.variables);
         variables.insert("messages".to_owned(), list(messages));
-        let text = template.render(variables, input_bytes, time)?;
+        let text = template.render(variables, input_bytes, time, &self.work)?;
         match last {
             Some(last) => cut_at_mark(text, &last),
             None => Ok(text),
@@ -160,48 +204,66 @@ fn is_given(value: &Value) -> bool {
 }
 
 impl Message {
+    fn new(role: &str) -> Self {
+        Self { role: Value::from(role), ..Self::default() }
+    }
+
+    /// The same with one text, or none.
+    fn saying(self, text: Option<Value>) -> Self {
+        Self { content: text.map(|text| smallvec![text]), ..self }
+    }
+
+    fn is_assistant(&self) -> bool {
+        self.role.as_str() == Some("assistant")
+    }
+
+    fn more(&mut self) -> &mut More {
+        self.more.get_or_insert_default()
+    }
+
     /// The message as the template gets it.
-    fn normalised(&self, template: &ChatTemplate) -> Result<Value, RenderError> {
+    fn into_value(self, template: &ChatTemplate, work: &Work) -> Result<Value, RenderError> {
         let role = match self.role.as_str() {
-            "developer" if !template.knows_developer() => "system",
-            role => role,
+            Some("developer") if !template.knows_developer() => Value::from("system"),
+            _ => self.role,
         };
-        let content = self.content.as_ref().map_or_else(|| Ok(Vec::new()), texts)?;
+        let is = |name: &str| role.as_str() == Some(name);
+        let content = self.content.unwrap_or_default();
         let content = match template.content_format() {
-            ContentFormat::Parts if role != "tool" => list(content.into_iter().map(text_part)),
-            // An empty part leaves no empty line behind, except where the template gets the parts and a tool's are joined afterwards.
-            ContentFormat::Parts => join(content.iter()),
-            ContentFormat::Text => join(content.iter().filter(|t| t.as_str() != Some(""))),
-        };
-        let mut out = vec![("role", Value::from(role)), ("content", content)];
-        let mut add = |key, value: Option<&Value>| out.extend(value.map(|v| (key, v.clone())));
-        match role {
-            "assistant" => {
-                if let Some(calls) = self.tool_calls.as_ref().map(parse_calls).transpose()?.flatten() {
-                    add("tool_calls", Some(&calls));
-                }
-                let reasoning = self.reasoning.as_ref().or(self.reasoning_content.as_ref());
-                add("reasoning", reasoning);
-                add("reasoning_content", reasoning);
+            ContentFormat::Parts if !is("tool") => {
+                let parts: Result<Vec<Value>, _> = content.into_iter().map(|text| text_part(text, work)).collect();
+                list(parts?)
             }
-            "tool" => add("tool_call_id", self.tool_call_id.as_ref()),
-            _ => {}
+            // An empty part leaves no empty line behind, except where the template gets the parts and a tool's are joined afterwards.
+            ContentFormat::Parts => join(content.iter(), work)?,
+            ContentFormat::Text => join(content.iter().filter(|t| t.as_str() != Some("")), work)?,
+        };
+        let more = self.more.map(|more| *more).unwrap_or_default();
+        let mut out = vec![("role", role.clone()), ("content", content)];
+        let mut add = |key, value: Option<Value>| out.extend(value.map(|v| (key, v)));
+        if is("assistant") {
+            let calls: Result<Vec<Value>, _> = more.calls.iter().map(|call| parse_call(call, work)).collect();
+            add("tool_calls", Some(calls?).filter(|calls| !calls.is_empty()).map(list));
+            add("reasoning", more.reasoning.clone());
+            add("reasoning_content", more.reasoning);
+        } else if is("tool") {
+            add("tool_call_id", more.tool_call_id);
         }
-        let is_text = |v: &&Value| v.kind() == ValueKind::String;
-        add("name", self.name.as_ref().filter(is_text));
-        add("task", self.task.as_ref().filter(is_text));
-        if role == "developer" {
-            add("tools", Some(self.tools.as_ref().unwrap_or(&Value::from(()))));
+        let is_text = |v: &Value| v.kind() == ValueKind::String;
+        add("name", more.name.filter(is_text));
+        add("task", more.task.filter(is_text));
+        if is("developer") {
+            add("tools", Some(more.tools.unwrap_or(Value::from(()))));
         }
-        Ok(Value::from_pairs(out))
+        Ok(Fields::value(out, work)?)
     }
 }
 
 /// The texts of a message's content, in order.
-fn texts(content: &Value) -> Result<Vec<Value>, RenderError> {
+fn texts(content: &Value) -> Result<Texts, RenderError> {
     match content.kind() {
-        ValueKind::String => Ok(vec![content.clone()]),
-        ValueKind::None => Ok(Vec::new()),
+        ValueKind::String => Ok(smallvec![content.clone()]),
+        ValueKind::None | ValueKind::Undefined => Ok(Texts::new()),
         ValueKind::Seq => items(content).filter_map(|part| part_text(&part).transpose()).collect(),
         _ => Err(body_error("a chat request", "content must be a string or an array of parts")),
     }
@@ -240,34 +302,41 @@ fn media(kind: &str) -> Option<MediaKind> {
     })
 }
 
-/// Tool calls with their arguments parsed: what is not a JSON object counts as an empty one. `None` for an empty list.
-fn parse_calls(calls: &Value) -> Result<Option<Value>, RenderError> {
-    let wrong = || body_error("a chat request", "tool_calls must be an array of function calls");
-    if calls.is_none() {
-        return Ok(None);
+/// The calls of a message, as the client gave them.
+fn calls(calls: &Value) -> Result<Vec<Value>, RenderError> {
+    match calls.kind() {
+        ValueKind::None => Ok(Vec::new()),
+        ValueKind::Seq => Ok(items(calls).collect()),
+        _ => Err(wrong_calls()),
     }
-    if calls.kind() != ValueKind::Seq {
-        return Err(wrong());
-    }
-    let mut out = Vec::new();
-    for call in items(calls) {
-        let function = get(&call, "function").filter(|f| f.kind() == ValueKind::Map).ok_or_else(wrong)?;
-        let arguments = match get(&function, "arguments") {
-            Some(text) if text.kind() == ValueKind::String => {
-                text.as_str().and_then(|t| serde_json::from_str::<Value>(t).ok()).filter(|v| v.kind() == ValueKind::Map)
-            }
-            other => other.filter(|v| v.kind() == ValueKind::Map),
-        };
-        let arguments = arguments.unwrap_or_else(|| Value::from_pairs::<_, &str, Value>([]));
-        out.push(with(&call, "function", with(&function, "arguments", arguments)));
-    }
-    Ok((!out.is_empty()).then(|| list(out)))
+}
+
+fn wrong_calls() -> RenderError {
+    body_error("a chat request", "tool_calls must be an array of function calls")
+}
+
+/// A tool call with its arguments parsed: what is not a JSON object counts as an empty one.
+fn parse_call(call: &Value, work: &Work) -> Result<Value, RenderError> {
+    work.charge(CALL_BYTES)?;
+    let function = get(call, "function").filter(|f| f.kind() == ValueKind::Map).ok_or_else(wrong_calls)?;
+    let arguments = match get(&function, "arguments") {
+        Some(text) if text.kind() == ValueKind::String => node::parse(text.as_str().unwrap_or_default(), work)?,
+        other => other,
+    };
+    let arguments = arguments.filter(|v| v.kind() == ValueKind::Map);
+    let arguments = arguments.unwrap_or_else(|| Value::from_pairs::<_, &str, Value>([]));
+    Ok(with(call, "function", with(&function, "arguments", arguments)))
 }
 
 /// A tool as vLLM's types dump it (0.32): the type, then the function with name, description and parameters whether given or not, and
 /// whether it is strict and its loading deferred where that is said; what else the client added is left out. `deferred` is what the tool
 /// itself says of its loading, which its function inherits.
-fn dump_tool(kind: Option<&Value>, function: &Value, deferred: Option<Value>) -> Result<Value, RenderError> {
+fn dump_tool(
+    kind: Option<&Value>,
+    function: &Value,
+    deferred: Option<Value>,
+    work: &Work,
+) -> Result<Value, RenderError> {
     let wrong = || body_error("a request with tools", "a tool must be a function with a name");
     if function.kind() != ValueKind::Map || kind.is_some_and(|k| k.as_str() != Some("function")) {
         return Err(wrong());
@@ -278,12 +347,13 @@ fn dump_tool(kind: Option<&Value>, function: &Value, deferred: Option<Value>) ->
     out.extend(get(function, "strict").map(|v| ("strict", v)));
     let inherited = get(function, "defer_loading").or_else(|| deferred.clone());
     out.extend(inherited.map(|v| ("defer_loading", v)));
-    let tool = [("type", Value::from("function")), ("function", Value::from_pairs(out))];
-    Ok(Value::from_pairs(tool.into_iter().chain(deferred.map(|v| ("defer_loading", v)))))
+    let mut tool = vec![("type", Value::from("function")), ("function", Fields::value(out, work)?)];
+    tool.extend(deferred.map(|v| ("defer_loading", v)));
+    Ok(Fields::value(tool, work)?)
 }
 
 /// Marks the end of the last message's text; returns the text without the mark.
-fn mark_end(messages: &mut [Value]) -> Result<String, RenderError> {
+fn mark_end(messages: &mut [Value], work: &Work) -> Result<String, RenderError> {
     let nothing = || body_error("a chat request", "there is no text in the last message to continue");
     let last = messages.last_mut().ok_or_else(nothing)?;
     let content = get(last, "content").ok_or_else(nothing)?;
@@ -294,7 +364,7 @@ fn mark_end(messages: &mut [Value]) -> Result<String, RenderError> {
     let mut parts: Vec<Value> = items(&content).collect();
     let part = parts.last_mut().ok_or_else(nothing)?;
     let text = get(part, "text").ok_or_else(nothing)?;
-    *part = text_part(Value::from(format!("{text}{CONTINUE_TAG}")));
+    *part = text_part(Value::from(format!("{text}{CONTINUE_TAG}")), work)?;
     *last = with(last, "content", list(parts));
     Ok(text.to_string())
 }
@@ -316,29 +386,72 @@ fn body_error(what: &'static str, reason: &str) -> RenderError {
     RenderError::Body { what, reason: reason.to_owned() }
 }
 
-/// Reads a body into one of the APIs' shapes. The reason of a failure names a place, never text.
+/// Reads a body into one of the APIs' shapes.
 fn read_json<'a, T: Deserialize<'a>>(what: &'static str, body: &'a [u8]) -> Result<T, RenderError> {
-    serde_json::from_slice(body).map_err(|e| RenderError::Body {
-        what,
-        reason: format!("{:?} error at line {} column {}", e.classify(), e.line(), e.column()).to_lowercase(),
-    })
+    serde_json::from_slice(body).map_err(|error| json_error(what, &error))
+}
+
+/// The reason of the failure names a place, never text.
+fn json_error(what: &'static str, error: &serde_json::Error) -> RenderError {
+    let reason = format!("{:?} error at line {} column {}", error.classify(), error.line(), error.column());
+    RenderError::Body { what, reason: reason.to_lowercase() }
 }
 
 fn list(values: impl IntoIterator<Item = Value>) -> Value {
     Value::from(values.into_iter().collect::<Vec<_>>())
 }
 
-fn text_part(text: Value) -> Value {
-    Value::from_pairs([("type", Value::from("text")), ("text", text)])
+fn text_part(text: Value, work: &Work) -> Result<Value, RenderError> {
+    Ok(Fields::value(vec![("type", Value::from("text")), ("text", text)], work)?)
 }
 
-fn join<'a>(texts: impl Iterator<Item = &'a Value>) -> Value {
-    let texts: Vec<&Value> = texts.collect();
+fn join<'a>(texts: impl Iterator<Item = &'a Value>, work: &Work) -> Result<Value, RenderError> {
+    let texts: SmallVec<[&Value; 4]> = texts.collect();
     match texts.as_slice() {
         // The common case costs no copy.
-        [one] => (*one).clone(),
-        _ => Value::from(texts.iter().filter_map(|t| t.as_str()).collect::<Vec<_>>().join("\n")),
+        [one] => Ok((*one).clone()),
+        _ => {
+            let texts: Vec<&str> = texts.iter().filter_map(|t| t.as_str()).collect();
+            work.charge(texts.iter().map(|text| text.len() + 1).sum())?;
+            Ok(Value::from(texts.join("\n")))
+        }
     }
+}
+
+/// Calls `on` with each element of a JSON array, one after the other: they are never held at once.
+fn each<'a, T: Deserialize<'a>>(
+    what: &'static str,
+    array: &'a RawValue,
+    on: impl FnMut(T) -> Result<(), RenderError>,
+) -> Result<(), RenderError> {
+    struct Elements<T, F> {
+        on: F,
+        failed: Option<RenderError>,
+        element: PhantomData<T>,
+    }
+
+    impl<'de, T: Deserialize<'de>, F: FnMut(T) -> Result<(), RenderError>> Visitor<'de> for &mut Elements<T, F> {
+        type Value = ();
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an array")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+            while let Some(element) = seq.next_element()? {
+                if let Err(error) = (self.on)(element) {
+                    self.failed = Some(error);
+                    return Err(serde::de::Error::custom("refused"));
+                }
+            }
+            Ok(())
+        }
+    }
+
+    let mut elements = Elements { on, failed: None, element: PhantomData };
+    let done =
+        serde::Deserializer::deserialize_seq(&mut serde_json::Deserializer::from_str(array.get()), &mut elements);
+    done.map_err(|error| elements.failed.unwrap_or_else(|| json_error(what, &error)))
 }
 
 /// What `key` says in a JSON object; `None` also for null.

@@ -1,11 +1,16 @@
 //! `/v1/chat/completions` and `/v1/completions`.
 
-use super::{Chat, Message, RenderError, body_error, dump_tool, get, items, read_json};
+use super::{
+    Chat, ITEM_BYTES, Message, RenderError, Texts, body_error, calls, dump_tool, each, get, part_text, read_json, texts,
+};
+use crate::prompt::template::node;
+use crate::prompt::work::Work;
 use minijinja::Value;
-use minijinja::value::ValueKind;
 use serde::Deserialize;
 use serde::de::{IgnoredAny, SeqAccess, Visitor};
 use serde_json::value::RawValue;
+use smallvec::smallvec;
+use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -13,21 +18,49 @@ const CHAT: &str = "a chat request";
 const COMPLETION: &str = "a completion request";
 
 #[derive(Deserialize)]
-struct ChatBody {
-    messages: Vec<Message>,
-    tools: Option<Value>,
-    documents: Option<Value>,
-    reasoning_effort: Option<Value>,
-    chat_template_kwargs: Option<Value>,
+struct ChatBody<'a> {
+    #[serde(borrow)]
+    messages: &'a RawValue,
+    #[serde(borrow)]
+    tools: Option<&'a RawValue>,
+    #[serde(borrow)]
+    documents: Option<&'a RawValue>,
+    #[serde(borrow)]
+    reasoning_effort: Option<&'a RawValue>,
+    #[serde(borrow)]
+    chat_template_kwargs: Option<&'a RawValue>,
     add_generation_prompt: Option<bool>,
     continue_final_message: Option<bool>,
     add_special_tokens: Option<bool>,
     truncate_prompt_tokens: Option<IgnoredAny>,
 }
 
+#[derive(Deserialize)]
+struct MessageBody<'a> {
+    #[serde(borrow)]
+    role: Cow<'a, str>,
+    #[serde(borrow)]
+    content: Option<&'a RawValue>,
+    #[serde(borrow)]
+    tool_calls: Option<&'a RawValue>,
+    #[serde(borrow)]
+    tool_call_id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    reasoning: Option<&'a RawValue>,
+    /// The older name of `reasoning`.
+    #[serde(borrow)]
+    reasoning_content: Option<&'a RawValue>,
+    #[serde(borrow)]
+    name: Option<&'a RawValue>,
+    #[serde(borrow)]
+    task: Option<&'a RawValue>,
+    #[serde(borrow)]
+    tools: Option<&'a RawValue>,
+}
+
 /// A chat request.
-pub(super) fn chat(body: &[u8]) -> Result<Chat, RenderError> {
-    let body: ChatBody = read_json(CHAT, body)?;
+pub(super) fn chat(body: &[u8], work: &Work) -> Result<Chat, RenderError> {
+    let body: ChatBody<'_> = read_json(CHAT, body)?;
     if body.truncate_prompt_tokens.is_some() {
         return Err(RenderError::Unsupported("truncate_prompt_tokens"));
     }
@@ -36,28 +69,69 @@ pub(super) fn chat(body: &[u8]) -> Result<Chat, RenderError> {
     if add_generation_prompt && continue_final_message {
         return Err(body_error(CHAT, "add_generation_prompt and continue_final_message exclude each other"));
     }
-    let mut chat = Chat {
-        messages: body.messages,
-        tools: body.tools.as_ref().map(tools).transpose()?.flatten(),
-        continue_final_message,
-        add_special_tokens: body.add_special_tokens.unwrap_or(false),
-        ..Chat::default()
-    };
-    let given = [("documents", body.documents), ("add_generation_prompt", Some(Value::from(add_generation_prompt)))];
-    chat.set_variables(body.chat_template_kwargs, given);
-    chat.set_effort(body.reasoning_effort);
+    let mut chat = Chat::new(work);
+    chat.continue_final_message = continue_final_message;
+    chat.add_special_tokens = body.add_special_tokens.unwrap_or(false);
+    each(CHAT, body.messages, |message: &RawValue| {
+        work.charge(message.get().len() + ITEM_BYTES)?;
+        chat.messages.push(read_message(read_json(CHAT, message.get().as_bytes())?, work)?);
+        Ok(())
+    })?;
+    chat.tools = body.tools.map(|tools| read_tools(tools, work)).transpose()?.flatten();
+    let value = |json: Option<&RawValue>| json.map(|json| node::value(json, work)).transpose();
+    let given =
+        [("documents", value(body.documents)?), ("add_generation_prompt", Some(Value::from(add_generation_prompt)))];
+    chat.set_variables(value(body.chat_template_kwargs)?, given);
+    chat.set_effort(value(body.reasoning_effort)?);
     Ok(chat)
 }
 
-fn tools(tools: &Value) -> Result<Option<Vec<Value>>, RenderError> {
-    if tools.kind() != ValueKind::Seq {
+fn read_message(body: MessageBody<'_>, work: &Work) -> Result<Message, RenderError> {
+    let value = |json: Option<&RawValue>| json.map(|json| node::value(json, work)).transpose();
+    let mut message = Message::new(&body.role);
+    message.content = body.content.map(|content| read_content(content, work)).transpose()?;
+    if let Some(given) = value(body.tool_calls)? {
+        message.more().calls = calls(&given)?;
+    }
+    if let Some(text) = value(body.reasoning.or(body.reasoning_content))? {
+        message.more().reasoning = Some(text);
+    }
+    if [body.tool_call_id, body.name, body.task, body.tools].iter().any(Option::is_some) {
+        let more = message.more();
+        more.tool_call_id = value(body.tool_call_id)?;
+        more.name = value(body.name)?;
+        more.task = value(body.task)?;
+        more.tools = value(body.tools)?;
+    }
+    Ok(message)
+}
+
+/// The texts of a content. Its parts are read one by one.
+fn read_content(content: &RawValue, work: &Work) -> Result<Texts, RenderError> {
+    if !content.get().starts_with('[') {
+        return texts(&node::value(content, work)?);
+    }
+    let mut texts: Texts = smallvec![];
+    each(CHAT, content, |part: &RawValue| {
+        work.charge(size_of::<Value>())?;
+        texts.extend(part_text(&node::value(part, work)?)?);
+        Ok(())
+    })?;
+    Ok(texts)
+}
+
+fn read_tools(tools: &RawValue, work: &Work) -> Result<Option<Vec<Value>>, RenderError> {
+    if !tools.get().starts_with('[') {
         return Err(body_error(CHAT, "tools must be an array"));
     }
     let mut out = Vec::new();
-    for tool in items(tools) {
+    each(CHAT, tools, |tool: &RawValue| {
+        work.charge(tool.get().len() + ITEM_BYTES)?;
+        let tool = node::value(tool, work)?;
         let function = get(&tool, "function").unwrap_or_default();
-        out.push(dump_tool(get(&tool, "type").as_ref(), &function, get(&tool, "defer_loading"))?);
-    }
+        out.push(dump_tool(get(&tool, "type").as_ref(), &function, get(&tool, "defer_loading"), work)?);
+        Ok(())
+    })?;
     Ok((!out.is_empty()).then_some(out))
 }
 

@@ -4,56 +4,64 @@
 //! become one message; the output of a call becomes a tool message. A request that continues an earlier one is not rendered: its history
 //! lies on the server.
 
-use super::{Chat, Message, RenderError, body_error, dump_tool, get, items, list, read_json};
+use super::{Chat, ITEM_BYTES, Message, RenderError, body_error, dump_tool, each, get, items, read_json, texts};
+use crate::prompt::template::node;
+use crate::prompt::work::Work;
 use minijinja::Value;
 use minijinja::value::ValueKind;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
 
 const WHAT: &str = "a Responses request";
 
 #[derive(Deserialize)]
-struct Body {
+struct Body<'a> {
     instructions: Option<String>,
-    input: Value,
-    tools: Option<Value>,
-    reasoning: Option<Value>,
-    chat_template_kwargs: Option<Value>,
+    #[serde(borrow)]
+    input: &'a RawValue,
+    #[serde(borrow)]
+    tools: Option<&'a RawValue>,
+    #[serde(borrow)]
+    reasoning: Option<&'a RawValue>,
+    #[serde(borrow)]
+    chat_template_kwargs: Option<&'a RawValue>,
     previous_response_id: Option<IgnoredAny>,
     conversation: Option<IgnoredAny>,
     prompt: Option<IgnoredAny>,
 }
 
 /// A request of the Responses API.
-pub(super) fn responses(body: &[u8]) -> Result<Chat, RenderError> {
-    let body: Body = read_json(WHAT, body)?;
+pub(super) fn responses(body: &[u8], work: &Work) -> Result<Chat, RenderError> {
+    let body: Body<'_> = read_json(WHAT, body)?;
     if body.previous_response_id.is_some() || body.conversation.is_some() || body.prompt.is_some() {
         return Err(RenderError::Unsupported("a conversation that lies on the server"));
     }
-    let mut chat = Chat::default();
+    let value = |json: Option<&RawValue>| json.map(|json| node::value(json, work)).transpose();
+    let mut chat = Chat::new(work);
     if let Some(text) = body.instructions.filter(|t| !t.is_empty()) {
-        chat.messages.push(Message {
-            role: "system".to_owned(),
-            content: Some(Value::from(text)),
-            ..Message::default()
-        });
+        work.charge(text.len() + ITEM_BYTES)?;
+        chat.messages.push(Message::new("system").saying(Some(Value::from(text))));
     }
-    if body.input.kind() == ValueKind::String {
-        chat.messages.push(Message { role: "user".to_owned(), content: Some(body.input), ..Message::default() });
-    } else if body.input.kind() == ValueKind::Seq {
-        chat.continue_final_message = items(&body.input).last().is_some_and(|item| is_unfinished(&item));
+    if body.input.get().starts_with('"') {
+        work.charge(body.input.get().len() + ITEM_BYTES)?;
+        chat.messages.push(Message::new("user").saying(Some(node::value(body.input, work)?)));
+    } else if body.input.get().starts_with('[') {
         let mut messages = Vec::new();
-        for item in items(&body.input) {
-            push_item(&item, &mut messages)?;
-        }
+        each(WHAT, body.input, |item: &RawValue| {
+            work.charge(item.get().len() + ITEM_BYTES)?;
+            let item = node::value(item, work)?;
+            chat.continue_final_message = is_unfinished(&item);
+            push_item(&item, &mut messages)
+        })?;
         chat.messages.append(&mut messages);
     } else {
         return Err(body_error(WHAT, "input must be a string or an array of items"));
     }
-    chat.tools = body.tools.as_ref().map(tools).transpose()?.flatten();
+    chat.tools = body.tools.map(|tools| read_tools(tools, work)).transpose()?.flatten();
     let generate = Value::from(!chat.continue_final_message);
-    chat.set_variables(body.chat_template_kwargs, [("add_generation_prompt", Some(generate))]);
-    chat.set_effort(body.reasoning.and_then(|r| get(&r, "effort")));
+    chat.set_variables(value(body.chat_template_kwargs)?, [("add_generation_prompt", Some(generate))]);
+    chat.set_effort(value(body.reasoning)?.and_then(|r| get(&r, "effort")));
     Ok(chat)
 }
 
@@ -75,28 +83,32 @@ fn push_item(item: &Value, out: &mut Vec<Message>) -> Result<(), RenderError> {
             }
             push_call(item, out);
         }
-        (Some("function_call_output"), _) => out.push(Message {
-            role: "tool".to_owned(),
-            content: get(item, "output"),
-            tool_call_id: get(item, "call_id"),
-            ..Message::default()
-        }),
+        (Some("function_call_output"), _) => {
+            let mut message = Message::new("tool");
+            message.content = get(item, "output").as_ref().map(texts).transpose()?;
+            message.more().tool_call_id = get(item, "call_id");
+            out.push(message);
+        }
         (Some("reasoning"), _) => {
             if get(item, "encrypted_content").is_some() {
                 return Err(RenderError::Unsupported("encrypted reasoning"));
             }
             let text = first_text(item, "content").or_else(|| first_text(item, "summary")).unwrap_or(Value::from(""));
-            assistant(out, |m| m.reasoning.is_none(), |m| m.reasoning = Some(text));
+            let is_free = |m: &Message| m.more.as_ref().is_none_or(|more| more.reasoning.is_none());
+            assistant(out, is_free, |m| m.more().reasoning = Some(text));
         }
         (None | Some("message"), Some("assistant")) => {
             let text = match get(item, "content") {
                 Some(text) if text.kind() == ValueKind::String => text,
                 _ => first_text(item, "content").unwrap_or(Value::from("")),
             };
-            assistant(out, |m| m.content.is_none(), |m| m.content = Some(text));
+            let content = texts(&text)?;
+            assistant(out, |m| m.content.is_none(), |m| m.content = Some(content));
         }
         (None | Some("message"), Some(role)) => {
-            out.push(Message { role: role.to_owned(), content: get(item, "content"), ..Message::default() });
+            let mut message = Message::new(role);
+            message.content = get(item, "content").as_ref().map(texts).transpose()?;
+            out.push(message);
         }
         _ => return Err(RenderError::Unsupported("this type of input item")),
     }
@@ -105,8 +117,8 @@ fn push_item(item: &Value, out: &mut Vec<Message>) -> Result<(), RenderError> {
 
 /// Changes the last message if it is the assistant's and has room for what comes, else a new one.
 fn assistant(out: &mut Vec<Message>, has_room: impl Fn(&Message) -> bool, change: impl FnOnce(&mut Message)) {
-    let last = out.pop_if(|m| m.role == "assistant" && has_room(m));
-    let mut message = last.unwrap_or_else(|| Message { role: "assistant".to_owned(), ..Message::default() });
+    let last = out.pop_if(|m| m.is_assistant() && has_room(m));
+    let mut message = last.unwrap_or_else(|| Message::new("assistant"));
     change(&mut message);
     out.push(message);
 }
@@ -118,11 +130,7 @@ fn push_call(item: &Value, out: &mut Vec<Message>) {
         ("function", Value::from_pairs([("name", field("name")), ("arguments", field("arguments"))])),
         ("type", Value::from("function")),
     ]);
-    let append = |message: &mut Message| {
-        let calls = message.tool_calls.iter().flat_map(items).chain([call]);
-        message.tool_calls = Some(list(calls.collect::<Vec<_>>()));
-    };
-    assistant(out, |_| true, append);
+    assistant(out, |_| true, |message| message.more().calls.push(call));
 }
 
 /// The text of the first part of a list.
@@ -131,16 +139,21 @@ fn first_text(item: &Value, key: &str) -> Option<Value> {
     if first.kind() == ValueKind::String { Some(first) } else { get(&first, "text") }
 }
 
-fn tools(tools: &Value) -> Result<Option<Vec<Value>>, RenderError> {
+fn read_tools(tools: &RawValue, work: &Work) -> Result<Option<Vec<Value>>, RenderError> {
     let mut out = Vec::new();
-    for tool in items(tools) {
-        match get(&tool, "type").as_ref().and_then(Value::as_str) {
-            // The fields of the function stand in the tool itself.
-            Some("function") => out.push(dump_tool(None, &tool, None)?),
-            Some("namespace") => return Err(RenderError::Unsupported("a tool with a namespace")),
-            // The server's own tools are not part of the prompt.
-            _ => {}
-        }
+    if tools.get().starts_with('[') {
+        each(WHAT, tools, |tool: &RawValue| {
+            work.charge(tool.get().len() + ITEM_BYTES)?;
+            let tool = node::value(tool, work)?;
+            match get(&tool, "type").as_ref().and_then(Value::as_str) {
+                // The fields of the function stand in the tool itself.
+                Some("function") => out.push(dump_tool(None, &tool, None, work)?),
+                Some("namespace") => return Err(RenderError::Unsupported("a tool with a namespace")),
+                // The server's own tools are not part of the prompt.
+                _ => {}
+            }
+            Ok(())
+        })?;
     }
     Ok((!out.is_empty()).then_some(out))
 }

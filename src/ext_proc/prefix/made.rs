@@ -1,0 +1,128 @@
+//! Keys that background work makes of a prompt: rendered by the model's template where there is one, and encoded to its end.
+//!
+//! Only keys come back, half a byte for each token: neither the rendered text nor, unless they are asked for, the token ids.
+
+use super::super::warmer::Warming;
+use super::{Asked, PoolPrefix, Reading, Source, Tokenizer};
+use crate::limits::Limits;
+use crate::prompt::blocks::{MadeKeys, TokenBlocks, TokenKeys};
+#[cfg(feature = "hf-tokenizers")]
+use crate::prompt::huggingface::{HuggingFace, Rendered};
+#[cfg(feature = "hf-tokenizers")]
+use crate::prompt::template::chat::RenderError;
+#[cfg(feature = "hf-tokenizers")]
+use crate::prompt::work::Stopped;
+use crate::prompt::work::Work;
+use crate::protocol;
+#[cfg(feature = "hf-tokenizers")]
+use std::borrow::Cow;
+use std::sync::Arc;
+
+/// Outcome of background work on one prompt.
+#[derive(Debug)]
+pub enum Outcome {
+    /// Its keys.
+    Keys(Arc<MadePrompt>),
+    /// It is not text alone.
+    NotText,
+    /// It can't be rendered.
+    Refused,
+    /// It takes more memory than its body's size allows.
+    TooLarge,
+}
+
+/// A prompt of which nothing but its keys is left.
+#[derive(Debug)]
+pub struct MadePrompt {
+    pub(super) keys: MadeKeys,
+    /// All its token ids, where they were asked for.
+    pub(super) ids: Option<Vec<u32>>,
+    pub(super) has_engine_tokens: bool,
+    pub(super) has_own_keys: bool,
+}
+
+/// What a decision asks of background work.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    root: u64,
+    ids: bool,
+    has_engine_tokens: bool,
+    has_own_keys: bool,
+}
+
+impl Wanted {
+    /// Makes the keys, unless the work is stopped before their end.
+    fn make(self, keys: TokenKeys<'_>, work: &Work) -> Option<Outcome> {
+        let mut ids = self.ids.then(Vec::new);
+        let keys = keys.make_all(|| work.check().is_ok(), ids.as_mut())?;
+        let Self { has_engine_tokens, has_own_keys, .. } = self;
+        Some(Outcome::Keys(Arc::new(MadePrompt { keys, ids, has_engine_tokens, has_own_keys })))
+    }
+}
+
+impl PoolPrefix {
+    /// Encodes the request to its end, so that its segments are remembered: what no server holds yet is held when this one is served, and
+    /// then its next turn asks for it.
+    pub fn warming(self: &Arc<Self>, asked: Asked<'_>, reading: &Reading<'_>, limits: &Limits) -> Warming {
+        let wanted = Wanted {
+            root: reading.root,
+            ids: asked.keeps_ids,
+            has_engine_tokens: reading.has_engine_tokens(),
+            has_own_keys: reading.has_own_keys(),
+        };
+        #[cfg(feature = "hf-tokenizers")]
+        if let Source::Rendered(..) = reading.source {
+            return self.rendering(asked, reading.root);
+        }
+        let (this, limits) = (self.clone(), limits.clone());
+        let (api, body) = (asked.api, asked.body.to_vec());
+        let content_type = asked.content_type.map(str::to_owned);
+        let encodes = matches!(reading.source, Source::Fields(..));
+        Warming::cpu(asked.body.len(), move |work| {
+            if !encodes {
+                return None;
+            }
+            let request = protocol::parse(api, content_type.as_deref(), &body, &limits).ok()?;
+            wanted.make(this.tokenizer.blocks()?.keys(&request.prompt, wanted.root), work)
+        })
+    }
+
+    /// Renders the request with the model's template and encodes it.
+    #[cfg(feature = "hf-tokenizers")]
+    pub(super) fn rendering(self: &Arc<Self>, asked: Asked<'_>, root: u64) -> Warming {
+        let wanted = Wanted { root, ids: asked.keeps_ids, has_engine_tokens: true, has_own_keys: false };
+        let (this, api, body) = (self.clone(), asked.api, asked.body.to_vec());
+        Warming::cpu(asked.body.len(), move |work| {
+            let Tokenizer::HuggingFace { model, blocks, .. } = &this.tokenizer else { return None };
+            let time = this.clock.wall(this.clock.now());
+            let rendered = (|| {
+                let bytes = body.len();
+                work.charge(bytes)?;
+                let read = model.read(api, &body, work)?;
+                // What the conversation says has been copied out of it.
+                drop(body);
+                work.release(bytes);
+                model.finish(read, bytes, time)
+            })();
+            match rendered {
+                Ok(rendered) => wanted.make(keys(model, blocks, &rendered, root), work),
+                Err(RenderError::NotText(_)) => Some(Outcome::NotText),
+                Err(RenderError::Stopped(Stopped::Cancelled)) => None,
+                Err(RenderError::Stopped(Stopped::TooLarge)) => Some(Outcome::TooLarge),
+                Err(error) => {
+                    tracing::debug!(%error, api = api.name(), "the prompt can't be rendered");
+                    Some(Outcome::Refused)
+                }
+            }
+        })
+    }
+}
+
+#[cfg(feature = "hf-tokenizers")]
+fn keys<'r>(model: &'r HuggingFace, blocks: &'r TokenBlocks, rendered: &'r Rendered, root: u64) -> TokenKeys<'r> {
+    match rendered {
+        Rendered::Tokens(ids) => blocks.ids(Cow::Borrowed(ids), root),
+        Rendered::Text { text, add_special_tokens: true } => blocks.text_behind(model.prefix(), text, root),
+        Rendered::Text { text, add_special_tokens: false } => blocks.text(text, root),
+    }
+}
