@@ -220,7 +220,7 @@ impl UsageScanner {
         });
     }
 
-    /// The token counts found so far; `None` when the answer has not told any.
+    /// The token counts found so far; `None` when the answer has not reported any.
     #[must_use]
     pub fn usage(&self) -> Option<Usage> {
         if self.found.shape == Shape::Generated { self.found.generated.total() } else { self.found.counts.total() }
@@ -476,8 +476,8 @@ impl StreamError {
         if code.is_none() && r#type.is_none() && message.is_none() {
             return None;
         }
-        let told = code.and_then(|code| code.status());
-        let status = told.or_else(|| r#type.as_deref().and_then(status_of)).unwrap_or(UNKNOWN_ERROR);
+        let named = code.and_then(|code| code.status());
+        let status = named.or_else(|| r#type.as_deref().and_then(status_of)).unwrap_or(UNKNOWN_ERROR);
         Some(Self { status, kind: r#type })
     }
 }
