@@ -154,7 +154,7 @@ async fn carries_requests(more: &str, tls: bool) {
         let secret = Secret::new(scratch.path().join("tls"), &authority.identity(name), &[&authority]);
         let files = &rendered.named("ConfigMap", &"llm-epp-envoy".into())["data"];
         for file in ["certificate.yaml", "authority.yaml"] {
-            let text = text(&files[file]).replace("/tls", &secret.path().display().to_string());
+            let text = text(&files[file]).replace(": /tls", &format!(": {}", secret.path().display()));
             std::fs::write(scratch.path().join(file), text).expect("writing");
         }
         secret
