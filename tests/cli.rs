@@ -58,6 +58,8 @@ fn help_teaches() {
         "--secure-serving",
         "--cert-path",
         "--enable-cert-reload",
+        "--client-ca-file",
+        "--client-name",
         "--config-file",
         "--config-text",
         "--health-checking",
@@ -215,6 +217,40 @@ fn run_refuses_a_wrong_configuration_before_it_serves() {
     let output = attache(&["run", "--endpoint", "127.0.0.1:8000", "--cert-path", "/nonexistent"]);
     assert_eq!(code(&output), 78);
     assert!(err(&output).contains("E209") && err(&output).contains("tls.crt"), "{}", err(&output));
+}
+
+#[test]
+fn client_authorities_and_names_that_cannot_be_used_are_refused_before_serving() {
+    let refused = |flags: &[&str], words: &[&str]| {
+        let output = attache(&[&["run", "--endpoint", "127.0.0.1:8000"], flags].concat());
+        assert_eq!(code(&output), 78, "{flags:?}");
+        words.iter().for_each(|word| assert!(err(&output).contains(word), "{flags:?}: {word}: {}", err(&output)));
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let ca = directory.path().join("ca.crt");
+    let ca = ca.to_str().unwrap();
+    refused(&["--client-ca-file", ca], &["E209", "server.tls.clientCaFile", "can't read", "ca.crt"]);
+    std::fs::write(ca, "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n").unwrap();
+    refused(&["--client-ca-file", ca], &["E209", "there is none in it"]);
+    let made = rcgen::generate_simple_self_signed(["ca".to_owned()]).unwrap();
+    std::fs::write(ca, made.cert.pem()).unwrap();
+    refused(&["--client-ca-file", ca, "--secure-serving=false"], &["E207", "TLS is off"]);
+    refused(&["--client-ca-file", ca, "--client-name", "*"], &["E114", "server.tls.clientNames[0]"]);
+    refused(&["--client-name", "gateway"], &["E113", "--client-ca-file"]);
+
+    let file = directory.path().join("attache.yaml");
+    let check = |ca: &str| {
+        let text = format!(
+            "apiVersion: attache.dev/v1\nkind: Attache\nserver: {{tls: {{clientCaFile: {ca}}}}}\n\
+             pools: [{{name: a, endpoints: ['127.0.0.1:8000']}}]\n"
+        );
+        std::fs::write(&file, text).unwrap();
+        attache(&["check", file.to_str().unwrap()])
+    };
+    assert_eq!(code(&check(ca)), 0);
+    let output = check("/nonexistent/ca.crt");
+    assert_eq!(code(&output), 78);
+    assert!(err(&output).contains("E209") && err(&output).contains("/nonexistent/ca.crt"), "{}", err(&output));
 }
 
 #[test]

@@ -34,7 +34,7 @@ Examples:
 
   Only gateways with a certificate may connect:
     attache run --config-file attache.yaml --cert-path /etc/attache/tls --enable-cert-reload --client-ca-file /etc/attache/tls/ca.crt \
-      --client-name 'spiffe://cluster.local/ns/istio-system/*'
+      --client-name 'spiffe://cluster.local/ns/gateways/*'
 
   Traces of every tenth request:
     attache run --config-file attache.yaml --otlp-endpoint http://collector:4318 --trace-ratio 0.1";

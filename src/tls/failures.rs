@@ -26,7 +26,7 @@ pub enum FailureCause {
     Expired,
     /// The client's certificate has none of the allowed names.
     NameNotAllowed,
-    /// Anything else is wrong with the client's certificate: its purpose, its encoding, its signature.
+    /// The client's certificate has another fault: its purpose, its encoding or its signature.
     BadCertificate,
     /// The client ended the handshake with an alert: it does not trust the picker's certificate.
     RefusedByClient,

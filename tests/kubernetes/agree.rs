@@ -337,7 +337,7 @@ fn the_image_is_what_the_manifests_take_it_for() {
     assert_eq!(line("CMD"), r#"["run"]"#);
 }
 
-/// Whom rules with this port let in: the number of peers, none for everybody.
+/// The number of peers that the rule of this port allows; 0 stands for every address. `None` when no rule has the port.
 fn peers(policy: &Value, port: &Value) -> Option<usize> {
     let rules = list(&policy["spec"]["ingress"]).iter();
     let mut rules = rules.filter(|rule| list(&rule["ports"]).iter().any(|entry| entry["port"] == *port));
@@ -347,7 +347,7 @@ fn peers(policy: &Value, port: &Value) -> Option<usize> {
 }
 
 #[test]
-fn charts_keep_all_pods_but_gateways_from_the_ext_proc_port_unless_told_otherwise() {
+fn chart_network_policy_lets_only_gateways_reach_the_ext_proc_port() {
     for (chart, least) in [("inferencepool", POOL), ("standalone", STANDALONE)] {
         let rendered = helm(chart, least);
         let policy = rendered.one("NetworkPolicy");
@@ -379,7 +379,7 @@ fn charts_keep_all_pods_but_gateways_from_the_ext_proc_port_unless_told_otherwis
 }
 
 #[test]
-fn pickers_with_mtls_are_given_the_authority_that_is_mounted_and_the_names() {
+fn picker_with_mtls_reads_the_certificates_that_are_mounted() {
     let mut with = 0;
     for rendered in all() {
         let arguments: Vec<&str> = list(&rendered.picker()["args"]).iter().map(text).collect();

@@ -293,7 +293,7 @@ fn values_for_gies_chart_mean_the_same() {
 }
 
 #[test]
-fn a_destination_rule_of_ones_own_keeps_what_it_says_and_gets_a_server_name() {
+fn destination_rule_keeps_its_own_policy_and_gets_a_server_name() {
     let rule = |policy: &str| {
         let values =
             format!("{POOL}provider: {{name: istio}}\nistio: {{destinationRule: {{trafficPolicy: {policy}}}}}\n");

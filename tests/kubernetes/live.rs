@@ -135,7 +135,7 @@ async fn the_standalone_chart_with_services_for_gateways_carries_requests() {
 
 /// With certificates, which Envoy and the picker have from the same secret.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_standalone_chart_with_mtls_carries_requests_and_refuses_others() {
+async fn standalone_chart_with_mtls_serves_and_refuses_other_clients() {
     let names = "mtls: {enabled: true, clientNames: [gateway.example.com], certManager: {issuerRef: {name: ca}}}";
     carries_requests(&format!(", {names}"), true).await;
     carries_requests(&format!(", poolServices: [others-epp], {names}"), true).await;
@@ -154,7 +154,7 @@ async fn carries_requests(more: &str, tls: bool) {
         let secret = Secret::new(scratch.path().join("tls"), &authority.identity(name), &[&authority]);
         let files = &rendered.named("ConfigMap", &"llm-epp-envoy".into())["data"];
         for file in ["certificate.yaml", "authority.yaml"] {
-            let text = text(&files[file]).replace("/tls", &secret.path().display().to_string());
+            let text = text(&files[file]).replace(": /tls", &format!(": {}", secret.path().display()));
             std::fs::write(scratch.path().join(file), text).expect("writing");
         }
         secret

@@ -1,5 +1,6 @@
 //! Certificate authorities, certificates, and directories that hold them as Kubernetes mounts a secret.
 
+use attache::clock::wall_now;
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -34,12 +35,12 @@ impl Authority {
 
     /// A certificate for one DNS name or URI, for servers and for clients.
     pub(crate) fn identity(&self, name: &str) -> Identity {
-        self.sign(name, SystemTime::now() + DAY)
+        self.sign(name, wall_now() + DAY)
     }
 
     /// The same, expired.
     pub(crate) fn expired(&self, name: &str) -> Identity {
-        self.sign(name, SystemTime::now() - DAY)
+        self.sign(name, wall_now() - DAY)
     }
 
     fn sign(&self, name: &str, until: SystemTime) -> Identity {
@@ -47,7 +48,7 @@ impl Authority {
         let text = name.try_into().expect("ASCII");
         params.subject_alt_names = vec![if name.contains("://") { SanType::URI(text) } else { SanType::DnsName(text) }];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        params.not_before = (SystemTime::now() - 9 * DAY).into();
+        params.not_before = (wall_now() - 9 * DAY).into();
         params.not_after = until.into();
         let key = KeyPair::generate().expect("a key");
         let certificate = params.signed_by(&key, &self.issuer).expect("a certificate").pem();

@@ -1,5 +1,8 @@
 use super::super::hello::{Nameless, as_sent};
 use super::*;
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::Index;
 use rustls::ClientConnection;
 use tokio::io::AsyncReadExt;
 
@@ -25,23 +28,14 @@ fn in_records(records: &[u8], bytes: usize) -> Vec<u8> {
     parts.flat_map(|part| [&[22, 3, 1, 0, u8::try_from(part.len()).unwrap()], part].concat()).collect()
 }
 
-/// What rustls reads of what a client sends in segments.
-async fn read(segments: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
-    let mut io = tokio_test_io(segments);
-    let mut all = Vec::new();
-    io.read_to_end(&mut all).await.unwrap();
-    all
-}
-
-fn tokio_test_io(segments: impl Iterator<Item = Vec<u8>>) -> Nameless<tokio::io::DuplexStream> {
+/// What rustls reads of what a client sends, byte by byte.
+async fn read(sent: &[u8]) -> Vec<u8> {
     let (mut client, server) = tokio::io::duplex(1);
-    let segments: Vec<_> = segments.collect();
-    tokio::spawn(async move {
-        for segment in segments {
-            client.write_all(&segment).await.unwrap();
-        }
-    });
-    Nameless::new(server)
+    let (mut server, mut all) = (Nameless::new(server), Vec::new());
+    let send = async move { client.write_all(sent).await.unwrap() };
+    let ((), read) = tokio::join!(send, server.read_to_end(&mut all));
+    read.unwrap();
+    all
 }
 
 /// The payloads of records, one after the other.
@@ -60,7 +54,7 @@ async fn client_hello_in_any_records_loses_its_name_and_transcript_keeps_it() {
     let sent = client_hello();
     for bytes in [1, 2, 7, 41, 42, 43, 60, 100, 250] {
         let records = in_records(&sent, bytes);
-        let read = read([records.clone()].into_iter()).await;
+        let read = read(&records).await;
         assert_eq!(read.len(), records.len());
         let (seen, sent) = (message(&read), message(&records));
         let differences = seen.iter().zip(&sent).filter(|(a, b)| a != b).count();
@@ -76,7 +70,7 @@ async fn second_client_hello_after_a_retry_loses_its_name_too() {
     let change_cipher_spec = [20, 3, 3, 0, 1, 1];
     let application_data = [23, 3, 3, 0, 3, 22, 3, 1];
     let sent = [&hello[..], &change_cipher_spec, &hello, &application_data, &hello].concat();
-    let seen = read([sent.clone()].into_iter()).await;
+    let seen = read(&sent).await;
     let changed = |range: std::ops::Range<usize>| sent[range.clone()] != seen[range];
     let second = hello.len() + change_cipher_spec.len();
     assert!(changed(0..hello.len()) && changed(second..second + hello.len()));
@@ -98,7 +92,7 @@ async fn bytes_that_are_no_client_hello_pass_unchanged() {
         [&[22, 3, 1, 0xea, 0x60, 1, 0xff, 0xff, 0xff][..], &vec![0; 59_996]].concat(),
     ];
     for case in cases {
-        assert_eq!(read([case.clone()].into_iter()).await, case);
+        assert_eq!(read(&case).await, case);
     }
 }
 
@@ -113,4 +107,26 @@ fn transcript_of_any_bytes_is_its_own_inverse() {
     let with_other = [&[254, 0, 0, 2, 7, 7, 2, 0, 0, 1, 9][..], &sent].concat();
     assert_eq!(as_sent(&with_other)[11..], as_sent(&sent), "behind the messages of a retry");
     assert_ne!(as_sent(&sent), sent);
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_keep_their_number_and_any_transcript_its_inverse(
+        bytes in vec(any::<u8>(), 0..300),
+        changes in vec((any::<Index>(), any::<u8>()), 0..4),
+    ) {
+        let mut hello = client_hello();
+        for (place, byte) in changes {
+            let place = place.index(hello.len());
+            hello[place] = byte;
+        }
+        prop_assert_eq!(as_sent(&as_sent(&bytes)), bytes.clone());
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        for sent in [[&hello[..], &bytes].concat(), bytes] {
+            let seen = runtime.block_on(read(&sent));
+            prop_assert_eq!(seen.len(), sent.len());
+            let changed: Vec<u8> = seen.iter().zip(&sent).map(|(a, b)| a ^ b).filter(|difference| *difference != 0).collect();
+            prop_assert!(changed.chunks(2).all(|two| two == [0xff, 0xfe]), "{changed:?}");
+        }
+    }
 }
