@@ -9,7 +9,7 @@ use super::picker::{Live, Picker};
 use super::prefix::{Asked, PoolPrefix, Tail, Warming};
 use super::queues::{self, Admitted, Parked, Queues};
 use super::quotas::{Allowance, Permits};
-use super::reading::{distrusted, understand};
+use super::reading::{UNREAD_PROMPT_TOKENS, distrusted, understand};
 use super::recording::{Notes, Sheet};
 use super::split::Course;
 use crate::clock::Timestamp;
@@ -83,6 +83,8 @@ pub struct Question<'a> {
     pub last: bool,
     /// There is time to wait for a turn.
     pub may_wait: bool,
+    /// The decision is made at the headers, and more of the request follows: a body, or another protocol.
+    pub opens: bool,
     /// Its turn has come.
     pub has_turn: bool,
     /// There is time to have another server compute the prompt before the request goes on, should the picker be the one to ask it.
@@ -226,7 +228,10 @@ pub fn decide(
     let new_body = renamed.map(|model| protocol::replace_model(body, model.span.clone(), &target));
     let new_body = if pool.disagg.is_some() { distrusted(q, body, new_body)? } else { new_body };
 
+    // Work of which nothing can be read: a compressed body, an unknown path, a connection that is upgraded.
+    let unread = request.is_none() && (q.opens || q.body.len() > 0);
     let estimated = request.as_ref().map_or(0, |r| r.prompt.estimated_tokens().0);
+    let load = if unread { UNREAD_PROMPT_TOKENS } else { estimated };
     let objective = q.head.objective().filter(|_| live.exchange.trust_client_headers);
     let configured = objective.and_then(|o| live.exchange.objectives.get(o)).copied();
     let told = || pool.rules.load().priority(objective, asked.map(|m| &*m.name));
@@ -257,7 +262,7 @@ pub fn decide(
         Ok(prepared) => prepared.flatten(),
         Err(warming) => return Ok(Step::Warm(warming, None)),
     };
-    let queues = live.queues(position).filter(|_| request.is_some() && !q.has_turn);
+    let queues = live.queues(position).filter(|_| (unread || request.is_some()) && !q.has_turn);
     let trusted = || q.head.fairness_id().filter(|_| live.exchange.trust_client_headers);
     let case = Case {
         picker,
@@ -284,7 +289,7 @@ pub fn decide(
         } else {
             case.spare(q, &facts, due)
         };
-        let facts = &RequestFacts { prompt_tokens: prompt_tokens.unwrap_or(estimated), ..facts };
+        let facts = &RequestFacts { prompt_tokens: prompt_tokens.unwrap_or(load), ..facts };
         let (bytes, found) = (q.body.len() + q.head.bytes() as u64, found.as_ref());
         let asking = Asking { facts, flow: case.flow, bytes, answer_tokens: None, found, ttl: None, spare, unvouched };
         queues.ask(q, asking, due)
@@ -310,7 +315,7 @@ pub fn decide(
         Ok(looked) => looked.flatten(),
         Err(warming) => return Ok(Step::Warm(warming, admitted)),
     };
-    let prompt_tokens = looked.as_ref().filter(|_| reads).map_or(estimated, Looked::prompt_tokens);
+    let prompt_tokens = looked.as_ref().filter(|_| reads).map_or(load, Looked::prompt_tokens);
     let streams = q.api.first_byte_is_first_token() && request.as_ref().is_some_and(|r| r.stream);
     let streams = streams || !q.api.generates();
     if let Some(sheet) = &mut sheet {
@@ -322,7 +327,7 @@ pub fn decide(
                 pool: pool.name.clone(),
                 model: target.clone(),
                 readable: request.is_some(),
-                estimated,
+                estimated: load,
                 max_tokens: facts.max_tokens,
                 priority,
                 waited: facts.waited,

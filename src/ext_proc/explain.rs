@@ -137,6 +137,7 @@ pub async fn explain(
         last,
         may_split: true,
         may_wait: false,
+        opens: false,
         has_turn: false,
     };
     let reading = match prefix.read(&question(false), ask, &request) {

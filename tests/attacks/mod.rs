@@ -5,3 +5,4 @@
 mod ejection;
 mod headers;
 mod honest;
+mod unparsed;
