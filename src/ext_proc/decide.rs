@@ -9,9 +9,10 @@ use super::lookup::{self, Looked};
 use super::picker::{Live, Picker};
 use super::prefix::made::Outcome;
 use super::prefix::{Asked, PoolPrefix, Tail};
+use super::priority::priority;
 use super::queues::{self, Admitted, Parked, Queues};
 use super::quotas::{Allowance, Permits};
-use super::reading::{distrusted, understand};
+use super::reading::{UNREAD_PROMPT_TOKENS, distrusted, understand};
 use super::recording::{Notes, Sheet};
 use super::split::Course;
 use super::warmer::Warming;
@@ -88,6 +89,8 @@ pub struct Question<'a> {
     pub made: Option<&'a OnceLock<Outcome>>,
     /// There is time to wait for a turn.
     pub may_wait: bool,
+    /// The decision is made at the headers, and more of the request follows: a body, or another protocol.
+    pub opens: bool,
     /// Its turn has come.
     pub has_turn: bool,
     /// There is time to have another server compute the prompt before the request goes on, should the picker be the one to ask it.
@@ -235,7 +238,10 @@ pub fn decide(
     let new_body = renamed.map(|model| protocol::replace_model(body, model.span.clone(), &target));
     let new_body = if pool.disagg.is_some() { distrusted(q, body, new_body)? } else { new_body };
 
+    // Work of which nothing can be read: a compressed body, an unknown path, a connection that is upgraded.
+    let unread = request.is_none() && (q.opens || q.body.len() > 0);
     let estimated = request.as_ref().map_or(0, |r| r.prompt.estimated_tokens().0);
+    let load = if unread { UNREAD_PROMPT_TOKENS } else { estimated };
     let priority = priority(live, pool, q.head.objective(), asked.map(|m| &*m.name));
     let notes = Notes::of(picker, q);
     let headers = notes.as_ref().map_or_else(|| Headers::of(q.head), Notes::headers);
@@ -266,7 +272,7 @@ pub fn decide(
         Err(warming) => return Ok(Step::Warm(warming, None)),
     };
     let before_pool = live.queues(position);
-    let asks = request.is_some() && !q.has_turn;
+    let asks = (unread || request.is_some()) && !q.has_turn;
     if let Some(queues) = before_pool.filter(|queues| asks && !queues.hold_requests()) {
         queues.shed(&facts, q.now)?;
     }
@@ -299,7 +305,7 @@ pub fn decide(
         } else {
             case.spare(q, &facts, due)
         };
-        let facts = &RequestFacts { prompt_tokens: prompt_tokens.unwrap_or(estimated), ..facts };
+        let facts = &RequestFacts { prompt_tokens: prompt_tokens.unwrap_or(load), ..facts };
         let (bytes, found) = (q.body.len() + q.head.bytes() as u64, found.as_ref());
         let asking = Asking { facts, flow: case.flow, bytes, answer_tokens: None, found, ttl: None, spare, unvouched };
         queues.ask(q, asking, due)
@@ -324,7 +330,7 @@ pub fn decide(
         Ok(looked) => looked.flatten(),
         Err(warming) => return Ok(Step::Warm(warming, admitted)),
     };
-    let prompt_tokens = looked.as_ref().filter(|_| reads).map_or(estimated, Looked::prompt_tokens);
+    let prompt_tokens = looked.as_ref().filter(|_| reads).map_or(load, Looked::prompt_tokens);
     let streams = q.api.first_byte_is_first_token() && request.as_ref().is_some_and(|r| r.stream);
     let streams = streams || !q.api.generates();
     if let Some(sheet) = &mut sheet {
@@ -336,7 +342,7 @@ pub fn decide(
                 pool: pool.name.clone(),
                 model: target.clone(),
                 readable: request.is_some(),
-                estimated,
+                estimated: load,
                 max_tokens: facts.max_tokens,
                 priority,
                 waited: facts.waited,
@@ -488,20 +494,6 @@ pub fn decide(
         client: q.head.client(),
         target,
     })))
-}
-
-/// The priority of a request of this objective, for this model. An objective raises it only where client headers are trusted; a client may always
-/// lower the priority of its own request.
-fn priority(live: &Live, pool: &Pool, objective: Option<&str>, model: Option<&str>) -> i32 {
-    let rules = pool.rules.load();
-    let configured = |name: &str| live.exchange.objectives.get(name).copied();
-    let of_objective = objective.and_then(|name| configured(name).or_else(|| rules.objectives.get(name).copied()));
-    let of_model = model.and_then(|name| rules.priorities.get(name).copied()).unwrap_or(0);
-    match of_objective {
-        Some(priority) if live.exchange.trust_client_headers => priority,
-        Some(priority) if priority < 0 => of_model.min(priority),
-        _ => of_model,
-    }
 }
 
 /// Whether two servers may share a request: readable, in an API of which the pool's servers know how, of one prompt and one answer but where

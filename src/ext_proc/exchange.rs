@@ -14,7 +14,7 @@
 
 use super::body::{Body, too_large};
 use super::decide::{self, Plan, Question, Seen, Step};
-use super::head::{DESTINATION, Head};
+use super::head::Head;
 use super::metadata;
 use super::mode::{BodyMode, Modes};
 use super::picker::{Live, Picker};
@@ -26,17 +26,15 @@ use super::split::Told;
 use super::tenant::{self, Tenant};
 use super::warmer::Warming;
 use crate::clock::Timestamp;
-use crate::disagg::Mode;
 use crate::disagg::attempts::Attempt;
 use crate::error::{Fault, Reason, RequestError};
 use crate::flow::Refusal;
 use crate::protocol::{self, Api, BodyFormat};
 use crate::rng::PickRng;
-use crate::scheduling::router::Destination;
 use crate::scheduling::scheduler::Subset;
 use crate::telemetry::metrics::{End, Limit, Outcome};
 use crate::telemetry::trace::RequestSpan;
-use envoy_types::pb::envoy::config::core::v3::{HeaderValueOption, Metadata};
+use envoy_types::pb::envoy::config::core::v3::Metadata;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Message;
 use envoy_types::pb::envoy::service::ext_proc::v3::{
     CommonResponse, HeaderMutation, HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
@@ -44,7 +42,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
 use envoy_types::pb::google::protobuf::Struct;
 use http::uri::Authority;
 use parking::Parking;
-use splitting::{Splitting, tell_sidecar};
+use splitting::Splitting;
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -53,6 +51,7 @@ use warming::{Stood, Waits};
 
 mod answering;
 mod calling;
+mod destination;
 mod listing;
 mod parking;
 mod parting;
@@ -359,7 +358,11 @@ impl Exchange {
         match self.request {
             RequestSide::Opened => return Err(ProtocolError("request body before request headers")),
             // Envoy 1.35 to 1.37 ended long bodies twice.
-            RequestSide::Ended | RequestSide::Parked | RequestSide::Prefilling => return Ok(()),
+            RequestSide::Ended | RequestSide::Prefilling => return Ok(()),
+            RequestSide::Parked => {
+                self.on_parked_body(message, now, out);
+                return Ok(());
+            }
             RequestSide::Refused | RequestSide::Observed => return Ok(()),
             RequestSide::Flowing => {
                 if message.end_of_stream {
@@ -400,8 +403,9 @@ impl Exchange {
             RequestSide::Opened => return Err(ProtocolError("request trailers before request headers")),
             RequestSide::Collecting => self.decide_on_body(Close::Trailers, now, out),
             RequestSide::Flowing | RequestSide::Ended => self.pass_trailers(out),
+            RequestSide::Parked => self.parking.ends(Close::Trailers),
             // The body had its end: what comes after it is Envoy's to send on.
-            RequestSide::Parked | RequestSide::Prefilling => {}
+            RequestSide::Prefilling => {}
             RequestSide::Refused | RequestSide::Observed => {}
         }
         Ok(())
@@ -415,17 +419,21 @@ impl Exchange {
     fn decide_at_headers(&mut self, end_of_stream: bool, now: Timestamp, out: &mut Actions) {
         // A POST that ends with its headers has an empty body, and the parser has the word; a GET has none.
         let empty_body = end_of_stream && self.head.method() == "POST" && self.api.body_format() == BodyFormat::Json;
-        match self.decide(if empty_body { Seen::Whole(&[]) } else { Seen::Nothing }, None, now) {
+        let stood = Stood::Headers(end_of_stream);
+        match self.decide(if empty_body { Seen::Whole(&[]) } else { Seen::Nothing }, stood, now) {
             Err(error) => self.refuse(&error, now, out),
-            Ok(Step::Allow(asking)) => self.wait(asking, Stood::Headers(end_of_stream)),
-            // Without a body there is nothing else to wait for.
-            Ok(Step::Warm(..) | Step::Park(_)) => {}
+            Ok(Step::Allow(asking)) => self.wait(asking, stood),
+            Ok(Step::Park(parked)) => self.park(parked, stood),
+            // Without a body there is nothing to read.
+            Ok(Step::Warm(..)) => {}
             Ok(Step::Decided(plan)) => {
                 let (response, metadata) = self.destination(&plan);
                 out.push_back(ProcessingResponse { dynamic_metadata: metadata, ..reply::request_headers(response) });
                 let body_comes = !end_of_stream && self.modes().request != BodyMode::None;
                 self.begin_routed(*plan, now);
                 self.request = if body_comes { RequestSide::Flowing } else { RequestSide::Ended };
+                // What has come while it waited for its turn.
+                reply::stream_body(self.body.take(), false, out);
             }
         }
     }
@@ -440,7 +448,7 @@ impl Exchange {
             self.head.assume_path(self.api.usual_path());
         }
         let seen = if close == Close::Cut { Seen::Head(bytes) } else { Seen::Whole(bytes) };
-        match self.decide(seen, Some(close), now) {
+        match self.decide(seen, Stood::Body(close), now) {
             Err(error) => self.refuse(&error, now, out),
             Ok(Step::Warm(warming, turn)) => {
                 self.parking.keep(turn);
@@ -451,7 +459,10 @@ impl Exchange {
                 self.body = body;
                 self.wait(asking, Stood::Body(close));
             }
-            Ok(Step::Park(parked)) => self.park(parked, body, close),
+            Ok(Step::Park(parked)) => {
+                self.body = body;
+                self.park(parked, Stood::Body(close));
+            }
             Ok(Step::Decided(plan)) if plan.is_split() => self.begin_split(plan, body, close, now, out),
             Ok(Step::Decided(plan)) => self.go_on(plan, body, close, now, out),
         }
@@ -477,10 +488,11 @@ impl Exchange {
         }
     }
 
-    /// On what is seen of the body, which stands like this; at the headers, when `close` is `None`.
-    fn decide(&mut self, body: Seen<'_>, close: Option<Close>, now: Timestamp) -> Result<Step, RequestError> {
-        // Envoy's clock runs in the other modes, and a body that is still coming is not held.
-        let may_wait = close.is_some_and(|close| close != Close::Cut) && self.modes().request == BodyMode::FullDuplex;
+    /// On what is seen of the body of a request that stands like this.
+    fn decide(&mut self, body: Seen<'_>, stood: Stood, now: Timestamp) -> Result<Step, RequestError> {
+        // Envoy's clock runs in the other modes.
+        let may_wait = self.modes().request == BodyMode::FullDuplex;
+        let is_whole = matches!(stood, Stood::Body(Close::Whole | Close::WholeAndWarm));
         let question = Question {
             head: &self.head,
             called: calling::name(&self.called),
@@ -491,10 +503,11 @@ impl Exchange {
             now,
             opened: self.opened,
             // What ends in trailers or is cut has been read already, or can't be waited for.
-            last: close != Some(Close::Whole),
+            last: !matches!(stood, Stood::Body(Close::Whole)),
             made: self.waits.made.as_deref(),
-            may_split: may_wait && close != Some(Close::Trailers),
+            may_split: may_wait && is_whole,
             may_wait,
+            opens: matches!(stood, Stood::Headers(false)),
             has_turn: self.parking.has_turn(),
         };
         let rng = &mut self.rng.clone();
@@ -506,42 +519,6 @@ impl Exchange {
             plan.admitted.iter_mut().for_each(|admitted| self.parking.landed(admitted));
         }
         step
-    }
-
-    /// The destination as header and as metadata, with what else changes in the request's headers.
-    fn destination(&self, plan: &Plan) -> (CommonResponse, Option<Struct>) {
-        let picks = &plan.decision.picks;
-        let value = match (plan.pool.destination, picks.as_slice()) {
-            (Destination::Single, [first, ..]) | (_, [first]) => first.authority.to_string(),
-            (_, all) => {
-                let list: Vec<&str> = all.iter().map(|e| &*e.authority).collect();
-                list.join(",")
-            }
-        };
-        let mut set_headers: Vec<HeaderValueOption> = Vec::with_capacity(3);
-        set_headers.push(reply::set(DESTINATION, value.as_str()));
-        // Removed by Envoy where the length may change freely, required where it may not.
-        if let Some(length) = plan.new_length(self.head.content_length()) {
-            set_headers.push(reply::set("content-length", length.to_string()));
-        }
-        if let Some(span) = &self.span {
-            set_headers.push(reply::set("traceparent", span.traceparent()));
-        }
-        let reserved = self.head.reserved(self.live.exchange.trust_client_headers).filter(|name| *name != DESTINATION);
-        let mut remove_headers: Vec<String> = reserved.map(str::to_owned).collect();
-        remove_headers.extend(tenant::untrusted(self.live.exchange.tenant.as_ref(), &self.head));
-        if let Some(Mode::Header { .. }) = plan.pool.disagg.as_deref() {
-            tell_sidecar(&plan.decision, &mut set_headers, &mut remove_headers);
-        }
-        plan.hints.tell(&mut set_headers, &mut remove_headers);
-        if let Some(id) = &plan.request_id {
-            set_headers.push(reply::set("x-request-id", &**id));
-        }
-        let mut response = reply::common(HeaderMutation { set_headers, remove_headers });
-        response.clear_route_cache = true;
-        let told = self.live.exchange.explain.metadata;
-        let scores = if told { plan.decision.scores() } else { Vec::new() };
-        (response, Some(metadata::destination(&value, &scores)))
     }
 
     fn refuse(&mut self, error: &RequestError, now: Timestamp, out: &mut Actions) {

@@ -130,6 +130,7 @@ pub async fn explain(
         made: None,
         may_split: true,
         may_wait: false,
+        opens: false,
         has_turn: false,
     };
     let unreadable = || RequestError::new(Reason::InvalidJson, "its prompt can't be rendered or tokenized here");

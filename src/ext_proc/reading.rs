@@ -14,6 +14,10 @@ use crate::protocol::{self, Api, BodyFormat, Request};
 use crate::telemetry::metrics::{Degraded, Limit};
 use std::borrow::Cow;
 
+/// 1,024 tokens: what the prompt of a request counts as, in queues and in the ledger, when nothing of it can be read. A usual chat request; the
+/// length of a compressed body, of a form with a file or of what an unknown path takes says little of the work.
+pub(super) const UNREAD_PROMPT_TOKENS: u32 = 1_024;
+
 /// Reads the body; `None` when there is nothing to read, or nothing that can be read and the request is routed all the same.
 ///
 /// # Errors

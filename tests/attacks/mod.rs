@@ -9,4 +9,5 @@ mod headers;
 mod honest;
 mod paths;
 mod tokenization;
+mod unparsed;
 mod usage;

@@ -37,6 +37,8 @@ pub(crate) struct Echo {
 struct Counts {
     requests: AtomicUsize,
     cut_short: AtomicUsize,
+    active: AtomicUsize,
+    peak: AtomicUsize,
     answer: Bytes,
     fails: bool,
 }
@@ -73,6 +75,11 @@ impl Echo {
     /// Requests that were not for `/metrics` or `/health`.
     pub(crate) fn requests(&self) -> usize {
         self.counts.requests.load(Ordering::SeqCst)
+    }
+
+    /// Most requests that were under way at the same time, from their bodies' end to their response.
+    pub(crate) fn peak(&self) -> usize {
+        self.counts.peak.load(Ordering::SeqCst)
     }
 
     /// Response bodies that nobody read to the end.
@@ -150,7 +157,9 @@ async fn answer(
         put("x-envoy-overloaded", "true".to_owned());
         wish.status = StatusCode::SERVICE_UNAVAILABLE;
     }
+    counts.peak.fetch_max(counts.active.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
     tokio::time::sleep(wish.delay).await;
+    counts.active.fetch_sub(1, Ordering::SeqCst);
     let body = wish.body(&held).on_cut_short(Arc::new(move || {
         counts.cut_short.fetch_add(1, Ordering::SeqCst);
     }));

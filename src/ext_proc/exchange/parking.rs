@@ -1,7 +1,7 @@
 //! The exchange of a request that waits for its turn.
 //!
 //! ```text
-//! Collecting ─end of body─▶ (no room) ─▶ Parked ─its turn─▶ Collecting ─▶ (decide)
+//! Collecting ─end of body─▶ (no room) ─▶ Parked ─its turn─▶ Collecting ─▶ (decide, with the body as it stands then)
 //!                                           └─ waited too long, gave way ─▶ Refused
 //! Prefilling, Flowing, Ended ─gives way while it is under way─▶ Refused
 //! ```
@@ -12,7 +12,7 @@ use crate::ext_proc::queues::{self, Admitted, Parked, Turn, Waiting};
 /// What a request waits with.
 #[derive(Debug, Default)]
 pub(super) struct Parking {
-    parked: Option<(Parked, Body, Close)>,
+    parked: Option<(Parked, Stood)>,
     /// Its turn has come, and it is not decided yet.
     admitted: Option<Admitted>,
     /// Ready when it is to give way.
@@ -26,6 +26,13 @@ impl Parking {
 
     pub(super) fn has_turn(&self) -> bool {
         self.admitted.is_some()
+    }
+
+    /// The body of a request that waits has come to its end.
+    pub(super) fn ends(&mut self, close: Close) {
+        if let Some((_, stood)) = self.parked.as_mut().filter(|(_, stood)| stood.is_open()) {
+            *stood = Stood::Body(close);
+        }
     }
 
     /// Keeps a turn for the decision that follows.
@@ -67,14 +74,37 @@ impl Exchange {
         self.refuse(&queues::outranked(refusal), now, out);
     }
 
-    pub(super) fn park(&mut self, parked: Parked, body: Body, close: Close) {
+    pub(super) fn park(&mut self, parked: Parked, stood: Stood) {
         self.request = RequestSide::Parked;
-        self.parking.parked = Some((parked, body, close));
+        self.parking.parked = Some((parked, stood));
+    }
+
+    /// More of a body whose request was parked before its end. It is held until its turn, and refused where that takes more memory than any body may.
+    pub(super) fn on_parked_body(&mut self, message: HttpBody, now: Timestamp, out: &mut Actions) {
+        // Envoy 1.35 to 1.37 ended long bodies twice.
+        if !self.parking.parked.as_ref().is_some_and(|(_, stood)| stood.is_open()) {
+            return;
+        }
+        self.body.push(message.body);
+        if message.end_of_stream {
+            self.parking.ends(Close::Whole);
+        }
+        let limits = &self.live.limits;
+        let exceeded = if self.body.len() > limits.max_body_bytes {
+            Limit::BodyBytes
+        } else if self.picker.buffered.bytes() > limits.max_buffered_bytes {
+            Limit::BufferedBytes
+        } else {
+            return;
+        };
+        self.picker.metrics.limit(exceeded);
+        let message = "the pool is full, and the request's body is too long to be held until its turn";
+        self.refuse(&RequestError::new(Reason::Overloaded, message), now, out);
     }
 
     /// Its turn, or `None` when nobody will tell, though it still waits: then it would do so for ever.
     pub(super) fn on_turn(&mut self, turn: Option<Turn>, now: Timestamp, out: &mut Actions) {
-        let Some((parked, body, close)) = self.parking.parked.take() else { return };
+        let Some((parked, stood)) = self.parking.parked.take() else { return };
         let Some(turn) = turn else {
             tracing::error!("a request that waits has been lost");
             let error = RequestError::new(Reason::Internal, "the endpoint picker has lost this request's turn");
@@ -85,11 +115,12 @@ impl Exchange {
                 parked.settle();
                 self.parking.admitted = Some(admitted);
                 self.request = RequestSide::Collecting;
-                self.body = body;
-                self.decide_on_body(close, now, out);
+                match stood {
+                    Stood::Headers(end_of_stream) => self.decide_at_headers(end_of_stream, now, out),
+                    Stood::Body(close) => self.decide_on_body(close, now, out),
+                }
             }
             Err(refusal) => {
-                drop(body);
                 let error = parked.refused(&refusal);
                 parked.settle();
                 self.refuse(&error, now, out);

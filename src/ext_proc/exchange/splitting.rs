@@ -18,6 +18,7 @@ use crate::scheduling::plugin::Headers;
 use crate::scheduling::split::not_alone;
 use crate::scheduling::{Decision, Dispatch, PickContext, RequestFacts};
 use crate::telemetry::metrics::SplitOutcome;
+use envoy_types::pb::envoy::config::core::v3::HeaderValueOption;
 use rand::RngExt;
 
 /// Largest number that names a request to both of its servers: what a signed number holds, as SGLang and TensorRT-LLM read it.

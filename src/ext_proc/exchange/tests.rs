@@ -25,12 +25,14 @@ mod slow_store;
 mod splitting;
 mod succession;
 mod traces;
+mod unread;
 
 use super::*;
 use crate::config::settings::{
     ExchangeSettings, ExplainSettings, ModelsAnswer, ReportUsage, TenantSettings, UsageCount,
 };
 use crate::disagg;
+use crate::ext_proc::head::DESTINATION;
 use crate::ext_proc::prefix::{PoolPrefix, Tokenizer};
 use crate::ext_proc::queues::Queues;
 use crate::ext_proc::quotas::{Quotas, Store};
@@ -45,7 +47,7 @@ use crate::pool::{
 use crate::prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
 use crate::prompt::characters::Characters;
 use crate::quota::{Book, Subject};
-use crate::scheduling::router::{ModelRewrites, PoolMatch, RewriteTarget};
+use crate::scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteTarget};
 use crate::scheduling::{Choices, Pool, Router, Scheduler, SplitPolicy, registry};
 use crate::telemetry::decisions::Decisions;
 use crate::telemetry::metrics::Metrics;

@@ -17,6 +17,13 @@ pub(super) enum Stood {
     Body(Close),
 }
 
+impl Stood {
+    /// Whether more of its body may come.
+    pub(super) fn is_open(self) -> bool {
+        matches!(self, Stood::Headers(false) | Stood::Body(Close::Cut))
+    }
+}
+
 /// What must run, and how it goes on then.
 #[derive(Debug, Default)]
 pub(super) struct Waits {

@@ -1,0 +1,47 @@
+//! The answer that names the endpoint of a request, and what else changes in the request's headers.
+
+use super::splitting::tell_sidecar;
+use super::*;
+use crate::disagg::Mode;
+use crate::ext_proc::head::DESTINATION;
+use crate::ext_proc::tenant;
+use crate::scheduling::router::Destination;
+use envoy_types::pb::envoy::config::core::v3::HeaderValueOption;
+
+impl Exchange {
+    /// The destination as header and as metadata, with what else changes in the request's headers.
+    pub(super) fn destination(&self, plan: &Plan) -> (CommonResponse, Option<Struct>) {
+        let picks = &plan.decision.picks;
+        let value = match (plan.pool.destination, picks.as_slice()) {
+            (Destination::Single, [first, ..]) | (_, [first]) => first.authority.to_string(),
+            (_, all) => {
+                let list: Vec<&str> = all.iter().map(|e| &*e.authority).collect();
+                list.join(",")
+            }
+        };
+        let mut set_headers: Vec<HeaderValueOption> = Vec::with_capacity(3);
+        set_headers.push(reply::set(DESTINATION, value.as_str()));
+        // Removed by Envoy where the length may change freely, required where it may not.
+        if let Some(length) = plan.new_length(self.head.content_length()) {
+            set_headers.push(reply::set("content-length", length.to_string()));
+        }
+        if let Some(span) = &self.span {
+            set_headers.push(reply::set("traceparent", span.traceparent()));
+        }
+        let reserved = self.head.reserved(self.live.exchange.trust_client_headers).filter(|name| *name != DESTINATION);
+        let mut remove_headers: Vec<String> = reserved.map(str::to_owned).collect();
+        remove_headers.extend(tenant::untrusted(self.live.exchange.tenant.as_ref(), &self.head));
+        if let Some(Mode::Header { .. }) = plan.pool.disagg.as_deref() {
+            tell_sidecar(&plan.decision, &mut set_headers, &mut remove_headers);
+        }
+        plan.hints.tell(&mut set_headers, &mut remove_headers);
+        if let Some(id) = &plan.request_id {
+            set_headers.push(reply::set("x-request-id", &**id));
+        }
+        let mut response = reply::common(HeaderMutation { set_headers, remove_headers });
+        response.clear_route_cache = true;
+        let told = self.live.exchange.explain.metadata;
+        let scores = if told { plan.decision.scores() } else { Vec::new() };
+        (response, Some(metadata::destination(&value, &scores)))
+    }
+}

@@ -1,0 +1,132 @@
+//! Requests of which nothing can be read: they wait for their turn as others do, and count as work.
+
+use super::parking::{One, flow, setup};
+use super::*;
+use crate::ext_proc::reading::UNREAD_PROMPT_TOKENS;
+use crate::flow::Settings;
+
+const ANY: &str = "/v1/anything";
+const DUPLEX: BodySendMode = BodySendMode::FullDuplexStreamed;
+
+fn world() -> World {
+    let limits = Limits { max_body_bytes: 1_000, max_multipart_sniff_bytes: 500, ..Limits::default() };
+    Setup { limits, ..setup(flow(Settings::default())) }.build()
+}
+
+/// A request whose headers have come, and what was answered.
+fn opened(world: &World, path: &str, more: &[(&str, &str)], ends: bool) -> (Exchange, Answered) {
+    let mut exchange = world.exchange();
+    let pairs: Vec<(&str, &str)> = [(":path", path), (":method", "POST")].iter().chain(more).copied().collect();
+    let first = Message::RequestHeaders(headers(&pairs, ends));
+    let protocol_config = Some(config(DUPLEX, DUPLEX, false));
+    let out = send(&mut exchange, ProcessingRequest { protocol_config, ..request(first) });
+    (exchange, Answered::of(&out))
+}
+
+fn chunk(exchange: &mut Exchange, bytes: &[u8], ends: bool) -> Answered {
+    Answered::of(&send(exchange, request(Message::RequestBody(body(bytes, ends)))))
+}
+
+/// One that fills the pool.
+fn first(world: &World) -> One {
+    let one = One::of(world, &[], DUPLEX);
+    assert!(one.goes());
+    one
+}
+
+#[test]
+fn what_is_not_read_waits_and_counts_as_work() {
+    for more in [&[("content-encoding", "gzip")][..], &[]] {
+        let world = world();
+        let path = if more.is_empty() { ANY } else { "/v1/completions" };
+        let one = first(&world);
+        let (mut exchange, _) = opened(&world, path, more, false);
+        assert!(chunk(&mut exchange, b"\x1f\x8b", false).kinds.is_empty());
+        assert!(chunk(&mut exchange, b"\x08", true).kinds.is_empty(), "it waits");
+        let mut two = One::sent(exchange);
+        assert!(!two.goes());
+        one.ends();
+        two.wakes(NOW);
+        assert!(two.goes());
+        assert_eq!((two.told.body.as_slice(), two.told.ended), (&b"\x1f\x8b\x08"[..], 1));
+        let ledger = world.snapshot.load().endpoints[0].endpoint.clone();
+        assert_eq!(ledger.ledger.prefill_tokens(), u64::from(UNREAD_PROMPT_TOKENS));
+        two.ends();
+        world.assert_books_closed(2);
+    }
+}
+
+#[test]
+fn what_has_no_body_does_not_wait() {
+    let world = world();
+    let one = first(&world);
+    let prefill_tokens = || world.snapshot.load().endpoints[0].endpoint.ledger.prefill_tokens();
+    let before = prefill_tokens();
+    let (exchange, told) = opened(&world, ANY, &[], true);
+    assert!(exchange.is_routed() && told.set.contains_key(DESTINATION));
+    assert_eq!(prefill_tokens(), before);
+    drop((one, exchange));
+    world.assert_books_closed(2);
+}
+
+#[test]
+fn an_upgrade_waits_at_its_headers_and_what_comes_meanwhile_follows() {
+    for ends in [false, true] {
+        let world = world();
+        let one = first(&world);
+        let (mut exchange, told) = opened(&world, ANY, &[("upgrade", "websocket")], false);
+        assert!(told.kinds.is_empty(), "it waits");
+        assert!(chunk(&mut exchange, b"early ", false).kinds.is_empty());
+        assert!(chunk(&mut exchange, b"birds", ends).kinds.is_empty());
+        let mut two = One::sent(exchange);
+        one.ends();
+        two.wakes(NOW);
+        assert_eq!(two.told.kinds[0], "request_headers");
+        assert_eq!((two.told.body.as_slice(), two.told.ended), (&b"early birds"[..], u32::from(ends)));
+        if !ends {
+            let more = chunk(&mut two.exchange, b"more", false);
+            assert_eq!(more.body, b"more");
+        }
+        two.ends();
+        world.assert_books_closed(2);
+    }
+}
+
+#[test]
+fn a_form_waits_before_its_first_byte_goes_on() {
+    let form = b"--b\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\nm\r\n--b\r\ncontent-disposition: form-data; name=\"file\"; \
+                 filename=\"a\"\r\n\r\n";
+    let kind = [("content-type", "multipart/form-data; boundary=b")];
+    for (end, trailers) in [(false, false), (true, false), (false, true)] {
+        let world = world();
+        let one = first(&world);
+        let (mut exchange, _) = opened(&world, "/v1/audio/transcriptions", &kind, false);
+        assert!(chunk(&mut exchange, form, false).kinds.is_empty(), "it waits");
+        assert!(chunk(&mut exchange, b"sound", end).kinds.is_empty());
+        if trailers {
+            assert!(send(&mut exchange, request(Message::RequestTrailers(HttpTrailers::default()))).is_empty());
+        }
+        let mut two = One::sent(exchange);
+        one.ends();
+        two.wakes(NOW);
+        assert_eq!(two.told.body, [&form[..], b"sound"].concat());
+        assert_eq!((two.told.ended, two.told.kinds.last() == Some(&"request_trailers")), (u32::from(end), trailers));
+        two.ends();
+        world.assert_books_closed(2);
+    }
+}
+
+#[test]
+fn a_body_that_is_too_long_to_be_held_until_its_turn_is_refused() {
+    let world = world();
+    let one = first(&world);
+    let (mut exchange, _) = opened(&world, ANY, &[("upgrade", "websocket")], false);
+    assert!(chunk(&mut exchange, &[7; 900], false).kinds.is_empty());
+    let told = chunk(&mut exchange, &[7; 200], false);
+    assert_eq!(told.refused.as_ref().map(|(status, _)| *status), Some(503));
+    assert_eq!(told.set["x-attache-reason"], "overloaded");
+    assert_eq!(world.picker.buffered.bytes(), 0);
+    drop(exchange);
+    one.ends();
+    world.assert_books_closed(2);
+}

@@ -1,0 +1,159 @@
+//! Requests of which nothing can be read, so that they pass by the queue before a full pool.
+
+use super::honest::Honest;
+use crate::shipped::by_header;
+use crate::support::attache::AttacheProcess;
+use crate::support::body::Payload;
+use crate::support::client::{self, Http};
+use crate::support::echo::Echo;
+use crate::support::envoy::EnvoyProcess;
+use crate::support::process::eventually;
+use bytes::Bytes;
+use http::HeaderValue;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// Requests of one attack.
+const REQUESTS: usize = 40;
+/// Requests that the pool may have under way.
+const CAPACITY: usize = 4;
+/// Requests that are not read: path, content type, content encoding.
+const UNREAD: [(Http, &str, &str, &str); 5] = [
+    (Http::H1, "/v1/chat/completions", "application/json", "gzip"),
+    (Http::H2, "/v1/embeddings", "application/json", "br"),
+    (Http::H1, "/v1/images/generations", "application/octet-stream", ""),
+    (Http::H2, "/anything", "text/plain", ""),
+    (Http::H1, "/v1/audio/transcriptions", "multipart/form-data; boundary=b", ""),
+];
+
+fn configuration(echo: &Echo, capacity: usize) -> String {
+    format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\nexchange: {{trustClientHeaders: true}}\npools:\n- name: default\n  \
+         endpoints: [{{address: \"{}\", engine: none}}]\n  flowControl:\n    enabled: true\n    \
+         detector: {{name: concurrency-detector, parameters: {{maxConcurrency: {capacity}}}}}\n",
+        echo.address
+    )
+}
+
+/// A body that is not JSON; a form names its model first and has a file that is larger than what is read of it.
+fn body(content_type: &str) -> Bytes {
+    if !content_type.starts_with("multipart") {
+        return Bytes::from(vec![0x1f; 5_000]);
+    }
+    let head = "--b\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\nm\r\n--b\r\ncontent-disposition: form-data; name=\"file\"; \
+                filename=\"a\"\r\n\r\n";
+    [head.as_bytes(), &vec![b's'; 300_000], b"\r\n--b--\r\n"].concat().into()
+}
+
+/// Sends one request that is not read, whose response takes so long.
+async fn send(to: SocketAddr, (http, path, content_type, encoding): (Http, &str, &'static str, &'static str), ms: u64) {
+    let body = body(content_type);
+    let target = format!("{path}?delay_ms={ms}");
+    let pieces = [body.slice(..body.len() / 2), body.slice(body.len() / 2..)];
+    let mut request = client::request("POST", to, http, &target, Payload::chunked(pieces.into()));
+    request.headers_mut().insert("content-type", HeaderValue::from_static(content_type));
+    if !encoding.is_empty() {
+        request.headers_mut().insert("content-encoding", HeaderValue::from_static(encoding));
+    }
+    let reply = client::send(to, http, request).await.expect("a response");
+    assert_eq!(reply.status, 200, "{path}: {}", String::from_utf8_lossy(&reply.body));
+    assert_eq!(reply.header("x-echo-sha256"), crate::support::body::sha256(&body), "{path}: the body arrives whole");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_are_not_read_wait_for_their_turn() {
+    for what in UNREAD {
+        let echo = Echo::start().await;
+        let picker = AttacheProcess::configured(&configuration(&echo, CAPACITY)).await;
+        let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+        let to = envoy.listener("inference");
+        let mut attack = tokio::task::JoinSet::new();
+        for _ in 0..REQUESTS {
+            attack.spawn(send(to, what, 100));
+        }
+        attack.join_all().await;
+        assert_eq!((echo.requests(), echo.peak()), (REQUESTS, CAPACITY), "{what:?}");
+        picker.until_metric("attache_queued_requests", 0.0).await;
+        envoy.assert_picker_was_correct().await;
+        picker.assert_settled().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn honest_requests_are_not_starved_by_those_that_are_not_read() {
+    let echo = Echo::start().await;
+    let picker = AttacheProcess::configured(&configuration(&echo, 8)).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    let honest = Honest::new(to).with("x-gateway-inference-fairness-id", "honest");
+    let quiet = honest.quiet().await;
+    let over = Arc::new(AtomicBool::new(false));
+    let (report, sent) = honest
+        .during(async {
+            let mut attackers = tokio::task::JoinSet::new();
+            // More than the pool may have under way: what passes by the queue would keep the honest in it.
+            for number in 0..12 {
+                let over = over.clone();
+                attackers.spawn(async move {
+                    let mut sent = 0;
+                    while !over.load(Relaxed) {
+                        send(to, UNREAD[number % 4], 30).await;
+                        sent += 1;
+                    }
+                    sent
+                });
+            }
+            tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+            over.store(true, Relaxed);
+            attackers.join_all().await.into_iter().sum::<usize>()
+        })
+        .await;
+    assert!(sent > 100, "{sent} requests are no attack");
+    report.assert_unharmed(&quiet);
+    picker.assert_settled().await;
+}
+
+/// Opens a websocket, and sends `early` before it is answered.
+async fn websocket(to: SocketAddr, early: &'static [u8]) -> (TcpStream, Vec<u8>) {
+    let mut stream = TcpStream::connect(to).await.expect("a connection");
+    let head = b"GET /v1/realtime HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
+                 sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
+    stream.write_all(&[&head[..], early].concat()).await.expect("sending the upgrade");
+    let mut got = Vec::new();
+    while !got.windows(4).any(|end| end == b"\r\n\r\n") || !got.ends_with(early) {
+        let count = stream.read_buf(&mut got).await.expect("reading");
+        assert!(count > 0, "cut after {:?}", String::from_utf8_lossy(&got));
+    }
+    (stream, got)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn upgrades_wait_for_their_turn_and_bodiless_requests_do_not() {
+    let echo = Echo::start().await;
+    let picker = AttacheProcess::configured(&configuration(&echo, CAPACITY)).await;
+    // Envoy's clock for messages must not run while an upgrade waits at its headers.
+    let bootstrap = by_header("original-dst.yaml", &picker).replace("message_timeout: 10s", "message_timeout: 0.2s");
+    let envoy = EnvoyProcess::start(&bootstrap).await;
+    let to = envoy.listener("inference");
+    let mut open = Vec::new();
+    for _ in 0..CAPACITY {
+        open.push(websocket(to, b"").await);
+    }
+    let waits = tokio::spawn(websocket(to, b"early"));
+    picker.until_metric("attache_queued_requests", 1.0).await;
+    let models = client::get(to, "/v1/models").await.expect("a response");
+    assert_eq!(models.status, 200, "a request without a body is no work");
+    tokio::time::sleep(std::time::Duration::from_millis(600)).await;
+    assert!(!waits.is_finished(), "the pool is full");
+    assert_eq!(echo.requests(), CAPACITY + 1);
+    open.pop();
+    let (_stream, got) = waits.await.expect("the upgrade");
+    assert!(got.starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(&got));
+    open.clear();
+    drop(_stream);
+    eventually("no request under way", || async { (picker.books().await.ok()?.in_flight == 0).then_some(()) }).await;
+    picker.assert_settled().await;
+}
