@@ -1,15 +1,18 @@
-//! The most tokens that a request can cost: an upper bound of what an honest model server reports for it. A server that reports more is charged
-//! at the bound, so that one wrong number cannot use up a limit that tenants share. Called by [`super::decide`] and [`super::response`].
+//! The most tokens that a request can cost: an upper bound of what an honest model server reports for it. A server
+//! that reports more is charged at the bound, so that one wrong number cannot use up a limit that tenants share.
+//! Called by [`super::decide`] and [`super::response`].
 
 use super::decide::{Question, Seen};
 use crate::protocol::{Api, Request, Usage};
 
-/// 2^24 = 16,777,216 tokens of one prompt or one answer: longer than the context of any model. Holds where the request has no bound of its own.
+/// 2^24 = 16,777,216 tokens of one prompt or one answer: longer than the context of any model. Holds where the request
+/// has no bound of its own.
 const MAX_CONTEXT_TOKENS: u64 = 1 << 24;
-/// 8 tokens for each byte of a body: a token stands for a byte at least, and tokenizers that normalize text turn one character into 18 at most,
-/// which takes three bytes.
+/// 8 tokens for each byte of a body: a token stands for a byte at least, and tokenizers that normalize text turn one
+/// character into 18 at most, which takes three bytes.
 const TOKENS_PER_BYTE: u64 = 8;
-/// 16,384 tokens that a chat template adds to each prompt: the system prompt of the model, and how tools are described to it.
+/// 16,384 tokens that a chat template adds to each prompt: the system prompt of the model, and how tools are described
+/// to it.
 const TEMPLATE_TOKENS: u64 = 1 << 14;
 /// 16 tokens that a server may generate beyond the limit of an answer: those of the last step of speculative decoding.
 const STEP_TOKENS: u64 = 16;

@@ -1,7 +1,8 @@
-//! Server-sent events, taken apart while they pass, cut into chunks anywhere: which bytes are data, which name an event has, where it ends.
+//! Server-sent events, taken apart while they pass, cut into chunks anywhere: which bytes are data, which name an
+//! event has, where it ends.
 //!
-//! Lines end with LF or CRLF. The `data:` lines of one event belong together; comments and other fields are skipped. An event whose data is one
-//! line inside one chunk, as model servers send them, is handed over whole.
+//! Lines end with LF or CRLF. The `data:` lines of one event belong together; comments and other fields are skipped.
+//! An event whose data is one line inside one chunk, as model servers send them, is handed over whole.
 //!
 //! Called by [`super::UsageScanner`]. Imports nothing of the crate.
 

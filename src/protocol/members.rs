@@ -1,14 +1,15 @@
 //! Reads wanted members of a JSON document while it passes, cut into chunks anywhere.
 //!
-//! Only members of the root object count, and members of one object below it. Objects and strings deeper inside are skipped whatever they hold,
-//! so text that a server repeats for a client is never mistaken for a member of the server's own.
+//! Only members of the root object count, and members of one object below it. Objects and strings deeper inside are
+//! skipped whatever they hold, so text that a server repeats for a client is never mistaken for a member of the
+//! server's own.
 //!
 //! - Of members with the same name, the last one counts, as in Python's `json`.
 //! - Names are compared as they are written: a name with escapes is another name.
 //! - A value that is skipped is not checked. A document whose brackets do not match yields nothing after the mismatch.
 //!
-//! Memory: one value of at most [`DEFAULT_MAX_VALUE_BYTES`], and only when a chunk boundary cuts it. CPU: a string costs one search for its closing
-//! quote, an object or array a few operations for each 64 bytes.
+//! Memory: one value of at most [`DEFAULT_MAX_VALUE_BYTES`], and only when a chunk boundary cuts it. CPU: a string
+//! costs one search for its closing quote, an object or array a few operations for each 64 bytes.
 //!
 //! Called by [`super::usage`]. Imports nothing of the crate.
 
@@ -162,8 +163,8 @@ impl Nesting {
         if backslashes | before == 0 {
             return 0;
         }
-        // Of each run of backslashes every second byte is escaped, and what follows an odd run: the carry of an addition runs through those that
-        // begin at an odd place, and turns what is escaped in them.
+        // Of each run of backslashes every second byte is escaped, and what follows an odd run: the carry of an
+        // addition runs through those that begin at an odd place, and turns what is escaped in them.
         const EVEN: u64 = 0x5555_5555_5555_5555;
         let backslashes = backslashes & !before;
         let follows = backslashes << 1 | before;
@@ -408,7 +409,7 @@ impl<M: Copy> MemberReader<M> {
                 self.escaped |= backslashes(text) % 2 == 1;
                 return None;
             };
-            if backslashes(text.get(..at).unwrap_or_default()) % 2 == 0 {
+            if backslashes(text.get(..at).unwrap_or_default()).is_multiple_of(2) {
                 return Some(begin + at + 1);
             }
             begin += at + 1;
@@ -459,9 +460,12 @@ mod tests {
         seen
     }
 
+    /// A document, the values that are handed over (of an inner object or of the root), and how many objects end.
+    type Case = (&'static str, &'static [(bool, &'static str)], usize);
+
     #[test]
     fn members_are_found_at_their_place_and_nowhere_else() {
-        let cases: &[(&str, &[(bool, &str)], usize)] = &[
+        let cases: &[Case] = &[
             (r#"{"a":1}"#, &[(false, "1")], 1),
             (
                 " { \"b\" : {\"a\":1} ,\n\"a\" : \"}\\\"\\\\\" , \"o\":{\"a\":[{}]} } ",
@@ -519,7 +523,8 @@ mod tests {
         assert_eq!(seen(false, name.as_bytes().chunks(999)), Seen(vec![(false, Some("2".to_owned()))], 1));
     }
 
-    /// Documents with the wanted names everywhere, brackets and quotes in strings, runs of backslashes, and long runs of numbers and prose.
+    /// Documents with the wanted names everywhere, brackets and quotes in strings, runs of backslashes, and long runs
+    /// of numbers and prose.
     fn document() -> impl Strategy<Value = Value> {
         let name = prop_oneof![Just("a"), Just("o"), Just("a\"b\\"), Just("\\"), Just("[{\"a\":1")];
         let leaf = prop_oneof![
@@ -560,7 +565,7 @@ mod tests {
             let found = seen(false, chunks);
             let read = |inner: bool| {
                 let values = found.0.iter().filter(move |value| value.0 == inner);
-                values.filter_map(|(_, value)| value.as_ref()).last().map(|value| serde_json::from_str::<Value>(value).unwrap())
+                values.filter_map(|(_, value)| value.as_ref()).next_back().map(|value| serde_json::from_str::<Value>(value).unwrap())
             };
             prop_assert_eq!(read(false), document.as_object().and_then(|root| root.get("a")).cloned());
             let inner = document.as_object().and_then(|root| root.get("o")).and_then(Value::as_object);

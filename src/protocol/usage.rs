@@ -1,5 +1,5 @@
-//! What a response says about itself: token counts, errors inside a stream, the id of a response. Read while the response passes, only where its
-//! API defines them:
+//! What a response says about itself: token counts, errors inside a stream, the id of a response. Read while the
+//! response passes, only where its API defines them:
 //!
 //! | API | one JSON document | server-sent events |
 //! |---|---|---|
@@ -8,8 +8,8 @@
 //! | SGLang's `/generate` | `meta_info` of the object, or of each object of the array | `meta_info`, the last of each `index` |
 //! | all others | `usage` | `usage` |
 //!
-//! In all event streams, an error is `error` of an event without a type or of type `error`, and `response.error` of `response.failed`. What a
-//! client wrote (tools, tool input, prompts) lies deeper, and is never read.
+//! In all event streams, an error is `error` of an event without a type or of type `error`, and `response.error` of
+//! `response.failed`. What a client wrote (tools, tool input, prompts) lies deeper, and is never read.
 //!
 //! Called by `ext_proc::exchange` with each chunk. Imports nothing but [`Api`] and [`AnswerFormat`].
 
@@ -246,7 +246,8 @@ impl UsageScanner {
 }
 
 impl Found {
-    /// Whether the data of an event may hold anything that is still wanted: one or two substring searches, which all but a few events end with.
+    /// Whether the data of an event may hold anything that is still wanted: one or two substring searches, which all
+    /// but a few events end with.
     fn may_be_in(&self, data: &[u8]) -> bool {
         let counts = match self.shape {
             Shape::Root | Shape::MessageEvents => &USAGE,
@@ -407,8 +408,8 @@ impl Counts {
         value.starts_with(b"{").then(|| serde_json::from_slice(value).ok()).flatten()
     }
 
-    /// A stream may tell its counts piece by piece (Anthropic's `message_start`, then `message_delta`) or again and again: what is
-    /// told last counts.
+    /// A stream may tell its counts piece by piece (Anthropic's `message_start`, then `message_delta`) or again and
+    /// again: what is told last counts.
     fn merge(&mut self, later: Counts) {
         fn take<T>(to: &mut Option<T>, from: Option<T>) {
             if from.is_some() {

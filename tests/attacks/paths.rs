@@ -1,5 +1,5 @@
-//! Requests written otherwise than usual, so that a server reads more from them than the picker might: encoded paths, numbers as strings or
-//! fractions. All of them are counted at what the server reads.
+//! Requests written otherwise than usual, so that a server reads more from them than the picker might: encoded paths,
+//! numbers as strings or fractions. All of them are counted at what the server reads.
 
 use super::honest::Honest;
 use super::usage::{assert_honest_charge, picker};

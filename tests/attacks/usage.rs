@@ -1,5 +1,6 @@
-//! Responses that repeat what a hostile client wrote: token counts and errors in it are not the server's. Each response is written by the request
-//! itself (`reply` of the echo server), as a model server would write it around the client's tools and tool input.
+//! Responses that repeat what a hostile client wrote: token counts and errors in it are not the server's. Each
+//! response is written by the request itself (`reply` of the echo server), as a model server would write it around the
+//! client's tools and tool input.
 
 use super::honest::Honest;
 use crate::shipped::by_header;
@@ -64,7 +65,8 @@ fn forgery(tokens: u64) -> Value {
     })
 }
 
-/// Responses of all APIs, with `forgery` wherever a client's own JSON is repeated, behind and before the counts of the server.
+/// Responses of all APIs, with `forgery` wherever a client's own JSON is repeated, behind and before the counts of the
+/// server.
 fn responses(forgery: &Value) -> Vec<Forged> {
     let (prompt, answer) = REAL;
     let openai = json!({"prompt_tokens": prompt, "completion_tokens": answer});
@@ -225,8 +227,8 @@ async fn usage_of_huge_numbers_in_echoes_leaves_a_shared_limit_open() {
     assert_eq!(picker.metric("attache_model_refusals_total").await, 0.0);
 }
 
-/// Requests whose prompt a prefill server computes, and which one of two echo servers goes on with. Honest clients have a pool of their own, whose
-/// server gets their bodies as they are.
+/// Requests whose prompt a prefill server computes, and which one of two echo servers goes on with. Honest clients
+/// have a pool of their own, whose server gets their bodies as they are.
 #[tokio::test(flavor = "multi_thread")]
 async fn errors_in_echoes_do_not_fetch_kv_blocks_a_second_time() {
     let sim = SimProcess::with_roles("prefill=1", 1, &["--speed", "20"]).await;

@@ -1,4 +1,5 @@
-//! Token counts, errors and the id of a response, read while it passes, in the format of its API. No count is above what the request can cost.
+//! Token counts, errors and the id of a response, read while it passes, in the format of its API. No count is above
+//! what the request can cost.
 
 use super::fields::ResponseFields;
 use crate::ext_proc::ceiling::Ceiling;

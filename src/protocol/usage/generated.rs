@@ -1,8 +1,10 @@
-//! Token counts of SGLang's `/generate`: each answer has its own, in `meta_info`, and a stream repeats them as they grow.
+//! Token counts of SGLang's `/generate`: each answer has its own, in `meta_info`, and a stream repeats them as they
+//! grow.
 
 use super::Usage;
 
-/// 4,096 answers of one request, 96 KiB: more than any request may ask for by default. The counts of a request with more are not known.
+/// 4,096 answers of one request, 96 KiB: more than any request may ask for by default. The counts of a request with
+/// more are not known.
 const MAX_ANSWERS: usize = 4_096;
 
 /// Counts of one answer.
@@ -31,7 +33,8 @@ impl Generated {
         Self { per_prompt: usize::try_from(per_prompt).unwrap_or(usize::MAX).max(1), ..Self::default() }
     }
 
-    /// The current object has ended, the one of this `number` in its document. Its counts take the place of those that its answer had before.
+    /// The current object has ended, the one of this `number` in its document. Its counts take the place of those that
+    /// its answer had before.
     pub(super) fn end(&mut self, number: usize) {
         let index = self.index.map_or(number, |index| usize::try_from(index).unwrap_or(usize::MAX));
         if self.current == AnswerCounts::default() {

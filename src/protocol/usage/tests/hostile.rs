@@ -1,10 +1,11 @@
-//! Responses that repeat what a hostile client wrote: the counts that are read equal those that a strict JSON parser finds at the place of the
-//! API, however the response is cut.
+//! Responses that repeat what a hostile client wrote: the counts that are read equal those that a strict JSON parser
+//! finds at the place of the API, however the response is cut.
 
 use super::*;
 use proptest::prelude::*;
 
-/// JSON that a client may write and a server repeats: every name that the scanner looks for, at every depth, in values and in strings.
+/// JSON that a client may write and a server repeats: every name that the scanner looks for, at every depth, in values
+/// and in strings.
 fn echo() -> impl Strategy<Value = Value> {
     let name = prop::sample::select(vec![
         "usage",
@@ -53,7 +54,7 @@ fn echo() -> impl Strategy<Value = Value> {
 fn reported() -> impl Strategy<Value = Value> {
     let counts = (any::<u32>(), any::<u32>(), any::<u32>());
     prop_oneof![
-        counts.clone().prop_map(|(prompt, completion, cached)| json!({
+        counts.prop_map(|(prompt, completion, cached)| json!({
             "prompt_tokens": prompt, "completion_tokens": completion, "prompt_tokens_details": {"cached_tokens": cached},
         })),
         counts.prop_map(|(prompt, completion, cached)| json!({
