@@ -13,7 +13,7 @@ const EXISTS: &str = "an InferencePool that exists";
 /// Of each pool whether it is missing; `None` for a pool that does not depend on an InferencePool.
 type Pools = Vec<Option<watch::Receiver<bool>>>;
 
-/// Tells the pools of now to what holds readiness back.
+/// The current pools, as the task that holds readiness back sees them.
 #[derive(Debug, Default)]
 pub(super) struct Presence(watch::Sender<Pools>);
 

@@ -39,7 +39,7 @@ mod fields;
 mod health;
 mod scanner;
 
-/// What the conformance suite is told of a gateway that does not say which endpoint served, in the words of GIE's `lwepp`.
+/// Value of the conformance suite's response header when the gateway does not report the endpoint that served, as GIE's `lwepp` has it.
 const NO_SERVED_ENDPOINT: &str = "fail: missing envoy lb metadata";
 
 /// A routed request, from the decision to the end of its answer. What it has booked is released with it.

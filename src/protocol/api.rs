@@ -197,7 +197,7 @@ impl Api {
         (api, None)
     }
 
-    /// The API that the fields of a JSON body tell, for gateways that do not send the path; [`Api::Other`] where they tell none.
+    /// The API that a JSON body is of, by its fields, for gateways that do not send the path; [`Api::Other`] when they fit none.
     ///
     /// `input` alone may be of the Responses API or of embeddings: a list that begins with text or numbers, or a field that only embeddings have,
     /// is embeddings'.
@@ -230,7 +230,7 @@ impl Api {
         }
     }
 
-    /// The path of an API that [`Api::from_body`] tells, as servers know it.
+    /// The path at which model servers have an API that [`Api::from_body`] recognizes; empty for other APIs.
     #[must_use]
     pub fn usual_path(self) -> &'static str {
         match self {

@@ -26,8 +26,8 @@ const PATH: &str = "/primary-gateway-test";
 const BODY: &[u8] = br#"{"model":"conformance-fake-model","prompt":"Write as if you were a critic: San Francisco"}"#;
 const SELECTION: &str = "test-epp-endpoint-selection";
 const SERVED: &str = "x-conformance-test-served-endpoint";
-/// What stands there behind a gateway that does not say who served, as with ORIGINAL_DST.
-const NOT_TOLD: &str = "fail: missing envoy lb metadata";
+/// Its value behind a gateway that does not report the endpoint that served, as with ORIGINAL_DST.
+const NOT_REPORTED: &str = "fail: missing envoy lb metadata";
 /// Requests at a time.
 const CONCURRENCY: usize = 10;
 /// Requests for each selection: ten rounds of those, as the suite has it.
@@ -52,10 +52,10 @@ impl Gateway {
         }
     }
 
-    /// What the header says of a response by `served`.
-    fn tells(self, served: &str) -> &str {
+    /// The value of that header for a response by `served`.
+    fn reports(self, served: &str) -> &str {
         match self {
-            Self::OriginalDst => NOT_TOLD,
+            Self::OriginalDst => NOT_REPORTED,
             Self::OverrideHost => served,
         }
     }
@@ -164,8 +164,8 @@ async fn reached(to: SocketAddr, selections: &[&str]) -> BTreeSet<SocketAddr> {
     for _ in 0..REQUESTS / CONCURRENCY {
         for reply in join_all((0..CONCURRENCY).map(|_| ask(to, "POST", selections))).await {
             assert_eq!(reply.status, 200, "{selections:?}: {}", String::from_utf8_lossy(&reply.body));
-            let told = [reply.header("x-echo-server"), NOT_TOLD];
-            assert!(told.contains(&reply.header(SERVED)), "{selections:?}: {}", reply.header(SERVED));
+            let allowed = [reply.header("x-echo-server"), NOT_REPORTED];
+            assert!(allowed.contains(&reply.header(SERVED)), "{selections:?}: {}", reply.header(SERVED));
             servers.insert(reply.header("x-echo-server").parse().expect("the server's address"));
         }
     }
@@ -226,7 +226,7 @@ async fn the_gateway_follows_the_picker_to_each_rank() {
                     let served = (reply.header("x-echo-server"), reply.header(SERVED));
                     assert_eq!(
                         served,
-                        (&*rank.to_string(), gateway.tells(&rank.to_string())),
+                        (&*rank.to_string(), gateway.reports(&rank.to_string())),
                         "{gateway:?}, {ranks} ranks"
                     );
                 }
@@ -289,7 +289,7 @@ async fn one_flag_answers_the_suite_without_a_configuration_file() {
         for only in [a, b, c] {
             assert_eq!(reached(to, &[&only.ip().to_string()]).await, [only].into(), "{gateway:?}");
             let reply = ask(to, "POST", &[&only.to_string()]).await;
-            assert_eq!(reply.header(SERVED), gateway.tells(&only.to_string()), "{gateway:?}");
+            assert_eq!(reply.header(SERVED), gateway.reports(&only.to_string()), "{gateway:?}");
         }
         assert_eq!(reached(to, &[""]).await, [a, b, c].into(), "{gateway:?}: an empty header means all");
         assert_eq!(ask(to, "POST", &["127.0.0.9"]).await.status, 503, "{gateway:?}: no pod of the pool");

@@ -199,7 +199,7 @@ async fn sheddable_requests_are_refused_without_the_gate_while_the_pool_is_satur
             assert_eq!(ask(to, objective, 2, 0).await.status, 200, "{file:?}: {objective}");
         }
         assert!(slow.join_all().await.iter().all(|reply| reply.as_ref().is_ok_and(|reply| reply.status == 200)));
-        assert_eq!(ask(to, "batch", 3, 0).await.status, 200, "{file:?}: there is room again");
+        assert_eq!(ask(to, "batch", 3, 0).await.status, 200, "{file:?}: the pool has capacity again");
         envoy.assert_picker_was_correct().await;
         picker.assert_settled().await;
     }

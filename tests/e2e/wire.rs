@@ -336,7 +336,7 @@ fn http2_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// A request for the answer that only a picker with room gives, half-closed behind its body as NGINX Gateway Fabric does, without `:path`.
+/// A request whose stream is half-closed behind the body, without `:path`, as NGINX Gateway Fabric sends it.
 async fn half_closed(connection: &Connection) -> Stream {
     let mut stream = connection.stream(PROCESS, &[]).await.expect("a stream");
     stream.send(&request_headers(&[("host", b"llm.test")], false)).expect("sending headers");
@@ -388,7 +388,7 @@ async fn a_queued_request_outlives_the_half_close_of_its_stream_and_no_reset() {
     assert_picked(&mut waits).await;
     assert_eq!(waits.status().await.expect("a status"), "0");
     queued(0).await;
-    // Nobody waits now: this one is answered at once.
+    // The queue is empty: this one is answered at once.
     let mut last = half_closed(&connection).await;
     assert_picked(&mut last).await;
     assert_eq!(last.status().await.expect("a status"), "0");

@@ -252,7 +252,7 @@ async fn pods_that_can_not_be_watched_are_listed_again_and_again() {
     until_known(&picker, &["new", "pod-0000"]).await;
     api.delete_pod("pod-0000");
     until_known(&picker, &["new"]).await;
-    assert_eq!(said(&picker, refused), 1, "told once: {}", picker.process.stderr());
+    assert_eq!(said(&picker, refused), 1, "logged once: {}", picker.process.stderr());
     assert_eq!(picker.metric("attache_kube_out_of_touch").await, 1.0, "a list does not bring it back");
     assert!(picker.is_ready().await);
     let lists = api.asked("list", "pods");

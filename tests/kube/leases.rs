@@ -128,7 +128,7 @@ async fn the_replica_that_serves_stays_ready_while_the_api_server_is_away() {
     assert!(first.is_ready().await, "it writes nothing, and goes on with what it knows");
     assert!(!second.is_ready().await);
     api.fail(Outage::None);
-    // Whoever has the lease then is the only one that is ready.
+    // The replica that has the lease then is the only one that is ready.
     eventually("one ready replica", || async {
         let (first, second) = (first.is_ready().await, second.is_ready().await);
         (holder(&api).is_some() && first != second).then_some(())

@@ -67,7 +67,7 @@ pub(super) fn flow_control(f: &mut Fields<'_>, gates: &Gates, plugins: &Plugins,
     mapped.flow_control = Some(flow);
 }
 
-/// Nobody waits: what is sheddable is refused while the pool is saturated.
+/// No request waits: sheddable ones are refused while the pool is saturated.
 fn shedding(detector: Opt<Strategy>, admitters: Vec<At<Strategy>>, span: Span) -> schema::FlowControl {
     schema::FlowControl {
         enabled: Some(At { value: true, span }),

@@ -184,7 +184,7 @@ pub fn recommended() -> Option<PoolFlow> {
 }
 
 /// Before the pods of an InferencePool that flags name, as the pickers of GIE and llm-d have it: requests of a priority below 0 are refused while
-/// the pool is saturated, and nobody waits.
+/// the pool is saturated, and none waits.
 pub(super) fn shedding(sink: &mut Sink) -> Option<PoolFlow> {
     fn at<T>(value: T) -> At<T> {
         At { value, span: Span::default() }

@@ -142,7 +142,7 @@ mod tests {
         assert!(!election.leads(at(0)));
         election.written(at(1));
         assert!(election.leads(at(10)) && !election.leads(at(11)));
-        assert!(election.held_last(), "nobody is known to have taken it");
+        assert!(election.held_last(), "no other replica is known to have taken it");
         election.written(at(11));
         assert!(election.leads(at(12)));
         assert_eq!(election.found(Some(&record("b", 0)), at(12)), Step::Wait);

@@ -1,4 +1,4 @@
-//! Pools without queues: sheddable requests are refused while the pool is saturated, and nobody waits.
+//! Pools without queues: sheddable requests are refused while the pool is saturated, and none waits.
 
 use super::parking::{One, flow, setup};
 use super::*;
