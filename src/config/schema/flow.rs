@@ -31,6 +31,7 @@ sections! {
         "maxRequests" => max_requests: u64,
         "maxBytes" => max_bytes: Bytes,
         "overflow" => overflow: Overflow,
+        "ttl" => ttl: Duration,
     }
 }
 
