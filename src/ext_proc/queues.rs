@@ -173,7 +173,7 @@ impl Queues {
     ) -> Result<Asked, RequestError> {
         let snapshot = self.store.load_full();
         self.admits(asking.facts, &snapshot, q.now)?;
-        let ttl = self.flow.ttl(&snapshot);
+        let ttl = self.flow.ttl(&snapshot, asking.facts.priority);
         let due = due.filter(|due| due.within < ttl);
         let ttl = due.map_or(ttl, |due| due.within);
         let arrival = Asking { ttl: Some(ttl), ..asking }.arrival(&self.view(&snapshot, q.now));

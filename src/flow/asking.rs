@@ -81,11 +81,11 @@ impl PoolFlow {
         Ok(FlowControl::new(self.settings.clone(), self.ceiling()?))
     }
 
-    /// How long a request may wait that comes now and does not say it.
+    /// How long a request of this priority may wait that comes now and does not say it.
     #[must_use]
-    pub fn ttl(&self, pool: &PoolSnapshot) -> Duration {
+    pub fn ttl(&self, pool: &PoolSnapshot, priority: i32) -> Duration {
         let serves = pool.endpoints.iter().any(|e| e.serves(Roles::DECODE));
-        self.settings.empty_ttl.filter(|_| !serves).unwrap_or(self.settings.ttl)
+        self.settings.empty_ttl.filter(|_| !serves).unwrap_or_else(|| self.settings.ttl(priority))
     }
 
     /// How full the pool is.

@@ -142,12 +142,13 @@ impl<T> FlowControl<T> {
         self.forget_idle(FORGOTTEN_PER_CALL, now);
         let at = self.band(arrival.priority);
         let (weight, most) = (self.settings.weight(arrival.flow), self.settings.max_flows);
+        let ttl = self.settings.ttl(arrival.priority);
         let Some(band) = self.bands.get_mut(at) else { return Verdict::Rejected(self.refusal(at, Cause::Full, now)) };
         let Some(flow) = band.flow(arrival.flow, weight, most) else {
             return Verdict::Rejected(self.refusal(at, Cause::Full, now));
         };
-        let deadline = now.after(arrival.ttl.unwrap_or(self.settings.ttl));
-        let head = head(band, arrival, self.settings.ttl, self.sequence, now);
+        let deadline = now.after(arrival.ttl.unwrap_or(ttl));
+        let head = head(band, arrival, ttl, self.sequence, now);
         self.sequence += 1;
         // Those before it go first, should there be room that nobody has told of.
         self.let_through(at, room, now, rng, left);
@@ -224,7 +225,7 @@ impl<T> FlowControl<T> {
         let at = self.band(arrival.priority);
         let above: u64 = self.bands.iter().take(at).map(|b| b.requests).sum();
         let band = self.bands.get(at)?;
-        let head = head(band, arrival, self.settings.ttl, self.sequence, now);
+        let head = head(band, arrival, self.settings.ttl(arrival.priority), self.sequence, now);
         let before = band.ahead(arrival.flow, head, self.settings.max_flows);
         (above + before > 0 || !self.has_room(at, 0.0, room)).then_some((above, before))
     }

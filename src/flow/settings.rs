@@ -48,6 +48,8 @@ pub struct BandSettings {
     pub max_bytes: u64,
     /// Who gives way.
     pub overflow: Overflow,
+    /// How long a request may wait; as long as in all bands when `None`.
+    pub ttl: Option<Duration>,
 }
 
 impl Default for BandSettings {
@@ -58,6 +60,7 @@ impl Default for BandSettings {
             max_requests: DEFAULT_BAND_REQUESTS,
             max_bytes: DEFAULT_BAND_BYTES,
             overflow: Overflow::default(),
+            ttl: None,
         }
     }
 }
@@ -122,6 +125,12 @@ impl Settings {
     pub fn band(&self, priority: i32) -> &BandSettings {
         let sheddable = || self.sheddable_band.as_ref().filter(|_| priority < 0);
         self.bands.get(&priority).or_else(sheddable).unwrap_or(&self.default_band)
+    }
+
+    /// How long a request of this priority may wait that does not say it.
+    #[must_use]
+    pub fn ttl(&self, priority: i32) -> Duration {
+        self.band(priority).ttl.unwrap_or(self.ttl)
     }
 
     /// The share of a flow.

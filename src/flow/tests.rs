@@ -175,6 +175,23 @@ fn those_who_wait_too_long_are_turned_out_and_told_when_to_come_again() {
 }
 
 #[test]
+fn requests_of_a_band_wait_as_long_as_the_band_says() {
+    let patient = BandSettings { ttl: Some(Duration::from_secs(9)), ..BandSettings::default() };
+    let settings = Settings { bands: [(-1, patient)].into(), ttl: Duration::from_secs(1), ..Settings::default() };
+    let mut trial = Trial::new(settings);
+    assert_eq!(trial.comes("running", important(0), 0), "goes");
+    for (name, priority) in [("batch", -1), ("usual", 0)] {
+        assert_eq!(trial.comes(name, important(priority), 0), "waits");
+    }
+    trial.flow.expire(at(1_000), &mut trial.left);
+    assert_eq!(trial.told(), ["usual: Expired"]);
+    trial.flow.expire(at(8_999), &mut trial.left);
+    assert_eq!(trial.told(), Vec::<String>::new());
+    trial.flow.expire(at(9_000), &mut trial.left);
+    assert_eq!(trial.told(), ["batch: Expired"]);
+}
+
+#[test]
 fn retry_after_follows_the_pace_of_the_band() {
     let mut trial = Trial::new(Settings {
         default_band: BandSettings { max_requests: 6, ..BandSettings::default() },

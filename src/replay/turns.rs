@@ -83,7 +83,7 @@ impl Front {
             let keys = keys(request, &mut Contents::new(self.config.block_size));
             self.cache.lookup(&mut &keys[..], now)
         });
-        let ttl = turns.flow.ttl(&self.snapshot);
+        let ttl = turns.flow.ttl(&self.snapshot, facts.priority);
         let asking = Asking {
             facts: &facts,
             flow: request.tenant.as_deref(),

@@ -95,13 +95,7 @@ fn limits(f: &mut Fields<'_>, span: Span, plugins: Option<&Plugins>, sink: &mut 
     let positive = |at: Opt<Quantity>| at.filter(|at| at.value.0 > 0);
     let max_bytes = positive(f.get("maxBytes", sink));
     let max_requests = positive(f.get("maxRequests", sink));
-    let [ttl, empty_ttl] = ["defaultRequestTTL", "noEndpointRequestTTL"].map(|key| {
-        let ttl = f.get::<Duration>(key, sink);
-        if let Some(at) = ttl.as_ref().filter(|at| at.value.is_zero()) {
-            sink.push(no_effect(&f.path_of(key), at.span, "nobody waits for ever; the default holds"));
-        }
-        ttl.filter(|at| !at.value.is_zero())
-    });
+    let [ttl, empty_ttl] = ["defaultRequestTTL", "noEndpointRequestTTL"].map(|key| lifetime(f, key, sink));
     let evicts = f.get::<bool>("enableEviction", sink).filter(|at| at.value);
     let ceiling = policy(f, "usageLimitPolicyPluginRef", Slot::UsageLimit, plugins, sink);
     let mut detector = None;
@@ -139,6 +133,15 @@ fn limits(f: &mut Fields<'_>, span: Span, plugins: Option<&Plugins>, sink: &mut 
     }
 }
 
+/// How long requests may wait, where `key` says it. 0 would be for ever there.
+fn lifetime(f: &mut Fields<'_>, key: &'static str, sink: &mut Sink) -> Opt<Duration> {
+    let ttl = f.get::<Duration>(key, sink);
+    if let Some(at) = ttl.as_ref().filter(|at| at.value.is_zero()) {
+        sink.push(no_effect(&f.path_of(key), at.span, "no request waits for ever; the default holds"));
+    }
+    ttl.filter(|at| !at.value.is_zero())
+}
+
 /// A band as both projects have it when nothing is said of it.
 fn usual_band(span: Span) -> schema::Band {
     schema::Band {
@@ -148,15 +151,13 @@ fn usual_band(span: Span) -> schema::Band {
         max_requests: Some(At { value: DEFAULT_BAND_REQUESTS, span }),
         max_bytes: Some(At { value: Bytes(DEFAULT_BAND_BYTES), span }),
         overflow: Some(At { value: Overflow::Newcomer, span }),
+        ttl: None,
     }
 }
 
 fn band(f: &mut Fields<'_>, plugins: Option<&Plugins>, sink: &mut Sink) -> schema::Band {
     let usual = usual_band(f.span);
-    if let Some(node) = f.node("defaultRequestTTL") {
-        let why = "all bands wait as long as `flowControl.defaultRequestTTL` says";
-        sink.push(no_effect(&f.path_of("defaultRequestTTL"), node.span, why));
-    }
+    let ttl = lifetime(f, "defaultRequestTTL", sink);
     let max_bytes = f.get::<Quantity>("maxBytes", sink).filter(|at| at.value.0 > 0);
     let max_requests = f.get::<Quantity>("maxRequests", sink);
     // None of them is no limit; no bytes are the default.
@@ -166,6 +167,7 @@ fn band(f: &mut Fields<'_>, plugins: Option<&Plugins>, sink: &mut Sink) -> schem
         ordering: policy(f, "orderingPolicyRef", Slot::Ordering, plugins, sink).or(usual.ordering),
         max_requests: max_requests.map(unlimited).or(usual.max_requests),
         max_bytes: max_bytes.map(|at| At { value: Bytes(at.value.0), span: at.span }).or(usual.max_bytes),
+        ttl,
         ..usual
     }
 }

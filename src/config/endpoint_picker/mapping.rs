@@ -36,6 +36,8 @@ pub(super) struct Mapped {
     /// Where it is said that requests are sent to a rank of the picker's choice.
     pub(super) choose_rank: Opt<bool>,
     pub(super) flow_control: Opt<schema::FlowControl>,
+    /// Requests are queued: the feature gate of flow control is set.
+    pub(super) queues: bool,
     /// A plugin keeps the sessions of `agent-identity` together.
     pub(super) agent_affinity: bool,
     /// The file of endpoints that a plugin names.

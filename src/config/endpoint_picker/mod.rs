@@ -50,6 +50,7 @@ pub(super) fn read(root: &Node, sink: &mut Sink) -> Option<File> {
     let before = errors(sink);
     let mut mapped = Mapped::default();
     let gates = sections::feature_gates(&mut f, sink);
+    mapped.queues = gates.flow_control.is_some();
     let plugins = Plugins::read(&mut f, &mut mapped, sink);
     let strategy = profiles::pipeline(&mut f, &plugins, &mut mapped, sink);
     sections::data_layer(&mut f, &plugins, &mut mapped, sink);
@@ -85,7 +86,7 @@ fn check_version(f: &mut Fields<'_>, sink: &mut Sink) -> bool {
 fn file(mapped: Mapped, strategy: Option<At<schema::Strategy>>, span: Span, sink: &mut Sink) -> File {
     let Mapped { block_size, tokenizer, kv_events, choose_rank, scrape, endpoints, mut exchange, flow_control, .. } =
         mapped;
-    if let Some(at) = exchange.session_headers.take_if(|_| flow_control.is_none())
+    if let Some(at) = exchange.session_headers.take_if(|_| !mapped.queues)
         && !mapped.agent_affinity
     {
         let message =

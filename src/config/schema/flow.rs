@@ -32,6 +32,7 @@ sections! {
         "maxRequests" => max_requests: u64,
         "maxBytes" => max_bytes: Bytes,
         "overflow" => overflow: Overflow,
+        "ttl" => ttl: Duration,
     }
 }
 

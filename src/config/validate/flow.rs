@@ -126,14 +126,17 @@ fn band(
     let overflow = given(file.overflow, usual.map_or(DEFAULT_OVERFLOW, |b| b.overflow));
     let max_requests = limit(file.max_requests, requests, &format!("{path}.maxRequests"), sink);
     let max_bytes = limit(bytes(file.max_bytes), held, &format!("{path}.maxBytes"), sink);
+    let inherited = usual.and_then(|b| b.ttl);
+    let ttl = file.ttl.map(|at| positive(&format!("{path}.ttl"), Some(at), at.value, sink)).or(inherited);
     let said = json!({
         "fairness": fairness_said,
         "ordering": ordering_said,
         "maxRequests": max_requests,
         "maxBytes": max_bytes,
         "overflow": word(overflow),
+        "ttl": ttl.map(show_duration),
     });
-    Some((BandSettings { ordering, fairness, max_requests, max_bytes, overflow }, said))
+    Some((BandSettings { ordering, fairness, max_requests, max_bytes, overflow, ttl }, said))
 }
 
 /// Bands that are not like the default, and how they are shown.

@@ -192,6 +192,7 @@ fn settings(fair: usize, order: usize, overflow: bool, most: (u64, u64), total: 
         max_requests: most.0,
         max_bytes: most.1,
         overflow: if overflow { Overflow::LongestFlow } else { Overflow::Newcomer },
+        ttl: None,
     };
     let weights = [("flow 1".into(), 2.0), ("flow 2".into(), 0.5)].into();
     Settings {

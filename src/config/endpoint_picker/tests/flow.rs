@@ -25,7 +25,7 @@ fn named(name: &str) -> Value {
 fn usual() -> Value {
     json!({
         "fairness": named("global-strict-fairness-policy"), "ordering": named("fcfs-ordering-policy"),
-        "maxRequests": 5_000, "maxBytes": 1_000_000_000, "overflow": "newcomer",
+        "maxRequests": 5_000, "maxBytes": 1_000_000_000, "overflow": "newcomer", "ttl": null,
     })
 }
 
@@ -104,6 +104,17 @@ fn with_the_gate_requests_wait_as_the_section_says() {
             queues(json!({"ttl": "20s", "emptyTtl": "5m", "sheddableBand": with(usual(), "maxRequests", json!(7))})),
         ),
         (
+            "a band with a longer wait",
+            "flowControl: {defaultRequestTTL: 20s, priorityBands: [{priority: -1, defaultRequestTTL: 9000s}, {priority: 0}]}",
+            queues(json!({
+                "ttl": "20s", "emptyTtl": "20s",
+                "bands": [
+                    with(with(usual(), "ttl", json!("2h30m")), "priority", json!(-1)),
+                    with(usual(), "priority", json!(0)),
+                ],
+            })),
+        ),
+        (
             "admitters come along",
             "plugins: [{type: probabilistic-admitter, parameters: {k: 2}}, {type: latency-slo-admitter}]",
             queues(
@@ -148,7 +159,7 @@ fn what_of_the_section_has_no_effect_is_said() {
         ("flowControl: {noEndpointRequestTTL: 0}", 1),
         ("flowControl: {defaultRequestTTL: 0}", 1),
         ("plugins: [{type: agent-identity}]", 0),
-        ("flowControl: {defaultPriorityBand: {defaultRequestTTL: 9000s}}", 1),
+        ("flowControl: {defaultPriorityBand: {defaultRequestTTL: 0s}}", 1),
         ("plugins: [{type: sheddable-eviction-filter}, {type: priority-then-time-eviction-order-policy}]", 0),
         (
             "saturationDetector: {queueDepthThreshold: 7}\nflowControl: {saturationDetector: {pluginRef: utilization-detector}}",

@@ -82,7 +82,7 @@ fn files_that_were_refused_once_warn_of_what_has_no_effect() {
             "guide-lmetric",
             &["modelName", "prefixMatchInfoProducerName", "speculativeIndexing", "kvBlockIndexConfig", "concurrency"],
         ),
-        ("guide-turn-priority-fairness", &["defaultRequestTTL"]),
+        ("guide-turn-priority-fairness", &[]),
         ("guide-optimized-baseline-tokens", &["maxPrefixTokensToMatch"]),
     ];
     for (name, want) in cases {

@@ -230,6 +230,33 @@ fn each_stage_remembers_its_own() {
 }
 
 #[test]
+fn encode_profile_prefers_the_server_that_encoded_the_image_before() {
+    let parameters = json!({
+        "plugins": [
+            disagg(json!({"deciders": {"encode": "always-disagg-multimodal-decider"}})),
+            {"type": "always-disagg-multimodal-decider"}, {"type": "encode-filter"}, {"type": "decode-filter"},
+            {"type": "queue-scorer"}, {"type": "mm-embeddings-cache-scorer"},
+        ],
+        "profiles": [
+            {"name": "encode", "plugins": [
+                {"pluginRef": "encode-filter"}, {"pluginRef": "mm-embeddings-cache-scorer", "weight": 4}, {"pluginRef": "queue-scorer"},
+            ]},
+            {"name": "decode", "plugins": [{"pluginRef": "decode-filter"}, {"pluginRef": "queue-scorer"}]},
+        ],
+    });
+    let strategy = pipeline(&parameters);
+    let servers = vec![role("encode", 0), role("encode", 5), role("decode", 0)];
+    let trial = among(servers).asking(media(MediaKind::Image));
+    let sent = send(&trial, &parameters);
+    let encoders = || trial.encoders(&*strategy, &sent, 1);
+    assert_eq!(encoders(), [0], "the shorter queue");
+    strategy.picked(&trial.context(), trial.endpoint(1));
+    assert_eq!(encoders(), [0], "the profile of the response remembers nothing");
+    strategy.picked_encode(&trial.context(), trial.endpoint(1));
+    assert_eq!(encoders(), [1]);
+}
+
+#[test]
 fn what_the_stages_read_is_read() {
     let profile = |name: &str, plugin: &str| json!({"name": name, "plugins": [{"pluginRef": plugin}]});
     let file = |deciders: Value, decider: Value| {
