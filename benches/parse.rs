@@ -5,7 +5,7 @@
 
 use attache::limits::Limits;
 use attache::protocol::usage::Watch;
-use attache::protocol::{Api, ModelRenamer, UsageScanner, parse};
+use attache::protocol::{AnswerFormat, Api, ModelRenamer, UsageScanner, parse};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -107,15 +107,20 @@ fn answers() {
     println!(
         "\n| answer chunk | bytes | copy | usage | usage, errors, id, events | rename |\n|---|---|---|---|---|---|"
     );
-    let delta = br#"data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"other","choices":[{"index":0,"delta":{"content":" could"},"logprobs":null,"finish_reason":null}]}"#;
-    let last = br#"data: {"id":"chatcmpl-1","model":"tiny","choices":[],"usage":{"prompt_tokens":34,"total_tokens":38,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":32}}}"#;
+    let delta = br#"data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"other","choices":[{"index":0,"delta":{"content":" could"},"logprobs":null,"finish_reason":null}]}
+
+"#;
+    let last = br#"data: {"id":"chatcmpl-1","model":"tiny","choices":[],"usage":{"prompt_tokens":34,"total_tokens":38,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":32}}}
+
+"#;
     let events = delta.repeat(64);
     let chunks: [(&str, &[u8]); 3] = [("one token", delta), ("usage", last), ("64 tokens", &events)];
     for (name, chunk) in chunks {
         let copy = cost(|| black_box(chunk).to_vec());
-        let mut scanner = UsageScanner::new(Watch::default());
+        let mut scanner = UsageScanner::new(Api::ChatCompletions, AnswerFormat::Events, Watch::default());
         let usage = cost(|| scanner.push(black_box(chunk)));
-        let mut scanner = UsageScanner::new(Watch { errors: true, response_id: true, events: true });
+        let mut scanner =
+            UsageScanner::new(Api::Responses, AnswerFormat::Events, Watch { errors: true, response_id: true });
         let all = cost(|| scanner.push(black_box(chunk)));
         let mut renamer = ModelRenamer::new("tiny", "customer-name");
         let mut out = Vec::new();

@@ -1,8 +1,10 @@
 //! The composition of the process: settings in, a running picker out. The only file that sees every part.
 
+mod certificates;
 pub mod feeds;
 mod found;
 mod kubernetes;
+mod presence;
 pub mod prompts;
 mod queues;
 mod quotas;
@@ -13,7 +15,7 @@ use crate::admin::guard::Guard;
 use crate::admin::{self, AdminState};
 use crate::clock::{Clock, Timestamp};
 use crate::config::Settings;
-use crate::config::settings::{PoolSettings, ServerSettings, TelemetrySettings, TlsSettings};
+use crate::config::settings::{PoolSettings, ServerSettings, TelemetrySettings};
 use crate::discovery::watch::{self, FileWatch};
 use crate::error::{Reason, RequestError};
 use crate::ext_proc::explain;
@@ -37,9 +39,9 @@ use crate::telemetry::pools::{PoolCollector, PoolView, PoolViews};
 use crate::telemetry::process::ProcessCollector;
 use crate::telemetry::queues::RoomCollector;
 use crate::telemetry::trace::Tracing;
-use crate::tls::{self, ServingCert};
 use anyhow::Context;
 use arc_swap::ArcSwap;
+use certificates::Certificates;
 use feeds::{Feeds, Leased};
 use found::FoundPools;
 pub use found::PoolReader;
@@ -52,7 +54,6 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::net::TcpListener;
-use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 /// Where settings come from, to be read again when they change.
@@ -98,6 +99,7 @@ struct App {
     searching: Option<Latch>,
     picker: Arc<Picker>,
     feeds: Feeds,
+    certificates: Option<Certificates>,
     views: Arc<PoolViews>,
     readiness: Readiness,
     dump: Arc<ArcSwap<Settings>>,
@@ -131,6 +133,7 @@ async fn serve(
     let mut feeds = Feeds::new(clock, seed, recorder.clone(), stop.child_token());
     let mut found = FoundPools::new(read_pool, stop.child_token());
     registry.register_collector(Box::new(RoomCollector(found.queued())));
+    feeds.hold(&readiness);
     found.follow(&file.templates, &mut feeds).await?;
     let searching = (!file.templates.is_empty()).then(|| readiness.latch("InferencePools searched for"));
     let (settings, expansion) = found.expand(&file);
@@ -152,12 +155,11 @@ async fn serve(
         DrainTimes { min_delay: server.drain_min_delay, deadline: server.drain_deadline },
     );
     let ports = Ports::open(&server).await?;
-    let cert = certificate(&server.tls, clock, &stop)?;
-    let acceptor = cert.as_ref().map(|c| c.server_config()).transpose()?.map(TlsAcceptor::from);
+    let certificates = Certificates::load(&server, clock, &stop)?;
     registry.register_collector(Box::new(ProcessCollector {
         buffered: picker.buffered.clone(),
         segments: segments.clone(),
-        cert,
+        tls: certificates.as_ref().map(Certificates::stats),
         #[cfg(feature = "otlp")]
         otlp: traces.otlp.as_ref().map(|o| o.stats().clone()),
     }));
@@ -166,8 +168,9 @@ async fn serve(
     let drain = CancellationToken::new();
     let service = Service::new(picker.clone(), clock);
     let on_grpc_port = server.health_checking.then(|| health.clone());
-    let shards = Arc::new(Shards::start(server.workers, &service, acceptor.as_ref(), on_grpc_port.as_ref(), &drain)?);
-    ports.tell(&server, seed, acceptor.is_some())?;
+    let handshaker = certificates.as_ref().map(Certificates::handshaker);
+    let shards = Arc::new(Shards::start(server.workers, &service, handshaker, on_grpc_port.as_ref(), &drain)?);
+    ports.tell(&server, seed, handshaker.is_some())?;
     tokio::spawn(health::serve(ports.health, health, readiness.clone(), stop.clone().cancelled_owned()));
     let mut app = App {
         dump: Arc::new(ArcSwap::from_pointee(settings.clone())),
@@ -177,6 +180,7 @@ async fn serve(
         searching,
         picker: picker.clone(),
         feeds,
+        certificates,
         views: views.clone(),
         readiness: readiness.clone(),
         segments,
@@ -385,31 +389,6 @@ impl Ports {
     }
 }
 
-/// The certificate to serve with, kept up to date when the settings say so.
-fn certificate(
-    settings: &TlsSettings,
-    clock: Clock,
-    stop: &CancellationToken,
-) -> anyhow::Result<Option<Arc<ServingCert>>> {
-    let now = clock.wall(clock.now());
-    let cert = match settings {
-        TlsSettings::Off => return Ok(None),
-        TlsSettings::SelfSigned => ServingCert::self_signed(tls::hostname().as_deref(), now)?,
-        TlsSettings::Files { directory, .. } => ServingCert::from_directory(directory, now)?,
-    };
-    if let TlsSettings::Files { directory, reload: true } = settings {
-        let (directory, cert, stop) = (directory.clone(), cert.clone(), stop.clone());
-        tokio::spawn(async move {
-            let mut files = watch::watch([directory.join(tls::CERT_FILE), directory.join(tls::KEY_FILE)]);
-            while stop.run_until_cancelled(files.changed()).await.is_some() {
-                // What is wrong with a new pair has been logged; the old one stays.
-                let _ = cert.reload(&directory, clock.wall(clock.now()));
-            }
-        });
-    }
-    Ok(Some(cert))
-}
-
 impl App {
     /// Reloads whenever the file changes, or the InferencePools that are searched for; never returns.
     async fn follow(&mut self, reload: Option<Reload>) {
@@ -495,8 +474,14 @@ impl App {
         }
         self.picker.reload(live, || settings.to_json());
         // What can't change without a restart stays as it is, in the dump too.
-        self.settings =
-            Settings { server: self.settings.server.clone(), telemetry: self.settings.telemetry.clone(), ..settings };
+        self.settings = Settings {
+            server: self.settings.server.reloaded(&settings.server),
+            telemetry: self.settings.telemetry.clone(),
+            ..settings
+        };
+        if let Some(certificates) = &self.certificates {
+            certificates.follow(&self.settings.server);
+        }
         self.dump.store(Arc::new(self.settings.clone()));
         self.show();
         // A reload may have given it something to serve, or taken the search away.
@@ -527,6 +512,7 @@ impl App {
                 health: settings.health.clone(),
                 scrape: feeds.scrape_stats.clone(),
                 dns: feeds.dns_stats.clone(),
+                file: feeds.file_stats.clone(),
                 prefix: feeds.prefix(),
                 kv_events: feeds.kv_event_stats(),
                 kube: feeds.kube_stats(),

@@ -67,6 +67,7 @@ pub enum Reason {
     Concurrency,
     LimitsUnknown,
     UnknownUser,
+    UnknownPath,
     Internal,
 }
 
@@ -118,6 +119,7 @@ impl Reason {
         Reason::Concurrency,
         Reason::LimitsUnknown,
         Reason::UnknownUser,
+        Reason::UnknownPath,
         Reason::Internal,
     ];
 
@@ -194,6 +196,7 @@ impl Reason {
             Reason::LimitsUnknown => ("limits_unknown", 503, Overload),
             // AIBrix's status.
             Reason::UnknownUser => ("unknown_user", 500, Client),
+            Reason::UnknownPath => ("unknown_path", 403, Client),
             Reason::Internal => ("internal_error", 500, Internal),
         }
     }

@@ -40,9 +40,28 @@ const UNBOUNDED: i64 = -1;
 /// Not counted either.
 const UNCOUNTED: i64 = -2;
 
+/// What both scripts begin with: counters that stop at 2^52, which Lua's numbers hold exactly and `INCRBY` never overflows from. A counter that holds no
+/// number ends the script before it changes anything.
+macro_rules! bounded {
+    () => {
+        r"
+local most = 4503599627370496
+local function used(key)
+  local count = tonumber(redis.call('GET', key) or '0')
+  if not count then error('ERR value is not an integer or out of range') end
+  return count
+end
+local function add(key, count)
+  return redis.call('INCRBY', key, string.format('%.0f', math.min(count, most - used(key))))
+end
+"
+    };
+}
+
 /// Looks at all bounds and books a request in what is counted. Returns the number of the bound that is used up, from 1, or 0 with what was used of the minute.
-const TAKE: &str = r"
-local function used(key) return tonumber(redis.call('GET', key) or '0') end
+const TAKE: &str = concat!(
+    bounded!(),
+    r"
 local wanted = { 1, tonumber(ARGV[7]), 1, tonumber(ARGV[8]), 1, 1 }
 local lease, id, time = tonumber(ARGV[9]), ARGV[10], redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
@@ -53,37 +72,42 @@ for i = 1, 6 do
   if limit >= 0 and (had[i] >= limit or had[i] + wanted[i] > limit) then return { i, 0, 0 } end
 end
 local function counted(i) return tonumber(ARGV[i]) >= -1 end
-local function add(i, count, keep)
+local function count(i, keep)
   if not counted(i) then return 0 end
-  local sum = redis.call('INCRBY', KEYS[i], count)
+  local sum = add(KEYS[i], wanted[i])
   redis.call('PEXPIRE', KEYS[i], keep)
   return sum
 end
-add(1, 1, 172800000)
-add(2, ARGV[7], 172800000)
-local requests = add(3, 1, 120000)
-local all = add(4, ARGV[8], 120000)
-add(5, 1, 2000)
+count(1, 172800000)
+count(2, 172800000)
+local requests = count(3, 120000)
+local all = count(4, 120000)
+count(5, 2000)
 if counted(6) then
   redis.call('ZADD', KEYS[6], now + lease, id)
   redis.call('PEXPIRE', KEYS[6], lease)
 end
 return { 0, requests, all }
-";
+"
+);
 
-/// Sets right what a request that has ended had, and frees its place. A counter that has gone, with a Redis that lost its memory, owes nothing.
-const END: &str = r"
+/// Sets right what a request that has ended had, after it has freed its place: what can't be counted keeps no place. A counter that has gone, with a
+/// Redis that lost its memory, owes nothing.
+const END: &str = concat!(
+    bounded!(),
+    r"
+redis.call('ZREM', KEYS[6], ARGV[6])
 local keep = { 172800000, 172800000, 120000, 120000, 2000 }
 for i = 1, 5 do
   local count = tonumber(ARGV[i])
   if count ~= 0 then
-    if redis.call('INCRBY', KEYS[i], count) < 0 then redis.call('DEL', KEYS[i]) end
+    if add(KEYS[i], count) < 0 then redis.call('DEL', KEYS[i]) end
     if redis.call('PTTL', KEYS[i]) == -1 then redis.call('PEXPIRE', KEYS[i], keep[i]) end
   end
 end
-redis.call('ZREM', KEYS[6], ARGV[6])
 return 0
-";
+"
+);
 
 /// Why Redis did not say whether a request may go on.
 #[derive(Debug, thiserror::Error)]

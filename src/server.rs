@@ -12,7 +12,7 @@ mod lenient;
 use crate::ext_proc::service::Service;
 use crate::ext_proc::wire::Wire;
 use crate::health::Health;
-use crate::tls::{Acceptor, ServerIo, handshake};
+use crate::tls::{Acceptor, Handshaker, ServerIo, handshake};
 use lenient::Lenient;
 use std::io;
 use std::sync::Arc;
@@ -20,7 +20,6 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
-use tokio_rustls::TlsAcceptor;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
@@ -56,7 +55,7 @@ impl Shards {
     pub fn start(
         count: usize,
         service: &Service,
-        tls: Option<&TlsAcceptor>,
+        tls: Option<&Handshaker>,
         health: Option<&Health>,
         drain: &CancellationToken,
     ) -> io::Result<Self> {
@@ -91,7 +90,7 @@ impl Shard {
     fn start(
         number: usize,
         service: Service,
-        tls: Option<TlsAcceptor>,
+        tls: Option<Handshaker>,
         health: Option<Health>,
         drain: CancellationToken,
     ) -> io::Result<Self> {
@@ -113,7 +112,7 @@ impl Shard {
 
 async fn serve(
     service: Service,
-    tls: Option<TlsAcceptor>,
+    tls: Option<Handshaker>,
     health: Option<Health>,
     mut handed: mpsc::Receiver<std::net::TcpStream>,
     connections: Arc<AtomicUsize>,
@@ -125,10 +124,10 @@ async fn serve(
             let open = Open(connections.clone());
             let (tls, ready) = (tls.clone(), ready.clone());
             tokio::spawn(async move {
-                match adopt(stream, tls.as_ref(), open).await {
+                // A handshake that fails has been logged and counted.
+                if let Ok(connection) = adopt(stream, tls.as_ref(), open).await {
                     // Full or closed only when the server is going down.
-                    Ok(connection) => drop(ready.send(Ok(Lenient::new(connection))).await),
-                    Err(error) => tracing::debug!(%error, "handshake failed"),
+                    drop(ready.send(Ok(Lenient::new(connection))).await);
                 }
             });
         }
@@ -144,7 +143,7 @@ async fn serve(
 }
 
 /// Takes over a connection from the acceptor's runtime.
-async fn adopt(stream: std::net::TcpStream, tls: Option<&TlsAcceptor>, open: Open) -> io::Result<ServerIo<Open>> {
+async fn adopt(stream: std::net::TcpStream, tls: Option<&Handshaker>, open: Open) -> io::Result<ServerIo<Open>> {
     handshake(TcpStream::from_std(stream)?, tls, open).await
 }
 

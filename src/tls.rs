@@ -2,19 +2,24 @@
 //!
 //! A [`ServingCert`] answers every handshake with the current certificate and can be given a new one while it serves; a pair that
 //! can't be used leaves the old one in place and is counted. tonic's own TLS can't do that, so [`handshake`] makes the connections that
-//! tonic serves. Used by `app`, `server`, `health`, `admin` and `cli::check`; imports nothing of the crate.
+//! tonic serves. With [`ClientAuth`], clients need a certificate too. Used by `app`, `server`, `health`, `admin` and `cli::check`; may import `config`.
 
+mod client;
+mod failures;
+mod hello;
 mod io;
 #[cfg(test)]
 mod tests;
 
-pub use io::{Acceptor, ServerIo, handshake, incoming};
+pub use client::{ClientAuth, check_client_ca};
+pub use failures::{FailureCause, HandshakeFailures};
+pub use io::{Acceptor, Handshaker, ServerIo, handshake, incoming};
 
 use arc_swap::ArcSwap;
-use rustls::crypto::CryptoProvider;
+use hello::provider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::{ClientHello, ResolvesServerCert, ServerConfig};
+use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert, ServerConfig, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use std::fmt;
 use std::io::Read;
@@ -48,7 +53,7 @@ pub enum TlsError {
     Pem {
         /// The file.
         path: PathBuf,
-        /// `certificate` or `private key`.
+        /// `certificate`, `private key` or `client CA`.
         what: &'static str,
         /// What the parser says.
         why: String,
@@ -198,17 +203,20 @@ impl ServingCert {
         self.failures.load(Relaxed)
     }
 
-    /// The rustls configuration that serves with this certificate: HTTP/2 only, TLS 1.2 or 1.3.
+    /// The rustls configuration that serves with this certificate: HTTP/2 only, TLS 1.2 or 1.3. With `clients`, each client needs a certificate.
     ///
     /// # Errors
     /// When rustls refuses its own defaults.
-    pub fn server_config(self: &Arc<Self>) -> Result<Arc<ServerConfig>, TlsError> {
+    pub fn server_config(self: &Arc<Self>, clients: Option<Arc<ClientAuth>>) -> Result<Arc<ServerConfig>, TlsError> {
         let mut config = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
             .map_err(TlsError::Config)?
-            .with_no_client_auth()
+            .with_client_cert_verifier(clients.map_or_else(WebPkiClientVerifier::no_client_auth, |clients| clients))
             .with_cert_resolver(self.clone());
         config.alpn_protocols = vec![b"h2".to_vec()];
+        // A resumed session would count for a client whose authority or name is no longer accepted. Gateways keep their connections.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
         Ok(Arc::new(config))
     }
 }
@@ -227,25 +235,20 @@ pub fn check_directory(directory: &Path) -> Result<CertInfo, TlsError> {
     load_directory(directory).map(|loaded| loaded.info)
 }
 
-fn provider() -> Arc<CryptoProvider> {
-    Arc::new(rustls::crypto::ring::default_provider())
+fn load_directory(directory: &Path) -> Result<Loaded, TlsError> {
+    let key_path = directory.join(KEY_FILE);
+    let chain = certificates(&directory.join(CERT_FILE))?;
+    let key = PrivateKeyDer::from_pem_slice(&read(&key_path)?);
+    let key = key.map_err(|e| TlsError::Pem { path: key_path, what: "private key", why: e.to_string() })?;
+    load(chain, key)
 }
 
-fn load_directory(directory: &Path) -> Result<Loaded, TlsError> {
-    let (cert_path, key_path) = (directory.join(CERT_FILE), directory.join(KEY_FILE));
-    let (cert_pem, key_pem) = (read(&cert_path)?, read(&key_path)?);
-    let unusable = |path: &Path, what| {
-        let path = path.to_owned();
-        move |e: rustls::pki_types::pem::Error| TlsError::Pem { path, what, why: e.to_string() }
-    };
-    let chain = CertificateDer::pem_slice_iter(&cert_pem)
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(unusable(&cert_path, "certificate"))?;
-    if chain.is_empty() {
-        return Err(TlsError::Pem { path: cert_path, what: "certificate", why: "there is none in it".into() });
-    }
-    let key = PrivateKeyDer::from_pem_slice(&key_pem).map_err(unusable(&key_path, "private key"))?;
-    load(chain, key)
+/// The certificates in a PEM file: one at least.
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let unusable = |why| TlsError::Pem { path: path.to_owned(), what: "certificate", why };
+    let chain = CertificateDer::pem_slice_iter(&read(path)?).collect::<Result<Vec<_>, _>>();
+    let chain = chain.map_err(|e| unusable(e.to_string()))?;
+    if chain.is_empty() { Err(unusable("there is none in it".into())) } else { Ok(chain) }
 }
 
 fn load(chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static>) -> Result<Loaded, TlsError> {

@@ -178,11 +178,13 @@ fn a_flag_that_is_wrong_is_called_by_its_own_name() {
 
 #[test]
 fn objectives_that_nobody_can_name_are_told() {
-    let text = "apiVersion: attache.dev/v1\nkind: Attache\nexchange: {objectives: {batch: -1}}\n\
+    let text = "apiVersion: attache.dev/v1\nkind: Attache\nexchange: {objectives: {batch: -1, urgent: 1}}\n\
                 pools: [{name: a, endpoints: [\"vllm:8000\"]}]\n";
-    let told = "`objectives` have no effect";
+    let told = "`objectives` above 0 have no effect";
     assert!(err(&attache(&["run", "--config-text", text])).contains(told));
     assert!(!err(&attache(&["run", "--config-text", text, "--trust-client-headers"])).contains(told));
+    let sheddable = text.replace(", urgent: 1", "");
+    assert!(!err(&attache(&["run", "--config-text", &sheddable])).contains(told), "a priority may be lowered");
     let trusting = text.replace("exchange: {", "exchange: {trustClientHeaders: true, ");
     assert!(!err(&attache(&["run", "--config-text", &trusting])).contains(told));
     assert!(err(&attache(&["run", "--config-text", &trusting, "--trust-client-headers=false"])).contains(told));

@@ -348,6 +348,37 @@ fn a_reload_knows_what_it_can_not_change() {
 }
 
 #[test]
+fn client_names_are_taken_without_restart_and_the_client_ca_file_is_not() {
+    let server = |tls: &str| load_text(&format!("{MINIMAL}server: {{tls: {{{tls}}}}}\n")).unwrap().0;
+    let old = server("clientCaFile: /ca.crt, clientNames: [a.example.com]");
+    let renamed = server("clientCaFile: /ca.crt, clientNames: ['*.example.com']");
+    assert_eq!(old.restart_needed(&renamed), Vec::<&str>::new());
+    assert_eq!(old.server.reloaded(&renamed.server).client_auth, renamed.server.client_auth);
+    for other in ["clientCaFile: /other.crt, clientNames: [b]", "mode: self-signed"] {
+        assert_eq!(old.restart_needed(&server(other)), ["server.tls"], "{other}");
+    }
+    let removed = old.server.reloaded(&server("mode: self-signed").server);
+    assert_eq!(
+        removed.client_auth, old.server.client_auth,
+        "a picker never stops to ask for certificates without a restart"
+    );
+}
+
+#[test]
+fn flags_of_clients_outrank_the_file_and_are_refused_without_tls() {
+    let text = format!("{MINIMAL}server: {{tls: {{clientCaFile: /ca.crt, clientNames: [a]}}}}\n");
+    let mut sources = sources("t", text.as_bytes());
+    sources.overrides.client_ca_file = Some("/flag.crt".into());
+    sources.overrides.client_names = vec!["spiffe://td/*".into(), "b".into()];
+    let auth = load(&sources).unwrap().0.server.client_auth.unwrap();
+    assert_eq!(auth.ca_file, Path::new("/flag.crt"));
+    assert_eq!(auth.names.iter().map(ToString::to_string).collect::<Vec<_>>(), ["spiffe://td/*", "b"]);
+    sources.overrides.secure_serving = Some(false);
+    let errors = load(&sources).unwrap_err();
+    assert!(errors.iter().any(|error| error.code == Code::Contradiction && error.path == "server.tls.clientCaFile"));
+}
+
+#[test]
 fn the_dump_of_settings_is_a_configuration_that_gives_the_same_settings() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/configs/full.yaml");
     let (settings, _) = load(&sources("full.yaml", &std::fs::read(file).unwrap())).unwrap();

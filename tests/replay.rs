@@ -329,6 +329,30 @@ fn who_floods_a_pool_waits_himself() {
 }
 
 #[test]
+fn without_queues_only_sheddable_requests_are_refused_and_none_waits() {
+    // More than one server computes in time, half of it sheddable.
+    let mixed = || -> Box<dyn Workload> {
+        let mut rows = String::from("{\"format\":\"attache.trace.v1\"}\n");
+        for i in 0..400 {
+            let (at, priority) = (f64::from(i) / 2.0, -(i % 2));
+            rows += &format!(
+                "{{\"at\":{at:.3},\"parts\":[[\"user\",{i},4000]],\"answer\":[\"a{i}\",20],\"priority\":{priority}}}\n"
+            );
+        }
+        trace::read(std::io::Cursor::new(rows), &trace::Options::default()).unwrap()
+    };
+    let mut plan = Plan::of("prefill-6000", 1).queueing("least-work");
+    plan.flow.as_mut().unwrap().settings.queue = false;
+    let (_, seen) = plan.play("predicted-latency", mixed());
+    let shed: Vec<_> = seen.turns.iter().filter(|turn| turn.fate == Fate::Shed).collect();
+    assert!(shed.len() > 10 && shed.len() < 200, "{}", shed.len());
+    assert_eq!(seen.count(Ending::Refused), shed.len());
+    let important = seen.served.iter().filter(|served| served.number % 2 == 0);
+    assert!(important.clone().count() == 200 && important.clone().all(|served| served.ending == Ending::Answered));
+    assert_eq!(seen.longest_wait(), Duration::ZERO);
+}
+
+#[test]
 fn what_a_hot_prefix_gathers_is_spread_again() {
     let plan = Plan::of("qwen3-32b-2xh100", 8);
     let mean = |policy| plan.play(policy, made_up("hot-prefix")).1.mean_first_token();

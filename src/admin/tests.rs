@@ -54,6 +54,7 @@ fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
         stale_after: Duration::from_secs(2),
         scrape: Arc::default(),
         dns: Arc::default(),
+        file: Arc::default(),
         kube: None,
     };
     let decisions = Decisions::new(8);

@@ -2,18 +2,20 @@
 //! health and metrics of endpoints that stay are kept.
 
 use super::kubernetes::{Cluster, Following};
+use super::presence::Presence;
 use crate::admin::guard::Guard;
 use crate::clock::Clock;
 use crate::config::Settings;
 use crate::config::defaults::DEFAULT_BLOCK_SIZE;
 use crate::config::settings::{
-    DnsSource, KubernetesSource, KvEventSettings, ModelsAnswer, PodsOf, PoolSearch, PoolSettings, PrefixSettings,
-    ScrapeSettings, TokenizerSettings,
+    DnsSource, FileSource, KubernetesSource, KvEventSettings, ModelsAnswer, PodsOf, PoolSearch, PoolSettings,
+    PrefixSettings, ScrapeSettings, TokenizerSettings,
 };
 use crate::discovery::dns::{DnsStats, SystemResolver};
+use crate::discovery::file::FileStats;
 use crate::discovery::kube::KubeStats;
 use crate::discovery::kube::catalogue::Finding;
-use crate::discovery::{dns, publish, static_source};
+use crate::discovery::{dns, file, publish, static_source};
 use crate::health::Readiness;
 use crate::kv_events::{Destination, Feed, KvEventStats, Source, Subscription};
 use crate::pool::writer::SourceId;
@@ -37,6 +39,8 @@ use tokio_util::sync::CancellationToken;
 
 /// The source that flags and the file are.
 const CONFIGURED: SourceId = SourceId(0);
+/// The source that a file of endpoints is.
+const FILE: SourceId = SourceId(u32::MAX - 1);
 /// The source that a cluster's pods are: an address that something else names too is that one's.
 const KUBERNETES: SourceId = SourceId(u32::MAX);
 
@@ -49,6 +53,7 @@ pub struct Feeds {
     recorder: Option<Arc<Recorder>>,
     /// The cluster, once a pool needs it.
     cluster: Cluster,
+    presence: Presence,
     shutdown: CancellationToken,
 }
 
@@ -61,6 +66,8 @@ pub struct PoolFeeds {
     pub scrape_stats: Arc<ScrapeStats>,
     /// What resolving names counts.
     pub dns_stats: Arc<DnsStats>,
+    /// What reading the file of endpoints counts.
+    pub file_stats: Arc<FileStats>,
     /// What others than the configuration say of its models.
     pub rules: Arc<RuleStore>,
     /// What its servers say that they serve, where the picker is to tell clients.
@@ -78,6 +85,7 @@ pub struct PoolFeeds {
     tape: PoolTape,
     clock: Clock,
     names: Vec<(DnsSource, SourceId, CancellationToken)>,
+    file: Option<(FileSource, CancellationToken)>,
     following: Option<Following>,
     next_source: u32,
     shutdown: CancellationToken,
@@ -111,7 +119,13 @@ impl Feeds {
     /// No feeds yet. All of them end on `shutdown`, and tell `recorder` what they change.
     #[must_use]
     pub fn new(clock: Clock, seed: u64, recorder: Option<Arc<Recorder>>, shutdown: CancellationToken) -> Self {
-        Self { pools: BTreeMap::new(), clock, seed, recorder, cluster: Cluster::new(clock), shutdown }
+        let (cluster, presence) = (Cluster::new(clock), Presence::default());
+        Self { pools: BTreeMap::new(), clock, seed, recorder, cluster, presence, shutdown }
+    }
+
+    /// Holds `readiness` back while every pool is an InferencePool that does not exist.
+    pub fn hold(&self, readiness: &Readiness) {
+        self.presence.hold(readiness.clone());
     }
 
     /// The feeds of one pool.
@@ -191,6 +205,7 @@ impl Feeds {
         for feeds in self.pools.values_mut() {
             feeds.list_models(tells_models)?;
         }
+        self.presence.set(self.pools.values());
         Ok(())
     }
 
@@ -224,6 +239,7 @@ impl Feeds {
             }
             stays
         });
+        self.presence.set(self.pools.values());
         gone
     }
 }
@@ -255,6 +271,7 @@ impl PoolFeeds {
             latch.release();
         });
         let sources = std::iter::once(CONFIGURED).chain((1u32..).zip(&settings.dns).map(|(i, _)| SourceId(i)));
+        let sources = sources.chain(settings.file.as_ref().map(|_| FILE));
         let sources = sources.chain(settings.kubernetes.as_ref().map(|_| KUBERNETES));
         let writer = PoolWriter::new(sources.collect());
         let prefix = Arc::new(ArcSwap::from_pointee(cache(&settings.prefix, seed)));
@@ -269,6 +286,7 @@ impl PoolFeeds {
             store,
             scrape_stats,
             dns_stats,
+            file_stats: Arc::default(),
             rules: Arc::default(),
             models: Arc::default(),
             listing: None,
@@ -283,6 +301,7 @@ impl PoolFeeds {
             tape,
             clock,
             names: Vec::new(),
+            file: None,
             following: None,
             next_source: 1,
             shutdown,
@@ -290,6 +309,7 @@ impl PoolFeeds {
         for name in &settings.dns {
             feeds.resolve(name.clone(), seed);
         }
+        feeds.list(settings.file.as_ref());
         let made = feeds.make(settings, feeds.prefix(), seed).await?;
         feeds.take_up(made);
         Ok(feeds)
@@ -309,6 +329,21 @@ impl PoolFeeds {
         let events = self.events.clone();
         tokio::spawn(dns::run(SystemResolver, source, name.clone(), events, stats, seed, stop.clone()));
         self.names.push((name, source, stop));
+    }
+
+    /// Takes endpoints from this file, in place of the one before: whether there is none any more while there was one.
+    fn list(&mut self, settings: Option<&FileSource>) -> bool {
+        if self.file.as_ref().map(|(file, _)| file) == settings {
+            return false;
+        }
+        let before = self.file.take().inspect(|(_, stop)| stop.cancel());
+        if let Some(settings) = settings {
+            let stop = self.shutdown.child_token();
+            let (events, stats) = (self.events.clone(), self.file_stats.clone());
+            tokio::spawn(file::run(FILE, settings.clone(), events, stats, stop.clone()));
+            self.file = Some((settings.clone(), stop));
+        }
+        before.is_some() && settings.is_none()
     }
 
     /// Follows the pods that the settings name, in place of those that it followed before.
@@ -466,6 +501,10 @@ impl PoolFeeds {
                 self.prefix.store(made.cache.clone());
             });
             self.take_up(made);
+        }
+        if self.list(settings.file.as_ref()) {
+            // The writer is gone only when the pool is.
+            let _ = self.events.send(PoolEvent::SourceGone { source: FILE }).await;
         }
         let (stay, go): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.names).into_iter().partition(|(n, _, _)| settings.dns.contains(n));

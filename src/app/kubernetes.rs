@@ -180,7 +180,8 @@ impl Cluster {
         }))
     }
 
-    /// Wants the lease of this name in `namespace`, and keeps `readiness`, where it is given, back while another replica has it. Gives the lease
+    /// Wants the lease of this name in `namespace`, and keeps `readiness`, where it is given, back while another replica has it. When
+    /// the API server is away, the last holder stays ready. Gives the lease
     /// back on `stop`, and then ends.
     pub(super) fn lead(
         &self,
@@ -191,15 +192,23 @@ impl Cluster {
     ) -> Option<JoinHandle<()>> {
         let client = self.informers.as_ref()?.client().clone();
         let namespace = namespace.map_or_else(|| client::default_namespace(&client), str::to_owned);
-        let (leads, mut led) = (self.leads.clone(), self.leads.subscribe());
+        let (serves, mut served) = watch::channel(false);
         let identity = lease::identity(crate::rng::system_seed());
-        let claim = lease::Claim::new(client, &namespace, lease::name(&namespace, pool), identity, self.clock, leads);
+        let claim = lease::Claim::new(
+            client,
+            &namespace,
+            lease::name(&namespace, pool),
+            identity,
+            self.clock,
+            self.leads.clone(),
+            serves,
+        );
         let task = tokio::spawn(claim.run(stop));
         let Some(readiness) = readiness.cloned() else { return Some(task) };
         let mut latch = Some(readiness.latch(LEADS));
         tokio::spawn(async move {
-            while led.changed().await.is_ok() {
-                if *led.borrow_and_update() {
+            while served.changed().await.is_ok() {
+                if *served.borrow_and_update() {
                     if let Some(latch) = latch.take() {
                         latch.release();
                     }

@@ -33,6 +33,8 @@ pub(super) fn before_pool(
     let queues = Queues::new(flow, store, health, stale_after, metrics, rng::for_request(seed, 0))
         .with_context(|| format!("pool `{}`: `flowControl.ceiling`", settings.name))?;
     old.iter().for_each(|old| queues.replace(old));
-    tokio::spawn(Queues::follow(Arc::downgrade(&queues), feeds.published(), clock));
+    if queues.hold_requests() {
+        tokio::spawn(Queues::follow(Arc::downgrade(&queues), feeds.published(), clock));
+    }
     Ok(Some(queues))
 }

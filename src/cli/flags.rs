@@ -32,6 +32,10 @@ Examples:
   Certificates of a Kubernetes secret, replaced while running:
     attache run --config-file attache.yaml --cert-path /etc/attache/tls --enable-cert-reload
 
+  Only gateways with a certificate may connect:
+    attache run --config-file attache.yaml --cert-path /etc/attache/tls --enable-cert-reload --client-ca-file /etc/attache/tls/ca.crt \
+      --client-name 'spiffe://cluster.local/ns/istio-system/*'
+
   Traces of every tenth request:
     attache run --config-file attache.yaml --otlp-endpoint http://collector:4318 --trace-ratio 0.1";
 
@@ -97,6 +101,10 @@ pub struct RunArgs {
     /// Believe what requests say of themselves in headers: their objective, their flow, their model [default: false]
     #[arg(long, value_name = "BOOL", env = "ATTACHE_TRUST_CLIENT_HEADERS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "What to serve")]
     pub trust_client_headers: Option<bool>,
+
+    /// Answer as the conformance suite of the Gateway API Inference Extension expects: the header `test-epp-endpoint-selection` names endpoints. Lets every client choose its endpoint [default: false]
+    #[arg(long, value_name = "BOOL", env = "ATTACHE_CONFORMANCE_HEADERS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "What to serve")]
+    pub conformance_headers: Option<bool>,
 
     /// The InferencePool whose pods are the endpoints
     #[arg(
@@ -171,7 +179,7 @@ pub struct RunArgs {
     /// Show metrics and admin pages only to those whom the cluster lets see them (TokenReview, SubjectAccessReview) [default: false]
     #[arg(long, value_name = "BOOL", env = "ATTACHE_METRICS_ENDPOINT_AUTH", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Listeners")]
     pub metrics_endpoint_auth: Option<bool>,
-    /// Answer health checks on the ext-proc port too [default: false]
+    /// Answer gRPC health checks on the ext-proc port too [default: true]
     #[arg(long, value_name = "BOOL", env = "ATTACHE_HEALTH_CHECKING", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Listeners")]
     pub health_checking: Option<bool>,
     /// TLS on the ext-proc port, self-signed without --cert-path [default: true]
@@ -183,6 +191,18 @@ pub struct RunArgs {
     /// Take new certificates while running [default: false]
     #[arg(long, value_name = "BOOL", env = "ATTACHE_ENABLE_CERT_RELOAD", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Listeners")]
     pub enable_cert_reload: Option<bool>,
+    /// Accept only clients with a certificate of these authorities, a PEM file; watched and reloaded
+    #[arg(long, value_name = "FILE", env = "ATTACHE_CLIENT_CA_FILE", help_heading = "Listeners")]
+    pub client_ca_file: Option<PathBuf>,
+    /// A subject alternative name that clients may have: a DNS name, a URI, `*.name` or `uri/*`; may be given several times [default: any]
+    #[arg(
+        long = "client-name",
+        value_name = "NAME",
+        env = "ATTACHE_CLIENT_NAMES",
+        value_delimiter = ',',
+        help_heading = "Listeners"
+    )]
+    pub client_names: Vec<String>,
 
     /// Threads that serve ext-proc [default: one a core]
     #[arg(long, value_name = "N", env = "ATTACHE_WORKERS", help_heading = "Process")]
@@ -294,6 +314,8 @@ impl RunArgs {
             secure_serving: self.secure_serving,
             cert_path: self.cert_path.clone(),
             enable_cert_reload: self.enable_cert_reload,
+            client_ca_file: self.client_ca_file.clone(),
+            client_names: self.client_names.clone(),
             drain_min_delay: self.drain_min_delay,
             drain_deadline: self.drain_deadline,
             log_level: self.log_level.clone().or(by_verbosity),
@@ -306,6 +328,7 @@ impl RunArgs {
             decisions_kept: self.decisions_kept,
             disable_endpoint_subset_filter: self.disable_endpoint_subset_filter,
             trust_client_headers: self.trust_client_headers,
+            conformance_headers: self.conformance_headers,
             endpoints: self.endpoints.clone(),
             kubernetes: self.kubernetes(),
             leader_election: self.ha_enable_leader_election,

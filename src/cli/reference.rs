@@ -1,7 +1,8 @@
 //! The reference pickers' command lines: what GIE's and llm-d's Deployments pass is put into the words of [`super::flags`], so that their manifests run
 //! with another image alone. Called before the words are parsed. Pure.
 //!
-//! Three things differ. Go takes one dash for two and old versions wrote `poolName` for `pool-name`; some flags have another name here; and some
+//! Four things differ. Go takes one dash for two and old versions wrote `poolName` for `pool-name`; GIE's chart passes some values with their
+//! quotes (`--model-server-metrics-path="/metrics"` as one word, which no shell has read); some flags have another name here; and some
 //! say nothing that matters here. The last are left out, with a warning that says why.
 
 use super::flags::parse_switch;
@@ -94,18 +95,24 @@ pub(super) fn translate(words: Vec<OsString>) -> Translated {
     }
     out.words.push("run".into());
     let mut rest = first.filter(|_| names_none).into_iter().chain(rest);
+    let mut is_text = false;
     while let Some(word) = rest.next() {
         let Some((name, value)) = word.to_str().and_then(flag) else {
-            out.words.push(word);
+            let quoted = word.to_str().filter(|_| !is_text).and_then(unquoted).map(OsString::from);
+            out.words.push(quoted.unwrap_or(word));
             continue;
         };
+        // A configuration may begin and end with quotes that belong to it.
+        is_text = name == "config-text";
+        let quoted = value.as_deref().filter(|_| !is_text).and_then(unquoted).map(str::to_owned);
+        let value = quoted.or(value);
         match FLAGS.iter().find(|(known, ..)| *known == name) {
             // An empty value is how they leave a flag at its default.
             None if value.as_deref() == Some("") => {}
             None => out.words.push(spelled(&name, value.as_deref())),
             Some((_, shape, fate)) => {
                 let next = || (*shape == Value).then(|| rest.next()?.into_string().ok()).flatten();
-                let value = value.or_else(next);
+                let value = value.or_else(next).map(|value| unquoted(&value).map(str::to_owned).unwrap_or(value));
                 out.give(&name, *fate, value.as_deref().unwrap_or("true"), &mut ours);
             }
         }
@@ -170,6 +177,12 @@ fn flag(word: &str) -> Option<(String, Option<String>)> {
     Some((dashed, value))
 }
 
+/// The text between two quotes of one kind; `None` when there are none.
+fn unquoted(value: &str) -> Option<&str> {
+    let between = |quote| value.strip_prefix(quote)?.strip_suffix(quote);
+    between('"').or_else(|| between('\''))
+}
+
 fn spelled(name: &str, value: Option<&str>) -> OsString {
     match value {
         Some(value) => format!("--{name}={value}").into(),
@@ -229,6 +242,12 @@ mod tests {
             ),
             (&["--zap-encoder=json", "--log-format", "text"], &["--log-format", "text"]),
             (&["--endpoint", "10.0.0.1:8000", "-"], &["--endpoint", "10.0.0.1:8000", "-"]),
+            (
+                &["--model-server-metrics-path=\"/prometheus/metrics\"", "--pool-name", "'a'", "--pool-group=\"\""],
+                &["--model-server-metrics-path=/prometheus/metrics", "--pool-name", "a"],
+            ),
+            (&["--config-text=\"a\"", "--config-text", "'a'"], &["--config-text=\"a\"", "--config-text", "'a'"]),
+            (&["--pool-name=\"a", "--pool-name=\""], &["--pool-name=\"a", "--pool-name=\""]),
         ] {
             assert_eq!(run(theirs), (ours.iter().map(|w| (*w).to_owned()).collect(), vec![]), "{theirs:?}");
         }
@@ -248,6 +267,12 @@ mod tests {
             "",
         ]);
         assert_eq!(words, ["--engine=sglang"], "a value behind its flag goes along");
+        for words in [
+            &["--total-queued-requests-metric=\"sglang:num_queue_reqs\""][..],
+            &["--total-queued-requests-metric", "\"sglang:num_queue_reqs\""],
+        ] {
+            assert_eq!(run(words).0, ["--engine=sglang"], "quotes that no shell has taken away");
+        }
         assert_eq!(warnings.len(), 2, "{warnings:?}");
     }
 

@@ -1,7 +1,7 @@
 //! Where a configuration comes from, so that it can be read again when the file changes.
 
 use crate::config::document::MAX_CONFIG_BYTES;
-use crate::config::settings::{PoolSettings, TlsSettings};
+use crate::config::settings::{PoolSettings, ServerSettings, TlsSettings};
 use crate::config::{
     Code, ConfigText, Diagnostic, Overrides, Settings, Sources, Surroundings, diagnostic, load, load_pool,
 };
@@ -54,7 +54,7 @@ impl ReloadSource {
         Self::new(Some(path), None, Overrides { endpoints_follow: true, ..Overrides::default() })
     }
 
-    /// Reads everything anew. The certificate's directory is looked at too.
+    /// Reads everything anew, and checks the files with certificates that the settings name.
     #[must_use]
     pub fn read(&self) -> Reading {
         let text = match &self.path {
@@ -76,9 +76,9 @@ impl ReloadSource {
             Ok((settings, warnings)) => (Some(settings), warnings),
             Err(diagnostics) => (None, diagnostics),
         };
-        let certificate = settings.as_ref().and_then(|s| check_certificate(&s.server.tls));
-        let settings = settings.filter(|_| certificate.is_none());
-        diagnostics.extend(certificate);
+        let certificates: Vec<Diagnostic> = settings.iter().flat_map(|s| check_certificates(&s.server)).collect();
+        let settings = settings.filter(|_| certificates.is_empty());
+        diagnostics.extend(certificates);
         Reading { settings, diagnostics, text }
     }
 
@@ -101,9 +101,21 @@ fn read_capped(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn check_certificate(tls: &TlsSettings) -> Option<Diagnostic> {
-    let TlsSettings::Files { directory, .. } = tls else { return None };
-    let error = tls::check_directory(directory).err()?;
-    let help = format!("`{}` must hold `{}` and `{}` in PEM", directory.display(), tls::CERT_FILE, tls::KEY_FILE);
-    Some(Diagnostic::new(Code::BadCertificate, "server.tls.directory", error.to_string()).help(help))
+fn check_certificates(server: &ServerSettings) -> impl Iterator<Item = Diagnostic> {
+    let bad = |path: &str, error: tls::TlsError, help: String| {
+        Diagnostic::new(Code::BadCertificate, path, error.to_string()).help(help)
+    };
+    let own = match &server.tls {
+        TlsSettings::Files { directory, .. } => tls::check_directory(directory).err().map(|error| {
+            let (at, cert, key) = (directory.display(), tls::CERT_FILE, tls::KEY_FILE);
+            bad("server.tls.directory", error, format!("`{at}` must hold `{cert}` and `{key}` in PEM"))
+        }),
+        TlsSettings::Off | TlsSettings::SelfSigned => None,
+    };
+    let clients = server.client_auth.as_ref().and_then(|auth| {
+        let error = tls::check_client_ca(&auth.ca_file).err()?;
+        let help = format!("`{}` must hold the certificates of authorities in PEM", auth.ca_file.display());
+        Some(bad("server.tls.clientCaFile", error, help))
+    });
+    own.into_iter().chain(clients)
 }

@@ -24,6 +24,14 @@ impl Settings {
                 json!({"mode": "files", "directory": directory, "reload": reload})
             }
         };
+        let tls = match (&s.client_auth, tls) {
+            (Some(auth), Value::Object(mut tls)) => {
+                tls.insert("clientCaFile".to_owned(), json!(auth.ca_file));
+                tls.insert("clientNames".to_owned(), auth.names.iter().map(ToString::to_string).collect());
+                Value::Object(tls)
+            }
+            (_, tls) => tls,
+        };
         json!({
             "apiVersion": super::schema::API_VERSION,
             "kind": super::schema::KIND,
@@ -53,6 +61,8 @@ impl Settings {
                 "onUnparseable": e.on_unparseable,
                 "conformanceHeaders": e.conformance_headers,
                 "trustClientHeaders": e.trust_client_headers,
+                "sessionHeaders": e.session_headers,
+                "prefillEndpointHeader": e.prefill_endpoint_header,
                 "tenant": e.tenant.as_ref().map(tenant),
                 "disableEndpointSubsetFilter": e.disable_endpoint_subset_filter,
                 "models": e.models,
@@ -111,6 +121,10 @@ fn tenant(rule: &TenantRule) -> Value {
 
 fn tenants(t: &TenantSettings) -> Value {
     let mut shown = shared_by_all(t);
+    if let Some(map) = shown.as_object_mut() {
+        map.insert("unknownPaths".to_owned(), json!(t.unknown_paths));
+        map.insert("unknownPathTokens".to_owned(), json!(t.unknown_path_tokens));
+    }
     if let (Some(map), Some(r)) = (shown.as_object_mut(), &t.user_records) {
         map.insert("userRecords".to_owned(), json!({"unknown": r.unknown, "ttl": show_duration(r.ttl)}));
     }
@@ -221,6 +235,12 @@ fn pool(p: &PoolSettings) -> Value {
         "destination": {"mode": p.destination, "max": (p.destination == Destination::List).then_some(p.max_destinations)},
         "endpoints": endpoints.collect::<Vec<_>>(),
         "dns": dns.collect::<Vec<_>>(),
+        "endpointsFile": p.file.as_ref().map(|file| json!({
+            "path": file.path,
+            "watch": file.watch,
+            "engine": file.engine,
+            "metrics": {"scheme": &*file.metrics.scheme, "port": file.metrics.port, "path": &*file.metrics.path},
+        })),
         "kubernetes": p.kubernetes.as_ref().map(kubernetes),
         "modelRewrites": rewrites.chain(any).collect::<Vec<_>>(),
         "scrape": {
@@ -238,6 +258,8 @@ fn pool(p: &PoolSettings) -> Value {
             "ejection": show_duration(p.health.ejection),
             "maxEjection": show_duration(p.health.max_ejection),
             "slowStart": show_duration(p.health.slow_start),
+            "errorPeriod": show_duration(p.health.error_period),
+            "maxEjectionPercent": p.health.max_ejection_percent,
         },
         "prefixCache": prefix_cache(&p.prefix),
         "disaggregation": p.disaggregation.as_ref().map(disaggregation),

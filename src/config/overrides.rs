@@ -30,6 +30,10 @@ pub struct Overrides {
     pub cert_path: Option<PathBuf>,
     /// `--enable-cert-reload`
     pub enable_cert_reload: Option<bool>,
+    /// `--client-ca-file`
+    pub client_ca_file: Option<PathBuf>,
+    /// `--client-name`
+    pub client_names: Vec<String>,
     /// `--drain-min-delay`
     pub drain_min_delay: Option<Duration>,
     /// `--drain-deadline`
@@ -52,6 +56,8 @@ pub struct Overrides {
     pub disable_endpoint_subset_filter: Option<bool>,
     /// `--trust-client-headers`
     pub trust_client_headers: Option<bool>,
+    /// `--conformance-headers`
+    pub conformance_headers: Option<bool>,
     /// `--endpoint`, each as the user wrote it.
     pub endpoints: Vec<String>,
     /// What flags say of pods.

@@ -65,6 +65,7 @@ fn only(settings: Settings) -> Result<PoolSettings, Diagnostic> {
     let has_own = [
         ("endpoints", !pool.endpoints.is_empty()),
         ("dns", !pool.dns.is_empty()),
+        ("endpointsFile", pool.file.is_some()),
         ("kubernetes", pool.kubernetes.is_some()),
     ];
     if let Some((key, _)) = has_own.into_iter().find(|(_, has)| *has) {

@@ -115,7 +115,7 @@ mod flow;
 mod selection;
 mod tenants;
 pub use caches::{Disaggregation, KvEvents, PrefixCache, Volatile};
-pub use discovery::{Dns, Kubernetes};
+pub use discovery::{Dns, EndpointsFile, Kubernetes};
 pub use flow::{Band, FlowControl};
 pub use selection::{Profile, RequestStrategy, StrategyRule};
 pub use tenants::{Ceiling, Labels, Models, Names, Redis, Tenant, TenantLimits, Tenants, UserRecords};
@@ -141,6 +141,8 @@ sections! {
         "mode" => mode: TlsMode,
         "directory" => directory: String,
         "reload" => reload: bool,
+        "clientCaFile" => client_ca_file: String,
+        "clientNames" => client_names: Vec<At<String>>,
     }
     /// How the process ends.
     Drain {
@@ -161,6 +163,8 @@ sections! {
         "onUnparseable" => on_unparseable: OnUnparseable,
         "conformanceHeaders" => conformance_headers: bool,
         "trustClientHeaders" => trust_client_headers: bool,
+        "sessionHeaders" => session_headers: Vec<At<String>>,
+        "prefillEndpointHeader" => prefill_endpoint_header: bool,
         "tenant" => tenant: Tenant,
         "disableEndpointSubsetFilter" => disable_endpoint_subset_filter: bool,
         "models" => models: ModelsAnswer,
@@ -236,6 +240,8 @@ sections! {
         "ejection" => ejection: Duration,
         "maxEjection" => max_ejection: Duration,
         "slowStart" => slow_start: Duration,
+        "errorPeriod" => error_period: Duration,
+        "maxEjectionPercent" => max_ejection_percent: u32,
     }
     /// One target of a rewrite.
     Target {
@@ -265,6 +271,8 @@ pub struct Pool {
     pub endpoints: Vec<At<Endpoint>>,
     /// `dns`
     pub dns: Vec<At<Dns>>,
+    /// `endpointsFile`
+    pub endpoints_file: Opt<EndpointsFile>,
     /// `kubernetes`
     pub kubernetes: Opt<Kubernetes>,
     /// `modelRewrites`
@@ -309,6 +317,7 @@ impl Read for Pool {
             destination: section(&mut f, "destination", sink),
             endpoints: f.get("endpoints", sink).map(|at| at.value).unwrap_or_default(),
             dns: f.get("dns", sink).map(|at| at.value).unwrap_or_default(),
+            endpoints_file: f.get("endpointsFile", sink),
             kubernetes: f.get("kubernetes", sink),
             rewrites: f.get("modelRewrites", sink).map(|at| at.value).unwrap_or_default(),
             scrape: section(&mut f, "scrape", sink),

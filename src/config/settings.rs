@@ -14,18 +14,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub mod clients;
 pub mod kubernetes;
 pub mod tenants;
+pub use clients::{ClientAuthSettings, ClientName};
 pub use kubernetes::{KubernetesSource, PodsOf, PoolGroup, PoolSearch, PoolTemplate};
 pub use tenants::{
     CountIn, LabelSettings, NameSettings, OnStoreFailure, OnUnknownUser, RedisSettings, TenantRule, TenantSettings,
-    TenantSource, UserRecordSettings,
+    TenantSource, UnknownPaths, UserRecordSettings,
 };
 
 /// Everything.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Ports, threads, TLS, drain. A change needs a restart.
+    /// Ports, threads, TLS, drain. A change needs a restart, but for the names of clients.
     pub server: ServerSettings,
     /// Logs and traces. A change needs a restart.
     pub telemetry: TelemetrySettings,
@@ -62,6 +64,8 @@ pub struct ServerSettings {
     pub workers: usize,
     /// Transport security of the ext-proc port.
     pub tls: TlsSettings,
+    /// Certificates of clients on the ext-proc port. `None`: clients need none.
+    pub client_auth: Option<ClientAuthSettings>,
     /// From SIGTERM until new streams are refused: the time that load balancers need to look away.
     pub drain_min_delay: Duration,
     /// From SIGTERM until open streams are cut.
@@ -173,8 +177,13 @@ pub struct ExchangeSettings {
     pub on_unparseable: OnUnparseable,
     /// Honour `test-epp-endpoint-selection` and answer with the conformance suite's headers. Lets clients choose endpoints.
     pub conformance_headers: bool,
-    /// Believe the client's objective, priority and fairness headers.
+    /// Believe the client's objective, priority and fairness headers, and let those through that steer servers.
     pub trust_client_headers: bool,
+    /// Headers that name the flow of requests without a fairness header, lower case; the first one that is there counts. Believed as
+    /// `trust_client_headers` says.
+    pub session_headers: Vec<Box<str>>,
+    /// Name the server that computed the prompt of a split request in a response header.
+    pub prefill_endpoint_header: bool,
     /// How a request's tenant is found; nobody has one when `None`.
     pub tenant: Option<TenantRule>,
     /// Ignore the gateway's subset hint.
@@ -216,6 +225,8 @@ pub struct PoolSettings {
     pub endpoints: Vec<EndpointSpec>,
     /// Names that are resolved again and again.
     pub dns: Vec<DnsSource>,
+    /// A file that lists endpoints.
+    pub file: Option<FileSource>,
     /// Pods that are endpoints.
     pub kubernetes: Option<KubernetesSource>,
     /// Scraping.
@@ -351,6 +362,19 @@ pub struct DnsSource {
     pub metrics: MetricsSource,
 }
 
+/// A file that lists endpoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileSource {
+    /// Where it is.
+    pub path: PathBuf,
+    /// It is read again when it changes.
+    pub watch: bool,
+    /// The engine of its endpoints.
+    pub engine: Engine,
+    /// Where their metrics are.
+    pub metrics: MetricsSource,
+}
+
 /// How endpoints are scraped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScrapeSettings {
@@ -370,6 +394,22 @@ pub struct ScrapeSettings {
     pub bearer_token_file: Option<PathBuf>,
 }
 
+impl ServerSettings {
+    fn client_ca_file(&self) -> Option<&PathBuf> {
+        self.client_auth.as_ref().map(|auth| &auth.ca_file)
+    }
+
+    /// These, with what of `new` counts without a restart.
+    #[must_use]
+    pub fn reloaded(&self, new: &Self) -> Self {
+        let mut server = self.clone();
+        if let (Some(auth), Some(new)) = (&mut server.client_auth, &new.client_auth) {
+            auth.names.clone_from(&new.names);
+        }
+        server
+    }
+}
+
 impl Settings {
     /// The settings of `new` that this process can't take without a restart, as the file spells them.
     #[must_use]
@@ -383,7 +423,7 @@ impl Settings {
             ("server.metricsPort", a.metrics_port != b.metrics_port),
             ("server.healthChecking", a.health_checking != b.health_checking),
             ("server.workers", a.workers != b.workers),
-            ("server.tls", a.tls != b.tls),
+            ("server.tls", a.tls != b.tls || a.client_ca_file() != b.client_ca_file()),
             ("server.drain", (a.drain_min_delay, a.drain_deadline) != (b.drain_min_delay, b.drain_deadline)),
             ("server.leaderElection", a.leader_election != b.leader_election),
             ("server.modelStatus", a.model_status != b.model_status),

@@ -63,14 +63,16 @@ impl Failure {
         "prefill_late",
     ];
 
-    /// What it says of the health of the server that was asked.
+    /// The outcome for the health of the server that was asked; `None` when it says nothing. A connection that breaks and a response that is
+    /// late may be the doing of the prompt, as a 5xx may.
     #[must_use]
-    pub fn outcome(self) -> Outcome {
+    pub fn outcome(self) -> Option<Outcome> {
         match self {
-            Failure::Refused => Outcome::ConnectFailure,
-            Failure::Status(500..) | Failure::Broken | Failure::Late => Outcome::Failure,
+            Failure::Refused => Some(Outcome::ConnectFailure),
+            Failure::Broken | Failure::Late => Some(Outcome::ErrorResponse),
+            Failure::Status(status) => Outcome::of_status(status),
             // It answered, if with nothing that is of use here.
-            Failure::Status(_) | Failure::Unusable | Failure::Ended => Outcome::Success,
+            Failure::Unusable | Failure::Ended => Some(Outcome::Success),
         }
     }
 

@@ -97,8 +97,10 @@ impl Prefilling {
         judge: impl FnOnce(&Endpoint, Outcome),
     ) -> Next {
         let Some(server) = self.awaited(attempt) else { return Next::Wait };
-        self.shown(&server);
-        judge(&server, failure.outcome());
+        if let Some(outcome) = failure.outcome() {
+            self.shown(&server);
+            judge(&server, outcome);
+        }
         let next = self.attempts.failed(attempt, failure, now);
         self.follow(next, now)
     }
@@ -117,7 +119,7 @@ impl Prefilling {
         let late: Picks = self.overdue(but, now).filter_map(|attempt| self.awaited(attempt)).collect();
         for server in &late {
             self.shown(server);
-            judge(server, Failure::Late.outcome());
+            judge(server, Outcome::ErrorResponse);
         }
     }
 

@@ -3,7 +3,7 @@
 use super::api::LegApi;
 use super::leg::LegError;
 use crate::protocol::edit::{EditError, Members, elements};
-use crate::protocol::usage::{Usage, UsageScanner, Watch};
+use crate::protocol::usage::Usage;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny};
 use std::borrow::Cow;
@@ -41,7 +41,7 @@ impl<'r> Reply<'r> {
                 "kv_transfer_params" => read.kv_transfer_params = member.given(),
                 "disaggregated_params" => read.disaggregated_params = member.given(),
                 "prompt_token_ids" => read.prompt_token_ids = member.given(),
-                "usage" => read.usage = usage(member.value),
+                "usage" => read.usage = Usage::read(member.value).unwrap_or_default(),
                 "choices" => choice = elements(member.value).next(),
                 "status" if api == LegApi::Responses => read.finish = word(member.value),
                 "incomplete_details" if api == LegApi::Responses => incomplete = member.given(),
@@ -121,14 +121,6 @@ fn cached_in(params: &[u8]) -> Option<u64> {
     let mut members = Members::new(params).ok()?;
     let member = members.find_map(|member| member.ok().filter(|m| m.is("remote_prefill_cached_tokens")))?;
     std::str::from_utf8(member.value).ok()?.parse().ok()
-}
-
-/// The counts of a `usage`, in any API's words.
-fn usage(value: &[u8]) -> Usage {
-    let mut scanner = UsageScanner::new(Watch::default());
-    scanner.push(b"\"usage\":");
-    scanner.push(value);
-    scanner.usage().unwrap_or_default()
 }
 
 /// What a prefill server told of its work.

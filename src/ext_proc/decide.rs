@@ -1,5 +1,6 @@
 //! The decision in the middle of the road: understand the body, find the pool, name the endpoints.
 
+use super::ceiling::Ceiling;
 use super::conversation::{self, Conversation};
 use super::deadline::{self, Case};
 use super::head::Head;
@@ -18,6 +19,7 @@ use crate::clock::Timestamp;
 use crate::disagg::{LegApi, Mode};
 use crate::error::{Reason, RequestError};
 use crate::flow::Asking;
+use crate::pool::health::ClientSlot;
 use crate::pool::ledger::Ticket;
 use crate::pool::{EndpointState, PoolSnapshot};
 use crate::prefix::learning::Lesson;
@@ -99,6 +101,8 @@ pub struct Plan {
     pub decision: Decision,
     /// The pool.
     pub pool: Arc<Pool>,
+    /// The client, as far as the health of endpoints tells clients apart.
+    pub client: ClientSlot,
     /// What named them.
     pub strategy: Arc<dyn Strategy>,
     /// The profile that named the strategy.
@@ -109,6 +113,10 @@ pub struct Plan {
     pub understood: bool,
     /// Estimated length of the prompt, tokens.
     pub prompt_tokens: u32,
+    /// Answers asked for to each of its prompts.
+    pub choices: u32,
+    /// The most tokens that it can cost.
+    pub(super) ceiling: Ceiling,
     /// The model that the server is asked for; empty when unknown.
     pub target: Arc<str>,
     /// Tokens of the prompt that the first pick is thought to hold, what is on its way there included.
@@ -228,10 +236,7 @@ pub fn decide(
     let new_body = if pool.disagg.is_some() { distrusted(q, body, new_body)? } else { new_body };
 
     let estimated = request.as_ref().map_or(0, |r| r.prompt.estimated_tokens().0);
-    let objective = q.head.objective().filter(|_| live.exchange.trust_client_headers);
-    let configured = objective.and_then(|o| live.exchange.objectives.get(o)).copied();
-    let told = || pool.rules.load().priority(objective, asked.map(|m| &*m.name));
-    let priority = configured.or_else(told).unwrap_or(0);
+    let priority = priority(live, pool, q.head.objective(), asked.map(|m| &*m.name));
     let notes = Notes::of(picker, q);
     let headers = notes.as_ref().map_or_else(|| Headers::of(q.head), Notes::headers);
     let facts = RequestFacts {
@@ -260,14 +265,21 @@ pub fn decide(
         Ok(prepared) => prepared.flatten(),
         Err(warming) => return Ok(Step::Warm(warming, None)),
     };
-    let queues = live.queues(position).filter(|_| request.is_some() && !q.has_turn);
-    let trusted = || q.head.fairness_id().filter(|_| live.exchange.trust_client_headers);
+    let before_pool = live.queues(position);
+    let asks = request.is_some() && !q.has_turn;
+    if let Some(queues) = before_pool.filter(|queues| asks && !queues.hold_requests()) {
+        queues.shed(&facts, q.now)?;
+    }
+    let before_pool = before_pool.filter(|queues| queues.hold_requests());
+    let queues = before_pool.filter(|_| asks);
+    let named = || q.head.fairness_id().or_else(|| q.head.first_of(&live.exchange.session_headers));
+    let trusted = || named().filter(|_| live.exchange.trust_client_headers);
     let case = Case {
         picker,
         live,
         pool,
         metrics: live.pool_metrics.get(position).map(|m| &**m),
-        queues: live.queues(position).map(|queues| &**queues),
+        queues: before_pool.map(|queues| &**queues),
         flow: q.head.tenant().or(trusted),
         strategy: &*choice.strategy,
         filter: filter.as_ref(),
@@ -405,7 +417,9 @@ pub fn decide(
     let share = decision.picks.first().map_or(0.0, |picked| choice.strategy.share(&cx, picked));
     let told = live.prefix(position).filter(|_| q.api.prefills());
     let hints = told.map(|prefix| Hints::of(pool, prefix, looked.as_ref(), &decision, &snapshot, q.head, q.now));
-    let drops_rank = live.prefix(position).is_some_and(|p| p.choose_rank) && q.head.has(RANK_HEADER);
+    // That of a client that is not trusted is removed whatever is chosen.
+    let chooses_rank = live.exchange.trust_client_headers && live.prefix(position).is_some_and(|p| p.choose_rank);
+    let drops_rank = chooses_rank && q.head.has(RANK_HEADER);
     let hints = Hints { drops_rank, ..hints.unwrap_or_default() };
     // Beside what is held of it stands its length, whatever the strategy goes by.
     let prompt_tokens = looked.as_ref().map_or(prompt_tokens, Looked::prompt_tokens);
@@ -460,17 +474,34 @@ pub fn decide(
         metrics: live.pool_metrics.get(position).cloned(),
         understood,
         prompt_tokens,
+        choices: request.as_ref().map_or(1, |r| r.choices),
+        ceiling: Ceiling::of(q, request.as_ref()),
         renamed_from: renamed.map(|m| (&*m.name).into()),
         new_body,
         seen: body.len(),
         permits: Permits::new(),
         // Who takes no turn takes room all the same, which those who wait hear of when it ends.
-        admitted: admitted.or_else(|| live.queues(position).filter(|_| !q.has_turn).map(Admitted::uncounted)),
+        admitted: admitted.or_else(|| before_pool.filter(|_| !q.has_turn).map(Admitted::uncounted)),
         strategy: choice.strategy,
         profile,
         pool: pool.clone(),
+        client: q.head.client(),
         target,
     })))
+}
+
+/// The priority of a request of this objective, for this model. An objective raises it only where client headers are trusted; a client may always
+/// lower the priority of its own request.
+fn priority(live: &Live, pool: &Pool, objective: Option<&str>, model: Option<&str>) -> i32 {
+    let rules = pool.rules.load();
+    let configured = |name: &str| live.exchange.objectives.get(name).copied();
+    let of_objective = objective.and_then(|name| configured(name).or_else(|| rules.objectives.get(name).copied()));
+    let of_model = model.and_then(|name| rules.priorities.get(name).copied()).unwrap_or(0);
+    match of_objective {
+        Some(priority) if live.exchange.trust_client_headers => priority,
+        Some(priority) if priority < 0 => of_model.min(priority),
+        _ => of_model,
+    }
 }
 
 /// Whether two servers may share a request: readable, in an API of which the pool's servers know how, of one prompt and one answer but where
@@ -529,7 +560,9 @@ fn preset(
 fn chosen_by_test(head: &Head, snapshot: &PoolSnapshot) -> Result<Option<Decision>, RequestError> {
     let mut ranking = Ranking::new(snapshot.endpoints.len());
     ranking.because("named by test-epp-endpoint-selection");
-    let mut entries = head.get_all("test-epp-endpoint-selection").flat_map(|v| v.split(',')).peekable();
+    // As `lwepp` has it, an empty header is none: all pods may serve.
+    let named = head.get_all("test-epp-endpoint-selection").flat_map(|v| v.split(','));
+    let mut entries = named.filter(|entry| !entry.trim().is_empty()).peekable();
     if entries.peek().is_none() {
         return Ok(None);
     }

@@ -45,6 +45,7 @@ use envoy_types::pb::google::protobuf::Struct;
 use http::uri::Authority;
 use parking::Parking;
 use splitting::{Splitting, tell_sidecar};
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -249,7 +250,7 @@ impl Exchange {
         }
         let Some(message) = m.request else { return Err(ProtocolError("message without content")) };
         match message {
-            Message::RequestHeaders(h) => self.on_request_headers(h, m.metadata_context, now, out),
+            Message::RequestHeaders(h) => self.on_request_headers(h, m.metadata_context, &m.attributes, now, out),
             Message::RequestBody(b) => self.on_request_body(b, m.metadata_context, now, out),
             Message::RequestTrailers(_) => self.on_request_trailers(now, out),
             Message::ResponseHeaders(h) => self.on_response_headers(h, m.metadata_context, m.attributes, now, out),
@@ -268,6 +269,7 @@ impl Exchange {
         &mut self,
         message: HttpHeaders,
         metadata: Option<Metadata>,
+        attributes: &HashMap<String, Struct>,
         now: Timestamp,
         out: &mut Actions,
     ) -> Result<(), ProtocolError> {
@@ -279,8 +281,9 @@ impl Exchange {
         self.head = Head::read(message.headers);
         let tenant = Tenant::of(self.live.exchange.tenant.as_ref(), &self.head, metadata.as_ref());
         self.head.belongs_to(tenant);
+        self.head.identify_client(metadata::client_address(attributes));
         let (api, id) = Api::from_path(self.head.path());
-        self.response_id = id.map(str::to_owned);
+        self.response_id = id.map(Cow::into_owned);
         self.api = api;
         self.span = self.picker.tracing.start(self.head.traceparent(), now).map(Box::new);
         if let Some(error) = self.refusal_by_headers() {
@@ -432,6 +435,10 @@ impl Exchange {
         let mut scratch = Vec::new();
         let body = std::mem::replace(&mut self.body, Body::new(self.picker.buffered.clone()));
         let bytes = body.contiguous(&mut scratch);
+        if self.api == Api::Other && self.head.lacks_path() {
+            self.api = Api::from_body(bytes);
+            self.head.assume_path(self.api.usual_path());
+        }
         let seen = if close == Close::Cut { Seen::Head(bytes) } else { Seen::Whole(bytes) };
         match self.decide(seen, Some(close), now) {
             Err(error) => self.refuse(&error, now, out),
@@ -520,8 +527,8 @@ impl Exchange {
         if let Some(span) = &self.span {
             set_headers.push(reply::set("traceparent", span.traceparent()));
         }
-        let spoofed = self.head.spoofed().iter().filter(|name| **name != DESTINATION);
-        let mut remove_headers: Vec<String> = spoofed.map(|name| (*name).to_owned()).collect();
+        let reserved = self.head.reserved(self.live.exchange.trust_client_headers).filter(|name| *name != DESTINATION);
+        let mut remove_headers: Vec<String> = reserved.map(str::to_owned).collect();
         remove_headers.extend(tenant::untrusted(self.live.exchange.tenant.as_ref(), &self.head));
         if let Some(Mode::Header { .. }) = plan.pool.disagg.as_deref() {
             tell_sidecar(&plan.decision, &mut set_headers, &mut remove_headers);

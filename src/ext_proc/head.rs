@@ -1,6 +1,8 @@
 //! The request's headers: found once, read where they stand.
 
+use super::hints::{RANK_HEADER, SOURCE_HEADER};
 use super::tenant::Tenant;
+use crate::pool::health::ClientSlot;
 use crate::scheduling::plugin::HeaderSource;
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
 use smallvec::SmallVec;
@@ -17,25 +19,55 @@ pub const PREFILLER: &str = "x-prefiller-host-port";
 /// The servers that encode images and sounds, for the same.
 pub const ENCODERS: &str = "x-encoder-hosts-ports";
 
-/// Headers that only the picker or the gateway may set, or that are meant for the picker alone: they never reach a server.
-const OURS: &[&str] = &[
-    DESTINATION,
-    DESTINATION_SERVED,
-    "x-gateway-destination-endpoint-subset",
-    SCORES,
-    "x-gateway-destination-endpoint-fallback",
-    "x-gateway-inference-fairness-id",
-    "x-gateway-inference-objective",
-    "x-gateway-model-name-rewrite",
-    "x-llm-d-inference-fairness-id",
-    "x-llm-d-inference-objective",
-    "x-llm-d-model-name-rewrite",
-    PREFILLER,
-    ENCODERS,
-    super::hints::SOURCE_HEADER,
-    "x-data-parallel-host-port",
-    "test-epp-endpoint-selection",
-    "x-conformance-test-served-endpoint",
+/// Whose headers of a name never reach a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reserved {
+    /// Every client's: only the picker or the gateway may set it, or it is meant for the picker alone.
+    Always,
+    /// Those of clients that are not trusted (`exchange.trustClientHeaders`): it steers a server, a sidecar or a router in front of a server,
+    /// past the picker's decision or before other requests.
+    Untrusted,
+}
+
+/// Headers that don't reach servers when a client sends them, sorted. Those by which a client names its own session are not here: servers only
+/// pass them on.
+const RESERVED: &[(&str, Reserved)] = &[
+    // Makes vLLM tell its load to the client.
+    ("endpoint-load-metrics-format", Reserved::Untrusted),
+    // AIBrix.
+    ("routing-strategy", Reserved::Untrusted),
+    ("target-pod", Reserved::Untrusted),
+    ("test-epp-endpoint-selection", Reserved::Always),
+    ("x-conformance-test-served-endpoint", Reserved::Always),
+    ("x-data-parallel-host-port", Reserved::Always),
+    // vLLM, SGLang and Dynamo.
+    (RANK_HEADER, Reserved::Untrusted),
+    // Dynamo.
+    ("x-dp-rank", Reserved::Untrusted),
+    ("x-dynamo-routing-mode", Reserved::Untrusted),
+    (ENCODERS, Reserved::Always),
+    (DESTINATION, Reserved::Always),
+    ("x-gateway-destination-endpoint-fallback", Reserved::Always),
+    (SCORES, Reserved::Always),
+    (DESTINATION_SERVED, Reserved::Always),
+    ("x-gateway-destination-endpoint-subset", Reserved::Always),
+    ("x-gateway-inference-fairness-id", Reserved::Always),
+    ("x-gateway-inference-objective", Reserved::Always),
+    ("x-gateway-model-name-rewrite", Reserved::Always),
+    (SOURCE_HEADER, Reserved::Always),
+    ("x-llm-d-inference-fairness-id", Reserved::Always),
+    ("x-llm-d-inference-objective", Reserved::Always),
+    ("x-llm-d-model-name-rewrite", Reserved::Always),
+    // Dynamo.
+    ("x-prefill-dp-rank", Reserved::Untrusted),
+    ("x-prefill-instance-id", Reserved::Untrusted),
+    (PREFILLER, Reserved::Always),
+    ("x-routing-strategy", Reserved::Untrusted),
+    // SGLang's gateway.
+    ("x-smg-target-worker", Reserved::Untrusted),
+    // vLLM's scheduler serves it before others.
+    ("x-vllm-priority", Reserved::Untrusted),
+    ("x-worker-instance-id", Reserved::Untrusted),
 ];
 
 impl HeaderSource for Head {
@@ -53,6 +85,8 @@ impl HeaderSource for Head {
 pub struct Head {
     headers: Vec<HeaderValue>,
     path: Option<u16>,
+    /// In place of `:path`, where the gateway does not send it.
+    assumed_path: &'static str,
     method: Option<u16>,
     authority: Option<u16>,
     content_type: Option<u16>,
@@ -62,11 +96,13 @@ pub struct Head {
     objective: Option<u16>,
     fairness_id: Option<u16>,
     model_rewrite: Option<u16>,
+    credential: Option<u16>,
     upgrade: bool,
     content_length: Option<u64>,
     bytes: usize,
-    spoofed: SmallVec<[&'static str; 4]>,
+    reserved: SmallVec<[(&'static str, Reserved); 4]>,
     tenant: Tenant,
+    client: ClientSlot,
 }
 
 impl Head {
@@ -93,6 +129,7 @@ impl Head {
             "content-encoding" => &mut self.content_encoding,
             "x-request-id" => &mut self.request_id,
             "traceparent" => &mut self.traceparent,
+            "authorization" | "x-api-key" | "api-key" => &mut self.credential,
             "content-length" => {
                 self.content_length = std::str::from_utf8(value(header)).ok().and_then(|v| v.parse().ok());
                 return;
@@ -102,10 +139,11 @@ impl Head {
                 return;
             }
             name => {
-                if let Some(ours) = OURS.iter().find(|o| **o == name)
-                    && !self.spoofed.contains(ours)
+                if let Ok(found) = RESERVED.binary_search_by(|(reserved, _)| (*reserved).cmp(name))
+                    && let Some(reserved) = RESERVED.get(found)
+                    && !self.reserved.contains(reserved)
                 {
-                    self.spoofed.push(ours);
+                    self.reserved.push(*reserved);
                 }
                 match name {
                     "x-gateway-inference-objective" | "x-llm-d-inference-objective" => &mut self.objective,
@@ -138,10 +176,21 @@ impl Head {
         self.headers.iter().filter(move |h| h.key == name).filter_map(|h| std::str::from_utf8(value(h)).ok())
     }
 
-    /// `:path`, with its query.
+    /// `:path`, with its query; else the assumed one.
     #[must_use]
     pub fn path(&self) -> &str {
-        self.at(self.path).unwrap_or_default()
+        self.at(self.path).unwrap_or(self.assumed_path)
+    }
+
+    /// Takes the request for one of this path, where the gateway does not send `:path`.
+    pub fn assume_path(&mut self, path: &'static str) {
+        self.assumed_path = path;
+    }
+
+    /// Whether the gateway has sent no `:path`.
+    #[must_use]
+    pub fn lacks_path(&self) -> bool {
+        self.path.is_none()
     }
 
     /// `:method`.
@@ -197,10 +246,34 @@ impl Head {
         self.tenant = tenant;
     }
 
+    /// The client, as far as the health of endpoints tells clients apart.
+    #[must_use]
+    pub fn client(&self) -> ClientSlot {
+        self.client
+    }
+
+    /// Identifies the client: by the tenant where `exchange.tenant` is configured, else by the `address` that Envoy reports as the attribute
+    /// `source.address`, else by its credential. Clients without any of them are one client.
+    pub fn identify_client(&mut self, address: Option<&str>) {
+        let ip = address.map(|address| address.rsplit_once(':').map_or(address, |(ip, _)| ip));
+        let credential = || Some(value(self.headers.get(usize::from(self.credential?))?));
+        let identity = match &self.tenant {
+            Tenant::Unasked => ip.map(str::as_bytes).or_else(credential),
+            tenant => tenant.name().map(str::as_bytes),
+        };
+        self.client = identity.map(ClientSlot::of).unwrap_or_default();
+    }
+
     /// Whose request it is, as a filter before us says.
     #[must_use]
     pub fn fairness_id(&self) -> Option<&str> {
         self.at(self.fairness_id).filter(|id| !id.is_empty())
+    }
+
+    /// The first of these headers (lower-case names) that has a value.
+    #[must_use]
+    pub fn first_of(&self, names: &[Box<str>]) -> Option<&str> {
+        names.iter().filter_map(|name| self.get(name)).map(str::trim).find(|value| !value.is_empty())
     }
 
     /// The objective that the client names.
@@ -227,10 +300,9 @@ impl Head {
         self.bytes
     }
 
-    /// Headers in the request that are ours to set: to be removed.
-    #[must_use]
-    pub fn spoofed(&self) -> &[&'static str] {
-        &self.spoofed
+    /// Headers of the request that must not reach a server, of a client that is `trusted` or not.
+    pub fn reserved(&self, trusted: bool) -> impl Iterator<Item = &'static str> {
+        self.reserved.iter().filter(move |(_, who)| !trusted || *who == Reserved::Always).map(|(name, _)| *name)
     }
 }
 
@@ -238,4 +310,48 @@ impl Head {
 #[must_use]
 pub fn value(header: &HeaderValue) -> &[u8] {
     if header.raw_value.is_empty() { header.value.as_bytes() } else { &header.raw_value }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(pairs: &[(&str, &str)]) -> Head {
+        let header = |(key, value): &(&str, &str)| HeaderValue {
+            key: (*key).to_owned(),
+            raw_value: value.as_bytes().to_vec(),
+            ..HeaderValue::default()
+        };
+        Head::read(Some(HeaderMap { headers: pairs.iter().map(header).collect() }))
+    }
+
+    #[test]
+    fn reserved_headers_are_sorted_and_found() {
+        assert!(RESERVED.is_sorted_by(|a, b| a.0 < b.0), "a binary search needs it");
+        for (name, who) in RESERVED {
+            let head = read(&[(name, "a"), ("x-session-id", "mine"), (name, "b")]);
+            assert_eq!(head.reserved(false).collect::<Vec<_>>(), [*name]);
+            assert_eq!(head.reserved(true).count(), usize::from(*who == Reserved::Always), "{name}");
+        }
+    }
+
+    #[test]
+    fn clients_are_told_apart_by_tenant_then_address_then_credential() {
+        let client = |tenant: Tenant, address: Option<&str>, pairs: &[(&str, &str)]| {
+            let mut head = read(pairs);
+            head.belongs_to(tenant);
+            head.identify_client(address);
+            head.client()
+        };
+        let (one, two) = ([("authorization", "Bearer 1")], [("x-api-key", "2")]);
+        let named = |name: &str| Tenant::Named(name.into());
+        assert_eq!(client(named("a"), Some("10.0.0.1:1"), &one), client(named("a"), Some("10.0.0.2:1"), &two));
+        assert_ne!(client(named("a"), None, &one), client(named("b"), None, &one));
+        assert_eq!(client(Tenant::Nobody, Some("10.0.0.1:1"), &one), ClientSlot::default(), "no tenant is one client");
+        let asked = |address, pairs| client(Tenant::Unasked, address, pairs);
+        assert_eq!(asked(Some("10.0.0.1:1"), &one), asked(Some("10.0.0.1:65535"), &two), "the port is not the client");
+        assert_ne!(asked(Some("10.0.0.1:1"), &one), asked(Some("10.0.0.2:1"), &one));
+        assert_ne!(asked(None, &one), asked(None, &two));
+        assert_eq!(asked(None, &[]), ClientSlot::default());
+    }
 }

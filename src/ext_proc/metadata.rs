@@ -30,21 +30,52 @@ pub fn subset(metadata: &Metadata) -> Option<(Subset, u64)> {
     Some((subset, malformed))
 }
 
+/// The endpoint that served by the gateway's word, in the metadata that the endpoint picker protocol names.
+#[must_use]
+pub fn reported(metadata: Option<&Metadata>) -> Option<&str> {
+    metadata?.filter_metadata.get(LB_NAMESPACE)?.fields.get(super::head::DESTINATION_SERVED).and_then(text)
+}
+
 /// The endpoint that really served, after retries.
 #[must_use]
 pub fn served(metadata: Option<&Metadata>, attributes: &HashMap<String, Struct>) -> Option<SocketAddr> {
-    let reported = metadata
-        .and_then(|m| m.filter_metadata.get(LB_NAMESPACE))
-        .and_then(|s| s.fields.get(super::head::DESTINATION_SERVED))
-        .and_then(text);
-    reported.or_else(|| attribute(attributes, "upstream.address")).and_then(|a| a.parse().ok())
+    reported(metadata).or_else(|| attribute(attributes, "upstream.address")).and_then(|a| a.parse().ok())
 }
 
-/// Whether Envoy answered itself because it could not connect to a server.
+/// The address of the client, `ip:port`, where Envoy is configured to send it.
 #[must_use]
-pub fn connect_failed(attributes: &HashMap<String, Struct>) -> bool {
-    attribute(attributes, "response.code_details")
-        .is_some_and(|d| d.contains("connection_failure") || d.contains("connection_timeout"))
+pub fn client_address(attributes: &HashMap<String, Struct>) -> Option<&str> {
+    attribute(attributes, "source.address")
+}
+
+/// Where a response comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The server, or Envoy in its place once it was connected: a reset, a time-out. So, too, where the gateway does not send
+    /// `response.code_details`: a server that is down responds like one that fails on the request.
+    Server,
+    /// Envoy, which could not connect to the server.
+    Unreachable,
+    /// Envoy or one of its filters, for a reason that is not the server's: no route, a full circuit breaker.
+    Gateway,
+}
+
+impl Origin {
+    /// The origin of a response by `response.code_details`. Headers of the response do not count: a server can set all of them, and echo what a
+    /// client sent.
+    #[must_use]
+    pub fn of(attributes: &HashMap<String, Struct>) -> Self {
+        let Some(details) = attribute(attributes, "response.code_details") else { return Self::Server };
+        if details == "via_upstream" {
+            Self::Server
+        } else if details.contains("connection_failure") || details.contains("connection_timeout") {
+            Self::Unreachable
+        } else if details.contains("{overflow") || !details.starts_with("upstream_") && details != "response_timeout" {
+            Self::Gateway
+        } else {
+            Self::Server
+        }
+    }
 }
 
 /// Whether a server was asked before the one that this answer is of, or for; `None` where Envoy is not told to say.
@@ -87,5 +118,39 @@ fn text(value: &Value) -> Option<&str> {
     match value.kind.as_ref()? {
         Kind::StringValue(s) => Some(s),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn origins_follow_from_code_details_alone() {
+        let of = |details: &str| {
+            let value = Value { kind: Some(Kind::StringValue(details.to_owned())) };
+            let fields = HashMap::from([("response.code_details".to_owned(), value)]);
+            Origin::of(&HashMap::from([(ATTRIBUTES.to_owned(), Struct { fields })]))
+        };
+        for (details, origin) in [
+            ("via_upstream", Origin::Server),
+            ("upstream_reset_before_response_started{connection_termination}", Origin::Server),
+            ("upstream_reset_before_response_started{remote_reset}", Origin::Server),
+            ("upstream_response_timeout", Origin::Server),
+            ("response_timeout", Origin::Server),
+            ("upstream_reset_before_response_started{connection_failure}", Origin::Unreachable),
+            (
+                "upstream_reset_before_response_started{remote_connection_failure|delayed_connect_error:_Connection_refused}",
+                Origin::Unreachable,
+            ),
+            ("upstream_reset_before_response_started{connection_timeout}", Origin::Unreachable),
+            ("upstream_reset_before_response_started{overflow}", Origin::Gateway),
+            ("no_healthy_upstream", Origin::Gateway),
+            ("route_not_found", Origin::Gateway),
+            ("", Origin::Gateway),
+        ] {
+            assert_eq!(of(details), origin, "{details}");
+        }
+        assert_eq!(Origin::of(&HashMap::new()), Origin::Server, "where the gateway sends no details");
     }
 }

@@ -8,6 +8,7 @@
 
 pub mod affinity;
 pub mod body;
+mod ceiling;
 pub mod conversation;
 pub mod deadline;
 pub mod decide;

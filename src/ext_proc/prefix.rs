@@ -283,6 +283,14 @@ impl PoolPrefix {
             Tokenizer::HuggingFace { blocks, .. } if asked.api == Api::Generate => {
                 Ok(Source::Fields(blocks, &request.prompt))
             }
+            // As a server encodes text: with the special tokens in front, without a template.
+            #[cfg(feature = "hf-tokenizers")]
+            Tokenizer::HuggingFace { model, blocks, .. } if asked.api == Api::SglangGenerate => {
+                Ok(match request.prompt.pieces.as_slice() {
+                    [Piece::Text(text)] => Source::Rendered(blocks, model.prefix(), text.get().into_owned()),
+                    _ => Source::Fields(blocks, &request.prompt),
+                })
+            }
             #[cfg(feature = "hf-tokenizers")]
             Tokenizer::HuggingFace { blocks, .. }
                 if asked.api == Api::Completions && request.prompt.is_token_ids() && !request.opaque_prompt =>

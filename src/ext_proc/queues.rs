@@ -172,7 +172,7 @@ impl Queues {
         due: Option<Due>,
     ) -> Result<Asked, RequestError> {
         let snapshot = self.store.load_full();
-        self.admits(&asking, &snapshot, q.now)?;
+        self.admits(asking.facts, &snapshot, q.now)?;
         let ttl = self.flow.ttl(&snapshot);
         let due = due.filter(|due| due.within < ttl);
         let ttl = due.map_or(ttl, |due| due.within);
@@ -220,6 +220,32 @@ impl Queues {
         }
     }
 
+    /// Whether requests wait; else [`Queues::shed`] alone is asked.
+    #[must_use]
+    pub fn hold_requests(&self) -> bool {
+        self.flow.settings.queue
+    }
+
+    /// Lets a request pass that never waits, unless it is sheddable and the pool is saturated, or an admitter refuses it.
+    ///
+    /// # Errors
+    /// The refusal that the client gets.
+    pub fn shed(&self, facts: &RequestFacts<'_>, now: Timestamp) -> Result<(), RequestError> {
+        let snapshot = self.store.load();
+        self.admits(facts, &snapshot, now)?;
+        if self.flow.sheds(facts.priority, &self.view(&snapshot, now)) {
+            return Err(self.saturated(facts.priority, &snapshot, now));
+        }
+        self.metrics.fate(Fate::Passed);
+        Ok(())
+    }
+
+    fn saturated(&self, priority: i32, pool: &PoolSnapshot, now: Timestamp) -> RequestError {
+        self.metrics.fate(Fate::Shed);
+        let error = because(pool, Reason::Shed, "the pool is full, and this request is sheddable");
+        retry(error, self.state.lock().control.clears(priority, now))
+    }
+
     /// What can't wait goes on if there is room, or if it is not sheddable.
     fn now_or_never(
         self: &Arc<Self>,
@@ -231,26 +257,24 @@ impl Queues {
         if self.gauge(pool, now).saturation(pending, 0.0) < 1.0 {
             self.metrics.fate(Fate::Passed);
         } else if arrival.priority < 0 {
-            self.metrics.fate(Fate::Shed);
-            let error = because(pool, Reason::Shed, "the pool is full, and this request is sheddable");
-            return Err(retry(error, self.state.lock().control.clears(arrival.priority, now)));
+            return Err(self.saturated(arrival.priority, pool, now));
         } else {
             self.metrics.fate(Fate::Unqueued);
         }
         Ok(Asked::Goes(Admitted::uncounted(self)))
     }
 
-    fn admits(&self, asking: &Asking<'_>, pool: &PoolSnapshot, now: Timestamp) -> Result<(), RequestError> {
+    fn admits(&self, facts: &RequestFacts<'_>, pool: &PoolSnapshot, now: Timestamp) -> Result<(), RequestError> {
         if self.flow.admitters.is_empty() {
             return Ok(());
         }
         let mut state = self.state.lock();
-        if self.flow.admits(asking.facts, &self.view(pool, now), &mut state.rng) {
+        if self.flow.admits(facts, &self.view(pool, now), &mut state.rng) {
             return Ok(());
         }
         self.metrics.fate(Fate::Shed);
         let error = because(pool, Reason::Shed, "the pool can't serve this request in time, and it is sheddable");
-        Err(retry(error, state.control.clears(asking.facts.priority, now)))
+        Err(retry(error, state.control.clears(facts.priority, now)))
     }
 
     fn gauge(&self, pool: &PoolSnapshot, now: Timestamp) -> Gauge {

@@ -9,9 +9,10 @@ use super::decide::Question;
 use super::tenant::Tenant;
 use super::warmer::Warming;
 use crate::clock::Timestamp;
-use crate::config::settings::TenantSettings;
+use crate::config::settings::{TenantSettings, UnknownPaths};
 use crate::error::{Reason, RequestError};
-use crate::quota::{Book, Bound, Claim, Had, Refused, Subject, Taken, Wall};
+use crate::protocol::Api;
+use crate::quota::{Book, Bound, Claim, Had, Limits, Refused, Subject, Taken, Wall};
 use crate::scheduling::RequestFacts;
 use crate::telemetry::metrics::Metrics;
 use smallvec::SmallVec;
@@ -106,13 +107,16 @@ impl Quotas {
 
     /// How the request, which asks for so many `answers`, is counted by what the settings say; `None` when it asks for nothing that costs, or for no
     /// model that is known.
-    fn claim(&self, q: &Question<'_>, facts: &RequestFacts<'_>, answers: u32) -> Option<Claim> {
+    ///
+    /// # Errors
+    /// Its path is that of no known API, and the settings say to reject it.
+    fn claim(&self, q: &Question<'_>, facts: &RequestFacts<'_>, answers: u32) -> Result<Option<Claim>, RequestError> {
         let costs_nothing = matches!(q.head.method(), "GET" | "HEAD" | "OPTIONS") && !q.head.is_upgrade();
         if costs_nothing {
-            return None;
+            return Ok(None);
         }
         let name: Arc<str> = match (self.subject, q.head.tenant()) {
-            (Subject::Model, _) if facts.model.is_empty() => return None,
+            (Subject::Model, _) if facts.model.is_empty() => return Ok(None),
             (Subject::Model, _) => facts.model.into(),
             (Subject::Tenant, Tenant::Named(name)) => name.clone(),
             (Subject::Tenant, Tenant::Nobody | Tenant::Unasked) => "".into(),
@@ -120,9 +124,17 @@ impl Quotas {
         let answers = if q.api.generates() { answers } else { 0 };
         let of = |tokens: u32| u64::from(tokens).saturating_mul(answers.into()).min(MAX_ANSWER);
         let usual = self.settings.answer_tokens;
-        let asked = of(facts.max_tokens.unwrap_or(usual));
-        Some(Claim {
-            limits: *self.settings.limits(&name),
+        let asked = match q.api {
+            Api::Other => u64::from(self.settings.unknown_path_tokens),
+            _ => of(facts.max_tokens.unwrap_or(usual)),
+        };
+        let limits = *self.settings.limits(&name);
+        if q.api == Api::Other && self.settings.unknown_paths == UnknownPaths::Reject && self.limits_tokens(&limits) {
+            let message = "the path is that of no API whose tokens can be counted, and tokens are limited";
+            return Err(RequestError::new(Reason::UnknownPath, message));
+        }
+        Ok(Some(Claim {
+            limits,
             is_named: self.settings.overrides.contains_key(&*name),
             name,
             prompt: facts.prompt_tokens.into(),
@@ -131,7 +143,13 @@ impl Quotas {
                 // Others must not be kept from a model by what one asks of it and may not wait for. What comes beyond is charged when it has.
                 Subject::Model => asked.min(usual.into()),
             },
-        })
+        }))
+    }
+
+    /// Whether tokens are limited, or may be by a record of the tenant.
+    fn limits_tokens(&self, limits: &Limits) -> bool {
+        let bound = limits.tokens_per_minute.or(limits.tokens_per_day);
+        bound.is_some() || self.settings.user_records.is_some()
     }
 
     /// Books the request, which has waited since `first`, or says what must run first.
@@ -304,7 +322,7 @@ impl State {
     fn ask(
         &mut self,
         quotas: &Arc<Quotas>,
-        claim: impl FnOnce() -> Option<Claim>,
+        claim: impl FnOnce() -> Result<Option<Claim>, RequestError>,
         first: Timestamp,
         now: Timestamp,
     ) -> Result<Option<Warming>, RequestError> {
@@ -312,7 +330,7 @@ impl State {
             State::Granted(permit) => permit,
             #[cfg(feature = "redis")]
             State::Asked(answer) => answer.read(quotas, now)?,
-            State::Unasked => match claim().map(|claim| quotas.begin(claim, first, now)).transpose()? {
+            State::Unasked => match claim()?.map(|claim| quotas.begin(claim, first, now)).transpose()? {
                 None => None,
                 Some(Begun::Granted(permit)) => permit,
                 #[cfg(feature = "redis")]

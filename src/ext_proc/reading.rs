@@ -9,6 +9,7 @@ use super::picker::{Live, Picker};
 use crate::config::settings::OnUnparseable;
 use crate::disagg;
 use crate::error::{Fault, Reason, RequestError};
+use crate::protocol::edit::EditError;
 use crate::protocol::{self, Api, BodyFormat, Request};
 use crate::telemetry::metrics::{Degraded, Limit};
 use std::borrow::Cow;
@@ -66,11 +67,10 @@ pub(super) fn distrusted(
     }
     let current = new_body.as_deref().unwrap_or(body);
     let clean = match q.api.body_format() {
-        BodyFormat::Json => disagg::without_controlled(current, q.api == Api::Generate),
-        // Any of the servers' APIs may be behind a path that we don't know, and some have a `sampling_params` that is no object.
-        BodyFormat::Unknown if may_be_object(current) => {
-            disagg::without_controlled(current, true).or_else(|_| disagg::without_controlled(current, false))
-        }
+        BodyFormat::Json if q.api != Api::SglangGenerate => disagg::without_controlled(current, q.api == Api::Generate),
+        // Any of the servers' APIs may be behind a path that we don't know, and SGLang's has a `sampling_params` that may be an array.
+        BodyFormat::Json => without_controlled_anywhere(current),
+        BodyFormat::Unknown if may_be_object(current) => without_controlled_anywhere(current),
         _ => return Ok(new_body),
     };
     match clean {
@@ -83,6 +83,10 @@ pub(super) fn distrusted(
             Err(RequestError::new(Reason::InvalidJson, message))
         }
     }
+}
+
+fn without_controlled_anywhere(body: &[u8]) -> Result<Cow<'_, [u8]>, EditError> {
+    disagg::without_controlled(body, true).or_else(|_| disagg::without_controlled(body, false))
 }
 
 /// Whether the body is compressed: its header says so, and it does not begin as JSON does. What is compressed does not either: gzip, zstd and

@@ -3,7 +3,7 @@
 use super::conversation::Conversation;
 use super::decide::Plan;
 use super::lookup::guarded;
-use super::metadata;
+use super::metadata::{self, Origin};
 use super::mode::BodyMode;
 use super::picker::Picker;
 use super::prefix::{PoolPrefix, Tail};
@@ -12,31 +12,35 @@ use super::reply::{self, Direction};
 use super::split::{Ask, Fate, Untaken};
 use super::tenant::Tenant;
 use crate::clock::Timestamp;
-use crate::config::settings::{ReportUsage, UsageCount};
+use crate::config::settings::{ExchangeSettings, ReportUsage, UsageCount};
 use crate::disagg::Failure;
 use crate::pool::Endpoint;
-use crate::pool::health::{Availability, Outcome as Health};
+use crate::pool::health::Outcome as Health;
 use crate::prefix::key::BlockKey;
 use crate::protocol::answer::{AnswerFormat, AnswerText, DEFAULT_MAX_ANSWER_BYTES};
-use crate::protocol::grpc::GrpcUsageScanner;
-use crate::protocol::usage::Watch;
-use crate::protocol::{Api, BodyFormat, ModelRenamer, TransferScanner, Usage, UsageScanner};
+use crate::protocol::{Api, ModelRenamer, TransferScanner, Usage};
 use crate::quota::Had;
 use crate::record::Booked;
 use crate::telemetry::by_name::Counts;
 use crate::telemetry::decisions::DecisionRecord;
-use crate::telemetry::metrics::{Degraded, End};
+use crate::telemetry::metrics::{Degraded, End, Limit};
 use crate::telemetry::trace::RequestSpan;
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, Metadata};
 use envoy_types::pb::envoy::service::ext_proc::v3::{HeaderMutation, HttpBody, ProcessingResponse};
 use envoy_types::pb::google::protobuf::Struct;
 use fields::ResponseFields;
+use scanner::Scanner;
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 mod fields;
+mod health;
+mod scanner;
+
+/// What the conformance suite is told of a gateway that does not say which endpoint served, in the words of GIE's `lwepp`.
+const NO_SERVED_ENDPOINT: &str = "fail: missing envoy lb metadata";
 
 /// A routed request, from the decision to the end of its answer. What it has booked is released with it.
 #[derive(Debug)]
@@ -66,6 +70,8 @@ pub struct Routed {
     renamer: Option<ModelRenamer>,
     span: Option<Box<RequestSpan>>,
     conformance: bool,
+    /// The response names the server that computed the prompt.
+    names_prefill: bool,
     /// What frees the prompt that its server keeps for nobody.
     parting: Option<Ask>,
     /// Of its model and its tenant.
@@ -107,6 +113,7 @@ impl Routed {
             renamer: None,
             span: None,
             conformance: false,
+            names_prefill: false,
             parting: None,
             counts: SmallVec::new(),
             plan,
@@ -130,9 +137,10 @@ impl Routed {
         self.counts.iter().for_each(|counts| counts.routed());
     }
 
-    /// Answers with the conformance suite's headers.
-    pub fn for_conformance(&mut self, on: bool) {
-        self.conformance = on;
+    /// Adds the response headers that `settings` asks for and that show addresses of servers: the conformance suite's, and the prefill server's.
+    pub fn shows(&mut self, settings: &ExchangeSettings) {
+        self.conformance = settings.conformance_headers;
+        self.names_prefill = settings.prefill_endpoint_header;
     }
 
     /// Its turn, where turns are taken.
@@ -167,20 +175,19 @@ impl Routed {
         let served = metadata::served(head.metadata.as_ref(), &head.attributes);
         let retried = metadata::retried(&head.attributes);
         self.plan.course.iter_mut().for_each(|course| course.answered(retried));
-        self.follow(served, now, picker);
+        let origin = Origin::of(&head.attributes);
+        self.follow(served, &found, origin, now, picker);
         let waits = self.plan.meets() && mode != BodyMode::None;
-        let connect_failed = metadata::connect_failed(&head.attributes);
-        self.judge(&found, connect_failed, waits, now, picker);
-        self.release(found.untaken(connect_failed), now, picker);
+        self.judge(&found, origin, waits, now, picker);
+        self.release(found.untaken(origin), now, picker);
 
         let mut mutation = HeaderMutation::default();
         let readable = mode != BodyMode::None && !found.encoded;
         if readable {
-            let charged = self.plan.admitted.is_some() || !self.plan.permits.is_empty();
-            self.scanner = Some(Scanner::new(self.api, &found, charged));
+            self.scanner = Some(Scanner::new(self.api, &found, &self.plan));
         }
         if readable && found.is_good() && self.api.generates() {
-            self.read_answer(if found.sse { AnswerFormat::Events } else { AnswerFormat::Json });
+            self.read_answer(found.format());
         }
         if readable && let Some(from) = &self.plan.renamed_from {
             self.renamer = ModelRenamer::new(&self.plan.target, from);
@@ -199,10 +206,12 @@ impl Routed {
             mutation.set_headers.extend(permit.headers().map(|(name, value)| reply::set(name, value)));
         }
         if let Some(course) = &self.plan.course {
-            mutation.set_headers.extend(course.headers().map(|(name, value)| reply::set(name, value)));
+            mutation
+                .set_headers
+                .extend(course.headers(self.names_prefill).map(|(name, value)| reply::set(name, value)));
         }
         if self.conformance {
-            let served = served.map_or_else(|| self.booking.endpoint().authority.to_string(), |a| a.to_string());
+            let served = metadata::reported(head.metadata.as_ref()).unwrap_or(NO_SERVED_ENDPOINT);
             mutation.set_headers.push(reply::set("x-conformance-test-served-endpoint", served));
             mutation.set_headers.push(reply::set("x-went-into-resp-headers", "true"));
         }
@@ -251,85 +260,6 @@ impl Routed {
         }
     }
 
-    /// Envoy's retries may have ended elsewhere: the booking follows, and who was passed over has failed.
-    fn follow(&mut self, served: Option<std::net::SocketAddr>, now: Timestamp, picker: &Picker) {
-        let Some(served) = served.filter(|a| *a != self.picked.spec.address) else { return };
-        // Who was asked before may have fetched the prompt: it is left to its lease.
-        self.plan.course.iter_mut().for_each(|course| course.kept = None);
-        let snapshot = self.plan.pool.store.load();
-        if let Some(state) = snapshot.position(served).and_then(|p| snapshot.get(p)) {
-            self.probes = false;
-            self.record(&self.picked.clone(), Health::ConnectFailure, now, picker);
-            self.booking.move_to(&state.endpoint, now);
-            // A rank of the one that was passed over.
-            self.plan.hints.rank = None;
-        }
-    }
-
-    /// Notes what the head of an answer shows of its servers; `waits` says that the one which answers may still wait for the prompt.
-    fn judge(&mut self, found: &ResponseFields, connect_failed: bool, waits: bool, now: Timestamp, picker: &Picker) {
-        let outcome = match found.status {
-            _ if connect_failed => Health::ConnectFailure,
-            // Envoy's own circuit breaker says nothing about the server.
-            _ if found.overloaded => return,
-            500..=599 => Health::Failure,
-            _ => Health::Success,
-        };
-        if outcome == Health::Failure && self.one_has_gone(now) {
-            return;
-        }
-        // Only what follows shows that it works.
-        if found.is_good() && waits {
-            return;
-        }
-        self.probes = false;
-        let ejected = self.record(&self.booking.endpoint().clone(), outcome, now, picker);
-        if connect_failed || ejected {
-            return;
-        }
-        // Which of the servers that worked on it has failed a sidecar does not say. The one that does fails with every other, so it is the first
-        // to have failed many times in a row; when it has gone, the others have done nothing.
-        if let Some(prefill) = self.plan.prefill.as_ref().map(|booking| booking.endpoint().clone()) {
-            self.probes_prefill = false;
-            if self.record(&prefill, outcome, now, picker) {
-                return;
-            }
-        }
-        for (nth, encoder) in self.plan.decision.encode.clone().iter().enumerate() {
-            self.probes_encoder &= nth != 0;
-            if self.record(encoder, outcome, now, picker) {
-                return;
-            }
-        }
-    }
-
-    /// Whether one of several servers that worked on it has been ejected since, which tells enough of why it failed. A server that is asked although
-    /// it is ejected, for want of another, tells nothing.
-    fn one_has_gone(&self, now: Timestamp) -> bool {
-        let (plan, decision) = (&self.plan, &self.plan.decision);
-        let away = |endpoint: &Endpoint, probes: bool| {
-            !probes && endpoint.health.availability(now, plan.pool.scheduler.health()) == Availability::Ejected
-        };
-        let prefill = plan.course.as_ref().and_then(|course| course.prefill.as_ref());
-        let probed = decision.split.as_ref().is_some_and(|split| split.probe);
-        let prompts = prefill.is_some_and(|prefill| away(prefill, probed));
-        let gone = |(nth, encoder): (usize, &Arc<Endpoint>)| away(encoder, nth == 0 && self.probes_encoder);
-        let encoder = decision.encode.iter().enumerate().any(gone);
-        let is_alone = prefill.is_none() && decision.encode.is_empty();
-        let own = !is_alone && !decision.ejection_ignored && away(self.booking.endpoint(), self.probes);
-        own || prompts || encoder
-    }
-
-    /// True when this ejected the endpoint.
-    fn record(&self, endpoint: &Endpoint, outcome: Health, now: Timestamp, picker: &Picker) -> bool {
-        let ejected = self.booking.judge(endpoint, outcome, now, self.plan.pool.scheduler.health());
-        if ejected {
-            picker.metrics.ejections.inc();
-            tracing::warn!(pool = %self.plan.pool.name, endpoint = %endpoint.authority, ?outcome, "endpoint ejected");
-        }
-        ejected
-    }
-
     /// One body message of the answer: watches it and gives the answer to it. With the last one goes what `report` asks for.
     pub fn body(
         &mut self,
@@ -353,7 +283,9 @@ impl Routed {
             UsageCount::Prompt => usage.prompt_tokens,
             UsageCount::Cached => usage.cached_tokens,
             UsageCount::Completion => usage.completion_tokens,
-            UsageCount::Total => Some(usage.prompt_tokens.unwrap_or(0) + usage.completion_tokens.unwrap_or(0)),
+            UsageCount::Total => {
+                Some(usage.prompt_tokens.unwrap_or(0).saturating_add(usage.completion_tokens.unwrap_or(0)))
+            }
         };
         Some(metadata::number(&report.namespace, &report.key, count? as f64))
     }
@@ -470,6 +402,9 @@ impl Routed {
         if let Some(admitted) = self.plan.admitted.take() {
             admitted.end(&usage, complete, now);
         }
+        if self.scanner.as_ref().is_some_and(Scanner::is_capped) {
+            picker.metrics.limit(Limit::ReportedTokens);
+        }
         if self.scanner.as_ref().and_then(Scanner::error_status).is_some() {
             picker.metrics.errors_in_stream.inc();
         }
@@ -521,66 +456,4 @@ fn had(usage: &Usage, came: u32, status: u16, end: End) -> Had {
 /// To the microsecond: more says nothing, and long fractions are hard to read.
 fn milliseconds(duration: Duration) -> f64 {
     duration.as_micros() as f64 / 1e3
-}
-
-/// Reads token counts in passing, in the answer's own format.
-#[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "nearly every answer is text, and a box would cost it an allocation")]
-enum Scanner {
-    Text(UsageScanner),
-    Grpc(GrpcUsageScanner),
-}
-
-impl Scanner {
-    /// Its tokens are counted as they come where somebody is `charged` for them.
-    fn new(api: Api, head: &ResponseFields, charged: bool) -> Self {
-        if api.body_format() == BodyFormat::Grpc {
-            return Self::Grpc(GrpcUsageScanner::new(api));
-        }
-        let good = head.is_good();
-        let in_stream = good && head.sse;
-        let watch =
-            Watch { errors: in_stream, response_id: good && api == Api::Responses, events: in_stream && charged };
-        Self::Text(UsageScanner::new(watch))
-    }
-
-    fn push(&mut self, chunk: &[u8]) {
-        match self {
-            Self::Text(scanner) => scanner.push(chunk),
-            Self::Grpc(scanner) => scanner.push(chunk),
-        }
-    }
-
-    fn response_id(&self) -> Option<&str> {
-        match self {
-            Self::Text(scanner) => scanner.response_id(),
-            Self::Grpc(_) => None,
-        }
-    }
-
-    /// The HTTP status of an error in the stream.
-    fn error_status(&self) -> Option<u16> {
-        match self {
-            Self::Text(scanner) => scanner.error().map(|error| error.status),
-            Self::Grpc(_) => None,
-        }
-    }
-
-    /// Tokens of the answer so far, or about as many; 0 while nobody can tell.
-    fn tokens(&self) -> u32 {
-        match self {
-            Self::Text(scanner) => scanner.events(),
-            Self::Grpc(scanner) => {
-                let told = scanner.usage().and_then(|usage| usage.completion_tokens);
-                told.map_or(0, |tokens| u32::try_from(tokens).unwrap_or(u32::MAX))
-            }
-        }
-    }
-
-    fn usage(&self) -> Option<Usage> {
-        match self {
-            Self::Text(scanner) => scanner.usage(),
-            Self::Grpc(scanner) => scanner.usage(),
-        }
-    }
 }

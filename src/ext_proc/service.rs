@@ -1,7 +1,8 @@
 //! The gRPC service: one inline stream a request, no task, no channel. It pumps messages into the [`Exchange`] and owns the timer.
 //!
 //! It never ends a stream on its own while Envoy is there: a stream that ends well before the answer has gone by loses the rest of the answer,
-//! and the client sees a 200. Only Envoy's end, or an error, ends it.
+//! and the client sees a 200. Only Envoy's end, or an error, ends it. A gateway may half-close the stream behind the request and wait for the
+//! decision (NGINX Gateway Fabric does): such a stream lives until it is answered.
 
 use super::exchange::{Actions, Event, Exchange, ProtocolError};
 use super::picker::Picker;
@@ -145,6 +146,11 @@ impl Pump {
         refusal.map(Event::Evicted)
     }
 
+    /// Whether the stream goes on after its last message: the gateway has half-closed it and waits for the decision.
+    fn outlives_its_inbound(&mut self) -> bool {
+        self.inbound.is_half_closed() && self.exchange.half_closed(self.clock.now())
+    }
+
     /// Ready when the exchange's deadline has come.
     fn poll_deadline(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(due) = self.exchange.deadline() else {
@@ -221,8 +227,8 @@ impl Stream for Pump {
                         this.failed = true;
                         return Poll::Ready(Some(Err(status)));
                     }
-                    Poll::Ready(None) => return Poll::Ready(None),
-                    Poll::Pending => {
+                    Poll::Ready(None) if !this.outlives_its_inbound() => return Poll::Ready(None),
+                    Poll::Ready(None) | Poll::Pending => {
                         ready!(this.poll_deadline(cx));
                         Event::Deadline
                     }

@@ -11,9 +11,9 @@ use crate::clock::Timestamp;
 use crate::disagg::attempts::Attempt;
 use crate::disagg::{Direct, Failure, Fallback, Leg, LegApi, Next, Prefilling};
 use crate::pool::Endpoint;
-use crate::pool::health::{Availability, Outcome as Health};
+use crate::pool::health::{Availability, ClientSlot, Observation, Outcome as Health, Verdict};
 use crate::pool::ranks::RankBooking;
-use crate::protocol::Usage;
+use crate::protocol::{Api, Usage};
 use crate::scheduling::{Dispatch, Pool};
 use crate::telemetry::metrics::LEG_OK;
 use bytes::Bytes;
@@ -65,6 +65,8 @@ pub enum Told {
 #[derive(Clone, Debug)]
 struct Facts {
     api: LegApi,
+    /// What its outcomes are observed under.
+    kind: (Api, ClientSlot),
     request_id: Box<str>,
     room: u64,
 }
@@ -102,7 +104,7 @@ pub struct Course {
 
 /// Tells clients and people how the two servers shared a request, on the answer.
 pub const COURSE_HEADER: &str = "x-attache-disaggregation";
-/// The server that computed the prompt, on the answer.
+/// The server that computed the prompt, on the answer where `exchange.prefillEndpointHeader` is on: it is an internal address.
 pub const PREFILL_HEADER: &str = "x-attache-prefill-endpoint";
 
 impl Course {
@@ -115,14 +117,18 @@ impl Course {
         }
     }
 
-    /// Headers of the answer.
-    pub fn headers(&self) -> impl Iterator<Item = (&'static str, String)> + use<> {
+    /// Headers of the answer; `names_prefill` adds [`PREFILL_HEADER`].
+    pub fn headers(&self, names_prefill: bool) -> impl Iterator<Item = (&'static str, String)> + use<> {
         let how = match (self.failure, self.carried) {
             (Some(failure), _) => format!("local; reason={}", failure.code()),
             (None, Some(tokens)) => format!("split; carried={tokens}"),
             (None, None) => "split".to_owned(),
         };
-        let server = self.prefill.as_ref().map(|server| (PREFILL_HEADER, server.authority.to_string()));
+        let server = self
+            .prefill
+            .as_ref()
+            .filter(|_| names_prefill)
+            .map(|server| (PREFILL_HEADER, server.authority.to_string()));
         std::iter::once((COURSE_HEADER, how)).chain(server)
     }
 }
@@ -195,7 +201,8 @@ impl Stage {
             FORWARDED.iter().filter_map(|name| Some((*name, head.get(name)?.to_owned()))).collect();
         headers.push(("x-request-id", request_id.clone()));
         headers.extend(trace.or_else(|| Some(head.traceparent()?.to_owned())).map(|trace| (TRACEPARENT, trace)));
-        let facts = Facts { api, request_id: request_id.into(), room };
+        let kind = (Api::from_path(head.path()).0, plan.client);
+        let facts = Facts { api, kind, request_id: request_id.into(), room };
         // A decode server that waits for one prefill server can't be told of another.
         let tries = if direct.is_together() { 1 } else { split.prefill.len() };
         let servers = split.prefill.iter().take(tries).cloned().collect();
@@ -349,15 +356,16 @@ impl Stage {
             self.count_late(None, now, picker);
         }
         let (pool, decode) = (&self.pool, &self.decode);
+        let judge = Judge { pool, kind: self.facts.kind, now, picker };
         let next = match self.direct.is_together() {
-            false => self.prefilling.late(now, |server, outcome| _ = judge(pool, server, outcome, now, picker)),
+            false => self.prefilling.late(now, |server, outcome| _ = judge.record(server, outcome)),
             // Which of the two has kept the other waiting nobody says. The one that does so does it with every other, so it is the first to be
             // ejected; when the answer's server is, the prompt's has done nothing.
             true => self.prefilling.late(now, |server, outcome| {
                 if decode.health.availability(now, pool.scheduler.health()) == Availability::Ejected {
                     server.health.probe_lost();
-                } else if !judge(pool, decode, outcome, now, picker) {
-                    judge(pool, server, outcome, now, picker);
+                } else if !judge.record(decode, outcome) {
+                    judge.record(server, outcome);
                 }
             }),
         };
@@ -379,8 +387,8 @@ impl Stage {
                         usage.cached_tokens = None;
                     }
                     self.count_late(Some(attempt), now, picker);
-                    let judge = |server: &Endpoint, outcome| _ = judge(&self.pool, server, outcome, now, picker);
-                    self.prefilling.computed(attempt, &usage, now, judge);
+                    let judge = Judge { pool: &self.pool, kind: self.facts.kind, now, picker };
+                    self.prefilling.computed(attempt, &usage, now, |server, outcome| _ = judge.record(server, outcome));
                     picker.metrics.prefill_leg(LEG_OK);
                     let took = Some(now.since(self.began));
                     let kept = self.kept(attempt, body);
@@ -396,8 +404,8 @@ impl Stage {
         picker.metrics.prefill_leg(failure.code());
         // Its leg is needed no more.
         self.releases.get_mut(attempt).and_then(Option::take);
-        let judge = |server: &Endpoint, outcome| _ = judge(&self.pool, server, outcome, now, picker);
-        let next = self.prefilling.failed(attempt, failure, now, judge);
+        let judge = Judge { pool: &self.pool, kind: self.facts.kind, now, picker };
+        let next = self.prefilling.failed(attempt, failure, now, |server, outcome| _ = judge.record(server, outcome));
         // Only who was not reached has fetched nothing for certain.
         if let (Failure::Refused, Next::Send(after)) = (failure, &next)
             && let Some((by, fetch)) = self.carried.as_mut().filter(|(by, _)| *by == attempt)
@@ -452,14 +460,28 @@ impl Stage {
     }
 }
 
-/// Notes what a server has shown of itself; true when this ejects it.
-fn judge(pool: &Pool, server: &Endpoint, outcome: Health, now: Timestamp, picker: &Picker) -> bool {
-    let ejected = server.health.record(outcome, now, pool.scheduler.health());
-    if ejected {
-        picker.metrics.ejections.inc();
-        tracing::warn!(pool = %pool.name, endpoint = %server.authority, ?outcome, "server ejected for a prompt that was not computed");
+/// Records the outcomes of one request's prompt for the health of servers of `pool`.
+#[derive(Clone, Copy)]
+struct Judge<'a> {
+    pool: &'a Pool,
+    kind: (Api, ClientSlot),
+    now: Timestamp,
+    picker: &'a Picker,
+}
+
+impl Judge<'_> {
+    /// True when this ejects the server.
+    fn record(self, server: &Endpoint, outcome: Health) -> bool {
+        let Self { pool, kind: (api, client), now, picker } = self;
+        let policy = pool.scheduler.health();
+        let may_eject = || pool.store.load().may_eject(server, now, policy);
+        let verdict = server.health.observe(Observation { outcome, api, client }, now, policy, may_eject);
+        picker.metrics.health(verdict);
+        if verdict == Verdict::Ejected {
+            tracing::warn!(pool = %pool.name, endpoint = %server.authority, ?outcome, "server ejected for a prompt that was not computed");
+        }
+        verdict == Verdict::Ejected
     }
-    ejected
 }
 
 impl Plan {

@@ -84,17 +84,33 @@ fn answer(pump: Pump) -> http::Response<tonic::body::Body> {
     response
 }
 
-/// Envoy's messages. Ends when Envoy does, however that comes; an error tells of a message that can't be read, and is the last item.
+/// The gateway's messages. Ends with the request side of the stream, by END_STREAM or by a reset; an error describes a message that can't be read,
+/// and is the last item.
 #[derive(Debug)]
 pub struct Inbound {
     body: tonic::body::Body,
     /// What has come of messages that are not whole.
     buffer: BytesMut,
+    end: Option<End>,
+}
+
+/// How the request side of a stream has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    HalfClosed,
+    Reset,
 }
 
 impl Inbound {
     fn new(body: tonic::body::Body) -> Self {
-        Self { body, buffer: BytesMut::new() }
+        Self { body, buffer: BytesMut::new(), end: None }
+    }
+
+    /// Whether the gateway has ended its side by END_STREAM: no more messages come, and it may still wait for responses. When it resets the stream
+    /// afterwards, or its connection ends, hyper drops the stream.
+    #[must_use]
+    pub fn is_half_closed(&self) -> bool {
+        self.end == Some(End::HalfClosed)
     }
 
     /// The next message, when it is whole.
@@ -131,6 +147,9 @@ impl Stream for Inbound {
             if let Some(message) = this.message() {
                 return Poll::Ready(Some(message));
             }
+            if this.end.is_some() {
+                return Poll::Ready(None);
+            }
             match Pin::new(&mut this.body).poll_frame(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Some(Ok(frame))) => {
@@ -139,10 +158,11 @@ impl Stream for Inbound {
                     }
                 }
                 // A reset is how streams end, normal ends and aborts alike.
-                Poll::Ready(Some(Err(_))) => return Poll::Ready(None),
-                Poll::Ready(None) if this.buffer.is_empty() => return Poll::Ready(None),
+                Poll::Ready(Some(Err(_))) => this.end = Some(End::Reset),
+                Poll::Ready(None) if this.buffer.is_empty() => this.end = Some(End::HalfClosed),
                 Poll::Ready(None) => {
                     this.buffer = BytesMut::new();
+                    this.end = Some(End::HalfClosed);
                     return Poll::Ready(Some(Err(Status::invalid_argument("the stream ended within a message"))));
                 }
             }
@@ -183,6 +203,21 @@ mod tests {
     fn framed(message: &ProcessingRequest) -> Vec<u8> {
         let bytes = message.encode_to_vec();
         [&[0], &u32::try_from(bytes.len()).unwrap().to_be_bytes()[..], &bytes].concat()
+    }
+
+    #[test]
+    fn a_clean_end_is_a_half_close_and_a_reset_is_not() {
+        for (last, half_closed) in [(None, true), (Some(Err(Status::cancelled("reset"))), false)] {
+            let first = Ok(http_body::Frame::data(Bytes::from(framed(&message(3)))));
+            let body = StreamBody::new(futures_util::stream::iter([first].into_iter().chain(last)));
+            let mut inbound = Inbound::new(tonic::body::Body::new(body.boxed_unsync()));
+            assert!(inbound.next().now_or_never().unwrap().unwrap().is_ok());
+            assert!(!inbound.is_half_closed());
+            for _ in 0..2 {
+                assert!(inbound.next().now_or_never().unwrap().is_none());
+                assert_eq!(inbound.is_half_closed(), half_closed);
+            }
+        }
     }
 
     /// All that comes of these pieces, and what is kept in the end.

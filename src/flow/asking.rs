@@ -3,6 +3,7 @@
 
 use super::control::FlowControl;
 use super::item::Arrival;
+use super::item::Load;
 use super::saturation::{Gauge, View};
 use super::settings::PoolFlow;
 use crate::pool::speed::Work;
@@ -91,6 +92,13 @@ impl PoolFlow {
     #[must_use]
     pub fn gauge(&self, view: &View<'_>) -> Gauge {
         self.detector.gauge(view)
+    }
+
+    /// Whether a request of this priority is refused because the pool is saturated: it is sheddable. The pool is looked at for
+    /// sheddable requests only.
+    #[must_use]
+    pub fn sheds(&self, priority: i32, view: &View<'_>) -> bool {
+        priority < 0 && self.gauge(view).saturation(Load::default(), 0.0) >= 1.0
     }
 
     /// Whether a request is let in, to the pool or to its queues.

@@ -65,6 +65,8 @@ impl Default for BandSettings {
 /// A pool's queues.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// Requests wait while the pool is full. Without queues, sheddable requests are refused while the pool is saturated, and all others go on.
+    pub queue: bool,
     /// Bands that are not like the others, by priority.
     pub bands: BTreeMap<i32, BandSettings>,
     /// Others of a priority below 0, where they are not like the rest.
@@ -96,6 +98,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
+            queue: true,
             bands: BTreeMap::new(),
             sheddable_band: None,
             default_band: BandSettings::default(),

@@ -1,14 +1,27 @@
-//! Passive health: what became of the requests that were sent to an endpoint.
+//! Passive health: the outcomes of the requests that were sent to an endpoint.
 //!
-//! Consecutive failures (a refused connection, a 5xx) eject an endpoint for a while that doubles with each ejection in a row;
-//! then it is half open: one request at a time probes it, and the first success lets the others back in, slowly at first. A
-//! success is proof of life whenever it comes, so a straggler's success ends an ejection too; a straggler's failure says nothing new.
-//! All state is a handful of atomics that are read with `now` on every decision, so an ejection acts at once, without a new
-//! snapshot; what must happen once (an ejection, the departure of a probe) is settled by compare-and-swap.
+//! Consecutive failures eject an endpoint for a while that doubles with each ejection in a row; then it is half open: one request at
+//! a time probes it, and the first success lets the others back in, slowly at first. A success is proof of life whenever it comes, so
+//! a straggler's success ends an ejection too; a straggler's failure says nothing new.
+//!
+//! | outcome | a client can cause it | ejects |
+//! |---|---|---|
+//! | [`Outcome::ConnectFailure`] | no | at once, two in a row |
+//! | [`Outcome::Failure`] | no | at once, five in a row |
+//! | [`Outcome::ErrorResponse`] | yes, by what it asks for | five in a row of one API, after a period without success ([`errors`]), and never more than a share of the pool |
+//!
+//! All that decisions read is atomics that are read with `now`, so an ejection acts at once, without a new snapshot; what must happen
+//! once (an ejection, the departure of a probe) is settled by compare-and-swap.
 
 use crate::clock::Timestamp;
+use crate::protocol::Api;
+use errors::ErrorRuns;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
+
+mod errors;
+
+pub use errors::ClientSlot;
 
 /// Envoy's own outlier detection ejects after five 5xx in a row.
 pub const DEFAULT_CONSECUTIVE_FAILURES: u32 = 5;
@@ -20,6 +33,11 @@ pub const DEFAULT_EJECTION: Duration = Duration::from_secs(5);
 pub const DEFAULT_MAX_EJECTION: Duration = Duration::from_secs(300);
 /// A server that came back gets its full share after this long.
 pub const DEFAULT_SLOW_START: Duration = Duration::from_secs(10);
+/// As long as the first ejection: a server to which honest clients send anything succeeds at least once in this period.
+pub const DEFAULT_ERROR_PERIOD: Duration = Duration::from_secs(5);
+/// Envoy's default is 10, for clusters of many hosts. Pools of model servers are small: half of them must be able to fail on their own, and
+/// the other half must remain whatever clients do.
+pub const DEFAULT_MAX_EJECTION_PERCENT: u32 = 50;
 
 /// When to eject, for how long, and how to let back in.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +52,20 @@ pub struct HealthPolicy {
     pub max_ejection: Duration,
     /// How long a returned endpoint is favoured less.
     pub slow_start: Duration,
+    /// How long error responses to one client must go on, without a success of the endpoint, before they eject it. Divided by the number of
+    /// clients that receive them, up to `consecutive_failures`. 0 ejects at the last of `consecutive_failures`.
+    pub error_period: Duration,
+    /// Largest share of the endpoints with the same roles that may be ejected when error responses eject one more, percent. One endpoint may
+    /// always be. An endpoint that can't be reached is ejected whatever this says: no client can cause that.
+    pub max_ejection_percent: u32,
+}
+
+impl HealthPolicy {
+    /// Whether error responses may eject one endpoint of `total` with the same roles, of which `away` are ejected.
+    #[must_use]
+    pub fn may_eject(&self, away: usize, total: usize) -> bool {
+        away == 0 || (away + 1).saturating_mul(100) <= total.saturating_mul(self.max_ejection_percent as usize)
+    }
 }
 
 impl Default for HealthPolicy {
@@ -44,20 +76,64 @@ impl Default for HealthPolicy {
             ejection: DEFAULT_EJECTION,
             max_ejection: DEFAULT_MAX_EJECTION,
             slow_start: DEFAULT_SLOW_START,
+            error_period: DEFAULT_ERROR_PERIOD,
+            max_ejection_percent: DEFAULT_MAX_EJECTION_PERCENT,
         }
     }
 }
 
-/// What a request told about the endpoint that served it.
+/// How a request ended for the endpoint that it was sent to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// It answered, and not with a 5xx.
+    /// The endpoint responded, and not with an error of its own.
     Success,
-    /// It answered with a 5xx.
+    /// The endpoint failed, and no request can be the cause: a simulated endpoint, and any 5xx in old recordings.
     Failure,
-    /// It could not be reached.
+    /// The endpoint could not be reached.
     ConnectFailure,
+    /// The endpoint was reached, and its response is a 5xx or did not come. The request may be the cause.
+    ErrorResponse,
+}
+
+impl Outcome {
+    /// The outcome of a response with this status; `None` for 501 and 505, which say what a server does not implement.
+    #[must_use]
+    pub fn of_status(status: u16) -> Option<Self> {
+        match status {
+            501 | 505 => None,
+            500..=599 => Some(Self::ErrorResponse),
+            _ => Some(Self::Success),
+        }
+    }
+}
+
+/// An outcome, and of what kind of request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Observation {
+    /// The outcome.
+    pub outcome: Outcome,
+    /// The request's API.
+    pub api: Api,
+    /// The request's client.
+    pub client: ClientSlot,
+}
+
+impl From<Outcome> for Observation {
+    fn from(outcome: Outcome) -> Self {
+        Self { outcome, api: Api::Other, client: ClientSlot::default() }
+    }
+}
+
+/// What an observation changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The endpoint keeps its standing, or has come back.
+    Kept,
+    /// This observation ejected it.
+    Ejected,
+    /// It would be ejected, but [`HealthPolicy::max_ejection_percent`] of its peers are.
+    Capped,
 }
 
 /// What a decision may do with an endpoint.
@@ -81,14 +157,29 @@ const HALF_OPEN: u64 = 2;
 /// The passive health of one endpoint.
 #[derive(Debug, Default)]
 pub struct EndpointHealth {
-    failures: AtomicU32,
-    connect_failures: AtomicU32,
-    ejections: AtomicU32,
     /// Until when it is left alone, nanoseconds with the lowest bit cleared; 0 when it is in use. While a probe is out: until when
     /// that is waited for, with the lowest bit ([`PROBE_OUT`]) set. One word, so that every change of state is one swap.
     away_until: AtomicU64,
     /// When it came back from an ejection; 0 when it was never away.
     recovered_at: AtomicU64,
+    /// What decisions don't read.
+    record: Box<Record>,
+}
+
+/// The outcomes since the last success.
+#[derive(Debug, Default)]
+struct Record {
+    failures: AtomicU32,
+    connect_failures: AtomicU32,
+    ejections: AtomicU32,
+    errors: ErrorRuns,
+}
+
+impl Record {
+    fn clear_failures(&self) {
+        self.failures.store(0, Relaxed);
+        self.connect_failures.store(0, Relaxed);
+    }
 }
 
 impl EndpointHealth {
@@ -141,59 +232,98 @@ impl EndpointHealth {
         }
     }
 
-    /// Takes in what became of a request. Returns true when this very outcome ejected the endpoint.
-    pub fn record(&self, outcome: Outcome, now: Timestamp, policy: &HealthPolicy) -> bool {
+    /// Whether the endpoint is ejected or half open.
+    #[must_use]
+    pub fn is_away(&self, now: Timestamp, policy: &HealthPolicy) -> bool {
+        matches!(self.availability(now, policy), Availability::Ejected | Availability::HalfOpen)
+    }
+
+    /// [`Self::observe`] where no share limits ejections. Returns true when this outcome ejected the endpoint.
+    pub fn record(&self, outcome: impl Into<Observation>, now: Timestamp, policy: &HealthPolicy) -> bool {
+        self.observe(outcome.into(), now, policy, || true) == Verdict::Ejected
+    }
+
+    /// Takes in the outcome of a request. `may_eject` says whether error responses may eject one more of the endpoint's peers.
+    pub fn observe(
+        &self,
+        observation: Observation,
+        now: Timestamp,
+        policy: &HealthPolicy,
+        may_eject: impl FnOnce() -> bool,
+    ) -> Verdict {
+        let Observation { outcome, api, client } = observation;
         if outcome == Outcome::Success {
-            self.failures.store(0, Relaxed);
-            self.connect_failures.store(0, Relaxed);
-            if self.away_until.swap(0, Relaxed) != 0 {
-                self.ejections.store(0, Relaxed);
-                self.recovered_at.store(now.0.max(1), Relaxed);
-            }
-            return false;
+            self.succeeded(api, now);
+            return Verdict::Kept;
         }
         if policy.consecutive_failures == 0 {
-            return false;
+            return Verdict::Kept;
         }
         let away_until = self.away_until.load(Relaxed);
         if away_until & PROBE_OUT == 0 && now.0 < away_until {
-            return false; // a straggler that was sent before the ejection
+            return Verdict::Kept; // a straggler that was sent before the ejection
         }
-        let failures = self.failures.fetch_add(1, Relaxed) + 1;
+        let probe_failed = away_until != 0;
+        let record = &*self.record;
         let connect_failures = match outcome {
-            Outcome::ConnectFailure => self.connect_failures.fetch_add(1, Relaxed) + 1,
+            Outcome::ConnectFailure => record.connect_failures.fetch_add(1, Relaxed) + 1,
             _ => {
-                self.connect_failures.store(0, Relaxed);
+                record.connect_failures.store(0, Relaxed);
                 0
             }
         };
-        let probe_failed = away_until != 0;
+        if outcome == Outcome::ErrorResponse {
+            if probe_failed {
+                // One client's probes must not keep the endpoint away for longer and longer.
+                return self.eject(away_until, record.errors.probed_by(client), now, policy);
+            }
+            return match record.errors.failed(api, client, now, policy) {
+                false => Verdict::Kept,
+                true if !may_eject() => Verdict::Capped,
+                true => self.eject(away_until, true, now, policy),
+            };
+        }
+        let failures = record.failures.fetch_add(1, Relaxed) + 1;
         let unreachable = policy.consecutive_connect_failures;
-        let eject = probe_failed
+        let ejects = probe_failed
             || failures >= policy.consecutive_failures
             || (unreachable != 0 && connect_failures >= unreachable);
-        eject && self.eject(away_until, now, policy)
+        if ejects { self.eject(away_until, true, now, policy) } else { Verdict::Kept }
     }
 
-    /// Begins an ejection in place of the state `before`; false when another outcome was faster.
-    fn eject(&self, before: u64, now: Timestamp, policy: &HealthPolicy) -> bool {
-        let doublings = self.ejections.load(Relaxed).min(16);
+    fn succeeded(&self, api: Api, now: Timestamp) {
+        self.record.clear_failures();
+        self.record.errors.succeeded(api, now);
+        if self.away_until.swap(0, Relaxed) != 0 {
+            self.record.ejections.store(0, Relaxed);
+            self.record.errors.clear();
+            self.recovered_at.store(now.0.max(1), Relaxed);
+        }
+    }
+
+    /// Begins an ejection in place of the state `before`, twice as long as the one before if it is `longer`. [`Verdict::Kept`] when another
+    /// outcome was faster.
+    fn eject(&self, before: u64, longer: bool, now: Timestamp, policy: &HealthPolicy) -> Verdict {
+        let ejections = self.record.ejections.load(Relaxed);
+        let doublings = if longer { ejections } else { ejections.saturating_sub(1) }.min(16);
         let length = policy.ejection.saturating_mul(1 << doublings).min(policy.max_ejection);
         let until = now.after(length).0 & !PROBE_OUT;
         if self.away_until.compare_exchange(before, until.max(HALF_OPEN), Relaxed, Relaxed).is_err() {
-            return false;
+            return Verdict::Kept;
         }
-        self.ejections.fetch_add(1, Relaxed);
-        self.failures.store(0, Relaxed);
-        self.connect_failures.store(0, Relaxed);
-        true
+        self.record.ejections.fetch_add(u32::from(longer), Relaxed);
+        self.record.clear_failures();
+        if before == 0 {
+            self.record.errors.clear();
+        }
+        Verdict::Ejected
     }
 
     /// Forgets failures and ejections: the server's process is a new one. A slow start that is under way goes on.
     pub fn reset(&self) {
-        self.failures.store(0, Relaxed);
-        self.connect_failures.store(0, Relaxed);
-        self.ejections.store(0, Relaxed);
+        self.record.clear_failures();
+        self.record.errors.clear();
+        self.record.ejections.store(0, Relaxed);
         self.away_until.store(0, Relaxed);
     }
 }

@@ -1,6 +1,7 @@
 //! The immutable view of a pool that requests are decided on.
 
 use super::endpoint::{Endpoint, EndpointSpec, Live};
+use super::health::HealthPolicy;
 use super::metrics::{EndpointMetrics, Reported};
 use super::role::Roles;
 use crate::clock::Timestamp;
@@ -134,6 +135,16 @@ impl PoolSnapshot {
     #[must_use]
     pub fn position(&self, address: SocketAddr) -> Option<u32> {
         self.by_address.get(&address).copied()
+    }
+
+    /// Whether error responses may eject `endpoint`, given how many of the endpoints with the same roles are ejected or half open.
+    #[must_use]
+    pub fn may_eject(&self, endpoint: &Endpoint, now: Timestamp, policy: &HealthPolicy) -> bool {
+        let peers = self.endpoints.iter().filter(|state| state.endpoint.roles == endpoint.roles);
+        let counted = peers.fold((0, 0), |(away, total), state| {
+            (away + usize::from(state.live().health.is_away(now, policy)), total + 1)
+        });
+        policy.may_eject(counted.0, counted.1)
     }
 
     /// The endpoint at `position`.

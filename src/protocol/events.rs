@@ -1,73 +1,180 @@
-//! The events of a stream, counted as they pass: about as many as the answer has tokens, since servers send each as soon as they have it. The few
-//! that begin and end a stream are counted too; a server that sends several tokens at once has more than are counted.
+//! Server-sent events, taken apart while they pass, cut into chunks anywhere: which bytes are data, which name an event has, where it ends.
 //!
-//! Called by [`super::UsageScanner`].
+//! Lines end with LF or CRLF. The `data:` lines of one event belong together; comments and other fields are skipped. An event whose data is one
+//! line inside one chunk, as model servers send them, is handed over whole.
+//!
+//! Called by [`super::UsageScanner`]. Imports nothing of the crate.
 
 use memchr::memchr;
 
-/// What an event's line begins with.
 const DATA: &[u8] = b"data:";
+const NAME: &[u8] = b"event:";
 
-/// Where in a line we are.
-#[derive(Clone, Copy, Debug)]
-enum Line {
-    /// At its start, of which so many bytes agree with `data:`.
-    Start(usize),
-    /// In the rest of it.
-    Rest,
+/// A part of a stream of events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part<'c> {
+    /// The one line of data of an event, which ends with it.
+    Event(&'c [u8]),
+    /// A line of data begins.
+    Line,
+    /// Bytes of a line of data.
+    Data(&'c [u8]),
+    /// Bytes of an event's name, with white space around it.
+    Name(&'c [u8]),
+    /// The event ends.
+    End,
 }
 
-/// Counts events.
+/// Where in a line the stream is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Line {
+    Start,
+    /// A carriage return at the start of a line.
+    Return,
+    /// So many bytes agree with the name of this field.
+    Field(&'static [u8], usize),
+    Data,
+    Name,
+    Skip,
+}
+
+/// Takes a stream of events apart.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct EventCounter {
+pub(super) struct EventLines {
     line: Line,
+    /// The event has data already.
+    has_data: bool,
     count: u32,
 }
 
-impl Default for EventCounter {
+impl Default for EventLines {
     fn default() -> Self {
-        Self { line: Line::Start(0), count: 0 }
+        Self { line: Line::Start, has_data: false, count: 0 }
     }
 }
 
-impl EventCounter {
-    /// Takes the next bytes of the stream, cut anywhere.
-    pub(super) fn push(&mut self, chunk: &[u8]) {
+impl EventLines {
+    /// Takes the next bytes of the stream and hands their parts to `on`.
+    pub(super) fn push(&mut self, chunk: &[u8], mut on: impl FnMut(Part<'_>)) {
         let mut rest = chunk;
-        while let Some((first, after)) = rest.split_first() {
-            match self.line {
-                Line::Start(matched) if DATA.get(matched) == Some(first) => {
-                    let matched = matched + 1;
-                    self.line = if matched < DATA.len() { Line::Start(matched) } else { Line::Rest };
-                    self.count = self.count.saturating_add(u32::from(matched == DATA.len()));
-                    rest = after;
+        while !rest.is_empty() {
+            rest = match self.whole_event(rest) {
+                Some((data, after)) => {
+                    on(Part::Event(data));
+                    after
                 }
-                _ => {
-                    let end = memchr(b'\n', rest);
-                    self.line = if end.is_some() { Line::Start(0) } else { Line::Rest };
-                    rest = end.and_then(|end| rest.get(end + 1..)).unwrap_or_default();
+                None => self.part(rest, &mut on),
+            };
+        }
+    }
+
+    /// Lines of data so far.
+    pub(super) fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// The data of an event that begins and ends in `rest` and has one line of it; and what follows.
+    fn whole_event<'c>(&mut self, rest: &'c [u8]) -> Option<(&'c [u8], &'c [u8])> {
+        if self.line != Line::Start || self.has_data {
+            return None;
+        }
+        let line = rest.strip_prefix(DATA)?;
+        let (data, behind) = line.split_at_checked(memchr(b'\n', line)?)?;
+        let after = behind.strip_prefix(b"\n\n").or_else(|| behind.strip_prefix(b"\n\r\n"))?;
+        self.count = self.count.saturating_add(1);
+        Some((data, after))
+    }
+
+    fn part<'c>(&mut self, rest: &'c [u8], on: &mut impl FnMut(Part<'_>)) -> &'c [u8] {
+        let Some((byte, after)) = rest.split_first() else { return rest };
+        match (self.line, byte) {
+            (Line::Start | Line::Return, b'\n') => {
+                (self.line, self.has_data) = (Line::Start, false);
+                on(Part::End);
+                after
+            }
+            (Line::Start, b'\r') => {
+                self.line = Line::Return;
+                after
+            }
+            (Line::Start, first) => {
+                let field = [DATA, NAME].into_iter().find(|field| field.first() == Some(first));
+                self.line = field.map_or(Line::Skip, |field| Line::Field(field, 0));
+                rest
+            }
+            (Line::Field(field, agreed), byte) if field.get(agreed) == Some(byte) => {
+                self.line = Line::Field(field, agreed + 1);
+                if agreed + 1 == field.len() {
+                    self.begin(field == DATA, on);
                 }
+                after
+            }
+            (Line::Field(..) | Line::Return, _) => {
+                self.line = Line::Skip;
+                rest
+            }
+            (Line::Data | Line::Name | Line::Skip, _) => {
+                let end = memchr(b'\n', rest);
+                let (part, after) = rest.split_at(end.unwrap_or(rest.len()));
+                match self.line {
+                    Line::Data => on(Part::Data(part)),
+                    Line::Name => on(Part::Name(part)),
+                    _ => {}
+                }
+                if end.is_some() {
+                    self.line = Line::Start;
+                }
+                after.get(1..).unwrap_or_default()
             }
         }
     }
 
-    /// Events so far.
-    pub(super) fn count(&self) -> u32 {
-        self.count
+    fn begin(&mut self, is_data: bool, on: &mut impl FnMut(Part<'_>)) {
+        self.line = if is_data { Line::Data } else { Line::Name };
+        if is_data {
+            self.has_data = true;
+            self.count = self.count.saturating_add(1);
+            on(Part::Line);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::EventCounter;
+    use super::*;
+
+    /// The data and the name of each event, lines joined with LF.
+    fn events(stream: &[u8], size: usize) -> (Vec<(String, String)>, u32) {
+        let (mut lines, mut events) = (EventLines::default(), vec![Default::default()]);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        for chunk in stream.chunks(size) {
+            lines.push(chunk, |part| {
+                let last: &mut (Vec<String>, String) = events.last_mut().unwrap();
+                match part {
+                    Part::Line => last.0.push(String::new()),
+                    Part::Data(data) => *last.0.last_mut().unwrap() += &text(data),
+                    Part::Name(name) => last.1 += &text(name),
+                    Part::Event(data) => {
+                        last.0.push(text(data));
+                        events.push(Default::default());
+                    }
+                    Part::End => events.push(Default::default()),
+                }
+            });
+        }
+        let joined = events.into_iter().map(|(data, name)| (data.join("\n"), name.trim().to_owned()));
+        let trimmed = joined.map(|(data, name)| (data.replace('\r', ""), name));
+        (trimmed.filter(|event| *event != Default::default()).collect(), lines.count())
+    }
 
     #[test]
-    fn events_are_counted_wherever_the_stream_is_cut() {
-        let stream = "data: {\"a\": \"data:\"}\n\n: comment data:\r\nevent: x\r\ndata:{}\r\n\r\ndat\ndata\n data: no\ndadata: no\n\ndata: [DONE]";
+    fn events_are_the_same_wherever_the_stream_is_cut() {
+        let stream = "data: {\"a\": \"data:\"}\n\n: comment data:\r\nevent: x\r\ndata:{}\r\n\r\ndat\ndata\n data: no\ndadata: no\n\n\
+                      data: one\ndata: two\nid: 7\n\nevent: y\n\nretry: 1\ndata: [DONE]";
+        let expected = [(" {\"a\": \"data:\"}", ""), ("{}", "x"), (" one\n two", ""), ("", "y"), (" [DONE]", "")]
+            .map(|(data, name)| (data.to_owned(), name.to_owned()));
         for size in 1..=stream.len() {
-            let mut events = EventCounter::default();
-            stream.as_bytes().chunks(size).for_each(|chunk| events.push(chunk));
-            assert_eq!(events.count(), 3, "in chunks of {size}");
+            assert_eq!(events(stream.as_bytes(), size), (expected.to_vec(), 5), "in chunks of {size}");
         }
     }
 }

@@ -1,22 +1,41 @@
-//! What an answer says about itself: token counts, errors inside a stream, the id of a response. Seen in passing: the answer is
-//! neither parsed nor kept.
+//! What a response says about itself: token counts, errors inside a stream, the id of a response. Read while the response passes, only where its
+//! API defines them:
 //!
-//! Called by `ext_proc::exchange` with each chunk. Imports nothing of the crate.
+//! | API | one JSON document | server-sent events |
+//! |---|---|---|
+//! | Messages | `usage` | `message.usage` of `message_start`, `usage` of `message_delta` |
+//! | Responses | `usage`, `id` | `response.usage` of `response.completed`, `.incomplete`, `.failed`; `response.id` |
+//! | SGLang's `/generate` | `meta_info` of the object, or of each object of the array | `meta_info`, the last of each `index` |
+//! | all others | `usage` | `usage` |
+//!
+//! In all event streams, an error is `error` of an event without a type or of type `error`, and `response.error` of `response.failed`. What a
+//! client wrote (tools, tool input, prompts) lies deeper, and is never read.
+//!
+//! Called by `ext_proc::exchange` with each chunk. Imports nothing but [`Api`] and [`AnswerFormat`].
 
-use super::events::EventCounter;
-use super::scan::ValueScanner;
+mod generated;
+
+use super::answer::AnswerFormat;
+use super::api::Api;
+use super::events::{EventLines, Part};
+use super::members::{MemberReader, Visitor, Wanted};
+use generated::{AnswerCounts, Generated};
 use memchr::memmem::Finder;
 use serde::Deserialize;
+use smallvec::SmallVec;
 use std::sync::LazyLock;
 
-pub use super::scan::DEFAULT_MAX_VALUE_BYTES;
+pub use super::members::DEFAULT_MAX_VALUE_BYTES;
 
 static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\""));
 static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"error\""));
-static ID: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"id\""));
+static RESPONSE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"response\""));
+static META_INFO: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"meta_info\""));
 
 /// Longest id of a response that is kept, bytes of JSON.
 const MAX_RESPONSE_ID: usize = 256;
+/// Longest name of an event that is kept, bytes. `response.in_progress`, the longest that matters, has 20.
+const MAX_EVENT_NAME: usize = 32;
 
 /// Token counts of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,6 +46,14 @@ pub struct Usage {
     pub completion_tokens: Option<u64>,
     /// Tokens of the prompt that the server had in its cache.
     pub cached_tokens: Option<u64>,
+}
+
+impl Usage {
+    /// Reads the value of a `usage` member, in the words of any API. `None` when it holds no counts.
+    #[must_use]
+    pub fn read(value: &[u8]) -> Option<Self> {
+        Counts::read(value)?.total()
+    }
 }
 
 /// An error that came inside a stream whose status was 200.
@@ -45,80 +72,161 @@ pub struct Watch {
     pub errors: bool,
     /// The id of a response: for the Responses API.
     pub response_id: bool,
-    /// How many events have come: for server-sent events.
-    pub events: bool,
 }
 
 /// Watches an answer go by.
 #[derive(Debug)]
 pub struct UsageScanner {
-    usages: ValueScanner,
-    errors: Option<ValueScanner>,
-    ids: Option<ValueScanner>,
-    events: Option<EventCounter>,
+    events: Option<EventLines>,
+    document: MemberReader<Member>,
+    found: Found,
+}
+
+/// Where an API defines what is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    Root,
+    MessageEvents,
+    ResponseEvents,
+    Generated,
+}
+
+/// A member that is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Member {
+    Usage,
+    Error,
+    Id,
+    Type,
+    Code,
+    /// Of SGLang: which of several answers an event is about.
+    Index,
+    PromptTokens,
+    CompletionTokens,
+    CachedTokens,
+}
+
+/// What kind of event it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Error,
+    MessageStart,
+    MessageDelta,
+    /// `response.created` and others that hold a response which goes on.
+    ResponseBegun,
+    ResponseEnded,
+    Other,
+}
+
+impl Kind {
+    fn of(name: &[u8]) -> Self {
+        match name {
+            b"error" => Self::Error,
+            b"message_start" => Self::MessageStart,
+            b"message_delta" => Self::MessageDelta,
+            b"response.created" | b"response.queued" | b"response.in_progress" => Self::ResponseBegun,
+            b"response.completed" | b"response.incomplete" | b"response.failed" => Self::ResponseEnded,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// What one object says.
+#[derive(Clone, Debug, Default)]
+struct Said {
+    usage: Option<Counts>,
+    error: Option<StreamError>,
+    id: Option<String>,
+}
+
+/// What has been found in a response.
+#[derive(Debug)]
+struct Found {
+    shape: Shape,
+    watch: Watch,
+    /// The name of the event, and the `type` of its data.
+    name: SmallVec<[u8; MAX_EVENT_NAME]>,
+    kind: Option<Kind>,
+    /// The status that the `code` of the event stands for.
+    code: Option<u16>,
+    root: Said,
+    inner: Said,
+    generated: Generated,
     counts: Counts,
     error: Option<StreamError>,
     response_id: Option<String>,
 }
 
 impl UsageScanner {
-    /// A scanner for one answer.
+    /// A scanner for one response to a request of `api`.
     #[must_use]
-    pub fn new(watch: Watch) -> Self {
-        Self {
-            usages: ValueScanner::new(&USAGE, b'{'),
-            errors: watch.errors.then(|| ValueScanner::new(&ERROR, b'{')),
-            ids: watch.response_id.then(|| ValueScanner::new(&ID, b'"')),
-            events: watch.events.then(EventCounter::default),
+    pub fn new(api: Api, format: AnswerFormat, watch: Watch) -> Self {
+        Self::of_answers(api, format, watch, 1)
+    }
+
+    /// The same for a request that asks for so many answers (`n`) to each of its prompts.
+    #[must_use]
+    pub fn of_answers(api: Api, format: AnswerFormat, watch: Watch, answers: u32) -> Self {
+        let shape = match (api, format) {
+            (Api::SglangGenerate, _) => Shape::Generated,
+            (Api::Messages, AnswerFormat::Events) => Shape::MessageEvents,
+            (Api::Responses | Api::ResponseById, AnswerFormat::Events) => Shape::ResponseEvents,
+            _ => Shape::Root,
+        };
+        let found = Found {
+            shape,
+            watch,
+            name: SmallVec::new(),
+            kind: None,
+            code: None,
+            root: Said::default(),
+            inner: Said::default(),
+            generated: Generated::new(answers),
             counts: Counts::default(),
             error: None,
             response_id: None,
-        }
+        };
+        let events = (format == AnswerFormat::Events).then(EventLines::default);
+        Self { events, document: MemberReader::new(shape == Shape::Generated), found }
     }
 
     /// Takes the next bytes of the answer.
     pub fn push(&mut self, chunk: &[u8]) {
-        let counts = &mut self.counts;
-        self.usages.push(chunk, |value| {
-            // A `usage` that is something else says nothing.
-            if let Ok(found) = serde_json::from_slice::<Counts>(value) {
-                counts.merge(found);
+        let Self { events, document, found } = self;
+        let Some(events) = events else {
+            document.push(chunk, found);
+            return;
+        };
+        events.push(chunk, |part| match part {
+            Part::Event(data) => {
+                if found.may_be_in(data) {
+                    document.restart();
+                    document.push(data, found);
+                    document.restart();
+                }
+                found.name.clear();
+            }
+            Part::Line if document.is_open() => {}
+            Part::Line => document.restart(),
+            Part::Data(data) => document.push(data, found),
+            Part::Name(name) => {
+                let space = MAX_EVENT_NAME.saturating_sub(found.name.len());
+                found.name.extend_from_slice(name.get(..space).unwrap_or(name));
+            }
+            Part::End => {
+                document.restart();
+                found.name.clear();
             }
         });
-        if let Some(errors) = &mut self.errors {
-            errors.push(chunk, |value| {
-                if self.error.is_none() {
-                    self.error = StreamError::read(value);
-                }
-            });
-        }
-        if let Some(ids) = &mut self.ids {
-            ids.push(chunk, |value| {
-                let wanted = value.starts_with(b"\"resp_") && value.len() <= MAX_RESPONSE_ID;
-                if wanted && self.response_id.is_none() {
-                    self.response_id = serde_json::from_slice(value).ok();
-                }
-            });
-        }
-        if let Some(events) = &mut self.events {
-            events.push(chunk);
-        }
-        // The first one is the one that counts.
-        if self.error.is_some() {
-            self.errors = None;
-        }
-        if self.response_id.is_some() {
-            self.ids = None;
-        }
     }
 
     /// The token counts found so far; `None` when the answer has not told any.
     #[must_use]
     pub fn usage(&self) -> Option<Usage> {
-        self.counts.total()
+        if self.found.shape == Shape::Generated { self.found.generated.total() } else { self.found.counts.total() }
     }
 
-    /// Events so far; 0 where they are not watched for.
+    /// Events so far; 0 where the answer is one document.
     #[must_use]
     pub fn events(&self) -> u32 {
         self.events.map_or(0, |events| events.count())
@@ -127,14 +235,145 @@ impl UsageScanner {
     /// The first error found in the stream.
     #[must_use]
     pub fn error(&self) -> Option<&StreamError> {
-        self.error.as_ref()
+        self.found.error.as_ref()
     }
 
     /// The id of the response.
     #[must_use]
     pub fn response_id(&self) -> Option<&str> {
-        self.response_id.as_deref()
+        self.found.response_id.as_deref()
     }
+}
+
+impl Found {
+    /// Whether the data of an event may hold anything that is still wanted: one or two substring searches, which all but a few events end with.
+    fn may_be_in(&self, data: &[u8]) -> bool {
+        let counts = match self.shape {
+            Shape::Root | Shape::MessageEvents => &USAGE,
+            Shape::ResponseEvents => &RESPONSE,
+            Shape::Generated => &META_INFO,
+        };
+        has_member(data, counts) || (self.wants_errors() && has_member(data, &ERROR))
+    }
+
+    fn wants_errors(&self) -> bool {
+        self.watch.errors && self.error.is_none()
+    }
+
+    fn wants_id(&self) -> bool {
+        self.watch.response_id && self.response_id.is_none()
+    }
+
+    /// Takes what the document has said, by what kind of event it is.
+    fn take(&mut self) {
+        let named = || Some(self.name.trim_ascii()).filter(|name| !name.is_empty()).map(Kind::of);
+        let kind = self.kind.or_else(named);
+        let (root, inner) = (std::mem::take(&mut self.root), std::mem::take(&mut self.inner));
+        let (usage, id) = match (self.shape, kind) {
+            (Shape::Root, _) => (root.usage, root.id),
+            (Shape::MessageEvents, Some(Kind::MessageStart)) => (inner.usage, None),
+            (Shape::MessageEvents, Some(Kind::MessageDelta)) => (root.usage, None),
+            (Shape::ResponseEvents, Some(Kind::ResponseEnded)) => (inner.usage, inner.id),
+            (Shape::ResponseEvents, Some(Kind::ResponseBegun)) => (None, inner.id),
+            _ => (None, None),
+        };
+        if let Some(usage) = usage {
+            self.counts.merge(usage);
+        }
+        if self.wants_id() {
+            self.response_id = id;
+        }
+        if self.wants_errors() {
+            self.error = match kind {
+                None => root.error,
+                Some(Kind::Error) => {
+                    root.error.or(Some(StreamError { status: self.code.unwrap_or(UNKNOWN_ERROR), kind: None }))
+                }
+                Some(Kind::ResponseEnded) => inner.error,
+                Some(_) => None,
+            };
+        }
+    }
+}
+
+impl Visitor for Found {
+    type Member = Member;
+
+    fn wants(&self, inner: bool, name: &[u8]) -> Wanted<Member> {
+        let value = |wanted: bool, member| if wanted { Wanted::Value(member) } else { Wanted::No };
+        match (self.shape, inner, name) {
+            (Shape::Root | Shape::MessageEvents, false, b"usage")
+            | (Shape::MessageEvents | Shape::ResponseEvents, true, b"usage") => Wanted::Value(Member::Usage),
+            (Shape::MessageEvents, false, b"message")
+            | (Shape::ResponseEvents, false, b"response")
+            | (Shape::Generated, false, b"meta_info") => Wanted::Members,
+            (Shape::Root, false, b"id") | (Shape::ResponseEvents, true, b"id") => value(self.wants_id(), Member::Id),
+            (_, false, b"error") | (Shape::ResponseEvents, true, b"error") => value(self.wants_errors(), Member::Error),
+            (Shape::Root | Shape::Generated, false, b"type" | b"code") if !self.watch.errors => Wanted::No,
+            (_, false, b"type") => Wanted::Value(Member::Type),
+            (_, false, b"code") => value(self.wants_errors(), Member::Code),
+            (Shape::Generated, false, b"index") => Wanted::Value(Member::Index),
+            (Shape::Generated, true, b"prompt_tokens") => Wanted::Value(Member::PromptTokens),
+            (Shape::Generated, true, b"completion_tokens") => Wanted::Value(Member::CompletionTokens),
+            (Shape::Generated, true, b"cached_tokens") => Wanted::Value(Member::CachedTokens),
+            _ => Wanted::No,
+        }
+    }
+
+    fn begin(&mut self) {
+        (self.kind, self.code) = (None, None);
+        (self.root, self.inner) = (Said::default(), Said::default());
+        (self.generated.index, self.generated.current) = (None, AnswerCounts::default());
+    }
+
+    fn inner(&mut self) {
+        self.inner = Said::default();
+        self.generated.current = AnswerCounts::default();
+    }
+
+    fn value(&mut self, inner: bool, member: Member, value: Option<&[u8]>) {
+        let value = value.unwrap_or_default();
+        let said = if inner { &mut self.inner } else { &mut self.root };
+        match member {
+            Member::Usage => said.usage = Counts::read(value),
+            Member::Error => said.error = StreamError::read(value),
+            Member::Id => {
+                let wanted = value.starts_with(b"\"resp_") && value.len() <= MAX_RESPONSE_ID;
+                said.id = wanted.then(|| serde_json::from_slice(value).ok()).flatten();
+            }
+            // The names that matter hold no escapes.
+            Member::Type => self.kind = Some(Kind::of(unquoted(value))),
+            Member::Code => self.code = serde_json::from_slice(value).ok().and_then(|code: Code| code.status()),
+            Member::Index => self.generated.index = number(value),
+            Member::PromptTokens => self.generated.current.prompt = number(value),
+            Member::CompletionTokens => self.generated.current.completion = number(value),
+            Member::CachedTokens => self.generated.current.cached = number(value),
+        }
+    }
+
+    fn end(&mut self, number: usize) {
+        if self.shape == Shape::Generated {
+            self.generated.end(number);
+        }
+        self.take();
+    }
+}
+
+/// Whether the name that `finder` finds stands in `data`, and not only with `null` as its value.
+fn has_member(data: &[u8], finder: &Finder<'_>) -> bool {
+    finder.find_iter(data).any(|at| {
+        let behind = data.get(at + finder.needle().len()..).unwrap_or_default().trim_ascii_start();
+        !behind.strip_prefix(b":").is_some_and(|value| value.trim_ascii_start().starts_with(b"null"))
+    })
+}
+
+/// What stands between the quotes of a JSON string, as it is written; empty for any other value.
+fn unquoted(value: &[u8]) -> &[u8] {
+    value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\"")).unwrap_or_default()
+}
+
+fn number(value: &[u8]) -> Option<u64> {
+    serde_json::from_slice(value).ok()
 }
 
 /// The counts as the APIs spell them.
@@ -163,6 +402,11 @@ struct Details {
 }
 
 impl Counts {
+    fn read(value: &[u8]) -> Option<Self> {
+        // Serde would take an array for an object.
+        value.starts_with(b"{").then(|| serde_json::from_slice(value).ok()).flatten()
+    }
+
     /// A stream may tell its counts piece by piece (Anthropic's `message_start`, then `message_delta`) or again and again: what is
     /// told last counts.
     fn merge(&mut self, later: Counts) {
@@ -211,18 +455,29 @@ enum Code {
     Text(String),
 }
 
+/// The status of an error that names none.
+const UNKNOWN_ERROR: u16 = 500;
+
+impl Code {
+    fn status(&self) -> Option<u16> {
+        match self {
+            Code::Number(number) => u16::try_from(*number).ok().filter(is_error),
+            Code::Text(text) => status_of(text),
+        }
+    }
+}
+
 impl StreamError {
     fn read(value: &[u8]) -> Option<Self> {
+        if !value.starts_with(b"{") {
+            return None;
+        }
         let ErrorObject { code, r#type, message } = serde_json::from_slice(value).ok()?;
         if code.is_none() && r#type.is_none() && message.is_none() {
             return None;
         }
-        let told = match &code {
-            Some(Code::Number(number)) => u16::try_from(*number).ok().filter(is_error),
-            Some(Code::Text(text)) => status_of(text),
-            None => None,
-        };
-        let status = told.or_else(|| r#type.as_deref().and_then(status_of)).unwrap_or(500);
+        let told = code.and_then(|code| code.status());
+        let status = told.or_else(|| r#type.as_deref().and_then(status_of)).unwrap_or(UNKNOWN_ERROR);
         Some(Self { status, kind: r#type })
     }
 }

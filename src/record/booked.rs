@@ -6,8 +6,8 @@ use super::line::{Ended, Line};
 use super::tape::{Recorder, Turn};
 use crate::clock::Timestamp;
 use crate::ids::EndpointId;
-use crate::pool::health::{HealthPolicy, Outcome};
-use crate::pool::{Endpoint, PoolSnapshot};
+use crate::pool::health::{HealthPolicy, Observation, Verdict};
+use crate::pool::{Endpoint, PoolSnapshot, SnapshotStore};
 use crate::prefix::key::BlockKey;
 use crate::protocol::Usage;
 use crate::scheduling::{Booking, Dispatch};
@@ -59,10 +59,18 @@ impl Booked {
         }
     }
 
-    /// What became of the request tells of `endpoint`; true when it ejected it.
-    pub fn judge(&self, endpoint: &Endpoint, outcome: Outcome, now: Timestamp, policy: &HealthPolicy) -> bool {
-        let _turn = turn(self.tape.as_ref(), |r| Line::Health { r, at: now, id: endpoint.id, outcome });
-        endpoint.health.record(outcome, now, policy)
+    /// Records the request's outcome for the health of `endpoint`, an endpoint of `pool`.
+    pub fn judge(
+        &self,
+        endpoint: &Endpoint,
+        observation: Observation,
+        now: Timestamp,
+        policy: &HealthPolicy,
+        pool: &SnapshotStore,
+    ) -> Verdict {
+        let Observation { outcome, api, client } = observation;
+        let _turn = turn(self.tape.as_ref(), |r| Line::Health { r, at: now, id: endpoint.id, outcome, api, client });
+        endpoint.health.observe(observation, now, policy, || pool.load().may_eject(endpoint, now, policy))
     }
 
     /// The request was a probe of `endpoint` and told nothing.

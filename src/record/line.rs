@@ -8,12 +8,12 @@
 
 use crate::clock::Timestamp;
 use crate::ids::EndpointId;
-use crate::pool::health::Outcome;
+use crate::pool::health::{ClientSlot, Outcome};
 use crate::pool::writer::SourceId;
 use crate::pool::{EndpointMetrics, EndpointSpec};
 use crate::prefix::cache::CacheConfig;
 use crate::prefix::key::BlockKey;
-use crate::protocol::Usage;
+use crate::protocol::{Api, Usage};
 use crate::scheduling::ModelPolicy;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
@@ -66,8 +66,18 @@ pub enum Line {
     Decide(Box<Decided>),
     /// Envoy served the request elsewhere.
     Moved { r: u64, at: Timestamp, to: EndpointId },
-    /// What a request told of an endpoint's health.
-    Health { r: u64, at: Timestamp, id: EndpointId, outcome: Outcome },
+    /// The outcome of a request for an endpoint's health. Recordings from before error responses were counted by API and client have
+    /// neither; a 5xx is a `failure` there.
+    Health {
+        r: u64,
+        at: Timestamp,
+        id: EndpointId,
+        outcome: Outcome,
+        #[serde(skip_serializing_if = "is_default", default)]
+        api: Api,
+        #[serde(skip_serializing_if = "is_default", default)]
+        client: ClientSlot,
+    },
     /// A probe ended without telling anything of this endpoint.
     ProbeLost { r: u64, id: EndpointId },
     /// The first byte of the answer; `good` and `tells` as in [`crate::scheduling::Booking::first_byte`].
@@ -252,5 +262,25 @@ mod maybe_keys {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<BlockKey>>, D::Error> {
         let text = Option::<Cow<'_, str>>::deserialize(from)?;
         text.map(|text| decode(&text)).transpose().map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn health_lines_of_old_recordings_have_neither_api_nor_client() {
+        let old = r#"{"health":{"r":7,"at":3,"id":1,"outcome":"failure"}}"#;
+        let (api, client) = (Api::default(), ClientSlot::default());
+        let line = Line::Health { r: 7, at: Timestamp(3), id: EndpointId(1), outcome: Outcome::Failure, api, client };
+        assert_eq!(serde_json::from_str::<Line>(old).unwrap(), line);
+        assert_eq!(serde_json::to_string(&line).unwrap(), old);
+        let (api, client) = (Api::ChatCompletions, ClientSlot::of(b"tenant"));
+        let line =
+            Line::Health { r: 7, at: Timestamp(3), id: EndpointId(1), outcome: Outcome::ErrorResponse, api, client };
+        let text = serde_json::to_string(&line).unwrap();
+        assert!(text.contains(r#""outcome":"error_response","api":"chat_completions","client":"#), "{text}");
+        assert_eq!(serde_json::from_str::<Line>(&text).unwrap(), line);
     }
 }

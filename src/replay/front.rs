@@ -233,6 +233,8 @@ impl Front {
     }
 
     pub(super) fn judge(&self, endpoint: &Endpoint, outcome: Outcome, now: Timestamp) {
+        // No simulated request is the cause of an error response.
+        let outcome = if outcome == Outcome::ErrorResponse { Outcome::Failure } else { outcome };
         endpoint.health.record(outcome, now, self.config.scheduler.health());
     }
 

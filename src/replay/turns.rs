@@ -70,6 +70,10 @@ impl Front {
         if !turns.flow.admits(&facts, &view, &mut turns.rng) {
             return Asked::Refused(Fate::Shed);
         }
+        if !turns.flow.settings.queue {
+            let is_shed = turns.flow.sheds(facts.priority, &view);
+            return if is_shed { Asked::Refused(Fate::Shed) } else { Asked::Goes(None) };
+        }
         // As the exchange: only what the strategy looks up is known.
         let chosen = self.config.scheduler.choices.choose(&facts).ok();
         let strategy = chosen.as_ref().map(|chosen| &chosen.choice.strategy);

@@ -253,6 +253,9 @@ pub trait Strategy: Send + Sync + Debug {
     /// `endpoint` computes the prompt of a request whose answer another makes: as [`Strategy::picked`].
     fn picked_prefill(&self, _: &PickContext<'_>, _: &Endpoint) {}
 
+    /// `endpoint` encodes images, sounds or videos of the request: as [`Strategy::picked`].
+    fn picked_encode(&self, _: &PickContext<'_>, _: &Endpoint) {}
+
     /// Headers for the client, once it is known who served.
     fn answer_headers(&self, _: &Endpoint, _: &mut AnswerHeaders) {}
 

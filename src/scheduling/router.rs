@@ -7,6 +7,7 @@ use crate::pool::{ModelList, ModelStore, SnapshotStore};
 use crate::rng::PickRng;
 use rand::RngExt;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -243,7 +244,11 @@ impl Router {
             let m = &pool.matches;
             let header_holds = m.header.as_ref().map(|(name, value)| header(name) == Some(value.as_str()));
             let authority_holds = m.authority.as_ref().map(|a| same_authority(a, facts.authority));
-            let by_service = m.service.as_ref().map(|service| same_service(service, facts.called));
+            let by_service = m.service.as_ref().map(|service| match self.pools.as_slice() {
+                // A gateway in the picker's own pod calls no Service, and there is nothing to choose from.
+                [_] if is_loopback(facts.called) => Some(ByPort(false)),
+                _ => same_service(service, facts.called),
+            });
             let service_holds = by_service.map(|holds| holds.is_some());
             if [header_holds, authority_holds, service_holds].contains(&Some(false)) {
                 continue;
@@ -391,6 +396,13 @@ fn same_service(service: &str, called: &str) -> Option<ByPort> {
         (wanted, port) => ByPort(wanted.is_some() && port.is_some()),
     };
     (!host.is_empty() && same_host(service, host)).then_some(by_port)
+}
+
+/// Whether an authority names this machine: `localhost:9002`, `127.0.0.1`, `[::1]:9002`.
+fn is_loopback(authority: &str) -> bool {
+    let host = authority.strip_prefix('[').and_then(|rest| rest.split_once(']')).map(|(host, _)| host);
+    let host = host.unwrap_or_else(|| with_port(authority).0);
+    host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
 }
 
 /// Whether two names may be the same Service's: either may leave out how it goes on.

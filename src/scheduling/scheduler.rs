@@ -146,6 +146,9 @@ impl Scheduler {
         if let Some(prefill) = decision.split.as_ref().and_then(|split| split.prefill.first()) {
             strategy.picked_prefill(cx, prefill);
         }
+        for encoder in &decision.encode {
+            strategy.picked_encode(cx, encoder);
+        }
         Ok(decision)
     }
 

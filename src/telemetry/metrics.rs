@@ -9,6 +9,7 @@ use super::queues::{QueueFamilies, QueueMetrics};
 use super::redis::RedisMetrics;
 use crate::disagg::Failure;
 use crate::error::Reason;
+use crate::pool::health::Verdict;
 use crate::scheduling::Signal;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -69,7 +70,7 @@ impl Outcome {
 pub enum End {
     /// The answer went by to its last byte.
     Complete,
-    /// The answer's headers went by; this gateway does not show us the rest.
+    /// The gateway does not show the rest of the response: its body, or all of it where the gateway half-closes the stream behind the request.
     Unwatched,
     /// The stream ended before the answer did.
     ClientGone,
@@ -138,6 +139,8 @@ pub enum Limit {
     RequestTimeout,
     IdleTimeout,
     Parser,
+    /// A server reported more tokens than the request can cost.
+    ReportedTokens,
     /// A prompt takes more memory than its body's size allows, or more text than is encoded of one prompt.
     PromptBytes,
     /// Too many prompts, or bytes of them, wait to be tokenized.
@@ -235,6 +238,8 @@ pub struct Metrics {
     pub subset_malformed: Counter,
     /// Endpoints ejected by passive health.
     pub ejections: Counter,
+    /// Ejections by error responses that did not happen, because `health.maxEjectionPercent` of the endpoints with the same roles are ejected.
+    pub ejections_capped: Counter,
     /// Messages that break the protocol.
     pub protocol_errors: Counter,
     /// Errors that servers sent inside a 200.
@@ -243,7 +248,7 @@ pub struct Metrics {
     decision_seconds: Histogram,
     outcomes: [Counter; 7],
     rejections: Vec<(Reason, Counter)>,
-    limits: [(Limit, Counter); 8],
+    limits: [(Limit, Counter); 9],
     degraded: [(Degraded, Counter); 16],
     ends: Family<PoolEndLabel, Counter>,
     statuses: Family<PoolStatusLabel, Counter>,
@@ -294,6 +299,11 @@ impl Metrics {
             panics: plain(registry, "panics", "panics that were caught"),
             subset_malformed: plain(registry, "subset_entries_malformed", "subset hint entries that could not be read"),
             ejections: plain(registry, "ejections", "endpoints ejected by passive health"),
+            ejections_capped: plain(
+                registry,
+                "ejections_capped",
+                "error responses that ejected no endpoint, because `health.maxEjectionPercent` are ejected",
+            ),
             protocol_errors: plain(registry, "protocol_errors", "ext-proc messages that break the protocol"),
             errors_in_stream: plain(registry, "errors_in_stream", "errors that servers sent inside a 200"),
             reloads: [
@@ -313,6 +323,7 @@ impl Metrics {
                 limit(Limit::RequestTimeout, "request_timeout"),
                 limit(Limit::IdleTimeout, "idle_timeout"),
                 limit(Limit::Parser, "parser"),
+                limit(Limit::ReportedTokens, "reported_tokens"),
                 limit(Limit::PromptBytes, "prompt_bytes"),
                 limit(Limit::TokenizeQueue, "tokenize_queue"),
             ],
@@ -397,6 +408,15 @@ impl Metrics {
         position.and_then(|i| self.outcomes.get(i)).map_or(0, Counter::get)
     }
 
+    /// Counts what the outcome of a request did to its endpoint.
+    pub fn health(&self, verdict: Verdict) {
+        match verdict {
+            Verdict::Kept => {}
+            Verdict::Ejected => _ = self.ejections.inc(),
+            Verdict::Capped => _ = self.ejections_capped.inc(),
+        }
+    }
+
     /// Counts a refusal.
     pub fn rejection(&self, reason: Reason) {
         if let Some((_, counter)) = self.rejections.iter().find(|(r, _)| *r == reason) {
@@ -416,6 +436,12 @@ impl Metrics {
         if let Some((_, counter)) = self.degraded.iter().find(|(m, _)| *m == mode) {
             counter.inc();
         }
+    }
+
+    /// How often the bound was hit.
+    #[cfg(test)]
+    pub fn limit_count(&self, limit: Limit) -> u64 {
+        self.limits.iter().find(|(l, _)| *l == limit).map_or(0, |(_, counter)| counter.get())
     }
 
     /// How often that was.

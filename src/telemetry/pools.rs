@@ -2,6 +2,7 @@
 
 use crate::clock::{Clock, Timestamp};
 use crate::discovery::dns::DnsStats;
+use crate::discovery::file::FileStats;
 use crate::discovery::kube::KubeStats;
 use crate::kv_events::{Count, KvEventStats};
 use crate::pool::health::{Availability, HealthPolicy};
@@ -37,6 +38,8 @@ pub struct PoolView {
     pub scrape: Arc<ScrapeStats>,
     /// What resolving names counts.
     pub dns: Arc<DnsStats>,
+    /// What reading the file of endpoints counts.
+    pub file: Arc<FileStats>,
     /// What following pods counts, where they are followed.
     pub kube: Option<Arc<KubeStats>>,
     /// What makes blocks of its prompts.
@@ -172,6 +175,9 @@ const POOL_COUNTERS: &[PoolCounter] = &[
     ("model_list_failures", "questions for `/v1/models` that came to nothing", |p| p.scrape.model_list_failures()),
     ("dns_lookups", "names resolved", |p| p.dns.lookups()),
     ("dns_failures", "names that did not resolve", |p| p.dns.failures()),
+    ("endpoints_file_reads", "times the file of endpoints was read", |p| p.file.reads()),
+    ("endpoints_file_failures", "times the file of endpoints could not be read", |p| p.file.failures()),
+    ("endpoints_file_invalid_entries", "entries of the file of endpoints that were left out", |p| p.file.invalid()),
     ("prefix_lookups", "prompts looked up in the prefix index", |p| p.prefix.stats().lookups.load(Relaxed)),
     ("prefix_lookup_tokens", "tokens of the prompts looked up in the prefix index", |p| {
         p.prefix.stats().prompt_tokens.load(Relaxed)

@@ -6,7 +6,7 @@ use crate::ext_proc::body::Buffered;
 use crate::prompt::memo::SegmentCache;
 #[cfg(feature = "otlp")]
 use crate::telemetry::otlp::OtlpStats;
-use crate::tls::ServingCert;
+use crate::tls::{ClientAuth, HandshakeFailures, ServingCert};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -23,19 +23,41 @@ pub struct ProcessCollector {
     pub buffered: Arc<Buffered>,
     /// Tokens that are remembered.
     pub segments: Arc<SegmentCache>,
-    /// The certificate in use; `None` without TLS.
-    pub cert: Option<Arc<ServingCert>>,
+    /// Certificates and handshakes; `None` without TLS.
+    pub tls: Option<TlsStats>,
     /// What became of the spans; `None` without traces.
     #[cfg(feature = "otlp")]
     pub otlp: Option<Arc<OtlpStats>>,
 }
 
+/// Certificates and handshakes of the ext-proc port.
+#[derive(Debug)]
+pub struct TlsStats {
+    /// The certificate in use.
+    pub cert: Arc<ServingCert>,
+    /// What clients need; `None` when they need no certificate.
+    pub clients: Option<Arc<ClientAuth>>,
+    /// Handshakes that failed.
+    pub failures: Arc<HandshakeFailures>,
+}
+
 type CertCounter = (&'static str, &'static str, fn(&ServingCert) -> u64);
+type ClientCounter = (&'static str, &'static str, fn(&ClientAuth) -> u64);
 
 /// One counter a certificate: name, help, value.
 const CERT_COUNTERS: &[CertCounter] = &[
     ("tls_reloads", "certificates that were taken after the first", ServingCert::reloads),
     ("tls_reload_failures", "certificates that were refused; the old one stayed", ServingCert::reload_failures),
+];
+
+/// One counter for client certificates: name, help, value.
+const CLIENT_COUNTERS: &[ClientCounter] = &[
+    ("tls_client_ca_reloads", "client CA files that were taken after the first", ClientAuth::reloads),
+    (
+        "tls_client_ca_reload_failures",
+        "client CA files that were refused; the previous authorities stayed in use",
+        ClientAuth::reload_failures,
+    ),
 ];
 
 impl Collector for ProcessCollector {
@@ -70,14 +92,25 @@ impl ProcessCollector {
     fn certificate(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         let (name, help) = ("tls_certificate_expiry_timestamp", "end of the certificate's validity, Unix time");
         let expiry = encoder.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Gauge)?;
-        if let Some(cert) = &self.cert {
-            gauge(cert.info().expires_at).encode(expiry)?;
+        if let Some(tls) = &self.tls {
+            gauge(tls.cert.info().expires_at).encode(expiry)?;
         }
         for (name, help, value) in CERT_COUNTERS {
             let counter = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-            if let Some(cert) = &self.cert {
-                ConstCounter::new(value(cert)).encode(counter)?;
+            if let Some(tls) = &self.tls {
+                ConstCounter::new(value(&tls.cert)).encode(counter)?;
             }
+        }
+        for (name, help, value) in CLIENT_COUNTERS {
+            let counter = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            if let Some(clients) = self.tls.as_ref().and_then(|tls| tls.clients.as_ref()) {
+                ConstCounter::new(value(clients)).encode(counter)?;
+            }
+        }
+        let help = "TLS handshakes on the ext-proc port that failed, by cause";
+        let mut failures = encoder.encode_descriptor("tls_handshake_failures", help, None, MetricType::Counter)?;
+        for (cause, count) in self.tls.iter().flat_map(|tls| tls.failures.counts()) {
+            ConstCounter::new(count).encode(failures.encode_family(&[("cause", cause.label())])?)?;
         }
         Ok(())
     }
@@ -127,7 +160,7 @@ mod tests {
         let text = page(ProcessCollector {
             segments: Arc::new(SegmentCache::new(1 << 20, 7)),
             buffered,
-            cert: Some(cert.clone()),
+            tls: Some(TlsStats { cert: cert.clone(), clients: None, failures: Arc::default() }),
             #[cfg(feature = "otlp")]
             otlp: Some(Arc::default()),
         });
@@ -137,6 +170,7 @@ mod tests {
             &format!("attache_tls_certificate_expiry_timestamp_seconds {}", cert.info().expires_at),
             "attache_tls_reloads_total 0",
             "attache_tls_reload_failures_total 1",
+            "attache_tls_handshake_failures_total{cause=\"no_certificate\"} 0",
             #[cfg(feature = "otlp")]
             "attache_otlp_spans_total{result=\"dropped\"} 0",
         ] {
@@ -149,11 +183,16 @@ mod tests {
         let text = page(ProcessCollector {
             segments: Arc::new(SegmentCache::new(1 << 20, 7)),
             buffered: Arc::default(),
-            cert: None,
+            tls: None,
             #[cfg(feature = "otlp")]
             otlp: None,
         });
-        for name in ["attache_tls_certificate_expiry_timestamp_seconds", "attache_tls_reloads", "attache_otlp_spans"] {
+        for name in [
+            "attache_tls_certificate_expiry_timestamp_seconds",
+            "attache_tls_reloads",
+            "attache_tls_handshake_failures",
+            "attache_otlp_spans",
+        ] {
             assert!(text.contains(&format!("# TYPE {name} ")), "{name} is not in\n{text}");
             assert!(!text.lines().any(|l| l.starts_with(name)), "{name} has a sample in\n{text}");
         }

@@ -1,6 +1,9 @@
 //! Connections for tonic: plain or after a handshake.
 
+use super::failures::HandshakeFailures;
+use super::hello::Nameless;
 use rustls::server::ServerConfig;
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -32,20 +35,50 @@ pub struct ServerIo<G = ()> {
 #[derive(Debug)]
 enum Stream {
     Plain(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
+    Tls(Box<TlsStream<Nameless<TcpStream>>>),
+}
+
+/// Makes the handshakes of a listener; those that fail are logged and counted.
+#[derive(Clone)]
+pub struct Handshaker {
+    acceptor: TlsAcceptor,
+    failures: Arc<HandshakeFailures>,
+}
+
+impl Handshaker {
+    /// Makes handshakes as `config` says.
+    #[must_use]
+    pub fn new(config: Arc<ServerConfig>) -> Self {
+        Self { acceptor: config.into(), failures: Arc::default() }
+    }
+
+    /// The handshakes that failed.
+    #[must_use]
+    pub fn failures(&self) -> &Arc<HandshakeFailures> {
+        &self.failures
+    }
+
+    async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<Nameless<TcpStream>>> {
+        let peer = stream.peer_addr().ok();
+        let done = tokio::time::timeout(HANDSHAKE_TIMEOUT, self.acceptor.accept(Nameless::new(stream))).await;
+        done.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).inspect_err(|e| self.failures.record(peer, e))
+    }
+}
+
+impl fmt::Debug for Handshaker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handshaker").field("failures", &self.failures).finish_non_exhaustive()
+    }
 }
 
 /// Makes the handshake on `stream`, or none without TLS. `guard` is dropped with the connection, or here when there is none.
 ///
 /// # Errors
-/// When the peer does not speak TLS as we do, or takes longer than 10 s.
-pub async fn handshake<G>(stream: TcpStream, tls: Option<&TlsAcceptor>, guard: G) -> io::Result<ServerIo<G>> {
+/// When the handshake fails or takes longer than 10 s. The failure has been logged and counted.
+pub async fn handshake<G>(stream: TcpStream, tls: Option<&Handshaker>, guard: G) -> io::Result<ServerIo<G>> {
     let stream = match tls {
         None => Stream::Plain(stream),
-        Some(tls) => {
-            let done = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(stream)).await;
-            Stream::Tls(Box::new(done.map_err(|_| io::ErrorKind::TimedOut)??))
-        }
+        Some(tls) => Stream::Tls(Box::new(tls.accept(stream).await?)),
     };
     Ok(ServerIo { stream, _guard: guard })
 }
@@ -89,26 +122,25 @@ impl Acceptor {
 
 /// Accepts from `listener` and, with a configuration, makes the handshakes: side by side, so that a slow client keeps nobody
 /// waiting. Ends when the stream is dropped. Must be called inside a tokio runtime.
-pub fn incoming(listener: TcpListener, tls: Option<Arc<ServerConfig>>) -> ReceiverStream<io::Result<ServerIo>> {
+pub fn incoming(listener: TcpListener, tls: Option<Handshaker>) -> ReceiverStream<io::Result<ServerIo>> {
     let (sender, receiver) = mpsc::channel(64);
-    tokio::spawn(accept(Acceptor::new(listener), tls.map(TlsAcceptor::from), sender));
+    tokio::spawn(accept(Acceptor::new(listener), tls, sender));
     ReceiverStream::new(receiver)
 }
 
-async fn accept(mut acceptor: Acceptor, tls: Option<TlsAcceptor>, sender: mpsc::Sender<io::Result<ServerIo>>) {
+async fn accept(mut acceptor: Acceptor, tls: Option<Handshaker>, sender: mpsc::Sender<io::Result<ServerIo>>) {
     let handshakes = Arc::new(Semaphore::new(MAX_HANDSHAKES));
     loop {
-        let (stream, peer) = tokio::select! {
+        let (stream, _) = tokio::select! {
             accepted = acceptor.next() => accepted,
             () = sender.closed() => return,
         };
         let Ok(permit) = handshakes.clone().acquire_owned().await else { return };
         let (tls, sender) = (tls.clone(), sender.clone());
         tokio::spawn(async move {
-            match handshake(stream, tls.as_ref(), ()).await {
-                // Nobody listens any more: the connection closes with the value.
-                Ok(connection) => drop(sender.send(Ok(connection)).await),
-                Err(error) => tracing::debug!(%peer, %error, "TLS handshake failed"),
+            if let Ok(connection) = handshake(stream, tls.as_ref(), ()).await {
+                // The connection closes with the value when the receiver is gone.
+                drop(sender.send(Ok(connection)).await);
             }
             drop(permit);
         });
@@ -127,7 +159,7 @@ impl<G> Connected for ServerIo<G> {
     fn connect_info(&self) -> Self::ConnectInfo {
         match &self.stream {
             Stream::Plain(stream) => stream.peer_addr().ok(),
-            Stream::Tls(stream) => stream.get_ref().0.peer_addr().ok(),
+            Stream::Tls(stream) => stream.get_ref().0.get_ref().peer_addr().ok(),
         }
     }
 }

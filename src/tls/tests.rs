@@ -1,5 +1,9 @@
+mod clients;
+mod hello;
+
 use super::*;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 use std::sync::Mutex;
@@ -30,7 +34,7 @@ impl ServerCertVerifier for Recorder {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls12_signature(message, cert, dss, &provider().signature_verification_algorithms)
+        rustls::crypto::verify_tls12_signature(message, cert, dss, &plain().signature_verification_algorithms)
     }
 
     fn verify_tls13_signature(
@@ -39,12 +43,17 @@ impl ServerCertVerifier for Recorder {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls13_signature(message, cert, dss, &provider().signature_verification_algorithms)
+        rustls::crypto::verify_tls13_signature(message, cert, dss, &plain().signature_verification_algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        provider().signature_verification_algorithms.supported_schemes()
+        plain().signature_verification_algorithms.supported_schemes()
     }
+}
+
+/// What clients use: rustls's own algorithms as they are.
+fn plain() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
 }
 
 fn now() -> SystemTime {
@@ -55,7 +64,7 @@ fn now() -> SystemTime {
 /// Makes a handshake and returns the pin of the certificate that was shown and the protocol that was agreed on.
 async fn handshake(address: std::net::SocketAddr) -> (String, Option<Vec<u8>>) {
     let recorder = Arc::new(Recorder::default());
-    let mut config = ClientConfig::builder_with_provider(provider())
+    let mut config = ClientConfig::builder_with_provider(plain())
         .with_safe_default_protocol_versions()
         .unwrap()
         .dangerous()
@@ -72,7 +81,7 @@ async fn handshake(address: std::net::SocketAddr) -> (String, Option<Vec<u8>>) {
 async fn serve(cert: &Arc<ServingCert>) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let mut connections = incoming(listener, Some(cert.server_config().unwrap()));
+    let mut connections = incoming(listener, Some(Handshaker::new(cert.server_config(None).unwrap())));
     tokio::spawn(async move {
         let mut held = Vec::new();
         while let Some(connection) = connections.next().await {
@@ -160,7 +169,7 @@ async fn a_silent_client_keeps_nobody_waiting() {
 #[tokio::test]
 async fn a_guard_goes_with_its_connection_and_with_a_failed_handshake() {
     let cert = ServingCert::self_signed(None, now()).unwrap();
-    let tls = tokio_rustls::TlsAcceptor::from(cert.server_config().unwrap());
+    let tls = Handshaker::new(cert.server_config(None).unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let mut acceptor = Acceptor::new(listener);
@@ -171,6 +180,8 @@ async fn a_guard_goes_with_its_connection_and_with_a_failed_handshake() {
     let (stream, _) = acceptor.next().await;
     assert!(super::handshake(stream, Some(&tls), guard.clone()).await.is_err());
     assert_eq!(Arc::strong_count(&guard), 1, "after a handshake that failed");
+    let failed: Vec<_> = tls.failures().counts().filter(|(_, count)| *count > 0).collect();
+    assert_eq!(failed, [(FailureCause::NotTls, 1)]);
 
     let client = tokio::spawn(handshake(address));
     let (stream, _) = acceptor.next().await;

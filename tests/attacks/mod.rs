@@ -2,5 +2,11 @@
 //! guarantee that each test proves. Honest clients send requests beside each attack (`honest.rs`): all of them must complete, in at most twice
 //! the time that they take without the attack, and be charged what they used.
 
+mod clients;
+mod ejection;
+mod generate;
+mod headers;
 mod honest;
+mod paths;
 mod tokenization;
+mod usage;

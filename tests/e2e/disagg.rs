@@ -65,7 +65,8 @@ impl Stack {
         let endpoints: String =
             endpoints.map(|(address, role)| format!("  - {{address: \"{address}\", role: {role}}}\n")).collect();
         let text = format!(
-            "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  disaggregation: {{{disaggregation}}}\n  \
+            "apiVersion: attache.dev/v1\nkind: Attache\nexchange: {{prefillEndpointHeader: true}}\npools:\n- name: default\n  \
+             disaggregation: {{{disaggregation}}}\n  \
              health: {{ejection: 1s, maxEjection: 1s, slowStart: 0s}}\n  prefixCache: {{tenantHeader: x-tenant}}\n  endpoints:\n{endpoints}"
         );
         let picker = AttacheProcess::configured(&text).await;

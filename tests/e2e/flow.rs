@@ -160,6 +160,51 @@ async fn before_a_fleet_that_is_overloaded_only_the_sheddable_and_the_flood_lose
     picker.assert_settled().await;
 }
 
+/// As GIE and llm-d do without the feature gate `flowControl`, by flags alone and by files of theirs.
+#[cfg(feature = "kube")]
+#[tokio::test(flavor = "multi_thread")]
+async fn sheddable_requests_are_refused_without_the_gate_while_the_pool_is_saturated() {
+    use crate::api::{EXPERIMENTAL, FakeApi, STABLE, pod, pool};
+    let listener = tokio::net::TcpListener::bind("127.0.0.2:0").await.expect("a free port");
+    let echo = Echo::on(listener);
+    let api = FakeApi::start().await;
+    api.install(EXPERIMENTAL, "inferenceobjectives");
+    api.pod(pod("a", "vllm", &echo.address.ip().to_string()));
+    api.apply(STABLE, "inferencepools", pool("vllm", "vllm", &[echo.address.port()]));
+    for (name, priority) in [("batch", -1), ("urgent", 10)] {
+        let spec = json!({"poolRef": {"name": "vllm"}, "priority": priority});
+        api.apply(EXPERIMENTAL, "inferenceobjectives", json!({"metadata": {"name": name}, "spec": spec}));
+    }
+    let file = |more: &str| format!("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n{more}");
+    let scorer = "plugins: [{type: queue-scorer}]\nschedulingProfiles: [{name: default, plugins: [{pluginRef: queue-scorer}]}]\n";
+    for file in [None, Some(file(scorer)), Some(file(&format!("{scorer}saturationDetector: {{}}\n")))] {
+        let more = file.iter().flat_map(|text| ["--config-text", text]);
+        let arguments: Vec<&str> = ["--pool-name", "vllm", "--engine", "none"].into_iter().chain(more).collect();
+        let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &arguments).await;
+        picker.until_ready().await;
+        let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+        let to = envoy.listener("inference");
+        assert_eq!(ask(to, "batch", 0, 0).await.status, 200, "{file:?}: the pool is empty");
+        // As many as `queueDepthThreshold` has for one server wait for their first token.
+        let before = echo.requests();
+        let mut slow = tokio::task::JoinSet::new();
+        for number in 0..5 {
+            slow.spawn(async move { send(to, "", number, "kind=sse&size=100&events=2&delay_ms=4000").await });
+        }
+        eventually("a full pool", || async { (echo.requests() >= before + 5).then_some(()) }).await;
+        let shed = ask(to, "batch", 1, 0).await;
+        assert_eq!((shed.status.as_u16(), shed.header("x-attache-reason")), (429, "shed"), "{file:?}");
+        assert!(shed.header("retry-after").parse::<u64>().is_ok_and(|seconds| seconds >= 1), "{:?}", shed.headers);
+        for objective in ["", "urgent", "unknown"] {
+            assert_eq!(ask(to, objective, 2, 0).await.status, 200, "{file:?}: {objective}");
+        }
+        assert!(slow.join_all().await.iter().all(|reply| reply.as_ref().is_ok_and(|reply| reply.status == 200)));
+        assert_eq!(ask(to, "batch", 3, 0).await.status, 200, "{file:?}: there is room again");
+        envoy.assert_picker_was_correct().await;
+        picker.assert_settled().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_while_it_waits_leaves_nothing_behind() {
     let echo = Echo::start().await;
@@ -181,6 +226,41 @@ async fn a_client_that_leaves_while_it_waits_leaves_nothing_behind() {
     assert!((1..=60).contains(&retry), "{retry}");
     assert!(running.join_all().await.iter().all(|reply| reply.status == 200));
     assert_eq!(echo.requests(), ROOM, "who left or was too late never reached a server");
+    picker.assert_settled().await;
+}
+
+/// Envoy ends a stream and resets it at once, which no half-close is: nothing waits for its time to live.
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_disconnect_while_queued_are_removed_at_once() {
+    let echo = Echo::start().await;
+    let picker = AttacheProcess::configured(&configuration(&echo, "    ttl: 60s\n")).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    let mut running = tokio::task::JoinSet::new();
+    for number in 0..ROOM {
+        running.spawn(ask(to, "", number, 3_000));
+    }
+    eventually("the pool to be full", || async { (echo.requests() >= ROOM).then_some(()) }).await;
+    for http in [Http::H1, Http::H2] {
+        let waiting: Vec<_> = (0..CLIENTS)
+            .map(|number| {
+                let mut request =
+                    client::request("POST", to, http, "/v1/chat/completions", Payload::sized(body(number)));
+                request.headers_mut().insert("x-gateway-inference-objective", HeaderValue::from_static("urgent"));
+                tokio::spawn(client::send(to, http, request))
+            })
+            .collect();
+        picker.until_metric("attache_queued_requests", CLIENTS as f64).await;
+        let gone = tokio::time::Instant::now();
+        waiting.iter().for_each(tokio::task::JoinHandle::abort);
+        picker.until_metric("attache_queued_requests", 0.0).await;
+        assert!(gone.elapsed().as_secs_f64() < 1.0, "{http:?}: {:?}", gone.elapsed());
+    }
+    let decisions = client::get(picker.metrics, "/decisions").await.expect("the decisions").json().to_string();
+    assert!(!decisions.contains("unwatched"), "{decisions}");
+    assert!(running.join_all().await.iter().all(|reply| reply.status == 200));
+    assert_eq!(echo.requests(), ROOM, "none of them reached a server");
+    envoy.assert_picker_was_correct().await;
     picker.assert_settled().await;
 }
 

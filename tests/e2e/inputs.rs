@@ -81,7 +81,7 @@ async fn requests_without_a_body_are_answered_at_their_headers() {
 }
 
 /// Each is ours, or meant for us alone.
-const OURS: [&str; 16] = [
+const OURS: [&str; 28] = [
     "x-gateway-destination-endpoint-served",
     "x-gateway-destination-endpoint-subset",
     "x-gateway-destination-endpoint-scores",
@@ -96,6 +96,18 @@ const OURS: [&str; 16] = [
     "x-encoder-hosts-ports",
     "x-kv-cache-source-host-port",
     "x-data-parallel-host-port",
+    "endpoint-load-metrics-format",
+    "routing-strategy",
+    "target-pod",
+    "x-data-parallel-rank",
+    "x-dp-rank",
+    "x-dynamo-routing-mode",
+    "x-prefill-dp-rank",
+    "x-prefill-instance-id",
+    "x-routing-strategy",
+    "x-smg-target-worker",
+    "x-vllm-priority",
+    "x-worker-instance-id",
     "test-epp-endpoint-selection",
     "x-conformance-test-served-endpoint",
 ];

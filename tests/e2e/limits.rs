@@ -289,6 +289,46 @@ async fn places_are_free_again_though_redis_hung_when_they_were_taken_or_given_b
     picker.assert_settled().await;
 }
 
+/// Whatever wrote it: another picker, or an operator.
+#[cfg(feature = "redis")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_counter_in_redis_that_is_full_or_no_number_keeps_no_place() {
+    let echo = Echo::start().await;
+    let redis = RedisProcess::start().await;
+    let limits = in_redis(&redis, "requestsPerMinute: 100, concurrency: 1", ", timeout: 5s");
+    let picker = AttacheProcess::configured(&configuration(&echo, "{header: x-tenant}", &limits)).await;
+    picker.until_metric("attache_redis_connected", 1.0).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    const MOST: u64 = 1 << 52;
+    let every_minute = |tenant: &str, value: &str| {
+        let key = format!("aibrix:{tenant}_TPM_CURRENT:");
+        redis.say(&format!("EVAL \"for i=0,63 do redis.call('SET','{key}'..i,'{value}') end\" 0"));
+    };
+    let places = |tenant: &str| redis.say(&format!("ZCARD attache:{tenant}_RUNNING"));
+    for (tenant, value) in [("full", "9223372036854775807"), ("near", "4503599627370495")] {
+        every_minute(tenant, value);
+        for _ in 0..3 {
+            let reply = ask(to, tenant).await;
+            assert_eq!(reply.status, 200, "{tenant}");
+            let used: u64 = reply.header("x-update-tpm").parse().expect("tokens");
+            assert!((MOST - 1..=MOST).contains(&used), "{tenant}: {used}");
+            eventually("the place to be free", || async { (places(tenant) == ":0").then_some(()) }).await;
+        }
+    }
+    every_minute("odd", "many");
+    assert_eq!(ask(to, "odd").await.status, 200, "what can't be counted goes on, as when Redis is away");
+    eventually("no place to be taken", || async { (places("odd") == ":0").then_some(()) }).await;
+    every_minute("late", "1");
+    let slow = "/v1/chat/completions?kind=sse&size=1000&events=400&pace_ms=100";
+    let open = client::open(to, Http::H1, chat(to, slow, "late")).await.expect("the beginning of an answer");
+    assert_eq!(places("late"), ":1");
+    every_minute("late", "many");
+    drop(open);
+    eventually("the place to be free", || async { (places("late") == ":0").then_some(()) }).await;
+    picker.assert_settled().await;
+}
+
 #[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tenant_may_have_what_its_record_in_redis_says() {

@@ -185,3 +185,22 @@ async fn a_server_whose_metrics_break_goes_stale_alone_and_requests_go_on() {
     envoy.assert_picker_was_correct().await;
     picker.assert_settled().await;
 }
+
+/// Envoy's bootstrap in GIE's and llm-d's standalone charts checks the picker there, and their charts pass no flag for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn health_is_answered_on_the_ext_proc_port_unless_it_is_switched_off() {
+    let echo = Echo::start().await;
+    for (flags, answers) in [(&[][..], true), (&["--health-checking=false"], false)] {
+        let picker = AttacheProcess::start(&[echo.address], flags).await;
+        let channel = tonic::transport::Endpoint::from_shared(format!("http://{}", picker.grpc)).expect("an address");
+        let health = HealthClient::new(channel.connect().await.expect("the ext-proc port"));
+        let expected = if answers { Ok(ServingStatus::Serving) } else { Err(tonic::Code::Unimplemented) };
+        eventually("the picker's health", || async {
+            let service = "envoy.service.ext_proc.v3.ExternalProcessor".to_owned();
+            let checked = health.clone().check(HealthCheckRequest { service }).await;
+            let status = checked.map(|response| response.into_inner().status()).map_err(|status| status.code());
+            (status == expected).then_some(())
+        })
+        .await;
+    }
+}

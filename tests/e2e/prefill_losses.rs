@@ -23,7 +23,7 @@ fn pool(more: &str, prefill: &[SocketAddr], decode: SocketAddr) -> String {
     let line = |role: &str, address: &SocketAddr| format!("  - {{address: \"{address}\", role: {role}}}\n");
     let prefill: String = prefill.iter().map(|address| line("prefill", address)).collect();
     format!(
-        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  strategy: random\n{more}  endpoints:\n{prefill}{}",
+        "apiVersion: attache.dev/v1\nkind: Attache\nexchange: {{prefillEndpointHeader: true}}\npools:\n- name: default\n  strategy: random\n{more}  endpoints:\n{prefill}{}",
         line("decode", &decode)
     )
 }

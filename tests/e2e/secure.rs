@@ -63,7 +63,7 @@ async fn shown(picker: SocketAddr) -> Option<CertificateDer<'static>> {
 }
 
 #[derive(Debug)]
-struct Trusting(Arc<rustls::crypto::CryptoProvider>);
+pub(crate) struct Trusting(pub(crate) Arc<rustls::crypto::CryptoProvider>);
 
 impl ServerCertVerifier for Trusting {
     fn verify_server_cert(

@@ -4,8 +4,9 @@ use crate::support::attache::AttacheProcess;
 use crate::support::body::{chat, sha256};
 use crate::support::client;
 use crate::support::echo::Echo;
-use crate::support::envoy::{EnvoyProcess, binary, shipped};
-use crate::support::process::repository;
+use crate::support::envoy::{EnvoyProcess, binary, shipped, with_mtls};
+use crate::support::pki::{Authority, Secret};
+use crate::support::process::{repository, scratch};
 use std::net::SocketAddr;
 use std::process::Command;
 
@@ -53,12 +54,21 @@ async fn carries_requests(envoy: &EnvoyProcess) {
 
 #[test]
 fn every_bootstrap_is_valid() {
-    let files: Vec<_> = std::fs::read_dir(repository().join("envoy")).expect("the directory").flatten().collect();
+    let entries = std::fs::read_dir(repository().join("envoy")).expect("the directory").flatten();
+    let files: Vec<_> = entries.map(|entry| entry.path()).filter(|path| path.is_file()).collect();
     assert!(files.len() >= 4, "bootstraps are missing: {files:?}");
+    let (authority, scratch) = (Authority::new("a"), scratch("mtls"));
+    let secret = Secret::new(scratch.path().join("tls"), &authority.identity("envoy"), &[&authority]);
     for file in files {
-        let output = Command::new(binary()).args(["--mode", "validate", "-l", "error", "-c"]).arg(file.path()).output();
-        let output = output.expect("running Envoy");
-        assert!(output.status.success(), "{:?}: {}", file.path(), String::from_utf8_lossy(&output.stderr));
+        let text = std::fs::read_to_string(&file).expect("a bootstrap");
+        for (kind, text) in [("with mTLS", with_mtls(&text, secret.path(), scratch.path())), ("as shipped", text)] {
+            let bootstrap = scratch.path().join("envoy.yaml");
+            std::fs::write(&bootstrap, text).expect("writing");
+            let output =
+                Command::new(binary()).args(["--mode", "validate", "-l", "error", "-c"]).arg(&bootstrap).output();
+            let output = output.expect("running Envoy");
+            assert!(output.status.success(), "{file:?} {kind}: {}", String::from_utf8_lossy(&output.stderr));
+        }
     }
 }
 

@@ -335,3 +335,66 @@ fn http2_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).expect("a short payload").to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
+
+/// A request for the answer that only a picker with room gives, half-closed behind its body as NGINX Gateway Fabric does, without `:path`.
+async fn half_closed(connection: &Connection) -> Stream {
+    let mut stream = connection.stream(PROCESS, &[]).await.expect("a stream");
+    stream.send(&request_headers(&[("host", b"llm.test")], false)).expect("sending headers");
+    stream.send(&request_body(BODY, true)).expect("sending the body");
+    stream.half_close().expect("the end of the messages");
+    stream
+}
+
+async fn assert_picked(stream: &mut Stream) {
+    let head = stream.answer().await.expect("an answer").expect("a message");
+    assert!(matches!(head.response, Some(Response::RequestHeaders(_))), "{head:?}");
+    let body = stream.answer().await.expect("an answer").expect("a message");
+    assert!(matches!(body.response, Some(Response::RequestBody(_))), "{body:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queued_request_outlives_the_half_close_of_its_stream_and_no_reset() {
+    let echo = Echo::start().await;
+    let picker = AttacheProcess::configured(&format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  \
+         endpoints: [{{address: \"{}\", engine: none}}]\n  flowControl: {{enabled: true, ttl: 60s, \
+         detector: {{name: concurrency-detector, parameters: {{maxConcurrency: 1}}}}}}\n",
+        echo.address
+    ))
+    .await;
+    let connection = Connection::open(picker.grpc).await.expect("a connection");
+    let queued = async |count: u32| picker.until_metric("attache_queued_requests", count.into()).await;
+    // It takes the only place, and keeps it: its response does not come yet.
+    let mut first = connection.stream(PROCESS, &[]).await.expect("a stream");
+    first.send(&request_headers(CHAT, false)).expect("sending headers");
+    first.send(&request_body(BODY, true)).expect("sending the body");
+    assert_picked(&mut first).await;
+
+    let mut waits = half_closed(&connection).await;
+    queued(1).await;
+    // Envoy resets streams of clients that are gone, others end their connection.
+    let reset = half_closed(&connection).await;
+    queued(2).await;
+    drop(reset);
+    queued(1).await;
+    let other = Connection::open(picker.grpc).await.expect("a connection");
+    let cut = half_closed(&other).await;
+    queued(2).await;
+    drop(other);
+    queued(1).await;
+    drop(cut);
+
+    drop(first);
+    assert_picked(&mut waits).await;
+    assert_eq!(waits.status().await.expect("a status"), "0");
+    queued(0).await;
+    // Nobody waits now: this one is answered at once.
+    let mut last = half_closed(&connection).await;
+    assert_picked(&mut last).await;
+    assert_eq!(last.status().await.expect("a status"), "0");
+    let decisions = crate::support::client::get(picker.metrics, "/decisions").await.expect("the decisions").json();
+    let text = decisions.to_string();
+    assert!(text.contains("chat_completions") && text.contains("sim-8b"), "{text}");
+    assert_eq!(text.matches("\"unwatched\"").count(), 2, "{text}");
+    picker.assert_settled().await;
+}

@@ -238,3 +238,63 @@ async fn who_is_not_known_lacks_no_right() {
     api.fail(Outage::None);
     picker.until_metric("attache_kube_out_of_touch", 0.0).await;
 }
+
+/// What a Role without `watch` gives: lists alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_that_can_not_be_watched_are_listed_again_and_again() {
+    let api = cluster(1).await;
+    api.forbid("watch", "pods", true);
+    let picker = started(&api).await;
+    assert_eq!(known(&picker).await.len(), 1);
+    let refused = "refuses `watch` on `pods`";
+    eventually("the missing right in the log", || async { (said(&picker, refused) == 1).then_some(()) }).await;
+    api.pod(pod("new", "vllm", "10.1.0.2"));
+    until_known(&picker, &["new", "pod-0000"]).await;
+    api.delete_pod("pod-0000");
+    until_known(&picker, &["new"]).await;
+    assert_eq!(said(&picker, refused), 1, "told once: {}", picker.process.stderr());
+    assert_eq!(picker.metric("attache_kube_out_of_touch").await, 1.0, "a list does not bring it back");
+    assert!(picker.is_ready().await);
+    let lists = api.asked("list", "pods");
+    assert!(lists <= 8, "every 10 s: {lists}");
+
+    api.forbid("watch", "pods", false);
+    picker.until_metric("attache_kube_out_of_touch", 0.0).await;
+    assert_eq!(said(&picker, "followed through Kubernetes again"), 1, "{}", picker.process.stderr());
+    let lists = api.asked("list", "pods");
+    api.pod(pod("later", "vllm", "10.1.0.3"));
+    until_known(&picker, &["later", "new"]).await;
+    assert_eq!(api.asked("list", "pods"), lists, "by a watch");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_picker_whose_only_pool_is_deleted_is_not_ready_until_there_is_one_again() {
+    let api = cluster(1).await;
+    let picker = started(&api).await;
+    api.delete(STABLE, "inferencepools", "vllm");
+    eventually("a picker that is not ready", || async {
+        let page = client::get(picker.metrics, "/ready").await.ok()?;
+        let text = String::from_utf8_lossy(&page.body).into_owned();
+        (!page.status.is_success() && text.contains("an InferencePool that exists")).then_some(())
+    })
+    .await;
+    api.apply(STABLE, "inferencepools", pool("vllm", "vllm", &[8000]));
+    picker.until_ready().await;
+    until_known(&picker, &["pod-0000"]).await;
+
+    // One that is left keeps the picker ready.
+    let more = pool("other", "vllm", &[8000]);
+    api.apply(STABLE, "inferencepools", more);
+    let text = "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- {name: a, kubernetes: {pool: vllm, engine: none}}\n\
+                - {name: b, match: {models: [b]}, kubernetes: {pool: other, engine: none}}\n";
+    let both = AttacheProcess::in_cluster(&api.kubeconfig(), &["--config-text", text]).await;
+    both.until_ready().await;
+    api.delete(STABLE, "inferencepools", "other");
+    eventually("the missing pool in the log", || async {
+        (said(&both, "there is no such InferencePool") == 1).then_some(())
+    })
+    .await;
+    assert!(both.is_ready().await);
+    api.delete(STABLE, "inferencepools", "vllm");
+    eventually("a picker that is not ready", || async { (!both.is_ready().await).then_some(()) }).await;
+}

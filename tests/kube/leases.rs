@@ -1,6 +1,6 @@
 //! One replica leads, the others wait.
 
-use crate::api::{FakeApi, NAMESPACE, STABLE, pod, pool};
+use crate::api::{FakeApi, NAMESPACE, Outage, STABLE, pod, pool};
 use crate::members::NO_METRICS;
 use crate::support::attache::AttacheProcess;
 use crate::support::client;
@@ -111,4 +111,27 @@ async fn a_right_that_is_missing_is_named() {
         api.forbid(verb, "leases", false);
         picker.until_ready().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_replica_that_serves_stays_ready_while_the_api_server_is_away() {
+    let api = FakeApi::start().await;
+    api.apply(STABLE, "inferencepools", pool("vllm", "vllm", &[8000]));
+    api.pod(pod("a", "vllm", "10.0.0.1"));
+    let first = AttacheProcess::in_cluster(&api.kubeconfig(), ELECTION).await;
+    first.until_ready().await;
+    let second = AttacheProcess::in_cluster(&api.kubeconfig(), ELECTION).await;
+    until_only_the_lease_is_missing(&second).await;
+    api.fail(Outage::Status(503));
+    let lost = || async { first.process.stderr().contains("this replica leads no longer").then_some(()) };
+    eventually("a lease that could not be renewed", lost).await;
+    assert!(first.is_ready().await, "it writes nothing, and goes on with what it knows");
+    assert!(!second.is_ready().await);
+    api.fail(Outage::None);
+    // Whoever has the lease then is the only one that is ready.
+    eventually("one ready replica", || async {
+        let (first, second) = (first.is_ready().await, second.is_ready().await);
+        (holder(&api).is_some() && first != second).then_some(())
+    })
+    .await;
 }

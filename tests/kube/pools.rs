@@ -425,3 +425,18 @@ async fn a_config_map_of_several_keys_says_which_one_it_is() {
         assert_eq!(pick(&small, "alias").await.model(), "chosen", "what was known of it stays");
     }
 }
+
+/// Envoy in the picker's own pod, as GIE's and llm-d's standalone charts have it, calls it `localhost:9002`.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_beside_the_picker_reaches_the_only_pool_by_localhost() {
+    let api = FakeApi::start().await;
+    api.install("v1", "configmaps");
+    serve(&api, "small", "10.0.0.1");
+    let picker = started(&api, &[]).await;
+    let beside = called(&picker, "localhost:9002").await;
+    assert_eq!(pick(&beside, "m").await.destination(), "10.0.0.1:8000");
+    let Picked::Refused(404, _) = pick(&called(&picker, "other-epp").await, "m").await else { panic!("answered") };
+    serve(&api, "large", "10.0.0.2");
+    until_pools(&picker, &["large", "small"]).await;
+    let Picked::Refused(404, _) = pick(&beside, "m").await else { panic!("which of the two is not known") };
+}

@@ -240,7 +240,9 @@ fn find<'a>(value: &'a Value, key: &str) -> Option<&'a Value> {
 async fn objectives_that_nobody_may_name_are_told_of_once() {
     let api = cluster().await;
     let objective = |name: &str, second| object(name, second, json!({"poolRef": {"name": "vllm"}, "priority": 5}));
-    let told = |picker: &AttacheProcess| picker.process.stderr().matches("InferenceObjectives have no effect").count();
+    let told = |picker: &AttacheProcess| {
+        picker.process.stderr().matches("InferenceObjectives of a priority above 0 have no effect").count()
+    };
     let (trusting, _) = started(&api, &["--trust-client-headers"]).await;
     let (picker, _) = started(&api, &[]).await;
     assert_eq!(told(&picker), 0, "there are none");

@@ -1,6 +1,6 @@
 //! Objects together: what one names, another is, and nothing may do more than it needs.
 
-use crate::render::{Rendered, all, list, text};
+use crate::render::{POOL, Rendered, STANDALONE, all, helm, list, text};
 use crate::support::process::repository;
 use attache::config::defaults::DEFAULT_DRAIN_DEADLINE;
 use attache::config::settings::PoolGroup;
@@ -121,6 +121,8 @@ fn ports_lead_from_the_pool_to_the_picker() {
             let at = &service["metadata"];
             let host = format!("{}.{}.svc.cluster.local", text(&at["name"]), text(&at["namespace"]));
             assert_eq!(rule["spec"]["host"], host, "{name}");
+            // Else the TLS server name is `outbound|9002||…`, which is no DNS name.
+            assert_eq!(rule["spec"]["trafficPolicy"]["tls"]["sni"], host, "{name}");
         }
         for route in rendered.of("HTTPRoute") {
             for backend in list(&route["spec"]["rules"]).iter().flat_map(|rule| list(&rule["backendRefs"])) {
@@ -170,6 +172,14 @@ fn what_pods_mount_and_accounts_may_do_exists() {
         let spec = &pod(rendered)["spec"];
         rendered.named("ServiceAccount", &spec["serviceAccountName"]);
         let volumes: BTreeSet<&str> = list(&spec["volumes"]).iter().map(|volume| text(&volume["name"])).collect();
+        for certificate in rendered.of("Certificate") {
+            let secret = &certificate["spec"]["secretName"];
+            let mut mounted = list(&spec["volumes"]).iter().map(|volume| &volume["secret"]["secretName"]);
+            assert!(mounted.any(|name| name == secret), "{name}: the secret {secret} is not mounted");
+            let at = &service(rendered)["metadata"];
+            let host = format!("{}.{}.svc.cluster.local", text(&at["name"]), text(&at["namespace"]));
+            assert!(list(&certificate["spec"]["dnsNames"]).contains(&json!(host)), "{name}: gateways ask for {host}");
+        }
         for volume in list(&spec["volumes"]) {
             match &volume["configMap"]["name"] {
                 Value::Null => assert!(volume.get("secret").is_some(), "{name}: {volume}"),
@@ -187,9 +197,13 @@ fn what_pods_mount_and_accounts_may_do_exists() {
                 rendered.named(role, &bound["roleRef"]["name"]);
                 for subject in list(&bound["subjects"]) {
                     let account = rendered.named("ServiceAccount", &subject["name"]);
-                    // The API server refuses a subject without it.
-                    assert_eq!(subject["namespace"], account["metadata"]["namespace"], "{name}");
-                    assert!(subject["namespace"].is_string(), "{name}: {subject}");
+                    // Without one a RoleBinding means its own namespace; of a ClusterRoleBinding the API server refuses that.
+                    let (named, own) = (&subject["namespace"], &account["metadata"]["namespace"]);
+                    if binding == "RoleBinding" {
+                        assert_eq!(named, own, "{name}");
+                    } else {
+                        assert_eq!(named, own.as_str().unwrap_or("default"), "{name}");
+                    }
                 }
             }
         }
@@ -321,4 +335,80 @@ fn the_image_is_what_the_manifests_take_it_for() {
     }
     assert_eq!(line("ENTRYPOINT"), r#"["/usr/local/bin/attache"]"#);
     assert_eq!(line("CMD"), r#"["run"]"#);
+}
+
+/// Whom rules with this port let in: the number of peers, none for everybody.
+fn peers(policy: &Value, port: &Value) -> Option<usize> {
+    let rules = list(&policy["spec"]["ingress"]).iter();
+    let mut rules = rules.filter(|rule| list(&rule["ports"]).iter().any(|entry| entry["port"] == *port));
+    let rule = rules.next()?;
+    assert!(rules.next().is_none(), "one rule for a port");
+    Some(list(&rule["from"]).len())
+}
+
+#[test]
+fn charts_keep_all_pods_but_gateways_from_the_ext_proc_port_unless_told_otherwise() {
+    for (chart, least) in [("inferencepool", POOL), ("standalone", STANDALONE)] {
+        let rendered = helm(chart, least);
+        let policy = rendered.one("NetworkPolicy");
+        // Envoy in the same pod needs no rule.
+        let expected = if chart == "standalone" { None } else { Some(2) };
+        assert_eq!(peers(policy, &json!("grpc")), expected, "{chart}");
+        assert_eq!(peers(policy, &json!("metrics")), Some(1), "{chart}");
+        let servers = if chart == "standalone" { "endpointsServer: {endpointSelector: a=b}, " } else { "" };
+        let pool = if chart == "standalone" { "" } else { least };
+        let off = format!("{pool}inferenceExtension: {{{servers}networkPolicy: {{enabled: false}}}}\n");
+        assert_eq!(helm(chart, &off).of("NetworkPolicy").count(), 0, "{chart}");
+    }
+    let beside = "inferenceExtension: {endpointsServer: {endpointSelector: app=llm}, poolServices: [a-epp]}\n";
+    assert_eq!(peers(helm("standalone", beside).one("NetworkPolicy"), &json!("grpc")), Some(2));
+    // GKE's load balancer comes from outside of the cluster, from addresses that the chart can't know.
+    let gke = |more: &str| {
+        helm(
+            "inferencepool",
+            &format!("{POOL}provider: {{name: gke}}\ninferenceExtension: {{networkPolicy: {{{more}}}}}\n"),
+        )
+    };
+    assert_eq!(peers(gke("").one("NetworkPolicy"), &json!("grpc")), Some(0));
+    assert_eq!(peers(gke("gatewayCIDRs: [10.129.0.0/23]").one("NetworkPolicy"), &json!("grpc")), Some(1));
+    let labelled = "gatewayNamespaceLabels: {a: b}, gatewayPodLabels: {c: d}";
+    let policy = gke(labelled);
+    let from = &policy.one("NetworkPolicy")["spec"]["ingress"][0]["from"];
+    let both = json!([{"namespaceSelector": {"matchLabels": {"a": "b"}}, "podSelector": {"matchLabels": {"c": "d"}}}]);
+    assert_eq!(*from, both, "pods with these labels in namespaces with those");
+}
+
+#[test]
+fn pickers_with_mtls_are_given_the_authority_that_is_mounted_and_the_names() {
+    let mut with = 0;
+    for rendered in all() {
+        let arguments: Vec<&str> = list(&rendered.picker()["args"]).iter().map(text).collect();
+        let mounted = list(&rendered.picker()["volumeMounts"]).iter().any(|mount| mount["mountPath"] == "/tls");
+        let asked = arguments.iter().filter(|argument| argument.starts_with("--client-ca-file=")).count();
+        assert_eq!(asked, usize::from(mounted), "{}: {arguments:?}", rendered.name);
+        if mounted {
+            with += 1;
+            for flag in ["--client-ca-file=/tls/ca.crt", "--cert-path=/tls", "--enable-cert-reload=true"] {
+                assert!(arguments.contains(&flag), "{}: no {flag}", rendered.name);
+            }
+            assert!(!arguments.contains(&"--secure-serving=false"), "{}", rendered.name);
+            for rule in rendered.of("DestinationRule") {
+                let tls = &rule["spec"]["trafficPolicy"]["tls"];
+                assert_eq!((&tls["mode"], &tls["credentialName"]), (&json!("MUTUAL"), &json!("gateway-to-picker")));
+                assert_eq!(tls["subjectAltNames"], json!([rule["spec"]["host"]]), "{}", rendered.name);
+            }
+        }
+    }
+    assert!(with >= 4, "by kustomize and by both charts: {with}");
+}
+
+#[test]
+fn the_base_fits_into_any_namespace() {
+    let base = crate::render::kustomize(&crate::render::examples().join("base"));
+    for object in &base.objects {
+        let bound = list(&object["subjects"]).iter().map(|subject| &subject["namespace"]);
+        for namespace in bound.chain([&object["metadata"]["namespace"]]) {
+            assert!(namespace.is_null(), "{}: `kubectl apply -n` refuses {namespace}", object["kind"]);
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! The charts as their users meet them: every value does something, what can't be meant is refused with a reason, and GIE's values are understood.
 
 use crate::picker::{configuration, refused};
-use crate::render::{POOL, STANDALONE, examples, helm, lint, list, template, text};
+use crate::render::{MTLS, POOL, STANDALONE, examples, helm, lint, list, template, text};
 use crate::shape;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -61,11 +61,31 @@ fn every_value_is_used_and_everything_that_is_used_is_a_value() {
     }
 }
 
+/// How the schema describes values of GIE's and llm-d's charts that are taken: they are not among the chart's own values.
+const FOREIGN: [&str; 2] = ["No effect: ", "In place of "];
+
+fn says(schema: &Value) -> &str {
+    schema["description"].as_str().unwrap_or_default()
+}
+
+/// The paths of all values that a schema says have no effect.
+fn ineffective(path: &str, schema: &Value, all: &mut Vec<String>) {
+    for (key, schema) in schema["properties"].as_object().into_iter().flatten() {
+        let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+        if says(schema).starts_with(FOREIGN[0]) {
+            all.push(path);
+        } else {
+            ineffective(&path, schema, all);
+        }
+    }
+}
+
 /// What of the schema allows exactly the keys of the values.
 fn same_keys(path: &str, schema: &Value, value: &Value) {
     let (Some(properties), Some(fields)) = (schema["properties"].as_object(), value.as_object()) else { return };
     assert_eq!(schema["additionalProperties"], false, "{path}");
-    let allowed: BTreeSet<_> = properties.keys().filter(|key| *key != "global").collect();
+    let foreign = |key: &str| FOREIGN.iter().any(|word| says(&properties[key]).starts_with(word));
+    let allowed: BTreeSet<_> = properties.keys().filter(|key| *key != "global" && !foreign(key)).collect();
     assert_eq!(allowed, fields.keys().collect(), "{path}");
     for (key, value) in fields {
         same_keys(&format!("{path}.{key}"), &properties[key], value);
@@ -82,7 +102,9 @@ fn the_schemas_describe_the_values() {
 
 #[test]
 fn both_charts_have_the_same_picker() {
-    assert_eq!(read("inferencepool", "templates/_picker.tpl"), read("standalone", "templates/_picker.tpl"));
+    for file in ["templates/_picker.tpl", "templates/_compatibility.tpl", "templates/NOTES.txt"] {
+        assert_eq!(read("inferencepool", file), read("standalone", file), "{file}");
+    }
     let version = env!("CARGO_PKG_VERSION");
     for chart in CHARTS {
         let about: Value = serde_saphyr::from_str(&read(chart, "Chart.yaml")).expect("a chart");
@@ -160,6 +182,18 @@ fn what_cannot_be_meant_is_refused_with_a_reason() {
             "inferencepool",
             format!("{POOL}inferenceExtension: {{pluginsConfigFile: a.yaml, pluginsCustomConfig: {{a.yaml: '['}}}}\n"),
             "can't be read",
+        ),
+        (
+            "inferencepool",
+            format!("{POOL}inferenceExtension: {{mtls: {{enabled: true}}}}\n"),
+            "give a secret with tls.crt",
+        ),
+        ("inferencepool", format!("{POOL}{MTLS}provider: {{name: istio}}\n"), "credentialName is empty"),
+        ("inferencepool", format!("{POOL}{MTLS}  flags: {{secure-serving: false}}\n"), "mtls sets the flag itself"),
+        (
+            "standalone",
+            format!("{MTLS}  endpointsServer: {{endpointSelector: a=b}}\n  flags: {{cert-path: /a}}\n"),
+            "mtls sets the flag itself",
         ),
         (
             "inferencepool",
@@ -256,4 +290,159 @@ fn values_for_gies_chart_mean_the_same() {
     assert_eq!(rendered.one("HTTPRoute")["spec"]["parentRefs"][0]["name"], "my-gateway");
     rendered.one("DestinationRule");
     rendered.one("ServiceMonitor");
+}
+
+#[test]
+fn a_destination_rule_of_ones_own_keeps_what_it_says_and_gets_a_server_name() {
+    let rule = |policy: &str| {
+        let values =
+            format!("{POOL}provider: {{name: istio}}\nistio: {{destinationRule: {{trafficPolicy: {policy}}}}}\n");
+        helm("inferencepool", &values).one("DestinationRule")["spec"]["trafficPolicy"].clone()
+    };
+    let host = "llm-epp.inference.svc.cluster.local";
+    let simple = serde_json::json!({"mode": "SIMPLE", "insecureSkipVerify": true, "sni": host});
+    assert_eq!(rule("{}"), serde_json::json!({"tls": simple}));
+    assert_eq!(rule("{tls: {mode: SIMPLE, sni: other}}")["tls"], serde_json::json!({"mode": "SIMPLE", "sni": "other"}));
+    assert_eq!(rule("{tls: {mode: DISABLE}}")["tls"], serde_json::json!({"mode": "DISABLE"}));
+    let connections = "{connectionPool: {tcp: {maxConnections: 5}}}";
+    assert_eq!(rule(connections)["connectionPool"]["tcp"]["maxConnections"], 5);
+    assert_eq!(rule(connections)["tls"], simple);
+}
+
+/// What a chart says of values without effect, in comments of the objects.
+fn comments(chart: &str, values: &str) -> Vec<String> {
+    let output = template(chart, values);
+    assert!(output.status.success(), "{chart}: {}", String::from_utf8_lossy(&output.stderr));
+    let all = String::from_utf8(output.stdout).expect("UTF-8");
+    let from = all.split("# These values have no effect:").nth(1).unwrap_or_default();
+    let lines = from.lines().skip_while(|line| line.is_empty()).map_while(|line| line.strip_prefix("# "));
+    lines.filter_map(|line| line.split_once(": ")).map(|(path, _)| path.to_owned()).collect()
+}
+
+#[test]
+fn every_value_that_is_taken_without_effect_is_named() {
+    for (chart, least) in CHARTS.into_iter().zip([POOL, STANDALONE]) {
+        let schema: Value = serde_json::from_str(&read(chart, "values.schema.json")).expect("a schema");
+        let mut all = Vec::new();
+        ineffective("", &schema, &mut all);
+        assert!(all.len() >= 12, "{chart}: {all:?}");
+        let mut values: Value = serde_saphyr::from_str(least).expect("values");
+        for path in &all {
+            let mut at = &mut values;
+            for key in path.split('.') {
+                at = &mut at[key];
+                if at.is_null() {
+                    *at = serde_json::json!({});
+                }
+            }
+        }
+        let named = comments(chart, &values.to_string());
+        for path in &all {
+            assert!(named.contains(path), "{chart}: {path} is not among {named:?}");
+        }
+        assert_eq!(comments(chart, least), Vec::<String>::new(), "{chart}: nothing is given");
+    }
+}
+
+/// All objects can be applied, and the picker takes its arguments.
+fn sound(rendered: &crate::render::Rendered) -> Vec<String> {
+    for object in &rendered.objects {
+        shape::check(object).unwrap_or_else(|problem| panic!("{}: {problem}", object["kind"]));
+    }
+    assert_eq!(refused(list(&rendered.picker()["args"])), None);
+    list(&rendered.picker()["args"]).iter().map(|argument| text(argument).to_owned()).collect()
+}
+
+#[test]
+fn gies_own_values_are_mapped_or_named() {
+    const VALUES: &str = include_str!("../data/kubernetes/gie-v1.5-values.yaml");
+    let rendered = helm("inferencepool", VALUES);
+    let arguments = sound(&rendered);
+    for expected in ["--engine=trtllm-serve", "--metrics-endpoint-auth=true"] {
+        assert!(arguments.iter().any(|argument| argument == expected), "{expected}: {arguments:?}");
+    }
+    let rule = &rendered.one("DestinationRule")["spec"];
+    assert_eq!(rule["host"], "picker.mesh.example");
+    assert_eq!(rule["trafficPolicy"]["connectionPool"]["http"]["maxRequestsPerConnection"], 256_000);
+    assert_eq!(rule["trafficPolicy"]["tls"]["mode"], "SIMPLE", "the chart's own stays");
+    let route = &rendered.one("HTTPRoute")["spec"];
+    assert_eq!(route["parentRefs"][0]["namespace"], "gateways");
+    assert_eq!(route["rules"][0]["timeouts"]["request"], "300s");
+    assert_eq!(route["rules"][0]["matches"][0]["headers"][0]["value"], "qwen");
+    let secret = "inference-gateway-sa-metrics-reader-secret";
+    let monitor = &rendered.one("ServiceMonitor")["spec"]["endpoints"][0];
+    assert_eq!(monitor["authorization"]["credentials"]["name"], secret);
+    assert_eq!(rendered.one("Secret")["metadata"]["name"], secret);
+    let named = comments("inferencepool", VALUES);
+    let expected = [
+        "inferenceExtension.latencyPredictor",
+        "inferenceExtension.monitoring.gke",
+        "inferenceExtension.sidecar",
+        "inferenceExtension.tracing.sampling.sampler",
+        "inferencePool.modelServerProtocol",
+        "inferencePool.parser",
+        "provider.gke",
+    ];
+    assert_eq!(named, expected);
+}
+
+#[test]
+fn gies_standalone_values_are_mapped_or_named() {
+    const VALUES: &str = include_str!("../data/kubernetes/gie-v1.5-standalone-values.yaml");
+    let rendered = helm("standalone", VALUES);
+    let arguments = sound(&rendered);
+    for expected in ["--endpoint-selector=app=vllm-qwen3-32b", "--endpoint-target-ports=8000", "--engine=vllm"] {
+        assert!(arguments.iter().any(|argument| argument == expected), "{expected}: {arguments:?}");
+    }
+    let ports = list(&rendered.one("Service")["spec"]["ports"]);
+    assert_eq!(ports.iter().filter(|port| port["port"] == 8081).count(), 1, "{ports:?}");
+    let named = comments("standalone", VALUES);
+    for path in ["inferenceExtension.sidecar.configMap", "inferenceExtension.latencyPredictor", "provider"] {
+        assert!(named.iter().any(|name| name == path), "{path}: {named:?}");
+    }
+    // With an InferencePool, its labels and ports are those of the model servers.
+    let pool = "inferencePool: {modelServers: {matchLabels: {app: llm, tier: a}}, targetPorts: [{number: 8000}, {number: 8001}]}\n";
+    let arguments = sound(&helm("standalone", pool));
+    for expected in ["--endpoint-selector=app=llm,tier=a", "--endpoint-target-ports=8000,8001"] {
+        assert!(arguments.iter().any(|argument| argument == expected), "{expected}: {arguments:?}");
+    }
+}
+
+#[test]
+fn llm_ds_values_are_mapped_or_named() {
+    const VALUES: &str = include_str!("../data/kubernetes/llm-d-values.yaml");
+    for (chart, source) in
+        [("inferencepool", "--pool-name=llm"), ("standalone", "--endpoint-selector=llm-d.ai/guide=optimized-baseline")]
+    {
+        let rendered = helm(chart, VALUES);
+        let arguments = sound(&rendered);
+        for expected in [
+            source,
+            "--config-file=/config/guide-plugins.yaml",
+            "--engine=vllm",
+            "--ha-enable-leader-election=false",
+            "--model-server-metrics-https-insecure-skip-verify=false",
+            "--v=2",
+        ] {
+            assert!(arguments.iter().any(|argument| argument == expected), "{chart}: {expected}: {arguments:?}");
+        }
+        assert_eq!(rendered.picker()["image"], "registry.example.com/attache:0.1.0");
+        assert_eq!(rendered.one("Deployment")["spec"]["replicas"], 2);
+        assert_eq!(rendered.picker()["resources"]["limits"]["memory"], "16Gi");
+        let ports = list(&rendered.one("Service")["spec"]["ports"]);
+        let names: BTreeSet<&str> = ports.iter().map(|port| text(&port["name"])).collect();
+        assert_eq!(names.len(), ports.len(), "{chart}: {ports:?}");
+        rendered.one("ServiceMonitor");
+        let named = comments(chart, VALUES);
+        for path in
+            ["router.epp.parsers", "router.latencyPredictor", "router.modelServers.protocol", "router.tokenizer"]
+        {
+            assert!(named.iter().any(|name| name == path), "{chart}: {path}: {named:?}");
+        }
+    }
+    let pool = helm("inferencepool", VALUES);
+    let pool = &pool.one("InferencePool")["spec"];
+    assert_eq!(pool["endpointPickerRef"]["failureMode"], "FailClose");
+    assert_eq!(list(&pool["targetPorts"]).len(), 2);
+    assert_eq!(pool["selector"]["matchLabels"]["llm-d.ai/guide"], "optimized-baseline");
 }

@@ -8,11 +8,13 @@ use crate::support::body::{chat, sha256};
 use crate::support::client;
 use crate::support::echo::Echo;
 use crate::support::envoy::EnvoyProcess;
+use crate::support::grpc::{Connection, PROCESS, request_headers};
+use crate::support::pki::{Authority, Secret};
 use crate::support::process::scratch;
 use serde_json::{Value, json};
 
 /// Starts the picker of an installation as its pod would, but for the ports and the place of its configuration.
-async fn start(rendered: &Rendered, api: &FakeApi) -> AttacheProcess {
+async fn start(rendered: &Rendered, api: &FakeApi, tls: Option<&Secret>) -> AttacheProcess {
     let directory = scratch("mounted");
     let maps = rendered.of("ConfigMap").flat_map(|map| map["data"].as_object().into_iter().flatten());
     maps.for_each(|(file, config)| std::fs::write(directory.path().join(file), text(config)).expect("writing"));
@@ -22,6 +24,10 @@ async fn start(rendered: &Rendered, api: &FakeApi) -> AttacheProcess {
         .filter(|argument| !argument.starts_with("--grpc-port=") && !argument.starts_with("--secure-serving="));
     let mut arguments: Vec<String> =
         arguments.map(|argument| argument.replace("--config-file=/config/", &mounted)).collect();
+    if let Some(tls) = tls {
+        let mounted = format!("={}", tls.path().display());
+        arguments.iter_mut().for_each(|argument| *argument = argument.replace("=/tls", &mounted));
+    }
     // Where its Envoy comes along, as that speaks to it.
     if rendered.of("ConfigMap").any(|map| map["data"]["envoy.yaml"].is_string()) {
         let plain = rendered.picker()["args"].to_string().contains("--secure-serving=false");
@@ -68,7 +74,7 @@ async fn every_installation_finds_its_pods() {
         }
         api.pod(pod("a", &label, "127.0.0.1"));
         api.pod(pod("stranger", "postgres", "127.0.0.2"));
-        let picker = start(&rendered, &api).await;
+        let picker = start(&rendered, &api, None).await;
         assert!(knows(&picker, "127.0.0.1:8000").await, "{}", rendered.name);
         assert!(!knows(&picker, "127.0.0.2:8000").await, "{}", rendered.name);
         if rendered.of("InferencePool").count() == 0 {
@@ -101,7 +107,7 @@ async fn an_installation_for_many_pools_finds_them_and_what_is_said_of_each() {
         let labels = json!({"attache.dev/pool": "qwen"});
         let map = json!({"metadata": {"name": "of-qwen", "labels": labels}, "data": {"attache.yaml": text}});
         api.apply("v1", "configmaps", map);
-        let picker = start(rendered, &api).await;
+        let picker = start(rendered, &api, None).await;
         assert!(knows(&picker, "127.0.0.1:8000").await && knows(&picker, "127.0.0.2:8000").await, "{}", rendered.name);
         assert!(!knows(&picker, "127.0.0.3:8000").await, "{}", rendered.name);
         let dump = client::get(picker.metrics, "/config_dump").await.expect("the settings").json();
@@ -127,6 +133,14 @@ async fn the_standalone_chart_with_services_for_gateways_carries_requests() {
     carries_requests(", poolServices: [others-epp], flags: {secure-serving: false}", false).await;
 }
 
+/// With certificates, which Envoy and the picker have from the same secret.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_standalone_chart_with_mtls_carries_requests_and_refuses_others() {
+    let names = "mtls: {enabled: true, clientNames: [gateway.example.com], certManager: {issuerRef: {name: ca}}}";
+    carries_requests(&format!(", {names}"), true).await;
+    carries_requests(&format!(", poolServices: [others-epp], {names}"), true).await;
+}
+
 async fn carries_requests(more: &str, tls: bool) {
     let echo = Echo::start().await;
     let servers = format!("endpointSelector: app=llm, targetPorts: [{}], modelServerType: none", echo.address.port());
@@ -134,8 +148,21 @@ async fn carries_requests(more: &str, tls: bool) {
     assert_eq!(bootstrap(&rendered).contains("UpstreamTlsContext"), tls);
     let api = FakeApi::start().await;
     api.pod(pod("a", "llm", "127.0.0.1"));
-    let picker = start(&rendered, &api).await;
-    let mut bootstrap = bootstrap(&rendered).replace("address: 0.0.0.0", "address: 127.0.0.1");
+    let (scratch, authority) = (scratch("mtls"), Authority::new("ca"));
+    let dns_names = rendered.of("Certificate").next().map(|certificate| text(&certificate["spec"]["dnsNames"][0]));
+    let secret = dns_names.map(|name| {
+        let secret = Secret::new(scratch.path().join("tls"), &authority.identity(name), &[&authority]);
+        let files = &rendered.named("ConfigMap", &"llm-epp-envoy".into())["data"];
+        for file in ["certificate.yaml", "authority.yaml"] {
+            let text = text(&files[file]).replace("/tls", &secret.path().display().to_string());
+            std::fs::write(scratch.path().join(file), text).expect("writing");
+        }
+        secret
+    });
+    let picker = start(&rendered, &api, secret.as_ref()).await;
+    let mut bootstrap = bootstrap(&rendered)
+        .replace("/etc/envoy", &scratch.path().display().to_string())
+        .replace("address: 0.0.0.0", "address: 127.0.0.1");
     for (from, to) in [(8081, 0), (19000, 0), (19001, 0), (9002, picker.grpc.port()), (9003, picker.health.port())] {
         let from = format!("port_value: {from}}}");
         assert!(bootstrap.contains(&from), "the bootstrap has no `{from}`");
@@ -157,4 +184,14 @@ async fn carries_requests(more: &str, tls: bool) {
     assert_eq!(hidden.status, 404, "Envoy's admin pages are not for the network");
     envoy.assert_picker_was_correct().await;
     picker.assert_settled().await;
+    if secret.is_some() {
+        let stream = async {
+            let connection = Connection::open(picker.grpc).await?;
+            let mut stream = connection.stream(PROCESS, &[]).await?;
+            stream.send(&request_headers(&[(":path", b"/v1/models"), (":method", b"GET")], true))?;
+            stream.answer().await
+        };
+        assert!(stream.await.is_err(), "a stream without certificate");
+        assert_eq!(picker.metric("attache_tls_handshake_failures_total").await, 1.0);
+    }
 }

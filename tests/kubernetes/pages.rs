@@ -11,7 +11,7 @@ use std::path::PathBuf;
 fn pages() -> Vec<(PathBuf, String)> {
     let migrations =
         std::fs::read_dir(examples().join("migrate")).expect("pages").map(|entry| entry.expect("a page").path());
-    let pages = migrations.chain([examples().join("README.md")]);
+    let pages = migrations.chain([examples().join("README.md"), examples().join("conformance.md")]);
     pages.map(|page| (page.clone(), std::fs::read_to_string(&page).expect("a page"))).collect()
 }
 
@@ -110,6 +110,7 @@ fn pages_link_to_what_there_is() {
 
 /// Flags of others that pages name in order to say what takes their place.
 const OTHERS: &[&str] = &[
+    "--branch",
     "--condition",
     "--docker",
     "--engine-stats-interval",
@@ -189,8 +190,10 @@ fn gateways_and_routes_fit_together_and_to_the_base() {
         }
         for rule in example.of("DestinationRule") {
             let at = &base.one("Service")["metadata"];
-            let host = format!("{}.{}.svc.cluster.local", text(&at["name"]), text(&at["namespace"]));
+            let namespace = at["namespace"].as_str().unwrap_or("default");
+            let host = format!("{}.{namespace}.svc.cluster.local", text(&at["name"]));
             assert_eq!(rule["spec"]["host"], host, "{}", example.name);
+            assert_eq!(rule["spec"]["trafficPolicy"]["tls"]["sni"], host, "{}", example.name);
         }
     }
 }

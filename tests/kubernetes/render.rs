@@ -164,6 +164,11 @@ const BY_FILE: &str = "inferenceExtension:
       - {name: a, kubernetes: {pool: llm}, prefixCache: {tokenizer: remote, kvEvents: {bind: 'tcp://0.0.0.0:5557'}}}
 ";
 
+/// Certificates of clients, by cert-manager, and for the gateway by a secret in its namespace.
+pub(crate) const MTLS: &str = "inferenceExtension:\n  mtls: {enabled: true, clientNames: ['spiffe://cluster.local/ns/gateways/*'], \
+                               certManager: {issuerRef: {name: ca}}}\n";
+pub(crate) const MTLS_ISTIO: &str = "istio: {destinationRule: {credentialName: gateway-to-picker}}\n";
+
 /// Every way to install that the tests look at, rendered once.
 pub(crate) fn all() -> &'static [Rendered] {
     static ALL: OnceLock<Vec<Rendered>> = OnceLock::new();
@@ -197,6 +202,12 @@ fn render_all() -> Vec<Rendered> {
     all.push(helm("standalone", STANDALONE));
     all.push(helm("inferencepool", &format!("{POOL}inferenceExtension: {{flags: {{metrics-endpoint-auth: true}}}}\n")));
     all.push(helm("standalone", BY_FILE));
+    all.push(helm("inferencepool", &format!("{POOL}{MTLS}provider: {{name: istio}}\n{MTLS_ISTIO}")));
+    all.push(helm("standalone", &format!("{MTLS}  endpointsServer: {{endpointSelector: app=llm}}\n")));
+    all.push(helm(
+        "standalone",
+        &format!("{MTLS}  endpointsServer: {{endpointSelector: app=llm}}\n  poolServices: [a-epp]\n"),
+    ));
     let servers = "  endpointsServer: {endpointSelector: \"app=llm,tier in (a, b)\", targetPorts: [8000, 8001]}";
     all.push(helm("standalone", &format!("inferenceExtension:\n{servers}{EVERYTHING}")));
     all

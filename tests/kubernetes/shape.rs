@@ -45,6 +45,7 @@ fn core(version: &str, kind: &str, object: &Value) -> Option<Result<(), String>>
     use k8s_openapi::api::{apps, autoscaling, core, networking, policy, rbac};
     Some(match (version, kind) {
         ("v1", "ConfigMap") => typed::<core::v1::ConfigMap>(object),
+        ("v1", "Secret") => typed::<core::v1::Secret>(object),
         ("v1", "Service") => typed::<core::v1::Service>(object),
         ("v1", "ServiceAccount") => typed::<core::v1::ServiceAccount>(object),
         ("apps/v1", "Deployment") => typed::<apps::v1::Deployment>(object),

@@ -112,13 +112,13 @@ impl AttacheProcess {
         Self { grpc: address("grpc"), health: address("health"), metrics: address("metrics"), process }
     }
 
-    /// The sum of the metrics with this name, whatever their labels; 0 when there is none.
+    /// The sum of the metrics with this name, whatever their labels, or the one of this name and these labels; 0 when there is none.
     pub(crate) async fn metric(&self, name: &str) -> f64 {
         let page = client::get(self.metrics, "/metrics").await.expect("the picker's metrics");
         let text = String::from_utf8_lossy(&page.body).into_owned();
         let series = text.lines().filter_map(|line| line.rsplit_once(' '));
         series
-            .filter(|(series, _)| series.split('{').next() == Some(name))
+            .filter(|(series, _)| *series == name || series.split('{').next() == Some(name))
             .filter_map(|(_, v)| v.parse::<f64>().ok())
             .sum()
     }

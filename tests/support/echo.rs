@@ -2,7 +2,9 @@
 //!
 //! Query: `kind=json|sse`, `size` bytes, `events` (about so many), `chunked=1`, `pace_ms` between events, `status`, `trailers=1`,
 //! `early=1` (answer before the request's body is read), `delay_ms` before the answer, `cut` (the first piece of the body is so long) and
-//! `piece` (all are), `hold=1` (the answer is the text given to [`Echo::answering`]), `tell` (names of headers, with commas). `/metrics` and `/health` answer as an idle model server does.
+//! `piece` (all are), `reset=1` (close the connection in place of an answer), `hold=1` (the answer is the text given to [`Echo::answering`]),
+//! `reply=1` (the answer is the string `reply` of the request's JSON), `tell` (names of headers, with commas). `/metrics` and `/health` answer as
+//! an idle model server does.
 //!
 //! Response headers: `x-echo-server` (its address), `x-echo-sha256` and `x-echo-length` of the request's body, `x-echo-trailers` (how
 //! many), `x-echo-destination` (the destination header as it arrived), `x-echo-told` (the headers of `tell` as `name=value`, with `;`).
@@ -15,7 +17,6 @@ use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use sha2::{Digest, Sha256};
 use std::collections::{HashMap, VecDeque};
-use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -37,6 +38,7 @@ struct Counts {
     requests: AtomicUsize,
     cut_short: AtomicUsize,
     answer: Bytes,
+    fails: bool,
 }
 
 impl Echo {
@@ -46,17 +48,24 @@ impl Echo {
 
     /// Answers with these bytes when the query says `hold=1`.
     pub(crate) async fn answering(answer: impl Into<Bytes>) -> Self {
-        Self::with(TcpListener::bind("127.0.0.1:0").await.expect("a free port"), answer.into())
+        let counts = Counts { answer: answer.into(), ..Counts::default() };
+        Self::with(TcpListener::bind("127.0.0.1:0").await.expect("a free port"), counts)
+    }
+
+    /// Answers 503 to everything, and claims with `x-envoy-overloaded` that Envoy's circuit breaker is the cause.
+    pub(crate) async fn failing() -> Self {
+        let counts = Counts { fails: true, ..Counts::default() };
+        Self::with(TcpListener::bind("127.0.0.1:0").await.expect("a free port"), counts)
     }
 
     /// Serves on a listener that is already bound.
     pub(crate) fn on(listener: TcpListener) -> Self {
-        Self::with(listener, Bytes::new())
+        Self::with(listener, Counts::default())
     }
 
-    fn with(listener: TcpListener, answer: Bytes) -> Self {
+    fn with(listener: TcpListener, counts: Counts) -> Self {
         let address = listener.local_addr().expect("a bound address");
-        let counts = Arc::new(Counts { answer, ..Counts::default() });
+        let counts = Arc::new(counts);
         let task = tokio::spawn(accept(listener, address, counts.clone()));
         Self { address, counts, task }
     }
@@ -105,17 +114,17 @@ async fn answer(
     request: Request<Incoming>,
     address: SocketAddr,
     counts: Arc<Counts>,
-) -> Result<Response<Payload>, Infallible> {
+) -> Result<Response<Payload>, std::io::Error> {
     match request.uri().path() {
         "/metrics" => return Ok(plain(METRICS)),
         "/health" => return Ok(plain(r#"{"status":"ok"}"#)),
         _ => {}
     }
     counts.requests.fetch_add(1, Ordering::SeqCst);
-    if request.headers().contains_key(header::UPGRADE) {
-        return Ok(upgrade(request, address));
+    let mut wish = Wish::from(request.uri().query().unwrap_or(""));
+    if wish.reset {
+        return Err(std::io::ErrorKind::ConnectionReset.into());
     }
-    let wish = Wish::from(request.uri().query().unwrap_or(""));
     let mut headers = HeaderMap::new();
     let mut put = |name: &'static str, value: String| {
         headers.insert(name, HeaderValue::from_str(&value).expect("a header value"));
@@ -125,14 +134,24 @@ async fn answer(
     put("x-echo-destination", destination.and_then(|v| v.to_str().ok()).unwrap_or("").to_owned());
     let told = request.headers().iter().filter(|(name, _)| wish.tell.iter().any(|told| told == name.as_str()));
     put("x-echo-told", told.map(|(n, v)| format!("{n}={}", v.to_str().unwrap_or("?"))).collect::<Vec<_>>().join(";"));
-    if !wish.early {
+    if request.headers().contains_key(header::UPGRADE) {
+        return Ok(upgrade(request, headers));
+    }
+    let mut held = counts.answer.clone();
+    if wish.reply {
+        held = replied(request.into_body()).await;
+    } else if !wish.early {
         let got = read(request.into_body()).await;
         put("x-echo-sha256", got.sha256);
         put("x-echo-length", got.length.to_string());
         put("x-echo-trailers", got.trailers.to_string());
     }
+    if counts.fails {
+        put("x-envoy-overloaded", "true".to_owned());
+        wish.status = StatusCode::SERVICE_UNAVAILABLE;
+    }
     tokio::time::sleep(wish.delay).await;
-    let body = wish.body(&counts.answer).on_cut_short(Arc::new(move || {
+    let body = wish.body(&held).on_cut_short(Arc::new(move || {
         counts.cut_short.fetch_add(1, Ordering::SeqCst);
     }));
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(wish.content_type()));
@@ -162,6 +181,13 @@ async fn read(mut body: Incoming) -> Got {
     Got { sha256: hex(&digest.finalize()), length, trailers }
 }
 
+/// The string `reply` in a JSON body.
+async fn replied(body: Incoming) -> Bytes {
+    let bytes = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+    let request: serde_json::Value = serde_json::from_slice(&bytes).unwrap_or_default();
+    request["reply"].as_str().unwrap_or_default().to_owned().into()
+}
+
 /// What the query asks for.
 struct Wish {
     sse: bool,
@@ -175,7 +201,9 @@ struct Wish {
     delay: Duration,
     cut: usize,
     piece: usize,
+    reset: bool,
     hold: bool,
+    reply: bool,
     tell: Vec<String>,
 }
 
@@ -196,7 +224,9 @@ impl From<&str> for Wish {
             delay: Duration::from_millis(number("delay_ms", 0)),
             cut: size("cut", 0),
             piece: size("piece", 0),
+            reset: number("reset", 0) == 1,
             hold: number("hold", 0) == 1,
+            reply: number("reply", 0) == 1,
             tell: values.get("tell").map(|names| names.split(',').map(str::to_owned).collect()).unwrap_or_default(),
         }
     }
@@ -217,7 +247,7 @@ impl Wish {
 
     fn pieces(&self, held: &Bytes) -> VecDeque<Bytes> {
         let pieces = match self.sse {
-            _ if self.hold => [held.clone()].into(),
+            _ if self.hold || self.reply => [held.clone()].into(),
             true => events(self.size, self.events, RESPONSE_SEED),
             false => cut(completion(self.size, RESPONSE_SEED), 256 << 10, RESPONSE_SEED),
         };
@@ -238,20 +268,19 @@ impl Wish {
 }
 
 /// Accepts the upgrade and sends back whatever comes.
-fn upgrade(request: Request<Incoming>, address: SocketAddr) -> Response<Payload> {
+fn upgrade(request: Request<Incoming>, headers: HeaderMap) -> Response<Payload> {
     tokio::spawn(async move {
         if let Ok(upgraded) = hyper::upgrade::on(request).await {
             let (mut reader, mut writer) = tokio::io::split(TokioIo::new(upgraded));
             let _ = tokio::io::copy(&mut reader, &mut writer).await;
         }
     });
-    Response::builder()
-        .status(StatusCode::SWITCHING_PROTOCOLS)
-        .header(header::CONNECTION, "upgrade")
-        .header(header::UPGRADE, "websocket")
-        .header("x-echo-server", address.to_string())
-        .body(Payload::chunked([].into()))
-        .expect("a valid response")
+    let mut response = Response::new(Payload::chunked([].into()));
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    *response.headers_mut() = headers;
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    response.headers_mut().insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+    response
 }
 
 fn plain(text: &'static str) -> Response<Payload> {

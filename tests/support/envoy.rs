@@ -4,7 +4,7 @@ use super::client;
 use super::process::{Process, eventually, repository, scratch};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -35,6 +35,20 @@ pub(crate) fn shipped(file: &str, ports: &[(u16, u16)]) -> String {
         text.replace(&from, &format!("port_value: @{old}@}}"))
     });
     ports.iter().fold(marked, |text, (old, new)| text.replace(&format!("@{old}@"), &new.to_string()))
+}
+
+/// A bootstrap with its lines for TLS to the picker activated. Certificates are in `certificates`; what says so is written to `sds`.
+#[allow(dead_code, reason = "only the end-to-end tests have certificates")]
+pub(crate) fn with_mtls(bootstrap: &str, certificates: &Path, sds: &Path) -> String {
+    for file in ["certificate.yaml", "authority.yaml"] {
+        let text =
+            std::fs::read_to_string(repository().join("envoy/sds").join(file)).expect("what says where they are");
+        assert!(text.contains("/etc/envoy/tls"), "{file}");
+        let text = text.replace("/etc/envoy/tls", &certificates.display().to_string());
+        std::fs::write(sds.join(file), text).expect("writing");
+    }
+    assert!(bootstrap.contains("#mtls "), "no lines to activate");
+    bootstrap.replace("#mtls ", "").replace("/etc/envoy/sds", &sds.display().to_string())
 }
 
 /// A running Envoy.

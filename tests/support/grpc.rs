@@ -8,6 +8,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{HttpBody, HttpHeaders, Proce
 use h2::client::{ResponseFuture, SendRequest};
 use prost::Message;
 use std::net::SocketAddr;
+use tokio::io::{AsyncRead, AsyncWrite};
 
 /// Where Envoy sends its streams.
 pub(crate) const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
@@ -47,6 +48,14 @@ impl Connection {
     async fn with(to: SocketAddr, http: &h2::client::Builder) -> Result<Self, Error> {
         let socket = tokio::net::TcpStream::connect(to).await?;
         socket.set_nodelay(true)?;
+        Self::over(socket, http).await
+    }
+
+    /// Over a socket of any kind.
+    pub(crate) async fn over(
+        socket: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        http: &h2::client::Builder,
+    ) -> Result<Self, Error> {
         let (client, connection) = http.handshake(socket).await?;
         let driver = tokio::spawn(async move {
             let _ = connection.await;
@@ -83,6 +92,11 @@ impl Stream {
     /// Sends a message.
     pub(crate) fn send(&mut self, message: &ProcessingRequest) -> Result<(), Error> {
         self.send_raw(frame(0, &message.encode_to_vec()))
+    }
+
+    /// Ends the request side of the stream: no more messages come.
+    pub(crate) fn half_close(&mut self) -> Result<(), Error> {
+        Ok(self.outbound.send_data(Bytes::new(), true)?)
     }
 
     /// The next answer; `None` when the stream has ended, with [`Stream::status`] told.

@@ -10,6 +10,8 @@ pub(crate) mod grpc;
 pub(crate) mod modes;
 #[path = "../../benches/support/noop.rs"]
 pub(crate) mod noop;
+#[allow(dead_code, reason = "only the end-to-end tests have certificates")]
+pub(crate) mod pki;
 pub(crate) mod process;
 #[cfg(feature = "redis")]
 #[allow(dead_code, reason = "only the end-to-end tests have one")]

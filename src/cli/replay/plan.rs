@@ -72,7 +72,7 @@ impl Binding {
     }
 
     fn of(self, pool: PoolSettings) -> anyhow::Result<PoolSettings> {
-        let flow = match (self, pool.flow) {
+        let flow = match (self, pool.flow.filter(|flow| flow.settings.queue)) {
             (Self::AtOnce, _) => None,
             (Self::Late, Some(flow)) => Some(flow),
             (Self::Late, None) => Some(recommended_flow().context("the recommended `flowControl` can't be used")?),

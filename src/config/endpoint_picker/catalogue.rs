@@ -105,13 +105,13 @@ pub(super) const IMPLICIT: &[&str] = &[
     "vllmhttp-parser",
 ];
 
-const TENANTS: &str = "tenants are told apart by `x-gateway-inference-fairness-id`";
+const DCGM: &str = "DCGM exporters are not scraped; `GPUUtilization` is `gpu_busy_time_ratio` of the server's own metrics page, and unknown where the page has none";
 const EVICTION: &str = "what is sheddable gives way in this order";
 const BY_HANDLER: &str = "the profiles are those that the profile handler names";
 const TOGETHER: &str = "servers whose `disaggregatedset.x-k8s.io/revision` differs are never paired, and all revisions serve; in Attaché's own file `disaggregation.together` names the labels";
 /// A parser: which one reads a body is decided by the request's path.
 const BY_PATH: Fate = Fate::BuiltIn("", &[]);
-const MULTICLUSTER: &str = "pools of several clusters are not supported";
+const MULTICLUSTER: &str = "the metrics of other clusters' pickers are not read; clusters are chosen by the requests that this picker has sent there and by their responses";
 
 const fn part(name: &'static str) -> Entry {
     Entry { name, aliases: &[], slots: &[], fate: Fate::Part }
@@ -132,8 +132,8 @@ pub(super) const CATALOGUE: &[Entry] = &[
     part("header-based-testing-filter"),
     Entry { name: "label-selector-filter", aliases: &["by-label-selector", "by-label"], slots: &[], fate: Fate::Part },
     part("prefill-filter"),
-    part("prefix-cache-affinity-filter"),
-    part("session-affinity-filter"),
+    other("prefix-cache-affinity-filter", &[], Fate::PartAnd(mapping::affinity)),
+    Entry { name: "session-affinity-filter", aliases: &["multicluster-session-affinity-filter"], slots: &[], fate: Fate::Part },
     part("slo-headroom-tier-filter"),
     part("topology-affinity-filter"),
     part("utilization-filter"),
@@ -143,27 +143,27 @@ pub(super) const CATALOGUE: &[Entry] = &[
     part("active-request-scorer"),
     part("endpoint-attribute-scorer"),
     part("header-label-affinity-scorer"),
-    part("kv-cache-utilization-scorer"),
-    part("latency-scorer"),
+    Entry { name: "kv-cache-utilization-scorer", aliases: &["kv-cache-scorer", "multicluster-kv-cache-utilization-scorer"], slots: &[], fate: Fate::Part },
+    Entry { name: "latency-scorer", aliases: &["predicted-latency-scorer", "latency-observation-scorer-hub"], slots: &[], fate: Fate::PartAnd(mapping::latency) },
+    part("lmetric-scorer"),
     part("load-aware-scorer"),
     part("lora-affinity-scorer"),
     other("no-hit-lru-scorer", &[], Fate::PartAnd(mapping::one_index)),
-    other("precise-prefix-cache-scorer", &[], Fate::PartAnd(mapping::precise_prefix)),
-    part("predicted-latency-scorer"),
-    other("prefix-cache-scorer", &[], Fate::PartAnd(mapping::prefix_scorer)),
-    part("queue-scorer"),
+    other("precise-prefix-cache-scorer", &[Slot::Extractor], Fate::PartAnd(mapping::precise_prefix)),
+    Entry { name: "prefix-cache-scorer", aliases: &["multicluster-prefix-cache-scorer"], slots: &[], fate: Fate::PartAnd(mapping::prefix_scorer) },
+    Entry { name: "queue-scorer", aliases: &["multicluster-queue-scorer"], slots: &[], fate: Fate::Part },
     part("running-requests-size-scorer"),
     part("session-affinity-scorer"),
     part("token-load-scorer"),
     part("topology-affinity-scorer"),
-    other("mm-embeddings-cache-scorer", &[], Fate::Absent("the servers' caches of images are not followed")),
+    part("mm-embeddings-cache-scorer"),
     other("thunder-agent", &[Slot::Detector, Slot::Fairness], Fate::Absent("programs of agents are not scheduled as a whole")),
     // Pickers and profile handlers.
     part("max-score-picker"),
     part("random-picker"),
     part("weighted-random-picker"),
     part("data-parallel-profile-handler"),
-    part("disagg-profile-handler"),
+    other("disagg-profile-handler", &[], Fate::PartAnd(mapping::disagg)),
     part("header-profile-handler"),
     other("pd-profile-handler", &[], Fate::PartAnd(mapping::pd)),
     part("single-profile-handler"),
@@ -177,17 +177,14 @@ pub(super) const CATALOGUE: &[Entry] = &[
     other("dp-rank-header-handler", &[], Fate::Settings(mapping::choose_rank)),
     other("p2p-source-producer", &[], Fate::Settings(mapping::p2p_source)),
     // Producers.
-    other("approx-prefix-cache-producer", &[], Fate::Settings(mapping::approx_prefix)),
+    Entry { name: "approx-prefix-cache-producer", aliases: &["multicluster-approx-prefix-cache-producer"], slots: &[], fate: Fate::Settings(mapping::approx_prefix) },
     other("inflight-load-producer", &[], Fate::BuiltIn("requests and prompt tokens under way are counted as they are", &["addEstimatedOutputTokens", "outputRatio", "maxEstimatedOutputTokens", "prefixMatchInfoProducerName"])),
     other("precise-prefix-cache-producer", &[Slot::Extractor], Fate::Settings(mapping::precise_prefix)),
-    other("predicted-latency-producer", &[], Fate::BuiltIn("each server's speed is learned from its answers", &[
-        "contextTTL", "endpointRoleLabel", "maxDecodeTokenSamplesForPrediction", "predictInPrepareData", "predictInProduce", "prefixMatchInfoProducerName",
-        "samplingMean", "sloBufferFactor", "streamingMode", "useEncoderCacheFeatures",
-    ])),
+    other("predicted-latency-producer", &[], Fate::BuiltIn(mapping::LEARNED, mapping::LEARNED_PARAMETERS)),
     other("session-id-producer", &[], Fate::BuiltIn("the plugin that goes by sessions names the header", &["headerName", "cookieName"])),
     Entry { name: "token-producer", aliases: &["tokenizer"], slots: &[], fate: Fate::Settings(mapping::tokens) },
-    other("burst-prefix-cache-producer", &[], Fate::Absent("arrivals are not held back to be batched; equal prompts that arrive together go together as they are")),
-    other("mm-embeddings-cache-producer", &[], Fate::Absent("the servers' caches of images are not followed")),
+    other("burst-prefix-cache-producer", &[], Fate::Settings(mapping::burst_prefix)),
+    other("mm-embeddings-cache-producer", &[Slot::Extractor], Fate::Settings(mapping::embeddings_cache)),
     // The data layer.
     other("metrics-data-source", &[Slot::Source], Fate::Settings(mapping::metrics_source)),
     Entry { name: "core-metrics-extractor", aliases: &["model-server-protocol-metrics"], slots: &[Slot::Extractor], fate: Fate::Settings(mapping::core_metrics) },
@@ -198,9 +195,9 @@ pub(super) const CATALOGUE: &[Entry] = &[
     other("topology-extractor", &[Slot::Extractor], Fate::BuiltIn("", &[])),
     other("k8s-notification-source", &[Slot::Source], Fate::Idle("the pool's own objects in Kubernetes are watched without it", None)),
     other("local-syncer", &[Slot::Syncer], Fate::Idle("replicas do not share what they know in this version", None)),
-    other("dcgm-data-source", &[Slot::Source], Fate::Absent("GPU utilisation is not read")),
-    other("dcgm-extractor", &[Slot::Extractor], Fate::Absent("GPU utilisation is not read")),
-    other("file-discovery", &[Slot::Discovery], Fate::Absent("endpoints come from `--endpoint`")),
+    other("dcgm-data-source", &[Slot::Source], Fate::Idle(DCGM, None)),
+    other("dcgm-extractor", &[Slot::Extractor], Fate::Idle(DCGM, None)),
+    other("file-discovery", &[Slot::Discovery], Fate::Settings(mapping::file_discovery)),
     // Parsers.
     other("anthropic-parser", &[Slot::Parser], BY_PATH),
     other("openai-parser", &[Slot::Parser], BY_PATH),
@@ -210,7 +207,7 @@ pub(super) const CATALOGUE: &[Entry] = &[
     other("vllmgrpc-parser", &[Slot::Parser], BY_PATH),
     other("vllmhttp-parser", &[Slot::Parser], BY_PATH),
     // Admission and flow control.
-    other("agent-identity", &[], Fate::Idle(TENANTS, None)),
+    other("agent-identity", &[], Fate::Settings(mapping::agent_identity)),
     other("latency-slo-admitter", &[], Fate::Policy),
     other("probabilistic-admitter", &[], Fate::Policy),
     other("global-strict-fairness-policy", &[Slot::Fairness], Fate::Policy),
@@ -228,12 +225,8 @@ pub(super) const CATALOGUE: &[Entry] = &[
     other("destination-endpoint-served-verifier", &[], Fate::Settings(mapping::served_verifier)),
     other("request-attribute-reporter", &[], Fate::Settings(mapping::attribute_reporter)),
     // Several clusters.
-    other("multicluster-approx-prefix-cache-producer", &[], Fate::Absent(MULTICLUSTER)),
-    other("multicluster-file-discovery", &[Slot::Discovery], Fate::Absent(MULTICLUSTER)),
-    other("multicluster-kv-cache-utilization-scorer", &[], Fate::Absent(MULTICLUSTER)),
-    other("multicluster-metrics-data-source", &[Slot::Source], Fate::Absent(MULTICLUSTER)),
-    other("multicluster-metrics-extractor", &[Slot::Extractor], Fate::Absent(MULTICLUSTER)),
-    other("multicluster-prefix-cache-scorer", &[], Fate::Absent(MULTICLUSTER)),
-    other("multicluster-queue-scorer", &[], Fate::Absent(MULTICLUSTER)),
-    other("multicluster-session-affinity-filter", &[], Fate::Absent(MULTICLUSTER)),
+    other("multicluster-file-discovery", &[Slot::Discovery], Fate::Settings(mapping::cluster_discovery)),
+    other("multicluster-metrics-data-source", &[Slot::Source], Fate::Idle(MULTICLUSTER, None)),
+    other("multicluster-metrics-extractor", &[Slot::Extractor], Fate::Idle(MULTICLUSTER, None)),
+    other("latency-observer-producer-hub", &[Slot::Source], Fate::Idle(mapping::LEARNED, None)),
 ];

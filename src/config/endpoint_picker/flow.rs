@@ -1,8 +1,9 @@
 //! What the file says about requests that wait or are shed: `flowControl` and its feature gate, `saturationDetector`, and the policies and
 //! admitters among the plugins. They become `flowControl` of the pool, with the defaults that both projects have.
 //!
-//! With the gate requests wait. Without it a file that names a detector or an admitter asks for what both do then: sheddable requests are
-//! refused while the pool is full, and all others go on. Either way priorities and tenants come from headers, which are believed as there.
+//! With the gate requests wait. Without it both projects refuse sheddable requests while the pool is saturated, by `utilization-detector` unless the
+//! file names another detector, and let all others go on. With the gate, or where a detector or an admitter is named, priorities and tenants come
+//! from headers, which are believed as there.
 
 use super::catalogue::Slot;
 use super::mapping::Mapped;
@@ -16,7 +17,7 @@ use crate::flow::registry::{ADMITTERS, CEILINGS, Descriptor, FAIRNESS, ORDERINGS
 use crate::flow::settings::{DEFAULT_BAND_BYTES, DEFAULT_BAND_REQUESTS};
 use crate::flow::{EvictRunning, Overflow};
 use crate::scheduling::plugin::ParamError;
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Map, Value as Json};
 use std::time::Duration;
 
 /// The detector of both projects when a file names none.
@@ -25,10 +26,6 @@ const DEFAULT_DETECTOR: &str = "utilization-detector";
 const DEFAULT_FAIRNESS: &str = "global-strict-fairness-policy";
 /// The order within a flow of both, likewise.
 const DEFAULT_ORDERING: &str = "fcfs-ordering-policy";
-/// A ceiling that no pool reaches: nobody waits.
-const NEVER_FULL: f64 = 1e9;
-/// A saturation below 1 to this power is nothing, and one above it is more than all: `probabilistic-admitter` sheds from 1 on.
-const SHARP: f64 = 1e9;
 
 /// The policy of this type can't be made with these parameters.
 pub(super) fn refused(kind: &str, parameters: &Json) -> Option<ParamError> {
@@ -47,7 +44,7 @@ pub(super) fn flow_control(f: &mut Fields<'_>, gates: &Gates, plugins: &Plugins,
     let detector = detector(f, plugins, sink);
     let node = f.node(FLOW_CONTROL).map(|node| node.span);
     let admitters = admitters(plugins);
-    let flow = if let Some(gate) = gates.flow_control {
+    let (flow, trusting) = if let Some(gate) = gates.flow_control {
         let mut flow = queues(f, gate, plugins, sink);
         if flow.detector.is_none() {
             flow.detector = detector.or_else(|| Some(strategy(DEFAULT_DETECTOR, None, gate)));
@@ -55,47 +52,27 @@ pub(super) fn flow_control(f: &mut Fields<'_>, gates: &Gates, plugins: &Plugins,
             sink.push(no_effect("saturationDetector", span, "`flowControl.saturationDetector` says it"));
         }
         flow.admitters = Some(At { value: admitters, span: gate });
-        At { value: flow, span: gate }
+        (At { value: flow, span: gate }, Some(gate))
     } else {
         if let Some(span) = node {
             sink.push(no_effect(FLOW_CONTROL, span, "the feature gate `flowControl` is not set"));
             // Without the gate nobody looks at the references, there as here.
             section(f, FLOW_CONTROL, sink, |f, sink| drop(limits(f, span, None, sink)));
         }
-        let detector = detector.filter(|at| utilization(at, sink));
-        let Some(span) = detector.as_ref().or(admitters.first()).map(|at| at.span) else { return };
-        At { value: shedding(detector, admitters, span), span }
+        // Shedding needs no trust in headers: a client that names a sheddable objective harms itself alone.
+        let trusting = detector.as_ref().or(admitters.first()).map(|at| at.span);
+        (At { value: shedding(detector, admitters, f.span), span: f.span }, trusting)
     };
-    mapped.exchange.trust_client_headers = Some(At { value: true, span: flow.span });
+    mapped.exchange.trust_client_headers = trusting.map(|span| At { value: true, span });
     mapped.flow_control = Some(flow);
 }
 
-/// Whether what is shed without queues is shed by this detector.
-fn utilization(detector: &At<Strategy>, sink: &mut Sink) -> bool {
-    let name = &detector.value.name.value;
-    if name != DEFAULT_DETECTOR {
-        let why = "without the feature gate `flowControl` requests are shed by queues and caches, as `utilization-detector` has it";
-        sink.push(no_effect("saturationDetector", detector.span, why));
-    }
-    name == DEFAULT_DETECTOR
-}
-
-/// Nobody waits: what is sheddable is refused while the pool is full.
-fn shedding(detector: Opt<Strategy>, named: Vec<At<Strategy>>, span: Span) -> schema::FlowControl {
-    let mut admitters = Vec::with_capacity(named.len() + 1);
-    if let Some(at) = &detector {
-        let given = at.value.parameters.as_ref().map(|at| &at.value);
-        let mut parameters = Map::from_iter([("power".to_owned(), json!(SHARP)), ("k".to_owned(), json!(1.0))]);
-        for key in ["queueDepthThreshold", "kvCacheUtilThreshold"] {
-            parameters.extend(given.and_then(|given| given.get(key)).map(|value| (key.to_owned(), value.clone())));
-        }
-        admitters.push(strategy("probabilistic-admitter", Some(Json::Object(parameters)), at.span));
-    }
-    admitters.extend(named);
+/// Nobody waits: what is sheddable is refused while the pool is saturated.
+fn shedding(detector: Opt<Strategy>, admitters: Vec<At<Strategy>>, span: Span) -> schema::FlowControl {
     schema::FlowControl {
         enabled: Some(At { value: true, span }),
+        queue: Some(At { value: false, span }),
         detector: detector.or_else(|| Some(strategy(DEFAULT_DETECTOR, None, span))),
-        ceiling: Some(strategy("static-usage-limit-policy", Some(json!({"threshold": NEVER_FULL})), span)),
         admitters: Some(At { value: admitters, span }),
         ..schema::FlowControl::default()
     }
@@ -176,6 +153,10 @@ fn usual_band(span: Span) -> schema::Band {
 
 fn band(f: &mut Fields<'_>, plugins: Option<&Plugins>, sink: &mut Sink) -> schema::Band {
     let usual = usual_band(f.span);
+    if let Some(node) = f.node("defaultRequestTTL") {
+        let why = "all bands wait as long as `flowControl.defaultRequestTTL` says";
+        sink.push(no_effect(&f.path_of("defaultRequestTTL"), node.span, why));
+    }
     let max_bytes = f.get::<Quantity>("maxBytes", sink).filter(|at| at.value.0 > 0);
     let max_requests = f.get::<Quantity>("maxRequests", sink);
     // None of them is no limit; no bytes are the default.

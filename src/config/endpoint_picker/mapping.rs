@@ -9,6 +9,8 @@ use crate::config::diagnostic::{At, Code, Diagnostic, Span};
 use crate::config::document::{Node, Value};
 use crate::config::schema::{self, DeciderKind, DisaggregationMode, FromFlags, Opt, TokenizerKind};
 use crate::config::settings::{ModelsAnswer, UsageCount};
+use crate::pool::Engine;
+use crate::scheduling::facts::session::AGENT_HEADERS;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -34,6 +36,12 @@ pub(super) struct Mapped {
     /// Where it is said that requests are sent to a rank of the picker's choice.
     pub(super) choose_rank: Opt<bool>,
     pub(super) flow_control: Opt<schema::FlowControl>,
+    /// A plugin keeps the sessions of `agent-identity` together.
+    pub(super) agent_affinity: bool,
+    /// The file of endpoints that a plugin names.
+    pub(super) endpoints_file: Opt<schema::EndpointsFile>,
+    /// A section says that endpoints come from that plugin.
+    pub(super) discovers: bool,
 }
 
 /// What a profile handler means that has a profile for prefill or encode: llm-d's sidecar stands before the decode servers. Which requests are
@@ -160,8 +168,19 @@ fn block_size_in(f: &mut Fields<'_>, key: &'static str, per_token: u32, to: &mut
     }
 }
 
-/// `prefix-cache-scorer`: until GIE v1.4 it held what is now the producer's.
+/// `prefix-cache-scorer`: until GIE v1.4 it held what is now the producer's, and in llm-d v0.5 (`mode: cache_tracking`) what is now the
+/// precise producer's.
 pub(super) fn prefix_scorer(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
+    let mode = f.get::<String>("mode", sink);
+    if let Some(at) = mode.as_ref().filter(|at| !["estimate", "cache_tracking"].contains(&at.value.as_str())) {
+        let shown: String = at.value.chars().take(60).collect();
+        sink.out_of_range(at.span, &f.path_of("mode"), format!("`{shown}`"), "`estimate` or `cache_tracking`");
+    }
+    let tracks = mode.is_some_and(|at| at.value == "cache_tracking");
+    if tracks || f.node("indexerConfig").is_some() || f.node("kvEventsConfig").is_some() {
+        precise_prefix(f, to, sink);
+    }
+    ignored(f, &["kvCacheRedisAddr"], "what servers hold is read from their own events", sink);
     block_size_in(f, "hashBlockSize", BYTES_PER_TOKEN, to, sink);
     block_size(f, BYTES_PER_TOKEN, to, sink);
     bounds(f, sink);
@@ -170,6 +189,94 @@ pub(super) fn prefix_scorer(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink
 /// `no-hit-lru-scorer`, `prefix-based-pd-decider`: which prefixes they go by.
 pub(super) fn one_index(f: &mut Fields<'_>, _: &mut Mapped, sink: &mut Sink) {
     ignored(f, &["prefixPluginType", "prefixPluginName"], "a pool has one index of prefixes", sink);
+}
+
+/// `disagg-profile-handler`, which llm-d's older files give what belonged to `pd-profile-handler`.
+pub(super) fn disagg(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
+    pd(f, to, sink);
+    ignored(f, &["threshold"], "a decider says which requests are split, such as `prefix-based-pd-decider`", sink);
+}
+
+/// `burst-prefix-cache-producer`: a prompt that is on its way counts as cached where it goes, so that equal prompts that arrive together go
+/// together without waiting for each other.
+pub(super) fn burst_prefix(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
+    block_size_in(f, "blockSizeTokens", 1, to, sink);
+    const AT_ONCE: &str =
+        "arrivals are not held back; `prefix-cache-scorer` sends a prompt to the server that computes the same prefix";
+    ignored(f, &["windowDurationMs", "maxBatchSize"], AT_ONCE, sink);
+    const BY_SCORERS: &str = "scorers of load, such as `token-load-scorer`, limit how many requests go to one server";
+    ignored(f, &["maxPerReplica", "balanceBy", "minColocateBlocks"], BY_SCORERS, sink);
+}
+
+/// `mm-embeddings-cache-producer`, whose size goes to the scorer.
+pub(super) fn embeddings_cache(f: &mut Fields<'_>, _: &mut Mapped, sink: &mut Sink) {
+    for key in ["cacheSizeInMBPerServer", "cacheSizeInMB", "cacheSize"] {
+        let path = f.path_of(key);
+        if let Some(at) = f.get::<u32>(key, sink).filter(|at| at.value == 0) {
+            sink.out_of_range(at.span, &path, 0, "1 or more");
+        }
+    }
+    const ITEMS: &str =
+        "items are counted, not their embeddings; `cacheSizeInMBPerServer` says how many, one for each 2 MiB";
+    ignored(f, &["cacheSizeInEmbeddingsPerServer"], ITEMS, sink);
+}
+
+/// `prefix-cache-affinity-filter`
+pub(super) fn affinity(f: &mut Fields<'_>, _: &mut Mapped, sink: &mut Sink) {
+    const MEASURED: &str =
+        "calibration records are not read; `peakPrefillThroughput` says the measured tokens per second";
+    const KEYS: &[&str] = &["prefillCalibrationFile", "prefillCalibrationFingerprint", "prefillCalibrationRequired"];
+    ignored(f, KEYS, MEASURED, sink);
+}
+
+/// `latency-scorer`, and under its older names what its producer was told.
+pub(super) fn latency(f: &mut Fields<'_>, _: &mut Mapped, sink: &mut Sink) {
+    ignored(
+        f,
+        &["negHeadroomTTFTWeight", "negHeadroomTPOTWeight"],
+        "`ttftWeight` and `tpotWeight` hold for it too",
+        sink,
+    );
+    ignored(f, LEARNED_PARAMETERS, LEARNED, sink);
+    const GATES: &str =
+        "`prefix-cache-affinity-filter` and `slo-headroom-tier-filter` are the gates and say their figures";
+    ignored(f, &["affinityGateTau", "affinityGateTauGlobal", "epsilonExploreSticky", "epsilonExploreNeg"], GATES, sink);
+    const OBSERVED: &str =
+        "predictions at the server's present load are compared, and each server's speed is learned from its responses";
+    ignored(f, &["explorationRate", "minInflightGap", "ttftPercentilesProducerName"], OBSERVED, sink);
+    ignored(
+        f,
+        &["selectionMode"],
+        "the profile's picker says it: `max-score-picker` or `weighted-random-picker`",
+        sink,
+    );
+}
+
+/// Why the parameters of latency predictors change nothing.
+pub(super) const LEARNED: &str = "each server's speed is learned from its responses";
+/// The parameters of latency predictors.
+pub(super) const LEARNED_PARAMETERS: &[&str] = &[
+    "contextTTL",
+    "endpointRoleLabel",
+    "maxDecodeTokenSamplesForPrediction",
+    "maxSampledTokens",
+    "predictInPrepareData",
+    "predictInProduce",
+    "prefixMatchInfoProducerName",
+    "samplingMean",
+    "sloBufferFactor",
+    "streamingMode",
+    "useEncoderCacheFeatures",
+];
+
+/// `agent-identity`: requests of one session of a coding agent are one flow.
+pub(super) fn agent_identity(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
+    let path = f.path_of("additionalSessionHeaders");
+    let span = f.node("additionalSessionHeaders").map_or(f.span, |node| node.span);
+    let more = f.get::<Vec<At<String>>>("additionalSessionHeaders", sink).map(|at| at.value).unwrap_or_default();
+    let usual = AGENT_HEADERS.map(|name| At { value: name.to_owned(), span: f.span });
+    let headers = more.into_iter().chain(usual).collect();
+    set(&mut to.exchange.session_headers, Some(At { value: headers, span }), &path, sink);
 }
 
 /// `pd-profile-handler`
@@ -255,6 +362,7 @@ pub(super) fn precise_prefix(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sin
     if let Some(mut inner) = f.node("indexerConfig").and_then(|node| Fields::of(node, &path, sink)) {
         within(&mut inner, "tokenProcessorConfig", sink, |f, sink| token_processor(f, to, sink));
         ignored(&mut inner, &["tokenizersPoolConfig"], "tokens come from a `token-producer`", sink);
+        ignored(&mut inner, &["prefixStoreConfig"], "tokens of text that was seen are kept without it", sink);
         // Its makers read it without asking what a key means; there is none that would mean anything here.
         for (key, node) in inner.rest() {
             no_effect(&inner.path_of(&key.value), node.span, &key.value, OWN_INDEX, sink);
@@ -352,6 +460,22 @@ pub(super) fn metrics_source(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sin
     set(&mut to.scrape.insecure_skip_verify, Some(skip), &f.path_of("insecureSkipVerify"), sink);
     const SYSTEM: &str = "certificates are checked against those that the system trusts, and none is shown";
     ignored(f, &["caCertPath", "clientCertPath", "clientKeyPath"], SYSTEM, sink);
+}
+
+/// `file-discovery`
+pub(super) fn file_discovery(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
+    let (path, span) = (f.path.clone(), f.span);
+    let file = f.required::<String>("path", sink);
+    // llm-d reads the file again only when told to.
+    let watch = f.get("watchFile", sink).or(Some(At { value: false, span }));
+    let file = file.map(|file| schema::EndpointsFile { path: file, watch, engine: None, metrics: None });
+    set(&mut to.endpoints_file, file.map(|value| At { value, span }), &path, sink);
+}
+
+/// `multicluster-file-discovery`: the gateways of other clusters as endpoints, which have no metrics page of a model server.
+pub(super) fn cluster_discovery(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
+    to.endpoints.engine.get_or_insert(At { value: Engine::None, span: f.span });
+    file_discovery(f, to, sink);
 }
 
 /// `core-metrics-extractor`

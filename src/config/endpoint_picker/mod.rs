@@ -53,6 +53,8 @@ pub(super) fn read(root: &Node, sink: &mut Sink) -> Option<File> {
     let plugins = Plugins::read(&mut f, &mut mapped, sink);
     let strategy = profiles::pipeline(&mut f, &plugins, &mut mapped, sink);
     sections::data_layer(&mut f, &plugins, &mut mapped, sink);
+    // Files from before llm-d v0.9 was released have it outside of `dataLayer`.
+    sections::section(&mut f, "discovery", sink, |f, sink| sections::discovery(f, &plugins, &mut mapped, sink));
     sections::parsers(&mut f, &plugins, sink);
     flow::flow_control(&mut f, &gates, &plugins, &mut mapped, sink);
     f.finish(sink);
@@ -81,8 +83,23 @@ fn check_version(f: &mut Fields<'_>, sink: &mut Sink) -> bool {
 
 /// One pool, of what was read.
 fn file(mapped: Mapped, strategy: Option<At<schema::Strategy>>, span: Span, sink: &mut Sink) -> File {
-    let Mapped { block_size, tokenizer, kv_events, choose_rank, scrape, endpoints, exchange, flow_control, .. } =
+    let Mapped { block_size, tokenizer, kv_events, choose_rank, scrape, endpoints, mut exchange, flow_control, .. } =
         mapped;
+    if let Some(at) = exchange.session_headers.take_if(|_| flow_control.is_none())
+        && !mapped.agent_affinity
+    {
+        let message =
+            "`agent-identity` has no effect: without the feature gate `flowControl` no requests are queued by session";
+        let help = "set the gate, or name the attribute among the `sources` of `session-affinity-filter`";
+        sink.push(Diagnostic::new(Code::NoEffect, "plugins", message).at(at.span).help(help));
+    }
+    let endpoints_file = mapped.endpoints_file.filter(|at| {
+        if !mapped.discovers {
+            let message = "the endpoints file has no effect: `dataLayer.discovery.endpoints` does not name its plugin";
+            sink.push(Diagnostic::new(Code::NoEffect, "plugins", message).at(at.span));
+        }
+        mapped.discovers
+    });
     let disaggregation = mapping::fetching(mapped.disaggregation, mapped.source_tokens);
     let kv_events = match (&tokenizer, kv_events) {
         (None, Some(events)) => {
@@ -106,6 +123,7 @@ fn file(mapped: Mapped, strategy: Option<At<schema::Strategy>>, span: Span, sink
         destination: schema::DestinationSection::default(),
         endpoints: Vec::new(),
         dns: Vec::new(),
+        endpoints_file,
         kubernetes: None,
         rewrites: Vec::new(),
         scrape,

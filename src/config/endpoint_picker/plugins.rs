@@ -7,15 +7,19 @@ use super::undefined;
 use crate::config::decode::{Fields, Sink};
 use crate::config::diagnostic::{At, Code, Diagnostic, Span, closest};
 use crate::config::document::{Node, Value};
+use crate::scheduling::facts::session::{AGENT_ATTRIBUTE, AGENT_HEADERS};
 use crate::scheduling::plugin::{ParamError, Plugin};
 use crate::scheduling::registry;
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 use std::collections::HashMap;
 
 /// The parameter by which parts of the pipeline name who feeds them with prefixes.
 const PREFIX_PRODUCER: &str = "prefixMatchInfoProducerName";
 /// The producer that both projects make when nobody declares one.
 const DEFAULT_PREFIX_PRODUCER: &str = "approx-prefix-cache-producer";
+
+/// 2: llm-d's `mm-embeddings-cache-producer` takes an item's embeddings for 2 MiB.
+const MEGABYTES_PER_ITEM: u64 = 2;
 
 /// One plugin of the file.
 #[derive(Debug)]
@@ -76,8 +80,9 @@ impl Plugins {
                 sink.push(diagnostic.related(span, "the first one").help("give one of them a `name` of its own"));
             }
         }
-        let names: Vec<String> = heads.iter().map(|head| head.name.value.clone()).collect();
-        Self { declared: heads.into_iter().map(|head| declare(head, &names, mapped, sink)).collect() }
+        let beside = Beside::of(&heads);
+        mapped.agent_affinity = beside.agent_affinity;
+        Self { declared: heads.into_iter().map(|head| declare(head, &beside, mapped, sink)).collect() }
     }
 
     /// The names of all.
@@ -115,6 +120,70 @@ impl Plugins {
     }
 }
 
+/// What plugins are told by others of the file.
+struct Beside {
+    /// The names of all.
+    names: Vec<String>,
+    /// The headers of `agent-identity`, where it is declared.
+    session_headers: Option<Vec<String>>,
+    /// A plugin keeps the sessions of `agent-identity` together.
+    agent_affinity: bool,
+    /// How many items `mm-embeddings-cache-producer` remembers of each server, where it says so.
+    encoded_items: Option<u32>,
+}
+
+impl Beside {
+    /// Mistakes are reported where the plugins themselves are read.
+    fn of(heads: &[Head<'_>]) -> Self {
+        let parameters = |kind: &str| {
+            let is = |head: &&Head<'_>| head.kind.as_ref().is_some_and(|at| at.value == kind);
+            heads.iter().find(is).map(|head| rest(&head.parameters))
+        };
+        let session_headers = parameters("agent-identity").map(|given| {
+            let more = given.get("additionalSessionHeaders").and_then(Json::as_array).into_iter().flatten();
+            more.filter_map(Json::as_str).chain(AGENT_HEADERS).map(str::to_owned).collect()
+        });
+        let encoded_items = parameters("mm-embeddings-cache-producer").and_then(|given| {
+            let number = |key: &str| given.get(key).and_then(Json::as_u64);
+            let megabytes = number("cacheSizeInMBPerServer").or_else(|| number("cacheSizeInMB"));
+            let items =
+                megabytes.map(|megabytes| (megabytes / MEGABYTES_PER_ITEM).max(1)).or_else(|| number("cacheSize"));
+            u32::try_from(items?).ok()
+        });
+        let agents = json!({"attribute": AGENT_ATTRIBUTE});
+        let asks = |head: &Head<'_>| {
+            let given = rest(&head.parameters);
+            let sources = given.pointer("/sessionIdConfig/sources").and_then(Json::as_array);
+            sources.is_some_and(|sources| sources.contains(&agents))
+        };
+        let agent_affinity = heads.iter().any(asks);
+        let names = heads.iter().map(|head| head.name.value.clone()).collect();
+        Self { names, session_headers, agent_affinity, encoded_items }
+    }
+
+    /// The parameters of a part, with what other plugins say about it.
+    fn complete(&self, type_name: &str, mut parameters: Json) -> Json {
+        match type_name {
+            "mm-embeddings-cache-scorer" if parameters.is_null() => {
+                if let Some(items) = self.encoded_items {
+                    parameters = json!({"itemsPerServer": items});
+                }
+            }
+            "session-affinity-filter" | "session-affinity-scorer" => {
+                let sources = parameters.pointer_mut("/sessionIdConfig/sources").and_then(Json::as_array_mut);
+                if let (Some(sources), Some(headers)) = (sources, &self.session_headers) {
+                    let agents = json!({"attribute": AGENT_ATTRIBUTE});
+                    let by_header = || headers.iter().map(|name| json!({"header": name})).collect::<Vec<_>>();
+                    let given = std::mem::take(sources);
+                    sources.extend(given.into_iter().flat_map(|s| if s == agents { by_header() } else { vec![s] }));
+                }
+            }
+            _ => {}
+        }
+        parameters
+    }
+}
+
 /// As much of a text as a message shows.
 fn clip(text: &str) -> String {
     text.chars().take(60).collect()
@@ -136,7 +205,7 @@ fn head<'n>(item: &'n Node, path: &str, sink: &mut Sink) -> Option<Head<'n>> {
     Some(Head { path: path.to_owned(), name, kind, parameters })
 }
 
-fn declare(head: Head<'_>, names: &[String], mapped: &mut Mapped, sink: &mut Sink) -> Declared {
+fn declare(head: Head<'_>, beside: &Beside, mapped: &mut Mapped, sink: &mut Sink) -> Declared {
     let Head { path, name, kind, parameters: mut f } = head;
     let path = format!("{path}.type");
     let mut declared = Declared {
@@ -153,10 +222,10 @@ fn declare(head: Head<'_>, names: &[String], mapped: &mut Mapped, sink: &mut Sin
     declared.kind = type_name.to_owned();
     declared.entry = entry;
     let made = match entry.map(|e| e.fate) {
-        None | Some(Fate::Part) => part(&kind, &path, type_name, f, names, sink),
+        None | Some(Fate::Part) => part(&kind, &path, type_name, f, beside, sink),
         Some(Fate::PartAnd(reads)) => {
             reads(&mut f, mapped, sink);
-            part(&kind, &path, type_name, f, names, sink)
+            part(&kind, &path, type_name, f, beside, sink)
         }
         Some(Fate::Policy) => {
             declared.parameters = rest(&f);
@@ -209,7 +278,7 @@ fn part(
     path: &str,
     type_name: &str,
     mut f: Fields<'_>,
-    names: &[String],
+    beside: &Beside,
     sink: &mut Sink,
 ) -> Option<(Plugin, Json)> {
     let Some(descriptor) = registry::plugin(type_name) else {
@@ -219,16 +288,16 @@ fn part(
     // There is one index of prefixes in a pool, whoever feeds it.
     if let Some(at) = f.get::<String>(PREFIX_PRODUCER, sink)
         && at.value != DEFAULT_PREFIX_PRODUCER
-        && !names.contains(&at.value)
+        && !beside.names.contains(&at.value)
     {
         let message = format!("no plugin is called `{}`", clip(&at.value));
         let mut diagnostic = Diagnostic::new(Code::UndefinedReference, f.path_of(PREFIX_PRODUCER), message).at(at.span);
-        if let Some(meant) = closest(&at.value, names.iter().map(String::as_str)) {
+        if let Some(meant) = closest(&at.value, beside.names.iter().map(String::as_str)) {
             diagnostic = diagnostic.help(format!("did you mean `{meant}`?"));
         }
         sink.push(diagnostic);
     }
-    let parameters = rest(&f);
+    let parameters = beside.complete(type_name, rest(&f));
     match (descriptor.build)(&parameters) {
         Ok(part) => Some((part, parameters)),
         Err(error) => {

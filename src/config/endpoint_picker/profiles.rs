@@ -1,5 +1,6 @@
 //! The section `schedulingProfiles`, and the pipeline that comes of it and of the plugins: the rules for what may be left out.
 
+use super::catalogue::Slot;
 use super::mapping::{self, Mapped};
 use super::plugins::{Declared, Plugins};
 use super::{PIPELINE, undefined};
@@ -179,7 +180,7 @@ fn default_profile(plugins: &Plugins, span: Span) -> Option<Profile<'_>> {
 /// saturation detectors have a section of their own.
 fn warn_of_unused(plugins: &Plugins, profiles: &[Profile<'_>], sink: &mut Sink) {
     for declared in &plugins.declared {
-        let detector = declared.entry.is_some_and(|e| !e.slots.is_empty());
+        let detector = declared.entry.is_some_and(|e| e.slots.contains(&Slot::Detector));
         // By name: of two that are called the same, which was reported, either may have been meant.
         let used = profiles.iter().flat_map(|p| &p.plugins).any(|(d, _)| d.name.value == declared.name.value);
         let elsewhere = is_picker(declared) || is_handler(declared) || is_decider(declared);

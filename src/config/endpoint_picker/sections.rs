@@ -125,9 +125,7 @@ pub(super) fn data_layer(f: &mut Fields<'_>, plugins: &Plugins, mapped: &mut Map
             // Nobody is to read metrics: the ledger alone decides.
             mapped.endpoints.engine = Some(At { value: Engine::None, span: f.span });
         }
-        section(f, "discovery", sink, |f, sink| {
-            plugin_ref(f, Slot::Discovery, plugins, sink);
-        });
+        section(f, "discovery", sink, |f, sink| discovery(f, plugins, mapped, sink));
         let alone = "replicas do not share what they know in this version";
         ignored(f, &["peerDiscovery", "crossReplicaSyncInterval"], alone, sink);
         if let Some(at) = f.get::<String>("crossReplicaSyncerPluginRef", sink) {
@@ -136,11 +134,23 @@ pub(super) fn data_layer(f: &mut Fields<'_>, plugins: &Plugins, mapped: &mut Map
     });
 }
 
+/// `discovery`: until llm-d v1 the reference stood in the section itself.
+pub(super) fn discovery(f: &mut Fields<'_>, plugins: &Plugins, mapped: &mut Mapped, sink: &mut Sink) {
+    if f.node("endpoints").is_some() {
+        section(f, "endpoints", sink, |f, sink| {
+            mapped.discovers |= plugin_ref(f, Slot::Discovery, plugins, sink).is_some()
+        });
+    } else {
+        mapped.discovers |= plugin_ref(f, Slot::Discovery, plugins, sink).is_some();
+    }
+}
+
 /// `requestHandler.parsers`, which was `parser`.
 pub(super) fn parsers(f: &mut Fields<'_>, plugins: &Plugins, sink: &mut Sink) {
     let mut named = Vec::new();
     section(f, "requestHandler", sink, |f, sink| {
         each(f, "parsers", sink, |f, sink| named.extend(plugin_ref(f, Slot::Parser, plugins, sink)));
+        section(f, "parser", sink, |f, sink| named.extend(plugin_ref(f, Slot::Parser, plugins, sink)));
     });
     let old = f.node("parser").map(|node| node.span);
     section(f, "parser", sink, |f, sink| {

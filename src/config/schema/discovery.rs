@@ -1,4 +1,4 @@
-//! Where endpoints come from that nobody names: DNS names and the pods of a cluster.
+//! Where endpoints come from that nobody names: DNS names, a file and the pods of a cluster.
 
 use super::{At, Duration, Engine, Fields, MetricsSection, Node, Opt, Read, Sink};
 
@@ -13,6 +13,29 @@ sections! {
         "targetPorts" => target_ports: Vec<At<u16>>,
         "engine" => engine: Engine,
         "metrics" => metrics: MetricsSection,
+    }
+}
+
+/// A file that lists endpoints.
+#[derive(Debug)]
+pub struct EndpointsFile {
+    /// `path`
+    pub path: At<String>,
+    /// `watch`
+    pub watch: Opt<bool>,
+    /// `engine`
+    pub engine: Opt<Engine>,
+    /// `metrics`
+    pub metrics: Opt<MetricsSection>,
+}
+
+impl Read for EndpointsFile {
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        let mut f = Fields::of(node, path, sink)?;
+        let (file, watch) = (f.required("path", sink), f.get("watch", sink));
+        let (engine, metrics) = (f.get("engine", sink), f.get("metrics", sink));
+        f.finish(sink);
+        Some(Self { path: file?, watch, engine, metrics })
     }
 }
 

@@ -9,6 +9,7 @@ sections! {
     /// A pool's queues.
     FlowControl {
         "enabled" => enabled: bool,
+        "queue" => queue: bool,
         "detector" => detector: Strategy,
         "ceiling" => ceiling: Strategy,
         "admitters" => admitters: Vec<At<Strategy>>,

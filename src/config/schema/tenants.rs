@@ -3,7 +3,7 @@
 use super::{At, Fields, Node, Opt, Read, Sink};
 use crate::config::decode::{Keyword, keyword};
 use crate::config::document::Value;
-use crate::config::settings::{CountIn, OnStoreFailure, OnUnknownUser};
+use crate::config::settings::{CountIn, OnStoreFailure, OnUnknownUser, UnknownPaths};
 use std::time::Duration;
 
 sections! {
@@ -18,6 +18,8 @@ sections! {
         "default" => default: TenantLimits,
         "overrides" => overrides: Vec<(At<String>, At<TenantLimits>)>,
         "answerTokens" => answer_tokens: u32,
+        "unknownPaths" => unknown_paths: UnknownPaths,
+        "unknownPathTokens" => unknown_path_tokens: u32,
         "store" => store: CountIn,
         "userRecords" => user_records: UserRecords,
     }
@@ -93,6 +95,16 @@ impl Keyword for OnUnknownUser {
 }
 
 impl Read for OnUnknownUser {
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        keyword(node, path, sink)
+    }
+}
+
+impl Keyword for UnknownPaths {
+    const WORDS: &'static [(&'static str, Self)] = &[("estimate", Self::Estimate), ("reject", Self::Reject)];
+}
+
+impl Read for UnknownPaths {
     fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
         keyword(node, path, sink)
     }

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 /// 512 tokens: a long paragraph, booked for an answer whose request does not bound it.
 pub const DEFAULT_ANSWER_TOKENS: u32 = 512;
+/// 1,024 tokens: a short prompt and a long paragraph, booked for a request on a path of no known API.
+pub const DEFAULT_UNKNOWN_PATH_TOKENS: u32 = 1_024;
 /// 50 ms for Redis: a hundred times what it takes nearby, and far below Envoy's 200 ms for a message.
 pub const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_millis(50);
 /// 10 s between two looks at the SLO profiles in Redis: as often as AIBrix looks.
@@ -49,6 +51,10 @@ pub struct TenantSettings {
     pub overrides: BTreeMap<String, Limits>,
     /// Tokens booked for an answer whose request does not bound it; of a model, for all answers of any request at most.
     pub answer_tokens: u32,
+    /// What becomes of requests on paths of no known API, whose tokens can't be estimated.
+    pub unknown_paths: UnknownPaths,
+    /// Tokens booked for each of them; 0 for models.
+    pub unknown_path_tokens: u32,
     /// Where it is counted.
     pub store: CountIn,
     /// Tenants' own limits in Redis, where they are looked up.
@@ -61,6 +67,17 @@ impl TenantSettings {
     pub fn limits(&self, tenant: &str) -> &Limits {
         self.overrides.get(tenant).unwrap_or(&self.default)
     }
+}
+
+/// What becomes of a request on a path of no known API, of a tenant whose tokens are limited. `GET`, `HEAD` and `OPTIONS` cost nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum UnknownPaths {
+    /// A flat number of tokens is booked for it, until its response reports a number.
+    #[default]
+    Estimate,
+    /// It is rejected with 403.
+    Reject,
 }
 
 /// Where what tenants have had is counted.

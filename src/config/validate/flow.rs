@@ -16,6 +16,8 @@ use std::sync::Arc;
 
 /// Keeps the servers' queues short and the rest where it can be put in order.
 const DEFAULT_DETECTOR: &str = "backlog-detector";
+/// The detector of GIE and llm-d.
+const SHEDDING_DETECTOR: &str = "utilization-detector";
 /// A band may use all of the pool: bands are served in order as it is.
 const DEFAULT_CEILING: &str = "static-usage-limit-policy";
 /// Tokens are what tenants compete for.
@@ -181,6 +183,18 @@ pub fn recommended() -> Option<PoolFlow> {
     flow(&schema::FlowControl { enabled, ..schema::FlowControl::default() }, room, "flowControl", &mut Sink::default())
 }
 
+/// Before the pods of an InferencePool that flags name, as the pickers of GIE and llm-d have it: requests of a priority below 0 are refused while
+/// the pool is saturated, and nobody waits.
+pub(super) fn shedding(sink: &mut Sink) -> Option<PoolFlow> {
+    fn at<T>(value: T) -> At<T> {
+        At { value, span: Span::default() }
+    }
+    let detector = Strategy { name: at(SHEDDING_DETECTOR.to_owned()), parameters: None };
+    let (enabled, queue) = (Some(at(true)), Some(at(false)));
+    let file = schema::FlowControl { enabled, queue, detector: Some(at(detector)), ..schema::FlowControl::default() };
+    flow(&file, Room::unknown(), "flowControl", sink)
+}
+
 /// Whether requests that would be late are refused.
 pub(super) fn deadline_admission(pool: &schema::Pool, path: &str, sink: &mut Sink) -> bool {
     let Some(at) = pool.deadline_admission.filter(|at| at.value) else { return false };
@@ -269,10 +283,12 @@ pub(super) fn flow(file: &schema::FlowControl, room: Room, path: &str, sink: &mu
     let named = file.bands.as_ref().map(|at| at.value.as_slice()).unwrap_or_default();
     let (bands, bands_said) = bands(named, &default_band, path, sink);
     let (detector, ceiling) = (detector?, ceiling?);
+    let queue = given(file.queue, true);
     let evict_sheddable = given(file.evict_sheddable, true);
     let evict_running = given(file.evict_running, DEFAULT_EVICT_RUNNING);
     let said = json!({
         "enabled": true,
+        "queue": queue,
         "detector": detector.said(),
         "ceiling": ceiling.said(),
         "admitters": admitters.iter().map(Chosen::said).collect::<Vec<_>>(),
@@ -288,6 +304,7 @@ pub(super) fn flow(file: &schema::FlowControl, room: Room, path: &str, sink: &mu
         "bands": bands_said,
     });
     let settings = Settings {
+        queue,
         bands,
         sheddable_band,
         default_band: default_band.0,

@@ -62,7 +62,8 @@ pub(super) fn metrics_of_flags(
 }
 
 /// Says which flags speak of servers that no flag names.
-pub(super) fn tell_void(flags: &Overrides, sink: &mut Sink) {
+/// `has_file`: a file that names no servers has an endpoints file, of which flags speak too.
+pub(super) fn tell_void(flags: &Overrides, has_file: bool, sink: &mut Sink) {
     let k = &flags.kubernetes;
     let of_pods = [
         ("--pool-namespace", k.pool_namespace.as_ref().is_some_and(|namespace| !namespace.is_empty())),
@@ -80,7 +81,7 @@ pub(super) fn tell_void(flags: &Overrides, sink: &mut Sink) {
         ("--model-server-metrics-path", k.metrics_path.is_some()),
         ("--model-server-metrics-port", metrics_port(k).is_some()),
     ];
-    let names_none = !k.any() && flags.endpoints.is_empty();
+    let names_none = !k.any() && flags.endpoints.is_empty() && !has_file;
     for (flag, _) in of_servers.into_iter().filter(|(_, given)| *given && names_none) {
         let message = format!("`{flag}` has no effect: it speaks of servers that flags name, and none does");
         let help = "the file says it beside its own: `engine` and `metrics` of `kubernetes`, `dns` and `endpoints`";

@@ -6,17 +6,17 @@ pub use flow::recommended as recommended_flow;
 mod kubernetes;
 mod pools;
 mod prefix;
+mod sources;
 mod strategies;
 mod templates;
 mod tenants;
+mod tls;
 
 use super::decode::Sink;
 use super::defaults::*;
 use super::diagnostic::{At, Code, Diagnostic, Span};
-use super::schema::{self, File, LogFormat, Opt, TlsMode};
-use super::settings::{
-    ExchangeSettings, ExplainSettings, ReportUsage, ServerSettings, Settings, TelemetrySettings, TlsSettings,
-};
+use super::schema::{self, File, LogFormat, Opt};
+use super::settings::{ExchangeSettings, ExplainSettings, ReportUsage, ServerSettings, Settings, TelemetrySettings};
 use super::units::show_duration;
 use super::{Overrides, Surroundings};
 use crate::limits::Limits;
@@ -120,14 +120,16 @@ fn server(file: schema::Server, flags: &Overrides, surroundings: Surroundings, s
     ];
     check_ports(&ports, sink);
     let [grpc_port, grpc_health_port, metrics_port] = ports.map(|(_, at, default)| at.map_or(default, |at| at.value));
+    let (tls, client_auth) = tls::settings(file.tls.map(|at| at.value).unwrap_or_default(), flags, sink);
     ServerSettings {
         bind: pick_or(flags.bind.as_ref(), file.bind, DEFAULT_BIND),
         grpc_port,
         grpc_health_port,
         metrics_port,
-        health_checking: pick_or(flags.health_checking.as_ref(), file.health_checking, false),
+        health_checking: pick_or(flags.health_checking.as_ref(), file.health_checking, true),
         workers: workers.map_or(surroundings.cores.max(1), |at| at.value),
-        tls: tls(file.tls.map(|at| at.value).unwrap_or_default(), flags, sink),
+        tls,
+        client_auth,
         drain_min_delay: delay_value,
         drain_deadline: deadline_value,
         leader_election: pick_or(flags.leader_election.as_ref(), file.leader_election, false),
@@ -164,52 +166,6 @@ fn check_ports(ports: &[(&str, Opt<u16>, u16); 3], sink: &mut Sink) {
             );
         }
     }
-}
-
-fn tls(file: schema::Tls, flags: &Overrides, sink: &mut Sink) -> TlsSettings {
-    let mode = file.mode.map(|at| at.value);
-    if let (Some(At { value: TlsMode::Off | TlsMode::SelfSigned, span }), Some(directory)) =
-        (&file.mode, &file.directory)
-    {
-        sink.push(
-            Diagnostic::new(
-                Code::Contradiction,
-                "server.tls",
-                "two kinds of TLS: `mode` asks for one, `directory` for another",
-            )
-            .at(*span)
-            .related(directory.span, "read only with `mode: files`")
-            .help("keep one of the two"),
-        );
-    }
-    let directory = flags.cert_path.clone().or_else(|| file.directory.as_ref().map(|at| at.value.clone().into()));
-    if mode == Some(TlsMode::Files) && directory.is_none() {
-        let span = file.mode.map(|at| at.span).unwrap_or_default();
-        sink.push(
-            Diagnostic::new(Code::MissingKey, "server.tls.directory", "`mode: files` needs `directory`")
-                .at(span)
-                .help("the directory holds `tls.crt` and `tls.key`"),
-        );
-    }
-    let reload = pick(flags.enable_cert_reload.as_ref(), file.reload);
-    let secure = flags.secure_serving.unwrap_or(mode != Some(TlsMode::Off) || flags.cert_path.is_some());
-    let chosen = match directory {
-        _ if !secure => TlsSettings::Off,
-        Some(directory) => TlsSettings::Files { directory, reload: reload.is_some_and(|at| at.value) },
-        None => TlsSettings::SelfSigned,
-    };
-    if flags.cert_path.is_some() && chosen == TlsSettings::Off {
-        let message = "`--cert-path` has no effect: `--secure-serving=false` switches TLS off";
-        sink.push(Diagnostic::new(Code::NoEffect, "--cert-path", message));
-    }
-    if let (Some(At { value: true, span }), TlsSettings::Off | TlsSettings::SelfSigned) = (reload, &chosen) {
-        sink.push(
-            Diagnostic::new(Code::NoEffect, "server.tls.reload", "reloading has no effect without certificate files")
-                .at(span)
-                .help("give `--cert-path`, or `directory` in `server.tls`"),
-        );
-    }
-    chosen
 }
 
 fn telemetry(
@@ -301,7 +257,8 @@ fn check_otlp(at: &At<String>, sink: &mut Sink) {
 }
 
 fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> ExchangeSettings {
-    if let Some(at) = file.conformance_headers.filter(|at| at.value) {
+    let conformance = pick(flags.conformance_headers.as_ref(), file.conformance_headers).filter(|at| at.value);
+    if let Some(at) = &conformance {
         sink.push(
             Diagnostic::new(
                 Code::TrustsClients,
@@ -313,14 +270,29 @@ fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> Excha
         );
     }
     let trust_client_headers = pick_or(flags.trust_client_headers.as_ref(), file.trust_client_headers, false);
-    if let Some(at) = file.objectives.as_ref().filter(|at| !at.value.is_empty() && !trust_client_headers) {
-        let message = "`objectives` have no effect: the header by which requests name theirs is not believed";
+    if let Some(at) = file
+        .objectives
+        .as_ref()
+        .filter(|at| !trust_client_headers && at.value.iter().any(|(_, priority)| priority.value > 0))
+    {
+        let message = "`objectives` above 0 have no effect: the header by which requests name theirs is not believed";
         sink.push(
             Diagnostic::new(Code::NoEffect, "exchange.objectives", message)
                 .at(at.span)
                 .help("`trustClientHeaders: true` or `--trust-client-headers`, where the gateway keeps strangers from setting the header"),
         );
     }
+    if let Some(at) = file.session_headers.as_ref().filter(|at| !at.value.is_empty() && !trust_client_headers) {
+        let message = "`sessionHeaders` have no effect: what requests say of their flow is not believed";
+        sink.push(
+            Diagnostic::new(Code::NoEffect, "exchange.sessionHeaders", message)
+                .at(at.span)
+                .help("`trustClientHeaders: true` or `--trust-client-headers`, where clients may name their own flows"),
+        );
+    }
+    let session_headers = file.session_headers.map(|at| at.value).unwrap_or_default();
+    let session_headers = session_headers.iter().map(|at| tenants::header(at, "exchange.sessionHeaders", sink).into());
+    let session_headers = session_headers.collect();
     let mut objectives = std::collections::BTreeMap::new();
     for (name, priority) in file.objectives.map(|at| at.value).unwrap_or_default() {
         objectives.insert(name.value, priority.value);
@@ -343,8 +315,10 @@ fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> Excha
         report_usage,
         explain,
         on_unparseable: given(file.on_unparseable, Default::default()),
-        conformance_headers: given(file.conformance_headers, false),
+        conformance_headers: conformance.is_some(),
         trust_client_headers,
+        session_headers,
+        prefill_endpoint_header: given(file.prefill_endpoint_header, false),
         disable_endpoint_subset_filter: pick_or(
             flags.disable_endpoint_subset_filter.as_ref(),
             file.disable_endpoint_subset_filter,

@@ -1,5 +1,6 @@
 //! The checks of pools: names, conditions, endpoints, algorithms, rewrites, intervals.
 
+use super::sources::{dns, endpoints_file};
 use super::templates::{Entry, apart, check_template, no_endpoints_of_searched, pods_or_pools, searches};
 use super::{disaggregation, flow, given, kubernetes, pick, pick_or, positive, prefix, strategies};
 use crate::config::Overrides;
@@ -8,14 +9,13 @@ use crate::config::decode::Sink;
 use crate::config::defaults::*;
 use crate::config::diagnostic::{At, Code, Diagnostic, Span};
 use crate::config::schema::{self, Opt, Scheme};
-use crate::config::settings::{DnsSource, PoolSettings, PoolTemplate, ScrapeSettings};
+use crate::config::settings::{PoolSettings, PoolTemplate, ScrapeSettings};
 use crate::config::units::show_duration;
 use crate::pool::health::HealthPolicy;
 use crate::pool::{EndpointSpec, MetricsSource};
 use crate::scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteTarget};
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
-use std::time::Duration;
 
 /// The pools of the file and of the flags, and what those are like that objects of a cluster will be.
 pub(super) fn pools(
@@ -27,7 +27,8 @@ pub(super) fn pools(
     let section = file.as_ref().map(|at| at.span).unwrap_or_default();
     let pools = file.map(|at| at.value).unwrap_or_default();
     let env = flags.aibrix.read(sink);
-    kubernetes::tell_void(flags, sink);
+    let has_file = pools.iter().any(|at| at.value.from_flags.is_some() && at.value.endpoints_file.is_some());
+    kubernetes::tell_void(flags, has_file, sink);
     let room = if flags.one_pool { flow::Room::unknown() } else { flow::Room::shared(max_buffered_bytes, &pools) };
     if pools.is_empty() {
         return apart([pool_of_flags(section, flags, &env, sink)], room.queued);
@@ -78,12 +79,13 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
         max_destinations: DEFAULT_MAX_DESTINATIONS,
         endpoints,
         dns: Vec::new(),
+        file: None,
         kubernetes,
         scrape: scrape(&schema::Scrape::default(), "pools[0].scrape", flags, sink),
         health: HealthPolicy::default(),
         prefix: prefix::prefix(schema::PrefixCache::default(), "pools[0].prefixCache", env, sink),
         disaggregation: None,
-        flow: None,
+        flow: flow::shedding(sink).filter(|_| flags.kubernetes.any()),
         deadline_admission: false,
     };
     (pool, search)
@@ -119,6 +121,7 @@ fn pool(
     let named = endpoints.len();
     let dns: Vec<_> =
         pool.dns.iter().enumerate().filter_map(|(i, d)| dns(d, &format!("{path}.dns[{i}]"), sink)).collect();
+    let file = endpoints_file(&pool, &path, flags, sink);
     if !flags.endpoints.is_empty() {
         endpoints = flag_endpoints(flags, pool.from_flags.as_ref(), sink);
         if named > 0 {
@@ -138,7 +141,7 @@ fn pool(
     let (kubernetes, search) = pods_or_pools(of_flags.or(of_file));
     if search.is_some() {
         check_template(&pool, &path, flags, sink);
-    } else if endpoints.is_empty() && dns.is_empty() && kubernetes.is_none() {
+    } else if endpoints.is_empty() && dns.is_empty() && file.is_none() && kubernetes.is_none() {
         check_empty(&pool, &path, flags, sink);
     }
     let deadline_admission = flow::deadline_admission(&pool, &path, sink);
@@ -169,6 +172,7 @@ fn pool(
         max_destinations: destinations(&pool.destination, &path, sink),
         endpoints,
         dns,
+        file,
         kubernetes,
         scrape: scrape(&pool.scrape, &format!("{path}.scrape"), flags, sink),
         health: health(&pool.health, &path, sink),
@@ -200,7 +204,7 @@ fn check_empty(pool: &schema::Pool, path: &str, flags: &Overrides, sink: &mut Si
         }
     } else if pool.endpoints.is_empty() && pool.dns.is_empty() && pool.kubernetes.is_none() && !broken {
         let message = format!(
-            "pool `{}` has none of `endpoints`, `dns` and `kubernetes`: its requests are answered with 503",
+            "pool `{}` has none of `endpoints`, `endpointsFile`, `dns` and `kubernetes`: its requests are answered with 503",
             pool.name.value
         );
         sink.push(Diagnostic::new(Code::EmptyPool, path, message).at(pool.name.span));
@@ -407,36 +411,6 @@ pub(super) fn metrics(file: Option<&schema::MetricsSection>, path: &str, sink: &
     source
 }
 
-fn dns(at: &At<schema::Dns>, path: &str, sink: &mut Sink) -> Option<DnsSource> {
-    let d = &at.value;
-    let host = d.host.value.trim();
-    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
-    if host.is_empty() || host.len() > 253 || !host.chars().all(allowed) {
-        let shown: String = host.chars().take(60).collect();
-        let message = format!("`{shown}` is not a host name");
-        sink.push(
-            Diagnostic::new(Code::BadAddress, format!("{path}.host"), message)
-                .at(d.host.span)
-                .help("as in `vllm.default.svc`; the port has its own key"),
-        );
-        return None;
-    }
-    if d.port.value == 0 {
-        sink.out_of_range(d.port.span, &format!("{path}.port"), 0, "1 to 65535");
-    }
-    let least = Duration::from_millis(100);
-    if let Some(at) = d.refresh.filter(|at| at.value < least) {
-        sink.out_of_range(at.span, &format!("{path}.refresh"), show_duration(at.value), "at least 100ms");
-    }
-    Some(DnsSource {
-        host: host.to_owned(),
-        port: d.port.value,
-        refresh: given(d.refresh, DEFAULT_DNS_REFRESH),
-        engine: given(d.engine, Default::default()),
-        metrics: metrics(d.metrics.as_ref().map(|at| &at.value), path, sink),
-    })
-}
-
 fn rewrites(file: &[At<schema::Rewrite>], path: &str, sink: &mut Sink) -> ModelRewrites {
     let mut exact: BTreeMap<String, Vec<RewriteTarget>> = BTreeMap::new();
     let mut any: Option<Vec<RewriteTarget>> = None;
@@ -577,11 +551,18 @@ fn health(file: &schema::Health, path: &str, sink: &mut Sink) -> HealthPolicy {
     if let Some(at) = file.consecutive_connect_failures.filter(|at| at.value == 0) {
         sink.out_of_range(at.span, &format!("{path}.health.consecutiveConnectFailures"), 0, "at least 1");
     }
+    let percent = given(file.max_ejection_percent, d.max_ejection_percent);
+    if let Some(at) = file.max_ejection_percent.filter(|at| at.value > 100) {
+        let path = format!("{path}.health.maxEjectionPercent");
+        sink.out_of_range(at.span, &path, at.value, "at most 100");
+    }
     HealthPolicy {
         consecutive_failures: given(file.consecutive_failures, d.consecutive_failures),
         consecutive_connect_failures: connect,
         ejection,
         max_ejection,
         slow_start: given(file.slow_start, d.slow_start),
+        error_period: given(file.error_period, d.error_period),
+        max_ejection_percent: percent,
     }
 }

@@ -51,7 +51,9 @@ pub(super) fn check_template(pool: &schema::Pool, path: &str, flags: &Overrides,
         );
     }
     let endpoints = pool.endpoints.first().map(|at| ("endpoints", at.span));
-    for (key, span) in endpoints.into_iter().chain(pool.dns.first().map(|at| ("dns", at.span))) {
+    let dns = pool.dns.first().map(|at| ("dns", at.span));
+    let file = pool.endpoints_file.as_ref().map(|at| ("endpointsFile", at.span));
+    for (key, span) in [endpoints, dns, file].into_iter().flatten() {
         no_endpoints_of_searched(&format!("{path}.{key}"), span, sink);
     }
     if !flags.endpoints.is_empty() {

@@ -6,7 +6,7 @@ use crate::config::diagnostic::{At, Code, Diagnostic, Span};
 use crate::config::schema;
 use crate::config::settings::tenants::{
     DEFAULT_ANSWER_TOKENS, DEFAULT_PROFILE_REFRESH, DEFAULT_RECORD_TTL, DEFAULT_STORE_TIMEOUT, DEFAULT_TOP_NAMES,
-    MAX_TOP_NAMES,
+    DEFAULT_UNKNOWN_PATH_TOKENS, MAX_TOP_NAMES,
 };
 use crate::config::settings::{
     CountIn, LabelSettings, NameSettings, PoolSettings, RedisSettings, TenantRule, TenantSettings, TenantSource,
@@ -19,7 +19,7 @@ use std::time::Duration;
 const MAX_STORE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A header's name, lower case.
-fn header(at: &At<String>, path: &str, sink: &mut Sink) -> String {
+pub(super) fn header(at: &At<String>, path: &str, sink: &mut Sink) -> String {
     if at.value.parse::<http::HeaderName>().is_err() {
         let shown: String = at.value.chars().take(60).collect();
         sink.out_of_range(at.span, path, format!("`{shown}`"), "the name of a header");
@@ -97,6 +97,8 @@ pub(super) fn limits(
         default,
         overrides,
         answer_tokens: given(file.answer_tokens, DEFAULT_ANSWER_TOKENS),
+        unknown_paths: given(file.unknown_paths, Default::default()),
+        unknown_path_tokens: given(file.unknown_path_tokens, DEFAULT_UNKNOWN_PATH_TOKENS),
         store: given(file.store, Default::default()),
         user_records,
     }
@@ -113,6 +115,8 @@ pub(super) fn models(file: schema::Models, redis: bool, sink: &mut Sink) -> Tena
         default,
         overrides: named.into_iter().map(|(name, at)| (name.value, bounds(&at.value, &default))).collect(),
         answer_tokens: given(file.answer_tokens, DEFAULT_ANSWER_TOKENS),
+        unknown_paths: Default::default(),
+        unknown_path_tokens: 0,
         store: given(file.store, Default::default()),
         user_records: None,
     }

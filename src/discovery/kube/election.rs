@@ -44,13 +44,15 @@ pub struct Election {
     identity: String,
     seen: Option<(Record, Timestamp)>,
     renewed: Option<Timestamp>,
+    /// This replica was the last known holder.
+    held_last: bool,
 }
 
 impl Election {
     /// A replica that has seen nothing yet; no other may have the same identity.
     #[must_use]
     pub fn new(identity: String) -> Self {
-        Self { identity, seen: None, renewed: None }
+        Self { identity, seen: None, renewed: None, held_last: false }
     }
 
     /// Who we are.
@@ -75,6 +77,7 @@ impl Election {
         if !lease.holder.is_empty() && now.since(since) < lease.duration {
             // Whatever was written last, it is not ours any more.
             self.renewed = None;
+            self.held_last = false;
             return Step::Wait;
         }
         Step::Take { changes_hands: true }
@@ -83,11 +86,20 @@ impl Election {
     /// What was decided at `asked` has been written.
     pub fn written(&mut self, asked: Timestamp) {
         self.renewed = Some(asked);
+        self.held_last = true;
     }
 
     /// The lease is given back.
     pub fn given_back(&mut self) {
         self.renewed = None;
+        self.held_last = false;
+    }
+
+    /// Whether no other replica is known to have taken the lease since this one held it. It outlasts [`Election::leads`] while the lease can't be
+    /// read.
+    #[must_use]
+    pub fn held_last(&self) -> bool {
+        self.held_last
     }
 
     /// Whether this replica leads.
@@ -130,13 +142,15 @@ mod tests {
         assert!(!election.leads(at(0)));
         election.written(at(1));
         assert!(election.leads(at(10)) && !election.leads(at(11)));
+        assert!(election.held_last(), "nobody is known to have taken it");
         election.written(at(11));
         assert!(election.leads(at(12)));
         assert_eq!(election.found(Some(&record("b", 0)), at(12)), Step::Wait);
-        assert!(!election.leads(at(12)), "another has it");
+        assert!(!election.leads(at(12)) && !election.held_last(), "another has it");
         election.written(at(13));
         election.given_back();
         assert!(!election.leads(at(13)));
+        assert!(!election.held_last());
     }
 
     proptest! {

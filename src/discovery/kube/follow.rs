@@ -27,6 +27,8 @@ pub const FIRST_BACKOFF: Duration = Duration::from_millis(200);
 pub const MAX_BACKOFF: Duration = Duration::from_secs(4);
 /// A kind that nothing depends on and that is not installed, or may not be read, is looked for this often.
 pub const ABSENT_INTERVAL: Duration = Duration::from_secs(30);
+/// A kind that may be listed and not watched is listed this often: changes take effect that much later.
+pub const RELIST_INTERVAL: Duration = Duration::from_secs(10);
 /// Repetitions are spread by this part to both sides, so that replicas don't ask in step.
 const JITTER: f64 = 0.2;
 /// Objects on one page of a list, as client-go has it.
@@ -75,6 +77,8 @@ pub struct Setback {
     pub refused: bool,
     /// What is known may no longer be so.
     pub is_loss: bool,
+    /// The kind may be listed and not watched: it is listed anew every [`RELIST_INTERVAL`], and the setback lasts until it can be watched.
+    pub unwatched: bool,
 }
 
 /// An object as it comes over the wire: whatever its kind, only what all objects have is looked at here.
@@ -186,7 +190,15 @@ impl Trouble {
 
     /// The same trouble, whatever its words.
     fn is_like(&self, other: &Self) -> bool {
-        std::mem::discriminant(self) == std::mem::discriminant(other)
+        match (self, other) {
+            (Self::Forbidden { verb }, Self::Forbidden { verb: before }) => verb == before,
+            _ => std::mem::discriminant(self) == std::mem::discriminant(other),
+        }
+    }
+
+    /// Lists are answered, watches are refused.
+    fn is_unwatched(&self) -> bool {
+        *self == Self::Forbidden { verb: "watch" }
     }
 }
 
@@ -263,7 +275,7 @@ impl Follower {
                     self.lost = self.lost.saturating_add(1);
                 }
                 Err((trouble, last)) => {
-                    place = last;
+                    place = last.filter(|_| !trouble.is_unwatched());
                     self.troubled(trouble).await?;
                     self.pause().await;
                 }
@@ -297,7 +309,9 @@ impl Follower {
                 Some(token) => params.continue_token = Some(token),
                 None => {
                     self.tell(Told::Change(Change::ListDone)).await?;
-                    self.well().await?;
+                    if !self.trouble.as_ref().is_some_and(Trouble::is_unwatched) {
+                        self.well().await?;
+                    }
                     return Ok(Ok(page.metadata.resource_version.unwrap_or_default()));
                 }
             }
@@ -385,6 +399,7 @@ impl Follower {
             not_installed: trouble == Trouble::NotInstalled,
             refused: matches!(trouble, Trouble::Forbidden { .. }),
             is_loss: self.is_loss(&trouble),
+            unwatched: trouble.is_unwatched(),
         };
         self.tell(Told::Trouble(setback)).await?;
         if self.trouble.as_ref().is_some_and(|before| before.is_like(&trouble)) {
@@ -400,6 +415,14 @@ impl Follower {
         let namespace = self.subject.namespace.as_str();
         let rule = self.subject.kind.role_rule();
         match trouble {
+            Trouble::Forbidden { verb: "watch" } => tracing::warn!(
+                namespace,
+                group,
+                resource = plural,
+                "the API server refuses `watch` on `{plural}` (group `{group}`) in namespace `{namespace}`, so that they are listed every {} s and \
+                 changes come late; the service account's Role there needs `{rule}`",
+                RELIST_INTERVAL.as_secs()
+            ),
             Trouble::Forbidden { verb } if self.subject.kind.is_needed() => tracing::error!(
                 namespace,
                 group,
@@ -448,8 +471,11 @@ impl Follower {
     }
 
     async fn pause(&mut self) {
-        let absent = self.trouble.as_ref().is_some_and(|trouble| !self.is_loss(trouble));
-        let delay = if absent { ABSENT_INTERVAL } else { backoff(self.failures) };
+        let delay = match &self.trouble {
+            Some(trouble) if trouble.is_unwatched() => RELIST_INTERVAL,
+            Some(trouble) if !self.is_loss(trouble) => ABSENT_INTERVAL,
+            _ => backoff(self.failures),
+        };
         self.failures = self.failures.saturating_add(1);
         self.pause_for(delay).await;
     }

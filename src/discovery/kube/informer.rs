@@ -104,7 +104,7 @@ impl Known {
                     self.objects = listing;
                     self.listed = true;
                 }
-                self.trouble = None;
+                self.trouble = self.trouble.filter(|trouble| trouble.unwatched);
             }
             Told::Change(Change::Applied(object)) => {
                 self.objects.insert(object.meta.name.clone(), object.clone());

@@ -36,12 +36,14 @@ pub struct Claim {
     election: Election,
     clock: Clock,
     leads: watch::Sender<bool>,
+    serves: watch::Sender<bool>,
     /// The last look came to nothing, and that has been told.
     troubled: bool,
 }
 
 impl Claim {
-    /// A claim on the lease `name`. What comes of it is told through `leads`.
+    /// A claim on the lease `name`. `leads` says whether this replica leads, so that it may write; `serves`, whether it is the one that serves: that
+    /// lasts, while the API server is away, until another is known to have the lease.
     #[must_use]
     pub fn new(
         client: Client,
@@ -50,9 +52,10 @@ impl Claim {
         identity: String,
         clock: Clock,
         leads: watch::Sender<bool>,
+        serves: watch::Sender<bool>,
     ) -> Self {
         let api = Api::namespaced(client, namespace);
-        Self { api, name, election: Election::new(identity), clock, leads, troubled: false }
+        Self { api, name, election: Election::new(identity), clock, leads, serves, troubled: false }
     }
 
     /// Wants the lease until `shutdown`, and then gives it back.
@@ -87,6 +90,8 @@ impl Claim {
             }
             Err(_) => {}
         }
+        let serves = self.election.held_last();
+        self.serves.send_if_modified(|before| std::mem::replace(before, serves) != serves);
         let leads = self.election.leads(self.clock.now());
         if self.leads.send_if_modified(|before| std::mem::replace(before, leads) != leads) {
             let identity = self.election.identity();

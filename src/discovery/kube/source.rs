@@ -66,6 +66,8 @@ struct Run {
     others: Vec<Followed>,
     /// Kinds that can't be followed at the moment, though they should be.
     lost: HashMap<Kind, Loss>,
+    /// Those among them that are listed from time to time, which does not bring them back.
+    unwatched: HashSet<Kind>,
     /// Kinds of rules that have not been listed, and of which it is not known either that they can't be. Endpoints wait for them: a request
     /// that comes before its rule would go to the wrong model.
     unheard: HashSet<Kind>,
@@ -107,6 +109,7 @@ impl Run {
             asked_for: None,
             others: Vec::new(),
             lost: HashMap::new(),
+            unwatched: HashSet::new(),
             unheard: HashSet::new(),
             told_missing: false,
             told_untrusted: false,
@@ -171,14 +174,19 @@ impl Run {
             Told::Change(change) if self.is_foreign(kind, &change) => return,
             Told::Change(change) => change,
             Told::Trouble(setback) => return self.troubled(kind, setback, unsaid),
-            Told::Well => return drop(self.lost.remove(&kind)),
+            Told::Well => {
+                self.unwatched.remove(&kind);
+                return drop(self.lost.remove(&kind));
+            }
         };
         match &change {
             Change::Applied(_) | Change::Deleted { .. } => self.feed.stats.event(),
             Change::ListDone => {
                 self.feed.stats.list();
                 // Who lists is in touch, also where whoever had lost it can say so no more: it listed by other labels, or has failed.
-                self.lost.remove(&kind);
+                if !self.unwatched.contains(&kind) {
+                    self.lost.remove(&kind);
+                }
             }
             Change::ListBegun | Change::Listed(_) => {}
         }
@@ -225,6 +233,11 @@ impl Run {
         } else {
             self.lost.remove(&kind);
         }
+        if setback.unwatched {
+            self.unwatched.insert(kind);
+        } else {
+            self.unwatched.remove(&kind);
+        }
         if setback.not_installed {
             unsaid.rules |= self.rules.not_installed(kind);
         }
@@ -270,19 +283,20 @@ impl Run {
             tracing::error!(pool = %self.feed.pool, name, namespace, group, "there is no such InferencePool");
         }
         self.told_missing = missing;
+        self.feed.stats.set_pool_missing(missing);
     }
 
-    /// Says once that objectives are there to no effect.
+    /// Says once that an objective can't raise the priority of requests.
     fn tell_untrusted(&mut self, rules: &PoolRules) {
         if self.told_untrusted || *self.feed.trusts_headers.borrow() {
             return;
         }
-        if let Some(objective) = rules.objectives.keys().next() {
+        if let Some((objective, _)) = rules.objectives.iter().find(|(_, priority)| **priority > 0) {
             self.told_untrusted = true;
             tracing::warn!(
                 pool = %self.feed.pool,
                 objective,
-                "InferenceObjectives have no effect: `x-gateway-inference-objective`, by which requests name theirs, is not believed; \
+                "InferenceObjectives of a priority above 0 have no effect: `x-gateway-inference-objective`, by which requests name theirs, is not believed; \
                  `--trust-client-headers` (`exchange.trustClientHeaders`) says otherwise, where the gateway keeps strangers from setting it"
             );
         }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use tokio::sync::watch;
 
 /// Counters of one pool.
 #[derive(Debug, Default)]
@@ -10,6 +11,7 @@ pub struct KubeStats {
     lists: AtomicU64,
     unreadable: AtomicU64,
     pool_unreadable: AtomicBool,
+    pool_missing: watch::Sender<bool>,
     left_out: AtomicI64,
     failures: AtomicU64,
     refused: AtomicU64,
@@ -46,6 +48,17 @@ impl KubeStats {
     /// Whether the `InferencePool` can't be read as it is.
     pub fn pool_unreadable(&self, is_so: bool) {
         self.pool_unreadable.store(is_so, Relaxed);
+    }
+
+    /// Whether there is no such `InferencePool`.
+    #[must_use]
+    pub fn pool_missing(&self) -> watch::Receiver<bool> {
+        self.pool_missing.subscribe()
+    }
+
+    /// Whether there is no such `InferencePool`.
+    pub fn set_pool_missing(&self, is_so: bool) {
+        self.pool_missing.send_if_modified(|before| std::mem::replace(before, is_so) != is_so);
     }
 
     /// Endpoints that are not served, since there are too many.

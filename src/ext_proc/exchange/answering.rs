@@ -18,7 +18,7 @@ impl Exchange {
         let request_id = if keep_id { self.head.request_id() } else { String::new() };
         let mut routed = Routed::new(plan, booked, self.api, self.opened, request_id);
         routed.trace(self.span.take());
-        routed.for_conformance(self.live.exchange.conformance_headers);
+        routed.shows(&self.live.exchange);
         routed.count_for(self.head.tenant(), now, &self.picker);
         self.routed = Some(Box::new(routed));
         self.head = Head::default();

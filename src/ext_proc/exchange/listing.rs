@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::config::settings::ModelsAnswer;
+use crate::protocol::api::decoded_path;
 use crate::scheduling::router::RouteFacts;
 
 /// Where the id of one model follows.
@@ -45,28 +46,12 @@ impl Exchange {
     }
 }
 
-/// The id at the end of the path, `None` where the path names the list.
+/// The id at the end of the path, `None` where the path names the list. Clients that build paths from parts write the slashes of an id as `%2F`.
 fn model_id(path: &str) -> Option<String> {
-    let path = path.split(['?', '#']).next().unwrap_or_default();
+    let path = path.split(['?', '#']).next().unwrap_or_default().trim_end_matches('/');
+    let path = decoded_path(path);
     let (_, id) = path.split_once(ONE)?;
-    let id = percent_decoded(id.trim_end_matches('/'));
-    (!id.is_empty()).then_some(id)
-}
-
-/// Clients that build paths from parts write the slashes of an id as `%2F`.
-fn percent_decoded(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, after @ ..] = rest {
-        let hex = |digit: u8| char::from(digit).to_digit(16);
-        let escaped = match (first, after) {
-            (b'%', [high, low, ..]) => hex(*high).zip(hex(*low)).and_then(|(h, l)| u8::try_from(16 * h + l).ok()),
-            _ => None,
-        };
-        bytes.push(escaped.unwrap_or(*first));
-        rest = if escaped.is_some() { after.get(2..).unwrap_or_default() } else { after };
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
+    (!id.is_empty()).then(|| id.to_owned())
 }
 
 #[cfg(test)]

@@ -22,6 +22,20 @@ impl Exchange {
         Err(ProtocolError("internal error while an answer was passing"))
     }
 
+    /// The gateway sends no more messages on this stream and has not reset it. True while the request waits to be answered. A request that has been
+    /// answered ends here: its response is not shown.
+    pub fn half_closed(&mut self, now: Timestamp) -> bool {
+        match self.request {
+            RequestSide::Parked | RequestSide::Prefilling => return true,
+            RequestSide::Ended if self.response == ResponseSide::Awaited && self.routed.is_some() => {
+                self.split.goes_on = true;
+                self.end_response(End::Unwatched, now);
+            }
+            _ => {}
+        }
+        false
+    }
+
     /// The stream is gone, and what is open ends at this moment.
     pub fn gone(&mut self, now: Timestamp) {
         self.last_seen = now;

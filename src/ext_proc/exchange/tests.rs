@@ -6,6 +6,7 @@ mod affinity;
 mod charging;
 mod conversation;
 mod deadline;
+mod half_closed;
 mod hermetic;
 mod hints;
 mod keeping;
@@ -17,6 +18,7 @@ mod prefix;
 mod rest;
 mod room;
 mod sglang;
+mod shedding;
 mod sidecar;
 #[cfg(feature = "redis")]
 mod slow_store;
@@ -103,7 +105,11 @@ impl Default for Setup {
             parameters: serde_json::json!({ "scorers": scorers }),
             destination: Destination::Single,
             rewrites: ModelRewrites::default(),
-            exchange: ExchangeSettings { trust_client_headers: true, ..ExchangeSettings::default() },
+            exchange: ExchangeSettings {
+                trust_client_headers: true,
+                prefill_endpoint_header: true,
+                ..ExchangeSettings::default()
+            },
             limits: Limits::default(),
             tokenizer: None,
             engines_tell: false,
@@ -127,11 +133,14 @@ impl Setup {
         store.publish(PoolSnapshot::new(1, true, endpoints));
         let strategy = (registry::strategy(self.strategy).unwrap().build)(&self.parameters).unwrap();
         let (policy, mode) = self.disagg.unzip();
+        // All of a test happens at one moment, and on few servers.
+        let at_once =
+            HealthPolicy { error_period: Duration::ZERO, max_ejection_percent: 100, ..HealthPolicy::default() };
         let pool = Pool {
             name: "pool".into(),
             matches: PoolMatch::default(),
             store: store.clone(),
-            scheduler: Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 3).splitting(policy),
+            scheduler: Scheduler::new(Choices::only("test", strategy), at_once, 3).splitting(policy),
             rewrites: self.rewrites,
             reject_unknown_models: false,
             models: Default::default(),

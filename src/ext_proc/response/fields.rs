@@ -1,7 +1,9 @@
 //! The headers of an answer, as far as they are read.
 
 use crate::ext_proc::head;
+use crate::ext_proc::metadata::Origin;
 use crate::ext_proc::split::Untaken;
+use crate::protocol::AnswerFormat;
 use envoy_types::pb::envoy::config::core::v3::HeaderMap;
 
 /// What matters in the headers of an answer.
@@ -9,7 +11,6 @@ use envoy_types::pb::envoy::config::core::v3::HeaderMap;
 pub(super) struct ResponseFields {
     pub(super) status: u16,
     pub(super) encoded: bool,
-    pub(super) overloaded: bool,
     pub(super) sse: bool,
 }
 
@@ -18,9 +19,14 @@ impl ResponseFields {
         (200..300).contains(&self.status)
     }
 
+    /// What the body is written in.
+    pub(super) fn format(&self) -> AnswerFormat {
+        if self.sse { AnswerFormat::Events } else { AnswerFormat::Json }
+    }
+
     /// Why nobody has looked at the request's prompt, if so.
-    pub(super) fn untaken(&self, connect_failed: bool) -> Option<Untaken> {
-        if connect_failed || self.overloaded { Some(Untaken::Away) } else { Untaken::of(self.status) }
+    pub(super) fn untaken(&self, origin: Origin) -> Option<Untaken> {
+        if origin == Origin::Server { Untaken::of(self.status) } else { Some(Untaken::Away) }
     }
 
     pub(super) fn read(headers: Option<&HeaderMap>) -> Self {
@@ -31,7 +37,6 @@ impl ResponseFields {
                 ":status" => found.status = std::str::from_utf8(value).ok().and_then(|s| s.parse().ok()).unwrap_or(0),
                 "content-encoding" => found.encoded = !value.is_empty() && value != b"identity",
                 "content-type" => found.sse = value.starts_with(b"text/event-stream"),
-                "x-envoy-overloaded" => found.overloaded = true,
                 _ => {}
             }
         }

@@ -51,7 +51,7 @@ impl Release {
             bootstrap_port: 8998,
             decoder_blocks_ttl: Duration::ZERO,
         };
-        let facts = Facts { api: LegApi::Completions, request_id: "r-1".into(), room: 1 };
+        let facts = Facts { api: LegApi::Completions, kind: Default::default(), request_id: "r-1".into(), room: 1 };
         let at = |address| Arc::new(Endpoint::new(EndpointId(0), EndpointSpec::at(address)));
         let headers = vec![("x-request-id", "r-1".to_owned())];
         Self { direct, facts, body: Bytes::from_static(body), prefill: at(prefill), decode: at(decode), headers }

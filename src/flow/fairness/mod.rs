@@ -5,6 +5,7 @@ mod counters;
 pub mod global_strict;
 pub mod program_aware;
 pub mod round_robin;
+pub mod turn_priority;
 pub mod vtc_fair;
 pub mod vtc_max_fair;
 pub mod vtc_oracle;

@@ -1,4 +1,5 @@
-//! `program-aware-fairness`: the flow that has attained least service of late, and has waited long.
+//! `program-aware-fairness`: the flow that has attained least service of late, and has waited long. With `strategy: turn-priority` it is
+//! [`super::turn_priority`].
 //!
 //! ```text
 //! score   = lasWeightService · (1 − service normalised) + lasWeightHeadWait · (wait of the first request normalised); the greatest goes
@@ -14,6 +15,7 @@
 //! Not as there: `lasDecayFactor` without a half-life fades by the second here too, as its documentation has it. When not: requests are long
 //! against the half-life; what is under way does not count yet, which `vtc-fair` charges as it comes. Source: llm-d.
 
+use super::turn_priority::{self, TurnPriority};
 use super::{Fairness, Head, Meter};
 use crate::clock::Timestamp;
 use crate::flow::registry::Descriptor;
@@ -25,14 +27,15 @@ use serde::de::IgnoredAny;
 use serde_json::Value;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Registry entry.
 pub const PLUGIN: Descriptor<dyn Fairness> = Descriptor {
     name: "program-aware-fairness",
     aliases: &["program-aware-fairness-policy", "program-aware"],
     summary: "The flow with the least service of late and the longest wait.",
-    source: "llm-d `program-aware-fairness` (`las`)",
-    build: |value: &Value| ProgramAware::new(value).map(|p| Box::new(p) as Box<dyn Fairness>),
+    source: "llm-d `program-aware-fairness` (`las`, `turn-priority`)",
+    build: |value: &Value| params::<Params>(value)?.build(),
 };
 
 /// 0.8, as llm-d has it.
@@ -46,22 +49,24 @@ pub const DEFAULT_DECAY_FACTOR: f64 = 0.999_97;
 /// An answer's token counts twice, as there.
 const OUTPUT_WEIGHT: f64 = 2.0;
 
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 enum Strategy {
     #[default]
     Las,
+    TurnPriority,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct Params {
-    #[serde(rename = "strategy")]
-    _strategy: Strategy,
+    strategy: Strategy,
     las_weight_service: f64,
     las_weight_head_wait: f64,
     las_half_life_seconds: f64,
     las_decay_factor: f64,
+    turn_priority_time_weight: f64,
+    turn_priority_inactivity_seconds: f64,
     // Flows are forgotten by the settings of all queues.
     #[serde(rename = "evictionTtlSeconds")]
     _ttl: Option<IgnoredAny>,
@@ -72,11 +77,13 @@ struct Params {
 impl Default for Params {
     fn default() -> Self {
         Self {
-            _strategy: Strategy::Las,
+            strategy: Strategy::Las,
             las_weight_service: DEFAULT_WEIGHT_SERVICE,
             las_weight_head_wait: DEFAULT_WEIGHT_HEAD_WAIT,
             las_half_life_seconds: DEFAULT_HALF_LIFE_SECONDS,
             las_decay_factor: DEFAULT_DECAY_FACTOR,
+            turn_priority_time_weight: turn_priority::DEFAULT_TIME_WEIGHT,
+            turn_priority_inactivity_seconds: turn_priority::DEFAULT_INACTIVITY_SECONDS,
             _ttl: None,
             _sweep: None,
         }
@@ -123,14 +130,16 @@ struct ProgramAware {
     by_wait: BTreeMap<(Timestamp, u32), Service>,
 }
 
-impl ProgramAware {
-    fn new(parameters: &Value) -> Result<Self, ParamError> {
-        let p: Params = params(parameters)?;
+impl Params {
+    fn build(self) -> Result<Box<dyn Fairness>, ParamError> {
+        let p = self;
         let finite = 0.0..f64::INFINITY;
         for (name, value) in [
             ("lasWeightService", p.las_weight_service),
             ("lasWeightHeadWait", p.las_weight_head_wait),
             ("lasHalfLifeSeconds", p.las_half_life_seconds),
+            ("turnPriorityTimeWeight", p.turn_priority_time_weight),
+            ("turnPriorityInactivitySeconds", p.turn_priority_inactivity_seconds),
         ] {
             if !finite.contains(&value) {
                 return Err(ParamError::value(name, value, "0 or more is allowed"));
@@ -139,12 +148,18 @@ impl ProgramAware {
         if !(p.las_decay_factor > 0.0 && p.las_decay_factor <= 1.0) {
             return Err(ParamError::value("lasDecayFactor", p.las_decay_factor, "above 0 to 1 is allowed"));
         }
+        if p.strategy == Strategy::TurnPriority {
+            let inactivity = Duration::try_from_secs_f64(p.turn_priority_inactivity_seconds).unwrap_or(Duration::MAX);
+            return Ok(Box::new(TurnPriority::new(p.turn_priority_time_weight, inactivity)));
+        }
         // A factor of 1 fades never: a half-life of infinity.
         let by_factor = -1.0 / p.las_decay_factor.log2();
         let half_life = if p.las_half_life_seconds > 0.0 { p.las_half_life_seconds } else { by_factor };
-        Ok(Self::with(p.las_weight_service, p.las_weight_head_wait, half_life))
+        Ok(Box::new(ProgramAware::with(p.las_weight_service, p.las_weight_head_wait, half_life)))
     }
+}
 
+impl ProgramAware {
     fn with(weight_service: f64, weight_wait: f64, half_life: f64) -> Self {
         let (by_service, by_wait) = (BTreeMap::new(), BTreeMap::new());
         let (now, flows) = (Timestamp::default(), AHashMap::new());

@@ -111,12 +111,43 @@ fn program_aware_weighs_service_and_wait() {
     assert_eq!(kept.next(), Some(1), "nothing fades");
     for (parameters, says) in [
         (json!({"strategy": "drr"}), "drr"),
+        (json!({"strategy": "turn-priority", "turnPriorityTimeWeight": -1}), "turnPriorityTimeWeight"),
         (json!({"lasWeightService": -1}), "lasWeightService"),
         (json!({"lasDecayFactor": 0.0}), "lasDecayFactor"),
     ] {
         let error = (program_aware::PLUGIN.build)(&parameters).unwrap_err().to_string();
         assert!(error.contains(says), "{error}");
     }
+}
+
+#[test]
+fn turn_priority_takes_the_deepest_session_until_others_have_waited() {
+    let parameters = json!({"strategy": "turn-priority", "turnPriorityInactivitySeconds": 100});
+    let fresh = || policy("program-aware-fairness", &parameters);
+    let mut policy = fresh();
+    wake(&mut *policy, &[(0, 0.0), (1, 1.0)]);
+    assert_eq!((policy.next(), policy.last()), (Some(0), Some(1)), "equal turns: the one that has waited");
+    serves(&mut *policy, 1, 1, 1, 2.0);
+    policy.head(1, head(2.0, 2));
+    assert_eq!((policy.next(), policy.last()), (Some(1), Some(0)), "one turn is worth 20 s");
+    policy.head(1, head(21.0, 3));
+    assert_eq!(policy.next(), Some(0), "21 s of waiting are more");
+    // Two turns, then 100 s without a request under way: the first turn again.
+    let mut policy = fresh();
+    wake(&mut *policy, &[(0, 0.0)]);
+    serves(&mut *policy, 0, 1, 1, 1.0);
+    serves(&mut *policy, 0, 1, 1, 1.0);
+    policy.sleeps(0);
+    wake(&mut *policy, &[(1, 101.0), (0, 101.0)]);
+    assert_eq!(policy.next(), Some(0), "100 s are not longer than 100 s");
+    policy.sleeps(0);
+    policy.sleeps(1);
+    wake(&mut *policy, &[(1, 102.0), (0, 102.5)]);
+    assert_eq!(policy.next(), Some(1));
+    policy.sleeps(1);
+    policy.forget(1);
+    policy.sleeps(0);
+    assert_eq!((policy.next(), policy.last()), (None, None));
 }
 
 proptest! {

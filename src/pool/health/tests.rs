@@ -226,3 +226,101 @@ proptest! {
         prop_assert_eq!(health.availability(later.after(policy.slow_start), &policy), Availability::Open);
     }
 }
+
+fn error(api: Api, client: &str) -> Observation {
+    Observation { outcome: Outcome::ErrorResponse, api, client: ClientSlot::of(client.as_bytes()) }
+}
+
+fn success(api: Api) -> Observation {
+    Observation { outcome: Outcome::Success, api, client: ClientSlot::default() }
+}
+
+/// The second, after the first error response, at which error responses to so many clients eject; `None` when none of 10 s does.
+fn ejected_after(clients: usize) -> Option<f64> {
+    let health = EndpointHealth::default();
+    let mut different: Vec<Observation> = Vec::new();
+    // Names that share a slot are one client.
+    for name in 0..1_000 {
+        let next = error(Api::ChatCompletions, &name.to_string());
+        if different.len() < clients && !different.contains(&next) {
+            different.push(next);
+        }
+    }
+    let mut turns = different.iter().cycle();
+    (0..=100).map(|tenth| f64::from(tenth) / 10.0).find(|t| health.record(*turns.next().unwrap(), at(*t), &policy()))
+}
+
+#[test]
+fn error_responses_eject_the_sooner_the_more_clients_receive_them() {
+    assert_eq!([1, 2, 5].map(ejected_after), [Some(5.0), Some(2.5), Some(1.0)]);
+    assert_eq!(ejected_after(60), Some(1.0), "no sooner than for five");
+}
+
+#[test]
+fn a_success_of_any_api_but_the_list_of_models_prevents_ejection() {
+    for (api, prevents) in
+        [(Api::ChatCompletions, true), (Api::Embeddings, true), (Api::Other, true), (Api::Models, false)]
+    {
+        let health = EndpointHealth::default();
+        let mut ejected = false;
+        for tenth in 0..200 {
+            let now = at(f64::from(tenth) / 10.0);
+            ejected |= health.record(error(Api::Embeddings, "a"), now, &policy());
+            if tenth % 9 == 0 {
+                health.record(success(api), now, &policy());
+            }
+            // Successes of other kinds of requests would end the ejection.
+            if ejected {
+                break;
+            }
+        }
+        assert_eq!(ejected, !prevents, "{api:?}");
+    }
+}
+
+#[test]
+fn statuses_that_say_what_is_not_implemented_say_nothing_of_health() {
+    let outcomes = [200, 404, 429, 500, 501, 502, 503, 504, 505, 507].map(Outcome::of_status);
+    let (ok, error) = (Some(Outcome::Success), Some(Outcome::ErrorResponse));
+    assert_eq!(outcomes, [ok, ok, ok, error, None, error, error, error, None, error]);
+}
+
+#[test]
+fn probes_of_one_client_do_not_lengthen_an_ejection() {
+    let health = EndpointHealth::default();
+    fail(&health, 5, at(0.0));
+    let mut now = at(5.0);
+    let mut lengths = Vec::new();
+    for client in ["a", "a", "a", "b", "b", "c"] {
+        assert!(health.claim_probe(now, &policy()));
+        assert!(health.record(error(Api::ChatCompletions, client), now, &policy()));
+        let began = now;
+        while health.availability(now, &policy()) == Availability::Ejected {
+            now = now.after(Duration::from_secs(1));
+        }
+        lengths.push(now.since(began).as_secs());
+    }
+    assert_eq!(lengths, [10, 10, 10, 20, 20, 40]);
+}
+
+#[test]
+fn error_responses_eject_only_where_the_share_allows_it() {
+    let health = EndpointHealth::default();
+    let at_once = HealthPolicy { error_period: Duration::ZERO, ..policy() };
+    let observe = |allowed| health.observe(error(Api::ChatCompletions, "a"), at(0.0), &at_once, || allowed);
+    let verdicts = [false, false, false, false, false, false, true].map(observe);
+    assert_eq!(verdicts[..4], [Verdict::Kept; 4]);
+    assert_eq!(verdicts[4..], [Verdict::Capped, Verdict::Capped, Verdict::Ejected]);
+    // What can't be reached is not asked for.
+    let health = EndpointHealth::default();
+    let unreachable = || health.observe(Outcome::ConnectFailure.into(), at(0.0), &policy(), || unreachable!());
+    assert_eq!([unreachable(), unreachable()], [Verdict::Kept, Verdict::Ejected]);
+}
+
+#[test]
+fn the_share_is_of_the_pool_and_one_endpoint_at_least() {
+    let may = |percent, away, total| HealthPolicy { max_ejection_percent: percent, ..policy() }.may_eject(away, total);
+    assert!(may(50, 0, 1) && may(50, 0, 2) && may(50, 1, 4) && may(10, 0, 4) && may(0, 0, 4));
+    assert!(!may(50, 1, 2) && !may(50, 1, 3) && !may(50, 2, 4) && !may(10, 1, 4));
+    assert!(may(100, 3, 4), "100 turns it off");
+}

@@ -3,7 +3,7 @@
 use super::messages::{Content, Conversation, Conversations, Items};
 use super::prompts::{Prompts, Texts, TokenList, invalid_prompt};
 use super::scalars::{CacheSalt, Count, Flag, Given, ModelName, Name, Set, Typed, invalid_model, invalid_type};
-use super::walk::{Kind, Shape, Walk, Walked};
+use super::walk::{Elements, Kind, Shape, Walk, Walked};
 use crate::error::{Reason, RequestError};
 use crate::limits::Limits;
 use crate::protocol::prompt::Builder;
@@ -16,6 +16,7 @@ const COMPLETIONS: &[&str] = &[
     "stream",
     "max_tokens",
     "n",
+    "best_of",
     "cache_salt",
     "prompt",
     "prompt_embeds",
@@ -61,6 +62,21 @@ const MESSAGES: &[&str] = &["model", "stream", "max_tokens", "cache_salt", "syst
 const GENERATE: &[&str] = &["model", "stream", "cache_salt", "token_ids", "sampling_params"];
 /// What of `sampling_params` says how much there is to do, and how.
 const SAMPLING: &[&str] = &["max_tokens", "n", "prompt_logprobs"];
+const SGLANG: &[&str] = &[
+    "model",
+    "stream",
+    "text",
+    "input_ids",
+    "input_embeds",
+    "image_data",
+    "video_data",
+    "audio_data",
+    "sampling_params",
+    "cache_salt",
+    "extra_key",
+];
+/// What of SGLang's `sampling_params` says how much there is to do.
+const SGLANG_SAMPLING: &[&str] = &["max_new_tokens", "n"];
 const EMBEDDINGS: &[&str] = &["model", "cache_salt", "input", "inputs", "texts", "messages"];
 const RERANK: &[&str] = &["model", "cache_salt", "query", "documents"];
 const SCORE: &[&str] =
@@ -77,6 +93,7 @@ fn table(api: Api) -> &'static [&'static str] {
         Api::Conversations => CONVERSATIONS,
         Api::Messages | Api::CountTokens => MESSAGES,
         Api::Generate => GENERATE,
+        Api::SglangGenerate => SGLANG,
         Api::Embeddings | Api::Pooling | Api::Classify => EMBEDDINGS,
         Api::Rerank => RERANK,
         Api::Score => SCORE,
@@ -93,8 +110,6 @@ pub(super) struct Body<'l, 'de> {
     limits: &'l Limits,
     request: Request<'de>,
     prompt: Builder<'de>,
-    /// A newer field has said how long the answer may be: the older one no longer counts.
-    max_tokens_settled: bool,
     /// The prompt is to be repeated in the answer; with `logprobs`, also the probabilities of its tokens.
     echo: bool,
     logprobs: bool,
@@ -118,7 +133,6 @@ impl<'l, 'de> Body<'l, 'de> {
             limits,
             request: Request::default(),
             prompt: Builder::new(body_bytes),
-            max_tokens_settled: false,
             echo: false,
             logprobs: false,
             left: Side::default(),
@@ -130,20 +144,22 @@ impl<'l, 'de> Body<'l, 'de> {
         match name {
             "model" => self.model(walk)?,
             "stream" => self.request.stream = walk.value(Flag { field: name })?,
-            "max_completion_tokens" | "max_output_tokens" => {
-                let limit = walk.value(Count)?;
-                if limit.is_some() {
-                    self.request.max_tokens = limit;
-                    self.max_tokens_settled = true;
-                }
+            // Servers disagree which of two limits counts: the larger one bounds what each of them generates.
+            "max_completion_tokens" | "max_output_tokens" | "max_tokens" | "max_new_tokens" => {
+                let limit = walk.value(Count { field: name })?;
+                self.request.max_tokens = self.request.max_tokens.max(limit);
             }
-            "max_tokens" => {
-                let limit = walk.value(Count)?;
-                if !self.max_tokens_settled {
-                    self.request.max_tokens = limit;
-                }
+            // A server generates `best_of` answers and returns `n` of them.
+            "n" | "best_of" => {
+                let answers = walk.value(Count { field: name })?.unwrap_or(1);
+                self.request.choices = self.request.choices.max(answers);
             }
-            "n" => self.request.choices = walk.value(Count)?.unwrap_or(1).max(1),
+            // SGLang's name for a salt; a list of them separates the prompts of one request.
+            "extra_key" => {
+                let salt = walk.value(Name)?;
+                self.request.cache_salt = self.request.cache_salt.take().or(salt);
+            }
+            "sampling_params" if self.api == Api::SglangGenerate => walk.value(SglangSampling { body: self })?,
             "cache_salt" => self.request.cache_salt = walk.value(CacheSalt { limits: self.limits })?,
             "previous_response_id" => self.request.previous_response_id = walk.value(Name)?,
             "conversation" => self.request.conversation = walk.value(ConversationId)?,
@@ -151,7 +167,7 @@ impl<'l, 'de> Body<'l, 'de> {
             "prompt_logprobs" => self.request.skips_cache |= walk.value(Given)?,
             "echo" => self.echo = walk.value(Set)?,
             "logprobs" => self.logprobs = walk.value(Given)?,
-            "sampling_params" => walk.value(Sampling { body: self })?,
+            "sampling_params" => walk.value(Sampling { body: self, members: SAMPLING })?,
             "prompt_cache_key" => self.request.prompt_cache_key = walk.value(Name)?,
             "chat_template" => walk.value(Typed { field: name, expected: Kind::String, allowed: "a string" })?,
             "chat_template_kwargs" => {
@@ -171,7 +187,7 @@ impl<'l, 'de> Body<'l, 'de> {
             "messages" if self.api == Api::ChatBatch => walk.value(Conversations { out, field: name }),
             "messages" | "items" if self.api != Api::Score => walk.value(Conversation { out, field: name }),
             "input" if self.api == Api::Responses => walk.value(Items { out, field: name }),
-            "prompt" | "input" | "texts" => walk.value(Prompts { out, field: name }),
+            "prompt" | "input" | "texts" | "text" | "input_ids" => walk.value(Prompts { out, field: name }),
             "tokens" | "token_ids" => walk.value(TokenList { out, field: name }),
             "instructions" | "system" => out.system(|out| walk.value(Content { out, field: name })),
             "tools" | "documents" if self.api != Api::Rerank && self.api != Api::Score => self.list(walk, name),
@@ -185,7 +201,7 @@ impl<'l, 'de> Body<'l, 'de> {
                 self.right.add(side);
                 Ok(())
             }
-            // `prompt_embeds`, and Cohere's `inputs` of mixed content.
+            // `prompt_embeds`, SGLang's media, and Cohere's `inputs` of mixed content.
             _ => {
                 self.request.opaque_prompt |= walk.raw(name)? != "null";
                 Ok(())
@@ -297,10 +313,11 @@ impl<'de> Shape<'de> for Body<'_, 'de> {
     }
 }
 
-/// The `sampling_params` of a request of token ids: an object whose members count as those of the other APIs' bodies.
+/// One set of sampling parameters: an object whose members count as those of the other APIs' bodies.
 #[derive(Debug)]
 struct Sampling<'b, 'l, 'de> {
     body: &'b mut Body<'l, 'de>,
+    members: &'static [&'static str],
 }
 
 impl<'de> Shape<'de> for Sampling<'_, '_, 'de> {
@@ -314,7 +331,34 @@ impl<'de> Shape<'de> for Sampling<'_, '_, 'de> {
     }
 
     fn object(self, walk: &mut Walk<'_, 'de>) -> Walked<()> {
-        walk.fields(SAMPLING, |walk, name| self.body.field(walk, name))
+        walk.fields(self.members, |walk, name| self.body.field(walk, name))
+    }
+}
+
+/// SGLang's `sampling_params`: one object, or an array of one for each prompt. The largest limit counts for all of them.
+#[derive(Debug)]
+struct SglangSampling<'b, 'l, 'de> {
+    body: &'b mut Body<'l, 'de>,
+}
+
+impl<'de> Shape<'de> for SglangSampling<'_, '_, 'de> {
+    type Out = ();
+
+    fn other(self, got: Kind) -> Result<(), RequestError> {
+        match got {
+            Kind::Null => Ok(()),
+            got => Err(invalid_type("sampling_params", "an object or an array of objects", got)),
+        }
+    }
+
+    fn object(self, walk: &mut Walk<'_, 'de>) -> Walked<()> {
+        Sampling { body: self.body, members: SGLANG_SAMPLING }.object(walk)
+    }
+
+    fn array(self, walk: &mut Walk<'_, 'de>, mut rest: Elements) -> Walked<()> {
+        let Self { body } = self;
+        while walk.element(&mut rest, Sampling { body: &mut *body, members: SGLANG_SAMPLING })?.is_some() {}
+        Ok(())
     }
 }
 

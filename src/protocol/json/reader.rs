@@ -20,7 +20,7 @@ pub(super) struct Malformed(pub(super) &'static str);
 pub(super) enum Number {
     Unsigned(u64),
     Negative,
-    Fraction,
+    Fraction(f64),
 }
 
 impl<'de> Reader<'de> {
@@ -136,7 +136,7 @@ impl<'de> Reader<'de> {
         Ok(match (number.as_u64(), number.as_i64()) {
             (Some(value), _) => Number::Unsigned(value),
             (None, Some(_)) => Number::Negative,
-            (None, None) => Number::Fraction,
+            (None, None) => Number::Fraction(number.as_f64().unwrap_or(f64::MAX)),
         })
     }
 }
@@ -187,7 +187,7 @@ mod tests {
             let theirs = serde_json::from_str::<serde_json::Number>(&json).ok().map(|n| match (n.as_u64(), n.as_i64()) {
                 (Some(value), _) => Number::Unsigned(value),
                 (None, Some(_)) => Number::Negative,
-                (None, None) => Number::Fraction,
+                (None, None) => Number::Fraction(n.as_f64().unwrap()),
             });
             prop_assert_eq!(ours, theirs);
         }

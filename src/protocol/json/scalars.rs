@@ -87,19 +87,38 @@ impl Shape<'_> for Set {
     }
 }
 
-/// A number that informs routing but is the server's to check: anything but a whole number of 32 bits says nothing.
+/// A count, read as model servers coerce it: pydantic takes `4000`, `4000.0`, `"4000"` and `true` for whole numbers. `None` for null and for numbers
+/// below 0, which bound nothing. A number between two whole ones counts as the larger, one above 32 bits as 2^32 - 1.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Count;
+pub(super) struct Count {
+    pub(super) field: &'static str,
+}
 
 impl Shape<'_> for Count {
     type Out = Option<u32>;
 
     fn other(self, got: Kind) -> Result<Option<u32>, RequestError> {
-        Ok(match got {
-            Kind::Unsigned(value) => u32::try_from(value).ok(),
-            _ => None,
-        })
+        match got {
+            Kind::Unsigned(value) => Ok(Some(u32::try_from(value).unwrap_or(u32::MAX))),
+            Kind::Fraction(value) => Ok(whole(value)),
+            Kind::Bool(value) => Ok(Some(value.into())),
+            Kind::Null | Kind::Negative => Ok(None),
+            got => Err(invalid_type(self.field, "a whole number", got)),
+        }
     }
+
+    /// As pydantic reads one: white space around it, a sign, underscores between digits, and a fraction of zeros.
+    fn string(self, text: Text<'_>) -> Result<Option<u32>, RequestError> {
+        let text = text.get();
+        let digits = text.trim().replace('_', "");
+        digits.parse().map(whole).map_err(|_| invalid_type(self.field, "a whole number", Kind::String))
+    }
+}
+
+/// The least whole number that is not below `value`; `None` when that is below 0.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast saturates")]
+fn whole(value: f64) -> Option<u32> {
+    (value > -1.0).then(|| value.ceil() as u32)
 }
 
 /// A string that informs routing but is the server's to check: anything else says nothing.

@@ -224,8 +224,11 @@ mod bad_inputs {
             assert_eq!((error.reason, error.param), (Reason::InvalidCacheSalt, Some("cache_salt")));
         }
         assert_eq!(ok(Api::ChatCompletions, &with("cache_salt", "\"s\"")).cache_salt.as_deref(), Some("s"));
-        for value in ["-1", "1e18", "1000000000000000000", "\"12\"", "1.5", "{}"] {
-            assert_eq!(ok(Api::ChatCompletions, &with("max_tokens", value)).max_tokens, None, "{value}");
+        for field in ["max_tokens", "max_completion_tokens", "n"] {
+            for value in ["\"twelve\"", "\"\"", "\"0x10\"", "[]", "{}"] {
+                let error = refused(Api::ChatCompletions, with(field, value));
+                assert_eq!((error.reason, error.param), (Reason::InvalidType, Some(field)), "{value}");
+            }
         }
         for (field, value) in [
             ("tools", "\"x\""),

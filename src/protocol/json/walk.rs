@@ -112,7 +112,7 @@ impl<'l, 'de> Walk<'l, 'de> {
             b'-' | b'0'..=b'9' => self.reader.number().map(|number| match number {
                 Number::Unsigned(value) => Kind::Unsigned(value),
                 Number::Negative => Kind::Negative,
-                Number::Fraction => Kind::Fraction,
+                Number::Fraction(value) => Kind::Fraction(value),
             }),
             _ => Err(Malformed("expected a value")),
         };
@@ -201,7 +201,7 @@ pub(super) enum Kind {
     Bool(bool),
     Unsigned(u64),
     Negative,
-    Fraction,
+    Fraction(f64),
     String,
     Array,
     Object,
@@ -215,7 +215,7 @@ impl Kind {
             Kind::Bool(_) => "a boolean",
             Kind::Unsigned(_) => "a number",
             Kind::Negative => "a negative number",
-            Kind::Fraction => "a fraction",
+            Kind::Fraction(_) => "a fraction",
             Kind::String => "a string",
             Kind::Array => "an array",
             Kind::Object => "an object",

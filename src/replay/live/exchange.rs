@@ -59,6 +59,9 @@ impl Failure {
     }
 }
 
+/// What is read of an answer beside its token counts.
+const WATCH: Watch = Watch { errors: true, response_id: false };
+
 /// What has been seen of an answer so far.
 #[derive(Debug)]
 struct Seen {
@@ -82,7 +85,7 @@ pub(super) async fn exchange(
         echo: Vec::new(),
         first_token: None,
         events: Events::default(),
-        usage: UsageScanner::new(Watch { errors: true, ..Watch::default() }),
+        usage: UsageScanner::new(Api::default(), AnswerFormat::Json, WATCH),
         text: None,
     };
     let body = text::body(&request, &quotes, gateway.writing());
@@ -138,6 +141,7 @@ async fn converse(gateway: &Gateway, body: Vec<u8>, headers: HeaderMap, seen: &m
         LiveApi::Completions => Api::Completions,
     };
     let format = if streams { AnswerFormat::Events } else { AnswerFormat::Json };
+    seen.usage = UsageScanner::new(api, format, WATCH);
     seen.text = AnswerText::new(api, format, DEFAULT_MAX_ANSWER_BYTES);
     while let Some(chunk) = answer.chunk().await.map_err(|e| Failure::lost(broke_off(&cause(&e))))? {
         if streams {
@@ -232,7 +236,7 @@ mod tests {
             echo: Vec::new(),
             first_token: None,
             events: Events::default(),
-            usage: UsageScanner::new(Watch { errors: true, ..Watch::default() }),
+            usage: UsageScanner::new(api, format, WATCH),
             text: AnswerText::new(api, format, 1_000),
         };
         seen.usage.push(body.as_bytes());

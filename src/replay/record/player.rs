@@ -4,6 +4,7 @@ use super::{Difference, MAX_DIFFERENCES, RecordError, Summary, settings, wrong};
 use crate::config::Settings;
 use crate::config::settings::PoolSettings;
 use crate::ids::EndpointId;
+use crate::pool::health::Observation;
 use crate::pool::{Endpoint, PoolEvent, PoolSnapshot, PoolWriter};
 use crate::prefix::cache::{CacheConfig, Found, PrefixCache};
 use crate::prefix::learning::Lesson;
@@ -147,9 +148,12 @@ impl<'a> Player<'a> {
                 }
                 Ok(())
             }
-            Line::Health { r, at, id, outcome } => {
+            Line::Health { r, at, id, outcome, api, client } => {
                 if let (Some(endpoint), Some(pool)) = (self.endpoint(r, id), self.live_pool(r)) {
-                    endpoint.health.record(outcome, at, pool.scheduler.health());
+                    let (observation, policy) = (Observation { outcome, api, client }, pool.scheduler.health());
+                    let state = self.pools.get(&pool.number);
+                    let may_eject = || state.is_none_or(|state| state.snapshot.may_eject(&endpoint, at, policy));
+                    endpoint.health.observe(observation, at, policy, may_eject);
                 }
                 Ok(())
             }

@@ -81,7 +81,14 @@ fn decisions_follow_from_bookings_ends_moves_and_failures() {
         lines.push(Line::Moved { r: 2, at: Timestamp(2_000), to: EndpointId(1 - first) });
         lines.push(decide(3, first));
         lines.extend([decide(4, first), Line::Drop { r: 3 }, Line::Drop { r: 4 }]);
-        let failure = |r| Line::Health { r, at: Timestamp(3_000), id: EndpointId(first), outcome: Outcome::Failure };
+        let failure = |r| Line::Health {
+            r,
+            at: Timestamp(3_000),
+            id: EndpointId(first),
+            outcome: Outcome::Failure,
+            api: Default::default(),
+            client: Default::default(),
+        };
         lines.extend([failure(1), failure(1)]);
         lines.extend([decide(5, 1 - first), decide(6, 1 - first)]);
         let summary = play(&text("least-request", &lines)).unwrap();

@@ -19,6 +19,8 @@ pub enum Figure {
     KvUsage,
     /// Blocks that the KV cache has room for, as the server reports.
     KvBlocks,
+    /// Part of the time in which the server's GPUs compute, 0..=1: `gpu_busy_time_ratio` of its metrics page.
+    GpuUtilization,
 }
 
 /// Every name of every figure: llm-d's word first, then the name of the vLLM metric that says it.
@@ -32,15 +34,18 @@ const NAMES: &[(&str, Figure)] = &[
     ("kv-cache-utilization", Figure::KvUsage),
     ("kv_cache_usage_perc", Figure::KvUsage),
     ("num_gpu_blocks", Figure::KvBlocks),
+    ("GPUUtilization", Figure::GpuUtilization),
+    ("gpu_busy_time_ratio", Figure::GpuUtilization),
 ];
 
 impl Figure {
-    /// The figure that the parameter `parameter` calls `name`; a metric's name may have vLLM's prefix.
+    /// The figure that the parameter `parameter` calls `name`. A metric's name may have vLLM's prefix, and any name its producer behind a `/`.
     ///
     /// # Errors
     /// There is none of that name; the error lists those that there are.
     pub fn named(parameter: &str, name: &str) -> Result<Self, ParamError> {
-        let plain = name.strip_prefix("vllm:").unwrap_or(name);
+        let plain = name.split_once('/').map_or(name, |(plain, _)| plain);
+        let plain = plain.strip_prefix("vllm:").unwrap_or(plain);
         let found = NAMES.iter().find(|(known, _)| *known == plain).map(|(_, figure)| *figure);
         found.ok_or_else(|| {
             let known = || NAMES.iter().map(|(name, _)| *name);
@@ -61,6 +66,7 @@ impl Figure {
             Figure::Waiting => candidate.metrics().map(|m| f64::from(m.waiting)),
             Figure::KvUsage => candidate.metrics().map(|m| f64::from(m.kv_usage)),
             Figure::KvBlocks => candidate.metrics().and_then(|m| m.num_blocks).map(f64::from),
+            Figure::GpuUtilization => candidate.metrics().and_then(|m| m.gpu_busy),
         }
     }
 }

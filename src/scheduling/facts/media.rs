@@ -2,6 +2,7 @@
 
 use crate::protocol::{MediaKind, Piece, Prompt};
 use crate::scheduling::PickContext;
+use crate::scheduling::digest::Digest;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// 64 items of one request are told apart: nobody has more encode servers for it, and a comparison is as cheap as it looks.
@@ -33,8 +34,18 @@ fn encoded<'p>(prompt: &'p Prompt<'_>) -> impl Iterator<Item = &'p str> {
     })
 }
 
+/// The hashes of the request's items, each once, as far as they are told apart; `None` when its prompt could not be read.
+#[must_use]
+pub fn hashes(cx: &PickContext<'_>) -> Option<Digest> {
+    cx.request.digest(|| "media hashes".to_owned(), distinct)
+}
+
 fn different(prompt: &Prompt<'_>) -> u64 {
-    let mut seen: Vec<u64> = Vec::new();
+    distinct(prompt).len() as u64
+}
+
+fn distinct(prompt: &Prompt<'_>) -> Digest {
+    let mut seen = Digest::new();
     for reference in encoded(prompt) {
         if seen.len() == MOST {
             break;
@@ -44,7 +55,7 @@ fn different(prompt: &Prompt<'_>) -> u64 {
             seen.push(hash);
         }
     }
-    seen.len() as u64
+    seen
 }
 
 #[cfg(test)]

@@ -17,13 +17,16 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use quick_cache::sync::Cache;
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 use std::time::Duration;
 
 /// llm-d's header for the token of `encoded_endpoint_header`.
 pub const DEFAULT_TOKEN_HEADER: &str = "x-session-token";
 /// llm-d's header for the id of `session_id`.
 pub const DEFAULT_ID_HEADER: &str = "x-session-id";
+/// llm-d's name for the session of a coding agent, which its plugin of the same name finds in [`AGENT_HEADERS`].
+pub const AGENT_ATTRIBUTE: &str = "agent-identity";
+/// The headers by which coding agents name their sessions, in llm-d's order: Claude Code, OpenCode, Codex, older Codex.
+pub const AGENT_HEADERS: [&str; 4] = ["x-claude-code-session-id", "x-session-affinity", "session-id", "session_id"];
 /// 5 min, as llm-d has it: longer than a person thinks, about as long as a prefix stays cached.
 pub const DEFAULT_SESSION_TTL: Duration = Duration::from_secs(300);
 /// 100,000 sessions, about 6 MB: ids come from clients, so their number must have an end.
@@ -81,7 +84,7 @@ struct IdParams {
 #[serde(deny_unknown_fields)]
 struct Source {
     header: Option<String>,
-    attribute: Option<IgnoredAny>,
+    attribute: Option<String>,
 }
 
 impl SessionParams {
@@ -98,11 +101,17 @@ impl SessionParams {
             Kind::SessionId => {
                 let mut headers = Vec::new();
                 for source in self.session_id_config.sources {
-                    let (Some(name), None) = (source.header, source.attribute) else {
-                        let message = "`sources` must each name a `header`; attributes of other plugins are not held";
-                        return Err(ParamError(message.to_owned()));
-                    };
-                    headers.push(header("sources[].header", &name)?);
+                    match (source.header, source.attribute.as_deref()) {
+                        (Some(name), None) => headers.push(header("sources[].header", &name)?),
+                        (None, Some(AGENT_ATTRIBUTE)) => headers.extend(AGENT_HEADERS.map(Box::from)),
+                        _ => {
+                            let message = format!(
+                                "`sources` must each name a `header`, or the `attribute` `{AGENT_ATTRIBUTE}`; \
+                                 attributes of other plugins are not held"
+                            );
+                            return Err(ParamError(message));
+                        }
+                    }
                 }
                 if headers.is_empty() {
                     headers.push(header("headerName", self.header_name.as_deref().unwrap_or(DEFAULT_ID_HEADER))?);

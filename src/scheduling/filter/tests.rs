@@ -103,6 +103,18 @@ fn prefix_cache_affinity() {
             vec![silent().holding(90).sent(&[101]), silent()],
             vec![0, 1],
         ),
+        (
+            "llm-d: tokens within the penalty",
+            json!({"maxTTFTPenaltyMs": 0, "maxTokensInFlightPenalty": 1000}),
+            vec![silent().holding(90).sent(&[1_050]), silent().sent(&[50])],
+            vec![0],
+        ),
+        (
+            "llm-d: tokens above the penalty",
+            json!({"maxTTFTPenaltyMs": 0, "maxTokensInFlightPenalty": 100}),
+            vec![silent().holding(90).sent(&[500]), silent().sent(&[50])],
+            vec![0, 1],
+        ),
         ("llm-d: explores", json!({"explorationProbability": 1}), vec![silent().holding(90), silent()], vec![0, 1]),
         ("llm-d: threshold", json!({"affinityThreshold": 0.3}), vec![silent().holding(30), silent()], vec![0]),
         (
@@ -123,6 +135,7 @@ fn prefix_cache_affinity() {
         (json!({"affinityThreshold": 1.1}), "0 to 1"),
         (json!({"explorationProbability": -0.1}), "explorationProbability"),
         (json!({"maxTTFTPenaltyMs": -1}), "maxTTFTPenaltyMs"),
+        (json!({"maxTokensInFlightPenalty": -1}), "maxTokensInFlightPenalty"),
         (json!({"peakPrefillThroughput": 0}), "more than 0"),
         (json!({"ttftSource": "guess"}), "latencyPredictor"),
     ] {

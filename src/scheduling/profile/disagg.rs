@@ -32,7 +32,7 @@ pub const DISAGG: PluginDescriptor = PluginDescriptor {
     kind: "handler",
     summary: "The decode profile decides, and where a decider says so, others choose the servers of prefill and encode.",
     source: "llm-d `disagg-profile-handler`",
-    build: |value| Ok(Plugin::Handler(Arc::new(params::<Params>(value)?.build()))),
+    build: |value| params::<Params>(value)?.build().map(|h| Plugin::Handler(Arc::new(h))),
 };
 
 /// Registry entry.
@@ -61,6 +61,13 @@ struct Params {
     profiles: Profiles,
     stage_order: StageOrder,
     deciders: Deciders,
+    // The flat names of llm-d's older versions.
+    decode_profile: String,
+    prefill_profile: String,
+    encode_profile: String,
+    decider_plugin_name: String,
+    prefill_decider_plugin_name: String,
+    encode_decider_plugin_name: String,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -72,7 +79,7 @@ enum StageOrder {
     PrefillFirst,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Profiles {
     decode: String,
@@ -80,7 +87,7 @@ struct Profiles {
     encode: String,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Deciders {
     prefill: String,
@@ -93,8 +100,32 @@ fn named(said: String, default: &str) -> String {
 }
 
 impl Params {
-    fn build(self) -> Disagg {
-        let Self { profiles, stage_order, deciders } = self;
+    /// The profiles and deciders, whichever spelling the file uses.
+    ///
+    /// # Errors
+    /// Both spellings are used: llm-d refuses that as well.
+    fn named(self) -> Result<(Profiles, Deciders), ParamError> {
+        let prefill = named(self.prefill_decider_plugin_name, &self.decider_plugin_name);
+        let flat = (
+            Profiles { decode: self.decode_profile, prefill: self.prefill_profile, encode: self.encode_profile },
+            Deciders { prefill, encode: self.encode_decider_plugin_name },
+        );
+        let nested = (self.profiles, self.deciders);
+        let none = (Profiles::default(), Deciders::default());
+        match (nested == none, flat == none) {
+            (false, false) => Err(ParamError(
+                "`profiles` and `deciders` stand beside their older names (`decodeProfile`, `deciderPluginName`, …); \
+                 one spelling is allowed"
+                    .to_owned(),
+            )),
+            (true, false) => Ok(flat),
+            (_, true) => Ok(nested),
+        }
+    }
+
+    fn build(self) -> Result<Disagg, ParamError> {
+        let stage_order = self.stage_order;
+        let (profiles, deciders) = self.named()?;
         let decider = |name: String| (!name.is_empty()).then_some(DeciderName { name, otherwise: None });
         let prefill_first = stage_order == StageOrder::PrefillFirst;
         let (to_prefill, to_encode) = (decider(deciders.prefill), decider(deciders.encode));
@@ -107,7 +138,7 @@ impl Params {
             decider: Some(decider),
         });
         let decode = named(profiles.decode, DEFAULT_DECODE_PROFILE);
-        Disagg { decode, stages: Stages { prefill, encode, prefill_first } }
+        Ok(Disagg { decode, stages: Stages { prefill, encode, prefill_first } })
     }
 }
 

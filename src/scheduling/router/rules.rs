@@ -24,15 +24,6 @@ pub struct PoolRules {
     pub objectives: BTreeMap<String, i32>,
 }
 
-impl PoolRules {
-    /// The priority of a request: its objective's where it names one that is known, else its model's.
-    #[must_use]
-    pub fn priority(&self, objective: Option<&str>, model: Option<&str>) -> Option<i32> {
-        let by_objective = objective.and_then(|name| self.objectives.get(name));
-        by_objective.or_else(|| model.and_then(|name| self.priorities.get(name))).copied()
-    }
-}
-
 /// The rules of now, replaced as a whole; and whether what is told of the pool may be old.
 #[derive(Debug, Default)]
 pub struct RuleStore {

@@ -302,3 +302,21 @@ fn an_exact_rule_beats_the_general_one() {
     let one = |model| rewrites.rewrite(model, &mut for_request(0, 0)).unwrap();
     assert_eq!((&*one("gpt-4"), &*one("gpt-5")), ("llama", "default"));
 }
+
+#[test]
+fn a_loopback_call_reaches_the_only_pool_whatever_its_service() {
+    let of = |service: &str| PoolMatch { service: Some(service.into()), ..PoolMatch::default() };
+    let asked = |router: &Router, called: &str| {
+        let facts = RouteFacts { model: None, authority: "llm.test", called };
+        router.route(facts, |_| None).map(|(_, pool)| pool.name.to_string()).map_err(|e| e.reason)
+    };
+    let (one, two) =
+        (router(vec![pool("a", of("epp.team"))]), router(vec![pool("a", of("epp.team")), pool("b", of("other.team"))]));
+    for called in ["localhost:9002", "LOCALHOST", "127.0.0.1:9002", "[::1]:9002"] {
+        assert_eq!(asked(&one, called).as_deref(), Ok("a"), "called {called:?}");
+        assert_eq!(asked(&two, called), Err(Reason::NoPool), "called {called:?}: which of the two is not known");
+    }
+    for called in ["other.team:9002", "localhost.team", "10.0.0.1:9002", ""] {
+        assert_eq!(asked(&one, called), Err(Reason::NoPool), "called {called:?}");
+    }
+}

@@ -33,7 +33,9 @@ const DEFAULT_COMPOSITE_WEIGHT: f32 = 1.0;
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct Params {
+    #[serde(alias = "headroomTTFTWeight")]
     ttft_weight: f64,
+    #[serde(alias = "headroomTPOTWeight")]
     tpot_weight: f64,
     headroom_selection_strategy: Prefer,
     #[serde(rename = "compositeKVWeight")]

@@ -4,6 +4,7 @@ use crate::ids::EndpointId;
 use crate::pool::EndpointMetrics;
 use crate::prefix::cache::Found;
 use crate::prefix::key::BlockKey;
+use crate::protocol::{MediaKind, Piece, Prompt};
 use crate::scheduling::tests::trial::{
     Server, Trial, among, answer, load, lora, prefix_cache, reports, running, scorer, silent,
 };
@@ -275,6 +276,51 @@ fn cold_prompts_take_turns() {
     assert_eq!(warm.scores(&*lru), [0.5; 3], "llm-d: warm");
     assert_eq!(among(vec![silent()]).scores(&*lru), [1.0], "llm-d: alone");
     assert_eq!(among(vec![silent(), silent()]).scores(&*lru), [1.0, 0.0], "who is away does not count");
+}
+
+#[test]
+fn lmetric_is_uncached_tokens_times_requests() {
+    let scored = |servers| scores("lmetric-scorer", &json!({"inFlightLoadProducerName": "l"}), servers);
+    // 100 · 1, 20 · 1, 20 · 3 tokens.
+    let got = scored(vec![silent(), silent().holding(80), silent().holding(80).sent(&[0, 0])]);
+    assert_eq!(got, [0.0, 1.0, 0.5]);
+    assert_eq!(scored(vec![silent(), silent()]), [1.0, 1.0], "equal costs");
+    assert_eq!(scored(vec![silent().holding(100).sent(&[0]), silent()]), [1.0, 0.0], "nothing to compute");
+    assert!(refused("lmetric-scorer", json!({"weight": 1})).contains("weight"));
+}
+
+/// A prompt with these images.
+fn images(references: &[&'static str]) -> Prompt<'static> {
+    let image = |reference: &&'static str| Piece::Media { kind: MediaKind::Image, reference: (*reference).into() };
+    Prompt { pieces: references.iter().map(image).collect(), ..Prompt::default() }
+}
+
+#[test]
+fn media_go_where_they_were_encoded() {
+    let name = "mm-embeddings-cache-scorer";
+    let cache = scorer(name, &json!({"itemsPerServer": 2}));
+    let asking = |references: &[&'static str]| among(vec![silent(), silent()]).asking(images(references));
+    let goes = |references: &[&'static str], endpoint: usize| {
+        let trial = asking(references);
+        cache.picked(&trial.context(), trial.endpoint(endpoint));
+    };
+    assert_eq!(asking(&["a"]).scores(&*cache), [0.0, 0.0], "nothing is known");
+    goes(&["a", "b"], 1);
+    assert_eq!(asking(&["a", "c"]).scores(&*cache), [0.0, 0.5], "llm-d: matched items of all");
+    assert_eq!(asking(&["a", "a"]).scores(&*cache), [0.0, 1.0], "llm-d: an item counts once");
+    assert_eq!(asking(&[]).scores(&*cache), [0.0, 0.0], "llm-d: no items");
+    assert_eq!(among(vec![silent(), silent()]).scores(&*cache), [0.0, 0.0], "a prompt that can't be read");
+    for other in ["c", "d", "e", "f"] {
+        goes(&[other], 1);
+    }
+    let held = asking(&["a", "b", "c", "d", "e", "f"]).scores(&*cache)[1];
+    assert!((held - 2.0 / 6.0).abs() < 1e-6, "two items are remembered, not {held}");
+    goes(&["a"], 0);
+    assert_eq!(asking(&["a"]).scores(&*cache)[0], 1.0);
+    assert!(cache.reads().prompt);
+    for items in [0, 1_000_001] {
+        assert!(refused(name, json!({"itemsPerServer": items})).contains("1 to 1000000"));
+    }
 }
 
 #[test]

@@ -222,6 +222,12 @@ impl Strategy for Pipeline {
         }
     }
 
+    fn picked_encode(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {
+        if let Division::Stages(stages) = &self.division {
+            stages.encode_plugins().for_each(|plugin| plugin.picked(cx, endpoint));
+        }
+    }
+
     fn answer_headers(&self, endpoint: &Endpoint, headers: &mut AnswerHeaders) {
         self.plugins().for_each(|plugin| plugin.answer_headers(endpoint, headers));
     }

@@ -3,7 +3,7 @@
 #![no_main]
 
 use attache::protocol::usage::Watch;
-use attache::protocol::{ModelRenamer, UsageScanner};
+use attache::protocol::{AnswerFormat, Api, ModelRenamer, UsageScanner};
 use libfuzzer_sys::fuzz_target;
 
 fn rename<'c>(chunks: impl Iterator<Item = &'c [u8]>) -> Vec<u8> {
@@ -19,7 +19,7 @@ fn rename<'c>(chunks: impl Iterator<Item = &'c [u8]>) -> Vec<u8> {
 }
 
 fn scan<'c>(chunks: impl Iterator<Item = &'c [u8]>) -> UsageScanner {
-    let mut scanner = UsageScanner::new(Watch { errors: true, response_id: true, events: true });
+    let mut scanner = UsageScanner::new(Api::Completions, AnswerFormat::Events, Watch { errors: true, response_id: true });
     chunks.for_each(|chunk| scanner.push(chunk));
     scanner
 }

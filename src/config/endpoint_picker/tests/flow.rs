@@ -9,7 +9,11 @@ fn flow(text: &str) -> (Value, usize) {
     let (settings, warnings) = full(&text, one_endpoint()).unwrap_or_else(|d| panic!("{}", show(&text, &d)));
     assert!(warnings.iter().all(|d| d.code == Code::NoEffect), "{}", show(&text, &warnings));
     let said = settings.pools[0].flow.as_ref().map_or(Value::Null, |flow| flow.said.clone());
-    assert_eq!(settings.exchange.trust_client_headers, !said.is_null(), "priorities and tenants come from headers");
+    let trusts = text.contains("[flowControl]")
+        || said["admitters"] != json!([])
+        || text.contains("Threshold")
+        || text.contains("pluginRef");
+    assert_eq!(settings.exchange.trust_client_headers, trusts, "priorities and tenants come from headers");
     (said, warnings.len())
 }
 
@@ -28,7 +32,7 @@ fn usual() -> Value {
 /// Queues as both projects have them, but for what `changes` says.
 fn queues(changes: Value) -> Value {
     let mut all = json!({
-        "enabled": true, "detector": named("utilization-detector"), "ceiling": named("static-usage-limit-policy"), "admitters": [],
+        "enabled": true, "queue": true, "detector": named("utilization-detector"), "ceiling": named("static-usage-limit-policy"), "admitters": [],
         "ttl": "1m", "emptyTtl": "1m", "maxRequests": null, "maxBytes": DEFAULT_MAX_BUFFERED_BYTES / 2, "evictSheddable": false, "evictRunning": "never", "shares": {},
         "defaultBand": usual(), "sheddableBand": null, "bands": [],
     });
@@ -143,7 +147,8 @@ fn what_of_the_section_has_no_effect_is_said() {
     for (text, count) in [
         ("flowControl: {noEndpointRequestTTL: 0}", 1),
         ("flowControl: {defaultRequestTTL: 0}", 1),
-        ("plugins: [{type: agent-identity}]", 1),
+        ("plugins: [{type: agent-identity}]", 0),
+        ("flowControl: {defaultPriorityBand: {defaultRequestTTL: 9000s}}", 1),
         ("plugins: [{type: sheddable-eviction-filter}, {type: priority-then-time-eviction-order-policy}]", 0),
         (
             "saturationDetector: {queueDepthThreshold: 7}\nflowControl: {saturationDetector: {pluginRef: utilization-detector}}",
@@ -155,21 +160,37 @@ fn what_of_the_section_has_no_effect_is_said() {
     }
 }
 
+/// What holds without the gate: sheddable requests are refused while this detector says that the pool is saturated.
+fn shedding(detector: Value, admitters: Value) -> Value {
+    let Value::Object(band) = queues(json!({})) else { panic!("no object") };
+    let mut said = Value::Object(band);
+    let own = json!({
+        "fairness": {"name": "vtc-fair", "parameters": {"burstTokens": 32_768}}, "ordering": named("least-work"),
+        "maxRequests": 5_000, "maxBytes": 1_000_000_000, "overflow": "longest-flow",
+    });
+    for (key, value) in [("queue", json!(false)), ("evictSheddable", json!(true)), ("defaultBand", own)] {
+        said = with(said, key, value);
+    }
+    with(with(said, "detector", detector), "admitters", admitters)
+}
+
 #[test]
-fn without_the_gate_what_is_sheddable_is_refused_and_nobody_waits() {
-    assert_eq!(flow("plugins: [{type: queue-scorer}]"), (Value::Null, 0), "a file that asks for nothing gets nothing");
-    assert_eq!(flow("flowControl: {maxBytes: 1}"), (Value::Null, 1));
-    assert_eq!(
-        flow("plugins: [{type: concurrency-detector}]\nsaturationDetector: {pluginRef: concurrency-detector}"),
-        (Value::Null, 1)
-    );
-    let (said, warnings) =
-        flow("saturationDetector: {queueDepthThreshold: 7}\nplugins: [{type: latency-slo-admitter}]");
-    assert_eq!(warnings, 0);
-    assert_eq!(said["ceiling"]["parameters"], json!({"threshold": 1e9}));
-    let shed =
-        json!({"name": "probabilistic-admitter", "parameters": {"queueDepthThreshold": 7, "power": 1e9, "k": 1.0}});
-    assert_eq!(said["admitters"], json!([shed, named("latency-slo-admitter")]));
-    let (said, _) = flow("plugins: [{type: probabilistic-admitter}]");
-    assert_eq!(said["admitters"], json!([named("probabilistic-admitter")]));
+fn without_the_gate_sheddable_requests_are_refused_and_nobody_waits() {
+    let utilization = || named("utilization-detector");
+    let at_seven = json!({"name": "utilization-detector", "parameters": {"queueDepthThreshold": 7}});
+    let concurrency = json!({"name": "concurrency-detector", "parameters": {"maxConcurrency": 3}});
+    for (text, want, warnings) in [
+        ("plugins: [{type: queue-scorer}]", shedding(utilization(), json!([])), 0),
+        ("saturationDetector: {}", shedding(utilization(), json!([])), 0),
+        ("flowControl: {maxBytes: 1}", shedding(utilization(), json!([])), 1),
+        ("saturationDetector: {queueDepthThreshold: 7}", shedding(at_seven, json!([])), 0),
+        (
+            "plugins: [{type: concurrency-detector, parameters: {maxConcurrency: 3}}]\nsaturationDetector: {pluginRef: concurrency-detector}",
+            shedding(concurrency, json!([])),
+            0,
+        ),
+        ("plugins: [{type: latency-slo-admitter}]", shedding(utilization(), json!([named("latency-slo-admitter")])), 0),
+    ] {
+        assert_eq!(flow(text), (want, warnings), "{text}");
+    }
 }

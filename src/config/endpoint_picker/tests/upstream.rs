@@ -297,12 +297,7 @@ fn what_upstream_refuses_is_refused() {
             Code::OutOfRange,
             "tcp://",
         ),
-        (
-            "not in this version",
-            "plugins: [{type: file-discovery, parameters: {path: a}}]\ndataLayer: {discovery: {pluginRef: file-discovery}}",
-            Code::UnknownPlugin,
-            "endpoints come from `--endpoint`",
-        ),
+        ("not in this version", "plugins: [{type: thunder-agent}]", Code::UnknownPlugin, "programs of agents"),
     ];
     for (name, text, code, word) in cases {
         let (_, diagnostics) = body(text);

@@ -44,7 +44,7 @@ fn who_comes_late_is_told_all_that_is_known() {
     assert_eq!(names(known.told()), ["(", "b", "c", ")"]);
     known.take_in(&Told::Change(Change::ListBegun));
     known.take_in(&listed(object("d", "4")));
-    let lost = Setback { not_installed: false, refused: false, is_loss: true };
+    let lost = Setback { not_installed: false, refused: false, is_loss: true, unwatched: false };
     known.take_in(&Told::Trouble(lost));
     assert_eq!(
         names(known.told()),

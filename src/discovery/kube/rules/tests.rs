@@ -106,9 +106,9 @@ fn inference_models_are_the_authority_once_there_is_one() {
     assert_eq!(shown(&of_pool, "rewritten"), one("rewrite", 1), "an exact rewrite outranks a model");
     assert_eq!(of_pool.reserved, ["reserved".to_owned()].into());
     assert!(!of_pool.rewrites.exact.contains_key("reserved"));
-    assert_eq!(of_pool.priority(None, Some("split")), Some(10));
-    assert_eq!(of_pool.priority(Some("unknown"), Some("plain")), Some(0));
-    assert_eq!(of_pool.priority(None, Some("unknown")), None);
+    assert_eq!(of_pool.priorities.get("split"), Some(&10));
+    assert_eq!(of_pool.priorities.get("plain"), Some(&0));
+    assert_eq!(of_pool.priorities.get("unknown"), None);
 }
 
 #[test]

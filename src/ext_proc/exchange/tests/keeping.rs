@@ -10,6 +10,7 @@ use crate::telemetry::metrics::Degraded;
 
 const ONCE: (&str, &str) = ("upstream.request_attempt_count", "1");
 const TWICE: (&str, &str) = ("upstream.request_attempt_count", "2");
+const OVERFLOW: (&str, &str) = ("response.code_details", "upstream_reset_before_response_started{overflow}");
 const REFUSED: (&str, &str) = ("response.code_details", "upstream_reset{connection_failure}");
 
 /// A request whose prompt is computed, and the server that is named for it.
@@ -62,7 +63,7 @@ fn a_prompt_is_freed_that_the_decode_server_has_declined_or_not_been_there_for()
         (&[(":status", "422")], &[ONCE], "{}", true),
         (&[(":status", "404")], &[ONCE], "", true),
         (&[(":status", "429")], &[ONCE], "", false),
-        (&[(":status", "503"), ("x-envoy-overloaded", "true")], &[ONCE], "", false),
+        (&[(":status", "503")], &[OVERFLOW, ONCE], "", false),
         (&[(":status", "503")], &[REFUSED, ONCE], "", false),
         (&[(":status", "200"), event], &[ONCE], busy, false),
     ] {
@@ -91,6 +92,8 @@ fn a_prompt_that_may_have_been_fetched_is_not_fetched_again() {
         (&[(":status", "200"), event], &[ONCE], failed),
         (&[(":status", "200"), event], &[ONCE], unreadable),
         (&[(":status", "500")], &[ONCE], ""),
+        // Any server can set this header.
+        (&[(":status", "503"), ("x-envoy-overloaded", "true")], &[ONCE], ""),
         // The answer of Envoy, or of a proxy beside the server, when that was lost while it worked.
         (&[(":status", "503")], &[ONCE], ""),
         (&[(":status", "200"), event], &[ONCE], lost),

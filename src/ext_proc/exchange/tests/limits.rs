@@ -1,11 +1,12 @@
 //! Tenants and what they may have: who is refused and how, what is booked and given back, and that a request is counted once.
 
 use super::*;
-use crate::config::settings::{CountIn, TenantRule, TenantSource};
+use crate::config::settings::{CountIn, TenantRule, TenantSource, UnknownPaths};
 use crate::flow::EvictRunning;
 use crate::flow::registry::{CEILINGS, DETECTORS, find};
 use crate::quota;
 use crate::scheduling::Decider;
+use crate::telemetry::metrics::Limit;
 use serde_json::json;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -26,7 +27,15 @@ pub(super) fn by_header() -> ExchangeSettings {
 fn tenants(default: quota::Limits) -> TenantSettings {
     let vip = quota::Limits { requests_per_minute: None, ..default };
     let overrides = [("vip".to_owned(), vip)].into();
-    TenantSettings { default, overrides, answer_tokens: 50, store: CountIn::Memory, user_records: None }
+    TenantSettings {
+        default,
+        overrides,
+        answer_tokens: 50,
+        unknown_paths: UnknownPaths::Estimate,
+        unknown_path_tokens: 70,
+        store: CountIn::Memory,
+        user_records: None,
+    }
 }
 
 fn world(limits: quota::Limits) -> World {
@@ -215,6 +224,67 @@ fn one_request_for_the_longest_of_answers_closes_no_model_for_others() {
     let [first, second, last] = [(), (), ()].map(|()| ask(&world, "b", &longest));
     assert!(first.0.is_routed() && second.0.is_routed(), "who leaves is charged for an answer as it usually is");
     assert_eq!(last.1.refused.unwrap().0, 429, "and what came beyond that is charged when it has");
+}
+
+/// A request to `path`, and what it is told.
+fn ask_at(world: &World, path: &str, sent: &str) -> (Exchange, Answered) {
+    let mut exchange = world.exchange();
+    let all = [(":path", path), (":method", "POST"), ("x-tenant", "a")];
+    let first = Message::RequestHeaders(headers(&all, false));
+    send(&mut exchange, ProcessingRequest { protocol_config: duplex(), ..request(first) });
+    let told = send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true))));
+    (exchange, Answered::of(&told))
+}
+
+#[test]
+fn unknown_paths_are_booked_at_a_flat_estimate_and_charged_what_is_reported() {
+    // 70 tokens are booked for each.
+    let world = world(quota::Limits { tokens_per_day: Some(200), ..NONE });
+    let (mut first, _) = ask_at(&world, "/v9/things", "{\"model\":\"m\"}");
+    answer(&mut first, "200", &usage(20, 10));
+    let (mut second, _) = ask_at(&world, "/v9/things", "no JSON");
+    answer(&mut second, "200", "{}");
+    let (mut failed, _) = ask_at(&world, "/v9/things", "");
+    answer(&mut failed, "404", "{}");
+    let (_third, told) = ask_at(&world, "/v9/things", "");
+    assert!(told.refused.is_none(), "30 + 70 + 0 + 70 tokens");
+    assert_eq!(ask_at(&world, "/v9/things", "").1.refused.unwrap().0, 429);
+}
+
+#[test]
+fn unknown_paths_are_rejected_where_tokens_are_limited_and_the_operator_says_so() {
+    let rejects = |limits| {
+        let settings = TenantSettings { unknown_paths: UnknownPaths::Reject, ..tenants(limits) };
+        let world = Setup { exchange: by_header(), tenants: Some(settings), ..Setup::default() }.build();
+        assert!(ask_at(&world, "/v1/completions", &completion("m", "p")).0.is_routed());
+        ask_at(&world, "/v9/things", "{}").1
+    };
+    let told = rejects(quota::Limits { tokens_per_minute: Some(1_000), ..NONE });
+    assert_eq!((told.refused.unwrap().0, told.set["x-attache-reason"].as_str()), (403, "unknown_path"));
+    assert!(rejects(quota::Limits { requests_per_minute: Some(1_000), ..NONE }).refused.is_none());
+}
+
+#[test]
+fn a_server_that_reports_more_than_a_request_can_cost_is_charged_at_that() {
+    let capped = |world: &World| world.picker.metrics.limit_count(Limit::ReportedTokens);
+    let world = world(quota::Limits { tokens_per_day: Some(1_000_000), ..NONE });
+    let (mut honest, _) = ask(&world, "a", &costs(1_000, 10));
+    answer(&mut honest, "200", &usage(4_000, 10));
+    assert_eq!(capped(&world), 0);
+    for bytes in [
+        json!({"usage": {"prompt_tokens": u64::MAX, "completion_tokens": 1}}),
+        json!({"usage": {"prompt_tokens": 1, "completion_tokens": u64::MAX}}),
+        json!({"usage": {"prompt_tokens": u64::MAX, "completion_tokens": u64::MAX}}),
+    ] {
+        let (mut lies, _) = ask(&world, "a", &costs(1_000, 10));
+        answer(&mut lies, "200", &bytes.to_string());
+    }
+    assert_eq!(capped(&world), 3);
+    // Twice 8 tokens for each of 4,050 bytes and 16,384 of a template, three times 26 of an answer.
+    let (mut last, _) = ask(&world, "a", &costs(1, 1));
+    let told = answer(&mut last, "200", "{}");
+    let used: u64 = told.set["x-update-tpm"].parse().unwrap();
+    assert!((95_000..120_000).contains(&used), "{used}");
 }
 
 #[test]

@@ -28,6 +28,16 @@ fn conformance_headers_only_when_asked_for() {
     let record = world.picker.decisions.snapshot().pop().unwrap();
     assert_eq!((&*record.endpoint, record.served.as_deref()), ("192.168.1.3:8000", Some("192.168.1.1:8000")));
 
+    // An empty header means all pods; a gateway that does not say which one served has failed.
+    let mut exchange = world.exchange();
+    let empty = [PATH, ("test-epp-endpoint-selection", ""), ("test-epp-endpoint-selection", " , ")];
+    send(&mut exchange, request(Message::RequestHeaders(headers(&empty, false))));
+    let got = Answered::of(&send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true)))));
+    assert!(got.set.contains_key(DESTINATION));
+    let response = request(Message::ResponseHeaders(headers(&[(":status", "200")], true)));
+    let got = Answered::of(&send(&mut exchange, response));
+    assert_eq!(got.set["x-conformance-test-served-endpoint"], "fail: missing envoy lb metadata");
+
     let world = Setup { servers, ..Setup::default() }.build();
     let mut exchange = world.exchange();
     send(

@@ -1,7 +1,9 @@
 //! Limits in a Redis that is slow to answer or away: how long a request waits, for what, and what it is counted as meanwhile.
 
 use super::*;
-use crate::config::settings::{CountIn, OnStoreFailure, OnUnknownUser, TenantRule, TenantSource, UserRecordSettings};
+use crate::config::settings::{
+    CountIn, OnStoreFailure, OnUnknownUser, TenantRule, TenantSource, UnknownPaths, UserRecordSettings,
+};
 use crate::ext_proc::quotas::Shared;
 use crate::quota;
 use crate::quota_store::RedisStore;
@@ -69,7 +71,15 @@ async fn length(read: &mut (impl AsyncBufRead + Unpin), mark: char) -> Option<us
 
 fn settings(store: CountIn, user_records: Option<UserRecordSettings>) -> TenantSettings {
     let default = quota::Limits { concurrency: Some(1_000), ..quota::Limits::default() };
-    TenantSettings { default, overrides: [].into(), answer_tokens: 50, store, user_records }
+    TenantSettings {
+        default,
+        overrides: [].into(),
+        answer_tokens: 50,
+        unknown_paths: UnknownPaths::Estimate,
+        unknown_path_tokens: 70,
+        store,
+        user_records,
+    }
 }
 
 /// A world whose requests are counted by `subjects` in turn, those in Redis through `link`.

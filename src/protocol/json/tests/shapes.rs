@@ -80,7 +80,7 @@ fn chat_options() {
         "tools":[{"type":"function"}],"documents":[{"text":"d"}],"prompt_cache_key":"k","chat_template":"t",
         "chat_template_kwargs":{"enable_thinking":false},"add_generation_prompt":true,"model":"m"}"#,
     );
-    assert_eq!((request.stream, request.max_tokens, request.choices), (true, Some(7), 3));
+    assert_eq!((request.stream, request.max_tokens, request.choices), (true, Some(9), 3));
     assert_eq!(request.prompt.tools, Some(r#"[{"type":"function"}]"#));
     assert_eq!(request.prompt.documents, Some(r#"[{"text":"d"}]"#));
     assert_eq!(request.prompt_cache_key.as_deref(), Some("k"));
@@ -296,6 +296,71 @@ fn bodies_of_unknown_apis_are_never_refused() {
         br#"{"model":"a""#,
     ] {
         assert_eq!(parse(body), Request::default());
+    }
+}
+
+/// As pydantic coerces them, and never below what a server may read.
+#[test]
+fn counts_are_read_as_servers_coerce_them() {
+    for (value, tokens) in [
+        ("4000", Some(4000)),
+        ("4000.0", Some(4000)),
+        ("4e3", Some(4000)),
+        ("\"4000\"", Some(4000)),
+        ("\" +4_000.0 \"", Some(4000)),
+        ("\"\\u0034000\"", Some(4000)),
+        ("1.5", Some(2)),
+        ("true", Some(1)),
+        ("0", Some(0)),
+        ("5000000000", Some(u32::MAX)),
+        ("1e18", Some(u32::MAX)),
+        ("\"99999999999999999999\"", Some(u32::MAX)),
+        ("null", None),
+        ("-1", None),
+        ("-1.5", None),
+        ("\"-1\"", None),
+    ] {
+        let completion = |field: &str| format!(r#"{{"model":"m","prompt":"x","{field}":{value}}}"#);
+        assert_eq!(ok(Api::Completions, &completion("max_tokens")).max_tokens, tokens, "{value}");
+        let chat = |field: &str| format!(r#"{{"model":"m","messages":[{{"content":"x"}}],"{field}":{value}}}"#);
+        assert_eq!(ok(Api::ChatCompletions, &chat("max_completion_tokens")).max_tokens, tokens, "{value}");
+        assert_eq!(ok(Api::Messages, &chat("max_tokens")).max_tokens, tokens, "{value}");
+        let responses = format!(r#"{{"model":"m","input":"x","max_output_tokens":{value}}}"#);
+        assert_eq!(ok(Api::Responses, &responses).max_tokens, tokens, "{value}");
+        let choices = tokens.unwrap_or(1).max(1);
+        for field in ["n", "best_of"] {
+            assert_eq!(ok(Api::Completions, &completion(field)).choices, choices, "{field} {value}");
+        }
+        let generate = format!(r#"{{"text":"x","sampling_params":{{"max_new_tokens":{value},"n":{value}}}}}"#);
+        let generate = ok(Api::SglangGenerate, &generate);
+        assert_eq!((generate.max_tokens, generate.choices), (tokens, choices), "{value}");
+    }
+    let both = ok(Api::Completions, r#"{"model":"m","prompt":"x","n":2,"best_of":"5"}"#);
+    assert_eq!(both.choices, 5, "a server generates all of them");
+}
+
+#[test]
+fn sglang_requests_in_all_shapes() {
+    let one = ok(
+        Api::SglangGenerate,
+        r#"{"text":"once upon","sampling_params":{"max_new_tokens":7,"n":2,"temperature":0},"stream":true,"extra_key":"k","image_data":null}"#,
+    );
+    assert_eq!((one.model.is_none(), one.stream, one.max_tokens, one.choices), (true, true, Some(7), 2));
+    assert_eq!((one.prompt.count, one.prompt.text_bytes, one.opaque_prompt), (1, 9, false));
+    assert_eq!(one.cache_salt.as_deref(), Some("k"));
+    assert!(one.prompt.is_bare());
+    let batch = ok(
+        Api::SglangGenerate,
+        r#"{"text":["a","bc"],"sampling_params":[{"max_new_tokens":7},{"max_new_tokens":9,"n":1}],"extra_key":["k","l"]}"#,
+    );
+    assert_eq!((batch.prompt.count, batch.max_tokens, batch.answers()), (2, Some(9), 2));
+    assert_eq!(batch.cache_salt, None);
+    let ids = ok(Api::SglangGenerate, r#"{"input_ids":[[1,2],[3]],"text":null,"model":"m","image_data":["x"]}"#);
+    assert_eq!((ids.prompt.count, ids.prompt.token_ids, ids.opaque_prompt), (2, 3, true));
+    let nothing = ok(Api::SglangGenerate, r#"{"inputs":"of another server","sampling_params":null}"#);
+    assert_eq!((nothing.prompt.count, nothing.max_tokens), (0, None));
+    for body in [r#"{"text":7}"#, r#"{"text":"x","sampling_params":"y"}"#, r#"{"text":"x","sampling_params":[7]}"#] {
+        assert!(parse(Api::SglangGenerate, None, body.as_bytes(), &Limits::default()).is_err(), "{body}");
     }
 }
 

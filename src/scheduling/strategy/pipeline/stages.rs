@@ -99,6 +99,11 @@ impl Stages {
         self.prefill.iter().flat_map(|stage| &stage.profile.plugins)
     }
 
+    /// What remembers which servers encoded media.
+    pub(super) fn encode_plugins(&self) -> impl Iterator<Item = &Plugin> {
+        self.encode.iter().flat_map(|stage| &stage.profile.plugins)
+    }
+
     /// The servers of all stages; `None` when one server does it all. `decode` is the profile of the answer.
     pub(super) fn pair(
         &self,

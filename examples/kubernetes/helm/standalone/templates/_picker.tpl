@@ -77,6 +77,67 @@ labels:
 {{- printf "%s-%s-metrics-auth" .Release.Namespace (include "attache.name" .) -}}
 {{- end -}}
 
+{{- define "attache.host" -}}
+{{- printf "%s.%s.svc.cluster.local" (include "attache.name" .) .Release.Namespace -}}
+{{- end -}}
+
+{{- /* The secret with the picker's certificate and the authorities of clients. */}}
+{{- define "attache.tlsSecret" -}}
+{{- .Values.inferenceExtension.mtls.existingSecret | default (printf "%s-tls" (include "attache.name" .)) -}}
+{{- end -}}
+
+{{- define "attache.mtlsFlags" -}}
+{{- with .Values.inferenceExtension.mtls }}
+{{- if not (or .existingSecret .certManager.issuerRef.name) }}
+{{- fail "inferenceExtension.mtls: give a secret with tls.crt, tls.key and ca.crt as existingSecret, or an issuer of cert-manager as certManager.issuerRef.name" }}
+{{- end }}
+{{- range $flag := list "secure-serving" "cert-path" "enable-cert-reload" "client-ca-file" "client-name" }}
+{{- if hasKey $.Values.inferenceExtension.flags $flag }}
+{{- fail (printf "inferenceExtension.flags.%s and inferenceExtension.mtls are both set: mtls sets the flag itself" $flag) }}
+{{- end }}
+{{- end }}
+- --cert-path=/tls
+- --enable-cert-reload=true
+- --client-ca-file=/tls/ca.crt
+{{- range .clientNames }}
+- {{ printf "--client-name=%s" . | quote }}
+{{- end }}
+{{- if and .clientNames (not .existingSecret) (include "attache.proxy" $) }}
+# Envoy in the same pod shows the picker's own certificate.
+- --client-name={{ include "attache.host" $ }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- /* The pods of gateways: by their labels, or by the labels that controllers of the Gateway API give them. */}}
+{{- define "attache.gateways" -}}
+{{- with .Values.inferenceExtension.networkPolicy }}
+{{- if or .gatewayNamespaceLabels .gatewayPodLabels }}
+- namespaceSelector:
+    {{- with .gatewayNamespaceLabels }}
+    matchLabels:
+      {{- toYaml . | nindent 6 }}
+    {{- else }} {}
+    {{- end }}
+  {{- with .gatewayPodLabels }}
+  podSelector:
+    matchLabels:
+      {{- toYaml . | nindent 6 }}
+  {{- end }}
+{{- else if not .gatewayCIDRs }}
+{{- range $label := list "gateway.networking.k8s.io/gateway-name" "gateway.envoyproxy.io/owning-gateway-name" }}
+- namespaceSelector: {}
+  podSelector:
+    matchExpressions:
+    - {key: {{ $label }}, operator: Exists}
+{{- end }}
+{{- end }}
+{{- range .gatewayCIDRs }}
+- ipBlock: {cidr: {{ . | quote }}}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{- define "attache.account" -}}
 apiVersion: v1
 kind: ServiceAccount
@@ -204,6 +265,9 @@ args:
 - --model-server-metrics-path={{ . }}
 {{- end }}
 - --tracing={{ .Values.inferenceExtension.tracing.enabled }}
+{{- if .Values.inferenceExtension.mtls.enabled }}
+{{- include "attache.mtlsFlags" . | nindent 0 }}
+{{- end }}
 {{- range $flag, $value := .Values.inferenceExtension.flags }}
 {{- /* Numbers as JSON: 1000000 would become 1e+06. */}}
 - {{ printf "--%s=%s" $flag (kindIs "string" $value | ternary $value (toJson $value)) | quote }}
@@ -243,6 +307,9 @@ securityContext:
   {{- include "attache.containerSecurity" . | nindent 2 }}
 volumeMounts:
 - {name: config, mountPath: /config, readOnly: true}
+{{- if .Values.inferenceExtension.mtls.enabled }}
+- {name: mtls, mountPath: /tls, readOnly: true}
+{{- end }}
 {{- with .Values.inferenceExtension.volumeMounts }}
 {{ toYaml . }}
 {{- end }}
@@ -305,6 +372,10 @@ spec:
       volumes:
       - name: config
         configMap: {name: {{ include "attache.name" . }}}
+      {{- if .Values.inferenceExtension.mtls.enabled }}
+      - name: mtls
+        secret: {secretName: {{ include "attache.tlsSecret" . }}}
+      {{- end }}
       {{- with include "attache.proxyVolumes" . }}
       {{- . | nindent 6 }}
       {{- end }}
@@ -427,21 +498,37 @@ spec:
       {{- include "attache.selectorLabels" . | nindent 6 }}
   policyTypes: [Ingress]
   ingress:
-  - from:
-    - namespaceSelector:
-        matchLabels:
-          {{- toYaml .Values.inferenceExtension.networkPolicy.gatewayNamespaceLabels | nindent 10 }}
-    ports:
-    {{- include "attache.gatewayPorts" . | nindent 4 }}
+  {{- include "attache.gatewayIngress" . | nindent 2 }}
   - from:
     - namespaceSelector:
         matchLabels:
           {{- toYaml .Values.inferenceExtension.networkPolicy.monitoringNamespaceLabels | nindent 10 }}
     ports:
     - {port: metrics, protocol: TCP}
+    {{- with include "attache.proxyMetricsPorts" . }}
+    {{- . | nindent 4 }}
+    {{- end }}
   {{- with .Values.inferenceExtension.networkPolicy.extraIngress }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
+{{- end }}
+{{- if and .Values.inferenceExtension.mtls.enabled (not .Values.inferenceExtension.mtls.existingSecret) }}
+---
+# cert-manager renews the certificate; the picker reads it again.
+apiVersion: cert-manager.io/v1
+kind: Certificate
+metadata:
+  {{- include "attache.metadata" . | nindent 2 }}
+spec:
+  secretName: {{ include "attache.tlsSecret" . }}
+  dnsNames:
+  {{- range $service := prepend .Values.inferenceExtension.poolServices (include "attache.name" .) }}
+  - {{ $service }}.{{ $.Release.Namespace }}.svc.cluster.local
+  - {{ $service }}.{{ $.Release.Namespace }}.svc
+  {{- end }}
+  usages: [digital signature, server auth{{ if include "attache.proxy" . }}, client auth{{ end }}]
+  issuerRef:
+    {{- toYaml .Values.inferenceExtension.mtls.certManager.issuerRef | nindent 4 }}
 {{- end }}
 {{- if .Values.inferenceExtension.monitoring.prometheus.enabled }}
 ---
@@ -463,5 +550,9 @@ spec:
   - port: metrics
     path: /metrics
     interval: {{ .Values.inferenceExtension.monitoring.interval }}
+    {{- if .Values.inferenceExtension.monitoring.prometheus.auth.enabled }}
+    authorization:
+      credentials: {name: {{ include "attache.metricsSecret" . }}, key: token}
+    {{- end }}
 {{- end }}
 {{- end -}}

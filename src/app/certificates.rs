@@ -1,0 +1,72 @@
+//! The certificates of the ext-proc port, which are read again when their files change.
+
+use crate::clock::Clock;
+use crate::config::settings::{ServerSettings, TlsSettings};
+use crate::discovery::watch;
+use crate::telemetry::process::TlsStats;
+use crate::tls::{self, ClientAuth, Handshaker, ServingCert};
+use std::sync::Arc;
+use tokio_util::sync::CancellationToken;
+
+/// The picker's certificate, and what clients need.
+pub(super) struct Certificates {
+    cert: Arc<ServingCert>,
+    clients: Option<Arc<ClientAuth>>,
+    handshaker: Handshaker,
+}
+
+impl Certificates {
+    /// Reads what the settings name, and reads it again when it changes, until `stop`. `None` without TLS.
+    pub(super) fn load(
+        server: &ServerSettings,
+        clock: Clock,
+        stop: &CancellationToken,
+    ) -> anyhow::Result<Option<Self>> {
+        let now = clock.wall(clock.now());
+        let cert = match &server.tls {
+            TlsSettings::Off => return Ok(None),
+            TlsSettings::SelfSigned => ServingCert::self_signed(tls::hostname().as_deref(), now)?,
+            TlsSettings::Files { directory, .. } => ServingCert::from_directory(directory, now)?,
+        };
+        let clients = server.client_auth.as_ref().map(ClientAuth::from_settings).transpose()?;
+        // What is wrong with a new file has been logged and counted; what was read before stays.
+        if let TlsSettings::Files { directory, reload: true } = &server.tls {
+            let (directory, cert, stop) = (directory.clone(), cert.clone(), stop.clone());
+            tokio::spawn(async move {
+                let mut files = watch::watch([directory.join(tls::CERT_FILE), directory.join(tls::KEY_FILE)]);
+                while stop.run_until_cancelled(files.changed()).await.is_some() {
+                    let _ = cert.reload(&directory, clock.wall(clock.now()));
+                }
+            });
+        }
+        if let Some(clients) = clients.clone() {
+            let stop = stop.clone();
+            tokio::spawn(async move {
+                let mut file = watch::watch([clients.file().to_owned()]);
+                while stop.run_until_cancelled(file.changed()).await.is_some() {
+                    let _ = clients.reload();
+                }
+            });
+        }
+        let handshaker = Handshaker::new(cert.server_config(clients.clone())?);
+        Ok(Some(Self { cert, clients, handshaker }))
+    }
+
+    /// What makes the handshakes.
+    pub(super) fn handshaker(&self) -> &Handshaker {
+        &self.handshaker
+    }
+
+    /// What metrics show.
+    pub(super) fn stats(&self) -> TlsStats {
+        let failures = self.handshaker.failures().clone();
+        TlsStats { cert: self.cert.clone(), clients: self.clients.clone(), failures }
+    }
+
+    /// Accepts the clients that reloaded settings name.
+    pub(super) fn follow(&self, server: &ServerSettings) {
+        if let (Some(clients), Some(settings)) = (&self.clients, &server.client_auth) {
+            clients.allow(&settings.names);
+        }
+    }
+}

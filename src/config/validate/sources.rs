@@ -1,0 +1,64 @@
+//! The checks of what endpoints come from beside the pool's own list and the cluster: a file, DNS names.
+
+use super::pools::metrics;
+use super::{given, kubernetes};
+use crate::config::Overrides;
+use crate::config::decode::Sink;
+use crate::config::defaults::DEFAULT_DNS_REFRESH;
+use crate::config::diagnostic::{At, Code, Diagnostic};
+use crate::config::schema;
+use crate::config::settings::{DnsSource, FileSource};
+use crate::config::units::show_duration;
+use std::time::Duration;
+
+/// The file that lists endpoints. What it does not say of them, flags and a file that names none say.
+pub(super) fn endpoints_file(
+    pool: &schema::Pool,
+    path: &str,
+    flags: &Overrides,
+    sink: &mut Sink,
+) -> Option<FileSource> {
+    let file = &pool.endpoints_file.as_ref()?.value;
+    let (engine, metrics) = match &pool.from_flags {
+        Some(like) => (
+            flags.kubernetes.engine.or(like.engine.map(|at| at.value)).unwrap_or_default(),
+            kubernetes::metrics_of_flags(&flags.kubernetes, Some(like), sink),
+        ),
+        None => {
+            let path = format!("{path}.endpointsFile");
+            (given(file.engine, Default::default()), metrics(file.metrics.as_ref().map(|at| &at.value), &path, sink))
+        }
+    };
+    Some(FileSource { path: file.path.value.as_str().into(), watch: given(file.watch, true), engine, metrics })
+}
+
+/// The DNS name whose addresses are endpoints.
+pub(super) fn dns(at: &At<schema::Dns>, path: &str, sink: &mut Sink) -> Option<DnsSource> {
+    let d = &at.value;
+    let host = d.host.value.trim();
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    if host.is_empty() || host.len() > 253 || !host.chars().all(allowed) {
+        let shown: String = host.chars().take(60).collect();
+        let message = format!("`{shown}` is not a host name");
+        sink.push(
+            Diagnostic::new(Code::BadAddress, format!("{path}.host"), message)
+                .at(d.host.span)
+                .help("as in `vllm.default.svc`; the port has its own key"),
+        );
+        return None;
+    }
+    if d.port.value == 0 {
+        sink.out_of_range(d.port.span, &format!("{path}.port"), 0, "1 to 65535");
+    }
+    let least = Duration::from_millis(100);
+    if let Some(at) = d.refresh.filter(|at| at.value < least) {
+        sink.out_of_range(at.span, &format!("{path}.refresh"), show_duration(at.value), "at least 100ms");
+    }
+    Some(DnsSource {
+        host: host.to_owned(),
+        port: d.port.value,
+        refresh: given(d.refresh, DEFAULT_DNS_REFRESH),
+        engine: given(d.engine, Default::default()),
+        metrics: metrics(d.metrics.as_ref().map(|at| &at.value), path, sink),
+    })
+}

@@ -1,0 +1,102 @@
+//! Transport security of the ext-proc port: the picker's certificate and those of clients.
+
+use super::pick;
+use crate::config::Overrides;
+use crate::config::decode::Sink;
+use crate::config::diagnostic::{At, Code, Diagnostic, Span};
+use crate::config::schema::{self, TlsMode};
+use crate::config::settings::{ClientAuthSettings, ClientName, TlsSettings};
+
+/// The picker's certificate, and what clients need.
+pub(super) fn settings(
+    mut file: schema::Tls,
+    flags: &Overrides,
+    sink: &mut Sink,
+) -> (TlsSettings, Option<ClientAuthSettings>) {
+    let serving = serving(&mut file, flags, sink);
+    let clients = clients(file, &serving, flags, sink);
+    (serving, clients)
+}
+
+/// Which clients are accepted. A configuration that asks for certificates where none can be had is refused: the port would be open.
+fn clients(file: schema::Tls, serving: &TlsSettings, flags: &Overrides, sink: &mut Sink) -> Option<ClientAuthSettings> {
+    let ca =
+        pick(flags.client_ca_file.as_ref(), file.client_ca_file.map(|at| At { value: at.value.into(), span: at.span }));
+    let from_flags =
+        || flags.client_names.iter().map(|name| At { value: name.clone(), span: Span::default() }).collect();
+    let names: Vec<At<String>> = match file.client_names {
+        Some(names) if flags.client_names.is_empty() => names.value,
+        _ => from_flags(),
+    };
+    let Some(ca) = ca else {
+        if let Some(name) = names.first() {
+            let message = "`clientNames` needs `clientCaFile`: without it clients need no certificate";
+            let diagnostic = Diagnostic::new(Code::MissingKey, "server.tls.clientCaFile", message).at(name.span);
+            sink.push(diagnostic.help("give `--client-ca-file`, or `clientCaFile` in `server.tls`"));
+        }
+        return None;
+    };
+    if *serving == TlsSettings::Off {
+        let message = "`clientCaFile` asks for certificates of clients, and TLS is off";
+        let diagnostic = Diagnostic::new(Code::Contradiction, "server.tls.clientCaFile", message).at(ca.span);
+        sink.push(diagnostic.help("leave out `clientCaFile`, or `mode: off` and `--secure-serving=false`"));
+    }
+    let mut read = |(i, name): (usize, At<String>)| match ClientName::parse(&name.value) {
+        Ok(name) => Some(name),
+        Err(why) => {
+            let path = format!("server.tls.clientNames[{i}]");
+            let message = format!("`{}` is no name of a client: {why}", name.value);
+            let help = "as in `gateway.example.com`, `*.example.com` or `spiffe://cluster.local/ns/gateways/*`";
+            sink.push(Diagnostic::new(Code::OutOfRange, path, message).at(name.span).help(help));
+            None
+        }
+    };
+    let names = names.into_iter().enumerate().filter_map(&mut read).collect();
+    Some(ClientAuthSettings { ca_file: ca.value, names })
+}
+
+fn serving(file: &mut schema::Tls, flags: &Overrides, sink: &mut Sink) -> TlsSettings {
+    let mode = file.mode.as_ref().map(|at| at.value);
+    if let (Some(At { value: TlsMode::Off | TlsMode::SelfSigned, span }), Some(directory)) =
+        (&file.mode, &file.directory)
+    {
+        sink.push(
+            Diagnostic::new(
+                Code::Contradiction,
+                "server.tls",
+                "two kinds of TLS: `mode` asks for one, `directory` for another",
+            )
+            .at(*span)
+            .related(directory.span, "read only with `mode: files`")
+            .help("keep one of the two"),
+        );
+    }
+    let directory = flags.cert_path.clone().or_else(|| file.directory.as_ref().map(|at| at.value.clone().into()));
+    if mode == Some(TlsMode::Files) && directory.is_none() {
+        let span = file.mode.as_ref().map(|at| at.span).unwrap_or_default();
+        sink.push(
+            Diagnostic::new(Code::MissingKey, "server.tls.directory", "`mode: files` needs `directory`")
+                .at(span)
+                .help("the directory holds `tls.crt` and `tls.key`"),
+        );
+    }
+    let reload = pick(flags.enable_cert_reload.as_ref(), file.reload.take());
+    let secure = flags.secure_serving.unwrap_or(mode != Some(TlsMode::Off) || flags.cert_path.is_some());
+    let chosen = match directory {
+        _ if !secure => TlsSettings::Off,
+        Some(directory) => TlsSettings::Files { directory, reload: reload.is_some_and(|at| at.value) },
+        None => TlsSettings::SelfSigned,
+    };
+    if flags.cert_path.is_some() && chosen == TlsSettings::Off {
+        let message = "`--cert-path` has no effect: `--secure-serving=false` switches TLS off";
+        sink.push(Diagnostic::new(Code::NoEffect, "--cert-path", message));
+    }
+    if let (Some(At { value: true, span }), TlsSettings::Off | TlsSettings::SelfSigned) = (reload, &chosen) {
+        sink.push(
+            Diagnostic::new(Code::NoEffect, "server.tls.reload", "reloading has no effect without certificate files")
+                .at(span)
+                .help("give `--cert-path`, or `directory` in `server.tls`"),
+        );
+    }
+    chosen
+}

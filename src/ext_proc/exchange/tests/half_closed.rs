@@ -1,0 +1,67 @@
+//! Streams that the gateway half-closes behind the request, as NGINX Gateway Fabric does: they live until the request is answered.
+
+use super::parking::{One, flow, world};
+use super::*;
+use crate::flow::Settings;
+
+fn ends(world: &World) -> Vec<&'static str> {
+    world.picker.decisions.snapshot().iter().map(|record| record.end).collect()
+}
+
+#[test]
+fn a_half_closed_stream_waits_for_its_turn_and_gives_back_what_it_has_booked() {
+    let world = world(flow(Settings::default()));
+    let first = One::comes(&world, "");
+    let mut second = One::comes(&world, "");
+    assert!(second.exchange.half_closed(NOW), "it is queued");
+    first.ends();
+    second.wakes(NOW);
+    assert!(second.goes());
+    assert_eq!(second.told.ended, 1, "the gateway gets its answer");
+    assert!(!second.exchange.half_closed(NOW), "nothing is left to wait for");
+    assert_eq!(ends(&world), ["complete", "unwatched"]);
+    let third = One::comes(&world, "");
+    assert!(third.goes(), "the second has given its turn back");
+    third.ends();
+    drop(second);
+    world.assert_books_closed(3);
+}
+
+#[test]
+fn a_half_closed_stream_that_is_refused_ends() {
+    let world = world(flow(Settings::default()));
+    let first = One::comes(&world, "");
+    let mut late = One::comes(&world, "");
+    assert!(late.exchange.half_closed(NOW));
+    late.has_waited(Duration::from_secs(10));
+    assert_eq!(late.refused(), (503, "queue_timeout"));
+    assert!(!late.exchange.half_closed(NOW));
+    let mut unfinished = world.exchange();
+    send(&mut unfinished, request(Message::RequestHeaders(headers(&[PATH], false))));
+    assert!(!unfinished.half_closed(NOW), "its body never comes");
+    drop(unfinished);
+    first.ends();
+    drop(late);
+    world.assert_books_closed(3);
+}
+
+/// The path is the first thing that such a gateway does not send.
+#[test]
+fn without_a_path_the_body_tells_the_api_and_the_model() {
+    let world = Setup::default().build();
+    let mut exchange = world.exchange();
+    send(&mut exchange, request(Message::RequestHeaders(headers(&[("host", "llm.test")], false))));
+    let sent = completion("m", "a prompt");
+    let got = Answered::of(&send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true)))));
+    assert_eq!(got.set[DESTINATION], "192.168.1.1:8000");
+    assert!(!exchange.half_closed(NOW));
+    let record = world.picker.decisions.snapshot().pop().unwrap();
+    assert_eq!((record.api, &*record.model, record.end), ("completions", "m", "unwatched"));
+    assert!(record.estimated_prompt_tokens > 0);
+    let mut broken = world.exchange();
+    send(&mut broken, request(Message::RequestHeaders(headers(&[], false))));
+    let got = Answered::of(&send(&mut broken, request(Message::RequestBody(body(b"no JSON", true)))));
+    assert!(got.refused.is_none(), "what is not known is routed");
+    drop((exchange, broken));
+    world.assert_books_closed(2);
+}

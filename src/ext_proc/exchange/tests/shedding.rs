@@ -1,0 +1,57 @@
+//! Pools without queues: sheddable requests are refused while the pool is saturated, and nobody waits.
+
+use super::parking::{One, flow, setup};
+use super::*;
+use crate::flow::Settings;
+
+fn shedding() -> PoolFlow {
+    flow(Settings { queue: false, ..Settings::default() })
+}
+
+#[test]
+fn sheddable_requests_are_refused_while_the_pool_is_saturated_and_others_pass() {
+    let world = setup(shedding()).build();
+    let alone = One::comes(&world, "batch");
+    assert!(alone.goes(), "the pool was empty");
+    let batch = One::comes(&world, "batch");
+    assert_eq!(batch.refused(), (429, "shed"));
+    assert!(batch.told.set["retry-after"].parse::<u64>().unwrap() >= 1);
+    let others = ["", "urgent", ""].map(|objective| One::comes(&world, objective));
+    for other in &others {
+        assert!(other.goes() && other.waiting.is_none());
+    }
+    for buffered in [BodySendMode::Buffered, BodySendMode::FullDuplexStreamed] {
+        let batch = One::of(&world, &[("x-gateway-inference-objective", "batch")], buffered);
+        assert_eq!(batch.refused(), (429, "shed"), "{buffered:?}");
+    }
+    drop(batch);
+    alone.ends();
+    others.into_iter().for_each(One::ends);
+    let again = One::comes(&world, "batch");
+    assert!(again.goes());
+    again.ends();
+    world.assert_books_closed(8);
+}
+
+#[test]
+fn a_client_that_is_not_trusted_may_lower_its_priority_and_not_raise_it() {
+    let objectives = [("batch".to_owned(), -1), ("urgent".to_owned(), 5)].into();
+    let exchange = ExchangeSettings { objectives, ..ExchangeSettings::default() };
+    let priorities = [("shed".to_owned(), -5)].into();
+    let world = Setup { flow: Some(shedding()), exchange, ..Setup::default() }.build();
+    let rules = crate::scheduling::router::PoolRules { priorities, ..Default::default() };
+    world.picker.live().router.pools()[0].rules.store(rules);
+    let first = One::comes(&world, "");
+    let refused = |objective: &str, model: &str| {
+        let named = [("x-gateway-inference-objective", objective)];
+        let sent = completion(model, "p");
+        let one = One::sends(&world, &named, BodySendMode::FullDuplexStreamed, sent.as_bytes(), None);
+        one.told.refused.is_some()
+    };
+    assert!(refused("batch", "m"), "its own priority is lowered");
+    assert!(!refused("urgent", "m"));
+    assert!(refused("urgent", "shed"), "the model's priority stays");
+    assert!(refused("batch", "shed"));
+    first.ends();
+    world.assert_books_closed(5);
+}

@@ -1,0 +1,108 @@
+//! What a response shows of the health of the servers that worked on its request.
+
+use super::fields::ResponseFields;
+use super::{Origin, Picker, Routed};
+use crate::clock::Timestamp;
+use crate::pool::Endpoint;
+use crate::pool::health::{Availability, Observation, Outcome, Verdict};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+impl Routed {
+    /// Envoy's retries may have ended elsewhere: the booking follows, and who was passed over has failed. Whose request failed everywhere may be
+    /// the cause itself.
+    pub(super) fn follow(
+        &mut self,
+        served: Option<SocketAddr>,
+        found: &ResponseFields,
+        origin: Origin,
+        now: Timestamp,
+        picker: &Picker,
+    ) {
+        let Some(served) = served.filter(|a| *a != self.picked.spec.address) else { return };
+        // Who was asked before may have fetched the prompt: it is left to its lease.
+        self.plan.course.iter_mut().for_each(|course| course.kept = None);
+        let snapshot = self.plan.pool.store.load();
+        if let Some(state) = snapshot.position(served).and_then(|p| snapshot.get(p)) {
+            self.probes = false;
+            let failed_everywhere = origin == Origin::Server && found.status >= 500;
+            let outcome = if failed_everywhere { Outcome::ErrorResponse } else { Outcome::ConnectFailure };
+            self.record(&self.picked.clone(), outcome, now, picker);
+            self.booking.move_to(&state.endpoint, now);
+            // A rank of the one that was passed over.
+            self.plan.hints.rank = None;
+        }
+    }
+
+    /// Notes what the head of an answer shows of its servers; `waits` says that the one which answers may still wait for the prompt.
+    pub(super) fn judge(
+        &mut self,
+        found: &ResponseFields,
+        origin: Origin,
+        waits: bool,
+        now: Timestamp,
+        picker: &Picker,
+    ) {
+        let outcome = match origin {
+            Origin::Unreachable => Some(Outcome::ConnectFailure),
+            Origin::Gateway => None,
+            Origin::Server => Outcome::of_status(found.status),
+        };
+        let Some(outcome) = outcome else { return };
+        if outcome == Outcome::ErrorResponse && self.one_has_gone(now) {
+            return;
+        }
+        // Only what follows shows that it works.
+        if found.is_good() && waits {
+            return;
+        }
+        self.probes = false;
+        let ejected = self.record(&self.booking.endpoint().clone(), outcome, now, picker);
+        if outcome == Outcome::ConnectFailure || ejected {
+            return;
+        }
+        // Which of the servers that worked on it has failed a sidecar does not say. The one that does fails with every other, so it is the first
+        // to have failed many times in a row; when it has gone, the others have done nothing.
+        if let Some(prefill) = self.plan.prefill.as_ref().map(|booking| booking.endpoint().clone()) {
+            self.probes_prefill = false;
+            if self.record(&prefill, outcome, now, picker) {
+                return;
+            }
+        }
+        for (nth, encoder) in self.plan.decision.encode.clone().iter().enumerate() {
+            self.probes_encoder &= nth != 0;
+            if self.record(encoder, outcome, now, picker) {
+                return;
+            }
+        }
+    }
+
+    /// Whether one of several servers that worked on it has been ejected since, which tells enough of why it failed. A server that is asked although
+    /// it is ejected, for want of another, tells nothing.
+    fn one_has_gone(&self, now: Timestamp) -> bool {
+        let (plan, decision) = (&self.plan, &self.plan.decision);
+        let away = |endpoint: &Endpoint, probes: bool| {
+            !probes && endpoint.health.availability(now, plan.pool.scheduler.health()) == Availability::Ejected
+        };
+        let prefill = plan.course.as_ref().and_then(|course| course.prefill.as_ref());
+        let probed = decision.split.as_ref().is_some_and(|split| split.probe);
+        let prompts = prefill.is_some_and(|prefill| away(prefill, probed));
+        let gone = |(nth, encoder): (usize, &Arc<Endpoint>)| away(encoder, nth == 0 && self.probes_encoder);
+        let encoder = decision.encode.iter().enumerate().any(gone);
+        let is_alone = prefill.is_none() && decision.encode.is_empty();
+        let own = !is_alone && !decision.ejection_ignored && away(self.booking.endpoint(), self.probes);
+        own || prompts || encoder
+    }
+
+    /// True when this ejected the endpoint.
+    pub(super) fn record(&self, endpoint: &Endpoint, outcome: Outcome, now: Timestamp, picker: &Picker) -> bool {
+        let pool = &self.plan.pool;
+        let observation = Observation { outcome, api: self.api, client: self.plan.client };
+        let verdict = self.booking.judge(endpoint, observation, now, pool.scheduler.health(), &pool.store);
+        picker.metrics.health(verdict);
+        if verdict == Verdict::Ejected {
+            tracing::warn!(pool = %pool.name, endpoint = %endpoint.authority, ?outcome, "endpoint ejected");
+        }
+        verdict == Verdict::Ejected
+    }
+}

@@ -1,0 +1,129 @@
+//! The strategy `turn-priority` of `program-aware-fairness`: the session that has had most turns goes first, since its prefix is cached.
+//!
+//! ```text
+//! score = requests dispatched + 1 + turnPriorityTimeWeight · seconds that the first request has waited; the greatest goes
+//! ```
+//!
+//! A flow that had nothing under way for longer than `turnPriorityInactivitySeconds` begins again at its first turn. All scores grow at one
+//! rate, so their order changes only with a dispatch or another first request, and the next flow is the last one of a tree. When not: flows
+//! are tenants or clients, not sessions: then the one with most requests goes first. Source: llm-d `program-aware-fairness`
+//! (`turn-priority`).
+
+use super::{Fairness, Head, Meter};
+use crate::clock::Timestamp;
+use crate::rng::PickRng;
+use ahash::AHashMap;
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// 0.05 turns for each second, as llm-d has it.
+pub const DEFAULT_TIME_WEIGHT: f64 = 0.05;
+/// 120 s, as llm-d has it.
+pub const DEFAULT_INACTIVITY_SECONDS: f64 = 120.0;
+
+/// A score without the part that grows with time, in an order without gaps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Score(f64);
+
+impl Eq for Score {}
+
+impl PartialOrd for Score {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Score {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Flow {
+    turns: u64,
+    under_way: u32,
+    /// When the last request ended.
+    ended: Option<Timestamp>,
+    /// Where it stands among the flows that have something queued.
+    place: Option<Score>,
+}
+
+/// The policy.
+#[derive(Debug)]
+pub(super) struct TurnPriority {
+    time_weight: f64,
+    inactivity: Duration,
+    flows: AHashMap<u32, Flow>,
+    order: BTreeSet<(Score, Reverse<u32>)>,
+}
+
+impl TurnPriority {
+    pub(super) fn new(time_weight: f64, inactivity: Duration) -> Self {
+        Self { time_weight, inactivity, flows: AHashMap::new(), order: BTreeSet::new() }
+    }
+
+    /// Puts the flow where its turns and its first request belong; takes it out without one.
+    fn place(&mut self, flow: u32, head: Option<Head>) {
+        let entry = self.flows.entry(flow).or_default();
+        let arrived = |head: Head| head.arrived.0 as f64 / 1e9;
+        let score = head.map(|head| Score(entry.turns as f64 - self.time_weight * arrived(head)));
+        if let Some(before) = std::mem::replace(&mut entry.place, score) {
+            self.order.remove(&(before, Reverse(flow)));
+        }
+        if let Some(score) = score {
+            self.order.insert((score, Reverse(flow)));
+        }
+    }
+}
+
+impl Fairness for TurnPriority {
+    fn fresh(&self) -> Box<dyn Fairness> {
+        Box::new(Self::new(self.time_weight, self.inactivity))
+    }
+
+    fn wakes(&mut self, flow: u32, _: f64, head: Head, _: Timestamp) {
+        let entry = self.flows.entry(flow).or_default();
+        // From the end of the last response to the arrival of this request: time in the queue is no inactivity.
+        let rested = entry.ended.filter(|_| entry.under_way == 0).map(|ended| head.arrived.since(ended));
+        if rested.is_some_and(|rested| rested > self.inactivity) {
+            entry.turns = 0;
+        }
+        self.place(flow, Some(head));
+    }
+
+    fn head(&mut self, flow: u32, head: Head) {
+        self.place(flow, Some(head));
+    }
+
+    fn sleeps(&mut self, flow: u32) {
+        self.place(flow, None);
+    }
+
+    fn next(&mut self) -> Option<u32> {
+        self.order.last().map(|(_, Reverse(flow))| *flow)
+    }
+
+    fn last(&mut self) -> Option<u32> {
+        self.order.first().map(|(_, Reverse(flow))| *flow)
+    }
+
+    fn dispatched(&mut self, flow: u32, _: &mut Meter, _: Timestamp, _: &mut PickRng) {
+        let entry = self.flows.entry(flow).or_default();
+        entry.turns = entry.turns.saturating_add(1);
+        entry.under_way = entry.under_way.saturating_add(1);
+    }
+
+    fn ended(&mut self, flow: u32, _: &Meter, _: Option<u32>, now: Timestamp) {
+        if let Some(entry) = self.flows.get_mut(&flow) {
+            entry.under_way = entry.under_way.saturating_sub(1);
+            entry.ended = Some(now);
+        }
+    }
+
+    fn forget(&mut self, flow: u32) {
+        self.place(flow, None);
+        self.flows.remove(&flow);
+    }
+}

@@ -1,0 +1,186 @@
+//! Handshakes that failed: counted by cause, and logged at most once in [`LOG_INTERVAL`] for each cause.
+
+use parking_lot::Mutex;
+use rustls::{CertificateError, Error, InvalidMessage};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// A failure is logged at WARN when the last one of its cause lies so far back; others are counted and logged at DEBUG.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Why a handshake failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureCause {
+    /// The client speaks no TLS.
+    NotTls,
+    /// Client and picker have no TLS version, cipher suite or application protocol (`h2`) in common.
+    Incompatible,
+    /// The client showed no certificate, and must.
+    NoCertificate,
+    /// No authority of the client CA file signed the client's certificate.
+    UnknownCa,
+    /// The client's certificate has expired, or is not valid yet.
+    Expired,
+    /// The client's certificate has none of the allowed names.
+    NameNotAllowed,
+    /// Anything else is wrong with the client's certificate: its purpose, its encoding, its signature.
+    BadCertificate,
+    /// The client ended the handshake with an alert: it does not trust the picker's certificate.
+    RefusedByClient,
+    /// The handshake took too long.
+    Timeout,
+    /// The client closed the connection. Port checks do.
+    Closed,
+    /// Any other error.
+    Other,
+}
+
+impl FailureCause {
+    /// All of them.
+    pub const ALL: [FailureCause; 11] = [
+        FailureCause::NotTls,
+        FailureCause::Incompatible,
+        FailureCause::NoCertificate,
+        FailureCause::UnknownCa,
+        FailureCause::Expired,
+        FailureCause::NameNotAllowed,
+        FailureCause::BadCertificate,
+        FailureCause::RefusedByClient,
+        FailureCause::Timeout,
+        FailureCause::Closed,
+        FailureCause::Other,
+    ];
+
+    /// The label.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            FailureCause::NotTls => "not_tls",
+            FailureCause::Incompatible => "incompatible",
+            FailureCause::NoCertificate => "no_certificate",
+            FailureCause::UnknownCa => "unknown_ca",
+            FailureCause::Expired => "expired",
+            FailureCause::NameNotAllowed => "name_not_allowed",
+            FailureCause::BadCertificate => "bad_certificate",
+            FailureCause::RefusedByClient => "refused_by_client",
+            FailureCause::Timeout => "timeout",
+            FailureCause::Closed => "closed",
+            FailureCause::Other => "other",
+        }
+    }
+
+    /// What the operator can do.
+    fn help(self) -> &'static str {
+        match self {
+            FailureCause::NotTls => "give the gateway TLS to the picker, or the picker --secure-serving=false",
+            FailureCause::Incompatible => "the picker speaks TLS 1.2 and 1.3 with the ALPN protocol h2",
+            FailureCause::NoCertificate => "give the gateway a client certificate of the picker's client CA",
+            FailureCause::UnknownCa => "add the authority of this certificate to the client CA file (--client-ca-file)",
+            FailureCause::Expired => "renew the client's certificate, or set the clocks",
+            FailureCause::NameNotAllowed => "add one of the certificate's names to the allowed ones (--client-name)",
+            FailureCause::BadCertificate => "a client's certificate needs the usage `client auth`",
+            FailureCause::RefusedByClient => "give the gateway the authority of the picker's certificate (--cert-path)",
+            FailureCause::Timeout | FailureCause::Closed | FailureCause::Other => "",
+        }
+    }
+
+    fn of(error: &io::Error) -> Self {
+        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, TimedOut, UnexpectedEof};
+        match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
+            Some(error) => Self::of_tls(error),
+            None => match error.kind() {
+                TimedOut => Self::Timeout,
+                UnexpectedEof | ConnectionReset | ConnectionAborted | BrokenPipe => Self::Closed,
+                _ => Self::Other,
+            },
+        }
+    }
+
+    fn of_tls(error: &Error) -> Self {
+        match error {
+            Error::InvalidMessage(InvalidMessage::InvalidContentType | InvalidMessage::UnknownProtocolVersion) => {
+                Self::NotTls
+            }
+            Error::PeerIncompatible(_) | Error::NoApplicationProtocol => Self::Incompatible,
+            Error::NoCertificatesPresented => Self::NoCertificate,
+            Error::AlertReceived(_) => Self::RefusedByClient,
+            Error::InvalidCertificate(error) => match error {
+                CertificateError::UnknownIssuer | CertificateError::BadSignature => Self::UnknownCa,
+                CertificateError::Expired
+                | CertificateError::ExpiredContext { .. }
+                | CertificateError::NotValidYet
+                | CertificateError::NotValidYetContext { .. } => Self::Expired,
+                CertificateError::Other(error) if error.0.is::<super::client::NameNotAllowed>() => Self::NameNotAllowed,
+                _ => Self::BadCertificate,
+            },
+            _ => Self::Other,
+        }
+    }
+}
+
+/// Failures of one cause.
+#[derive(Debug, Default)]
+struct Failures {
+    count: AtomicU64,
+    /// When the last one was logged at WARN, and the count then.
+    logged: Mutex<Option<(Instant, u64)>>,
+}
+
+impl Failures {
+    /// Counts a failure. Gives the number of failures that have not been logged before this one, when this one is to be.
+    fn count(&self, now: Instant) -> Option<u64> {
+        let count = self.count.fetch_add(1, Relaxed) + 1;
+        let mut logged = self.logged.lock();
+        if logged.is_some_and(|(at, _)| now < at + LOG_INTERVAL) {
+            return None;
+        }
+        let before = logged.replace((now, count)).map_or(0, |(_, count)| count);
+        Some(count.saturating_sub(before + 1))
+    }
+}
+
+/// All failures of a listener.
+#[derive(Debug, Default)]
+pub struct HandshakeFailures([Failures; FailureCause::ALL.len()]);
+
+impl HandshakeFailures {
+    /// Handshakes that failed, by cause.
+    pub fn counts(&self) -> impl Iterator<Item = (FailureCause, u64)> + '_ {
+        FailureCause::ALL.into_iter().zip(&self.0).map(|(cause, failures)| (cause, failures.count.load(Relaxed)))
+    }
+
+    /// Counts and logs a failure.
+    pub(super) fn record(&self, peer: Option<SocketAddr>, error: &io::Error) {
+        let cause = FailureCause::of(error);
+        let mut all = FailureCause::ALL.iter().zip(&self.0);
+        let unlogged = all.find(|(other, _)| **other == cause).and_then(|(_, failures)| failures.count(Instant::now()));
+        let (peer, help) = (peer.map(tracing::field::display), cause.help());
+        match unlogged {
+            // A client that closes its connection needs no attention.
+            Some(unlogged) if cause != FailureCause::Closed => {
+                tracing::warn!(peer, cause = cause.label(), %error, help, unlogged, "TLS handshake failed");
+            }
+            _ => tracing::debug!(peer, cause = cause.label(), %error, "TLS handshake failed"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_of_one_cause_are_logged_once_an_interval_and_all_counted() {
+        let (failures, now) = (Failures::default(), Instant::now());
+        assert_eq!(failures.count(now), Some(0));
+        for second in 0..100 {
+            assert_eq!(failures.count(now + LOG_INTERVAL * second / 100), None);
+        }
+        assert_eq!(failures.count(now + LOG_INTERVAL), Some(100));
+        assert_eq!(failures.count(now + LOG_INTERVAL * 3), Some(0));
+        assert_eq!(failures.count.load(Relaxed), 103);
+    }
+}

@@ -1,0 +1,116 @@
+use super::super::hello::{Nameless, as_sent};
+use super::*;
+use rustls::ClientConnection;
+use tokio::io::AsyncReadExt;
+
+/// What Istio sends as the server name of a picker.
+const ISTIO: &[u8] = b"outbound|9002||llm-epp.ai.svc.cluster.local";
+
+/// The records of a ClientHello with a server name that is no DNS name.
+fn client_hello() -> Vec<u8> {
+    let config = ClientConfig::builder_with_provider(plain()).with_safe_default_protocol_versions().unwrap();
+    let config = config.dangerous().with_custom_certificate_verifier(Arc::<Recorder>::default()).with_no_client_auth();
+    let name = "a".repeat(ISTIO.len());
+    let mut client = ClientConnection::new(Arc::new(config), ServerName::try_from(name.clone()).unwrap()).unwrap();
+    let mut records = Vec::new();
+    client.write_tls(&mut records).unwrap();
+    let at = records.windows(name.len()).position(|window| window == name.as_bytes()).unwrap();
+    records[at..at + ISTIO.len()].copy_from_slice(ISTIO);
+    records
+}
+
+/// The same message in records of `bytes` each.
+fn in_records(records: &[u8], bytes: usize) -> Vec<u8> {
+    let parts = records[5..].chunks(bytes);
+    parts.flat_map(|part| [&[22, 3, 1, 0, u8::try_from(part.len()).unwrap()], part].concat()).collect()
+}
+
+/// What rustls reads of what a client sends in segments.
+async fn read(segments: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
+    let mut io = tokio_test_io(segments);
+    let mut all = Vec::new();
+    io.read_to_end(&mut all).await.unwrap();
+    all
+}
+
+fn tokio_test_io(segments: impl Iterator<Item = Vec<u8>>) -> Nameless<tokio::io::DuplexStream> {
+    let (mut client, server) = tokio::io::duplex(1);
+    let segments: Vec<_> = segments.collect();
+    tokio::spawn(async move {
+        for segment in segments {
+            client.write_all(&segment).await.unwrap();
+        }
+    });
+    Nameless::new(server)
+}
+
+/// The payloads of records, one after the other.
+fn message(mut records: &[u8]) -> Vec<u8> {
+    let mut message = Vec::new();
+    while let [_, _, _, high, low, rest @ ..] = records {
+        let (payload, rest) = rest.split_at(usize::from(u16::from_be_bytes([*high, *low])));
+        message.extend_from_slice(payload);
+        records = rest;
+    }
+    message
+}
+
+#[tokio::test]
+async fn client_hello_in_any_records_loses_its_name_and_transcript_keeps_it() {
+    let sent = client_hello();
+    for bytes in [1, 2, 7, 41, 42, 43, 60, 100, 250] {
+        let records = in_records(&sent, bytes);
+        let read = read([records.clone()].into_iter()).await;
+        assert_eq!(read.len(), records.len());
+        let (seen, sent) = (message(&read), message(&records));
+        let differences = seen.iter().zip(&sent).filter(|(a, b)| a != b).count();
+        assert_eq!(differences, 2, "records of {bytes} bytes: only the extension's type is another");
+        assert_eq!(as_sent(&seen), sent);
+        assert_eq!(as_sent(&as_sent(&sent)), sent);
+    }
+}
+
+#[tokio::test]
+async fn second_client_hello_after_a_retry_loses_its_name_too() {
+    let hello = client_hello();
+    let change_cipher_spec = [20, 3, 3, 0, 1, 1];
+    let application_data = [23, 3, 3, 0, 3, 22, 3, 1];
+    let sent = [&hello[..], &change_cipher_spec, &hello, &application_data, &hello].concat();
+    let seen = read([sent.clone()].into_iter()).await;
+    let changed = |range: std::ops::Range<usize>| sent[range.clone()] != seen[range];
+    let second = hello.len() + change_cipher_spec.len();
+    assert!(changed(0..hello.len()) && changed(second..second + hello.len()));
+    assert!(!changed(hello.len()..second) && !changed(second + hello.len()..sent.len()), "nothing else changes");
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_client_hello_pass_unchanged() {
+    let hello = client_hello();
+    let cases: [Vec<u8>; 7] = [
+        b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
+        vec![21, 3, 3, 0, 2, 1, 0],
+        hello[..20].to_vec(),
+        hello[..hello.len() - 1].to_vec(),
+        // A ServerHello, and a ClientHello behind it.
+        [&[22, 3, 3, 0, 4, 2, 0, 0, 0][..], &hello].concat(),
+        // 60,000 bytes of a message that claims to be longer than any ClientHello may be.
+        [&[22, 3, 1, 0xea, 0x60, 1, 0xff, 0xff, 0xff][..], &vec![0; 59_996]].concat(),
+    ];
+    for case in cases {
+        assert_eq!(read([case.clone()].into_iter()).await, case);
+    }
+}
+
+#[test]
+fn transcript_of_any_bytes_is_its_own_inverse() {
+    let hello = client_hello();
+    let sent = message(&hello);
+    for end in 0..sent.len() {
+        let part = &sent[..end];
+        assert_eq!(as_sent(&as_sent(part)), part, "a ClientHello that ends after {end} bytes");
+    }
+    let with_other = [&[254, 0, 0, 2, 7, 7, 2, 0, 0, 1, 9][..], &sent].concat();
+    assert_eq!(as_sent(&with_other)[11..], as_sent(&sent), "behind the messages of a retry");
+    assert_ne!(as_sent(&sent), sent);
+}
