@@ -148,7 +148,7 @@ impl Warmer {
     /// run by then is absent.
     #[must_use]
     pub fn start(&self, warming: Warming) -> Running {
-        let Some(room) = self.room(warming.bytes) else {
+        let Some(reserved) = self.reserve(warming.bytes) else {
             self.metrics.limit(Limit::TokenizeQueue);
             return Running(Box::pin(ready(())));
         };
@@ -156,7 +156,7 @@ impl Warmer {
         match warming.job {
             Job::Call(call) => Running(Box::pin(async move {
                 call.await;
-                drop((room, held));
+                drop((reserved, held));
             })),
             Job::Cpu { run, work, outcome } => {
                 let Ok(place) = self.places.clone().try_acquire_owned() else {
@@ -171,7 +171,7 @@ impl Warmer {
                     // A panic in a tokenizer ends here; the request is then decided without tokens.
                     let task = tokio::task::spawn_blocking(move || {
                         keep(run, &work, &outcome);
-                        drop((thread, place, room, held, working));
+                        drop((thread, place, reserved, held, working));
                     });
                     let _ = task.await;
                 };
@@ -183,8 +183,8 @@ impl Warmer {
         }
     }
 
-    /// Room for so many bytes; `None` when there is not so much.
-    fn room(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+    /// Takes so many bytes from [`DEFAULT_MAX_WAITING_BYTES`]; `None` when fewer are left.
+    fn reserve(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
         let kibibytes = u32::try_from(bytes.div_ceil(KIB)).ok()?;
         self.kibibytes.clone().try_acquire_many_owned(kibibytes).ok()
     }
@@ -220,34 +220,34 @@ mod tests {
         line.rsplit_once(' ').unwrap().1.parse().unwrap()
     }
 
-    /// Work that runs until it is cancelled, and what tells that it has begun and ended.
+    /// Work that runs until it is cancelled, and a message when it begins and when it ends.
     fn endless(bytes: usize) -> (Warming, mpsc::Receiver<()>) {
-        let (tell, told) = mpsc::channel();
+        let (sender, steps) = mpsc::channel();
         let warming = Warming::cpu(bytes, move |work| {
-            tell.send(()).unwrap();
+            sender.send(()).unwrap();
             while work.check().is_ok() {
                 std::thread::yield_now();
             }
-            tell.send(()).unwrap();
+            sender.send(()).unwrap();
             None
         });
-        (warming, told)
+        (warming, steps)
     }
 
-    async fn received(told: mpsc::Receiver<()>) -> mpsc::Receiver<()> {
-        tokio::task::spawn_blocking(|| told.recv().map(|()| told).unwrap()).await.unwrap()
+    async fn received(steps: mpsc::Receiver<()>) -> mpsc::Receiver<()> {
+        tokio::task::spawn_blocking(|| steps.recv().map(|()| steps).unwrap()).await.unwrap()
     }
 
     #[tokio::test]
     async fn work_is_cancelled_when_its_request_has_gone() {
         let (warmer, buffered, _) = warmer();
-        let (warming, told) = endless(1_000);
+        let (warming, steps) = endless(1_000);
         let mut running = warmer.start(warming);
         assert!((&mut running).now_or_never().is_none());
-        let told = received(told).await;
+        let steps = received(steps).await;
         assert_eq!(buffered.bytes(), 1_000 + Work::for_body(1_000).left() as u64);
         drop(running);
-        received(told).await;
+        received(steps).await;
         while buffered.bytes() > 0 {
             tokio::task::yield_now().await;
         }
@@ -256,10 +256,10 @@ mod tests {
     #[tokio::test]
     async fn work_is_cancelled_when_its_time_is_over() {
         let (warmer, _, _) = warmer();
-        let (warming, told) = endless(1_000);
+        let (warming, steps) = endless(1_000);
         let made = warming.made().unwrap();
         warmer.start(warming).await;
-        received(received(told).await).await;
+        received(received(steps).await).await;
         assert!(made.get().is_none());
     }
 
@@ -273,7 +273,7 @@ mod tests {
         warmer.start(Warming::call(1, std::future::pending())).now_or_never().expect("nor is a server asked");
         assert_eq!((buffered.bytes(), limit()), (DEFAULT_MAX_WAITING_BYTES as u64, 2));
         warmer.start(Warming::call(0, ready(()))).await;
-        assert_eq!(limit(), 2, "a call that holds no copy takes no room");
+        assert_eq!(limit(), 2, "a call that holds no copy is not bounded");
         drop(held);
         assert_eq!(buffered.bytes(), 0);
     }

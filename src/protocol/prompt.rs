@@ -165,13 +165,13 @@ impl<'a> Builder<'a> {
     }
 
     pub(super) fn piece(&mut self, piece: impl FnOnce() -> Piece<'a>) {
-        if self.has_room() {
+        if self.keeps_one_more() {
             self.prompt.pieces.push(piece());
         }
     }
 
-    /// Whether one more piece is to be kept.
-    fn has_room(&mut self) -> bool {
+    /// Whether one more piece is to be kept. When only the bound prevents it, the prompt is cut.
+    fn keeps_one_more(&mut self) -> bool {
         let is_full = self.prompt.pieces.len() >= self.max_pieces;
         self.prompt.is_cut |= self.keep && is_full;
         self.keep && !is_full
@@ -198,7 +198,7 @@ impl<'a> Builder<'a> {
 
     /// A message begins. Its role may come later in the body: hand the mark to [`Builder::role`].
     pub(super) fn message(&mut self) -> Option<usize> {
-        self.has_room().then(|| {
+        self.keeps_one_more().then(|| {
             self.prompt.pieces.push(Piece::Role(Cow::Borrowed("")));
             self.prompt.pieces.len() - 1
         })

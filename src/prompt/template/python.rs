@@ -134,7 +134,7 @@ pub(super) struct Dumped {
     separators: (String, String),
     ascii: bool,
     sorted: bool,
-    /// Of the request whose values are written: it must have room for the text twice, since the template's value is a copy.
+    /// Of the request whose values are written. It must allow for the text twice, since the template's value is a copy.
     work: Option<Work>,
 }
 
@@ -207,7 +207,7 @@ impl Dumped {
     /// Goes to where the next item of a list or map stands.
     ///
     /// # Errors
-    /// When the request's work is stopped, or has no room for the text.
+    /// When the request's work is stopped, or does not allow for the text.
     pub(super) fn next(&mut self, empty: &mut bool, depth: usize) -> Result<(), Error> {
         if !std::mem::take(empty) {
             self.out.push_str(&self.separators.0);
