@@ -10,10 +10,11 @@ mod redis;
 mod routing;
 
 use crate::admin::guard::Guard;
-use crate::admin::{self, AdminState};
+use crate::admin::{self, AdminState, Refusals};
 use crate::clock::{Clock, Timestamp};
 use crate::config::Settings;
 use crate::config::settings::{PoolSettings, ServerSettings, TelemetrySettings, TlsSettings};
+use crate::connections::{Listeners, descriptor_limit};
 use crate::discovery::watch::{self, FileWatch};
 use crate::error::{Reason, RequestError};
 use crate::ext_proc::explain;
@@ -29,6 +30,7 @@ use crate::scheduling::Router;
 use crate::server::Shards;
 use crate::shutdown::{self, DrainTimes, Phase, Shutdown};
 use crate::telemetry::decisions::Decisions;
+use crate::telemetry::listeners::ListenerCollector;
 use crate::telemetry::logs::LogHandle;
 use crate::telemetry::metrics::{Metrics, Outcome};
 #[cfg(feature = "otlp")]
@@ -124,6 +126,9 @@ async fn serve(
 
     let mut registry = Registry::with_prefix("attache");
     let metrics = Metrics::register(&mut registry);
+    let refusals = Refusals::register(&mut registry);
+    let listeners = Listeners::of(descriptor_limit());
+    registry.register_collector(Box::new(ListenerCollector(listeners.clone())));
     metrics.by_name.bound(&file.telemetry.labels);
     let views = Arc::new(PoolViews::new(clock));
     registry.register_collector(Box::new(PoolCollector(views.clone())));
@@ -168,7 +173,14 @@ async fn serve(
     let on_grpc_port = server.health_checking.then(|| health.clone());
     let shards = Arc::new(Shards::start(server.workers, &service, acceptor.as_ref(), on_grpc_port.as_ref(), &drain)?);
     ports.tell(&server, seed, acceptor.is_some())?;
-    tokio::spawn(health::serve(ports.health, health, readiness.clone(), stop.clone().cancelled_owned()));
+    let on_health_port = listeners.health.clone();
+    tokio::spawn(health::serve(
+        ports.health,
+        on_health_port,
+        health,
+        readiness.clone(),
+        stop.clone().cancelled_owned(),
+    ));
     let mut app = App {
         dump: Arc::new(ArcSwap::from_pointee(settings.clone())),
         file,
@@ -185,11 +197,11 @@ async fn serve(
         leased: leased.filter(|_| leader.is_some()),
     };
     app.show();
-    let state = pages(registry, &app, guard, logs, clock);
-    tokio::spawn(admin::serve(ports.admin, state, stop.clone().cancelled_owned()));
+    let state = pages(registry, &app, guard, refusals, logs, clock);
+    tokio::spawn(admin::serve(ports.admin, listeners.admin.clone(), state, stop.clone().cancelled_owned()));
     let accepting = CancellationToken::new();
     let (accepting_shards, until) = (shards.clone(), accepting.clone());
-    tokio::spawn(async move { accepting_shards.accept(ports.grpc, until).await });
+    tokio::spawn(async move { accepting_shards.accept(ports.grpc, listeners.ext_proc, until).await });
     listening.release();
 
     tokio::select! {
@@ -251,9 +263,16 @@ fn recorder(
 }
 
 /// What the admin pages show.
-fn pages(registry: Registry, app: &App, guard: Option<Guard>, logs: LogHandle, clock: Clock) -> AdminState {
+fn pages(
+    registry: Registry,
+    app: &App,
+    guard: Option<Guard>,
+    refusals: Refusals,
+    logs: LogHandle,
+    clock: Clock,
+) -> AdminState {
     let (views, picker, dump) = (app.views.clone(), app.picker.clone(), app.dump.clone());
-    let (to_explain, policies) = (picker.clone(), picker.policies.clone());
+    let (to_explain, to_limit, policies) = (picker.clone(), picker.clone(), picker.policies.clone());
     AdminState {
         registry: Arc::new(registry),
         readiness: app.readiness.clone(),
@@ -264,8 +283,13 @@ fn pages(registry: Registry, app: &App, guard: Option<Guard>, logs: LogHandle, c
             let picker = to_explain.clone();
             Box::pin(async move { explain(&picker, &asked, clock.now()).await })
         }),
+        max_explained_bytes: Arc::new(move || {
+            usize::try_from(to_limit.live().limits.max_body_bytes).unwrap_or(usize::MAX)
+        }),
         policies,
         guard,
+        hosts: app.settings.server.admin_hosts.clone(),
+        refusals,
         logs,
         clock,
     }

@@ -1,14 +1,15 @@
 //! Transport security of the ext-proc port.
 //!
-//! A [`ServingCert`] answers every handshake with the current certificate and can be given a new one while it serves; a pair that
-//! can't be used leaves the old one in place and is counted. tonic's own TLS can't do that, so [`handshake`] makes the connections that
-//! tonic serves. Used by `app`, `server`, `health`, `admin` and `cli::check`; imports nothing of the crate.
+//! A [`ServingCert`] answers every handshake with the current certificate and can be given a new one while it serves;
+//! a pair that can't be used leaves the old one in place and is counted. tonic's own TLS can't do that, so
+//! [`handshake`] makes the connections that tonic serves. Used by `app`, `server`, `health`, `admin` and `cli::check`.
+//! May import: `connections`.
 
 mod io;
 #[cfg(test)]
 mod tests;
 
-pub use io::{Acceptor, ServerIo, handshake, incoming};
+pub use io::{Acceptor, ServerIo, Tcp, handshake, incoming};
 
 use arc_swap::ArcSwap;
 use rustls::crypto::CryptoProvider;

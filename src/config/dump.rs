@@ -38,6 +38,7 @@ impl Settings {
                 "leaderElection": s.leader_election,
                 "modelStatus": s.model_status,
                 "metricsAuth": s.metrics_auth,
+                "adminHosts": &*s.admin_hosts,
                 "tls": tls,
                 "drain": {"minDelay": show_duration(s.drain_min_delay), "deadline": show_duration(s.drain_deadline)},
             },

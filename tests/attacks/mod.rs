@@ -3,3 +3,4 @@
 //! the time that they take without the attack, and be charged what they used.
 
 mod honest;
+mod ports;
