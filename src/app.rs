@@ -133,7 +133,7 @@ async fn serve(
     let views = Arc::new(PoolViews::new(clock));
     registry.register_collector(Box::new(PoolCollector(views.clone())));
     let recorder = recorder(record, &file, seed, &mut registry)?;
-    let mut feeds = Feeds::new(clock, seed, recorder.clone(), stop.child_token());
+    let mut feeds = Feeds::new(clock, seed, recorder.clone(), listeners.kv_events.clone(), stop.child_token());
     let mut found = FoundPools::new(read_pool, stop.child_token());
     registry.register_collector(Box::new(RoomCollector(found.queued())));
     found.follow(&file.templates, &mut feeds).await?;

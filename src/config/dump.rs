@@ -299,6 +299,7 @@ fn prefix_cache(p: &PrefixSettings) -> Value {
             "ranks": k.ranks,
             "topic": Some(&k.topic).filter(|t| !t.is_empty()),
             "bind": k.bind,
+            "requireSenderAddress": k.bind.is_some().then_some(k.require_sender_address),
         })),
     })
 }

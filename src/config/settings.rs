@@ -336,6 +336,9 @@ pub struct KvEventSettings {
     pub topic: String,
     /// One socket that all publishers connect to, `tcp://0.0.0.0:5557`.
     pub bind: Option<String>,
+    /// With `bind`, events count only if they come from the IP address of the endpoint that they name. `false` where
+    /// publishers' addresses are translated.
+    pub require_sender_address: bool,
 }
 
 /// A DNS name whose addresses are endpoints.

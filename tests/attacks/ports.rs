@@ -1,4 +1,5 @@
-//! Pods that reach the picker's own ports: bodies that do not end, connections that stay idle, names of other hosts.
+//! Pods that reach the picker's own ports: bodies that do not end, connections that stay idle, names of other hosts,
+//! KV events of other servers.
 //!
 //! Strangers connect from 127.0.0.6, the address from which Istio's sidecar hands on requests of other machines.
 
@@ -7,6 +8,7 @@ use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
 use crate::support::echo::Echo;
 use crate::support::envoy::EnvoyProcess;
+use crate::support::process::eventually;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -67,7 +69,7 @@ fn open_files(picker: &AttacheProcess) -> usize {
 
 /// Sends up to `bytes` zeros, until the picker closes the connection.
 async fn flood(stream: &mut TcpStream, bytes: usize) {
-    let chunk = [b'0'; 64 << 10];
+    let chunk = vec![b'0'; 64 << 10];
     for _ in 0..bytes / chunk.len() {
         if stream.write_all(&chunk).await.is_err() {
             return;
@@ -226,5 +228,74 @@ async fn admin_pages_are_refused_to_strangers_and_to_other_hosts_names() {
         assert_eq!(ask(LOCAL, picker.metrics, "PUT /log-level?filter=info", &host).await, 200, "{host}");
     }
     assert_probes_answered(&picker).await;
+    picker.assert_settled().await;
+}
+
+/// What a publisher of ZMTP 3.1 begins with.
+fn zmtp_handshake() -> Vec<u8> {
+    let mut bytes = b"\xff\0\0\0\0\0\0\0\0\x7f\x03\x01NULL".to_vec();
+    bytes.resize(64, 0);
+    bytes.extend_from_slice(b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB");
+    bytes
+}
+
+/// A batch without events for the endpoint `pod`.
+fn kv_event_frame(pod: SocketAddr) -> Vec<u8> {
+    let topic = format!("kv@{pod}@model");
+    let length = u8::try_from(topic.len()).expect("a short topic");
+    let batch: &[u8] = b"\0\x0c\x93\xcb\0\0\0\0\0\0\0\0\x90\0";
+    [&[1, length], topic.as_bytes(), &[1, 8, 0, 0, 0, 0, 0, 0, 0, 0], batch].concat()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kv_events_of_strangers_leave_memory_and_are_not_believed() {
+    let echo = Echo::start().await;
+    let central = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = central.local_addr().expect("its address");
+    drop(central);
+    let picker = AttacheProcess::configured(&format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  endpoints: ['{}']\n  \
+         prefixCache: {{kvEvents: {{bind: 'tcp://{address}', topic: 'kv@'}}}}\n",
+        echo.address
+    ))
+    .await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let honest = Honest::new(envoy.listener("inference"));
+    let quiet = honest.quiet().await;
+    let before = resident(&picker);
+    let forged = [zmtp_handshake(), kv_event_frame(echo.address)].concat();
+    let attack = async {
+        // One long frame, and messages of several frames of which the last is missing. One connection after the other, as
+        // honest clients share the machine's CPUs with the attacker.
+        let long = [&[2, 0, 0, 0, 0, 0, 0xf0, 0, 0][..], &vec![0; 8 << 20]].concat();
+        let parts = [&[3, 0, 0, 0, 0, 0, 0x20, 0, 0][..], &vec![0; 2 << 20]].concat().repeat(4);
+        let mut held = Vec::new();
+        for (from, message) in [(STRANGER, &long), (LOCAL, &long), (STRANGER, &parts), (LOCAL, &parts)] {
+            for _ in 0..10 {
+                let mut stream = sent(from, address, &zmtp_handshake()).await;
+                for chunk in message.chunks(64 << 10) {
+                    tokio::time::sleep(Duration::from_micros(100)).await;
+                    // The picker may have closed it.
+                    let _ = stream.write_all(chunk).await;
+                }
+                held.push(stream);
+            }
+        }
+        let grown = resident(&picker).saturating_sub(before);
+        assert!(grown < 160 << 20, "{} MiB more for {} connections", grown >> 20, held.len());
+        let _stranger = sent(STRANGER, address, &forged).await;
+        picker.until_metric("attache_kv_event_wrong_senders_total", 1.0).await;
+        assert_eq!(picker.metric("attache_kv_event_frames_total").await, 0.0);
+    };
+    let (report, ()) = honest.during(attack).await;
+    report.assert_unharmed(&quiet);
+    let _server = sent(LOCAL, address, &forged).await;
+    picker.until_metric("attache_kv_event_frames_total", 1.0).await;
+    eventually("a warning that names the sender", || async {
+        let log = picker.process.stderr();
+        let mut lines = log.lines().filter(|line| line.contains("requireSenderAddress"));
+        lines.next().filter(|line| line.contains("127.0.0.6")).map(|_| ())
+    })
+    .await;
     picker.assert_settled().await;
 }
