@@ -12,10 +12,11 @@ mod redis;
 mod routing;
 
 use crate::admin::guard::Guard;
-use crate::admin::{self, AdminState};
+use crate::admin::{self, AdminState, Refusals};
 use crate::clock::{Clock, Timestamp};
 use crate::config::Settings;
 use crate::config::settings::{PoolSettings, ServerSettings, TelemetrySettings};
+use crate::connections::{Listeners, descriptor_limit};
 use crate::discovery::watch::{self, FileWatch};
 use crate::error::{Reason, RequestError};
 use crate::ext_proc::explain;
@@ -31,6 +32,7 @@ use crate::scheduling::Router;
 use crate::server::Shards;
 use crate::shutdown::{self, DrainTimes, Phase, Shutdown};
 use crate::telemetry::decisions::Decisions;
+use crate::telemetry::listeners::ListenerCollector;
 use crate::telemetry::logs::LogHandle;
 use crate::telemetry::metrics::{Metrics, Outcome};
 #[cfg(feature = "otlp")]
@@ -126,11 +128,14 @@ async fn serve(
 
     let mut registry = Registry::with_prefix("attache");
     let metrics = Metrics::register(&mut registry);
+    let refusals = Refusals::register(&mut registry);
+    let listeners = Listeners::of(descriptor_limit());
+    registry.register_collector(Box::new(ListenerCollector(listeners.clone())));
     metrics.by_name.bound(&file.telemetry.labels);
     let views = Arc::new(PoolViews::new(clock));
     registry.register_collector(Box::new(PoolCollector(views.clone())));
     let recorder = recorder(record, &file, seed, &mut registry)?;
-    let mut feeds = Feeds::new(clock, seed, recorder.clone(), stop.child_token());
+    let mut feeds = Feeds::new(clock, seed, recorder.clone(), listeners.kv_events.clone(), stop.child_token());
     let mut found = FoundPools::new(read_pool, stop.child_token());
     registry.register_collector(Box::new(RoomCollector(found.queued())));
     feeds.hold(&readiness);
@@ -171,7 +176,14 @@ async fn serve(
     let handshaker = certificates.as_ref().map(Certificates::handshaker);
     let shards = Arc::new(Shards::start(server.workers, &service, handshaker, on_grpc_port.as_ref(), &drain)?);
     ports.tell(&server, seed, handshaker.is_some())?;
-    tokio::spawn(health::serve(ports.health, health, readiness.clone(), stop.clone().cancelled_owned()));
+    let on_health_port = listeners.health.clone();
+    tokio::spawn(health::serve(
+        ports.health,
+        on_health_port,
+        health,
+        readiness.clone(),
+        stop.clone().cancelled_owned(),
+    ));
     let mut app = App {
         dump: Arc::new(ArcSwap::from_pointee(settings.clone())),
         file,
@@ -189,11 +201,11 @@ async fn serve(
         leased: leased.filter(|_| leader.is_some()),
     };
     app.show();
-    let state = pages(registry, &app, guard, logs, clock);
-    tokio::spawn(admin::serve(ports.admin, state, stop.clone().cancelled_owned()));
+    let state = pages(registry, &app, guard, refusals, logs, clock);
+    tokio::spawn(admin::serve(ports.admin, listeners.admin.clone(), state, stop.clone().cancelled_owned()));
     let accepting = CancellationToken::new();
     let (accepting_shards, until) = (shards.clone(), accepting.clone());
-    tokio::spawn(async move { accepting_shards.accept(ports.grpc, until).await });
+    tokio::spawn(async move { accepting_shards.accept(ports.grpc, listeners.ext_proc, until).await });
     listening.release();
 
     tokio::select! {
@@ -255,9 +267,16 @@ fn recorder(
 }
 
 /// What the admin pages show.
-fn pages(registry: Registry, app: &App, guard: Option<Guard>, logs: LogHandle, clock: Clock) -> AdminState {
+fn pages(
+    registry: Registry,
+    app: &App,
+    guard: Option<Guard>,
+    refusals: Refusals,
+    logs: LogHandle,
+    clock: Clock,
+) -> AdminState {
     let (views, picker, dump) = (app.views.clone(), app.picker.clone(), app.dump.clone());
-    let (to_explain, policies) = (picker.clone(), picker.policies.clone());
+    let (to_explain, to_limit, policies) = (picker.clone(), picker.clone(), picker.policies.clone());
     AdminState {
         registry: Arc::new(registry),
         readiness: app.readiness.clone(),
@@ -268,8 +287,13 @@ fn pages(registry: Registry, app: &App, guard: Option<Guard>, logs: LogHandle, c
             let picker = to_explain.clone();
             Box::pin(async move { explain(&picker, &asked, clock.now()).await })
         }),
+        max_explained_bytes: Arc::new(move || {
+            usize::try_from(to_limit.live().limits.max_body_bytes).unwrap_or(usize::MAX)
+        }),
         policies,
         guard,
+        hosts: app.settings.server.admin_hosts.clone(),
+        refusals,
         logs,
         clock,
     }

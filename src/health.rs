@@ -1,12 +1,14 @@
 //! Readiness, and the gRPC health service that tells it to Envoy and to Kubernetes.
 //!
-//! [`Readiness`] is held back by named latches, one per condition (a pool has synced, the listener is open). The gRPC service
-//! follows it: everything but `liveness` is NOT_SERVING until all latches are released, and again while draining. Used by `app`
-//! and `admin`. May import: `tls`, for its connections.
+//! [`Readiness`] is held back by named latches, one per condition (a pool has synced, the listener is open). The gRPC
+//! service follows it: everything but `liveness` is NOT_SERVING until all latches are released, and again while
+//! draining. Used by `app` and `admin`. May import: `connections`, and `tls` for its connections.
 
+use crate::connections::Connections;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tonic_health::ServingStatus;
@@ -17,6 +19,15 @@ use tonic_health::server::{HealthReporter, HealthService};
 pub const LIVENESS: &str = "liveness";
 /// Services that follow readiness: the server as a whole, the names that charts probe, and the one that Envoy checks.
 pub const READINESS: &[&str] = &["", "readiness", "inference-extension", "envoy.service.ext_proc.v3.ExternalProcessor"];
+
+/// Checks and watches at once on one connection to the health port.
+const MAX_STREAMS: u32 = 32;
+/// A peer of the health port is asked for a sign of life after this long without traffic.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+/// Its connection is closed after this long without an answer.
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Size of a request to the health service, bytes: the name of a service.
+const MAX_REQUEST_BYTES: usize = 4 << 10;
 
 /// Whether requests can be served, and if not, why.
 #[derive(Clone, Debug)]
@@ -119,6 +130,7 @@ impl Health {
     #[must_use]
     pub fn service(&self) -> HealthServer<HealthService> {
         HealthServer::new(HealthService::from_health_reporter(self.reporter.clone()))
+            .max_decoding_message_size(MAX_REQUEST_BYTES)
     }
 
     /// Tells what `readiness` says, as long as it is polled.
@@ -137,19 +149,24 @@ impl Health {
     }
 }
 
-/// Serves health alone on `listener` and follows `readiness`, until `end` completes.
+/// Serves health alone on `listener`, within the limits of `connections`, and follows `readiness`, until `end`
+/// completes.
 ///
 /// # Errors
 /// When the transport fails.
 pub async fn serve(
     listener: TcpListener,
+    connections: Arc<Connections>,
     health: Health,
     readiness: Readiness,
     end: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
     let server = tonic::transport::Server::builder()
+        .max_concurrent_streams(Some(MAX_STREAMS))
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
         .add_service(health.service())
-        .serve_with_incoming(crate::tls::incoming(listener, None));
+        .serve_with_incoming(crate::tls::incoming(listener, connections, None));
     tokio::select! {
         result = server => result,
         () = health.follow(&readiness) => Ok(()),
@@ -168,7 +185,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let health = Health::new().await;
-        tokio::spawn(serve(listener, health, readiness.clone(), std::future::pending()));
+        let connections = Connections::new(crate::connections::ConnectionLimits::of(16));
+        tokio::spawn(serve(listener, connections, health, readiness.clone(), std::future::pending()));
         let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{address}")).unwrap();
         HealthClient::new(endpoint.connect().await.unwrap())
     }

@@ -7,6 +7,7 @@ pub mod app;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod connections;
 pub mod disagg;
 pub mod discovery;
 pub mod error;

@@ -4,21 +4,22 @@
 //! the others. Envoy keeps one connection per worker; the acceptor gives each to the thread with the fewest, which `SO_REUSEPORT`'s hash would
 //! not do with a handful of connections.
 //!
-//! Called by `app`. May import `ext_proc`, `health`, `tls`, tonic, tokio.
+//! Called by `app`. May import `connections`, `ext_proc`, `health`, `tls`, tonic, tokio.
 
 mod authority;
 mod lenient;
 
+use crate::connections::{Connections, Slot};
 use crate::ext_proc::service::Service;
 use crate::ext_proc::wire::Wire;
 use crate::health::Health;
-use crate::tls::{Acceptor, Handshaker, ServerIo, handshake};
+use crate::tls::{Acceptor, Handshaker, ServerIo, Tcp, handshake};
 use lenient::Lenient;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -43,7 +44,7 @@ pub struct Shards {
 #[derive(Debug)]
 struct Shard {
     connections: Arc<AtomicUsize>,
-    hand_over: mpsc::Sender<std::net::TcpStream>,
+    hand_over: mpsc::Sender<Accepted>,
     done: CancellationToken,
 }
 
@@ -65,10 +66,10 @@ impl Shards {
         Ok(Self { shards })
     }
 
-    /// Accepts until `stop` is cancelled.
-    pub async fn accept(&self, listener: TcpListener, stop: CancellationToken) {
-        let mut acceptor = Acceptor::new(listener);
-        while let Some((stream, _)) = stop.run_until_cancelled(acceptor.next()).await {
+    /// Accepts until `stop` is cancelled, within the limits of `connections`.
+    pub async fn accept(&self, listener: TcpListener, connections: Arc<Connections>, stop: CancellationToken) {
+        let mut acceptor = Acceptor::new(listener, connections);
+        while let Some(stream) = stop.run_until_cancelled(acceptor.next()).await {
             let Ok(stream) = stream.into_std() else { continue };
             let Some(shard) = self.shards.iter().min_by_key(|s| s.connections.load(Relaxed)) else { return };
             shard.connections.fetch_add(1, Relaxed);
@@ -114,7 +115,7 @@ async fn serve(
     service: Service,
     tls: Option<Handshaker>,
     health: Option<Health>,
-    mut handed: mpsc::Receiver<std::net::TcpStream>,
+    mut handed: mpsc::Receiver<Accepted>,
     connections: Arc<AtomicUsize>,
     drain: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
@@ -142,9 +143,12 @@ async fn serve(
         .await
 }
 
+/// A connection on its way to its thread.
+type Accepted = (std::net::TcpStream, Slot);
+
 /// Takes over a connection from the acceptor's runtime.
-async fn adopt(stream: std::net::TcpStream, tls: Option<&Handshaker>, open: Open) -> io::Result<ServerIo<Open>> {
-    handshake(TcpStream::from_std(stream)?, tls, open).await
+async fn adopt((stream, slot): Accepted, tls: Option<&Handshaker>, open: Open) -> io::Result<ServerIo<Open>> {
+    handshake(Tcp::from_std(stream, slot)?, tls, open).await
 }
 
 /// Counts an open connection of a shard.

@@ -1,8 +1,9 @@
 //! Transport security of the ext-proc port.
 //!
-//! A [`ServingCert`] answers every handshake with the current certificate and can be given a new one while it serves; a pair that
-//! can't be used leaves the old one in place and is counted. tonic's own TLS can't do that, so [`handshake`] makes the connections that
-//! tonic serves. With [`ClientAuth`], clients need a certificate too. Used by `app`, `server`, `health`, `admin` and `cli::check`; may import `config`.
+//! A [`ServingCert`] answers every handshake with the current certificate and can be given a new one while it serves;
+//! a pair that can't be used leaves the old one in place and is counted. tonic's own TLS can't do that, so
+//! [`handshake`] makes the connections that tonic serves. With [`ClientAuth`], clients need a certificate too. Used by
+//! `app`, `server`, `health`, `admin` and `cli::check`; may import `config` and `connections`.
 
 mod client;
 mod failures;
@@ -13,7 +14,7 @@ mod tests;
 
 pub use client::{ClientAuth, check_client_ca};
 pub use failures::{FailureCause, HandshakeFailures};
-pub use io::{Acceptor, Handshaker, ServerIo, handshake, incoming};
+pub use io::{Acceptor, Handshaker, ServerIo, Tcp, handshake, incoming};
 
 use arc_swap::ArcSwap;
 use hello::provider;

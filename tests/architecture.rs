@@ -21,6 +21,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("disagg", 1),
     ("flow", 1),
     ("quota", 1),
+    ("connections", 2),
     ("record", 2),
     ("scrape", 2),
     ("discovery", 2),

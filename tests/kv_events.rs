@@ -2,6 +2,7 @@
 //! restart and lie.
 
 use attache::clock::Clock;
+use attache::connections::{Closed, ConnectionLimits, Connections};
 use attache::ids::EndpointId;
 use attache::kv_events::subscription::{PORT_LABEL, REPLAY_PORT_LABEL};
 use attache::kv_events::{
@@ -228,6 +229,7 @@ fn cleared() -> Any {
 fn quick() -> Timing {
     Timing {
         connect: Duration::from_secs(5),
+        frame: Duration::from_secs(3_600),
         heartbeat: Duration::from_secs(3_600),
         reconnect_min: Duration::from_millis(10),
         reconnect_max: Duration::from_millis(50),

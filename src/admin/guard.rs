@@ -1,13 +1,26 @@
-//! Who may see the pages, where somebody else has the word on that: a token names the caller, and the caller's rights say what it may see.
+//! Access to the admin pages. It is decided by a request's head, before its body is read.
 //!
-//! `/live` and `/ready` are for everybody: probes have no token. The answers are those of controller-runtime, which guards the reference pickers'
-//! metrics, except that a token nobody knows is answered with 401, as one that is missing.
+//! | pages | who may request them |
+//! |---|---|
+//! | `/live`, `/ready` | everyone |
+//! | `/metrics` | everyone; with a [`Guard`], callers that it allows |
+//! | all others | processes on this machine; with a [`Guard`], callers that it allows |
+//! | what changes something, shows prompts or costs much | processes on this machine; with a [`Guard`], they need its permission too |
+//!
+//! Pages of the last two rows are shown under names of the picker only, and never to pages of other origins. This
+//! stops web sites that reach the port through a browser beside it (cross-site requests, DNS rebinding).
+//!
+//! The responses of a [`Guard`] are those of controller-runtime, which guards the reference pickers' metrics, except
+//! that an unknown token gets 401, as a missing one does.
 
-use axum::extract::{Request, State};
-use axum::http::{HeaderMap, Method, StatusCode, header};
+use super::refusal::{Refusal, refuse};
+use axum::extract::{ConnectInfo, Request, State};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use std::future::Future;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -39,21 +52,78 @@ pub enum Verdict {
 pub type Guard = Arc<dyn Fn(Caller) -> Pin<Box<dyn Future<Output = Verdict> + Send>> + Send + Sync>;
 
 /// Lets a request through to its page if the guard lets it.
-pub(super) async fn check(State(guard): State<Guard>, request: Request, next: Next) -> Response {
+pub(super) async fn by_token(State(guard): State<Guard>, request: Request, next: Next) -> Response {
     let Some(token) = bearer(request.headers()) else { return unauthorized() };
     let (verb, path) = (verb(request.method()), request.uri().path().to_owned());
     match guard(Caller { token, verb, path }).await {
         Verdict::Allowed => next.run(request).await,
         Verdict::Unknown => unauthorized(),
         Verdict::Denied(user) => {
-            (StatusCode::FORBIDDEN, format!("Authorization denied for user {user}\n")).into_response()
+            let text = format!("Authorization denied for user {user}\n");
+            refuse(Refusal::Token, StatusCode::FORBIDDEN, text)
         }
         Verdict::Unclear => (StatusCode::INTERNAL_SERVER_ERROR, "Authentication failed\n").into_response(),
     }
 }
 
+/// Lets a request through to its page if it comes from a process on this machine.
+pub(super) async fn by_peer(ConnectInfo(peer): ConnectInfo<SocketAddr>, request: Request, next: Next) -> Response {
+    if is_local(peer.ip()) {
+        return next.run(request).await;
+    }
+    refuse(Refusal::Peer, StatusCode::FORBIDDEN, "only from loopback; try `kubectl port-forward`\n")
+}
+
+/// Lets a request through that names the picker as its host and comes from no other origin. `names` are in lower case.
+pub(super) async fn by_origin(State(names): State<Arc<[String]>>, request: Request, next: Next) -> Response {
+    let headers = request.headers();
+    if !names_the_picker(request.uri().authority(), headers, &names) {
+        let text = "this host name is not the picker's; use an IP address or localhost, or see `--admin-hosts`\n";
+        return refuse(Refusal::Host, StatusCode::MISDIRECTED_REQUEST, text);
+    }
+    if is_cross_origin(headers) {
+        return refuse(Refusal::Origin, StatusCode::FORBIDDEN, "requests of other origins are not allowed\n");
+    }
+    next.run(request).await
+}
+
+/// Whether the address is that of a process on this machine. Istio's sidecar hands on requests of other machines from
+/// 127.0.0.6, so no other address of 127.0.0.0/8 counts.
+fn is_local(ip: IpAddr) -> bool {
+    [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)].contains(&ip.to_canonical())
+}
+
+/// Whether every name that the request has for its server is an IP address, `localhost` or one of `names`.
+fn names_the_picker(target: Option<&Authority>, headers: &HeaderMap, names: &[String]) -> bool {
+    let hosts = headers.get_all(header::HOST).iter().map(|host| Authority::try_from(host.as_bytes()).ok());
+    let mut all = target.cloned().map(Some).into_iter().chain(hosts).peekable();
+    all.peek().is_some() && all.all(|host| host.is_some_and(|host| is_allowed(host.host(), names)))
+}
+
+fn is_allowed(host: &str, names: &[String]) -> bool {
+    let literal = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
+    let name = host.strip_suffix('.').unwrap_or(host);
+    literal.parse::<IpAddr>().is_ok()
+        || name.eq_ignore_ascii_case("localhost")
+        || names.iter().any(|allowed| name.eq_ignore_ascii_case(allowed))
+}
+
+/// Whether a browser sent the request for a page of another origin.
+fn is_cross_origin(headers: &HeaderMap) -> bool {
+    let host = headers.get(header::HOST).map(HeaderValue::as_bytes).unwrap_or_default();
+    let own = |origin: &HeaderValue| {
+        let authority =
+            [&b"http://"[..], b"https://"].iter().find_map(|scheme| origin.as_bytes().strip_prefix(*scheme));
+        authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host))
+    };
+    headers.get_all(header::ORIGIN).iter().any(|origin| !own(origin))
+        || headers.get_all("sec-fetch-site").iter().any(|site| *site != "same-origin" && *site != "none")
+}
+
 fn unauthorized() -> Response {
-    (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], "Unauthorized\n").into_response()
+    let mut response = refuse(Refusal::Token, StatusCode::UNAUTHORIZED, "Unauthorized\n");
+    response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    response
 }
 
 /// Rights name methods in small letters.
@@ -86,5 +156,76 @@ mod tests {
             assert_eq!(bearer(&headers).as_deref(), token, "{header:?}");
         }
         assert_eq!(bearer(&HeaderMap::new()), None);
+    }
+
+    #[test]
+    fn host_names_other_than_the_pickers_are_refused() {
+        let names = ["attache.default.svc".to_owned()];
+        let allowed = |target: Option<&str>, hosts: &[&str]| {
+            let mut map = HeaderMap::new();
+            for host in hosts {
+                map.append(header::HOST, host.parse().unwrap());
+            }
+            names_the_picker(target.map(|t| t.parse().unwrap()).as_ref(), &map, &names)
+        };
+        for host in [
+            "127.0.0.1",
+            "10.0.0.7:9090",
+            "[::1]:9090",
+            "[::1]",
+            "localhost",
+            "LocalHost:8080",
+            "localhost.",
+            "attache.default.svc:9090",
+            "Attache.Default.Svc.",
+        ] {
+            assert!(allowed(None, &[host]), "{host}");
+        }
+        for host in ["evil.example", "evil.example:9090", "localhost.evil.example", "127.0.0.1.nip.io", "", "a b"] {
+            assert!(!allowed(None, &[host]), "{host}");
+        }
+        assert!(!allowed(None, &[]), "no name at all");
+        assert!(!allowed(None, &["localhost", "evil.example"]), "two names");
+        assert!(!allowed(Some("evil.example"), &["localhost"]), "an absolute target outranks the header");
+        assert!(allowed(Some("localhost:9090"), &["localhost:9090"]));
+    }
+
+    #[test]
+    fn requests_of_other_origins_are_known_by_what_browsers_send() {
+        let cross = |headers: &[(&str, &str)]| {
+            let mut map = HeaderMap::from_iter([(header::HOST, "localhost:9090".parse().unwrap())]);
+            for (name, value) in headers {
+                map.insert(header::HeaderName::try_from(*name).unwrap(), value.parse().unwrap());
+            }
+            is_cross_origin(&map)
+        };
+        for own in [
+            &[][..],
+            &[("origin", "http://localhost:9090")],
+            &[("sec-fetch-site", "same-origin")],
+            &[("sec-fetch-site", "none")],
+        ] {
+            assert!(!cross(own), "{own:?}");
+        }
+        for other in [
+            ("origin", "http://evil.example"),
+            ("origin", "null"),
+            ("origin", "http://localhost:3000"),
+            ("origin", "localhost:9090"),
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-site", "same-site"),
+        ] {
+            assert!(cross(&[other]), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn only_this_machines_processes_are_local() {
+        for local in ["127.0.0.1", "::1", "::ffff:127.0.0.1"] {
+            assert!(is_local(local.parse().unwrap()), "{local}");
+        }
+        for remote in ["127.0.0.6", "10.0.0.9", "::ffff:10.0.0.9", "fd00::1", "0.0.0.0", "::"] {
+            assert!(!is_local(remote.parse().unwrap()), "{remote}");
+        }
     }
 }

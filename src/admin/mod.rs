@@ -6,36 +6,42 @@
 //! | `/metrics` | Prometheus text |
 //! | `/live`, `/ready` | 200, or 503 with the names of what is missing |
 //! | `/endpoints`, `/decisions`, `/config_dump` | JSON |
-//! | `/explain` | `POST` a request's body (`?path=/v1/chat/completions&pool=llama`): its blocks and who holds them, JSON; from loopback only |
-//! | `/kv_blocks` | `?endpoint=ip:port`: the blocks that its KV events have told of, JSON; from loopback only |
-//! | `/api/nodes/scheduling` | `GET` lists what is said about single models, `POST` or `PUT` changes one, JSON; changes from loopback only |
-//! | `/api/nodes/scheduling/{model}` | `GET` shows what is said about one, `DELETE` forgets it; `DELETE` from loopback only |
-//! | `/log-level` | `GET` shows, `PUT ?filter=…` changes the log filter; `PUT` from loopback only |
+//! | `/explain` | `POST` a request's body (`?path=/v1/chat/completions&pool=llama`): its blocks and who holds them, JSON |
+//! | `/kv_blocks` | `?endpoint=ip:port`: the blocks that its KV events have told of, JSON |
+//! | `/api/nodes/scheduling` | `GET` lists what is said about single models, `POST` or `PUT` changes one, JSON |
+//! | `/api/nodes/scheduling/{model}` | `GET` shows what is said about one, `DELETE` forgets it |
+//! | `/log-level` | `GET` shows, `PUT ?filter=…` changes the log filter |
 //!
-//! Where a [`guard::Guard`] is set, it is asked for all of them but `/live` and `/ready`.
+//! [`guard`] says who may request them. The port has its own connections ([`crate::connections`]); bodies are limited
+//! in size, time and number, so that probes are answered while they are read.
 //!
-//! Reads snapshots; the policies of models are all it writes that a request depends on. May import: `clock`, `health`, `pool`,
-//! `scheduling::policy`, `telemetry::logs`, `tls` (for its connections).
+//! Reads snapshots; the policies of models are all it writes that a request depends on. May import: `clock`,
+//! `connections`, `health`, `pool`, `scheduling::policy`, `telemetry::logs`, `tls` (for its connections).
 
+mod body;
 mod endpoints;
 pub mod guard;
 mod policies;
+mod refusal;
 #[cfg(test)]
 mod tests;
 
+pub use refusal::Refusals;
+
 use crate::clock::Clock;
+use crate::connections::Connections;
 use crate::error::RequestError;
 use crate::health::Readiness;
 use crate::scheduling::ModelPolicies;
 use crate::telemetry::logs::LogHandle;
 use crate::telemetry::pools::PoolView;
 use crate::tls::incoming;
-use axum::body::Bytes;
-use axum::extract::{ConnectInfo, DefaultBodyLimit, Query, State};
+use axum::body::{Body, Bytes};
+use axum::extract::{ConnectInfo, Query, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state, map_response_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 use axum::{Extension, Router};
 use guard::Guard;
 use hyper::server::conn::http1;
@@ -89,10 +95,16 @@ pub struct AdminState {
     pub config: Source<serde_json::Value>,
     /// What the picker makes of a request.
     pub explain: Explain,
+    /// Size of a request that it explains, bytes: that of requests to servers.
+    pub max_explained_bytes: Source<usize>,
     /// What is said about single models.
     pub policies: Arc<ModelPolicies>,
-    /// Who may see the pages; everybody, when nobody is to say.
+    /// Decides who may request the pages; see [`guard`] for what holds without it.
     pub guard: Option<Guard>,
+    /// Host names of the picker, in lower case, beside IP addresses and `localhost`.
+    pub hosts: Arc<[String]>,
+    /// Requests that were refused.
+    pub refusals: Refusals,
     /// The log filter.
     pub logs: LogHandle,
     /// Now, and when the metrics were read.
@@ -107,20 +119,23 @@ impl std::fmt::Debug for AdminState {
 
 /// A client has this long to send its request's headers, and a kept connection this long for the next.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
-/// 64 MiB, four times what a request may have by default.
-const MAX_EXPLAINED_BYTES: usize = 64 << 20;
+/// Requests that are explained at once: each holds a body, and costs what a decision costs.
+const MAX_EXPLAINED_AT_ONCE: usize = 2;
 /// The path that a request is explained for when none is given.
 pub const DEFAULT_EXPLAINED_PATH: &str = "/v1/chat/completions";
-/// Connections at once: a few scrapers and a few people. They must not use up the file descriptors of the ext-proc port.
-const MAX_CONNECTIONS: usize = 64;
 
-/// Serves the pages on `listener` until `end` completes. Open connections are then cut: scrapers come again.
-pub async fn serve(listener: TcpListener, state: AdminState, end: impl Future<Output = ()>) {
+/// Serves the pages on `listener`, within the limits of `connections`, until `end` completes. Open connections are
+/// then cut: scrapers come again.
+pub async fn serve(
+    listener: TcpListener,
+    connections: Arc<Connections>,
+    state: AdminState,
+    end: impl Future<Output = ()>,
+) {
     let app = router(state);
-    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
-    let mut incoming = incoming(listener, None);
+    let mut incoming = incoming(listener, connections, None);
     // The end of the set cuts what is open.
     let mut open = JoinSet::new();
     tokio::pin!(end);
@@ -134,36 +149,48 @@ pub async fn serve(listener: TcpListener, state: AdminState, end: impl Future<Ou
             Some(_) = open.join_next() => continue,
             () = &mut end => return,
         };
-        // One too many is closed at once: waiting would keep its file descriptor.
-        let (Ok(permit), Some(peer)) = (connections.clone().try_acquire_owned(), stream.connect_info()) else {
-            continue;
-        };
+        let peer = stream.connect_info().peer();
         let service = TowerToHyperService::new(app.clone().layer(Extension(ConnectInfo(peer))));
         let connection = http.serve_connection(TokioIo::new(stream), service);
         open.spawn(async move {
             // A client that breaks off or speaks nonsense is its own affair.
             let _ = connection.await;
-            drop(permit);
         });
     }
 }
 
 fn router(state: AdminState) -> Router {
+    let explaining = Arc::new(Semaphore::new(MAX_EXPLAINED_AT_ONCE));
+    let explain = post(explain).layer(from_fn_with_state(explaining, body::few));
+    // Checks are made from the last layer to the first: the cheapest and strictest first.
+    let local = Router::new()
+        .route("/log-level", put(set_log_level))
+        .route("/kv_blocks", get(kv_blocks))
+        .route("/explain", explain)
+        .merge(policies::changes());
     let pages = Router::new()
         .route("/", get(page))
-        .route("/metrics", get(metrics))
         .route("/endpoints", get(endpoints))
         .route("/decisions", get(|State(s): State<AdminState>| async move { json(&(s.decisions)()) }))
         .route("/config_dump", get(|State(s): State<AdminState>| async move { json(&(s.config)()) }))
-        .route("/log-level", get(log_level).put(set_log_level))
-        .route("/kv_blocks", get(kv_blocks))
-        .merge(policies::routes())
-        .route("/explain", post(explain).layer(DefaultBodyLimit::max(MAX_EXPLAINED_BYTES)));
-    let pages = match &state.guard {
-        Some(guard) => pages.route_layer(from_fn_with_state(guard.clone(), guard::check)),
-        None => pages,
+        .route("/log-level", get(log_level))
+        .merge(policies::pages());
+    let metrics = Router::new().route("/metrics", get(metrics));
+    let (metrics, guarded) = match &state.guard {
+        Some(guard) => {
+            let by_token = || from_fn_with_state(guard.clone(), guard::by_token);
+            let local = local.route_layer(by_token()).route_layer(from_fn(guard::by_peer));
+            (metrics.route_layer(by_token()), pages.route_layer(by_token()).merge(local))
+        }
+        None => (metrics, pages.merge(local).route_layer(from_fn(guard::by_peer))),
     };
-    pages.route("/live", get(|| async { "live\n" })).route("/ready", get(ready)).with_state(state)
+    guarded
+        .route_layer(from_fn_with_state(state.hosts.clone(), guard::by_origin))
+        .merge(metrics)
+        .route("/live", get(|| async { "live\n" }))
+        .route("/ready", get(ready))
+        .layer(map_response_with_state(state.refusals.clone(), refusal::count))
+        .with_state(state)
 }
 
 /// The page's own script and style are inline; nothing is ever loaded from elsewhere.
@@ -221,12 +248,8 @@ struct Endpoint {
 
 async fn kv_blocks(
     State(state): State<AdminState>,
-    ConnectInfo(peer): ConnectInfo<SocketAddr>,
     query: Result<Query<Endpoint>, axum::extract::rejection::QueryRejection>,
 ) -> Response {
-    if let Some(refusal) = refuse_afar(peer) {
-        return refusal;
-    }
     let Ok(Query(Endpoint { endpoint })) = query else {
         return (StatusCode::BAD_REQUEST, "give the endpoint, as in `?endpoint=10.0.0.7:8000`\n").into_response();
     };
@@ -245,14 +268,14 @@ struct Explained {
 /// Explaining costs what deciding costs and shows what others' prompts have left in the index, so it is not for everyone.
 async fn explain(
     State(state): State<AdminState>,
-    ConnectInfo(peer): ConnectInfo<SocketAddr>,
     Query(Explained { path, pool }): Query<Explained>,
     headers: HeaderMap,
-    body: Bytes,
+    body: Body,
 ) -> Response {
-    if let Some(refusal) = refuse_afar(peer) {
-        return refusal;
-    }
+    let body = match body::read(body, (state.max_explained_bytes)()).await {
+        Ok(body) => body,
+        Err(refusal) => return refusal,
+    };
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).map(str::to_owned);
     let path = path.unwrap_or_else(|| DEFAULT_EXPLAINED_PATH.to_owned());
     let asked = Asked { pool, path, content_type, body };
@@ -275,9 +298,6 @@ async fn set_log_level(
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     query: Result<Query<Filter>, axum::extract::rejection::QueryRejection>,
 ) -> Response {
-    if let Some(refusal) = refuse_afar(peer) {
-        return refusal;
-    }
     let Ok(Query(Filter { filter })) = query else {
         return (StatusCode::BAD_REQUEST, "give the filter, as in `?filter=debug`\n").into_response();
     };
@@ -288,12 +308,6 @@ async fn set_log_level(
         }
         Err(error) => (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
     }
-}
-
-/// What somebody on another machine is told who asks for more than pages.
-fn refuse_afar(peer: SocketAddr) -> Option<Response> {
-    let near = peer.ip().to_canonical().is_loopback();
-    (!near).then(|| (StatusCode::FORBIDDEN, "only from loopback; try `kubectl port-forward`\n").into_response())
 }
 
 fn json(value: &serde_json::Value) -> Response {

@@ -1,27 +1,31 @@
 //! What is said about single models, in the shape of LocalAI's `/api/nodes/scheduling`.
 
-use super::{AdminState, json, refuse_afar};
+use super::{AdminState, body, json};
 use crate::scheduling::policy::{MAX_MODEL_NAME, ModelPolicy, PolicyError};
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::{ConnectInfo, DefaultBodyLimit, Path, State};
+use axum::body::Body;
+use axum::extract::{ConnectInfo, Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{delete, get, post};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
 /// 16 KiB: a change is five fields.
 const MAX_CHANGE_BYTES: usize = 16 << 10;
 
-pub(super) fn routes() -> Router<AdminState> {
-    Router::new()
-        .route(
-            "/api/nodes/scheduling",
-            get(list).post(change).put(change).layer(DefaultBodyLimit::max(MAX_CHANGE_BYTES)),
-        )
-        // Names of models have slashes in them.
-        .route("/api/nodes/scheduling/{*model}", get(show).delete(forget))
+/// Names of models have slashes in them.
+const ONE_MODEL: &str = "/api/nodes/scheduling/{*model}";
+const ALL_MODELS: &str = "/api/nodes/scheduling";
+
+/// What shows policies.
+pub(super) fn pages() -> Router<AdminState> {
+    Router::new().route(ALL_MODELS, get(list)).route(ONE_MODEL, get(show))
+}
+
+/// What changes policies.
+pub(super) fn changes() -> Router<AdminState> {
+    Router::new().route(ALL_MODELS, post(change).put(change)).route(ONE_MODEL, delete(forget))
 }
 
 fn row(model: &str, policy: &ModelPolicy) -> Value {
@@ -63,16 +67,17 @@ async fn change(
     State(state): State<AdminState>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     headers: HeaderMap,
-    body: Bytes,
+    body: Body,
 ) -> Response {
-    if let Some(refusal) = refuse_afar(peer) {
-        return refusal;
-    }
     let kind = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
     if !kind.split(';').next().is_some_and(|k| k.trim().eq_ignore_ascii_case("application/json")) {
         let message = "the content type must be `application/json`";
         return refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, "", message);
     }
+    let body = match body::read(body, MAX_CHANGE_BYTES).await {
+        Ok(body) => body,
+        Err(refusal) => return refusal,
+    };
     let document = match serde_json::from_slice::<Value>(&body) {
         Ok(document) => document,
         Err(error) => return refusal(StatusCode::BAD_REQUEST, "", &format!("the body is no JSON: {error}")),
@@ -91,9 +96,6 @@ async fn forget(
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     Path(model): Path<String>,
 ) -> Response {
-    if let Some(refusal) = refuse_afar(peer) {
-        return refusal;
-    }
     if !state.policies.remove(&model) {
         return nothing_about(&model);
     }

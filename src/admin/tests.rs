@@ -1,5 +1,7 @@
+use super::refusal::Refusal;
 use super::*;
 use crate::clock::Timestamp;
+use crate::connections::{ConnectionLimits, Connections};
 use crate::ids::EndpointId;
 use crate::pool::health::{HealthPolicy, Outcome};
 use crate::pool::ledger::Ticket;
@@ -64,6 +66,7 @@ fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
     };
     let state = AdminState {
         explain: Arc::new(refuse),
+        max_explained_bytes: Arc::new(|| 1_000),
         registry: Arc::new(registry),
         readiness: Readiness::default(),
         pools: Arc::new(move || vec![view.clone()]),
@@ -71,6 +74,8 @@ fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
         config: Arc::new(|| serde_json::json!({"kind": "Attache"})),
         policies: Arc::default(),
         guard: None,
+        hosts: Arc::new([]),
+        refusals: Refusals::default(),
         logs: log_handle(),
         clock,
     };
@@ -104,10 +109,164 @@ fn record(ended: Timestamp) -> DecisionRecord {
 }
 
 async fn start(state: AdminState) -> SocketAddr {
+    within(Connections::new(ConnectionLimits::of(64)), state).await
+}
+
+async fn within(connections: Arc<Connections>, state: AdminState) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(serve(listener, state, std::future::pending()));
+    tokio::spawn(serve(listener, connections, state, std::future::pending()));
     address
+}
+
+/// A machine that is not the picker's.
+const REMOTE: [u8; 4] = [10, 0, 0, 9];
+const LOCAL: [u8; 4] = [127, 0, 0, 1];
+
+/// The response to a request of this peer, whose headers are `headers`.
+async fn ask(
+    state: &AdminState,
+    peer: [u8; 4],
+    (method, target): (&str, &str),
+    headers: &[(&str, &str)],
+    body: axum::body::Body,
+) -> (u16, String) {
+    let app = router(state.clone()).layer(Extension(ConnectInfo(SocketAddr::from((peer, 4000)))));
+    let mut request = hyper::Request::builder().method(method).uri(target);
+    if headers.iter().all(|(name, _)| *name != "host") {
+        request = request.header("host", "10.0.0.1:9090");
+    }
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let service = TowerToHyperService::new(app);
+    let response = hyper::service::Service::call(&service, request.body(body).unwrap()).await.unwrap();
+    let status = response.status().as_u16();
+    let body = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    (status, String::from_utf8(body.to_vec()).unwrap())
+}
+
+/// A body of which nothing ever comes.
+fn endless() -> axum::body::Body {
+    axum::body::Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>())
+}
+
+/// Every page that is not open to all.
+const GUARDED: [(&str, &str); 13] = [
+    ("GET", "/"),
+    ("GET", "/endpoints"),
+    ("GET", "/decisions"),
+    ("GET", "/config_dump"),
+    ("GET", "/log-level"),
+    ("PUT", "/log-level?filter=trace"),
+    ("GET", "/kv_blocks?endpoint=127.0.0.1:8000"),
+    ("POST", "/explain"),
+    ("GET", "/api/nodes/scheduling"),
+    ("POST", "/api/nodes/scheduling"),
+    ("PUT", "/api/nodes/scheduling"),
+    ("GET", "/api/nodes/scheduling/m"),
+    ("DELETE", "/api/nodes/scheduling/m"),
+];
+
+#[tokio::test]
+async fn remote_peer_is_refused_by_every_guarded_page_before_its_body_is_read() {
+    let (state, _) = state();
+    for page in GUARDED {
+        let (status, _) = ask(&state, REMOTE, page, &[], endless()).await;
+        assert_eq!(status, 403, "{page:?}");
+    }
+    assert_eq!(state.refusals.get(Refusal::Peer), GUARDED.len() as u64);
+    for page in [("GET", "/metrics"), ("GET", "/live"), ("GET", "/ready")] {
+        assert_eq!(ask(&state, REMOTE, page, &[("host", "any.example")], endless()).await.0, 200, "{page:?}");
+    }
+    assert!(state.policies.all().is_empty());
+    assert!(state.logs.current().ends_with("info"));
+}
+
+#[tokio::test]
+async fn hosts_and_origins_of_others_are_refused_by_every_guarded_page() {
+    let (mut state, _) = state();
+    state.hosts = Arc::new(["attache.llm".to_owned()]);
+    for page in GUARDED {
+        assert_eq!(ask(&state, LOCAL, page, &[("host", "evil.example:9090")], endless()).await.0, 421, "{page:?}");
+        let foreign = [("origin", "http://evil.example")];
+        assert_eq!(ask(&state, LOCAL, page, &foreign, endless()).await.0, 403, "{page:?}");
+        let cross = [("sec-fetch-site", "cross-site")];
+        assert_eq!(ask(&state, LOCAL, page, &cross, endless()).await.0, 403, "{page:?}");
+    }
+    let pages = GUARDED.len() as u64;
+    assert_eq!((state.refusals.get(Refusal::Host), state.refusals.get(Refusal::Origin)), (pages, 2 * pages));
+    assert!(state.logs.current().ends_with("info"));
+    // A forwarded port, another machine's name for it, a browser on its page.
+    for headers in [
+        &[("host", "localhost:19090")][..],
+        &[("host", "attache.llm:9090")],
+        &[("host", "[::1]:9090")],
+        &[("host", "localhost:9090"), ("origin", "http://localhost:9090"), ("sec-fetch-site", "same-origin")],
+    ] {
+        assert_eq!(ask(&state, LOCAL, ("GET", "/endpoints"), headers, endless()).await.0, 200, "{headers:?}");
+    }
+}
+
+#[tokio::test]
+async fn callers_with_a_token_see_pages_from_afar_and_change_nothing() {
+    let (mut state, _) = state();
+    let verdict = |caller: guard::Caller| match caller.token.as_str() {
+        "good" => guard::Verdict::Allowed,
+        _ => guard::Verdict::Unknown,
+    };
+    state.guard = Some(Arc::new(move |caller| Box::pin(async move { verdict(caller) })));
+    let good = [("authorization", "Bearer good")];
+    for page in GUARDED {
+        let changes = page.0 != "GET" || page.1.starts_with("/kv_blocks");
+        let wanted = if changes { 403 } else { 200 };
+        let (status, _) = ask(&state, REMOTE, page, &good, endless()).await;
+        assert!(status == wanted || page.1.ends_with("/m") && status == 404, "{page:?}: {status}");
+        for bad in [&[("authorization", "Bearer bad")][..], &[]] {
+            assert_eq!(ask(&state, LOCAL, page, bad, endless()).await.0, 401, "{page:?}");
+        }
+    }
+    assert_eq!(ask(&state, REMOTE, ("GET", "/metrics"), &[], endless()).await.0, 401);
+    assert_eq!(ask(&state, REMOTE, ("GET", "/metrics"), &good, endless()).await.0, 200);
+    assert_eq!(ask(&state, LOCAL, ("PUT", "/log-level?filter=debug"), &good, endless()).await.0, 200);
+}
+
+#[tokio::test(start_paused = true)]
+async fn bodies_that_stall_are_given_up_and_only_two_are_read_at_once() {
+    let (state, _) = state();
+    let app = router(state.clone()).layer(Extension(ConnectInfo(SocketAddr::from((LOCAL, 4000)))));
+    let explain = || {
+        let request = hyper::Request::post("/explain").header("host", "localhost").body(endless()).unwrap();
+        let service = TowerToHyperService::new(app.clone());
+        async move { hyper::service::Service::call(&service, request).await.unwrap().status().as_u16() }
+    };
+    let begun = tokio::time::Instant::now();
+    let mut statuses = [0; 3];
+    (statuses[0], statuses[1], statuses[2]) = tokio::join!(explain(), explain(), explain());
+    statuses.sort_unstable();
+    assert_eq!(statuses, [408, 408, 503]);
+    assert_eq!(begun.elapsed(), Duration::from_secs(10));
+    assert_eq!((state.refusals.get(Refusal::BodyTimeout), state.refusals.get(Refusal::Busy)), (2, 1));
+    let body = [("content-type", "application/json")];
+    let (status, _) = ask(&state, LOCAL, ("POST", "/api/nodes/scheduling"), &body, endless()).await;
+    assert_eq!(status, 408, "a change has the same time");
+}
+
+#[tokio::test]
+async fn bodies_above_the_limit_are_refused_with_and_without_their_length() {
+    let (state, _) = state();
+    let chunks = || futures_util::stream::iter((0..2).map(|_| Ok::<_, std::io::Error>(Bytes::from(vec![b' '; 600]))));
+    let bodies = [
+        axum::body::Body::from(vec![b' '; 1_001]),
+        axum::body::Body::from_stream(chunks()),
+        axum::body::Body::from_stream(chunks().chain(futures_util::stream::pending())),
+    ];
+    for (refusals, body) in (1..).zip(bodies) {
+        assert_eq!(ask(&state, LOCAL, ("POST", "/explain"), &[], body).await.0, 413);
+        assert_eq!(state.refusals.get(Refusal::BodySize), refusals);
+    }
+    let (status, text) = ask(&state, LOCAL, ("POST", "/explain"), &[], vec![b' '; 1_000].into()).await;
+    assert_eq!((status, text.as_str()), (400, "invalid_json: nothing to explain\n"));
 }
 
 async fn call(address: SocketAddr, method: &str, path: &str) -> (u16, String, String) {
@@ -281,52 +440,22 @@ async fn the_policy_of_a_model_is_merged_shown_and_forgotten() {
 }
 
 #[tokio::test]
-async fn policies_are_changed_from_loopback_only() {
+async fn full_port_new_requests_take_the_place_of_idle_connections() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let (state, _) = state();
-    let policies = state.policies.clone();
-    let app = router(state).layer(Extension(ConnectInfo(SocketAddr::from(([10, 0, 0, 9], 4000)))));
-    let request = |method: &str, path: &str| {
-        let body = axum::body::Body::from(r#"{"model_name": "m"}"#);
-        hyper::Request::builder()
-            .method(method)
-            .uri(path)
-            .header("content-type", "application/json")
-            .body(body)
-            .unwrap()
-    };
-    for (method, path, wanted) in [
-        ("POST", "/api/nodes/scheduling", 403),
-        ("PUT", "/api/nodes/scheduling", 403),
-        ("DELETE", "/api/nodes/scheduling/m", 403),
-        ("GET", "/api/nodes/scheduling", 200),
-    ] {
-        let service = TowerToHyperService::new(app.clone());
-        let response = hyper::service::Service::call(&service, request(method, path)).await.unwrap();
-        assert_eq!(response.status().as_u16(), wanted, "{method}");
-    }
-    assert!(policies.all().is_empty());
-}
-
-#[tokio::test]
-async fn silent_connections_do_not_pile_up() {
-    let (state, _) = state();
-    let address = start(state).await;
-    let mut silent = Vec::new();
-    for _ in 0..MAX_CONNECTIONS {
-        silent.push(tokio::net::TcpStream::connect(address).await.unwrap());
-    }
-    // One too many is closed by the server.
-    let mut extra = tokio::net::TcpStream::connect(address).await.unwrap();
-    assert_eq!(tokio::io::AsyncReadExt::read(&mut extra, &mut [0; 1]).await.unwrap(), 0);
-    drop(silent);
-    // The places come back as soon as the server has seen the others go.
-    loop {
-        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let connections = Connections::new(ConnectionLimits::of(8));
+    let address = within(connections.clone(), state).await;
+    let mut idle = Vec::new();
+    for bytes in
+        [&b""[..], b"GET /live HT", b"POST /explain HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n"].repeat(6)
+    {
         let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
-        let mut answer = String::new();
-        let sent = stream.write_all(b"GET /live HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
-        if sent.is_ok() && stream.read_to_string(&mut answer).await.is_ok() && answer.contains("200 OK") {
-            break;
-        }
+        stream.write_all(bytes).await.unwrap();
+        idle.push(stream);
+        assert_eq!(call(address, "GET", "/live").await.0, 200);
+        assert!(connections.open() <= 8, "{}", connections.open());
     }
+    // 14 stay open until then: two bodies are waited for, four are refused and closed.
+    assert!(connections.closed(crate::connections::Closed::Evicted) >= 14 - 8);
+    assert_eq!(idle[0].read(&mut [0; 1]).await.unwrap_or(0), 0, "the oldest is closed");
 }

@@ -11,6 +11,7 @@ use crate::config::settings::{
     DnsSource, FileSource, KubernetesSource, KvEventSettings, ModelsAnswer, PodsOf, PoolSearch, PoolSettings,
     PrefixSettings, ScrapeSettings, TokenizerSettings,
 };
+use crate::connections::Connections;
 use crate::discovery::dns::{DnsStats, SystemResolver};
 use crate::discovery::file::FileStats;
 use crate::discovery::kube::KubeStats;
@@ -51,6 +52,8 @@ pub struct Feeds {
     clock: Clock,
     seed: u64,
     recorder: Option<Arc<Recorder>>,
+    /// The connections to all central sockets for KV events.
+    kv_connections: Arc<Connections>,
     /// The cluster, once a pool needs it.
     cluster: Cluster,
     presence: Presence,
@@ -80,6 +83,7 @@ pub struct PoolFeeds {
     prefix: Arc<ArcSwap<PrefixCache>>,
     prefix_settings: PrefixSettings,
     kv_events: Option<KvEvents>,
+    kv_connections: Arc<Connections>,
     remote: Option<Remote>,
     published: watch::Receiver<Published>,
     tape: PoolTape,
@@ -116,11 +120,18 @@ struct Remote {
 }
 
 impl Feeds {
-    /// No feeds yet. All of them end on `shutdown`, and tell `recorder` what they change.
+    /// No feeds yet. All of them end on `shutdown`, tell `recorder` what they change, and accept KV events within the
+    /// limits of `kv_connections`.
     #[must_use]
-    pub fn new(clock: Clock, seed: u64, recorder: Option<Arc<Recorder>>, shutdown: CancellationToken) -> Self {
+    pub fn new(
+        clock: Clock,
+        seed: u64,
+        recorder: Option<Arc<Recorder>>,
+        kv_connections: Arc<Connections>,
+        shutdown: CancellationToken,
+    ) -> Self {
         let (cluster, presence) = (Cluster::new(clock), Presence::default());
-        Self { pools: BTreeMap::new(), clock, seed, recorder, cluster, presence, shutdown }
+        Self { pools: BTreeMap::new(), clock, seed, recorder, kv_connections, cluster, presence, shutdown }
     }
 
     /// Holds `readiness` back while every pool is an InferencePool that does not exist.
@@ -221,7 +232,8 @@ impl Feeds {
         let mut started = Vec::new();
         for pool in settings.iter().filter(|pool| !self.pools.contains_key(&pool.name)) {
             let tape = PoolTape::begin(self.recorder.as_ref(), &pool.name, &cache_config(&pool.prefix, self.seed));
-            let feeds = PoolFeeds::start(pool, self.clock, self.seed, tape, stop.child_token(), readiness).await?;
+            let (connections, stop) = (self.kv_connections.clone(), stop.child_token());
+            let feeds = PoolFeeds::start(pool, self.clock, self.seed, tape, connections, stop, readiness).await?;
             started.push((pool, feeds));
         }
         undo.disarm();
@@ -250,6 +262,7 @@ impl PoolFeeds {
         clock: Clock,
         seed: u64,
         tape: PoolTape,
+        kv_connections: Arc<Connections>,
         shutdown: CancellationToken,
         readiness: &Readiness,
     ) -> anyhow::Result<Self> {
@@ -296,6 +309,7 @@ impl PoolFeeds {
             prefix,
             prefix_settings: settings.prefix.clone(),
             kv_events: None,
+            kv_connections,
             remote: None,
             published: follow,
             tape,
@@ -400,7 +414,7 @@ impl PoolFeeds {
                 keys: cache.space(),
                 block_size: cache.block_size().clone(),
             };
-            let subscription = subscription(events, socket.as_ref());
+            let subscription = subscription(events, socket.as_ref(), &self.kv_connections);
             Feed::new(to, self.store.clone(), self.published.clone(), subscription, self.clock, seed)
         });
         let remote = self.remote_pool(settings, seed)?;
@@ -549,9 +563,17 @@ fn search_id(search: &PoolSearch) -> String {
     Sha256::digest(meant).iter().take(6).fold("search-".to_owned(), |id, byte| format!("{id}{byte:02x}"))
 }
 
-fn subscription(settings: &KvEventSettings, socket: Option<&Arc<TcpListener>>) -> Subscription {
+fn subscription(
+    settings: &KvEventSettings,
+    socket: Option<&Arc<TcpListener>>,
+    connections: &Arc<Connections>,
+) -> Subscription {
     let source = match socket {
-        Some(socket) => Source::Central { socket: socket.clone() },
+        Some(socket) => Source::Central {
+            socket: socket.clone(),
+            connections: connections.clone(),
+            require_sender_address: settings.require_sender_address,
+        },
         None => Source::Endpoints { port: settings.port },
     };
     Subscription {

@@ -179,6 +179,9 @@ pub struct RunArgs {
     /// Show metrics and admin pages only to those whom the cluster lets see them (TokenReview, SubjectAccessReview) [default: false]
     #[arg(long, value_name = "BOOL", env = "ATTACHE_METRICS_ENDPOINT_AUTH", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Listeners")]
     pub metrics_endpoint_auth: Option<bool>,
+    /// Host names under which admin pages may be requested, beside IP addresses and localhost
+    #[arg(long, value_name = "NAME", env = "ATTACHE_ADMIN_HOSTS", value_delimiter = ',', help_heading = "Listeners")]
+    pub admin_hosts: Vec<String>,
     /// Answer gRPC health checks on the ext-proc port too [default: true]
     #[arg(long, value_name = "BOOL", env = "ATTACHE_HEALTH_CHECKING", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Listeners")]
     pub health_checking: Option<bool>,
@@ -334,6 +337,7 @@ impl RunArgs {
             leader_election: self.ha_enable_leader_election,
             model_status: self.model_status,
             metrics_auth: self.metrics_endpoint_auth,
+            admin_hosts: self.admin_hosts.iter().filter(|name| !name.is_empty()).cloned().collect(),
             explain_metadata: self.emit_endpoint_scores,
             endpoints_follow: false,
             one_pool: false,

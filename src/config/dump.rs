@@ -46,6 +46,7 @@ impl Settings {
                 "leaderElection": s.leader_election,
                 "modelStatus": s.model_status,
                 "metricsAuth": s.metrics_auth,
+                "adminHosts": &*s.admin_hosts,
                 "tls": tls,
                 "drain": {"minDelay": show_duration(s.drain_min_delay), "deadline": show_duration(s.drain_deadline)},
             },
@@ -320,6 +321,7 @@ fn prefix_cache(p: &PrefixSettings) -> Value {
             "ranks": k.ranks,
             "topic": Some(&k.topic).filter(|t| !t.is_empty()),
             "bind": k.bind,
+            "requireSenderAddress": k.bind.is_some().then_some(k.require_sender_address),
         })),
     })
 }

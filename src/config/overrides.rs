@@ -68,6 +68,8 @@ pub struct Overrides {
     pub model_status: Option<bool>,
     /// `--metrics-endpoint-auth`
     pub metrics_auth: Option<bool>,
+    /// `--admin-hosts`
+    pub admin_hosts: Vec<String>,
     /// Whether `--emit-endpoint-scores` asks for scores in the dynamic metadata.
     pub explain_metadata: Option<bool>,
     /// The file alone is looked at (`attache check`): endpoints that flags will name are not missed.

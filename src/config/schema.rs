@@ -133,6 +133,7 @@ sections! {
         "leaderElection" => leader_election: bool,
         "modelStatus" => model_status: bool,
         "metricsAuth" => metrics_auth: bool,
+        "adminHosts" => admin_hosts: Vec<At<String>>,
         "tls" => tls: Tls,
         "drain" => drain: Drain,
     }

@@ -77,6 +77,8 @@ pub struct ServerSettings {
     pub model_status: bool,
     /// Metrics and admin pages are for those whom the cluster lets see them.
     pub metrics_auth: bool,
+    /// Host names under which admin pages may be requested beside IP addresses and `localhost`, in lower case.
+    pub admin_hosts: Arc<[String]>,
     /// Seed of all random choices; drawn from the system when `None`.
     pub seed: Option<u64>,
 }
@@ -345,6 +347,9 @@ pub struct KvEventSettings {
     pub topic: String,
     /// One socket that all publishers connect to, `tcp://0.0.0.0:5557`.
     pub bind: Option<String>,
+    /// With `bind`, events count only if they come from the IP address of the endpoint that they name. `false` where
+    /// publishers' addresses are translated.
+    pub require_sender_address: bool,
 }
 
 /// A DNS name whose addresses are endpoints.
@@ -428,6 +433,7 @@ impl Settings {
             ("server.leaderElection", a.leader_election != b.leader_election),
             ("server.modelStatus", a.model_status != b.model_status),
             ("server.metricsAuth", a.metrics_auth != b.metrics_auth),
+            ("server.adminHosts", a.admin_hosts != b.admin_hosts),
             ("server.seed", a.seed != b.seed),
             ("telemetry.logLevel", t.log_filter != u.log_filter),
             ("telemetry.logFormat", t.log_json != u.log_json),

@@ -23,7 +23,7 @@ use super::quotas::Allowance;
 use super::reply::{self, Direction};
 use super::response::{ResponseHead, Routed};
 use super::split::Told;
-use super::tenant::{self, Tenant};
+use super::tenant::Tenant;
 use super::warmer::Warming;
 use crate::clock::Timestamp;
 use crate::disagg::attempts::Attempt;

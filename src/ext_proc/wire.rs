@@ -5,6 +5,7 @@
 //! are not taken, as the server offers no compression. Called by `server`; imports [`super::service`].
 
 use super::service::{Pump, Service};
+use crate::connections::{Client, InFlight};
 use bytes::{Buf, Bytes, BytesMut};
 use envoy_types::pb::envoy::service::ext_proc::v3::{ProcessingRequest, ProcessingResponse};
 use futures_core::Stream;
@@ -70,7 +71,9 @@ where
             return ready(Ok(response));
         }
         let called = request.uri().authority().cloned();
-        let inbound = Inbound::new(tonic::body::Body::new(request.into_body()));
+        let (mut parts, body) = request.into_parts();
+        let in_flight = parts.extensions.remove::<Client>().map(Client::in_flight);
+        let inbound = Inbound::new(tonic::body::Body::new(body), in_flight);
         ready(Ok(answer(self.0.open(inbound, called))))
     }
 }
@@ -92,6 +95,8 @@ pub struct Inbound {
     /// What has come of messages that are not whole.
     buffer: BytesMut,
     end: Option<End>,
+    /// Keeps the connection from being evicted.
+    _in_flight: Option<InFlight>,
 }
 
 /// How the request side of a stream has ended.
@@ -102,8 +107,8 @@ enum End {
 }
 
 impl Inbound {
-    fn new(body: tonic::body::Body) -> Self {
-        Self { body, buffer: BytesMut::new(), end: None }
+    fn new(body: tonic::body::Body, in_flight: Option<InFlight>) -> Self {
+        Self { body, buffer: BytesMut::new(), end: None, _in_flight: in_flight }
     }
 
     /// Whether the gateway has ended its side by END_STREAM: no more messages come, and it may still wait for responses. When it resets the stream
@@ -210,7 +215,7 @@ mod tests {
         for (last, half_closed) in [(None, true), (Some(Err(Status::cancelled("reset"))), false)] {
             let first = Ok(http_body::Frame::data(Bytes::from(framed(&message(3)))));
             let body = StreamBody::new(futures_util::stream::iter([first].into_iter().chain(last)));
-            let mut inbound = Inbound::new(tonic::body::Body::new(body.boxed_unsync()));
+            let mut inbound = Inbound::new(tonic::body::Body::new(body.boxed_unsync()), None);
             assert!(inbound.next().now_or_never().unwrap().unwrap().is_ok());
             assert!(!inbound.is_half_closed());
             for _ in 0..2 {
@@ -224,7 +229,7 @@ mod tests {
     fn read(pieces: Vec<Vec<u8>>) -> (Vec<Result<ProcessingRequest, tonic::Code>>, usize) {
         let frames = pieces.into_iter().map(|piece| Ok::<_, Status>(http_body::Frame::data(Bytes::from(piece))));
         let body = StreamBody::new(futures_util::stream::iter(frames));
-        let mut inbound = Inbound::new(tonic::body::Body::new(body.boxed_unsync()));
+        let mut inbound = Inbound::new(tonic::body::Body::new(body.boxed_unsync()), None);
         let mut got = Vec::new();
         while let Some(item) = inbound.next().now_or_never().unwrap() {
             let failed = item.is_err();

@@ -1,28 +1,38 @@
 //! The socket that engines connect to, and who gets what comes through it.
 //!
-//! An engine's topic `kv@<ip:port>@<model>` says which endpoint speaks. Whoever can reach the port is believed, as with the engines' own
-//! ports: keep both inside the cluster.
+//! An engine's topic `kv@<ip:port>@<model>` names its endpoint. A frame counts only if the connection comes from that
+//! endpoint's IP address; others are dropped and counted. So a pod can publish for endpoints of its own address only:
+//! engines that share an IP address (several ranks of a pod, pods with `hostNetwork`) are told apart by their word
+//! alone. Where NAT changes addresses, `requireSenderAddress: false` believes every sender.
+//!
+//! Connections, and the bytes that they buffer and queue, are limited over all pools by [`Connections`].
 
 use super::lane::FromCentral;
 use super::replay;
 use super::stats::{Count, KvEventStats};
 use super::subscription::{Bounds, Timing};
-use super::zmtp::{Connection, Message, Role, ZmtpError};
+use super::zmtp::{Connection, Message, READ_CHUNK, Role, ZmtpError};
+use crate::connections::{Connections, InFlight, Slot};
 use crate::prefix::wire;
 use ahash::AHashMap;
 use arc_swap::ArcSwap;
 use bytes::Bytes;
+use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 /// The pause after a failed accept: out of file descriptors, most likely.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// At most one warning about wrong senders in this time.
+const WARN_INTERVAL: Duration = Duration::from_secs(10);
 
 /// An endpoint's address and the rank of one of its engines.
 pub(super) type Speaker = (SocketAddr, u16);
@@ -43,6 +53,10 @@ pub(super) type Inboxes = ArcSwap<AHashMap<Speaker, Inbox>>;
 /// The central socket.
 #[derive(Clone, Debug)]
 pub(super) struct Central {
+    pub(super) connections: Arc<Connections>,
+    pub(super) require_sender_address: bool,
+    /// When a wrong sender was last logged.
+    pub(super) warned: Arc<Mutex<Option<Instant>>>,
     pub(super) inboxes: Arc<Inboxes>,
     pub(super) topic: Arc<str>,
     pub(super) ranks: u16,
@@ -54,7 +68,6 @@ pub(super) struct Central {
 impl Central {
     /// Accepts engines until `shutdown`.
     pub(super) async fn run(self, socket: Arc<TcpListener>, shutdown: CancellationToken) {
-        let places = Arc::new(Semaphore::new(self.bounds.connections));
         let connections = TaskTracker::new();
         while let Some(accepted) = shutdown.run_until_cancelled(socket.accept()).await {
             let Ok((stream, peer)) = accepted else {
@@ -62,35 +75,32 @@ impl Central {
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             };
-            let Ok(place) = places.clone().try_acquire_owned() else {
+            let Some(slot) = self.connections.admit(peer).await else {
                 self.stats.add(Count::ConnectionErrors, 1);
                 continue;
             };
             let (central, shutdown) = (self.clone(), shutdown.clone());
             connections.spawn(async move {
-                let error = shutdown.run_until_cancelled(central.serve(stream)).await;
+                let error = shutdown.run_until_cancelled(central.serve(stream, &slot)).await;
                 if let Some(error) = error {
                     central.stats.add(Count::ConnectionErrors, 1);
                     tracing::debug!(%peer, %error, "a connection for KV events has ended");
                 }
-                drop(place);
             });
         }
     }
 
     /// Reads one connection to its end.
-    async fn serve(&self, stream: TcpStream) -> ZmtpError {
-        let mut spoken: AHashMap<Speaker, Inbox> = AHashMap::new();
-        let error = match self.open(stream).await {
-            Ok(mut connection) => loop {
-                match connection.recv().await {
-                    Ok(message) => self.hand_on(&message, &mut spoken).await,
-                    Err(error) => break error,
-                }
-            },
-            Err(error) => error,
+    async fn serve(&self, stream: TcpStream, slot: &Slot) -> ZmtpError {
+        let mut spoken = Spoken::default();
+        let error = tokio::select! {
+            error = self.read(stream, slot, &mut spoken) => error,
+            () = slot.closed() => ZmtpError::Evicted,
         };
-        for inbox in spoken.into_values() {
+        if matches!(error, ZmtpError::Unfinished(_) | ZmtpError::Timeout(_)) {
+            slot.timed_out();
+        }
+        for inbox in spoken.lanes.into_values() {
             if inbox.connections.fetch_sub(1, Relaxed) == 1 {
                 // The lane has gone when it does not take it.
                 let _ = inbox.sender.send(FromCentral::Disconnected).await;
@@ -99,16 +109,32 @@ impl Central {
         error
     }
 
-    async fn open(&self, stream: TcpStream) -> Result<Connection, ZmtpError> {
+    async fn read(&self, stream: TcpStream, slot: &Slot, spoken: &mut Spoken) -> ZmtpError {
+        let mut connection = match self.open(stream, slot).await {
+            Ok(connection) => connection,
+            Err(error) => return error,
+        };
+        loop {
+            match connection.recv().await {
+                Ok(message) => {
+                    slot.touch();
+                    self.hand_on(&message, slot, spoken).await;
+                }
+                Err(error) => return error,
+            }
+        }
+    }
+
+    async fn open(&self, stream: TcpStream, slot: &Slot) -> Result<Connection, ZmtpError> {
         let max_message = self.bounds.message_bytes;
-        let mut connection = Connection::accept(stream, Role::Sub, max_message, self.timing).await?;
+        let mut connection = Connection::accept(stream, slot, Role::Sub, max_message, self.timing).await?;
         connection.subscribe(&self.topic).await?;
         self.stats.add(Count::Connections, 1);
         Ok(connection)
     }
 
     /// Gives a frame to the lane that it belongs to. A lane that is behind loses it, and is told so.
-    async fn hand_on(&self, message: &Message, spoken: &mut AHashMap<Speaker, Inbox>) {
+    async fn hand_on(&self, message: &Message, slot: &Slot, spoken: &mut Spoken) {
         let (Some(topic), Some((seq, payload))) = (message.first(), replay::frame(message)) else {
             self.stats.add(Count::DecodeErrors, 1);
             return;
@@ -119,15 +145,44 @@ impl Central {
             self.stats.add(Count::UnknownPods, 1);
             return;
         };
-        let told = spoken.get(&speaker).is_some_and(|before| before.sender.same_channel(&inbox.sender));
-        if !told {
-            inbox.connections.fetch_add(1, Relaxed);
-            let _ = inbox.sender.send(FromCentral::Connected).await;
-            spoken.insert(speaker, inbox.clone());
+        if self.require_sender_address && !same_ip(speaker.0, slot.peer()) {
+            self.stats.add(Count::WrongSenders, 1);
+            self.warn_of_wrong_sender(speaker.0, slot.peer());
+            return;
         }
-        if let Err(mpsc::error::TrySendError::Full(_)) = inbox.sender.try_send(FromCentral::Frame(seq, payload)) {
+        let told = spoken.lanes.get(&speaker).is_some_and(|before| before.sender.same_channel(&inbox.sender));
+        if !told {
+            spoken.in_use.get_or_insert_with(|| slot.client().in_flight());
+            inbox.connections.fetch_add(1, Relaxed);
+            // Before the lane knows of it, as this can be cut off while the lane is behind.
+            spoken.lanes.insert(speaker, inbox.clone());
+            let _ = inbox.sender.send(FromCentral::Connected).await;
+        }
+        // A small payload would keep the whole buffer alive that it was read into.
+        let payload = if payload.len() < READ_CHUNK { Bytes::copy_from_slice(&payload) } else { payload };
+        let queued = match slot.hold(payload.len()) {
+            Some(held) => {
+                let sent = inbox.sender.try_send(FromCentral::Frame(seq, payload, held));
+                !matches!(sent, Err(mpsc::error::TrySendError::Full(_)))
+            }
+            None => false,
+        };
+        if !queued {
             self.stats.add(Count::OverflowFrames, 1);
             inbox.overflowed.store(true, Relaxed);
+        }
+    }
+
+    fn warn_of_wrong_sender(&self, endpoint: SocketAddr, sender: SocketAddr) {
+        let mut warned = self.warned.lock();
+        if warned.is_none_or(|before| before.elapsed() >= WARN_INTERVAL) {
+            *warned = Some(Instant::now());
+            tracing::warn!(
+                %sender,
+                %endpoint,
+                dropped = self.stats.get(Count::WrongSenders),
+                "KV events dropped: their sender's address is not the endpoint's (`requireSenderAddress`)"
+            );
         }
     }
 
@@ -138,6 +193,18 @@ impl Central {
         let rank = wire::envelope(payload).ok().and_then(|b| b.rank).unwrap_or(0);
         u16::try_from(rank).unwrap_or(u16::MAX)
     }
+}
+
+/// What one connection has published for.
+#[derive(Debug, Default)]
+struct Spoken {
+    lanes: AHashMap<Speaker, Inbox>,
+    /// Keeps a connection with valid events from being evicted for another one of its peer.
+    in_use: Option<InFlight>,
+}
+
+fn same_ip(a: SocketAddr, b: SocketAddr) -> bool {
+    a.ip().to_canonical() == b.ip().to_canonical()
 }
 
 /// The endpoint that a topic names.

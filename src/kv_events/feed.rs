@@ -123,7 +123,7 @@ impl Feed {
     pub fn central_address(&self) -> io::Result<Option<SocketAddr>> {
         match &self.subscription.source {
             Source::Endpoints { .. } => Ok(None),
-            Source::Central { socket } => socket.local_addr().map(Some),
+            Source::Central { socket, .. } => socket.local_addr().map(Some),
         }
     }
 
@@ -132,9 +132,12 @@ impl Feed {
         // Lanes end with the feed, however it ends.
         let stop = shutdown.child_token();
         let _ends = stop.clone().drop_guard();
-        if let Source::Central { socket } = &self.subscription.source {
+        if let Source::Central { socket, connections, require_sender_address } = &self.subscription.source {
             let central = Central {
                 inboxes: self.inboxes.clone(),
+                connections: connections.clone(),
+                require_sender_address: *require_sender_address,
+                warned: Arc::default(),
                 topic: self.topic.clone(),
                 ranks: self.subscription.ranks,
                 bounds: self.shared.bounds,

@@ -7,6 +7,7 @@ use super::stats::{Count, KvEventStats};
 use super::subscription::{Bounds, Timing};
 use super::zmtp::{Connection, Message, Role, ZmtpError};
 use crate::clock::{Clock, Timestamp};
+use crate::connections::Held;
 use crate::ids::EndpointId;
 use crate::pool::SnapshotStore;
 use crate::prefix::trust::{Doubt, Trust, TrustCell};
@@ -78,8 +79,8 @@ pub(super) struct Fed {
 pub(super) enum FromCentral {
     /// The engine has connected.
     Connected,
-    /// A frame.
-    Frame(u64, Bytes),
+    /// A frame, and what accounts for its memory until it is taken.
+    Frame(u64, Bytes, Held),
     /// The engine's connection has ended.
     Disconnected,
 }
@@ -292,7 +293,7 @@ impl Lane {
                 handed = fed.inbox.recv() => {
                     match handed {
                         Some(FromCentral::Connected) => self.connected(),
-                        Some(FromCentral::Frame(seq, payload)) => self.frame(seq, payload),
+                        Some(FromCentral::Frame(seq, payload, _held)) => self.frame(seq, payload),
                         Some(FromCentral::Disconnected) => self.disconnected(),
                         None => return,
                     }

@@ -5,7 +5,8 @@
 //! index ([`apply`]). With central bind the engines connect to one socket instead ([`central`]). How far each cache may be believed is
 //! an atomic that requests read ([`Residents`], [`Trust`]); it changes with one log line.
 //!
-//! Started by the composition of the process. May import: `prefix`, `pool`, `clock`, `rng`, `ids`, tokio.
+//! Started by the composition of the process. May import: `connections`, `prefix`, `pool`, `clock`, `rng`, `ids`,
+//! tokio.
 
 mod apply;
 mod central;

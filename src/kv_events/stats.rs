@@ -46,6 +46,8 @@ pub enum Count {
     OverflowFrames,
     /// Frames of endpoints that the pool does not have.
     UnknownPods,
+    /// Frames that came from another address than that of their endpoint.
+    WrongSenders,
     /// Connections made.
     Connections,
     /// Connections that failed or broke.
@@ -56,7 +58,7 @@ pub enum Count {
 
 impl Count {
     /// All of them, with what they say in metrics.
-    pub const ALL: [(Count, &'static str, &'static str); 23] = [
+    pub const ALL: [(Count, &'static str, &'static str); 24] = [
         (Count::Frames, "kv_event_frames", "frames of KV events that came live"),
         (Count::Bytes, "kv_event_bytes", "bytes of KV events that came live"),
         (Count::Events, "kv_events", "KV events applied"),
@@ -77,6 +79,11 @@ impl Count {
         (Count::OrphansDropped, "kv_event_orphans_dropped", "stores put aside that were given up"),
         (Count::OverflowFrames, "kv_event_overflow_frames", "frames of KV events that did not fit into a queue"),
         (Count::UnknownPods, "kv_event_unknown_pods", "frames of KV events from endpoints not in the pool"),
+        (
+            Count::WrongSenders,
+            "kv_event_wrong_senders",
+            "frames of KV events dropped because their sender's address is not the endpoint's",
+        ),
         (Count::Connections, "kv_event_connections", "connections for KV events made"),
         (Count::ConnectionErrors, "kv_event_connection_errors", "connections for KV events that failed or broke"),
         (Count::TrustLost, "kv_event_trust_lost", "KV caches that stopped being known exactly"),

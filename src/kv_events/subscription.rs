@@ -1,5 +1,6 @@
 //! Where a pool's KV events come from, and the bounds of what is kept of them.
 
+use crate::connections::Connections;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -23,8 +24,6 @@ pub const DEFAULT_BACKLOG_BYTES: usize = 8 << 20;
 pub const DEFAULT_QUEUE_FRAMES: usize = 1_024;
 /// A million tokens of 16-token blocks whose beginning was missed, 1.5 MiB an engine.
 pub const DEFAULT_MAX_ORPHAN_BLOCKS: usize = 65_536;
-/// Connections to the central socket: more than a pool's 4,096 endpoints make no sense.
-pub const DEFAULT_MAX_CONNECTIONS: usize = 4_096;
 
 /// Who opens the connections.
 #[derive(Clone, Debug)]
@@ -38,6 +37,10 @@ pub enum Source {
     Central {
         /// Where we listen. Feeds that follow each other share it, so that no engine finds it closed.
         socket: Arc<TcpListener>,
+        /// The connections to all central sockets, and their limits.
+        connections: Arc<Connections>,
+        /// Events count only if they come from the IP address of the endpoint that they name.
+        require_sender_address: bool,
     },
 }
 
@@ -84,8 +87,6 @@ pub struct Bounds {
     pub queue_frames: usize,
     /// Blocks of an endpoint that wait for their parent; the oldest go.
     pub orphan_blocks: usize,
-    /// Connections to the central socket; more are closed at once.
-    pub connections: usize,
 }
 
 impl Default for Bounds {
@@ -96,7 +97,6 @@ impl Default for Bounds {
             backlog_bytes: DEFAULT_BACKLOG_BYTES,
             queue_frames: DEFAULT_QUEUE_FRAMES,
             orphan_blocks: DEFAULT_MAX_ORPHAN_BLOCKS,
-            connections: DEFAULT_MAX_CONNECTIONS,
         }
     }
 }
@@ -106,6 +106,8 @@ impl Default for Bounds {
 pub struct Timing {
     /// From the first packet to the end of the handshake.
     pub connect: Duration,
+    /// A message that has begun must be complete after this time; the connection ends otherwise.
+    pub frame: Duration,
     /// A publisher that has been silent for so long is asked for a sign of life, and given up when it gives none in as long again. One
     /// that knows no heartbeats (before ZMTP 3.1) is known to be alive by TCP's own.
     pub heartbeat: Duration,
@@ -128,6 +130,8 @@ impl Default for Timing {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(5),
+            // The largest message in it is 1.6 MB a second.
+            frame: Duration::from_secs(10),
             // A dead node is known after 20 to 30 s, about as long as a silent end is looked for.
             heartbeat: Duration::from_secs(10),
             reconnect_min: Duration::from_millis(500),

@@ -1,25 +1,28 @@
 //! The part of ZMTP 3 that a subscriber needs: SUB and DEALER, NULL mechanism, over TCP, with heartbeats where the peer knows them.
 //!
-//! Own code because a peer must not be able to hurt us: libraries allocate what a frame's header claims, so that nine bytes end the
-//! process. Here memory grows only with bytes that came, and both a message and its number of frames are bounded. Nothing is buffered
-//! beyond one read: a subscriber that falls behind makes TCP push back, the publisher drops at its high-water mark, and the gap shows in
-//! the sequence numbers. Sources: <https://rfc.zeromq.org/spec/23/>, <https://rfc.zeromq.org/spec/37/> for heartbeats.
+//! Own code because a peer must not be able to hurt us: libraries allocate what a frame's header claims, so that nine
+//! bytes end the process. Here memory grows only with bytes that came, and both a message and its number of frames are
+//! bounded, as is the time that a message may take. What an accepted connection buffers is accounted to its listener.
+//! Nothing is buffered beyond one read: a subscriber that falls behind makes TCP push back, the publisher drops at its
+//! high-water mark, and the gap shows in the sequence numbers. Sources: <https://rfc.zeromq.org/spec/23/>,
+//! <https://rfc.zeromq.org/spec/37/> for heartbeats.
 
 use super::subscription::Timing;
+use crate::connections::{Held, Slot};
 use bytes::{Buf, Bytes, BytesMut};
 use smallvec::SmallVec;
 use socket2::{SockRef, TcpKeepalive};
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
-use tokio::time::{Interval, MissedTickBehavior};
+use tokio::time::{Instant, Interval, MissedTickBehavior, sleep_until};
 
 /// Frames that a message may have; KV events have 3, a replay answers with 4.
 const MAX_FRAMES: usize = 8;
 /// Bytes read at once.
-const READ_CHUNK: usize = 32 * 1024;
+pub(super) const READ_CHUNK: usize = 32 * 1024;
 /// With less room than this the buffer is replaced.
 const MIN_ROOM: usize = 1024;
 /// Bytes of a greeting.
@@ -75,6 +78,12 @@ pub(super) enum ZmtpError {
     Deaf,
     #[error("no handshake within {0:?}")]
     Timeout(Duration),
+    #[error("a message is not complete after {0:?}")]
+    Unfinished(Duration),
+    #[error("all connections together buffer too much, and this peer most of it")]
+    Memory,
+    #[error("a new connection took its place, or another peer its memory")]
+    Evicted,
     #[error("the peer does not speak ZMTP 3 with the NULL mechanism")]
     Greeting,
     #[error("the peer refused the connection: {0}")]
@@ -97,6 +106,11 @@ pub(super) struct Connection {
     frames: Message,
     max_message: usize,
     life: Life,
+    /// When a message that is not complete was first waited for.
+    begun: Option<Instant>,
+    frame_timeout: Duration,
+    /// What is buffered, where a listener accounts for it.
+    held: Option<Held>,
 }
 
 /// Whether the peer is still there.
@@ -134,30 +148,46 @@ impl Connection {
         max_message: usize,
         timing: Timing,
     ) -> Result<Self, ZmtpError> {
-        let beat = timing.heartbeat;
-        let open = async { Self::handshake(TcpStream::connect(address).await?, role, max_message, beat).await };
+        let open = async { Self::handshake(TcpStream::connect(address).await?, role, max_message, timing, None).await };
         tokio::time::timeout(timing.connect, open).await.map_err(|_| ZmtpError::Timeout(timing.connect))?
     }
 
-    /// Shakes hands on a connection that a peer has opened.
+    /// Shakes hands on a connection that a peer has opened; `slot` accounts for what is buffered.
     pub(super) async fn accept(
         stream: TcpStream,
+        slot: &Slot,
         role: Role,
         max_message: usize,
         timing: Timing,
     ) -> Result<Self, ZmtpError> {
-        let shake = Self::handshake(stream, role, max_message, timing.heartbeat);
+        let held = slot.hold(0).ok_or(ZmtpError::Memory)?;
+        let shake = Self::handshake(stream, role, max_message, timing, Some(held));
         tokio::time::timeout(timing.connect, shake).await.map_err(|_| ZmtpError::Timeout(timing.connect))?
     }
 
-    async fn handshake(stream: TcpStream, role: Role, max_message: usize, beat: Duration) -> Result<Self, ZmtpError> {
+    async fn handshake(
+        stream: TcpStream,
+        role: Role,
+        max_message: usize,
+        timing: Timing,
+        held: Option<Held>,
+    ) -> Result<Self, ZmtpError> {
+        let beat = timing.heartbeat;
         stream.set_nodelay(true)?;
         // Of whole seconds, one at least.
         let idle = beat.max(Duration::from_secs(PROBES.into()));
         let probes = TcpKeepalive::new().with_time(idle).with_interval(idle / PROBES).with_retries(PROBES);
         SockRef::from(&stream).set_tcp_keepalive(&probes)?;
-        let buffer = BytesMut::with_capacity(MIN_ROOM);
-        let mut connection = Self { stream, buffer, frames: Message::new(), max_message, life: Life::new(beat) };
+        let mut connection = Self {
+            stream,
+            buffer: BytesMut::new(),
+            frames: Message::new(),
+            max_message,
+            life: Life::new(beat),
+            begun: None,
+            frame_timeout: timing.frame,
+            held,
+        };
         connection.stream.write_all(&greeting()).await?;
         while connection.buffer.len() < GREETING {
             connection.fill().await?;
@@ -215,19 +245,26 @@ impl Connection {
                 }
                 self.frames.push(body);
                 if flags & MORE == 0 {
+                    self.begun = None;
                     return Ok(std::mem::take(&mut self.frames));
                 }
                 if self.frames.len() >= MAX_FRAMES {
                     return Err(ZmtpError::TooManyFrames);
                 }
             }
+            let unfinished = !self.buffer.is_empty() || !self.frames.is_empty();
+            let begun = if unfinished { *self.begun.get_or_insert_with(Instant::now) } else { Instant::now() };
+            let frames = self.frames_held();
             tokio::select! {
                 biased;
-                read = Self::read(&mut self.stream, &mut self.buffer) => {
+                read = Self::read(&self.stream, &mut self.buffer, self.held.as_mut(), frames) => {
                     read?;
                     (self.life.heard, self.life.asked) = (true, false);
                 }
                 _ = self.life.beat.tick() => self.beat()?,
+                () = sleep_until(begun + self.frame_timeout), if unfinished => {
+                    return Err(ZmtpError::Unfinished(self.frame_timeout));
+                }
             }
         }
     }
@@ -265,18 +302,43 @@ impl Connection {
     }
 
     async fn fill(&mut self) -> Result<(), ZmtpError> {
-        Self::read(&mut self.stream, &mut self.buffer).await
+        let frames = self.frames_held();
+        Self::read(&self.stream, &mut self.buffer, self.held.as_mut(), frames).await
     }
 
-    /// Reads what has come, at least one byte.
-    async fn read(stream: &mut TcpStream, buffer: &mut BytesMut) -> Result<(), ZmtpError> {
-        if buffer.capacity() - buffer.len() < MIN_ROOM {
-            buffer.reserve(READ_CHUNK);
+    /// The most that frames of the unfinished message keep in memory: a frame can keep the buffer alive that it was
+    /// read into.
+    fn frames_held(&self) -> usize {
+        self.frames.iter().map(|frame| frame.len() + READ_CHUNK).sum()
+    }
+
+    /// Reads what has come, at least one byte. `frames` are bytes in memory beside the buffer. While nothing is
+    /// buffered, no buffer is kept. Safe to drop.
+    async fn read(
+        stream: &TcpStream,
+        buffer: &mut BytesMut,
+        mut held: Option<&mut Held>,
+        frames: usize,
+    ) -> Result<(), ZmtpError> {
+        let mut account =
+            |bytes: usize| held.as_mut().is_none_or(|held| held.resize(bytes)).then_some(()).ok_or(ZmtpError::Memory);
+        loop {
+            if buffer.capacity() - buffer.len() < MIN_ROOM {
+                buffer.reserve(READ_CHUNK);
+            }
+            account(buffer.capacity() + frames)?;
+            match stream.try_read_buf(buffer) {
+                Ok(0) => return Err(ZmtpError::Closed),
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+            if buffer.is_empty() {
+                *buffer = BytesMut::new();
+                account(frames)?;
+            }
+            stream.readable().await?;
         }
-        if stream.read_buf(buffer).await? == 0 {
-            return Err(ZmtpError::Closed);
-        }
-        Ok(())
     }
 
     /// The next frame, if it is here as a whole.

@@ -4,6 +4,7 @@ pub mod by_name;
 pub mod deadlines;
 pub mod decisions;
 pub mod explained;
+pub mod listeners;
 pub mod logs;
 pub mod metrics;
 pub mod names;

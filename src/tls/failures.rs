@@ -153,11 +153,11 @@ impl HandshakeFailures {
     }
 
     /// Counts and logs a failure.
-    pub(super) fn record(&self, peer: Option<SocketAddr>, error: &io::Error) {
+    pub(super) fn record(&self, peer: SocketAddr, error: &io::Error) {
         let cause = FailureCause::of(error);
         let mut all = FailureCause::ALL.iter().zip(&self.0);
         let unlogged = all.find(|(other, _)| **other == cause).and_then(|(_, failures)| failures.count(Instant::now()));
-        let (peer, help) = (peer.map(tracing::field::display), cause.help());
+        let (peer, help) = (tracing::field::display(peer), cause.help());
         match unlogged {
             // A client that closes its connection needs no attention.
             Some(unlogged) if cause != FailureCause::Closed => {

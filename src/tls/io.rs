@@ -2,10 +2,10 @@
 
 use super::failures::HandshakeFailures;
 use super::hello::Nameless;
+use crate::connections::{Client, Connections, Slot};
 use rustls::server::ServerConfig;
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -13,6 +13,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
+use tokio::time::{Interval, MissedTickBehavior};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
@@ -25,17 +26,24 @@ const MAX_HANDSHAKES: usize = 256;
 /// First and longest pause after the system refused a connection (no file descriptors).
 const ACCEPT_BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
+/// Bytes after which a connection counts as opened: HTTP/2's preface, and hardly any request of HTTP/1.1 is shorter.
+const OPENING_BYTES: usize = 24;
+/// How often connections that take too long to open are closed.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+
 /// One connection, and what is to be dropped with it.
 #[derive(Debug)]
 pub struct ServerIo<G = ()> {
     stream: Stream,
+    /// Bytes to come before the connection has opened.
+    opening: usize,
     _guard: G,
 }
 
 #[derive(Debug)]
 enum Stream {
-    Plain(TcpStream),
-    Tls(Box<TlsStream<Nameless<TcpStream>>>),
+    Plain(Tcp),
+    Tls(Box<TlsStream<Nameless<Tcp>>>),
 }
 
 /// Makes the handshakes of a listener; those that fail are logged and counted.
@@ -58,8 +66,8 @@ impl Handshaker {
         &self.failures
     }
 
-    async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<Nameless<TcpStream>>> {
-        let peer = stream.peer_addr().ok();
+    async fn accept(&self, stream: Tcp) -> io::Result<TlsStream<Nameless<Tcp>>> {
+        let peer = stream.slot.peer();
         let done = tokio::time::timeout(HANDSHAKE_TIMEOUT, self.acceptor.accept(Nameless::new(stream))).await;
         done.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).inspect_err(|e| self.failures.record(peer, e))
     }
@@ -71,42 +79,105 @@ impl fmt::Debug for Handshaker {
     }
 }
 
+/// A socket with its place among the listener's connections. It fails once the place is taken away.
+#[derive(Debug)]
+pub struct Tcp {
+    stream: TcpStream,
+    slot: Slot,
+}
+
+impl Tcp {
+    /// A socket of the runtime that this is called in.
+    ///
+    /// # Errors
+    /// When the runtime can't take it.
+    pub fn from_std(stream: std::net::TcpStream, slot: Slot) -> io::Result<Self> {
+        Ok(Self { stream: TcpStream::from_std(stream)?, slot })
+    }
+
+    /// The socket, for another runtime.
+    ///
+    /// # Errors
+    /// When the runtime can't give it up.
+    pub fn into_std(self) -> io::Result<(std::net::TcpStream, Slot)> {
+        Ok((self.stream.into_std()?, self.slot))
+    }
+
+    /// What an operation on the socket gives, unless the connection must be closed.
+    fn unless_closed<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        operation: impl FnOnce(Pin<&mut TcpStream>, &mut Context<'_>) -> Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if self.slot.is_closing() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        let polled = operation(Pin::new(&mut self.stream), cx);
+        if polled.is_pending() && self.slot.poll_closed(cx).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        polled
+    }
+}
+
 /// Makes the handshake on `stream`, or none without TLS. `guard` is dropped with the connection, or here when there is none.
 ///
 /// # Errors
 /// When the handshake fails or takes longer than 10 s. The failure has been logged and counted.
-pub async fn handshake<G>(stream: TcpStream, tls: Option<&Handshaker>, guard: G) -> io::Result<ServerIo<G>> {
+pub async fn handshake<G>(stream: Tcp, tls: Option<&Handshaker>, guard: G) -> io::Result<ServerIo<G>> {
     let stream = match tls {
         None => Stream::Plain(stream),
         Some(tls) => Stream::Tls(Box::new(tls.accept(stream).await?)),
     };
-    Ok(ServerIo { stream, _guard: guard })
+    Ok(ServerIo { stream, opening: OPENING_BYTES, _guard: guard })
 }
 
-/// A listener that outlives errors: a peer that leaves before it is accepted costs nothing, and when the system has no file
-/// descriptors left, accepting pauses and goes on.
+impl<G> ServerIo<G> {
+    fn slot(&self) -> &Slot {
+        match &self.stream {
+            Stream::Plain(stream) => &stream.slot,
+            Stream::Tls(stream) => &stream.get_ref().0.get_ref().slot,
+        }
+    }
+}
+
+/// A listener that outlives errors: a peer that leaves before it is accepted costs nothing, and when the system has no
+/// file descriptors left, accepting pauses and goes on. It keeps to the limits of its connections.
 #[derive(Debug)]
 pub struct Acceptor {
     listener: TcpListener,
+    connections: Arc<Connections>,
+    sweep: Interval,
     backoff: Duration,
 }
 
 impl Acceptor {
-    /// Accepts from `listener`.
+    /// Accepts from `listener`, within the limits of `connections`. Must be called inside a tokio runtime.
     #[must_use]
-    pub fn new(listener: TcpListener) -> Self {
-        Self { listener, backoff: ACCEPT_BACKOFF.0 }
+    pub fn new(listener: TcpListener, connections: Arc<Connections>) -> Self {
+        let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
+        sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self { listener, connections, sweep, backoff: ACCEPT_BACKOFF.0 }
     }
 
-    /// The next connection. Nothing is lost when the future is dropped.
-    pub async fn next(&mut self) -> (TcpStream, SocketAddr) {
+    /// The next connection that was admitted. While it is polled, connections that do not open in time are closed.
+    pub async fn next(&mut self) -> Tcp {
         loop {
-            match self.listener.accept().await {
+            let accepted = tokio::select! {
+                accepted = self.listener.accept() => accepted,
+                _ = self.sweep.tick() => {
+                    self.connections.sweep();
+                    continue;
+                }
+            };
+            match accepted {
                 Ok((stream, peer)) => {
                     self.backoff = ACCEPT_BACKOFF.0;
                     // Messages are small and answers are awaited: Nagle would add 40 ms.
                     let _ = stream.set_nodelay(true);
-                    return (stream, peer);
+                    if let Some(slot) = self.connections.admit(peer).await {
+                        return Tcp { stream, slot };
+                    }
                 }
                 Err(error) if is_the_peers(&error) => {}
                 Err(error) => {
@@ -120,18 +191,23 @@ impl Acceptor {
     }
 }
 
-/// Accepts from `listener` and, with a configuration, makes the handshakes: side by side, so that a slow client keeps nobody
-/// waiting. Ends when the stream is dropped. Must be called inside a tokio runtime.
-pub fn incoming(listener: TcpListener, tls: Option<Handshaker>) -> ReceiverStream<io::Result<ServerIo>> {
+/// Accepts from `listener` within the limits of `connections` and, with a configuration, makes the handshakes: side by
+/// side, so that a slow client keeps nobody waiting. Ends when the stream is dropped. Must be called inside a tokio
+/// runtime.
+pub fn incoming(
+    listener: TcpListener,
+    connections: Arc<Connections>,
+    tls: Option<Handshaker>,
+) -> ReceiverStream<io::Result<ServerIo>> {
     let (sender, receiver) = mpsc::channel(64);
-    tokio::spawn(accept(Acceptor::new(listener), tls, sender));
+    tokio::spawn(accept(Acceptor::new(listener, connections), tls, sender));
     ReceiverStream::new(receiver)
 }
 
 async fn accept(mut acceptor: Acceptor, tls: Option<Handshaker>, sender: mpsc::Sender<io::Result<ServerIo>>) {
     let handshakes = Arc::new(Semaphore::new(MAX_HANDSHAKES));
     loop {
-        let (stream, _) = tokio::select! {
+        let stream = tokio::select! {
             accepted = acceptor.next() => accepted,
             () = sender.closed() => return,
         };
@@ -154,22 +230,65 @@ fn is_the_peers(error: &io::Error) -> bool {
 }
 
 impl<G> Connected for ServerIo<G> {
-    type ConnectInfo = Option<SocketAddr>;
+    type ConnectInfo = Client;
 
     fn connect_info(&self) -> Self::ConnectInfo {
-        match &self.stream {
-            Stream::Plain(stream) => stream.peer_addr().ok(),
-            Stream::Tls(stream) => stream.get_ref().0.get_ref().peer_addr().ok(),
+        self.slot().client()
+    }
+}
+
+impl AsyncRead for Tcp {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let polled = this.unless_closed(cx, |stream, cx| stream.poll_read(cx, buf));
+        if polled.is_ready() {
+            this.slot.touch();
         }
+        polled
+    }
+}
+
+impl AsyncWrite for Tcp {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.get_mut().unless_closed(cx, |stream, cx| stream.poll_write(cx, buf))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().unless_closed(cx, |stream, cx| stream.poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().unless_closed(cx, |stream, cx| stream.poll_shutdown(cx))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.get_mut().unless_closed(cx, |stream, cx| stream.poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
     }
 }
 
 impl<G: Unpin> AsyncRead for ServerIo<G> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().stream {
+        let this = self.get_mut();
+        let before = buf.filled().len();
+        let polled = match &mut this.stream {
             Stream::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
             Stream::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+        };
+        if this.opening > 0 {
+            this.opening = this.opening.saturating_sub(buf.filled().len() - before);
+            if this.opening == 0 {
+                this.slot().opened();
+            }
         }
+        polled
     }
 }
 

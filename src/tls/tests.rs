@@ -2,6 +2,7 @@ mod clients;
 mod hello;
 
 use super::*;
+use crate::connections::{ConnectionLimits, Connections};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{ServerName, UnixTime};
@@ -78,10 +79,14 @@ async fn handshake(address: std::net::SocketAddr) -> (String, Option<Vec<u8>>) {
     (pin, stream.get_ref().1.alpn_protocol().map(<[u8]>::to_vec))
 }
 
+fn connections() -> Arc<Connections> {
+    Connections::new(ConnectionLimits::of(16))
+}
+
 async fn serve(cert: &Arc<ServingCert>) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let mut connections = incoming(listener, Some(Handshaker::new(cert.server_config(None).unwrap())));
+    let mut connections = incoming(listener, connections(), Some(Handshaker::new(cert.server_config(None).unwrap())));
     tokio::spawn(async move {
         let mut held = Vec::new();
         while let Some(connection) = connections.next().await {
@@ -172,19 +177,19 @@ async fn a_guard_goes_with_its_connection_and_with_a_failed_handshake() {
     let tls = Handshaker::new(cert.server_config(None).unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let mut acceptor = Acceptor::new(listener);
+    let mut acceptor = Acceptor::new(listener, connections());
     let guard = Arc::new(());
 
     let mut plain = TcpStream::connect(address).await.unwrap();
     plain.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
-    let (stream, _) = acceptor.next().await;
+    let stream = acceptor.next().await;
     assert!(super::handshake(stream, Some(&tls), guard.clone()).await.is_err());
     assert_eq!(Arc::strong_count(&guard), 1, "after a handshake that failed");
     let failed: Vec<_> = tls.failures().counts().filter(|(_, count)| *count > 0).collect();
     assert_eq!(failed, [(FailureCause::NotTls, 1)]);
 
     let client = tokio::spawn(handshake(address));
-    let (stream, _) = acceptor.next().await;
+    let stream = acceptor.next().await;
     let connection = super::handshake(stream, Some(&tls), guard.clone()).await.unwrap();
     client.await.unwrap();
     assert_eq!(Arc::strong_count(&guard), 2);
@@ -196,10 +201,11 @@ async fn a_guard_goes_with_its_connection_and_with_a_failed_handshake() {
 async fn without_tls_connections_come_as_they_are() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let mut connections = incoming(listener, None);
+    let mut connections = incoming(listener, connections(), None);
     let client = TcpStream::connect(address).await.unwrap();
     let connection = connections.next().await.unwrap().unwrap();
-    assert_eq!(tonic::transport::server::Connected::connect_info(&connection), Some(client.local_addr().unwrap()));
+    let client_info = tonic::transport::server::Connected::connect_info(&connection);
+    assert_eq!(client_info.peer(), client.local_addr().unwrap());
     // The listener closes with the stream.
     drop(connections);
     while TcpStream::connect(address).await.is_ok() {

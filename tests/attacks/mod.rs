@@ -8,6 +8,7 @@ mod generate;
 mod headers;
 mod honest;
 mod paths;
+mod ports;
 mod tokenization;
 mod unparsed;
 mod usage;

@@ -3,7 +3,6 @@
 use crate::support::attache::AttacheProcess;
 use crate::support::echo::Echo;
 use crate::support::grpc::{Connection, PROCESS, Stream, frame, message, request_body, request_headers};
-use crate::support::process::eventually;
 use envoy_types::pb::envoy::config::core::v3::Metadata;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Event;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response;
@@ -280,25 +279,25 @@ async fn single_bytes_and_floods_of_settings_are_only_slow() {
     picker.assert_settled().await;
 }
 
-/// Open streams go on, new connections wait until there is room.
+/// The port's share of file descriptors is kept: open streams go on, and new connections take the place of silent
+/// ones.
 #[tokio::test(flavor = "multi_thread")]
-async fn without_file_descriptors_accepting_pauses_and_recovers() {
+async fn more_connections_than_file_descriptors_leave_streams_and_new_clients() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::with_open_files(64, &[echo.address]).await;
     let connection = Connection::open(picker.grpc).await.expect("a connection");
+    let stream = connection.stream(PROCESS, &[]).await.expect("a stream");
     assert_served(&connection).await;
     let mut held = Vec::new();
     for _ in 0..100 {
         held.push(TcpStream::connect(picker.grpc).await.expect("a place in the kernel's queue"));
     }
-    eventually("no file descriptor left", || async {
-        picker.process.stderr().contains("can't accept connections").then_some(())
-    })
-    .await;
     assert_served(&connection).await;
-    drop(held);
     let later = Connection::open(picker.grpc).await.expect("a connection");
     assert_served(&later).await;
+    assert!(picker.metric("attache_listener_connections_closed_total").await > 50.0);
+    assert!(!picker.process.stderr().contains("can't accept connections"));
+    drop(stream);
     picker.assert_settled().await;
 }
 

@@ -24,7 +24,7 @@ async fn free() -> SocketAddr {
 
 fn feeds() -> (Feeds, DropGuard) {
     let stop = CancellationToken::new();
-    (Feeds::new(Clock::start(), 1, None, stop.clone()), stop.drop_guard())
+    (Feeds::new(Clock::start(), 1, None, Connections::new(ConnectionLimits::of(64)), stop.clone()), stop.drop_guard())
 }
 
 /// Blocks that pool `a` knows of its engine, by their hashes.

@@ -32,6 +32,7 @@ sections! {
         "ranks" => ranks: u16,
         "topic" => topic: String,
         "bind" => bind: String,
+        "requireSenderAddress" => require_sender_address: bool,
     }
     /// Prefill and decode on different servers.
     Disaggregation {

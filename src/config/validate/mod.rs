@@ -20,6 +20,7 @@ use super::settings::{ExchangeSettings, ExplainSettings, ReportUsage, ServerSett
 use super::units::show_duration;
 use super::{Overrides, Surroundings};
 use crate::limits::Limits;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Settings from a file and what outranks it. They are only to be used when nothing in `sink` is an error.
@@ -135,6 +136,7 @@ fn server(file: schema::Server, flags: &Overrides, surroundings: Surroundings, s
         leader_election: pick_or(flags.leader_election.as_ref(), file.leader_election, false),
         model_status: pick_or(flags.model_status.as_ref(), file.model_status, false),
         metrics_auth: metrics_auth(pick(flags.metrics_auth.as_ref(), file.metrics_auth), sink),
+        admin_hosts: admin_hosts(&flags.admin_hosts, file.admin_hosts, sink),
         seed: pick(flags.seed.as_ref(), file.seed).map(|at| at.value),
     }
 }
@@ -146,6 +148,21 @@ fn metrics_auth(at: Opt<bool>, sink: &mut Sink) -> bool {
         sink.push(Diagnostic::new(Code::Contradiction, "server.metricsAuth", message).at(at.span));
     }
     wanted.is_some()
+}
+
+/// The names of the flag, else of the file, as they are compared: in lower case, without the dot at the end.
+fn admin_hosts(flag: &[String], file: Opt<Vec<At<String>>>, sink: &mut Sink) -> Arc<[String]> {
+    let of_flag: Vec<_> = flag.iter().map(|name| At { value: name.clone(), span: Span::default() }).collect();
+    let named = if of_flag.is_empty() { file.map(|at| at.value).unwrap_or_default() } else { of_flag };
+    let name = |At { value, span }: At<String>| {
+        let is_name = value.parse::<http::uri::Authority>().is_ok_and(|authority| authority.host() == value);
+        if !is_name {
+            let shown: String = value.chars().take(60).collect();
+            sink.out_of_range(span, "server.adminHosts", format!("`{shown}`"), "the name of a host, without a port");
+        }
+        value.trim_end_matches('.').to_ascii_lowercase()
+    };
+    named.into_iter().map(name).collect()
 }
 
 fn check_ports(ports: &[(&str, Opt<u16>, u16); 3], sink: &mut Sink) {

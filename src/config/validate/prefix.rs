@@ -152,6 +152,10 @@ fn kv_events(file: schema::KvEvents, path: &str, sink: &mut Sink) -> KvEventSett
                 .related(bind.span, "the socket that is bound"),
         );
     }
+    if let Some(at) = file.require_sender_address.filter(|_| file.bind.is_none()) {
+        let message = "`requireSenderAddress` has no effect without `bind`: Attaché connects to the endpoints itself";
+        sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.requireSenderAddress"), message).at(at.span));
+    }
     if let Some(at) = &file.bind
         && at.value.strip_prefix("tcp://").is_none_or(|rest| rest.parse::<std::net::SocketAddr>().is_err())
     {
@@ -164,5 +168,6 @@ fn kv_events(file: schema::KvEvents, path: &str, sink: &mut Sink) -> KvEventSett
         ranks: given(file.ranks, 1),
         topic: given(file.topic, DEFAULT_KV_EVENTS_TOPIC.to_owned()),
         bind: file.bind.map(|at| at.value),
+        require_sender_address: given(file.require_sender_address, true),
     }
 }

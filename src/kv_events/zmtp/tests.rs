@@ -1,6 +1,7 @@
 //! The handshake and the framing against peers that misbehave. That real ones are understood, `tests/kv_events.rs` shows.
 
 use super::*;
+use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 
 const PATIENCE: Duration = Duration::from_secs(10);

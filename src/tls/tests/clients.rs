@@ -70,7 +70,7 @@ impl Server {
         let handshaker = Handshaker::new(cert.server_config(Some(clients.clone())).unwrap());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let mut connections = incoming(listener, Some(handshaker.clone()));
+        let mut connections = incoming(listener, super::connections(), Some(handshaker.clone()));
         tokio::spawn(async move {
             while let Some(Ok(mut connection)) = connections.next().await {
                 tokio::spawn(async move { connection.write_all(b"!").await });

@@ -1,0 +1,66 @@
+//! How the process's file descriptors are shared between its listeners.
+
+use super::{ConnectionLimits, Connections};
+use rustix::process::{Resource, getrlimit, setrlimit};
+use std::sync::Arc;
+
+/// Connections to the ext-proc port: a hundred gateways of 40 workers.
+const MAX_EXT_PROC: usize = 4_096;
+/// Connections to the central sockets for KV events: as many as a pool has endpoints at most.
+const MAX_KV_EVENTS: usize = 4_096;
+/// Connections to the health port: Envoy's and Kubernetes' checks.
+const MAX_HEALTH: usize = 256;
+/// Connections to the admin port: scrapers, probes and people.
+const MAX_ADMIN: usize = 64;
+/// Bytes that unfinished and queued KV events may hold over all pools, 64 MiB.
+const MAX_KV_EVENT_BYTES: usize = 64 << 20;
+/// The limit where the system does not name one.
+const UNLIMITED: usize = 1 << 20;
+
+/// Raises the soft limit of open files to the hard limit, as Go's runtime does, and gives the limit that applies then.
+#[must_use]
+pub fn descriptor_limit() -> usize {
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
+        if setrlimit(Resource::Nofile, raised).is_ok() {
+            limit.current = limit.maximum;
+        }
+    }
+    limit.current.and_then(|n| usize::try_from(n).ok()).unwrap_or(UNLIMITED)
+}
+
+/// The connections of every listener of the process.
+#[derive(Clone, Debug)]
+pub struct Listeners {
+    /// The gateways' port.
+    pub ext_proc: Arc<Connections>,
+    /// The gRPC health port.
+    pub health: Arc<Connections>,
+    /// Metrics and admin pages.
+    pub admin: Arc<Connections>,
+    /// The central sockets for KV events, all together.
+    pub kv_events: Arc<Connections>,
+}
+
+impl Listeners {
+    /// Shares of `descriptors`: half for ext-proc, an eighth for KV events, a sixteenth each for health and admin. The
+    /// quarter that remains is for scrapes, files and the runtime.
+    #[must_use]
+    pub fn of(descriptors: usize) -> Self {
+        let share = |part: usize, most: usize| ConnectionLimits::of((descriptors / part).min(most));
+        let kv_events = ConnectionLimits { held_bytes: MAX_KV_EVENT_BYTES, ..share(8, MAX_KV_EVENTS) };
+        Self {
+            ext_proc: Connections::new(share(2, MAX_EXT_PROC)),
+            health: Connections::new(share(16, MAX_HEALTH)),
+            admin: Connections::new(share(16, MAX_ADMIN)),
+            kv_events: Connections::new(kv_events),
+        }
+    }
+
+    /// Each listener with its name in metrics.
+    #[must_use]
+    pub fn named(&self) -> [(&'static str, &Connections); 4] {
+        [("ext-proc", &self.ext_proc), ("health", &self.health), ("admin", &self.admin), ("kv-events", &self.kv_events)]
+    }
+}

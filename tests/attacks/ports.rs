@@ -1,0 +1,301 @@
+//! Pods that reach the picker's own ports: bodies that do not end, connections that stay idle, names of other hosts,
+//! KV events of other servers.
+//!
+//! Strangers connect from 127.0.0.6, the address from which Istio's sidecar hands on requests of other machines.
+
+use super::honest::Honest;
+use crate::shipped::by_header;
+use crate::support::attache::AttacheProcess;
+use crate::support::echo::Echo;
+use crate::support::envoy::EnvoyProcess;
+use crate::support::process::eventually;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+
+const STRANGER: [u8; 4] = [127, 0, 0, 6];
+const LOCAL: [u8; 4] = [127, 0, 0, 1];
+/// A probe that takes longer has failed: Kubernetes gives it 1 s.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+/// A client's start in HTTP/2: the preface and empty settings.
+const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+async fn connect(from: [u8; 4], to: SocketAddr) -> TcpStream {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind((from, 0).into()).expect("an address of the loopback");
+    socket.connect(to).await.expect("a connection")
+}
+
+/// A connection that has sent `bytes`, unless the picker closed it before.
+async fn sent(from: [u8; 4], to: SocketAddr, bytes: &[u8]) -> TcpStream {
+    let mut stream = connect(from, to).await;
+    let _ = stream.write_all(bytes).await;
+    stream
+}
+
+/// The status of the response, as soon as it is there.
+async fn status(stream: &mut TcpStream) -> u16 {
+    let mut line = [0; 12];
+    stream.read_exact(&mut line).await.expect("a status line");
+    String::from_utf8_lossy(&line[9..]).parse().expect("a status")
+}
+
+/// The status of the response to a request with this head.
+async fn ask(from: [u8; 4], to: SocketAddr, request: &str, headers: &str) -> u16 {
+    let head = format!("{request} HTTP/1.1\r\n{headers}content-length: 0\r\nconnection: close\r\n\r\n");
+    status(&mut sent(from, to, head.as_bytes()).await).await
+}
+
+/// Checks that a kubelet and Prometheus, on another machine, are served in time.
+async fn assert_probes_answered(picker: &AttacheProcess) {
+    for page in ["GET /live", "GET /ready", "GET /metrics"] {
+        let host = "host: 10.0.0.7:9090\r\n";
+        let answered = tokio::time::timeout(PROBE_TIMEOUT, ask([127, 0, 0, 9], picker.metrics, page, host)).await;
+        assert_eq!(answered.ok(), Some(200), "{page}");
+    }
+}
+
+/// Memory of the picker's process, bytes.
+fn resident(picker: &AttacheProcess) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", picker.process.id())).expect("a running picker");
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("its memory");
+    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("a number") << 10
+}
+
+fn open_files(picker: &AttacheProcess) -> usize {
+    std::fs::read_dir(format!("/proc/{}/fd", picker.process.id())).expect("a running picker").count()
+}
+
+/// Sends up to `bytes` zeros, until the picker closes the connection.
+async fn flood(stream: &mut TcpStream, bytes: usize) {
+    let chunk = vec![b'0'; 64 << 10];
+    for _ in 0..bytes / chunk.len() {
+        if stream.write_all(&chunk).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn explain_bodies_without_end_leave_memory_and_probes() {
+    let echo = Echo::start().await;
+    let picker = AttacheProcess::start(&[echo.address], &[]).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let honest = Honest::new(envoy.listener("inference"));
+    let quiet = honest.quiet().await;
+    let before = resident(&picker);
+    let attack = async {
+        // Strangers are refused by their heads.
+        for (target, framing) in [
+            ("/explain", "content-length: 60000000"),
+            ("/explain", "transfer-encoding: chunked"),
+            ("/api/nodes/scheduling", "content-length: 60000000"),
+        ] {
+            let head = format!("POST {target} HTTP/1.1\r\nhost: 10.0.0.7\r\n{framing}\r\n\r\n");
+            let mut stream = sent(STRANGER, picker.metrics, head.as_bytes()).await;
+            assert_eq!(status(&mut stream).await, 403, "{target} {framing}");
+        }
+        let mut floods = tokio::task::JoinSet::new();
+        for _ in 0..24 {
+            let to = picker.metrics;
+            floods.spawn(async move {
+                let head = b"POST /explain HTTP/1.1\r\nhost: localhost\r\ncontent-length: 60000000\r\n\r\n";
+                flood(&mut sent(STRANGER, to, head).await, 32 << 20).await;
+            });
+        }
+        floods.join_all().await;
+        let grown = resident(&picker).saturating_sub(before);
+        assert!(grown < 32 << 20, "{} MiB more", grown >> 20);
+        // Bodies, heads and responses of processes beside the picker that do not go on.
+        let mut held = Vec::new();
+        for bytes in [
+            "POST /explain HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9000000\r\n\r\n{",
+            "POST /explain HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n",
+            "PUT /api/nodes/scheduling HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{",
+            "GET /metrics HTTP/1.1\r\nhost: localhost\r\n",
+            "",
+        ] {
+            for _ in 0..64 {
+                held.push(sent(LOCAL, picker.metrics, bytes.as_bytes()).await);
+            }
+            assert_probes_answered(&picker).await;
+        }
+    };
+    let (report, ()) = honest.during(attack).await;
+    report.assert_unharmed(&quiet);
+    assert!(picker.metric("attache_admin_requests_refused_total").await >= 4.0);
+    picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_connections_to_every_port_leave_descriptors_for_a_new_gateway() {
+    const DESCRIPTORS: u32 = 256;
+    let echo = Echo::start().await;
+    let picker = AttacheProcess::with_open_files(DESCRIPTORS, &[echo.address]).await;
+    let bootstrap = by_header("original-dst.yaml", &picker);
+    let envoy = EnvoyProcess::start(&bootstrap).await;
+    let honest = Honest::new(envoy.listener("inference"));
+    let quiet = honest.quiet().await;
+    let attack = async {
+        let mut held = Vec::new();
+        let silent: &[u8] = b"";
+        for (from, to, bytes) in [
+            (STRANGER, picker.health, silent),
+            (STRANGER, picker.health, HTTP2),
+            (LOCAL, picker.health, b"PRI * HT"),
+            (STRANGER, picker.metrics, silent),
+            (LOCAL, picker.metrics, b"GET /metrics HTTP/1.1\r\n"),
+            (STRANGER, picker.grpc, silent),
+            (STRANGER, picker.grpc, HTTP2),
+            (STRANGER, picker.grpc, b"PRI * HT"),
+            (LOCAL, picker.grpc, silent),
+        ] {
+            for _ in 0..100 {
+                held.push(sent(from, to, bytes).await);
+            }
+            let files = open_files(&picker);
+            assert!(files < DESCRIPTORS as usize * 7 / 8, "{files} open files");
+            assert_probes_answered(&picker).await;
+        }
+        let restarted = envoy.beside(&bootstrap).await;
+        let report = Honest::new(restarted.listener("inference")).quiet().await;
+        drop(held);
+        report
+    };
+    let (report, _) = honest.during(attack).await;
+    report.assert_unharmed(&quiet);
+    assert!(picker.metric("attache_listener_connections_closed_total").await > 100.0);
+    assert!(!picker.process.stderr().contains("can't accept connections"));
+    picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_connections_are_closed_and_honest_ones_stay() {
+    let echo = Echo::start().await;
+    let picker = AttacheProcess::start(&[echo.address], &[]).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let honest = Honest::new(envoy.listener("inference"));
+    let quiet = honest.quiet().await;
+    let attack = async {
+        let mut silent = Vec::new();
+        for to in [picker.grpc, picker.health, picker.metrics] {
+            for bytes in [&b""[..], b"P", &HTTP2[..23]] {
+                silent.push((to, sent(STRANGER, to, bytes).await));
+            }
+        }
+        for (to, mut stream) in silent {
+            let ended = tokio::time::timeout(Duration::from_secs(40), stream.read_to_end(&mut Vec::new())).await;
+            assert!(ended.is_ok(), "a silent connection to {to} stays open");
+        }
+    };
+    let (report, ()) = honest.during(attack).await;
+    report.assert_unharmed(&quiet);
+    assert!(picker.metric("attache_listener_connections_closed_total").await >= 6.0);
+    picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn admin_pages_are_refused_to_strangers_and_to_other_hosts_names() {
+    let echo = Echo::start().await;
+    let picker = AttacheProcess::start(&[echo.address], &["--admin-hosts", "Attache.LLM.svc"]).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let honest = Honest::new(envoy.listener("inference"));
+    let quiet = honest.quiet().await;
+    let attack = async {
+        let change = "PUT /log-level?filter=trace";
+        for request in ["GET /config_dump", "GET /decisions", "GET /endpoints", "GET /", "GET /log-level", change] {
+            let mut statuses = Vec::new();
+            for (from, headers) in [
+                (STRANGER, "host: localhost:9090\r\n"),
+                (LOCAL, "host: rebound.example:9090\r\n"),
+                (LOCAL, "host: localhost:9090\r\norigin: http://rebound.example\r\n"),
+                (LOCAL, "host: localhost:9090\r\nsec-fetch-site: cross-site\r\n"),
+                (LOCAL, "host: localhost:9090\r\nhost: rebound.example\r\n"),
+            ] {
+                statuses.push(ask(from, picker.metrics, request, headers).await);
+            }
+            assert_eq!(statuses, [403, 421, 403, 403, 421], "{request}");
+        }
+        let absolute = "PUT http://rebound.example/log-level?filter=trace";
+        assert_eq!(ask(LOCAL, picker.metrics, absolute, "host: localhost\r\n").await, 421);
+    };
+    let (report, ()) = honest.during(attack).await;
+    report.assert_unharmed(&quiet);
+    for host in ["localhost:19090", "127.0.0.1", "[::1]:9090", "attache.llm.SVC:9090"] {
+        let host = format!("host: {host}\r\n");
+        assert_eq!(ask(LOCAL, picker.metrics, "GET /config_dump", &host).await, 200, "{host}");
+        assert_eq!(ask(LOCAL, picker.metrics, "PUT /log-level?filter=info", &host).await, 200, "{host}");
+    }
+    assert_probes_answered(&picker).await;
+    picker.assert_settled().await;
+}
+
+/// What a publisher of ZMTP 3.1 begins with.
+fn zmtp_handshake() -> Vec<u8> {
+    let mut bytes = b"\xff\0\0\0\0\0\0\0\0\x7f\x03\x01NULL".to_vec();
+    bytes.resize(64, 0);
+    bytes.extend_from_slice(b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB");
+    bytes
+}
+
+/// A batch without events for the endpoint `pod`.
+fn kv_event_frame(pod: SocketAddr) -> Vec<u8> {
+    let topic = format!("kv@{pod}@model");
+    let length = u8::try_from(topic.len()).expect("a short topic");
+    let batch: &[u8] = b"\0\x0c\x93\xcb\0\0\0\0\0\0\0\0\x90\0";
+    [&[1, length], topic.as_bytes(), &[1, 8, 0, 0, 0, 0, 0, 0, 0, 0], batch].concat()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kv_events_of_strangers_leave_memory_and_are_not_believed() {
+    let echo = Echo::start().await;
+    let central = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = central.local_addr().expect("its address");
+    drop(central);
+    let picker = AttacheProcess::configured(&format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  endpoints: ['{}']\n  \
+         prefixCache: {{kvEvents: {{bind: 'tcp://{address}', topic: 'kv@'}}}}\n",
+        echo.address
+    ))
+    .await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let honest = Honest::new(envoy.listener("inference"));
+    let quiet = honest.quiet().await;
+    let before = resident(&picker);
+    let forged = [zmtp_handshake(), kv_event_frame(echo.address)].concat();
+    let attack = async {
+        // One long frame, and messages of several frames of which the last is missing. One connection after the other, as
+        // honest clients share the machine's CPUs with the attacker.
+        let long = [&[2, 0, 0, 0, 0, 0, 0xf0, 0, 0][..], &vec![0; 8 << 20]].concat();
+        let parts = [&[3, 0, 0, 0, 0, 0, 0x20, 0, 0][..], &vec![0; 2 << 20]].concat().repeat(4);
+        let mut held = Vec::new();
+        for (from, message) in [(STRANGER, &long), (LOCAL, &long), (STRANGER, &parts), (LOCAL, &parts)] {
+            for _ in 0..10 {
+                let mut stream = sent(from, address, &zmtp_handshake()).await;
+                for chunk in message.chunks(64 << 10) {
+                    tokio::time::sleep(Duration::from_micros(100)).await;
+                    // The picker may have closed it.
+                    let _ = stream.write_all(chunk).await;
+                }
+                held.push(stream);
+            }
+        }
+        let grown = resident(&picker).saturating_sub(before);
+        assert!(grown < 160 << 20, "{} MiB more for {} connections", grown >> 20, held.len());
+        let _stranger = sent(STRANGER, address, &forged).await;
+        picker.until_metric("attache_kv_event_wrong_senders_total", 1.0).await;
+        assert_eq!(picker.metric("attache_kv_event_frames_total").await, 0.0);
+    };
+    let (report, ()) = honest.during(attack).await;
+    report.assert_unharmed(&quiet);
+    let _server = sent(LOCAL, address, &forged).await;
+    picker.until_metric("attache_kv_event_frames_total", 1.0).await;
+    eventually("a warning that names the sender", || async {
+        let log = picker.process.stderr();
+        let mut lines = log.lines().filter(|line| line.contains("requireSenderAddress"));
+        lines.next().filter(|line| line.contains("127.0.0.6")).map(|_| ())
+    })
+    .await;
+    picker.assert_settled().await;
+}
