@@ -200,6 +200,8 @@ impl Read for Port {
 mod tests {
     use super::*;
     use crate::pool::{Engine, MetricsSource};
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
 
     fn source(path: &Path, watch: bool) -> FileSource {
         FileSource { path: path.to_owned(), watch, engine: Engine::Sglang, metrics: MetricsSource::default() }
@@ -238,6 +240,29 @@ endpoints:
         for (text, says) in [("[]", "mapping"), ("endpoints: 1", "not a list"), ("a: [", "")] {
             let error = parse(text.as_bytes(), &source(Path::new("f"), false)).unwrap_err();
             assert!(error.contains(says), "{text}: {error}");
+        }
+    }
+
+    proptest! {
+        /// Whatever stands in the file: endpoints have a port and differ in their addresses, and nothing else happens.
+        #[test]
+        fn endpoints_file_of_any_text_gives_endpoints_with_addresses(
+            entries in prop::collection::vec(
+                prop_oneof![
+                    "[\\PC\\n]{0,30}",
+                    (0u8..4, 0u32..70_000).prop_map(|(ip, port)| format!("{{name: a, address: 10.0.0.{ip}, port: '{port}'}}")),
+                    (0u8..4, any::<i64>()).prop_map(|(ip, port)| format!("{{name: b, address: '::{ip}', port: {port}}}")),
+                ],
+                0..8,
+            ),
+        ) {
+            let text = entries.iter().fold("endpoints:\n".to_owned(), |text, entry| format!("{text}- {entry}\n"));
+            if let Ok((endpoints, mistakes)) = parse(text.as_bytes(), &source(Path::new("f"), false)) {
+                prop_assert!(endpoints.iter().all(|e| e.address.port() != 0 && !e.name.is_empty()));
+                let addresses: BTreeSet<_> = endpoints.iter().map(|e| e.address).collect();
+                prop_assert_eq!(addresses.len(), endpoints.len());
+                prop_assert!(mistakes.iter().all(|mistake| mistake.starts_with("endpoints[")));
+            }
         }
     }
 

@@ -109,7 +109,7 @@ fn with_the_gate_requests_wait_as_the_section_says() {
             queues(json!({
                 "ttl": "20s", "emptyTtl": "20s",
                 "bands": [
-                    with(with(usual(), "ttl", json!("2h30m")), "priority", json!(-1)),
+                    with(with(usual(), "ttl", json!("150m")), "priority", json!(-1)),
                     with(usual(), "priority", json!(0)),
                 ],
             })),
