@@ -187,10 +187,14 @@ fn gateways_and_routes_fit_together_and_to_the_base() {
         for policy in example.of("HealthCheckPolicy").chain(example.of("GCPBackendPolicy")) {
             assert_eq!(policy["spec"]["targetRef"]["name"], *pool, "{}", example.name);
         }
+        let at = &base.one("Service")["metadata"];
+        let host = format!("{}.{}.svc.cluster.local", text(&at["name"]), text(&at["namespace"]));
         for rule in example.of("DestinationRule") {
-            let at = &base.one("Service")["metadata"];
-            let host = format!("{}.{}.svc.cluster.local", text(&at["name"]), text(&at["namespace"]));
             assert_eq!(rule["spec"]["host"], host, "{}", example.name);
+        }
+        for filter in example.of("EnvoyFilter") {
+            let cluster = &filter["spec"]["configPatches"][0]["match"]["cluster"];
+            assert_eq!(cluster["service"], host, "{}", example.name);
         }
     }
 }
