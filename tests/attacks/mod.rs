@@ -2,4 +2,6 @@
 //! guarantee that each test proves. Honest clients send requests beside each attack (`honest.rs`): all of them must complete, in at most twice
 //! the time that they take without the attack, and be charged what they used.
 
+mod frames;
 mod honest;
+mod uploads;
