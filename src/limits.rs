@@ -23,6 +23,11 @@ pub const DEFAULT_MAX_CACHE_SALT_BYTES: u32 = 1_024;
 pub const DEFAULT_MAX_HEADER_BYTES: u32 = 64 << 10;
 /// 64 KiB of a multipart body are searched for the `model` part, then the request is routed without it.
 pub const DEFAULT_MAX_MULTIPART_SNIFF_BYTES: u32 = 64 << 10;
+/// 4 KiB a second, from the first byte of a body to its last: a telephone line uploads faster, and an upload that
+/// holds memory must progress.
+pub const DEFAULT_MIN_UPLOAD_RATE: u64 = 4 << 10;
+/// 10 s for an upload that has become slower than that to catch up.
+pub const DEFAULT_UPLOAD_GRACE: Duration = Duration::from_secs(10);
 /// 60 s from the headers to the last byte of the request: slow uploads end, long prompts on slow links don't.
 pub const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// 30 s for Envoy to say something on a stream that it opened.
@@ -35,6 +40,13 @@ pub struct Limits {
     pub max_body_bytes: u64,
     /// Request bodies held at once over all streams, bytes.
     pub max_buffered_bytes: u64,
+    /// Memory that the unfinished uploads of one tenant take, or of one client connection where no tenant is known,
+    /// bytes.
+    pub max_upload_bytes_per_client: u64,
+    /// Slowest upload, bytes a second, once its first byte has come.
+    pub min_upload_rate: u64,
+    /// How long an upload may be slower than that.
+    pub upload_grace: Duration,
     /// Deepest nesting of a JSON body, in a field that is read or not.
     pub max_json_depth: u32,
     /// Values and keys in a JSON body.
@@ -57,11 +69,21 @@ pub struct Limits {
     pub idle_timeout: Duration,
 }
 
+/// What the uploads of one tenant or connection may take where the configuration does not say: half of what all may,
+/// and at least one body.
+#[must_use]
+pub fn client_share(max_buffered_bytes: u64, max_body_bytes: u64) -> u64 {
+    (max_buffered_bytes / 2).max(max_body_bytes)
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
             max_body_bytes: DEFAULT_MAX_BODY_BYTES,
             max_buffered_bytes: DEFAULT_MAX_BUFFERED_BYTES,
+            max_upload_bytes_per_client: client_share(DEFAULT_MAX_BUFFERED_BYTES, DEFAULT_MAX_BODY_BYTES),
+            min_upload_rate: DEFAULT_MIN_UPLOAD_RATE,
+            upload_grace: DEFAULT_UPLOAD_GRACE,
             max_json_depth: DEFAULT_MAX_JSON_DEPTH,
             max_json_values: DEFAULT_MAX_JSON_VALUES,
             max_messages: DEFAULT_MAX_MESSAGES,

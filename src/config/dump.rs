@@ -83,6 +83,9 @@ impl Settings {
             "limits": {
                 "maxBodyBytes": l.max_body_bytes,
                 "maxBufferedBytes": l.max_buffered_bytes,
+                "maxUploadBytesPerClient": l.max_upload_bytes_per_client,
+                "minUploadRate": l.min_upload_rate,
+                "uploadGrace": show_duration(l.upload_grace),
                 "maxJsonDepth": l.max_json_depth,
                 "maxJsonValues": l.max_json_values,
                 "maxMessages": l.max_messages,

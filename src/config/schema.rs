@@ -188,6 +188,9 @@ sections! {
     LimitsSection {
         "maxBodyBytes" => max_body_bytes: Bytes,
         "maxBufferedBytes" => max_buffered_bytes: Bytes,
+        "maxUploadBytesPerClient" => max_upload_bytes_per_client: Bytes,
+        "minUploadRate" => min_upload_rate: Bytes,
+        "uploadGrace" => upload_grace: Duration,
         "maxJsonDepth" => max_json_depth: u32,
         "maxJsonValues" => max_json_values: u32,
         "maxMessages" => max_messages: u32,

@@ -24,6 +24,7 @@ use super::reply::{self, Direction};
 use super::response::{ResponseHead, Routed};
 use super::split::Told;
 use super::tenant::Tenant;
+use super::uploads::{Evicted, Progress};
 use super::warmer::Warming;
 use crate::clock::Timestamp;
 use crate::disagg::attempts::Attempt;
@@ -56,6 +57,7 @@ mod listing;
 mod parking;
 mod parting;
 mod splitting;
+mod uploading;
 mod warming;
 
 /// How long a STREAMED body may pause where it may be a whole JSON object, before it is decided on.
@@ -68,6 +70,10 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub enum Event {
     /// Envoy said something.
     Message(Box<ProcessingRequest>),
+    /// Envoy's message has so many bytes, more than [`Exchange::max_message_bytes`], and is discarded.
+    TooLarge(u64),
+    /// What [`Exchange::upload`] tells of must end.
+    UploadEvicted(Evicted),
     /// The moment of [`Exchange::deadline`] has come.
     Deadline,
     /// What [`Exchange::warming`] gave has run.
@@ -139,6 +145,9 @@ pub struct Exchange {
     response_id: Option<String>,
     subset: Option<Subset>,
     body: Body,
+    progress: Progress,
+    /// The client's connection to Envoy.
+    connection: Option<u64>,
     span: Option<Box<RequestSpan>>,
     routed: Option<Box<Routed>>,
     outcome: Option<Outcome>,
@@ -167,7 +176,9 @@ impl Exchange {
             api: Api::default(),
             response_id: None,
             subset: None,
-            body: Body::new(picker.buffered.clone()),
+            body: Body::new(&picker.buffered),
+            progress: Progress::begin(now),
+            connection: None,
             span: None,
             routed: None,
             outcome: None,
@@ -188,7 +199,7 @@ impl Exchange {
             RequestSide::Opened => Some(self.opened.after(self.live.limits.idle_timeout)),
             RequestSide::Collecting => {
                 let end = self.opened.after(self.live.limits.request_timeout);
-                Some(self.patience_ends().map_or(end, |at| at.min(end)))
+                [self.patience_ends(), self.upload_ends()].into_iter().flatten().chain([end]).min()
             }
             RequestSide::Parked => self.parking.deadline(),
             _ => self.split.deadline(),
@@ -227,6 +238,8 @@ impl Exchange {
                 self.last_seen = now;
                 return self.on_message(*message, now, out);
             }
+            Event::TooLarge(bytes) => return self.on_too_large(bytes, now, out),
+            Event::UploadEvicted(why) => return self.on_upload_evicted(why, now, out),
             Event::Deadline => return self.on_deadline(now, out),
             Event::Warmed => self.on_warmed(now, out),
             Event::Turn(turn) => self.on_turn(turn, now, out),
@@ -249,7 +262,10 @@ impl Exchange {
         }
         let Some(message) = m.request else { return Err(ProtocolError("message without content")) };
         match message {
-            Message::RequestHeaders(h) => self.on_request_headers(h, m.metadata_context, &m.attributes, now, out),
+            Message::RequestHeaders(h) => {
+                self.connection = metadata::connection(&m.attributes);
+                self.on_request_headers(h, m.metadata_context, &m.attributes, now, out)
+            }
             Message::RequestBody(b) => self.on_request_body(b, m.metadata_context, now, out),
             Message::RequestTrailers(_) => self.on_request_trailers(now, out),
             Message::ResponseHeaders(h) => self.on_response_headers(h, m.metadata_context, m.attributes, now, out),
@@ -376,26 +392,13 @@ impl Exchange {
         self.take_subset(metadata.as_ref());
         let modes = self.modes();
         let complete = message.end_of_stream || modes.body_at_once;
-        self.body.push(message.body);
-        if let Some(error) = self.refusal_by_size() {
+        self.collect(message.body, now);
+        if let Some(error) = self.refusal_by_size(now) {
             self.refuse(&error, now, out);
         } else if complete || modes.request == BodyMode::Buffered || self.form_suffices() {
             self.decide_on_body(if complete { Close::Whole } else { Close::Cut }, now, out);
         }
         Ok(())
-    }
-
-    fn refusal_by_size(&self) -> Option<RequestError> {
-        let limits = &self.live.limits;
-        if self.body.len() > limits.max_body_bytes && !self.flows_through() {
-            self.picker.metrics.limit(Limit::BodyBytes);
-            return Some(too_large(self.body.len(), limits.max_body_bytes));
-        }
-        if self.picker.buffered.bytes() > limits.max_buffered_bytes {
-            self.picker.metrics.limit(Limit::BufferedBytes);
-            return Some(RequestError::new(Reason::Overloaded, "too many request bodies are held at once"));
-        }
-        None
     }
 
     fn on_request_trailers(&mut self, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
@@ -441,7 +444,7 @@ impl Exchange {
     /// The request is here as far as it will come: decides and answers in the mode's own way.
     fn decide_on_body(&mut self, close: Close, now: Timestamp, out: &mut Actions) {
         let mut scratch = Vec::new();
-        let body = std::mem::replace(&mut self.body, Body::new(self.picker.buffered.clone()));
+        let body = std::mem::replace(&mut self.body, Body::new(&self.picker.buffered));
         let bytes = body.contiguous(&mut scratch);
         if self.api == Api::Other && self.head.lacks_path() {
             self.api = Api::from_body(bytes);
@@ -523,7 +526,7 @@ impl Exchange {
 
     fn refuse(&mut self, error: &RequestError, now: Timestamp, out: &mut Actions) {
         self.request = RequestSide::Refused;
-        self.body = Body::new(self.picker.buffered.clone());
+        self.body = Body::new(&self.picker.buffered);
         self.abandon_split();
         // Whoever is next need not wait until Envoy has closed this stream.
         self.parking = Parking::default();
@@ -550,6 +553,8 @@ impl Exchange {
             RequestSide::Collecting if now < self.opened.after(self.live.limits.request_timeout) => {
                 if self.patience_ends().is_some_and(|at| at <= now) {
                     self.decide_on_body(Close::Cut, now, out);
+                } else if let Some(error) = self.refusal_by_speed(now) {
+                    self.refuse(&error, now, out);
                 }
             }
             RequestSide::Collecting => {

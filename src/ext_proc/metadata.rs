@@ -14,6 +14,8 @@ pub const LB_NAMESPACE: &str = "envoy.lb";
 const SUBSET_NAMESPACE: &str = "envoy.lb.subset_hint";
 const SUBSET_KEY: &str = "x-gateway-destination-endpoint-subset";
 const ATTRIBUTES: &str = "envoy.filters.http.ext_proc";
+/// Where Envoy gives the number of the client's connection, if it is asked to (`request_attributes: [connection.id]`).
+const CONNECTION_ID: &str = "connection.id";
 
 /// The subset hint and the number of its entries that could not be read; `None` when the gateway gives none.
 #[must_use]
@@ -83,6 +85,16 @@ impl Origin {
 pub fn retried(attributes: &HashMap<String, Struct>) -> Option<bool> {
     match attributes.get(ATTRIBUTES)?.fields.get("upstream.request_attempt_count")?.kind.as_ref()? {
         Kind::NumberValue(count) => Some(*count > 1.0),
+        _ => None,
+    }
+}
+
+/// The client's connection, by a number that is unique in its Envoy; `None` where Envoy is not asked for it.
+#[must_use]
+pub fn connection(attributes: &HashMap<String, Struct>) -> Option<u64> {
+    match attributes.get(ATTRIBUTES)?.fields.get(CONNECTION_ID)?.kind.as_ref()? {
+        // Two connections that differ beyond 53 bits share what one may have.
+        Kind::NumberValue(number) => Some(number.to_bits()),
         _ => None,
     }
 }

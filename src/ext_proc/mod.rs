@@ -32,6 +32,7 @@ pub mod response;
 pub mod service;
 pub mod split;
 pub mod tenant;
+pub mod uploads;
 pub mod warmer;
 pub mod wire;
 

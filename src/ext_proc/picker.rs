@@ -6,6 +6,7 @@ use super::prefiller::Prefiller;
 use super::prefix::PoolPrefix;
 use super::queues::Queues;
 use super::quotas::Quotas;
+use super::uploads::Uploads;
 use super::warmer::Warmer;
 use crate::config::settings::ExchangeSettings;
 use crate::limits::Limits;
@@ -102,8 +103,10 @@ pub struct Picker {
     pub responses: ResponseTable,
     /// The last decisions.
     pub decisions: Decisions,
-    /// Request bodies held.
+    /// Memory of request bodies and unfinished messages.
     pub buffered: Arc<Buffered>,
+    /// The part of it that waits for more bytes.
+    pub uploads: Arc<Uploads>,
     /// Traces, when they are on.
     pub tracing: Tracing,
     /// What operators say about single models.
@@ -133,6 +136,7 @@ impl Picker {
             responses: ResponseTable::new(DEFAULT_REMEMBERED_RESPONSES),
             decisions,
             buffered,
+            uploads: Arc::default(),
             tracing,
             seed,
             sequence: AtomicU64::new(0),

@@ -9,9 +9,11 @@ use super::picker::Picker;
 use super::prefiller::Asking;
 use super::queues::Waiting;
 use super::split::{Came, Stage};
+use super::uploads::{Evicted, Upload};
 use super::warmer::Running;
-use super::wire::Inbound;
+use super::wire::{Inbound, Incoming};
 use crate::clock::{Clock, Timestamp};
+use crate::connections::InFlight;
 use crate::disagg::attempts::Attempt;
 use crate::flow::Refusal;
 use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingResponse;
@@ -43,10 +45,12 @@ impl Service {
     }
 
     /// A stream that Envoy has just opened, calling by this `:authority`: its answers.
-    pub(super) fn open(&self, inbound: Inbound, called: Option<Authority>) -> Pump {
+    pub(super) fn open(&self, body: tonic::body::Body, in_flight: Option<InFlight>, called: Option<Authority>) -> Pump {
+        let exchange = Exchange::new(self.picker.clone(), self.clock.now()).called_as(called);
         Pump {
-            inbound,
-            exchange: Exchange::new(self.picker.clone(), self.clock.now()).called_as(called),
+            inbound: Inbound::new(body, exchange.max_message_bytes(), self.picker.buffered.nothing(), in_flight),
+            exchange,
+            upload: None,
             out: Actions::with_capacity(USUAL_ANSWERS),
             picker: self.picker.clone(),
             clock: self.clock,
@@ -65,6 +69,8 @@ impl Service {
 pub struct Pump {
     inbound: Inbound,
     exchange: Exchange,
+    /// While more is awaited of a body or a message.
+    upload: Option<Upload>,
     out: Actions,
     picker: Arc<Picker>,
     clock: Clock,
@@ -89,6 +95,9 @@ impl Pump {
             self.out.clear();
             self.exchange.fail(now, &mut self.out)
         });
+        if self.upload.is_some() && self.exchange.upload(self.inbound.unfinished()).is_none() {
+            self.upload = None;
+        }
         if !routed_before && self.exchange.is_routed() {
             self.picker.metrics.decided_in(self.clock.now().since(now));
         }
@@ -151,6 +160,25 @@ impl Pump {
         self.inbound.is_half_closed() && self.exchange.half_closed(self.clock.now())
     }
 
+    /// Accounts for what the stream holds while more of it is awaited. Gives an event when that is to end.
+    fn poll_upload(&mut self, cx: &Context<'_>) -> Option<Event> {
+        let unfinished = self.inbound.unfinished();
+        let Some(standing) = self.exchange.upload(unfinished) else {
+            self.upload = None;
+            return None;
+        };
+        let (now, picker, limits) = (self.clock.now(), &self.picker, self.exchange.limits());
+        let begin = || Upload::begin(&picker.uploads, self.exchange.owner(), now);
+        let why = match self.upload.get_or_insert_with(begin).poll(cx, standing, limits, now) {
+            Poll::Ready(why) => why,
+            Poll::Pending if unfinished == 0 || picker.uploads.make_way(&picker.buffered, limits, now) => return None,
+            Poll::Pending => Evicted::Full,
+        };
+        self.upload = None;
+        self.inbound.abandon();
+        Some(Event::UploadEvicted(why))
+    }
+
     /// Ready when the exchange's deadline has come.
     fn poll_deadline(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(due) = self.exchange.deadline() else {
@@ -209,7 +237,10 @@ impl Stream for Pump {
                 this.warming = this.exchange.warming().map(|warming| this.picker.warmer.start(warming));
             }
             if let Some(running) = &mut this.warming {
-                ready!(Pin::new(running).poll(cx));
+                if Pin::new(running).poll(cx).is_pending() {
+                    this.inbound.absorb(cx);
+                    return Poll::Pending;
+                }
                 this.warming = None;
                 if let Err(error) = this.feed(Event::Warmed) {
                     return Poll::Ready(Some(Err(this.fail(&error))));
@@ -220,7 +251,8 @@ impl Stream for Pump {
             let event = match told {
                 Some(told) => told,
                 None => match Pin::new(&mut this.inbound).poll_next(cx) {
-                    Poll::Ready(Some(Ok(message))) => Event::Message(Box::new(message)),
+                    Poll::Ready(Some(Ok(Incoming::Message(message)))) => Event::Message(message),
+                    Poll::Ready(Some(Ok(Incoming::TooLarge(bytes)))) => Event::TooLarge(bytes),
                     // A message that can't be decoded gets a status; an end, clean or by reset, is the stream's normal end.
                     Poll::Ready(Some(Err(status))) => {
                         this.picker.metrics.protocol_errors.inc();
@@ -228,10 +260,13 @@ impl Stream for Pump {
                         return Poll::Ready(Some(Err(status)));
                     }
                     Poll::Ready(None) if !this.outlives_its_inbound() => return Poll::Ready(None),
-                    Poll::Ready(None) | Poll::Pending => {
-                        ready!(this.poll_deadline(cx));
-                        Event::Deadline
-                    }
+                    Poll::Ready(None) | Poll::Pending => match this.poll_upload(cx) {
+                        Some(evicted) => evicted,
+                        None => {
+                            ready!(this.poll_deadline(cx));
+                            Event::Deadline
+                        }
+                    },
                 },
             };
             if let Err(error) = this.feed(event) {

@@ -4,6 +4,7 @@
 //! stream lives as long as its answer, and thousands may wait for their turn: here nothing is kept between two messages. Compressed messages
 //! are not taken, as the server offers no compression. Called by `server`; imports [`super::service`].
 
+use super::body::Held;
 use super::service::{Pump, Service};
 use crate::connections::{Client, InFlight};
 use bytes::{Buf, Bytes, BytesMut};
@@ -14,7 +15,7 @@ use prost::Message;
 use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use tonic::Status;
 use tonic::codec::{BufferSettings, EncodeBody, EncodeBuf, Encoder, SingleMessageCompressionOverride};
 use tonic::codegen::{Service as HttpService, StdError};
@@ -22,9 +23,6 @@ use tonic::server::NamedService;
 
 /// The service's only method.
 const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
-/// Largest message that is decoded, 256 MiB: a BUFFERED body comes in one, and one that is over the body limit must be read to be refused with a
-/// 413. What Envoy may send at once is bounded by its own buffer limits, far below this.
-const MAX_MESSAGE_BYTES: usize = 256 << 20;
 /// Before each message: whether it is compressed, and its length.
 const PREFIX_BYTES: usize = 5;
 /// Reserved for answers, 512 bytes: the one to headers fits, and what is longer gets what it needs.
@@ -73,8 +71,7 @@ where
         let called = request.uri().authority().cloned();
         let (mut parts, body) = request.into_parts();
         let in_flight = parts.extensions.remove::<Client>().map(Client::in_flight);
-        let inbound = Inbound::new(tonic::body::Body::new(body), in_flight);
-        ready(Ok(answer(self.0.open(inbound, called))))
+        ready(Ok(answer(self.0.open(tonic::body::Body::new(body), in_flight, called))))
     }
 }
 
@@ -87,6 +84,23 @@ fn answer(pump: Pump) -> http::Response<tonic::body::Body> {
     response
 }
 
+/// What Envoy sends.
+#[derive(Debug, PartialEq)]
+pub enum Incoming {
+    /// A message.
+    Message(Box<ProcessingRequest>),
+    /// A message of so many bytes, which are discarded as they come because they are more than may be held.
+    TooLarge(u64),
+}
+
+/// How the request side of a stream has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    HalfClosed,
+    /// A reset is how streams end, normal ends and aborts alike.
+    Reset,
+}
+
 /// The gateway's messages. Ends with the request side of the stream, by END_STREAM or by a reset; an error describes a message that can't be read,
 /// and is the last item.
 #[derive(Debug)]
@@ -94,21 +108,21 @@ pub struct Inbound {
     body: tonic::body::Body,
     /// What has come of messages that are not whole.
     buffer: BytesMut,
+    /// The memory of the buffer, while the rest of a message is awaited.
+    held: Held,
+    /// Largest message that is held, bytes.
+    max_message: usize,
+    /// Bytes that are still to come of a message that is not wanted.
+    discard: usize,
     end: Option<End>,
     /// Keeps the connection from being evicted.
     _in_flight: Option<InFlight>,
 }
 
-/// How the request side of a stream has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
-    HalfClosed,
-    Reset,
-}
-
 impl Inbound {
-    fn new(body: tonic::body::Body, in_flight: Option<InFlight>) -> Self {
-        Self { body, buffer: BytesMut::new(), end: None, _in_flight: in_flight }
+    /// The messages in `body`, none of which is larger than `max_message` bytes. Memory is accounted in `held`.
+    pub(super) fn new(body: tonic::body::Body, max_message: usize, held: Held, in_flight: Option<InFlight>) -> Self {
+        Self { body, buffer: BytesMut::new(), held, max_message, discard: 0, end: None, _in_flight: in_flight }
     }
 
     /// Whether the gateway has ended its side by END_STREAM: no more messages come, and it may still wait for responses. When it resets the stream
@@ -118,18 +132,54 @@ impl Inbound {
         self.end == Some(End::HalfClosed)
     }
 
+    /// Memory that a message takes of which the rest is awaited, bytes.
+    pub(super) fn unfinished(&self) -> u64 {
+        self.held.bytes()
+    }
+
+    /// Gives up the message of which the rest is awaited.
+    pub(super) fn abandon(&mut self) {
+        if let Some(length) = self.length() {
+            self.discard = (PREFIX_BYTES + length).saturating_sub(self.buffer.len());
+            self.buffer = BytesMut::new();
+            self.account();
+        }
+    }
+
+    /// Takes in what has come while no message is wanted, so that it does not wait in HTTP/2's own buffers, which
+    /// bound the small frames of all streams of the connection together. No more than one message of the largest size.
+    pub(super) fn absorb(&mut self, cx: &mut Context<'_>) {
+        while self.end.is_none() && self.buffer.len() < self.max_message && self.read(cx).is_ready() {}
+        self.account();
+    }
+
+    fn account(&mut self) {
+        let memory = if self.buffer.is_empty() { 0 } else { self.buffer.capacity() as u64 };
+        if memory != self.held.bytes() {
+            self.held.resize(memory);
+        }
+    }
+
+    /// The length of the message that the buffer begins with.
+    fn length(&self) -> Option<usize> {
+        let [_, length @ ..] = *self.buffer.first_chunk::<PREFIX_BYTES>()?;
+        Some(u32::from_be_bytes(length) as usize)
+    }
+
     /// The next message, when it is whole.
-    fn message(&mut self) -> Option<Result<ProcessingRequest, Status>> {
-        let [compressed, length @ ..] = *self.buffer.first_chunk::<PREFIX_BYTES>()?;
+    fn message(&mut self) -> Option<Result<Incoming, Status>> {
+        let length = self.length()?;
+        let compressed = self.buffer.first().copied().unwrap_or_default();
         if compressed != 0 {
             return Some(Err(Status::invalid_argument(format!(
                 "a message has the compression flag {compressed}, 0 is allowed"
             ))));
         }
-        let length = u32::from_be_bytes(length) as usize;
-        if length > MAX_MESSAGE_BYTES {
-            let message = format!("a message is {length} bytes, {MAX_MESSAGE_BYTES} are allowed");
-            return Some(Err(Status::resource_exhausted(message)));
+        if length > self.max_message {
+            let here = (PREFIX_BYTES + length).min(self.buffer.len());
+            self.buffer.advance(here);
+            self.discard = PREFIX_BYTES + length - here;
+            return Some(Ok(Incoming::TooLarge(length as u64)));
         }
         if self.buffer.len() < PREFIX_BYTES + length {
             return None;
@@ -139,12 +189,33 @@ impl Inbound {
         if self.buffer.is_empty() {
             self.buffer = BytesMut::new();
         }
+        if self.held.bytes() > 0 {
+            self.account();
+        }
+        let message = message.map(|message| Incoming::Message(Box::new(message)));
         Some(message.map_err(|error| Status::invalid_argument(error.to_string())))
+    }
+
+    /// Takes in what has come.
+    fn read(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+            Some(Ok(frame)) => {
+                if let Ok(mut data) = frame.into_data() {
+                    let unwanted = data.len().min(self.discard);
+                    self.discard -= unwanted;
+                    data.advance(unwanted);
+                    self.buffer.extend_from_slice(&data);
+                }
+            }
+            Some(Err(_)) => self.end = Some(End::Reset),
+            None => self.end = Some(End::HalfClosed),
+        }
+        Poll::Ready(())
     }
 }
 
 impl Stream for Inbound {
-    type Item = Result<ProcessingRequest, Status>;
+    type Item = Result<Incoming, Status>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
@@ -152,24 +223,18 @@ impl Stream for Inbound {
             if let Some(message) = this.message() {
                 return Poll::Ready(Some(message));
             }
-            if this.end.is_some() {
-                return Poll::Ready(None);
-            }
-            match Pin::new(&mut this.body).poll_frame(cx) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(Some(Ok(frame))) => {
-                    if let Ok(data) = frame.into_data() {
-                        this.buffer.extend_from_slice(&data);
-                    }
-                }
-                // A reset is how streams end, normal ends and aborts alike.
-                Poll::Ready(Some(Err(_))) => this.end = Some(End::Reset),
-                Poll::Ready(None) if this.buffer.is_empty() => this.end = Some(End::HalfClosed),
-                Poll::Ready(None) => {
+            match this.end {
+                Some(End::HalfClosed) if this.discard > 0 || !this.buffer.is_empty() => {
+                    this.discard = 0;
                     this.buffer = BytesMut::new();
-                    this.end = Some(End::HalfClosed);
                     return Poll::Ready(Some(Err(Status::invalid_argument("the stream ended within a message"))));
                 }
+                Some(_) => return Poll::Ready(None),
+                None => {}
+            }
+            if this.read(cx).is_pending() {
+                this.account();
+                return Poll::Pending;
             }
         }
     }
@@ -195,10 +260,12 @@ impl Encoder for Prost {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ext_proc::body::Buffered;
     use envoy_types::pb::envoy::service::ext_proc::v3::{HttpBody, processing_request::Request};
     use futures_util::{FutureExt, StreamExt};
     use http_body_util::{BodyExt, StreamBody};
     use proptest::prelude::*;
+    use std::sync::Arc;
 
     fn message(bytes: usize) -> ProcessingRequest {
         let body = HttpBody { body: vec![7; bytes], end_of_stream: true, ..HttpBody::default() };
@@ -210,12 +277,16 @@ mod tests {
         [&[0], &u32::try_from(bytes.len()).unwrap().to_be_bytes()[..], &bytes].concat()
     }
 
+    /// Largest message in these tests.
+    const MOST: usize = 6_000;
+
     #[test]
     fn a_clean_end_is_a_half_close_and_a_reset_is_not() {
         for (last, half_closed) in [(None, true), (Some(Err(Status::cancelled("reset"))), false)] {
             let first = Ok(http_body::Frame::data(Bytes::from(framed(&message(3)))));
             let body = StreamBody::new(futures_util::stream::iter([first].into_iter().chain(last)));
-            let mut inbound = Inbound::new(tonic::body::Body::new(body.boxed_unsync()), None);
+            let held = Arc::<Buffered>::default().nothing();
+            let mut inbound = Inbound::new(tonic::body::Body::new(body.boxed_unsync()), MOST, held, None);
             assert!(inbound.next().now_or_never().unwrap().unwrap().is_ok());
             assert!(!inbound.is_half_closed());
             for _ in 0..2 {
@@ -225,11 +296,16 @@ mod tests {
         }
     }
 
-    /// All that comes of these pieces, and what is kept in the end.
-    fn read(pieces: Vec<Vec<u8>>) -> (Vec<Result<ProcessingRequest, tonic::Code>>, usize) {
+    fn inbound(pieces: Vec<Vec<u8>>, buffered: &Arc<Buffered>) -> Inbound {
         let frames = pieces.into_iter().map(|piece| Ok::<_, Status>(http_body::Frame::data(Bytes::from(piece))));
         let body = StreamBody::new(futures_util::stream::iter(frames));
-        let mut inbound = Inbound::new(tonic::body::Body::new(body.boxed_unsync()), None);
+        Inbound::new(tonic::body::Body::new(body.boxed_unsync()), MOST, buffered.nothing(), None)
+    }
+
+    /// All that comes of these pieces, and what is kept in the end.
+    fn read(pieces: Vec<Vec<u8>>) -> (Vec<Result<Incoming, tonic::Code>>, usize) {
+        let buffered = Arc::default();
+        let mut inbound = inbound(pieces, &buffered);
         let mut got = Vec::new();
         while let Some(item) = inbound.next().now_or_never().unwrap() {
             let failed = item.is_err();
@@ -238,22 +314,82 @@ mod tests {
                 break;
             }
         }
+        assert_eq!(inbound.unfinished(), buffered.bytes());
         (got, inbound.buffer.capacity())
+    }
+
+    fn whole(bytes: usize) -> Result<Incoming, tonic::Code> {
+        Ok(Incoming::Message(Box::new(message(bytes))))
     }
 
     #[test]
     fn what_is_no_message_is_named() {
-        let whole = framed(&message(10));
+        let first = framed(&message(10));
         for (bytes, code) in [
-            (whole[..whole.len() - 1].to_vec(), tonic::Code::InvalidArgument),
+            (first[..first.len() - 1].to_vec(), tonic::Code::InvalidArgument),
             (vec![0; 3], tonic::Code::InvalidArgument),
             (vec![1, 0, 0, 0, 0], tonic::Code::InvalidArgument),
             (vec![0, 0, 0, 0, 2, 255, 255], tonic::Code::InvalidArgument),
-            (vec![0, 0x10, 0, 0, 1], tonic::Code::ResourceExhausted),
         ] {
-            let (got, _) = read(vec![whole.clone(), bytes.clone()]);
-            assert_eq!(got, [Ok(message(10)), Err(code)], "{bytes:?}");
+            let (got, _) = read(vec![first.clone(), bytes.clone()]);
+            assert_eq!(got, [whole(10), Err(code)], "{bytes:?}");
         }
+    }
+
+    #[test]
+    fn message_over_the_limit_is_named_by_its_length_and_never_held() {
+        let (large, small) = (framed(&message(50_000)), framed(&message(10)));
+        let length = (large.len() - PREFIX_BYTES) as u64;
+        let too_large = || Ok(Incoming::TooLarge(length));
+        let all = [small.clone(), large.clone(), small.clone()].concat();
+        for cut in [7, 1_000, all.len()] {
+            let (got, kept) = read(all.chunks(cut).map(<[u8]>::to_vec).collect());
+            assert_eq!(got, [whole(10), too_large(), whole(10)], "pieces of {cut} bytes");
+            assert_eq!(kept, 0);
+        }
+        // The length alone is enough to know it.
+        let (got, _) = read(vec![vec![0, 0xff, 0xff, 0xff, 0xff]]);
+        assert_eq!(got, [Ok(Incoming::TooLarge(u32::MAX.into())), Err(tonic::Code::InvalidArgument)]);
+    }
+
+    /// A body of which the rest never comes.
+    fn unfinished(bytes: Vec<u8>, buffered: &Arc<Buffered>) -> Inbound {
+        let frames = futures_util::stream::iter([Ok::<_, Status>(http_body::Frame::data(Bytes::from(bytes)))]);
+        let body = StreamBody::new(frames.chain(futures_util::stream::pending()));
+        Inbound::new(tonic::body::Body::new(body.boxed_unsync()), MOST, buffered.nothing(), None)
+    }
+
+    #[test]
+    fn unfinished_message_is_accounted_until_it_is_given_up() {
+        let buffered = Arc::<Buffered>::default();
+        let mut inbound = unfinished(framed(&message(5_000))[..4_000].to_vec(), &buffered);
+        assert!(inbound.next().now_or_never().is_none());
+        assert_eq!(inbound.unfinished(), buffered.bytes());
+        assert!((4_000..8_500).contains(&buffered.bytes()), "{} bytes", buffered.bytes());
+        inbound.abandon();
+        assert_eq!(buffered.bytes(), 0);
+        assert!(inbound.next().now_or_never().is_none(), "the rest is not there");
+        assert!((1_000..1_100).contains(&inbound.discard), "{} bytes", inbound.discard);
+
+        let mut inbound = unfinished(framed(&message(5_000))[..4_000].to_vec(), &buffered);
+        assert!(inbound.next().now_or_never().is_none());
+        drop(inbound);
+        assert_eq!(buffered.bytes(), 0);
+    }
+
+    #[test]
+    fn absorbed_bytes_are_messages_later() {
+        let buffered = Arc::<Buffered>::default();
+        let bytes = framed(&message(10)).repeat(1_000);
+        let mut inbound = inbound(bytes.chunks(20).map(<[u8]>::to_vec).collect(), &buffered);
+        inbound.absorb(&mut Context::from_waker(std::task::Waker::noop()));
+        assert!((MOST..3 * MOST).contains(&(buffered.bytes() as usize)), "{} bytes", buffered.bytes());
+        let mut count = 0;
+        while let Some(item) = inbound.next().now_or_never().unwrap() {
+            assert_eq!(item.unwrap(), Incoming::Message(Box::new(message(10))));
+            count += 1;
+        }
+        assert_eq!((count, buffered.bytes()), (1_000, 0));
     }
 
     proptest! {
@@ -268,7 +404,7 @@ mod tests {
             at.sort_unstable();
             let pieces = at.windows(2).map(|w| all[w[0]..w[1]].to_vec()).collect();
             let (got, kept) = read(pieces);
-            prop_assert_eq!(got, messages.into_iter().map(Ok).collect::<Vec<_>>());
+            prop_assert_eq!(got, messages.into_iter().map(|m| Ok(Incoming::Message(Box::new(m)))).collect::<Vec<_>>());
             prop_assert_eq!(kept, 0);
         }
     }

@@ -15,8 +15,13 @@ const PREFACE_BYTES: usize = 24;
 const FRAME_HEADER_BYTES: usize = 9;
 /// The largest frame that h2 takes without a setting. Whatever is larger is its to refuse.
 const MAX_FRAME_BYTES: usize = 16_384;
+/// The type of a frame that holds a part of a body.
+const DATA: u8 = 0;
 /// The type of a frame that begins a block of headers.
 const HEADERS: u8 = 1;
+/// h2 counts a DATA frame with a payload below 256 bytes as small: until it is consumed it takes a share of a budget,
+/// and a connection whose budget is spent is closed.
+const SMALL_PAYLOAD_BYTES: usize = 256;
 const END_HEADERS: u8 = 0x04;
 const PADDED: u8 = 0x08;
 const PRIORITY: u8 = 0x20;
@@ -32,12 +37,14 @@ pub(super) struct Mender {
     pass: usize,
     /// The beginning of a frame that is not whole.
     held: Vec<u8>,
+    /// Small DATA frames that began since the count was reset.
+    small_frames: usize,
 }
 
 impl Mender {
     /// Nothing has come.
     pub(super) fn new() -> Self {
-        Self { pass: PREFACE_BYTES, held: Vec::new() }
+        Self { pass: PREFACE_BYTES, held: Vec::new(), small_frames: 0 }
     }
 
     /// Takes what has come. So many bytes of it pass as they are and the rest is held; or, where others come in the place of all of it, these.
@@ -59,6 +66,7 @@ impl Mender {
             let Some([a, b, c, kind, ..]) = rest.first_chunk::<FRAME_HEADER_BYTES>() else { break };
             let length = FRAME_HEADER_BYTES + (usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c));
             if *kind != HEADERS || length > FRAME_HEADER_BYTES + MAX_FRAME_BYTES {
+                self.small_frames += usize::from(*kind == DATA && length < FRAME_HEADER_BYTES + SMALL_PAYLOAD_BYTES);
                 self.pass = length;
                 continue;
             }
@@ -76,6 +84,16 @@ impl Mender {
         }
         out.extend_from_slice(bytes.get(copied..at).unwrap_or_default());
         (0, out)
+    }
+
+    /// Small DATA frames that began since [`Mender::reset_small_frames`].
+    pub(super) fn small_frames(&self) -> usize {
+        self.small_frames
+    }
+
+    /// Counts small DATA frames from zero again.
+    pub(super) fn reset_small_frames(&mut self) {
+        self.small_frames = 0;
     }
 
     /// Gives what is held, when no more comes.

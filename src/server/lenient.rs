@@ -1,4 +1,11 @@
-//! A connection on which a client may call the picker by any name: see [`super::authority`].
+//! A connection on which a client may call the picker by any name (see [`super::authority`]), and send any number of
+//! small DATA frames.
+//!
+//! h2 closes a connection, with all of its streams, when more than about 2,000 small DATA frames wait for the streams
+//! that they belong to (half of the connection window, 246 bytes a frame; neither hyper nor tonic has a setting for
+//! it). Envoy sends one such frame for each DATA frame of a client. h2 reads as long as there is something to read,
+//! and streams consume nothing meanwhile: so after a number of small frames this connection has nothing to read until
+//! its task is polled again, behind the tasks of the streams.
 
 use super::authority::Mender;
 use std::io;
@@ -6,6 +13,10 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::transport::server::Connected;
+
+/// Small DATA frames that h2 reads before the streams of the connection run: a quarter of those that its budget
+/// allows. One read from the socket adds a few hundred at most.
+const MAX_SMALL_FRAMES: usize = 512;
 
 /// The connection, and what it has read and not given.
 #[derive(Debug)]
@@ -35,8 +46,18 @@ impl<S: AsyncRead + Unpin> AsyncRead for Lenient<S> {
                 return Poll::Ready(Ok(()));
             }
             (this.ready, this.given) = (Vec::new(), 0);
+            if this.mender.small_frames() >= MAX_SMALL_FRAMES {
+                this.mender.reset_small_frames();
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
             let before = buf.filled().len();
-            ready!(Pin::new(&mut this.inner).poll_read(cx, buf))?;
+            let read = Pin::new(&mut this.inner).poll_read(cx, buf);
+            if read.is_pending() {
+                // The streams run before there is more to read.
+                this.mender.reset_small_frames();
+            }
+            ready!(read)?;
             let new = buf.filled().get(before..).unwrap_or_default();
             if new.is_empty() {
                 this.ready = this.mender.end();
@@ -86,5 +107,70 @@ impl<S: Connected> Connected for Lenient<S> {
 
     fn connect_info(&self) -> Self::ConnectInfo {
         self.inner.connect_info()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+    use std::task::{Wake, Waker};
+
+    /// Whether the task that reads has been woken.
+    #[derive(Default)]
+    struct Woken(AtomicBool);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Relaxed);
+        }
+    }
+
+    /// The preface of a connection and `count` DATA frames with `bytes` bytes each.
+    fn frames(count: usize, bytes: u8) -> Vec<u8> {
+        let frame = [&[0, 0, bytes, 0, 0, 0, 0, 0, 1][..], &vec![7; bytes.into()]].concat();
+        [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame.repeat(count)].concat()
+    }
+
+    /// Reads until the connection has nothing to give: the bytes, and whether it woke its task.
+    fn read(connection: &mut Lenient<&[u8]>) -> (Vec<u8>, bool) {
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(woken.clone());
+        let mut all = Vec::new();
+        loop {
+            let mut space = [0; 1_000];
+            let mut buf = ReadBuf::new(&mut space);
+            let read = Pin::new(&mut *connection).poll_read(&mut Context::from_waker(&waker), &mut buf);
+            if read.is_pending() || buf.filled().is_empty() {
+                return (all, woken.0.load(Relaxed));
+            }
+            all.extend_from_slice(buf.filled());
+        }
+    }
+
+    #[test]
+    fn small_frames_are_given_in_portions_and_none_is_lost() {
+        let sent = frames(5_000, 1);
+        let mut connection = Lenient::new(&sent[..]);
+        let (mut got, mut portions) = (Vec::new(), 0);
+        loop {
+            let (portion, woken) = read(&mut connection);
+            assert!(portion.len() < 2 * 10 * MAX_SMALL_FRAMES, "{} bytes at once", portion.len());
+            got.extend(portion);
+            portions += 1;
+            if !woken {
+                break;
+            }
+        }
+        assert_eq!((got == sent, portions >= 5), (true, true), "{portions} portions");
+    }
+
+    #[test]
+    fn frames_of_256_bytes_are_given_without_a_pause() {
+        let frame = [&[0, 1, 0, 0, 0, 0, 0, 0, 1][..], &[7; 256]].concat();
+        let sent = [frames(0, 0), frame.repeat(5_000)].concat();
+        let (got, woken) = read(&mut Lenient::new(&sent[..]));
+        assert_eq!((got == sent, woken), (true, false));
     }
 }

@@ -135,6 +135,9 @@ pub const LEG_OK: &str = "ok";
 pub enum Limit {
     BodyBytes,
     BufferedBytes,
+    BodyMessages,
+    UploadBytesPerClient,
+    UploadRate,
     HeaderBytes,
     RequestTimeout,
     IdleTimeout,
@@ -248,7 +251,7 @@ pub struct Metrics {
     decision_seconds: Histogram,
     outcomes: [Counter; 7],
     rejections: Vec<(Reason, Counter)>,
-    limits: [(Limit, Counter); 9],
+    limits: [(Limit, Counter); 12],
     degraded: [(Degraded, Counter); 16],
     ends: Family<PoolEndLabel, Counter>,
     statuses: Family<PoolStatusLabel, Counter>,
@@ -319,6 +322,9 @@ impl Metrics {
             limits: [
                 limit(Limit::BodyBytes, "body_bytes"),
                 limit(Limit::BufferedBytes, "buffered_bytes"),
+                limit(Limit::BodyMessages, "body_messages"),
+                limit(Limit::UploadBytesPerClient, "upload_bytes_per_client"),
+                limit(Limit::UploadRate, "upload_rate"),
                 limit(Limit::HeaderBytes, "header_bytes"),
                 limit(Limit::RequestTimeout, "request_timeout"),
                 limit(Limit::IdleTimeout, "idle_timeout"),

@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// What is read.
 #[derive(Debug)]
 pub struct ProcessCollector {
-    /// Request bodies held.
+    /// Memory of request bodies and unfinished messages.
     pub buffered: Arc<Buffered>,
     /// Tokens that are remembered.
     pub segments: Arc<SegmentCache>,
@@ -65,7 +65,7 @@ impl Collector for ProcessCollector {
         let version = [("version", env!("CARGO_PKG_VERSION"))];
         let mut build = encoder.encode_descriptor("build_info", "this build", None, MetricType::Gauge)?;
         ConstGauge::new(1i64).encode(build.encode_family(&version)?)?;
-        let help = "bytes of request bodies held over all streams";
+        let help = "memory of request bodies and unfinished messages over all streams";
         let buffered = encoder.encode_descriptor("buffered_request", help, Some(&Unit::Bytes), MetricType::Gauge)?;
         gauge(self.buffered.bytes()).encode(buffered)?;
         self.segments(&mut encoder)?;
@@ -155,8 +155,9 @@ mod tests {
         let (now, buffered) = (SystemTime::UNIX_EPOCH + Duration::from_secs(1_900_000_000), Arc::<Buffered>::default());
         let cert = ServingCert::self_signed(None, now).unwrap();
         assert!(cert.reload(std::path::Path::new("/nonexistent"), now).is_err());
-        let mut body = Body::new(buffered.clone());
+        let mut body = Body::new(&buffered);
         body.push(vec![0; 123]);
+        let held = buffered.bytes();
         let text = page(ProcessCollector {
             segments: Arc::new(SegmentCache::new(1 << 20, 7)),
             buffered,
@@ -166,7 +167,7 @@ mod tests {
         });
         for line in [
             concat!("attache_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
-            "attache_buffered_request_bytes 123",
+            &format!("attache_buffered_request_bytes {held}"),
             &format!("attache_tls_certificate_expiry_timestamp_seconds {}", cert.info().expires_at),
             "attache_tls_reloads_total 0",
             "attache_tls_reload_failures_total 1",

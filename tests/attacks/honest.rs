@@ -1,7 +1,9 @@
 //! Honest clients that send requests one after the other, with and without an attack beside them.
 
+use crate::support::attache::AttacheProcess;
 use crate::support::body::{Payload, chat, sha256};
 use crate::support::client::{self, Http};
+use crate::support::process::eventually;
 use http::{HeaderValue, Request};
 use std::future::Future;
 use std::net::SocketAddr;
@@ -140,6 +142,43 @@ impl Report {
             attacked <= quiet * 2,
             "p99 of honest requests is {attacked:?} during the attack, {quiet:?} without it"
         );
+    }
+}
+
+/// Honest requests whose server takes its time.
+pub(crate) struct InFlight(tokio::task::JoinSet<Result<(), String>>);
+
+impl InFlight {
+    /// Sends `count` requests, each over a connection of its own, and returns when all of them wait for their responses.
+    pub(crate) async fn start(to: SocketAddr, picker: &AttacheProcess, count: usize) -> Self {
+        let mut requests = tokio::task::JoinSet::new();
+        for seed in 0..count {
+            requests.spawn(async move {
+                let body = chat(BODY_BYTES, false, seed as u64);
+                let target = "/v1/chat/completions?delay_ms=4000";
+                let reply = client::post(to, target, body.clone()).await.map_err(|error| error.to_string())?;
+                let received = reply.header("x-echo-sha256") == sha256(&body);
+                let status = reply.status.as_u16();
+                if status == 200 && received {
+                    Ok(())
+                } else {
+                    Err(format!("status {status}, body intact: {received}"))
+                }
+            });
+        }
+        eventually("honest requests in flight", || async {
+            let books = picker.books().await.ok()?;
+            (books.in_flight >= count as u64).then_some(())
+        })
+        .await;
+        Self(requests)
+    }
+
+    /// Panics unless every request gets its response.
+    pub(crate) async fn assert_complete(self) {
+        let all = self.0.join_all().await;
+        let failures: Vec<_> = all.iter().filter_map(|result| result.as_ref().err()).collect();
+        assert!(failures.is_empty(), "{} of {} requests in flight failed: {failures:?}", failures.len(), all.len());
     }
 }
 

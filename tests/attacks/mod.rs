@@ -4,6 +4,7 @@
 
 mod clients;
 mod ejection;
+mod frames;
 mod generate;
 mod headers;
 mod honest;
@@ -11,4 +12,5 @@ mod paths;
 mod ports;
 mod tokenization;
 mod unparsed;
+mod uploads;
 mod usage;

@@ -251,6 +251,10 @@ fn a_picker_of_many_pools_has_a_service_for_each() {
         let rule = rendered.named("DestinationRule", &name.into());
         assert_eq!(rule["spec"]["host"], format!("{name}.inference.svc.cluster.local"));
     }
+    let patches = list(&rendered.one("EnvoyFilter")["spec"]["configPatches"]);
+    let patched: Vec<_> = patches.iter().map(|patch| text(&patch["match"]["cluster"]["service"])).collect();
+    let hosts = ["llm-epp", "llama-epp", "qwen-epp"].map(|name| format!("{name}.inference.svc.cluster.local"));
+    assert_eq!(patched, hosts, "each connection to the picker takes any number of small frames");
     for object in &rendered.objects {
         shape::check(object).unwrap_or_else(|problem| panic!("{}: {problem}", object["kind"]));
     }

@@ -188,12 +188,16 @@ fn gateways_and_routes_fit_together_and_to_the_base() {
         for policy in example.of("HealthCheckPolicy").chain(example.of("GCPBackendPolicy")) {
             assert_eq!(policy["spec"]["targetRef"]["name"], *pool, "{}", example.name);
         }
+        let at = &base.one("Service")["metadata"];
+        let namespace = at["namespace"].as_str().unwrap_or("default");
+        let host = format!("{}.{namespace}.svc.cluster.local", text(&at["name"]));
         for rule in example.of("DestinationRule") {
-            let at = &base.one("Service")["metadata"];
-            let namespace = at["namespace"].as_str().unwrap_or("default");
-            let host = format!("{}.{namespace}.svc.cluster.local", text(&at["name"]));
             assert_eq!(rule["spec"]["host"], host, "{}", example.name);
             assert_eq!(rule["spec"]["trafficPolicy"]["tls"]["sni"], host, "{}", example.name);
+        }
+        for filter in example.of("EnvoyFilter") {
+            let cluster = &filter["spec"]["configPatches"][0]["match"]["cluster"];
+            assert_eq!(cluster["service"], host, "{}", example.name);
         }
     }
 }

@@ -19,7 +19,7 @@ use super::schema::{self, File, LogFormat, Opt};
 use super::settings::{ExchangeSettings, ExplainSettings, ReportUsage, ServerSettings, Settings, TelemetrySettings};
 use super::units::show_duration;
 use super::{Overrides, Surroundings};
-use crate::limits::Limits;
+use crate::limits::{Limits, client_share};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -358,9 +358,18 @@ fn limits(file: &schema::LimitsSection, sink: &mut Sink) -> Limits {
     let whole = |at: Opt<u32>| at.map(|a| At { value: u64::from(a.value), span: a.span });
     let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
     let most = u64::from(u32::MAX);
+    let max_body_bytes = number("maxBodyBytes", wide(file.max_body_bytes), d.max_body_bytes, 1 << 32);
+    let max_buffered_bytes = number("maxBufferedBytes", wide(file.max_buffered_bytes), d.max_buffered_bytes, 1 << 40);
     let limits = Limits {
-        max_body_bytes: number("maxBodyBytes", wide(file.max_body_bytes), d.max_body_bytes, 1 << 32),
-        max_buffered_bytes: number("maxBufferedBytes", wide(file.max_buffered_bytes), d.max_buffered_bytes, 1 << 40),
+        max_body_bytes,
+        max_buffered_bytes,
+        max_upload_bytes_per_client: number(
+            "maxUploadBytesPerClient",
+            wide(file.max_upload_bytes_per_client),
+            client_share(max_buffered_bytes, max_body_bytes),
+            1 << 40,
+        ),
+        min_upload_rate: number("minUploadRate", wide(file.min_upload_rate), d.min_upload_rate, 1 << 32),
         max_json_depth: narrow(number("maxJsonDepth", whole(file.max_json_depth), d.max_json_depth.into(), 128)),
         max_json_values: narrow(number("maxJsonValues", whole(file.max_json_values), d.max_json_values.into(), most)),
         max_messages: narrow(number("maxMessages", whole(file.max_messages), d.max_messages.into(), most)),
@@ -384,6 +393,7 @@ fn limits(file: &schema::LimitsSection, sink: &mut Sink) -> Limits {
             d.max_multipart_sniff_bytes.into(),
             16 << 20,
         )),
+        upload_grace: upload_grace(file.upload_grace, d.upload_grace, sink),
         request_timeout: positive("limits.requestTimeout", file.request_timeout, d.request_timeout, sink),
         idle_timeout: positive("limits.idleTimeout", file.idle_timeout, d.idle_timeout, sink),
     };
@@ -404,6 +414,14 @@ fn limits(file: &schema::LimitsSection, sink: &mut Sink) -> Limits {
         );
     }
     limits
+}
+
+/// A second at least: over less the speed of an upload can't be told.
+fn upload_grace(at: Opt<Duration>, default: Duration, sink: &mut Sink) -> Duration {
+    if let Some(at) = at.filter(|at| at.value < Duration::from_secs(1)) {
+        sink.out_of_range(at.span, "limits.uploadGrace", show_duration(at.value), "at least 1s");
+    }
+    at.map_or(default, |at| at.value)
 }
 
 /// A duration that must be at least [`MIN_INTERVAL`].

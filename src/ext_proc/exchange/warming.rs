@@ -33,6 +33,13 @@ pub(super) struct Waits {
     pub(super) made: Option<Made>,
 }
 
+impl Waits {
+    /// Whether the decision is put off.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.stood.is_some()
+    }
+}
+
 impl Exchange {
     /// What must run before the request can be decided on; [`Event::Warmed`] says that it has. Until then nothing else may come in.
     pub fn warming(&mut self) -> Option<Warming> {

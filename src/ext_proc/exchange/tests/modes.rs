@@ -53,7 +53,7 @@ fn each_mode_is_answered_in_kind() {
     use BodySendMode::{Buffered, BufferedPartial, FullDuplexStreamed, None as Off, Streamed};
     let sent = completion("m", "p");
     let cases: &[(BodySendMode, bool, &[&[&str]])] = &[
-        (FullDuplexStreamed, false, &[&[], &[], &["request_headers", "request_body", "request_body"]]),
+        (FullDuplexStreamed, false, &[&[], &[], &["request_headers", "request_body"]]),
         (Streamed, true, &[&[], &[], &["request_headers", "request_body", "request_body"]]),
         (Streamed, false, &[&["request_headers"], &["request_body"], &["request_body"]]),
         (Buffered, false, &[&["request_headers"], &["request_body"]]),
@@ -327,18 +327,107 @@ fn a_body_too_large_is_refused_by_its_length_or_at_the_byte_that_crosses() {
 
 #[test]
 fn bodies_held_at_once_are_bounded() {
-    let limits = Limits { max_buffered_bytes: 100, ..Limits::default() };
+    let limits = Limits { max_buffered_bytes: 150, ..Limits::default() };
     let world = Setup { limits, ..Setup::default() }.build();
     let mut holding = world.exchange();
     send(&mut holding, request(Message::RequestHeaders(headers(&[PATH], false))));
     send(&mut holding, request(Message::RequestBody(body(&[b' '; 80], false))));
     let mut refused = world.exchange();
     send(&mut refused, request(Message::RequestHeaders(headers(&[PATH], false))));
-    let got = Answered::of(&send(&mut refused, request(Message::RequestBody(body(&[b' '; 30], false)))));
+    let got = Answered::of(&send(&mut refused, request(Message::RequestBody(body(&[b' '; 80], false)))));
     assert_eq!(got.refused.as_ref().unwrap().0, 503);
     assert_eq!(got.set["retry-after"], "1");
     drop((holding, refused));
     world.assert_books_closed(2);
+}
+
+#[test]
+fn slow_upload_is_refused_when_its_grace_is_over() {
+    let limits = Limits { min_upload_rate: 100, upload_grace: Duration::from_secs(5), ..Limits::default() };
+    let after = |seconds| NOW.after(Duration::from_secs(seconds));
+    let world = Setup { limits, ..Setup::default() }.build();
+    let mut exchange = world.exchange();
+    send(&mut exchange, request(Message::RequestHeaders(headers(&[PATH], false))));
+    let mut at = |event: Event, now| {
+        let mut out = Actions::new();
+        exchange.on(event, now, &mut out).unwrap();
+        (Answered::of(out.make_contiguous()), exchange.deadline())
+    };
+    let part = |bytes: usize| Event::Message(Box::new(request(Message::RequestBody(body(&vec![b' '; bytes], false)))));
+    assert_eq!(at(part(10), after(30)).1, Some(after(35)), "from the first byte on");
+    assert_eq!(at(part(400), after(34)).1, Some(after(39)), "it has kept up");
+    assert_eq!(at(part(200), after(38)).1, Some(after(39)), "a trickle");
+    let (got, _) = at(Event::Deadline, after(39));
+    assert_eq!((got.refused.unwrap().0, got.set["x-attache-reason"].as_str()), (408, "upload_too_slow"));
+    drop(exchange);
+    world.assert_books_closed(1);
+}
+
+#[test]
+fn large_slow_upload_that_catches_up_goes_on() {
+    let limits = Limits { min_upload_rate: 100, upload_grace: Duration::from_secs(5), ..Limits::default() };
+    let world = Setup { limits, ..Setup::default() }.build();
+    let mut exchange = world.exchange();
+    send(&mut exchange, request(Message::RequestHeaders(headers(&[PATH], false))));
+    send(&mut exchange, request(Message::RequestBody(body(&[b' '; 600], false))));
+    let mut out = Actions::new();
+    exchange.on(Event::Deadline, NOW.after(Duration::from_secs(5)), &mut out).unwrap();
+    assert!(out.is_empty());
+    assert_eq!(exchange.deadline(), Some(NOW.after(Duration::from_secs(10))));
+}
+
+#[test]
+fn message_too_large_to_be_held_is_refused_as_a_body_too_large() {
+    use crate::ext_proc::uploads::Evicted;
+    let world = Setup::default().build();
+    let refused = |event: Event, begin: bool| {
+        let mut exchange = world.exchange();
+        if begin {
+            send(&mut exchange, request(Message::RequestHeaders(headers(&[PATH], false))));
+        }
+        let mut out = Actions::new();
+        let result = exchange.on(event, NOW, &mut out);
+        let got = Answered::of(out.make_contiguous());
+        result.map(|()| (got.refused.unwrap().0, got.set["x-attache-reason"].clone()))
+    };
+    assert_eq!(refused(Event::TooLarge(60 << 20), true), Ok((413, "body_too_large".to_owned())));
+    assert_eq!(refused(Event::UploadEvicted(Evicted::Full), true), Ok((503, "upload_evicted".to_owned())));
+    assert_eq!(refused(Event::UploadEvicted(Evicted::Share), true), Ok((503, "upload_evicted".to_owned())));
+    assert!(refused(Event::TooLarge(60 << 20), false).is_err(), "there is no request to refuse");
+    assert!(refused(Event::UploadEvicted(Evicted::Full), false).is_err());
+    world.assert_books_closed(5);
+}
+
+#[test]
+fn buffered_response_too_large_to_be_held_passes_unread() {
+    let world = Setup::default().build();
+    let mut exchange = world.exchange();
+    let protocol_config = Some(config(BodySendMode::Buffered, BodySendMode::Buffered, false));
+    let first = request(Message::RequestHeaders(headers(&[PATH], false)));
+    send(&mut exchange, ProcessingRequest { protocol_config, ..first });
+    send(&mut exchange, request(Message::RequestBody(body(completion("m", "p").as_bytes(), true))));
+    send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", "200")], false))));
+    let mut out = Actions::new();
+    exchange.on(Event::TooLarge(60 << 20), NOW, &mut out).unwrap();
+    let got = Answered::of(out.make_contiguous());
+    assert_eq!(got.text(), "");
+    assert_eq!(got.kinds, ["response_body"]);
+    drop(exchange);
+    world.assert_books_closed(1);
+}
+
+#[test]
+fn streamed_body_in_too_many_messages_is_refused() {
+    let world = Setup::default().build();
+    let mut exchange = world.exchange();
+    let protocol_config = Some(config(BodySendMode::Streamed, BodySendMode::None, true));
+    let first = request(Message::RequestHeaders(headers(&[PATH], false)));
+    send(&mut exchange, ProcessingRequest { protocol_config, ..first });
+    let part = || request(Message::RequestBody(body(b" ", false)));
+    for _ in 0..65_536 {
+        assert!(send(&mut exchange, part()).is_empty());
+    }
+    assert_eq!(Answered::of(&send(&mut exchange, part())).refused.unwrap().0, 413);
 }
 
 #[test]

@@ -1,0 +1,137 @@
+//! The exchange of a request whose body is being uploaded: how much it may hold, and how slowly it may come.
+
+use super::*;
+use crate::ext_proc::uploads::{Evicted, Owner, Progress, Standing};
+use crate::limits::Limits;
+
+/// 1 MiB beside the body for what else is in Envoy's message: headers, metadata and attributes.
+const MESSAGE_OVERHEAD_BYTES: u64 = 1 << 20;
+/// 4 MiB are held however small bodies must be: parts of responses come in messages too, as large as Envoy's buffers
+/// (1 MiB by default).
+const LEAST_MESSAGE_BYTES: u64 = 4 << 20;
+/// 65,536 messages of a body of which each wants an answer of its own. Answers take some hundred bytes each, and all
+/// are made at once.
+const MAX_ANSWERED_MESSAGES: usize = 65_536;
+
+impl Exchange {
+    /// Bounds on this request.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        &self.live.limits
+    }
+
+    /// Largest message of Envoy that may be held, bytes. A larger one is [`Event::TooLarge`].
+    #[must_use]
+    pub fn max_message_bytes(&self) -> usize {
+        let body = self.live.limits.max_body_bytes.saturating_add(MESSAGE_OVERHEAD_BYTES);
+        usize::try_from(body.max(LEAST_MESSAGE_BYTES)).unwrap_or(usize::MAX)
+    }
+
+    /// What the stream holds while more of it is awaited, with `unfinished` bytes of a message that is not whole;
+    /// `None` when it holds nothing.
+    #[must_use]
+    pub fn upload(&self, unfinished: u64) -> Option<Standing> {
+        let collects = self.request == RequestSide::Collecting && !self.waits.is_waiting();
+        let (memory, bytes) = if collects { (self.body.memory(), self.body.len()) } else { (0, 0) };
+        let memory = memory + unfinished;
+        (memory > 0).then_some(Standing { memory, bytes: bytes + unfinished, progress: self.progress })
+    }
+
+    /// Whose share of the memory the upload uses: its tenant's, or its connection's where Envoy says which it is.
+    #[must_use]
+    pub fn owner(&self) -> Option<Owner> {
+        let tenant = self.head.tenant().name().map(|name| Owner::Tenant(name.into()));
+        tenant.or(self.connection.map(Owner::Connection))
+    }
+
+    /// Takes in a part of the body.
+    pub(super) fn collect(&mut self, part: Vec<u8>, now: Timestamp) {
+        if self.body.is_empty() {
+            self.progress = Progress::begin(now);
+        }
+        self.body.push(part);
+        self.progress.advance(self.body.len(), now, self.live.limits.min_upload_rate);
+    }
+
+    pub(super) fn refusal_by_size(&self, now: Timestamp) -> Option<RequestError> {
+        let (limits, metrics) = (&self.live.limits, &self.picker.metrics);
+        if self.body.len() > limits.max_body_bytes && !self.flows_through() {
+            metrics.limit(Limit::BodyBytes);
+            return Some(too_large(self.body.len(), limits.max_body_bytes));
+        }
+        if self.modes().request == BodyMode::Streamed && self.body.messages() > MAX_ANSWERED_MESSAGES {
+            metrics.limit(Limit::BodyMessages);
+            let message = format!("the request's body comes in more than {MAX_ANSWERED_MESSAGES} parts");
+            return Some(RequestError::new(Reason::BodyTooLarge, message));
+        }
+        if !self.picker.uploads.make_way(&self.picker.buffered, limits, now) {
+            metrics.limit(Limit::BufferedBytes);
+            return Some(RequestError::new(Reason::Overloaded, "too many request bodies are held at once"));
+        }
+        None
+    }
+
+    /// When an upload that is too slow ends. Where Envoy buffers, what comes slowly is in its memory.
+    pub(super) fn upload_ends(&self) -> Option<Timestamp> {
+        (!self.body.is_empty()).then(|| self.progress.ends(self.live.limits.upload_grace))
+    }
+
+    /// The refusal of a body of which too little has come.
+    pub(super) fn refusal_by_speed(&mut self, now: Timestamp) -> Option<RequestError> {
+        let (rate, grace) = (self.live.limits.min_upload_rate, self.live.limits.upload_grace);
+        self.progress.advance(self.body.len(), now, rate);
+        if self.upload_ends().is_none_or(|at| at > now) {
+            return None;
+        }
+        self.picker.metrics.limit(Limit::UploadRate);
+        let message = format!("the request's body came at less than {rate} bytes a second for {} s", grace.as_secs());
+        Some(RequestError::new(Reason::UploadTooSlow, message))
+    }
+
+    /// A message of `bytes` bytes is discarded instead of held.
+    pub(super) fn on_too_large(&mut self, bytes: u64, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
+        match self.request {
+            RequestSide::Refused | RequestSide::Observed => {}
+            RequestSide::Collecting => {
+                self.picker.metrics.limit(Limit::BodyBytes);
+                self.refuse(&too_large(bytes, self.live.limits.max_body_bytes), now, out);
+            }
+            // The whole response, which passes as it is: only its usage stays unknown.
+            _ if self.response == ResponseSide::Streaming && self.modes().response == BodyMode::Buffered => {
+                out.push_back(reply::echo(Direction::Response, BodyMode::Buffered, HttpBody::default()));
+                self.end_response(End::Complete, now);
+            }
+            _ => {
+                self.picker.metrics.limit(Limit::BodyBytes);
+                return Err(ProtocolError("message larger than the limit of a body"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The upload ends because others need the memory, or its owner holds too much.
+    pub(super) fn on_upload_evicted(
+        &mut self,
+        why: Evicted,
+        now: Timestamp,
+        out: &mut Actions,
+    ) -> Result<(), ProtocolError> {
+        let (limit, message) = match why {
+            Evicted::Full => {
+                (Limit::BufferedBytes, "too many request bodies are held at once: this one came slowly or is large")
+            }
+            Evicted::Share => {
+                (Limit::UploadBytesPerClient, "the uploads of this client together hold more than their share")
+            }
+        };
+        self.picker.metrics.limit(limit);
+        match self.request {
+            RequestSide::Refused | RequestSide::Observed => Ok(()),
+            RequestSide::Collecting => {
+                self.refuse(&RequestError::new(Reason::UploadEvicted, message), now, out);
+                Ok(())
+            }
+            _ => Err(ProtocolError("unfinished message given up for others")),
+        }
+    }
+}
