@@ -20,6 +20,7 @@ use arc_swap::ArcSwap;
 use hello::provider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert, ServerConfig, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use std::fmt;
@@ -209,10 +210,11 @@ impl ServingCert {
     /// # Errors
     /// When rustls refuses its own defaults.
     pub fn server_config(self: &Arc<Self>, clients: Option<Arc<ClientAuth>>) -> Result<Arc<ServerConfig>, TlsError> {
+        let clients = clients.map(|clients| clients as Arc<dyn ClientCertVerifier>);
         let mut config = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
             .map_err(TlsError::Config)?
-            .with_client_cert_verifier(clients.map_or_else(WebPkiClientVerifier::no_client_auth, |clients| clients))
+            .with_client_cert_verifier(clients.unwrap_or_else(WebPkiClientVerifier::no_client_auth))
             .with_cert_resolver(self.clone());
         config.alpn_protocols = vec![b"h2".to_vec()];
         // A resumed session would count for a client whose authority or name is no longer accepted. Gateways keep their connections.
