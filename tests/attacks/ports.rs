@@ -81,7 +81,7 @@ async fn flood(stream: &mut TcpStream, bytes: usize) {
 async fn explain_bodies_without_end_leave_memory_and_probes() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
-    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let honest = Honest::new(envoy.listener("inference"));
     let quiet = honest.quiet().await;
     let before = resident(&picker);
@@ -134,7 +134,7 @@ async fn idle_connections_to_every_port_leave_descriptors_for_a_new_gateway() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::with_open_files(DESCRIPTORS, &[echo.address]).await;
     let bootstrap = by_header("original-dst.yaml", &picker);
-    let envoy = EnvoyProcess::start(&bootstrap).await;
+    let envoy = EnvoyProcess::alone(&bootstrap).await;
     let honest = Honest::new(envoy.listener("inference"));
     let quiet = honest.quiet().await;
     let attack = async {
@@ -158,13 +158,13 @@ async fn idle_connections_to_every_port_leave_descriptors_for_a_new_gateway() {
             assert!(files < DESCRIPTORS as usize * 7 / 8, "{files} open files");
             assert_probes_answered(&picker).await;
         }
-        let restarted = envoy.beside(&bootstrap).await;
-        let report = Honest::new(restarted.listener("inference")).quiet().await;
-        drop(held);
-        report
+        held
     };
-    let (report, _) = honest.during(attack).await;
+    let (report, held) = honest.during(attack).await;
     report.assert_unharmed(&quiet);
+    let restarted = envoy.beside(&bootstrap).await;
+    Honest::new(restarted.listener("inference")).quiet().await;
+    drop(held);
     assert!(picker.metric("attache_listener_connections_closed_total").await > 100.0);
     assert!(!picker.process.stderr().contains("can't accept connections"));
     picker.assert_settled().await;
@@ -259,7 +259,7 @@ async fn kv_events_of_strangers_leave_memory_and_are_not_believed() {
         echo.address
     ))
     .await;
-    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let honest = Honest::new(envoy.listener("inference"));
     let quiet = honest.quiet().await;
     let before = resident(&picker);
