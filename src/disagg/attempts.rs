@@ -63,13 +63,12 @@ impl Failure {
         "prefill_late",
     ];
 
-    /// The outcome for the health of the server that was asked; `None` when it says nothing. A connection that breaks and a response that is
-    /// late may be the doing of the prompt, as a 5xx may.
+    /// The outcome for the health of the server that was asked; `None` when it says nothing.
     #[must_use]
     pub fn outcome(self) -> Option<Outcome> {
         match self {
             Failure::Refused => Some(Outcome::ConnectFailure),
-            Failure::Broken | Failure::Late => Some(Outcome::ErrorResponse),
+            Failure::Broken | Failure::Late => Some(Outcome::Failure),
             Failure::Status(status) => Outcome::of_status(status),
             // It answered, if with nothing that is of use here.
             Failure::Unusable | Failure::Ended => Some(Outcome::Success),

@@ -119,7 +119,7 @@ impl Prefilling {
         let late: Picks = self.overdue(but, now).filter_map(|attempt| self.awaited(attempt)).collect();
         for server in &late {
             self.shown(server);
-            judge(server, Outcome::ErrorResponse);
+            judge(server, Outcome::Failure);
         }
     }
 

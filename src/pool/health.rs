@@ -88,7 +88,8 @@ impl Default for HealthPolicy {
 pub enum Outcome {
     /// The endpoint responded, and not with an error of its own.
     Success,
-    /// The endpoint failed, and no request can be the cause: a simulated endpoint, and any 5xx in old recordings.
+    /// The endpoint failed, whatever was asked of it: a prefill server that breaks off or is late, a simulated endpoint, a 5xx of an old
+    /// recording.
     Failure,
     /// The endpoint could not be reached.
     ConnectFailure,

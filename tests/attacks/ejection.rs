@@ -11,7 +11,8 @@ use crate::support::envoy::EnvoyProcess;
 use bytes::Bytes;
 use http::HeaderValue;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// Longer than `health.errorPeriod`.
 const ATTACK: Duration = Duration::from_secs(6);

@@ -67,7 +67,7 @@ impl Stack {
         let text = format!(
             "apiVersion: attache.dev/v1\nkind: Attache\nexchange: {{prefillEndpointHeader: true}}\npools:\n- name: default\n  \
              disaggregation: {{{disaggregation}}}\n  \
-             health: {{ejection: 1s, maxEjection: 1s, slowStart: 0s}}\n  prefixCache: {{tenantHeader: x-tenant}}\n  endpoints:\n{endpoints}"
+             health: {{ejection: 1s, maxEjection: 1s, slowStart: 0s, errorPeriod: 0s, maxEjectionPercent: 100}}\n  prefixCache: {{tenantHeader: x-tenant}}\n  endpoints:\n{endpoints}"
         );
         let picker = AttacheProcess::configured(&text).await;
         let envoy = EnvoyProcess::start(&bootstrap(&picker)).await;

@@ -222,10 +222,14 @@ async fn odd_streams_reach_the_client_untouched() {
 #[tokio::test(flavor = "multi_thread")]
 async fn only_a_servers_own_failures_count_against_it() {
     let echo = Echo::start().await;
-    let picker = AttacheProcess::start(&[echo.address], &[]).await;
+    let picker = AttacheProcess::configured(&format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  health: {{errorPeriod: 0s}}\n  endpoints: [\"{}\"]\n",
+        echo.address
+    ))
+    .await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
-    for (status, ejections) in [(400, 0.0), (404, 0.0), (429, 0.0), (500, 1.0)] {
+    for (status, ejections) in [(400, 0.0), (404, 0.0), (429, 0.0), (501, 0.0), (500, 1.0)] {
         for early in [0, 1] {
             for _ in 0..5 {
                 let target = format!("{CHAT}?status={status}&early={early}");

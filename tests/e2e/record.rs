@@ -139,7 +139,7 @@ async fn every_decision_of_the_default_comes_out_again_and_another_policy_shows_
     assert!(summary.matched_recorded > 1_000, "something was cached: {summary}");
     assert_eq!(summary.matched_recorded, summary.matched_replayed);
     let text = std::fs::read_to_string(&record).expect("a recording");
-    assert!(text.contains("\"outcome\":\"failure\""), "the failing server was seen");
+    assert!(text.contains("\"outcome\":\"error_response\""), "the failing server was seen");
 
     let settings = |strategy: &str| {
         let text = configuration(0, strategy, &[]).replace("endpoints: []", "endpoints: [\"127.0.0.1:1\"]");
