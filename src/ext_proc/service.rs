@@ -25,7 +25,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use tokio::time::{Sleep, timeout_at};
-use tonic::Status;
+use tonic::{Code, Status};
 
 /// Answers to one message: the headers' and the body's. Larger rings would miss the allocator's fast path.
 const USUAL_ANSWERS: usize = 2;
@@ -104,11 +104,11 @@ impl Pump {
         result
     }
 
-    fn fail(&mut self, error: &ProtocolError) -> Status {
+    fn fail(&mut self, error: &ProtocolError, code: Code) -> Status {
         self.picker.metrics.protocol_errors.inc();
         tracing::debug!(%error, "stream ended with an error");
         self.failed = true;
-        Status::failed_precondition(error.0)
+        Status::new(code, error.0)
     }
 
     /// Sends off what the exchange has to ask, gives up what it no longer waits for, and takes in one answer that has come.
@@ -243,7 +243,7 @@ impl Stream for Pump {
                 }
                 this.warming = None;
                 if let Err(error) = this.feed(Event::Warmed) {
-                    return Poll::Ready(Some(Err(this.fail(&error))));
+                    return Poll::Ready(Some(Err(this.fail(&error, Code::FailedPrecondition))));
                 }
                 continue;
             }
@@ -269,8 +269,12 @@ impl Stream for Pump {
                     },
                 },
             };
+            let code = match event {
+                Event::TooLarge(_) | Event::UploadEvicted(_) => Code::ResourceExhausted,
+                _ => Code::FailedPrecondition,
+            };
             if let Err(error) = this.feed(event) {
-                return Poll::Ready(Some(Err(this.fail(&error))));
+                return Poll::Ready(Some(Err(this.fail(&error, code))));
             }
         }
     }

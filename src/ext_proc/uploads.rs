@@ -44,21 +44,34 @@ pub struct Progress {
     since: Timestamp,
     /// Bytes that had come by then.
     from: u64,
+    /// When the last bytes came.
+    last: Timestamp,
 }
 
 impl Progress {
     /// Of an upload that begins now.
     #[must_use]
     pub fn begin(now: Timestamp) -> Self {
-        Self { since: now, from: 0 }
+        Self { since: now, from: 0, last: now }
     }
 
     /// Notes that `bytes` have come in all. The interval begins again where the upload has kept up `rate`, in bytes a
     /// second.
     pub fn advance(&mut self, bytes: u64, now: Timestamp, rate: u64) {
         if now.since(self.since) >= MIN_INTERVAL && !self.is_slow(bytes, now, rate) {
-            *self = Self { since: now, from: bytes };
+            *self = Self { since: now, from: bytes, ..*self };
         }
+    }
+
+    /// Notes that bytes come now.
+    pub fn came(&mut self, now: Timestamp) {
+        self.last = now;
+    }
+
+    /// Whether nothing has come for a second.
+    #[must_use]
+    pub fn is_stalled(&self, now: Timestamp) -> bool {
+        now.since(self.last) >= MIN_INTERVAL
     }
 
     /// Whether it came slower than `rate` since the interval began, of which at least a second has passed.
@@ -146,7 +159,8 @@ impl Table {
         let mut ranked: Vec<_> = candidates
             .map(|(id, entry)| {
                 let standing = &entry.standing;
-                let slow = standing.progress.is_slow(standing.bytes, now, rate);
+                let progress = standing.progress;
+                let slow = progress.is_stalled(now) || progress.is_slow(standing.bytes, now, rate);
                 (Reverse((slow, owned(entry).unwrap_or(standing.memory), standing.memory)), *id)
             })
             .collect();
@@ -260,7 +274,7 @@ mod tests {
 
     fn at(memory: u64, since: u64) -> Standing {
         let since = Timestamp(NOW.0 - since * 1_000_000_000);
-        Standing { memory, bytes: memory, progress: Progress { since, from: if since == NOW { 0 } else { memory } } }
+        Standing { memory, bytes: memory, progress: Progress { since, from: 0, last: since } }
     }
 
     /// An upload of this memory that has not progressed for so many seconds.

@@ -280,7 +280,7 @@ async fn unfinished_messages_over_the_body_limit_are_never_held() {
                 match begun {
                     // Of a request that has begun the client is told.
                     true => assert!(stream.answer().await.expect("an answer").is_some()),
-                    false => assert_eq!(stream.status().await.expect("a status"), "9"),
+                    false => assert_eq!(stream.status().await.expect("a status"), "8"),
                 }
             }
         })
@@ -353,6 +353,6 @@ async fn unfinished_response_messages_end_their_own_stream() {
     assert!(stream.answer().await.expect("an answer").is_some());
     stream.send(&message(Event::ResponseHeaders(HttpHeaders::default()))).expect("sending");
     stream.send_raw(unfinished(60 << 20, 1 << 20)).expect("sending");
-    assert_eq!(stream.status().await.expect("a status"), "9");
+    assert_eq!(stream.status().await.expect("a status"), "8");
     picker.assert_settled().await;
 }

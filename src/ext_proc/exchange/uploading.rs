@@ -50,6 +50,7 @@ impl Exchange {
             self.progress = Progress::begin(now);
         }
         self.body.push(part);
+        self.progress.came(now);
         self.progress.advance(self.body.len(), now, self.live.limits.min_upload_rate);
     }
 
