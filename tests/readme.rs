@@ -11,11 +11,17 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 const README: &str = include_str!("../README.md");
+const SECURITY: &str = include_str!("../SECURITY.md");
 
-/// The rows of the table whose head begins with `head`, cell by cell.
+/// The rows of README's table whose head begins with `head`, cell by cell.
 fn rows(head: &str) -> Vec<Vec<&'static str>> {
-    let start = README.find(head).unwrap_or_else(|| panic!("no table {head:?}"));
-    let lines = README[start..].lines().skip(2).take_while(|line| line.starts_with('|'));
+    rows_of(README, head)
+}
+
+/// The same of another page.
+fn rows_of(page: &'static str, head: &str) -> Vec<Vec<&'static str>> {
+    let start = page.find(head).unwrap_or_else(|| panic!("no table {head:?}"));
+    let lines = page[start..].lines().skip(2).take_while(|line| line.starts_with('|'));
     let rows: Vec<Vec<_>> = lines.map(|line| line.trim_matches('|').split('|').map(str::trim).collect()).collect();
     assert!(!rows.is_empty(), "{head}");
     rows
@@ -97,7 +103,8 @@ fn flags(text: &str) -> impl Iterator<Item = &str> {
 
 #[test]
 fn every_test_that_shows_a_promise_exists() {
-    for row in rows("| promise |") {
+    let guarantees = ["| a client can't |", "| a pod can't |"].map(|head| rows_of(SECURITY, head));
+    for row in rows("| promise |").into_iter().chain(guarantees.into_iter().flatten()) {
         let mut named = 0;
         for reference in row[1].split(", ") {
             let (name, path) = reference.trim_matches(['[', ')']).split_once("](").expect("a link");
@@ -106,6 +113,42 @@ fn every_test_that_shows_a_promise_exists() {
             named += 1;
         }
         assert!(named > 0, "{row:?}");
+    }
+}
+
+#[test]
+fn every_attack_test_is_named_in_the_threat_model() {
+    let directory = format!("{}/tests/attacks", env!("CARGO_MANIFEST_DIR"));
+    // What the other tests compare with: no attack, or no protection.
+    let controls = [
+        "honest_clients_without_attack_complete",
+        "picker_without_client_ca_takes_streams_of_any_pod",
+        "servers_that_are_down_are_ejected_beyond_the_share_after_two_requests",
+    ];
+    let mut tests = 0;
+    for file in std::fs::read_dir(directory).expect("the attacks") {
+        let text = std::fs::read_to_string(file.expect("a file").path()).expect("its text");
+        for attribute in text.split("#[tokio::test").skip(1) {
+            let name = attribute.split_once("fn ").and_then(|(_, rest)| rest.split('(').next()).expect("a test");
+            assert!(controls.contains(&name) || SECURITY.contains(name), "{name} is not in SECURITY.md");
+            tests += 1;
+        }
+    }
+    assert!(tests > 30, "{tests}");
+}
+
+#[test]
+fn every_limit_of_the_threat_model_names_a_key_and_a_metric_that_exist() {
+    let full = include_str!("../examples/configs/full.yaml");
+    let known: BTreeSet<&str> = rows("| metric |").into_iter().map(|row| plain(row[0])).collect();
+    for row in rows_of(SECURITY, "| resource | limit |") {
+        for key in row[2].split(", ").filter(|key| *key != "–") {
+            let last = plain(key).rsplit('.').next().expect("a key");
+            assert!(full.contains(&format!("{last}:")), "{key} is not in full.yaml");
+        }
+        for metric in row[3].split(", ") {
+            assert!(known.contains(plain(metric)), "{metric} is not in README.md");
+        }
     }
 }
 
