@@ -126,7 +126,7 @@ impl Health {
         Self { reporter }
     }
 
-    /// The tonic service, for the health port and, with `--health-checking`, for the ext-proc port too.
+    /// The tonic service, for the health port and, unless `--health-checking=false`, for the ext-proc port.
     #[must_use]
     pub fn service(&self) -> HealthServer<HealthService> {
         HealthServer::new(HealthService::from_health_reporter(self.reporter.clone()))

@@ -116,8 +116,11 @@ fn is_cross_origin(headers: &HeaderMap) -> bool {
             [&b"http://"[..], b"https://"].iter().find_map(|scheme| origin.as_bytes().strip_prefix(*scheme));
         authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host))
     };
+    // A link on another page may open one of these, which no script of that page can read.
+    let is = |name: &str, expected: &str| headers.get(name).is_some_and(|value| value == expected);
+    let is_opened = is("sec-fetch-mode", "navigate") && is("sec-fetch-dest", "document");
     headers.get_all(header::ORIGIN).iter().any(|origin| !own(origin))
-        || headers.get_all("sec-fetch-site").iter().any(|site| *site != "same-origin" && *site != "none")
+        || !is_opened && headers.get_all("sec-fetch-site").iter().any(|site| *site != "same-origin" && *site != "none")
 }
 
 fn unauthorized() -> Response {
@@ -204,6 +207,7 @@ mod tests {
             &[("origin", "http://localhost:9090")],
             &[("sec-fetch-site", "same-origin")],
             &[("sec-fetch-site", "none")],
+            &[("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document")],
         ] {
             assert!(!cross(own), "{own:?}");
         }

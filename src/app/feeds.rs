@@ -1,6 +1,8 @@
 //! The feeds of every pool: discovery, scraping and the task that publishes snapshots. A reload changes them in place, so that ledgers,
 //! health and metrics of endpoints that stay are kept.
 
+mod leased;
+
 use super::kubernetes::{Cluster, Following};
 use super::presence::Presence;
 use crate::admin::guard::Guard;
@@ -8,8 +10,8 @@ use crate::clock::Clock;
 use crate::config::Settings;
 use crate::config::defaults::DEFAULT_BLOCK_SIZE;
 use crate::config::settings::{
-    DnsSource, FileSource, KubernetesSource, KvEventSettings, ModelsAnswer, PodsOf, PoolSearch, PoolSettings,
-    PrefixSettings, ScrapeSettings, TokenizerSettings,
+    DnsSource, FileSource, KubernetesSource, KvEventSettings, ModelsAnswer, PoolSearch, PoolSettings, PrefixSettings,
+    ScrapeSettings, TokenizerSettings,
 };
 use crate::connections::Connections;
 use crate::discovery::dns::{DnsStats, SystemResolver};
@@ -29,7 +31,7 @@ use crate::scrape::{ModelFeed, ScrapeStats, Scraper};
 use crate::tokenize::{RemoteApi, RemotePool, RemoteSettings};
 use anyhow::Context;
 use arc_swap::ArcSwap;
-use sha2::{Digest, Sha256};
+pub(super) use leased::{Leased, leased};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -534,33 +536,6 @@ impl PoolFeeds {
             let _ = self.events.send(PoolEvent::SourceGone { source }).await;
         }
     }
-}
-
-/// What the lease is of.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Leased {
-    of: String,
-    namespace: Option<String>,
-}
-
-/// What the lease is of by these settings, where there is one: the first pool of pods, else the first search.
-pub(super) fn leased(settings: &Settings) -> Option<Leased> {
-    let pods = settings.pools.iter().find_map(|pool| {
-        let source = pool.kubernetes.as_ref()?;
-        let name = if let PodsOf::Pool { name, .. } = &source.pods { name } else { &*pool.name };
-        Some(Leased { of: name.to_owned(), namespace: source.namespace.clone() })
-    });
-    let searched = || {
-        let search = &settings.templates.first()?.search;
-        Some(Leased { of: search_id(search), namespace: search.namespace.clone() })
-    };
-    pods.or_else(searched)
-}
-
-/// What a lease says in place of a pool's name where pools are searched for: something that no other search of the namespace has.
-fn search_id(search: &PoolSearch) -> String {
-    let meant = [search.group.as_str(), &search.selector].join("\n");
-    Sha256::digest(meant).iter().take(6).fold("search-".to_owned(), |id, byte| format!("{id}{byte:02x}"))
 }
 
 fn subscription(

@@ -84,6 +84,8 @@ pub struct Body {
     gathers: bool,
     messages: usize,
     bytes: u64,
+    /// The last byte that is no white space; 0 while there is none.
+    last: u8,
     held: Held,
 }
 
@@ -91,7 +93,7 @@ impl Body {
     /// An empty body that is accounted in `buffered`.
     #[must_use]
     pub fn new(buffered: &Arc<Buffered>) -> Self {
-        Self { pieces: Vec::new(), gathers: false, messages: 0, bytes: 0, held: buffered.nothing() }
+        Self { pieces: Vec::new(), gathers: false, messages: 0, bytes: 0, last: 0, held: buffered.nothing() }
     }
 
     /// Adds what came in one message. Accounts for the memory that it takes: more than its length where it is small.
@@ -101,6 +103,7 @@ impl Body {
         if piece.is_empty() {
             return;
         }
+        self.last = piece.iter().rev().find(|b| !b.is_ascii_whitespace()).copied().unwrap_or(self.last);
         let small = piece.len() < SMALL_PIECE_BYTES;
         match self.pieces.last_mut() {
             Some(last) if small && self.gathers && last.len() + piece.len() <= MAX_CHUNK_BYTES => {
@@ -140,7 +143,7 @@ impl Body {
     /// Whether it may be a whole JSON object: its last byte that is no white space closes one.
     #[must_use]
     pub fn may_be_whole(&self) -> bool {
-        self.pieces.iter().rev().flat_map(|p| p.iter().rev()).find(|b| !b.is_ascii_whitespace()) == Some(&b'}')
+        self.last == b'}'
     }
 
     /// Messages that it came in.

@@ -36,7 +36,8 @@ impl Ceiling {
         let continues = q.api == Api::Responses || request.previous_response_id.is_some();
         let is_shown = !continues && request.prompt.media_tokens == 0 && !request.opaque_prompt;
         let shown = || q.body.len().saturating_mul(TOKENS_PER_BYTE).saturating_add(prompts * TEMPLATE_TOKENS);
-        let asked = request.max_tokens.filter(|_| !continues);
+        // Servers take a limit of 0 for none, and how many answers a prompt that can't be read asks for is not known.
+        let asked = request.max_tokens.filter(|tokens| *tokens > 0 && !continues && !request.opaque_prompt);
         Self {
             prompt: answers.saturating_mul(if is_shown { shown().min(context) } else { context }),
             answer: answers

@@ -24,7 +24,7 @@ use crate::pool::health::ClientSlot;
 use crate::pool::ledger::Ticket;
 use crate::pool::{EndpointState, PoolSnapshot};
 use crate::prefix::learning::Lesson;
-use crate::protocol::{self, Api, Request};
+use crate::protocol::{self, Api, BodyFormat, Request};
 use crate::record::{Booked, Decided};
 use crate::rng::PickRng;
 use crate::scheduling::decision::Ranking;
@@ -241,7 +241,9 @@ pub fn decide(
     // Work of which nothing can be read: a compressed body, an unknown path, a connection that is upgraded.
     let unread = request.is_none() && (q.opens || q.body.len() > 0);
     let estimated = request.as_ref().map_or(0, |r| r.prompt.estimated_tokens().0);
-    let load = if unread { UNREAD_PROMPT_TOKENS } else { estimated };
+    // A form's file is not read, nor what an unknown path takes besides its model.
+    let is_partly_read = q.api.body_format() == BodyFormat::Multipart || q.api == Api::Other;
+    let load = if unread || is_partly_read && q.body.len() > 0 { UNREAD_PROMPT_TOKENS } else { estimated };
     let priority = priority(live, pool, q.head.objective(), asked.map(|m| &*m.name));
     let notes = Notes::of(picker, q);
     let headers = notes.as_ref().map_or_else(|| Headers::of(q.head), Notes::headers);
@@ -258,7 +260,9 @@ pub fn decide(
     };
     let Chosen { choice, profile, filter } = pool.scheduler.choices.choose(&facts)?;
     let answers = request.as_ref().map_or(1, Request::answers);
-    if let Some(asking) = allowance.ask(live.quotas(), q, &facts, answers)? {
+    // On an unknown path `unknownPathTokens` stands for the prompt too.
+    let booked = RequestFacts { prompt_tokens: if q.api == Api::Other { 0 } else { load }, ..facts };
+    if let Some(asking) = allowance.ask(live.quotas(), q, &booked, answers)? {
         return Ok(Step::Allow(asking));
     }
     let reads = choice.strategy.reads().prefix;
@@ -273,9 +277,8 @@ pub fn decide(
     };
     let before_pool = live.queues(position);
     let asks = (unread || request.is_some()) && !q.has_turn;
-    if let Some(queues) = before_pool.filter(|queues| asks && !queues.hold_requests()) {
-        queues.shed(&facts, q.now)?;
-    }
+    let sheds = before_pool.filter(|queues| asks && !queues.hold_requests());
+    sheds.map(|queues| queues.shed(&facts, q.now)).transpose()?;
     let before_pool = before_pool.filter(|queues| queues.hold_requests());
     let queues = before_pool.filter(|_| asks);
     let named = || q.head.fairness_id().or_else(|| q.head.first_of(&live.exchange.session_headers));
@@ -463,6 +466,7 @@ pub fn decide(
         let order = Order { model: &target, prompt_tokens, cached_tokens, understood, streams, arrives, share, lesson };
         Some(Box::new(Booking::new(endpoint, &snapshot, pool.stale_after, order, q.now)))
     });
+    sheds.inspect(|queues| queues.passed());
     let encoding = decision.encode.iter().map(|encoder| Ticket::book(encoder.clone(), 0)).collect();
     let matched_tokens = decision.split.as_ref().map_or(matched_tokens, |split| split.prefill_cached);
     Ok(Step::Decided(Box::new(Plan {

@@ -146,6 +146,8 @@ pub struct Exchange {
     subset: Option<Subset>,
     body: Body,
     progress: Progress,
+    /// How much of a form had come when it was last read, bytes.
+    form_read: u64,
     /// The client's connection to Envoy.
     connection: Option<u64>,
     span: Option<Box<RequestSpan>>,
@@ -178,6 +180,7 @@ impl Exchange {
             subset: None,
             body: Body::new(&picker.buffered),
             progress: Progress::begin(now),
+            form_read: 0,
             connection: None,
             span: None,
             routed: None,
@@ -340,11 +343,13 @@ impl Exchange {
         passes && self.api.body_format() == BodyFormat::Multipart
     }
 
-    /// Whether enough of a form has come to decide on.
-    fn form_suffices(&self) -> bool {
-        if !self.flows_through() {
+    /// Whether enough of a form has come to decide on. It is read again only when twice as much of it has come, so that a form in tiny pieces
+    /// costs no more than one in large ones.
+    fn form_suffices(&mut self) -> bool {
+        if !self.flows_through() || self.body.len() < 2 * self.form_read {
             return false;
         }
+        self.form_read = self.body.len();
         let limits = &self.live.limits;
         if self.body.len() >= u64::from(limits.max_multipart_sniff_bytes) {
             return true;

@@ -19,6 +19,9 @@ pub const PREFILLER: &str = "x-prefiller-host-port";
 /// The servers that encode images and sounds, for the same.
 pub const ENCODERS: &str = "x-encoder-hosts-ports";
 
+/// 32 bytes that a header counts as beside its name and value, as HTTP/2 counts them (RFC 9113, 6.5.2).
+const FIELD_BYTES: usize = 32;
+
 /// Whose headers of a name never reach a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reserved {
@@ -109,10 +112,11 @@ impl Head {
     /// Goes through the headers once and remembers where those stand that matter.
     #[must_use]
     pub fn read(map: Option<HeaderMap>) -> Self {
-        let headers = map.map(|m| m.headers).unwrap_or_default();
+        let mut headers = map.map(|m| m.headers).unwrap_or_default();
+        headers.truncate(usize::from(u16::MAX));
         let mut head = Self::default();
         for (at, header) in (0u16..).zip(&headers) {
-            head.bytes += header.key.len() + value(header).len();
+            head.bytes += header.key.len() + value(header).len() + FIELD_BYTES;
             head.note(header, at);
         }
         head.headers = headers;

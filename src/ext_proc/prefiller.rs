@@ -156,8 +156,8 @@ async fn run(client: Client, ask: Ask, tell: oneshot::Sender<Told>, mut waiting:
         Ok(Ok(response)) => {
             let status = response.status().as_u16();
             match timeout(ask.timeout, read(response)).await {
-                Ok(Some(body)) => Told::Reply { status, body },
-                Ok(None) => Told::Failed(Failure::Broken),
+                Ok(Ok(body)) => Told::Reply { status, body },
+                Ok(Err(failure)) => Told::Failed(failure),
                 Err(_) => Told::Failed(Failure::Late),
             }
         }
@@ -179,15 +179,16 @@ async fn run(client: Client, ask: Ask, tell: oneshot::Sender<Told>, mut waiting:
     }
 }
 
-async fn read(mut response: Response) -> Option<Bytes> {
+/// Reads a reply. One that is too large is no failure of the server: it may repeat what the client wrote.
+async fn read(mut response: Response) -> Result<Bytes, Failure> {
     let mut body = BytesMut::new();
-    while let Some(chunk) = response.chunk().await.ok()? {
+    while let Some(chunk) = response.chunk().await.map_err(|_| Failure::Broken)? {
         if body.len() + chunk.len() > MAX_REPLY_BYTES {
-            return None;
+            return Err(Failure::Unusable);
         }
         body.extend_from_slice(&chunk);
     }
-    Some(body.freeze())
+    Ok(body.freeze())
 }
 
 /// Asks, and is content with any answer.

@@ -236,8 +236,12 @@ impl Queues {
         if self.flow.sheds(facts.priority, &self.view(&snapshot, now)) {
             return Err(self.saturated(facts.priority, &snapshot, now));
         }
-        self.metrics.fate(Fate::Passed);
         Ok(())
+    }
+
+    /// Counts a request that [`Self::shed`] has let pass and that is decided: it may have been asked about twice.
+    pub fn passed(&self) {
+        self.metrics.fate(Fate::Passed);
     }
 
     fn saturated(&self, priority: i32, pool: &PoolSnapshot, now: Timestamp) -> RequestError {

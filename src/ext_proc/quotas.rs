@@ -126,7 +126,8 @@ impl Quotas {
         let usual = self.settings.answer_tokens;
         let asked = match q.api {
             Api::Other => u64::from(self.settings.unknown_path_tokens),
-            _ => of(facts.max_tokens.unwrap_or(usual)),
+            // Servers take a limit of 0 for none.
+            _ => of(facts.max_tokens.filter(|tokens| *tokens > 0).unwrap_or(usual)),
         };
         let limits = *self.settings.limits(&name);
         if q.api == Api::Other && self.settings.unknown_paths == UnknownPaths::Reject && self.limits_tokens(&limits) {

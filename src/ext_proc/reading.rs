@@ -14,8 +14,9 @@ use crate::protocol::{self, Api, BodyFormat, Request};
 use crate::telemetry::metrics::{Degraded, Limit};
 use std::borrow::Cow;
 
-/// 1,024 tokens: what the prompt of a request counts as, in queues and in the ledger, when nothing of it can be read. A usual chat request; the
-/// length of a compressed body, of a form with a file or of what an unknown path takes says little of the work.
+/// 1,024 tokens: what the prompt of a request counts as, in queues, in the ledger and in limits of tokens, when nothing of it can be read. A usual
+/// chat request; the length of a compressed body, of a form with a file or of what an unknown path takes says little of the work. In limits of
+/// tokens, an unknown path counts as `limits.tenants.unknownPathTokens`.
 pub(super) const UNREAD_PROMPT_TOKENS: u32 = 1_024;
 
 /// Reads the body; `None` when there is nothing to read, or nothing that can be read and the request is routed all the same.

@@ -51,6 +51,7 @@ impl Service {
             inbound: Inbound::new(body, exchange.max_message_bytes(), self.picker.buffered.nothing(), in_flight),
             exchange,
             upload: None,
+            unfinished_since: None,
             out: Actions::with_capacity(USUAL_ANSWERS),
             picker: self.picker.clone(),
             clock: self.clock,
@@ -71,6 +72,8 @@ pub struct Pump {
     exchange: Exchange,
     /// While more is awaited of a body or a message.
     upload: Option<Upload>,
+    /// When the message began of which more is awaited.
+    unfinished_since: Option<Timestamp>,
     out: Actions,
     picker: Arc<Picker>,
     clock: Clock,
@@ -95,7 +98,7 @@ impl Pump {
             self.out.clear();
             self.exchange.fail(now, &mut self.out)
         });
-        if self.upload.is_some() && self.exchange.upload(self.inbound.unfinished()).is_none() {
+        if self.upload.is_some() && self.exchange.upload(self.inbound.unfinished(), now).is_none() {
             self.upload = None;
         }
         if !routed_before && self.exchange.is_routed() {
@@ -162,12 +165,13 @@ impl Pump {
 
     /// Accounts for what the stream holds while more of it is awaited. Gives an event when that is to end.
     fn poll_upload(&mut self, cx: &Context<'_>) -> Option<Event> {
-        let unfinished = self.inbound.unfinished();
-        let Some(standing) = self.exchange.upload(unfinished) else {
-            self.upload = None;
+        let (unfinished, now) = (self.inbound.unfinished(), self.clock.now());
+        let begun = *self.unfinished_since.get_or_insert(now);
+        let Some(standing) = self.exchange.upload(unfinished, begun) else {
+            (self.upload, self.unfinished_since) = (None, None);
             return None;
         };
-        let (now, picker, limits) = (self.clock.now(), &self.picker, self.exchange.limits());
+        let (picker, limits) = (&self.picker, self.exchange.limits());
         let begin = || Upload::begin(&picker.uploads, self.exchange.owner(), now);
         let why = match self.upload.get_or_insert_with(begin).poll(cx, standing, limits, now) {
             Poll::Ready(why) => why,
@@ -251,7 +255,10 @@ impl Stream for Pump {
             let event = match told {
                 Some(told) => told,
                 None => match Pin::new(&mut this.inbound).poll_next(cx) {
-                    Poll::Ready(Some(Ok(Incoming::Message(message)))) => Event::Message(message),
+                    Poll::Ready(Some(Ok(Incoming::Message(message)))) => {
+                        this.unfinished_since = None;
+                        Event::Message(message)
+                    }
                     Poll::Ready(Some(Ok(Incoming::TooLarge(bytes)))) => Event::TooLarge(bytes),
                     // A message that can't be decoded gets a status; an end, clean or by reset, is the stream's normal end.
                     Poll::Ready(Some(Err(status))) => {

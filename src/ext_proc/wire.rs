@@ -12,6 +12,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{ProcessingRequest, Processin
 use futures_core::Stream;
 use http_body::Body;
 use prost::Message;
+use prost::encoding::{DecodeContext, decode_key, skip_field};
 use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::pin::Pin;
@@ -23,6 +24,13 @@ use tonic::server::NamedService;
 
 /// The service's only method.
 const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
+/// 1 MiB of a message's headers, metadata and attributes: Envoy sends 60 KiB of headers by default. They take up to 36 times as much memory once
+/// they are decoded.
+const MAX_BYTES_BESIDE_BODIES: u64 = 1 << 20;
+/// Of a buffer that held a longer message, 64 KiB, the rest is copied.
+const LARGE_MESSAGE_BYTES: usize = 64 << 10;
+/// The fields of a message that hold bodies: `request_body`, `response_body`.
+const BODY_FIELDS: [u32; 2] = [4, 5];
 /// Before each message: whether it is compressed, and its length.
 const PREFIX_BYTES: usize = 5;
 /// Reserved for answers, 512 bytes: the one to headers fits, and what is longer gets what it needs.
@@ -179,21 +187,35 @@ impl Inbound {
             let here = (PREFIX_BYTES + length).min(self.buffer.len());
             self.buffer.advance(here);
             self.discard = PREFIX_BYTES + length - here;
+            self.let_go(length);
             return Some(Ok(Incoming::TooLarge(length as u64)));
         }
         if self.buffer.len() < PREFIX_BYTES + length {
             return None;
         }
         self.buffer.advance(PREFIX_BYTES);
-        let message = ProcessingRequest::decode(self.buffer.split_to(length));
-        if self.buffer.is_empty() {
-            self.buffer = BytesMut::new();
-        }
+        let bytes = self.buffer.split_to(length);
+        let beside = bytes_beside_bodies(&bytes);
+        let message = if beside > MAX_BYTES_BESIDE_BODIES {
+            Ok(Incoming::TooLarge(beside))
+        } else {
+            let message = ProcessingRequest::decode(bytes);
+            message.map(|message| Incoming::Message(Box::new(message)))
+        };
+        self.let_go(length);
         if self.held.bytes() > 0 {
             self.account();
         }
-        let message = message.map(|message| Incoming::Message(Box::new(message)));
         Some(message.map_err(|error| Status::invalid_argument(error.to_string())))
+    }
+
+    /// Gives up the memory of a message of this length that has been taken out of the buffer: what is left would keep all of it.
+    fn let_go(&mut self, length: usize) {
+        if self.buffer.is_empty() {
+            self.buffer = BytesMut::new();
+        } else if length > LARGE_MESSAGE_BYTES {
+            self.buffer = BytesMut::from(&self.buffer[..]);
+        }
     }
 
     /// Takes in what has come.
@@ -238,6 +260,21 @@ impl Stream for Inbound {
             }
         }
     }
+}
+
+/// Bytes of an encoded message that are in other fields than bodies. What can't be read is left to the decoder.
+fn bytes_beside_bodies(mut message: &[u8]) -> u64 {
+    let mut beside = 0;
+    while let Ok((field, wire_type)) = decode_key(&mut message) {
+        let before = message.len();
+        if skip_field(wire_type, field, &mut message, DecodeContext::default()).is_err() {
+            break;
+        }
+        if !BODY_FIELDS.contains(&field) {
+            beside += (before - message.len()) as u64;
+        }
+    }
+    beside
 }
 
 /// Writes answers.
@@ -390,6 +427,40 @@ mod tests {
             count += 1;
         }
         assert_eq!((count, buffered.bytes()), (1_000, 0));
+    }
+
+    /// Headers of two bytes each take 36 times as much memory once they are decoded.
+    #[test]
+    fn message_with_more_than_a_mebibyte_beside_bodies_is_not_decoded() {
+        use envoy_types::pb::envoy::service::ext_proc::v3::HttpHeaders;
+        let most = usize::try_from(MAX_BYTES_BESIDE_BODIES).unwrap();
+        let headers = |count| {
+            let headers = vec![envoy_types::pb::envoy::config::core::v3::HeaderValue::default(); count];
+            let map = envoy_types::pb::envoy::config::core::v3::HeaderMap { headers };
+            let headers = HttpHeaders { headers: Some(map), ..HttpHeaders::default() };
+            ProcessingRequest { request: Some(Request::RequestHeaders(headers)), ..ProcessingRequest::default() }
+        };
+        assert!(bytes_beside_bodies(&headers(most / 2 - 10).encode_to_vec()) <= MAX_BYTES_BESIDE_BODIES);
+        assert!(bytes_beside_bodies(&headers(most / 2 + 10).encode_to_vec()) > MAX_BYTES_BESIDE_BODIES);
+        assert_eq!(bytes_beside_bodies(&message(2 * most).encode_to_vec()), 0, "a body has a limit of its own");
+        let buffered = Arc::default();
+        let whole = framed(&headers(most / 2 + 10));
+        let mut inbound = inbound(vec![whole], &buffered);
+        inbound.max_message = 4 * most;
+        let got = inbound.next().now_or_never().unwrap().unwrap();
+        assert!(matches!(got, Ok(Incoming::TooLarge(_))), "{got:?}");
+    }
+
+    /// The rest of a buffer would keep the memory of a large message that has been taken out of it.
+    #[test]
+    fn beginning_of_a_message_keeps_no_memory_of_the_one_before() {
+        let buffered = Arc::default();
+        let bytes = [framed(&message(1 << 20)), vec![0]].concat();
+        let mut inbound = inbound(vec![bytes], &buffered);
+        inbound.max_message = 2 << 20;
+        assert!(inbound.next().now_or_never().unwrap().is_some());
+        assert_eq!(inbound.buffer.len(), 1);
+        assert!(inbound.buffer.capacity() < 100, "{}", inbound.buffer.capacity());
     }
 
     proptest! {

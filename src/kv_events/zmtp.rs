@@ -366,7 +366,12 @@ impl Connection {
             return Ok(None);
         }
         self.buffer.advance(head);
-        Ok(Some(Frame { flags, body: self.buffer.split_to(len).freeze() }))
+        let body = self.buffer.split_to(len).freeze();
+        // What is left would keep the memory of this frame.
+        if len > READ_CHUNK {
+            self.buffer = BytesMut::from(&self.buffer[..]);
+        }
+        Ok(Some(Frame { flags, body }))
     }
 }
 

@@ -101,7 +101,13 @@ const TELLING_FIELDS: &[&str] = &[
     "encoding_format",
     "dimensions",
     "input_type",
+    "text",
+    "input_ids",
+    "input_embeds",
+    "sampling_params",
 ];
+/// Fields that hold the prompt of SGLang's `/generate`, beside `sampling_params`.
+const SGLANG_FIELDS: &[&str] = &["text", "input_ids", "input_embeds"];
 /// Fields beside `messages` that Anthropic's API has and OpenAI's has not.
 const ANTHROPIC_FIELDS: &[&str] = &["system", "stop_sequences", "thinking"];
 /// Fields beside `input` that embeddings have and the Responses API has not.
@@ -226,6 +232,7 @@ impl Api {
             () if has(&["documents"]) && has(&["query"]) => Api::Rerank,
             () if has(&["text_1"]) => Api::Score,
             () if has(&["token_ids"]) => Api::Generate,
+            () if has(&["sampling_params"]) && has(SGLANG_FIELDS) => Api::SglangGenerate,
             () => Api::Other,
         }
     }
@@ -242,6 +249,7 @@ impl Api {
             Api::Rerank => "/v1/rerank",
             Api::Score => "/v1/score",
             Api::Generate => "/inference/v1/generate",
+            Api::SglangGenerate => "/generate",
             _ => "",
         }
     }
@@ -474,6 +482,8 @@ mod tests {
             (r#"{"system": "s", "messages": [], "max_tokens": 5}"#, Api::Messages),
             (r#"{"messages": [], "system": null}"#, Api::ChatCompletions),
             (r#"{"prompt": "messages"}"#, Api::Completions),
+            (r#"{"text": "a", "sampling_params": {}}"#, Api::SglangGenerate),
+            (r#"{"text": "a"}"#, Api::Other),
             (r#"{"prompt": [1, 2]}"#, Api::Completions),
             (r#"{"input": "text", "model": "m"}"#, Api::Responses),
             (r#"{"input": [{"role": "user", "content": "a"}]}"#, Api::Responses),

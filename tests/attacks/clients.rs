@@ -134,7 +134,7 @@ async fn pod_without_gateway_certificate_reports_nothing_beside_honest_traffic()
     let (authority, stranger) = (Authority::new("ours"), Authority::new("theirs"));
     let (mounted, servers) = (Mounted::new(&authority), servers().await);
     let picker = start(&servers, &mounted.flags()).await;
-    let envoy = EnvoyProcess::start(&mounted.activated(&by_header("original-dst.yaml", &picker))).await;
+    let envoy = EnvoyProcess::alone(&mounted.activated(&by_header("original-dst.yaml", &picker))).await;
     let honest = Honest::new(envoy.listener("inference"));
     let quiet = honest.quiet().await;
     let identities = [
@@ -191,7 +191,7 @@ async fn every_bootstrap_with_mtls_serves_and_keeps_strangers_out() {
         }
         let picker = AttacheProcess::with_arguments(&arguments).await;
         let shipped = if listed { by_list(file, &picker, addresses) } else { by_header(file, &picker) };
-        let envoy = EnvoyProcess::start(&mounted.activated(&shipped)).await;
+        let envoy = EnvoyProcess::alone(&mounted.activated(&shipped)).await;
         let honest = Honest::new(envoy.listener("inference"));
         let quiet = honest.quiet().await;
         let (report, answered) = honest.during(Attacker::Tls(None, &TLS13).attack(picker.grpc)).await;
@@ -213,7 +213,7 @@ async fn certificates_and_authorities_rotate_under_load_without_a_failed_request
     let options = "        explicit_http_config:\n";
     assert_eq!(bootstrap.matches(options).count(), 1);
     let short = "        common_http_protocol_options: {max_connection_duration: 0.2s}\n";
-    let envoy = EnvoyProcess::start(&bootstrap.replace(options, &format!("{short}{options}"))).await;
+    let envoy = EnvoyProcess::alone(&bootstrap.replace(options, &format!("{short}{options}"))).await;
     let traffic = Traffic::start(envoy.listener("inference"), "/v1/chat/completions");
     let until = |metric: &'static str, value: f64| picker.until_metric(metric, value);
     let reload = "attache_tls_client_ca_reloads_total";

@@ -80,7 +80,7 @@ async fn error_responses_that_clients_cause_eject_no_server_that_serves_others()
     // One server is down: when all others were ejected, Attaché would ignore ejection and send requests to it.
     let servers = [a.address, b.address, c.address, d.address, refusing().await];
     let picker = AttacheProcess::configured(&configuration(&servers, "ejection: 60s, slowStart: 0s")).await;
-    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     assert_eq!(until_ejected(to, &picker, 1.0).await, 2, "two failed connections eject");
     let honest = Honest::new(to);
@@ -107,7 +107,7 @@ async fn servers_that_fail_every_request_are_ejected_up_to_the_share() {
     let well = Echo::start().await;
     let servers = [failing[0].address, failing[1].address, failing[2].address, well.address];
     let picker = AttacheProcess::configured(&configuration(&servers, "ejection: 60s, errorPeriod: 300ms")).await;
-    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     until_ejected(to, &picker, 2.0).await;
     for _ in 0..200 {
@@ -130,7 +130,7 @@ async fn servers_that_are_down_are_ejected_beyond_the_share_after_two_requests()
     let servers = [refusing().await, refusing().await, refusing().await, well.address];
     for file in ["original-dst.yaml", "buffered.yaml"] {
         let picker = AttacheProcess::configured(&configuration(&servers, "ejection: 60s")).await;
-        let envoy = EnvoyProcess::start(&by_header(file, &picker)).await;
+        let envoy = EnvoyProcess::alone(&by_header(file, &picker)).await;
         let to = envoy.listener("inference");
         assert_eq!(until_ejected(to, &picker, 3.0).await, 6, "{file}: two requests for each that is down");
         for _ in 0..20 {

@@ -108,7 +108,7 @@ const CHAT: &str = "/v1/chat/completions";
 #[tokio::test(flavor = "multi_thread")]
 async fn single_byte_frames_harm_no_request_in_flight() {
     let (_echo, picker) = served().await;
-    let envoy = EnvoyProcess::with_workers(&by_header("original-dst.yaml", &picker), 1).await;
+    let envoy = EnvoyProcess::alone_with_workers(&by_header("original-dst.yaml", &picker), 1).await;
     for frames in [PICKER_LIMIT, ENVOY_LIMIT] {
         Cutter::new(frames).harms_nobody(&envoy, &picker, "inference", CHAT).await;
     }
@@ -117,19 +117,9 @@ async fn single_byte_frames_harm_no_request_in_flight() {
 #[tokio::test(flavor = "multi_thread")]
 async fn single_byte_frames_of_many_streams_harm_no_request_in_flight() {
     let (_echo, picker) = served().await;
-    let envoy = EnvoyProcess::with_workers(&by_header("original-dst.yaml", &picker), 1).await;
+    let envoy = EnvoyProcess::alone_with_workers(&by_header("original-dst.yaml", &picker), 1).await;
     let attack = Cutter { piece: 1, frames: 150, streams: 60 };
     attack.harms_nobody(&envoy, &picker, "inference", CHAT).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn gateway_with_default_frame_limit_keeps_requests_in_flight() {
-    let (_echo, picker) = served().await;
-    let shipped = by_header("original-dst.yaml", &picker);
-    let defaults = shipped.replace("max_outbound_frames: 1000000", "max_outbound_frames: 10000");
-    assert_ne!(shipped, defaults);
-    let envoy = EnvoyProcess::with_workers(&defaults, 1).await;
-    Cutter::new(PICKER_LIMIT).harms_nobody(&envoy, &picker, "inference", CHAT).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -139,7 +129,7 @@ async fn single_byte_frames_in_other_body_modes_harm_no_request_in_flight() {
     // Servers that speak HTTP/1.1: the tiny frames of STREAMED bodies go on to the server as they are.
     let bootstrap = bootstrap(&modes, picker.grpc).replace("use_downstream_protocol_config", "explicit_http_config");
     let bootstrap = bootstrap.replace("          http2_protocol_options: {}\n", "");
-    let envoy = EnvoyProcess::with_workers(&bootstrap, 1).await;
+    let envoy = EnvoyProcess::alone_with_workers(&bootstrap, 1).await;
     for mode in modes {
         Cutter::new(ENVOY_LIMIT / 2).harms_nobody(&envoy, &picker, &mode.name(), CHAT).await;
     }
@@ -149,7 +139,7 @@ async fn single_byte_frames_in_other_body_modes_harm_no_request_in_flight() {
 #[tokio::test(flavor = "multi_thread")]
 async fn responses_in_tiny_frames_harm_no_request_in_flight() {
     let (_echo, picker) = served().await;
-    let envoy = EnvoyProcess::with_workers(&bootstrap(&[Mode::FullDuplex], picker.grpc), 1).await;
+    let envoy = EnvoyProcess::alone_with_workers(&bootstrap(&[Mode::FullDuplex], picker.grpc), 1).await;
     for (piece, size) in [(1, PICKER_LIMIT), (255, 255 * PICKER_LIMIT)] {
         let target = format!("{CHAT}?size={size}&piece={piece}");
         let attack = Cutter { piece: 255, frames: 8, streams: 1 };

@@ -28,7 +28,7 @@ fn forged(path: &'static str, sse: bool, reply: String, request: Value) -> Forge
 async fn generate_of_sglang_is_charged_and_limited_as_other_apis_are() {
     let echo = Echo::start().await;
     let picker = picker(&echo, "").await;
-    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     let honest = Honest::new(to).with("x-tenant", "honest");
     let quiet = honest.quiet().await;
@@ -78,7 +78,7 @@ async fn generate_of_sglang_is_charged_and_limited_as_other_apis_are() {
 async fn unknown_paths_cost_a_flat_estimate_or_are_rejected() {
     let echo = Echo::start().await;
     let estimates = picker(&echo, "").await;
-    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &estimates)).await;
+    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &estimates)).await;
     let to = envoy.listener("inference");
     let honest = Honest::new(to).with("x-tenant", "honest");
     let quiet = honest.quiet().await;

@@ -89,7 +89,7 @@ async fn headers_that_steer_servers_arrive_from_trusted_clients_alone() {
             echo.address
         ))
         .await;
-        let envoy = EnvoyProcess::start(&bootstrap(&modes, picker.grpc)).await;
+        let envoy = EnvoyProcess::alone(&bootstrap(&modes, picker.grpc)).await;
         for mode in modes {
             let to = envoy.listener(&mode.name());
             for http in [Http::H1, Http::H2] {
@@ -150,7 +150,7 @@ async fn split_responses_show_no_address_of_a_server_unless_configured() {
         ))
         .await;
         for file in ["original-dst.yaml", "buffered.yaml"] {
-            let envoy = EnvoyProcess::start(&by_header(file, &picker)).await;
+            let envoy = EnvoyProcess::alone(&by_header(file, &picker)).await;
             let to = envoy.listener("inference");
             for stream in [false, true] {
                 let reply = client::post(to, "/v1/completions", request(1, stream)).await.expect("a response");

@@ -188,7 +188,7 @@ async fn honest_clients_without_attack_complete() {
     let echo = crate::support::echo::Echo::start().await;
     let picker = crate::support::attache::AttacheProcess::start(&[echo.address], &[]).await;
     let bootstrap = crate::shipped::by_header("original-dst.yaml", &picker);
-    let envoy = crate::support::envoy::EnvoyProcess::start(&bootstrap).await;
+    let envoy = crate::support::envoy::EnvoyProcess::alone(&bootstrap).await;
     let honest = Honest::new(envoy.listener("inference")).with("x-tenant", "honest");
     let quiet = honest.quiet().await;
     let (report, ()) = honest.during(async {}).await;

@@ -39,7 +39,7 @@ fn assert_two_served(replies: &[Reply], name: &str) {
 async fn encoded_paths_and_coerced_numbers_are_counted_as_servers_read_them() {
     let echo = Echo::start().await;
     let picker = picker(&echo, "").await;
-    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     // Listeners that do not normalize paths, as gateways that are set up otherwise.
     let raw = envoy.beside(&modes::bootstrap(&[Mode::FullDuplex, Mode::Buffered], picker.grpc)).await;
     let honest = Honest::new(envoy.listener("inference")).with("x-tenant", "honest");
@@ -89,7 +89,7 @@ async fn encoded_slashes_and_counts_that_are_none_are_rejected() {
         ("override-host.yaml", by_list("override-host.yaml", &picker, [echo.address; 4])),
     ];
     for (file, bootstrap) in bootstraps {
-        let envoy = EnvoyProcess::start(&bootstrap).await;
+        let envoy = EnvoyProcess::alone(&bootstrap).await;
         let to = envoy.listener("inference");
         let chat = r#"{"model":"m","messages":[{"role":"user","content":"x"}],"max_tokens":"#;
         let reply = client::post(to, "/v1%2fchat/completions", format!("{chat}7}}").into()).await.expect("a response");

@@ -174,7 +174,7 @@ async fn idle_connections_to_every_port_leave_descriptors_for_a_new_gateway() {
 async fn silent_connections_are_closed_and_honest_ones_stay() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
-    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let honest = Honest::new(envoy.listener("inference"));
     let quiet = honest.quiet().await;
     let attack = async {
@@ -199,7 +199,7 @@ async fn silent_connections_are_closed_and_honest_ones_stay() {
 async fn admin_pages_are_refused_to_strangers_and_to_other_hosts_names() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &["--admin-hosts", "Attache.LLM.svc"]).await;
-    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let honest = Honest::new(envoy.listener("inference"));
     let quiet = honest.quiet().await;
     let attack = async {

@@ -24,6 +24,8 @@ const BODY_BYTES: usize = 1 << 20;
 const TIMED_BODY_BYTES: usize = if cfg!(debug_assertions) { 64 << 10 } else { BODY_BYTES };
 /// Requests at the same time where latencies are compared.
 const TIMED_REQUESTS: usize = if cfg!(debug_assertions) { 3 } else { REQUESTS };
+/// Clients that leave before they are served, at once.
+const LEAVING_CLIENTS: usize = 12;
 /// What all copies of a body may take: four times its size, and this much more.
 const HEAD_ROOM: u64 = 256 << 10;
 /// CPU time of an idle picker in one second, in an unoptimised build.
@@ -210,7 +212,7 @@ async fn attack(to: SocketAddr, (name, target, body): &Attack, count: usize) {
 async fn assert_memory_is_bounded(model: &Path, attacks: Vec<Attack>) -> AttacheProcess {
     let echo = Echo::start().await;
     let picker = picker(&echo, model).await;
-    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     let honest = Honest::new(to);
     let quiet = honest.quiet().await;
@@ -269,7 +271,7 @@ async fn long_texts_take_at_most_four_times_their_bodies() {
 async fn honest_requests_keep_their_latency_beside_prompts_that_cost_much() {
     let echo = Echo::start().await;
     let picker = picker(&echo, &model()).await;
-    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     let honest = Honest::new(to);
     let quiet = honest.quiet().await;
@@ -310,7 +312,7 @@ async fn template_that_reads_every_value_takes_at_most_four_times_the_body() {
 async fn work_for_clients_that_have_gone_is_cancelled() {
     let echo = Echo::start().await;
     let picker = picker(&echo, &model()).await;
-    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     let honest = Honest::new(to);
     let quiet = honest.quiet().await;
@@ -318,7 +320,7 @@ async fn work_for_clients_that_have_gone_is_cancelled() {
     let (report, ()) = honest
         .during(async {
             let mut clients = JoinSet::new();
-            for (at, http) in [Http::H1, Http::H2].into_iter().cycle().take(4 * TIMED_REQUESTS).enumerate() {
+            for (at, http) in [Http::H1, Http::H2].into_iter().cycle().take(LEAVING_CLIENTS).enumerate() {
                 let (_, target, body) = attacks[at % attacks.len()].clone();
                 clients.spawn(async move {
                     let mut request = client::request("POST", to, http, target, Payload::sized(body));

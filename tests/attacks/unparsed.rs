@@ -68,7 +68,7 @@ async fn requests_that_are_not_read_wait_for_their_turn() {
     for what in UNREAD {
         let echo = Echo::start().await;
         let picker = AttacheProcess::configured(&configuration(&echo, CAPACITY)).await;
-        let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+        let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
         let to = envoy.listener("inference");
         let mut attack = tokio::task::JoinSet::new();
         for _ in 0..REQUESTS {
@@ -86,7 +86,7 @@ async fn requests_that_are_not_read_wait_for_their_turn() {
 async fn honest_requests_are_not_starved_by_those_that_are_not_read() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::configured(&configuration(&echo, 8)).await;
-    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     let honest = Honest::new(to).with("x-gateway-inference-fairness-id", "honest");
     let quiet = honest.quiet().await;
@@ -136,7 +136,7 @@ async fn upgrades_wait_for_their_turn_and_bodiless_requests_do_not() {
     let picker = AttacheProcess::configured(&configuration(&echo, CAPACITY)).await;
     // Envoy's clock for messages must not run while an upgrade waits at its headers.
     let bootstrap = by_header("original-dst.yaml", &picker).replace("message_timeout: 10s", "message_timeout: 0.2s");
-    let envoy = EnvoyProcess::start(&bootstrap).await;
+    let envoy = EnvoyProcess::alone(&bootstrap).await;
     let to = envoy.listener("inference");
     let mut open = Vec::new();
     for _ in 0..CAPACITY {

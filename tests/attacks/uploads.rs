@@ -83,7 +83,7 @@ async fn stopped_uploads_give_way_to_honest_requests() {
     let echo = Echo::start().await;
     for http in [Http::H1, Http::H2] {
         let picker = picker(&echo, LIMITS).await;
-        let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+        let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
         let to = envoy.listener("inference");
         let honest = Honest::new(to).with("x-tenant", "honest");
         let quiet = honest.quiet().await;
@@ -112,7 +112,7 @@ async fn stopped_uploads_give_way_to_honest_requests() {
 async fn many_small_stopped_uploads_give_way_to_a_large_honest_one() {
     let echo = Echo::start().await;
     let picker = picker(&echo, LIMITS).await;
-    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     let honest = Honest::new(to);
     let quiet = honest.quiet().await;
@@ -143,7 +143,7 @@ async fn tenant_over_its_share_loses_its_own_uploads_only() {
     let echo = Echo::start().await;
     let limits = format!("{LIMITS}, maxUploadBytesPerClient: 2MiB");
     let picker = picker(&echo, &limits).await;
-    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     let honest = Honest::new(to).with("x-tenant", "honest");
     let quiet = honest.quiet().await;
@@ -195,9 +195,7 @@ async fn connection_over_its_share_loses_its_own_uploads_only() {
     let echo = Echo::start().await;
     let limits = format!("{LIMITS}, maxUploadBytesPerClient: 2MiB");
     let picker = picker(&echo, &limits).await;
-    let bootstrap = by_header("original-dst.yaml", &picker);
-    let asked = "request_attributes: [connection.id]\n              response_attributes:";
-    let envoy = EnvoyProcess::start(&bootstrap.replace("response_attributes:", asked)).await;
+    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     let honest = Honest::new(to);
     let quiet = honest.quiet().await;
@@ -229,7 +227,7 @@ async fn connection_over_its_share_loses_its_own_uploads_only() {
 async fn trickling_uploads_end_while_a_slow_honest_one_completes() {
     let echo = Echo::start().await;
     let picker = picker(&echo, "minUploadRate: 10KiB, uploadGrace: 1s").await;
-    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     let trickle = || slow(to, Http::H1, 100_000, 90_000, Duration::from_millis(50), "attacker");
     let (trickling, slower) =
@@ -263,7 +261,7 @@ fn unfinished(claimed: usize, sent: usize) -> Bytes {
 async fn unfinished_messages_over_the_body_limit_are_never_held() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
-    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let honest = Honest::new(envoy.listener("inference"));
     let quiet = honest.quiet().await;
     let before = resident(picker.process.id());
@@ -296,7 +294,7 @@ async fn unfinished_messages_over_the_body_limit_are_never_held() {
 async fn unfinished_messages_within_the_body_limit_count_and_give_way() {
     let echo = Echo::start().await;
     let picker = picker(&echo, LIMITS).await;
-    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let honest = Honest::new(envoy.listener("inference"));
     let quiet = honest.quiet().await;
     let mut streams = Vec::new();
@@ -326,7 +324,7 @@ async fn unfinished_messages_within_the_body_limit_count_and_give_way() {
 async fn buffered_body_over_the_limit_is_refused_without_being_held() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
-    let envoy = EnvoyProcess::start(&by_header("buffered.yaml", &picker)).await;
+    let envoy = EnvoyProcess::alone(&by_header("buffered.yaml", &picker)).await;
     let to = envoy.listener("inference");
     let before = resident(picker.process.id());
     for _ in 0..4 {

@@ -166,7 +166,7 @@ pub(super) async fn served(forged: &Forged, to: SocketAddr, http: Http, tenant: 
 async fn usage_of_zeros_in_echoes_is_not_read_and_the_attacker_is_charged() {
     let echo = Echo::start().await;
     let picker = picker(&echo, "").await;
-    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let other = [Mode::Buffered, Mode::Streamed, Mode::BufferedPartial];
     let modes = envoy.beside(&modes::bootstrap(&other, picker.grpc)).await;
     let honest = Honest::new(envoy.listener("inference")).with("x-tenant", "honest");
@@ -197,7 +197,7 @@ async fn usage_of_huge_numbers_in_echoes_leaves_a_shared_limit_open() {
     let echo = Echo::start().await;
     let shared = "  models:\n    overrides: {sim-8b: {tokensPerDay: 1000000}}\n";
     let picker = picker(&echo, shared).await;
-    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     let honest = Honest::new(to).with("x-tenant", "honest");
     let quiet = honest.quiet().await;
@@ -243,7 +243,7 @@ async fn errors_in_echoes_do_not_fetch_kv_blocks_a_second_time() {
         plain.address, sim.servers[0]
     ))
     .await;
-    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     let honest = Honest::new(to).with("x-tenant", "honest");
     let requests = || echoes.iter().map(Echo::requests).sum::<usize>();

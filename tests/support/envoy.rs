@@ -83,7 +83,13 @@ impl EnvoyProcess {
 
     /// The same for a test that loads the machine so much that others would fail beside it.
     pub(crate) async fn alone(bootstrap: &str) -> Self {
-        Self::launch(bootstrap, 2, Turn::Alone(MACHINE.write().await)).await
+        Self::alone_with_workers(bootstrap, 2).await
+    }
+
+    /// The same with a number of worker threads.
+    #[allow(dead_code, reason = "only the tests of attacks need it")]
+    pub(crate) async fn alone_with_workers(bootstrap: &str, workers: usize) -> Self {
+        Self::launch(bootstrap, workers, Turn::Alone(MACHINE.write().await)).await
     }
 
     /// The same with a number of worker threads.

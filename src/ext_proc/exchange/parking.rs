@@ -13,6 +13,8 @@ use crate::ext_proc::queues::{self, Admitted, Parked, Turn, Waiting};
 #[derive(Debug, Default)]
 pub(super) struct Parking {
     parked: Option<(Parked, Stood)>,
+    /// More of its body came while it waited, which the queue has not counted.
+    late: bool,
     /// Its turn has come, and it is not decided yet.
     admitted: Option<Admitted>,
     /// Ready when it is to give way.
@@ -22,6 +24,11 @@ pub(super) struct Parking {
 impl Parking {
     pub(super) fn deadline(&self) -> Option<Timestamp> {
         self.parked.as_ref().map(|(parked, ..)| parked.until())
+    }
+
+    /// Whether it waits and more of its body has come meanwhile.
+    pub(super) fn is_late(&self) -> bool {
+        self.parked.is_some() && self.late
     }
 
     pub(super) fn has_turn(&self) -> bool {
@@ -85,14 +92,15 @@ impl Exchange {
         if !self.parking.parked.as_ref().is_some_and(|(_, stood)| stood.is_open()) {
             return;
         }
-        self.body.push(message.body);
+        self.collect(message.body, now);
+        self.parking.late = true;
         if message.end_of_stream {
             self.parking.ends(Close::Whole);
         }
         let limits = &self.live.limits;
         let exceeded = if self.body.len() > limits.max_body_bytes {
             Limit::BodyBytes
-        } else if self.picker.buffered.bytes() > limits.max_buffered_bytes {
+        } else if !self.picker.uploads.make_way(&self.picker.buffered, limits, now) {
             Limit::BufferedBytes
         } else {
             return;

@@ -27,14 +27,22 @@ impl Exchange {
         usize::try_from(body.max(LEAST_MESSAGE_BYTES)).unwrap_or(usize::MAX)
     }
 
-    /// What the stream holds while more of it is awaited, with `unfinished` bytes of a message that is not whole;
-    /// `None` when it holds nothing.
+    /// What the stream holds while more of it is awaited, with `unfinished` bytes of a message that began at `begun` and is not whole; `None` when it
+    /// holds nothing.
     #[must_use]
-    pub fn upload(&self, unfinished: u64) -> Option<Standing> {
-        let collects = self.request == RequestSide::Collecting && !self.waits.is_waiting();
-        let (memory, bytes) = if collects { (self.body.memory(), self.body.len()) } else { (0, 0) };
+    pub fn upload(&self, unfinished: u64, begun: Timestamp) -> Option<Standing> {
+        let collects = match self.request {
+            RequestSide::Collecting => !self.waits.is_waiting(),
+            RequestSide::Parked => self.parking.is_late(),
+            _ => false,
+        };
+        let (memory, bytes, progress) = if collects {
+            (self.body.memory(), self.body.len(), self.progress)
+        } else {
+            (0, 0, Progress::begin(begun))
+        };
         let memory = memory + unfinished;
-        (memory > 0).then_some(Standing { memory, bytes: bytes + unfinished, progress: self.progress })
+        (memory > 0).then_some(Standing { memory, bytes: bytes + unfinished, progress })
     }
 
     /// Whose share of the memory the upload uses: its tenant's, or its connection's where Envoy says which it is.
@@ -93,7 +101,7 @@ impl Exchange {
     pub(super) fn on_too_large(&mut self, bytes: u64, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
         match self.request {
             RequestSide::Refused | RequestSide::Observed => {}
-            RequestSide::Collecting => {
+            RequestSide::Collecting | RequestSide::Parked => {
                 self.picker.metrics.limit(Limit::BodyBytes);
                 self.refuse(&too_large(bytes, self.live.limits.max_body_bytes), now, out);
             }
@@ -128,7 +136,7 @@ impl Exchange {
         self.picker.metrics.limit(limit);
         match self.request {
             RequestSide::Refused | RequestSide::Observed => Ok(()),
-            RequestSide::Collecting => {
+            RequestSide::Collecting | RequestSide::Parked => {
                 self.refuse(&RequestError::new(Reason::UploadEvicted, message), now, out);
                 Ok(())
             }

@@ -311,6 +311,11 @@ fn error_responses_eject_only_where_the_share_allows_it() {
     let verdicts = [false, false, false, false, false, false, true].map(observe);
     assert_eq!(verdicts[..4], [Verdict::Kept; 4]);
     assert_eq!(verdicts[4..], [Verdict::Capped, Verdict::Capped, Verdict::Ejected]);
+    // So do prefills that are late or break off.
+    let health = EndpointHealth::default();
+    let late = |allowed| health.observe(Outcome::Failure.into(), at(0.0), &policy(), || allowed);
+    let verdicts = [false, false, false, false, false, true].map(late);
+    assert_eq!(verdicts[4..], [Verdict::Capped, Verdict::Ejected]);
     // What can't be reached is not asked for.
     let health = EndpointHealth::default();
     let unreachable = || health.observe(Outcome::ConnectFailure.into(), at(0.0), &policy(), || unreachable!());

@@ -357,7 +357,17 @@ impl<'de> Shape<'de> for SglangSampling<'_, '_, 'de> {
 
     fn array(self, walk: &mut Walk<'_, 'de>, mut rest: Elements) -> Walked<()> {
         let Self { body } = self;
-        while walk.element(&mut rest, Sampling { body: &mut *body, members: SGLANG_SAMPLING })?.is_some() {}
+        // One entry a prompt: where one of them has no limit, the request has none.
+        let mut largest: Option<Option<u32>> = None;
+        loop {
+            body.request.max_tokens = None;
+            if walk.element(&mut rest, Sampling { body: &mut *body, members: SGLANG_SAMPLING })?.is_none() {
+                break;
+            }
+            let limit = body.request.max_tokens;
+            largest = Some(largest.map_or(limit, |largest| largest.zip(limit).map(|(a, b)| a.max(b))));
+        }
+        body.request.max_tokens = largest.flatten();
         Ok(())
     }
 }

@@ -177,7 +177,7 @@ fn shedding(detector: Value, admitters: Value) -> Value {
     let mut said = Value::Object(band);
     let own = json!({
         "fairness": {"name": "vtc-fair", "parameters": {"burstTokens": 32_768}}, "ordering": named("least-work"),
-        "maxRequests": 5_000, "maxBytes": 1_000_000_000, "overflow": "longest-flow",
+        "maxRequests": 5_000, "maxBytes": 1_000_000_000, "overflow": "longest-flow", "ttl": null,
     });
     for (key, value) in [("queue", json!(false)), ("evictSheddable", json!(true)), ("defaultBand", own)] {
         said = with(said, key, value);

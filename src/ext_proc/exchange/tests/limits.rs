@@ -287,6 +287,19 @@ fn a_server_that_reports_more_than_a_request_can_cost_is_charged_at_that() {
     assert!((95_000..120_000).contains(&used), "{used}");
 }
 
+/// Servers take a limit of 0 for none.
+#[test]
+fn a_limit_of_zero_tokens_is_no_limit_of_what_is_charged() {
+    let world = world(quota::Limits { tokens_per_day: Some(1_000_000), ..NONE });
+    let (mut endless, _) = ask(&world, "a", &costs(100, 0));
+    let told = answer(&mut endless, "200", &usage(100, 5_000));
+    assert_eq!(world.picker.metrics.limit_count(Limit::ReportedTokens), 0);
+    drop(told);
+    let (mut last, _) = ask(&world, "a", &costs(1, 1));
+    let used: u64 = answer(&mut last, "200", "{}").set["x-update-tpm"].parse().unwrap();
+    assert!(used > 5_100, "{used}");
+}
+
 #[test]
 fn who_gives_way_pays_nothing() {
     let flow = crate::flow::Settings { evict_running: EvictRunning::Unanswered, ..crate::flow::Settings::default() };

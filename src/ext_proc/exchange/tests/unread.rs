@@ -116,6 +116,29 @@ fn a_form_waits_before_its_first_byte_goes_on() {
     }
 }
 
+/// A body that comes while its request waits is an upload like others: it can be evicted, and what is too large for the memory is refused.
+#[test]
+fn uploads_of_requests_in_the_queue_are_evicted_or_refused() {
+    for (event, reason) in [
+        (Event::UploadEvicted(crate::ext_proc::uploads::Evicted::Full), "upload_evicted"),
+        (Event::TooLarge(1 << 30), "body_too_large"),
+    ] {
+        let world = world();
+        let one = first(&world);
+        let (mut exchange, _) = opened(&world, ANY, &[("upgrade", "websocket")], false);
+        assert!(exchange.upload(0, NOW).is_none(), "nothing has come");
+        assert!(chunk(&mut exchange, &[7; 100], false).kinds.is_empty());
+        assert!(exchange.upload(0, NOW).is_some_and(|standing| standing.bytes == 100));
+        let mut out = Actions::new();
+        exchange.on(event, NOW, &mut out).unwrap();
+        assert_eq!(Answered::of(out.make_contiguous()).set["x-attache-reason"], reason);
+        assert_eq!(world.picker.buffered.bytes(), 0);
+        drop(exchange);
+        one.ends();
+        world.assert_books_closed(2);
+    }
+}
+
 #[test]
 fn a_body_that_is_too_long_to_be_held_until_its_turn_is_refused() {
     let world = world();

@@ -357,6 +357,13 @@ fn sglang_requests_in_all_shapes() {
     assert_eq!(batch.cache_salt, None);
     let ids = ok(Api::SglangGenerate, r#"{"input_ids":[[1,2],[3]],"text":null,"model":"m","image_data":["x"]}"#);
     assert_eq!((ids.prompt.count, ids.prompt.token_ids, ids.opaque_prompt), (2, 3, true));
+    for without in [r#"{"max_new_tokens":null}"#, "{}"] {
+        for entries in [format!(r#"{{"max_new_tokens":1}},{without}"#), format!(r#"{without},{{"max_new_tokens":1}}"#)]
+        {
+            let body = format!(r#"{{"text":["a","b"],"sampling_params":[{entries}]}}"#);
+            assert_eq!(ok(Api::SglangGenerate, &body).max_tokens, None, "{body}");
+        }
+    }
     let nothing = ok(Api::SglangGenerate, r#"{"inputs":"of another server","sampling_params":null}"#);
     assert_eq!((nothing.prompt.count, nothing.max_tokens), (0, None));
     for body in [r#"{"text":7}"#, r#"{"text":"x","sampling_params":"y"}"#, r#"{"text":"x","sampling_params":[7]}"#] {
