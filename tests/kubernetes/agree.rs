@@ -177,7 +177,8 @@ fn what_pods_mount_and_accounts_may_do_exists() {
             let mut mounted = list(&spec["volumes"]).iter().map(|volume| &volume["secret"]["secretName"]);
             assert!(mounted.any(|name| name == secret), "{name}: the secret {secret} is not mounted");
             let at = &service(rendered)["metadata"];
-            let host = format!("{}.{}.svc.cluster.local", text(&at["name"]), text(&at["namespace"]));
+            let namespace = at["namespace"].as_str().unwrap_or("default");
+            let host = format!("{}.{namespace}.svc.cluster.local", text(&at["name"]));
             assert!(list(&certificate["spec"]["dnsNames"]).contains(&json!(host)), "{name}: gateways ask for {host}");
         }
         for volume in list(&spec["volumes"]) {
