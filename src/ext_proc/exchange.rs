@@ -72,7 +72,7 @@ pub enum Event {
     Message(Box<ProcessingRequest>),
     /// Envoy's message has so many bytes, more than [`Exchange::max_message_bytes`], and is discarded.
     TooLarge(u64),
-    /// What [`Exchange::upload`] tells of must end.
+    /// The upload that [`Exchange::upload`] reports is evicted.
     UploadEvicted(Evicted),
     /// The moment of [`Exchange::deadline`] has come.
     Deadline,

@@ -231,7 +231,7 @@ pub(super) fn affinity(f: &mut Fields<'_>, _: &mut Mapped, sink: &mut Sink) {
     ignored(f, KEYS, MEASURED, sink);
 }
 
-/// `latency-scorer`, and under its older names what its producer was told.
+/// `latency-scorer`, and the parameters of its producer under their older names.
 pub(super) fn latency(f: &mut Fields<'_>, _: &mut Mapped, sink: &mut Sink) {
     ignored(
         f,

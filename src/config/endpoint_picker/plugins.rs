@@ -120,7 +120,7 @@ impl Plugins {
     }
 }
 
-/// What plugins are told by others of the file.
+/// Settings of a plugin that other parts of the file decide.
 struct Beside {
     /// The names of all.
     names: Vec<String>,

@@ -1,4 +1,4 @@
-//! Where endpoints come from that nobody names: DNS names, a file and the pods of a cluster.
+//! Sources of endpoints beside the static list: DNS names, a file, and the pods of a cluster.
 
 use super::{At, Duration, Engine, Fields, MetricsSection, Node, Opt, Read, Sink};
 

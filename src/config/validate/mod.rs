@@ -416,7 +416,7 @@ fn limits(file: &schema::LimitsSection, sink: &mut Sink) -> Limits {
     limits
 }
 
-/// A second at least: over less the speed of an upload can't be told.
+/// At least 1 s: the speed of an upload can't be measured over less.
 fn upload_grace(at: Opt<Duration>, default: Duration, sink: &mut Sink) -> Duration {
     if let Some(at) = at.filter(|at| at.value < Duration::from_secs(1)) {
         sink.out_of_range(at.span, "limits.uploadGrace", show_duration(at.value), "at least 1s");

@@ -11,7 +11,7 @@ use crate::config::settings::{DnsSource, FileSource};
 use crate::config::units::show_duration;
 use std::time::Duration;
 
-/// The file that lists endpoints. What it does not say of them, flags and a file that names none say.
+/// The endpoints file. Keys that it leaves out come from flags and from the file given with `--config-file`.
 pub(super) fn endpoints_file(
     pool: &schema::Pool,
     path: &str,

@@ -18,7 +18,7 @@ pub(super) fn settings(
     (serving, clients)
 }
 
-/// Which clients are accepted. A configuration that asks for certificates where none can be had is refused: the port would be open.
+/// The allowed clients. With TLS off, `clientCaFile` is refused, because the port would be open.
 fn clients(file: schema::Tls, serving: &TlsSettings, flags: &Overrides, sink: &mut Sink) -> Option<ClientAuthSettings> {
     let ca =
         pick(flags.client_ca_file.as_ref(), file.client_ca_file.map(|at| At { value: at.value.into(), span: at.span }));

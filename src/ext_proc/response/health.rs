@@ -9,8 +9,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 impl Routed {
-    /// Envoy's retries may have ended elsewhere: the booking follows, and who was passed over has failed. Whose request failed everywhere may be
-    /// the cause itself.
+    /// Envoy may have retried on another endpoint. The booking moves there, and the endpoint that was tried first counts as failed. A request that
+    /// failed on every endpoint may be the cause itself.
     pub(super) fn follow(
         &mut self,
         served: Option<SocketAddr>,
@@ -61,8 +61,8 @@ impl Routed {
         if outcome == Outcome::ConnectFailure || ejected {
             return;
         }
-        // Which of the servers that worked on it has failed a sidecar does not say. The one that does fails with every other, so it is the first
-        // to have failed many times in a row; when it has gone, the others have done nothing.
+        // A sidecar does not say which server failed. The failing one fails in every combination, so it reaches the limit first. Once it is
+        // ejected, the others are not blamed.
         if let Some(prefill) = self.plan.prefill.as_ref().map(|booking| booking.endpoint().clone()) {
             self.probes_prefill = false;
             if self.record(&prefill, outcome, now, picker) {
@@ -77,8 +77,8 @@ impl Routed {
         }
     }
 
-    /// Whether one of several servers that worked on it has been ejected since, which tells enough of why it failed. A server that is asked although
-    /// it is ejected, for want of another, tells nothing.
+    /// Whether a server that worked on this request has been ejected since. That explains the error response. A server that is used although
+    /// it is ejected proves nothing.
     fn one_has_gone(&self, now: Timestamp) -> bool {
         let (plan, decision) = (&self.plan, &self.plan.decision);
         let away = |endpoint: &Endpoint, probes: bool| {

@@ -57,7 +57,7 @@ impl Scanner {
         }
     }
 
-    /// Tokens of the answer so far, or about as many; 0 while nobody can tell.
+    /// Tokens of the response so far, exact or estimated. 0 while unknown.
     pub(super) fn tokens(&self) -> u32 {
         match &self.format {
             Format::Text(scanner) => scanner.events(),

@@ -2,8 +2,8 @@
 //! behind a single line end between words.
 //!
 //! A text that is cut there gives the same ids if no piece of the tokenizer's pattern goes over the cut, and no piece depends on what lies beyond
-//! it. The pattern itself tells: no match may hold a character that is no white space with a space behind it, or a line end with such a
-//! character behind it, and every space and line end must be in a match. The one look ahead that patterns have, `\s+(?!\S)`, gives a
+//! it. The pattern decides this. No match may contain a non-space character followed by a space, or a line end followed by one. Every space and
+//! line end must be in a match. The one look ahead that patterns have, `\s+(?!\S)`, gives a
 //! space back to the word behind it, which no cut separates from it. Any other pattern is not trusted.
 
 use regex_automata::meta::Regex;
