@@ -243,6 +243,10 @@ impl PoolPrefix {
         q: &Question<'_>,
         asked: Asked<'_>,
         request: &'p Request<'p>,
+        #[cfg_attr(
+            not(feature = "hf-tokenizers"),
+            expect(unused_variables, reason = "only background work on rendered prompts needs the root")
+        )]
         root: u64,
     ) -> Result<Source<'p>, Missing> {
         // Of a prompt of too many pieces only the first ones are kept.

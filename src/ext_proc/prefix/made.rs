@@ -3,9 +3,13 @@
 //! Only keys come back, half a byte for each token: neither the rendered text nor, unless they are asked for, the token ids.
 
 use super::super::warmer::Warming;
-use super::{Asked, PoolPrefix, Reading, Source, Tokenizer};
+#[cfg(feature = "hf-tokenizers")]
+use super::Tokenizer;
+use super::{Asked, PoolPrefix, Reading, Source};
 use crate::limits::Limits;
-use crate::prompt::blocks::{MadeKeys, TokenBlocks, TokenKeys};
+#[cfg(feature = "hf-tokenizers")]
+use crate::prompt::blocks::TokenBlocks;
+use crate::prompt::blocks::{MadeKeys, TokenKeys};
 #[cfg(feature = "hf-tokenizers")]
 use crate::prompt::huggingface::{HuggingFace, Rendered};
 #[cfg(feature = "hf-tokenizers")]
