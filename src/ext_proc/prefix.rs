@@ -31,6 +31,10 @@ pub(super) mod made;
 /// Of text that was never seen 16 KiB are encoded where the request is served: about 0.7 ms, less than the way to another thread and back
 /// costs a busy picker. More goes to the threads that serve nothing, and so does every body of more bytes that a template renders.
 pub const DEFAULT_INLINE_BYTES: usize = 16 << 10;
+/// 128 pieces of a prompt (messages and their parts) are rendered where the request is served: a template takes some 300 steps for each, and
+/// thousands of empty messages fit into the bytes above.
+#[cfg(feature = "hf-tokenizers")]
+const MAX_INLINE_PIECES: usize = 128;
 
 /// What a pool's tokenizer is.
 #[derive(Debug)]
@@ -313,7 +317,9 @@ impl PoolPrefix {
                 as_text(canonical, request)
             }
             #[cfg(feature = "hf-tokenizers")]
-            Tokenizer::HuggingFace { .. } if asked.body.len() > DEFAULT_INLINE_BYTES => {
+            Tokenizer::HuggingFace { .. }
+                if asked.body.len() > DEFAULT_INLINE_BYTES || request.prompt.pieces.len() > MAX_INLINE_PIECES =>
+            {
                 Err(Missing::Tokens(self.rendering(asked, root)))
             }
             #[cfg(feature = "hf-tokenizers")]

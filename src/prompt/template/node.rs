@@ -441,7 +441,9 @@ impl Object for Fields {
         self.get_value_by_str(key.as_str()?)
     }
 
+    /// Nothing once the work has ended: a template that joins messages one by one copies more with each, and ends with an error here.
     fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
+        self.work.check().ok()?;
         self.fields.iter().find(|(name, _)| *name == key).map(|(_, value)| value.clone())
     }
 

@@ -106,3 +106,12 @@ fn cancelled_work_ends_at_the_next_output() {
         assert_eq!(render(&template, v.clone(), &work), Err(TemplateError::Stopped(Stopped::Cancelled)), "{source}");
     }
 }
+
+#[test]
+fn fields_of_work_that_was_cancelled_hold_nothing() {
+    let work = Work::within(1_000);
+    let message = Fields::value(vec![("content", Value::from("text"))], &work).unwrap();
+    assert_eq!(message.get_attr("content").unwrap(), Value::from("text"));
+    work.clone().cancel();
+    assert!(message.get_attr("content").unwrap().is_undefined());
+}
