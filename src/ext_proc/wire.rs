@@ -24,9 +24,9 @@ use tonic::server::NamedService;
 
 /// The service's only method.
 const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
-/// 1 MiB of a message's headers, metadata and attributes: Envoy sends 60 KiB of headers by default. They take up to 36 times as much memory once
-/// they are decoded.
-const MAX_BYTES_BESIDE_BODIES: u64 = 1 << 20;
+/// 1 MiB and 64 KiB of a message's headers, metadata and attributes: Envoy sends 60 KiB of headers by default. They take up to 36 times as much
+/// memory once they are decoded.
+const MAX_BYTES_BESIDE_BODIES: u64 = (1 << 20) + (64 << 10);
 /// Of a buffer that held a longer message, 64 KiB, the rest is copied.
 const LARGE_MESSAGE_BYTES: usize = 64 << 10;
 /// The fields of a message that hold bodies: `request_body`, `response_body`.
