@@ -7,7 +7,7 @@
 //! | `/live`, `/ready` | 200, or 503 with the names of what is missing |
 //! | `/endpoints`, `/decisions`, `/config_dump` | JSON |
 //! | `/explain` | `POST` a request's body (`?path=/v1/chat/completions&pool=llama`): its blocks and who holds them, JSON |
-//! | `/kv_blocks` | `?endpoint=ip:port`: the blocks that its KV events have told of, JSON |
+//! | `/kv_blocks` | `?endpoint=ip:port`: the blocks that its KV events have announced, JSON |
 //! | `/api/nodes/scheduling` | `GET` lists what is said about single models, `POST` or `PUT` changes one, JSON |
 //! | `/api/nodes/scheduling/{model}` | `GET` shows what is said about one, `DELETE` forgets it |
 //! | `/log-level` | `GET` shows, `PUT ?filter=…` changes the log filter |

@@ -104,7 +104,7 @@ pub struct Plan {
     pub decision: Decision,
     /// The pool.
     pub pool: Arc<Pool>,
-    /// The client, as far as the health of endpoints tells clients apart.
+    /// The slot of the client, in which the health of endpoints counts its errors.
     pub client: ClientSlot,
     /// What named them.
     pub strategy: Arc<dyn Strategy>,

@@ -250,7 +250,7 @@ impl Head {
         self.tenant = tenant;
     }
 
-    /// The client, as far as the health of endpoints tells clients apart.
+    /// The slot of the client, in which the health of endpoints counts its errors.
     #[must_use]
     pub fn client(&self) -> ClientSlot {
         self.client

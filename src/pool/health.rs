@@ -7,7 +7,7 @@
 //! | outcome | a client can cause it | ejects |
 //! |---|---|---|
 //! | [`Outcome::ConnectFailure`] | no | at once, two in a row |
-//! | [`Outcome::Failure`] | hardly: a prefill that is late or breaks off | at once, five in a row, and never more than a share of the pool |
+//! | [`Outcome::Failure`] | rarely, by a prefill that is late or breaks off | at once, five in a row, and never more than a share of the pool |
 //! | [`Outcome::ErrorResponse`] | yes, by what it asks for | five in a row of one API, after a period without success ([`errors`]), and never more than a share of the pool |
 //!
 //! All that decisions read is atomics that are read with `now`, so an ejection acts at once, without a new snapshot; what must happen
@@ -292,7 +292,7 @@ impl EndpointHealth {
         if !ejects {
             return Verdict::Kept;
         }
-        // A late or broken prefill may be the request's fault; only who can't be reached is ejected whatever the share.
+        // A late or broken prefill may be the request's fault. Only a server that can't be reached is ejected whatever the share.
         if outcome == Outcome::Failure && !probe_failed && !may_eject() {
             return Verdict::Capped;
         }

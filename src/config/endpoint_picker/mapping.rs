@@ -468,7 +468,7 @@ pub(super) fn metrics_source(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sin
 pub(super) fn file_discovery(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
     let (path, span) = (f.path.clone(), f.span);
     let file = f.required::<String>("path", sink);
-    // llm-d reads the file again only when told to.
+    // llm-d reads the file again only where the configuration asks for it.
     let watch = f.get("watchFile", sink).or(Some(At { value: false, span }));
     let file = file.map(|file| schema::EndpointsFile { path: file, watch, engine: None, metrics: None });
     set(&mut to.endpoints_file, file.map(|value| At { value, span }), &path, sink);
