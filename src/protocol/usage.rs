@@ -173,6 +173,9 @@ impl UsageScanner {
             (Api::Responses | Api::ResponseById, AnswerFormat::Events) => Shape::ResponseEvents,
             _ => Shape::Root,
         };
+        // Only responses of this API have an id of this kind; elsewhere `id` is any text.
+        let response_id = watch.response_id && matches!(api, Api::Responses | Api::ResponseById);
+        let watch = Watch { response_id, ..watch };
         let found = Found {
             shape,
             watch,
@@ -254,7 +257,13 @@ impl Found {
             Shape::ResponseEvents => &RESPONSE,
             Shape::Generated => &META_INFO,
         };
-        has_member(data, counts) || (self.wants_errors() && has_member(data, &ERROR))
+        has_member(data, counts)
+            || (self.wants_errors() && (has_member(data, &ERROR) || self.named() == Some(Kind::Error)))
+    }
+
+    /// The kind of event that the name stands for; `None` for an event without a name.
+    fn named(&self) -> Option<Kind> {
+        Some(self.name.trim_ascii()).filter(|name| !name.is_empty()).map(Kind::of)
     }
 
     fn wants_errors(&self) -> bool {
@@ -267,8 +276,7 @@ impl Found {
 
     /// Takes what the document has said, by what kind of event it is.
     fn take(&mut self) {
-        let named = || Some(self.name.trim_ascii()).filter(|name| !name.is_empty()).map(Kind::of);
-        let kind = self.kind.or_else(named);
+        let kind = self.kind.or_else(|| self.named());
         let (root, inner) = (std::mem::take(&mut self.root), std::mem::take(&mut self.inner));
         let (usage, id) = match (self.shape, kind) {
             (Shape::Root, _) => (root.usage, root.id),

@@ -114,6 +114,18 @@ async fn single_byte_frames_harm_no_request_in_flight() {
     }
 }
 
+/// Some gateways have no setting for `max_outbound_frames`: Envoy's default is 10,000.
+#[tokio::test(flavor = "multi_thread")]
+async fn gateway_with_default_frame_limit_keeps_requests_in_flight() {
+    let (_echo, picker) = served().await;
+    let shipped = by_header("original-dst.yaml", &picker);
+    let limit = "max_outbound_frames: 1000000";
+    assert!(shipped.contains(limit));
+    let bootstrap = shipped.replace(limit, "max_outbound_frames: 10000");
+    let envoy = EnvoyProcess::alone_with_workers(&bootstrap, 1).await;
+    Cutter::new(PICKER_LIMIT).harms_nobody(&envoy, &picker, "inference", CHAT).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn single_byte_frames_of_many_streams_harm_no_request_in_flight() {
     let (_echo, picker) = served().await;

@@ -490,7 +490,7 @@ async fn redis_is_asked_over_tls_and_only_one_whose_certificate_is_trusted() {
         front.url()
     );
     let text = configuration(&echo, "{header: x-tenant}", &limits);
-    let trusts = AttacheProcess::configured_with(&text, ("SSL_CERT_FILE", &front.certificate)).await;
+    let trusts = AttacheProcess::configured_with(&text, &[("SSL_CERT_FILE", &front.certificate)]).await;
     trusts.until_metric("attache_redis_connected", 1.0).await;
     let doubts = AttacheProcess::configured(&text).await;
     let first = EnvoyProcess::start(&by_header("original-dst.yaml", &trusts)).await;

@@ -10,6 +10,7 @@ mod api;
 #[path = "../attacks/mod.rs"]
 mod attacks;
 mod choosing;
+mod coming_from;
 #[cfg(feature = "kube")]
 mod conformance;
 mod connectors;

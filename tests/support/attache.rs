@@ -3,6 +3,7 @@
 use super::process::{Process, eventually, scratch};
 use super::{Error, client};
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
@@ -39,10 +40,10 @@ impl AttacheProcess {
         Self::with_arguments(&["--config-text".to_owned(), text.to_owned()]).await
     }
 
-    /// Starts the picker by a configuration file of this text, with a variable in its environment.
-    pub(crate) async fn configured_with(text: &str, (variable, value): (&str, &Path)) -> Self {
+    /// Starts the picker by a configuration file of this text, with these variables in its environment.
+    pub(crate) async fn configured_with<V: AsRef<OsStr>>(text: &str, variables: &[(&str, V)]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
-        command.env(variable, value);
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
         Self::with_command(command, &["--config-text".to_owned(), text.to_owned()]).await
     }
 

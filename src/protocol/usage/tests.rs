@@ -253,6 +253,8 @@ fn an_error_inside_a_stream_is_seen() {
         (Api::ChatCompletions, "data: {\"error\":{\"code\":\"429\"}}\n\n", Some((429, None))),
         (Api::ChatCompletions, "data: {\"error\":{\"code\":99999999,\"message\":\"m\"}}\n\n", Some((500, None))),
         (Api::ChatCompletions, "data: {\"error\":null,\"choices\":[]}\n\n", None),
+        // Only the event's name says that it is an error.
+        (Api::Responses, "event: error\ndata: {\"message\":\"m\"}\n\n", Some((500, None))),
         (
             Api::Responses,
             "data: {\"type\":\"error\",\"code\":\"rate_limit_exceeded\",\"message\":\"m\"}\n\n",
@@ -295,6 +297,8 @@ fn the_response_id_is_the_first_at_its_place() {
                   data: {\"type\":\"response.created\",\"response\":{\"tools\":[{\"id\":\"resp_1\"}],\"id\":\"resp_2\"}}\n\n\
                   data: {\"type\":\"response.completed\",\"response\":{\"id\":\"resp_3\"}}\n\n";
     assert_eq!(scan_events(Api::Responses, stream).response_id(), Some("resp_2"));
+    let other = "data: {\"usage\":null,\"id\":\"resp_0\"}\n\n";
+    assert_eq!(scan_events(Api::ChatCompletions, other).response_id(), None);
     let mut unasked = UsageScanner::new(Api::Responses, AnswerFormat::Json, Watch::default());
     unasked.push(&capture("responses"));
     assert_eq!((unasked.response_id(), unasked.error()), (None, None));

@@ -1,0 +1,5 @@
+//! AIBrix.
+
+use super::Row;
+
+pub(super) const TOPICS: &[(&str, &[Row])] = &[];

@@ -1,0 +1,5 @@
+//! AstrAI.
+
+use super::Row;
+
+pub(super) const TOPICS: &[(&str, &[Row])] = &[];

@@ -1,0 +1,5 @@
+//! GIE.
+
+use super::Row;
+
+pub(super) const TOPICS: &[(&str, &[Row])] = &[];

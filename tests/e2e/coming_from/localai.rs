@@ -1,0 +1,5 @@
+//! LocalAI.
+
+use super::Row;
+
+pub(super) const TOPICS: &[(&str, &[Row])] = &[];

@@ -1,0 +1,5 @@
+//! Neutree.
+
+use super::Row;
+
+pub(super) const TOPICS: &[(&str, &[Row])] = &[];
