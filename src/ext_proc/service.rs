@@ -165,12 +165,18 @@ impl Pump {
 
     /// Accounts for what the stream holds while more of it is awaited. Gives an event when that is to end.
     fn poll_upload(&mut self, cx: &Context<'_>) -> Option<Event> {
-        let (unfinished, now) = (self.inbound.unfinished(), self.clock.now());
-        let begun = *self.unfinished_since.get_or_insert(now);
-        let Some(standing) = self.exchange.upload(unfinished, begun) else {
+        let unfinished = self.inbound.unfinished();
+        let standing = if unfinished > 0 || self.exchange.collects() {
+            let begun = *self.unfinished_since.get_or_insert_with(|| self.clock.now());
+            self.exchange.upload(unfinished, begun)
+        } else {
+            None
+        };
+        let Some(standing) = standing else {
             (self.upload, self.unfinished_since) = (None, None);
             return None;
         };
+        let now = self.clock.now();
         let (picker, limits) = (&self.picker, self.exchange.limits());
         let begin = || Upload::begin(&picker.uploads, self.exchange.owner(), now);
         let why = match self.upload.get_or_insert_with(begin).poll(cx, standing, limits, now) {

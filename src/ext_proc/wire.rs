@@ -27,7 +27,8 @@ const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 /// 1 MiB and 64 KiB of a message's headers, metadata and attributes: Envoy sends 60 KiB of headers by default. They take up to 36 times as much
 /// memory once they are decoded.
 const MAX_BYTES_BESIDE_BODIES: u64 = (1 << 20) + (64 << 10);
-/// Of a buffer that held a longer message, 64 KiB, the rest is copied.
+/// 64 KiB. For a message up to this size, memory is reserved when its first bytes come. Of a buffer that held a longer
+/// one, the rest is copied.
 const LARGE_MESSAGE_BYTES: usize = 64 << 10;
 /// The fields of a message that hold bodies: `request_body`, `response_body`.
 const BODY_FIELDS: [u32; 2] = [4, 5];
@@ -195,7 +196,8 @@ impl Inbound {
         }
         self.buffer.advance(PREFIX_BYTES);
         let bytes = self.buffer.split_to(length);
-        let beside = bytes_beside_bodies(&bytes);
+        let may_be_too_large = length as u64 > MAX_BYTES_BESIDE_BODIES;
+        let beside = if may_be_too_large { bytes_beside_bodies(&bytes) } else { 0 };
         let message = if beside > MAX_BYTES_BESIDE_BODIES {
             Ok(Incoming::TooLarge(beside))
         } else {
@@ -226,6 +228,9 @@ impl Inbound {
                     let unwanted = data.len().min(self.discard);
                     self.discard -= unwanted;
                     data.advance(unwanted);
+                    if self.buffer.is_empty() && !data.is_empty() {
+                        self.buffer.reserve(data.len().max(announced(&data)));
+                    }
                     self.buffer.extend_from_slice(&data);
                 }
             }
@@ -260,6 +265,14 @@ impl Stream for Inbound {
             }
         }
     }
+}
+
+/// The size of the message that `data` begins with, where its sender may be believed before it has come: 0 for larger
+/// ones.
+fn announced(data: &[u8]) -> usize {
+    let Some([_, length @ ..]) = data.first_chunk::<PREFIX_BYTES>() else { return 0 };
+    let size = PREFIX_BYTES + u32::from_be_bytes(*length) as usize;
+    if size <= LARGE_MESSAGE_BYTES { size } else { 0 }
 }
 
 /// Bytes of an encoded message that are in other fields than bodies. What can't be read is left to the decoder.

@@ -27,16 +27,21 @@ impl Exchange {
         usize::try_from(body.max(LEAST_MESSAGE_BYTES)).unwrap_or(usize::MAX)
     }
 
+    /// Whether more of a body is awaited.
+    #[must_use]
+    pub fn collects(&self) -> bool {
+        match self.request {
+            RequestSide::Collecting => !self.waits.is_waiting(),
+            RequestSide::Parked => self.parking.is_late(),
+            _ => false,
+        }
+    }
+
     /// What the stream holds while more of it is awaited, with `unfinished` bytes of a message that began at `begun` and is not whole; `None` when it
     /// holds nothing.
     #[must_use]
     pub fn upload(&self, unfinished: u64, begun: Timestamp) -> Option<Standing> {
-        let collects = match self.request {
-            RequestSide::Collecting => !self.waits.is_waiting(),
-            RequestSide::Parked => self.parking.is_late(),
-            _ => false,
-        };
-        let (memory, bytes, progress) = if collects {
+        let (memory, bytes, progress) = if self.collects() {
             (self.body.memory(), self.body.len(), self.progress)
         } else {
             (0, 0, Progress::begin(begun))
