@@ -27,9 +27,11 @@ const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 /// 1 MiB and 64 KiB of a message's headers, metadata and attributes: Envoy sends 60 KiB of headers by default. They take up to 36 times as much
 /// memory once they are decoded.
 const MAX_BYTES_BESIDE_BODIES: u64 = (1 << 20) + (64 << 10);
-/// 64 KiB. For a message up to this size, memory is reserved when its first bytes come. Of a buffer that held a longer
-/// one, the rest is copied.
+/// Of a buffer that held a longer message, 64 KiB, the rest is copied.
 const LARGE_MESSAGE_BYTES: usize = 64 << 10;
+/// Memory is reserved for a whole message as soon as a quarter of it is there. Less often copied than by doubling, and a sender that
+/// announces much and sends little takes four times what it has sent.
+const RESERVED_TIMES_RECEIVED: usize = 4;
 /// The fields of a message that hold bodies: `request_body`, `response_body`.
 const BODY_FIELDS: [u32; 2] = [4, 5];
 /// Before each message: whether it is compressed, and its length.
@@ -148,7 +150,7 @@ impl Inbound {
 
     /// Gives up the message of which the rest is awaited.
     pub(super) fn abandon(&mut self) {
-        if let Some(length) = self.length() {
+        if let Some(length) = length_of(&self.buffer) {
             self.discard = (PREFIX_BYTES + length).saturating_sub(self.buffer.len());
             self.buffer = BytesMut::new();
             self.account();
@@ -169,15 +171,9 @@ impl Inbound {
         }
     }
 
-    /// The length of the message that the buffer begins with.
-    fn length(&self) -> Option<usize> {
-        let [_, length @ ..] = *self.buffer.first_chunk::<PREFIX_BYTES>()?;
-        Some(u32::from_be_bytes(length) as usize)
-    }
-
     /// The next message, when it is whole.
     fn message(&mut self) -> Option<Result<Incoming, Status>> {
-        let length = self.length()?;
+        let length = length_of(&self.buffer)?;
         let compressed = self.buffer.first().copied().unwrap_or_default();
         if compressed != 0 {
             return Some(Err(Status::invalid_argument(format!(
@@ -220,6 +216,18 @@ impl Inbound {
         }
     }
 
+    /// Reserves memory for `data`, and for the rest of its message where enough of it is there.
+    fn reserve_for(&mut self, data: &[u8]) {
+        let received = self.buffer.len() + data.len();
+        if received <= self.buffer.capacity() {
+            return;
+        }
+        let begun = if self.buffer.is_empty() { data } else { &self.buffer };
+        let announced = length_of(begun).map_or(0, |length| PREFIX_BYTES + length);
+        let wanted = announced.min(RESERVED_TIMES_RECEIVED * received).max(received);
+        self.buffer.reserve(wanted - self.buffer.len());
+    }
+
     /// Takes in what has come.
     fn read(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
@@ -228,9 +236,7 @@ impl Inbound {
                     let unwanted = data.len().min(self.discard);
                     self.discard -= unwanted;
                     data.advance(unwanted);
-                    if self.buffer.is_empty() && !data.is_empty() {
-                        self.buffer.reserve(data.len().max(announced(&data)));
-                    }
+                    self.reserve_for(&data);
                     self.buffer.extend_from_slice(&data);
                 }
             }
@@ -267,12 +273,10 @@ impl Stream for Inbound {
     }
 }
 
-/// The size of the message that `data` begins with, where its sender may be believed before it has come: 0 for larger
-/// ones.
-fn announced(data: &[u8]) -> usize {
-    let Some([_, length @ ..]) = data.first_chunk::<PREFIX_BYTES>() else { return 0 };
-    let size = PREFIX_BYTES + u32::from_be_bytes(*length) as usize;
-    if size <= LARGE_MESSAGE_BYTES { size } else { 0 }
+/// The length of the message that `bytes` begin with.
+fn length_of(bytes: &[u8]) -> Option<usize> {
+    let [_, length @ ..] = *bytes.first_chunk::<PREFIX_BYTES>()?;
+    Some(u32::from_be_bytes(length) as usize)
 }
 
 /// Bytes of an encoded message that are in other fields than bodies. What can't be read is left to the decoder.
