@@ -143,7 +143,8 @@ impl Head {
                 return;
             }
             name => {
-                if let Ok(found) = RESERVED.binary_search_by(|(reserved, _)| (*reserved).cmp(name))
+                if may_be_reserved(name)
+                    && let Ok(found) = RESERVED.binary_search_by(|(reserved, _)| (*reserved).cmp(name))
                     && let Some(reserved) = RESERVED.get(found)
                     && !self.reserved.contains(reserved)
                 {
@@ -308,6 +309,20 @@ impl Head {
     pub fn reserved(&self, trusted: bool) -> impl Iterator<Item = &'static str> {
         self.reserved.iter().filter(move |(_, who)| !trusted || *who == Reserved::Always).map(|(name, _)| *name)
     }
+}
+
+/// Whether a reserved header has a name of this length and first letter: most headers end here, before any comparison of names.
+fn may_be_reserved(name: &str) -> bool {
+    const LENGTHS: u64 = {
+        let (mut lengths, mut at) = (0, 0);
+        while at < RESERVED.len() {
+            lengths |= 1 << RESERVED[at].0.len();
+            at += 1;
+        }
+        lengths
+    };
+    matches!(name.as_bytes(), [b'e' | b'r' | b't' | b'x', ..])
+        && u32::try_from(name.len()).ok().and_then(|length| LENGTHS.checked_shr(length)).is_some_and(|l| l & 1 == 1)
 }
 
 /// A header's bytes. Envoy fills `raw_value`; `value` is for gateways that don't.

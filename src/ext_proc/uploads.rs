@@ -8,8 +8,8 @@
 use super::body::Buffered;
 use crate::clock::Timestamp;
 use crate::limits::Limits;
+use ahash::HashMap;
 use std::cmp::Reverse;
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
