@@ -24,7 +24,7 @@
 //! Source: ours; the same question is asked by llm-d's `predicted-latency-producer` (a sidecar with gradient-boosted trees) and Mooncake's
 //! KVCache-centric scheduling (Qin et al., FAST'25).
 
-use crate::pool::Endpoint;
+use crate::pool::{Endpoint, Roles};
 use crate::pool::place::{Nearness, Place, Places};
 use crate::pool::speed::{Load, Prediction};
 use crate::rng::PickRng;
@@ -140,7 +140,10 @@ struct PredictedLatency {
 impl PredictedLatency {
     /// Prices for requests that one of `candidates` serves.
     fn prices_alone(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> Prices {
-        let weight = self.token_weight.unwrap_or(DEFAULT_TOKEN_WEIGHT_ALONE);
+        // Servers that only decode are compared with pairs of servers.
+        let alone = candidates.iter().all(|c| c.state.roles().has(Roles::PREFILL));
+        let weight = if alone { DEFAULT_TOKEN_WEIGHT_ALONE } else { DEFAULT_TOKEN_WEIGHT };
+        let weight = self.token_weight.unwrap_or(weight);
         Prices::learned(cx, [candidates], weight).at(self.work_price)
     }
 
@@ -244,7 +247,6 @@ impl Strategy for PredictedLatency {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::Roles;
     use crate::pool::place::{DEFAULT_HOST_LABEL, DEFAULT_ZONE_LABEL};
     use crate::scheduling::tests::trial::{Server, among, load};
     use std::cell::Cell;
