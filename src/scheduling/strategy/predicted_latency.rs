@@ -24,9 +24,9 @@
 //! Source: ours; the same question is asked by llm-d's `predicted-latency-producer` (a sidecar with gradient-boosted trees) and Mooncake's
 //! KVCache-centric scheduling (Qin et al., FAST'25).
 
-use crate::pool::{Endpoint, Roles};
 use crate::pool::place::{Nearness, Place, Places};
 use crate::pool::speed::{Load, Prediction};
+use crate::pool::{Endpoint, Roles};
 use crate::rng::PickRng;
 use crate::scheduling::facts::cost::{self, DEFAULT_TOKEN_WEIGHT, DEFAULT_TOKEN_WEIGHT_ALONE, Prices};
 use crate::scheduling::plugin::{Better, Descriptor, ParamError, params, rank_by_scores};
