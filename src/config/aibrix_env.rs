@@ -22,6 +22,8 @@ pub struct AibrixEnv(BTreeMap<String, String>);
 enum Meaning {
     /// The strategy of pools that name none.
     Strategy,
+    /// Whether all strategies decide as in AIBrix.
+    Exact,
     /// What turns prompts into tokens.
     Tokenizer,
     /// The size of a block, in bytes.
@@ -40,8 +42,28 @@ enum Kind {
     Flag,
 }
 
-/// The default strategy.
+/// The default strategy, as AIBrix's code names it.
 const ROUTING_ALGORITHM: &str = "ROUTING_ALGORITHM";
+/// The default strategy, as AIBrix's documentation names it.
+const DOCUMENTED_ALGORITHM: &str = "AIBRIX_ROUTING_ALGORITHM";
+/// Attaché's own: AIBrix's strategies decide exactly as there.
+const COMPAT: &str = "ATTACHE_AIBRIX_COMPAT";
+/// What [`COMPAT`] sets, by strategy.
+const EXACT: &[(&str, &str, &str)] = &[
+    ("fallback", "fallback", "random"),
+    ("least-busy-time", "fallback", "random"),
+    ("least-gpu-cache", "fallback", "random"),
+    ("least-kv-cache", "fallback", "random"),
+    ("least-latency", "compat", "true"),
+    ("least-latency", "fallback", "random"),
+    ("least-request", "compat", "true"),
+    ("least-utilization", "fallback", "random"),
+    ("power-of-two", "compat", "true"),
+    ("prefix-cache", "compat", "true"),
+    ("prefix-cache-preble", "compat", "true"),
+    ("throughput", "fallback", "random"),
+    ("vtc-basic", "compat", "true"),
+];
 /// Every other variable that is looked at begins so.
 const PREFIXES: [&str; 7] = [
     "AIBRIX_DECODE_",
@@ -56,14 +78,16 @@ const PREFIXES: [&str; 7] = [
 /// All of them; one that is a parameter of several strategies has a row for each.
 const VARIABLES: &[(&str, Meaning)] = {
     use Kind::{Flag, Number, Whole, Word};
-    use Meaning::{BlockBytes, Nothing, Parameter, Strategy, Tokenizer};
+    use Meaning::{BlockBytes, Exact, Nothing, Parameter, Strategy, Tokenizer};
     const VTC: &str = "vtc-basic";
     const PREBLE: &str = "prefix-cache-preble";
     const PD: &str = "pd";
     const BY_ROOM: &str = "blocks are forgotten when room runs out; `prefixCache.maxBytes` bounds it";
     const BY_FILE: &str = "KV events are configured in the file, under `prefixCache`";
     &[
+        (DOCUMENTED_ALGORITHM, Strategy),
         (ROUTING_ALGORITHM, Strategy),
+        (COMPAT, Exact),
         ("AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE", Tokenizer),
         ("AIBRIX_PREFIX_CACHE_BLOCK_SIZE", BlockBytes),
         ("AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", Parameter("prefix-cache", "imbalance", Whole)),
@@ -112,7 +136,8 @@ impl AibrixEnv {
     /// Those of `variables` that are AIBrix's and concern routing.
     #[must_use]
     pub fn of(variables: impl IntoIterator<Item = (String, String)>) -> Self {
-        let concerns = |name: &str| name == ROUTING_ALGORITHM || PREFIXES.iter().any(|p| name.starts_with(p));
+        let names = [ROUTING_ALGORITHM, DOCUMENTED_ALGORITHM, COMPAT];
+        let concerns = |name: &str| names.contains(&name) || PREFIXES.iter().any(|p| name.starts_with(p));
         let set = variables.into_iter().filter(|(name, value)| concerns(name) && !value.trim().is_empty());
         Self(set.map(|(name, value)| (name, value.trim().to_owned())).collect())
     }
@@ -128,13 +153,19 @@ impl AibrixEnv {
                     sink.push(Diagnostic::new(Code::NoEffect, name, format!("`{name}` has no effect: {why}")));
                     Ok(())
                 }
-                Some(_) => meanings.try_for_each(|meaning| defaults.set(meaning, value)),
+                Some(_) => meanings.try_for_each(|meaning| defaults.set(meaning, name, value)),
             };
             if let Err(allowed) = set {
                 let shown: String = value.chars().take(60).collect();
                 let message = format!("`{name}` is `{shown}`, allowed: {allowed}");
                 sink.push(Diagnostic::new(Code::OutOfRange, name, message));
             }
+        }
+        let [coded, documented] = [ROUTING_ALGORITHM, DOCUMENTED_ALGORITHM].map(|name| self.0.get(name));
+        if documented.is_some_and(|documented| coded.is_some_and(|coded| coded != documented)) {
+            let message =
+                format!("`{DOCUMENTED_ALGORITHM}` has no effect: `{ROUTING_ALGORITHM}` names another strategy");
+            sink.push(Diagnostic::new(Code::NoEffect, DOCUMENTED_ALGORITHM, message));
         }
         defaults
     }
@@ -156,6 +187,15 @@ fn block_size(value: &str) -> Result<u32, String> {
     bytes.map(|bytes| bytes.div_ceil(CHARACTERS_PER_TOKEN)).ok_or_else(|| format!("1 to {most} bytes, whole"))
 }
 
+/// The value of a switch, as Go reads it.
+fn flag(text: &str) -> Result<bool, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "true" | "t" | "1" => Ok(true),
+        "false" | "f" | "0" => Ok(false),
+        _ => Err("true, false".to_owned()),
+    }
+}
+
 /// The value as the strategy takes it.
 fn checked(strategy: &str, parameter: &str, kind: Kind, text: &str) -> Result<Value, String> {
     let value = match kind {
@@ -165,11 +205,7 @@ fn checked(strategy: &str, parameter: &str, kind: Kind, text: &str) -> Result<Va
             Value::from(number.ok_or_else(|| "a number".to_owned())?)
         }
         Kind::Word => Value::from(text),
-        Kind::Flag => match text.to_ascii_lowercase().as_str() {
-            "true" | "t" | "1" => Value::from(true),
-            "false" | "f" | "0" => Value::from(false),
-            _ => return Err("true, false".to_owned()),
-        },
+        Kind::Flag => Value::from(flag(text)?),
     };
     let alone = Value::Object(Map::from_iter([(parameter.to_owned(), value.clone())]));
     match registry::build(strategy, &alone) {
@@ -183,6 +219,8 @@ fn checked(strategy: &str, parameter: &str, kind: Kind, text: &str) -> Result<Va
 pub(super) struct AibrixDefaults {
     /// The strategy of pools that name none.
     pub(super) strategy: Option<String>,
+    /// The variable that names it.
+    pub(super) strategy_variable: &'static str,
     /// What turns prompts into tokens.
     pub(super) tokenizer: Option<TokenizerKind>,
     /// Tokens in a block.
@@ -192,9 +230,20 @@ pub(super) struct AibrixDefaults {
 
 impl AibrixDefaults {
     /// Takes in what a variable says. `Err`: what is allowed.
-    fn set(&mut self, meaning: Meaning, value: &str) -> Result<(), String> {
+    fn set(&mut self, meaning: Meaning, variable: &str, value: &str) -> Result<(), String> {
         match meaning {
-            Meaning::Strategy => self.strategy = Some(value.to_owned()),
+            Meaning::Strategy => {
+                self.strategy = Some(value.to_owned());
+                self.strategy_variable =
+                    if variable == ROUTING_ALGORITHM { ROUTING_ALGORITHM } else { DOCUMENTED_ALGORITHM };
+            }
+            Meaning::Exact if flag(value)? => {
+                for (strategy, parameter, value) in EXACT {
+                    let value = if *value == "true" { Value::from(true) } else { Value::from(*value) };
+                    self.parameters.entry(strategy).or_default().entry(*parameter).or_insert(value);
+                }
+            }
+            Meaning::Exact => {}
             Meaning::Tokenizer => self.tokenizer = Some(tokenizer(value)?),
             Meaning::BlockBytes => self.block_size = Some(block_size(value)?),
             Meaning::Parameter(strategy, parameter, kind) => {
@@ -220,7 +269,7 @@ impl AibrixDefaults {
             Some(map) => Value::Object(defaults.clone().into_iter().chain(map).collect()),
             None => given,
         };
-        if let Some(defaults) = self.parameters.get(strategy) {
+        if let Some(defaults) = self.parameters.get(registry::canonical(strategy)) {
             return add(defaults, given);
         }
         let parts = weighted::parse(strategy).ok().filter(|_| weighted::is_weighted(strategy)).unwrap_or_default();
@@ -252,6 +301,7 @@ mod tests {
         for (name, meaning) in VARIABLES {
             let value = match meaning {
                 Meaning::Strategy => "prefix-cache",
+                Meaning::Exact => "true",
                 Meaning::Tokenizer => "tiktoken",
                 Meaning::BlockBytes => "128",
                 Meaning::Parameter(_, "targetGPU", _) => "A6000",
@@ -298,6 +348,34 @@ mod tests {
         let (_, unknown) = read(&[("AIBRIX_ROUTER_VTC_BASIC_MAX_LOAD", "1"), ("AIBRIX_OTHER", "1"), ("PATH", "/")]);
         assert_eq!(unknown.iter().map(|d| d.code).collect::<Vec<_>>(), [Code::NoEffect], "{unknown:?}");
         assert!(read(&[("AIBRIX_ROUTER_PREBLE_TARGET_GPU", " ")]).1.is_empty(), "blank is not set");
+    }
+
+    #[test]
+    fn compat_variable_reaches_every_strategy_that_has_an_exact_form() {
+        let (defaults, diagnostics) = read(&[("ATTACHE_AIBRIX_COMPAT", "true")]);
+        assert!(diagnostics.is_empty());
+        for (strategy, parameter, _) in EXACT {
+            let parameters = defaults.parameters(strategy, Value::Null);
+            assert!(parameters.get(parameter).is_some(), "{strategy}: {parameters}");
+            assert!(registry::build(strategy, &parameters).is_ok(), "{strategy}: {parameters}");
+        }
+        let (off, diagnostics) = read(&[("ATTACHE_AIBRIX_COMPAT", "false")]);
+        assert!(diagnostics.is_empty());
+        assert_eq!(off.parameters("vtc-basic", Value::Null), Value::Null);
+        assert!(read(&[("ATTACHE_AIBRIX_COMPAT", "yes")]).1.iter().any(Diagnostic::is_error));
+    }
+
+    #[test]
+    fn both_names_of_the_strategy_are_read() {
+        for name in ["ROUTING_ALGORITHM", "AIBRIX_ROUTING_ALGORITHM"] {
+            let (defaults, diagnostics) = read(&[(name, "vtc-basic")]);
+            assert_eq!((defaults.strategy.as_deref(), defaults.strategy_variable), (Some("vtc-basic"), name));
+            assert!(diagnostics.is_empty());
+        }
+        let both = |documented| read(&[("ROUTING_ALGORITHM", "random"), ("AIBRIX_ROUTING_ALGORITHM", documented)]);
+        assert_eq!(both("pd").0.strategy.as_deref(), Some("random"), "the one that AIBrix reads");
+        assert_eq!(both("pd").1.iter().map(|d| d.code).collect::<Vec<_>>(), [Code::NoEffect]);
+        assert!(both("random").1.is_empty());
     }
 
     #[test]
