@@ -74,6 +74,8 @@ pub enum Decider {
     Always,
     /// Never.
     Never,
+    /// Where the strategy says so by a rule of its own, as `pd` does.
+    Strategy,
     /// llm-d's `prefix-based-pd-decider`: when the prompt has at least `prompt_tokens`, and the decode server lacks at least
     /// `non_cached_tokens` of them; 0 of the latter never splits.
     PrefixBased {
@@ -234,7 +236,7 @@ pub fn is_split(cx: &PickContext<'_>, field: &Field<'_, '_>, pair: &Pair, decide
     let Some(decoder) = field.decoder(&decode) else { return false };
     match decider {
         Decider::Always => true,
-        Decider::Never => false,
+        Decider::Never | Decider::Strategy => false,
         Decider::PrefixBased { non_cached_tokens, prompt_tokens } => {
             lacks_enough(cx, decoder, non_cached_tokens, prompt_tokens)
         }

@@ -1,5 +1,6 @@
 //! The checks of pools: names, conditions, endpoints, algorithms, rewrites, intervals.
 
+use super::disaggregation::Pairs;
 use super::sources::{dns, endpoints_file};
 use super::templates::{Entry, apart, check_template, no_endpoints_of_searched, pods_or_pools, searches};
 use super::{disaggregation, flow, given, kubernetes, pick, pick_or, positive, prefix, strategies};
@@ -66,6 +67,12 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
     if search.is_some() && !flags.endpoints.is_empty() {
         no_endpoints_of_searched("--endpoint", Span::default(), sink);
     }
+    let pairs = Pairs {
+        endpoints: &endpoints,
+        are_found: kubernetes.is_some() || search.is_some(),
+        ..strategies::pairs(&strategy, &[], None)
+    };
+    let split = disaggregation::of_pool(None, &pairs, "pools[0]", env, sink);
     let pool = PoolSettings {
         name: flags.kubernetes.pool_name.as_deref().unwrap_or(DEFAULT_POOL).into(),
         matches: PoolMatch::default(),
@@ -84,7 +91,7 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
         scrape: scrape(&schema::Scrape::default(), "pools[0].scrape", flags, sink),
         health: HealthPolicy::default(),
         prefix: prefix::prefix(schema::PrefixCache::default(), "pools[0].prefixCache", env, sink),
-        disaggregation: None,
+        disaggregation: split,
         flow: flow::shedding(sink).filter(|_| flags.kubernetes.any()),
         deadline_admission: false,
     };
@@ -159,6 +166,12 @@ fn pool(
             .at(pool.reject_unknown_models.map(|at| at.span).unwrap_or_default()),
         );
     }
+    let pairs = Pairs {
+        endpoints: &endpoints,
+        are_found: file.is_some() || kubernetes.is_some() || search.is_some(),
+        ..strategies::pairs(&strategy, &rules, by_request.as_ref())
+    };
+    let split = disaggregation::of_pool(pool.disaggregation, &pairs, &path, env, sink);
     let settings = PoolSettings {
         name: pool.name.value.as_str().into(),
         matches,
@@ -182,9 +195,7 @@ fn pool(
             env,
             sink,
         ),
-        disaggregation: pool
-            .disaggregation
-            .and_then(|at| disaggregation::disaggregation(at.value, &format!("{path}.disaggregation"), sink)),
+        disaggregation: split,
         flow: pool.flow_control.and_then(|at| flow::flow(&at.value, room, &format!("{path}.flowControl"), sink)),
         deadline_admission,
     };

@@ -11,9 +11,11 @@
 //! a radix tree of its own and spreads a prompt's work over all that hold it. What admission would evict is not counted.
 //! When not: servers are unlike the two GPUs and the 7B model that were measured; then the proportion of prefill to decoding is off.
 //! With `compat: true` exploration leaves this prompt's own prefill out, the fits are exactly AIBrix's, and an answer has `decodingLength`
-//! tokens even where the request allows fewer.
+//! tokens even where the request allows fewer. With `evictionLoopInterval` (milliseconds) what is older than the window counts until the interval
+//! ends, as in AIBrix, whose loop takes 1000; by default it counts no longer.
 //! Source: AIBrix `prefix-cache-preble`; Srivatsa et al., "Preble: Efficient Distributed Prompt Scheduling for LLM Serving" (2024).
 
+use crate::clock::Timestamp;
 use crate::ids::EndpointId;
 use crate::pool::Endpoint;
 use crate::rng::PickRng;
@@ -48,6 +50,7 @@ const DEFAULT_MATCH_THRESHOLD: f64 = 0.5;
 const DEFAULT_IMBALANCE: u32 = 8;
 /// 0.15 s for a token of an answer.
 const SECONDS_PER_TOKEN: f64 = 0.15;
+const NANOS_PER_MILLISECOND: u64 = 1_000_000;
 
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
@@ -57,6 +60,8 @@ struct Params {
     decoding_length: u32,
     /// Minutes.
     sliding_window_period: u32,
+    /// Milliseconds between two looks at what has left the window; 0 looks with every decision.
+    eviction_loop_interval: u32,
     match_threshold: f64,
     imbalance: u32,
     compat: bool,
@@ -68,6 +73,7 @@ impl Default for Params {
             target_gpu: Gpu::V100,
             decoding_length: DEFAULT_DECODING_LENGTH,
             sliding_window_period: DEFAULT_SLIDING_WINDOW_PERIOD,
+            eviction_loop_interval: 0,
             match_threshold: DEFAULT_MATCH_THRESHOLD,
             imbalance: DEFAULT_IMBALANCE,
             compat: false,
@@ -119,9 +125,15 @@ impl Preble {
         self.params.target_gpu.prefill(prompt.saturating_sub(held), prompt, self.params.compat)
     }
 
+    /// The moment by which the window has moved on.
+    fn moment(&self, now: Timestamp) -> Timestamp {
+        let interval = u64::from(self.params.eviction_loop_interval) * NANOS_PER_MILLISECOND;
+        Timestamp(now.0 - now.0.checked_rem(interval).unwrap_or(0))
+    }
+
     /// Seconds of work within the window, and requests, for each candidate.
     fn loads(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> SmallVec<[(f64, u64); 16]> {
-        let slot = self.window.slot(cx.now);
+        let slot = self.window.slot(self.moment(cx.now));
         let mut work = self.work.lock();
         let mut load = |c: &Candidate<'_>| {
             let Some(work) = work.get_mut(&c.state.endpoint.id) else { return (0.0, 0) };
@@ -189,7 +201,7 @@ impl Strategy for Preble {
         let allowed = cx.request.max_tokens.filter(|_| !self.params.compat).unwrap_or(u32::MAX);
         let answer = f64::from(self.params.decoding_length.min(allowed)) * SECONDS_PER_TOKEN;
         let nanos = ((self.prefill(cx, held) + answer) * 1e9) as u64;
-        let slot = self.window.slot(cx.now);
+        let slot = self.window.slot(self.moment(cx.now));
         let mut all = self.work.lock();
         let work = all.entry(endpoint.id).or_default();
         for (sum, amount) in [(&mut work.nanos, nanos), (&mut work.requests, 1)] {

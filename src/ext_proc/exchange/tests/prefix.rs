@@ -217,7 +217,7 @@ fn servers_are_not_asked_for_tokens_of_prompts_whose_images_these_would_not_tell
     let clock = crate::clock::Clock::start();
     let pool = RemotePool::new("pool".into(), RemoteSettings::default(), Arc::default(), clock, 7).unwrap();
     let (pool, canonical) = (Arc::new(pool), Characters::new(KeySpace::new(7)));
-    assert_images_are_told_apart(Tokenizer::Remote { pool: pool.clone(), blocks, canonical });
+    assert_images_are_told_apart(Tokenizer::Remote { pool: pool.clone(), blocks, canonical, fallback: Fallback::None });
     assert_eq!(pool.stats().requests(), 0);
 }
 
@@ -246,7 +246,7 @@ async fn tokens_that_servers_told_before_are_counted_once_a_request() {
     let (blocks, _) = token_blocks(|encoder| Arc::new(encoder));
     let (pool, canonical) = (Arc::new(pool), Characters::new(KeySpace::new(7)));
     let parameters = serde_json::json!({"scorers": [{"type": "prefix-cache-scorer"}]});
-    let tokenizer = Some(Tokenizer::Remote { pool: pool.clone(), blocks, canonical });
+    let tokenizer = Some(Tokenizer::Remote { pool: pool.clone(), blocks, canonical, fallback: Fallback::None });
     let world = Setup { parameters, tokenizer, ..Setup::default() }.build();
     let prompt = serde_json::json!({"model": model, "messages": [{"role": "user", "content": text("same", 400)}]});
     let mut exchange = world.exchange();
