@@ -219,13 +219,22 @@ pub struct RequestError {
     pub param: Option<&'static str>,
     /// When it makes sense to try again.
     pub retry_after: Option<Duration>,
+    /// The name that the request gave and that is not known or not allowed here.
+    pub rejected_name: Option<Box<str>>,
 }
 
 impl RequestError {
     /// A refusal without a field or retry advice.
     pub fn new(reason: Reason, message: impl Into<Cow<'static, str>>) -> Self {
         let retry_after = reason.retryable().then_some(Duration::from_secs(1));
-        Self { reason, message: message.into(), param: None, retry_after }
+        Self { reason, message: message.into(), param: None, retry_after, rejected_name: None }
+    }
+
+    /// Repeats the name that the request gave.
+    #[must_use]
+    pub fn rejecting(mut self, name: &str) -> Self {
+        self.rejected_name = Some(name.into());
+        self
     }
 
     /// Names the field at fault.

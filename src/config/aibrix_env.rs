@@ -36,6 +36,8 @@ pub struct AibrixEnv(BTreeMap<String, String>);
 enum Meaning {
     /// The strategy of pools that name none.
     Strategy,
+    /// Whether all strategies decide as in AIBrix.
+    Exact,
     /// What turns prompts into tokens.
     Tokenizer,
     /// The size of a block, in the tokenizer's unit.
@@ -62,8 +64,27 @@ enum Kind {
     Flag,
 }
 
-/// The default strategy.
+/// The default strategy, as AIBrix's code names it.
 const ROUTING_ALGORITHM: &str = "ROUTING_ALGORITHM";
+/// The default strategy, as AIBrix's documentation names it.
+const DOCUMENTED_ALGORITHM: &str = "AIBRIX_ROUTING_ALGORITHM";
+/// Attaché's own: AIBrix's strategies decide exactly as there.
+const COMPAT: &str = "ATTACHE_AIBRIX_COMPAT";
+/// What [`COMPAT`] sets, by strategy.
+const EXACT: &[(&str, &str, &str)] = &[
+    ("fallback", "fallback", "random"),
+    ("least-busy-time", "fallback", "random"),
+    ("least-gpu-cache", "fallback", "random"),
+    ("least-kv-cache", "fallback", "random"),
+    ("least-latency", "compat", "true"),
+    ("least-latency", "fallback", "random"),
+    ("least-utilization", "fallback", "random"),
+    ("pd", "compat", "true"),
+    ("prefix-cache", "compat", "true"),
+    ("prefix-cache-preble", "compat", "true"),
+    ("throughput", "fallback", "random"),
+    ("vtc-basic", "compat", "true"),
+];
 /// Every other variable of AIBrix's begins so.
 const PREFIX: &str = "AIBRIX_";
 
@@ -71,7 +92,7 @@ const PREFIX: &str = "AIBRIX_";
 const VARIABLES: &[(&str, Meaning)] = {
     use Kind::{Flag, Number, Whole, Word};
     use Meaning::{
-        BlockNumber, BlockSize, KvConnector, Nothing, Parameter, PrefillTimeout, Strategy, Tokenizer, TokenizerPool,
+        BlockNumber, BlockSize, Exact, KvConnector, Nothing, Parameter, PrefillTimeout, Strategy, Tokenizer, TokenizerPool,
     };
     const VTC: &str = "vtc-basic";
     const PREBLE: &str = "prefix-cache-preble";
@@ -82,7 +103,9 @@ const VARIABLES: &[(&str, Meaning)] = {
         "pickers share nothing; each learns from KV events (`prefixCache.kvEvents`), which all of them can read";
     const BY_FILE: &str = "KV events are configured in the file, under `prefixCache`";
     &[
+        (DOCUMENTED_ALGORITHM, Strategy),
         (ROUTING_ALGORITHM, Strategy),
+        (COMPAT, Exact),
         ("AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE", Tokenizer),
         ("AIBRIX_PREFIX_CACHE_BLOCK_SIZE", BlockSize),
         ("AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", Parameter("prefix-cache", "imbalance", Whole)),
@@ -154,7 +177,8 @@ impl AibrixEnv {
     /// Those of `variables` that are AIBrix's and concern routing.
     #[must_use]
     pub fn of(variables: impl IntoIterator<Item = (String, String)>) -> Self {
-        let concerns = |name: &str| name == ROUTING_ALGORITHM || (name.starts_with(PREFIX) && !is_of_service(name));
+        let names = [ROUTING_ALGORITHM, DOCUMENTED_ALGORITHM, COMPAT];
+        let concerns = |name: &str| names.contains(&name) || (name.starts_with(PREFIX) && !is_of_service(name));
         let set = variables.into_iter().filter(|(name, value)| concerns(name) && !value.trim().is_empty());
         Self(set.map(|(name, value)| (name, value.trim().to_owned())).collect())
     }
@@ -184,6 +208,12 @@ impl AibrixEnv {
             }
         }
         defaults.choose_fallback();
+        let [coded, documented] = [ROUTING_ALGORITHM, DOCUMENTED_ALGORITHM].map(|name| self.0.get(name));
+        if documented.is_some_and(|documented| coded.is_some_and(|coded| coded != documented)) {
+            let message =
+                format!("`{DOCUMENTED_ALGORITHM}` has no effect: `{ROUTING_ALGORITHM}` names another strategy");
+            sink.push(Diagnostic::new(Code::NoEffect, DOCUMENTED_ALGORITHM, message));
+        }
         defaults
     }
 }
@@ -251,6 +281,8 @@ fn checked(strategy: &str, parameter: &str, kind: Kind, text: &str) -> Result<Va
 pub(super) struct AibrixDefaults {
     /// The strategy of pools that name none.
     pub(super) strategy: Option<String>,
+    /// The variable that names it.
+    pub(super) strategy_variable: &'static str,
     /// What turns prompts into tokens, beside the pool of servers.
     tokenizer: Option<TokenizerKind>,
     /// How servers are asked for tokens.
@@ -270,7 +302,18 @@ impl AibrixDefaults {
     /// Takes in what a variable says. `Err`: what is allowed.
     fn set(&mut self, meaning: Meaning, variable: &str, value: &str) -> Result<(), String> {
         match meaning {
-            Meaning::Strategy => self.strategy = Some(value.to_owned()),
+            Meaning::Strategy => {
+                self.strategy = Some(value.to_owned());
+                self.strategy_variable =
+                    if variable == ROUTING_ALGORITHM { ROUTING_ALGORITHM } else { DOCUMENTED_ALGORITHM };
+            }
+            Meaning::Exact if flag(value)? => {
+                for (strategy, parameter, value) in EXACT {
+                    let value = if *value == "true" { Value::from(true) } else { Value::from(*value) };
+                    self.parameters.entry(strategy).or_default().entry(*parameter).or_insert(value);
+                }
+            }
+            Meaning::Exact => {}
             Meaning::Tokenizer => self.tokenizer = Some(tokenizer(value)?),
             Meaning::BlockSize => self.block_size = Some(whole(value, MAX_BLOCK_SIZE * CHARACTERS_PER_TOKEN)?),
             Meaning::BlockNumber => self.max_blocks = Some(whole(value, u64::MAX)?),
@@ -340,7 +383,7 @@ impl AibrixDefaults {
             Some(map) => Value::Object(defaults.clone().into_iter().chain(map).collect()),
             None => given,
         };
-        if let Some(defaults) = self.parameters.get(strategy) {
+        if let Some(defaults) = self.parameters.get(registry::canonical(strategy)) {
             return add(defaults, given);
         }
         let parts = weighted::parse(strategy).ok().filter(|_| weighted::is_weighted(strategy)).unwrap_or_default();
@@ -372,6 +415,7 @@ mod tests {
         for (name, meaning) in VARIABLES {
             let value = match meaning {
                 Meaning::Strategy => "prefix-cache",
+                Meaning::Exact => "true",
                 Meaning::Tokenizer => "tiktoken",
                 Meaning::BlockSize => "128",
                 Meaning::TokenizerPool(Part::Use) => "true",
@@ -473,6 +517,34 @@ mod tests {
             assert!(diagnostics.is_empty());
             assert_eq!(defaults.remote.fallback, fallback, "{variables:?}");
         }
+    }
+
+    #[test]
+    fn compat_variable_reaches_every_strategy_that_has_an_exact_form() {
+        let (defaults, diagnostics) = read(&[("ATTACHE_AIBRIX_COMPAT", "true")]);
+        assert!(diagnostics.is_empty());
+        for (strategy, parameter, _) in EXACT {
+            let parameters = defaults.parameters(strategy, Value::Null);
+            assert!(parameters.get(parameter).is_some(), "{strategy}: {parameters}");
+            assert!(registry::build(strategy, &parameters).is_ok(), "{strategy}: {parameters}");
+        }
+        let (off, diagnostics) = read(&[("ATTACHE_AIBRIX_COMPAT", "false")]);
+        assert!(diagnostics.is_empty());
+        assert_eq!(off.parameters("vtc-basic", Value::Null), Value::Null);
+        assert!(read(&[("ATTACHE_AIBRIX_COMPAT", "yes")]).1.iter().any(Diagnostic::is_error));
+    }
+
+    #[test]
+    fn both_names_of_the_strategy_are_read() {
+        for name in ["ROUTING_ALGORITHM", "AIBRIX_ROUTING_ALGORITHM"] {
+            let (defaults, diagnostics) = read(&[(name, "vtc-basic")]);
+            assert_eq!((defaults.strategy.as_deref(), defaults.strategy_variable), (Some("vtc-basic"), name));
+            assert!(diagnostics.is_empty());
+        }
+        let both = |documented| read(&[("ROUTING_ALGORITHM", "random"), ("AIBRIX_ROUTING_ALGORITHM", documented)]);
+        assert_eq!(both("pd").0.strategy.as_deref(), Some("random"), "the one that AIBrix reads");
+        assert_eq!(both("pd").1.iter().map(|d| d.code).collect::<Vec<_>>(), [Code::NoEffect]);
+        assert!(both("random").1.is_empty());
     }
 
     #[test]

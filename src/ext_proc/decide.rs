@@ -12,7 +12,7 @@ use super::prefix::{Asked, PoolPrefix, Tail};
 use super::priority::priority;
 use super::queues::{self, Admitted, Parked, Queues};
 use super::quotas::{Allowance, Permits};
-use super::reading::{UNREAD_PROMPT_TOKENS, distrusted, understand};
+use super::reading::{UNREAD_PROMPT_TOKENS, distrusted, report_ignored, understand};
 use super::recording::{Notes, Sheet};
 use super::split::Course;
 use super::warmer::Warming;
@@ -259,7 +259,8 @@ pub fn decide(
         waited: if q.has_turn { q.now.since(q.opened) } else { Duration::ZERO },
         digests: notes.as_ref().map(|n| &n.digests),
     };
-    let Chosen { choice, profile, filter } = pool.scheduler.choices.choose(&facts)?;
+    let Chosen { choice, profile, filter, ignored_header } = pool.scheduler.choices.choose(&facts)?;
+    ignored_header.into_iter().for_each(|header| report_ignored(pool, header));
     let answers = request.as_ref().map_or(1, Request::answers);
     // On an unknown path `unknownPathTokens` stands for the prompt too.
     let booked = RequestFacts { prompt_tokens: if q.api == Api::Other { 0 } else { load }, ..facts };

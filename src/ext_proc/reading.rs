@@ -11,6 +11,7 @@ use crate::disagg;
 use crate::error::{Fault, Reason, RequestError};
 use crate::protocol::edit::EditError;
 use crate::protocol::{self, Api, BodyFormat, Request};
+use crate::scheduling::Pool;
 use crate::telemetry::metrics::{Degraded, Limit};
 use std::borrow::Cow;
 
@@ -18,6 +19,15 @@ use std::borrow::Cow;
 /// chat request; the length of a compressed body, of a form with a file or of what an unknown path takes says little of the work. In limits of
 /// tokens, an unknown path counts as `limits.tenants.unknownPathTokens`.
 pub(super) const UNREAD_PROMPT_TOKENS: u32 = 1_024;
+
+/// Logs that requests name a strategy by `header` where no request may name one.
+pub(super) fn report_ignored(pool: &Pool, header: &str) {
+    tracing::warn!(
+        pool = %pool.name,
+        header,
+        "requests name a strategy, which has no effect in this pool; `requestStrategy: {{allow: [...]}}` of the pool allows it"
+    );
+}
 
 /// Reads the body; `None` when there is nothing to read, or nothing that can be read and the request is routed all the same.
 ///

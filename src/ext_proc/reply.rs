@@ -17,6 +17,8 @@ use std::collections::VecDeque;
 
 /// Largest piece of a body that is sent in one message, bytes: Envoy advises to stay under 64 KiB, and 62,000 measured fastest.
 pub const MAX_CHUNK_BYTES: usize = 62_000;
+/// 256 characters of a name that is refused are repeated in a header.
+const MAX_NAME_CHARS: usize = 256;
 
 /// Sets a header, replacing what the client sent.
 #[must_use]
@@ -202,7 +204,10 @@ pub fn refuse(error: &RequestError, dialect: Dialect) -> ProcessingResponse {
         Reason::UnknownUser => Some("x-error-user"),
         _ => None,
     };
-    set_headers.extend(known_to_aibrix.map(|name| set(name, "true")));
+    // AIBrix repeats the name that was refused. Envoy sets no header without a value, so an empty name stays `true`.
+    let rejected = error.rejected_name.as_deref().filter(|name| !name.is_empty());
+    let value: String = rejected.unwrap_or("true").chars().filter(|c| !c.is_control()).take(MAX_NAME_CHARS).collect();
+    set_headers.extend(known_to_aibrix.map(|name| set(name, &*value)));
     if let Some(wait) = error.retry_after {
         set_headers.push(set("retry-after", wait.as_secs().max(1).to_string()));
     }

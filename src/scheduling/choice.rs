@@ -2,7 +2,7 @@
 //!
 //! The order is AIBrix's: a model's locked strategy, else the one that the request's header names, else that of the model's profile (named by the
 //! request, found by its lengths, or the model's default), else the model's, else the pool's. Headers count only where the operator
-//! configures them. Called by the decision; made anew with every configuration.
+//! configures them, or sets AIBrix's environment variables. Called by the decision; made anew with every configuration.
 
 use super::plugin::{RequestFacts, Strategy};
 use super::registry::{self, BuildError};
@@ -15,6 +15,7 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// The header that names a strategy.
 pub const DEFAULT_STRATEGY_HEADER: &str = "routing-strategy";
@@ -117,6 +118,8 @@ pub struct Chosen<'a> {
     pub profile: Option<Arc<str>>,
     /// The endpoints that the request allows.
     pub filter: Option<LabelSelector<'a>>,
+    /// The header by which the request names a strategy, where no request may name one. Only the first request reports it.
+    pub ignored_header: Option<&'static str>,
 }
 
 /// The strategies of a pool.
@@ -128,6 +131,8 @@ pub struct Choices {
     other_models: Option<Arc<Rule>>,
     by_request: Option<ByRequest>,
     built: Shelf,
+    /// An ignored header was reported.
+    reported: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -161,7 +166,8 @@ impl Choices {
     pub fn only(name: impl Into<Arc<str>>, strategy: Box<dyn Strategy>) -> Self {
         let default = Choice { name: name.into(), strategy: strategy.into() };
         let built = Shelf::default();
-        Self { default, by_model: BTreeMap::new(), other_models: None, by_request: None, built }
+        let reported = AtomicBool::new(false);
+        Self { default, by_model: BTreeMap::new(), other_models: None, by_request: None, built, reported }
     }
 
     /// Builds what a configuration says. Equal names with equal parameters become one strategy with one memory, that of `previous` where it
@@ -188,7 +194,7 @@ impl Choices {
         }
         let by_request = by_request.map(|spec| ByRequest::build(spec, &mut shelf)).transpose()?;
         shelf.kept.clear();
-        Ok(Self { default, by_model, other_models, by_request, built: shelf })
+        Ok(Self { default, by_model, other_models, by_request, built: shelf, reported: AtomicBool::new(false) })
     }
 
     /// All strategies that requests can come to.
@@ -214,21 +220,31 @@ impl Choices {
     pub fn choose<'a>(&self, facts: &RequestFacts<'a>) -> Result<Chosen<'a>, RequestError> {
         let rule = self.by_model.get(facts.model).or(self.other_models.as_ref());
         let filter = self.by_request.as_ref().map(|r| r.filter(facts)).transpose()?.flatten();
-        let chosen = |choice: &Choice, profile| Ok(Chosen { choice: choice.clone(), profile, filter });
+        let ignored_header = self.ignored_header(facts);
+        let chosen = |choice: &Choice, profile| Ok(Chosen { choice: choice.clone(), profile, filter, ignored_header });
         let of_rule = rule.and_then(|r| r.strategy.as_ref());
         if let Some(locked) = of_rule.filter(|_| rule.is_some_and(|r| r.locked)) {
             return chosen(locked, None);
         }
         if let Some(by_request) = &self.by_request
-            && let Some(named) = header(facts, &by_request.header).filter(|_| !by_request.allowed.is_empty())
+            && !by_request.allowed.is_empty()
+            && let Some(named) = facts.headers.get(&by_request.header).map(str::trim)
         {
-            return chosen(&*by_request.named(named)?, None);
+            let choice = by_request.named(named).map_err(|refusal| refusal.rejecting(named))?;
+            return chosen(&choice, None);
         }
         let wanted = self.by_request.as_ref().and_then(|r| header(facts, &r.profile_header));
         match rule.and_then(|r| r.profile(wanted, facts)) {
             Some(profile) => chosen(&profile.choice, Some(profile.name.clone())),
             None => chosen(of_rule.unwrap_or(&self.default), None),
         }
+    }
+
+    /// The usual header for a strategy, if the request has it, no request may name a strategy, and nobody was told so far.
+    fn ignored_header(&self, facts: &RequestFacts<'_>) -> Option<&'static str> {
+        let may_name = self.by_request.as_ref().is_some_and(|r| !r.allowed.is_empty());
+        let is_news = !may_name && !self.reported.load(Relaxed) && facts.headers.get(DEFAULT_STRATEGY_HEADER).is_some();
+        (is_news && !self.reported.swap(true, Relaxed)).then_some(DEFAULT_STRATEGY_HEADER)
     }
 }
 
@@ -340,7 +356,7 @@ impl ByRequest {
 
     /// The strategy that a request calls `named`: one that is allowed, or a sum of such.
     fn named(&self, named: &str) -> Result<Cow<'_, Choice>, RequestError> {
-        if let Some(choice) = self.allowed.get(named) {
+        if let Some(choice) = self.allowed.get(registry::canonical(named)) {
             return Ok(Cow::Borrowed(choice));
         }
         if !weighted::is_weighted(named) {

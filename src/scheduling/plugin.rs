@@ -208,7 +208,7 @@ pub trait Strategy: Send + Sync + Debug {
     /// empty and its order carries no meaning. Changes nothing that a later decision would see, unless the figure must be taken at once
     /// (a turn), and never in a [`PickContext::preview`].
     ///
-    /// As given here: the best score first, ties at random; behind them, and when nobody has a score, the fewest requests.
+    /// As given here: the best score first, ties at random; behind them, and when nobody has a score, [`Strategy::fallback`].
     fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
         rank_by_scores(self, cx, candidates, rng, ranking);
     }
@@ -217,6 +217,11 @@ pub trait Strategy: Send + Sync + Debug {
     /// algorithm is not of that kind (it draws, or takes turns), and then it can't be a part of a weighted sum.
     fn scores(&self, _: &PickContext<'_>, _: &[Candidate<'_>], _: &mut [f64]) -> Option<Better> {
         None
+    }
+
+    /// What decides among endpoints without a score.
+    fn fallback(&self) -> FigureFallback {
+        FigureFallback::LeastRequest
     }
 
     /// Chooses who computes the prompt and who makes the answer, should the request be split between two servers; `None` when there is no
@@ -280,7 +285,7 @@ pub trait Strategy: Send + Sync + Debug {
     fn profiles<'s>(&'s self, _each: &mut dyn FnMut(&'s Arc<SloProfiles>)) {}
 }
 
-/// The best score first, ties at random; behind them, and when nobody has a score, the fewest requests.
+/// The best score first, ties at random; behind them, and when nobody has a score, [`Strategy::fallback`].
 pub(super) fn rank_by_scores<S: Strategy + ?Sized>(
     strategy: &S,
     cx: &PickContext<'_>,
@@ -296,7 +301,9 @@ pub(super) fn rank_by_scores<S: Strategy + ?Sized>(
     if !known {
         ranking.lacks(Signal::Metrics);
     }
+    let at_random = strategy.fallback() == FigureFallback::Random;
     ranking.because(match better {
+        _ if !known && at_random => "no figure to compare; random",
         _ if !known => "no figure to compare; fewest requests",
         Some(Better::Higher) => "greatest figure",
         _ => "least figure",
@@ -312,7 +319,8 @@ pub(super) fn rank_by_scores<S: Strategy + ?Sized>(
         let scored =
             a.0.is_nan().cmp(&b.0.is_nan()).then_with(|| a.0.partial_cmp(&b.0).unwrap_or(std::cmp::Ordering::Equal));
         // Requests decide among those without a score only: equal scores are equal.
-        let unscored = if a.0.is_nan() && b.0.is_nan() { a.1.cmp(&b.1) } else { std::cmp::Ordering::Equal };
+        let by_requests = a.0.is_nan() && b.0.is_nan() && !at_random;
+        let unscored = if by_requests { a.1.cmp(&b.1) } else { std::cmp::Ordering::Equal };
         scored.then(unscored).then(a.2.cmp(&b.2))
     };
     if ranking.wanted() < order.len() {
@@ -505,6 +513,25 @@ pub fn params<P: serde::de::DeserializeOwned + Default>(value: &serde_json::Valu
         return Ok(P::default());
     }
     P::deserialize(value).map_err(|e| ParamError(e.to_string()))
+}
+
+/// What decides among endpoints of which a strategy has no figure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FigureFallback {
+    /// The fewest requests.
+    #[default]
+    LeastRequest,
+    /// A draw, as in AIBrix.
+    Random,
+}
+
+/// The parameters of a strategy that decides by one figure.
+#[derive(Clone, Copy, Debug, Default, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FigureParams {
+    /// Decides where no endpoint reports the figure.
+    pub fallback: FigureFallback,
 }
 
 /// The parameters of a plugin that has none.

@@ -35,6 +35,9 @@ pub const STRATEGIES: &[&Descriptor] = &[
     &strategy::slo::PACK_LOAD,
     &strategy::throughput::PLUGIN,
     &strategy::vtc_basic::PLUGIN,
+    &strategy::vtc_queue::FAIR,
+    &strategy::vtc_queue::MAX_FAIR,
+    &strategy::vtc_queue::PRED,
 ];
 
 /// All parts of the `pipeline` strategy, by name.
@@ -89,9 +92,22 @@ pub fn plugin(name: &str) -> Option<&'static PluginDescriptor> {
     PLUGINS.iter().copied().find(|d| d.name == name || d.aliases.contains(&name))
 }
 
-/// The strategy called `name`.
+/// Names that other products have for strategies, with the names here.
+const OTHER_NAMES: &[(&str, &str)] = &[
+    // The default that AIBrix's documentation gives for its environment variable.
+    ("prefix-aware", "prefix-cache"),
+];
+
+/// The name here of a strategy that another product calls `name`; otherwise `name` itself.
+#[must_use]
+pub fn canonical(name: &str) -> &str {
+    OTHER_NAMES.iter().find(|(other, _)| *other == name).map_or(name, |(_, own)| own)
+}
+
+/// The strategy called `name`, here or in another product.
 #[must_use]
 pub fn strategy(name: &str) -> Option<&'static Descriptor> {
+    let name = canonical(name);
     STRATEGIES.iter().copied().find(|d| d.name == name)
 }
 

@@ -6,6 +6,7 @@ pub use flow::recommended as recommended_flow;
 mod kubernetes;
 mod pools;
 mod prefix;
+mod queued;
 mod sources;
 mod strategies;
 mod templates;
@@ -28,15 +29,24 @@ pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings
     let File { server, telemetry, exchange, mut limits, redis, pools } = file;
     let election = pick(flags.leader_election.as_ref(), server.leader_election).filter(|at| at.value);
     let status = pick(flags.model_status.as_ref(), server.model_status).filter(|at| at.value);
-    let exchange = self::exchange(exchange, flags, sink);
+    let mut exchange = self::exchange(exchange, flags, sink);
     let redis_at = redis.as_ref().map(|at| at.span);
     let redis = redis.and_then(|file| tenants::redis(file, sink));
+    let env = flags.aibrix.read(sink);
+    if exchange.tenant.is_none() {
+        let files = pools.iter().flat_map(|at| &at.value);
+        let mut names: Vec<&str> = files.map(|at| queued::strategy_of(&at.value, flags, &env)).collect();
+        if names.is_empty() {
+            names.push(strategies::name_of(None, flags, &env));
+        }
+        exchange.tenant = queued::tenants(names, sink);
+    }
     let rule = exchange.tenant.as_ref();
     let tenants = limits.tenants.take().map(|file| tenants::limits(file, rule, redis_at.is_some(), sink));
     let models = limits.models.take().map(|file| tenants::models(file.value, redis_at.is_some(), sink));
     let strategies = places_of_strategies(&pools);
     let limits = self::limits(&limits, sink);
-    let (pools, templates) = pools::pools(pools, limits.max_buffered_bytes, flags, sink);
+    let (pools, templates) = pools::pools(pools, limits.max_buffered_bytes, flags, &env, sink);
     let settings = Settings {
         server: self::server(server, flags, surroundings, sink),
         telemetry: self::telemetry(telemetry, flags, surroundings, sink),

@@ -3,7 +3,7 @@
 use super::disaggregation::Pairs;
 use super::sources::{dns, endpoints_file};
 use super::templates::{Entry, apart, check_template, no_endpoints_of_searched, pods_or_pools, searches};
-use super::{disaggregation, flow, given, kubernetes, pick, pick_or, positive, prefix, strategies};
+use super::{disaggregation, flow, given, kubernetes, pick, pick_or, positive, prefix, queued, strategies};
 use crate::config::Overrides;
 use crate::config::aibrix_env::AibrixDefaults;
 use crate::config::decode::Sink;
@@ -23,16 +23,20 @@ pub(super) fn pools(
     file: Opt<Vec<At<schema::Pool>>>,
     max_buffered_bytes: u64,
     flags: &Overrides,
+    env: &AibrixDefaults,
     sink: &mut Sink,
 ) -> (Vec<PoolSettings>, Vec<PoolTemplate>) {
     let section = file.as_ref().map(|at| at.span).unwrap_or_default();
-    let pools = file.map(|at| at.value).unwrap_or_default();
-    let env = flags.aibrix.read(sink);
+    let mut pools = file.map(|at| at.value).unwrap_or_default();
+    for (i, at) in pools.iter_mut().enumerate() {
+        let name = queued::strategy_of(&at.value, flags, env).to_owned();
+        at.value.flow_control = queued::complete(&name, at.value.flow_control.take(), &format!("pools[{i}]"), sink);
+    }
     let has_file = pools.iter().any(|at| at.value.from_flags.is_some() && at.value.endpoints_file.is_some());
     kubernetes::tell_void(flags, has_file, sink);
     let room = if flags.one_pool { flow::Room::unknown() } else { flow::Room::shared(max_buffered_bytes, &pools) };
     if pools.is_empty() {
-        return apart([pool_of_flags(section, flags, &env, sink)], room.queued);
+        return apart([pool_of_flags(section, flags, env, sink)], room.queued);
     }
     check_names(&pools, sink);
     check_matches(&pools, sink);
@@ -50,7 +54,7 @@ pub(super) fn pools(
         let message = format!("`{flag}` can't tell which of the {} pools of the file it means", pools.len());
         sink.push(Diagnostic::new(Code::Contradiction, flag, message).help(help));
     }
-    apart(pools.into_iter().enumerate().map(|(i, at)| pool(i, at, room, flags, &env, sink)), room.queued)
+    apart(pools.into_iter().enumerate().map(|(i, at)| pool(i, at, room, flags, env, sink)), room.queued)
 }
 
 fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &mut Sink) -> Entry {
@@ -67,12 +71,20 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
     if search.is_some() && !flags.endpoints.is_empty() {
         no_endpoints_of_searched("--endpoint", Span::default(), sink);
     }
+    let of_env = strategies::is_of_env(false, flags, env);
+    let mut by_request = of_env.then(|| strategies::by_aibrix_request(&strategy, env, sink));
+    queued::check_others(&strategy, &[], by_request.as_mut(), true, "pools[0]", sink);
     let pairs = Pairs {
         endpoints: &endpoints,
         are_found: kubernetes.is_some() || search.is_some(),
-        ..strategies::pairs(&strategy, &[], None)
+        ..strategies::pairs(&strategy, &[], by_request.as_ref())
     };
     let split = disaggregation::of_pool(None, &pairs, "pools[0]", env, sink);
+    let queue = queued::complete(&strategy.name, None, "pools[0]", sink);
+    let flow = match queue {
+        Some(file) => flow::flow(&file.value, flow::Room::unknown(), "pools[0].flowControl", sink),
+        None => flow::shedding(sink).filter(|_| flags.kubernetes.any()),
+    };
     let pool = PoolSettings {
         name: flags.kubernetes.pool_name.as_deref().unwrap_or(DEFAULT_POOL).into(),
         matches: PoolMatch::default(),
@@ -81,7 +93,7 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
         strategy: strategy.name,
         strategy_parameters: strategy.parameters,
         rules: Vec::new(),
-        by_request: None,
+        by_request,
         destination: Destination::default(),
         max_destinations: DEFAULT_MAX_DESTINATIONS,
         endpoints,
@@ -92,7 +104,7 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
         health: HealthPolicy::default(),
         prefix: prefix::prefix(schema::PrefixCache::default(), "pools[0].prefixCache", env, sink),
         disaggregation: split,
-        flow: flow::shedding(sink).filter(|_| flags.kubernetes.any()),
+        flow,
         deadline_admission: false,
     };
     (pool, search)
@@ -152,7 +164,13 @@ fn pool(
         check_empty(&pool, &path, flags, sink);
     }
     let deadline_admission = flow::deadline_admission(&pool, &path, sink);
-    let by_request = strategies::by_request(pool.request_strategy, &path, &strategy, env, sink);
+    let allows_any = pool.request_strategy.as_ref().is_none_or(strategies::allows_any);
+    let of_env = strategies::is_of_env(pool.strategy.is_some(), flags, env);
+    let mut by_request = match pool.request_strategy {
+        Some(file) => Some(strategies::by_request(file.value, &path, &strategy, env, sink)),
+        None => of_env.then(|| strategies::by_aibrix_request(&strategy, env, sink)),
+    };
+    queued::check_others(&strategy, &rules, by_request.as_mut(), allows_any, &path, sink);
     let rewrites = rewrites(&pool.rewrites, &path, sink);
     let matches = matches(pool.matches.as_ref(), &path, sink);
     let reject_unknown_models = given(pool.reject_unknown_models, false);

@@ -8,7 +8,9 @@ use crate::config::decode::Sink;
 use crate::config::defaults::DEFAULT_STRATEGY;
 use crate::config::diagnostic::{At, Code, Diagnostic, Span, closest};
 use crate::config::schema::{self, Opt};
-use crate::scheduling::choice::{Conditions, ModelRule, ProfileSpec, RequestSpec, StrategySpec};
+use crate::scheduling::choice::{
+    Conditions, DEFAULT_STRATEGY_HEADER, ModelRule, ProfileSpec, RequestSpec, StrategySpec,
+};
 use crate::scheduling::registry::{self, BuildError};
 use crate::scheduling::strategy::weighted;
 use serde_json::Value;
@@ -16,6 +18,24 @@ use std::collections::HashMap;
 
 /// What `allow` holds when requests may name every strategy.
 const ANY: &str = "*";
+/// AIBrix's header for a label selector.
+const AIBRIX_FILTER_HEADER: &str = "external-filter";
+
+/// Whether AIBrix's environment names the strategy of a pool, which the file does or does not.
+pub(super) fn is_of_env(is_in_file: bool, flags: &Overrides, env: &AibrixDefaults) -> bool {
+    !is_in_file && flags.strategy.is_none() && env.strategy.is_some()
+}
+
+/// The name of a pool's strategy: the flag's, else the file's, else the environment's, else the default.
+pub(super) fn name_of<'a>(
+    file: Option<&'a schema::Strategy>,
+    flags: &'a Overrides,
+    env: &'a AibrixDefaults,
+) -> &'a str {
+    let flag = flags.strategy.as_deref();
+    let name = flag.or(file.map(|s| s.name.value.as_str())).or(env.strategy.as_deref());
+    registry::canonical(name.unwrap_or(DEFAULT_STRATEGY))
+}
 
 /// The pool's strategy: the flag's, else the file's, else the environment's, else the default.
 pub(super) fn of_pool(
@@ -26,6 +46,15 @@ pub(super) fn of_pool(
     sink: &mut Sink,
 ) -> StrategySpec {
     let place = format!("{path}.strategy");
+    if let Some(hidden) = env.strategy.as_ref().filter(|_| !is_of_env(file.is_some(), flags, env)) {
+        let (variable, shown) = (env.strategy_variable, hidden.chars().take(60).collect::<String>());
+        let other = name_of(file.map(|at| &at.value), flags, env);
+        if other != registry::canonical(hidden) {
+            let what = if flags.strategy.is_some() { "`--strategy`" } else { "the file" };
+            let message = format!("`{variable}` has no effect on `{path}`: {what} says `{other}`, not `{shown}`");
+            sink.push(Diagnostic::new(Code::Overridden, variable, message));
+        }
+    }
     let (name, span, parameters, place) = match (&flags.strategy, file.map(|at| &at.value)) {
         // Parameters belong to the algorithm that the file names; they go with it when a flag names another.
         (Some(flag), Some(s)) if *flag == s.name.value => (flag.as_str(), s.name.span, s.parameters.as_ref(), place),
@@ -33,7 +62,7 @@ pub(super) fn of_pool(
         (None, Some(s)) => (s.name.value.as_str(), s.name.span, s.parameters.as_ref(), place),
         (None, None) => {
             let name = env.strategy.as_deref();
-            (name.unwrap_or(DEFAULT_STRATEGY), Span::default(), None, "ROUTING_ALGORITHM".to_owned())
+            (name.unwrap_or(DEFAULT_STRATEGY), Span::default(), None, env.strategy_variable.to_owned())
         }
     };
     checked(name, span, parameters, &place, env, sink)
@@ -49,6 +78,7 @@ fn checked(
     sink: &mut Sink,
 ) -> StrategySpec {
     let given = parameters.map_or(Value::Null, |at| at.value.clone());
+    let name = registry::canonical(name);
     let spec = StrategySpec { name: name.to_owned(), parameters: env.parameters(name, given) };
     match registry::build(name, &spec.parameters) {
         Ok(_) => {}
@@ -207,13 +237,12 @@ pub(super) fn pairs<'p>(of_pool: &StrategySpec, rules: &[ModelRule], by_request:
 
 /// What requests may choose. A name that is allowed without parameters and is the pool's own strategy is the pool's own, parameters included.
 pub(super) fn by_request(
-    file: Opt<schema::RequestStrategy>,
+    file: schema::RequestStrategy,
     path: &str,
     of_pool: &StrategySpec,
     env: &AibrixDefaults,
     sink: &mut Sink,
-) -> Option<RequestSpec> {
-    let file = file?.value;
+) -> RequestSpec {
     let path = format!("{path}.requestStrategy");
     let d = RequestSpec::default();
     let mut header = |key: &str, at: Opt<String>| {
@@ -228,7 +257,33 @@ pub(super) fn by_request(
     let profile_header = header("profileHeader", file.profile_header).unwrap_or(d.profile_header);
     let filter_header = header("filterHeader", file.filter_header);
     let allowed = allowed(&given(file.allow, Vec::new()), &path, of_pool, env, sink);
-    Some(RequestSpec { header: strategy_header, profile_header, filter_header, allowed })
+    RequestSpec { header: strategy_header, profile_header, filter_header, allowed }
+}
+
+/// What requests may choose where AIBrix's environment names the pool's strategy and the file does not say: all that they may in AIBrix.
+pub(super) fn by_aibrix_request(of_pool: &StrategySpec, env: &AibrixDefaults, sink: &mut Sink) -> RequestSpec {
+    let variable = env.strategy_variable;
+    if !sink.diagnostics.iter().any(|d| d.code == Code::TrustsClients && d.path == variable) {
+        let message = format!(
+            "as in AIBrix, requests may name their strategy by `{DEFAULT_STRATEGY_HEADER}` and their endpoints by              `{AIBRIX_FILTER_HEADER}`, because `{variable}` names the pool's"
+        );
+        let help = "`requestStrategy: {allow: []}` of the pool switches this off, `requestStrategy` limits it";
+        sink.push(Diagnostic::new(Code::TrustsClients, variable, message).help(help));
+    }
+    RequestSpec {
+        filter_header: Some(AIBRIX_FILTER_HEADER.to_owned()),
+        allowed: all(Vec::new(), of_pool, env),
+        ..RequestSpec::default()
+    }
+}
+
+/// Whether requests may name every strategy.
+pub(super) fn allows_any(file: &At<schema::RequestStrategy>) -> bool {
+    file.value.allow.iter().flat_map(|at| &at.value).any(|at| is_any(&at.value))
+}
+
+fn is_any(strategy: &schema::Strategy) -> bool {
+    strategy.name.value == ANY && strategy.parameters.is_none()
 }
 
 /// Every strategy that stands there by name, with its parameters; then, with `*`, all others.
@@ -239,25 +294,28 @@ fn allowed(
     env: &AibrixDefaults,
     sink: &mut Sink,
 ) -> Vec<StrategySpec> {
-    let is_any = |s: &schema::Strategy| s.name.value == ANY && s.parameters.is_none();
     let mut allowed: Vec<StrategySpec> = Vec::new();
     for (i, At { value, .. }) in file.iter().enumerate().filter(|(_, at)| !is_any(&at.value)) {
         let path = format!("{path}.allow[{i}]");
-        if allowed.iter().any(|known| known.name == value.name.value) {
+        let name = registry::canonical(&value.name.value);
+        if allowed.iter().any(|known| known.name == name) {
             let message = format!("the strategy `{}` is allowed twice", value.name.value);
             sink.push(Diagnostic::new(Code::DuplicateName, path, message).at(value.name.span));
-        } else if value.parameters.is_none() && value.name.value == of_pool.name {
+        } else if value.parameters.is_none() && name == of_pool.name {
             allowed.push(of_pool.clone());
         } else {
             allowed.push(named(value, &path, env, sink));
         }
     }
-    if file.iter().any(|at| is_any(&at.value)) {
-        for name in registry::STRATEGIES.iter().map(|d| d.name) {
-            if !allowed.iter().any(|known| known.name == name) {
-                let plain = || StrategySpec { name: name.to_owned(), parameters: env.parameters(name, Value::Null) };
-                allowed.push(Some(of_pool).filter(|own| own.name == name).cloned().unwrap_or_else(plain));
-            }
+    if file.iter().any(|at| is_any(&at.value)) { all(allowed, of_pool, env) } else { allowed }
+}
+
+/// Every strategy: those that are `allowed` with their parameters, the pool's own with its own, others with the environment's.
+fn all(mut allowed: Vec<StrategySpec>, of_pool: &StrategySpec, env: &AibrixDefaults) -> Vec<StrategySpec> {
+    for name in registry::STRATEGIES.iter().map(|d| d.name) {
+        if !allowed.iter().any(|known| known.name == name) {
+            let plain = || StrategySpec { name: name.to_owned(), parameters: env.parameters(name, Value::Null) };
+            allowed.push(Some(of_pool).filter(|own| own.name == name).cloned().unwrap_or_else(plain));
         }
     }
     allowed

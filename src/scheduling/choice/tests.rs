@@ -68,12 +68,39 @@ fn locked_before_header_before_profile_before_model_before_pool() {
         ("the model's", "plain", &named[1..], "random", None),
         ("aibrix 8.1 environment: the pool's", "another", &[], "least-request", None),
         ("the header for a model without a rule", "another", &named[..], "power-of-two", None),
-        ("blank is none", "another", &[("routing-strategy", "  ")], "least-request", None),
     ] {
         let got = choose(&choices, model, headers).unwrap();
         assert_eq!((&*got.0, got.1.as_deref()), (strategy, profile), "{row}");
     }
     assert!(choose(&choices, "locked", &[("routing-strategy", "no-such")]).is_ok(), "a locked model has no choice");
+    for named in ["", "  ", "no-such", "no-such:2,random"] {
+        let refusal = choose(&choices, "another", &[("routing-strategy", named)]).unwrap_err();
+        assert_eq!(refusal.reason, Reason::InvalidRoutingStrategy, "aibrix 8.2, `{named}`");
+        assert_eq!(refusal.rejected_name.as_deref(), Some(named.trim()), "aibrix 8.2");
+    }
+}
+
+#[test]
+fn other_names_choose_the_same_strategy() {
+    let choices = Choices::build(&spec("random"), &[], Some(&allow(&["prefix-cache", "random"])), None).unwrap();
+    for (named, expected) in [("prefix-aware", "prefix-cache"), ("prefix-aware:2,random:0", "prefix-cache")] {
+        assert_eq!(choose(&choices, "m", &[("routing-strategy", named)]).unwrap().0, expected);
+    }
+}
+
+#[test]
+fn header_without_effect_reported_once() {
+    let named = BTreeMap::from([("routing-strategy".to_owned(), "random".to_owned())]);
+    let asks = RequestFacts { headers: Headers::of(&named), ..RequestFacts::default() };
+    let reported = |choices: &Choices, facts| choices.choose(&facts).unwrap().ignored_header;
+    for by_request in [None, Some(RequestSpec::default())] {
+        let closed = Choices::build(&spec("least-request"), &[], by_request.as_ref(), None).unwrap();
+        assert_eq!(reported(&closed, RequestFacts::default()), None);
+        assert_eq!(reported(&closed, asks), Some("routing-strategy"));
+        assert_eq!(reported(&closed, asks), None, "once");
+    }
+    let open = Choices::build(&spec("least-request"), &[], Some(&allow(&["random"])), None).unwrap();
+    assert_eq!(reported(&open, asks), None);
 }
 
 #[test]

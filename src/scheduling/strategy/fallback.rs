@@ -7,7 +7,7 @@
 //! Every strategy degrades by itself, to the fewest requests; this is for who wants something else then. The primary is asked first; when it
 //! reports a missing signal (metrics, prefix, prompt, user) its ranking is dropped and the other one's counts. Both remember where
 //! requests went. The missing signal is counted as it is without this.
-//! When not: the fewest requests will do. Source: AIBrix's fallback router, whose default is a random endpoint.
+//! When not: the fewest requests will do. Source: AIBrix's fallback router, whose default is a random endpoint: `fallback: random`.
 
 use crate::pool::Endpoint;
 use crate::pool::slo_profile::SloProfiles;

@@ -5,10 +5,10 @@
 //! ```
 //!
 //! No engine reports that series by itself: an exporter beside the server has to add it to the page. Without it on any page this is
-//! `least-request`, and says so. When not: always, unless there is such an exporter; a busy GPU may still have room in its batch.
+//! `least-request`, and says so; with `fallback: random` it draws. When not: always, unless there is such an exporter; a busy GPU may still have room in its batch.
 //! Source: AIBrix `least-busy-time`, where nothing collects the series and every pick is a random one.
 
-use crate::scheduling::plugin::{Better, Descriptor, NoParams, params};
+use crate::scheduling::plugin::{Better, Descriptor, FigureFallback, FigureParams, params};
 use crate::scheduling::{Candidate, PickContext, Strategy};
 
 /// Registry entry.
@@ -16,11 +16,11 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "least-busy-time",
     summary: "Picks the endpoint with the lowest `gpu_busy_time_ratio`.",
     source: "AIBrix `least-busy-time`",
-    build: |value| params::<NoParams>(value).map(|NoParams {}| Box::new(LeastBusyTime) as Box<dyn Strategy>),
+    build: |value| params(value).map(|params| Box::new(LeastBusyTime(params)) as Box<dyn Strategy>),
 };
 
 #[derive(Debug)]
-struct LeastBusyTime;
+struct LeastBusyTime(FigureParams);
 
 impl Strategy for LeastBusyTime {
     fn scores(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
@@ -28,5 +28,9 @@ impl Strategy for LeastBusyTime {
             *score = candidate.metrics().and_then(|m| m.gpu_busy).unwrap_or(f64::NAN);
         }
         Some(Better::Lower)
+    }
+
+    fn fallback(&self) -> FigureFallback {
+        self.0.fallback
     }
 }

@@ -7,7 +7,7 @@
 //! Differs from `least-kv-cache` only where a server also reports a cache in host memory. When not: as there.
 //! Source: AIBrix `least-gpu-cache`, which knows `gpu_cache_usage_perc` only, a name that vLLM has given up; here either name counts.
 
-use crate::scheduling::plugin::{Better, Descriptor, NoParams, params};
+use crate::scheduling::plugin::{Better, Descriptor, FigureFallback, FigureParams, params};
 use crate::scheduling::{Candidate, PickContext, Strategy};
 
 /// Registry entry.
@@ -15,11 +15,11 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "least-gpu-cache",
     summary: "Picks the endpoint with the least KV cache in use on the GPU.",
     source: "AIBrix `least-gpu-cache`",
-    build: |value| params::<NoParams>(value).map(|NoParams {}| Box::new(LeastGpuCache) as Box<dyn Strategy>),
+    build: |value| params(value).map(|params| Box::new(LeastGpuCache(params)) as Box<dyn Strategy>),
 };
 
 #[derive(Debug)]
-struct LeastGpuCache;
+struct LeastGpuCache(FigureParams);
 
 impl Strategy for LeastGpuCache {
     fn scores(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
@@ -27,5 +27,9 @@ impl Strategy for LeastGpuCache {
             *score = candidate.metrics().map_or(f64::NAN, |m| f64::from(m.kv_usage));
         }
         Some(Better::Lower)
+    }
+
+    fn fallback(&self) -> FigureFallback {
+        self.0.fallback
     }
 }

@@ -10,7 +10,7 @@
 //! Source: AIBrix `least-kv-cache`, which skips every server that does not report both, and so draws at random on today's vLLM.
 
 use crate::pool::EndpointMetrics;
-use crate::scheduling::plugin::{Better, Descriptor, NoParams, params};
+use crate::scheduling::plugin::{Better, Descriptor, FigureFallback, FigureParams, params};
 use crate::scheduling::{Candidate, PickContext, Strategy};
 
 /// Registry entry.
@@ -18,11 +18,11 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "least-kv-cache",
     summary: "Picks the endpoint with the least KV cache in use, on the GPU and in host memory together.",
     source: "AIBrix `least-kv-cache`",
-    build: |value| params::<NoParams>(value).map(|NoParams {}| Box::new(LeastKvCache) as Box<dyn Strategy>),
+    build: |value| params(value).map(|params| Box::new(LeastKvCache(params)) as Box<dyn Strategy>),
 };
 
 #[derive(Debug)]
-struct LeastKvCache;
+struct LeastKvCache(FigureParams);
 
 /// KV cache in use on the GPU and in host memory, 0..=2.
 pub(super) fn usage(metrics: &EndpointMetrics) -> f64 {
@@ -35,5 +35,9 @@ impl Strategy for LeastKvCache {
             *score = candidate.metrics().map_or(f64::NAN, usage);
         }
         Some(Better::Lower)
+    }
+
+    fn fallback(&self) -> FigureFallback {
+        self.0.fallback
     }
 }

@@ -16,7 +16,7 @@
 //! the queue, and what has never served wins against all others. `compat: true` gives that back.
 
 use crate::pool::{Counter, EndpointMetrics, Histogram, Means};
-use crate::scheduling::plugin::{Better, Descriptor, params};
+use crate::scheduling::plugin::{Better, Descriptor, FigureFallback, params};
 use crate::scheduling::{Candidate, PickContext, Strategy};
 use serde::Deserialize;
 use smallvec::SmallVec;
@@ -40,6 +40,8 @@ const DEFAULT_GENERATION_TOKENS: f64 = 100.0;
 struct LeastLatency {
     /// As AIBrix reads its figures: means since the server's start, no queue.
     compat: bool,
+    /// Decides where no endpoint reports its times.
+    fallback: FigureFallback,
 }
 
 /// What an endpoint says of its speed.
@@ -107,6 +109,10 @@ impl Ordinary {
 }
 
 impl Strategy for LeastLatency {
+    fn fallback(&self) -> FigureFallback {
+        self.fallback
+    }
+
     fn scores(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
         let speeds: SmallVec<[Speed; 16]> = candidates.iter().map(|c| self.speed(c.metrics())).collect();
         let ordinary = Ordinary::of(&speeds);

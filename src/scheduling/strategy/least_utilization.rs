@@ -4,10 +4,10 @@
 //! score = engine_utilization; the least wins, ties at random
 //! ```
 //!
-//! xLLM reports that figure; where nobody does this is `least-request`, and says so. When not: pools without xLLM.
+//! xLLM reports that figure; where nobody does this is `least-request`, and says so; with `fallback: random` it draws. When not: pools without xLLM.
 //! Source: AIBrix `least-utilization`.
 
-use crate::scheduling::plugin::{Better, Descriptor, NoParams, params};
+use crate::scheduling::plugin::{Better, Descriptor, FigureFallback, FigureParams, params};
 use crate::scheduling::{Candidate, PickContext, Strategy};
 
 /// Registry entry.
@@ -15,11 +15,11 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "least-utilization",
     summary: "Picks the endpoint with the lowest `engine_utilization`, which xLLM reports.",
     source: "AIBrix `least-utilization`",
-    build: |value| params::<NoParams>(value).map(|NoParams {}| Box::new(LeastUtilization) as Box<dyn Strategy>),
+    build: |value| params(value).map(|params| Box::new(LeastUtilization(params)) as Box<dyn Strategy>),
 };
 
 #[derive(Debug)]
-struct LeastUtilization;
+struct LeastUtilization(FigureParams);
 
 impl Strategy for LeastUtilization {
     fn scores(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
@@ -27,5 +27,9 @@ impl Strategy for LeastUtilization {
             *score = candidate.metrics().and_then(|m| m.engine_utilization).unwrap_or(f64::NAN);
         }
         Some(Better::Lower)
+    }
+
+    fn fallback(&self) -> FigureFallback {
+        self.0.fallback
     }
 }

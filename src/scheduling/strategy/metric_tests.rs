@@ -319,6 +319,18 @@ fn without_its_figure_a_strategy_says_so_and_takes_the_fewest_requests() {
     }
 }
 
+/// AIBrix draws among all ready endpoints when none reports the figure.
+#[test]
+fn random_fallback_picks_any_endpoint_without_figures() {
+    let random = json!({"fallback": "random"});
+    for (name, with, without) in by_figure() {
+        let pool: Vec<Known> = [5, 1, 9, 3].map(|requests| (requests, without.clone())).into();
+        assert_eq!(winners(name, &random, &pool), [1, 2, 3, 4].into(), "aibrix 2, {name}");
+        let pool = [(5, without.clone()), (90, Some(with)), (3, without)];
+        assert_eq!(winners(name, &random, &pool), [2].into(), "aibrix 2, {name}: a figure decides");
+    }
+}
+
 #[test]
 fn endpoints_without_the_figure_come_last() {
     for (name, with, without) in by_figure() {
@@ -384,6 +396,7 @@ fn parameters_are_checked() {
     for (name, bad, word) in [
         ("least-latency", json!({"compat": 1}), "boolean"),
         ("least-latency", json!({"lifetime": true}), "lifetime"),
+        ("throughput", json!({"fallback": "round-robin"}), "round-robin"),
         ("load-balance", json!({"imbalance": -1}), "-1"),
         ("load-balance", json!({"gate": 1}), "gate"),
     ] {

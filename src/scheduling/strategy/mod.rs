@@ -25,6 +25,7 @@ pub mod session_affinity;
 pub mod slo;
 pub mod throughput;
 pub mod vtc_basic;
+pub mod vtc_queue;
 pub mod weighted;
 
 #[cfg(test)]

@@ -19,7 +19,7 @@
 //! are equal in the first 16 KiB are the same here, tools and media are not looked at, and answers are not remembered.
 //! Source: LocalAI's prefix-cache routing (pull request 10071).
 
-mod chain;
+pub(super) mod chain;
 mod memory;
 
 use super::least_request::LeastRequest;

@@ -9,8 +9,10 @@
 //!
 //! Shares are whole percents, so that a few blocks more never outweigh load. The picked endpoint computes what it lacked and holds it from
 //! then on: a hot prefix spreads by itself. When not: servers differ in speed (requests are counted, not time).
+//! With `compat: true` a request counts only if this picker sent it, and under imbalance prefixes are ignored: the fewest requests decide alone.
+//! Scraped metrics trail the picker's own count, so that without `compat` an endpoint can show a request twice for a moment.
 //! The defaults are those of the manifest that AIBrix is deployed with; its code alone says `imbalance: 8, deviations: 1`.
-//! Source: AIBrix `prefix-cache` (development head, August 2026), over an exact index in place of its table.
+//! Source: AIBrix `prefix-cache` (development head, August 2026; with `compat` release 0.4), over an exact index in place of its table.
 
 use crate::rng::PickRng;
 use crate::scheduling::plugin::{Better, Descriptor, ParamError, params};
@@ -37,11 +39,12 @@ const DEFAULT_DEVIATIONS: f64 = 2.0;
 struct Params {
     imbalance: u32,
     deviations: f64,
+    compat: bool,
 }
 
 impl Default for Params {
     fn default() -> Self {
-        Self { imbalance: DEFAULT_IMBALANCE, deviations: DEFAULT_DEVIATIONS }
+        Self { imbalance: DEFAULT_IMBALANCE, deviations: DEFAULT_DEVIATIONS, compat: false }
     }
 }
 
@@ -50,7 +53,7 @@ impl Params {
         if !self.deviations.is_finite() {
             return Err(ParamError(format!("`deviations` is {}; a number is needed", self.deviations)));
         }
-        Ok(PrefixCache { imbalance: self.imbalance, deviations: self.deviations })
+        Ok(PrefixCache { imbalance: self.imbalance, deviations: self.deviations, compat: self.compat })
     }
 }
 
@@ -58,14 +61,20 @@ impl Params {
 struct PrefixCache {
     imbalance: u32,
     deviations: f64,
+    compat: bool,
 }
 
 impl PrefixCache {
+    /// The requests that `candidate` counts with.
+    fn requests(&self, candidate: &Candidate<'_>) -> u32 {
+        if self.compat { candidate.state.live().ledger.in_flight() } else { candidate.requests }
+    }
+
     /// The most requests that an endpoint may have to be picked for what it holds.
     fn bound(&self, candidates: &[Candidate<'_>]) -> f64 {
         let n = candidates.len() as f64;
-        let mean = candidates.iter().map(|c| f64::from(c.requests)).sum::<f64>() / n;
-        let squares: f64 = candidates.iter().map(|c| (f64::from(c.requests) - mean).powi(2)).sum();
+        let mean = candidates.iter().map(|c| f64::from(self.requests(c))).sum::<f64>() / n;
+        let squares: f64 = candidates.iter().map(|c| (f64::from(self.requests(c)) - mean).powi(2)).sum();
         let deviation = if candidates.len() > 1 { (squares / (n - 1.0)).sqrt() } else { 0.0 };
         mean + self.deviations * deviation
     }
@@ -82,8 +91,8 @@ impl Strategy for PrefixCache {
         if cx.prefix.is_none() {
             ranking.lacks(Signal::Prefix);
         }
-        let fewest = candidates.iter().map(|c| c.requests).min().unwrap_or(0);
-        let most = candidates.iter().map(|c| c.requests).max().unwrap_or(0);
+        let fewest = candidates.iter().map(|c| self.requests(c)).min().unwrap_or(0);
+        let most = candidates.iter().map(|c| self.requests(c)).max().unwrap_or(0);
         let imbalanced = most - fewest > self.imbalance;
         let bound = self.bound(candidates);
         let percents = |i: usize| candidates.get(i).map_or(f64::NAN, |c| f64::from(percent(cx, c)));
@@ -91,9 +100,9 @@ impl Strategy for PrefixCache {
         let mut holders: SmallVec<[(u32, u32, u32, usize); 16]> = candidates
             .iter()
             .enumerate()
-            .filter(|(_, c)| c.cached.any > 0 && (!imbalanced || c.requests == fewest))
-            .filter(|(_, c)| f64::from(c.requests) <= bound)
-            .map(|(i, c)| (100 - percent(cx, c), c.requests, rng.random(), i))
+            .filter(|(_, c)| c.cached.any > 0 && (!imbalanced || !self.compat && c.requests == fewest))
+            .filter(|(_, c)| f64::from(self.requests(c)) <= bound)
+            .map(|(i, c)| (100 - percent(cx, c), self.requests(c), rng.random(), i))
             .collect();
         holders.sort_unstable();
         ranking.because(if holders.is_empty() { "fewest requests" } else { "holds most of the prompt" });
@@ -101,7 +110,7 @@ impl Strategy for PrefixCache {
             ranking.push(&candidate.state.endpoint);
         }
         // The rest, for retries and for prompts that nobody holds.
-        let mut key = |c: &Candidate<'_>| (u64::from(c.requests) << 32) | u64::from(rng.random::<u32>());
+        let mut key = |c: &Candidate<'_>| (u64::from(self.requests(c)) << 32) | u64::from(rng.random::<u32>());
         let mut rest = Ranking::new(ranking.wanted() + holders.len());
         rest.push_lowest(candidates.iter().map(|c| (key(c), &c.state.endpoint)));
         for endpoint in rest.decide().iter().flat_map(|d| &d.picks) {

@@ -1,7 +1,7 @@
 //! `prefix-cache-preble`: exploit a prefix that covers most of the prompt, else explore where the last minutes left most room.
 //!
 //! ```text
-//! requests differ by more than `imbalance`: only the endpoints with the fewest requests count
+//! requests differ by more than `imbalance`: only the endpoints with the fewest requests count, unless `gate: false`
 //! longest held > matchThreshold x prompt:   of its holders, the one with the fewest requests within the window
 //! else:                                     the least  work within the window + prefill(what it lacks of this prompt)
 //! work of a request = prefill(new tokens, prompt) + answer tokens x 0.15 s, on the endpoint that got it
@@ -10,9 +10,11 @@
 //! `prefill` is a fit of measured times on one kind of GPU ([`cost`]). Who holds what is the pool's prefix index's word; the original keeps
 //! a radix tree of its own and spreads a prompt's work over all that hold it. What admission would evict is not counted.
 //! When not: servers are unlike the two GPUs and the 7B model that were measured; then the proportion of prefill to decoding is off.
-//! With `compat: true` exploration leaves this prompt's own prefill out, the fits are exactly AIBrix's, and an answer has `decodingLength`
-//! tokens even where the request allows fewer. With `evictionLoopInterval` (milliseconds) what is older than the window counts until the interval
-//! ends, as in AIBrix, whose loop takes 1000; by default it counts no longer.
+//! With `compat: true` the decision is that of AIBrix's release 0.4: its radix tree ([`tree`]) says who computed what, each node's prefill
+//! counts for all endpoints that computed it, by its miss rate, and the gate is off unless `gate: true`. An answer has `decodingLength`
+//! tokens even where the request allows fewer, and the fits are exactly AIBrix's.
+//! With `evictionLoopInterval` (milliseconds) what is older than the window counts until the interval ends, as in AIBrix, whose loop takes 1000;
+//! by default it counts no longer.
 //! Source: AIBrix `prefix-cache-preble`; Srivatsa et al., "Preble: Efficient Distributed Prompt Scheduling for LLM Serving" (2024).
 
 use crate::clock::Timestamp;
@@ -24,6 +26,7 @@ use crate::scheduling::window::{SlidingSum, Window};
 use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
 use ahash::AHashMap;
 use cost::Gpu;
+use exact::Exact;
 use parking_lot::Mutex;
 use rand::RngExt;
 use serde::Deserialize;
@@ -31,6 +34,8 @@ use smallvec::SmallVec;
 use std::time::Duration;
 
 pub mod cost;
+mod exact;
+mod tree;
 
 /// Registry entry.
 pub const PLUGIN: Descriptor = Descriptor {
@@ -64,6 +69,8 @@ struct Params {
     eviction_loop_interval: u32,
     match_threshold: f64,
     imbalance: u32,
+    /// Off with `compat` unless it is given.
+    gate: Option<bool>,
     compat: bool,
 }
 
@@ -76,6 +83,7 @@ impl Default for Params {
             eviction_loop_interval: 0,
             match_threshold: DEFAULT_MATCH_THRESHOLD,
             imbalance: DEFAULT_IMBALANCE,
+            gate: None,
             compat: false,
         }
     }
@@ -90,7 +98,8 @@ impl Params {
             return Err(ParamError("`slidingWindowPeriod` is 0 minutes; at least 1 is needed".to_owned()));
         }
         let length = Duration::from_secs(60).saturating_mul(self.sliding_window_period);
-        Ok(Preble { params: self, window: Window::new(length), work: Mutex::default() })
+        let exact = self.compat.then(|| Exact::new(&self, length));
+        Ok(Preble { params: self, window: Window::new(length), work: Mutex::default(), exact })
     }
 }
 
@@ -106,6 +115,15 @@ struct Preble {
     params: Params,
     window: Window,
     work: Mutex<AHashMap<EndpointId, Work>>,
+    /// Decides in its place.
+    exact: Option<Exact>,
+}
+
+/// The fewest requests, and whether the most are further from them than `gate` allows.
+fn spread(candidates: &[Candidate<'_>], requests: impl Fn(&Candidate<'_>) -> u32, gate: Option<u32>) -> (u32, bool) {
+    let fewest = candidates.iter().map(&requests).min().unwrap_or(0);
+    let most = candidates.iter().map(&requests).max().unwrap_or(0);
+    (fewest, gate.is_some_and(|gate| most - fewest > gate))
 }
 
 /// One candidate in the order in which it is tried: the least first.
@@ -122,7 +140,7 @@ impl Preble {
     /// Seconds to compute what an endpoint that holds `held` tokens lacks of the prompt.
     fn prefill(&self, cx: &PickContext<'_>, held: u32) -> f64 {
         let prompt = cx.request.prompt_tokens;
-        self.params.target_gpu.prefill(prompt.saturating_sub(held), prompt, self.params.compat)
+        self.params.target_gpu.prefill(prompt.saturating_sub(held), prompt, false)
     }
 
     /// The moment by which the window has moved on.
@@ -146,18 +164,25 @@ impl Preble {
 
     /// What exploration goes by, seconds.
     fn explored(&self, cx: &PickContext<'_>, candidate: &Candidate<'_>, work: f64) -> f64 {
-        if self.params.compat { work } else { work + self.prefill(cx, candidate.cached.any) }
+        work + self.prefill(cx, candidate.cached.any)
+    }
+
+    /// How far requests may differ.
+    fn gate(&self) -> Option<u32> {
+        let on = self.params.gate.unwrap_or(!self.params.compat);
+        on.then_some(self.params.imbalance)
     }
 }
 
 impl Strategy for Preble {
     fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        if let Some(exact) = &self.exact {
+            return exact.rank(cx, candidates, self.gate(), rng, ranking);
+        }
         if cx.prefix.is_none() {
             ranking.lacks(Signal::Prefix);
         }
-        let fewest = candidates.iter().map(|c| c.requests).min().unwrap_or(0);
-        let most = candidates.iter().map(|c| c.requests).max().unwrap_or(0);
-        let gated = most - fewest > self.params.imbalance;
+        let (fewest, gated) = spread(candidates, |c| c.requests, self.gate());
         let outside = |c: &Candidate<'_>| gated && c.requests != fewest;
         let longest = candidates.iter().filter(|c| !outside(c)).map(|c| c.cached.any).max().unwrap_or(0);
         let threshold = self.params.match_threshold * f64::from(cx.request.prompt_tokens);
@@ -189,6 +214,10 @@ impl Strategy for Preble {
     }
 
     fn scores(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
+        if let Some(exact) = &self.exact {
+            exact.costs(cx, candidates, out);
+            return Some(Better::Lower);
+        }
         let loads = self.loads(cx, candidates);
         for ((score, candidate), (work, _)) in out.iter_mut().zip(candidates).zip(loads) {
             *score = self.explored(cx, candidate, work);
@@ -197,8 +226,11 @@ impl Strategy for Preble {
     }
 
     fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {
+        if let Some(exact) = &self.exact {
+            return exact.picked(cx, endpoint);
+        }
         let held = cx.prefix.map_or(0, |found| found.tokens(found.depth(endpoint.id).any));
-        let allowed = cx.request.max_tokens.filter(|_| !self.params.compat).unwrap_or(u32::MAX);
+        let allowed = cx.request.max_tokens.unwrap_or(u32::MAX);
         let answer = f64::from(self.params.decoding_length.min(allowed)) * SECONDS_PER_TOKEN;
         let nanos = ((self.prefill(cx, held) + answer) * 1e9) as u64;
         let slot = self.window.slot(self.moment(cx.now));
@@ -215,7 +247,7 @@ impl Strategy for Preble {
     }
 
     fn reads(&self) -> Reads {
-        Reads::PREFIX
+        if self.exact.is_some() { Reads::PROMPT } else { Reads::PREFIX }
     }
 }
 

@@ -10,7 +10,7 @@
 //! Source: AIBrix `throughput`. Its release 0.4 has this formula over gauges that vLLM no longer exports; later ones take tokens a
 //! request in place of tokens a second, from a query that reads as 0, and so draw at random, for which there is `random`.
 
-use crate::scheduling::plugin::{Better, Descriptor, NoParams, params};
+use crate::scheduling::plugin::{Better, Descriptor, FigureFallback, FigureParams, params};
 use crate::scheduling::{Candidate, PickContext, Strategy};
 
 /// Registry entry.
@@ -18,14 +18,14 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "throughput",
     summary: "Picks the endpoint that computes the fewest tokens a second, prompt tokens counting twice.",
     source: "AIBrix `throughput`",
-    build: |value| params::<NoParams>(value).map(|NoParams {}| Box::new(Throughput) as Box<dyn Strategy>),
+    build: |value| params(value).map(|params| Box::new(Throughput(params)) as Box<dyn Strategy>),
 };
 
 /// What a prompt token weighs beside a generated one.
 const PROMPT_WEIGHT: f64 = 2.0;
 
 #[derive(Debug)]
-struct Throughput;
+struct Throughput(FigureParams);
 
 impl Strategy for Throughput {
     fn scores(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
@@ -36,5 +36,9 @@ impl Strategy for Throughput {
             }
         }
         Some(Better::Lower)
+    }
+
+    fn fallback(&self) -> FigureFallback {
+        self.0.fallback
     }
 }

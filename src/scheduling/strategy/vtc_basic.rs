@@ -11,7 +11,7 @@
 //! those served least. It steers, it does not queue, so that none of VTC's bounds hold; what a request really cost is not known in time.
 //! When not: users don't matter, or the header comes from clients that may lie.
 //! With `compat: true` AIBrix's own formula: `|position - served / max(minTokens, (least + greatest) / 2)|` in whole positions, load clamped to
-//! `maxPodLoad`, a random 0 to 0.1 on top. There only the first three endpoints are ever preferred, whatever the size of the pool, and
+//! `maxPodLoad`, a random 0 to 0.1 on top, and a random endpoint for a request without a user. There only the first three endpoints are ever preferred, whatever the size of the pool, and
 //! its development head shuffles them, which leaves chance.
 //! Source: AIBrix `vtc-basic`; the idea is VTC's (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
 
@@ -196,8 +196,10 @@ impl Strategy for VtcBasic {
     fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
         let Some(user) = self.user(cx) else {
             ranking.lacks(Signal::User);
-            ranking.because("no user is named; fewest requests");
-            let mut key = |c: &Candidate<'_>| (u64::from(c.requests) << 32) | u64::from(rng.random::<u32>());
+            let compat = self.params.compat;
+            ranking.because(if compat { "no user is named; random" } else { "no user is named; fewest requests" });
+            let requests = |c: &Candidate<'_>| if compat { 0 } else { u64::from(c.requests) };
+            let mut key = |c: &Candidate<'_>| (requests(c) << 32) | u64::from(rng.random::<u32>());
             ranking.push_lowest(candidates.iter().map(|c| (key(c), &c.state.endpoint)));
             return;
         };

@@ -47,7 +47,7 @@ pub fn parse(text: &str) -> Result<SmallVec<[(&str, u32); 4]>, ParamError> {
     for item in text.split(',') {
         let item = item.trim();
         let (name, weight) = item.split_once(':').unwrap_or((item, "1"));
-        let (name, weight) = (name.trim(), weight.trim());
+        let (name, weight) = (registry::canonical(name.trim()), weight.trim());
         let shown: String = item.chars().filter(|c| !c.is_control()).take(64).collect();
         if name.is_empty() {
             return wrong(format!("`{shown}` names no strategy; as in `prefix-cache:2,least-latency`"));

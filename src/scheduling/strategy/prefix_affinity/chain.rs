@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use xxhash_rust::xxh64::{Xxh64, xxh64};
 
 /// One hash a block, each of which stands for everything up to the end of its block.
-pub(super) type Chain = Digest;
+pub(in crate::scheduling::strategy) type Chain = Digest;
 
 /// `h[0]` of xxh64(model), then `h[i] = xxh64(h[i-1] little-endian, block i)`.
 struct Chainer {
@@ -62,7 +62,12 @@ impl Chainer {
 }
 
 /// The chain of a prompt's first `depth` blocks of `window` bytes; empty when there is nothing to hash.
-pub(super) fn of_prompt(model: &str, prompt: &Prompt<'_>, window: usize, depth: usize) -> Chain {
+pub(in crate::scheduling::strategy) fn of_prompt(
+    model: &str,
+    prompt: &Prompt<'_>,
+    window: usize,
+    depth: usize,
+) -> Chain {
     let mut chainer = Chainer::new(model, window, depth);
     let mut message = |role: &str, content: &mut dyn Iterator<Item = Cow<'_, str>>| {
         chainer.write(role.as_bytes());

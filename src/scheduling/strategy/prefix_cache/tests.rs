@@ -1,6 +1,8 @@
 //! AIBrix's own cases: who holds what, who has how much to do, and who is picked.
 
 use super::*;
+use crate::pool::EndpointState;
+use crate::pool::ledger::Ticket;
 use crate::rng::for_request;
 use crate::scheduling::candidates::Cached;
 use crate::scheduling::tests::{NOW, STALE_AFTER, context, snapshot};
@@ -9,8 +11,17 @@ use std::collections::BTreeSet;
 /// The endpoints (from 1) that are picked over many draws when these have `counts` requests and hold `percent` of the prompt.
 fn picked(params: serde_json::Value, counts: &[u32], percent: &[u32]) -> BTreeSet<u32> {
     let strategy = (PLUGIN.build)(&params).unwrap();
-    let loads: Vec<(u32, u32)> = (1..).zip(counts.iter().copied()).collect();
+    // With `compat`, what servers report is not to count: the busiest reports nothing, all others much.
+    let is_compat = params["compat"] == true;
+    let most = counts.iter().copied().max().unwrap_or(0);
+    let reported = |count: u32| if is_compat { (most - count) * 3 } else { count };
+    let loads: Vec<(u32, u32)> = (1..).zip(counts.iter().map(|count| reported(*count))).collect();
     let snapshot = snapshot(&loads);
+    let own = |(state, count): (&EndpointState, &u32)| {
+        let sent = if is_compat { *count } else { 0 };
+        (0..sent).map(|_| Ticket::book(state.endpoint.clone(), 0)).collect::<Vec<_>>()
+    };
+    let _sent: Vec<_> = snapshot.endpoints.iter().zip(counts).map(own).collect();
     let mut cx = context(&snapshot);
     cx.request.prompt_tokens = 100;
     let hold = |(s, percent): (_, &u32)| Candidate {
@@ -26,9 +37,18 @@ fn picked(params: serde_json::Value, counts: &[u32], percent: &[u32]) -> BTreeSe
     (0..100).map(draw).collect()
 }
 
+/// The same with these parameters, which `compat` may not change.
+fn both(params: &serde_json::Value, counts: &[u32], percent: &[u32]) -> BTreeSet<u32> {
+    let mut compat = params.clone();
+    compat["compat"] = true.into();
+    let (plain, exact) = (picked(params.clone(), counts, percent), picked(compat, counts, percent));
+    assert_eq!(plain, exact, "{counts:?} {percent:?}");
+    exact
+}
+
 /// With the numbers of AIBrix's code, which its tests use.
 fn coded(counts: &[u32], percent: &[u32]) -> BTreeSet<u32> {
-    picked(serde_json::json!({"imbalance": 8, "deviations": 1}), counts, percent)
+    both(&serde_json::json!({"imbalance": 8, "deviations": 1}), counts, percent)
 }
 
 #[test]
@@ -50,11 +70,11 @@ fn a_holder_above_mean_plus_deviation_is_passed_over() {
         [4].into(),
         "aibrix 10.4: none of the holders, the fewest requests"
     );
-    assert_eq!(picked(wide(1.0), &[1, 10, 1, 4], &[50, 100, 0, 0]), [1].into(), "aibrix 10.4");
-    assert_eq!(picked(wide(5.0), &[11, 10, 12], &[100, 90, 80]), [1].into(), "aibrix 10.4");
-    assert_eq!(picked(wide(1.0), &[100, 10, 12], &[100, 80, 60]), [2].into(), "aibrix 10.4");
-    assert_eq!(picked(wide(1.0), &[20, 10, 30], &[50, 50, 50]), [2].into(), "aibrix 10.4");
-    assert_eq!(picked(wide(-10.0), &[11, 10, 12], &[100, 90, 80]), [2].into(), "aibrix 10.4: nobody is below");
+    assert_eq!(both(&wide(1.0), &[1, 10, 1, 4], &[50, 100, 0, 0]), [1].into(), "aibrix 10.4");
+    assert_eq!(both(&wide(5.0), &[11, 10, 12], &[100, 90, 80]), [1].into(), "aibrix 10.4");
+    assert_eq!(both(&wide(1.0), &[100, 10, 12], &[100, 80, 60]), [2].into(), "aibrix 10.4");
+    assert_eq!(both(&wide(1.0), &[20, 10, 30], &[50, 50, 50]), [2].into(), "aibrix 10.4");
+    assert_eq!(both(&wide(-10.0), &[11, 10, 12], &[100, 90, 80]), [2].into(), "aibrix 10.4: nobody is below");
 }
 
 #[test]
@@ -70,20 +90,36 @@ fn when_load_differs_much_only_the_idle_count() {
         // Only the last one holds anything, and nothing but the imbalance keeps it from being picked.
         let held: Vec<u32> = counts.iter().map(|c| if c == counts.last().unwrap() { 100 } else { 0 }).collect();
         let params = serde_json::json!({"imbalance": 8, "deviations": 100});
-        assert_eq!(picked(params, counts, &held), expected.iter().copied().collect(), "aibrix 10.4: {counts:?}");
+        assert_eq!(both(&params, counts, &held), expected.iter().copied().collect(), "aibrix 10.4: {counts:?}");
     }
     let zero = serde_json::json!({"imbalance": 0, "deviations": 100});
-    assert_eq!(picked(zero, &[5, 10, 15], &[0, 0, 100]), [1].into(), "aibrix 10.4: an imbalance of 0");
+    assert_eq!(both(&zero, &[5, 10, 15], &[0, 0, 100]), [1].into(), "aibrix 10.4: an imbalance of 0");
 }
 
 /// The two numbers that AIBrix's manifest sets.
 #[test]
 fn the_defaults_are_the_manifests() {
-    let plain = |counts: &[u32], percent: &[u32]| picked(serde_json::Value::Null, counts, percent);
+    let plain = |counts: &[u32], percent: &[u32]| both(&serde_json::json!({}), counts, percent);
     assert_eq!(plain(&[0, 16], &[0, 100]), [2].into(), "aibrix 0: 16 is not above 16, and below 8 + 2 x 11.3");
     assert_eq!(plain(&[0, 17], &[0, 100]), [1].into(), "aibrix 0");
     assert_eq!(plain(&[4, 1, 1, 0], &[100, 0, 0, 0]), [1].into(), "aibrix 0: 4 is below 1.5 + 2 x 1.7");
     assert_eq!(plain(&[9, 1, 1, 0, 1, 1], &[100, 0, 0, 0, 0, 0]), [4].into(), "aibrix 0: 9 is above 2.2 + 2 x 3.4");
+}
+
+/// AIBrix, release 0.4 and its documentation: requests differ too much, and nobody asks who holds what.
+#[test]
+fn compat_ignores_prefixes_under_imbalance() {
+    let params = |compat: bool| serde_json::json!({"imbalance": 8, "deviations": 100, "compat": compat});
+    for (compat, expected) in [(false, &[2][..]), (true, &[1, 2])] {
+        let got = picked(params(compat), &[1, 1, 20], &[0, 90, 100]);
+        assert_eq!(got, expected.iter().copied().collect(), "compat: {compat}");
+    }
+}
+
+/// The example of AIBrix's documentation: 1, 2 and 20 requests, and a limit of 16.
+#[test]
+fn documented_imbalance_goes_to_the_least_loaded() {
+    assert_eq!(both(&serde_json::json!({}), &[1, 2, 20], &[0, 100, 100]), [1].into());
 }
 
 #[test]

@@ -3,6 +3,9 @@
 use super::*;
 use crate::clock::Timestamp;
 use crate::pool::PoolSnapshot;
+use crate::pool::ledger::Ticket;
+use crate::protocol::Prompt;
+use crate::protocol::prompt::Piece;
 use crate::rng::for_request;
 use crate::scheduling::candidates::Cached;
 use crate::scheduling::tests::{NOW, STALE_AFTER, context, snapshot};
@@ -74,10 +77,70 @@ fn when_load_differs_much_only_the_idle_count() {
 }
 
 #[test]
-fn exploration_counts_what_each_lacks_of_this_prompt_unless_compat() {
-    for (value, expected) in [(Value::Null, BTreeSet::from([2])), (json!({"compat": true}), [1, 2].into())] {
-        let strategy = build(&value);
-        assert_eq!(picks(&strategy, &pool(&[0, 0]), 4_000, &[0, 1_900], NOW), expected, "{value}");
+fn exploration_counts_what_each_lacks_of_this_prompt() {
+    assert_eq!(picks(&build(&Value::Null), &pool(&[0, 0]), 4_000, &[0, 1_900], NOW), [2].into());
+}
+
+#[test]
+fn gate_can_be_switched() {
+    for (value, expected) in [(json!({}), 1), (json!({"gate": true}), 1), (json!({"gate": false}), 2)] {
+        assert_eq!(picks(&build(&value), &pool(&[0, 9]), 100, &[0, 100], NOW), [expected].into(), "{value}");
+    }
+}
+
+/// The endpoints that a prompt with this text may go to.
+fn exact_picks(strategy: &Preble, pool: &PoolSnapshot, text: &str) -> BTreeSet<u32> {
+    let prompt = Prompt { pieces: [Piece::Text(text.into())].into(), ..Prompt::default() };
+    let mut cx = context(pool);
+    cx.request.prompt = Some(&prompt);
+    let candidates: Vec<_> = pool.endpoints.iter().map(|s| Candidate::new(s, NOW, STALE_AFTER, 0)).collect();
+    let draw = |seed| {
+        let mut ranking = Ranking::new(1);
+        strategy.rank(&cx, &candidates, &mut for_request(seed, 0), &mut ranking);
+        ranking.decide().unwrap().picks[0].id.0
+    };
+    (0..60).map(draw).collect()
+}
+
+fn exact_send(strategy: &Preble, pool: &PoolSnapshot, id: u32, text: &str) {
+    let prompt = Prompt { pieces: [Piece::Text(text.into())].into(), ..Prompt::default() };
+    let mut cx = context(pool);
+    cx.request.prompt = Some(&prompt);
+    let state = pool.endpoints.iter().find(|s| s.endpoint.id.0 == id).unwrap();
+    strategy.picked(&cx, &state.endpoint);
+}
+
+/// AIBrix's cases, decided by its own tree.
+#[test]
+fn compat_decides_as_aibrix() {
+    let strategy = build(&json!({"compat": true}));
+    assert_eq!(strategy.reads(), Reads::PROMPT);
+    let three = pool(&[0, 0, 0]);
+    let (shared, other) = ("the same beginning ".repeat(40), "something else ".repeat(60));
+    assert_eq!(exact_picks(&strategy, &three, &shared), [1, 2, 3].into(), "aibrix 10.7 a: anybody");
+    exact_send(&strategy, &three, 1, &shared);
+    exact_send(&strategy, &three, 3, &shared);
+    assert_eq!(exact_picks(&strategy, &three, &shared), [1, 3].into(), "aibrix 10.7 b");
+    assert_eq!(exact_picks(&strategy, &three, &other), [2].into(), "no work there so far");
+    exact_send(&strategy, &three, 3, &other);
+    assert_eq!(exact_picks(&strategy, &three, &shared), [1].into(), "fewer requests on what it computed");
+    let half = format!("{}{}", &shared[..640], &other[..640]);
+    assert_eq!(exact_picks(&strategy, &three, &half), [2].into(), "half is not more than half: the least work");
+    assert_eq!(exact_picks(&strategy, &three, &format!("{shared}{}", &other[..64])), [1].into());
+}
+
+#[test]
+fn compat_gate_is_off_unless_switched_on() {
+    for (value, expected) in [
+        (json!({"compat": true}), &[1][..]),
+        (json!({"compat": true, "gate": true}), &[2, 3]),
+        (json!({"compat": true, "gate": true, "imbalance": 9}), &[1]),
+    ] {
+        let (strategy, three) = (build(&value), pool(&[0, 0, 0]));
+        let text = "the same beginning ".repeat(40);
+        exact_send(&strategy, &three, 1, &text);
+        let _sent: Vec<_> = (0..9).map(|_| Ticket::book(three.endpoints[0].endpoint.clone(), 0)).collect();
+        assert_eq!(exact_picks(&strategy, &three, &text), expected.iter().copied().collect(), "aibrix 10.7 d: {value}");
     }
 }
 

@@ -133,13 +133,24 @@ fn one_user_alone_or_users_alike_go_by_load() {
     assert_eq!(picks(&strategy, &running(&[3, 1, 2, 2]), &user("b")), [2].into());
 }
 
+/// AIBrix, 5.1: who had most goes to the second pod, who had nothing to the first.
 #[test]
-fn without_a_user_the_fewest_requests_decide_and_it_says_so() {
-    for value in [Value::Null, json!({"compat": true})] {
+fn compat_sends_heavy_users_to_the_second_and_new_users_to_the_first() {
+    let strategy = build(&json!({"compat": true}));
+    serve(&strategy, "heavy", 50_000);
+    for loads in [&[0, 0][..], &[10, 10, 10], &[40, 0, 0, 0]] {
+        assert_eq!(picks(&strategy, &running(loads), &user("heavy")), [2].into(), "{loads:?}");
+        assert_eq!(picks(&strategy, &running(loads), &user("new")), [1].into(), "{loads:?}");
+    }
+}
+
+#[test]
+fn without_a_user_the_fewest_requests_decide_or_with_compat_chance() {
+    for (value, expected) in [(Value::Null, &[2][..]), (json!({"compat": true}), &[1, 2, 3])] {
         let strategy = build(&value);
         let pool = running(&[3, 1, 2]);
         for headers in [BTreeMap::new(), user(" ")] {
-            assert_eq!(picks(&strategy, &pool, &headers), [2].into());
+            assert_eq!(picks(&strategy, &pool, &headers), expected.iter().copied().collect(), "aibrix 5.1");
             let candidates: Vec<_> = pool.endpoints.iter().map(|s| Candidate::new(s, NOW, STALE_AFTER, 0)).collect();
             let mut cx = context(&pool);
             cx.request.headers = Headers::of(&headers);

@@ -1,0 +1,114 @@
+//! The strategies that need a queue: `vtc-fair`, `vtc-max-fair` and `vtc-pred` put requests before the pool in order, and place by load.
+//!
+//! The name of the strategy alone switches the queue on, with the fairness policy of that name. A configuration in which the queue would be
+//! off or would use another policy is an error.
+
+use super::strategies;
+use crate::config::Overrides;
+use crate::config::aibrix_env::AibrixDefaults;
+use crate::config::decode::Sink;
+use crate::config::diagnostic::{At, Code, Diagnostic, Span};
+use crate::config::schema::{self, Opt};
+use crate::config::settings::{TenantRule, TenantSource};
+use crate::scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
+use crate::scheduling::strategy::{vtc_queue, weighted};
+
+/// The header by which AIBrix tells users apart.
+const USER_HEADER: &str = "user";
+
+/// The strategy that needs a queue, when `name` is one or has one among its parts.
+fn queued(name: &str) -> Option<&str> {
+    let needs_queue = |part: &&str| vtc_queue::NAMES.contains(part);
+    if weighted::is_weighted(name) {
+        return weighted::parse(name).ok()?.into_iter().map(|(part, _)| part).find(|part| needs_queue(part));
+    }
+    Some(name).filter(needs_queue)
+}
+
+fn at<T>(value: T) -> Opt<T> {
+    Some(At { value, span: Span::default() })
+}
+
+/// A queue with the fairness policy `name`.
+pub(super) fn queue(name: &str) -> schema::FlowControl {
+    let fairness = schema::Strategy { name: At { value: name.to_owned(), span: Span::default() }, parameters: None };
+    let default_band = schema::Band { fairness: at(fairness), ..schema::Band::default() };
+    schema::FlowControl { enabled: at(true), default_band: at(default_band), ..schema::FlowControl::default() }
+}
+
+/// The queue of a pool whose strategy is `name`, which the file may describe in part.
+pub(super) fn complete(
+    name: &str,
+    file: Opt<schema::FlowControl>,
+    path: &str,
+    sink: &mut Sink,
+) -> Opt<schema::FlowControl> {
+    let Some(name) = queued(name) else { return file };
+    let Some(At { value: mut file, span }) = file else { return at(queue(name)) };
+    for (key, switch) in [("enabled", &file.enabled), ("queue", &file.queue)] {
+        if let Some(off) = switch.as_ref().filter(|switch| !switch.value) {
+            let message = format!("strategy `{name}` decides the order in a queue, and `{key}: false` switches it off");
+            let diagnostic = Diagnostic::new(Code::Contradiction, format!("{path}.flowControl.{key}"), message);
+            sink.push(diagnostic.at(off.span).help("leave the key out, or use the strategy `least-request`"));
+        }
+    }
+    let implied = queue(name);
+    file.enabled = file.enabled.or(implied.enabled);
+    let band = file.default_band.get_or_insert(At { value: schema::Band::default(), span });
+    match &band.value.fairness {
+        Some(other) if other.value.name.value != name => {
+            let message =
+                format!("strategy `{name}` needs the fairness policy `{name}`, not `{}`", other.value.name.value);
+            let path = format!("{path}.flowControl.defaultBand.fairness");
+            let diagnostic = Diagnostic::new(Code::Contradiction, path, message).at(other.span);
+            sink.push(diagnostic.help("leave `fairness` out, or use the strategy `least-request` with this policy"));
+        }
+        Some(_) => {}
+        None => band.value.fairness = implied.default_band.and_then(|band| band.value.fairness),
+    }
+    Some(At { value: file, span })
+}
+
+/// Rules, profiles and requests can't change the pool's queue, so that they can name only the strategy that the queue is for.
+pub(super) fn check_others(
+    of_pool: &StrategySpec,
+    rules: &[ModelRule],
+    by_request: Option<&mut RequestSpec>,
+    allows_any: bool,
+    path: &str,
+    sink: &mut Sink,
+) {
+    let own = queued(&of_pool.name).map(str::to_owned);
+    let is_other = |spec: &StrategySpec| queued(&spec.name).is_some_and(|name| Some(name) != own.as_deref());
+    let mut tell = |spec: &StrategySpec, place: String| {
+        let message = format!("`{}` needs a queue before the pool, which the pool's strategy decides", spec.name);
+        let diagnostic = Diagnostic::new(Code::Contradiction, place, message);
+        sink.push(
+            diagnostic.help(format!("give the pool itself `strategy: {}`", queued(&spec.name).unwrap_or_default())),
+        );
+    };
+    for (i, rule) in rules.iter().enumerate() {
+        let named = rule.strategy.iter().chain(rule.profiles.iter().map(|profile| &profile.strategy));
+        named.filter(|spec| is_other(spec)).for_each(|spec| tell(spec, format!("{path}.strategies[{i}]")));
+    }
+    let Some(by_request) = by_request else { return };
+    if !allows_any {
+        let named = by_request.allowed.iter().filter(|spec| is_other(spec));
+        named.for_each(|spec| tell(spec, format!("{path}.requestStrategy.allow")));
+    }
+    by_request.allowed.retain(|spec| !is_other(spec));
+}
+
+/// Who the queues are fair to where the file does not say: AIBrix's users, by its header.
+pub(super) fn tenants<'a>(strategies: impl IntoIterator<Item = &'a str>, sink: &mut Sink) -> Option<TenantRule> {
+    let name = strategies.into_iter().find_map(queued)?;
+    let message = format!("`{name}` is fair to the users that the header `{USER_HEADER}` names, which clients set");
+    let diagnostic = Diagnostic::new(Code::TrustsClients, "exchange.tenant", message);
+    sink.push(diagnostic.help("give `exchange.tenant`, to say whom the picker believes"));
+    Some(TenantRule { source: TenantSource::Header(USER_HEADER.to_owned()), strip: None })
+}
+
+/// The strategy of a pool of the file.
+pub(super) fn strategy_of<'a>(pool: &'a schema::Pool, flags: &'a Overrides, env: &'a AibrixDefaults) -> &'a str {
+    strategies::name_of(pool.strategy.as_ref().map(|at| &at.value), flags, env)
+}

@@ -1,0 +1,378 @@
+//! AIBrix's own bookkeeping: a radix tree of prompts, each node with the endpoints that computed it and the requests of the last minutes.
+//!
+//! ```text
+//! prefill cost of a node = (1 - hit tokens / prompt tokens) x requests x prefill(own tokens, tokens up to its end)
+//! cost of an endpoint    = sum over nodes that it computed and that had requests within the window: prefill cost + answer tokens x 0.15 s
+//! load of an endpoint    = requests within the window on all nodes that it computed
+//! ```
+//!
+//! A node is a run of blocks of text, a block [`BLOCK_TOKENS`] tokens. Sums are kept for each endpoint, so that a decision does not visit
+//! every node. Here models never share a node, so that AIBrix's division by the models of a node is by 1.
+
+use super::SECONDS_PER_TOKEN;
+use super::cost::Gpu;
+use crate::clock::Timestamp;
+use crate::ids::EndpointId;
+use ahash::AHashMap;
+use smallvec::SmallVec;
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
+
+/// 64 bytes of text in a block.
+pub(super) const BLOCK_BYTES: usize = 64;
+/// 16 tokens in a block, of 4 bytes each.
+const BLOCK_TOKENS: u32 = 16;
+/// 4,096 blocks of a prompt count: 65,536 tokens.
+pub(super) const MAX_DEPTH: usize = 4_096;
+/// 500,000 blocks: 30 MB at most. Beyond it the nodes that were used longest ago are dropped.
+const MAX_BLOCKS: usize = 500_000;
+/// AIBrix drops nodes after 5 idle minutes.
+const IDLE: Duration = Duration::from_secs(300);
+
+/// What one request adds to the sums.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Costs {
+    pub(super) gpu: Gpu,
+    /// Tokens of an answer.
+    pub(super) decoding_length: u32,
+    /// How long requests count.
+    pub(super) window: Duration,
+}
+
+/// Requests within the window, on one node.
+#[derive(Clone, Copy, Debug, Default)]
+struct Recent {
+    requests: u32,
+    hit_tokens: u64,
+    prompt_tokens: u64,
+}
+
+#[derive(Debug)]
+struct Node {
+    parent: Option<u64>,
+    children: SmallVec<[u64; 2]>,
+    /// Blocks before it.
+    start: u32,
+    blocks: Vec<u64>,
+    endpoints: SmallVec<[EndpointId; 4]>,
+    used: Timestamp,
+    recent: Recent,
+    /// What it adds to the cost of each of its endpoints, nanoseconds.
+    cost: u64,
+}
+
+/// What an endpoint's nodes add up to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    cost: u64,
+    requests: u64,
+}
+
+/// One request that counts until it leaves the window.
+#[derive(Clone, Copy, Debug)]
+struct Event {
+    at: Timestamp,
+    node: u64,
+    hit_tokens: u64,
+    prompt_tokens: u64,
+}
+
+/// How much of a prompt is known.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Known {
+    /// Blocks of the prompt that are in the tree.
+    pub(super) blocks: usize,
+    /// The endpoints that computed the longest part of it, among those asked for.
+    pub(super) endpoints: SmallVec<[EndpointId; 4]>,
+}
+
+/// The tree.
+#[derive(Debug)]
+pub(super) struct Tree {
+    costs: Costs,
+    nodes: AHashMap<u64, Node>,
+    /// Which node a block is in.
+    owner: AHashMap<u64, u64>,
+    by_use: BTreeSet<(Timestamp, u64)>,
+    events: VecDeque<Event>,
+    sums: AHashMap<EndpointId, Sums>,
+    next: u64,
+}
+
+fn tokens(blocks: usize) -> u64 {
+    blocks as u64 * u64::from(BLOCK_TOKENS)
+}
+
+impl Tree {
+    pub(super) fn new(costs: Costs) -> Self {
+        let (nodes, owner, sums) = (AHashMap::new(), AHashMap::new(), AHashMap::new());
+        Self { costs, nodes, owner, by_use: BTreeSet::new(), events: VecDeque::new(), sums, next: 0 }
+    }
+
+    /// What is known of the prompt with these blocks, and which of the endpoints that `is_ready` accepts computed most of it.
+    pub(super) fn known(&self, chain: &[u64], is_ready: impl Fn(EndpointId) -> bool) -> Known {
+        let blocks = chain.iter().take_while(|block| self.owner.contains_key(block)).count();
+        let last = blocks.checked_sub(1).and_then(|last| chain.get(last)).and_then(|block| self.owner.get(block));
+        let mut at = last.copied();
+        while let Some(node) = at.and_then(|id| self.nodes.get(&id)) {
+            let ready: SmallVec<[EndpointId; 4]> = node.endpoints.iter().copied().filter(|id| is_ready(*id)).collect();
+            if !ready.is_empty() {
+                return Known { blocks, endpoints: ready };
+            }
+            at = node.parent;
+        }
+        Known { blocks, endpoints: SmallVec::new() }
+    }
+
+    /// Seconds of work within the window, and requests.
+    pub(super) fn load(&self, endpoint: EndpointId) -> (f64, u64) {
+        let sums = self.sums.get(&endpoint).copied().unwrap_or_default();
+        (sums.cost as f64 / 1e9, sums.requests)
+    }
+
+    /// A request with this prompt goes to `endpoint`.
+    pub(super) fn record(&mut self, chain: &[u64], endpoint: EndpointId, now: Timestamp) {
+        self.expire(now);
+        let Some(leaf) = self.insert(chain, now) else { return };
+        let mut at = Some(leaf);
+        while let Some(id) = at {
+            self.change(id, |node| {
+                if !node.endpoints.contains(&endpoint) {
+                    node.endpoints.push(endpoint);
+                }
+            });
+            self.touch(id, now);
+            at = self.nodes.get(&id).and_then(|node| node.parent);
+        }
+        let Some(node) = self.nodes.get(&leaf) else { return };
+        let (hit_tokens, own) = (tokens(node.start as usize), tokens(node.blocks.len()));
+        let event = Event { at: now, node: leaf, hit_tokens, prompt_tokens: hit_tokens + own };
+        self.change(leaf, |node| {
+            node.recent.requests += 1;
+            node.recent.hit_tokens += event.hit_tokens;
+            node.recent.prompt_tokens += event.prompt_tokens;
+        });
+        self.events.push_back(event);
+    }
+
+    /// Drops what is too old.
+    pub(super) fn expire(&mut self, now: Timestamp) {
+        while let Some(event) = self.events.front().copied().filter(|e| now.since(e.at) > self.costs.window) {
+            self.events.pop_front();
+            self.change(event.node, |node| {
+                node.recent.requests = node.recent.requests.saturating_sub(1);
+                node.recent.hit_tokens = node.recent.hit_tokens.saturating_sub(event.hit_tokens);
+                node.recent.prompt_tokens = node.recent.prompt_tokens.saturating_sub(event.prompt_tokens);
+            });
+        }
+        while let Some((used, id)) = self.by_use.first().copied() {
+            if now.since(used) <= IDLE && self.owner.len() <= MAX_BLOCKS {
+                break;
+            }
+            self.remove(id);
+        }
+    }
+
+    /// The node that ends where the prompt ends; `None` for an empty prompt.
+    fn insert(&mut self, chain: &[u64], now: Timestamp) -> Option<u64> {
+        let known = chain.iter().take_while(|block| self.owner.contains_key(block)).count();
+        let parent = known.checked_sub(1).and_then(|last| self.split_after(*chain.get(last)?));
+        let rest = chain.get(known..)?;
+        if rest.is_empty() {
+            return parent;
+        }
+        let id = self.add(Node {
+            parent,
+            children: SmallVec::new(),
+            start: known as u32,
+            blocks: rest.to_vec(),
+            endpoints: SmallVec::new(),
+            used: now,
+            recent: Recent::default(),
+            cost: 0,
+        });
+        Some(id)
+    }
+
+    /// The node that ends with `block`, which is in the tree. What a longer node has beyond it becomes its child, and keeps its requests.
+    fn split_after(&mut self, block: u64) -> Option<u64> {
+        let lower = *self.owner.get(&block)?;
+        let node = self.nodes.get_mut(&lower)?;
+        let at = node.blocks.iter().position(|own| *own == block)? + 1;
+        if at == node.blocks.len() {
+            return Some(lower);
+        }
+        let rest = node.blocks.split_off(at);
+        let (parent, start) = (node.parent, node.start);
+        let blocks = std::mem::replace(&mut node.blocks, rest);
+        let (endpoints, used) = (node.endpoints.clone(), node.used);
+        node.start += at as u32;
+        let children = SmallVec::from_slice(&[lower]);
+        let upper =
+            self.add(Node { parent, children, start, blocks, endpoints, used, recent: Recent::default(), cost: 0 });
+        if let Some(above) = parent.and_then(|id| self.nodes.get_mut(&id)) {
+            above.children.retain(|child| *child != lower);
+        }
+        // Fewer tokens are its own now.
+        self.change(lower, |node| node.parent = Some(upper));
+        Some(upper)
+    }
+
+    fn add(&mut self, node: Node) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        self.owner.extend(node.blocks.iter().map(|block| (*block, id)));
+        self.by_use.insert((node.used, id));
+        if let Some(parent) = node.parent.and_then(|id| self.nodes.get_mut(&id)) {
+            parent.children.push(id);
+        }
+        self.nodes.insert(id, node);
+        id
+    }
+
+    fn touch(&mut self, id: u64, now: Timestamp) {
+        if let Some(node) = self.nodes.get_mut(&id) {
+            self.by_use.remove(&(node.used, id));
+            node.used = now;
+            self.by_use.insert((now, id));
+        }
+    }
+
+    /// Changes a node and keeps the sums of its endpoints.
+    fn change(&mut self, id: u64, change: impl FnOnce(&mut Node)) {
+        let Some(node) = self.nodes.get_mut(&id) else { return };
+        add(&mut self.sums, node, false);
+        change(node);
+        node.cost = self.costs.of(node);
+        add(&mut self.sums, node, true);
+    }
+
+    /// Drops a node and all below it.
+    fn remove(&mut self, id: u64) {
+        let parent = self.nodes.get(&id).and_then(|node| node.parent);
+        if let Some(above) = parent.and_then(|id| self.nodes.get_mut(&id)) {
+            above.children.retain(|child| *child != id);
+        }
+        let mut all: Vec<u64> = vec![id];
+        while let Some(id) = all.pop() {
+            let Some(node) = self.nodes.remove(&id) else { continue };
+            add(&mut self.sums, &node, false);
+            self.by_use.remove(&(node.used, id));
+            node.blocks.iter().for_each(|block| {
+                self.owner.remove(block);
+            });
+            all.extend(node.children);
+        }
+    }
+}
+
+/// Adds what `node` counts to the sums of its endpoints, or takes it away.
+fn add(sums: &mut AHashMap<EndpointId, Sums>, node: &Node, adds: bool) {
+    if node.recent.requests == 0 {
+        return;
+    }
+    for endpoint in &node.endpoints {
+        let sum = sums.entry(*endpoint).or_default();
+        let (cost, requests) = (node.cost, u64::from(node.recent.requests));
+        if adds {
+            (sum.cost, sum.requests) = (sum.cost.saturating_add(cost), sum.requests + requests);
+        } else {
+            (sum.cost, sum.requests) = (sum.cost.saturating_sub(cost), sum.requests.saturating_sub(requests));
+        }
+        if sum.requests == 0 {
+            sums.remove(endpoint);
+        }
+    }
+}
+
+impl Costs {
+    /// What a node adds to the cost of an endpoint that computed it, nanoseconds.
+    fn of(&self, node: &Node) -> u64 {
+        let recent = node.recent;
+        if recent.requests == 0 {
+            return 0;
+        }
+        let missed = 1.0 - recent.hit_tokens as f64 / recent.prompt_tokens.max(1) as f64;
+        let own = node.blocks.len() as u32 * BLOCK_TOKENS;
+        let seconds = self.gpu.prefill(own, own + node.start * BLOCK_TOKENS, true);
+        let answer = f64::from(self.decoding_length) * SECONDS_PER_TOKEN;
+        ((missed * f64::from(recent.requests) * seconds + answer) * 1e9) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COSTS: Costs = Costs { gpu: Gpu::V100, decoding_length: 45, window: Duration::from_secs(180) };
+    const ANSWER: f64 = 45.0 * 0.15;
+
+    fn at(seconds: u64) -> Timestamp {
+        Timestamp(seconds * 1_000_000_000)
+    }
+
+    /// The blocks of a prompt: `shared` blocks that it has in common with others, and `own` that it has not.
+    fn prompt(shared: u64, own: u64, number: u64) -> Vec<u64> {
+        (0..shared).chain((0..own).map(|i| (number + 1) * 1_000_000 + i)).collect()
+    }
+
+    fn close(got: f64, expected: f64) {
+        assert!((got - expected).abs() < 1e-6, "{got}, not {expected}");
+    }
+
+    #[test]
+    fn requests_cost_prefill_and_answer() {
+        let mut tree = Tree::new(COSTS);
+        let (a, b) = (EndpointId(1), EndpointId(2));
+        tree.record(&prompt(0, 25, 0), a, at(0));
+        close(tree.load(a).0, Gpu::V100.prefill(400, 400, true) + ANSWER);
+        // The same again counts two prefills and, as in AIBrix, one answer.
+        tree.record(&prompt(0, 25, 0), a, at(1));
+        close(tree.load(a).0, 2.0 * Gpu::V100.prefill(400, 400, true) + ANSWER);
+        assert_eq!((tree.load(a).1, tree.load(b)), (2, (0.0, 0)));
+    }
+
+    #[test]
+    fn shared_prefixes_split_nodes_and_lower_the_miss_rate() {
+        let mut tree = Tree::new(COSTS);
+        let (a, b) = (EndpointId(1), EndpointId(2));
+        tree.record(&prompt(50, 50, 0), a, at(0));
+        tree.record(&prompt(50, 50, 1), b, at(0));
+        assert_eq!(tree.nodes.len(), 3, "the shared part, and two rests");
+        // The first was inserted whole, so that all of it missed; of the second half hit.
+        let half = Gpu::V100.prefill(800, 1_600, true);
+        close(tree.load(a).0, half + ANSWER);
+        close(tree.load(b).0, half / 2.0 + ANSWER);
+        let known = tree.known(&prompt(50, 50, 2), |_| true);
+        assert_eq!((known.blocks, known.endpoints.to_vec()), (50, vec![a, b]), "both computed the shared part");
+        let known = tree.known(&prompt(50, 50, 1), |_| true);
+        assert_eq!((known.blocks, known.endpoints.to_vec()), (100, vec![b]));
+        let known = tree.known(&prompt(50, 50, 1), |id| id == a);
+        assert_eq!((known.blocks, known.endpoints.to_vec()), (100, vec![a]), "the nearest node of a ready endpoint");
+        assert_eq!(tree.known(&prompt(0, 9, 7), |_| true).blocks, 0);
+    }
+
+    #[test]
+    fn requests_leave_the_window_and_nodes_the_tree() {
+        let mut tree = Tree::new(COSTS);
+        tree.record(&prompt(10, 10, 0), EndpointId(1), at(0));
+        tree.record(&prompt(10, 10, 1), EndpointId(1), at(100));
+        tree.expire(at(181));
+        assert_eq!((tree.load(EndpointId(1)).1, tree.nodes.len()), (1, 3));
+        tree.expire(at(301));
+        assert_eq!((tree.load(EndpointId(1)), tree.nodes.len()), ((0.0, 0), 2), "the idle rest is gone");
+        tree.expire(at(401));
+        assert!(tree.nodes.is_empty() && tree.owner.is_empty() && tree.by_use.is_empty() && tree.sums.is_empty());
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let mut tree = Tree::new(COSTS);
+        for i in 0..300 {
+            tree.record(&prompt(0, MAX_DEPTH as u64, i), EndpointId(1), at(0));
+        }
+        tree.expire(at(0));
+        assert!(tree.owner.len() <= MAX_BLOCKS, "{}", tree.owner.len());
+        assert_eq!(tree.load(EndpointId(1)).1, tree.nodes.len() as u64, "dropped nodes no longer count");
+    }
+}
