@@ -50,6 +50,8 @@ enum Meaning {
     PrefillTimeout,
     /// How vLLM's servers move a KV cache.
     KvConnector,
+    /// Where Redis is.
+    Redis,
     /// A parameter of a strategy.
     Parameter(&'static str, &'static str, Kind),
     /// Nothing here, and why.
@@ -85,6 +87,18 @@ const EXACT: &[(&str, &str, &str)] = &[
     ("throughput", "fallback", "random"),
     ("vtc-basic", "compat", "true"),
 ];
+/// The host of AIBrix's Redis.
+const REDIS_HOST: &str = "REDIS_HOST";
+/// Its port; Kubernetes sets a variable of this name to a URL for a Service called `redis`.
+const REDIS_PORT: &str = "REDIS_PORT";
+/// Its password.
+const REDIS_PASSWORD: &str = "REDIS_PASSWORD";
+/// Redis's own port.
+const DEFAULT_REDIS_PORT: u16 = 6379;
+/// Parameters of the SLO strategies: files with profiles, and whether profiles are read in Redis.
+const PROFILES: &str = "profiles";
+/// See [`PROFILES`].
+const FROM_REDIS: &str = "profilesFromRedis";
 /// Every other variable of AIBrix's begins so.
 const PREFIX: &str = "AIBRIX_";
 
@@ -92,7 +106,8 @@ const PREFIX: &str = "AIBRIX_";
 const VARIABLES: &[(&str, Meaning)] = {
     use Kind::{Flag, Number, Whole, Word};
     use Meaning::{
-        BlockNumber, BlockSize, Exact, KvConnector, Nothing, Parameter, PrefillTimeout, Strategy, Tokenizer, TokenizerPool,
+        BlockNumber, BlockSize, Exact, KvConnector, Nothing, Parameter, PrefillTimeout, Redis, Strategy, Tokenizer,
+        TokenizerPool,
     };
     const VTC: &str = "vtc-basic";
     const PREBLE: &str = "prefix-cache-preble";
@@ -154,6 +169,9 @@ const VARIABLES: &[(&str, Meaning)] = {
         ("AIBRIX_PROMPT_LENGTH_BUCKETING", Parameter(PD, "promptLengthBucketing", Flag)),
         ("AIBRIX_PREFILL_REQUEST_TIMEOUT", PrefillTimeout),
         ("AIBRIX_KV_CONNECTOR_TYPE", KvConnector),
+        (REDIS_HOST, Redis),
+        (REDIS_PORT, Redis),
+        (REDIS_PASSWORD, Redis),
         ("AIBRIX_AUTH_BEARER_TOKEN", Nothing("the gateway checks who its clients are, before Attaché sees a request")),
         ("AIBRIX_GRPC_MAX_MESSAGE_SIZE_BYTES", Nothing("`limits.maxBodyBytes` bounds a request's body")),
         ("AIBRIX_HTTPROUTE_CACHE_TTL", Nothing("routes are the gateway's and are not read")),
@@ -177,7 +195,7 @@ impl AibrixEnv {
     /// Those of `variables` that are AIBrix's and concern routing.
     #[must_use]
     pub fn of(variables: impl IntoIterator<Item = (String, String)>) -> Self {
-        let names = [ROUTING_ALGORITHM, DOCUMENTED_ALGORITHM, COMPAT];
+        let names = [ROUTING_ALGORITHM, DOCUMENTED_ALGORITHM, COMPAT, REDIS_HOST, REDIS_PORT, REDIS_PASSWORD];
         let concerns = |name: &str| names.contains(&name) || (name.starts_with(PREFIX) && !is_of_service(name));
         let set = variables.into_iter().filter(|(name, value)| concerns(name) && !value.trim().is_empty());
         Self(set.map(|(name, value)| (name, value.trim().to_owned())).collect())
@@ -239,6 +257,12 @@ fn whole<T: FromStr + PartialOrd + Display + From<u8>>(value: &str, most: T) -> 
     number.ok_or_else(|| format!("1 to {most}, whole"))
 }
 
+/// `text` as it may stand in a URL's password.
+fn percent_encoded(text: &str) -> String {
+    let byte = |b: u8| if b.is_ascii_alphanumeric() { char::from(b).to_string() } else { format!("%{b:02X}") };
+    text.bytes().map(byte).collect()
+}
+
 /// The name of a connector of vLLM's, from AIBrix's word for it.
 fn kv_connector(value: &str) -> Result<&'static str, String> {
     match value {
@@ -295,6 +319,9 @@ pub(super) struct AibrixDefaults {
     pub(super) prefill_timeout: Option<Duration>,
     /// The connector of vLLM's servers.
     pub(super) kv_connector: Option<&'static str>,
+    /// There is a Redis, of the file or of the environment.
+    pub(super) has_redis: bool,
+    redis: BTreeMap<String, String>,
     parameters: BTreeMap<&'static str, Map<String, Value>>,
 }
 
@@ -319,6 +346,9 @@ impl AibrixDefaults {
             Meaning::BlockNumber => self.max_blocks = Some(whole(value, u64::MAX)?),
             Meaning::TokenizerPool(part) => self.remote.set(part, variable, value)?,
             Meaning::PrefillTimeout => self.prefill_timeout = Some(tokenizer_pool::seconds(value)?),
+            Meaning::Redis => {
+                self.redis.insert(variable.to_owned(), value.to_owned());
+            }
             Meaning::KvConnector => self.kv_connector = Some(kv_connector(value)?),
             Meaning::Parameter(strategy, parameter, kind) => {
                 let value = checked(strategy, parameter, kind, value)?;
@@ -327,6 +357,14 @@ impl AibrixDefaults {
             Meaning::Nothing(_) => {}
         }
         Ok(())
+    }
+
+    /// The URL of AIBrix's Redis; `None` where its variables name no host.
+    pub(super) fn redis_url(&self) -> Option<String> {
+        let host = self.redis.get(REDIS_HOST)?;
+        let port = self.redis.get(REDIS_PORT).and_then(|port| port.parse().ok()).unwrap_or(DEFAULT_REDIS_PORT);
+        let password = self.redis.get(REDIS_PASSWORD).map(|password| format!(":{}@", percent_encoded(password)));
+        Some(format!("redis://{}{host}:{port}/0", password.unwrap_or_default()))
     }
 
     /// What turns prompts into tokens. With the pool of servers, what it falls back to is AIBrix's `DefaultTokenizer`.
@@ -371,6 +409,21 @@ impl AibrixDefaults {
 
     /// The parameters of `strategy`, which the file `given` says, with what the environment adds. Parts of a weighted name have their own.
     pub(super) fn parameters(&self, strategy: &str, given: Value) -> Value {
+        let parameters = self.with_defaults(strategy, given);
+        let is_slo = strategy == "slo" || strategy.starts_with("slo-");
+        let mut map = match parameters {
+            Value::Null => Map::new(),
+            Value::Object(map) => map,
+            other => return other,
+        };
+        // AIBrix's profiles stand in Redis and nowhere else.
+        if is_slo && self.has_redis && !map.contains_key(PROFILES) && !map.contains_key(FROM_REDIS) {
+            map.insert(FROM_REDIS.to_owned(), Value::from(true));
+        }
+        if map.is_empty() { Value::Null } else { Value::Object(map) }
+    }
+
+    fn with_defaults(&self, strategy: &str, given: Value) -> Value {
         if self.parameters.is_empty() {
             return given;
         }
@@ -421,6 +474,7 @@ mod tests {
                 Meaning::TokenizerPool(Part::Use) => "true",
                 Meaning::TokenizerPool(Part::Template) => "http://%s:8000",
                 Meaning::KvConnector => "shfs",
+                Meaning::Redis => "redis",
                 Meaning::BlockNumber | Meaning::TokenizerPool(_) | Meaning::PrefillTimeout => "60",
                 Meaning::Parameter(_, "targetGPU", _) => "A6000",
                 Meaning::Parameter(_, "timeUnit", _) => "seconds",

@@ -8,6 +8,7 @@ use crate::config::decode::Sink;
 use crate::config::defaults::DEFAULT_STRATEGY;
 use crate::config::diagnostic::{At, Code, Diagnostic, Span, closest};
 use crate::config::schema::{self, Opt};
+use crate::pool::EndpointSpec;
 use crate::scheduling::choice::{
     Conditions, DEFAULT_STRATEGY_HEADER, ModelRule, ProfileSpec, RequestSpec, StrategySpec,
 };
@@ -222,7 +223,12 @@ fn profile(
 }
 
 /// Which strategies of a pool are `pd`, and how its own decides.
-pub(super) fn pairs<'p>(of_pool: &StrategySpec, rules: &[ModelRule], by_request: Option<&RequestSpec>) -> Pairs<'p> {
+pub(super) fn pairs<'p>(
+    of_pool: &StrategySpec,
+    rules: &[ModelRule],
+    by_request: Option<&RequestSpec>,
+    (endpoints, are_found): (&'p [EndpointSpec], bool),
+) -> Pairs<'p> {
     const PD: &str = "pd";
     let is =
         |spec: &StrategySpec| weighted::parse(&spec.name).is_ok_and(|parts| parts.iter().any(|(name, _)| *name == PD));
@@ -231,7 +237,8 @@ pub(super) fn pairs<'p>(of_pool: &StrategySpec, rules: &[ModelRule], by_request:
         by_pool: is(of_pool),
         by_others: of_rules.chain(by_request.iter().flat_map(|spec| &spec.allowed)).any(is),
         exact: of_pool.parameters.get("compat").is_some_and(|value| value == true),
-        ..Pairs::default()
+        endpoints,
+        are_found,
     }
 }
 

@@ -136,6 +136,12 @@ struct Place {
     at: usize,
 }
 
+/// The moment by which the window has moved on, which it does every `interval` milliseconds.
+fn moment(interval: u32, now: Timestamp) -> Timestamp {
+    let interval = u64::from(interval) * NANOS_PER_MILLISECOND;
+    Timestamp(now.0 - now.0.checked_rem(interval).unwrap_or(0))
+}
+
 impl Preble {
     /// Seconds to compute what an endpoint that holds `held` tokens lacks of the prompt.
     fn prefill(&self, cx: &PickContext<'_>, held: u32) -> f64 {
@@ -143,15 +149,9 @@ impl Preble {
         self.params.target_gpu.prefill(prompt.saturating_sub(held), prompt, false)
     }
 
-    /// The moment by which the window has moved on.
-    fn moment(&self, now: Timestamp) -> Timestamp {
-        let interval = u64::from(self.params.eviction_loop_interval) * NANOS_PER_MILLISECOND;
-        Timestamp(now.0 - now.0.checked_rem(interval).unwrap_or(0))
-    }
-
     /// Seconds of work within the window, and requests, for each candidate.
     fn loads(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> SmallVec<[(f64, u64); 16]> {
-        let slot = self.window.slot(self.moment(cx.now));
+        let slot = self.window.slot(moment(self.params.eviction_loop_interval, cx.now));
         let mut work = self.work.lock();
         let mut load = |c: &Candidate<'_>| {
             let Some(work) = work.get_mut(&c.state.endpoint.id) else { return (0.0, 0) };
@@ -233,7 +233,7 @@ impl Strategy for Preble {
         let allowed = cx.request.max_tokens.unwrap_or(u32::MAX);
         let answer = f64::from(self.params.decoding_length.min(allowed)) * SECONDS_PER_TOKEN;
         let nanos = ((self.prefill(cx, held) + answer) * 1e9) as u64;
-        let slot = self.window.slot(self.moment(cx.now));
+        let slot = self.window.slot(moment(self.params.eviction_loop_interval, cx.now));
         let mut all = self.work.lock();
         let work = all.entry(endpoint.id).or_default();
         for (sum, amount) in [(&mut work.nanos, nanos), (&mut work.requests, 1)] {
