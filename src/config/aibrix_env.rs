@@ -187,7 +187,7 @@ const VARIABLES: &[(&str, Meaning)] = {
         ("AIBRIX_SYNC_MAX_CONTEXTS", Nothing(BY_ROOM)),
         ("AIBRIX_SYNC_MAX_PREFIXES_PER_CONTEXT", Nothing(BY_ROOM)),
         ("AIBRIX_TRT_MACHINE_ID", Nothing("ids of TensorRT-LLM requests are random")),
-        ("AIBRIX_TTFT_THRESHOLD_S", Nothing("`attache_time_to_first_token_seconds` has all times in buckets")),
+        ("AIBRIX_TTFT_THRESHOLD_S", Nothing("`attache_time_to_first_byte_seconds` has all times in buckets")),
     ]
 };
 
