@@ -113,7 +113,8 @@ fn tell_void(path: &str, env: &AibrixDefaults, sink: &mut Sink) {
         ("AIBRIX_KV_CONNECTOR_TYPE", env.kv_connector.is_some()),
     ];
     for (variable, _) in set.into_iter().filter(|(_, is_set)| *is_set) {
-        let message = format!("`{variable}` has no effect: there is no `{path}`, and `pd` is not among the strategies");
+        let message =
+            format!("`{variable}` has no effect: there is no `{path}`, nor a prefill server for the strategy `pd`");
         sink.push(Diagnostic::new(Code::NoEffect, variable, message));
     }
 }

@@ -272,7 +272,8 @@ pub(super) fn by_aibrix_request(of_pool: &StrategySpec, env: &AibrixDefaults, si
     let variable = env.strategy_variable;
     if !sink.diagnostics.iter().any(|d| d.code == Code::TrustsClients && d.path == variable) {
         let message = format!(
-            "as in AIBrix, requests may name their strategy by `{DEFAULT_STRATEGY_HEADER}` and their endpoints by              `{AIBRIX_FILTER_HEADER}`, because `{variable}` names the pool's"
+            "as in AIBrix, requests may name their strategy by `{DEFAULT_STRATEGY_HEADER}` and their endpoints by \
+             `{AIBRIX_FILTER_HEADER}`, because `{variable}` names the pool's"
         );
         let help = "`requestStrategy: {allow: []}` of the pool switches this off, `requestStrategy` limits it";
         sink.push(Diagnostic::new(Code::TrustsClients, variable, message).help(help));

@@ -29,7 +29,7 @@ pub const FAIR: Descriptor = Descriptor {
 /// Registry entry.
 pub const MAX_FAIR: Descriptor = Descriptor {
     name: "vtc-max-fair",
-    summary: "As `vtc-fair`; a user that comes back starts at the level of the user that had most.",
+    summary: "As `vtc-fair`; users that had little lately are lifted to the level of the last one served.",
     source: "VTC (2024); named by AIBrix",
     build,
 };

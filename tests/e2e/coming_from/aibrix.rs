@@ -1,6 +1,8 @@
 //! AIBrix.
 
+mod ask;
 mod configured;
+mod library;
 mod prefill;
 mod settings;
 mod strategies;
@@ -9,7 +11,9 @@ mod tokenizers;
 use super::Row;
 
 pub(super) const TOPICS: &[(&str, &[Row])] = &[
-    ("strategies", strategies::ROWS),
+    ("selection", strategies::SELECTION),
+    ("algorithms", strategies::ALGORITHMS),
+    ("strategy parameters", strategies::PARAMETERS),
     ("settings", settings::ROWS),
     ("tokenizers", tokenizers::ROWS),
     ("prefill and decode", prefill::ROWS),

@@ -41,20 +41,6 @@ rows! { ROWS;
             assert!(log.lines().any(|line| line.contains("WARN") && line.contains(told)), "{told}: {log}");
         }
     }
-    unusable_values: "a value that can't be used", "the default, in silence", Differs {
-        default: "an error that names the variable and what is allowed",
-        exact: "unset the variable",
-    } => {
-        let (good, said) = check(PLAIN, &[("AIBRIX_PREFIX_CACHE_BLOCK_SIZE", "many")]);
-        assert!(!good && said.contains("AIBRIX_PREFIX_CACHE_BLOCK_SIZE") && said.contains("allowed: 1 to"), "{said}");
-    }
-    zero: "0, such as for `AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT`", "the default", Differs {
-        default: "0",
-        exact: "unset the variable",
-    } => {
-        const COUNT: &str = "AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT";
-        assert_parameter("prefix-cache", COUNT, "0", "imbalance", &json!(0));
-    }
     unknown_variables: "any other variable that begins with `AIBRIX_`", "ignored", Warns { instead: "the warning names the nearest variable that is read" } => {
         assert_void("AIBRIX_SOMETHING_NEW", "it is not read");
         let (_, said) = check(PLAIN, &[("AIBRIX_PREFIX_CACHE_BLOCK_SIZES", "128")]);
@@ -169,39 +155,11 @@ rows! { ROWS;
     trt_machine_id: "`AIBRIX_TRT_MACHINE_ID`", "part of the ids of TensorRT-LLM requests", Warns { instead: "nothing: the ids are random" } => {
         assert_void("AIBRIX_TRT_MACHINE_ID", "random");
     }
-    imbalance_variables: "`AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT`, `AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR`", "16 and 2 in the manifest", Same => {
-        assert_parameter("prefix-cache", "AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", "8", "imbalance", &json!(8));
-        assert_parameter("prefix-cache", "AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR", "1", "deviations", &json!(1.0));
-    }
-    preble_variables: "`AIBRIX_ROUTER_PREBLE_TARGET_GPU`, `…_DECODING_LENGTH`, `…_SLIDING_WINDOW_PERIOD`", "`V100`, 45 tokens, 3 minutes", Same => {
-        for (variable, given, parameter, expected) in [
-            ("AIBRIX_ROUTER_PREBLE_TARGET_GPU", "A6000", "targetGPU", json!("A6000")),
-            ("AIBRIX_ROUTER_PREBLE_DECODING_LENGTH", "90", "decodingLength", json!(90)),
-            ("AIBRIX_ROUTER_PREBLE_SLIDING_WINDOW_PERIOD", "5", "slidingWindowPeriod", json!(5)),
-        ] {
-            assert_parameter("prefix-cache-preble", variable, given, parameter, &expected);
-        }
-    }
     preble_loop: "`AIBRIX_ROUTER_PREBLE_EVICTION_LOOP_INTERVAL`", "the window moves on every 1000 ms", Differs {
         default: "the same when it is set; else the window moves on with every decision",
         exact: "`AIBRIX_ROUTER_PREBLE_EVICTION_LOOP_INTERVAL=1000`",
     } => {
         assert_parameter("prefix-cache-preble", "AIBRIX_ROUTER_PREBLE_EVICTION_LOOP_INTERVAL", "1000", "evictionLoopInterval", &json!(1000));
-    }
-    vtc_variables: "`AIBRIX_ROUTER_VTC_TOKEN_TRACKER_TIME_UNIT`, `…_WINDOW_SIZE`, `…_MIN_TOKENS`, `…_MAX_TOKENS`, `AIBRIX_ROUTER_VTC_BASIC_…`", "minutes, 5, 1000, 8000; weights 1, 2, 1, 1; pod load 100", Same => {
-        for (variable, given, parameter, expected) in [
-            ("TOKEN_TRACKER_TIME_UNIT", "seconds", "timeUnit", json!("seconds")),
-            ("TOKEN_TRACKER_WINDOW_SIZE", "2", "windowSize", json!(2)),
-            ("TOKEN_TRACKER_MIN_TOKENS", "500", "minTokens", json!(500.0)),
-            ("TOKEN_TRACKER_MAX_TOKENS", "9000", "maxTokens", json!(9000.0)),
-            ("BASIC_INPUT_TOKEN_WEIGHT", "3", "inputTokenWeight", json!(3.0)),
-            ("BASIC_OUTPUT_TOKEN_WEIGHT", "4", "outputTokenWeight", json!(4.0)),
-            ("BASIC_MAX_POD_LOAD", "50", "maxPodLoad", json!(50.0)),
-            ("BASIC_FAIRNESS_WEIGHT", "0.5", "fairnessWeight", json!(0.5)),
-            ("BASIC_UTILIZATION_WEIGHT", "0.25", "utilizationWeight", json!(0.25)),
-        ] {
-            assert_parameter("vtc-basic", &format!("AIBRIX_ROUTER_VTC_{variable}"), given, parameter, &expected);
-        }
     }
     file_outranks: "a value that the configuration file gives as well", "there is no file", Differs {
         default: "the file counts, parameter by parameter",

@@ -1,5 +1,11 @@
-//! AIBrix's routing algorithms and how they are selected.
+//! AIBrix's routing algorithms, their parameters and how they are selected.
 
-use super::Row;
+mod algorithms;
+mod parameters;
+mod selection;
 
-pub(super) const ROWS: &[Row] = &[];
+use crate::coming_from::Row;
+
+pub(super) const SELECTION: &[Row] = selection::ROWS;
+pub(super) const ALGORITHMS: &[Row] = algorithms::ROWS;
+pub(super) const PARAMETERS: &[Row] = parameters::ROWS;

@@ -1,0 +1,65 @@
+//! What AIBrix's environment makes of a configuration, and what a strategy decides, without starting a picker.
+
+use attache::clock::Timestamp;
+use attache::config::aibrix_env::AibrixEnv;
+use attache::config::settings::Settings;
+use attache::config::{ConfigText, Overrides, Sources, Surroundings, load};
+use attache::ids::EndpointId;
+use attache::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
+use attache::rng::for_request;
+use attache::scheduling::{Candidate, PickContext, Ranking, registry};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+const NOW: Timestamp = Timestamp(5_000_000_000);
+const STALE_AFTER: Duration = Duration::from_secs(2);
+
+/// The settings of a pool with these lines and these variables, or what is wrong; and all warnings.
+pub(super) fn settings(more: &str, variables: &[(&str, &str)]) -> Result<(Settings, Vec<String>), Vec<String>> {
+    let text = format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n{more}  endpoints: [{{address: \"127.0.0.1:1\"}}]\n"
+    );
+    let set = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let overrides = Overrides { aibrix: AibrixEnv::of(set), ..Overrides::default() };
+    let text = Some(ConfigText { name: "attache.yaml".into(), bytes: text.into_bytes() });
+    let said = |d: attache::config::diagnostic::Diagnostic| format!("{} {}: {}", d.code.as_str(), d.path, d.message);
+    match load(&Sources { text, overrides, surroundings: Surroundings::default() }) {
+        Ok((settings, warnings)) => Ok((settings, warnings.into_iter().map(said).collect())),
+        Err(errors) => Err(errors.into_iter().map(said).collect()),
+    }
+}
+
+/// The strategy of the pool and its parameters, where the environment says all about them.
+pub(super) fn strategy(variables: &[(&str, &str)]) -> (String, Value) {
+    let (settings, _) = settings("", variables).unwrap_or_else(|errors| panic!("{variables:?}: {errors:?}"));
+    let pool = settings.pools.into_iter().next().expect("the pool");
+    (pool.strategy, pool.strategy_parameters)
+}
+
+/// The parameter of `algorithm` that a variable sets, and its value.
+pub(super) fn sets(algorithm: &str, variable: (&str, &str), parameter: &str, value: impl Into<Value>) {
+    let (name, parameters) = strategy(&[("ROUTING_ALGORITHM", algorithm), variable]);
+    assert_eq!((name.as_str(), parameters.get(parameter)), (algorithm, Some(&value.into())), "{variable:?}");
+}
+
+/// The endpoints (from 1) that win over many draws, by these pages; `None` is an endpoint without one.
+pub(super) fn winners(algorithm: &str, parameters: &Value, pages: &[Option<EndpointMetrics>]) -> BTreeSet<u32> {
+    let state = |(id, page): (u32, &Option<EndpointMetrics>)| {
+        let address = ([127, 0, 0, 1], 8_000 + id as u16).into();
+        let endpoint = Arc::new(Endpoint::new(EndpointId(id), EndpointSpec::at(address)));
+        let page = page.clone().map(|page| Arc::new(EndpointMetrics { scraped_at: NOW, ..page }));
+        EndpointState::new(endpoint, page)
+    };
+    let pool = PoolSnapshot::new(1, true, (1..).zip(pages).map(state).collect());
+    let candidates: Vec<_> = pool.endpoints.iter().map(|s| Candidate::new(s, NOW, STALE_AFTER, 0)).collect();
+    let strategy = registry::build(algorithm, parameters).expect("a strategy");
+    let draw = |seed| {
+        let mut ranking = Ranking::new(1);
+        let cx = PickContext::new(&pool, NOW, STALE_AFTER);
+        strategy.rank(&cx, &candidates, &mut for_request(seed, 0), &mut ranking);
+        ranking.decide().expect("a decision").picks[0].id.0
+    };
+    (0..100).map(draw).collect()
+}
