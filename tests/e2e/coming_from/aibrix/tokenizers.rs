@@ -111,6 +111,8 @@ rows! { ROWS;
         exact: "name each model there",
     } => {
         let service = SimProcess::start(1, &[]).await;
+        let tokenizer = "{type: remote, modelUrls: {m: 'http://127.0.0.1:9/'}}";
+        let text = PLAIN.replace("name: a,", &format!("name: a, prefixCache: {{tokenizer: {tokenizer}}},"));
         assert_eq!(value(&text, &[], "/prefixCache/tokenizer/modelUrls/m"), "http://127.0.0.1:9");
         let model_urls = [("sim-8b".to_owned(), format!("http://{}", service.servers[0]))].into();
         let settings = RemoteSettings { model_urls, ..RemoteSettings::default() };
