@@ -56,7 +56,7 @@ impl Exact {
             ranking.lacks(Signal::Prompt);
         }
         let chain = chain.unwrap_or_default();
-        let requests = |c: &Candidate<'_>| c.state.live().ledger.in_flight();
+        let requests = |c: &Candidate<'_>| c.own_requests();
         let (fewest, gated) = spread(candidates, requests, gate);
         let is_outside = |c: &Candidate<'_>| gated && requests(c) != fewest;
         let mut tree = self.tree.lock();

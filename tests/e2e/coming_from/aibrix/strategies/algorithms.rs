@@ -78,7 +78,16 @@ rows! { ROWS;
         assert_eq!(pool.refusal(&[("external-filter", "pod=none")]).await.status, 503);
     }
     least_request: "`least-request`", "the fewest running requests by the gateway's own count; ties at random",
-        Differs { default: "also counts what servers report of other senders", exact: "" } => {
+        Differs {
+            default: "also counts what servers report of other senders",
+            exact: "`compat: true` or `ATTACHE_AIBRIX_COMPAT=true`",
+        } => {
+            let busy = IDLE.replacen("} 0", "} 40", 1);
+            for (compat, expected) in [(&[][..], &[2][..]), (&[COMPAT], &[1, 2])] {
+                let set = [&[("ROUTING_ALGORITHM", "least-request")], compat].concat();
+                let pool = Pool::reporting(&[&busy, IDLE], "", &set).await;
+                assert_eq!(pool.picks(20, "hello", &[]).await, expected.iter().copied().collect(), "{compat:?}");
+            }
             let pool = Pool::with(3, "", &[("ROUTING_ALGORITHM", "least-request")]).await;
             let held = [hold(&pool, 1, "hello", 2).await, hold(&pool, 2, "hello", 1).await];
             assert_eq!(picked(&pool.ask("hello", &[]).await), 3);
@@ -108,7 +117,7 @@ rows! { ROWS;
     least_kv_cache: "`least-kv-cache`", "the least GPU cache + CPU cache in use; endpoints that do not report both are skipped",
         Differs {
             default: "either name of the GPU figure counts; an absent CPU cache counts as empty",
-            exact: "",
+            exact: "`random`, which is what AIBrix does on today's vLLM",
         } => {
             let cache = |gpu, cpu| Some(EndpointMetrics { kv_usage: gpu, cpu_cache_usage: cpu, ..page() });
             let all = [cache(0.2, Some(0.3)), cache(0.1, Some(0.5)), cache(0.6, Some(0.6)), cache(0.6, Some(0.8))];
@@ -116,7 +125,10 @@ rows! { ROWS;
             assert_eq!(winners("least-kv-cache", &Value::Null, &[cache(0.9, None), cache(0.5, None)]), [2].into());
         }
     least_gpu_cache: "`least-gpu-cache`", "the least `gpu_cache_usage_perc`, which today's vLLM calls otherwise",
-        Differs { default: "`gpu_cache_usage_perc` or `kv_cache_usage_perc`", exact: "" } => {
+        Differs {
+            default: "`gpu_cache_usage_perc` or `kv_cache_usage_perc`",
+            exact: "`random`, which is what AIBrix does on today's vLLM",
+        } => {
             let used = |name: &str, used: f64| {
                 format!("vllm:num_requests_running{{model_name=\"m\"}} 0\nvllm:num_requests_waiting{{model_name=\"m\"}} 0\nvllm:{name}{{model_name=\"m\"}} {used}\n")
             };
@@ -160,10 +172,16 @@ rows! { ROWS;
         assert_eq!(win(&[drains(9, 99.0, 0.0), drains(0, 0.1, 0.0)]), [2].into(), "aibrix 2.5: the gate");
     }
     power_of_two: "`power-of-two`", "two endpoints are drawn, the one with fewer requests wins; needs Redis for its counters",
-        Differs { default: "the same, by the picker's own count; no Redis", exact: "" } => {
-            let pool = Pool::with(2, "", &[("ROUTING_ALGORITHM", "power-of-two")]).await;
-            let _held = hold(&pool, 1, "hello", 1).await;
-            assert_eq!(pool.ask("hello", &[]).await.answer.map(|at| at + 1).expect("a pick"), 2);
+        Differs {
+            default: "the same, with what servers report of other senders; no Redis",
+            exact: "`compat: true` or `ATTACHE_AIBRIX_COMPAT=true`: the picker's own count",
+        } => {
+            for compat in [&[][..], &[COMPAT]] {
+                let set = [&[("ROUTING_ALGORITHM", "power-of-two")], compat].concat();
+                let pool = Pool::with(2, "", &set).await;
+                let _held = hold(&pool, 1, "hello", 1).await;
+                assert_eq!(picked(&pool.ask("hello", &[]).await), 2, "{compat:?}");
+            }
         }
     session_affinity: "`session-affinity`, headers `x-session-id`, `x-aibrix-session-key`",
         "the endpoint that the id holds (base64), else one by the key, else any; the response has the id", Same => {

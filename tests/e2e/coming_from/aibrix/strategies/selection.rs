@@ -151,7 +151,7 @@ rows! { ROWS;
     config_profile: "header `config-profile`, annotation `model.aibrix.ai/config`",
         "the annotation of the pods holds profiles; the header names one, or `auto` finds it by lengths",
         Differs {
-            default: "the header is the same; profiles stand in the configuration",
+            default: "the header is the same; profiles stand in the configuration, and a warning names a pod with the annotation",
             exact: "`strategies: [{profiles: {NAME: {strategy: …}}}]` with `requestStrategy`",
         } => {
             let more = "  strategy: random\n  strategies: [{profiles: {sticky: {strategy: session-affinity, promptTokensLt: 512}}}]\n  \
