@@ -2,6 +2,7 @@
 
 mod ask;
 mod configured;
+mod labels;
 mod library;
 mod prefill;
 mod settings;
@@ -17,4 +18,5 @@ pub(super) const TOPICS: &[(&str, &[Row])] = &[
     ("settings", settings::ROWS),
     ("tokenizers", tokenizers::ROWS),
     ("prefill and decode", prefill::ROWS),
+    ("labels and users", labels::ROWS),
 ];

@@ -121,7 +121,7 @@ rows! { ROWS;
         stack.picker.assert_settled().await;
     }
     engines: "label `model.aibrix.ai/engine`: `vllm`, `sglang`, `trtllm`",
-        "decides the words to servers", Same => {
+        "names the connector", Same => {
         const ENGINE: &str = "model.aibrix.ai/engine";
         for (engine, name) in [("vllm", "shfs"), ("sglang", "sglang"), ("trtllm", "trtllm")] {
             assert_eq!(connector(&[], &[(ENGINE, engine)]), name);
