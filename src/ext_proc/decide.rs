@@ -369,7 +369,8 @@ pub fn decide(
     };
     if splittable && !in_time {
         splittable = false;
-        picker.metrics.degraded(Degraded::NoTimeToSplit);
+        let asked = pool.scheduler.split().filter(|policy| policy.asks(&choice.name));
+        asked.into_iter().for_each(|_| picker.metrics.degraded(Degraded::NoTimeToSplit));
     }
     let mut conversation = looked.as_mut().filter(|_| splittable).and_then(|looked| {
         let tenant = looked.prefix().tenant(q.head);

@@ -50,6 +50,13 @@ impl SplitPolicy {
         self.together.iter().all(same)
     }
 
+    /// Whether requests that the strategy `name` routes may be split. With [`Decider::Strategy`] it is `pd`, alone or in a sum.
+    #[must_use]
+    pub fn asks(&self, name: &str) -> bool {
+        let is_pd = |part: &str| part.split(':').next().is_some_and(|name| name.trim() == "pd");
+        self.decider != Decider::Strategy || name.split(',').any(is_pd)
+    }
+
     /// Whether `endpoint` serves requests that are not split.
     #[must_use]
     pub fn serves_whole(&self, endpoint: &Endpoint) -> bool {

@@ -183,7 +183,9 @@ fn pool(
         );
     }
     let are_found = file.is_some() || kubernetes.is_some() || search.is_some();
-    let pairs = strategies::pairs(&strategy, &rules, by_request.as_ref(), (&endpoints, are_found));
+    let mut pairs = strategies::pairs(&strategy, &rules, by_request.as_ref(), (&endpoints, are_found));
+    // Split requests are not predicted.
+    pairs.by_others &= !deadline_admission;
     let split = disaggregation::of_pool(pool.disaggregation, &pairs, &path, env, sink);
     let settings = PoolSettings {
         name: pool.name.value.as_str().into(),
