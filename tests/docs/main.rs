@@ -3,5 +3,10 @@
 //!
 //! `ATTACHE_UPDATE_DOCS=1 cargo test --test docs` rewrites the generated parts of `docs/reference`.
 
+mod examples;
+mod links;
 mod markdown;
+mod metrics;
+mod prose;
+mod reference;
 mod site;

@@ -3,20 +3,20 @@
 use std::path::{Path, PathBuf};
 
 /// The repository's directory.
-pub fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
 /// A Markdown file.
-pub struct Page {
+pub(crate) struct Page {
     /// Path in the repository.
-    pub path: String,
+    pub(crate) path: String,
     /// Its text.
-    pub text: String,
+    pub(crate) text: String,
 }
 
 /// All Markdown files, by path. Files of other tools' output are left out.
-pub fn pages() -> Vec<Page> {
+pub(crate) fn pages() -> Vec<Page> {
     let mut found = Vec::new();
     let directories = ["docs", "examples", "benches", "tests", ".github"].map(|name| root().join(name));
     directories.iter().filter(|directory| directory.is_dir()).for_each(|directory| collect(directory, &mut found));
@@ -46,20 +46,20 @@ fn collect(directory: &Path, found: &mut Vec<PathBuf>) {
 }
 
 /// The text of one page.
-pub fn page(path: &str) -> String {
+pub(crate) fn page(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
 /// A fenced block of code.
-pub struct Block {
+pub(crate) struct Block {
     /// Its language, empty without one.
-    pub language: String,
+    pub(crate) language: String,
     /// Its lines, without the indentation of the fence.
-    pub text: String,
+    pub(crate) text: String,
 }
 
 /// The fenced blocks of a page. Blocks within list items are indented.
-pub fn blocks(text: &str) -> Vec<Block> {
+pub(crate) fn blocks(text: &str) -> Vec<Block> {
     let mut found = Vec::new();
     let mut open: Option<(usize, Block)> = None;
     for line in text.lines() {
@@ -85,7 +85,7 @@ pub fn blocks(text: &str) -> Vec<Block> {
 }
 
 /// The text outside of fenced blocks and HTML comments.
-pub fn prose(text: &str) -> String {
+pub(crate) fn prose(text: &str) -> String {
     let mut inside = false;
     let outside = text.lines().filter(|line| {
         let fence = line.trim_start().starts_with("```");
@@ -96,7 +96,7 @@ pub fn prose(text: &str) -> String {
 }
 
 /// The rows of the table whose head begins with `head`, cell by cell.
-pub fn rows(text: &str, head: &str) -> Vec<Vec<String>> {
+pub(crate) fn rows(text: &str, head: &str) -> Vec<Vec<String>> {
     let Some(start) = text.find(head) else { return Vec::new() };
     let lines = text[start..].lines().skip(2).take_while(|line| line.starts_with('|'));
     lines.map(cells).collect()
