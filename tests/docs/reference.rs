@@ -236,11 +236,13 @@ fn configuration_page_lists_every_key() {
 fn known(schema: &str, files: &str) -> usize {
     let starts = [".get(\"", ".required(\"", "section(&mut f, \""];
     let called = starts.iter().flat_map(|start| schema.split(start).skip(1)).filter_map(|rest| rest.split('"').next());
-    let listed =
-        schema.lines().filter_map(|line| line.trim().strip_prefix('"')?.split_once("\" => ")).map(|(key, _)| key);
-    // Forms of a value, not keys of the file.
-    let keys: Vec<&str> =
-        called.chain(listed).filter(|key| key.starts_with(|c: char| c.is_ascii_lowercase())).collect();
+    // `"key" => field: Type`, and not `"value" => Variant`.
+    let field = |line: &str| {
+        let (key, field) = line.trim().strip_prefix('"')?.split_once("\" => ")?;
+        field.starts_with(|c: char| c.is_ascii_lowercase()).then(|| key.to_owned())
+    };
+    let listed = schema.lines().filter_map(field);
+    let keys: Vec<String> = called.map(str::to_owned).chain(listed).collect();
     for key in &keys {
         assert!(files.contains(&format!("{key}:")), "{key} is in no configuration file with every key");
     }
