@@ -7,4 +7,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tools=$(tests/install-docs-tools.sh "${ATTACHE_TOOLS:-$PWD/target/tools}")
-NO_MKDOCS_2_WARNING=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$tools exec python3 -m mkdocs build --quiet --strict --site-dir "${1:-$PWD/target/site}"
+export NO_MKDOCS_2_WARNING=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$tools
+# Not --quiet: MkDocs counts only the warnings that it shows.
+output=$(python3 -m mkdocs build --strict --site-dir "${1:-$PWD/target/site}" 2>&1) || { echo "$output" >&2; exit 1; }

@@ -1,7 +1,7 @@
 """Links from the documentation to other files of the repository, such as examples and tests.
 
 In the repository these links are relative paths that leave `docs/`. The site has no such files, so each file that is linked becomes part of
-the site under `repository/`, and the links are rewritten. Markdown files become pages.
+the site under `repository/`, and the links are rewritten. Markdown files become pages. Links to directories become text.
 """
 
 import pathlib
@@ -12,6 +12,8 @@ from mkdocs.structure.files import File
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(?<=\]\()([^)#\s]*)")
+# The whole of a link: its text and its target.
+WHOLE = re.compile(r"\[([^][]*)\]\(([^)#\s]*)[^)\s]*\)")
 
 
 def target(origin, link):
@@ -52,4 +54,8 @@ def on_page_markdown(markdown, page, config, files):
             return match.group(1)
         return posixpath.relpath(uri(path), posixpath.dirname(here) or ".")
 
-    return LINK.sub(rewrite, markdown)
+    def text(match):
+        path = target(origin, match.group(2))
+        return match.group(1) if path and (ROOT / path).is_dir() else match.group(0)
+
+    return LINK.sub(rewrite, WHOLE.sub(text, markdown))
