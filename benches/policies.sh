@@ -39,7 +39,7 @@ for seed in 1 2 3; do late_binding --endpoints 8 --speed 1.15 --seed "$seed"; do
   echo "# What each policy buys"
   echo
   echo "Written by \`benches/policies.sh TRACE\`; virtual time and, where nothing is said, seed 1, so it comes out the same everywhere. What it shows, and what was tried, is in"
-  echo "[README.md](README.md#what-a-policy-buys). \`pipeline\` is GIE's default (queue 2, KV cache 2, prefix 3), \`llm-d\` its newest default"
+  echo "[experiments.md](experiments.md#what-a-policy-buys). \`pipeline\` is GIE's default (queue 2, KV cache 2, prefix 3), \`llm-d\` its newest default"
   echo "(affinity filter and token load). All of them read the same approximate index."
   for ((i = 0; i < part; i++)); do
     echo

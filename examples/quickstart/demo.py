@@ -1,7 +1,9 @@
-"""Starts simulated model servers, Attaché and Envoy, sends a mixed load through them and shows where each request went.
+"""Simulated model servers, Attaché and Envoy on this machine: one load is played with round robin and with the default strategy.
 
-Started by run.sh. Python's standard library only.
+The output shows for each request the endpoint, the reason and the runner-up, and at the end both results side by side.
 """
+
+# Started by run.sh. Python's standard library only.
 
 import argparse
 import concurrent.futures
@@ -24,6 +26,9 @@ MODEL = "sim-8b"
 # A quarter of the speed of the modelled GPU: slow enough to watch, and to see what a cached prompt saves.
 SPEED = "0.25"
 ROWS_SHOWN = 14
+BASELINE = "round-robin"
+# Ports with --stay, so that the printed commands are always the same.
+FIXED = {"envoy": 8080, "envoy admin": 9901, "sim": 8001, "grpc": 9002, "health": 9003, "metrics": 9090}
 
 
 class Stack:
@@ -128,16 +133,24 @@ def answers(address, path):
         return False
 
 
-def start_stack(stack, options):
+def start_stack(stack, options, strategy, fixed):
     """Starts everything; the addresses of Envoy's listener and of the picker's pages."""
-    fleet = ["sim", "--bind", "127.0.0.1", "--port", "0", "--endpoints", str(SERVERS), "--model", MODEL, "--speed", SPEED]
+    if fixed:
+        taken = [f"{port} ({name})" for name, port in FIXED.items() if free_port(port) != port]
+        if taken:
+            raise Failure(f"--stay needs these ports, which other programs use: {', '.join(taken)}")
+    wanted = lambda name: FIXED[name] if fixed else 0
+    fleet = ["sim", "--bind", "127.0.0.1", "--port", str(wanted("sim")), "--endpoints", str(SERVERS), "--model", MODEL, "--speed", SPEED]
     stack.start("sim", [options.attache, *fleet])
     found = stack.wait_for("sim", "servers", lambda: next((line for line in stack.lines("sim", "out") if "listening" in line), None))
     servers = found["listening"]
 
-    picker = ["run", "--bind", "127.0.0.1", "--secure-serving=false", "--log-format", "json", "--strategy", options.strategy]
-    picker += ["--grpc-port", "0", "--grpc-health-port", "0", "--metrics-port", "0", "--drain-min-delay", "0s"]
-    picker += [argument for server in servers for argument in ("--endpoint", server)]
+    # Every decision is logged with the score of each endpoint.
+    config = {"apiVersion": "attache.dev/v1", "kind": "Attache", "exchange": {"explain": {"logRatio": 1}},
+              "pools": [{"name": "default", "strategy": strategy, "endpoints": servers}]}
+    picker = ["run", "--bind", "127.0.0.1", "--secure-serving=false", "--log-format", "json", "--config-text", json.dumps(config)]
+    picker += ["--grpc-port", str(wanted("grpc")), "--grpc-health-port", str(wanted("health")), "--metrics-port", str(wanted("metrics"))]
+    picker += ["--drain-min-delay", "0s"]
     stack.start("attache", [options.attache, *picker])
 
     def listening():
@@ -149,9 +162,7 @@ def start_stack(stack, options):
     ports = stack.wait_for("attache", "listeners", listening)
     stack.wait_for("attache", "readiness", lambda: answers(ports["metrics"], "/ready"))
 
-    clients, admin = free_port(8080), free_port(9901)
-    if clients != 8080:
-        print(f"port 8080 is taken, Envoy listens on {clients}")
+    clients, admin = (FIXED["envoy"], FIXED["envoy admin"]) if fixed else (free_port(0), free_port(0))
     port = lambda name: int(ports[name].rsplit(":", 1)[1])
     bootstrap = stack.logs / "envoy.yaml"
     bootstrap.write_text(render(options.bootstrap, {8080: clients, 9901: admin, 9002: port("grpc"), 9003: port("health")}))
@@ -169,6 +180,7 @@ class Request:
         self.server = self.error = self.text = ""
         self.prompt_tokens = self.cached_tokens = None
         self.why = ""
+        self.scores = []
 
     def send(self, address):
         started = time.monotonic()
@@ -271,10 +283,10 @@ def singles(number, address, done):
         done(Request(label, path, {"model": MODEL, **body}).send(address))
 
 
-def milliseconds(times):
-    """The median of `times`, which are seconds."""
+def milliseconds(times, share=0.5):
+    """The quantile of `times`, which are seconds; the median without a share."""
     times = sorted(time for time in times if time is not None)
-    return f"{times[len(times) // 2] * 1000:.0f} ms" if times else "-"
+    return f"{times[min(len(times) - 1, int(len(times) * share))] * 1000:.0f} ms" if times else "-"
 
 
 def count(value):
@@ -284,12 +296,12 @@ def count(value):
 class Table:
     """Where requests went: redrawn in place on a terminal, else a line a request."""
 
-    HEAD = f"{'request':<16}{'endpoint':<16}{'why':<16}{'TTFT':>8}{'total':>8}{'prompt':>7}{'cached':>8}"
+    HEAD = f"{'request':<16}{'endpoint':<16}{'TTFT':>8}{'total':>8}{'prompt':>7}{'cached':>8}  why"
 
-    def __init__(self, pages):
-        self.pages, self.requests, self.lock = pages, [], threading.Lock()
-        self.live, self.drawn = sys.stdout.isatty(), 0
-        if not self.live:
+    def __init__(self, pages, stack, shown=True):
+        self.pages, self.stack, self.requests, self.lock = pages, stack, [], threading.Lock()
+        self.shown, self.live, self.drawn = shown, shown and sys.stdout.isatty(), 0
+        if shown and not self.live:
             print(self.HEAD)
 
     def add(self, request):
@@ -298,10 +310,11 @@ class Table:
             if decision:
                 request.why = decision.get("reason", "")
                 request.server = decision.get("served") or decision.get("endpoint") or request.server
+                request.scores = self.scores(decision)
             self.requests.append(request)
             if self.live:
                 self.draw()
-            else:
+            elif self.shown:
                 print(self.row(request), flush=True)
 
     def decision(self, request_id):
@@ -315,13 +328,36 @@ class Table:
             time.sleep(0.02)
         return None
 
+    def scores(self, decision):
+        """Endpoint and score of the winner and of the runner-up, from the log line of the decision."""
+        lines = [line for line in self.stack.lines("attache", "err") if line.get("message") == "decision"]
+        at = decision.get("sequence", 0)
+        # Lines are written at almost the same moment in another order than decisions are numbered.
+        matches = [(abs(number - at), line) for number, line in enumerate(lines)
+                   if line.get("picks", "").split(",")[0] == decision.get("endpoint")
+                   and line.get("prompt_tokens") == decision.get("estimated_prompt_tokens")]
+        if not matches:
+            return []
+        line = min(matches, key=lambda match: match[0])[1]
+        part = next((part for part in json.loads(line.get("parts", "[]")) if part["part"] == "score"), None)
+        picks = line.get("picks", "").split(",")
+        if not part:
+            return []
+        return [(pick, part["endpoints"].get(pick)) for pick in picks[:2]]
+
     @staticmethod
-    def row(request):
+    def reason(request):
+        """The whole reason, with the runner-up."""
+        if len(request.scores) < 2 or None in (score for _, score in request.scores):
+            return request.why
+        (_, best), (second, next_best) = request.scores
+        return f"{request.why}: {best:.3g}, runner-up {second} {next_best:.3g}"
+
+    def row(self, request):
         if request.error:
             return f"{request.label:<16}{request.server:<16}{request.error}"
-        why = request.why if len(request.why) < 16 else request.why[:14] + "…"
-        return (f"{request.label:<16}{request.server:<16}{why:<16}{milliseconds([request.ttft]):>8}{milliseconds([request.total]):>8}"
-                f"{count(request.prompt_tokens):>7}{count(request.cached_tokens):>8}")
+        return (f"{request.label:<16}{request.server:<16}{milliseconds([request.ttft]):>8}{milliseconds([request.total]):>8}"
+                f"{count(request.prompt_tokens):>7}{count(request.cached_tokens):>8}  {self.reason(request)}")
 
     def totals(self):
         lines = [f"{'endpoint':<32}{'requests':>10}{'failed':>7}{'TTFT p50':>15}{'prompt':>7}{'cached':>8}"]
@@ -343,22 +379,33 @@ class Table:
         sys.stdout.flush()
         self.drawn = len(lines)
 
-    def summary(self):
-        if not self.live:
-            print("\n" + "\n".join(self.totals()))
-        chats = [request for request in self.requests if request.label.startswith("chat") and not request.error]
-        warm, cold = ([chat.ttft for chat in chats if bool(chat.cached_tokens) == cached] for cached in (True, False))
-        print(f"\nfirst token of a chat: {milliseconds(cold)} with nothing cached ({len(cold)}), {milliseconds(warm)} with a part ({len(warm)})")
+    def result(self):
+        """What the comparison shows, by name."""
+        good = [request for request in self.requests if not request.error]
+        chats = [request.ttft for request in good if request.label.startswith("chat")]
+        prompt, cached = (sum(getattr(request, name) or 0 for request in good) for name in ("prompt_tokens", "cached_tokens"))
+        return {
+            "TTFT of chats, median": milliseconds(chats),
+            "TTFT of chats, p90": milliseconds(chats, 0.9),
+            "TTFT of chats, mean": f"{sum(chats) / max(1, len(chats)) * 1000:.0f} ms",
+            "end-to-end latency, median": milliseconds(request.total for request in good),
+            "end-to-end latency, p90": milliseconds((request.total for request in good), 0.9),
+            "prompt tokens": count(prompt),
+            "cached tokens": f"{count(cached)} ({100 * cached / max(1, prompt):.0f} %)",
+            "computed prompt tokens": count(prompt - cached),
+            "failed requests": count(len(self.requests) - len(good)),
+        }
 
 
-def load(address, pages):
-    table = Table(pages)
+def load(address, table):
+    """Plays the load; the same one each time."""
     with concurrent.futures.ThreadPoolExecutor(CONVERSATIONS + 3) as pool:
         work = [pool.submit(conversation, number, address, table.add) for number in range(CONVERSATIONS)]
         work += [pool.submit(singles, number, address, table.add) for number in range(3)]
         for future in work:
             future.result()
-    table.summary()
+    if table.shown and not table.live:
+        print("\n" + "\n".join(table.totals()))
     failed = [request for request in table.requests if request.error]
     unexplained = [request for request in table.requests if not request.error and not request.why]
     for request in failed:
@@ -367,23 +414,35 @@ def load(address, pages):
         print(f"no decision on record for {request.label} ({request.id})", file=sys.stderr)
     if failed or unexplained:
         raise Failure(f"{len(failed)} of {len(table.requests)} requests failed, {len(unexplained)} have no decision on record")
-    print(f"all {len(table.requests)} requests were answered")
+    return table.result()
 
 
-def hints(address, pages, stay):
+def compare(results):
+    """The results side by side."""
+    names = list(results)
+    print("\nthe same load with each strategy:\n" + f"{'':<28}" + "".join(f"{name:>22}" for name in names))
+    for figure in results[names[0]]:
+        print(f"{figure:<28}" + "".join(f"{results[name][figure]:>22}" for name in names))
+
+
+def hints(stay):
+    address, pages = f"127.0.0.1:{FIXED['envoy']}", f"127.0.0.1:{FIXED['metrics']}"
     messages = [{"role": "user", "content": "hello"}]
     body = lambda **more: json.dumps({"model": MODEL, "messages": messages, "max_tokens": 16, **more}, separators=(",", ":"))
-    print("\ntry:" if stay else "\nwith --stay everything stays up, and you can try:")
+    print("\ntry:" if stay else "\nwith --stay everything keeps running, and you can try:")
     for flags, path, data in [("-si", "/v1/chat/completions", body()), ("-sN", "/v1/messages", body(stream=True))]:
         print(f"  curl {flags} http://{address}{path} \\\n    -H 'content-type: application/json' \\\n    -d '{data}'")
+    print(f"  curl -s http://{pages}/decisions")
+    print(f"  curl -s http://{pages}/endpoints")
     if stay:
-        print(f"endpoints, decisions and metrics: http://{pages}/     ctrl-C ends it")
+        print(f"status page: http://{pages}/     Ctrl-C stops everything")
 
 
 def main():
     parser = argparse.ArgumentParser(prog="examples/quickstart/run.sh", description=__doc__)
-    parser.add_argument("--stay", action="store_true", help="leave everything running until ctrl-C")
-    parser.add_argument("--strategy", default="predicted-latency", help="how the picker chooses (default: %(default)s)")
+    parser.add_argument("--stay", action="store_true", help="keep everything running on fixed ports until Ctrl-C")
+    parser.add_argument("--strategy", default="predicted-latency",
+                        help=f"strategy to compare with {BASELINE} (default: %(default)s)")
     for name in ("attache", "envoy", "bootstrap"):
         parser.add_argument(f"--{name}", required=True, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -393,17 +452,29 @@ def main():
 
     signal.signal(signal.SIGTERM, ended)
     logs = tempfile.mkdtemp(prefix="attache-quickstart-")
-    stack = Stack(logs)
+    stacks, results = [], {}
     code = 0
     try:
-        print(f"starting {SERVERS} simulated model servers, attache and Envoy; logs in\n{logs}")
-        address, pages = start_stack(stack, options)
-        load(address, pages)
-        hints(address, pages, options.stay)
+        print(f"{SERVERS} simulated model servers, attache and Envoy; logs in\n{logs}")
+        for strategy in dict.fromkeys([BASELINE, options.strategy]):
+            last = strategy == options.strategy
+            directory = pathlib.Path(logs) / strategy.replace(":", "-").replace(",", "-")
+            directory.mkdir()
+            stack = Stack(directory)
+            stacks.append(stack)
+            address, pages = start_stack(stack, options, strategy, fixed=last and options.stay)
+            print(f"\nplaying the load with {strategy}")
+            results[strategy] = load(address, Table(pages, stack, shown=last))
+            if not (last and options.stay):
+                stack.stop()
+        if len(results) > 1:
+            compare(results)
+        print("every request got a response")
+        hints(options.stay)
         while options.stay:
             time.sleep(0.5)
-            if stack.dead():
-                raise Failure(f"ended by itself: {', '.join(stack.dead())}; logs in {logs}")
+            if stacks[-1].dead():
+                raise Failure(f"ended by itself: {', '.join(stacks[-1].dead())}; logs in {logs}")
     except KeyboardInterrupt:
         code = 0 if options.stay else 130
     except Failure as failure:
@@ -411,7 +482,8 @@ def main():
         code = 1
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        stack.stop()
+        for stack in stacks:
+            stack.stop()
     if code == 0:
         shutil.rmtree(logs, ignore_errors=True)
     return code
