@@ -9,7 +9,7 @@ use super::lookup::{self, Looked};
 use super::picker::{Live, Picker};
 use super::prefix::made::Outcome;
 use super::prefix::{Asked, PoolPrefix, Tail};
-use super::priority::priority;
+use super::priority::{flow_of_model, priority};
 use super::queues::{self, Admitted, Parked, Queues};
 use super::quotas::{Allowance, Permits};
 use super::reading::{UNREAD_PROMPT_TOKENS, distrusted, understand};
@@ -283,13 +283,14 @@ pub fn decide(
     let queues = before_pool.filter(|_| asks);
     let named = || q.head.fairness_id().or_else(|| q.head.first_of(&live.exchange.session_headers));
     let trusted = || named().filter(|_| live.exchange.trust_client_headers);
+    let flow = q.head.tenant().or(trusted).or_else(|| flow_of_model(pool, asked.map(|m| &*m.name)));
     let case = Case {
         picker,
         live,
         pool,
         metrics: live.pool_metrics.get(position).map(|m| &**m),
         queues: before_pool.map(|queues| &**queues),
-        flow: q.head.tenant().or(trusted),
+        flow,
         strategy: &*choice.strategy,
         filter: filter.as_ref(),
         prepared: prepared.as_ref().filter(|_| reads),

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 mod rules;
-pub use rules::{PoolRules, RuleStore};
+pub use rules::{MISSING_FOR, MissingTarget, PoolRules, RuleStore};
 
 /// What sends a request to a pool. Several conditions must all hold; a pool without any takes what no other pool takes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -355,11 +355,9 @@ impl Router {
         known.dedup();
         let more = if known.len() > 5 { ", …" } else { "" };
         known.truncate(5);
-        RequestError::new(
-            Reason::ModelNotFound,
-            format!("the model `{}` does not exist; known models: {}{more}", shown(model), known.join(", ")),
-        )
-        .param("model")
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") + more };
+        let message = format!("the model `{}` does not exist; known models: {known}", shown(model));
+        RequestError::new(Reason::ModelNotFound, message).param("model")
     }
 }
 

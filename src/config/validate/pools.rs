@@ -85,7 +85,7 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
         health: HealthPolicy::default(),
         prefix: prefix::prefix(schema::PrefixCache::default(), "pools[0].prefixCache", env, sink),
         disaggregation: None,
-        flow: flow::shedding(sink).filter(|_| flags.kubernetes.any()),
+        flow: flow::shedding(flow::Room::unknown(), sink).filter(|_| flags.kubernetes.any()),
         deadline_admission: false,
     };
     (pool, search)
@@ -149,7 +149,9 @@ fn pool(
     let rewrites = rewrites(&pool.rewrites, &path, sink);
     let matches = matches(pool.matches.as_ref(), &path, sink);
     let reject_unknown_models = given(pool.reject_unknown_models, false);
-    if reject_unknown_models && matches.models.is_empty() && rewrites.exact.is_empty() {
+    let of_cluster = kubernetes.is_some() || search.is_some();
+    // Objects of the cluster name models too.
+    if reject_unknown_models && matches.models.is_empty() && rewrites.exact.is_empty() && !of_cluster {
         sink.push(
             Diagnostic::new(
                 Code::Contradiction,
@@ -159,6 +161,10 @@ fn pool(
             .at(pool.reject_unknown_models.map(|at| at.span).unwrap_or_default()),
         );
     }
+    let flow = match pool.flow_control {
+        Some(at) => flow::flow(&at.value, room, &format!("{path}.flowControl"), sink),
+        None => flow::shedding(room, sink).filter(|_| of_cluster),
+    };
     let settings = PoolSettings {
         name: pool.name.value.as_str().into(),
         matches,
@@ -185,7 +191,7 @@ fn pool(
         disaggregation: pool
             .disaggregation
             .and_then(|at| disaggregation::disaggregation(at.value, &format!("{path}.disaggregation"), sink)),
-        flow: pool.flow_control.and_then(|at| flow::flow(&at.value, room, &format!("{path}.flowControl"), sink)),
+        flow,
         deadline_admission,
     };
     (settings, search)
