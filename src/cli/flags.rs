@@ -367,7 +367,7 @@ pub(super) fn parse_switch(text: &str) -> Result<bool, String> {
 fn parse_engine(text: &str) -> Result<Engine, String> {
     let value = serde_json::Value::String(text.to_owned());
     serde_json::from_value(value)
-        .map_err(|_| "vllm, sglang, trtllm-serve, triton-tensorrt-llm, xllm and none are allowed".to_owned())
+        .map_err(|_| "vllm, sglang, trtllm-serve, triton-tensorrt-llm, xllm, astrai and none are allowed".to_owned())
 }
 
 fn parse_path(text: &str) -> Result<String, String> {

@@ -209,6 +209,8 @@ pub struct PoolSettings {
     pub matches: PoolMatch,
     /// Refuse models that neither `matches` nor `rewrites` names.
     pub reject_unknown_models: bool,
+    /// The model of requests that name none.
+    pub default_model: Option<String>,
     /// Model names.
     pub rewrites: ModelRewrites,
     /// The strategy's name in the registry, or several with weights.

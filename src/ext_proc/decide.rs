@@ -12,7 +12,7 @@ use super::prefix::{Asked, PoolPrefix, Tail};
 use super::priority::{flow_of_model, priority};
 use super::queues::{self, Admitted, Parked, Queues};
 use super::quotas::{Allowance, Permits};
-use super::reading::{UNREAD_PROMPT_TOKENS, distrusted, understand};
+use super::reading::{UNREAD_PROMPT_TOKENS, distrusted, rename, understand};
 use super::recording::{Notes, Sheet};
 use super::split::Course;
 use super::warmer::Warming;
@@ -24,7 +24,7 @@ use crate::pool::health::ClientSlot;
 use crate::pool::ledger::Ticket;
 use crate::pool::{EndpointState, PoolSnapshot};
 use crate::prefix::learning::Lesson;
-use crate::protocol::{self, Api, BodyFormat, Request};
+use crate::protocol::{Api, BodyFormat, Request};
 use crate::record::{Booked, Decided};
 use crate::rng::PickRng;
 use crate::scheduling::decision::Ranking;
@@ -235,7 +235,7 @@ pub fn decide(
     let target = rewritten.unwrap_or_else(|| asked.map_or_else(|| "".into(), |m| (&*m.name).into()));
     let renamed = asked.filter(|m| *m.name != *target && !m.span.is_empty());
     let body = q.body.bytes();
-    let new_body = renamed.map(|model| protocol::replace_model(body, model.span.clone(), &target));
+    let new_body = rename(body, request.as_ref(), renamed, &target);
     let new_body = if pool.disagg.is_some() { distrusted(q, body, new_body)? } else { new_body };
 
     // Work of which nothing can be read: a compressed body, an unknown path, a connection that is upgraded.

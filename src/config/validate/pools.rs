@@ -70,6 +70,7 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
         name: flags.kubernetes.pool_name.as_deref().unwrap_or(DEFAULT_POOL).into(),
         matches: PoolMatch::default(),
         reject_unknown_models: false,
+        default_model: None,
         rewrites: ModelRewrites::default(),
         strategy: strategy.name,
         strategy_parameters: strategy.parameters,
@@ -169,6 +170,7 @@ fn pool(
         name: pool.name.value.as_str().into(),
         matches,
         reject_unknown_models,
+        default_model: default_model(pool.default_model, &path, sink),
         rewrites,
         strategy: strategy.name,
         strategy_parameters: strategy.parameters,
@@ -195,6 +197,14 @@ fn pool(
         deadline_admission,
     };
     (settings, search)
+}
+
+fn default_model(at: Opt<String>, path: &str, sink: &mut Sink) -> Option<String> {
+    let at = at?;
+    if at.value.is_empty() {
+        sink.out_of_range(at.span, &format!("{path}.defaultModel"), "``", "the name of a model");
+    }
+    Some(at.value)
 }
 
 fn check_empty(pool: &schema::Pool, path: &str, flags: &Overrides, sink: &mut Sink) {

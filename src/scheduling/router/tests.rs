@@ -12,6 +12,7 @@ fn pool(name: &str, matches: PoolMatch) -> Pool {
         scheduler: Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 1),
         rewrites: ModelRewrites::default(),
         reject_unknown_models: false,
+        default_model: None,
         models: Arc::default(),
         rules: Default::default(),
         stale_after: Duration::from_secs(2),
