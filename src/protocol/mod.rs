@@ -116,7 +116,7 @@ pub fn parse<'a>(
     read(api, content_type, body, limits, true)
 }
 
-/// The same, where a body need not name a model.
+/// The same, where a body need not name a model. One that names `null` is refused all the same: a default has no place in it.
 ///
 /// # Errors
 /// As [`parse`].

@@ -213,7 +213,7 @@ impl<'l, 'de> Body<'l, 'de> {
     }
 
     fn model(&mut self, walk: &mut Walk<'_, 'de>) -> Walked<()> {
-        let name = ModelName { limits: self.limits, required: self.names_model };
+        let name = ModelName { limits: self.limits, required: self.api.requires_model() };
         let (name, span) = walk.placed(name)?;
         self.request.model = name.map(|name| Model { name, span });
         Ok(())

@@ -434,3 +434,18 @@ proptest! {
         prop_assert_eq!(again.prompt, request.prompt);
     }
 }
+
+#[test]
+fn a_body_may_leave_its_model_to_a_default_and_not_call_it_null() {
+    let read = |body: &str| {
+        crate::protocol::parse_unnamed(Api::Completions, None, body.as_bytes(), &Limits::default())
+            .map(|r| r.model.is_some())
+    };
+    assert_eq!(read(r#"{"prompt":"x"}"#), Ok(false));
+    assert_eq!(read(r#"{"prompt":"x","model":"m"}"#), Ok(true));
+    assert_eq!(read(r#"{"prompt":"x","model":null}"#).map_err(|e| e.reason), Err(Reason::InvalidModel));
+    assert_eq!(
+        parse(Api::Completions, None, br#"{"prompt":"x"}"#, &Limits::default()).map_err(|e| e.reason),
+        Err(Reason::InvalidModel)
+    );
+}

@@ -51,7 +51,7 @@ rows! { ROWS;
         let reply = post(to, "/v1/messages", hello(json!({"model": "astrai", "stream": true}))).await;
         let events = events(&reply);
         let kinds: Vec<&str> = events.iter().filter_map(|event| event["type"].as_str()).collect();
-        let deltas = vec!["content_block_delta"; 4];
+        let deltas = ["content_block_delta"; 4];
         let want = [&["message_start", "content_block_start"], &deltas[..], &["content_block_stop", "message_delta", "message_stop"]];
         assert_eq!(kinds, want.concat());
         assert_eq!((&events[0]["message"]["content"], &events[0]["message"]["stop_reason"]), (&json!([]), &Value::Null));

@@ -129,6 +129,20 @@ rows! { ROWS;
         tokio::time::timeout(Duration::from_secs(10), picker.until_metric("attache_queued_requests", 0.0)).await.expect("empty queues");
     }
 
+    an_objective_that_strangers_name_raises_nothing:
+    "a priority above 0 of an InferenceObjective, by the header `x-gateway-inference-objective` of a request",
+    "GIE's later API: the request goes before others",
+    Here::Warns { instead: "`--trust-client-headers`, where the gateway keeps strangers from setting the header. A priority below 0 always counts" } => {
+        let api = cluster(&[]).await;
+        api.install(EXPERIMENTAL, "inferenceobjectives");
+        let objective = object("urgent", 1, json!({"poolRef": {"name": "vllm"}, "priority": 5}));
+        api.apply(EXPERIMENTAL, "inferenceobjectives", objective);
+        let (picker, connection) = started(&api, &FLAGS).await;
+        assert_eq!(target(&connection, "m").await, "m");
+        let line = until_logged(&picker, "InferenceObjectives of a priority above 0 have no effect").await;
+        assert!(line.contains("--trust-client-headers"), "{line}");
+    }
+
     an_unknown_criticality_is_told_of:
     "another `criticality`", "not allowed by the CRD", Here::Same => {
         let (_api, picker, connection) = world(&[("m", 1, json!({})), ("odd", 2, of("Urgent"))]).await;
