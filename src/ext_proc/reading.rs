@@ -61,7 +61,10 @@ pub(super) fn understand<'a>(
 }
 
 /// A request whose API asks for a model and whose body names none is for the default model of its pool.
-fn named<'a>(live: &Live, q: &Question<'_>, request: Request<'a>) -> Result<Request<'a>, RequestError> {
+///
+/// # Errors
+/// When there is no default: the body must name a model.
+pub(super) fn named<'a>(live: &Live, q: &Question<'_>, request: Request<'a>) -> Result<Request<'a>, RequestError> {
     if request.model.is_some() || !q.api.requires_model() || q.api.body_format() != BodyFormat::Json {
         return Ok(request);
     }

@@ -42,6 +42,8 @@ rows! { ROWS;
             let reply = chat(envoy.listener("inference"), json!({})).await;
             assert_eq!(reply.status.as_u16(), status, "{text}: {}", String::from_utf8_lossy(&reply.body));
             assert_eq!(reply.json()["model"] == "astrai", status == 200, "{text}");
+            let explained = post(picker.metrics, "/explain?path=/v1/chat/completions", hello(json!({}))).await;
+            assert_eq!(explained.status.as_u16(), status, "{text}: {}", String::from_utf8_lossy(&explained.body));
         }
         assert_eq!(chat(to, json!({})).await.status, 200);
     }
