@@ -730,7 +730,8 @@ async fn astrai_quirks_are_as_astrai_has_them() {
     let messages = client.post("/v1/messages", with(chat("hello", 2), "stream", json!(true))).await.text;
     assert!(messages.ends_with("data: {\"type\":\"message_stop\"}\ndata: [DONE]\n\n"), "{messages}");
     assert_eq!(client.get("/stats").await.json()["total_tasks"], 2);
-    assert!(client.post("/v1/messages", json!({})).await.json()["detail"].is_string());
+    let invalid = client.post("/v1/messages", json!({})).await;
+    assert_eq!((invalid.status.as_u16(), invalid.json()["detail"].is_array()), (422, true));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -151,9 +151,12 @@ impl Feeds {
     /// Lets one replica lead, where the settings say so: with leader election this one is ready only while it does. It gives way on `stop`; what
     /// comes back has ended when it has.
     pub fn lead(&self, settings: &Settings, readiness: &Readiness, stop: CancellationToken) -> Option<JoinHandle<()>> {
-        let server = &settings.server;
-        let Leased { of, namespace } = leased(settings).filter(|_| server.leader_election || server.model_status)?;
-        self.cluster.lead(&of, namespace.as_deref(), Some(readiness).filter(|_| server.leader_election), stop)
+        let (elects, status) = (settings.server.leader_election, settings.server.model_status);
+        if !elects && status.is_none() {
+            self.cluster.write_unasked();
+        }
+        let Leased { of, namespace } = leased(settings).filter(|_| elects || status == Some(true))?;
+        self.cluster.lead(&of, namespace.as_deref(), Some(readiness).filter(|_| elects), stop)
     }
 
     /// Finds out where the API server is, unless that is known.

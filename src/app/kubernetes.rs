@@ -22,6 +22,8 @@ use crate::pool::PoolEvent;
 use crate::pool::writer::SourceId;
 use crate::scheduling::router::RuleStore;
 use std::sync::Arc;
+#[cfg(feature = "kube")]
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -30,9 +32,12 @@ use tokio_util::sync::CancellationToken;
 pub(super) struct Cluster {
     #[cfg(feature = "kube")]
     informers: Option<Arc<Informers>>,
-    /// Whether this replica holds the lease; never, where nobody asks for it.
+    /// Whether this replica writes into statuses: it holds the lease, or nobody has asked for a lease.
     #[cfg(feature = "kube")]
     leads: watch::Sender<bool>,
+    /// Whether an operator has asked for conditions of `InferenceModel`s.
+    #[cfg(feature = "kube")]
+    asked: Arc<AtomicBool>,
     /// Whether what requests say of themselves in headers is believed.
     #[cfg(feature = "kube")]
     trusts_headers: watch::Sender<bool>,
@@ -86,7 +91,13 @@ impl Cluster {
     #[must_use]
     pub(super) fn new(clock: Clock) -> Self {
         let (leads, trusts_headers) = (watch::Sender::new(false), watch::Sender::new(false));
-        Self { informers: None, leads, trusts_headers, clock }
+        Self { informers: None, leads, asked: Arc::new(AtomicBool::new(true)), trusts_headers, clock }
+    }
+
+    /// Writes into statuses without a lease, as far as the rights of this replica go.
+    pub(super) fn write_unasked(&self) {
+        self.asked.store(false, Ordering::Relaxed);
+        self.leads.send_replace(true);
     }
 
     /// Whether what requests say of themselves in headers is believed.
@@ -125,7 +136,8 @@ impl Cluster {
         let stats: Arc<KubeStats> = Arc::default();
         let (pool, stats_kept) = (pool.clone(), stats.clone());
         let (reports, told) = watch::channel(Vec::new());
-        let writer = StatusWriter::new(client, &namespace, told, self.leads.subscribe(), self.clock, stats.clone());
+        let writes = (self.leads.subscribe(), self.asked.clone());
+        let writer = StatusWriter::new(client, &namespace, told, writes, self.clock, stats.clone());
         tokio::spawn(writer.run(stop.clone()));
         let (source, trusts_headers) = (source.clone(), self.trusts_headers.subscribe());
         let feed = source::KubeFeed {
@@ -231,6 +243,9 @@ impl Cluster {
 
     /// Nobody has to know.
     pub(super) fn trust_headers(&self, _: bool) {}
+
+    /// There is nothing to write.
+    pub(super) fn write_unasked(&self) {}
 
     /// Finds no cluster.
     ///

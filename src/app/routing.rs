@@ -116,6 +116,7 @@ pub(super) fn pool(
         scheduler,
         rewrites: settings.rewrites.clone(),
         reject_unknown_models: settings.reject_unknown_models,
+        default_model: settings.default_model.clone(),
         rules,
         deadline_admission: settings.deadline_admission,
         models,

@@ -160,7 +160,7 @@ pub struct RunArgs {
     /// Only the replica that holds the pool's lease says that it is ready [default: false]
     #[arg(long, value_name = "BOOL", env = "ATTACHE_HA_ENABLE_LEADER_ELECTION", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Kubernetes")]
     pub ha_enable_leader_election: Option<bool>,
-    /// Tell InferenceModels in their statuses whether they have their names: every replica routes, the one that holds the pool's lease writes [default: false]
+    /// Write conditions of InferenceModels: true, by the replica that holds the pool's lease; false, by none [default: by every replica, where its rights allow]
     #[arg(long, value_name = "BOOL", env = "ATTACHE_MODEL_STATUS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Kubernetes")]
     pub model_status: Option<bool>,
 
@@ -367,7 +367,7 @@ pub(super) fn parse_switch(text: &str) -> Result<bool, String> {
 fn parse_engine(text: &str) -> Result<Engine, String> {
     let value = serde_json::Value::String(text.to_owned());
     serde_json::from_value(value)
-        .map_err(|_| "vllm, sglang, trtllm-serve, triton-tensorrt-llm, xllm and none are allowed".to_owned())
+        .map_err(|_| "vllm, sglang, trtllm-serve, triton-tensorrt-llm, xllm, astrai and none are allowed".to_owned())
 }
 
 fn parse_path(text: &str) -> Result<String, String> {

@@ -24,7 +24,9 @@ const EXAMPLES: &str = "\
 What it is:
   Each server has its own simulated engine (waiting queue, continuous batching, paged KV cache with prefix
   reuse, preemption) and answers the OpenAI and Anthropic APIs over HTTP/1.1 and h2c. Equal requests get
-  equal answers. The response header x-sim-server tells which server answered.
+  equal answers. The response header x-sim-server tells which server answered. The scheduler is modelled on
+  vLLM's, with every --quirks: AstrAI's loop of four phases (cleanup, refill, prefill by groups, decode of the
+  largest group) is not simulated.
 
 Examples:
   Four servers on ports 8001 to 8004, then a chat and its second turn (look at cached_tokens):
@@ -70,7 +72,7 @@ Prefill and decode (connectors; GET /sim/pd counts legs, transfers, kept blocks,
   A transfer takes --transfer-setup and --per-received-token; servers of another process are unknown.
 
 Faults (JSON, all keys optional; POST /sim/faults replaces the set, {} clears it):
-  refuse: true                          503 on everything
+  refuse: true                          503 on everything; an AstrAI's /health is 200 with model_loaded false
   fail_next: {count, status}            the next requests fail
   metrics: hang|garbage|huge|error      what is wrong with /metrics
   first_byte_delay_ms: 500              every answer comes later
@@ -131,7 +133,7 @@ pub struct Args {
     /// Whose names /metrics has.
     #[arg(long, value_enum, default_value_t)]
     metrics_style: MetricsStyle,
-    /// Whose peculiarities the answers have.
+    /// Whose peculiarities the answers have. They change the HTTP API, not the scheduler, which is modelled on vLLM's.
     #[arg(long, value_enum, default_value_t)]
     quirks: Quirks,
     /// Answer with x-sim-body-sha256, the SHA-256 of the body that arrived.

@@ -229,6 +229,7 @@ fn pool(p: &PoolSettings) -> Value {
         "name": &*p.name,
         "match": matches,
         "rejectUnknownModels": p.reject_unknown_models,
+        "defaultModel": p.default_model,
         "strategy": {"name": p.strategy, "parameters": p.strategy_parameters},
         "strategies": p.rules.iter().map(rule).collect::<Vec<_>>(),
         "requestStrategy": p.by_request.as_ref().map(|r| json!({

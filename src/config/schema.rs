@@ -263,6 +263,8 @@ pub struct Pool {
     pub matches: Opt<Match>,
     /// `rejectUnknownModels`
     pub reject_unknown_models: Opt<bool>,
+    /// `defaultModel`
+    pub default_model: Opt<String>,
     /// `strategy`
     pub strategy: Opt<Strategy>,
     /// `strategies`
@@ -315,6 +317,7 @@ impl Read for Pool {
             name,
             matches: f.get("match", sink),
             reject_unknown_models: f.get("rejectUnknownModels", sink),
+            default_model: f.get("defaultModel", sink),
             strategy: f.get("strategy", sink),
             strategies: f.get("strategies", sink).map(|at| at.value).unwrap_or_default(),
             request_strategy: f.get("requestStrategy", sink),
@@ -538,5 +541,5 @@ keywords! {
         "completion" => UsageCount::Completion, "total" => UsageCount::Total;
     Destination: "single" => Destination::Single, "list" => Destination::List;
     Engine: "vllm" => Engine::Vllm, "sglang" => Engine::Sglang, "trtllm-serve" => Engine::TrtllmServe,
-        "triton-tensorrt-llm" => Engine::Triton, "xllm" => Engine::Xllm, "none" => Engine::None;
+        "triton-tensorrt-llm" => Engine::Triton, "xllm" => Engine::Xllm, "astrai" => Engine::Astrai, "none" => Engine::None;
 }

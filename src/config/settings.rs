@@ -73,9 +73,9 @@ pub struct ServerSettings {
     pub drain_deadline: Duration,
     /// Only the replica that holds the lease of the pool, or of the search for pools, says that it is ready.
     pub leader_election: bool,
-    /// `InferenceModel`s are told in their statuses whether they have their names, by the replica that holds the pool's lease. With
-    /// `leader_election` they are in any case.
-    pub model_status: bool,
+    /// Conditions of `InferenceModel`s are written by the replica that holds the pool's lease, or not at all. `None`: every replica writes those
+    /// that are not written yet, as far as its rights go. With `leader_election` the leader writes in any case.
+    pub model_status: Option<bool>,
     /// Metrics and admin pages are for those whom the cluster lets see them.
     pub metrics_auth: bool,
     /// Host names under which admin pages may be requested beside IP addresses and `localhost`, in lower case.
@@ -210,6 +210,8 @@ pub struct PoolSettings {
     pub matches: PoolMatch,
     /// Refuse models that neither `matches` nor `rewrites` names.
     pub reject_unknown_models: bool,
+    /// The model of requests that name none.
+    pub default_model: Option<String>,
     /// Model names.
     pub rewrites: ModelRewrites,
     /// The strategy's name in the registry, or several with weights.

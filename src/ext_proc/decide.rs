@@ -9,10 +9,10 @@ use super::lookup::{self, Looked};
 use super::picker::{Live, Picker};
 use super::prefix::made::Outcome;
 use super::prefix::{Asked, PoolPrefix, Tail};
-use super::priority::priority;
+use super::priority::{flow_of_model, priority};
 use super::queues::{self, Admitted, Parked, Queues};
 use super::quotas::{Allowance, Permits};
-use super::reading::{UNREAD_PROMPT_TOKENS, distrusted, report_ignored, understand};
+use super::reading::{UNREAD_PROMPT_TOKENS, distrusted, rename, report_ignored, understand};
 use super::recording::{Notes, Sheet};
 use super::split::Course;
 use super::warmer::Warming;
@@ -24,7 +24,7 @@ use crate::pool::health::ClientSlot;
 use crate::pool::ledger::Ticket;
 use crate::pool::{EndpointState, PoolSnapshot};
 use crate::prefix::learning::Lesson;
-use crate::protocol::{self, Api, BodyFormat, Request};
+use crate::protocol::{Api, BodyFormat, Request};
 use crate::record::{Booked, Decided};
 use crate::rng::PickRng;
 use crate::scheduling::decision::Ranking;
@@ -236,7 +236,7 @@ pub fn decide(
     let target = rewritten.unwrap_or_else(|| asked.map_or_else(|| "".into(), |m| (&*m.name).into()));
     let renamed = asked.filter(|m| *m.name != *target && !m.span.is_empty());
     let body = q.body.bytes();
-    let new_body = renamed.map(|model| protocol::replace_model(body, model.span.clone(), &target));
+    let new_body = rename(body, request.as_ref(), renamed, &target);
     let new_body = if pool.disagg.is_some() { distrusted(q, body, new_body)? } else { new_body };
 
     // Work of which nothing can be read: a compressed body, an unknown path, a connection that is upgraded.
@@ -285,13 +285,14 @@ pub fn decide(
     let queues = before_pool.filter(|_| asks);
     let named = || q.head.fairness_id().or_else(|| q.head.first_of(&live.exchange.session_headers));
     let trusted = || named().filter(|_| live.exchange.trust_client_headers);
+    let flow = q.head.tenant().or(trusted).or_else(|| flow_of_model(pool, asked.map(|m| &*m.name)));
     let case = Case {
         picker,
         live,
         pool,
         metrics: live.pool_metrics.get(position).map(|m| &**m),
         queues: before_pool.map(|queues| &**queues),
-        flow: q.head.tenant().or(trusted),
+        flow,
         strategy: &*choice.strategy,
         filter: filter.as_ref(),
         prepared: prepared.as_ref().filter(|_| reads),

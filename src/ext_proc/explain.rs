@@ -5,6 +5,7 @@ use super::decide::{self, Question, Seen};
 use super::head::Head;
 use super::picker::{Live, Picker};
 use super::prefix::{Asked, Read, Shown};
+use super::reading::named;
 use crate::clock::Timestamp;
 use crate::error::{Reason, RequestError};
 use crate::pool::ledger;
@@ -101,22 +102,7 @@ pub async fn explain(
     now: Timestamp,
 ) -> Result<Explanation, RequestError> {
     let (api, _) = Api::from_path(path);
-    let request = protocol::parse(api, content_type, body, &live.limits)?;
-    let asked = request.model.as_ref().map(|m| &*m.name);
-    let (position, pool) = match pool {
-        Some(name) => live.router.named(name, asked)?,
-        None => {
-            let facts = RouteFacts { model: asked, authority: "", called: "" };
-            live.router.route(facts, |_| None).map_err(|refusal| with_pools(&live.router, refusal))?
-        }
-    };
-    let rewritten = asked.and_then(|m| pool.rewrite(m, &mut picker.next_rng()));
-    let target = rewritten.unwrap_or_else(|| asked.unwrap_or_default().into());
-    let nothing = || RequestError::new(Reason::InvalidJson, "there is no prompt in it that a KV cache would hold");
-    let prefix = live.prefix(position).filter(|_| api.prefills()).ok_or_else(nothing)?;
-    let snapshot = pool.store.load_full();
     let head = Head::default();
-    let ask = Asked { api, body, content_type, target: &target, keeps_ids: true };
     let first = Question {
         head: &head,
         called: "",
@@ -133,6 +119,22 @@ pub async fn explain(
         opens: false,
         has_turn: false,
     };
+    let request = protocol::parse_unnamed(api, content_type, body, &live.limits)?;
+    let request = named(live, &first, request)?;
+    let asked = request.model.as_ref().map(|m| &*m.name);
+    let (position, pool) = match pool {
+        Some(name) => live.router.named(name, asked)?,
+        None => {
+            let facts = RouteFacts { model: asked, authority: "", called: "" };
+            live.router.route(facts, |_| None).map_err(|refusal| with_pools(&live.router, refusal))?
+        }
+    };
+    let rewritten = asked.and_then(|m| pool.rewrite(m, &mut picker.next_rng()));
+    let target = rewritten.unwrap_or_else(|| asked.unwrap_or_default().into());
+    let nothing = || RequestError::new(Reason::InvalidJson, "there is no prompt in it that a KV cache would hold");
+    let prefix = live.prefix(position).filter(|_| api.prefills()).ok_or_else(nothing)?;
+    let snapshot = pool.store.load_full();
+    let ask = Asked { api, body, content_type, target: &target, keeps_ids: true };
     let unreadable = || RequestError::new(Reason::InvalidJson, "its prompt can't be rendered or tokenized here");
     let warming = match prefix.read(&first, ask, &request) {
         Read::Warm(warming) => warming,

@@ -1,4 +1,4 @@
-//! The priority of a request, from its InferenceObjective and its model.
+//! The priority of a request, from its InferenceObjective and its model; and the flow that it is of without a tenant.
 //!
 //! Called by `decide`. Imports [`super::picker`].
 
@@ -17,4 +17,10 @@ pub(super) fn priority(live: &Live, pool: &Pool, objective: Option<&str>, model:
         Some(priority) if priority < 0 => of_model.min(priority),
         _ => of_model,
     }
+}
+
+/// The flow of a request for `model` that neither a tenant nor a trusted header names: its `InferenceModel`, so that those of one criticality share
+/// the throughput of tokens. Other names come from clients, who could make any number of flows.
+pub(super) fn flow_of_model<'m>(pool: &Pool, model: Option<&'m str>) -> Option<&'m str> {
+    model.filter(|name| pool.rules.load().priorities.contains_key(*name))
 }

@@ -10,8 +10,9 @@ use crate::config::settings::OnUnparseable;
 use crate::disagg;
 use crate::error::{Fault, Reason, RequestError};
 use crate::protocol::edit::EditError;
-use crate::protocol::{self, Api, BodyFormat, Request};
+use crate::protocol::{self, Api, BodyFormat, Model, Request};
 use crate::scheduling::Pool;
+use crate::scheduling::router::{DefaultModel, RouteFacts};
 use crate::telemetry::metrics::{Degraded, Limit};
 use std::borrow::Cow;
 
@@ -42,7 +43,8 @@ pub(super) fn understand<'a>(
     if matches!(q.body, Seen::Nothing) {
         return Ok(None);
     }
-    let read = protocol::parse(q.api, q.head.content_type(), body, &live.limits);
+    let read = protocol::parse_unnamed(q.api, q.head.content_type(), body, &live.limits);
+    let read = read.and_then(|request| named(live, q, request));
     let names_model = read.as_ref().is_ok_and(|request| request.model.is_some());
     if !names_model && is_compressed(q, body) {
         picker.metrics.degraded(Degraded::EncodedBody);
@@ -66,6 +68,37 @@ pub(super) fn understand<'a>(
             Err(error)
         }
     }
+}
+
+/// A request whose API asks for a model and whose body names none is for the default model of its pool.
+///
+/// # Errors
+/// When there is no default: the body must name a model.
+pub(super) fn named<'a>(live: &Live, q: &Question<'_>, request: Request<'a>) -> Result<Request<'a>, RequestError> {
+    if request.model.is_some() || !q.api.requires_model() || q.api.body_format() != BodyFormat::Json {
+        return Ok(request);
+    }
+    let facts = RouteFacts { model: None, authority: q.head.authority(), called: q.called };
+    match live.router.default_model(facts, |name| q.head.get(name)) {
+        Some(DefaultModel::Named(name)) => {
+            let model = Some(Model { name: name.into(), span: 0..0 });
+            Ok(Request { model, model_is_default: true, ..request })
+        }
+        Some(DefaultModel::Servers) => Ok(request),
+        None => Err(protocol::missing_model(&live.limits)),
+    }
+}
+
+/// The body with `target` in place of the model that the client has `renamed`, or in front where it names none.
+pub(super) fn rename(
+    body: &[u8],
+    request: Option<&Request<'_>>,
+    renamed: Option<&Model<'_>>,
+    target: &str,
+) -> Option<Vec<u8>> {
+    let replaced = renamed.map(|model| protocol::replace_model(body, model.span.clone(), target));
+    let unnamed = request.filter(|request| request.model_is_default);
+    replaced.or_else(|| unnamed.map(|_| protocol::insert_model(body, target)))
 }
 
 /// The body without what only whoever splits requests may say in it. One that can't be read is refused: a server may read it all the same.

@@ -39,6 +39,8 @@ mod fields;
 mod health;
 mod scanner;
 
+/// 4 KiB of a 404 are searched for the model's name.
+const MAX_DENIAL_BYTES: usize = 4 << 10;
 /// Value of the conformance suite's response header when the gateway does not report the endpoint that served, as GIE's `lwepp` has it.
 const NO_SERVED_ENDPOINT: &str = "fail: missing envoy lb metadata";
 
@@ -326,6 +328,7 @@ impl Routed {
                 admitted.freed(now);
             }
         }
+        self.look_for_target(&message.body, now);
         if let Some(answer) = &mut self.answer {
             answer.push(&message.body);
         }
@@ -360,6 +363,23 @@ impl Routed {
             }
         }
         reply::echo(Direction::Response, mode, message)
+    }
+
+    /// Tells the pool's rules whether the server has the model that it was asked for. A 404 counts only where its body names the model: a
+    /// client may cause others, by a path that servers do not have.
+    fn look_for_target(&self, body: &[u8], now: Timestamp) {
+        let target = self.plan.target.as_bytes();
+        if target.is_empty() || !self.api.generates() {
+            return;
+        }
+        let model = self.plan.renamed_from.as_ref().unwrap_or(&self.plan.target);
+        let rules = &self.plan.pool.rules;
+        let head = body.get(..MAX_DENIAL_BYTES).unwrap_or(body);
+        if self.status == 404 && head.windows(target.len()).any(|bytes| bytes == target) {
+            rules.target_missing(model, &self.plan.target, now);
+        } else if self.is_good() && !body.is_empty() {
+            rules.target_served(model, &self.plan.target, now);
+        }
     }
 
     /// Bytes that were held back when the answer ends in trailers.

@@ -28,9 +28,16 @@ pub enum Engine {
     Triton,
     /// xLLM.
     Xllm,
+    /// AstrAI, which tells its load as JSON at `/stats`.
+    Astrai,
     /// A server without metrics that we know: never scraped, the ledger alone decides.
     None,
 }
+
+/// Where most servers have their metrics.
+pub const DEFAULT_METRICS_PATH: &str = "/metrics";
+/// Where AstrAI tells its load.
+pub const ASTRAI_STATS_PATH: &str = "/stats";
 
 /// Where an endpoint's metrics are read.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
@@ -39,13 +46,13 @@ pub struct MetricsSource {
     pub scheme: Arc<str>,
     /// The port, when it isn't the serving port.
     pub port: Option<u16>,
-    /// The path, `/metrics` for most.
+    /// The path. [`DEFAULT_METRICS_PATH`] of an AstrAI server stands for [`ASTRAI_STATS_PATH`].
     pub path: Arc<str>,
 }
 
 impl Default for MetricsSource {
     fn default() -> Self {
-        Self { scheme: "http".into(), port: None, path: "/metrics".into() }
+        Self { scheme: "http".into(), port: None, path: DEFAULT_METRICS_PATH.into() }
     }
 }
 
@@ -90,7 +97,10 @@ impl EndpointSpec {
             return None;
         }
         let host = SocketAddr::new(self.address.ip(), self.metrics.port.unwrap_or(self.address.port()));
-        Some(format!("{}://{host}{}", self.metrics.scheme, self.metrics.path))
+        // AstrAI has no page at the path that is everybody else's.
+        let is_default = *self.metrics.path == *DEFAULT_METRICS_PATH;
+        let path = if self.engine == Engine::Astrai && is_default { ASTRAI_STATS_PATH } else { &*self.metrics.path };
+        Some(format!("{}://{host}{path}", self.metrics.scheme))
     }
 }
 

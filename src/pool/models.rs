@@ -84,6 +84,11 @@ impl ModelList {
         self.0.get(id)
     }
 
+    /// The ids.
+    pub fn ids(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+
     /// Nothing is known.
     #[must_use]
     pub fn is_empty(&self) -> bool {

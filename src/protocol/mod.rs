@@ -22,7 +22,7 @@ pub mod usage;
 pub use answer::{AnswerFormat, AnswerText};
 pub use api::{Api, BodyFormat, Dialect};
 pub use prompt::{MediaKind, Piece, Prompt};
-pub use splice::{ModelRenamer, replace_model};
+pub use splice::{ModelRenamer, insert_model, replace_model};
 pub use text::Text;
 pub use transfer::TransferScanner;
 pub use usage::{Usage, UsageScanner};
@@ -37,6 +37,8 @@ use std::ops::Range;
 pub struct Request<'a> {
     /// The model the client asked for; `None` where the API makes it optional and it is absent, or the body can't be read.
     pub model: Option<Model<'a>>,
+    /// The body names no model: `model` is the default of the pool, and has no place in the body.
+    pub model_is_default: bool,
     /// What the server will have to read.
     pub prompt: Prompt<'a>,
     /// The answer comes as server-sent events.
@@ -66,6 +68,7 @@ impl Default for Request<'_> {
     fn default() -> Self {
         Self {
             model: None,
+            model_is_default: false,
             prompt: Prompt::default(),
             stream: false,
             max_tokens: None,
@@ -110,9 +113,38 @@ pub fn parse<'a>(
     body: &'a [u8],
     limits: &Limits,
 ) -> Result<Request<'a>, RequestError> {
+    read(api, content_type, body, limits, true)
+}
+
+/// The same, where a body need not name a model. One that names `null` is refused all the same: a default has no place in it.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_unnamed<'a>(
+    api: Api,
+    content_type: Option<&str>,
+    body: &'a [u8],
+    limits: &Limits,
+) -> Result<Request<'a>, RequestError> {
+    read(api, content_type, body, limits, false)
+}
+
+/// The refusal of a body that must name a model and does not.
+#[must_use]
+pub fn missing_model(limits: &Limits) -> RequestError {
+    json::missing_model(limits)
+}
+
+fn read<'a>(
+    api: Api,
+    content_type: Option<&str>,
+    body: &'a [u8],
+    limits: &Limits,
+    named: bool,
+) -> Result<Request<'a>, RequestError> {
     match api.body_format() {
         BodyFormat::Nothing => Ok(Request::default()),
-        BodyFormat::Json => json::read(api, content_type, body, limits),
+        BodyFormat::Json => json::read(api, content_type, body, limits, named),
         BodyFormat::Multipart => Ok(multipart::sniff(content_type, body, limits)),
         BodyFormat::Grpc => grpc::read(api, body),
         BodyFormat::Unknown => Ok(json::glance(body, limits)),

@@ -23,6 +23,16 @@ pub fn replace_model(body: &[u8], span: Range<usize>, name: &str) -> Vec<u8> {
     [before, &name, after].concat()
 }
 
+/// `body`, an object that has no model, with this one as its first field.
+#[must_use]
+pub fn insert_model(body: &[u8], name: &str) -> Vec<u8> {
+    let Some(brace) = body.iter().position(|byte| *byte == b'{') else { return body.to_vec() };
+    let (before, after) = body.split_at(brace + 1);
+    let is_empty = after.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'}');
+    let comma: &[u8] = if is_empty { b"" } else { b"," };
+    [before, KEY, b":", &json_string(name), comma, after].concat()
+}
+
 fn json_string(text: &str) -> Vec<u8> {
     // Writing a string into memory can't fail.
     serde_json::to_vec(text).unwrap_or_default()

@@ -3,7 +3,7 @@
 use super::scheduler::Scheduler;
 use crate::disagg;
 use crate::error::{Reason, RequestError};
-use crate::pool::{ModelList, ModelStore, SnapshotStore};
+use crate::pool::{Engine, ModelList, ModelStore, SnapshotStore};
 use crate::rng::PickRng;
 use rand::RngExt;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 mod rules;
-pub use rules::{PoolRules, RuleStore};
+pub use rules::{MISSING_FOR, MissingTarget, PoolRules, RuleStore};
 
 /// What sends a request to a pool. Several conditions must all hold; a pool without any takes what no other pool takes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -137,6 +137,8 @@ pub struct Pool {
     pub destination: Destination,
     /// How a split request's prompt comes to be computed elsewhere; `None` splits none.
     pub disagg: Option<Arc<disagg::Mode>>,
+    /// The model of requests that name none.
+    pub default_model: Option<String>,
     /// Requests that are predicted to miss the time that they ask for are refused.
     pub deadline_admission: bool,
 }
@@ -171,6 +173,22 @@ impl Pool {
         listed
     }
 
+    /// The model of requests that name none, if one can be told: where there is no other pool, the only model that is known.
+    fn model_of_unnamed(&self, is_alone: bool) -> Option<String> {
+        let only = || {
+            let listed = self.listed();
+            let mut ids = listed.ids();
+            ids.next().filter(|_| ids.next().is_none()).map(str::to_owned)
+        };
+        self.default_model.clone().or_else(|| only().filter(|_| is_alone))
+    }
+
+    /// Whether all servers are of an engine whose API does not ask for a model.
+    fn needs_no_model(&self) -> bool {
+        let snapshot = self.store.load();
+        !snapshot.endpoints.is_empty() && snapshot.endpoints.iter().all(|e| e.endpoint.spec.engine == Engine::Astrai)
+    }
+
     /// Whether the pool refuses requests for `model`, and why.
     fn refuses(&self, model: &str) -> Option<Refusal> {
         let rules = self.rules.load();
@@ -180,6 +198,15 @@ impl Pool {
         let known_only = self.reject_unknown_models || rules.models_only;
         (known_only && !self.knows(model)).then_some(Refusal::Unknown)
     }
+}
+
+/// What stands for the model of a request that names none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DefaultModel {
+    /// This one.
+    Named(String),
+    /// Whatever the server has.
+    Servers,
 }
 
 /// Why a pool refuses a model.
@@ -281,6 +308,24 @@ impl Router {
         }
     }
 
+    /// The model of a request that names none: the default of the pool that requests for that model go to. `None` where nothing says it.
+    pub fn default_model<'h>(
+        &self,
+        facts: RouteFacts<'_>,
+        header: impl Fn(&str) -> Option<&'h str>,
+    ) -> Option<DefaultModel> {
+        let is_alone = self.pools.len() == 1;
+        for (position, pool) in self.pools.iter().enumerate() {
+            let Some(model) = pool.model_of_unnamed(is_alone) else { continue };
+            let facts = RouteFacts { model: Some(&model), ..facts };
+            if self.route(facts, &header).is_ok_and(|(at, _)| at == position) {
+                return Some(DefaultModel::Named(model));
+            }
+        }
+        let (_, pool) = self.route(RouteFacts { model: None, ..facts }, &header).ok()?;
+        pool.needs_no_model().then_some(DefaultModel::Servers)
+    }
+
     /// The pool of this name and its position, whatever its conditions are.
     ///
     /// # Errors
@@ -355,11 +400,9 @@ impl Router {
         known.dedup();
         let more = if known.len() > 5 { ", …" } else { "" };
         known.truncate(5);
-        RequestError::new(
-            Reason::ModelNotFound,
-            format!("the model `{}` does not exist; known models: {}{more}", shown(model), known.join(", ")),
-        )
-        .param("model")
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") + more };
+        let message = format!("the model `{}` does not exist; known models: {known}", shown(model));
+        RequestError::new(Reason::ModelNotFound, message).param("model")
     }
 }
 

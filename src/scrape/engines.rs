@@ -6,6 +6,8 @@
 //!
 //! Called by [`super::feed`]. Imports `pool` and [`super::exposition`].
 
+mod astrai;
+
 use super::exposition::{Families, Labels, Scan, Skipped};
 use crate::clock::Timestamp;
 use crate::pool::{Counter, Counters, EndpointMetrics, Engine, Histogram, LoraState, Rates};
@@ -171,6 +173,8 @@ const XLLM: &[Row] = &[
 /// The families of one engine, prepared for scanning.
 #[derive(Debug)]
 pub struct EngineMap {
+    /// The page is AstrAI's JSON and has no families.
+    is_json: bool,
     rows: &'static [Row],
     families: Families,
     /// For each family the rows that it feeds.
@@ -179,6 +183,7 @@ pub struct EngineMap {
 
 static MAPS: LazyLock<[EngineMap; 5]> =
     LazyLock::new(|| [VLLM, SGLANG, TRTLLM_SERVE, TRITON, XLLM].map(EngineMap::new));
+static ASTRAI: LazyLock<EngineMap> = LazyLock::new(|| EngineMap { is_json: true, ..EngineMap::new(&[]) });
 
 /// The page can't be used; the one before it stays until it is stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -234,6 +239,7 @@ impl EngineMap {
             Engine::TrtllmServe => Some(trtllm_serve),
             Engine::Triton => Some(triton),
             Engine::Xllm => Some(xllm),
+            Engine::Astrai => Some(&ASTRAI),
             Engine::None => None,
         }
     }
@@ -249,7 +255,7 @@ impl EngineMap {
             .iter()
             .map(|name| (0..).zip(rows).filter(|(_, r)| r.family == *name).map(|(i, _)| i).collect())
             .collect();
-        Self { rows, families: Families::new(&names), rows_of }
+        Self { is_json: false, rows, families: Families::new(&names), rows_of }
     }
 
     /// Reads a page that was asked for when the ledger held `in_flight_at_scrape` requests and that was in at `scraped_at`.
@@ -257,6 +263,10 @@ impl EngineMap {
     /// # Errors
     /// When a figure that every engine reports is missing or unusable.
     pub fn read(&self, page: &[u8], scraped_at: Timestamp, in_flight_at_scrape: u32) -> Result<Reading, PageError> {
+        if self.is_json {
+            let metrics = EndpointMetrics { scraped_at, in_flight_at_scrape, ..astrai::read(page)? };
+            return Ok(Reading { metrics, skipped: Skipped::default() });
+        }
         let mut tallies = vec![Tally::default(); self.rows.len()];
         let mut blocks = Blocks::default();
         let mut lora: Option<(f64, Labels<'_>)> = None;

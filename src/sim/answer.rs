@@ -18,6 +18,8 @@ pub struct AnswerLimits {
     pub ignore_eos: bool,
     /// Texts that end the answer and are not part of it.
     pub stop: Vec<String>,
+    /// They are part of it after all.
+    pub keeps_stop: bool,
 }
 
 /// One answer.
@@ -27,7 +29,7 @@ pub struct Answer {
     pub seed: u64,
     /// Tokens after which the model is done by itself, if it ever is.
     pub stops_after: Option<u32>,
-    /// The stop text that ends it, and the length in bytes of what comes before.
+    /// The stop text that ends it, and the length in bytes of what is shown.
     stop: Option<(String, usize)>,
 }
 
@@ -45,8 +47,10 @@ impl Answer {
         let longest = by_itself.unwrap_or(room).min(limits.max_tokens.unwrap_or(room)).min(room);
         match first_stop(seed, longest, limits) {
             Some((text, start)) => {
-                let tokens = (start + text.len()).div_ceil(BYTES_PER_TOKEN);
-                Self { seed, stops_after: u32::try_from(tokens).ok(), stop: Some((text, start)) }
+                let end = start + text.len();
+                let shown = if limits.keeps_stop { end } else { start };
+                let tokens = u32::try_from(end.div_ceil(BYTES_PER_TOKEN));
+                Self { seed, stops_after: tokens.ok(), stop: Some((text, shown)) }
             }
             None => Self { seed, stops_after: by_itself, stop: None },
         }
@@ -116,6 +120,8 @@ mod tests {
         let tokens = answer.stops_after.unwrap();
         assert_eq!(tokens as usize, (start + 4).div_ceil(4));
         assert_eq!(answer.whole(tokens), plain[..start]);
+        let kept = AnswerLimits { stop: vec![stop], keeps_stop: true, ..limits() };
+        assert_eq!(Answer::plan(9, &kept, 20, 100).whole(tokens), plain[..start + 4]);
     }
 
     #[test]

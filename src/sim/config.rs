@@ -36,9 +36,19 @@ pub enum Quirks {
     /// None: the documented formats.
     #[default]
     None,
-    /// AstrAI as it is in place of as it is documented: events that end with one newline, a bare usage event, `[DONE]` after
-    /// Anthropic's `message_stop`, `{"detail": …}` errors, other names in `/stats`.
+    /// AstrAI as it is, not as it is documented: events that end with one newline, a bare usage event, `[DONE]` after Anthropic's
+    /// `message_stop`, `{"detail": …}` errors with 422, finish reason `stop` alone, stop texts that stay, other names in `/stats`.
     Astrai,
+    /// AstrAI as it is documented: ranges of parameters are checked, and messages must have a content.
+    AstraiDocumented,
+}
+
+impl Quirks {
+    /// The server is an AstrAI, of either kind.
+    #[must_use]
+    pub fn is_astrai(self) -> bool {
+        self != Self::None
+    }
 }
 
 /// One simulated server.

@@ -9,7 +9,7 @@ pub const DEFAULT_HUGE_METRICS_BYTES: u64 = 64 << 20;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Faults {
-    /// Answer 503 to everything, `/health` included.
+    /// Answer 503 to everything, `/health` included; an AstrAI's `/health` is 200 and says that no model is loaded.
     pub refuse: bool,
     /// Answer the next requests for answers, embeddings or scores with an error.
     pub fail_next: Option<FailNext>,

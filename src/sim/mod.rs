@@ -35,7 +35,8 @@
 //! those have in the cache. The constants and where they come from are in [`latency`]: with the defaults (an 8B model on one H100) a lone
 //! request decodes at about 165 tokens a second, and a prompt of 8,000 tokens takes about 0.36 s.
 //!
-//! **Scheduling.** As vLLM v1: each step has a budget of `max_num_batched_tokens`. First come the running sequences in the order of their
+//! **Scheduling.** As vLLM v1, whatever names and peculiarities the HTTP side has: AstrAI's loop of four phases (cleanup, refill, prefill
+//! of prompts of equal length, decode of the largest group at the same position) is not modelled. Each step has a budget of `max_num_batched_tokens`. First come the running sequences in the order of their
 //! admission: one that decodes takes 1 token of the budget, one in prefill what is left of its prompt or of the budget (chunked prefill).
 //! Then waiting ones are admitted first come, first served, while there is budget, a seat (`max_num_seqs`) and room in the cache; one
 //! whose LoRA adapter has no slot (`max_loras`) lets others pass. A job that arrives during a step waits for its end.

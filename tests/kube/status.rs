@@ -20,7 +20,7 @@ fn claim(api: &FakeApi, name: &str, second: u8, model: &str) {
     let mut claim = object(name, second, json!({"poolRef": {"name": "vllm"}, "modelName": model}));
     claim["metadata"]["generation"] = json!(1);
     // What objects of this kind are born with.
-    let pending = json!({"type": "Ready", "status": "Unknown", "reason": "Pending", "message": "Waiting for controller",
+    let pending = json!({"type": "Other", "status": "Unknown", "reason": "Pending", "message": "Waiting for controller",
                          "lastTransitionTime": "1970-01-01T00:00:00Z"});
     claim["status"] = json!({"conditions": [pending]});
     api.apply(EXPERIMENTAL, MODELS, claim);
@@ -55,7 +55,7 @@ async fn whoever_leads_tells_models_whether_they_have_their_names() {
     let since = until_told(&api, "old", "True", "Accepted").await["lastTransitionTime"].clone();
     assert!(since.as_str().is_some_and(|time| time.ends_with('Z') && time.len() == 20), "{since}");
     until_told(&api, "other", "True", "Accepted").await;
-    assert_eq!(condition(&api, "old", "Ready")["reason"], "Pending", "what others say stays");
+    assert_eq!(condition(&api, "old", "Other")["reason"], "Pending", "what others say stays");
     first.until_metric("attache_kube_status_writes_total", 3.0).await;
 
     // A second replica follows and writes nothing.
@@ -144,12 +144,13 @@ async fn one_that_is_refused_keeps_no_other_waiting_and_what_is_taken_back_is_sa
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_right_it_is_told_once_and_tried_again_and_without_a_lease_nothing_is_written() {
+async fn without_the_right_it_is_told_once_and_tried_again_and_with_false_nothing_is_written() {
     let api = FakeApi::start().await;
     cluster(&api);
     claim(&api, "old", 1, "llama");
     api.forbid("patch", MODELS, true);
-    let alone = AttacheProcess::in_cluster(&api.kubeconfig(), &["--pool-name", "vllm", NO_METRICS]).await;
+    let silent = ["--pool-name", "vllm", "--model-status=false", NO_METRICS];
+    let alone = AttacheProcess::in_cluster(&api.kubeconfig(), &silent).await;
     alone.until_ready().await;
     let leader = AttacheProcess::in_cluster(&api.kubeconfig(), ELECTION).await;
     leader.until_ready().await;
@@ -163,6 +164,6 @@ async fn without_the_right_it_is_told_once_and_tried_again_and_without_a_lease_n
     assert!(leader.metric("attache_kube_status_failures_total").await >= 1.0);
     api.forbid("patch", MODELS, false);
     until_told(&api, "old", "True", "Accepted").await;
-    assert_eq!(alone.metric("attache_kube_status_writes_total").await, 0.0, "it holds no lease");
+    assert_eq!(alone.metric("attache_kube_status_writes_total").await, 0.0, "it is not to write");
     assert_eq!(alone.metric("attache_kube_status_failures_total").await, 0.0);
 }

@@ -260,10 +260,9 @@ fn roles_grant_what_the_picker_needs_and_nothing_else() {
             needs.extend(watched(&[Kind::Pool(PoolGroup::Stable), Kind::Pool(PoolGroup::Experimental)]));
         }
         assert_eq!(watches, needs, "{}", rendered.name);
-        let mut asked = BTreeSet::new();
+        let mut asked = BTreeSet::from([(Kind::Model.naming().group, "inferencemodels/status")]);
         if elects(rendered) || switched(rendered, "--model-status", "modelStatus") {
             asked.insert(("coordination.k8s.io", "leases"));
-            asked.insert((Kind::Model.naming().group, "inferencemodels/status"));
         }
         if switched(rendered, "--metrics-endpoint-auth", "metricsAuth") {
             reviews += 1;

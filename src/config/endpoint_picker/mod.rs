@@ -118,6 +118,7 @@ fn file(mapped: Mapped, strategy: Option<At<schema::Strategy>>, span: Span, sink
         name: At { value: DEFAULT_POOL.to_owned(), span },
         matches: None,
         reject_unknown_models: None,
+        default_model: None,
         strategy,
         strategies: Vec::new(),
         request_strategy: None,

@@ -186,16 +186,16 @@ pub fn recommended() -> Option<PoolFlow> {
     flow(&schema::FlowControl { enabled, ..schema::FlowControl::default() }, room, "flowControl", &mut Sink::default())
 }
 
-/// Before the pods of an InferencePool that flags name, as the pickers of GIE and llm-d have it: requests of a priority below 0 are refused while
-/// the pool is saturated, and none waits.
-pub(super) fn shedding(sink: &mut Sink) -> Option<PoolFlow> {
+/// What a pool of a cluster has without `flowControl`, as with the pickers of GIE and llm-d: requests of a priority below 0 are refused while the
+/// pool is saturated, and none waits.
+pub(super) fn shedding(room: Room, sink: &mut Sink) -> Option<PoolFlow> {
     fn at<T>(value: T) -> At<T> {
         At { value, span: Span::default() }
     }
     let detector = Strategy { name: at(SHEDDING_DETECTOR.to_owned()), parameters: None };
     let (enabled, queue) = (Some(at(true)), Some(at(false)));
     let file = schema::FlowControl { enabled, queue, detector: Some(at(detector)), ..schema::FlowControl::default() };
-    flow(&file, Room::unknown(), "flowControl", sink)
+    flow(&file, room, "flowControl", sink)
 }
 
 /// Whether requests that would be late are refused.
@@ -225,7 +225,8 @@ pub(super) struct Room {
 impl Room {
     /// The pools that have queues share what may wait; the memory is the same. A search counts as one: any pool that it finds may have queues.
     pub(super) fn shared(buffered: u64, pools: &[At<schema::Pool>]) -> Self {
-        let has_queues = |flow: &At<schema::FlowControl>| given(flow.value.enabled, false);
+        let has_queues =
+            |flow: &At<schema::FlowControl>| given(flow.value.enabled, false) && given(flow.value.queue, true);
         let shares = |pool: &schema::Pool| searches(pool) || pool.flow_control.as_ref().is_some_and(has_queues);
         let sharing = pools.iter().filter(|at| shares(&at.value)).count();
         Self { buffered, queued: buffered / DEFAULT_QUEUED_PART / (sharing as u64).max(1) }

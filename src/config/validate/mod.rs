@@ -147,7 +147,7 @@ fn server(file: schema::Server, flags: &Overrides, surroundings: Surroundings, s
         drain_min_delay: delay_value,
         drain_deadline: deadline_value,
         leader_election: pick_or(flags.leader_election.as_ref(), file.leader_election, false),
-        model_status: pick_or(flags.model_status.as_ref(), file.model_status, false),
+        model_status: pick(flags.model_status.as_ref(), file.model_status).map(|at| at.value),
         metrics_auth: metrics_auth(pick(flags.metrics_auth.as_ref(), file.metrics_auth), sink),
         admin_hosts: admin_hosts(&flags.admin_hosts, file.admin_hosts, sink),
         seed: pick(flags.seed.as_ref(), file.seed).map(|at| at.value),

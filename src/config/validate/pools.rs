@@ -81,12 +81,13 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
     let queue = queued::complete(&strategy.name, slo::queue(&strategy.name, of_env), "pools[0]", sink);
     let flow = match queue {
         Some(file) => flow::flow(&file.value, flow::Room::unknown(), "pools[0].flowControl", sink),
-        None => flow::shedding(sink).filter(|_| flags.kubernetes.any()),
+        None => flow::shedding(flow::Room::unknown(), sink).filter(|_| flags.kubernetes.any()),
     };
     let pool = PoolSettings {
         name: flags.kubernetes.pool_name.as_deref().unwrap_or(DEFAULT_POOL).into(),
         matches: PoolMatch::default(),
         reject_unknown_models: false,
+        default_model: None,
         rewrites: ModelRewrites::default(),
         strategy: strategy.name,
         strategy_parameters: strategy.parameters,
@@ -172,7 +173,9 @@ fn pool(
     let rewrites = rewrites(&pool.rewrites, &path, sink);
     let matches = matches(pool.matches.as_ref(), &path, sink);
     let reject_unknown_models = given(pool.reject_unknown_models, false);
-    if reject_unknown_models && matches.models.is_empty() && rewrites.exact.is_empty() {
+    let of_cluster = kubernetes.is_some() || search.is_some();
+    // Objects of the cluster name models too.
+    if reject_unknown_models && matches.models.is_empty() && rewrites.exact.is_empty() && !of_cluster {
         sink.push(
             Diagnostic::new(
                 Code::Contradiction,
@@ -187,10 +190,15 @@ fn pool(
     // Split requests are not predicted.
     pairs.by_others &= !deadline_admission;
     let split = disaggregation::of_pool(pool.disaggregation, &pairs, &path, env, sink);
+    let flow = match pool.flow_control {
+        Some(at) => flow::flow(&at.value, room, &format!("{path}.flowControl"), sink),
+        None => flow::shedding(room, sink).filter(|_| of_cluster),
+    };
     let settings = PoolSettings {
         name: pool.name.value.as_str().into(),
         matches,
         reject_unknown_models,
+        default_model: default_model(pool.default_model, &path, sink),
         rewrites,
         strategy: strategy.name,
         strategy_parameters: strategy.parameters,
@@ -211,10 +219,18 @@ fn pool(
             sink,
         ),
         disaggregation: split,
-        flow: pool.flow_control.and_then(|at| flow::flow(&at.value, room, &format!("{path}.flowControl"), sink)),
+        flow,
         deadline_admission,
     };
     (settings, search)
+}
+
+fn default_model(at: Opt<String>, path: &str, sink: &mut Sink) -> Option<String> {
+    let at = at?;
+    if at.value.is_empty() {
+        sink.out_of_range(at.span, &format!("{path}.defaultModel"), "``", "the name of a model");
+    }
+    Some(at.value)
 }
 
 fn check_empty(pool: &schema::Pool, path: &str, flags: &Overrides, sink: &mut Sink) {

@@ -1,18 +1,37 @@
-//! What is said of each `InferenceModel` in its status: whether it has the name that it claims.
+//! What Attaché says of each `InferenceModel` in its status.
 //!
-//! One condition, `Accepted`, with the reasons of GIE v0.5: `Accepted`, or `ModelNameInUse` where an older object has the name. (`Pending` is what
-//! an object begins with, before anybody has looked at it.) Pure; `status` writes it.
+//! Two conditions: `Accepted` of GIE v0.5 says whether the object has the name that it claims; `Ready` of the first proposal says whether requests
+//! for that name are served. Each has a reason:
+//!
+//! | reason | `Accepted` | `Ready` | meaning |
+//! |---|---|---|---|
+//! | `Accepted`, `Ready` | `True` | `True` | the name is this object's, and requests are routed |
+//! | `ModelNameInUse` | `False` | `False` | an older object has the name |
+//! | `Invalid` | `False` | `False` | the object can't be read |
+//! | `NoTargetModel` | `True` | `False` | the name is reserved: all weights are 0 |
+//! | `TargetModelNotFound` | `True` | `False` | a model server has answered that it has no such model |
+//!
+//! (`Pending` is what an object begins with.) Pure; `status` writes it.
 
-use super::objects::InferenceModel;
+use super::objects::{InferenceModel, UnreadableModel};
+use crate::scheduling::router::MissingTarget;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The type of the condition.
+/// The type of the condition for the name.
 pub const ACCEPTED: &str = "Accepted";
-/// The object has its name.
-pub const REASON_ACCEPTED: &str = "Accepted";
-/// An older one has it.
+/// The type of the condition for its requests.
+pub const READY: &str = "Ready";
+/// The types that Attaché writes, in this order.
+pub const TYPES: [&str; 2] = [ACCEPTED, READY];
+/// An older object has the name.
 pub const REASON_NAME_IN_USE: &str = "ModelNameInUse";
+/// The object can't be read.
+pub const REASON_INVALID: &str = "Invalid";
+/// The name is reserved.
+pub const REASON_NO_TARGET: &str = "NoTargetModel";
+/// A model server does not have a target model.
+pub const REASON_TARGET_NOT_FOUND: &str = "TargetModelNotFound";
 
 /// A condition, as objects of Kubernetes carry it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -54,63 +73,108 @@ pub struct Report {
     pub uid: String,
     /// The object's version that was looked at.
     pub version: u64,
-    /// The condition as it should be; its time is for whoever writes it.
-    pub wanted: Condition,
-    /// The condition as it is.
-    pub found: Option<Condition>,
+    /// The conditions as they should be, in the order of [`TYPES`]; their times are for whoever writes them.
+    pub wanted: [Condition; 2],
+    /// The conditions as they are.
+    pub found: Vec<Condition>,
 }
 
 impl Report {
-    /// Whether the object has the name that it claims.
+    /// The older object that has the name, in a sentence; `None` where this object has it.
     #[must_use]
-    pub fn has_its_name(&self) -> bool {
-        self.wanted.reason == REASON_ACCEPTED
+    pub fn dispute(&self) -> Option<&str> {
+        let [accepted, _] = &self.wanted;
+        (accepted.reason == REASON_NAME_IN_USE).then_some(&*accepted.message)
+    }
+
+    fn found(&self, kind: &str) -> Option<&Condition> {
+        self.found.iter().find(|condition| condition.kind == kind)
     }
 
     /// Whether the object says something else, or nothing.
     #[must_use]
     pub fn is_due(&self) -> bool {
-        self.found.as_ref().is_none_or(|found| !found.says(&self.wanted))
+        self.wanted.iter().any(|wanted| self.found(&wanted.kind).is_none_or(|found| !found.says(wanted)))
     }
 
-    /// The condition to write at `now`: what has not changed became so before.
+    /// The conditions to write at `now`: what has not changed became so before.
     #[must_use]
-    pub fn condition(&self, now: &str) -> Condition {
-        let before = self.found.as_ref().filter(|found| found.status == self.wanted.status);
-        let since = before.map(|found| found.last_transition_time.as_str()).filter(|time| !time.is_empty());
-        Condition { last_transition_time: since.unwrap_or(now).to_owned(), ..self.wanted.clone() }
+    pub fn conditions(&self, now: &str) -> [Condition; 2] {
+        self.wanted.clone().map(|wanted| {
+            let before = self.found(&wanted.kind).filter(|found| found.status == wanted.status);
+            let since = before.map(|found| found.last_transition_time.as_str()).filter(|time| !time.is_empty());
+            Condition { last_transition_time: since.unwrap_or(now).to_owned(), ..wanted }
+        })
     }
 }
 
-/// What is to be said of the objects of a pool, which come with the oldest first.
-pub fn reports<'a>(oldest_first: impl IntoIterator<Item = (&'a str, &'a InferenceModel)>) -> Vec<Report> {
+/// Status, reason and message.
+type Words = (bool, &'static str, String);
+
+fn wanted([accepted, ready]: [Words; 2], generation: i64) -> [Condition; 2] {
+    let condition = |kind: &str, (status, reason, message): Words| Condition {
+        kind: kind.to_owned(),
+        status: if status { "True" } else { "False" }.to_owned(),
+        reason: reason.to_owned(),
+        message,
+        observed_generation: generation,
+        last_transition_time: String::new(),
+    };
+    [condition(ACCEPTED, accepted), condition(READY, ready)]
+}
+
+/// What is to be said of the objects of a pool, which come with the oldest first, where servers lack the targets `missing`.
+pub fn reports<'a>(
+    oldest_first: impl IntoIterator<Item = (&'a str, &'a InferenceModel)>,
+    missing: &[MissingTarget],
+) -> Vec<Report> {
     let mut holders: BTreeMap<&str, &str> = BTreeMap::new();
     let report = |(name, model): (&'a str, &'a InferenceModel)| {
         let claimed = model.model.as_str();
         let holder = *holders.entry(claimed).or_insert(name);
-        let (status, reason, message) = if holder == name {
-            ("True", REASON_ACCEPTED, format!("the model name `{claimed}` is this object's"))
-        } else {
-            (
-                "False",
-                REASON_NAME_IN_USE,
-                format!("the model name `{claimed}` is the older InferenceModel `{holder}`'s"),
-            )
-        };
+        let words = if holder == name { holding(model, missing) } else { disputed(claimed, holder) };
         Report {
             name: name.to_owned(),
             uid: model.uid.clone(),
             version: model.version,
-            wanted: Condition {
-                kind: ACCEPTED.to_owned(),
-                status: status.to_owned(),
-                reason: reason.to_owned(),
-                message,
-                observed_generation: model.generation,
-                last_transition_time: String::new(),
-            },
-            found: model.accepted.clone(),
+            wanted: wanted(words, model.generation),
+            found: model.conditions.clone(),
         }
     };
     oldest_first.into_iter().map(report).collect()
+}
+
+fn disputed(claimed: &str, holder: &str) -> [Words; 2] {
+    let message = format!("the model name `{claimed}` is the older InferenceModel `{holder}`'s");
+    [(false, REASON_NAME_IN_USE, message.clone()), (false, REASON_NAME_IN_USE, message)]
+}
+
+/// Of one that has its name.
+fn holding(model: &InferenceModel, missing: &[MissingTarget]) -> [Words; 2] {
+    let claimed = &model.model;
+    let accepted = (true, ACCEPTED, format!("the model name `{claimed}` is this object's"));
+    if model.is_reserved() {
+        let message = format!("the model name `{claimed}` is reserved: every target model has the weight 0");
+        return [accepted, (false, REASON_NO_TARGET, message)];
+    }
+    let missing: Vec<String> =
+        missing.iter().filter(|m| m.model == *claimed).map(|m| format!("`{}`", m.target)).collect();
+    if !missing.is_empty() {
+        let message = format!("a model server has answered that it has no model {}", missing.join(", "));
+        return [accepted, (false, REASON_TARGET_NOT_FOUND, message)];
+    }
+    [accepted, (true, READY, format!("requests for the model `{claimed}` are routed"))]
+}
+
+/// What is to be said of an object that can't be read.
+#[must_use]
+pub fn unreadable(name: &str, object: &UnreadableModel, reason: &str) -> Report {
+    let invalid = || (false, REASON_INVALID, format!("this object can't be read: {reason}"));
+    Report {
+        name: name.to_owned(),
+        uid: object.uid.clone(),
+        version: object.version,
+        wanted: wanted([invalid(), invalid()], object.generation),
+        found: object.conditions.clone(),
+    }
 }

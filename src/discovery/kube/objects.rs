@@ -3,7 +3,7 @@
 //! Read as tolerantly as the API allows: what is not needed is not looked at, so that an object of a newer version is still understood. What
 //! is needed and is not as it must be makes the whole object unreadable, with a reason that names the field. Pure.
 
-use super::conditions::{ACCEPTED, Condition};
+use super::conditions::{Condition, TYPES};
 use crate::config::settings::PoolGroup;
 use crate::config::settings::kubernetes::check_ports;
 use crate::scheduling::router::RewriteTarget;
@@ -255,27 +255,91 @@ impl FromObject for InferencePool {
     }
 }
 
-#[derive(Default, Deserialize)]
+/// The `InferencePool` that a picker serves: its name, and its API group unless pods are selected by their labels alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServedPool<'a> {
+    /// The name.
+    pub name: &'a str,
+    /// The group.
+    pub group: Option<PoolGroup>,
+}
+
+/// The pool that an object speaks of.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-struct PoolRef {
+pub struct PoolRef {
+    /// The API group. CRDs have a default for it, so objects from an API server name one.
+    group: Option<String>,
     kind: Option<String>,
     name: String,
 }
 
 impl PoolRef {
-    fn name(self) -> Result<String, String> {
-        if let Some(kind) = self.kind.filter(|kind| !kind.is_empty() && kind != "InferencePool") {
+    fn checked(self) -> Result<Self, String> {
+        if let Some(kind) = self.kind.as_ref().filter(|kind| !kind.is_empty() && *kind != "InferencePool") {
             return Err(format!("`spec.poolRef.kind`: got `{kind}`, only `InferencePool` is allowed"));
         }
-        if self.name.is_empty() { Err("`spec.poolRef.name` is missing".to_owned()) } else { Ok(self.name) }
+        if self.name.is_empty() { Err("`spec.poolRef.name` is missing".to_owned()) } else { Ok(self) }
     }
+
+    /// Whether the object speaks of `pool`.
+    #[must_use]
+    pub fn means(&self, pool: ServedPool<'_>) -> bool {
+        self.name == pool.name && self.foreign_group(pool).is_none()
+    }
+
+    /// The group that the object names in place of that of `pool`, where the names are equal.
+    #[must_use]
+    pub fn foreign_group(&self, pool: ServedPool<'_>) -> Option<&str> {
+        let group = self.group.as_deref().filter(|group| !group.is_empty() && self.name == pool.name)?;
+        let known = PoolGroup::of(group);
+        let same = known.is_some() && pool.group.is_none_or(|served| known == Some(served));
+        (!same).then_some(group)
+    }
+}
+
+/// What is known of an `InferenceModel` that can't be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnreadableModel {
+    /// The pool that it names.
+    pub pool: PoolRef,
+    /// What tells it from others of the same name.
+    pub uid: String,
+    /// Counts the changes of its spec.
+    pub generation: i64,
+    /// Another with whatever changes of it.
+    pub version: u64,
+    /// What its status says, as far as Attaché writes it.
+    pub conditions: Vec<Condition>,
+}
+
+impl UnreadableModel {
+    /// Reads what can be read.
+    #[must_use]
+    pub fn of(object: &Object) -> Self {
+        let pool = object.spec.get("poolRef").and_then(|pool| PoolRef::deserialize(pool).ok()).unwrap_or_default();
+        let Meta { uid, generation, version, .. } = object.meta.clone();
+        Self { pool, uid, generation, version, conditions: conditions(object.status.clone()) }
+    }
+}
+
+/// The conditions of an `InferenceModel` that Attaché writes. What can't be read in a status is written anew.
+fn conditions(status: Value) -> Vec<Condition> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Status {
+        conditions: Vec<Value>,
+    }
+    let all = fields::<Status>(status, "status").unwrap_or_default().conditions;
+    let read = all.into_iter().filter_map(|c| Condition::deserialize(c).ok());
+    read.filter(|c| TYPES.contains(&c.kind.as_str())).collect()
 }
 
 /// What matters of an `InferenceObjective`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Objective {
     /// The pool that it is for.
-    pub pool: String,
+    pub pool: PoolRef,
     /// Higher comes first; below 0 is shed.
     pub priority: i32,
 }
@@ -289,7 +353,7 @@ impl FromObject for Objective {
             priority: Option<i32>,
         }
         let spec: Spec = fields(object.spec, "spec")?;
-        Ok(Self { pool: spec.pool_ref.name()?, priority: spec.priority.unwrap_or(0) })
+        Ok(Self { pool: spec.pool_ref.checked()?, priority: spec.priority.unwrap_or(0) })
     }
 }
 
@@ -297,7 +361,7 @@ impl FromObject for Objective {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rewrite {
     /// The pool that it is for.
-    pub pool: String,
+    pub pool: PoolRef,
     /// When it was made: of two rules for the same model the older one holds.
     pub created: i64,
     /// Its rules, in their order.
@@ -369,7 +433,7 @@ impl FromObject for Rewrite {
             }
             rules.push(RewriteRule { models, targets: targets(rule.targets) });
         }
-        Ok(Self { pool: spec.pool_ref.name()?, created: object.meta.created, rules })
+        Ok(Self { pool: spec.pool_ref.checked()?, created: object.meta.created, rules })
     }
 }
 
@@ -377,7 +441,7 @@ impl FromObject for Rewrite {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InferenceModel {
     /// The pool that it is for.
-    pub pool: String,
+    pub pool: PoolRef,
     /// When it was made: of two that claim a name the older one has it.
     pub created: i64,
     /// What clients call it.
@@ -392,8 +456,16 @@ pub struct InferenceModel {
     pub generation: i64,
     /// Another with whatever changes of it.
     pub version: u64,
-    /// What its status says of the name.
-    pub accepted: Option<Condition>,
+    /// What its status says, as far as Attaché writes it.
+    pub conditions: Vec<Condition>,
+}
+
+impl InferenceModel {
+    /// The name is taken, and nothing serves it: all weights are 0.
+    #[must_use]
+    pub fn is_reserved(&self) -> bool {
+        !self.targets.is_empty() && self.targets.iter().all(|t| t.weight == 0)
+    }
 }
 
 impl FromObject for InferenceModel {
@@ -406,15 +478,7 @@ impl FromObject for InferenceModel {
             criticality: Option<String>,
             target_models: Option<Vec<Target>>,
         }
-        #[derive(Default, Deserialize)]
-        #[serde(default)]
-        struct Status {
-            conditions: Vec<Value>,
-        }
         let spec: Spec = fields(object.spec, "spec")?;
-        // What can't be read in a status is written anew.
-        let conditions = fields::<Status>(object.status, "status").unwrap_or_default().conditions;
-        let mut conditions = conditions.into_iter().filter_map(|c| Condition::deserialize(c).ok());
         let priority = match spec.criticality.as_deref() {
             None => None,
             Some("Critical") => Some(CRITICAL_PRIORITY),
@@ -426,7 +490,7 @@ impl FromObject for InferenceModel {
             }
         };
         Ok(Self {
-            pool: spec.pool_ref.name()?,
+            pool: spec.pool_ref.checked()?,
             created: object.meta.created,
             // The examples of the proposal leave the name to the object's.
             model: spec.model_name.filter(|name| !name.is_empty()).unwrap_or(object.meta.name),
@@ -435,7 +499,7 @@ impl FromObject for InferenceModel {
             uid: object.meta.uid,
             generation: object.meta.generation,
             version: object.meta.version,
-            accepted: conditions.find(|c| c.kind == ACCEPTED),
+            conditions: conditions(object.status),
         })
     }
 }

@@ -4,10 +4,10 @@
 //! of two alike the older object's, and in it the first. Where llm-d's definition of a kind is installed, GIE's objects of that kind are not
 //! looked at, as in llm-d. Pure.
 
-use super::conditions::{Report, reports};
-use super::objects::{InferenceModel, Kind, Objective, Origin, Rewrite};
+use super::conditions::{self, Report};
+use super::objects::{InferenceModel, Kind, Objective, Origin, Rewrite, ServedPool, UnreadableModel};
 use super::table::{Change, Table, Unreadable};
-use crate::scheduling::router::{ModelRewrites, PoolRules, RewriteTarget};
+use crate::scheduling::router::{MissingTarget, ModelRewrites, PoolRules, RewriteTarget};
 use std::collections::BTreeMap;
 
 /// What is known of the rules of a namespace.
@@ -16,6 +16,8 @@ pub struct Rules {
     objectives: ByOrigin<Objective>,
     rewrites: ByOrigin<Rewrite>,
     models: Table<InferenceModel>,
+    /// What can be read of `InferenceModel`s that can't be read as they are now, and why not. Some may be gone: `models` knows.
+    unreadable: BTreeMap<String, (UnreadableModel, String)>,
 }
 
 /// The objects of a kind that is defined twice.
@@ -54,9 +56,25 @@ impl Rules {
         match kind {
             Kind::Objective(origin) => self.objectives.of(origin).apply(change),
             Kind::Rewrite(origin) => self.rewrites.of(origin).apply(change),
-            Kind::Model => self.models.apply(change),
+            Kind::Model => self.apply_model(change),
             Kind::Pod | Kind::Pool(_) | Kind::ConfigMap => Ok(false),
         }
+    }
+
+    fn apply_model(&mut self, change: Change) -> Result<bool, Unreadable> {
+        let read = match &change {
+            Change::Listed(object) | Change::Applied(object) => Some(UnreadableModel::of(object)),
+            Change::ListBegun | Change::ListDone | Change::Deleted { .. } => None,
+        };
+        let ends = matches!(change, Change::ListDone | Change::Deleted { .. });
+        let applied = self.models.apply(change);
+        if let (Some(object), Err(error)) = (read, &applied) {
+            self.unreadable.insert(error.name.clone(), (object, error.reason.clone()));
+        }
+        if ends {
+            self.unreadable.retain(|name, _| self.models.is_unreadable(name));
+        }
+        applied
     }
 
     /// A kind is not installed (any more). True when the rules may be others afterwards.
@@ -71,20 +89,20 @@ impl Rules {
 
     /// The rules for the pool of this name.
     #[must_use]
-    pub fn of_pool(&self, pool: &str) -> PoolRules {
+    pub fn of_pool(&self, pool: ServedPool<'_>) -> PoolRules {
         let mut rules = PoolRules { rewrites: self.rewrites_of(pool), ..PoolRules::default() };
-        let of_pool = self.objectives.iter().filter(|(_, objective)| objective.pool == pool);
+        let of_pool = self.objectives.iter().filter(|(_, objective)| objective.pool.means(pool));
         rules.objectives = of_pool.map(|(name, objective)| (name.to_owned(), objective.priority)).collect();
-        for (_, model) in oldest_first(self.models.iter().filter(|(_, m)| m.pool == pool), |m| m.created) {
+        for (_, model) in self.models_of(pool) {
             claim(&mut rules, model);
         }
         rules
     }
 
-    fn rewrites_of(&self, pool: &str) -> ModelRewrites {
+    fn rewrites_of(&self, pool: ServedPool<'_>) -> ModelRewrites {
         let mut exact: BTreeMap<String, Vec<RewriteTarget>> = BTreeMap::new();
         let mut any: Option<&[RewriteTarget]> = None;
-        for (_, rewrite) in oldest_first(self.rewrites.iter().filter(|(_, r)| r.pool == pool), |r| r.created) {
+        for (_, rewrite) in oldest_first(self.rewrites.iter().filter(|(_, r)| r.pool.means(pool)), |r| r.created) {
             // A rule without targets says nothing.
             for rule in rewrite.rules.iter().filter(|rule| !rule.targets.is_empty()) {
                 if rule.models.is_empty() {
@@ -98,10 +116,29 @@ impl Rules {
         ModelRewrites { exact, any: any.unwrap_or_default().to_vec() }
     }
 
-    /// What is to be said of the `InferenceModel`s of a pool: whether each has the name that it claims, or an older one has it.
+    fn models_of(&self, pool: ServedPool<'_>) -> Vec<(&str, &InferenceModel)> {
+        oldest_first(self.models.iter().filter(|(_, model)| model.pool.means(pool)), |model| model.created)
+    }
+
+    /// What is to be said of the `InferenceModel`s of a pool, of whose targets servers lack `missing`.
     #[must_use]
-    pub fn reports(&self, pool: &str) -> Vec<Report> {
-        reports(oldest_first(self.models.iter().filter(|(_, m)| m.pool == pool), |m| m.created))
+    pub fn reports(&self, pool: ServedPool<'_>, missing: &[MissingTarget]) -> Vec<Report> {
+        let mut reports = conditions::reports(self.models_of(pool), missing);
+        let is_unreadable = |name: &str| self.models.is_unreadable(name);
+        reports.retain(|report| !is_unreadable(&report.name));
+        let unreadable =
+            self.unreadable.iter().filter(|(name, (object, _))| is_unreadable(name) && object.pool.means(pool));
+        reports.extend(unreadable.map(|(name, (object, reason))| conditions::unreadable(name, object, reason)));
+        reports
+    }
+
+    /// Objects that name a pool of this name in another API group: kind, name, and the group. They do not speak of this pool.
+    pub fn strangers<'a>(&'a self, pool: ServedPool<'a>) -> impl Iterator<Item = (&'static str, &'a str, &'a str)> {
+        let objectives = self.objectives.iter().map(|(name, o)| ("InferenceObjective", name, &o.pool));
+        let rewrites = self.rewrites.iter().map(|(name, r)| ("InferenceModelRewrite", name, &r.pool));
+        let models = self.models.iter().map(|(name, m)| ("InferenceModel", name, &m.pool));
+        let all = objectives.chain(rewrites).chain(models);
+        all.filter_map(move |(kind, name, named)| Some((kind, name, named.foreign_group(pool)?)))
     }
 }
 
@@ -121,7 +158,7 @@ fn claim(rules: &mut PoolRules, model: &InferenceModel) {
     if rules.rewrites.exact.contains_key(&model.model) {
         return;
     }
-    if !model.targets.is_empty() && model.targets.iter().all(|t| t.weight == 0) {
+    if model.is_reserved() {
         rules.reserved.insert(model.model.clone());
         return;
     }

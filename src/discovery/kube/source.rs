@@ -3,12 +3,12 @@
 use super::conditions::Report;
 use super::follow::{Setback, Subject, Told};
 use super::informer::Informers;
-use super::objects::Kind;
+use super::objects::{Kind, ServedPool};
 use super::rules::Rules;
 use super::state::{MAX_ENDPOINTS, Members};
 use super::stats::{KubeStats, Loss};
 use super::table::{Change, Unreadable};
-use crate::config::settings::{KubernetesSource, PodsOf};
+use crate::config::settings::{KubernetesSource, PodsOf, PoolGroup};
 use crate::pool::PoolEvent;
 use crate::pool::writer::SourceId;
 use crate::scheduling::router::{PoolRules, RuleStore};
@@ -21,6 +21,8 @@ use tokio_util::sync::CancellationToken;
 
 /// Endpoints are told no more often than this; what changes meanwhile goes along. A change after a quiet time is told at once.
 pub const TELL_INTERVAL: Duration = Duration::from_millis(10);
+/// 1 s: how often is looked whether servers lack the targets of `InferenceModel`s.
+const MISSING_INTERVAL: Duration = Duration::from_secs(1);
 /// Changes taken in at a time.
 const BATCH: usize = 64;
 
@@ -78,6 +80,10 @@ struct Run {
     told_profiles: bool,
     /// `InferenceModel`s that have been told to claim a name which is another's.
     disputed: HashSet<String>,
+    /// Objects that have been told to name a pool of another API group: kind and name.
+    strangers: HashSet<(&'static str, String)>,
+    /// [`RuleStore::missing_changes`] when reports were made last.
+    missing_seen: u64,
 }
 
 /// Follows until `shutdown`, or until the pool's writer is gone. Gives what is known of rules by then.
@@ -117,6 +123,8 @@ impl Run {
             told_untrusted: false,
             told_profiles: false,
             disputed: HashSet::new(),
+            strangers: HashSet::new(),
+            missing_seen: 0,
         }
     }
 
@@ -131,6 +139,7 @@ impl Run {
         self.follow_pods();
         let mut unsaid = Unsaid::default();
         let mut not_before = Instant::now();
+        let mut looks = tokio::time::interval(MISSING_INTERVAL);
         loop {
             let (from, batch) = tokio::select! {
                 biased;
@@ -143,6 +152,10 @@ impl Run {
                 }
                 batch = next_of(self.pods.as_mut()) => batch,
                 batch = next_of_any(&mut self.others) => batch,
+                _ = looks.tick() => {
+                    unsaid.rules |= self.feed.rules.missing_changes() != self.missing_seen;
+                    continue;
+                }
             };
             for told in batch {
                 self.take_in(from, told, &mut unsaid);
@@ -336,20 +349,31 @@ impl Run {
     async fn tell(&mut self, unsaid: Unsaid) -> bool {
         // Some of the rules are none: those of before, perhaps another pool's, stay beside its endpoints until all are known.
         if unsaid.rules && self.unheard.is_empty() {
-            let name = match &self.feed.source.pods {
-                PodsOf::Pool { name, .. } => name.as_str(),
-                PodsOf::Selector { .. } => &*self.feed.pool,
+            let served = match &self.feed.source.pods {
+                PodsOf::Pool { name, group } => ServedPool { name, group: Some(*group) },
+                PodsOf::Selector { .. } => ServedPool { name: &self.feed.pool, group: None },
             };
-            let reports = self.rules.reports(name);
+            self.missing_seen = self.feed.rules.missing_changes();
+            let reports = self.rules.reports(served, &self.feed.rules.missing());
             let disputed: HashSet<String> =
-                reports.iter().filter(|r| !r.has_its_name()).map(|r| r.name.clone()).collect();
-            for report in reports.iter().filter(|r| disputed.contains(&r.name) && !self.disputed.contains(&r.name)) {
-                let (object, message) = (&report.name, &report.wanted.message);
+                reports.iter().filter(|r| r.dispute().is_some()).map(|r| r.name.clone()).collect();
+            for report in reports.iter().filter(|r| !self.disputed.contains(&r.name)) {
+                let Some(message) = report.dispute() else { continue };
+                let object = &report.name;
                 tracing::warn!(pool = %self.feed.pool, object, message, "an older InferenceModel has the name; this one is not used");
             }
+            for (kind, object, group) in self.rules.strangers(served) {
+                if self.strangers.insert((kind, object.to_owned())) {
+                    let of = served.group.map(PoolGroup::as_str);
+                    tracing::warn!(
+                        pool = %self.feed.pool, kind, object, group, served = of,
+                        "an object names the pool in another API group and has no effect; `spec.poolRef.group` must be the group of the InferencePool"
+                    );
+                }
+            }
+            let rules = self.rules.of_pool(served);
             self.disputed = disputed;
             self.feed.reports.send_replace(reports);
-            let rules = self.rules.of_pool(name);
             self.tell_untrusted(&rules);
             self.feed.rules.store(rules);
         }

@@ -295,6 +295,7 @@ fn engine(name: &str) -> Option<Engine> {
         "trtllm-serve" | "trtllm" => Some(Engine::TrtllmServe),
         "triton-tensorrt-llm" | "triton" => Some(Engine::Triton),
         "xllm" => Some(Engine::Xllm),
+        "astrai" => Some(Engine::Astrai),
         _ => None,
     }
 }

@@ -145,6 +145,7 @@ impl Setup {
             scheduler: Scheduler::new(Choices::only("test", strategy), at_once, 3).splitting(policy),
             rewrites: self.rewrites,
             reject_unknown_models: false,
+            default_model: None,
             models: Default::default(),
             rules: Default::default(),
             stale_after: self.stale_after,

@@ -86,7 +86,7 @@ impl PoolPrefix {
             if !encodes {
                 return None;
             }
-            let request = protocol::parse(api, content_type.as_deref(), &body, &limits).ok()?;
+            let request = protocol::parse_unnamed(api, content_type.as_deref(), &body, &limits).ok()?;
             wanted.make(this.tokenizer.text_blocks()?.keys(&request.prompt, wanted.root), work)
         })
     }

@@ -108,6 +108,8 @@ fn table(api: Api) -> &'static [&'static str] {
 pub(super) struct Body<'l, 'de> {
     api: Api,
     limits: &'l Limits,
+    /// It must name a model.
+    names_model: bool,
     request: Request<'de>,
     prompt: Builder<'de>,
     /// The prompt is to be repeated in the answer; with `logprobs`, also the probabilities of its tokens.
@@ -127,10 +129,11 @@ struct Side {
 
 impl<'l, 'de> Body<'l, 'de> {
     /// Of a body of so many bytes.
-    pub(super) fn new(api: Api, limits: &'l Limits, body_bytes: usize) -> Self {
+    pub(super) fn new(api: Api, limits: &'l Limits, body_bytes: usize, names_model: bool) -> Self {
         Self {
             api,
             limits,
+            names_model,
             request: Request::default(),
             prompt: Builder::new(body_bytes),
             echo: false,
@@ -245,7 +248,7 @@ impl<'l, 'de> Body<'l, 'de> {
 
     /// What the fields come to, once all have been seen.
     fn finish(mut self) -> Result<Request<'de>, RequestError> {
-        if self.request.model.is_none() && self.api.requires_model() {
+        if self.request.model.is_none() && self.names_model {
             return Err(invalid_model(self.limits, "nothing"));
         }
         let read = self.prompt.prompt.count > 0 || self.request.opaque_prompt;

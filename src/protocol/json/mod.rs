@@ -16,12 +16,13 @@ use crate::limits::Limits;
 use fields::Body;
 use walk::Walk;
 
-/// Reads the body of an API that we know.
+/// Reads the body of an API that we know. `named`: it must name a model where its API asks for one.
 pub(super) fn read<'a>(
     api: Api,
     content_type: Option<&str>,
     body: &'a [u8],
     limits: &Limits,
+    named: bool,
 ) -> Result<Request<'a>, RequestError> {
     if let Some(form) = content_type.map(media_type).filter(|t| is_form(t)) {
         let got = if form.starts_with(|c: char| c.eq_ignore_ascii_case(&'m')) { "a multipart body" } else { "a form" };
@@ -29,12 +30,17 @@ pub(super) fn read<'a>(
         return Err(RequestError::new(Reason::UnsupportedMediaType, message));
     }
     let text = text(body)?;
-    Walk::read(text, limits, Body::new(api, limits, body.len()))
+    Walk::read(text, limits, Body::new(api, limits, body.len(), named && api.requires_model()))
 }
 
 /// Looks at the body of an API that we don't know: what can be found counts, nothing is refused.
 pub(super) fn glance<'a>(body: &'a [u8], limits: &Limits) -> Request<'a> {
-    read(Api::Other, None, body, limits).unwrap_or_default()
+    read(Api::Other, None, body, limits, true).unwrap_or_default()
+}
+
+/// The refusal of a body that names no model.
+pub(super) fn missing_model(limits: &Limits) -> RequestError {
+    scalars::invalid_model(limits, "nothing")
 }
 
 /// The body as text.

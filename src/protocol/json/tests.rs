@@ -372,7 +372,7 @@ proptest! {
     fn json_is_what_serde_calls_json(body in r#"[\[\]{}",:0-9eE.\-+ntrufalsx \\]{0,24}"#) {
         // Any object is read for an unknown API, so a refusal is a refusal of the JSON itself.
         let object = format!(r#"{{"x":{body}}}"#);
-        let ours = read(Api::Detokenize, None, object.as_bytes(), &Limits::default());
+        let ours = read(Api::Detokenize, None, object.as_bytes(), &Limits::default(), true);
         let theirs = serde_json::from_str::<serde_json::Value>(&object);
         prop_assert_eq!(ours.is_ok(), theirs.is_ok(), "{}", object);
     }
@@ -383,7 +383,7 @@ proptest! {
         let alphabet = br#"{}[]",:\/u08dD9.eE+- truefalsn"#;
         let at = at.index(body.len());
         body[at] = alphabet[byte.index(alphabet.len())];
-        let ours = read(Api::Detokenize, None, &body, &Limits::default()).map_err(|e| e.reason);
+        let ours = read(Api::Detokenize, None, &body, &Limits::default(), true).map_err(|e| e.reason);
         let theirs = serde_json::from_slice::<serde_json::Value>(&body);
         let ours = !matches!(ours, Err(Reason::InvalidJson | Reason::InvalidUtf8));
         prop_assert_eq!(ours, theirs.is_ok(), "{}", String::from_utf8_lossy(&body));
@@ -422,15 +422,30 @@ proptest! {
             format!("{{\"messages\": {messages},\"model\":{model}}}")
         };
         let limits = Limits::default();
-        let request = read(Api::ChatCompletions, None, body.as_bytes(), &limits).unwrap();
+        let request = read(Api::ChatCompletions, None, body.as_bytes(), &limits, true).unwrap();
         let found = request.model.clone().unwrap();
         prop_assert_eq!(&found.name, &name);
         prop_assert_eq!(&body[found.span.clone()], model);
         let rewritten = String::from_utf8(replace_model(body.as_bytes(), found.span.clone(), &new_name)).unwrap();
         prop_assert_eq!(&rewritten[..found.span.start], &body[..found.span.start]);
         prop_assert!(rewritten.ends_with(&body[found.span.end..]));
-        let again = read(Api::ChatCompletions, None, rewritten.as_bytes(), &limits).unwrap();
+        let again = read(Api::ChatCompletions, None, rewritten.as_bytes(), &limits, true).unwrap();
         prop_assert_eq!(again.model.map(|m| m.name.into_owned()), Some(new_name));
         prop_assert_eq!(again.prompt, request.prompt);
     }
+}
+
+#[test]
+fn a_body_may_leave_its_model_to_a_default_and_not_call_it_null() {
+    let read = |body: &str| {
+        crate::protocol::parse_unnamed(Api::Completions, None, body.as_bytes(), &Limits::default())
+            .map(|r| r.model.is_some())
+    };
+    assert_eq!(read(r#"{"prompt":"x"}"#), Ok(false));
+    assert_eq!(read(r#"{"prompt":"x","model":"m"}"#), Ok(true));
+    assert_eq!(read(r#"{"prompt":"x","model":null}"#).map_err(|e| e.reason), Err(Reason::InvalidModel));
+    assert_eq!(
+        parse(Api::Completions, None, br#"{"prompt":"x"}"#, &Limits::default()).map_err(|e| e.reason),
+        Err(Reason::InvalidModel)
+    );
 }

@@ -166,3 +166,15 @@ proptest! {
         prop_assert_eq!(serde_json::from_slice::<serde_json::Value>(&renamed).unwrap(), expected);
     }
 }
+
+#[test]
+fn a_model_is_inserted_as_the_first_field() {
+    for (body, want) in [
+        (r#"{"messages":[]}"#, r#"{"model":"m\"1","messages":[]}"#),
+        (" { \"n\":1}", " {\"model\":\"m\\\"1\", \"n\":1}"),
+        ("{ }", "{\"model\":\"m\\\"1\" }"),
+        ("[]", "[]"),
+    ] {
+        assert_eq!(String::from_utf8_lossy(&insert_model(body.as_bytes(), "m\"1")), want, "{body}");
+    }
+}

@@ -4,10 +4,17 @@
 //! the decision. The configuration outranks it where both speak of the same name. Pure.
 
 use super::ModelRewrites;
+use crate::clock::Timestamp;
 use arc_swap::{ArcSwap, Guard};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// 60 s: a target that some servers have and others lack is called missing until no server has denied it for this long, so that conditions of
+/// an object change at most twice a minute.
+pub const MISSING_FOR: Duration = Duration::from_secs(60);
 
 /// The rules of one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,6 +36,29 @@ pub struct PoolRules {
 pub struct RuleStore {
     rules: ArcSwap<PoolRules>,
     stale: AtomicBool,
+    /// Targets of models that a server has denied, and when it did last. Only those that rules name, so that clients can't make it grow.
+    missing: Mutex<BTreeMap<MissingTarget, Timestamp>>,
+    /// How many those are: nobody takes the lock for a response while there are none.
+    missing_count: AtomicU64,
+    missing_changes: AtomicU64,
+}
+
+/// A name that servers are asked for in place of a client's, and that a server does not have.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MissingTarget {
+    /// The client's name.
+    pub model: String,
+    /// The server's.
+    pub target: String,
+}
+
+impl PoolRules {
+    /// Whether an object gives `model` this target.
+    fn has_target(&self, missing: &MissingTarget) -> bool {
+        let targets = self.rewrites.exact.get(&missing.model);
+        self.priorities.contains_key(&missing.model)
+            && targets.is_some_and(|targets| targets.iter().any(|t| *t.model == *missing.target))
+    }
 }
 
 impl RuleStore {
@@ -40,7 +70,50 @@ impl RuleStore {
 
     /// Replaces them.
     pub fn store(&self, rules: PoolRules) {
+        let mut missing = self.missing.lock();
+        missing.retain(|missing, _| rules.has_target(missing));
+        self.missing_count.store(missing.len() as u64, Relaxed);
+        drop(missing);
         self.rules.store(Arc::new(rules));
+    }
+
+    /// A server has answered at `now` that it lacks the model that it was asked for.
+    pub fn target_missing(&self, model: &str, target: &str, now: Timestamp) {
+        let key = MissingTarget { model: model.to_owned(), target: target.to_owned() };
+        if !self.load().has_target(&key) {
+            return;
+        }
+        let mut missing = self.missing.lock();
+        if missing.insert(key, now).is_none() {
+            self.missing_count.store(missing.len() as u64, Relaxed);
+            self.missing_changes.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// A server has served the model that it was asked for at `now`.
+    pub fn target_served(&self, model: &str, target: &str, now: Timestamp) {
+        if self.missing_count.load(Relaxed) == 0 {
+            return;
+        }
+        let key = MissingTarget { model: model.to_owned(), target: target.to_owned() };
+        let mut missing = self.missing.lock();
+        if missing.get(&key).is_some_and(|denied| now.since(*denied) >= MISSING_FOR) {
+            missing.remove(&key);
+            self.missing_count.store(missing.len() as u64, Relaxed);
+            self.missing_changes.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Targets that servers lack.
+    #[must_use]
+    pub fn missing(&self) -> Vec<MissingTarget> {
+        self.missing.lock().keys().cloned().collect()
+    }
+
+    /// Another with each change of [`RuleStore::missing`] that servers cause.
+    #[must_use]
+    pub fn missing_changes(&self) -> u64 {
+        self.missing_changes.load(Relaxed)
     }
 
     /// Whether whoever tells of the pool, its endpoints and its rules, is out of touch with what there is.
@@ -52,5 +125,36 @@ impl RuleStore {
     /// Says so, or that it is not so any more.
     pub fn set_stale(&self, stale: bool) {
         self.stale.store(stale, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::RewriteTarget;
+    use super::*;
+
+    #[test]
+    fn only_targets_of_objects_are_called_missing_and_for_a_minute_after_the_last_denial() {
+        let store = RuleStore::default();
+        let at = |seconds| Timestamp::default().after(Duration::from_secs(seconds));
+        store.target_missing("m", "v1", at(0));
+        assert_eq!(store.missing(), [], "no object names it");
+        let targets = ["v1", "v2"].map(|model| RewriteTarget { model: model.into(), weight: 1 }).to_vec();
+        let exact = BTreeMap::from([("m".to_owned(), targets)]);
+        let rewrites = ModelRewrites { exact, any: Vec::new() };
+        let rules = PoolRules { rewrites, priorities: [("m".to_owned(), 0)].into(), ..PoolRules::default() };
+        store.store(rules.clone());
+        for target in ["v1", "v3", "v1"] {
+            store.target_missing("m", target, at(10));
+        }
+        assert_eq!(store.missing_changes(), 1);
+        store.target_served("m", "v1", at(69));
+        store.target_served("m", "v2", at(99));
+        assert_eq!(store.missing(), [MissingTarget { model: "m".into(), target: "v1".into() }]);
+        store.target_served("m", "v1", at(70));
+        assert_eq!((store.missing(), store.missing_changes()), (vec![], 2));
+        store.target_missing("m", "v2", at(80));
+        store.store(PoolRules { rewrites: ModelRewrites::default(), ..rules });
+        assert_eq!(store.missing(), [], "its object is gone");
     }
 }

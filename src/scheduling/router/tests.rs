@@ -12,6 +12,7 @@ fn pool(name: &str, matches: PoolMatch) -> Pool {
         scheduler: Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 1),
         rewrites: ModelRewrites::default(),
         reject_unknown_models: false,
+        default_model: None,
         models: Arc::default(),
         rules: Default::default(),
         stale_after: Duration::from_secs(2),
@@ -319,4 +320,28 @@ fn a_loopback_call_reaches_the_only_pool_whatever_its_service() {
     for called in ["other.team:9002", "localhost.team", "10.0.0.1:9002", ""] {
         assert_eq!(asked(&one, called), Err(Reason::NoPool), "called {called:?}");
     }
+}
+
+#[test]
+fn requests_without_a_model_are_for_the_default_of_the_pool_that_takes_it() {
+    let named = |model: &str| Some(DefaultModel::Named(model.to_owned()));
+    let default_of = |router: &Router, headers: &[(&str, &str)]| {
+        let header = |name: &str| headers.iter().find(|(n, _)| *n == name).map(|(_, v)| *v);
+        router.default_model(RouteFacts { model: None, authority: "", called: "" }, header)
+    };
+    assert_eq!(default_of(&router(vec![by_model("only", &["m"])]), &[]), named("m"));
+    assert_eq!(default_of(&router(vec![by_model("two", &["m", "n"])]), &[]), None);
+    assert_eq!(default_of(&router(vec![serving(pool("served", PoolMatch::default()), &["m"])]), &[]), named("m"));
+    assert_eq!(default_of(&router(vec![pool("unknown", PoolMatch::default())]), &[]), None);
+    let with_default = |pool: Pool, model: &str| Pool { default_model: Some(model.to_owned()), ..pool };
+    let gold = PoolMatch { header: Some(("x-tier".into(), "gold".into())), ..PoolMatch::default() };
+    let several = router(vec![
+        by_model("a", &["m"]),
+        with_default(pool("gold", gold), "large"),
+        with_default(by_model("b", &["n"]), "n"),
+    ]);
+    assert_eq!(default_of(&several, &[]), named("n"), "a pool that says nothing has no default beside others");
+    assert_eq!(default_of(&several, &[("x-tier", "gold")]), named("large"));
+    let elsewhere = router(vec![by_model("a", &["m"]), with_default(by_model("b", &["n"]), "m")]);
+    assert_eq!(default_of(&elsewhere, &[]), None, "requests for that model go to another pool");
 }

@@ -16,6 +16,7 @@ pub(super) async fn messages(server: &Server, call: &Call) -> Result<Response<Si
     let mut request: AnthropicRequest = call.json()?;
     let model = server.model(request.model.as_deref())?;
     let limits = request.limits()?;
+    let tool = request.called_tool()?.map(|name| Tool { id: format!("toolu_{:016x}", server.unique()), name });
     let prompt = request.take_chat()?;
     let id = format!("msg_{:016x}", server.unique());
     let input_tokens = prompt.len();
@@ -31,19 +32,24 @@ pub(super) async fn messages(server: &Server, call: &Call) -> Result<Response<Si
     };
     let started = server.start(generation).await;
     if request.stream.unwrap_or(false) {
-        return server.stream(started, Box::new(Events { id, model: model.name, input_tokens }), true);
+        return server.stream(started, Box::new(Events { id, model: model.name, input_tokens, tool }), true);
     }
     let Whole { answers, reports, totals, .. } = started?.finish().await?;
     let (Some(answer), Some(report)) = (answers.first(), reports.first()) else {
         return Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the engine stopped"));
+    };
+    let text = answer.whole(report.generated_tokens);
+    let content = match &tool {
+        Some(Tool { id, name }) => json!({"type": "tool_use", "id": id, "name": name, "input": {"text": text}}),
+        None => json!({"type": "text", "text": text}),
     };
     let mut body = json!({
         "id": id,
         "type": "message",
         "role": "assistant",
         "model": model.name,
-        "content": [{"type": "text", "text": answer.whole(report.generated_tokens)}],
-        "stop_reason": stop_reason(answer, report),
+        "content": [content],
+        "stop_reason": stop_reason(answer, report, tool.is_some()),
         "stop_sequence": answer.stop_text(report),
         "usage": usage_json(&totals.usage),
     });
@@ -59,9 +65,17 @@ pub(super) fn count_tokens(call: &Call) -> Result<Response<SimBody>, ApiError> {
     Ok(json_response(StatusCode::OK, &body))
 }
 
-fn stop_reason(answer: &Answer, report: &JobReport) -> &'static str {
+/// A call of a tool. Its only input is `text`, which the answer's tokens make.
+#[derive(Clone, Debug)]
+struct Tool {
+    id: String,
+    name: String,
+}
+
+fn stop_reason(answer: &Answer, report: &JobReport, calls: bool) -> &'static str {
     match report.reason {
         FinishReason::Length => "max_tokens",
+        _ if calls => "tool_use",
         _ if answer.stop_text(report).is_some() => "stop_sequence",
         _ => "end_turn",
     }
@@ -82,13 +96,22 @@ struct Events {
     id: String,
     model: String,
     input_tokens: usize,
+    tool: Option<Tool>,
+}
+
+/// A piece of a tool's input.
+fn input_delta(json: &str, out: &mut EventSink) {
+    out.event(Some("content_block_delta"), |out| {
+        let delta = json!({"type": "input_json_delta", "partial_json": json});
+        out.push_str(&format!(r#"{{"type":"content_block_delta","index":0,"delta":{delta}}}"#));
+    });
 }
 
 impl EventWriter for Events {
     fn start(&mut self, out: &mut EventSink) {
         let (id, model, input_tokens) = (quoted(&self.id), quoted(&self.model), self.input_tokens);
         let rest = match out.quirks() {
-            Quirks::None => {
+            Quirks::None | Quirks::AstraiDocumented => {
                 format!(
                     r#""stop_reason":null,"stop_sequence":null,"usage":{{"input_tokens":{input_tokens},"output_tokens":0}}"#
                 )
@@ -101,11 +124,21 @@ impl EventWriter for Events {
             ));
         });
         out.event(Some("content_block_start"), |out| {
-            out.push_str(r#"{"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}"#);
+            let block = match &self.tool {
+                Some(Tool { id, name }) => json!({"type": "tool_use", "id": id, "name": name, "input": {}}),
+                None => json!({"type": "text", "text": ""}),
+            };
+            out.push_str(&format!(r#"{{"type":"content_block_start","index":0,"content_block":{block}}}"#));
         });
+        if self.tool.is_some() {
+            input_delta(r#"{"text":""#, out);
+        }
     }
 
     fn token(&mut self, _choice: usize, text: &str, out: &mut EventSink) {
+        if self.tool.is_some() {
+            return input_delta(text, out);
+        }
         out.event(Some("content_block_delta"), |out| {
             out.push_str(r#"{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":""#);
             out.push_str(text);
@@ -121,9 +154,12 @@ impl EventWriter for Events {
         totals: Option<&Totals>,
         out: &mut EventSink,
     ) {
+        if self.tool.is_some() {
+            input_delta(r#""}"#, out);
+        }
         out.event(Some("content_block_stop"), |out| out.push_str(r#"{"type":"content_block_stop","index":0}"#));
         out.event(Some("message_delta"), |out| {
-            let delta = json!({"stop_reason": stop_reason(answer, report), "stop_sequence": answer.stop_text(report)});
+            let delta = json!({"stop_reason": stop_reason(answer, report, self.tool.is_some()), "stop_sequence": answer.stop_text(report)});
             let usage = totals.map_or(Value::Null, |totals| usage_json(&totals.usage));
             out.push_str(&format!(r#"{{"type":"message_delta","delta":{delta},"usage":{usage}}}"#));
         });

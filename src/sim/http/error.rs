@@ -83,11 +83,22 @@ impl ApiError {
     }
 
     pub(super) fn response(&self, anthropic: bool, quirks: Quirks) -> Response<SimBody> {
-        let body = match quirks {
-            Quirks::None => self.body(anthropic),
-            Quirks::Astrai => json!({"detail": self.message}),
-        };
-        json_response(self.status, &body)
+        // FastAPI has one status for all that pydantic refuses, and a list of what is wrong.
+        let invalid = matches!(self.status, StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY);
+        match quirks {
+            Quirks::None => json_response(self.status, &self.body(anthropic)),
+            Quirks::AstraiDocumented => {
+                let mut body = self.body(anthropic);
+                body["error"].as_object_mut().map(|error| error.remove("param"));
+                json_response(self.status, &body)
+            }
+            Quirks::Astrai if invalid => {
+                let place: Vec<&str> = std::iter::once("body").chain(self.param).collect();
+                let detail = json!([{"type": "value_error", "loc": place, "msg": self.message}]);
+                json_response(StatusCode::UNPROCESSABLE_ENTITY, &json!({"detail": detail}))
+            }
+            Quirks::Astrai => json_response(self.status, &json!({"detail": self.message})),
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod aborts;
 mod anthropic;
+mod astrai;
 mod body;
 mod error;
 mod generate;
@@ -289,6 +290,9 @@ impl Server {
             return response;
         }
         if !matches!(route, Route::Faults | Route::Pd) && self.faults.current().refuse {
+            if route == Route::Health && quirks.is_astrai() {
+                return service::health(false);
+            }
             return fail(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "Model not loaded"));
         }
         let body = match Limited::new(body, self.config.max_body_bytes).collect().await {
@@ -326,6 +330,9 @@ impl Server {
         if route.is_inference() {
             self.misbehave().await?;
         }
+        if self.config.quirks.is_astrai() && matches!(route, Route::Chat | Route::Messages) {
+            astrai::check(&call.body)?;
+        }
         match route {
             Route::Chat | Route::Completions => openai::generate(self, route == Route::Chat, &call).await,
             Route::Messages => anthropic::messages(self, &call).await,
@@ -341,7 +348,7 @@ impl Server {
             Route::Models => Ok(service::models(self)),
             Route::LoadLora => service::load_lora(self, &call),
             Route::UnloadLora => service::unload_lora(self, &call),
-            Route::Health => Ok(service::health()),
+            Route::Health => Ok(service::health(true)),
             Route::Ping => Ok(full_response(StatusCode::OK, None, Bytes::new())),
             Route::Version => Ok(service::version()),
             Route::Load => Ok(service::server_load(self)),

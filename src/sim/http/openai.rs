@@ -6,7 +6,7 @@ use super::legs::{Legs, Totals};
 use super::requests::OpenAiRequest;
 use super::stream::{EventSink, EventStream, EventWriter, Usage};
 use super::{Call, Generation, Server, Whole, quoted};
-use crate::sim::answer::Answer;
+use crate::sim::answer::{Answer, AnswerLimits};
 use crate::sim::config::Quirks;
 use crate::sim::engine::{FinishReason, JobReport};
 use crate::sim::tokenizer::answer_token;
@@ -22,6 +22,9 @@ pub(super) async fn generate(server: &Arc<Server>, chat: bool, call: &Call) -> R
     let model = server.model(request.model.as_deref())?;
     let choices = request.choices()?;
     let limits = request.limits()?;
+    let is_astrai = server.config.quirks == Quirks::Astrai;
+    let limits = AnswerLimits { keeps_stop: is_astrai && chat && !request.stream.unwrap_or(false), ..limits };
+    let tool = request.called_tool()?.filter(|_| chat);
     let prompts = if chat { vec![request.take_chat()?] } else { request.take_prompts()? };
     let shape = Shape {
         chat,
@@ -29,6 +32,8 @@ pub(super) async fn generate(server: &Arc<Server>, chat: bool, call: &Call) -> R
         created: server.unix_seconds(),
         model: model.name.clone(),
         token_ids: request.return_token_ids.unwrap_or(false),
+        tool: tool.map(|name| Tool { id: format!("call_{:016x}", server.unique()), name }),
+        only_stops: is_astrai,
     };
     let generation = Generation {
         prompts,
@@ -44,7 +49,7 @@ pub(super) async fn generate(server: &Arc<Server>, chat: bool, call: &Call) -> R
         return Ok(json_response(StatusCode::OK, &shape.whole(&server.start(generation).await?.finish().await?)));
     }
     let include_usage = request.stream_options.and_then(|options| options.include_usage);
-    let writer = Box::new(Chunks::new(&shape, include_usage, server.config.quirks));
+    let writer = Box::new(Chunks::new(shape, include_usage, server.config.quirks));
     if !server.answers_early() {
         return server.stream(server.start(generation).await, writer, false);
     }
@@ -59,6 +64,7 @@ pub(super) async fn generate(server: &Arc<Server>, chat: bool, call: &Call) -> R
 }
 
 /// What all parts of one answer carry.
+#[derive(Debug)]
 struct Shape {
     chat: bool,
     id: String,
@@ -66,7 +72,21 @@ struct Shape {
     model: String,
     /// The answer is told in tokens as well (`return_token_ids`).
     token_ids: bool,
+    /// The answer calls this tool.
+    tool: Option<Tool>,
+    /// Every answer ends with the reason `stop`.
+    only_stops: bool,
 }
+
+/// A call of a tool. Its only argument is `text`, which the answer's tokens make.
+#[derive(Clone, Debug)]
+struct Tool {
+    id: String,
+    name: String,
+}
+
+/// What stands before the answer's tokens in the arguments of a tool, and what behind them.
+const ARGUMENTS: (&str, &str) = (r#"{"text":""#, r#""}"#);
 
 /// The tokens of an answer, when they are asked for.
 fn token_ids(asked: bool, answer: &Answer, report: &JobReport) -> Value {
@@ -113,17 +133,32 @@ impl Shape {
         whole
     }
 
+    fn finish(&self, report: &JobReport) -> &'static str {
+        match finish_reason(report.reason) {
+            "length" if self.only_stops => "stop",
+            "stop" if self.tool.is_some() => "tool_calls",
+            reason => reason,
+        }
+    }
+
     fn choice(&self, index: usize, answer: &Answer, report: &JobReport) -> Value {
         let text = answer.whole(report.generated_tokens);
-        let finish = finish_reason(report.reason);
+        let finish = self.finish(report);
         let (stop, token_ids) = (answer.stop_text(report), token_ids(self.token_ids, answer, report));
         if self.chat {
+            let mut message = json!({
+                "role": "assistant", "content": text, "refusal": null, "annotations": null, "audio": null,
+                "function_call": null, "reasoning": null,
+            });
+            if let Some(Tool { id, name }) = &self.tool {
+                let arguments = format!("{}{text}{}", ARGUMENTS.0, ARGUMENTS.1);
+                let function = json!({"name": name, "arguments": arguments});
+                message["content"] = Value::Null;
+                message["tool_calls"] = json!([{"id": id, "type": "function", "function": function}]);
+            }
             json!({
                 "index": index,
-                "message": {
-                    "role": "assistant", "content": text, "refusal": null, "annotations": null, "audio": null,
-                    "function_call": null, "reasoning": null,
-                },
+                "message": message,
                 "logprobs": null, "finish_reason": finish, "stop_reason": stop, "token_ids": token_ids, "routed_experts": null,
             })
         } else {
@@ -174,17 +209,20 @@ enum UsageIn {
 /// A stream of chunks.
 #[derive(Debug)]
 struct Chunks {
-    chat: bool,
+    shape: Shape,
     /// Everything before the choices of a chunk.
     head: String,
     /// The same for the chunks with tokens.
     token_head: String,
     usage_in: UsageIn,
-    token_ids: bool,
+    /// The first chunk's delta says nothing but the role.
+    role_only: bool,
+    /// Choices whose call of a tool has begun.
+    calling: Vec<usize>,
 }
 
 impl Chunks {
-    fn new(shape: &Shape, include_usage: Option<bool>, quirks: Quirks) -> Self {
+    fn new(shape: Shape, include_usage: Option<bool>, quirks: Quirks) -> Self {
         let object = if shape.chat { "chat.completion.chunk" } else { "text_completion" };
         let head = |created: u64| {
             let (id, model) = (quoted(&shape.id), quoted(&shape.model));
@@ -192,36 +230,62 @@ impl Chunks {
         };
         let usage_in = match (quirks, include_usage) {
             (Quirks::Astrai, _) => UsageIn::BareEvent,
-            (Quirks::None, None) => UsageIn::FinishChunk,
+            (Quirks::AstraiDocumented, _) | (Quirks::None, None) => UsageIn::FinishChunk,
             (Quirks::None, Some(true)) => UsageIn::OwnChunk,
             (Quirks::None, Some(false)) => UsageIn::Nowhere,
         };
         let token_head = head(if quirks == Quirks::Astrai { 0 } else { shape.created });
-        Self { chat: shape.chat, head: head(shape.created), token_head, usage_in, token_ids: shape.token_ids }
+        let head = head(shape.created);
+        Self { head, token_head, usage_in, role_only: quirks.is_astrai(), calling: Vec::new(), shape }
+    }
+
+    /// A piece of the arguments of a choice's call, which names the tool if it is the first.
+    fn call(&mut self, choice: usize, arguments: &str) -> Option<Value> {
+        let Tool { id, name } = self.shape.tool.as_ref()?;
+        if self.calling.contains(&choice) {
+            return Some(json!([{"index": 0, "function": {"arguments": arguments}}]));
+        }
+        self.calling.push(choice);
+        let arguments = format!("{}{arguments}", ARGUMENTS.0);
+        Some(json!([{"index": 0, "id": id, "type": "function", "function": {"name": name, "arguments": arguments}}]))
+    }
+
+    /// A chunk with a piece of a call.
+    fn calls(&self, choice: usize, call: &Value, out: &mut EventSink) {
+        out.event(None, |out| {
+            let head = &self.token_head;
+            out.push_str(&format!(
+                r#"{head}{{"index":{choice},"delta":{{"tool_calls":{call}}},"logprobs":null,"finish_reason":null}}]}}"#
+            ));
+        });
     }
 }
 
 impl EventWriter for Chunks {
     fn start(&mut self, out: &mut EventSink) {
-        if self.chat {
+        if self.shape.chat {
+            let content = if self.role_only { "" } else { r#","content":"""# };
             out.event(None, |out| {
-                out.push_str(&self.head);
-                out.push_str(
-                    r#"{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}"#,
-                );
+                out.push_str(&format!(
+                    r#"{}{{"index":0,"delta":{{"role":"assistant"{content}}},"logprobs":null,"finish_reason":null}}]}}"#,
+                    self.head
+                ));
             });
         }
     }
 
     fn token(&mut self, choice: usize, text: &str, out: &mut EventSink) {
+        if let Some(call) = self.call(choice, text) {
+            return self.calls(choice, &call, out);
+        }
         out.event(None, |out| {
             out.push_str(&self.token_head);
             out.push_str(r#"{"index":"#);
             out.push_str(&choice.to_string());
             // The vocabulary needs no escaping; see the tokenizer.
-            out.push_str(if self.chat { r#","delta":{"content":""# } else { r#","text":""# });
+            out.push_str(if self.shape.chat { r#","delta":{"content":""# } else { r#","text":""# });
             out.push_str(text);
-            out.push_str(if self.chat {
+            out.push_str(if self.shape.chat {
                 r#""},"logprobs":null,"finish_reason":null,"token_ids":null}]}"#
             } else {
                 r#"","logprobs":null,"finish_reason":null,"stop_reason":null,"token_ids":null}]}"#
@@ -240,13 +304,16 @@ impl EventWriter for Chunks {
         let params = totals.map_or(&Value::Null, |totals| &totals.kv_transfer_params);
         let params = if params.is_null() { String::new() } else { format!(r#","kv_transfer_params":{params}"#) };
         let usage = totals.map(|totals| &totals.usage);
+        if let Some(call) = self.call(choice, ARGUMENTS.1) {
+            self.calls(choice, &call, out);
+        }
         out.event(None, |out| {
             out.push_str(&self.head);
-            let finish = finish_reason(report.reason);
+            let finish = self.shape.finish(report);
             let stop = answer.stop_text(report).map_or_else(|| "null".to_owned(), quoted);
-            let content = if self.chat { r#""delta":{}"# } else { r#""text":"""# };
+            let content = if self.shape.chat { r#""delta":{}"# } else { r#""text":"""# };
             // All at once; vLLM tells them with the text that they make.
-            let ids = match self.token_ids {
+            let ids = match self.shape.token_ids {
                 true => format!(r#","token_ids":{}"#, token_ids(true, answer, report)),
                 false => String::new(),
             };
@@ -254,7 +321,7 @@ impl EventWriter for Chunks {
                 r#"{{"index":{choice},{content},"logprobs":null,"finish_reason":"{finish}","stop_reason":{stop}{ids}}}]"#
             ));
             if let Some(usage) = usage.filter(|_| self.usage_in == UsageIn::FinishChunk) {
-                out.push_str(&format!(r#","usage":{}"#, usage_json(usage, self.chat)));
+                out.push_str(&format!(r#","usage":{}"#, usage_json(usage, self.shape.chat)));
             }
             // With what is the last event of the stream.
             if self.usage_in != UsageIn::OwnChunk {
@@ -265,11 +332,11 @@ impl EventWriter for Chunks {
         let Some(usage) = usage else { return };
         match self.usage_in {
             UsageIn::OwnChunk => out.event(None, |out| {
-                let usage = usage_json(usage, self.chat);
+                let usage = usage_json(usage, self.shape.chat);
                 out.push_str(&self.head);
                 out.push_str(&format!(r#"],"usage":{usage},"system_fingerprint":"{FINGERPRINT}"{params}}}"#));
             }),
-            UsageIn::BareEvent => out.event(None, |out| out.push_str(&usage_json(usage, self.chat).to_string())),
+            UsageIn::BareEvent => out.event(None, |out| out.push_str(&usage_json(usage, self.shape.chat).to_string())),
             UsageIn::FinishChunk | UsageIn::Nowhere => {}
         }
         out.done();

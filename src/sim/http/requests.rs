@@ -4,6 +4,7 @@ use super::error::ApiError;
 use crate::sim::answer::AnswerLimits;
 use crate::sim::tokenizer::{self, Content, Turn};
 use serde::Deserialize;
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 /// 16 answers to one prompt.
@@ -66,7 +67,7 @@ pub(super) struct Part {
     kind: String,
     text: Option<String>,
     #[serde(flatten)]
-    rest: serde_json::Map<String, serde_json::Value>,
+    rest: serde_json::Map<String, Value>,
 }
 
 impl Part {
@@ -84,10 +85,8 @@ impl Part {
         ];
         match self.text {
             Some(text) => Content::Text(text),
-            None if MEDIA.contains(&self.kind.as_str()) => {
-                Content::Media(serde_json::Value::Object(self.rest).to_string())
-            }
-            None => Content::Text(serde_json::Value::Object(self.rest).to_string()),
+            None if MEDIA.contains(&self.kind.as_str()) => Content::Media(Value::Object(self.rest).to_string()),
+            None => Content::Text(Value::Object(self.rest).to_string()),
         }
     }
 }
@@ -105,7 +104,7 @@ impl MessageContent {
 pub(super) struct Message {
     role: String,
     content: Option<MessageContent>,
-    tool_calls: Option<serde_json::Value>,
+    tool_calls: Option<Value>,
 }
 
 impl Message {
@@ -146,6 +145,7 @@ pub(super) struct OpenAiRequest {
     temperature: Option<f64>,
     pub(super) cache_salt: Option<String>,
     tools: Option<Box<RawValue>>,
+    tool_choice: Option<Value>,
     add_generation_prompt: Option<bool>,
     pub(super) return_token_strs: Option<bool>,
     pub(super) return_token_ids: Option<bool>,
@@ -179,6 +179,16 @@ impl OpenAiRequest {
         Ok(prompts)
     }
 
+    /// The tool that the answer must call.
+    pub(super) fn called_tool(&self) -> Result<Option<String>, ApiError> {
+        let names = || names_of(self.tools.as_deref(), |tool| &tool["function"]["name"]);
+        match &self.tool_choice {
+            Some(Value::String(choice)) if choice == "required" => wanted_tool(None, names()),
+            Some(choice @ Value::Object(_)) => wanted_tool(choice["function"]["name"].as_str(), names()),
+            _ => Ok(None),
+        }
+    }
+
     pub(super) fn is_chat(&self) -> bool {
         self.messages.is_some()
     }
@@ -198,6 +208,7 @@ impl OpenAiRequest {
             min_tokens: self.min_tokens.unwrap_or(0),
             ignore_eos: self.ignore_eos.unwrap_or(false),
             stop: self.stop.take().map(OneOrMany::into_vec).unwrap_or_default(),
+            keeps_stop: false,
         })
     }
 }
@@ -209,6 +220,7 @@ pub(super) struct AnthropicRequest {
     messages: Option<Vec<Message>>,
     system: Option<MessageContent>,
     tools: Option<Box<RawValue>>,
+    tool_choice: Option<Value>,
     max_tokens: Option<i64>,
     pub(super) stream: Option<bool>,
     stop_sequences: Option<Vec<String>>,
@@ -217,6 +229,17 @@ pub(super) struct AnthropicRequest {
 }
 
 impl AnthropicRequest {
+    /// The tool that the answer must call.
+    pub(super) fn called_tool(&self) -> Result<Option<String>, ApiError> {
+        let names = || names_of(self.tools.as_deref(), |tool| &tool["name"]);
+        let choice = self.tool_choice.as_ref().unwrap_or(&Value::Null);
+        match choice["type"].as_str() {
+            Some("any") => wanted_tool(None, names()),
+            Some("tool") => wanted_tool(choice["name"].as_str(), names()),
+            _ => Ok(None),
+        }
+    }
+
     pub(super) fn take_chat(&mut self) -> Result<Vec<u32>, ApiError> {
         let messages = self.messages.take().filter(|messages| !messages.is_empty()).ok_or_else(|| {
             ApiError::bad_request("Invalid request: messages must hold at least one message").param("messages")
@@ -260,7 +283,7 @@ struct ResponsesItem {
     role: Option<String>,
     content: Option<MessageContent>,
     #[serde(flatten)]
-    rest: serde_json::Map<String, serde_json::Value>,
+    rest: serde_json::Map<String, Value>,
 }
 
 impl ResponsesRequest {
@@ -272,9 +295,7 @@ impl ResponsesRequest {
                 .map(|item| match (item.role, item.content) {
                     (Some(role), Some(content)) => Turn { role, content: content.into_content() },
                     // Function calls and their results.
-                    (role, _) => {
-                        Turn::text(role.as_deref().unwrap_or("tool"), serde_json::Value::Object(item.rest).to_string())
-                    }
+                    (role, _) => Turn::text(role.as_deref().unwrap_or("tool"), Value::Object(item.rest).to_string()),
                 })
                 .collect()),
             _ => Err(ApiError::bad_request("Invalid request: input is required").param("input")),
@@ -285,6 +306,22 @@ impl ResponsesRequest {
         check_temperature(self.temperature)?;
         Ok(AnswerLimits { max_tokens: max_tokens(self.max_output_tokens)?, ..AnswerLimits::default() })
     }
+}
+
+/// The names of the tools of a request, where `name` finds them.
+fn names_of(tools: Option<&RawValue>, name: impl Fn(&Value) -> &Value) -> Vec<String> {
+    let tools: Vec<Value> = tools.and_then(|tools| serde_json::from_str(tools.get()).ok()).unwrap_or_default();
+    tools.iter().filter_map(|tool| name(tool).as_str().map(str::to_owned)).collect()
+}
+
+/// The tool of this name, or the first.
+fn wanted_tool(wanted: Option<&str>, names: Vec<String>) -> Result<Option<String>, ApiError> {
+    let found = names.into_iter().find(|name| wanted.is_none_or(|wanted| wanted == name));
+    let missing = || {
+        let wanted = wanted.map_or_else(String::new, |wanted| format!(" `{wanted}`"));
+        ApiError::bad_request(format!("tool_choice asks for a tool{wanted} that is not in tools")).param("tool_choice")
+    };
+    found.map(Some).ok_or_else(missing)
 }
 
 fn max_tokens(given: Option<i64>) -> Result<Option<u32>, ApiError> {

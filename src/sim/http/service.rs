@@ -11,8 +11,8 @@ use crate::sim::tokenizer;
 use http::{Method, Response, StatusCode};
 use serde_json::{Value, json};
 
-pub(super) fn health() -> Response<SimBody> {
-    json_response(StatusCode::OK, &json!({"status": "ok", "model_loaded": true}))
+pub(super) fn health(model_loaded: bool) -> Response<SimBody> {
+    json_response(StatusCode::OK, &json!({"status": "ok", "model_loaded": model_loaded}))
 }
 
 pub(super) fn version() -> Response<SimBody> {
@@ -31,7 +31,7 @@ pub(super) fn stats(server: &Server) -> Response<SimBody> {
     let (submitted, generated) = (counted(|s| s.stats.submitted), counted(|s| s.stats.generation_tokens));
     let usage = snapshots.iter().map(|s| s.load.kv_usage).sum::<f64>() / snapshots.len().max(1) as f64;
     let body = match server.config.quirks {
-        Quirks::None => json!({
+        Quirks::None | Quirks::AstraiDocumented => json!({
             "active_requests": running,
             "waiting_requests": waiting,
             "total_requests": submitted,

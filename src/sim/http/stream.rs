@@ -83,7 +83,7 @@ impl EventSink {
         self.text.push_str("data: ");
         write(&mut self.text);
         self.text.push_str(match self.quirks {
-            Quirks::None => "\n\n",
+            Quirks::None | Quirks::AstraiDocumented => "\n\n",
             Quirks::Astrai => "\n",
         });
     }

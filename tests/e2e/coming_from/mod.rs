@@ -4,6 +4,7 @@
 
 mod aibrix;
 mod astrai;
+#[cfg(feature = "kube")]
 mod gie;
 mod localai;
 mod neutree;
@@ -79,7 +80,9 @@ fn holds(page: &str, topics: &[(&str, &[Row])]) {
 }
 
 mod pages {
-    use super::{aibrix, astrai, gie, holds, localai, neutree};
+    #[cfg(feature = "kube")]
+    use super::gie;
+    use super::{aibrix, astrai, holds, localai, neutree};
 
     #[test]
     fn aibrix_page_has_its_rows() {
@@ -91,6 +94,7 @@ mod pages {
         holds("astrai.md", astrai::TOPICS);
     }
 
+    #[cfg(feature = "kube")]
     #[test]
     fn gie_page_has_its_rows() {
         holds("gie.md", gie::TOPICS);

@@ -57,6 +57,7 @@ fn world(rename: bool) -> World {
         scheduler: Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 2),
         rewrites: ModelRewrites { any: if rename { vec![target] } else { Vec::new() }, ..ModelRewrites::default() },
         reject_unknown_models: false,
+        default_model: None,
         models: Default::default(),
         rules: Default::default(),
         stale_after: Duration::from_secs(2),

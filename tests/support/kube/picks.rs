@@ -1,7 +1,7 @@
 //! Asks the picker as Envoy does.
 
 use crate::support::attache::AttacheProcess;
-use crate::support::grpc::{Connection, PROCESS, request_body, request_headers};
+use crate::support::grpc::{Connection, PROCESS, Stream, request_body, request_headers};
 use crate::support::process::eventually;
 use envoy_types::pb::envoy::config::core::v3::Metadata;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response;
@@ -62,12 +62,37 @@ async fn asked(
     headers: &[(&str, &[u8])],
     metadata_context: Option<Metadata>,
 ) -> Picked {
+    outcome(&mut sent(connection, model, headers, metadata_context).await).await
+}
+
+/// A request for `model` that has been sent whole. Its stream stays open, as it does while a server answers.
+pub(crate) async fn sent(
+    connection: &Connection,
+    model: &str,
+    headers: &[(&str, &[u8])],
+    metadata_context: Option<Metadata>,
+) -> Stream {
+    let body = format!(r#"{{"model":"{model}","prompt":"hello"}}"#);
+    sent_body(connection, &body, headers, metadata_context).await
+}
+
+/// The same with this body.
+pub(crate) async fn sent_body(
+    connection: &Connection,
+    body: &str,
+    headers: &[(&str, &[u8])],
+    metadata_context: Option<Metadata>,
+) -> Stream {
     let mut stream = connection.stream(PROCESS, &[]).await.expect("a stream");
     let all = [&[(":path", &b"/v1/completions"[..]), (":method", b"POST")], headers].concat();
     let first = ProcessingRequest { metadata_context, ..request_headers(&all, false) };
     stream.send(&first).expect("sending headers");
-    let body = format!(r#"{{"model":"{model}","prompt":"hello"}}"#);
     stream.send(&request_body(body.as_bytes(), true)).expect("sending the body");
+    stream
+}
+
+/// What the picker says to a request that has been sent.
+pub(crate) async fn outcome(stream: &mut Stream) -> Picked {
     let mut destination = String::new();
     loop {
         let answer = stream.answer().await.expect("an answer").expect("a message");

@@ -90,12 +90,16 @@ fn a_pod_is_ready_by_its_condition_alone() {
     assert!(pod(json!({"conditions": "none"})).unwrap_err().contains("`status`"));
 }
 
+fn named(pool: &str) -> PoolRef {
+    PoolRef { name: pool.into(), ..PoolRef::default() }
+}
+
 #[test]
 fn objectives_and_models_have_a_priority() {
     let pool = json!({"name": "p"});
     for (priority, want) in [(json!(null), 0), (json!(5), 5), (json!(-3), -3)] {
         let read: Objective = read(json!({"poolRef": pool, "priority": priority})).unwrap();
-        assert_eq!(read, Objective { pool: "p".into(), priority: want });
+        assert_eq!(read, Objective { pool: named("p"), priority: want });
     }
     for (criticality, want) in [
         (json!(null), None),
@@ -132,7 +136,9 @@ fn rewrites_and_models_name_targets() {
         RewriteRule { models: vec!["gpt".into(), "gpt-4".into()], targets: vec![target("a", 70), target("b", 30)] },
         RewriteRule { models: vec![], targets: vec![target("c", 1)] },
     ];
-    assert_eq!(rewrite, Rewrite { pool: "p".into(), created: 7, rules });
+    let pool =
+        PoolRef { group: Some(PoolGroup::Stable.as_str().into()), kind: Some("InferencePool".into()), ..named("p") };
+    assert_eq!(rewrite, Rewrite { pool, created: 7, rules });
     let odd = json!({"poolRef": {"name": "p"}, "rules": [{"matches": [{"model": {"type": "Prefix", "value": "g"}}]}]});
     assert!(read::<Rewrite>(odd).unwrap_err().contains("got `Prefix`"));
 

@@ -1,7 +1,12 @@
-use super::super::objects::{Meta, Object};
+use super::super::conditions::Condition;
+use super::super::objects::{Meta, Object, ServedPool};
 use super::*;
+use crate::config::settings::PoolGroup;
 use crate::rng::for_request;
 use serde_json::{Value, json};
+
+/// The pool of these tests.
+const P: ServedPool<'static> = ServedPool { name: "p", group: Some(PoolGroup::Stable) };
 
 fn object(name: &str, created: i64, spec: Value) -> Object {
     let meta = Meta { name: name.into(), uid: format!("{name}-uid"), created, ..Meta::default() };
@@ -55,12 +60,12 @@ fn exact_before_general_older_before_younger_first_before_second() {
             rewrite("a-twin", 20, &[(&["n"], &[("twin", 1)])]),
         ],
     );
-    let of_pool = rules.of_pool("p");
+    let of_pool = rules.of_pool(P);
     assert_eq!(shown(&of_pool, "m"), one("first", 1));
     assert_eq!(shown(&of_pool, "n"), one("twin", 1), "of the same second: by name");
     assert_eq!(shown(&of_pool, "empty"), one("young-any", 1), "a rule without targets says nothing");
     assert_eq!(shown(&of_pool, "other"), one("young-any", 1));
-    assert_eq!(rules.of_pool("another"), PoolRules::default());
+    assert_eq!(rules.of_pool(ServedPool { name: "another", ..P }), PoolRules::default());
     assert!(!of_pool.models_only);
 }
 
@@ -70,19 +75,19 @@ fn llm_ds_definition_hides_gies_where_it_is_installed() {
     let objective =
         |name: &str, priority: i32| object(name, 1, json!({"poolRef": {"name": "p"}, "priority": priority}));
     listed(&mut rules, Kind::Objective(Origin::Gie), vec![objective("fast", 1), objective("slow", -1)]);
-    assert_eq!(rules.of_pool("p").objectives, [("fast".to_owned(), 1), ("slow".to_owned(), -1)].into());
+    assert_eq!(rules.of_pool(P).objectives, [("fast".to_owned(), 1), ("slow".to_owned(), -1)].into());
     listed(&mut rules, Kind::Objective(Origin::LlmD), vec![objective("fast", 9)]);
-    assert_eq!(rules.of_pool("p").objectives, [("fast".to_owned(), 9)].into());
+    assert_eq!(rules.of_pool(P).objectives, [("fast".to_owned(), 9)].into());
     assert!(rules.not_installed(Kind::Objective(Origin::LlmD)), "it was");
     assert!(!rules.not_installed(Kind::Objective(Origin::LlmD)), "it was not");
-    assert_eq!(rules.of_pool("p").objectives.len(), 2);
+    assert_eq!(rules.of_pool(P).objectives.len(), 2);
 }
 
 #[test]
 fn inference_models_are_the_authority_once_there_is_one() {
     let mut rules = Rules::default();
     listed(&mut rules, Kind::Model, vec![]);
-    assert!(!rules.of_pool("p").models_only);
+    assert!(!rules.of_pool(P).models_only);
     let critical = json!({"poolRef": {"name": "p"}, "modelName": "split", "criticality": "Critical", "targetModels": [
         {"name": "v1", "weight": 50}, {"name": "v2", "weight": 50}]});
     listed(
@@ -97,10 +102,11 @@ fn inference_models_are_the_authority_once_there_is_one() {
         ],
     );
     listed(&mut rules, Kind::Rewrite(Origin::Gie), vec![rewrite("r", 99, &[(&["rewritten"], &[("rewrite", 1)])])]);
-    let of_pool = rules.of_pool("p");
+    let of_pool = rules.of_pool(P);
     assert!(of_pool.models_only);
     assert_eq!(shown(&of_pool, "plain"), one("plain", 1), "the older one has the name");
-    let nameless: Vec<String> = rules.reports("p").into_iter().filter(|r| !r.has_its_name()).map(|r| r.name).collect();
+    let nameless: Vec<String> =
+        rules.reports(P, &[]).into_iter().filter(|r| r.dispute().is_some()).map(|r| r.name).collect();
     assert_eq!(nameless, ["late"]);
     assert_eq!(shown(&of_pool, "split"), [("v1".to_owned(), 50), ("v2".to_owned(), 50)]);
     assert_eq!(shown(&of_pool, "rewritten"), one("rewrite", 1), "an exact rewrite outranks a model");
@@ -117,7 +123,7 @@ fn weights_share_the_traffic_and_all_zero_share_it_evenly() {
     let split: &[(&str, u32)] = &[("a", 70), ("b", 30)];
     let zero: &[(&str, u32)] = &[("a", 0), ("b", 0)];
     listed(&mut rules, Kind::Rewrite(Origin::LlmD), vec![rewrite("r", 1, &[(&["split"], split), (&["zero"], zero)])]);
-    let rewrites = rules.of_pool("p").rewrites;
+    let rewrites = rules.of_pool(P).rewrites;
     let share = |model: &str| {
         let drawn = (0..4_000u64).filter(|n| rewrites.rewrite(model, &mut for_request(5, *n)).as_deref() == Some("a"));
         drawn.count() as f64 / 4_000.0
@@ -129,8 +135,11 @@ fn weights_share_the_traffic_and_all_zero_share_it_evenly() {
 
 /// Who has which name, by object, as it is to be told: `True Accepted` or `False ModelNameInUse`, and who else has it.
 fn told(rules: &Rules) -> Vec<(String, String)> {
-    let report = |r: Report| (r.name, format!("{} {}: {}", r.wanted.status, r.wanted.reason, r.wanted.message));
-    rules.reports("p").into_iter().map(report).collect()
+    let report = |r: Report| {
+        let [accepted, _] = r.wanted;
+        (r.name, format!("{} {}: {}", accepted.status, accepted.reason, accepted.message))
+    };
+    rules.reports(P, &[]).into_iter().map(report).collect()
 }
 
 #[test]
@@ -189,28 +198,99 @@ fn what_an_object_says_already_is_not_due_and_times_tell_when_it_became_so() {
         let mut fresh = model("x", 1, "a", &[]);
         fresh.meta.generation = 4;
         listed(&mut rules, Kind::Model, vec![fresh]);
-        rules.reports("p").remove(0)
+        rules.reports(P, &[]).remove(0)
     };
     assert!(wanted.is_due(), "it says nothing yet");
-    let good = wanted.condition("2026-02-02T00:00:00Z");
+    let [good, ready] = wanted.conditions("2026-02-02T00:00:00Z");
     assert_eq!((good.observed_generation, &*good.last_transition_time), (4, "2026-02-02T00:00:00Z"));
     let with = |change: &dyn Fn(&mut Value)| {
         let mut condition = serde_json::to_value(&good).unwrap();
         change(&mut condition);
-        let other = json!({"type": "Ready", "status": "Unknown", "reason": "Pending", "lastTransitionTime": "1970-01-01T00:00:00Z"});
+        let other = json!({"type": "Other", "status": "Unknown", "reason": "Pending", "lastTransitionTime": "1970-01-01T00:00:00Z"});
         let mut object = model("x", 1, "a", &[]);
         object.meta.generation = 4;
-        object.status = json!({"conditions": [other, condition, {"type": 7}]});
+        object.status = json!({"conditions": [other, condition, ready, {"type": 7}]});
         let mut rules = Rules::default();
         listed(&mut rules, Kind::Model, vec![object]);
-        let report = rules.reports("p").remove(0);
-        (report.is_due(), report.condition("2026-03-03T00:00:00Z").last_transition_time)
+        let report = rules.reports(P, &[]).remove(0);
+        let [accepted, _] = report.conditions("2026-03-03T00:00:00Z");
+        (report.is_due(), accepted.last_transition_time)
     };
     let (then, now) = ("2026-02-02T00:00:00Z".to_owned(), "2026-03-03T00:00:00Z".to_owned());
     assert_eq!(with(&|_| {}), (false, then.clone()));
     assert_eq!(with(&|c| c["message"] = json!("another")), (true, then.clone()), "the same status as before");
     assert_eq!(with(&|c| c["observedGeneration"] = json!(3)), (true, then.clone()));
     assert_eq!(with(&|c| c["status"] = json!("False")), (true, now.clone()), "it turns");
-    assert_eq!(with(&|c| c["type"] = json!("Ready")), (true, now.clone()), "only what speaks of the name");
+    assert_eq!(with(&|c| c["type"] = json!("Other")), (true, now.clone()), "only what speaks of the name");
     assert_eq!(with(&|c| c["lastTransitionTime"] = json!("")), (false, now));
+}
+
+/// Status and reason of both conditions, by object.
+fn conditions(rules: &Rules, missing: &[MissingTarget]) -> Vec<(String, [String; 2])> {
+    let words = |c: Condition| format!("{} {}", c.status, c.reason);
+    rules.reports(P, missing).into_iter().map(|r| (r.name, r.wanted.map(words))).collect()
+}
+
+#[test]
+fn each_object_is_told_whether_its_requests_are_served_with_a_reason() {
+    let mut rules = Rules::default();
+    let odd = json!({"poolRef": {"name": "p"}, "criticality": "Urgent"});
+    let odd_elsewhere = json!({"poolRef": {"name": "q"}, "criticality": "Urgent"});
+    listed(&mut rules, Kind::Model, vec![model("odd-now", 4, "odd-now", &[])]);
+    for name in ["odd", "odd-now"] {
+        assert!(rules.apply(Kind::Model, Change::Applied(object(name, 1, odd.clone()))).is_err());
+    }
+    assert!(rules.apply(Kind::Model, Change::Applied(object("elsewhere", 1, odd_elsewhere))).is_err());
+    for object in [
+        model("good", 1, "good", &[]),
+        model("late", 2, "good", &[]),
+        model("reserved", 3, "reserved", &[("nothing", 0)]),
+        model("split", 3, "split", &[("v1", 50), ("v2", 50)]),
+    ] {
+        rules.apply(Kind::Model, Change::Applied(object)).unwrap();
+    }
+    let missing = |target: &str| MissingTarget { model: "split".into(), target: target.into() };
+    let want = |ready: &str| -> Vec<(String, [String; 2])> {
+        [
+            ("good", "True Accepted", "True Ready"),
+            ("late", "False ModelNameInUse", "False ModelNameInUse"),
+            ("reserved", "True Accepted", "False NoTargetModel"),
+            ("split", "True Accepted", ready),
+            ("odd", "False Invalid", "False Invalid"),
+            ("odd-now", "False Invalid", "False Invalid"),
+        ]
+        .map(|(name, accepted, ready)| (name.to_owned(), [accepted.to_owned(), ready.to_owned()]))
+        .to_vec()
+    };
+    assert_eq!(conditions(&rules, &[]), want("True Ready"));
+    assert_eq!(conditions(&rules, &[missing("v2")]), want("False TargetModelNotFound"));
+    let reports = rules.reports(P, &[missing("v2")]);
+    let message = |name: &str| reports.iter().find(|r| r.name == name).unwrap().wanted[1].message.clone();
+    assert_eq!(message("split"), "a model server has answered that it has no model `v2`");
+    assert!(message("odd").contains("`spec.criticality`: got `Urgent`"), "{}", message("odd"));
+    rules.apply(Kind::Model, Change::Applied(model("odd", 9, "odd", &[]))).unwrap();
+    rules.apply(Kind::Model, Change::Deleted { name: "odd-now".into(), uid: "odd-now-uid".into() }).unwrap();
+    let now = conditions(&rules, &[]);
+    assert!(now.contains(&("odd".to_owned(), ["True Accepted".to_owned(), "True Ready".to_owned()])), "{now:?}");
+    assert_eq!(now.len(), 5, "{now:?}");
+}
+
+#[test]
+fn objects_that_name_a_pool_of_another_group_do_not_speak_of_this_one() {
+    let of = |group: &str| json!({"poolRef": {"name": "p", "group": group}});
+    let mut rules = Rules::default();
+    let groups = ["", PoolGroup::Stable.as_str(), PoolGroup::Experimental.as_str(), "example.com"];
+    let objects = ["unsaid", "stable", "experimental", "other"];
+    listed(
+        &mut rules,
+        Kind::Model,
+        objects.iter().zip(groups).map(|(name, group)| object(name, 1, of(group))).collect(),
+    );
+    let served = |pool| rules.reports(pool, &[]).into_iter().map(|r| r.name).collect::<Vec<_>>();
+    assert_eq!(served(P), ["stable", "unsaid"]);
+    assert_eq!(served(ServedPool { group: Some(PoolGroup::Experimental), ..P }), ["experimental", "unsaid"]);
+    assert_eq!(served(ServedPool { group: None, ..P }), ["experimental", "stable", "unsaid"]);
+    let strangers: Vec<_> = rules.strangers(P).map(|(_, name, group)| (name, group)).collect();
+    assert_eq!(strangers, [("experimental", PoolGroup::Experimental.as_str()), ("other", "example.com")]);
+    assert_eq!(rules.strangers(ServedPool { name: "q", ..P }).count(), 0);
 }

@@ -169,13 +169,14 @@ rules:
 - apiGroups: [inference.networking.x-k8s.io]
   resources: [inferencemodels]
   verbs: [get, list, watch]
+# Their conditions; `--model-status=false` writes none.
+- apiGroups: [inference.networking.x-k8s.io]
+  resources: [inferencemodels/status]
+  verbs: [patch]
 {{- if include "attache.leases" . }}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   verbs: [create, get, update]
-- apiGroups: [inference.networking.x-k8s.io]
-  resources: [inferencemodels/status]
-  verbs: [patch]
 {{- end }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1

@@ -1,0 +1,66 @@
+//! AstrAI's `/stats`: one JSON object. Its documentation and its code call the same figures differently; both are read.
+//!
+//! ```json
+//! {"active_requests": 3, "waiting_requests": 2, "total_requests": 128, "cache_usage": 0.45, "tokens_generated": 10240}
+//! {"active_tasks": 3, "waiting_queue": 2, "total_tasks": 128, "total_tokens": 10240}
+//! ```
+//!
+//! Servers that do not tell `cache_usage` are taken to have an empty cache, so their load is what runs and what waits.
+
+use super::{PageError, count, fraction};
+use crate::pool::{Counter, Counters, EndpointMetrics};
+use serde_json::Value;
+
+/// Reads a page.
+///
+/// # Errors
+/// When it does not say how many requests run and wait, or a figure is no number of at least 0.
+pub(super) fn read(page: &[u8]) -> Result<EndpointMetrics, PageError> {
+    let page: Value = serde_json::from_slice(page).unwrap_or_default();
+    let figure = |names: [&'static str; 2]| -> Result<Option<f64>, PageError> {
+        let Some((family, value)) = names.into_iter().find_map(|name| Some((name, page.get(name)?))) else {
+            return Ok(None);
+        };
+        let usable = value.as_f64().filter(|value| *value >= 0.0);
+        usable.map(Some).ok_or(PageError::Unusable { family })
+    };
+    let needed = |names: [&'static str; 2]| figure(names)?.ok_or(PageError::Missing { family: names[0] });
+    let mut counters = Counters::default();
+    if let Some(tokens) = figure(["tokens_generated", "total_tokens"])? {
+        counters.set(Counter::GenerationTokens, tokens);
+    }
+    Ok(EndpointMetrics {
+        running: count(needed(["active_requests", "active_tasks"])?),
+        waiting: count(needed(["waiting_requests", "waiting_queue"])?),
+        kv_usage: fraction(figure(["cache_usage", "cache_usage"])?.unwrap_or(0.0)),
+        counters,
+        ..EndpointMetrics::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_spellings_of_the_page_are_read() {
+        let documented = br#"{"active_requests":3,"waiting_requests":2,"total_requests":128,"cache_usage":0.45,"tokens_generated":10240}"#;
+        let of_code =
+            br#"{"total_tasks":128,"total_tokens":10240,"active_tasks":3,"waiting_queue":2,"avg_ttft_ms":7.5}"#;
+        for (page, usage) in [(&documented[..], 0.45), (of_code, 0.0)] {
+            let read = read(page).unwrap();
+            assert_eq!((read.running, read.waiting, read.kv_usage), (3, 2, usage));
+        }
+    }
+
+    #[test]
+    fn a_page_without_load_is_refused() {
+        let missing = |family| Err(PageError::Missing { family });
+        assert_eq!(read(b"# TYPE x counter"), missing("active_requests"));
+        assert_eq!(read(b"{}"), missing("active_requests"));
+        assert_eq!(read(br#"{"active_requests":1}"#), missing("waiting_requests"));
+        let unusable = Err(PageError::Unusable { family: "waiting_requests" });
+        assert_eq!(read(br#"{"active_requests":1,"waiting_requests":-1}"#), unusable);
+        assert_eq!(read(br#"{"active_requests":1,"waiting_requests":"2"}"#), unusable);
+    }
+}

@@ -1,5 +1,0 @@
-//! AstrAI.
-
-use super::Row;
-
-pub(super) const TOPICS: &[(&str, &[Row])] = &[];

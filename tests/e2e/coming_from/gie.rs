@@ -1,5 +1,0 @@
-//! GIE.
-
-use super::Row;
-
-pub(super) const TOPICS: &[(&str, &[Row])] = &[];
