@@ -9,6 +9,7 @@ use super::lookup::{self, Looked};
 use super::picker::{Live, Picker};
 use super::prefix::made::Outcome;
 use super::prefix::{Asked, PoolPrefix, Tail};
+use super::preset::preset;
 use super::priority::{flow_of_model, priority};
 use super::queues::{self, Admitted, Parked, Queues};
 use super::quotas::{Allowance, Permits};
@@ -18,16 +19,14 @@ use super::split::Course;
 use super::warmer::Warming;
 use crate::clock::Timestamp;
 use crate::disagg::{LegApi, Mode};
-use crate::error::{Reason, RequestError};
+use crate::error::RequestError;
 use crate::flow::Asking;
 use crate::pool::health::ClientSlot;
 use crate::pool::ledger::Ticket;
-use crate::pool::{EndpointState, PoolSnapshot};
 use crate::prefix::learning::Lesson;
 use crate::protocol::{Api, BodyFormat, Request};
 use crate::record::{Booked, Decided};
 use crate::rng::PickRng;
-use crate::scheduling::decision::Ranking;
 use crate::scheduling::plugin::Headers;
 use crate::scheduling::router::RouteFacts;
 use crate::scheduling::scheduler::{Explain, Subset};
@@ -526,55 +525,6 @@ pub(super) fn splittable(pool: &Pool, path: &str, request: Option<&Request<'_>>)
 pub(super) fn encodable(pool: &Pool, path: &str) -> bool {
     let api = LegApi::from_path(path).filter(|api| *api == LegApi::ChatCompletions);
     matches!(pool.disagg.as_deref(), Some(Mode::Header { .. })) && api.is_some()
-}
-
-/// A decision that no algorithm makes: the conformance suite's header, or an answer whose state lives somewhere.
-fn preset(
-    picker: &Picker,
-    live: &Live,
-    q: &Question<'_>,
-    cx: &PickContext<'_>,
-    pool: &str,
-    previous_response: Option<&str>,
-) -> Result<Option<Decision>, RequestError> {
-    if live.exchange.conformance_headers
-        && let Some(decision) = chosen_by_test(q.head, cx.snapshot)?
-    {
-        return Ok(Some(decision));
-    }
-    let Some(owner) = previous_response.and_then(|id| picker.responses.owner(pool, id)) else { return Ok(None) };
-    let mut ranking = Ranking::new(1);
-    ranking.because("holds the previous response");
-    let holds = |s: &&EndpointState| {
-        let spec = &s.endpoint.spec;
-        let allowed =
-            q.subset.is_none_or(|h| h.allows(spec.address)) && cx.filter.is_none_or(|f| f.matches(&spec.labels));
-        s.endpoint.id == owner && !spec.draining && allowed
-    };
-    if let Some(state) = cx.snapshot.endpoints.iter().find(holds) {
-        ranking.push(&state.endpoint);
-    }
-    Ok(ranking.decide())
-}
-
-fn chosen_by_test(head: &Head, snapshot: &PoolSnapshot) -> Result<Option<Decision>, RequestError> {
-    let mut ranking = Ranking::new(snapshot.endpoints.len());
-    ranking.because("named by test-epp-endpoint-selection");
-    // As `lwepp` has it, an empty header is none: all pods may serve.
-    let named = head.get_all("test-epp-endpoint-selection").flat_map(|v| v.split(','));
-    let mut entries = named.filter(|entry| !entry.trim().is_empty()).peekable();
-    if entries.peek().is_none() {
-        return Ok(None);
-    }
-    for entry in entries {
-        let mut named = Subset::default();
-        named.add(entry);
-        for state in snapshot.endpoints.iter().filter(|s| named.allows(s.endpoint.spec.address)) {
-            ranking.push(&state.endpoint);
-        }
-    }
-    let none = || RequestError::new(Reason::SubsetEmpty, "test-epp-endpoint-selection names no endpoint of the pool");
-    ranking.decide().ok_or_else(none).map(Some)
 }
 
 /// Asks the algorithm; one that panics is replaced by load alone for this request, and so is one that has nothing to read.

@@ -22,6 +22,7 @@ pub mod mode;
 pub mod picker;
 pub mod prefiller;
 pub mod prefix;
+mod preset;
 mod priority;
 pub mod queues;
 pub mod quotas;

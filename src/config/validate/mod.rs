@@ -4,6 +4,7 @@ mod disaggregation;
 mod flow;
 pub use flow::recommended as recommended_flow;
 mod kubernetes;
+mod matches;
 mod pools;
 mod prefix;
 mod queued;

@@ -1,0 +1,65 @@
+//! Decisions that no strategy makes: the endpoints that the conformance suite's header names, and the server that holds the previous response of a
+//! conversation.
+//!
+//! Called by [`super::decide`].
+
+use super::decide::Question;
+use super::head::Head;
+use super::picker::{Live, Picker};
+use crate::error::{Reason, RequestError};
+use crate::pool::{EndpointState, PoolSnapshot};
+use crate::scheduling::decision::Ranking;
+use crate::scheduling::scheduler::Subset;
+use crate::scheduling::{Decision, PickContext};
+
+/// The decision when no strategy makes it; `None` leaves it to the strategy.
+///
+/// # Errors
+/// When the conformance suite's header names no endpoint of the pool.
+pub(super) fn preset(
+    picker: &Picker,
+    live: &Live,
+    q: &Question<'_>,
+    cx: &PickContext<'_>,
+    pool: &str,
+    previous_response: Option<&str>,
+) -> Result<Option<Decision>, RequestError> {
+    if live.exchange.conformance_headers
+        && let Some(decision) = chosen_by_test(q.head, cx.snapshot)?
+    {
+        return Ok(Some(decision));
+    }
+    let Some(owner) = previous_response.and_then(|id| picker.responses.owner(pool, id)) else { return Ok(None) };
+    let mut ranking = Ranking::new(1);
+    ranking.because("holds the previous response");
+    let holds = |s: &&EndpointState| {
+        let spec = &s.endpoint.spec;
+        let allowed =
+            q.subset.is_none_or(|h| h.allows(spec.address)) && cx.filter.is_none_or(|f| f.matches(&spec.labels));
+        s.endpoint.id == owner && !spec.draining && allowed
+    };
+    if let Some(state) = cx.snapshot.endpoints.iter().find(holds) {
+        ranking.push(&state.endpoint);
+    }
+    Ok(ranking.decide())
+}
+
+fn chosen_by_test(head: &Head, snapshot: &PoolSnapshot) -> Result<Option<Decision>, RequestError> {
+    let mut ranking = Ranking::new(snapshot.endpoints.len());
+    ranking.because("named by test-epp-endpoint-selection");
+    // As `lwepp` has it, an empty header is none: all pods may serve.
+    let named = head.get_all("test-epp-endpoint-selection").flat_map(|v| v.split(','));
+    let mut entries = named.filter(|entry| !entry.trim().is_empty()).peekable();
+    if entries.peek().is_none() {
+        return Ok(None);
+    }
+    for entry in entries {
+        let mut named = Subset::default();
+        named.add(entry);
+        for state in snapshot.endpoints.iter().filter(|s| named.allows(s.endpoint.spec.address)) {
+            ranking.push(&state.endpoint);
+        }
+    }
+    let none = || RequestError::new(Reason::SubsetEmpty, "test-epp-endpoint-selection names no endpoint of the pool");
+    ranking.decide().ok_or_else(none).map(Some)
+}
