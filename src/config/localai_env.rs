@@ -1,7 +1,8 @@
-//! LocalAI's environment variables and flags for its distributed mode: what they say holds where neither a flag nor the file says otherwise.
+//! LocalAI's environment variables and flags for its distributed mode: what they say holds where neither a flag nor
+//! the file says otherwise.
 //!
-//! A value that can't be used is an error that names the variable. What has no counterpart here is a warning. Read with the flags (`cli`), used by
-//! `validate`.
+//! A value that can't be used is an error that names the variable. What has no counterpart here is a warning. Read
+//! with the flags (`cli`), used by `validate`.
 
 use super::aibrix_env::AibrixDefaults;
 use super::decode::Sink;

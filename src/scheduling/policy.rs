@@ -1,10 +1,11 @@
-//! What operators say about single models while the picker runs: how `prefix-affinity` routes them, in place of its parameters. Models go by
-//! the servers' names for them, after rewriting.
+//! What operators say about single models while the picker runs: how `prefix-affinity` routes them, in place of its
+//! parameters. Models go by the servers' names for them, after rewriting.
 //!
-//! Two layers: the configuration's, which every start and reload sets, and over it what the admin API says, field by field. The API's layer outlives
-//! reloads, not the process, and other pickers do not hear of it. The names and bounds of the API are those of LocalAI's `/api/nodes/scheduling`: the
-//! whole body is taken, and what has no effect here is named. A change names what it changes: what is left out stays, `null` (for the policy `""`, for
-//! the ratio `0` too) takes the configured value again, else the strategy's parameter, and a 0 is a 0. May import: nothing of the crate.
+//! Two layers: the configuration's, which every start and reload sets, and over it what the admin API says, field by
+//! field. The API's layer outlives reloads, not the process, and other pickers do not hear of it. The names and bounds
+//! of the API are those of LocalAI's `/api/nodes/scheduling`: the whole body is taken, and what has no effect here is
+//! named. A field that is left out of a change stays. `null` takes the configured value again, else the strategy's
+//! parameter; so do `""` for the policy and 0 for the ratio. Any other 0 is a 0. May import: nothing of the crate.
 
 use arc_swap::ArcSwap;
 use serde::Serialize;
@@ -174,7 +175,8 @@ impl ModelPolicies {
         Ok(self.of(model))
     }
 
-    /// Forgets what the admin API said about `model`; false when that was nothing. What the configuration says of it holds again.
+    /// Forgets what the admin API said about `model`; false when that was nothing. What the configuration says of it
+    /// holds again.
     pub fn remove(&self, model: &str) -> bool {
         let before = self.changed.rcu(|all| {
             let mut all = PolicyMap::clone(all);

@@ -1,5 +1,5 @@
-//! The fields of LocalAI's document that say how many replicas a model has, and where. Attaché starts no model servers: the fields are checked as
-//! LocalAI checks them, and have no effect.
+//! The fields of LocalAI's document that say how many replicas a model has, and where. Attaché starts no model
+//! servers: the fields are checked as LocalAI checks them, and have no effect.
 
 use super::PolicyError;
 use serde_json::{Map, Value};

@@ -14,10 +14,10 @@
 //! keys and 16, 48, 128 or 512 requests in flight, 1 to 2 % leave their home; by the original's rule 94, 93, 22 and 5 %. The price is a
 //! busiest endpoint at 3.0, 2.0, 1.6 and 1.3 times the mean.
 //!
-//! `compat: true` is Neutree's own rule: an endpoint takes a request while `requests + 1 <= loadFactor · mean`, with the mean over all endpoints of the
-//! pool whether they may serve the request or not, and the key of a request without user messages is its whole body. This is the default under
-//! Neutree's own name, `consistent_hash`, and where a parameter has Neutree's spelling (`virtual_nodes_per_replica`, `virtual_nodes`, `load_factor`,
-//! `max_user_messages_for_cache`). A `margin` or a `compat` that is given decides otherwise.
+//! `compat: true` is Neutree's own rule: an endpoint takes a request while `requests + 1 <= loadFactor · mean`. The mean is over all endpoints
+//! of the pool, whether they may serve the request or not. The key of a request without user messages is its whole body. This rule is the
+//! default under Neutree's own name, `consistent_hash`, and where a parameter has Neutree's spelling (`virtual_nodes_per_replica`,
+//! `virtual_nodes`, `load_factor`, `max_user_messages_for_cache`). A `margin` or a `compat` that is given decides otherwise.
 //!
 //! When not: agents that share one long system prompt (they all have the same home), or many turns that differ late; `prefix-cache` sees where
 //! prompts part. Tools, adapters and media are not in the key. A list of text parts counts as one text.

@@ -4,9 +4,10 @@
 //! fewest requests, then the endpoint that was used the longest ago, then the least KV cache in use where that is known, then the lowest id
 //! ```
 //!
-//! Requests are counted as in [`crate::pool::ledger::requests`], so that a busy endpoint never goes before an idle one. Idle endpoints are used in turn:
-//! the one that was just used is the last. A strategy of its own name does not exist; `prefix-affinity` with `routePolicy: round_robin` is it.
-//! Source: LocalAI, `FindAndLockNodeWithModel` (`in_flight ASC, last_used ASC, available_vram DESC`).
+//! Requests are counted as in [`crate::pool::ledger::requests`], so that a busy endpoint never goes before an idle
+//! one. Idle endpoints are used in turn: the one that was just used is the last. A strategy of its own name does not
+//! exist; `prefix-affinity` with `routePolicy: round_robin` is it. Source: LocalAI, `FindAndLockNodeWithModel`
+//! (`in_flight ASC, last_used ASC, available_vram DESC`).
 
 use crate::clock::Timestamp;
 use crate::ids::EndpointId;

@@ -183,12 +183,16 @@ rows! { HASHING;
             let requests = pile(&neutrees(), 16, 16);
             assert_eq!((requests.iter().max(), requests.iter().filter(|r| **r == 0).count()), (Some(&12), 11));
         }
-    hot_prompt: "hot prompt on an idle fleet", "no replica has room below `replicas / load_factor` requests: all stay on the first",
+    hot_prompt: "hot prompt on an idle fleet",
+        "no replica has room below `replicas / load_factor` requests: all stay on the first",
         Differs { default: "`chwbl`: spreads from the fourth request on", exact: "`consistent_hash`" } => {
             assert!(pile(&Fleet::of("chwbl", "{}"), 16, 16).into_iter().max() <= Some(4));
         }
     average: "average load", "over all replicas, whether they may serve the request or not",
-        Differs { default: "`chwbl`: over those that may serve it", exact: "`consistent_hash`, or `compat: true`" } => {
+        Differs {
+            default: "`chwbl`: over those that may serve it",
+            exact: "`consistent_hash`, or `compat: true`",
+        } => {
             for (name, wanted) in [("chwbl", false), ("consistent_hash", true)] {
                 let mut fleet = Fleet::of(name, "{}");
                 fleet.candidates = vec![0, 1];

@@ -32,7 +32,8 @@ rows! { ROWS;
     prompt_source: "text of a conversation", "role, line break, content, line break, for each message",
         Same => {
             let fleet = Fleet::of("prefix-affinity", "{}");
-            let messages = json!([{"role": "system", "content": "You are helpful."}, {"role": "user", "content": "Hi"}]);
+            let system = json!({"role": "system", "content": "You are helpful."});
+            let messages = [system, json!({"role": "user", "content": "Hi"})];
             let chain = fleet.trail(&json!({"model": "m", "messages": messages}));
             assert_eq!(chain.map(|c| c.to_vec()), Some(vec![0xd035_f6c5_dfd1_9c6d]));
         }
@@ -75,7 +76,8 @@ rows! { ROWS;
             default: "the same order; free memory is the unused part of the KV cache, as the endpoint reports it",
             exact: "none: model servers report no free VRAM",
         } => {
-            let pool = Pool::with(3, "", "  strategy: {name: prefix-affinity, parameters: {routePolicy: round_robin}}\n", &[]).await;
+            let more = "  strategy: {name: prefix-affinity, parameters: {routePolicy: round_robin}}\n";
+            let pool = Pool::with(3, "", more, &[]).await;
             let idle = pool.ask(&chat("a")).await;
             let mut used = BTreeSet::from([idle.server]);
             // One stays busy: the two idle ones take turns, however often.
@@ -110,7 +112,8 @@ rows! { ROWS;
                 assert_eq!(fleet.ask(&text("abcd"), &[0, 1]).endpoint, preferred, "compat {compat}");
             }
         }
-    absent_owner: "longest match on a replica that may not serve", "no preference, even where another replica holds less of it",
+    absent_owner: "longest match on a replica that may not serve",
+        "no preference, even where another replica holds less of it",
         Differs { default: "the longest match among the endpoints that may serve", exact: "`compat: true`" } => {
             for (compat, preferred) in [(false, 1), (true, 0)] {
                 let mut fleet = by_bytes(compat);
@@ -125,7 +128,7 @@ rows! { ROWS;
             let fleet = by_bytes(true);
             fleet.sent(&text("abcd"), 0);
             fleet.sent(&text("abxy"), 1);
-            assert_eq!([fleet.ask(&text("abcd"), &[0; 2]).endpoint, fleet.ask(&text("abxy"), &[0; 2]).endpoint], [0, 1]);
+            assert_eq!(["abcd", "abxy"].map(|prompt| fleet.ask(&text(prompt), &[0; 2]).endpoint), [0, 1]);
         }
     pressure: "pressure: a warm replica was passed over for its load",
         "counted by model over 1 minute; from 1 on the model gets another replica",

@@ -25,7 +25,8 @@ rows! { ROWS;
             assert_eq!(on, ("prefix-affinity".to_owned(), json!({"routePolicy": "prefix_cache"})));
             assert_eq!(in_force(&["--distributed-prefix-cache"], &[]).await, on);
         }
-    ttl: "`LOCALAI_DISTRIBUTED_PREFIX_CACHE_TTL`, `--distributed-prefix-cache-ttl`", "age at which entries are dropped, 5m",
+    ttl: "`LOCALAI_DISTRIBUTED_PREFIX_CACHE_TTL`, `--distributed-prefix-cache-ttl`",
+        "age at which entries are dropped, 5m",
         Same => {
             let on = ("LOCALAI_DISTRIBUTED_PREFIX_CACHE", "1");
             let (name, parameters) = in_force(&[], &[on, ("LOCALAI_DISTRIBUTED_PREFIX_CACHE_TTL", "90s")]).await;
@@ -70,7 +71,8 @@ rows! { ROWS;
             let (_, said) = check("", AFFINITY, &[("LOCALAI_MODEL_SCHEDULING_CONFIG", "/etc/scheduling.yaml")]).await;
             assert!(said.contains("LOCALAI_MODEL_SCHEDULING_CONFIG") && said.contains("modelPolicies"), "{said}");
         }
-    admission: "`LOCALAI_MAX_CONCURRENT_REQUESTS`, `LOCALAI_MODEL_LOAD_WAIT`", "bounds on requests and on waits for a model",
+    admission: "`LOCALAI_MAX_CONCURRENT_REQUESTS`, `LOCALAI_MODEL_LOAD_WAIT`",
+        "bounds on requests and on waits for a model",
         Warns { instead: "`limits.models` and `flowControl`" } => {
             let variables = [("LOCALAI_MAX_CONCURRENT_REQUESTS", "9"), ("LOCALAI_MODEL_LOAD_WAIT", "60s")];
             let (_, said) = check("", AFFINITY, &variables).await;

@@ -21,7 +21,8 @@ rows! { ROWS;
             fleet.sent_at(&completion("m", "xy"), 1, 130);
             assert_eq!(fleet.ask_at(&completion("m", "q"), &[0, 0], 250).endpoint, 0, "3 / 4 against 2 / 2");
         }
-    restart: "restart of a model server", "its entries are dropped at once: every removal of a replica passes one hook",
+    restart: "restart of a model server",
+        "its entries are dropped at once: every removal of a replica passes one hook",
         Same => {
             let pool = Pool::with(2, "", "  strategy: prefix-affinity\n", &[]).await;
             let prompt = chat(&"a prompt to come back with ".repeat(30));
@@ -50,7 +51,10 @@ rows! { ROWS;
             assert_eq!((next.endpoint, next.reason), (1, "was sent the longest beginning"));
         }
     bound: "memory", "bounded by the age of entries alone",
-        Differs { default: "at most 1,000,000 entries, the oldest are dropped first", exact: "`maxEntries: 100000000`" } => {
+        Differs {
+            default: "at most 1,000,000 entries, the oldest are dropped first",
+            exact: "`maxEntries: 100000000`",
+        } => {
             let fleet = Fleet::of("prefix-affinity", r#"{"windowBytes": 1, "maxEntries": 4}"#);
             fleet.sent(&completion("m", "abcd"), 1);
             fleet.sent(&completion("m", "wxyz"), 1);
