@@ -196,6 +196,9 @@ impl PrefixAffinity {
     }
 }
 
+/// A candidate in the order of cold prompts: whether it is passed over, what it was sent of late, the floor's order, its position.
+type Cold = ((bool, bool), f64, floor::Place, usize);
+
 /// The endpoint that was sent the longest beginning, if that is at least `min_match` of the chain.
 fn hot(memory: &Memory, chain: &[u64], now: Timestamp, candidates: &[Candidate<'_>], min_match: f64) -> Option<Hot> {
     let mut by_id: SmallVec<[(EndpointId, usize, u32); 32]> =
@@ -245,7 +248,7 @@ impl Strategy for PrefixAffinity {
         ranking.note("sent of late", 0.0, candidates, |i| candidates.get(i).map_or(f64::NAN, weight));
         // Where somebody is idle, a busy endpoint waits for nobody.
         let idle_first = |c: &Candidate<'_>| !self.params.compat && c.requests > 0;
-        let mut cold: SmallVec<[((bool, bool), f64, floor::Place, usize); 32]> = SmallVec::new();
+        let mut cold: SmallVec<[Cold; 32]> = SmallVec::new();
         cold.extend(candidates.iter().enumerate().map(|(i, c)| {
             let place = if self.params.compat { floor::Place::of_id(c) } else { floor::Place::of(c) };
             ((!eligible(c), idle_first(c)), weight(c), place, i)
