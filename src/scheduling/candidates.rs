@@ -70,6 +70,13 @@ impl<'a> Candidate<'a> {
         }
     }
 
+    /// Requests that this picker has in flight there, whatever the server reports.
+    #[inline]
+    #[must_use]
+    pub fn own_requests(&self) -> u32 {
+        self.state.live().ledger.in_flight()
+    }
+
     /// What it reports, unless that is too old to say anything.
     #[inline]
     #[must_use]

@@ -559,6 +559,14 @@ pub struct FigureParams {
     pub fallback: FigureFallback,
 }
 
+/// The parameters of a strategy that decides by the number of requests.
+#[derive(Clone, Copy, Debug, Default, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CountParams {
+    /// Only what this picker sent counts, as in AIBrix.
+    pub compat: bool,
+}
+
 /// The parameters of a plugin that has none.
 #[derive(Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields)]

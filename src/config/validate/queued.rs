@@ -1,7 +1,8 @@
-//! The strategies that need a queue: `vtc-fair`, `vtc-max-fair` and `vtc-pred` put requests before the pool in order, and place by load.
+//! The strategies that need a queue: `vtc-fair`, `vtc-max-fair` and `vtc-pred` put requests before the pool in order,
+//! and place by load.
 //!
-//! The name of the strategy alone switches the queue on, with the fairness policy of that name. A configuration in which the queue would be
-//! off or would use another policy is an error.
+//! The name of the strategy alone switches the queue on, with the fairness policy of that name. A configuration in
+//! which the queue would be off or would use another policy is an error.
 
 use super::strategies;
 use crate::config::Overrides;
@@ -69,7 +70,8 @@ pub(super) fn complete(
     Some(At { value: file, span })
 }
 
-/// Rules, profiles and requests can't change the pool's queue, so that they can name only the strategy that the queue is for.
+/// Rules, profiles and requests can't change the pool's queue, so that they can name only the strategy that the queue
+/// is for.
 pub(super) fn check_others(
     of_pool: &StrategySpec,
     rules: &[ModelRule],

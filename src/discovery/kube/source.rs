@@ -74,6 +74,8 @@ struct Run {
     told_missing: bool,
     /// It has been told that objectives have no effect.
     told_untrusted: bool,
+    /// Profiles in AIBrix's annotation were reported.
+    told_profiles: bool,
     /// `InferenceModel`s that have been told to claim a name which is another's.
     disputed: HashSet<String>,
 }
@@ -113,6 +115,7 @@ impl Run {
             unheard: HashSet::new(),
             told_missing: false,
             told_untrusted: false,
+            told_profiles: false,
             disputed: HashSet::new(),
         }
     }
@@ -302,6 +305,21 @@ impl Run {
         }
     }
 
+    /// Reports once that AIBrix's annotation on a pod has no effect.
+    fn tell_ignored_profiles(&mut self) {
+        if self.told_profiles {
+            return;
+        }
+        if let Some(pod) = self.members.with_ignored_profiles() {
+            self.told_profiles = true;
+            tracing::warn!(
+                pool = %self.feed.pool,
+                pod,
+                "the annotation `model.aibrix.ai/config` has no effect; `strategies` of the pool in the configuration holds routing profiles"
+            );
+        }
+    }
+
     /// Says when the pool has more endpoints than are served, and counts those that are not.
     fn tell_left_out(&self) {
         let left_out = self.members.left_out();
@@ -340,6 +358,7 @@ impl Run {
             && let Some(endpoints) = self.members.endpoints()
         {
             self.tell_left_out();
+            self.tell_ignored_profiles();
             let event = PoolEvent::Endpoints { source: self.feed.id, endpoints };
             return self.feed.events.send(event).await.is_ok();
         }

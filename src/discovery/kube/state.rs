@@ -25,6 +25,8 @@ pub const AIBRIX_PORT_LABEL: &str = "model.aibrix.ai/port";
 pub const AIBRIX_METRIC_PORT_LABEL: &str = "model.aibrix.ai/metric-port";
 /// What AIBrix's labels and annotations begin with.
 pub const AIBRIX_PREFIX: &str = "model.aibrix.ai/";
+/// AIBrix's annotation with routing profiles, which stand in the configuration here.
+const AIBRIX_CONFIG_ANNOTATION: &str = "model.aibrix.ai/config";
 /// 63 bytes: Kubernetes allows no longer value of a label. AIBrix's longer annotations are no labels.
 const MAX_LABEL_BYTES: usize = 63;
 /// The port of a pod that nothing names: vLLM's own, and AIBrix's default.
@@ -193,6 +195,13 @@ impl Members {
     #[must_use]
     pub fn left_out(&self) -> usize {
         self.left_out
+    }
+
+    /// A pod with routing profiles in AIBrix's annotation, which is not read.
+    #[must_use]
+    pub fn with_ignored_profiles(&self) -> Option<&str> {
+        let mut pods = self.pods.iter();
+        pods.find(|(_, pod)| pod.meta.annotations.contains_key(AIBRIX_CONFIG_ANNOTATION)).map(|(name, _)| name)
     }
 
     /// What all pods come to, and when each was made.

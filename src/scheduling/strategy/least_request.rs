@@ -1,11 +1,11 @@
 //! `least-request`: the endpoint with the fewest requests on it, ties drawn at random.
 //!
 //! Requests are counted as in [`crate::pool::ledger::requests`]: what the server reports, corrected by what was sent and has
-//! ended since. When not: prompts share prefixes (the caches are ignored) or differ much in length.
+//! ended since. With `compat: true` only what this picker sent counts, as in AIBrix. When not: prompts share prefixes (the caches are ignored) or differ much in length.
 //! Source: AIBrix `least-request`, Envoy `LEAST_REQUEST`.
 
 use crate::rng::PickRng;
-use crate::scheduling::plugin::{Better, Descriptor, NoParams, params};
+use crate::scheduling::plugin::{Better, CountParams, Descriptor, params};
 use crate::scheduling::{Candidate, PickContext, Ranking, Strategy};
 use rand::RngExt;
 
@@ -14,25 +14,55 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "least-request",
     summary: "Picks the ready endpoint with the fewest requests waiting and running; ties at random.",
     source: "AIBrix `least-request`, Envoy `LEAST_REQUEST`",
-    build: |value| params::<NoParams>(value).map(|NoParams {}| Box::new(LeastRequest) as Box<dyn Strategy>),
+    build: |value| {
+        let CountParams { compat } = params(value)?;
+        Ok(if compat { Box::new(LeastOwnRequest) as Box<dyn Strategy> } else { Box::new(LeastRequest) })
+    },
 };
 
-/// The strategy; has no parameters.
+/// The strategy.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LeastRequest;
 
-impl Strategy for LeastRequest {
+/// The strategy by the picker's own count.
+#[derive(Clone, Copy, Debug)]
+struct LeastOwnRequest;
+
+fn rank_by(
+    requests: impl Fn(&Candidate<'_>) -> u32,
+    candidates: &[Candidate<'_>],
+    rng: &mut PickRng,
+    ranking: &mut Ranking,
+) {
+    ranking.because("fewest requests");
+    // A random key in the low half breaks ties fairly.
+    let mut key = |c: &Candidate<'_>| (u64::from(requests(c)) << 32) | u64::from(rng.random::<u32>());
+    ranking.push_lowest(candidates.iter().map(|c| (key(c), &c.state.endpoint)));
+}
+
+fn score_by(requests: impl Fn(&Candidate<'_>) -> u32, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
+    for (score, candidate) in out.iter_mut().zip(candidates) {
+        *score = f64::from(requests(candidate));
+    }
+    Some(Better::Lower)
+}
+
+impl Strategy for LeastOwnRequest {
     fn rank(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
-        ranking.because("fewest requests");
-        // A random key in the low half breaks ties fairly.
-        let mut key = |c: &Candidate<'_>| (u64::from(c.requests) << 32) | u64::from(rng.random::<u32>());
-        ranking.push_lowest(candidates.iter().map(|c| (key(c), &c.state.endpoint)));
+        rank_by(|c| c.own_requests(), candidates, rng, ranking);
     }
 
     fn scores(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
-        for (score, candidate) in out.iter_mut().zip(candidates) {
-            *score = f64::from(candidate.requests);
-        }
-        Some(Better::Lower)
+        score_by(|c| c.own_requests(), candidates, out)
+    }
+}
+
+impl Strategy for LeastRequest {
+    fn rank(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        rank_by(|c| c.requests, candidates, rng, ranking);
+    }
+
+    fn scores(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
+        score_by(|c| c.requests, candidates, out)
     }
 }

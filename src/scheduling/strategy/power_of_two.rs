@@ -2,10 +2,11 @@
 //!
 //! Nearly as even as `least-request` and immune to its herds when several pickers share a pool without seeing each other's
 //! picks. When not: one picker sees everything; then `least-request` is better.
+//! With `compat: true` only what this picker sent counts; AIBrix adds up its gateways' counts in Redis.
 //! Source: Mitzenmacher, "The power of two choices in randomized load balancing" (2001); AIBrix `power-of-two`.
 
 use crate::rng::PickRng;
-use crate::scheduling::plugin::{Descriptor, NoParams, params};
+use crate::scheduling::plugin::{CountParams, Descriptor, params};
 use crate::scheduling::{Candidate, PickContext, Ranking, Strategy};
 use rand::seq::index;
 use smallvec::SmallVec;
@@ -15,11 +16,11 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "power-of-two",
     summary: "Draws two ready endpoints at random and picks the one with fewer requests.",
     source: "Mitzenmacher 2001; AIBrix `power-of-two`",
-    build: |value| params::<NoParams>(value).map(|NoParams {}| Box::new(PowerOfTwo) as Box<dyn Strategy>),
+    build: |value| params(value).map(|params| Box::new(PowerOfTwo(params)) as Box<dyn Strategy>),
 };
 
 #[derive(Debug)]
-struct PowerOfTwo;
+struct PowerOfTwo(CountParams);
 
 impl Strategy for PowerOfTwo {
     fn rank(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
@@ -29,9 +30,11 @@ impl Strategy for PowerOfTwo {
             .into_iter()
             .filter_map(|i| candidates.get(i).copied())
             .collect();
+        let compat = self.0.compat;
+        let requests = |c: &Candidate<'_>| if compat { c.own_requests() } else { c.requests };
         // Only the first two compete; the others are fallbacks in the order in which they were drawn.
         if let [a, b, ..] = picks.as_mut_slice()
-            && b.requests < a.requests
+            && requests(b) < requests(a)
         {
             std::mem::swap(a, b);
         }

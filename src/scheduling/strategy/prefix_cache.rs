@@ -67,7 +67,7 @@ struct PrefixCache {
 impl PrefixCache {
     /// The requests that `candidate` counts with.
     fn requests(&self, candidate: &Candidate<'_>) -> u32 {
-        if self.compat { candidate.state.live().ledger.in_flight() } else { candidate.requests }
+        if self.compat { candidate.own_requests() } else { candidate.requests }
     }
 
     /// The most requests that an endpoint may have to be picked for what it holds.

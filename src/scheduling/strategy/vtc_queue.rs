@@ -1,14 +1,14 @@
-//! `vtc-fair`, `vtc-max-fair` and `vtc-pred`: a fair queue before the pool, and the endpoint with the fewest requests behind it.
+//! `vtc-fair`, `vtc-max-fair` and `vtc-pred`: a fair queue before the pool, and the endpoint with the fewest requests
+//! behind it.
 //!
-//! The Virtual Token Counter decides the order in which users are served. In its paper one server has one queue. Here the queue stands
-//! before the whole pool (`flowControl`), with the fairness policy of the same name, and each dequeued request goes to the endpoint with the
-//! fewest requests. A configuration that names one of these strategies has that queue without saying so. Users are found by
-//! `exchange.tenant`, or else by the header `user`.
+//! The Virtual Token Counter decides the order in which users are served. In its paper one server has one queue. Here
+//! the queue stands before the whole pool (`flowControl`), with the fairness policy of the same name, and each
+//! dequeued request goes to the endpoint with the fewest requests. A configuration that names one of these strategies
+//! has that queue without saying so. Users are found by `exchange.tenant`, or else by the header `user`.
 //!
-//! The parameters of the policy stand in `flowControl.defaultBand.fairness`. When not: prompts share prefixes; then use `prefix-cache`
-//! and name the fairness policy in `flowControl`.
-//! Source: Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024). AIBrix's documentation names the three as future
-//! variants of its `vtc-basic`.
+//! The parameters of the policy stand in `flowControl.defaultBand.fairness`. When not: prompts share prefixes; then
+//! use `prefix-cache` and name the fairness policy in `flowControl`. Source: Sheng et al., "Fairness in Serving Large
+//! Language Models" (OSDI 2024). AIBrix's documentation names the three as future variants of its `vtc-basic`.
 
 use super::least_request::LeastRequest;
 use crate::scheduling::Strategy;

@@ -265,6 +265,7 @@ fn what_aibrix_puts_into_annotations_counts_where_no_label_says_otherwise() {
     assert_eq!((label(0, bootstrap), label(1, bootstrap)), (Some("9200"), Some("9100")));
     assert_eq!(endpoints[0].engine, Engine::Sglang);
     assert_eq!((label(0, "model.aibrix.ai/config"), label(0, "other.io/name")), (None, None));
+    assert!(members.with_ignored_profiles().is_some(), "the operator is told");
 }
 
 #[test]

@@ -13,6 +13,9 @@ use rand::RngExt;
 use smallvec::SmallVec;
 use std::time::Duration;
 
+/// Outside of the gate, not a holder, the figure that counts, a draw, and whose place it is.
+type Place = (bool, bool, f64, u32, usize);
+
 /// The decision.
 #[derive(Debug)]
 pub(super) struct Exact {
@@ -54,7 +57,7 @@ impl Exact {
             ranking.lacks(Signal::Prompt);
         }
         let chain = chain.unwrap_or_default();
-        let requests = |c: &Candidate<'_>| c.state.live().ledger.in_flight();
+        let requests = |c: &Candidate<'_>| c.own_requests();
         let (fewest, gated) = spread(candidates, requests, gate);
         let is_outside = |c: &Candidate<'_>| gated && requests(c) != fewest;
         let mut tree = self.tree.lock();
@@ -65,7 +68,7 @@ impl Exact {
         let loads: SmallVec<[(f64, u64); 16]> = candidates.iter().map(|c| tree.load(c.id)).collect();
         drop(tree);
         ranking.note("work, seconds", 1.0, candidates, |i| loads.get(i).map_or(f64::NAN, |(work, _)| *work));
-        let mut order: SmallVec<[(bool, bool, f64, u32, usize); 16]> = SmallVec::with_capacity(candidates.len());
+        let mut order: SmallVec<[Place; 16]> = SmallVec::with_capacity(candidates.len());
         for (at, (candidate, (work, requests))) in candidates.iter().zip(&loads).enumerate() {
             let holds = exploits && endpoints.contains(&candidate.id);
             let key = if holds { *requests as f64 } else { *work };

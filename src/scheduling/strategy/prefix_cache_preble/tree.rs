@@ -1,4 +1,5 @@
-//! AIBrix's own bookkeeping: a radix tree of prompts, each node with the endpoints that computed it and the requests of the last minutes.
+//! AIBrix's own bookkeeping: a radix tree of prompts, each node with the endpoints that computed it and the requests
+//! of the last minutes.
 //!
 //! ```text
 //! prefill cost of a node = (1 - hit tokens / prompt tokens) x requests x prefill(own tokens, tokens up to its end)
@@ -6,8 +7,9 @@
 //! load of an endpoint    = requests within the window on all nodes that it computed
 //! ```
 //!
-//! A node is a run of blocks of text, a block [`BLOCK_TOKENS`] tokens. Sums are kept for each endpoint, so that a decision does not visit
-//! every node. Here models never share a node, so that AIBrix's division by the models of a node is by 1.
+//! A node is a run of blocks of text, a block [`BLOCK_TOKENS`] tokens. Sums are kept for each endpoint, so that a
+//! decision does not visit every node. Here models never share a node, so that AIBrix's division by the models of a
+//! node is by 1.
 
 use super::SECONDS_PER_TOKEN;
 use super::cost::Gpu;
@@ -109,7 +111,8 @@ impl Tree {
         Self { costs, nodes, owner, by_use: BTreeSet::new(), events: VecDeque::new(), sums, next: 0 }
     }
 
-    /// What is known of the prompt with these blocks, and which of the endpoints that `is_ready` accepts computed most of it.
+    /// What is known of the prompt with these blocks, and which of the endpoints that `is_ready` accepts computed most
+    /// of it.
     pub(super) fn known(&self, chain: &[u64], is_ready: impl Fn(EndpointId) -> bool) -> Known {
         let blocks = chain.iter().take_while(|block| self.owner.contains_key(block)).count();
         let last = blocks.checked_sub(1).and_then(|last| chain.get(last)).and_then(|block| self.owner.get(block));
@@ -203,7 +206,8 @@ impl Tree {
         Some(id)
     }
 
-    /// The node that ends with `block`, which is in the tree. What a longer node has beyond it becomes its child, and keeps its requests.
+    /// The node that ends with `block`, which is in the tree. What a longer node has beyond it becomes its child, and
+    /// keeps its requests.
     fn split_after(&mut self, block: u64) -> Option<u64> {
         let lower = *self.owner.get(&block)?;
         let node = self.nodes.get_mut(&lower)?;

@@ -43,7 +43,8 @@ impl Server {
                     let _ = socket.read(&mut request).await;
                     let length = page.len();
                     let head = format!(
-                        "HTTP/1.1 200 OK\r\ncontent-type: text/plain; version=0.0.4\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n"
+                        "HTTP/1.1 200 OK\r\ncontent-type: text/plain; version=0.0.4\r\n\
+                         content-length: {length}\r\nconnection: close\r\n\r\n"
                     );
                     let _ = socket.write_all((head + &page).as_bytes()).await;
                 });

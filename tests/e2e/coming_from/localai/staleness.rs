@@ -5,6 +5,9 @@ use crate::coming_from::localai::fleet::{Fleet, chat, completion};
 use crate::coming_from::localai::running::Pool;
 use crate::coming_from::rows;
 use attache::ids::EndpointId;
+use attache::pool::writer::SourceId;
+use attache::pool::{EndpointSpec, PoolEvent, PoolWriter};
+use std::sync::Arc;
 
 rows! { ROWS;
     ttl: "age of entries", "5 minutes from the last request with that beginning; an entry of exactly that age counts",
@@ -32,11 +35,27 @@ rows! { ROWS;
             pool.restart(home).await;
             assert_ne!(pool.pick(&prompt).await, home, "cold now: the other one was sent nothing and is used longest ago");
         }
-    removal: "replica that is unloaded, drained, off-line or registered again", "its entries are dropped at once",
-        Same => {
+    removal: "replica that is unloaded, drained, off-line or registered again",
+        "its entries are dropped at once",
+        Differs {
+            default: "dropped at once when discovery no longer names the address, or names another pod there; a draining or \
+                      ejected endpoint gets nothing new, and keeps its entries until it leaves",
+            exact: "none: while the server runs, its cache is there",
+        } => {
+            let source = SourceId(0);
+            let of = |ports: &[u16]| {
+                let specs = ports.iter().map(|port| EndpointSpec::at(([10, 0, 0, 1], *port).into()));
+                PoolEvent::Endpoints { source, endpoints: specs.map(Arc::new).collect() }
+            };
+            let mut writer = PoolWriter::new(vec![source]);
+            writer.apply(of(&[8_000, 8_001]));
+            assert_eq!(writer.snapshot().expect("a snapshot").lost.len(), 0);
             let fleet = Fleet::of("prefix-affinity", "{}");
             fleet.sent(&chat("abcd"), 1);
-            fleet.strategy.forget(&[EndpointId(1)]);
+            writer.apply(of(&[8_000]));
+            let snapshot = writer.snapshot().expect("a snapshot");
+            assert_eq!(*snapshot.lost, [EndpointId(1)]);
+            fleet.strategy.forget(&snapshot.lost);
             assert_eq!(fleet.ask(&chat("abcd"), &[0, 0]).reason, "was sent the least of late");
         }
     observe: "which replica is remembered", "the one that was locked for the request, when it is routed",

@@ -78,7 +78,16 @@ rows! { ROWS;
         assert_eq!(pool.refusal(&[("external-filter", "pod=none")]).await.status, 503);
     }
     least_request: "`least-request`", "the fewest running requests by the gateway's own count; ties at random",
-        Differs { default: "also counts what servers report of other senders", exact: "" } => {
+        Differs {
+            default: "also counts what servers report of other senders",
+            exact: "`compat: true` or `ATTACHE_AIBRIX_COMPAT=true`",
+        } => {
+            let busy = IDLE.replacen("} 0", "} 40", 1);
+            for (compat, expected) in [(&[][..], &[2][..]), (&[COMPAT], &[1, 2])] {
+                let set = [&[("ROUTING_ALGORITHM", "least-request")], compat].concat();
+                let pool = Pool::reporting(&[&busy, IDLE], "", &set).await;
+                assert_eq!(pool.picks(20, "hello", &[]).await, expected.iter().copied().collect(), "{compat:?}");
+            }
             let pool = Pool::with(3, "", &[("ROUTING_ALGORITHM", "least-request")]).await;
             let held = [hold(&pool, 1, "hello", 2).await, hold(&pool, 2, "hello", 1).await];
             assert_eq!(picked(&pool.ask("hello", &[]).await), 3);
@@ -92,7 +101,8 @@ rows! { ROWS;
             exact: "`random`",
         } => {
             let reports = |prompt, generation| {
-                let rates = Rates { prompt_tokens: Some(prompt), generation_tokens: Some(generation), ..Rates::default() };
+                let (prompt_tokens, generation_tokens) = (Some(prompt), Some(generation));
+                let rates = Rates { prompt_tokens, generation_tokens, ..Rates::default() };
                 Some(EndpointMetrics { rates, ..page() })
             };
             let all = [reports(1.0, 4.0), reports(5.0, 5.0), reports(2.0, 2.0)];
@@ -100,15 +110,16 @@ rows! { ROWS;
         }
     least_busy_time: "`least-busy-time`", "the lowest `gpu_busy_time_ratio`, which nothing collects: chance decides",
         Differs { default: "read from the metrics page, where an exporter adds it", exact: "`random`" } => {
-            let pages = ["gpu_busy_time_ratio 0.9\n", "gpu_busy_time_ratio 0.1\n"].map(|line| format!("{}{line}", IDLE));
+            let pages = [0.9, 0.1].map(|busy| format!("{IDLE}gpu_busy_time_ratio {busy}\n"));
             let pages: Vec<&str> = pages.iter().map(String::as_str).collect();
             let pool = Pool::reporting(&pages, "", &[("ROUTING_ALGORITHM", "least-busy-time")]).await;
             assert_eq!(pool.picks(5, "hello", &[]).await, [2].into());
         }
-    least_kv_cache: "`least-kv-cache`", "the least GPU cache + CPU cache in use; endpoints that do not report both are skipped",
+    least_kv_cache: "`least-kv-cache`",
+        "the least GPU cache + CPU cache in use; endpoints that do not report both are skipped",
         Differs {
             default: "either name of the GPU figure counts; an absent CPU cache counts as empty",
-            exact: "",
+            exact: "`random`, which is what AIBrix does on today's vLLM",
         } => {
             let cache = |gpu, cpu| Some(EndpointMetrics { kv_usage: gpu, cpu_cache_usage: cpu, ..page() });
             let all = [cache(0.2, Some(0.3)), cache(0.1, Some(0.5)), cache(0.6, Some(0.6)), cache(0.6, Some(0.8))];
@@ -116,9 +127,13 @@ rows! { ROWS;
             assert_eq!(winners("least-kv-cache", &Value::Null, &[cache(0.9, None), cache(0.5, None)]), [2].into());
         }
     least_gpu_cache: "`least-gpu-cache`", "the least `gpu_cache_usage_perc`, which today's vLLM calls otherwise",
-        Differs { default: "`gpu_cache_usage_perc` or `kv_cache_usage_perc`", exact: "" } => {
+        Differs {
+            default: "`gpu_cache_usage_perc` or `kv_cache_usage_perc`",
+            exact: "`random`, which is what AIBrix does on today's vLLM",
+        } => {
             let used = |name: &str, used: f64| {
-                format!("vllm:num_requests_running{{model_name=\"m\"}} 0\nvllm:num_requests_waiting{{model_name=\"m\"}} 0\nvllm:{name}{{model_name=\"m\"}} {used}\n")
+                let page = IDLE.replace("kv_cache_usage_perc", name);
+                page.strip_suffix("0\n").map(|page| format!("{page}{used}\n")).expect("a page that ends with it")
             };
             for name in ["gpu_cache_usage_perc", "kv_cache_usage_perc"] {
                 let pages = [used(name, 0.9), used(name, 0.1), used(name, 0.5)];
@@ -127,11 +142,13 @@ rows! { ROWS;
                 assert_eq!(pool.picks(5, "hello", &[]).await, [2].into(), "{name}");
             }
         }
-    least_utilization: "`least-utilization`", "the lowest `engine_utilization`, which xLLM reports; ties at random", Same => {
+    least_utilization: "`least-utilization`",
+        "the lowest `engine_utilization`, which xLLM reports; ties at random", Same => {
         let used = |used| Some(EndpointMetrics { engine_utilization: Some(used), ..page() });
         assert_eq!(winners("least-utilization", &Value::Null, &[used(0.25), used(0.5), used(0.25)]), [1, 3].into());
     }
-    least_latency: "`least-latency`", "queue + prefill and decode times for a request of mean length, over the server's whole life",
+    least_latency: "`least-latency`",
+        "queue + prefill and decode times for a request of mean length, over the server's whole life",
         Differs { default: "over the last minute, with the queue", exact: "`compat: true`" } => {
             let means = Means {
                 queue_seconds: Some(0.0), prefill_seconds: Some(1.0), decode_seconds: Some(1.0),
@@ -150,20 +167,29 @@ rows! { ROWS;
             assert_eq!(winners("least-latency", &Value::Null, &all), [2].into());
             assert_eq!(winners("least-latency", &json!({"compat": true}), &all), [1].into());
         }
-    load_balance: "`load-balance`", "the least running requests by drain rate; ties by KV cache; a gate of 8 requests", Same => {
+    load_balance: "`load-balance`",
+        "the least running requests by drain rate; ties by KV cache; a gate of 8 requests", Same => {
         let drains = |waiting, rate, kv_usage| {
-            Some(EndpointMetrics { waiting, kv_usage, rates: Rates { finished: Some(rate), ..Rates::default() }, ..page() })
+            let rates = Rates { finished: Some(rate), ..Rates::default() };
+            Some(EndpointMetrics { waiting, kv_usage, rates, ..page() })
         };
         let win = |all: &[_]| winners("load-balance", &Value::Null, all);
         assert_eq!(win(&[drains(4, 2.0, 0.0), drains(3, 1.0, 0.0)]), [1].into(), "aibrix 2.5");
         assert_eq!(win(&[drains(4, 2.0, 0.5), drains(2, 1.0, 0.2)]), [2].into(), "aibrix 2.5: by cache");
         assert_eq!(win(&[drains(9, 99.0, 0.0), drains(0, 0.1, 0.0)]), [2].into(), "aibrix 2.5: the gate");
     }
-    power_of_two: "`power-of-two`", "two endpoints are drawn, the one with fewer requests wins; needs Redis for its counters",
-        Differs { default: "the same, by the picker's own count; no Redis", exact: "" } => {
-            let pool = Pool::with(2, "", &[("ROUTING_ALGORITHM", "power-of-two")]).await;
-            let _held = hold(&pool, 1, "hello", 1).await;
-            assert_eq!(pool.ask("hello", &[]).await.answer.map(|at| at + 1).expect("a pick"), 2);
+    power_of_two: "`power-of-two`",
+        "two endpoints are drawn, the one with fewer requests wins; needs Redis for its counters",
+        Differs {
+            default: "the same, with what servers report of other senders; no Redis",
+            exact: "`compat: true` or `ATTACHE_AIBRIX_COMPAT=true`: the picker's own count",
+        } => {
+            for compat in [&[][..], &[COMPAT]] {
+                let set = [&[("ROUTING_ALGORITHM", "power-of-two")], compat].concat();
+                let pool = Pool::with(2, "", &set).await;
+                let _held = hold(&pool, 1, "hello", 1).await;
+                assert_eq!(picked(&pool.ask("hello", &[]).await), 2, "{compat:?}");
+            }
         }
     session_affinity: "`session-affinity`, headers `x-session-id`, `x-aibrix-session-key`",
         "the endpoint that the id holds (base64), else one by the key, else any; the response has the id", Same => {
@@ -181,7 +207,8 @@ rows! { ROWS;
                 assert_eq!(asked.response_headers().await.get("x-session-id"), Some(&id(at)), "aibrix 10.10");
             }
         }
-    prefix_cache: "`prefix-cache`", "the endpoint with the longest known prefix and at most mean + factor × deviation requests",
+    prefix_cache: "`prefix-cache`",
+        "the endpoint with the longest known prefix and at most mean + factor × deviation requests",
         Same => {
             for compat in [&[][..], &[COMPAT]] {
                 let set = [&[("ROUTING_ALGORITHM", "prefix-cache")], compat].concat();
@@ -198,7 +225,8 @@ rows! { ROWS;
     prefix_cache_imbalance: "`prefix-cache` under imbalance",
         "prefixes are ignored; the fewest requests by the gateway's own count, when they differ by more than the limit",
         Differs {
-            default: "the endpoints with the fewest requests, and of those the longest prefix; scraped requests of other senders count too",
+            default: "the endpoints with the fewest requests, and of those the longest prefix; \
+                      scraped requests of other senders count too",
             exact: "`compat: true` or `ATTACHE_AIBRIX_COMPAT=true`",
         } => {
             let running = IDLE.replacen("} 0", "} 40", 1);
@@ -210,16 +238,20 @@ rows! { ROWS;
             let pool = Pool::reporting(&[&running, IDLE], "", &small).await;
             assert_eq!(leaves_at(&pool, 20).await, 5, "4 requests differ by more than 3");
         }
-    prefix_cache_hotspot: "`prefix-cache` with a busy holder", "a holder above mean + factor × deviation is passed over",
+    prefix_cache_hotspot: "`prefix-cache` with a busy holder",
+        "a holder above mean + factor × deviation is passed over",
         Same => {
             for (factor, expected) in [("1", 4), ("2", 1)] {
                 let set = [
-                    ("ROUTING_ALGORITHM", "prefix-cache"), COMPAT, ("AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR", factor),
+                    ("ROUTING_ALGORITHM", "prefix-cache"), COMPAT,
+                    ("AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR", factor),
                 ];
                 let pool = Pool::with(4, "", &set).await;
                 let prompt = "a long prompt ".repeat(60);
                 let _held = [
-                    hold(&pool, 1, &prompt, 4).await, hold(&pool, 2, "hello", 1).await, hold(&pool, 3, "hello", 1).await,
+                    hold(&pool, 1, &prompt, 4).await,
+                    hold(&pool, 2, "hello", 1).await,
+                    hold(&pool, 3, "hello", 1).await,
                 ];
                 assert_eq!(picked(&pool.ask(&prompt, &[]).await), expected, "aibrix 10.4, factor {factor}");
             }
@@ -238,7 +270,8 @@ rows! { ROWS;
             let third = pool.pick(&"yet another one ".repeat(60), &[]).await;
             assert_eq!(BTreeSet::from([first, second, third]).len(), 3, "least work");
         }
-    preble_gate: "`prefix-cache-preble`: only the least loaded when requests differ by more than 8", "absent in 0.4, added later",
+    preble_gate: "`prefix-cache-preble`: only the least loaded when requests differ by more than 8",
+        "absent in 0.4, added later",
         Differs { default: "on", exact: "`gate: false`; off with `compat: true`, unless `gate: true`" } => {
             let prompt = "a long prompt ".repeat(60);
             let gate = "  strategy: {name: prefix-cache-preble, parameters: {compat: true, gate: true}}\n  \
@@ -253,7 +286,8 @@ rows! { ROWS;
                 assert_eq!(picked(&pool.ask(&prompt, &[]).await) == 1, stays, "{more}{variables:?}");
             }
         }
-    vtc_basic: "`vtc-basic`, header `user`", "a heavy user goes to the second pod, a new one to the first; only three pods are ever preferred",
+    vtc_basic: "`vtc-basic`, header `user`",
+        "a heavy user goes to the second pod, a new one to the first; only three pods are ever preferred",
         Differs {
             default: "heavy users share the last endpoints, whatever the size of the pool; others have all",
             exact: "`compat: true` or `ATTACHE_AIBRIX_COMPAT=true`",
@@ -275,7 +309,8 @@ rows! { ROWS;
         }
     vtc_fair: "`vtc-fair`, `vtc-max-fair`, `vtc-pred`", "named as future variants; not there",
         Differs {
-            default: "a fair queue before the pool (`flowControl`), then the fewest requests; users by the header `user`, or `exchange.tenant`",
+            default: "a fair queue before the pool (`flowControl`), then the fewest requests; \
+                      users by the header `user`, or `exchange.tenant`",
             exact: "",
         } => {
             for name in ["vtc-fair", "vtc-max-fair", "vtc-pred"] {
@@ -294,7 +329,8 @@ rows! { ROWS;
     vtc_fair_without_queue: "`vtc-fair` with `flowControl` off or with another fairness policy", "-",
         Differs { default: "the start fails and says what to change", exact: "`least-request`" } => {
             for flow in ["{enabled: false}", "{queue: false}", "{defaultBand: {fairness: round-robin}}"] {
-                let errors = settings(&format!("  strategy: vtc-fair\n  flowControl: {flow}\n"), &[]).expect_err("an error");
+                let pool = format!("  strategy: vtc-fair\n  flowControl: {flow}\n");
+                let errors = settings(&pool, &[]).expect_err("an error");
                 assert!(errors.iter().any(|e| e.starts_with("E207")), "{flow}: {errors:?}");
             }
             let elsewhere = "  strategy: random\n  strategies: [{models: [m], strategy: vtc-fair}]\n";

@@ -11,12 +11,14 @@ fn errors(variables: &[(&str, &str)]) -> Vec<String> {
 }
 
 rows! { ROWS;
-    imbalance: "`AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT`", "16 in the manifest and the documentation, 8 in the code",
+    imbalance: "`AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT`",
+        "16 in the manifest and the documentation, 8 in the code",
         Differs { default: "16; 0 is allowed", exact: "set it to 8" } => {
             sets("prefix-cache", ("AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", "8"), "imbalance", 8);
             sets("prefix-cache", ("AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", "0"), "imbalance", 0);
         }
-    deviations: "`AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR`", "2 in the manifest and the documentation, 1 in the code; whole",
+    deviations: "`AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR`",
+        "2 in the manifest and the documentation, 1 in the code; whole",
         Differs { default: "2; fractions are allowed", exact: "set it to 1" } => {
             sets("prefix-cache", ("AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR", "1"), "deviations", 1.0);
             sets("prefix-cache", ("AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR", "1.5"), "deviations", 1.5);
@@ -30,7 +32,10 @@ rows! { ROWS;
         sets("vtc-basic", ("AIBRIX_ROUTER_VTC_TOKEN_TRACKER_WINDOW_SIZE", "9"), "windowSize", 9);
     }
     tracked_tokens: "`AIBRIX_ROUTER_VTC_TOKEN_TRACKER_MIN_TOKENS`, `…_MAX_TOKENS`", "1000 and 8000",
-        Differs { default: "the least width of the scale; the maximum counts with `compat` only", exact: "`compat: true`" } => {
+        Differs {
+            default: "the least width of the scale; the maximum counts with `compat` only",
+            exact: "`compat: true`",
+        } => {
             sets("vtc-basic", ("AIBRIX_ROUTER_VTC_TOKEN_TRACKER_MIN_TOKENS", "500"), "minTokens", 500.0);
             sets("vtc-basic", ("AIBRIX_ROUTER_VTC_TOKEN_TRACKER_MAX_TOKENS", "9000"), "maxTokens", 9_000.0);
         }
@@ -55,7 +60,10 @@ rows! { ROWS;
         sets("prefix-cache-preble", ("AIBRIX_ROUTER_PREBLE_SLIDING_WINDOW_PERIOD", "1"), "slidingWindowPeriod", 1);
     }
     bad_values: "a value that cannot be used", "replaced by the default, silently",
-        Differs { default: "the start fails and names the variable and what is allowed", exact: "unset the variable" } => {
+        Differs {
+            default: "the start fails and names the variable and what is allowed",
+            exact: "unset the variable",
+        } => {
             for (variable, value) in [
                 ("AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", "many"),
                 ("AIBRIX_ROUTER_VTC_TOKEN_TRACKER_TIME_UNIT", "hours"),

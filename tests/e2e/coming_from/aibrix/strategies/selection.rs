@@ -113,10 +113,12 @@ rows! { ROWS;
     weights_checked: "weights", "whole, 0 to 1,000,000, 1 where none is given; a sum of which all are 0 is an error",
         Same => {
             for (sum, is_good) in [
-                ("least-request", true), ("least-request,least-kv-cache", true), ("least-request: 6 , least-kv-cache:4", true),
+                ("least-request", true), ("least-request,least-kv-cache", true),
+                ("least-request: 6 , least-kv-cache:4", true),
                 ("least-request:0,least-kv-cache:10", true), ("least-request:1000000,least-kv-cache", true),
                 ("least-request,,least-kv-cache", false), ("least-request:1:2", false), ("least-request:0.5", false),
-                ("least-request:-1", false), ("least-request:1000001", false), ("least-request:0,least-kv-cache:0", false),
+                ("least-request:-1", false), ("least-request:1000001", false),
+                ("least-request:0,least-kv-cache:0", false),
             ] {
                 assert_eq!(settings("", &[("ROUTING_ALGORITHM", sum)]).is_ok(), is_good, "aibrix 10.9: {sum}");
             }
@@ -124,7 +126,8 @@ rows! { ROWS;
     exclusive_parts: "`pd`, `slo` and kin in a sum", "the first of them decides alone",
         Same => {
             use attache::scheduling::strategy::weighted::parse;
-            for (sum, alone) in [("least-request:2,pd:1,throughput:3", "pd"), ("slo-least-load,least-latency:2", "slo-least-load")] {
+            let sums = [("least-request:2,pd:1,throughput:3", "pd"), ("slo-least-load,least-latency:2", "slo-least-load")];
+            for (sum, alone) in sums {
                 assert_eq!(parse(sum).expect("a sum").as_slice(), [(alone, 1)], "aibrix 10.9");
             }
         }
@@ -151,18 +154,20 @@ rows! { ROWS;
     config_profile: "header `config-profile`, annotation `model.aibrix.ai/config`",
         "the annotation of the pods holds profiles; the header names one, or `auto` finds it by lengths",
         Differs {
-            default: "the header is the same; profiles stand in the configuration",
+            default: "the header is the same; profiles stand in the configuration, \
+                      and a warning names a pod with the annotation",
             exact: "`strategies: [{profiles: {NAME: {strategy: …}}}]` with `requestStrategy`",
         } => {
-            let more = "  strategy: random\n  strategies: [{profiles: {sticky: {strategy: session-affinity, promptTokensLt: 512}}}]\n  \
-                        requestStrategy: {allow: []}\n";
+            let more = "  strategy: random\n  requestStrategy: {allow: []}\n  \
+                        strategies: [{profiles: {sticky: {strategy: session-affinity, promptTokensLt: 512}}}]\n";
             let pool = Pool::with(2, more, &[]).await;
             for named in ["sticky", "auto", " AUTO "] {
                 assert!(is_sticky(&pool, &[("config-profile", named)]).await, "{named}");
             }
             assert!(!is_sticky(&pool, &[]).await);
             let mut asked = pool.ask("hello", &[("config-profile", "sticky")]).await;
-            assert_eq!(asked.response_headers().await.get("x-aibrix-config-profile").map(String::as_str), Some("sticky"));
+            let told = asked.response_headers().await;
+            assert_eq!(told.get("x-aibrix-config-profile").map(String::as_str), Some("sticky"));
         }
     locked_strategy: "`lockedRoutingStrategy`", "outranks the header",
         Differs { default: "a key of the configuration", exact: "`strategies: [{strategy: …, locked: true}]`" } => {
