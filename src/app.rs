@@ -154,6 +154,7 @@ async fn serve(
     let decisions = Decisions::new(settings.telemetry.decisions_kept);
     let picker = Picker::new(live, metrics, decisions, traces.tracing(clock), seed).recorded(recorder.clone());
     let picker = Arc::new(picker);
+    picker.policies.configure(settings.model_policies.clone());
 
     let shutdown = Shutdown::start(
         shutdown::signals()?,
@@ -491,6 +492,7 @@ impl App {
         }
         let (live, redis) = live?;
         self.redis = redis;
+        self.picker.policies.configure(settings.model_policies.clone());
         self.found.take_up(found);
         self.end_others(&settings.pools);
         if let (Some(recorder), Some(why)) = (&self.picker.recorder, unrecordable(&settings)) {

@@ -1,7 +1,8 @@
-//! What is said about single models, in the shape of LocalAI's `/api/nodes/scheduling`.
+//! What is said about single models, in the shape of LocalAI's `/api/nodes/scheduling`. Fields of its document that have no effect here are named in
+//! the response, under `without_effect`.
 
 use super::{AdminState, body, json};
-use crate::scheduling::policy::{MAX_MODEL_NAME, ModelPolicy, PolicyError};
+use crate::scheduling::policy::{Document, MAX_MODEL_NAME, ModelPolicy, PolicyError};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{ConnectInfo, Path, State};
@@ -82,10 +83,16 @@ async fn change(
         Ok(document) => document,
         Err(error) => return refusal(StatusCode::BAD_REQUEST, "", &format!("the body is no JSON: {error}")),
     };
-    match state.policies.change(&document) {
-        Ok((model, policy)) => {
-            tracing::info!(%peer, model, policy = ?policy, "policy of a model changed");
-            json(&row(&model, &policy))
+    let changed = Document::read(&document).and_then(|d| state.policies.change(&d).map(|policy| (d, policy)));
+    match changed {
+        Ok((Document { model, without_effect, .. }, policy)) => {
+            let ignored = without_effect.join(", ");
+            tracing::info!(%peer, model, policy = ?policy, without_effect = ignored, "policy of a model changed");
+            let mut answer = row(&model, &policy);
+            if !without_effect.is_empty() {
+                answer["without_effect"] = json!(without_effect);
+            }
+            json(&answer)
         }
         Err(PolicyError { field, message }) => refusal(StatusCode::BAD_REQUEST, &field, &message),
     }

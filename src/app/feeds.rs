@@ -1,6 +1,7 @@
 //! The feeds of every pool: discovery, scraping and the task that publishes snapshots. A reload changes them in place, so that ledgers,
 //! health and metrics of endpoints that stay are kept.
 
+mod deciding;
 mod leased;
 
 use super::kubernetes::{Cluster, Following};
@@ -23,7 +24,7 @@ use crate::discovery::{dns, file, publish, static_source};
 use crate::health::Readiness;
 use crate::kv_events::{Destination, Feed, KvEventStats, Source, Subscription};
 use crate::pool::writer::SourceId;
-use crate::pool::{EndpointSpec, ModelList, ModelStore, PoolEvent, PoolSnapshot, PoolWriter, Published, SnapshotStore};
+use crate::pool::{EndpointSpec, ModelList, ModelStore, PoolEvent, PoolWriter, Published, SnapshotStore};
 use crate::prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN, CacheConfig, PrefixCache};
 use crate::record::tape::Told;
 use crate::record::{PoolTape, Recorder};
@@ -32,6 +33,7 @@ use crate::scrape::{ModelFeed, ScrapeStats, Scraper};
 use crate::tokenize::RemotePool;
 use anyhow::Context;
 use arc_swap::ArcSwap;
+use deciding::Deciding;
 pub(super) use leased::{Leased, leased};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -78,6 +80,7 @@ pub struct PoolFeeds {
     pub rules: Arc<RuleStore>,
     /// What its servers say that they serve, where the picker is to tell clients.
     pub models: Arc<ModelStore>,
+    pub(super) deciding: Deciding,
     /// Ends asking for that.
     listing: Option<CancellationToken>,
     events: mpsc::Sender<PoolEvent>,
@@ -294,20 +297,19 @@ impl PoolFeeds {
         let sources = sources.chain(settings.kubernetes.as_ref().map(|_| KUBERNETES));
         let writer = PoolWriter::new(sources.collect());
         let prefix = Arc::new(ArcSwap::from_pointee(cache(&settings.prefix, seed)));
-        let to_prepare = prefix.clone();
-        let prepare = move |snapshot: &PoolSnapshot| to_prepare.load().reconcile(snapshot);
-        let stop = shutdown.clone();
-        tokio::spawn(publish::run(writer, inbox, store.clone(), prepare, published, tape.clone(), stop));
+        let deciding = Deciding::default();
+        let prepare = deciding::prepare(prefix.clone(), deciding.clone());
+        tokio::spawn(publish::run(writer, inbox, store.clone(), prepare, published, tape.clone(), shutdown.clone()));
         tokio::spawn(scraper.run(shutdown.clone()));
         tokio::spawn(static_source::run(CONFIGURED, endpoints.subscribe(), events.clone(), shutdown.clone()));
-        let dns_stats = Arc::default();
         let mut feeds = Self {
             store,
             scrape_stats,
-            dns_stats,
+            dns_stats: Arc::default(),
             file_stats: Arc::default(),
             rules: Arc::default(),
             models: Arc::default(),
+            deciding,
             listing: None,
             events,
             endpoints,

@@ -74,6 +74,9 @@ pub(super) fn live(
     let queues = |p: &PoolSettings| queues::before_pool(p, feeds_of(p, feeds)?, before, metrics, clock, seed);
     let queues = settings.pools.iter().map(queues).collect::<anyhow::Result<Vec<_>>>()?;
     let limits = quotas::limits(settings, redis.as_ref(), before, metrics);
+    for (p, pool) in settings.pools.iter().zip(live.router.pools()) {
+        feeds_of(p, feeds)?.deciding.store(Some(pool.clone()));
+    }
     // When nothing can fail any more: strategies that stay read what is new from here on.
     if let Some(redis) = &redis {
         live.router.pools().iter().for_each(|pool| redis.share_profiles(&pool.scheduler.choices));

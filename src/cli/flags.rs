@@ -2,6 +2,7 @@
 //! flag outranks it, it outranks the file, the file outranks the default. Of a flag that is given twice the last one counts, as in Go.
 
 use crate::config::aibrix_env::AibrixEnv;
+use crate::config::localai_env::LocalaiEnv;
 use crate::config::reference_env::ReferenceEnv;
 use crate::config::units::parse_duration;
 use crate::config::{KubernetesFlags, Overrides};
@@ -89,6 +90,19 @@ pub struct RunArgs {
     /// How endpoints are picked [default: predicted-latency]
     #[arg(long, value_name = "NAME", env = "ATTACHE_STRATEGY", help_heading = "What to serve")]
     pub strategy: Option<String>,
+    /// As LocalAI's flag: `true` is `prefix-affinity` for pools that name no strategy, `false` its floor without prompts [default: the variable LOCALAI_DISTRIBUTED_PREFIX_CACHE]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        help_heading = "What to serve"
+    )]
+    pub distributed_prefix_cache: Option<String>,
+    /// How long `prefix-affinity` remembers prompts, as LocalAI's flag [default: the variable LOCALAI_DISTRIBUTED_PREFIX_CACHE_TTL, else 5m]
+    #[arg(long, value_name = "TIME", help_heading = "What to serve")]
+    pub distributed_prefix_cache_ttl: Option<String>,
     /// How often metrics of a busy endpoint are read [default: 50ms]
     #[arg(long, value_name = "TIME", env = "ATTACHE_REFRESH_METRICS_INTERVAL", value_parser = parse_duration, help_heading = "What to serve")]
     pub refresh_metrics_interval: Option<Duration>,
@@ -343,6 +357,8 @@ impl RunArgs {
             one_pool: false,
             strategy: self.strategy.clone(),
             aibrix: AibrixEnv::of(variables()),
+            localai: LocalaiEnv::of(variables())
+                .with_flags(self.distributed_prefix_cache.as_deref(), self.distributed_prefix_cache_ttl.as_deref()),
             reference: ReferenceEnv::of(variables()),
             refresh_metrics_interval: self.refresh_metrics_interval,
             metrics_staleness_threshold: self.metrics_staleness_threshold,

@@ -3,6 +3,7 @@
 use super::flags::variables;
 use crate::config::aibrix_env::AibrixEnv;
 use crate::config::document::MAX_CONFIG_BYTES;
+use crate::config::localai_env::LocalaiEnv;
 use crate::config::reference_env::ReferenceEnv;
 use crate::config::settings::{PoolSettings, ServerSettings, TlsSettings};
 use crate::config::{
@@ -55,7 +56,8 @@ impl ReloadSource {
     #[must_use]
     pub fn of_file_alone(path: PathBuf) -> Self {
         let (aibrix, reference) = (AibrixEnv::of(variables()), ReferenceEnv::of(variables()));
-        let overrides = Overrides { endpoints_follow: true, aibrix, reference, ..Overrides::default() };
+        let localai = LocalaiEnv::of(variables());
+        let overrides = Overrides { endpoints_follow: true, aibrix, localai, reference, ..Overrides::default() };
         Self::new(Some(path), None, overrides)
     }
 

@@ -309,6 +309,8 @@ pub(super) struct AibrixDefaults {
     pub(super) strategy: Option<String>,
     /// The variable that names it.
     pub(super) strategy_variable: &'static str,
+    /// It is a variable of another product, which does not let requests name strategies.
+    pub(super) is_others: bool,
     /// What turns prompts into tokens, beside the pool of servers.
     tokenizer: Option<TokenizerKind>,
     /// How servers are asked for tokens.
@@ -328,6 +330,18 @@ pub(super) struct AibrixDefaults {
 }
 
 impl AibrixDefaults {
+    /// `variable` of another product names the strategy of pools that name none, unless AIBrix's own does.
+    pub(super) fn name_strategy(&mut self, variable: &'static str, strategy: &str) {
+        if self.strategy.is_none() {
+            (self.strategy, self.strategy_variable, self.is_others) = (Some(strategy.to_owned()), variable, true);
+        }
+    }
+
+    /// A parameter of `strategy` where the file says nothing of it.
+    pub(super) fn parameter(&mut self, strategy: &'static str, parameter: &str, value: Value) {
+        self.parameters.entry(strategy).or_default().insert(parameter.to_owned(), value);
+    }
+
     /// Takes in what a variable says. `Err`: what is allowed.
     fn set(&mut self, meaning: Meaning, variable: &str, value: &str) -> Result<(), String> {
         match meaning {

@@ -106,6 +106,13 @@ impl Settings {
                 "onFailure": r.on_failure,
                 "profileRefresh": show_duration(r.profile_refresh),
             })),
+            "modelPolicies": self.model_policies.iter().map(|(model, p)| json!({
+                "model": model,
+                "routePolicy": p.route_policy,
+                "balanceAbsThreshold": p.balance_abs_threshold,
+                "balanceRelThreshold": p.balance_rel_threshold,
+                "minPrefixMatch": p.min_prefix_match,
+            })).collect::<Vec<_>>(),
             "pools": self.pools.iter().map(pool).chain(self.templates.iter().map(template)).collect::<Vec<_>>(),
         })
     }

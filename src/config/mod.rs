@@ -12,6 +12,7 @@ pub mod diagnostic;
 pub mod document;
 mod dump;
 mod endpoint_picker;
+pub mod localai_env;
 pub mod overrides;
 mod own;
 pub mod reference_env;

@@ -1,6 +1,7 @@
 //! What flags and environment say, before it is merged with the file.
 
 use super::aibrix_env::AibrixEnv;
+use super::localai_env::LocalaiEnv;
 use super::reference_env::ReferenceEnv;
 use crate::pool::Engine;
 use std::net::IpAddr;
@@ -80,6 +81,8 @@ pub struct Overrides {
     pub strategy: Option<String>,
     /// AIBrix's variables, which the file outranks.
     pub aibrix: AibrixEnv,
+    /// LocalAI's variables, which the file outranks.
+    pub localai: LocalaiEnv,
     /// Variables of GIE's and llm-d's manifests.
     pub reference: ReferenceEnv,
     /// `--refresh-metrics-interval`

@@ -7,7 +7,7 @@ use super::settings::PoolSettings;
 use super::{ConfigText, KubernetesFlags, Overrides, Settings, Sources, load};
 
 /// Sections that speak of the process.
-const OF_PROCESS: [&str; 5] = ["server", "telemetry", "exchange", "limits", "redis"];
+const OF_PROCESS: [&str; 6] = ["server", "telemetry", "exchange", "limits", "redis", "modelPolicies"];
 
 /// Reads and checks it. Flags that speak of pools outrank it as they outrank the process's own file; what it calls itself does not matter.
 ///
@@ -18,6 +18,7 @@ pub fn load_pool(sources: &Sources) -> Result<(PoolSettings, Vec<Diagnostic>), V
     let overrides = Overrides {
         strategy: flags.strategy.clone(),
         aibrix: flags.aibrix.clone(),
+        localai: flags.localai.clone(),
         refresh_metrics_interval: flags.refresh_metrics_interval,
         metrics_staleness_threshold: flags.metrics_staleness_threshold,
         kubernetes: KubernetesFlags {

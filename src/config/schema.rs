@@ -35,6 +35,8 @@ pub struct File {
     pub limits: LimitsSection,
     /// `redis`
     pub redis: Opt<Redis>,
+    /// `modelPolicies`
+    pub model_policies: Opt<Vec<At<ModelPolicy>>>,
     /// `pools`
     pub pools: Opt<Vec<At<Pool>>>,
 }
@@ -57,6 +59,7 @@ impl File {
             exchange: section(&mut f, "exchange", sink),
             limits: section(&mut f, "limits", sink),
             redis: f.get("redis", sink),
+            model_policies: f.get("modelPolicies", sink),
             pools: f.get("pools", sink),
         };
         f.finish(sink);
@@ -117,7 +120,7 @@ mod tenants;
 pub use caches::{Disaggregation, KvEvents, PrefixCache, Tokenizer, Volatile};
 pub use discovery::{Dns, EndpointsFile, Kubernetes};
 pub use flow::{Band, FlowControl};
-pub use selection::{Profile, RequestStrategy, StrategyRule};
+pub use selection::{ModelPolicy, Profile, RequestStrategy, StrategyRule};
 pub use tenants::{Ceiling, Labels, Models, Names, Redis, Tenant, TenantLimits, Tenants, UserRecords};
 
 sections! {

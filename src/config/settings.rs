@@ -6,6 +6,7 @@ use crate::limits::Limits;
 use crate::pool::health::HealthPolicy;
 use crate::pool::{EndpointSpec, Engine, MetricsSource};
 use crate::scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
+use crate::scheduling::policy::PolicyMap;
 use crate::scheduling::registry::BuildError;
 use crate::scheduling::router::{Destination, ModelRewrites, PoolMatch};
 use crate::scheduling::{Choices, Scheduler, SplitPolicy};
@@ -40,6 +41,8 @@ pub struct Settings {
     pub models: Option<TenantSettings>,
     /// The Redis for all that is kept in one. Reloaded.
     pub redis: Option<RedisSettings>,
+    /// How `prefix-affinity` routes single models. Reloaded.
+    pub model_policies: PolicyMap,
     /// How the ext-proc exchange behaves. Reloaded.
     pub exchange: ExchangeSettings,
     /// The pools; at least one, or a template. Reloaded.

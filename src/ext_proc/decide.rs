@@ -255,6 +255,7 @@ pub fn decide(
         // What is asked for on a path that we don't know is not refused, whatever its headers say.
         headers: if q.api == Api::Other && request.is_none() { Headers::default() } else { headers },
         prompt: request.as_ref().map(|r| &r.prompt),
+        payload: Some(body),
         waited: if q.has_turn { q.now.since(q.opened) } else { Duration::ZERO },
         digests: notes.as_ref().map(|n| &n.digests),
     };

@@ -154,6 +154,7 @@ pub async fn explain(
         prompt_tokens: u32::try_from(estimated).unwrap_or(u32::MAX),
         max_tokens: request.max_tokens,
         prompt: Some(&request.prompt),
+        payload: Some(body),
         ..RequestFacts::default()
     };
     let cx = PickContext {

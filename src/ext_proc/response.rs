@@ -131,11 +131,14 @@ impl Routed {
     pub fn count_for(&mut self, tenant: &Tenant, now: Timestamp, picker: &Picker) {
         let by_name = &picker.metrics.by_name;
         if !self.plan.target.is_empty() {
-            let counts = by_name.model(&self.plan.target, now);
+            let model = by_name.model(&self.plan.target, now);
             if self.plan.understood {
-                counts.matched(self.plan.matched_tokens, self.plan.prompt_tokens);
+                model.matched(self.plan.matched_tokens, self.plan.prompt_tokens);
             }
-            self.counts.push(counts);
+            if self.plan.decision.diverted {
+                model.diverted();
+            }
+            self.counts.push(model);
         }
         if *tenant != Tenant::Unasked {
             self.counts.push(by_name.tenant(tenant.name().unwrap_or_default(), now));

@@ -10,6 +10,7 @@ use super::picker::Picker;
 use crate::clock::Timestamp;
 use crate::disagg::attempts::Attempt;
 use crate::disagg::{Direct, Failure, Fallback, Leg, LegApi, Next, Prefilling};
+use crate::ids::EndpointId;
 use crate::pool::Endpoint;
 use crate::pool::health::{Availability, ClientSlot, Observation, Outcome as Health, Verdict};
 use crate::pool::ranks::RankBooking;
@@ -491,6 +492,13 @@ impl Plan {
         if let Some(booked) = &mut self.booked {
             let snapshot = self.pool.store.load();
             booked.dispatch(how, &snapshot, self.pool.stale_after, now);
+        }
+    }
+
+    /// The request is served by `to` and not by `from`, which was picked: so is what the strategy noted of it.
+    pub fn noted_elsewhere(&self, from: EndpointId, to: EndpointId, now: Timestamp) {
+        if let Some(trail) = &self.decision.trail {
+            self.strategy.moved(&self.target, trail, from, to, now);
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use super::endpoint::Endpoint;
 use super::metrics::{EndpointMetrics, Reported};
+use crate::clock::Timestamp;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -18,6 +19,7 @@ pub struct EndpointLedger {
     prefill_tokens: AtomicU64,
     routed: AtomicU64,
     shares: AtomicU64,
+    last_used: AtomicU64,
 }
 
 impl EndpointLedger {
@@ -37,6 +39,12 @@ impl EndpointLedger {
     #[must_use]
     pub fn routed(&self) -> u64 {
         self.routed.load(Relaxed)
+    }
+
+    /// When a request was last booked; 0 before the first.
+    #[must_use]
+    pub fn last_used(&self) -> Timestamp {
+        Timestamp(self.last_used.load(Relaxed))
     }
 
     /// The part of the endpoint that requests on it take, by the profile of its deployment: 1 is all of it.
@@ -96,6 +104,13 @@ impl Ticket {
         self
     }
 
+    /// The request is sent at `now`.
+    #[must_use]
+    pub fn used_at(self, now: Timestamp) -> Self {
+        self.endpoint.ledger.last_used.fetch_max(now.0, Relaxed);
+        self
+    }
+
     /// The endpoint that is booked.
     #[must_use]
     pub fn endpoint(&self) -> &Arc<Endpoint> {
@@ -122,8 +137,8 @@ impl Ticket {
         if endpoint.id == self.endpoint.id {
             return;
         }
-        let prefilling = self.prefilling;
-        let moved = Ticket::book(endpoint, self.prompt_tokens).sharing(self.share as f64 / SHARE);
+        let (prefilling, used) = (self.prefilling, self.endpoint.ledger.last_used());
+        let moved = Ticket::book(endpoint, self.prompt_tokens).sharing(self.share as f64 / SHARE).used_at(used);
         *self = moved;
         if !prefilling {
             self.first_byte();

@@ -119,6 +119,8 @@ pub struct PoolSnapshot {
     pub synced: bool,
     /// The endpoints, sorted by id.
     pub endpoints: Box<[EndpointState]>,
+    /// The endpoints that have left, or whose model server has lost its cache, since the snapshot before this one.
+    pub lost: Box<[EndpointId]>,
     by_address: AHashMap<SocketAddr, u32>,
 }
 
@@ -128,7 +130,13 @@ impl PoolSnapshot {
     pub fn new(generation: u64, synced: bool, mut endpoints: Vec<EndpointState>) -> Self {
         endpoints.sort_by_key(|e| e.endpoint.id);
         let by_address = (0u32..).zip(&endpoints).map(|(i, e)| (e.endpoint.spec.address, i)).collect();
-        Self { generation, synced, endpoints: endpoints.into(), by_address }
+        Self { generation, synced, endpoints: endpoints.into(), lost: Box::default(), by_address }
+    }
+
+    /// The same, with the endpoints that have left or lost their cache since the snapshot before.
+    #[must_use]
+    pub fn after_loss(self, lost: Vec<EndpointId>) -> Self {
+        Self { lost: lost.into(), ..self }
     }
 
     /// The position of the endpoint at `address`.

@@ -37,6 +37,8 @@ pub struct PoolWriter {
     endpoints: Vec<EndpointState>,
     /// Where in `endpoints` an id stands.
     positions: AHashMap<EndpointId, usize>,
+    /// Endpoints that have left or lost their cache since the last snapshot.
+    lost: Vec<EndpointId>,
     /// What new endpoints are thought of.
     speed: Arc<PoolSpeed>,
     next_id: u32,
@@ -54,6 +56,7 @@ impl PoolWriter {
             sources: BTreeMap::new(),
             endpoints: Vec::new(),
             positions: AHashMap::new(),
+            lost: Vec::new(),
             speed: Arc::default(),
             next_id: 0,
             generation: 0,
@@ -85,6 +88,7 @@ impl PoolWriter {
                     state.endpoint.health.reset();
                     state.endpoint.speed.reset();
                     *state = EndpointState::new(state.endpoint.clone(), None);
+                    self.lost.push(id);
                     self.dirty = true;
                 }
             }
@@ -109,7 +113,8 @@ impl PoolWriter {
         }
         self.generation += 1;
         let synced = self.expected_sources.iter().all(|s| self.sources.contains_key(s));
-        Some(PoolSnapshot::new(self.generation, synced, self.endpoints.clone()))
+        let lost = std::mem::take(&mut self.lost);
+        Some(PoolSnapshot::new(self.generation, synced, self.endpoints.clone()).after_loss(lost))
     }
 
     /// What to tell those who follow the pool about the snapshot that was made last.
@@ -143,7 +148,9 @@ impl PoolWriter {
                 }
             });
         }
+        let before = std::mem::take(&mut self.positions);
         self.positions = self.endpoints.iter().map(|s| s.endpoint.id).zip(0..).collect();
+        self.lost.extend(before.into_keys().filter(|id| !self.positions.contains_key(id)));
         // The snapshot that is made next carries the change.
         self.membership = self.generation + 1;
         self.dirty = true;

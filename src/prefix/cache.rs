@@ -120,7 +120,6 @@ type Guesses = ByEndpoint<Guess>;
 #[derive(Debug)]
 struct Server {
     guess: Guess,
-    process_start: Option<f64>,
     /// Tokens that its cache has room for; 0 when it has not said.
     room: u64,
     /// Part of them that guesses may fill, learned from what answers report.
@@ -402,27 +401,27 @@ impl PrefixCache {
         let mut servers = self.servers.lock();
         let mut come = false;
         for state in &snapshot.endpoints {
+            let known = servers.contains_key(&state.endpoint.id);
             let server = servers.entry(state.endpoint.id).or_insert_with(|| {
                 come = true;
                 let guess = Guess { holder: self.index.add_holder(), capacity: Arc::default() };
-                Server { guess, process_start: None, room: 0, trust: 1.0 }
+                Server { guess, room: 0, trust: 1.0 }
             });
+            if known && snapshot.lost.contains(&state.endpoint.id) {
+                self.index.clear(server.guess.holder);
+                server.trust = 1.0;
+            }
             let Some(metrics) = state.metrics() else { continue };
             // Servers name the adapters that they are busy with; what they have named once stays an adapter when it rests.
             let adapters = metrics.lora.iter().flat_map(|lora| lora.running.iter().chain(&lora.waiting));
             adapters.for_each(|name| self.residents.learn_adapter(name));
-            if let (Some(then), Some(now)) = (server.process_start, metrics.process_start)
-                && now > then
-            {
-                self.index.clear(server.guess.holder);
-                self.carried.forget(|endpoint| endpoint == state.endpoint.id);
-                server.trust = 1.0;
-            }
-            server.process_start = metrics.process_start.or(server.process_start);
             if let (Some(size), Some(blocks)) = (metrics.block_size, metrics.num_blocks) {
                 server.room = u64::from(size) * u64::from(blocks);
                 self.measure(server);
             }
+        }
+        if !snapshot.lost.is_empty() {
+            self.carried.forget(|endpoint| snapshot.lost.contains(&endpoint));
         }
         let mut gone: SmallVec<[EndpointId; 8]> = SmallVec::new();
         // Each endpoint has its server by now: with as many of both, nobody has gone.

@@ -22,7 +22,7 @@ use crate::protocol::{Piece, Prompt, Usage};
 use crate::rng;
 use crate::scheduling::plugin::{AnswerHeaders, Headers};
 use crate::scheduling::scheduler::Explain;
-use crate::scheduling::{Booking, Chosen, Decision, ModelPolicy, Order, PickContext, RequestFacts, Scheduler};
+use crate::scheduling::{Booking, Chosen, Decision, ModelPolicy, Order, PickContext, RequestFacts, Scheduler, losses};
 use crate::sim::content::{Contents, mix};
 use crate::sim::tokenizer::answer_text;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -125,7 +125,7 @@ impl Front {
     /// Shows the requests that come now what was said so far.
     pub(super) fn publish(&mut self) {
         if let Some(snapshot) = self.writer.snapshot() {
-            self.cache.reconcile(&snapshot);
+            losses::take_in(&snapshot, &self.cache, Some(&self.config.scheduler.choices));
             self.snapshot = snapshot;
         }
     }

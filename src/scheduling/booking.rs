@@ -111,7 +111,7 @@ impl Booking {
         let learning = lesson.map(|(cache, lesson)| Learning::begin(cache, lesson, endpoint.id, now));
         // What is cached is not computed again, nor what arrives.
         let to_prefill = if arrives { 0 } else { work.uncached_tokens };
-        Self { ticket: Ticket::book(endpoint, to_prefill).sharing(share), reservation, learning, later }
+        Self { ticket: Ticket::book(endpoint, to_prefill).sharing(share).used_at(now), reservation, learning, later }
     }
 
     /// The request, whose prompt was to arrive from elsewhere, is sent off.

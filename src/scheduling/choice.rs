@@ -9,6 +9,7 @@ use super::registry::{self, BuildError};
 use super::selector::LabelSelector;
 use super::strategy::weighted::{self, Part, Weighted};
 use crate::error::{Reason, RequestError};
+use crate::ids::EndpointId;
 use crate::pool::slo_profile::SloProfiles;
 use serde_json::Value;
 use std::borrow::Cow;
@@ -202,6 +203,13 @@ impl Choices {
         let chosen = self.built.all.iter().map(|(_, choice)| &choice.strategy);
         // `only` builds none.
         std::iter::once(&self.default.strategy).chain(chosen)
+    }
+
+    /// Lets all strategies forget what the caches of the endpoints in `lost` held.
+    pub fn forget(&self, lost: &[EndpointId]) {
+        if !lost.is_empty() {
+            self.all().for_each(|strategy| strategy.forget(lost));
+        }
     }
 
     /// The SLO profiles that they read, which somebody has to publish.

@@ -1,6 +1,7 @@
 //! What came of a decision.
 
 use super::candidates::Candidate;
+use super::digest::Digest;
 use super::split::Split;
 use crate::ids::EndpointId;
 use crate::pool::Endpoint;
@@ -155,8 +156,8 @@ impl Ranking {
     }
 
     /// Adds the endpoints with the lowest keys, lowest first, as many as are wanted; one pass, without sorting the rest.
-    pub fn push_lowest<'a>(&mut self, keyed: impl Iterator<Item = (u64, &'a Arc<Endpoint>)>) {
-        let mut lowest: SmallVec<[(u64, &Arc<Endpoint>); 8]> = SmallVec::new();
+    pub fn push_lowest<'a, K: Ord>(&mut self, keyed: impl Iterator<Item = (K, &'a Arc<Endpoint>)>) {
+        let mut lowest: SmallVec<[(K, &Arc<Endpoint>); 8]> = SmallVec::new();
         for (key, endpoint) in keyed {
             if lowest.len() >= self.wanted {
                 if lowest.last().is_some_and(|(highest, _)| *highest <= key) {
@@ -186,6 +187,7 @@ impl Ranking {
             lacking: self.lacking,
             diverted: self.diverted,
             parts: self.parts,
+            trail: None,
             split: None,
             encode: Vec::new(),
             encode_probe: false,
@@ -236,6 +238,8 @@ pub struct Decision {
     pub diverted: bool,
     /// What each of its parts made of each candidate, when that was asked for.
     pub parts: Option<Vec<Part>>,
+    /// What the algorithm noted of the request, for [`Strategy::moved`](super::Strategy::moved); boxed, since most note nothing.
+    pub trail: Option<Box<Digest>>,
     /// Another server computes the prompt for the first pick; boxed, since most requests are not split.
     pub split: Option<Box<Split>>,
     /// Who turns images and sounds into embeddings for the server that computes the prompt; empty when that one does so itself, or there are

@@ -12,6 +12,7 @@ pub mod decision;
 pub mod digest;
 pub mod facts;
 pub mod filter;
+pub mod losses;
 pub mod messages;
 pub mod picker;
 pub mod plugin;

@@ -8,6 +8,7 @@ use super::profile::division::Division;
 use super::selector::LabelSelector;
 use super::split::{self, Field, Media, Pair};
 use crate::clock::Timestamp;
+use crate::ids::EndpointId;
 use crate::pool::slo_profile::SloProfiles;
 use crate::pool::{Endpoint, PoolSnapshot, Roles};
 use crate::prefix::cache::Found;
@@ -111,6 +112,8 @@ pub struct RequestFacts<'a> {
     pub headers: Headers<'a>,
     /// Its prompt; `None` when the body could not be read.
     pub prompt: Option<&'a Prompt<'a>>,
+    /// Its body as it came; `None` when it is not at hand, as in replays.
+    pub payload: Option<&'a [u8]>,
     /// How long it has waited for its turn.
     pub waited: Duration,
     /// What is made of the prompt's text, where decisions are recorded or replayed.
@@ -255,11 +258,23 @@ pub trait Strategy: Send + Sync + Debug {
     /// The request goes to `endpoint`: what the algorithm remembers of its decisions, it notes here. Not called for previews.
     fn picked(&self, _: &PickContext<'_>, _: &Endpoint) {}
 
+    /// What the algorithm would note of the request, for [`Strategy::moved`]; `None` when that is nothing.
+    fn trail(&self, _: &PickContext<'_>) -> Option<Digest> {
+        None
+    }
+
+    /// Envoy had a request for `model` served by `to` and not by `from`, which was picked: what the algorithm noted under `trail` moves.
+    fn moved(&self, _model: &str, _trail: &Digest, _from: EndpointId, _to: EndpointId, _now: Timestamp) {}
+
     /// `endpoint` computes the prompt of a request whose answer another makes: as [`Strategy::picked`].
     fn picked_prefill(&self, _: &PickContext<'_>, _: &Endpoint) {}
 
     /// `endpoint` encodes images, sounds or videos of the request: as [`Strategy::picked`].
     fn picked_encode(&self, _: &PickContext<'_>, _: &Endpoint) {}
+
+    /// The endpoints in `lost` have left, or their model servers have lost their caches: whatever the algorithm remembers of what these
+    /// caches hold is dropped here, before the next decision.
+    fn forget(&self, _lost: &[EndpointId]) {}
 
     /// Headers for the client, once it is known who served.
     fn answer_headers(&self, _: &Endpoint, _: &mut AnswerHeaders) {}
@@ -384,6 +399,9 @@ pub trait Scorer: Send + Sync + Debug {
     /// As [`Strategy::picked`].
     fn picked(&self, _: &PickContext<'_>, _: &Endpoint) {}
 
+    /// As [`Strategy::forget`].
+    fn forget(&self, _lost: &[EndpointId]) {}
+
     /// As [`Strategy::answer_headers`].
     fn answer_headers(&self, _: &Endpoint, _: &mut AnswerHeaders) {}
 
@@ -453,6 +471,13 @@ impl Plugin {
             Plugin::Filter(filter) | Plugin::FilterAndScorer(filter, _) => filter.picked(cx, endpoint),
             Plugin::Scorer(scorer) => scorer.picked(cx, endpoint),
             Plugin::Picker(_) | Plugin::Handler(_) | Plugin::Decider(_) => {}
+        }
+    }
+
+    /// As [`Strategy::forget`]. No filter remembers a cache.
+    pub fn forget(&self, lost: &[EndpointId]) {
+        if let Plugin::Scorer(scorer) | Plugin::FilterAndScorer(_, scorer) = self {
+            scorer.forget(lost);
         }
     }
 

@@ -1,9 +1,11 @@
-//! What operators say about single models while the picker runs: how `prefix-affinity` routes them, in place of its parameters. Models go by
-//! the servers' names for them, after rewriting.
+//! What operators say about single models while the picker runs: how `prefix-affinity` routes them, in place of its
+//! parameters. Models go by the servers' names for them, after rewriting.
 //!
-//! The admin API writes, decisions read. The names and bounds are those of LocalAI's `/api/nodes/scheduling`. A change names
-//! what it changes: what is left out stays, `null` (for the policy `""`, for the ratio `0` too) takes the strategy's parameter again, and a
-//! 0 is a 0. It outlives reloads of the configuration, not the process. May import: nothing of the crate.
+//! Two layers: the configuration's, which every start and reload sets, and over it what the admin API says, field by
+//! field. The API's layer outlives reloads, not the process, and other pickers do not hear of it. The names and bounds
+//! of the API are those of LocalAI's `/api/nodes/scheduling`: the whole body is taken, and what has no effect here is
+//! named. A field that is left out of a change stays. `null` takes the configured value again, else the strategy's
+//! parameter; so do `""` for the policy and 0 for the ratio. Any other 0 is a 0. May import: nothing of the crate.
 
 use arc_swap::ArcSwap;
 use serde::Serialize;
@@ -57,48 +59,111 @@ impl PolicyError {
     }
 }
 
+/// Policies by model.
+pub type PolicyMap = BTreeMap<Arc<str>, ModelPolicy>;
+
+/// A document about one model, in the words of LocalAI, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Document {
+    /// The model.
+    pub model: String,
+    /// The fields that ask for something that is not done here, in their order.
+    pub without_effect: Vec<String>,
+    fields: serde_json::Map<String, Value>,
+}
+
+impl Document {
+    /// Checks all of `document`.
+    ///
+    /// # Errors
+    /// The first field that is unknown, of the wrong type or out of bounds.
+    pub fn read(document: &Value) -> Result<Self, PolicyError> {
+        let Value::Object(fields) = document else {
+            return Err(PolicyError { field: String::new(), message: "the body is not a JSON object".to_owned() });
+        };
+        let model = model_name(fields.get("model_name").unwrap_or(&Value::Null))?.to_owned();
+        let mut checked = ModelPolicy::default();
+        let mut without_effect = Vec::new();
+        for (field, value) in fields {
+            if replicas::check(field, value, fields)? {
+                if replicas::asks(value) {
+                    without_effect.push(field.clone());
+                }
+            } else {
+                checked.set(field, value)?;
+            }
+        }
+        Ok(Self { model, without_effect, fields: fields.clone() })
+    }
+
+    /// `policy`, changed by it.
+    #[must_use]
+    pub fn change(&self, policy: ModelPolicy) -> ModelPolicy {
+        let mut changed = policy;
+        for (field, value) in self.fields.iter().filter(|(field, _)| !replicas::FIELDS.contains(&field.as_str())) {
+            // Each value was checked when the document was read.
+            if changed.set(field, value).is_err() {
+                return policy;
+            }
+        }
+        changed
+    }
+}
+
 /// The policies of all models.
 #[derive(Debug, Default)]
-pub struct ModelPolicies(ArcSwap<BTreeMap<Arc<str>, ModelPolicy>>);
+pub struct ModelPolicies {
+    configured: ArcSwap<PolicyMap>,
+    changed: ArcSwap<PolicyMap>,
+}
 
 impl ModelPolicies {
     /// What is said about `model`, which may be nothing.
     #[must_use]
     pub fn of(&self, model: &str) -> ModelPolicy {
-        self.0.load().get(model).copied().unwrap_or_default()
+        self.get(model).unwrap_or_default()
     }
 
     /// What is said about `model`, if anything was.
     #[must_use]
     pub fn get(&self, model: &str) -> Option<ModelPolicy> {
-        self.0.load().get(model).copied()
+        let (configured, changed) = (self.configured.load(), self.changed.load());
+        match (changed.get(model), configured.get(model)) {
+            (Some(changed), Some(configured)) => Some(changed.over(configured)),
+            (one, other) => one.or(other).copied(),
+        }
     }
 
     /// All of them, by model.
     #[must_use]
-    pub fn all(&self) -> Arc<BTreeMap<Arc<str>, ModelPolicy>> {
-        self.0.load_full()
+    pub fn all(&self) -> PolicyMap {
+        let (configured, changed) = (self.configured.load(), self.changed.load());
+        let mut all = PolicyMap::clone(&configured);
+        for (model, policy) in changed.iter() {
+            let merged = configured.get(model).map_or(*policy, |configured| policy.over(configured));
+            all.insert(model.clone(), merged);
+        }
+        all
     }
 
-    /// Makes the change that `document` describes, all of it or nothing. Gives the model and its new policy.
+    /// What the configuration says from now on. What the admin API said stays above it.
+    pub fn configure(&self, policies: PolicyMap) {
+        self.configured.store(Arc::new(policies));
+    }
+
+    /// Makes the change that `document` describes. Gives the model's new policy.
     ///
     /// # Errors
-    /// The first field that is unknown, of the wrong type or out of bounds.
-    pub fn change(&self, document: &Value) -> Result<(String, ModelPolicy), PolicyError> {
-        let Value::Object(fields) = document else {
-            return Err(PolicyError { field: String::new(), message: "the body is not a JSON object".to_owned() });
-        };
-        let model = model_name(fields.get("model_name").unwrap_or(&Value::Null))?;
-        // Checked before anything is touched; what one attempt of the update below makes of it, every attempt makes of it.
-        let mut checked = ModelPolicy::default();
-        fields.iter().try_for_each(|(field, value)| checked.set(field, value))?;
-        let (mut full, mut policy) = (false, checked);
-        self.0.rcu(|all| {
+    /// When too many models have a policy.
+    pub fn change(&self, document: &Document) -> Result<ModelPolicy, PolicyError> {
+        let model = document.model.as_str();
+        let mut full = false;
+        self.changed.rcu(|all| {
             full = all.len() >= MAX_MODELS && !all.contains_key(model);
-            policy = all.get(model).copied().unwrap_or_default();
-            let mut all = BTreeMap::clone(all);
-            if !full && fields.iter().try_for_each(|(field, value)| policy.set(field, value)).is_ok() {
-                all.insert(model.into(), policy);
+            let mut all = PolicyMap::clone(all);
+            if !full {
+                let policy = all.get(model).copied().unwrap_or_default();
+                all.insert(model.into(), document.change(policy));
             }
             all
         });
@@ -107,13 +172,14 @@ impl ModelPolicies {
                 format!("{MAX_MODELS} models have a policy, which is as many as there may be: delete one first");
             return Err(PolicyError::new("model_name", &model.into(), &allowed));
         }
-        Ok((model.to_owned(), policy))
+        Ok(self.of(model))
     }
 
-    /// Forgets what was said about `model`; false when there was nothing.
+    /// Forgets what the admin API said about `model`; false when that was nothing. What the configuration says of it
+    /// holds again.
     pub fn remove(&self, model: &str) -> bool {
-        let before = self.0.rcu(|all| {
-            let mut all = BTreeMap::clone(all);
+        let before = self.changed.rcu(|all| {
+            let mut all = PolicyMap::clone(all);
             all.remove(model);
             all
         });
@@ -128,6 +194,17 @@ fn model_name(value: &Value) -> Result<&str, PolicyError> {
 }
 
 impl ModelPolicy {
+    /// This policy, and where it says nothing, `other`.
+    #[must_use]
+    pub fn over(&self, other: &Self) -> Self {
+        Self {
+            route_policy: self.route_policy.or(other.route_policy),
+            balance_abs_threshold: self.balance_abs_threshold.or(other.balance_abs_threshold),
+            balance_rel_threshold: self.balance_rel_threshold.or(other.balance_rel_threshold),
+            min_prefix_match: self.min_prefix_match.or(other.min_prefix_match),
+        }
+    }
+
     fn set(&mut self, field: &str, value: &Value) -> Result<(), PolicyError> {
         let wrong = |allowed| PolicyError::new(field, value, allowed);
         match field {
@@ -167,13 +244,14 @@ impl ModelPolicy {
 }
 
 const ROUTE_POLICIES: &str = "`round_robin`, `prefix_cache` or an empty string is allowed";
-const FIELDS: &str = "no such field; there are `model_name`, `route_policy`, `balance_abs_threshold`, `balance_rel_threshold` and \
-                      `min_prefix_match`";
+const FIELDS: &str = "no such field; there are `model_name`, `route_policy`, `balance_abs_threshold`, `balance_rel_threshold`, \
+                      `min_prefix_match`, and without effect `node_selector`, `min_replicas`, `max_replicas` and `spread_all`";
 
 /// `null` is nothing; anything else must be readable.
 fn optional<T>(value: &Value, read: impl Fn(&Value) -> Option<T>) -> Option<Option<T>> {
     if value.is_null() { Some(None) } else { read(value).map(Some) }
 }
 
+mod replicas;
 #[cfg(test)]
 mod tests;

@@ -9,6 +9,7 @@ use serde_json::Value;
 pub const STRATEGIES: &[&Descriptor] = &[
     &strategy::cache_aware::PLUGIN,
     &strategy::chwbl::PLUGIN,
+    &strategy::chwbl::CONSISTENT_HASH,
     &strategy::dynamo_kv::PLUGIN,
     &strategy::fallback::PLUGIN,
     &strategy::least_busy_time::PLUGIN,
@@ -96,6 +97,11 @@ pub fn plugin(name: &str) -> Option<&'static PluginDescriptor> {
 const OTHER_NAMES: &[(&str, &str)] = &[
     // The default that AIBrix's documentation gives for its environment variable.
     ("prefix-aware", "prefix-cache"),
+    // Neutree's names; its API writes them into `scheduler.type`.
+    ("consistent_hash", "consistent-hash"),
+    ("pow2", "power-of-two"),
+    ("roundrobin", "round-robin"),
+    ("static_hash", "consistent-hash"),
 ];
 
 /// The name here of a strategy that another product calls `name`; otherwise `name` itself.

@@ -139,9 +139,10 @@ impl Scheduler {
         explain: Explain,
         rng: &mut PickRng,
     ) -> Result<Decision, RequestError> {
-        let decision = self.rank(strategy, cx, subset, explain, rng)?;
+        let mut decision = self.rank(strategy, cx, subset, explain, rng)?;
         if let Some(first) = decision.picks.first() {
             strategy.picked(cx, first);
+            decision.trail = strategy.trail(cx).map(Box::new);
         }
         if let Some(prefill) = decision.split.as_ref().and_then(|split| split.prefill.first()) {
             strategy.picked_prefill(cx, prefill);

@@ -20,6 +20,8 @@ use std::time::Duration;
 #[derive(Debug, Default)]
 pub struct Counts {
     requests: Counter,
+    /// Kept by load alone from the endpoint that the prompt belongs to.
+    diverted: Counter,
     prompt_tokens: Counter,
     completion_tokens: Counter,
     /// Refused for want of, in the order of [`Bound::ALL`].
@@ -46,6 +48,11 @@ impl Counts {
     /// A request goes to a server.
     pub fn routed(&self) {
         self.requests.inc();
+    }
+
+    /// Load alone keeps a request from the endpoint that its prompt belongs to.
+    pub fn diverted(&self) {
+        self.diverted.inc();
     }
 
     /// What it had.
@@ -117,6 +124,10 @@ impl Collector for ByNameCollector {
             };
             let (requests, help) = (format!("{kind}_requests"), format!("requests sent to servers, by {kind}"));
             plain(&mut encoder, &requests, &help, |counts| counts.requests.get())?;
+            if kind == "model" {
+                let help = "requests that load alone kept from the endpoint that their prompts belong to, by model";
+                plain(&mut encoder, "model_diverted", help, |counts| counts.diverted.get())?;
+            }
             let (name, help) = (format!("{kind}_tokens"), format!("tokens that servers reported, by {kind} and kind"));
             let mut tokens = encoder.encode_descriptor(&name, &help, None, MetricType::Counter)?;
             names.each(|label, counts| {

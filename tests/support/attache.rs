@@ -67,6 +67,13 @@ impl AttacheProcess {
         Self::with_command(Command::new(env!("CARGO_BIN_EXE_attache")), arguments).await
     }
 
+    /// Starts the picker with these arguments and these variables in its environment.
+    pub(crate) async fn with_variables(arguments: &[String], variables: &[(&str, &str)]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
+        command.envs(variables.iter().copied());
+        Self::with_command(command, arguments).await
+    }
+
     /// Starts the picker in the cluster that this kubeconfig names, and waits until it listens: it may not be ready yet.
     #[cfg(feature = "kube")]
     pub(crate) async fn in_cluster(kubeconfig: &Path, arguments: &[&str]) -> Self {

@@ -19,6 +19,14 @@ sections! {
         "maxTokensGte" => max_tokens_gte: u32,
         "maxTokensLt" => max_tokens_lt: u32,
     }
+    /// How `prefix-affinity` routes the requests of one model.
+    ModelPolicy {
+        "model" => model: String,
+        "routePolicy" => route_policy: String,
+        "balanceAbsThreshold" => balance_abs_threshold: u32,
+        "balanceRelThreshold" => balance_rel_threshold: f64,
+        "minPrefixMatch" => min_prefix_match: f64,
+    }
     /// What requests may choose by their headers.
     RequestStrategy {
         "header" => header: String,

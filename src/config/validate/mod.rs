@@ -5,6 +5,7 @@ mod flow;
 pub use flow::recommended as recommended_flow;
 mod kubernetes;
 mod matches;
+mod policies;
 mod pools;
 mod prefix;
 mod queued;
@@ -28,11 +29,12 @@ use std::time::Duration;
 
 /// Settings from a file and what outranks it. They are only to be used when nothing in `sink` is an error.
 pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings, sink: &mut Sink) -> Settings {
-    let File { server, telemetry, exchange, mut limits, redis, pools } = file;
+    let File { server, telemetry, exchange, mut limits, redis, model_policies, pools } = file;
     let election = pick(flags.leader_election.as_ref(), server.leader_election).filter(|at| at.value);
     let status = pick(flags.model_status.as_ref(), server.model_status).filter(|at| at.value);
     let mut exchange = self::exchange(exchange, flags, sink);
     let mut env = flags.aibrix.read(sink);
+    flags.localai.read(&mut env, sink);
     let of_env = if redis.is_none() { slo::redis(&env) } else { None };
     let redis_at = redis.as_ref().map(|at| at.span).or(of_env.as_ref().map(|_| Span::default()));
     let redis = redis.and_then(|file| tenants::redis(file, sink)).or(of_env);
@@ -50,6 +52,9 @@ pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings
     let models = limits.models.take().map(|file| tenants::models(file.value, redis_at.is_some(), sink));
     let strategies = places_of_strategies(&pools);
     let limits = self::limits(&limits, sink);
+    let policies_at = model_policies.as_ref().filter(|at| !at.value.is_empty()).map(|at| at.span);
+    let mut model_policies = policies::policies(model_policies, sink);
+    flags.localai.policies(&mut model_policies, sink);
     let (pools, templates) = pools::pools(pools, limits.max_buffered_bytes, flags, &env, sink);
     let settings = Settings {
         server: self::server(server, flags, surroundings, sink),
@@ -58,10 +63,15 @@ pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings
         tenants,
         models,
         redis,
+        model_policies,
         pools,
         templates,
         limits,
     };
+    if !policies::are_used(&settings) {
+        policies::tell_unused(policies_at, sink);
+        flags.localai.tell_unused(sink);
+    }
     let of_cluster = settings.pools.iter().any(|pool| pool.kubernetes.is_some()) || !settings.templates.is_empty();
     for (what, key, at) in [("leader election", "leaderElection", election), ("`modelStatus`", "modelStatus", status)] {
         if let Some(at) = at.filter(|_| !of_cluster) {

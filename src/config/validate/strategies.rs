@@ -19,12 +19,14 @@ use std::collections::HashMap;
 
 /// What `allow` holds when requests may name every strategy.
 const ANY: &str = "*";
+/// Neutree's placement by the hash of the body alone, which no load bounds.
+const STATIC_HASH: &str = "static_hash";
 /// AIBrix's header for a label selector.
 const AIBRIX_FILTER_HEADER: &str = "external-filter";
 
 /// Whether AIBrix's environment names the strategy of a pool, which the file does or does not.
 pub(super) fn is_of_env(is_in_file: bool, flags: &Overrides, env: &AibrixDefaults) -> bool {
-    !is_in_file && flags.strategy.is_none() && env.strategy.is_some()
+    !is_in_file && flags.strategy.is_none() && env.strategy.is_some() && !env.is_others
 }
 
 /// The name of a pool's strategy: the flag's, else the file's, else the environment's, else the default.
@@ -79,6 +81,11 @@ fn checked(
     sink: &mut Sink,
 ) -> StrategySpec {
     let given = parameters.map_or(Value::Null, |at| at.value.clone());
+    if name == STATIC_HASH {
+        let message = "`static_hash` is `consistent-hash` here: requests with one body stay together until their endpoint is full";
+        let help = "write `consistent-hash`, or `chwbl` for the bound that keeps more of the prompts at home";
+        sink.push(Diagnostic::new(Code::NoEffect, path, message).at(span).help(help));
+    }
     let name = registry::canonical(name);
     let spec = StrategySpec { name: name.to_owned(), parameters: env.parameters(name, given) };
     match registry::build(name, &spec.parameters) {

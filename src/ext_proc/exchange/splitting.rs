@@ -227,7 +227,11 @@ impl Exchange {
             RequestFacts { model: &target, prompt_tokens: plan.prompt_tokens, headers, ..RequestFacts::default() };
         let cx = PickContext { request: facts, ..PickContext::new(&snapshot, now, pool.stale_after) };
         let (subset, rng) = (self.subset.as_ref(), || self.picker.next_rng());
+        let first = plan.decision.picks.first().map(|first| first.id);
         let successor = pool.scheduler.renew(&mut plan.decision, &cx, subset, prefill, rng)?;
+        if let (Some(server), Some(first)) = (&successor, first) {
+            plan.noted_elsewhere(first, server.id, now);
+        }
         if let Some((server, booked)) = successor.zip(plan.booked.as_mut()) {
             booked.move_to(&server, now);
             // A rank of the one that has gone.

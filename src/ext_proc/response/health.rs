@@ -29,6 +29,7 @@ impl Routed {
             let outcome = if failed_everywhere { Outcome::ErrorResponse } else { Outcome::ConnectFailure };
             self.record(&self.picked.clone(), outcome, now, picker);
             self.booking.move_to(&state.endpoint, now);
+            self.plan.noted_elsewhere(self.picked.id, state.endpoint.id, now);
             // A rank of the one that was passed over.
             self.plan.hints.rank = None;
         }

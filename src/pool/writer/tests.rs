@@ -106,6 +106,21 @@ fn complete_once_every_expected_source_has_spoken() {
 }
 
 #[test]
+fn lost_endpoints_are_named_once() {
+    let mut w = PoolWriter::new(vec![A]);
+    let first = say(&mut w, A, &[pod(1, "x"), spec(2), spec(3)]);
+    assert_eq!(first.lost.len(), 0);
+    w.apply(PoolEvent::Restarted { id: EndpointId(1) });
+    w.apply(PoolEvent::Scraped { id: EndpointId(2), metrics: page(5) });
+    assert_eq!(*w.snapshot().unwrap().lost, [EndpointId(1)], "its model server restarted");
+    // Another pod at the same address, and one that is gone.
+    let mut lost = say(&mut w, A, &[pod(1, "y"), spec(2)]).lost.to_vec();
+    lost.sort_unstable();
+    assert_eq!(lost, [EndpointId(0), EndpointId(2)]);
+    assert_eq!(say(&mut w, A, &[pod(1, "y"), spec(2)]).lost.len(), 0);
+}
+
+#[test]
 fn a_new_configuration_drops_the_sources_that_it_does_not_name() {
     let mut w = PoolWriter::new(vec![A]);
     say(&mut w, A, &[spec(1)]);

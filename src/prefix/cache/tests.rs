@@ -88,7 +88,7 @@ fn what_is_recorded_is_found_until_the_endpoint_goes_or_restarts() {
     assert_eq!([1, 2, 3].map(|e| held(&cache, &keys, e)), [10, 4, 0], "a stranger is not learned about");
     cache.reconcile(&snapshot(&[(1, started(1.0)), (2, None)]));
     assert_eq!(held(&cache, &keys, 1), 10, "nothing has changed");
-    cache.reconcile(&snapshot(&[(1, started(2.0)), (2, None)]));
+    cache.reconcile(&snapshot(&[(1, started(2.0)), (2, None)]).after_loss(vec![EndpointId(1)]));
     assert_eq!([1, 2].map(|e| held(&cache, &keys, e)), [0, 4], "a new process begins with an empty cache");
     cache.reconcile(&snapshot(&[(1, started(2.0))]));
     assert_eq!(held(&cache, &keys, 2), 0);
@@ -307,7 +307,7 @@ fn what_a_server_keeps_for_others_goes_when_it_starts_anew_or_is_gone() {
     };
     cache.reconcile(&snapshot(&[(1, started(1.0)), (2, started(1.0)), (3, None)]));
     assert_eq!(kept(), [1, 2, 3]);
-    cache.reconcile(&snapshot(&[(1, started(2.0)), (2, started(1.0))]));
+    cache.reconcile(&snapshot(&[(1, started(2.0)), (2, started(1.0))]).after_loss(vec![EndpointId(1), EndpointId(3)]));
     assert_eq!(kept(), [2]);
 }
 

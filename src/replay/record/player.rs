@@ -11,10 +11,10 @@ use crate::prefix::learning::Lesson;
 use crate::protocol::Prompt;
 use crate::record::{Decided, Ended, Header, Line};
 use crate::rng::PickRng;
-use crate::scheduling::digest::Digests;
+use crate::scheduling::digest::{Digest, Digests};
 use crate::scheduling::plugin::{HeaderSource, Headers};
 use crate::scheduling::scheduler::{self, Explain, Subset};
-use crate::scheduling::{Booking, Order, PickContext, RequestFacts, Scheduler};
+use crate::scheduling::{Booking, Order, PickContext, RequestFacts, Scheduler, Strategy};
 use crate::scrape::slo_profiles;
 use rand::SeedableRng;
 use std::cell::RefCell;
@@ -49,6 +49,8 @@ struct Live {
     pools: BTreeMap<Arc<str>, LivePool>,
 }
 
+type Trail = (Arc<dyn Strategy>, String, Box<Digest>);
+
 /// A request that has not ended.
 #[derive(Debug)]
 struct Open {
@@ -56,6 +58,8 @@ struct Open {
     pool: Arc<str>,
     /// `None` when it was refused here.
     booking: Option<Booking>,
+    /// What its strategy noted of it, and for which model.
+    trail: Option<Trail>,
     /// Where the live picker sent it.
     recorded: EndpointId,
 }
@@ -86,6 +90,7 @@ struct Came {
     matched: u32,
     prompt_tokens: u32,
     booking: Option<Booking>,
+    trail: Option<Trail>,
 }
 
 #[derive(Debug)]
@@ -143,6 +148,9 @@ impl<'a> Player<'a> {
                     let there = |b: &&mut Booking| b.endpoint().id == open.recorded;
                     if let Some(booking) = open.booking.as_mut().filter(there) {
                         booking.move_to(&endpoint, at);
+                        if let Some((strategy, model, trail)) = &open.trail {
+                            strategy.moved(model, trail, open.recorded, to, at);
+                        }
                     }
                     open.recorded = to;
                 }
@@ -270,14 +278,18 @@ impl<'a> Player<'a> {
     }
 
     fn publish(&mut self, pool: u32, line: u64) -> Result<(), RecordError> {
+        let mut lost: Vec<EndpointId> = Vec::new();
         let state = self.pool(pool, line)?;
         if let Some(snapshot) = state.writer.snapshot() {
             state.cache.reconcile(&snapshot);
+            lost.extend(&*snapshot.lost);
             for endpoint in snapshot.endpoints.iter().map(|s| &s.endpoint) {
                 state.known.insert(endpoint.id, endpoint.clone());
             }
             state.snapshot = Arc::new(snapshot);
         }
+        let deciding = self.lives.values().flat_map(|live| live.pools.values()).filter(|p| p.number == pool);
+        deciding.for_each(|p| p.scheduler.choices.forget(&lost));
         Ok(())
     }
 
@@ -320,7 +332,8 @@ impl<'a> Player<'a> {
         }
         // What was refused has no end: it books nothing here either.
         if let Some(recorded) = d.picks.first() {
-            let open = Open { live: d.live, pool: d.pool.clone(), booking: came.booking, recorded: *recorded };
+            let Came { booking, trail, .. } = came;
+            let open = Open { live: d.live, pool: d.pool.clone(), booking, trail, recorded: *recorded };
             self.open.insert(d.r, open);
         }
         Ok(())
@@ -358,10 +371,14 @@ fn decide(pool: &LivePool, state: &PoolState, d: &Decided, other: bool, missing:
         priority: d.priority,
         headers: Headers::of(&headers),
         prompt: d.readable.then_some(&prompt),
+        payload: None,
         waited: d.waited,
         digests: Some(&digests),
     };
-    let refused = |reason: String| Came { picks: Vec::new(), reason, matched: 0, prompt_tokens: 0, booking: None };
+    let refused = |reason: String| {
+        let (booking, trail) = (None, None);
+        Came { picks: Vec::new(), reason, matched: 0, prompt_tokens: 0, booking, trail }
+    };
     let chosen = match pool.scheduler.choices.choose(&facts) {
         Ok(chosen) => chosen,
         Err(error) => return refused(error.reason.code().to_owned()),
@@ -385,7 +402,7 @@ fn decide(pool: &LivePool, state: &PoolState, d: &Decided, other: bool, missing:
     };
     let decided = if d.preset {
         let picks: Vec<_> = d.picks.iter().filter_map(|id| state.known.get(id).cloned()).collect();
-        Ok((picks, d.reason.clone()))
+        Ok((picks, d.reason.clone(), None))
     } else {
         let least_loaded = scheduler::least_loaded();
         let strategy = if d.readable { &*chosen.choice.strategy } else { &*least_loaded };
@@ -396,7 +413,7 @@ fn decide(pool: &LivePool, state: &PoolState, d: &Decided, other: bool, missing:
         });
         let mut rng = PickRng::seed_from_u64(d.rng);
         let decision = pool.scheduler.decide(strategy, &cx, subset.as_ref(), Explain::No, &mut rng);
-        decision.map(|decision| (decision.picks.to_vec(), decision.reason.to_owned()))
+        decision.map(|decision| (decision.picks.to_vec(), decision.reason.to_owned(), decision.trail))
     };
     if other {
         missing.extend(headers.missed.take().iter().map(|name| format!("the header `{name}` of some requests")));
@@ -407,10 +424,11 @@ fn decide(pool: &LivePool, state: &PoolState, d: &Decided, other: bool, missing:
             missing.insert(format!("what `{}` makes of a prompt's text", chosen.choice.name));
         }
     }
-    let (picks, reason) = match decided {
+    let (picks, reason, trail) = match decided {
         Ok(decided) => decided,
         Err(error) => return refused(error.reason.code().to_owned()),
     };
+    let trail = trail.map(|trail| (chosen.choice.strategy.clone(), d.model.to_string(), trail));
     let Some(first) = picks.first() else { return refused(reason) };
     let of_use = looked.is_some_and(|l| !l.skips_cache);
     let held = found.as_ref().filter(|_| of_use).map_or(0, |f| f.tokens(f.depth(first.id).any));
@@ -439,5 +457,5 @@ fn decide(pool: &LivePool, state: &PoolState, d: &Decided, other: bool, missing:
     };
     let booking = Booking::new(first.clone(), &state.snapshot, pool.stale_after, order, d.at);
     let prompt_tokens = if looked.is_some() { prompt_tokens } else { 0 };
-    Came { picks, reason, matched, prompt_tokens, booking: Some(booking) }
+    Came { picks, reason, matched, prompt_tokens, booking: Some(booking), trail }
 }

@@ -1,11 +1,15 @@
 use super::*;
 use serde_json::json;
 
+fn change(policies: &ModelPolicies, document: &Value) -> Result<ModelPolicy, PolicyError> {
+    policies.change(&Document::read(document)?)
+}
+
 #[test]
 fn a_change_keeps_what_it_does_not_name_and_a_zero_is_a_zero() {
     let policies = ModelPolicies::default();
     assert_eq!(policies.of("m"), ModelPolicy::default());
-    let change = |document| policies.change(&document).unwrap().1;
+    let change = |document| change(&policies, &document).unwrap();
     // "localai 1.11 scheduling API": {abs 3, min .4} goes round.
     let first = change(json!({"model_name": "m", "balance_abs_threshold": 3, "min_prefix_match": 0.4}));
     assert_eq!((first.balance_abs_threshold, first.min_prefix_match), (Some(3), Some(0.4)));
@@ -28,7 +32,7 @@ fn a_change_keeps_what_it_does_not_name_and_a_zero_is_a_zero() {
 #[test]
 fn what_is_out_of_bounds_is_refused_whole_and_by_name() {
     let policies = ModelPolicies::default();
-    policies.change(&json!({"model_name": "m", "min_prefix_match": 0.5})).unwrap();
+    change(&policies, &json!({"model_name": "m", "min_prefix_match": 0.5})).unwrap();
     let before = policies.of("m");
     for (field, value) in [
         // "localai 1.11 scheduling API": min 2, policy bogus, rel .5.
@@ -41,7 +45,11 @@ fn what_is_out_of_bounds_is_refused_whole_and_by_name() {
         ("balance_abs_threshold", json!(-1)),
         ("balance_abs_threshold", json!(1.5)),
         ("balance_rel_threshold", json!(-2)),
-        ("min_replicas", json!(1)),
+        ("min_replicas", json!(-1)),
+        ("max_replicas", json!("2")),
+        ("spread_all", json!(1)),
+        ("node_selector", json!(7)),
+        ("replica_count", json!(1)),
         ("model_name", json!("")),
         ("model_name", json!("a\nb")),
         ("model_name", json!("x".repeat(257))),
@@ -49,21 +57,52 @@ fn what_is_out_of_bounds_is_refused_whole_and_by_name() {
     ] {
         let mut document = json!({"model_name": "m", "balance_abs_threshold": 7});
         document[field] = value.clone();
-        let error = policies.change(&document).unwrap_err();
+        let error = change(&policies, &document).unwrap_err();
         assert_eq!(error.field, field, "{value}");
         assert!(error.message.contains(field) && error.message.len() < 400, "{error}");
         assert_eq!(policies.of("m"), before, "nothing of a wrong change is made");
     }
-    assert_eq!(policies.change(&json!([1])).unwrap_err().field, "");
+    assert_eq!(change(&policies, &json!([1])).unwrap_err().field, "");
 }
 
 #[test]
 fn there_is_a_bound_on_models() {
     let policies = ModelPolicies::default();
     for i in 0..MAX_MODELS {
-        policies.change(&json!({"model_name": format!("m{i}"), "min_prefix_match": 0})).unwrap();
+        change(&policies, &json!({"model_name": format!("m{i}"), "min_prefix_match": 0})).unwrap();
     }
-    assert_eq!(policies.change(&json!({"model_name": "one more"})).unwrap_err().field, "model_name");
-    policies.change(&json!({"model_name": "m3", "min_prefix_match": 1})).unwrap();
+    assert_eq!(change(&policies, &json!({"model_name": "one more"})).unwrap_err().field, "model_name");
+    change(&policies, &json!({"model_name": "m3", "min_prefix_match": 1})).unwrap();
     assert_eq!(policies.all().len(), MAX_MODELS);
+}
+
+/// LocalAI's form sends every field; those of replicas are checked as there and named when they ask for something.
+#[test]
+fn replica_fields_are_taken_checked_and_named() {
+    let read = |document: Value| Document::read(&document).map(|d| d.without_effect);
+    let empty =
+        json!({"model_name": "m", "node_selector": {}, "min_replicas": 0, "max_replicas": 0, "spread_all": false});
+    assert_eq!(read(empty).unwrap(), Vec::<String>::new());
+    let asks = json!({"model_name": "m", "node_selector": {"gpu": "a100"}, "min_replicas": 1, "max_replicas": 3});
+    assert_eq!(read(asks).unwrap(), ["max_replicas", "min_replicas", "node_selector"]);
+    assert_eq!(read(json!({"model_name": "m", "min_replicas": 2, "max_replicas": 0})).unwrap(), ["min_replicas"]);
+    let error = |document: Value| read(document).unwrap_err().field;
+    assert_eq!(error(json!({"model_name": "m", "min_replicas": 3, "max_replicas": 2})), "min_replicas");
+    assert_eq!(error(json!({"model_name": "m", "min_replicas": 1, "spread_all": true})), "spread_all");
+}
+
+#[test]
+fn configured_policies_hold_where_the_api_says_nothing() {
+    let policies = ModelPolicies::default();
+    let configured = ModelPolicy { min_prefix_match: Some(0.5), balance_abs_threshold: Some(4), ..Default::default() };
+    policies.configure(PolicyMap::from([("m".into(), configured)]));
+    assert_eq!(policies.of("m"), configured);
+    let changed = change(&policies, &json!({"model_name": "m", "min_prefix_match": 0.1})).unwrap();
+    assert_eq!((changed.min_prefix_match, changed.balance_abs_threshold), (Some(0.1), Some(4)));
+    policies.configure(PolicyMap::new());
+    assert_eq!(policies.of("m").balance_abs_threshold, None, "a reload replaces its own layer alone");
+    assert_eq!(policies.all()["m"].min_prefix_match, Some(0.1));
+    policies.configure(PolicyMap::from([("m".into(), configured)]));
+    assert!(policies.remove("m"));
+    assert_eq!((policies.of("m"), policies.remove("m")), (configured, false));
 }

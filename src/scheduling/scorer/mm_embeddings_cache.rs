@@ -93,6 +93,10 @@ impl Scorer for EmbeddingsCache {
         }
     }
 
+    fn forget(&self, lost: &[EndpointId]) {
+        self.servers.lock().retain(|id, _| !lost.contains(id));
+    }
+
     fn reads(&self) -> Reads {
         Reads::PROMPT
     }

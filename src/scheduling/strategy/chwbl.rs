@@ -12,8 +12,12 @@
 //! nine of ten requests leave their home. Rounded up, somebody always has room; the margin of two square roots is the spread
 //! that chance alone puts on the load (Poisson), so that only a prompt that is really hot leaves its home. With 16 endpoints, 2,000 equally likely
 //! keys and 16, 48, 128 or 512 requests in flight, 1 to 2 % leave their home; by the original's rule 94, 93, 22 and 5 %. The price is a
-//! busiest endpoint at 3.0, 2.0, 1.6 and 1.3 times the mean. `compat: true` is the original's rule, over all endpoints of the pool whether they
-//! may serve the request or not.
+//! busiest endpoint at 3.0, 2.0, 1.6 and 1.3 times the mean.
+//!
+//! `compat: true` is Neutree's own rule: an endpoint takes a request while `requests + 1 <= loadFactor · mean`. The mean is over all endpoints
+//! of the pool, whether they may serve the request or not. The key of a request without user messages is its whole body. This rule is the
+//! default under Neutree's own name, `consistent_hash`, and where a parameter has Neutree's spelling (`virtual_nodes_per_replica`,
+//! `virtual_nodes`, `load_factor`, `max_user_messages_for_cache`). A `margin` or a `compat` that is given decides otherwise.
 //!
 //! When not: agents that share one long system prompt (they all have the same home), or many turns that differ late; `prefix-cache` sees where
 //! prompts part. Tools, adapters and media are not in the key. A list of text parts counts as one text.
@@ -28,6 +32,7 @@ use crate::scheduling::ring::{self, Found, SharedRing};
 use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
 use md5::{Digest, Md5};
 use serde::Deserialize;
+use serde_json::Value;
 use std::borrow::Cow;
 
 /// Registry entry.
@@ -35,8 +40,33 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "chwbl",
     summary: "Gives prompts with the same system prompt and first user messages one home on a hash ring, and the next one when it is full.",
     source: "Neutree `consistent_hash`; Mirrokni et al. 2016",
-    build: |value| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
+    build: |value| params_of(value, is_neutrees(value))?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
 };
+
+/// The registry entry of Neutree's own rule.
+pub const CONSISTENT_HASH: Descriptor = Descriptor {
+    name: "consistent-hash",
+    summary: "As `chwbl`, with Neutree's own bound and key: the rule that Neutree documents.",
+    source: "Neutree `consistent_hash`",
+    build: |value| params_of(value, true)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
+};
+
+/// Parameters as Neutree spells them.
+const NEUTREES: [&str; 4] =
+    ["virtual_nodes_per_replica", "virtual_nodes", "load_factor", "max_user_messages_for_cache"];
+
+fn is_neutrees(value: &Value) -> bool {
+    NEUTREES.iter().any(|name| value.get(name).is_some())
+}
+
+/// The parameters; where neither `compat` nor `margin` is given, `compat` has this default.
+fn params_of(value: &Value, compat: bool) -> Result<Params, ParamError> {
+    let mut read = params::<Params>(value)?;
+    if value.get("compat").is_none() && value.get("margin").is_none() {
+        read.compat = compat;
+    }
+    Ok(read)
+}
 
 /// 100 points an endpoint, as Neutree has it: the fullest of 8 gets a sixth more keys than the mean.
 const DEFAULT_VIRTUAL_NODES: u32 = 100;
@@ -52,8 +82,11 @@ pub(super) const MAX_VIRTUAL_NODES: u32 = 4_096;
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct Params {
+    #[serde(alias = "virtual_nodes_per_replica", alias = "virtual_nodes")]
     virtual_nodes: u32,
+    #[serde(alias = "load_factor")]
     load_factor: f64,
+    #[serde(alias = "max_user_messages_for_cache")]
     max_user_messages_for_cache: u32,
     margin: f64,
     compat: bool,
@@ -100,8 +133,9 @@ fn first_64_bits(md5: Md5) -> u64 {
     md5.finalize().first_chunk().map_or(0, |head| u64::from_be_bytes(*head))
 }
 
-/// Writes the text that stands for a prompt; false when there is nothing to go by.
-fn write_key(prompt: &Prompt<'_>, max_user_messages: u32, mut to: impl FnMut(&[u8])) -> bool {
+/// Writes the text that stands for a prompt; false when there is nothing to go by. A prompt without user messages is its whole `payload` where that is
+/// given, else all of its text.
+fn write_key(prompt: &Prompt<'_>, payload: Option<&[u8]>, max_user_messages: u32, mut to: impl FnMut(&[u8])) -> bool {
     // The original looks at the number after it has taken a message, so that 0 takes one.
     let wanted = max_user_messages.max(1);
     let (mut system, mut users) = (None, 0);
@@ -131,13 +165,18 @@ fn write_key(prompt: &Prompt<'_>, max_user_messages: u32, mut to: impl FnMut(&[u
     for (i, user) in named.enumerate() {
         part(&format!("user_{i}:"), &mut user.texts());
     }
-    parts > 0 || everything(prompt, to)
+    match payload.filter(|payload| parts == 0 && !payload.is_empty()) {
+        Some(payload) => to(payload),
+        None => return parts > 0 || everything(prompt, to),
+    }
+    true
 }
 
 impl Chwbl {
-    fn key(&self, prompt: &Prompt<'_>) -> Option<u64> {
+    fn key(&self, prompt: &Prompt<'_>, payload: Option<&[u8]>) -> Option<u64> {
         let mut md5 = Md5::new();
-        let known = write_key(prompt, self.params.max_user_messages_for_cache, |bytes| md5.update(bytes));
+        let payload = payload.filter(|_| self.params.compat);
+        let known = write_key(prompt, payload, self.params.max_user_messages_for_cache, |bytes| md5.update(bytes));
         known.then(|| first_64_bits(md5))
     }
 
@@ -174,8 +213,9 @@ pub(super) fn tell(found: Found, ranking: &mut Ranking) {
 
 impl Strategy for Chwbl {
     fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
-        let name = || format!("chwbl {}", self.params.max_user_messages_for_cache);
-        let digest = cx.request.digest(name, |prompt| self.key(prompt).into_iter().collect());
+        let rule = if self.params.compat { " compat" } else { "" };
+        let name = || format!("chwbl {}{rule}", self.params.max_user_messages_for_cache);
+        let digest = cx.request.digest(name, |prompt| self.key(prompt, cx.request.payload).into_iter().collect());
         let Some(key) = digest.and_then(|digest| digest.first().copied()) else {
             ranking.lacks(Signal::Prompt);
             return LeastRequest.rank(cx, candidates, rng, ranking);

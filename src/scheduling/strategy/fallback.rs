@@ -9,9 +9,12 @@
 //! requests went. The missing signal is counted as it is without this.
 //! When not: the fewest requests will do. Source: AIBrix's fallback router, whose default is a random endpoint: `fallback: random`.
 
+use crate::clock::Timestamp;
+use crate::ids::EndpointId;
 use crate::pool::Endpoint;
 use crate::pool::slo_profile::SloProfiles;
 use crate::rng::PickRng;
+use crate::scheduling::digest::Digest;
 use crate::scheduling::plugin::{AnswerHeaders, Better, Descriptor, ParamError, params};
 use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Strategy, registry};
 use serde::Deserialize;
@@ -102,6 +105,20 @@ impl Strategy for Fallback {
     fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {
         self.primary.picked(cx, endpoint);
         self.fallback.picked(cx, endpoint);
+    }
+
+    fn trail(&self, cx: &PickContext<'_>) -> Option<Digest> {
+        self.primary.trail(cx).or_else(|| self.fallback.trail(cx))
+    }
+
+    fn moved(&self, model: &str, trail: &Digest, from: EndpointId, to: EndpointId, now: Timestamp) {
+        self.primary.moved(model, trail, from, to, now);
+        self.fallback.moved(model, trail, from, to, now);
+    }
+
+    fn forget(&self, lost: &[EndpointId]) {
+        self.primary.forget(lost);
+        self.fallback.forget(lost);
     }
 
     fn answer_headers(&self, served: &Endpoint, out: &mut AnswerHeaders) {

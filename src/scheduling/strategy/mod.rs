@@ -4,6 +4,7 @@ pub mod cache_aware;
 pub mod chwbl;
 pub mod dynamo_kv;
 pub mod fallback;
+mod floor;
 pub mod least_busy_time;
 pub mod least_gpu_cache;
 pub mod least_kv_cache;

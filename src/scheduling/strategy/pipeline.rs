@@ -29,6 +29,7 @@
 mod params;
 mod stages;
 
+use crate::ids::EndpointId;
 use crate::pool::{Endpoint, Roles};
 use crate::rng::{PickRng, for_request};
 use crate::scheduling::plugin::{
@@ -226,6 +227,10 @@ impl Strategy for Pipeline {
         if let Division::Stages(stages) = &self.division {
             stages.encode_plugins().for_each(|plugin| plugin.picked(cx, endpoint));
         }
+    }
+
+    fn forget(&self, lost: &[EndpointId]) {
+        self.plugins().for_each(|plugin| plugin.forget(lost));
     }
 
     fn answer_headers(&self, endpoint: &Endpoint, headers: &mut AnswerHeaders) {

@@ -8,11 +8,21 @@
 //!            else of the eligible the one that was sent the least of late: Σ 0.5^(age / half life) over its beginnings
 //! ```
 //!
-//! What went where is remembered when it is sent there, for `ttlSeconds`. A hot endpoint that is passed over for its load counts in
-//! `attache_diverted_total`. Per model, the admin API changes the thresholds or says `round_robin`: then requests go in turn and leave no trace.
+//! Prompts are remembered when they are sent, for `ttlSeconds`; where Envoy serves one elsewhere, for that endpoint. An endpoint that leaves, or whose
+//! model server restarts, loses its entries at once. A hot endpoint that is passed over for its load counts in `attache_diverted_total`, by pool, and
+//! in `attache_model_diverted_total`, by model. Per model, the admin API and `modelPolicies` change the thresholds or say `round_robin`: then requests go by
+//! the floor and leave no trace.
+//!
+//! ```text
+//! floor      fewest requests, then the one that was used the longest ago, then the least KV cache in use
+//! ```
+//!
+//! The floor also decides where there is no prompt to compare, and between endpoints that were sent equally little. A busy endpoint never goes before
+//! an idle one there.
 //!
 //! Of several endpoints that were sent the same beginning, the one with the fewest requests is the hot one, and only those that may serve the
-//! request count. `compat: true` is the original: the last one to be sent a beginning owns it, and when that one may not serve, nobody is hot.
+//! request count. `compat: true` is the original: the last one to be sent a beginning owns it, and when that one may not serve, nobody is hot; of the
+//! eligible endpoints, the one that was sent the least goes first though another one is idle, and equals go by their ids.
 //! Memory is bounded by `maxEntries`, oldest first, where the original is bounded by time alone.
 //!
 //! When not: the servers' tokens are known or their KV events can be read; then `prefix-cache` sees what is cached, not what was sent. Prompts that
@@ -22,13 +32,13 @@
 pub(super) mod chain;
 mod memory;
 
-use super::least_request::LeastRequest;
-use super::round_robin::RoundRobin;
+use super::floor::{self, Floor};
 use crate::clock::Timestamp;
 use crate::ids::EndpointId;
 use crate::pool::Endpoint;
 use crate::protocol::Prompt;
 use crate::rng::PickRng;
+use crate::scheduling::digest::Digest;
 use crate::scheduling::plugin::{Descriptor, ParamError, params};
 use crate::scheduling::policy::RoutePolicy;
 use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
@@ -127,7 +137,7 @@ impl Params {
             max_entries: self.max_entries,
             last_writer: self.compat,
         }));
-        Ok(PrefixAffinity { params: self, memory, turns: RoundRobin::default() })
+        Ok(PrefixAffinity { params: self, memory })
     }
 }
 
@@ -135,7 +145,6 @@ impl Params {
 struct PrefixAffinity {
     params: Params,
     memory: RwLock<Memory>,
-    turns: RoundRobin,
 }
 
 /// What holds for one request.
@@ -187,6 +196,9 @@ impl PrefixAffinity {
     }
 }
 
+/// A candidate in the order of cold prompts: whether it is passed over, what it was sent of late, the floor's order, its position.
+type Cold = ((bool, bool), f64, floor::Place, usize);
+
 /// The endpoint that was sent the longest beginning, if that is at least `min_match` of the chain.
 fn hot(memory: &Memory, chain: &[u64], now: Timestamp, candidates: &[Candidate<'_>], min_match: f64) -> Option<Hot> {
     let mut by_id: SmallVec<[(EndpointId, usize, u32); 32]> =
@@ -204,12 +216,12 @@ impl Strategy for PrefixAffinity {
     fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
         let rules = self.rules(cx);
         if !rules.on {
-            return self.turns.rank(cx, candidates, rng, ranking);
+            return Floor.rank(cx, candidates, rng, ranking);
         }
         let chain = self.chain(cx);
         if chain.is_empty() {
             ranking.lacks(Signal::Prompt);
-            return LeastRequest.rank(cx, candidates, rng, ranking);
+            return Floor.rank(cx, candidates, rng, ranking);
         }
         let bound = rules.bound(candidates.iter().map(|c| c.requests).min().unwrap_or(0));
         let eligible = |c: &Candidate<'_>| f64::from(c.requests) <= bound;
@@ -231,10 +243,16 @@ impl Strategy for PrefixAffinity {
         if ranking.is_full() && !ranking.is_explained() {
             return;
         }
-        let weight = |c: &Candidate<'_>| memory.weight(c.state.endpoint.id, cx.now);
+        let model = chain::of_model(cx.request.model);
+        let weight = |c: &Candidate<'_>| memory.weight(model, c.state.endpoint.id, cx.now);
         ranking.note("sent of late", 0.0, candidates, |i| candidates.get(i).map_or(f64::NAN, weight));
-        let mut cold: SmallVec<[(bool, f64, EndpointId, usize); 32]> =
-            candidates.iter().enumerate().map(|(i, c)| (!eligible(c), weight(c), c.state.endpoint.id, i)).collect();
+        // Where somebody is idle, a busy endpoint waits for nobody.
+        let idle_first = |c: &Candidate<'_>| !self.params.compat && c.requests > 0;
+        let mut cold: SmallVec<[Cold; 32]> = SmallVec::new();
+        cold.extend(candidates.iter().enumerate().map(|(i, c)| {
+            let place = if self.params.compat { floor::Place::of_id(c) } else { floor::Place::of(c) };
+            ((!eligible(c), idle_first(c)), weight(c), place, i)
+        }));
         drop(memory);
         cold.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2)));
         for candidate in cold.iter().filter_map(|(.., i)| candidates.get(*i)).take(ranking.wanted() + 1) {
@@ -246,9 +264,23 @@ impl Strategy for PrefixAffinity {
         if self.rules(cx).on {
             let chain = self.chain(cx);
             if !chain.is_empty() {
-                self.memory.write().observe(&chain, endpoint.id, cx.now);
+                self.memory.write().observe(chain::of_model(cx.request.model), &chain, endpoint.id, cx.now);
             }
         }
+    }
+
+    fn trail(&self, cx: &PickContext<'_>) -> Option<Digest> {
+        self.rules(cx).on.then(|| self.chain(cx)).filter(|chain| !chain.is_empty())
+    }
+
+    fn moved(&self, model: &str, trail: &Digest, from: EndpointId, to: EndpointId, now: Timestamp) {
+        let mut memory = self.memory.write();
+        memory.retract(trail, from, now);
+        memory.observe(chain::of_model(model), trail, to, now);
+    }
+
+    fn forget(&self, lost: &[EndpointId]) {
+        self.memory.write().forget(lost);
     }
 
     fn reads(&self) -> Reads {

@@ -246,6 +246,12 @@ impl Strategy for Preble {
         }
     }
 
+    fn forget(&self, lost: &[EndpointId]) {
+        if let Some(exact) = &self.exact {
+            exact.forget(lost);
+        }
+    }
+
     fn reads(&self) -> Reads {
         if self.exact.is_some() { Reads::PROMPT } else { Reads::PREFIX }
     }

@@ -12,6 +12,7 @@
 //! Source: AIBrix, weighted multi-strategy routing (development head, August 2026); there `vtc-basic` forgets what it decided as a part.
 
 use crate::clock::Timestamp;
+use crate::ids::EndpointId;
 use crate::pool::{Endpoint, PoolSnapshot};
 use crate::rng::PickRng;
 use crate::scheduling::plugin::{AnswerHeaders, Better, ParamError};
@@ -215,6 +216,10 @@ impl Strategy for Weighted {
 
     fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {
         self.parts.iter().for_each(|p| p.strategy.picked(cx, endpoint));
+    }
+
+    fn forget(&self, lost: &[EndpointId]) {
+        self.parts.iter().for_each(|p| p.strategy.forget(lost));
     }
 
     fn answer_headers(&self, served: &Endpoint, out: &mut AnswerHeaders) {

@@ -1,6 +1,7 @@
 //! Requests go where their beginnings went, until load or the operator's word on their model says otherwise.
 
 use super::*;
+use crate::scheduling::policy::Document;
 
 /// Asks with a prompt of this name and tells where it goes; the request stays in flight as long as the exchange is kept.
 fn ask(world: &World, name: &str) -> (Exchange, String) {
@@ -45,10 +46,28 @@ fn an_operator_turns_affinity_off_for_one_model_while_requests_run() {
     let world = pool("prefix-affinity");
     let (_, home) = ask(&world, "a");
     assert_eq!(ask(&world, "a").1, home);
-    let change = |policy| world.picker.policies.change(&serde_json::json!({"model_name": "m", "route_policy": policy}));
+    let change = |policy| {
+        let document = serde_json::json!({"model_name": "m", "route_policy": policy});
+        world.picker.policies.change(&Document::read(&document)?)
+    };
     change("round_robin").unwrap();
-    let turns: std::collections::BTreeSet<_> = (0..3).map(|_| ask(&world, "a").1).collect();
+    let (running, turns): (Vec<_>, std::collections::BTreeSet<_>) = (0..3).map(|_| ask(&world, "a")).unzip();
     assert_eq!(turns.len(), 3);
+    drop(running);
     change("").unwrap();
     assert_eq!(ask(&world, "a").1, home, "turns left no trace");
+}
+
+/// LocalAI notes the replica that it locked; here Envoy may have tried another one of the list.
+#[test]
+fn prompt_that_envoy_serves_elsewhere_comes_home_there() {
+    let servers = vec![(0, 0.1, &[] as &[&str]); 3];
+    let parameters = serde_json::Value::Null;
+    let destination = Destination::List;
+    let world = Setup { servers, strategy: "prefix-affinity", parameters, destination, ..Setup::default() }.build();
+    let (mut exchange, picked) = ask(&world, "a");
+    let served = if picked == "192.168.1.2:8000" { "192.168.1.3:8000" } else { "192.168.1.2:8000" };
+    send(&mut exchange, answered_by(served, true));
+    drop(exchange);
+    assert_eq!(ask(&world, "a").1, served);
 }

@@ -19,7 +19,7 @@ pub(in crate::scheduling::strategy) fn chat<'a>(messages: &[(&'a str, &'a str)])
 
 fn key(prompt: &Prompt<'_>, max_user_messages: u32) -> String {
     let mut key = Vec::new();
-    let known = write_key(prompt, max_user_messages, |bytes| key.extend_from_slice(bytes));
+    let known = write_key(prompt, None, max_user_messages, |bytes| key.extend_from_slice(bytes));
     assert_eq!(known, !key.is_empty() && key != b"assistant");
     String::from_utf8(key).unwrap()
 }
@@ -63,8 +63,11 @@ fn the_keys_of_neutree() {
     for (name, prompt, n, wanted) in rows {
         assert_eq!(key(&prompt, n), wanted, "{name}");
     }
-    assert!(!write_key(&Prompt::default(), 2, |_| {}), "neutree 2.5 nothing: a random place; here the fewest requests");
-    assert!(!write_key(&chat(&[("assistant", "")]), 2, |_| {}));
+    assert!(
+        !write_key(&Prompt::default(), None, 2, |_| {}),
+        "neutree 2.5 nothing: a random place; here the fewest requests"
+    );
+    assert!(!write_key(&chat(&[("assistant", "")]), None, 2, |_| {}));
 }
 
 #[test]
@@ -72,7 +75,7 @@ fn points_and_keys_are_the_first_16_digits_of_md5() {
     // printf 'pod-0:0' | md5sum; printf 'system:S|user_0:U' | md5sum
     assert_eq!(first_64_bits(Md5::new().chain_update("pod-0:0")), POD_0_0);
     let strategy = Params::default().build().unwrap();
-    assert_eq!(strategy.key(&chat(&[("system", "S"), ("user", "U")])), Some(SYSTEM_USER));
+    assert_eq!(strategy.key(&chat(&[("system", "S"), ("user", "U")]), None), Some(SYSTEM_USER));
 }
 
 const POD_0_0: u64 = 0x8112_94a1_7d12_f45a;
@@ -250,9 +253,48 @@ fn parameters_are_checked() {
         (r#"{"virtualNodes": 5000}"#, "1 to 4096"),
         (r#"{"loadFactor": 0.9}"#, "1 or more"),
         (r#"{"margin": -1}"#, "0 or more"),
-        (r#"{"virtual_nodes": 3}"#, "virtual_nodes"),
+        (r#"{"virtual_nodes": 0}"#, "1 to 4096"),
+        (r#"{"virtual_nodes": 3, "virtualNodes": 3}"#, "duplicate"),
+        (r#"{"nodes": 3}"#, "nodes"),
     ] {
         let error = (PLUGIN.build)(&serde_json::from_str(bad).unwrap()).unwrap_err();
         assert!(error.0.contains(word), "{bad}: {error}");
     }
+}
+
+/// Neutree's name and Neutree's spelling of the parameters mean Neutree's rule; `margin` and `compat` decide otherwise.
+#[test]
+fn neutrees_parameters_mean_neutrees_rule() {
+    for (parameters, compat) in [
+        (r#"{}"#, false),
+        (r#"{"loadFactor": 1.25}"#, false),
+        (r#"{"load_factor": 1.25}"#, true),
+        (r#"{"virtual_nodes_per_replica": 100}"#, true),
+        (r#"{"virtual_nodes": 100}"#, true),
+        (r#"{"max_user_messages_for_cache": 2}"#, true),
+        (r#"{"load_factor": 1.25, "margin": 2}"#, false),
+        (r#"{"load_factor": 1.25, "compat": false}"#, false),
+    ] {
+        let value: Value = serde_json::from_str(parameters).unwrap();
+        assert_eq!(params_of(&value, is_neutrees(&value)).unwrap().compat, compat, "{parameters}");
+    }
+    assert!(params_of(&Value::Null, true).unwrap().compat);
+    let all = serde_json::json!({"virtual_nodes_per_replica": 7, "load_factor": 2, "max_user_messages_for_cache": 5});
+    let read = params_of(&all, true).unwrap();
+    assert_eq!((read.virtual_nodes, read.load_factor, read.max_user_messages_for_cache), (7, 2.0, 5));
+}
+
+/// "neutree 2.2": without messages the key is the whole payload, so that another temperature is another key; here only in `compat`.
+#[test]
+fn payload_without_messages_is_the_key_in_compat() {
+    let bare = Prompt { pieces: vec![Piece::Text("once upon".into())], count: 1, ..Prompt::default() };
+    let keys = |parameters: &str, payloads: [&str; 2]| {
+        let value: Value = serde_json::from_str(parameters).unwrap();
+        let strategy = params_of(&value, false).unwrap().build().unwrap();
+        let [a, b] = payloads.map(|payload| strategy.key(&bare, Some(payload.as_bytes())));
+        a == b
+    };
+    let other = [r#"{"prompt": "once upon"}"#, r#"{"prompt": "once upon", "temperature": 1}"#];
+    assert!(keys("{}", other) && !keys(r#"{"compat": true}"#, other));
+    assert!(keys(r#"{"compat": true}"#, [other[0]; 2]));
 }

@@ -22,7 +22,7 @@ struct Chainer {
 
 impl Chainer {
     fn new(model: &str, window: usize, depth: usize) -> Self {
-        let previous = xxh64(model.as_bytes(), 0);
+        let previous = of_model(model);
         let mut chainer = Self { window, depth, previous, block: Xxh64::new(0), filled: 0, chain: Chain::new() };
         chainer.begin_block();
         chainer
@@ -59,6 +59,11 @@ impl Chainer {
         }
         self.chain
     }
+}
+
+/// The hash that stands for a model: what its chains begin with.
+pub(super) fn of_model(model: &str) -> u64 {
+    xxh64(model.as_bytes(), 0)
 }
 
 /// The chain of a prompt's first `depth` blocks of `window` bytes; empty when there is nothing to hash.

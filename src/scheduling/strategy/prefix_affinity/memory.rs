@@ -32,6 +32,8 @@ pub(super) struct Retention {
 #[derive(Debug)]
 struct Entry {
     hash: u64,
+    /// The hash of the model's name.
+    model: u64,
     owner: EndpointId,
     at: Timestamp,
     /// The next entry of the same hash, or the next free one.
@@ -40,7 +42,7 @@ struct Entry {
     newer: u32,
 }
 
-/// The weights of an endpoint's entries, added up.
+/// The weights of an endpoint's entries for one model, added up.
 #[derive(Clone, Copy, Debug, Default)]
 struct Weight {
     sum: f64,
@@ -66,7 +68,7 @@ pub(super) struct Memory {
     free: u32,
     oldest: u32,
     newest: u32,
-    weights: AHashMap<EndpointId, Weight>,
+    weights: AHashMap<(u64, EndpointId), Weight>,
 }
 
 impl Memory {
@@ -135,9 +137,9 @@ impl Memory {
         None
     }
 
-    /// How much an endpoint was sent of late.
-    pub(super) fn weight(&self, endpoint: EndpointId, now: Timestamp) -> f64 {
-        self.weights.get(&endpoint).map_or(0.0, |w| w.sum * self.decay(now.since(w.at)))
+    /// How much an endpoint was sent of late for the model of this hash.
+    pub(super) fn weight(&self, model: u64, endpoint: EndpointId, now: Timestamp) -> f64 {
+        self.weights.get(&(model, endpoint)).map_or(0.0, |w| w.sum * self.decay(now.since(w.at)))
     }
 
     /// Whether something is held that is too old.
@@ -155,19 +157,44 @@ impl Memory {
         }
     }
 
-    /// `endpoint` is sent the prompt of `chain`.
-    pub(super) fn observe(&mut self, chain: &[u64], endpoint: EndpointId, now: Timestamp) {
+    /// Forgets what `endpoint` was sent of `chain`.
+    pub(super) fn retract(&mut self, chain: &[u64], endpoint: EndpointId, now: Timestamp) {
+        for hash in chain {
+            let own = self.owners(*hash).find(|(_, e)| e.owner == endpoint).map(|(at, _)| at);
+            if let Some(at) = own {
+                self.remove(at, now);
+            }
+        }
+    }
+
+    /// Forgets all that the endpoints in `lost` were sent, of all models.
+    pub(super) fn forget(&mut self, lost: &[EndpointId]) {
+        // Most endpoints that come and go were sent nothing; their loss should cost no walk.
+        if !self.weights.keys().any(|(_, owner)| lost.contains(owner)) {
+            return;
+        }
+        let mut at = self.oldest;
+        while let Some((owner, newer, now)) = self.entry(at).map(|e| (e.owner, e.newer, e.at)) {
+            if lost.contains(&owner) {
+                self.remove(at, now);
+            }
+            at = newer;
+        }
+    }
+
+    /// `endpoint` is sent the prompt of `chain`, which is for the model of the hash `model`.
+    pub(super) fn observe(&mut self, model: u64, chain: &[u64], endpoint: EndpointId, now: Timestamp) {
         self.expire(now);
         // From the tail, so that the head is the youngest.
         for hash in chain.iter().rev() {
-            self.touch(*hash, endpoint, now);
+            self.touch(*hash, model, endpoint, now);
         }
         while self.held > self.retention.max_entries {
             self.remove(self.oldest, now);
         }
     }
 
-    fn touch(&mut self, hash: u64, owner: EndpointId, now: Timestamp) {
+    fn touch(&mut self, hash: u64, model: u64, owner: EndpointId, now: Timestamp) {
         let mut own = None;
         let mut count = 0;
         let mut last: Option<(Timestamp, u32)> = None;
@@ -186,22 +213,22 @@ impl Memory {
         match own {
             Some((at, before)) => {
                 let left = self.decay(now.since(before));
-                self.weigh(owner, 1.0 - left, 0, now);
+                self.weigh((model, owner), 1.0 - left, 0, now);
                 self.unlink(at);
                 self.link_newest(at, now);
             }
             None => {
                 let sibling = self.first.get(&hash).copied().unwrap_or(NONE);
-                let at = self.allocate(Entry { hash, owner, at: now, sibling, older: NONE, newer: NONE });
+                let at = self.allocate(Entry { hash, model, owner, at: now, sibling, older: NONE, newer: NONE });
                 self.first.insert(hash, at);
-                self.weigh(owner, 1.0, 1, now);
+                self.weigh((model, owner), 1.0, 1, now);
                 self.held += 1;
                 self.link_newest(at, now);
             }
         }
     }
 
-    fn weigh(&mut self, owner: EndpointId, by: f64, entries: i32, now: Timestamp) {
+    fn weigh(&mut self, owner: (u64, EndpointId), by: f64, entries: i32, now: Timestamp) {
         let weight = self.weights.get(&owner).copied().unwrap_or_default();
         let left = weight.sum * self.decay(now.since(weight.at));
         let entries = weight.entries.saturating_add_signed(entries);
@@ -225,9 +252,8 @@ impl Memory {
     }
 
     fn remove(&mut self, at: u32, now: Timestamp) {
-        let Some((hash, owner, before, sibling)) = self.entry(at).map(|e| (e.hash, e.owner, e.at, e.sibling)) else {
-            return;
-        };
+        let entry = self.entry(at).map(|e| (e.hash, (e.model, e.owner), e.at, e.sibling));
+        let Some((hash, owner, before, sibling)) = entry else { return };
         let left = self.decay(now.since(before));
         self.weigh(owner, -left, -1, now);
         self.held -= 1;

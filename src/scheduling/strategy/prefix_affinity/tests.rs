@@ -14,6 +14,8 @@ use std::collections::BTreeMap;
 const A: EndpointId = EndpointId(0);
 const B: EndpointId = EndpointId(1);
 const C: EndpointId = EndpointId(2);
+/// The hash of a model.
+const M: u64 = 7;
 const SECOND: u64 = 1_000_000_000;
 
 fn bare(text: &str) -> Prompt<'_> {
@@ -92,7 +94,7 @@ fn the_tree_of_localai() {
         for (name, seen, query, wanted) in rows {
             let mut memory = Memory::new(Retention { last_writer, ..retention(60, 0) });
             for (i, (chain, endpoint)) in (0..).zip(seen) {
-                memory.observe(chain, *endpoint, Timestamp(i));
+                memory.observe(M, chain, *endpoint, Timestamp(i));
             }
             assert_eq!(longest(&memory, query, Timestamp(9), &[A, B, C]), wanted, "{name}");
         }
@@ -104,8 +106,8 @@ fn the_tree_of_localai() {
 fn a_match_of_who_may_not_serve() {
     for (last_writer, wanted) in [(false, Some((A, 2))), (true, None)] {
         let mut memory = Memory::new(Retention { last_writer, ..retention(60, 0) });
-        memory.observe(&[1, 2], A, Timestamp(0));
-        memory.observe(&[1, 2, 3, 4], B, Timestamp(1));
+        memory.observe(M, &[1, 2], A, Timestamp(0));
+        memory.observe(M, &[1, 2, 3, 4], B, Timestamp(1));
         assert_eq!(longest(&memory, &[1, 2, 3, 4], Timestamp(2), &[A, C]), wanted);
         assert_eq!(longest(&memory, &[1, 2, 3, 4], Timestamp(2), &[C]), None, "localai 1.11 candidates {{B,C}}");
     }
@@ -114,33 +116,33 @@ fn a_match_of_who_may_not_serve() {
 #[test]
 fn what_is_old_is_forgotten() {
     let mut memory = Memory::new(retention(60, 0));
-    memory.observe(&[1], A, Timestamp(0));
+    memory.observe(M, &[1], A, Timestamp(0));
     let hit = |memory: &Memory, at| longest(memory, &[1], Timestamp(at), &[A]).is_some();
     assert!(hit(&memory, 60 * SECOND) && !hit(&memory, 60 * SECOND + 1), "localai 1.11 TTL 1m");
-    memory.observe(&[1], A, Timestamp(50 * SECOND));
+    memory.observe(M, &[1], A, Timestamp(50 * SECOND));
     assert!(hit(&memory, 90 * SECOND), "localai 1.11 seen again");
     assert!(!memory.is_stale(Timestamp(110 * SECOND)) && memory.is_stale(Timestamp(110 * SECOND + 1)));
     memory.expire(Timestamp(111 * SECOND));
-    assert_eq!((memory.len(), memory.weight(A, Timestamp(111 * SECOND))), (0, 0.0));
-    memory.observe(&[], A, Timestamp(112 * SECOND));
+    assert_eq!((memory.len(), memory.weight(M, A, Timestamp(111 * SECOND))), (0, 0.0));
+    memory.observe(M, &[], A, Timestamp(112 * SECOND));
     assert_eq!(memory.len(), 0, "localai 1.11 empty key");
 }
 
 #[test]
 fn weights_count_what_was_sent_of_late() {
-    let weights = |memory: &Memory, at| [A, B, C].map(|id| memory.weight(id, Timestamp(at)));
+    let weights = |memory: &Memory, at| [A, B, C].map(|id| memory.weight(M, id, Timestamp(at)));
     let mut none = Memory::new(retention(3_600, 0));
     for (chain, id) in [(&[1][..], A), (&[1, 2], A), (&[9], B)] {
-        none.observe(chain, id, Timestamp(0));
+        none.observe(M, chain, id, Timestamp(0));
     }
     assert_eq!(weights(&none, 5), [2.0, 1.0, 0.0], "localai 1.11 no decay");
     let mut one = Memory::new(retention(3_600, 60));
-    one.observe(&[1], A, Timestamp(0));
-    assert_eq!(one.weight(A, Timestamp(60 * SECOND)), 0.5, "localai 1.11 half-life 1m");
+    one.observe(M, &[1], A, Timestamp(0));
+    assert_eq!(one.weight(M, A, Timestamp(60 * SECOND)), 0.5, "localai 1.11 half-life 1m");
     let mut both = Memory::new(retention(60, 30));
-    both.observe(&[1], A, Timestamp(0));
-    both.observe(&[9], B, Timestamp(0));
-    both.observe(&[2], A, Timestamp(90 * SECOND));
+    both.observe(M, &[1], A, Timestamp(0));
+    both.observe(M, &[9], B, Timestamp(0));
+    both.observe(M, &[2], A, Timestamp(90 * SECOND));
     assert_eq!(weights(&both, 120 * SECOND), [0.5, 0.0, 0.0], "localai 1.11 TTL 1m, half-life 30s");
 }
 
@@ -148,12 +150,12 @@ fn weights_count_what_was_sent_of_late() {
 fn the_bound_on_entries_holds_for_long_chains_and_the_oldest_tail_goes_first() {
     let mut memory = Memory::new(Retention { max_entries: 2, ..retention(60, 0) });
     for i in 1..=3 {
-        memory.observe(&[i], A, Timestamp(i));
+        memory.observe(M, &[i], A, Timestamp(i));
     }
     let known =
         |memory: &Memory, chain: &[u64]| longest(memory, chain, Timestamp(9), &[A]).map_or(0, |(_, depth)| depth);
     assert_eq!([1, 2, 3].map(|i| known(&memory, &[i])), [0, 1, 1], "localai 1.11 MaxEntries 2");
-    memory.observe(&[4, 5, 6, 7], A, Timestamp(4));
+    memory.observe(M, &[4, 5, 6, 7], A, Timestamp(4));
     assert_eq!((memory.len(), known(&memory, &[4, 5, 6, 7])), (2, 2));
 }
 
@@ -172,7 +174,7 @@ proptest! {
         let mut now = 0;
         for (path, owner, later) in &steps {
             now += later;
-            memory.observe(&hashes(path), EndpointId(*owner), Timestamp(now * SECOND));
+            memory.observe(M, &hashes(path), EndpointId(*owner), Timestamp(now * SECOND));
             list.retain(|_, at| now - *at <= ttl);
             list.extend(hashes(path).into_iter().map(|h| ((h, *owner), now)));
             prop_assert!(memory.len() <= max_entries as usize);
@@ -189,7 +191,7 @@ proptest! {
             prop_assert_eq!(longest(&memory, &hashes(&query), Timestamp(now * SECOND), &ids).map(|(_, d)| d), best);
             for id in 0..4 {
                 let wanted: f64 = list.iter().filter(|((_, o), _)| *o == id).map(|(_, at)| 0.5f64.powf((now - at) as f64 / 10.0)).sum();
-                prop_assert!((memory.weight(EndpointId(id), Timestamp(now * SECOND)) - wanted).abs() < 1e-9);
+                prop_assert!((memory.weight(M, EndpointId(id), Timestamp(now * SECOND)) - wanted).abs() < 1e-9);
             }
         }
     }
@@ -288,17 +290,69 @@ fn of_several_holders_the_one_with_less_to_do() {
     }
 }
 
-/// "localai 1.4 step 2" and the seed: round-robin is the floor, and off means off.
+/// "localai 1.4 step 2" and the seed: the floor is the order by load, and off means off.
 #[test]
-fn off_is_round_robin_and_leaves_no_trace() {
+fn off_is_the_floor_and_leaves_no_trace() {
     let mut router = Router::new(serde_json::json!({}));
     router.policy.route_policy = Some(RoutePolicy::RoundRobin);
-    let turns: Vec<u32> = (0..4).map(|_| router.route("abcd", &[9, 0, 0], true).picks[0].id.0).collect();
-    assert_eq!(turns, [0, 1, 2, 0]);
+    let picked = router.route("abcd", &[9, 0, 1], true);
+    assert_eq!((picked.picks[0].id.0, picked.reason), (1, "fewest requests, then used the longest ago"));
     router.policy.route_policy = None;
     assert_eq!(router.route("abcd", &[9, 0, 0], false).reason, "was sent the least of late", "nothing was remembered");
     let off = Router::new(serde_json::json!({"routePolicy": "round_robin"}));
-    assert_eq!(off.route("abcd", &[9, 0, 0], true).picks[0].id.0, 0);
+    assert_eq!(off.route("abcd", &[9, 1, 0], true).picks[0].id.0, 2);
+}
+
+/// LocalAI goes by what was sent alone, among those within the bound; here an idle endpoint comes first.
+#[test]
+fn cold_prompt_goes_to_an_idle_endpoint_before_a_busy_one() {
+    for (compat, wanted) in [(false, 0), (true, 1)] {
+        let router = Router::new(serde_json::json!({"compat": compat}));
+        router.teach("vwxyz", 0);
+        assert_eq!(router.route("q", &[0, 1], false).picks[0].id.0, wanted, "compat {compat}");
+    }
+}
+
+/// What one model's prompts weigh says nothing of another's: LocalAI has a tree for each model.
+#[test]
+fn weights_are_kept_for_each_model() {
+    let mut memory = Memory::new(retention(3_600, 0));
+    memory.observe(1, &[1, 2], A, Timestamp(0));
+    memory.observe(2, &[11], B, Timestamp(0));
+    let weights = |model| [A, B].map(|id| memory.weight(model, id, Timestamp(1)));
+    assert_eq!([weights(1), weights(2)], [[2.0, 0.0], [0.0, 1.0]]);
+}
+
+#[test]
+fn lost_endpoint_keeps_no_entries() {
+    let router = Router::new(serde_json::json!({}));
+    router.teach("abcd", 1);
+    assert_eq!(router.route("abcd", &[0, 0], false).picks[0].id, B);
+    router.strategy.forget(&[A]);
+    assert_eq!(router.route("abcd", &[0, 0], false).picks[0].id, B, "another one was lost");
+    router.strategy.forget(&[B]);
+    let cold = router.route("abcd", &[0, 0], false);
+    assert_eq!((cold.picks[0].id, cold.reason), (A, "was sent the least of late"));
+    let mut memory = Memory::new(retention(60, 0));
+    memory.observe(M, &[1, 2, 3], A, Timestamp(0));
+    memory.observe(M, &[1, 2], B, Timestamp(1));
+    memory.forget(&[A]);
+    assert_eq!((memory.len(), memory.weight(M, A, Timestamp(1))), (2, 0.0));
+    assert_eq!(longest(&memory, &[1, 2, 3], Timestamp(1), &[A, B]), Some((B, 2)));
+}
+
+#[test]
+fn request_that_envoy_serves_elsewhere_is_remembered_there() {
+    let router = Router::new(serde_json::json!({}));
+    router.teach("abcd", 0);
+    let pool = snapshot(&[(0, 0)]);
+    let prompt = bare("abcd");
+    let mut cx = context(&pool);
+    cx.request.prompt = Some(&prompt);
+    let trail = router.strategy.trail(&cx).unwrap();
+    router.strategy.moved(cx.request.model, &trail, A, B, NOW);
+    let next = router.route("abcd", &[0, 0], false);
+    assert_eq!((next.picks[0].id, next.reason), (B, "was sent the longest beginning"));
 }
 
 /// What is said about a model beats the parameters, and a 0 is a 0.

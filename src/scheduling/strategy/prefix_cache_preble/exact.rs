@@ -2,6 +2,7 @@
 
 use super::tree::{BLOCK_BYTES, Costs, Known, MAX_DEPTH, Tree};
 use super::{Params, moment, spread};
+use crate::ids::EndpointId;
 use crate::pool::Endpoint;
 use crate::protocol::Prompt;
 use crate::rng::PickRng;
@@ -85,6 +86,10 @@ impl Exact {
         for candidate in order.iter().filter_map(|(.., at)| candidates.get(*at)).take(ranking.wanted()) {
             ranking.push(&candidate.state.endpoint);
         }
+    }
+
+    pub(super) fn forget(&self, lost: &[EndpointId]) {
+        self.tree.lock().forget(lost);
     }
 
     pub(super) fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {

@@ -158,6 +158,15 @@ impl Tree {
         self.events.push_back(event);
     }
 
+    /// The endpoints in `lost` hold nothing any more.
+    pub(super) fn forget(&mut self, lost: &[EndpointId]) {
+        let holds = |node: &Node| node.endpoints.iter().any(|id| lost.contains(id));
+        let held: Vec<u64> = self.nodes.iter().filter(|(_, node)| holds(node)).map(|(id, _)| *id).collect();
+        for id in held {
+            self.change(id, |node| node.endpoints.retain(|endpoint| !lost.contains(endpoint)));
+        }
+    }
+
     /// Drops what is too old.
     pub(super) fn expire(&mut self, now: Timestamp) {
         while let Some(event) = self.events.front().copied().filter(|e| now.since(e.at) > self.costs.window) {
@@ -378,5 +387,17 @@ mod tests {
         tree.expire(at(0));
         assert!(tree.owner.len() <= MAX_BLOCKS, "{}", tree.owner.len());
         assert_eq!(tree.load(EndpointId(1)).1, tree.nodes.len() as u64, "dropped nodes no longer count");
+    }
+
+    #[test]
+    fn lost_endpoint_holds_nothing() {
+        let mut tree = Tree::new(COSTS);
+        let (a, b) = (EndpointId(1), EndpointId(2));
+        tree.record(&prompt(10, 10, 0), a, at(0));
+        tree.record(&prompt(10, 10, 1), b, at(0));
+        tree.forget(&[a]);
+        assert_eq!(tree.load(a), (0.0, 0));
+        assert_eq!(tree.known(&prompt(10, 10, 0), |_| true).endpoints.as_slice(), [b], "the part that both computed");
+        assert_eq!(tree.known(&prompt(10, 10, 1), |_| true).endpoints.as_slice(), [b]);
     }
 }

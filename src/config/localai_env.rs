@@ -1,0 +1,176 @@
+//! LocalAI's environment variables and flags for its distributed mode: what they say holds where neither a flag nor
+//! the file says otherwise.
+//!
+//! A value that can't be used is an error that names the variable. What has no counterpart here is a warning. Read
+//! with the flags (`cli`), used by `validate`.
+
+use super::aibrix_env::AibrixDefaults;
+use super::decode::Sink;
+use super::diagnostic::{Code, Diagnostic};
+use super::units::parse_duration;
+use crate::scheduling::policy::{Document, ModelPolicy, PolicyMap};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// The strategy that is LocalAI's.
+pub(super) const STRATEGY: &str = "prefix-affinity";
+/// Whether prompts decide.
+const PREFIX_CACHE: &str = "LOCALAI_DISTRIBUTED_PREFIX_CACHE";
+/// How long they are remembered.
+const TTL: &str = "LOCALAI_DISTRIBUTED_PREFIX_CACHE_TTL";
+/// Policies of models, as a JSON list.
+const SCHEDULING: &str = "LOCALAI_MODEL_SCHEDULING";
+/// Every variable of LocalAI begins so.
+const PREFIX: &str = "LOCALAI_";
+
+/// What there is in the place of variables without effect.
+const INSTEAD: [(&str, &str); 8] = [
+    ("LOCALAI_ADDRESS", "`--bind` and `--grpc-port` say where Attaché listens for Envoy"),
+    ("LOCALAI_API_KEY", "the gateway authenticates clients"),
+    (
+        "LOCALAI_DISTRIBUTED",
+        "each picker routes to all endpoints of its pools; name them by `--endpoint` or `--config-file`",
+    ),
+    ("LOCALAI_MAX_CONCURRENT_REQUESTS", "`limits.models` and `flowControl` bound requests"),
+    ("LOCALAI_MODEL_LOAD_WAIT", "Attaché starts no models; `flowControl` lets requests wait"),
+    ("LOCALAI_MODEL_SCHEDULING_CONFIG", "write its list under `modelPolicies` of the configuration file"),
+    ("LOCALAI_NATS_URL", "pickers share no prompts; each one learns from the requests that it routes"),
+    ("LOCALAI_POSTGRES_URL", "Attaché keeps its state in memory, and needs no database"),
+];
+
+/// The variables that are set, by name; blank ones count as not set.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LocalaiEnv(BTreeMap<String, String>);
+
+impl LocalaiEnv {
+    /// Those of `variables` that are LocalAI's.
+    #[must_use]
+    pub fn of(variables: impl IntoIterator<Item = (String, String)>) -> Self {
+        let set = variables.into_iter().filter(|(name, value)| name.starts_with(PREFIX) && !value.trim().is_empty());
+        Self(set.map(|(name, value)| (name, value.trim().to_owned())).collect())
+    }
+
+    /// The same with LocalAI's flags, which outrank its variables.
+    #[must_use]
+    pub fn with_flags(mut self, prefix_cache: Option<&str>, ttl: Option<&str>) -> Self {
+        for (name, flag) in [(PREFIX_CACHE, prefix_cache), (TTL, ttl)] {
+            self.0.extend(flag.map(|value| (name.to_owned(), value.to_owned())));
+        }
+        self
+    }
+
+    fn set(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    /// Adds what they say to the defaults of all pools; what is wrong with them goes to `sink`.
+    pub(super) fn read(&self, defaults: &mut AibrixDefaults, sink: &mut Sink) {
+        for name in self.0.keys().filter(|name| ![PREFIX_CACHE, TTL, SCHEDULING].contains(&name.as_str())) {
+            let known = INSTEAD.iter().find(|(known, _)| known == name);
+            let why = known.map_or("Attaché routes to model servers and runs no models", |(_, instead)| instead);
+            sink.push(Diagnostic::new(Code::NoEffect, name, format!("`{name}` has no effect: {why}")));
+        }
+        match self.set(PREFIX_CACHE).map(switch) {
+            Some(Some(on)) => {
+                // AIBrix's variable names a strategy, this one switches a part of one on or off.
+                defaults.name_strategy(PREFIX_CACHE, STRATEGY);
+                let policy = if on { "prefix_cache" } else { "round_robin" };
+                defaults.parameter(STRATEGY, "routePolicy", policy.into());
+            }
+            Some(None) => self.wrong(PREFIX_CACHE, "true, false", sink),
+            None => {}
+        }
+        let seconds = |text: &str| parse_duration(text).ok().map(|ttl| ttl.as_secs_f64().ceil()).filter(|s| *s >= 1.0);
+        match self.set(TTL).map(seconds) {
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole seconds of 1 or more")]
+            Some(Some(ttl)) => defaults.parameter(STRATEGY, "ttlSeconds", (ttl as u64).into()),
+            Some(None) => self.wrong(TTL, "a time above 0, as in `5m` or `90s`", sink),
+            None => {}
+        }
+    }
+
+    /// Adds the policies of models that the file does not speak of.
+    pub(super) fn policies(&self, policies: &mut PolicyMap, sink: &mut Sink) {
+        let Some(text) = self.set(SCHEDULING) else { return };
+        let Ok(Value::Array(list)) = serde_json::from_str(text) else {
+            return self.wrong(SCHEDULING, "a JSON list of objects with `model_name`", sink);
+        };
+        for document in list {
+            match Document::read(&document) {
+                Ok(document) => {
+                    for field in &document.without_effect {
+                        let message =
+                            format!("`{field}` in `{SCHEDULING}` has no effect: Attaché starts no model servers");
+                        sink.push(Diagnostic::new(Code::NoEffect, SCHEDULING, message));
+                    }
+                    let model = document.model.as_str().into();
+                    policies.entry(model).or_insert_with(|| document.change(ModelPolicy::default()));
+                }
+                Err(error) => {
+                    let message = format!("`{SCHEDULING}`: {error}");
+                    sink.push(Diagnostic::new(Code::OutOfRange, SCHEDULING, message));
+                }
+            }
+        }
+    }
+
+    /// Warns of variables that speak of a strategy which no pool has.
+    pub(super) fn tell_unused(&self, sink: &mut Sink) {
+        for name in [PREFIX_CACHE, TTL, SCHEDULING].into_iter().filter(|name| self.set(name).is_some()) {
+            let message = format!("`{name}` has no effect: no pool has the strategy `{STRATEGY}`");
+            sink.push(Diagnostic::new(Code::NoEffect, name, message).help(format!("`strategy: {STRATEGY}`")));
+        }
+    }
+
+    fn wrong(&self, name: &str, allowed: &str, sink: &mut Sink) {
+        let shown: String = self.set(name).unwrap_or_default().chars().take(60).collect();
+        let message = format!("`{name}` is `{shown}`, allowed: {allowed}");
+        sink.push(Diagnostic::new(Code::OutOfRange, name, message));
+    }
+}
+
+/// A switch in any of the ways that Go's flags know.
+fn switch(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn read(variables: &[(&str, &str)]) -> (AibrixDefaults, Vec<String>) {
+        let (mut sink, mut defaults) = (Sink::default(), AibrixDefaults::default());
+        let set = variables.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+        LocalaiEnv::of(set).read(&mut defaults, &mut sink);
+        (defaults, sink.diagnostics.into_iter().map(|d| format!("{} {}", d.code.as_str(), d.path)).collect())
+    }
+
+    #[test]
+    fn variables_set_the_strategy_and_its_parameters() {
+        let (defaults, said) = read(&[(PREFIX_CACHE, "F"), (TTL, "90500ms")]);
+        assert_eq!((defaults.strategy.as_deref(), said), (Some(STRATEGY), vec![]));
+        let parameters = defaults.parameters(STRATEGY, Value::Null);
+        assert_eq!(parameters, json!({"routePolicy": "round_robin", "ttlSeconds": 91}));
+        let (defaults, said) = read(&[(TTL, "1h"), (PREFIX_CACHE, " "), ("PATH", "/")]);
+        assert_eq!((defaults.strategy, said), (None, vec![]), "an age alone names no strategy");
+    }
+
+    #[test]
+    fn variables_without_effect_are_named() {
+        for (name, _) in INSTEAD {
+            assert_eq!(read(&[(name, "1")]).1, [format!("{} {name}", Code::NoEffect.as_str())]);
+        }
+        assert_eq!(read(&[("LOCALAI_THREADS", "4")]).1.len(), 1);
+    }
+
+    #[test]
+    fn flags_outrank_variables() {
+        let env = LocalaiEnv::of([(PREFIX_CACHE.to_owned(), "true".to_owned())]).with_flags(Some("false"), None);
+        assert_eq!(env.set(PREFIX_CACHE), Some("false"));
+    }
+}

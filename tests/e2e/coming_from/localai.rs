@@ -1,5 +1,0 @@
-//! LocalAI.
-
-use super::Row;
-
-pub(super) const TOPICS: &[(&str, &[Row])] = &[];
