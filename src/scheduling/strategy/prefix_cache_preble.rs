@@ -13,8 +13,11 @@
 //! With `compat: true` the decision is that of AIBrix's release 0.4: its radix tree ([`tree`]) says who computed what, each node's prefill
 //! counts for all endpoints that computed it, by its miss rate, and the gate is off unless `gate: true`. An answer has `decodingLength`
 //! tokens even where the request allows fewer, and the fits are exactly AIBrix's.
+//! With `evictionLoopInterval` (milliseconds) what is older than the window counts until the interval ends, as in AIBrix, whose loop takes 1000;
+//! by default it counts no longer.
 //! Source: AIBrix `prefix-cache-preble`; Srivatsa et al., "Preble: Efficient Distributed Prompt Scheduling for LLM Serving" (2024).
 
+use crate::clock::Timestamp;
 use crate::ids::EndpointId;
 use crate::pool::Endpoint;
 use crate::rng::PickRng;
@@ -52,6 +55,7 @@ const DEFAULT_MATCH_THRESHOLD: f64 = 0.5;
 const DEFAULT_IMBALANCE: u32 = 8;
 /// 0.15 s for a token of an answer.
 const SECONDS_PER_TOKEN: f64 = 0.15;
+const NANOS_PER_MILLISECOND: u64 = 1_000_000;
 
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
@@ -61,6 +65,8 @@ struct Params {
     decoding_length: u32,
     /// Minutes.
     sliding_window_period: u32,
+    /// Milliseconds between two looks at what has left the window; 0 looks with every decision.
+    eviction_loop_interval: u32,
     match_threshold: f64,
     imbalance: u32,
     /// Off with `compat` unless it is given.
@@ -74,6 +80,7 @@ impl Default for Params {
             target_gpu: Gpu::V100,
             decoding_length: DEFAULT_DECODING_LENGTH,
             sliding_window_period: DEFAULT_SLIDING_WINDOW_PERIOD,
+            eviction_loop_interval: 0,
             match_threshold: DEFAULT_MATCH_THRESHOLD,
             imbalance: DEFAULT_IMBALANCE,
             gate: None,
@@ -129,6 +136,12 @@ struct Place {
     at: usize,
 }
 
+/// The moment by which the window has moved on, which it does every `interval` milliseconds.
+fn moment(interval: u32, now: Timestamp) -> Timestamp {
+    let interval = u64::from(interval) * NANOS_PER_MILLISECOND;
+    Timestamp(now.0 - now.0.checked_rem(interval).unwrap_or(0))
+}
+
 impl Preble {
     /// Seconds to compute what an endpoint that holds `held` tokens lacks of the prompt.
     fn prefill(&self, cx: &PickContext<'_>, held: u32) -> f64 {
@@ -138,7 +151,7 @@ impl Preble {
 
     /// Seconds of work within the window, and requests, for each candidate.
     fn loads(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> SmallVec<[(f64, u64); 16]> {
-        let slot = self.window.slot(cx.now);
+        let slot = self.window.slot(moment(self.params.eviction_loop_interval, cx.now));
         let mut work = self.work.lock();
         let mut load = |c: &Candidate<'_>| {
             let Some(work) = work.get_mut(&c.state.endpoint.id) else { return (0.0, 0) };
@@ -220,7 +233,7 @@ impl Strategy for Preble {
         let allowed = cx.request.max_tokens.unwrap_or(u32::MAX);
         let answer = f64::from(self.params.decoding_length.min(allowed)) * SECONDS_PER_TOKEN;
         let nanos = ((self.prefill(cx, held) + answer) * 1e9) as u64;
-        let slot = self.window.slot(cx.now);
+        let slot = self.window.slot(moment(self.params.eviction_loop_interval, cx.now));
         let mut all = self.work.lock();
         let work = all.entry(endpoint.id).or_default();
         for (sum, amount) in [(&mut work.nanos, nanos), (&mut work.requests, 1)] {

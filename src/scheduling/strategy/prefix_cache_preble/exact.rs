@@ -1,7 +1,7 @@
 //! `compat: true`: AIBrix's own decision, over its own tree of prompts.
 
 use super::tree::{BLOCK_BYTES, Costs, Known, MAX_DEPTH, Tree};
-use super::{Params, spread};
+use super::{Params, moment, spread};
 use crate::pool::Endpoint;
 use crate::protocol::Prompt;
 use crate::rng::PickRng;
@@ -19,13 +19,16 @@ type Place = (bool, bool, f64, u32, usize);
 #[derive(Debug)]
 pub(super) struct Exact {
     match_threshold: f64,
+    /// See [`moment`].
+    interval: u32,
     tree: Mutex<Tree>,
 }
 
 impl Exact {
     pub(super) fn new(params: &Params, window: Duration) -> Self {
         let costs = Costs { gpu: params.target_gpu, decoding_length: params.decoding_length, window };
-        Self { match_threshold: params.match_threshold, tree: Mutex::new(Tree::new(costs)) }
+        let tree = Mutex::new(Tree::new(costs));
+        Self { match_threshold: params.match_threshold, interval: params.eviction_loop_interval, tree }
     }
 
     fn chain(cx: &PickContext<'_>) -> Option<Chain> {
@@ -36,7 +39,7 @@ impl Exact {
     /// Seconds of work on each candidate.
     pub(super) fn costs(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) {
         let mut tree = self.tree.lock();
-        tree.expire(cx.now);
+        tree.expire(moment(self.interval, cx.now));
         for (cost, candidate) in out.iter_mut().zip(candidates) {
             *cost = tree.load(candidate.id).0;
         }
@@ -60,7 +63,7 @@ impl Exact {
         let (fewest, gated) = spread(candidates, requests, gate);
         let is_outside = |c: &Candidate<'_>| gated && requests(c) != fewest;
         let mut tree = self.tree.lock();
-        tree.expire(cx.now);
+        tree.expire(moment(self.interval, cx.now));
         let is_ready = |id| candidates.iter().any(|c| c.id == id && !is_outside(c));
         let Known { blocks, endpoints } = tree.known(&chain, is_ready);
         let exploits = blocks as f64 > self.match_threshold * chain.len() as f64;

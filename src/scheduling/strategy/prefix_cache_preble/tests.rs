@@ -155,6 +155,16 @@ fn the_window_forgets() {
 }
 
 #[test]
+fn eviction_loop_interval_delays_the_window() {
+    let value = json!({"slidingWindowPeriod": 1, "evictionLoopInterval": 60_000});
+    let (strategy, pool) = (build(&value), pool(&[0, 0]));
+    let at = |seconds: u64| Timestamp(seconds * 1_000_000_000);
+    send(&strategy, &pool, 1, 9, 4_000, at(121));
+    assert_eq!(picks(&strategy, &pool, 100, &[0, 0], at(179)), [2].into());
+    assert_eq!(picks(&strategy, &pool, 100, &[0, 0], at(250)), [1, 2].into());
+}
+
+#[test]
 fn endpoints_that_left_are_forgotten() {
     let strategy = build(&Value::Null);
     for id in 0..1_000 {
@@ -183,7 +193,8 @@ fn asking_for_figures_changes_nothing() {
 #[test]
 fn parameters_are_aibrix_own_and_checked() {
     let all = json!({
-        "targetGPU": "A6000", "decodingLength": 90, "slidingWindowPeriod": 1, "matchThreshold": 0.3, "imbalance": 4
+        "targetGPU": "A6000", "decodingLength": 90, "slidingWindowPeriod": 1, "matchThreshold": 0.3, "imbalance": 4,
+        "evictionLoopInterval": 1000
     });
     assert!((PLUGIN.build)(&all).is_ok());
     for (bad, word) in [
