@@ -33,6 +33,7 @@ use crate::flow::Refusal;
 use crate::protocol::{self, Api, BodyFormat};
 use crate::rng::PickRng;
 use crate::scheduling::scheduler::Subset;
+use crate::telemetry::by_name::Counts;
 use crate::telemetry::metrics::{End, Limit, Outcome};
 use crate::telemetry::trace::RequestSpan;
 use envoy_types::pb::envoy::config::core::v3::Metadata;
@@ -223,6 +224,12 @@ impl Exchange {
     #[must_use]
     pub fn is_routed(&self) -> bool {
         self.routed.is_some()
+    }
+
+    /// What the request's model had; `None` when none is known.
+    #[must_use]
+    pub fn model_counts(&self) -> Option<&Counts> {
+        self.routed.as_ref()?.model_counts()
     }
 
     /// How the stream is counted, once that is settled.

@@ -129,12 +129,22 @@ impl Routed {
     pub fn count_for(&mut self, tenant: &Tenant, now: Timestamp, picker: &Picker) {
         let by_name = &picker.metrics.by_name;
         if !self.plan.target.is_empty() {
-            self.counts.push(by_name.model(&self.plan.target, now));
+            let counts = by_name.model(&self.plan.target, now);
+            if self.plan.understood {
+                counts.matched(self.plan.matched_tokens, self.plan.prompt_tokens);
+            }
+            self.counts.push(counts);
         }
         if *tenant != Tenant::Unasked {
             self.counts.push(by_name.tenant(tenant.name().unwrap_or_default(), now));
         }
         self.counts.iter().for_each(|counts| counts.routed());
+    }
+
+    /// What its model had; `None` when that is not known.
+    #[must_use]
+    pub fn model_counts(&self) -> Option<&Counts> {
+        self.counts.first().filter(|_| !self.plan.target.is_empty()).map(|counts| &**counts)
     }
 
     /// Adds the response headers that `settings` asks for and that show addresses of servers: the conformance suite's, and the prefill server's.

@@ -102,7 +102,9 @@ impl Pump {
             self.upload = None;
         }
         if !routed_before && self.exchange.is_routed() {
-            self.picker.metrics.decided_in(self.clock.now().since(now));
+            let took = self.clock.now().since(now);
+            self.picker.metrics.decided_in(took);
+            self.exchange.model_counts().into_iter().for_each(|counts| counts.decided_in(took));
         }
         result
     }

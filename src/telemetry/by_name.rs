@@ -1,5 +1,6 @@
 //! What models and tenants had, by their names, within the bounds of [`super::names`].
 
+use super::metrics::DECISION;
 use super::names::Names;
 use crate::clock::Timestamp;
 use crate::config::settings::LabelSettings;
@@ -9,8 +10,11 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Unit;
 use std::fmt::Error;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Of one model or one tenant.
 #[derive(Debug, Default)]
@@ -20,6 +24,22 @@ pub struct Counts {
     completion_tokens: Counter,
     /// Refused for want of, in the order of [`Bound::ALL`].
     refused: [Counter; 6],
+    /// Decisions by how much of the prompt the picked endpoint is thought to hold, in the order of [`MATCHES`].
+    matched: [Counter; MATCHES.len()],
+    decisions: Times,
+}
+
+/// The part of a prompt that is held, in percent, as AIBrix's buckets have it: the label and the greatest part of each.
+const MATCHES: [(&str, u64); 5] = [("0", 0), ("1-25", 25), ("26-50", 50), ("51-75", 75), ("76-100", 100)];
+
+/// Times of decisions.
+#[derive(Debug)]
+struct Times(Histogram);
+
+impl Default for Times {
+    fn default() -> Self {
+        Self(Histogram::new(DECISION))
+    }
 }
 
 impl Counts {
@@ -32,6 +52,19 @@ impl Counts {
     pub fn had(&self, usage: &Usage) {
         self.prompt_tokens.inc_by(usage.prompt_tokens.unwrap_or(0));
         self.completion_tokens.inc_by(usage.completion_tokens.unwrap_or(0));
+    }
+
+    /// The picked endpoint is thought to hold so many tokens of a prompt.
+    pub fn matched(&self, tokens: u32, prompt_tokens: u32) {
+        let percent = (u64::from(tokens) * 100).checked_div(u64::from(prompt_tokens)).unwrap_or(0).min(100);
+        if let Some(counter) = MATCHES.iter().position(|(_, most)| percent <= *most).and_then(|i| self.matched.get(i)) {
+            counter.inc();
+        }
+    }
+
+    /// A decision took so long.
+    pub fn decided_in(&self, duration: Duration) {
+        self.decisions.0.observe(duration.as_secs_f64());
     }
 
     /// A request was refused.
@@ -106,6 +139,43 @@ impl Collector for ByNameCollector {
                 Ok::<_, Error>(())
             })?;
         }
+        let help = "decisions by the percent of the prompt that the picked endpoint is thought to hold, by model";
+        let mut matched = encoder.encode_descriptor("model_prefix_decisions", help, None, MetricType::Counter)?;
+        self.0.models.each(|model, counts| {
+            for ((percent, _), counter) in MATCHES.iter().zip(&counts.matched) {
+                let labels = [("model", model), ("match_percent", *percent)];
+                ConstCounter::new(counter.get()).encode(matched.encode_family(&labels)?)?;
+            }
+            Ok::<_, Error>(())
+        })?;
+        let help = "from the last byte of the request to the answer, by model";
+        let mut times =
+            encoder.encode_descriptor("model_decision", help, Some(&Unit::Seconds), MetricType::Histogram)?;
+        self.0.models.each(|model, counts| counts.decisions.0.encode(times.encode_family(&[("model", model)])?))?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matches_count_in_aibrix_buckets() {
+        for (tokens, prompt, bucket) in [
+            (0, 0, 0),
+            (0, 100, 0),
+            (1, 1_000, 0),
+            (1, 100, 1),
+            (25, 100, 1),
+            (26, 100, 2),
+            (75, 100, 3),
+            (100, 100, 4),
+        ] {
+            let counts = Counts::default();
+            counts.matched(tokens, prompt);
+            let filled = counts.matched.iter().position(|counter| counter.get() == 1);
+            assert_eq!(filled, Some(bucket), "{tokens} of {prompt}");
+        }
     }
 }

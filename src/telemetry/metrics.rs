@@ -227,7 +227,7 @@ const STATUSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 const LATENCY: [f64; 17] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 30.0, 60.0, 120.0, 300.0, 900.0];
 /// Buckets for one decision, seconds.
-const DECISION: [f64; 11] =
+pub(super) const DECISION: [f64; 11] =
     [0.000_002, 0.000_005, 0.000_01, 0.000_02, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.005, 0.025];
 
 /// Counters of the whole process.
