@@ -246,7 +246,7 @@ fn unrecordable(settings: &Settings) -> Option<&'static str> {
     if any(PoolSettings::reads_redis) {
         return Some("a strategy has `profilesFromRedis`, and what stands in Redis is not recorded");
     }
-    any(|pool| pool.disaggregation.is_some())
+    any(|pool| pool.disaggregation.as_ref().is_some_and(|d| d.split.asks(&pool.strategy)))
         .then_some("a pool has `disaggregation`, and what prefill servers do is not recorded")
 }
 

@@ -329,7 +329,7 @@ fn aibrix_variables_stand_behind_flags_and_file() {
     assert_eq!(pool.strategy_parameters.to_string(), r#"{"imbalance":5}"#);
     assert_eq!(
         (pool.prefix.block_size, &pool.prefix.tokenizer),
-        (Some(64), &TokenizerSettings::Tiktoken { encoding: None })
+        (Some(256), &TokenizerSettings::Tiktoken { encoding: None })
     );
     let own = MINIMAL.replace("name: a,", "name: a, prefixCache: {blockSize: 8, tokenizer: characters},");
     let pool = &with(&own, None, &numbers).unwrap().0.pools[0];

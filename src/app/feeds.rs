@@ -5,6 +5,7 @@ mod leased;
 
 use super::kubernetes::{Cluster, Following};
 use super::presence::Presence;
+use super::prompts::remote_settings;
 use crate::admin::guard::Guard;
 use crate::clock::Clock;
 use crate::config::Settings;
@@ -28,7 +29,7 @@ use crate::record::tape::Told;
 use crate::record::{PoolTape, Recorder};
 use crate::scheduling::router::RuleStore;
 use crate::scrape::{ModelFeed, ScrapeStats, Scraper};
-use crate::tokenize::{RemoteApi, RemotePool, RemoteSettings};
+use crate::tokenize::RemotePool;
 use anyhow::Context;
 use arc_swap::ArcSwap;
 pub(super) use leased::{Leased, leased};
@@ -439,14 +440,8 @@ impl PoolFeeds {
 
     /// What will ask servers for tokens, if the settings want it.
     fn remote_pool(&self, settings: &PoolSettings, seed: u64) -> anyhow::Result<Option<RemotePool>> {
-        let TokenizerSettings::Remote { url, render, timeout } = &settings.prefix.tokenizer else { return Ok(None) };
-        let defaults = RemoteSettings::default();
-        let remote = RemoteSettings {
-            api: if *render { RemoteApi::Render } else { RemoteApi::Tokenize },
-            url: url.clone().unwrap_or(defaults.url.clone()),
-            decision_timeout: *timeout,
-            ..defaults
-        };
+        let TokenizerSettings::Remote(wanted) = &settings.prefix.tokenizer else { return Ok(None) };
+        let remote = remote_settings(wanted);
         let pool = RemotePool::new(settings.name.clone(), remote, self.store.clone(), self.clock, seed)
             .context("the remote tokenizer can't be set up")?;
         Ok(Some(pool))
@@ -570,6 +565,7 @@ pub(super) fn cache(settings: &PrefixSettings, seed: u64) -> PrefixCache {
             "the system does not let a prefix index reserve `prefixCache.maxBytes`, so it has less: `ulimit -v` or vm.overcommit_memory may be why"
         );
     }
+    let cache = cache.with_max_blocks(settings.max_blocks);
     if settings.block_size.is_some() { cache } else { cache.of_engines_blocks() }
 }
 

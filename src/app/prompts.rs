@@ -1,8 +1,8 @@
 //! What turns a pool's prompts into blocks, from the settings.
 
 use crate::clock::Clock;
-use crate::config::settings::{PoolSettings, PrefixSettings, TokenizerSettings};
-use crate::ext_proc::prefix::{PoolPrefix, Tokenizer};
+use crate::config::settings::{PoolSettings, PrefixSettings, RemoteTokenizer, TokenizerFallback, TokenizerSettings};
+use crate::ext_proc::prefix::{Fallback, PoolPrefix, Tokenizer};
 use crate::prefix::cache::PrefixCache;
 use crate::prompt::blocks::{DEFAULT_MAX_PROMPT_BYTES, TokenBlocks};
 use crate::prompt::characters::Characters;
@@ -12,7 +12,7 @@ use crate::prompt::memo::{Cuts, Memo, SegmentCache};
 use crate::prompt::pieces::{Pattern, Volatile};
 use crate::prompt::tiktoken::{DEFAULT_ENCODING, Encoding, Tables};
 use crate::prompt::{EncodeError, Encoder};
-use crate::tokenize::RemotePool;
+use crate::tokenize::{RemoteApi, RemotePool, RemoteSettings};
 use anyhow::Context;
 #[cfg(feature = "hf-tokenizers")]
 use sha2::{Digest, Sha256};
@@ -44,15 +44,42 @@ pub(super) fn prefix(
     let p = &settings.prefix;
     let tokenizer = match &p.tokenizer {
         TokenizerSettings::Characters => Tokenizer::Characters(characters(p, &cache)),
-        TokenizerSettings::Tiktoken { encoding } => tiktoken(settings, encoding.as_deref(), &cache, segments)?,
+        TokenizerSettings::Tiktoken { encoding } => {
+            let (blocks, memo) = tiktoken(settings, encoding.as_deref(), &cache, segments)?;
+            Tokenizer::Fields { blocks, memo }
+        }
         TokenizerSettings::HuggingFace { directory } => huggingface(p, directory, &cache, segments)?,
-        TokenizerSettings::Remote { .. } => {
+        TokenizerSettings::Remote(wanted) => {
             let pool = remote.context("the tokenizer `remote` asks servers, which takes a running picker")?;
             let blocks = token_blocks(p, &cache, Arc::new(NoText), Cuts::none());
-            Tokenizer::Remote { pool, blocks, canonical: characters(p, &cache) }
+            let fallback = match wanted.fallback {
+                TokenizerFallback::None => Fallback::None,
+                TokenizerFallback::Characters => Fallback::Characters,
+                TokenizerFallback::Tiktoken => {
+                    let (blocks, _) = tiktoken(settings, None, &cache, segments)?;
+                    Fallback::Fields(Box::new(blocks))
+                }
+            };
+            Tokenizer::Remote { pool, blocks, canonical: characters(p, &cache), fallback }
         }
     };
     Ok(with(p, cache, tokenizer, clock))
+}
+
+/// How servers are asked for tokens.
+pub(super) fn remote_settings(wanted: &RemoteTokenizer) -> RemoteSettings {
+    let defaults = RemoteSettings::default();
+    RemoteSettings {
+        api: if wanted.render { RemoteApi::Render } else { RemoteApi::Tokenize },
+        url: wanted.url.clone().unwrap_or(defaults.url.clone()),
+        model_urls: wanted.model_urls.clone(),
+        decision_timeout: wanted.timeout,
+        request_timeout: wanted.request_timeout,
+        probe_interval: wanted.health_check_period,
+        idle_timeout: wanted.ttl,
+        max_models: wanted.max_models as usize,
+        ..defaults
+    }
 }
 
 /// Blocks of text, whatever the settings ask for: what is left when their tokenizer can't be used.
@@ -67,14 +94,14 @@ fn tiktoken(
     encoding: Option<&str>,
     cache: &PrefixCache,
     segments: &Arc<SegmentCache>,
-) -> anyhow::Result<Tokenizer> {
+) -> anyhow::Result<(TokenBlocks, Arc<Memo>)> {
     // The pool's models share a server, so they share a vocabulary: the first name tells.
     let by_model = || settings.matches.models.first().map_or(DEFAULT_ENCODING, |m| Encoding::of_model(m));
     let encoding = encoding.and_then(Encoding::by_name).unwrap_or_else(by_model);
     let encoder = Tables::default().encoder(encoding);
     let cuts = encoder.cuts().map_err(|e| anyhow::anyhow!("tokenizer `{}`: {e}", encoding.name()))?;
     let memo = Arc::new(Memo::new(Arc::new(encoder), encoding.name().as_bytes(), cuts, segments.clone()));
-    Ok(Tokenizer::Fields { blocks: memo_blocks(&settings.prefix, cache, memo.clone()), memo })
+    Ok((memo_blocks(&settings.prefix, cache, memo.clone()), memo))
 }
 
 #[cfg(feature = "hf-tokenizers")]

@@ -351,7 +351,7 @@ impl RunArgs {
 }
 
 /// The environment's variables, as far as they are text.
-fn variables() -> impl Iterator<Item = (String, String)> {
+pub(super) fn variables() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
 }
 

@@ -1,6 +1,9 @@
 //! Where a configuration comes from, so that it can be read again when the file changes.
 
+use super::flags::variables;
+use crate::config::aibrix_env::AibrixEnv;
 use crate::config::document::MAX_CONFIG_BYTES;
+use crate::config::reference_env::ReferenceEnv;
 use crate::config::settings::{PoolSettings, ServerSettings, TlsSettings};
 use crate::config::{
     Code, ConfigText, Diagnostic, Overrides, Settings, Sources, Surroundings, diagnostic, load, load_pool,
@@ -48,10 +51,12 @@ impl ReloadSource {
         Self { path, text, overrides, surroundings }
     }
 
-    /// A file, without the flags that it may be served with.
+    /// A file, without the flags that it may be served with, and the environment's variables that other pickers read.
     #[must_use]
     pub fn of_file_alone(path: PathBuf) -> Self {
-        Self::new(Some(path), None, Overrides { endpoints_follow: true, ..Overrides::default() })
+        let (aibrix, reference) = (AibrixEnv::of(variables()), ReferenceEnv::of(variables()));
+        let overrides = Overrides { endpoints_follow: true, aibrix, reference, ..Overrides::default() };
+        Self::new(Some(path), None, overrides)
     }
 
     /// Reads everything anew, and checks the files with certificates that the settings name.

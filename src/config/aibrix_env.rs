@@ -5,13 +5,27 @@
 
 use super::decode::Sink;
 use super::defaults::MAX_BLOCK_SIZE;
-use super::diagnostic::{Code, Diagnostic};
+use super::diagnostic::{Code, Diagnostic, closest};
 use super::schema::TokenizerKind;
+use super::settings::TokenizerFallback;
 use crate::prefix::cache::CHARACTERS_PER_TOKEN;
 use crate::scheduling::registry;
 use crate::scheduling::strategy::weighted;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::str::FromStr;
+use std::time::Duration;
+use tokenizer_pool::{Part, RemoteDefaults};
+
+pub(super) mod tokenizer_pool;
+
+/// 128 characters, as AIBrix recommends for its tokenizer `character`.
+const RECOMMENDED_CHARACTERS: u32 = 128;
+/// 16 tokens, as AIBrix recommends for its tokenizer `tiktoken`.
+const RECOMMENDED_TOKENS: u32 = 16;
+/// The size of a block.
+const BLOCK_SIZE: &str = "AIBRIX_PREFIX_CACHE_BLOCK_SIZE";
 
 /// The variables that are set, by name; blank ones count as not set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,8 +40,18 @@ enum Meaning {
     Exact,
     /// What turns prompts into tokens.
     Tokenizer,
-    /// The size of a block, in bytes.
-    BlockBytes,
+    /// The size of a block, in the tokenizer's unit.
+    BlockSize,
+    /// Blocks of the prefix index.
+    BlockNumber,
+    /// A part of the tokenizer pool.
+    TokenizerPool(Part),
+    /// How long a prefill may take.
+    PrefillTimeout,
+    /// How vLLM's servers move a KV cache.
+    KvConnector,
+    /// Where Redis is.
+    Redis,
     /// A parameter of a strategy.
     Parameter(&'static str, &'static str, Kind),
     /// Nothing here, and why.
@@ -58,53 +82,71 @@ const EXACT: &[(&str, &str, &str)] = &[
     ("least-latency", "fallback", "random"),
     ("least-request", "compat", "true"),
     ("least-utilization", "fallback", "random"),
+    ("pd", "compat", "true"),
     ("power-of-two", "compat", "true"),
     ("prefix-cache", "compat", "true"),
     ("prefix-cache-preble", "compat", "true"),
     ("throughput", "fallback", "random"),
     ("vtc-basic", "compat", "true"),
 ];
-/// Every other variable that is looked at begins so.
-const PREFIXES: [&str; 7] = [
-    "AIBRIX_DECODE_",
-    "AIBRIX_KV_CONNECTOR_TYPE",
-    "AIBRIX_POD_DEPLOYMENT_LABEL",
-    "AIBRIX_PREFILL_",
-    "AIBRIX_PREFIX_CACHE_",
-    "AIBRIX_PROMPT_LENGTH_BUCKETING",
-    "AIBRIX_ROUTER_",
-];
+/// The host of AIBrix's Redis.
+const REDIS_HOST: &str = "REDIS_HOST";
+/// Its port; Kubernetes sets a variable of this name to a URL for a Service called `redis`.
+const REDIS_PORT: &str = "REDIS_PORT";
+/// Its password.
+const REDIS_PASSWORD: &str = "REDIS_PASSWORD";
+/// Redis's own port.
+const DEFAULT_REDIS_PORT: u16 = 6379;
+/// Parameters of the SLO strategies: files with profiles, and whether profiles are read in Redis.
+const PROFILES: &str = "profiles";
+/// See [`PROFILES`].
+const FROM_REDIS: &str = "profilesFromRedis";
+/// Every other variable of AIBrix's begins so.
+const PREFIX: &str = "AIBRIX_";
 
 /// All of them; one that is a parameter of several strategies has a row for each.
 const VARIABLES: &[(&str, Meaning)] = {
     use Kind::{Flag, Number, Whole, Word};
-    use Meaning::{BlockBytes, Exact, Nothing, Parameter, Strategy, Tokenizer};
+    use Meaning::{
+        BlockNumber, BlockSize, Exact, KvConnector, Nothing, Parameter, PrefillTimeout, Redis, Strategy, Tokenizer,
+        TokenizerPool,
+    };
     const VTC: &str = "vtc-basic";
     const PREBLE: &str = "prefix-cache-preble";
     const PD: &str = "pd";
     const BY_ROOM: &str = "blocks are forgotten when room runs out; `prefixCache.maxBytes` bounds it";
+    const BY_PAGES: &str = "servers' own metrics are read, Prometheus is not asked";
+    const BY_EVENTS: &str =
+        "pickers share nothing; each learns from KV events (`prefixCache.kvEvents`), which all of them can read";
     const BY_FILE: &str = "KV events are configured in the file, under `prefixCache`";
     &[
         (DOCUMENTED_ALGORITHM, Strategy),
         (ROUTING_ALGORITHM, Strategy),
         (COMPAT, Exact),
         ("AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE", Tokenizer),
-        ("AIBRIX_PREFIX_CACHE_BLOCK_SIZE", BlockBytes),
+        ("AIBRIX_PREFIX_CACHE_BLOCK_SIZE", BlockSize),
         ("AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", Parameter("prefix-cache", "imbalance", Whole)),
         ("AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR", Parameter("prefix-cache", "deviations", Number)),
         ("AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR", Parameter(PD, "standardDeviationFactor", Number)),
-        ("AIBRIX_PREFIX_CACHE_BLOCK_NUMBER", Nothing(BY_ROOM)),
+        ("AIBRIX_PREFIX_CACHE_BLOCK_NUMBER", BlockNumber),
         ("AIBRIX_PREFIX_CACHE_EVICTION_INTERVAL_SECONDS", Nothing(BY_ROOM)),
         ("AIBRIX_PREFIX_CACHE_EVICTION_DURATION_MINS", Nothing(BY_ROOM)),
         ("AIBRIX_PREFIX_CACHE_KV_EVENT_SYNC_ENABLED", Nothing(BY_FILE)),
         ("AIBRIX_PREFIX_CACHE_KV_EVENT_PUBLISH_ADDR", Nothing(BY_FILE)),
         ("AIBRIX_PREFIX_CACHE_KV_EVENT_SUBSCRIBE_ADDRS", Nothing(BY_FILE)),
-        ("AIBRIX_PREFIX_CACHE_USE_REMOTE_TOKENIZER", Nothing(BY_FILE)),
-        ("AIBRIX_PREFIX_CACHE_REMOTE_TOKENIZER_ENDPOINT", Nothing(BY_FILE)),
+        ("AIBRIX_KV_EVENT_SYNC_ENABLED", Nothing(BY_FILE)),
+        ("AIBRIX_PREFIX_CACHE_USE_REMOTE_TOKENIZER", TokenizerPool(Part::Use)),
+        ("AIBRIX_USE_REMOTE_TOKENIZER", TokenizerPool(Part::Use)),
+        ("AIBRIX_PREFIX_CACHE_REMOTE_TOKENIZER_ENDPOINT", TokenizerPool(Part::Template)),
+        ("AIBRIX_VLLM_TOKENIZER_ENDPOINT_TEMPLATE", TokenizerPool(Part::Template)),
+        ("AIBRIX_TOKENIZER_HEALTH_CHECK_PERIOD", TokenizerPool(Part::HealthCheckPeriod)),
+        ("AIBRIX_TOKENIZER_TTL", TokenizerPool(Part::Ttl)),
+        ("AIBRIX_MAX_TOKENIZERS_PER_POOL", TokenizerPool(Part::MaxModels)),
+        ("AIBRIX_TOKENIZER_REQUEST_TIMEOUT", TokenizerPool(Part::RequestTimeout)),
         ("AIBRIX_ROUTER_PREBLE_TARGET_GPU", Parameter(PREBLE, "targetGPU", Word)),
         ("AIBRIX_ROUTER_PREBLE_DECODING_LENGTH", Parameter(PREBLE, "decodingLength", Whole)),
         ("AIBRIX_ROUTER_PREBLE_SLIDING_WINDOW_PERIOD", Parameter(PREBLE, "slidingWindowPeriod", Whole)),
-        ("AIBRIX_ROUTER_PREBLE_EVICTION_LOOP_INTERVAL", Nothing("nothing is swept in the background")),
+        ("AIBRIX_ROUTER_PREBLE_EVICTION_LOOP_INTERVAL", Parameter(PREBLE, "evictionLoopInterval", Whole)),
         ("AIBRIX_ROUTER_VTC_TOKEN_TRACKER_TIME_UNIT", Parameter(VTC, "timeUnit", Word)),
         ("AIBRIX_ROUTER_VTC_TOKEN_TRACKER_WINDOW_SIZE", Parameter(VTC, "windowSize", Whole)),
         ("AIBRIX_ROUTER_VTC_TOKEN_TRACKER_MIN_TOKENS", Parameter(VTC, "minTokens", Number)),
@@ -127,8 +169,27 @@ const VARIABLES: &[(&str, Meaning)] = {
         ("AIBRIX_DECODE_LB_WEIGHT_RUNNING", Parameter(PD, "decodeLBWeightRunning", Number)),
         ("AIBRIX_DECODE_LB_WEIGHT_THROUGHPUT", Parameter(PD, "decodeLBWeightThroughput", Number)),
         ("AIBRIX_PROMPT_LENGTH_BUCKETING", Parameter(PD, "promptLengthBucketing", Flag)),
-        ("AIBRIX_PREFILL_REQUEST_TIMEOUT", Nothing("`disaggregation.prefillTimeout` in the file says it")),
-        ("AIBRIX_KV_CONNECTOR_TYPE", Nothing("`disaggregation.connector` in the file says it")),
+        ("AIBRIX_PREFILL_REQUEST_TIMEOUT", PrefillTimeout),
+        ("AIBRIX_KV_CONNECTOR_TYPE", KvConnector),
+        (REDIS_HOST, Redis),
+        (REDIS_PORT, Redis),
+        (REDIS_PASSWORD, Redis),
+        ("AIBRIX_AUTH_BEARER_TOKEN", Nothing("the gateway checks who its clients are, before Attaché sees a request")),
+        ("AIBRIX_GRPC_MAX_MESSAGE_SIZE_BYTES", Nothing("`limits.maxBodyBytes` bounds a request's body")),
+        ("AIBRIX_HTTPROUTE_CACHE_TTL", Nothing("routes are the gateway's and are not read")),
+        ("AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS", Nothing("`--refresh-metrics-interval` or `scrape.interval` says it")),
+        ("AIBRIX_PREFIX_CACHE_HASH_SEED", Nothing("blocks are not shared by their hashes; `--seed` sets all seeds")),
+        ("AIBRIX_PREFIX_CACHE_METRICS_ENABLED", Nothing("the metrics are always there")),
+        ("AIBRIX_PROMETHEUS_QUERY_INTERVAL_MS", Nothing(BY_PAGES)),
+        ("AIBRIX_PROMETHEUS_QUERY_TIMEOUT_MS", Nothing(BY_PAGES)),
+        ("AIBRIX_STATESYNC_ENABLED", Nothing(BY_EVENTS)),
+        ("AIBRIX_STATESYNC_SYNC_PERIOD", Nothing(BY_EVENTS)),
+        ("AIBRIX_SYNC_EVICTION_DURATION_MINUTES", Nothing(BY_ROOM)),
+        ("AIBRIX_SYNC_EVICTION_INTERVAL_SECONDS", Nothing(BY_ROOM)),
+        ("AIBRIX_SYNC_MAX_CONTEXTS", Nothing(BY_ROOM)),
+        ("AIBRIX_SYNC_MAX_PREFIXES_PER_CONTEXT", Nothing(BY_ROOM)),
+        ("AIBRIX_TRT_MACHINE_ID", Nothing("ids of TensorRT-LLM requests are random")),
+        ("AIBRIX_TTFT_THRESHOLD_S", Nothing("`attache_time_to_first_byte_seconds` has all times in buckets")),
     ]
 };
 
@@ -136,8 +197,8 @@ impl AibrixEnv {
     /// Those of `variables` that are AIBrix's and concern routing.
     #[must_use]
     pub fn of(variables: impl IntoIterator<Item = (String, String)>) -> Self {
-        let names = [ROUTING_ALGORITHM, DOCUMENTED_ALGORITHM, COMPAT];
-        let concerns = |name: &str| names.contains(&name) || PREFIXES.iter().any(|p| name.starts_with(p));
+        let names = [ROUTING_ALGORITHM, DOCUMENTED_ALGORITHM, COMPAT, REDIS_HOST, REDIS_PORT, REDIS_PASSWORD];
+        let concerns = |name: &str| names.contains(&name) || (name.starts_with(PREFIX) && !is_of_service(name));
         let set = variables.into_iter().filter(|(name, value)| concerns(name) && !value.trim().is_empty());
         Self(set.map(|(name, value)| (name, value.trim().to_owned())).collect())
     }
@@ -150,7 +211,12 @@ impl AibrixEnv {
             let set = match meanings.peek() {
                 None | Some(Meaning::Nothing(_)) => {
                     let why = if let Some(Meaning::Nothing(why)) = meanings.next() { why } else { "it is not read" };
-                    sink.push(Diagnostic::new(Code::NoEffect, name, format!("`{name}` has no effect: {why}")));
+                    let told = Diagnostic::new(Code::NoEffect, name, format!("`{name}` has no effect: {why}"));
+                    let meant = closest(name, VARIABLES.iter().map(|(known, _)| *known)).filter(|known| known != name);
+                    sink.push(match meant {
+                        Some(meant) if why == "it is not read" => told.help(format!("did you mean `{meant}`?")),
+                        _ => told,
+                    });
                     Ok(())
                 }
                 Some(_) => meanings.try_for_each(|meaning| defaults.set(meaning, name, value)),
@@ -161,6 +227,7 @@ impl AibrixEnv {
                 sink.push(Diagnostic::new(Code::OutOfRange, name, message));
             }
         }
+        defaults.choose_fallback();
         let [coded, documented] = [ROUTING_ALGORITHM, DOCUMENTED_ALGORITHM].map(|name| self.0.get(name));
         if documented.is_some_and(|documented| coded.is_some_and(|coded| coded != documented)) {
             let message =
@@ -169,6 +236,12 @@ impl AibrixEnv {
         }
         defaults
     }
+}
+
+/// Whether Kubernetes sets the variable for a Service, as `AIBRIX_REDIS_MASTER_SERVICE_HOST` for `aibrix-redis-master`.
+pub(super) fn is_of_service(name: &str) -> bool {
+    let is_port = |name: &str| name.ends_with("_PORT") || name.contains("_PORT_") && name.contains("_TCP");
+    name.contains("_SERVICE_HOST") || name.contains("_SERVICE_PORT") || is_port(name)
 }
 
 fn tokenizer(value: &str) -> Result<TokenizerKind, String> {
@@ -180,11 +253,26 @@ fn tokenizer(value: &str) -> Result<TokenizerKind, String> {
     }
 }
 
-/// Tokens in a block, from AIBrix's bytes: of text as they are, of token ids four each.
-fn block_size(value: &str) -> Result<u32, String> {
-    let most = MAX_BLOCK_SIZE * CHARACTERS_PER_TOKEN;
-    let bytes = value.parse::<u32>().ok().filter(|bytes| (1..=most).contains(bytes));
-    bytes.map(|bytes| bytes.div_ceil(CHARACTERS_PER_TOKEN)).ok_or_else(|| format!("1 to {most} bytes, whole"))
+/// A whole number from 1 to `most`.
+fn whole<T: FromStr + PartialOrd + Display + From<u8>>(value: &str, most: T) -> Result<T, String> {
+    let number = value.parse::<T>().ok().filter(|number| *number >= T::from(1) && *number <= most);
+    number.ok_or_else(|| format!("1 to {most}, whole"))
+}
+
+/// `text` as it may stand in a URL's password.
+fn percent_encoded(text: &str) -> String {
+    let byte = |b: u8| if b.is_ascii_alphanumeric() { char::from(b).to_string() } else { format!("%{b:02X}") };
+    text.bytes().map(byte).collect()
+}
+
+/// The name of a connector of vLLM's, from AIBrix's word for it.
+fn kv_connector(value: &str) -> Result<&'static str, String> {
+    match value {
+        "shfs" => Ok("shfs"),
+        // AIBrix's word for the one of Neuron.
+        "nixl" => Ok("neuron-nixl"),
+        _ => Err("shfs, nixl; with Mooncake's servers, `disaggregation.connector: shared-storage`".to_owned()),
+    }
 }
 
 /// The value of a switch, as Go reads it.
@@ -221,10 +309,21 @@ pub(super) struct AibrixDefaults {
     pub(super) strategy: Option<String>,
     /// The variable that names it.
     pub(super) strategy_variable: &'static str,
-    /// What turns prompts into tokens.
-    pub(super) tokenizer: Option<TokenizerKind>,
-    /// Tokens in a block.
-    pub(super) block_size: Option<u32>,
+    /// What turns prompts into tokens, beside the pool of servers.
+    tokenizer: Option<TokenizerKind>,
+    /// How servers are asked for tokens.
+    pub(super) remote: RemoteDefaults,
+    /// The size of a block, in the tokenizer's unit.
+    block_size: Option<u32>,
+    /// Blocks of the prefix index.
+    pub(super) max_blocks: Option<u64>,
+    /// How long a prefill may take.
+    pub(super) prefill_timeout: Option<Duration>,
+    /// The connector of vLLM's servers.
+    pub(super) kv_connector: Option<&'static str>,
+    /// There is a Redis, of the file or of the environment.
+    pub(super) has_redis: bool,
+    redis: BTreeMap<String, String>,
     parameters: BTreeMap<&'static str, Map<String, Value>>,
 }
 
@@ -245,7 +344,14 @@ impl AibrixDefaults {
             }
             Meaning::Exact => {}
             Meaning::Tokenizer => self.tokenizer = Some(tokenizer(value)?),
-            Meaning::BlockBytes => self.block_size = Some(block_size(value)?),
+            Meaning::BlockSize => self.block_size = Some(whole(value, MAX_BLOCK_SIZE * CHARACTERS_PER_TOKEN)?),
+            Meaning::BlockNumber => self.max_blocks = Some(whole(value, u64::MAX)?),
+            Meaning::TokenizerPool(part) => self.remote.set(part, variable, value)?,
+            Meaning::PrefillTimeout => self.prefill_timeout = Some(tokenizer_pool::seconds(value)?),
+            Meaning::Redis => {
+                self.redis.insert(variable.to_owned(), value.to_owned());
+            }
+            Meaning::KvConnector => self.kv_connector = Some(kv_connector(value)?),
             Meaning::Parameter(strategy, parameter, kind) => {
                 let value = checked(strategy, parameter, kind, value)?;
                 self.parameters.entry(strategy).or_default().insert(parameter.to_owned(), value);
@@ -255,8 +361,71 @@ impl AibrixDefaults {
         Ok(())
     }
 
+    /// The URL of AIBrix's Redis; `None` where its variables name no host.
+    pub(super) fn redis_url(&self) -> Option<String> {
+        let host = self.redis.get(REDIS_HOST)?;
+        let port = self.redis.get(REDIS_PORT).and_then(|port| port.parse().ok()).unwrap_or(DEFAULT_REDIS_PORT);
+        let password = self.redis.get(REDIS_PASSWORD).map(|password| format!(":{}@", percent_encoded(password)));
+        Some(format!("redis://{}{host}:{port}/0", password.unwrap_or_default()))
+    }
+
+    /// What turns prompts into tokens. With the pool of servers, what it falls back to is AIBrix's `DefaultTokenizer`.
+    pub(super) fn tokenizer(&self) -> Option<TokenizerKind> {
+        match self.remote.is_used {
+            Some(true) => Some(TokenizerKind::Remote),
+            _ => self.tokenizer,
+        }
+    }
+
+    /// Notes what stands in for tokens that servers do not give, where AIBrix's variables ask for those.
+    fn choose_fallback(&mut self) {
+        self.remote.fallback = match (self.tokenizer(), self.tokenizer) {
+            (Some(TokenizerKind::Remote), Some(TokenizerKind::Tiktoken)) => Some(TokenizerFallback::Tiktoken),
+            (Some(TokenizerKind::Remote), _) => Some(TokenizerFallback::Characters),
+            _ => None,
+        };
+    }
+
+    /// Tokens in a block, from the variable's characters where blocks hold text (`is_text`) and from its tokens where not. Where the
+    /// environment names the tokenizer (`is_of_env`) and no size, the size that AIBrix recommends for it.
+    pub(super) fn block_size(&self, is_text: bool, is_of_env: bool, sink: &mut Sink) -> Option<u32> {
+        let recommended = || {
+            self.tokenizer().filter(|_| is_of_env)?;
+            Some(if is_text { RECOMMENDED_CHARACTERS } else { RECOMMENDED_TOKENS })
+        };
+        let size = self.block_size.or_else(recommended)?;
+        let tokens = if is_text { size.div_ceil(CHARACTERS_PER_TOKEN) } else { size };
+        if is_text && tokens * CHARACTERS_PER_TOKEN != size {
+            let rounded = tokens * CHARACTERS_PER_TOKEN;
+            let message = format!(
+                "`{BLOCK_SIZE}` of {size} counts as {rounded}: blocks of text have a multiple of {CHARACTERS_PER_TOKEN} bytes"
+            );
+            sink.push(Diagnostic::new(Code::Overridden, BLOCK_SIZE, message));
+        }
+        if tokens > MAX_BLOCK_SIZE {
+            let message = format!("`{BLOCK_SIZE}` is `{size}`, allowed: 1 to {MAX_BLOCK_SIZE} tokens");
+            sink.push(Diagnostic::new(Code::OutOfRange, BLOCK_SIZE, message));
+        }
+        Some(tokens)
+    }
+
     /// The parameters of `strategy`, which the file `given` says, with what the environment adds. Parts of a weighted name have their own.
     pub(super) fn parameters(&self, strategy: &str, given: Value) -> Value {
+        let parameters = self.with_defaults(strategy, given);
+        let is_slo = strategy == "slo" || strategy.starts_with("slo-");
+        let mut map = match parameters {
+            Value::Null => Map::new(),
+            Value::Object(map) => map,
+            other => return other,
+        };
+        // AIBrix's profiles stand in Redis and nowhere else.
+        if is_slo && self.has_redis && !map.contains_key(PROFILES) && !map.contains_key(FROM_REDIS) {
+            map.insert(FROM_REDIS.to_owned(), Value::from(true));
+        }
+        if map.is_empty() { Value::Null } else { Value::Object(map) }
+    }
+
+    fn with_defaults(&self, strategy: &str, given: Value) -> Value {
         if self.parameters.is_empty() {
             return given;
         }
@@ -303,7 +472,12 @@ mod tests {
                 Meaning::Strategy => "prefix-cache",
                 Meaning::Exact => "true",
                 Meaning::Tokenizer => "tiktoken",
-                Meaning::BlockBytes => "128",
+                Meaning::BlockSize => "128",
+                Meaning::TokenizerPool(Part::Use) => "true",
+                Meaning::TokenizerPool(Part::Template) => "http://%s:8000",
+                Meaning::KvConnector => "shfs",
+                Meaning::Redis => "redis",
+                Meaning::BlockNumber | Meaning::TokenizerPool(_) | Meaning::PrefillTimeout => "60",
                 Meaning::Parameter(_, "targetGPU", _) => "A6000",
                 Meaning::Parameter(_, "timeUnit", _) => "seconds",
                 Meaning::Parameter(_, "prefillScorePolicy" | "decodeScorePolicy", _) => "conductor",
@@ -321,8 +495,7 @@ mod tests {
             ("AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE", "character"),
             ("ROUTING_ALGORITHM", " prefix-cache "),
         ]);
-        assert_eq!(defaults.block_size, Some(32), "128 bytes");
-        assert_eq!(defaults.tokenizer, Some(TokenizerKind::Characters));
+        assert_eq!(defaults.tokenizer(), Some(TokenizerKind::Characters));
         assert_eq!(defaults.strategy.as_deref(), Some("prefix-cache"));
     }
 
@@ -334,6 +507,13 @@ mod tests {
             ("AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR", "NaN", "a number"),
             ("AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE", "bert", "character, tiktoken, remote"),
             ("AIBRIX_PREFIX_CACHE_BLOCK_SIZE", "0", "1 to 16384"),
+            ("AIBRIX_PREFIX_CACHE_BLOCK_NUMBER", "0", "1 to"),
+            ("AIBRIX_PREFILL_REQUEST_TIMEOUT", "soon", "a number of seconds"),
+            ("AIBRIX_KV_CONNECTOR_TYPE", "mooncake", "shfs, nixl"),
+            ("AIBRIX_VLLM_TOKENIZER_ENDPOINT_TEMPLATE", "%s:8000", "an http or https URL"),
+            ("AIBRIX_TOKENIZER_TTL", "0", "a number of seconds"),
+            ("AIBRIX_MAX_TOKENIZERS_PER_POOL", "0", "1 to 10000"),
+            ("AIBRIX_USE_REMOTE_TOKENIZER", "maybe", "true, false"),
             ("AIBRIX_ROUTER_VTC_TOKEN_TRACKER_TIME_UNIT", "hours", "`vtc-basic`"),
             ("AIBRIX_ROUTER_VTC_TOKEN_TRACKER_WINDOW_SIZE", "0", "`vtc-basic`"),
             ("AIBRIX_ROUTER_PREBLE_TARGET_GPU", "H100", "`prefix-cache-preble`"),
@@ -346,8 +526,53 @@ mod tests {
             assert!(error.is_error() && error.message.contains(name) && error.message.contains(allowed), "{error:?}");
         }
         let (_, unknown) = read(&[("AIBRIX_ROUTER_VTC_BASIC_MAX_LOAD", "1"), ("AIBRIX_OTHER", "1"), ("PATH", "/")]);
-        assert_eq!(unknown.iter().map(|d| d.code).collect::<Vec<_>>(), [Code::NoEffect], "{unknown:?}");
+        assert_eq!(unknown.iter().map(|d| d.code).collect::<Vec<_>>(), [Code::NoEffect; 2], "{unknown:?}");
+        assert!(unknown.iter().any(|d| d.help.as_deref().is_some_and(|help| help.contains("_MAX_POD_LOAD"))));
+        let services = [
+            ("AIBRIX_REDIS_MASTER_SERVICE_HOST", "10.0.0.1"),
+            ("AIBRIX_REDIS_MASTER_SERVICE_PORT_TCP_REDIS", "6379"),
+            ("AIBRIX_REDIS_MASTER_PORT", "tcp://10.0.0.1:6379"),
+            ("AIBRIX_REDIS_MASTER_PORT_6379_TCP_ADDR", "10.0.0.1"),
+        ];
+        assert!(read(&services).1.is_empty(), "Kubernetes sets them for a Service");
         assert!(read(&[("AIBRIX_ROUTER_PREBLE_TARGET_GPU", " ")]).1.is_empty(), "blank is not set");
+    }
+
+    #[test]
+    fn blocks_count_in_the_unit_of_the_tokenizer() {
+        const TYPE: &str = "AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE";
+        for (variables, is_text, is_of_env, tokens, codes) in [
+            (&[(BLOCK_SIZE, "128")][..], true, false, Some(32), &[][..]),
+            (&[(BLOCK_SIZE, "130")], true, false, Some(33), &[Code::Overridden]),
+            (&[(BLOCK_SIZE, "16")], false, false, Some(16), &[]),
+            (&[(BLOCK_SIZE, "5000")], false, false, Some(5000), &[Code::OutOfRange]),
+            (&[(TYPE, "character")], true, true, Some(32), &[]),
+            (&[(TYPE, "tiktoken")], false, true, Some(16), &[]),
+            (&[(TYPE, "tiktoken")], true, false, None, &[]),
+            (&[], true, true, None, &[]),
+        ] {
+            let (defaults, diagnostics) = read(variables);
+            assert!(diagnostics.is_empty());
+            let mut sink = Sink::default();
+            assert_eq!(defaults.block_size(is_text, is_of_env, &mut sink), tokens, "{variables:?}");
+            assert_eq!(sink.diagnostics.iter().map(|d| d.code).collect::<Vec<_>>(), codes, "{variables:?}");
+        }
+    }
+
+    #[test]
+    fn the_default_tokenizer_stands_in_for_the_remote_one() {
+        const USE: (&str, &str) = ("AIBRIX_USE_REMOTE_TOKENIZER", "true");
+        const TYPE: &str = "AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE";
+        for (variables, fallback) in [
+            (&[USE][..], Some(TokenizerFallback::Characters)),
+            (&[USE, (TYPE, "tiktoken")], Some(TokenizerFallback::Tiktoken)),
+            (&[(TYPE, "remote")], Some(TokenizerFallback::Characters)),
+            (&[(TYPE, "tiktoken")], None),
+        ] {
+            let (defaults, diagnostics) = read(variables);
+            assert!(diagnostics.is_empty());
+            assert_eq!(defaults.remote.fallback, fallback, "{variables:?}");
+        }
     }
 
     #[test]

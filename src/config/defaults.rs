@@ -57,6 +57,16 @@ pub const DEFAULT_BLOCK_SIZE: u32 = 16;
 pub const MAX_BLOCK_SIZE: u32 = 4_096;
 /// 400 ms, after which llm-d's picker decides without tokens.
 pub const DEFAULT_REMOTE_TIMEOUT: Duration = Duration::from_millis(400);
+/// 5 s, as AIBrix has it: the longest prompts tokenize in less.
+pub const DEFAULT_TOKENIZER_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// 30 s, as AIBrix has it.
+pub const DEFAULT_TOKENIZER_HEALTH_CHECK_PERIOD: Duration = Duration::from_secs(30);
+/// 5 min, as AIBrix has it.
+pub const DEFAULT_TOKENIZER_TTL: Duration = Duration::from_secs(300);
+/// 100 models, as AIBrix has it.
+pub const DEFAULT_TOKENIZER_MAX_MODELS: u32 = 100;
+/// 10,000 models: probing more of them keeps servers busy.
+pub const MAX_TOKENIZER_MODELS: u32 = 10_000;
 /// vLLM's own port for KV events.
 pub const DEFAULT_KV_EVENTS_PORT: u16 = 5557;
 /// Every topic: a publisher whose topic is left at vLLM's default, which is empty, is heard too.

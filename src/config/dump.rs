@@ -6,6 +6,7 @@ use super::settings::{
 };
 use super::units::show_duration;
 use crate::disagg::Mode;
+use crate::disagg::policy::BY_LABEL;
 use crate::quota::Limits;
 use crate::scheduling::Decider;
 use crate::scheduling::choice::{ModelRule, ProfileSpec, StrategySpec};
@@ -301,17 +302,24 @@ fn prefix_cache(p: &PrefixSettings) -> Value {
         TokenizerSettings::Characters => json!({"type": "characters"}),
         TokenizerSettings::Tiktoken { encoding } => json!({"type": "tiktoken", "encoding": encoding}),
         TokenizerSettings::HuggingFace { directory } => json!({"type": "huggingface", "directory": directory}),
-        TokenizerSettings::Remote { url, render, timeout } => json!({
+        TokenizerSettings::Remote(remote) => json!({
             "type": "remote",
-            "url": url.as_deref().map(without_credentials),
-            "render": render,
-            "timeout": show_duration(*timeout),
+            "url": remote.url.as_deref().map(without_credentials),
+            "modelUrls": remote.model_urls.iter().map(|(m, url)| (m.clone(), json!(without_credentials(url)))).collect::<Map<_, _>>(),
+            "render": remote.render,
+            "timeout": show_duration(remote.timeout),
+            "requestTimeout": show_duration(remote.request_timeout),
+            "healthCheckPeriod": show_duration(remote.health_check_period),
+            "ttl": show_duration(remote.ttl),
+            "maxModels": remote.max_models,
+            "fallback": remote.fallback,
         }),
     };
     json!({
         "tokenizer": tokenizer,
         "blockSize": p.block_size,
         "maxBytes": p.max_bytes,
+        "maxBlocks": p.max_blocks,
         "tenantShare": p.tenant_share,
         "tenantHeader": p.tenant_header,
         "isolateTenants": p.isolate_tenants,
@@ -334,6 +342,7 @@ fn disaggregation(d: &Disaggregation) -> Value {
         Decider::Predicted => json!("predicted"),
         Decider::Always => json!("always"),
         Decider::Never => json!("never"),
+        Decider::Strategy => json!("strategy"),
         Decider::PrefixBased { non_cached_tokens, prompt_tokens } => {
             json!({"type": "prefix-based", "nonCachedTokens": non_cached_tokens, "promptTokens": prompt_tokens})
         }
@@ -345,7 +354,7 @@ fn disaggregation(d: &Disaggregation) -> Value {
     if let (Mode::Direct(direct), Value::Object(said)) = (&d.mode, &mut said) {
         let direct = json!({
             "mode": "direct",
-            "connector": direct.connector.name(),
+            "connector": if direct.by_label { BY_LABEL } else { direct.connector.name() },
             "prefillTimeout": show_duration(direct.bounds.timeout),
             "hedgeAfter": direct.bounds.hedge_after.map(show_duration),
             "fallback": direct.fallback,

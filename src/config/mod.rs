@@ -17,6 +17,7 @@ mod own;
 pub mod reference_env;
 pub mod schema;
 pub mod settings;
+mod tokenizer_url;
 pub mod units;
 mod validate;
 

@@ -1,20 +1,40 @@
-//! Environment variables that GIE's and llm-d's manifests set for their pickers and that have no counterpart here: each is told of, with what is there in its
-//! place, so that a Deployment that is taken over loses nothing in silence.
+//! Environment variables of other pickers that have no counterpart here: those of LocalAI, Neutree, GIE and llm-d. Each is told of, with what is there
+//! in its place, so that a Deployment that is taken over loses nothing in silence. AIBrix's are [`super::aibrix_env`]'s.
 //!
 //! Read with the flags (`cli`), used by `validate`.
 
+use super::aibrix_env::is_of_service;
 use super::decode::Sink;
 use super::diagnostic::{Code, Diagnostic};
 use std::collections::BTreeMap;
 
+/// Whatever begins so is another picker's.
+const PREFIXES: [(&str, &str); 9] = [
+    ("ENABLE_EXPERIMENTAL_", "GIE"),
+    ("EPP_", "GIE"),
+    ("GIE_", "GIE"),
+    ("LATENCY_", "llm-d"),
+    ("LLMD_", "llm-d"),
+    ("LLM_D_", "llm-d"),
+    ("LOCALAI_", "LocalAI"),
+    ("NEUTREE_", "Neutree"),
+    ("SD_", "GIE"),
+];
+/// Variables with such a prefix that are read, each where its flag is.
+const READ: [&str; 2] = ["LOCALAI_DISTRIBUTED_PREFIX_CACHE", "LOCALAI_DISTRIBUTED_PREFIX_CACHE_TTL"];
+/// The predictor's parameters, which `predicted-latency` learns by itself.
+const LEARNED: &str = "the strategy `predicted-latency` learns inside the picker, without a server of its own";
+
 /// Each variable, the values that ask for nothing else than what is done anyway, and what is there in its place.
-const VARIABLES: [(&str, &[&str], &str); 7] = [
+const VARIABLES: [(&str, &[&str], &str); 12] = [
     ("ENABLE_EXPERIMENTAL_DATALAYER_V2", &["false"], "there is one way to read metrics, and nothing to switch"),
     (
         "ENABLE_EXPERIMENTAL_FLOW_CONTROL_LAYER",
         &["false"],
         "`flowControl: {enabled: true}` of a pool has its requests wait their turn",
     ),
+    ("LOCALAI_MODEL_LOAD_WAIT", &[], "models are loaded by their servers; `limits.requestTimeout` bounds a request"),
+    ("LOCALAI_MODEL_SCHEDULING", &[], "`strategies` of a pool name a strategy for each model"),
     ("OTEL_TRACES_EXPORTER", &["otlp"], "traces go to `--otlp-endpoint` (OTEL_EXPORTER_OTLP_ENDPOINT), or nowhere"),
     (
         "OTEL_TRACES_SAMPLER",
@@ -32,6 +52,9 @@ const VARIABLES: [(&str, &[&str], &str); 7] = [
         &[],
         "`queueDepthThreshold` of the detector `utilization-detector` (`flowControl.detector`) says it",
     ),
+    ("PREDICTION_SERVER_URL", &[], LEARNED),
+    ("TRAINING_SERVER_URL", &[], LEARNED),
+    ("DYNAMIC_LORA_ROLLOUT_CONFIG", &[], "adapters are loaded by servers, and found by their metrics"),
 ];
 
 /// Those among them that are set, by name; blank ones count as not set.
@@ -42,21 +65,30 @@ impl ReferenceEnv {
     /// Those among `variables`.
     #[must_use]
     pub fn of(variables: impl IntoIterator<Item = (String, String)>) -> Self {
-        let set = |(name, value): &(String, String)| {
-            !value.trim().is_empty() && VARIABLES.iter().any(|(known, _, _)| known == name)
+        let concerns = |name: &str| {
+            let is_known = VARIABLES.iter().any(|(known, _, _)| *known == name);
+            is_known || (product(name).is_some() && !READ.contains(&name) && !is_of_service(name))
         };
+        let set = |(name, value): &(String, String)| !value.trim().is_empty() && concerns(name);
         Self(variables.into_iter().filter(set).collect())
     }
 
     /// Tells of each that asks for something.
     pub(super) fn tell(&self, sink: &mut Sink) {
-        for (name, as_it_is, instead) in VARIABLES {
-            let asks = |value: &&String| !as_it_is.contains(&value.trim().to_ascii_lowercase().as_str());
-            if self.0.get(name).filter(asks).is_some() {
-                sink.push(Diagnostic::new(Code::NoEffect, name, format!("`{name}` has no effect: {instead}")));
-            }
+        for (name, value) in &self.0 {
+            let why = match VARIABLES.iter().find(|(known, _, _)| known == name) {
+                Some((_, as_it_is, _)) if as_it_is.contains(&value.trim().to_ascii_lowercase().as_str()) => continue,
+                Some((.., instead)) => (*instead).to_owned(),
+                None => format!("no setting of {} that is read here has this name", product(name).unwrap_or_default()),
+            };
+            sink.push(Diagnostic::new(Code::NoEffect, name, format!("`{name}` has no effect: {why}")));
         }
     }
+}
+
+/// The product that a variable's prefix stands for.
+fn product(name: &str) -> Option<&'static str> {
+    PREFIXES.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|(_, product)| *product)
 }
 
 #[cfg(test)]
@@ -77,6 +109,24 @@ mod tests {
         }
         let as_it_is = [("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"), ("OTEL_TRACES_EXPORTER", "otlp")];
         assert!(told(&as_it_is).is_empty());
-        assert!(told(&[("SD_CARD", "5"), ("PATH", "/bin")]).is_empty(), "nobody's business");
+        assert!(told(&[("HOME", "/root"), ("PATH", "/bin")]).is_empty(), "nobody's business");
+    }
+
+    #[test]
+    fn whatever_begins_as_another_pickers_is_told_of() {
+        for (prefix, product) in PREFIXES {
+            let name = format!("{prefix}SOMETHING_NEW");
+            let [message] = &told(&[(&name, "1")])[..] else { panic!("{name}") };
+            assert!(message.contains(&name) && message.contains(product), "{message}");
+        }
+        for name in READ {
+            assert!(told(&[(name, "1")]).is_empty(), "{name} is read");
+        }
+        let services = [
+            ("EPP_SERVICE_HOST", "10.0.0.1"),
+            ("LLM_D_PORT_9002_TCP", "tcp://10.0.0.1:9002"),
+            ("EPP_PORT", "tcp://10.0.0.1:9002"),
+        ];
+        assert!(told(&services).is_empty(), "Kubernetes sets them for a Service");
     }
 }

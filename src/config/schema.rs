@@ -4,10 +4,10 @@
 //! in `validate`. Keys are camelCase.
 
 use super::decode::{Bytes, Fields, Keyword, Read, Sink, keyword};
-use super::diagnostic::{At, Code, Diagnostic, Span};
+use super::diagnostic::{At, Code, Diagnostic};
 use super::document::{Node, Value};
 use super::endpoint_picker;
-use super::settings::{ModelsAnswer, OnUnparseable, UsageCount};
+use super::settings::{ModelsAnswer, OnUnparseable, TokenizerFallback, UsageCount};
 use crate::disagg::Fallback;
 use crate::pool::Engine;
 use crate::scheduling::router::Destination;
@@ -114,7 +114,7 @@ mod discovery;
 mod flow;
 mod selection;
 mod tenants;
-pub use caches::{Disaggregation, KvEvents, PrefixCache, Volatile};
+pub use caches::{Disaggregation, KvEvents, PrefixCache, Tokenizer, Volatile};
 pub use discovery::{Dns, EndpointsFile, Kubernetes};
 pub use flow::{Band, FlowControl};
 pub use selection::{Profile, RequestStrategy, StrategyRule};
@@ -337,47 +337,6 @@ impl Read for Pool {
     }
 }
 
-/// A tokenizer: its type alone, or with what it needs.
-#[derive(Debug)]
-pub struct Tokenizer {
-    /// `type`
-    pub kind: At<TokenizerKind>,
-    /// `encoding`, of tiktoken.
-    pub encoding: Opt<String>,
-    /// `directory`, of huggingface.
-    pub directory: Opt<String>,
-    /// `url`, of remote.
-    pub url: Opt<String>,
-    /// `render`, of remote.
-    pub render: Opt<bool>,
-    /// `timeout`, of remote.
-    pub timeout: Opt<Duration>,
-}
-
-impl Tokenizer {
-    /// A tokenizer that is only named, in no file.
-    #[must_use]
-    pub fn plain(kind: TokenizerKind) -> Self {
-        let kind = At { value: kind, span: Span::default() };
-        Self { kind, encoding: None, directory: None, url: None, render: None, timeout: None }
-    }
-}
-
-impl Read for Tokenizer {
-    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
-        if let Value::Text(_) = node.value {
-            let kind = TokenizerKind::read(node, path, sink)?;
-            return Some(Self { kind: At { value: kind, span: node.span }, ..Self::plain(kind) });
-        }
-        let mut f = Fields::of(node, path, sink)?;
-        let kind = f.required("type", sink);
-        let (encoding, directory) = (f.get("encoding", sink), f.get("directory", sink));
-        let (url, render, timeout) = (f.get("url", sink), f.get("render", sink), f.get("timeout", sink));
-        f.finish(sink);
-        Some(Self { kind: kind?, encoding, directory, url, render, timeout })
-    }
-}
-
 /// Who says whether a request is split: a word, or one with what it needs.
 #[derive(Debug)]
 pub struct Decider {
@@ -412,6 +371,8 @@ pub enum DeciderKind {
     Always,
     /// Nobody: it is not.
     Never,
+    /// The strategy alone.
+    Strategy,
     /// What the decode server lacks.
     PrefixBased,
 }
@@ -564,10 +525,12 @@ keywords! {
     LogFormat: "text" => LogFormat::Text, "json" => LogFormat::Json;
     DisaggregationMode: "direct" => DisaggregationMode::Direct, "header" => DisaggregationMode::Header;
     DeciderKind: "predicted" => DeciderKind::Predicted, "always" => DeciderKind::Always,
-        "never" => DeciderKind::Never, "prefix-based" => DeciderKind::PrefixBased;
+        "never" => DeciderKind::Never, "strategy" => DeciderKind::Strategy, "prefix-based" => DeciderKind::PrefixBased;
     Fallback: "local" => Fallback::Local, "fail" => Fallback::Fail;
     TokenizerKind: "characters" => TokenizerKind::Characters, "tiktoken" => TokenizerKind::Tiktoken,
         "huggingface" => TokenizerKind::HuggingFace, "remote" => TokenizerKind::Remote;
+    TokenizerFallback: "none" => TokenizerFallback::None, "characters" => TokenizerFallback::Characters,
+        "tiktoken" => TokenizerFallback::Tiktoken;
     Scheme: "http" => Scheme::Http, "https" => Scheme::Https;
     OnUnparseable: "reject" => OnUnparseable::Reject, "fallback" => OnUnparseable::Fallback;
     ModelsAnswer: "server" => ModelsAnswer::Server, "pool" => ModelsAnswer::Pool;

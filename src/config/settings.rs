@@ -9,6 +9,7 @@ use crate::scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
 use crate::scheduling::registry::BuildError;
 use crate::scheduling::router::{Destination, ModelRewrites, PoolMatch};
 use crate::scheduling::{Choices, Scheduler, SplitPolicy};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -197,7 +198,7 @@ pub struct ExchangeSettings {
     /// Who is told why an endpoint was chosen.
     pub explain: ExplainSettings,
     /// Priorities by objective name.
-    pub objectives: std::collections::BTreeMap<String, i32>,
+    pub objectives: BTreeMap<String, i32>,
 }
 
 /// One pool.
@@ -283,6 +284,8 @@ pub struct PrefixSettings {
     pub block_size: Option<u32>,
     /// Bytes of the index.
     pub max_bytes: u64,
+    /// Blocks of the index; as many as its bytes hold when `None`.
+    pub max_blocks: Option<u64>,
     /// Part of what engines' own words leave of it that one tenant's guesses keep where all of it is used up, 0.01..=1.
     pub tenant_share: f32,
     /// The header that names the tenant, lower case.
@@ -324,14 +327,43 @@ pub enum TokenizerSettings {
         directory: PathBuf,
     },
     /// The pool's servers.
-    Remote {
-        /// Asked in place of the pool's servers.
-        url: Option<String>,
-        /// vLLM's render API in place of `/tokenize`.
-        render: bool,
-        /// How long a decision waits.
-        timeout: Duration,
-    },
+    Remote(RemoteTokenizer),
+}
+
+/// How servers are asked for tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteTokenizer {
+    /// The URL of each endpoint: `{address}` stands for its address and port, `{ip}` for its address alone. `None`: plain HTTP at its address.
+    pub url: Option<String>,
+    /// The URL of a model's own tokenizer, asked in place of the endpoints.
+    pub model_urls: BTreeMap<String, String>,
+    /// vLLM's render API in place of `/tokenize`.
+    pub render: bool,
+    /// How long a decision waits.
+    pub timeout: Duration,
+    /// How long a request may take, all its attempts together.
+    pub request_timeout: Duration,
+    /// After how long without a response a model's tokenizer is probed.
+    pub health_check_period: Duration,
+    /// After how long without a request a model is forgotten.
+    pub ttl: Duration,
+    /// Models at once.
+    pub max_models: u32,
+    /// What makes the keys of a prompt without tokens.
+    pub fallback: TokenizerFallback,
+}
+
+/// What makes the keys of a prompt of which the remote tokenizer gives no tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TokenizerFallback {
+    /// Nothing: the prompt has no keys, so that it is routed by load.
+    #[default]
+    None,
+    /// Blocks of text.
+    Characters,
+    /// The table of OpenAI's that the model's name stands for.
+    Tiktoken,
 }
 
 /// Where KV events come from.

@@ -174,7 +174,8 @@ impl Plan {
     /// Its servers are asked at the same time, and the one that answers waits for the other.
     #[must_use]
     pub fn meets(&self) -> bool {
-        self.is_split() && matches!(self.pool.disagg.as_deref(), Some(Mode::Direct(direct)) if direct.is_together())
+        let prefill = self.decision.split.as_ref().and_then(|split| split.prefill.first());
+        prefill.is_some_and(|server| self.pool.disagg.as_deref().is_some_and(|mode| mode.meets(server)))
     }
 
     /// The length of the new body, of which `announced` is the old one; `None` when nothing changes or it is not known.
@@ -361,14 +362,15 @@ pub fn decide(
     }
     let mut splittable = splittable(pool, q.head.path(), request.as_ref());
     let in_time = match pool.disagg.as_deref() {
-        Some(Mode::Direct(direct)) if !direct.is_together() => q.may_split,
+        Some(Mode::Direct(direct)) if !direct.is_together_in(&snapshot) => q.may_split,
         // Nobody is waited for; what is to be changed of the body must be here.
         Some(Mode::Direct(_)) => matches!(q.body, Seen::Whole(_)),
         Some(Mode::Header { .. }) | None => true,
     };
     if splittable && !in_time {
         splittable = false;
-        picker.metrics.degraded(Degraded::NoTimeToSplit);
+        let asked = pool.scheduler.split().filter(|policy| policy.asks(&choice.name));
+        asked.into_iter().for_each(|_| picker.metrics.degraded(Degraded::NoTimeToSplit));
     }
     let mut conversation = looked.as_mut().filter(|_| splittable).and_then(|looked| {
         let tenant = looked.prefix().tenant(q.head);

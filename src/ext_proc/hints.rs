@@ -64,7 +64,7 @@ impl Hints {
             };
             hints.rank = decision.picks.first().and_then(book);
             // Servers that are asked at once meet by a number that says which rank of the prefill server computes.
-            let meet = matches!(pool.disagg.as_deref(), Some(Mode::Direct(direct)) if direct.is_together());
+            let meet = computing.is_some_and(|c| pool.disagg.as_deref().is_some_and(|mode| mode.meets(c)));
             hints.prefill_rank = computing.filter(|_| !meet).and_then(book);
         }
         if let (Some(Mode::Header { source_tokens: Some(least) }), Some(computing), Some(looked)) =

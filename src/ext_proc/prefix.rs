@@ -56,6 +56,8 @@ pub enum Tokenizer {
         blocks: TokenBlocks,
         /// What makes those of prompts with media.
         canonical: Characters,
+        /// What makes those of prompts whose tokens do not come.
+        fallback: Fallback,
     },
     /// A model's own template and vocabulary.
     #[cfg(feature = "hf-tokenizers")]
@@ -69,6 +71,18 @@ pub enum Tokenizer {
         /// As in [`Tokenizer::Remote`].
         canonical: Characters,
     },
+}
+
+/// What makes the blocks of a prompt of which the remote tokenizer gives no tokens.
+#[derive(Debug, Default)]
+pub enum Fallback {
+    /// Nothing: such a prompt is routed by load.
+    #[default]
+    None,
+    /// Blocks of text.
+    Characters,
+    /// Fields of the request, each encoded by itself with a table of OpenAI's.
+    Fields(Box<TokenBlocks>),
 }
 
 /// One pool's prompts and caches.
@@ -280,10 +294,13 @@ impl PoolPrefix {
                 let ask = Ask { model: asked.target, api: asked.api, body: asked.body };
                 match pool.known(&ask) {
                     Ok(Some(ids)) => Ok(Source::Ids(blocks, ids)),
+                    Ok(None) if q.last => {
+                        self.instead(request).unwrap_or_else(|| Err(Missing::Tokens(asking(pool.clone(), asked))))
+                    }
                     Ok(None) => Err(Missing::Tokens(asking(pool.clone(), asked))),
                     Err(error) => {
                         tracing::debug!(%error, api = asked.api.name(), "the prompt can't be tokenized");
-                        Err(Missing::Way)
+                        self.instead(request).unwrap_or(Err(Missing::Way))
                     }
                 }
             }
@@ -338,6 +355,17 @@ impl PoolPrefix {
                     }
                 }
             }
+        }
+    }
+
+    /// What stands in for the tokens of a remote tokenizer; `None` where nothing does.
+    fn instead<'p>(&'p self, request: &'p Request<'p>) -> Option<Result<Source<'p>, Missing>> {
+        match &self.tokenizer {
+            Tokenizer::Remote { canonical, fallback: Fallback::Characters, .. } => Some(as_text(canonical, request)),
+            Tokenizer::Remote { fallback: Fallback::Fields(blocks), .. } if !request.truncated => {
+                Some(Ok(Source::Fields(blocks, &request.prompt)))
+            }
+            _ => None,
         }
     }
 
@@ -445,6 +473,14 @@ impl Tokenizer {
             Tokenizer::Fields { blocks, .. } | Tokenizer::Remote { blocks, .. } => Some(blocks),
             #[cfg(feature = "hf-tokenizers")]
             Tokenizer::HuggingFace { blocks, .. } => Some(blocks),
+        }
+    }
+
+    /// What makes blocks of a request's own text, where that is not the template's.
+    fn text_blocks(&self) -> Option<&TokenBlocks> {
+        match self {
+            Tokenizer::Remote { fallback: Fallback::Fields(blocks), .. } => Some(blocks),
+            _ => self.blocks(),
         }
     }
 

@@ -203,6 +203,7 @@ impl Stage {
         headers.extend(trace.or_else(|| Some(head.traceparent()?.to_owned())).map(|trace| (TRACEPARENT, trace)));
         let kind = (Api::from_path(head.path()).0, plan.client);
         let facts = Facts { api, kind, request_id: request_id.into(), room };
+        let direct = &direct.with_connector_of(split.prefill.first()?);
         // A decode server that waits for one prefill server can't be told of another.
         let tries = if direct.is_together() { 1 } else { split.prefill.len() };
         let servers = split.prefill.iter().take(tries).cloned().collect();

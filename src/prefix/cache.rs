@@ -170,6 +170,13 @@ impl PrefixCache {
         Self { block_size: Arc::new(BlockSize::of_engines(self.block_size.get())), ..self }
     }
 
+    /// The same with no more than so many blocks in the index.
+    #[must_use]
+    pub fn with_max_blocks(self, blocks: Option<u64>) -> Self {
+        self.index.set_max_blocks(blocks);
+        self
+    }
+
     /// The index, for the feed of KV events.
     #[must_use]
     pub fn index(&self) -> &Arc<PrefixIndex> {

@@ -50,6 +50,13 @@ impl SplitPolicy {
         self.together.iter().all(same)
     }
 
+    /// Whether requests that the strategy `name` routes may be split. With [`Decider::Strategy`] it is `pd`, alone or in a sum.
+    #[must_use]
+    pub fn asks(&self, name: &str) -> bool {
+        let is_pd = |part: &str| part.split(':').next().is_some_and(|name| name.trim() == "pd");
+        self.decider != Decider::Strategy || name.split(',').any(is_pd)
+    }
+
     /// Whether `endpoint` serves requests that are not split.
     #[must_use]
     pub fn serves_whole(&self, endpoint: &Endpoint) -> bool {
@@ -74,6 +81,8 @@ pub enum Decider {
     Always,
     /// Never.
     Never,
+    /// Where the strategy says so by a rule of its own, as `pd` does.
+    Strategy,
     /// llm-d's `prefix-based-pd-decider`: when the prompt has at least `prompt_tokens`, and the decode server lacks at least
     /// `non_cached_tokens` of them; 0 of the latter never splits.
     PrefixBased {
@@ -234,7 +243,7 @@ pub fn is_split(cx: &PickContext<'_>, field: &Field<'_, '_>, pair: &Pair, decide
     let Some(decoder) = field.decoder(&decode) else { return false };
     match decider {
         Decider::Always => true,
-        Decider::Never => false,
+        Decider::Never | Decider::Strategy => false,
         Decider::PrefixBased { non_cached_tokens, prompt_tokens } => {
             lacks_enough(cx, decoder, non_cached_tokens, prompt_tokens)
         }

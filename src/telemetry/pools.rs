@@ -21,6 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+mod remote;
+
 /// What the collector reads of one pool.
 #[derive(Clone, Debug)]
 pub struct PoolView {
@@ -314,6 +316,7 @@ impl Collector for PoolCollector {
             let labels = [("pool", &*pool.name), ("tokenizer", pool.tokenizer)];
             ConstGauge::new(1i64).encode(tokenizers.encode_family(&labels)?)?;
         }
+        self.indexers(&pools, &mut encoder)?;
         self.evictions(&pools, &mut encoder)?;
         self.kv_events(&pools, &mut encoder)?;
         self.remote(&pools, &mut encoder)?;
@@ -393,6 +396,24 @@ impl PoolCollector {
             let Some(stats) = &pool.remote else { continue };
             let unhealthy = i64::try_from(stats.unhealthy_models()).unwrap_or(i64::MAX);
             ConstGauge::new(unhealthy).encode(gauges.encode_family(&[("pool", &*pool.name)])?)?;
+        }
+        let help = "models that ask the remote tokenizer";
+        let mut gauges = encoder.encode_descriptor("tokenizer_active_models", help, None, MetricType::Gauge)?;
+        for pool in pools {
+            let Some(stats) = &pool.remote else { continue };
+            let active = i64::try_from(stats.active_models()).unwrap_or(i64::MAX);
+            ConstGauge::new(active).encode(gauges.encode_family(&[("pool", &*pool.name)])?)?;
+        }
+        remote::by_model(pools, encoder)
+    }
+
+    /// What a pool's knowledge of caches rests on.
+    fn indexers(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+        let help = "1 for what the prefix index is made from: `kv-events` of engines, or `routed` prompts";
+        let mut gauges = encoder.encode_descriptor("prefix_indexer", help, None, MetricType::Gauge)?;
+        for pool in pools {
+            let indexer = if pool.kv_events.is_some() { "kv-events" } else { "routed" };
+            ConstGauge::new(1i64).encode(gauges.encode_family(&[("pool", &*pool.name), ("indexer", indexer)])?)?;
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use super::list::token_list;
 use super::models::{Models, Probe, Refusal};
 use super::request::Call;
 use super::settings::RemoteSettings;
-use super::stats::{Reason, RemoteStats};
+use super::stats::{Reason, RemoteStats, UNPROVEN, bucket};
 use crate::clock::{Clock, Timestamp};
 use crate::pool::health::{Availability, HealthPolicy};
 use crate::pool::{Engine, SnapshotStore};
@@ -19,9 +19,10 @@ use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 use reqwest::{Client, Url};
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -30,6 +31,8 @@ const ENTRY_OVERHEAD: u64 = 96;
 /// Expected tokens of a prompt, for sizing the cache's tables.
 const EXPECTED_TOKENS: u64 = 1_024;
 
+/// Stands for the server of a model that has a URL of its own, among the addresses of endpoints.
+const OWN_URL: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 /// The status of a server that does not have the model.
 const NOT_FOUND: u16 = 404;
 
@@ -53,7 +56,7 @@ pub enum Unavailable {
     Busy(usize),
     /// Too late.
     #[error("no tokens within {0:?}")]
-    Late(std::time::Duration),
+    Late(Duration),
     /// A request that the server itself will refuse.
     #[error("the tokenizer refused the request with status {0}")]
     Refused(u16),
@@ -149,8 +152,10 @@ impl RemotePool {
         clock: Clock,
         seed: u64,
     ) -> Result<Self, SetupError> {
-        let example = address(&settings.url, SocketAddr::from(([127, 0, 0, 1], 8000)));
-        let secure = is_https(&example)?;
+        let mut secure = false;
+        for url in settings.model_urls.values().chain([&settings.url]) {
+            secure |= is_https(&address(url, SocketAddr::from(([127, 0, 0, 1], 8000))))?;
+        }
         let client = client::build(secure && !settings.insecure_skip_verify).map_err(SetupError::Client)?;
         let models = Models::new(settings.max_models, settings.probe_interval, settings.idle_timeout);
         let cache = (settings.cache_bytes > 0).then(|| {
@@ -317,7 +322,8 @@ impl RemotePool {
                 break;
             }
             self.stats.count_call();
-            let url = format!("{}{}", self::address(&self.settings.url, address), call.path);
+            let template = self.settings.model_urls.get(&**model).unwrap_or(&self.settings.url);
+            let url = format!("{}{}", self::address(template, address), call.path);
             let body = call.body.clone();
             let answer = client::post(&self.client, &url, body, timeout, self.settings.max_answer_bytes).await;
             let tokens = match answer {
@@ -338,13 +344,16 @@ impl RemotePool {
             };
             match tokens {
                 Ok(tokens) => {
-                    self.stats.count_latency(self.clock.now().since(started));
+                    let took = self.clock.now().since(started);
+                    self.stats.count_latency(took);
+                    self.count_tokens(model, is_proven, took);
                     let mut avoided = self.avoided.lock();
                     avoided.remove(&(address, None));
                     avoided.remove(&(address, Some(model.clone())));
                     return Ok(tokens.into());
                 }
                 Err(error) => {
+                    self.count_failure(model, is_proven);
                     self.avoid(address, None);
                     failure = error.into();
                     servers.push_back((address, Hope::Bad));
@@ -355,8 +364,28 @@ impl RemotePool {
         Err(failure)
     }
 
+    /// A call for `model` brought tokens: its first ones unless `is_proven`.
+    fn count_tokens(&self, model: &str, is_proven: bool, took: Duration) {
+        self.stats.of_model(model, self.settings.max_models, |stats| {
+            stats.creations += u64::from(!is_proven);
+            stats.took += took;
+            if let Some(count) = stats.buckets.get_mut(bucket(took)) {
+                *count += 1;
+            }
+        });
+    }
+
+    /// A call for `model` brought none.
+    fn count_failure(&self, model: &str, is_proven: bool) {
+        let name = if is_proven { model } else { UNPROVEN };
+        self.stats.of_model(name, self.settings.max_models, |stats| stats.failures += 1);
+    }
+
     /// Whom to ask, the most hopeful first: ready servers take turns, those that failed a moment ago or did not have the model come last.
     fn servers(&self, model: &Arc<str>) -> VecDeque<(SocketAddr, Hope)> {
+        if self.settings.model_urls.contains_key(&**model) {
+            return VecDeque::from([(OWN_URL, Hope::Good)]);
+        }
         let now = self.clock.now();
         // What counts here is whether it is ejected, which doesn't depend on the policy.
         let policy = HealthPolicy::default();

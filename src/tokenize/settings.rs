@@ -1,5 +1,6 @@
 //! What is configurable about remote tokenizers.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The servers themselves, over plain HTTP, as Envoy reaches them.
@@ -43,6 +44,8 @@ pub struct RemoteSettings {
     pub api: RemoteApi,
     /// Where each endpoint is asked: `{address}` stands for its address and port, `{ip}` for its address alone.
     pub url: String,
+    /// The URL of a model's own tokenizer, asked in place of the endpoints.
+    pub model_urls: BTreeMap<String, String>,
     /// Take any certificate of HTTPS servers.
     pub insecure_skip_verify: bool,
     /// How long a decision waits.
@@ -70,6 +73,7 @@ impl Default for RemoteSettings {
         Self {
             api: RemoteApi::default(),
             url: DEFAULT_URL.to_owned(),
+            model_urls: BTreeMap::new(),
             insecure_skip_verify: false,
             decision_timeout: DEFAULT_DECISION_TIMEOUT,
             request_timeout: DEFAULT_REQUEST_TIMEOUT,

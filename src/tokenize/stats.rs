@@ -1,5 +1,8 @@
 //! What the remote tokenizers of one pool did.
 
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -94,7 +97,24 @@ pub struct RemoteStats {
     latency_buckets: [AtomicU64; LATENCY_BOUNDS_MS.len() + 1],
     active_models: AtomicU64,
     unhealthy_models: AtomicU64,
+    by_model: Mutex<BTreeMap<Arc<str>, ModelStats>>,
 }
+
+/// What the tokenizer of one model did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModelStats {
+    /// How often it gave its first tokens: a model that was closed begins anew.
+    pub creations: u64,
+    /// Calls and probes without tokens.
+    pub failures: u64,
+    /// Calls that brought tokens, in the buckets of [`RemoteStats::latency_buckets`].
+    pub buckets: [u64; LATENCY_BOUNDS_MS.len() + 1],
+    /// What those calls took together.
+    pub took: Duration,
+}
+
+/// Stands for all models that have given no tokens: their names are clients' words.
+pub const UNPROVEN: &str = "other";
 
 impl RemoteStats {
     /// Requests for tokens.
@@ -163,6 +183,22 @@ impl RemoteStats {
         self.unhealthy_models.load(Relaxed)
     }
 
+    /// What the tokenizer of each model did; those that never gave tokens are [`UNPROVEN`] together.
+    #[must_use]
+    pub fn by_model(&self) -> BTreeMap<Arc<str>, ModelStats> {
+        self.by_model.lock().clone()
+    }
+
+    /// Changes what is counted of a model. Of those that are closed, no more than `most` models are remembered.
+    pub(super) fn of_model(&self, model: &str, most: usize, change: impl FnOnce(&mut ModelStats)) {
+        let mut all = self.by_model.lock();
+        let is_new = !all.contains_key(model);
+        if is_new && all.len() > most && model != UNPROVEN {
+            return;
+        }
+        change(all.entry(model.into()).or_default());
+    }
+
     pub(super) fn count_request(&self) {
         self.requests.fetch_add(1, Relaxed);
     }
@@ -193,8 +229,7 @@ impl RemoteStats {
     pub(super) fn count_latency(&self, took: Duration) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.latency_nanos.fetch_add(nanos, Relaxed);
-        let bucket = LATENCY_BOUNDS_MS.iter().position(|bound| took <= Duration::from_millis(*bound));
-        if let Some(n) = self.latency_buckets.get(bucket.unwrap_or(LATENCY_BOUNDS_MS.len())) {
+        if let Some(n) = self.latency_buckets.get(bucket(took)) {
             n.fetch_add(1, Relaxed);
         }
     }
@@ -203,6 +238,12 @@ impl RemoteStats {
         self.active_models.store(active as u64, Relaxed);
         self.unhealthy_models.store(unhealthy as u64, Relaxed);
     }
+}
+
+/// The bucket of a duration.
+pub(super) fn bucket(took: Duration) -> usize {
+    let bucket = LATENCY_BOUNDS_MS.iter().position(|bound| took <= Duration::from_millis(*bound));
+    bucket.unwrap_or(LATENCY_BOUNDS_MS.len())
 }
 
 #[cfg(test)]

@@ -328,7 +328,7 @@ pub(super) fn tokens(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
 fn tokenizer(kind: TokenizerKind, url: Option<&str>, span: Span) -> schema::Tokenizer {
     let render = matches!(kind, TokenizerKind::Remote).then_some(At { value: true, span });
     let url = url.map(|url| At { value: url.to_owned(), span });
-    schema::Tokenizer { kind: At { value: kind, span }, encoding: None, directory: None, url, render, timeout: None }
+    schema::Tokenizer { kind: At { value: kind, span }, url, render, ..schema::Tokenizer::plain(kind) }
 }
 
 /// `vllm` of a `token-producer`.

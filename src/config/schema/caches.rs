@@ -1,9 +1,10 @@
 //! What is known of the servers' KV caches, and how they go from one to another.
 
-use super::{Bytes, Decider, DisaggregationMode, Fallback, Opt, Scheme, Tokenizer};
+use super::{Bytes, Decider, DisaggregationMode, Fallback, Opt, Scheme, TokenizerKind};
 use crate::config::decode::{Fields, Read, Sink};
-use crate::config::diagnostic::At;
-use crate::config::document::Node;
+use crate::config::diagnostic::{At, Span};
+use crate::config::document::{Node, Value};
+use crate::config::settings::TokenizerFallback;
 use std::time::Duration;
 
 sections! {
@@ -12,6 +13,7 @@ sections! {
         "tokenizer" => tokenizer: Tokenizer,
         "blockSize" => block_size: u32,
         "maxBytes" => max_bytes: Bytes,
+        "maxBlocks" => max_blocks: u64,
         "tenantShare" => tenant_share: f64,
         "tenantHeader" => tenant_header: String,
         "isolateTenants" => isolate_tenants: bool,
@@ -49,5 +51,87 @@ sections! {
         "bootstrapPort" => bootstrap_port: u16,
         "decoderBlocksTtl" => decoder_blocks_ttl: Duration,
         "cacheSourceTokens" => cache_source_tokens: u32,
+    }
+}
+
+/// A tokenizer: its type alone, or with what it needs.
+#[derive(Debug)]
+pub struct Tokenizer {
+    /// `type`
+    pub kind: At<TokenizerKind>,
+    /// `encoding`, of tiktoken.
+    pub encoding: Opt<String>,
+    /// `directory`, of huggingface.
+    pub directory: Opt<String>,
+    /// `url`, of remote.
+    pub url: Opt<String>,
+    /// `render`, of remote.
+    pub render: Opt<bool>,
+    /// `timeout`, of remote.
+    pub timeout: Opt<Duration>,
+    /// `requestTimeout`, of remote.
+    pub request_timeout: Opt<Duration>,
+    /// `healthCheckPeriod`, of remote.
+    pub health_check_period: Opt<Duration>,
+    /// `ttl`, of remote.
+    pub ttl: Opt<Duration>,
+    /// `maxModels`, of remote.
+    pub max_models: Opt<u32>,
+    /// `modelUrls`, of remote.
+    pub model_urls: Opt<Vec<(At<String>, At<String>)>>,
+    /// `fallback`, of remote.
+    pub fallback: Opt<TokenizerFallback>,
+}
+
+impl Tokenizer {
+    /// A tokenizer that is only named, in no file.
+    #[must_use]
+    pub fn plain(kind: TokenizerKind) -> Self {
+        let kind = At { value: kind, span: Span::default() };
+        Self {
+            kind,
+            encoding: None,
+            directory: None,
+            url: None,
+            render: None,
+            timeout: None,
+            request_timeout: None,
+            health_check_period: None,
+            ttl: None,
+            max_models: None,
+            model_urls: None,
+            fallback: None,
+        }
+    }
+}
+
+impl Read for Tokenizer {
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        if let Value::Text(_) = node.value {
+            let kind = TokenizerKind::read(node, path, sink)?;
+            return Some(Self { kind: At { value: kind, span: node.span }, ..Self::plain(kind) });
+        }
+        let mut f = Fields::of(node, path, sink)?;
+        let kind = f.required("type", sink);
+        let (encoding, directory) = (f.get("encoding", sink), f.get("directory", sink));
+        let (url, render, timeout) = (f.get("url", sink), f.get("render", sink), f.get("timeout", sink));
+        let (request_timeout, health_check_period) = (f.get("requestTimeout", sink), f.get("healthCheckPeriod", sink));
+        let (ttl, max_models) = (f.get("ttl", sink), f.get("maxModels", sink));
+        let (model_urls, fallback) = (f.get("modelUrls", sink), f.get("fallback", sink));
+        f.finish(sink);
+        Some(Self {
+            kind: kind?,
+            encoding,
+            directory,
+            url,
+            render,
+            timeout,
+            request_timeout,
+            health_check_period,
+            ttl,
+            max_models,
+            model_urls,
+            fallback,
+        })
     }
 }

@@ -1,17 +1,18 @@
 //! The checks of `disaggregation` and of endpoints' roles.
 
 use super::{given, positive};
+use crate::config::aibrix_env::AibrixDefaults;
 use crate::config::decode::Sink;
-use crate::config::diagnostic::{At, Code, Diagnostic};
+use crate::config::diagnostic::{At, Code, Diagnostic, Span};
 use crate::config::schema::{self, DeciderKind, DisaggregationMode, Scheme};
 use crate::config::settings::Disaggregation;
 use crate::disagg::attempts::Bounds;
 use crate::disagg::connector::{self, sglang::DEFAULT_BOOTSTRAP_PORT};
 use crate::disagg::policy::{
-    DEFAULT_DECODER_BLOCKS_TTL, DEFAULT_PREFILL_TIMEOUT, Direct, Fallback, Mode, default_together,
+    BY_LABEL, DEFAULT_DECODER_BLOCKS_TTL, DEFAULT_PREFILL_TIMEOUT, Direct, Fallback, Mode, default_together,
 };
-use crate::pool::Roles;
 use crate::pool::role::ROLE_LABEL;
+use crate::pool::{EndpointSpec, Roles};
 use crate::scheduling::{Decider, SplitPolicy};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -48,8 +49,84 @@ pub(super) fn labels(
     labels
 }
 
-/// `None` when its connector is not known.
-pub(super) fn disaggregation(file: schema::Disaggregation, path: &str, sink: &mut Sink) -> Option<Disaggregation> {
+/// What a pool's strategies ask of its endpoints.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Pairs<'p> {
+    /// The pool's own strategy is `pd`.
+    pub(super) by_pool: bool,
+    /// `pd` may be chosen by a model's rule or a request.
+    pub(super) by_others: bool,
+    /// `pd` decides as in AIBrix.
+    pub(super) exact: bool,
+    /// Endpoints that the configuration names.
+    pub(super) endpoints: &'p [EndpointSpec],
+    /// Others are found later, whose labels nobody knows yet.
+    pub(super) are_found: bool,
+}
+
+impl Pairs<'_> {
+    /// Whether an endpoint may compute prompts for others.
+    fn have_prefill(&self) -> bool {
+        self.are_found || self.endpoints.iter().any(|spec| Roles::of_labels(&spec.labels).has(Roles::PREFILL))
+    }
+}
+
+/// How a pool's requests are split: as the file says, else by AIBrix's labels where `pd` may be chosen and has something to choose from.
+pub(super) fn of_pool(
+    file: Option<At<schema::Disaggregation>>,
+    pairs: &Pairs<'_>,
+    path: &str,
+    env: &AibrixDefaults,
+    sink: &mut Sink,
+) -> Option<Disaggregation> {
+    if pairs.by_pool && !pairs.endpoints.is_empty() && !pairs.have_prefill() {
+        let message = "`pd` has nothing to pair: no endpoint of the pool computes prompts for others";
+        let help = "give prefill servers `role: prefill`, or AIBrix's label `role-name: prefill`, and decode servers `role: decode`";
+        sink.push(Diagnostic::new(Code::Contradiction, format!("{path}.strategy"), message).help(help));
+    }
+    let path = format!("{path}.disaggregation");
+    let by_label = (pairs.by_pool || pairs.by_others) && pairs.have_prefill();
+    let file = match file {
+        Some(at) => at.value,
+        None if by_label => {
+            let at = |value| Some(At { value, span: Span::default() });
+            let decider = schema::Decider {
+                kind: At { value: DeciderKind::Strategy, span: Span::default() },
+                non_cached_tokens: None,
+                prompt_tokens: None,
+            };
+            let decider = Some(At { value: decider, span: Span::default() });
+            schema::Disaggregation { connector: at(BY_LABEL.to_owned()), decider, ..Default::default() }
+        }
+        None => {
+            tell_void(&path, env, sink);
+            return None;
+        }
+    };
+    disaggregation(file, pairs.by_pool && pairs.exact, &path, env, sink)
+}
+
+/// Tells of AIBrix's variables that a pool without split requests does not read.
+fn tell_void(path: &str, env: &AibrixDefaults, sink: &mut Sink) {
+    let set = [
+        ("AIBRIX_PREFILL_REQUEST_TIMEOUT", env.prefill_timeout.is_some()),
+        ("AIBRIX_KV_CONNECTOR_TYPE", env.kv_connector.is_some()),
+    ];
+    for (variable, _) in set.into_iter().filter(|(_, is_set)| *is_set) {
+        let message =
+            format!("`{variable}` has no effect: there is no `{path}`, nor a prefill server for the strategy `pd`");
+        sink.push(Diagnostic::new(Code::NoEffect, variable, message));
+    }
+}
+
+/// `None` when its connector is not known. Where the strategy decides exactly as in AIBrix (`exact`), a failed prefill fails the request.
+fn disaggregation(
+    file: schema::Disaggregation,
+    exact: bool,
+    path: &str,
+    env: &AibrixDefaults,
+    sink: &mut Sink,
+) -> Option<Disaggregation> {
     let together = match &file.together {
         None => default_together(),
         Some(at) => at.value.iter().map(|label| label.value.as_str().into()).collect(),
@@ -81,9 +158,15 @@ pub(super) fn disaggregation(file: schema::Disaggregation, path: &str, sink: &mu
         let message = "a sidecar is told where to fetch a prompt's beginning: this takes `mode: header`";
         sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.cacheSourceTokens"), message).at(at.span));
     }
-    let name = file.connector.as_ref().map_or(DEFAULT_CONNECTOR, |at| at.value.as_str());
+    let said = file.connector.as_ref().map_or(DEFAULT_CONNECTOR, |at| at.value.as_str());
+    let by_label = said == BY_LABEL;
+    let name = if by_label { env.kv_connector.unwrap_or(connector::shfs::CONNECTOR.name) } else { said };
+    if let Some(of_env) = env.kv_connector.filter(|of_env| *of_env != name) {
+        let message = format!("`AIBRIX_KV_CONNECTOR_TYPE` has no effect: `connector` is `{name}`, not `{of_env}`");
+        sink.push(Diagnostic::new(Code::Overridden, "AIBRIX_KV_CONNECTOR_TYPE", message));
+    }
     let Some(descriptor) = connector::named(name) else {
-        let names: Vec<&str> = connector::CONNECTORS.iter().map(|d| d.name).collect();
+        let names: Vec<&str> = connector::CONNECTORS.iter().map(|d| d.name).chain([BY_LABEL]).collect();
         let span = file.connector.as_ref().map(|at| at.span).unwrap_or_default();
         let shown: String = name.chars().take(60).collect();
         sink.out_of_range(span, &format!("{path}.connector"), format!("`{shown}`"), &names.join(", "));
@@ -95,7 +178,8 @@ pub(super) fn disaggregation(file: schema::Disaggregation, path: &str, sink: &mu
         let diagnostic = Diagnostic::new(Code::Contradiction, format!("{path}.decider"), message).at(at.span);
         sink.push(diagnostic.help("leave `decider` out, or `disaggregation` where all servers serve whole requests"));
     }
-    let timeout = positive(&format!("{path}.prefillTimeout"), file.prefill_timeout, DEFAULT_PREFILL_TIMEOUT, sink);
+    let default_timeout = env.prefill_timeout.unwrap_or(DEFAULT_PREFILL_TIMEOUT);
+    let timeout = positive(&format!("{path}.prefillTimeout"), file.prefill_timeout, default_timeout, sink);
     let hedge_after =
         file.hedge_after.map(|at| positive(&format!("{path}.hedgeAfter"), Some(at), Duration::ZERO, sink));
     if let (Some(after), Some(at)) = (hedge_after.filter(|after| *after >= timeout), file.hedge_after) {
@@ -120,8 +204,9 @@ pub(super) fn disaggregation(file: schema::Disaggregation, path: &str, sink: &mu
     let scheme = if given(file.scheme, Scheme::Http) == Scheme::Https { "https" } else { "http" };
     let direct = Direct {
         connector: descriptor.connector,
+        by_label,
         bounds: Bounds { timeout, hedge_after },
-        fallback: given(file.fallback, Fallback::default()),
+        fallback: given(file.fallback, if exact { Fallback::Fail } else { Fallback::default() }),
         scheme: scheme.into(),
         path_prefix: path_prefix.into(),
         insecure_skip_verify: given(file.insecure_skip_verify, false),
@@ -144,6 +229,7 @@ fn decider(file: Option<&At<schema::Decider>>, path: &str, sink: &mut Sink) -> D
         DeciderKind::Predicted => Decider::Predicted,
         DeciderKind::Always => Decider::Always,
         DeciderKind::Never => Decider::Never,
+        DeciderKind::Strategy => Decider::Strategy,
         DeciderKind::PrefixBased => {
             let non_cached_tokens = given(file.non_cached_tokens, 0);
             if non_cached_tokens == 0 {

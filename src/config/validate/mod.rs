@@ -7,6 +7,7 @@ mod kubernetes;
 mod pools;
 mod prefix;
 mod queued;
+mod slo;
 mod sources;
 mod strategies;
 mod templates;
@@ -30,9 +31,11 @@ pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings
     let election = pick(flags.leader_election.as_ref(), server.leader_election).filter(|at| at.value);
     let status = pick(flags.model_status.as_ref(), server.model_status).filter(|at| at.value);
     let mut exchange = self::exchange(exchange, flags, sink);
-    let redis_at = redis.as_ref().map(|at| at.span);
-    let redis = redis.and_then(|file| tenants::redis(file, sink));
-    let env = flags.aibrix.read(sink);
+    let mut env = flags.aibrix.read(sink);
+    let of_env = if redis.is_none() { slo::redis(&env) } else { None };
+    let redis_at = redis.as_ref().map(|at| at.span).or(of_env.as_ref().map(|_| Span::default()));
+    let redis = redis.and_then(|file| tenants::redis(file, sink)).or(of_env);
+    env.has_redis = redis.is_some();
     if exchange.tenant.is_none() {
         let files = pools.iter().flat_map(|at| &at.value);
         let mut names: Vec<&str> = files.map(|at| queued::strategy_of(&at.value, flags, &env)).collect();

@@ -2,7 +2,7 @@
 
 use super::sources::{dns, endpoints_file};
 use super::templates::{Entry, apart, check_template, no_endpoints_of_searched, pods_or_pools, searches};
-use super::{disaggregation, flow, given, kubernetes, pick, pick_or, positive, prefix, queued, strategies};
+use super::{disaggregation, flow, given, kubernetes, pick, pick_or, positive, prefix, queued, slo, strategies};
 use crate::config::Overrides;
 use crate::config::aibrix_env::AibrixDefaults;
 use crate::config::decode::Sink;
@@ -29,7 +29,9 @@ pub(super) fn pools(
     let mut pools = file.map(|at| at.value).unwrap_or_default();
     for (i, at) in pools.iter_mut().enumerate() {
         let name = queued::strategy_of(&at.value, flags, env).to_owned();
-        at.value.flow_control = queued::complete(&name, at.value.flow_control.take(), &format!("pools[{i}]"), sink);
+        let is_of_env = strategies::is_of_env(at.value.strategy.is_some(), flags, env);
+        let file = at.value.flow_control.take().or_else(|| slo::queue(&name, is_of_env));
+        at.value.flow_control = queued::complete(&name, file, &format!("pools[{i}]"), sink);
     }
     let has_file = pools.iter().any(|at| at.value.from_flags.is_some() && at.value.endpoints_file.is_some());
     kubernetes::tell_void(flags, has_file, sink);
@@ -73,7 +75,10 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
     let of_env = strategies::is_of_env(false, flags, env);
     let mut by_request = of_env.then(|| strategies::by_aibrix_request(&strategy, env, sink));
     queued::check_others(&strategy, &[], by_request.as_mut(), true, "pools[0]", sink);
-    let queue = queued::complete(&strategy.name, None, "pools[0]", sink);
+    let found = (&*endpoints, kubernetes.is_some() || search.is_some());
+    let pairs = strategies::pairs(&strategy, &[], by_request.as_ref(), found);
+    let split = disaggregation::of_pool(None, &pairs, "pools[0]", env, sink);
+    let queue = queued::complete(&strategy.name, slo::queue(&strategy.name, of_env), "pools[0]", sink);
     let flow = match queue {
         Some(file) => flow::flow(&file.value, flow::Room::unknown(), "pools[0].flowControl", sink),
         None => flow::shedding(sink).filter(|_| flags.kubernetes.any()),
@@ -96,7 +101,7 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
         scrape: scrape(&schema::Scrape::default(), "pools[0].scrape", flags, sink),
         health: HealthPolicy::default(),
         prefix: prefix::prefix(schema::PrefixCache::default(), "pools[0].prefixCache", env, sink),
-        disaggregation: None,
+        disaggregation: split,
         flow,
         deadline_admission: false,
     };
@@ -177,6 +182,11 @@ fn pool(
             .at(pool.reject_unknown_models.map(|at| at.span).unwrap_or_default()),
         );
     }
+    let are_found = file.is_some() || kubernetes.is_some() || search.is_some();
+    let mut pairs = strategies::pairs(&strategy, &rules, by_request.as_ref(), (&endpoints, are_found));
+    // Split requests are not predicted.
+    pairs.by_others &= !deadline_admission;
+    let split = disaggregation::of_pool(pool.disaggregation, &pairs, &path, env, sink);
     let settings = PoolSettings {
         name: pool.name.value.as_str().into(),
         matches,
@@ -200,9 +210,7 @@ fn pool(
             env,
             sink,
         ),
-        disaggregation: pool
-            .disaggregation
-            .and_then(|at| disaggregation::disaggregation(at.value, &format!("{path}.disaggregation"), sink)),
+        disaggregation: split,
         flow: pool.flow_control.and_then(|at| flow::flow(&at.value, room, &format!("{path}.flowControl"), sink)),
         deadline_admission,
     };

@@ -2,21 +2,28 @@
 
 use super::{given, positive};
 use crate::config::aibrix_env::AibrixDefaults;
+use crate::config::aibrix_env::tokenizer_pool::RemoteDefaults;
 use crate::config::decode::Sink;
 use crate::config::defaults::*;
 use crate::config::diagnostic::{At, Code, Diagnostic, Span};
 use crate::config::schema::{self, TokenizerKind};
-use crate::config::settings::{KvEventSettings, PrefixSettings, TokenizerSettings, VolatileRule};
+use crate::config::settings::{KvEventSettings, PrefixSettings, RemoteTokenizer, TokenizerSettings, VolatileRule};
+use crate::config::tokenizer_url;
 use crate::prefix::cache::{DEFAULT_MAX_BYTES, DEFAULT_TENANT_SHARE};
 use crate::prefix::claims::DEFAULT_CLAIM_LIFE;
 use crate::prefix::index::LEAST_SHARE;
 use crate::prompt::tiktoken::Encoding;
+use std::time::Duration;
 
 /// The section, checked.
 pub(super) fn prefix(file: schema::PrefixCache, path: &str, env: &AibrixDefaults, sink: &mut Sink) -> PrefixSettings {
-    let of_env = || env.tokenizer.map(schema::Tokenizer::plain);
-    let tokenizer = file.tokenizer.map(|at| at.value).or_else(of_env);
-    let tokenizer = tokenizer.map_or(TokenizerSettings::Characters, |file| self::tokenizer(file, path, sink));
+    let of_env = env.tokenizer().map(schema::Tokenizer::plain);
+    let is_of_env = file.tokenizer.is_none();
+    let tokenizer = file.tokenizer.map(|at| at.value).or(of_env);
+    let tokenizer = tokenizer.map_or(TokenizerSettings::Characters, |file| self::tokenizer(file, path, env, sink));
+    if !matches!(tokenizer, TokenizerSettings::Remote(_)) {
+        env.remote.tell_void(path, sink);
+    }
     let kv_events = file.kv_events.map(|at| (at.span, kv_events(at.value, &format!("{path}.kvEvents"), sink)));
     let blind = matches!(tokenizer, TokenizerSettings::Characters | TokenizerSettings::Tiktoken { .. });
     if let Some((span, _)) = kv_events.as_ref().filter(|_| blind) {
@@ -55,11 +62,17 @@ pub(super) fn prefix(file: schema::PrefixCache, path: &str, env: &AibrixDefaults
     }
     // Where engines tell, blocks are as large as theirs.
     let of_engines = file.block_size.is_none() && kv_events.is_some();
-    let block_size = given(file.block_size, env.block_size.unwrap_or(DEFAULT_BLOCK_SIZE));
+    let is_text = tokenizer == TokenizerSettings::Characters;
+    let of_env = if file.block_size.is_none() { env.block_size(is_text, is_of_env, sink) } else { None };
+    let block_size = given(file.block_size, of_env.unwrap_or(DEFAULT_BLOCK_SIZE));
+    if let Some(at) = file.max_blocks.filter(|at| at.value == 0) {
+        sink.out_of_range(at.span, &format!("{path}.maxBlocks"), at.value, "1 or more");
+    }
     PrefixSettings {
         tokenizer,
         block_size: (!of_engines).then_some(block_size),
         max_bytes: file.max_bytes.map_or(DEFAULT_MAX_BYTES, |at| at.value.0),
+        max_blocks: file.max_blocks.map(|at| at.value).or(env.max_blocks),
         tenant_share: file.tenant_share.map_or(DEFAULT_TENANT_SHARE, |at| at.value as f32),
         tenant_header,
         isolate_tenants: given(file.isolate_tenants, false) && kv_events.is_none(),
@@ -83,15 +96,21 @@ fn volatile(file: Vec<At<schema::Volatile>>, path: &str, sink: &mut Sink) -> Vec
     rules
 }
 
-fn tokenizer(file: schema::Tokenizer, path: &str, sink: &mut Sink) -> TokenizerSettings {
+fn tokenizer(file: schema::Tokenizer, path: &str, env: &AibrixDefaults, sink: &mut Sink) -> TokenizerSettings {
     let path = format!("{path}.tokenizer");
     let kind = file.kind.value;
-    let spans: [(&str, Option<Span>, TokenizerKind); 5] = [
+    let spans: [(&str, Option<Span>, TokenizerKind); 11] = [
         ("encoding", file.encoding.as_ref().map(|at| at.span), TokenizerKind::Tiktoken),
         ("directory", file.directory.as_ref().map(|at| at.span), TokenizerKind::HuggingFace),
         ("url", file.url.as_ref().map(|at| at.span), TokenizerKind::Remote),
         ("render", file.render.as_ref().map(|at| at.span), TokenizerKind::Remote),
         ("timeout", file.timeout.as_ref().map(|at| at.span), TokenizerKind::Remote),
+        ("requestTimeout", file.request_timeout.as_ref().map(|at| at.span), TokenizerKind::Remote),
+        ("healthCheckPeriod", file.health_check_period.as_ref().map(|at| at.span), TokenizerKind::Remote),
+        ("ttl", file.ttl.as_ref().map(|at| at.span), TokenizerKind::Remote),
+        ("maxModels", file.max_models.as_ref().map(|at| at.span), TokenizerKind::Remote),
+        ("modelUrls", file.model_urls.as_ref().map(|at| at.span), TokenizerKind::Remote),
+        ("fallback", file.fallback.as_ref().map(|at| at.span), TokenizerKind::Remote),
     ];
     for (key, span, of) in spans {
         if let Some(span) = span.filter(|_| of != kind) {
@@ -109,19 +128,53 @@ fn tokenizer(file: schema::Tokenizer, path: &str, sink: &mut Sink) -> TokenizerS
             }
             TokenizerSettings::HuggingFace { directory: file.directory.map(|at| at.value).unwrap_or_default().into() }
         }
-        TokenizerKind::Remote => {
-            if let Some(at) = &file.url
-                && !at.value.parse::<http::Uri>().is_ok_and(|u| matches!(u.scheme_str(), Some("http" | "https")))
-            {
-                let shown: String = at.value.chars().take(60).collect();
-                sink.out_of_range(at.span, &format!("{path}.url"), format!("`{shown}`"), "an http or https URL");
-            }
-            TokenizerSettings::Remote {
-                url: file.url.map(|at| at.value.trim_end_matches('/').to_owned()),
-                render: given(file.render, false),
-                timeout: positive(&format!("{path}.timeout"), file.timeout, DEFAULT_REMOTE_TIMEOUT, sink),
-            }
-        }
+        TokenizerKind::Remote => TokenizerSettings::Remote(remote(file, &path, &env.remote, sink)),
+    }
+}
+
+/// What the file says of a remote tokenizer, else AIBrix's environment, else the defaults.
+fn remote(file: schema::Tokenizer, path: &str, env: &RemoteDefaults, sink: &mut Sink) -> RemoteTokenizer {
+    let template = |at: At<String>, path: &str, sink: &mut Sink| {
+        tokenizer_url::template(&at.value).unwrap_or_else(|allowed| {
+            let shown: String = at.value.chars().take(60).collect();
+            sink.out_of_range(at.span, path, format!("`{shown}`"), allowed);
+            at.value
+        })
+    };
+    let url = file.url.map(|at| template(at, &format!("{path}.url"), sink));
+    let urls = file.model_urls.map(|at| at.value).unwrap_or_default().into_iter();
+    let model_urls = urls.map(|(model, url)| {
+        let path = format!("{path}.modelUrls.{}", model.value);
+        let url = template(url, &path, sink);
+        (model.value, url)
+    });
+    let model_urls = model_urls.collect();
+    let mut time = |key: &str, at: schema::Opt<Duration>, env: Option<Duration>, default| {
+        positive(&format!("{path}.{key}"), at, env.unwrap_or(default), sink)
+    };
+    let timeout = time("timeout", file.timeout, None, DEFAULT_REMOTE_TIMEOUT);
+    let request_timeout =
+        time("requestTimeout", file.request_timeout, env.request_timeout, DEFAULT_TOKENIZER_REQUEST_TIMEOUT);
+    let health_check_period = time(
+        "healthCheckPeriod",
+        file.health_check_period,
+        env.health_check_period,
+        DEFAULT_TOKENIZER_HEALTH_CHECK_PERIOD,
+    );
+    let ttl = time("ttl", file.ttl, env.ttl, DEFAULT_TOKENIZER_TTL);
+    if let Some(at) = file.max_models.filter(|at| !(1..=MAX_TOKENIZER_MODELS).contains(&at.value)) {
+        sink.out_of_range(at.span, &format!("{path}.maxModels"), at.value, &format!("1 to {MAX_TOKENIZER_MODELS}"));
+    }
+    RemoteTokenizer {
+        url: url.or_else(|| env.url.clone()),
+        model_urls,
+        render: given(file.render, false),
+        timeout,
+        request_timeout,
+        health_check_period,
+        ttl,
+        max_models: given(file.max_models, env.max_models.unwrap_or(DEFAULT_TOKENIZER_MAX_MODELS)),
+        fallback: given(file.fallback, env.fallback.unwrap_or_default()),
     }
 }
 

@@ -1,5 +1,6 @@
 //! The checks of who chooses a strategy: the pool, the model, a profile, the request.
 
+use super::disaggregation::Pairs;
 use super::given;
 use crate::config::Overrides;
 use crate::config::aibrix_env::AibrixDefaults;
@@ -7,6 +8,7 @@ use crate::config::decode::Sink;
 use crate::config::defaults::DEFAULT_STRATEGY;
 use crate::config::diagnostic::{At, Code, Diagnostic, Span, closest};
 use crate::config::schema::{self, Opt};
+use crate::pool::EndpointSpec;
 use crate::scheduling::choice::{
     Conditions, DEFAULT_STRATEGY_HEADER, ModelRule, ProfileSpec, RequestSpec, StrategySpec,
 };
@@ -218,6 +220,26 @@ fn profile(
             max_tokens_lt: value(p.max_tokens_lt),
         },
     })
+}
+
+/// Which strategies of a pool are `pd`, and how its own decides.
+pub(super) fn pairs<'p>(
+    of_pool: &StrategySpec,
+    rules: &[ModelRule],
+    by_request: Option<&RequestSpec>,
+    (endpoints, are_found): (&'p [EndpointSpec], bool),
+) -> Pairs<'p> {
+    const PD: &str = "pd";
+    let is =
+        |spec: &StrategySpec| weighted::parse(&spec.name).is_ok_and(|parts| parts.iter().any(|(name, _)| *name == PD));
+    let of_rules = rules.iter().flat_map(|rule| rule.strategy.iter().chain(rule.profiles.iter().map(|p| &p.strategy)));
+    Pairs {
+        by_pool: is(of_pool),
+        by_others: of_rules.chain(by_request.iter().flat_map(|spec| &spec.allowed)).any(is),
+        exact: of_pool.parameters.get("compat").is_some_and(|value| value == true),
+        endpoints,
+        are_found,
+    }
 }
 
 /// What requests may choose. A name that is allowed without parameters and is the pool's own strategy is the pool's own, parameters included.

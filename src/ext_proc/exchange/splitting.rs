@@ -112,7 +112,8 @@ impl Exchange {
         let stage = self.stage(&mut plan, &body, direct, now);
         // The connector may find that it can't split this request after all.
         let Some((stage, decode)) = stage.and_then(|stage| stage.with_decode_leg()) else {
-            if !direct.connector.serves_whole() {
+            let prefill = plan.decision.split.as_ref().and_then(|split| split.prefill.first());
+            if !direct.connector_of(prefill.map(|server| &**server)).serves_whole() {
                 give_back(&plan);
                 drop(plan);
                 return self.refuse(&not_alone(), now, out);

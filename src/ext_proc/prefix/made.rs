@@ -87,7 +87,7 @@ impl PoolPrefix {
                 return None;
             }
             let request = protocol::parse(api, content_type.as_deref(), &body, &limits).ok()?;
-            wanted.make(this.tokenizer.blocks()?.keys(&request.prompt, wanted.root), work)
+            wanted.make(this.tokenizer.text_blocks()?.keys(&request.prompt, wanted.root), work)
         })
     }
 

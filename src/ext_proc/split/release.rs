@@ -43,6 +43,7 @@ impl Release {
         use crate::pool::EndpointSpec;
         let direct = Direct {
             connector,
+            by_label: false,
             bounds: Bounds { timeout: Duration::from_secs(20), hedge_after: None },
             fallback: Fallback::Local,
             scheme: "http".into(),

@@ -395,6 +395,11 @@ impl Writer {
         true
     }
 
+    /// Forgets guesses until the index has no more blocks than it may have, or none is left that may go.
+    pub(super) fn keep_max_blocks(&mut self, sh: &Shared) {
+        while self.max_blocks.is_some_and(|most| self.stats.blocks as u64 > most) && self.make_room(sh) {}
+    }
+
     /// The oldest unused run of the tenant that is furthest over its share and has one. Those before it are passed on.
     fn oldest_of_greediest(&mut self, sh: &Shared) -> Option<Addr> {
         let mut left = PASSED_AT_ONCE;

@@ -330,9 +330,18 @@ impl PrefixIndex {
         self.shared.weights.see(now);
         let mut writer = self.writer.lock();
         let Some((slot, column)) = Self::place(&writer, holder) else { return };
+        let most = writer.max_blocks.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
+        let keys = keys.get(..keys.len().min(most)).unwrap_or_default();
         let new = writer.record(&self.shared, slot, column, keys, tenant, now);
+        writer.keep_max_blocks(&self.shared);
         self.shared.weights.add(slot, new);
         writer.sweep_some(&self.shared, keys.len());
+    }
+
+    /// Blocks that the index may have, beside the bound on its bytes. When a prompt is recorded, guesses above it are dropped, the least
+    /// recently used first; what engines tell stays.
+    pub fn set_max_blocks(&self, blocks: Option<u64>) {
+        self.writer.lock().max_blocks = blocks;
     }
 
     /// Blocks that a holder's GPU memory has room for: more guesses than that are dropped, the least recently used first, tails

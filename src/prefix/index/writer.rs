@@ -37,6 +37,8 @@ pub(super) struct Writer {
     pub(super) aside_limit: usize,
     /// It was these that something found no room among.
     pub(super) is_aside_short: bool,
+    /// See `PrefixIndex::set_max_blocks`.
+    pub(super) max_blocks: Option<u64>,
     ranges: Vec<Range>,
 }
 
@@ -70,6 +72,7 @@ impl Writer {
             aside: 0,
             aside_limit,
             is_aside_short: false,
+            max_blocks: None,
             ranges: Vec::new(),
         }
     }

@@ -23,15 +23,21 @@
 //!
 //! AIBrix 0.4 has none of the rules but the mean and deviation of step 3: prefill by what is held, else at random; decode at random, of any
 //! roleset. When not: servers differ, or the transfer costs; `predicted-latency` weighs both. Source: AIBrix `pd` (development head, August 2026).
+//!
+//! With `compat: true` it decides as release 0.4, of servers with the label `role-name` alone: without a prefill or a decode server the request is
+//! refused with 503, the decode server is drawn, and the prefill server is the one that holds most of the prompt and has no more requests than mean
+//! and deviations allow, else drawn. `disaggregation.fallback` is then `fail` unless it is given. Both servers are of one roleset also then.
 
 mod score;
 
+use crate::pool::role::AIBRIX_ROLE_LABEL;
 use crate::pool::{Endpoint, Roles};
 use crate::rng::PickRng;
 use crate::scheduling::plugin::{Descriptor, ParamError, params};
 use crate::scheduling::split::{Field, MAX_TRIES, Pair, Picks};
 use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
 use rand::RngExt;
+use rand::seq::SliceRandom;
 use score::{DecodePolicy, Loads, PrefillPolicy, Weights};
 use serde::Deserialize;
 use smallvec::{SmallVec, smallvec};
@@ -68,6 +74,10 @@ const LEAST_MAX_PREFILL: f64 = 1.0;
 const LEAST_MAX_DECODE: f64 = 0.01;
 /// Bytes that count as one token where lengths are in bytes.
 const BYTES_PER_TOKEN: u64 = 4;
+/// A value of AIBrix's role label.
+const PREFILL: &str = "prefill";
+/// A value of AIBrix's role label.
+const DECODE: &str = "decode";
 /// Label of a server's shortest prompt.
 const MIN_LENGTH_LABEL: &str = "promptLenBucketMinLength";
 /// Label of a server's longest prompt.
@@ -98,6 +108,7 @@ struct Params {
     standard_deviation_factor: f64,
     prompt_length_bucketing: bool,
     prompt_length_unit: Unit,
+    compat: bool,
 }
 
 impl Default for Params {
@@ -114,6 +125,7 @@ impl Default for Params {
             standard_deviation_factor: DEFAULT_STANDARD_DEVIATION_FACTOR,
             prompt_length_bucketing: false,
             prompt_length_unit: Unit::default(),
+            compat: false,
         }
     }
 }
@@ -138,6 +150,11 @@ impl Params {
 
 #[derive(Debug)]
 struct Pd(Params);
+
+/// Whether AIBrix's label gives `endpoint` this role.
+fn is_labelled(endpoint: &Endpoint, role: &str) -> bool {
+    label(endpoint, AIBRIX_ROLE_LABEL) == Some(role) && endpoint.roles != Roles::NONE
+}
 
 /// Candidates of one side.
 type Side<'a> = SmallVec<[Candidate<'a>; 16]>;
@@ -263,6 +280,60 @@ impl Pd {
         slow.then(|| least(side, rng, waits).map(|c| (c, "done far sooner with what it has")))?
     }
 
+    /// As release 0.4: a decode server is drawn, and there has to be a prefill server.
+    fn rank_exactly(
+        &self,
+        cx: &PickContext<'_>,
+        candidates: &[Candidate<'_>],
+        rng: &mut PickRng,
+        ranking: &mut Ranking,
+    ) {
+        let mut prefill = cx.snapshot.endpoints.iter().filter(|state| !state.is_draining());
+        if !prefill.any(|state| is_labelled(&state.endpoint, PREFILL)) {
+            return ranking.emptied("pd");
+        }
+        let mut decode: Side<'_> =
+            candidates.iter().filter(|c| is_labelled(&c.state.endpoint, DECODE)).copied().collect();
+        if decode.is_empty() {
+            return ranking.emptied("pd");
+        }
+        decode.shuffle(rng);
+        ranking.because("drawn");
+        for candidate in &decode {
+            ranking.push(&candidate.state.endpoint);
+        }
+    }
+
+    /// As release 0.4: the prefill server by what it holds, as far as its load allows, else drawn.
+    fn pair_exactly(
+        &self,
+        field: &Field<'_, '_>,
+        decode: &Candidate<'_>,
+        rng: &mut PickRng,
+        ranking: &Ranking,
+    ) -> Option<Pair> {
+        let d = &decode.state.endpoint;
+        let fits =
+            |c: &&Candidate<'_>| is_labelled(&c.state.endpoint, PREFILL) && field.go_together(&c.state.endpoint, d);
+        let mut prefill: Side<'_> = field.prefill.iter().filter(fits).copied().collect();
+        prefill.shuffle(rng);
+        let bound = score::bound(&prefill, self.0.standard_deviation_factor);
+        let may = |c: &Candidate<'_>| c.cached.any > 0 && f64::from(c.requests) <= bound;
+        let best = prefill.iter().enumerate().filter(|(_, c)| may(c));
+        let best = best.max_by(|(_, a), (_, b)| a.cached.any.cmp(&b.cached.any).then(b.requests.cmp(&a.requests)));
+        let at = best.map(|(at, _)| at);
+        if let Some(at) = at {
+            prefill.swap(0, at);
+        }
+        let tries: Picks = prefill.iter().take(1).map(|c| c.state.endpoint.clone()).collect();
+        if tries.is_empty() {
+            return None;
+        }
+        let decoders: Picks = field.whole.picks.iter().take(ranking.wanted()).cloned().collect();
+        let reason = if at.is_some() { "most of the prompt held" } else { "drawn" };
+        Some(Pair { split: Some(true), ..Pair::proposed(tries, decoders, reason) })
+    }
+
     fn weights(&self) -> Weights {
         Weights { running: self.0.decode_lb_weight_running, throughput: self.0.decode_lb_weight_throughput }
     }
@@ -325,6 +396,9 @@ fn cheapest(
 
 impl Strategy for Pd {
     fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        if self.0.compat {
+            return self.rank_exactly(cx, candidates, rng, ranking);
+        }
         if candidates.iter().all(|c| c.metrics().is_none()) {
             ranking.lacks(Signal::Metrics);
         }
@@ -355,6 +429,9 @@ impl Strategy for Pd {
 
     fn pair(&self, cx: &PickContext<'_>, field: &Field<'_, '_>, rng: &mut PickRng, ranking: Ranking) -> Option<Pair> {
         let whole = field.whole.picks.first().and_then(|e| field.decoder(e))?;
+        if self.0.compat {
+            return self.pair_exactly(field, whole, rng, &ranking);
+        }
         if self.0.prompt_length_bucketing && whole.state.endpoint.is_combined() {
             return None;
         }

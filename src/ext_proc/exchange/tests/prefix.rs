@@ -1,6 +1,7 @@
 //! Requests that share a beginning: they meet while the first is on its way, after it was served, and in the next turn.
 
 use super::*;
+use crate::ext_proc::prefix::Fallback;
 use crate::prefix::key::KeySpace;
 use crate::prompt::blocks::TokenBlocks;
 #[cfg(feature = "hf-tokenizers")]
@@ -217,7 +218,7 @@ fn servers_are_not_asked_for_tokens_of_prompts_whose_images_these_would_not_tell
     let clock = crate::clock::Clock::start();
     let pool = RemotePool::new("pool".into(), RemoteSettings::default(), Arc::default(), clock, 7).unwrap();
     let (pool, canonical) = (Arc::new(pool), Characters::new(KeySpace::new(7)));
-    assert_images_are_told_apart(Tokenizer::Remote { pool: pool.clone(), blocks, canonical });
+    assert_images_are_told_apart(Tokenizer::Remote { pool: pool.clone(), blocks, canonical, fallback: Fallback::None });
     assert_eq!(pool.stats().requests(), 0);
 }
 
@@ -246,7 +247,7 @@ async fn tokens_that_servers_told_before_are_counted_once_a_request() {
     let (blocks, _) = token_blocks(|encoder| Arc::new(encoder));
     let (pool, canonical) = (Arc::new(pool), Characters::new(KeySpace::new(7)));
     let parameters = serde_json::json!({"scorers": [{"type": "prefix-cache-scorer"}]});
-    let tokenizer = Some(Tokenizer::Remote { pool: pool.clone(), blocks, canonical });
+    let tokenizer = Some(Tokenizer::Remote { pool: pool.clone(), blocks, canonical, fallback: Fallback::None });
     let world = Setup { parameters, tokenizer, ..Setup::default() }.build();
     let prompt = serde_json::json!({"model": model, "messages": [{"role": "user", "content": text("same", 400)}]});
     let mut exchange = world.exchange();
@@ -264,6 +265,36 @@ async fn tokens_that_servers_told_before_are_counted_once_a_request() {
         assert_eq!((stats.requests(), stats.cache_hits(), stats.calls()), (1 + n, n, 1));
     }
     assert!(matched(&world) > 100, "{}", matched(&world));
+}
+
+#[tokio::test]
+async fn prompts_without_remote_tokens_are_looked_up_by_the_fallback() {
+    for which in ["none", "characters", "tiktoken"] {
+        let clock = crate::clock::Clock::start();
+        let pool = RemotePool::new("pool".into(), RemoteSettings::default(), Arc::default(), clock, 7).unwrap();
+        let (blocks, _) = token_blocks(|encoder| Arc::new(encoder));
+        let fallback = match which {
+            "characters" => Fallback::Characters,
+            "tiktoken" => Fallback::Fields(Box::new(token_blocks(|encoder| Arc::new(encoder)).0)),
+            _ => Fallback::None,
+        };
+        let (pool, canonical) = (Arc::new(pool), Characters::new(KeySpace::new(7)));
+        let parameters = serde_json::json!({"scorers": [{"type": "prefix-cache-scorer"}]});
+        let tokenizer = Some(Tokenizer::Remote { pool, blocks, canonical, fallback });
+        let world = Setup { parameters, tokenizer, ..Setup::default() }.build();
+        for _ in 0..2 {
+            let mut exchange = world.exchange();
+            send(&mut exchange, request(Message::RequestHeaders(headers(&[CHAT], false))));
+            let prompt = chat(&[("user", &text("same", 400))]);
+            assert!(send(&mut exchange, request(Message::RequestBody(body(prompt.as_bytes(), true)))).is_empty());
+            exchange.warming().expect("servers are asked").run().await;
+            let mut out = Actions::new();
+            exchange.on(Event::Warmed, NOW, &mut out).unwrap();
+            assert!(Answered::of(&Vec::from(out)).set.contains_key(DESTINATION));
+            answer(exchange, "200", "fine");
+        }
+        assert_eq!(matched(&world) > 100, which != "none", "{which}: {}", matched(&world));
+    }
 }
 
 #[test]

@@ -20,6 +20,7 @@ pub(super) const ROLES: &[&str] = &["prefill", "prefill", "decode", "decode"];
 pub(super) fn direct(name: &str) -> Direct {
     Direct {
         connector: connector::named(name).unwrap().connector,
+        by_label: false,
         bounds: Bounds { timeout: DEFAULT_PREFILL_TIMEOUT, hedge_after: None },
         fallback: Fallback::Local,
         scheme: "http".into(),

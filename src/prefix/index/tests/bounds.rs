@@ -42,6 +42,24 @@ fn a_flood_of_one_tenant_leaves_the_others_alone() {
 }
 
 #[test]
+fn bound_in_blocks_drops_the_least_recently_used_prompts() {
+    let index = index(BUDGET);
+    index.set_max_blocks(Some(250));
+    let holder = index.add_holder();
+    for prompt in 0..4 {
+        index.record(holder, &keys(prompt, 100), TenantId(0), seconds(prompt));
+        assert!(index.stats().blocks <= 250, "{:?}", index.stats());
+    }
+    let held = [0, 1, 2, 3].map(|prompt| depth(&index, holder, &keys(prompt, 100)).gpu);
+    assert_eq!(held, [0, 0, 100, 100]);
+    index.record(holder, &keys(9, 400), TenantId(0), seconds(9));
+    assert_eq!((depth(&index, holder, &keys(9, 400)).gpu, index.stats().blocks), (250, 250), "as much as there may be");
+    index.set_max_blocks(None);
+    index.record(holder, &keys(10, 400), TenantId(0), seconds(10));
+    assert_eq!(index.stats().blocks, 650);
+}
+
+#[test]
 fn who_is_alone_has_the_whole_budget() {
     let room = |share, tenant| {
         let index = index_with_share(BUDGET, share);

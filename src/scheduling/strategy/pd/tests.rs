@@ -321,3 +321,37 @@ fn parameters() {
         assert!(error.0.contains(word), "{bad}: {error}");
     }
 }
+
+#[test]
+fn compat_pairs_only_servers_with_the_role_label() {
+    let compat = json!({"compat": true});
+    let unlabelled = || busy(0, None, 0.0, None).label("roleset-name", "a");
+    let servers = |with_prefill: bool, with_decode: bool| {
+        let mut servers = vec![unlabelled(), of(requests(0), "worker", "a")];
+        servers.extend(with_prefill.then(|| of(requests(0), "prefill", "a")));
+        servers.extend(with_decode.then(|| of(requests(9), "decode", "a")));
+        among(servers)
+    };
+    assert_eq!(pairs(&servers(true, true), &compat), [(2, 3)].into());
+    for (prefill, decode) in [(false, true), (true, false)] {
+        assert!(sent(&servers(prefill, decode), compat.clone(), 1).is_none(), "{prefill} {decode}: 503 in AIBrix");
+        assert!(
+            sent(&servers(prefill, decode), Value::Null, 1).is_some(),
+            "{prefill} {decode}: served whole by default"
+        );
+    }
+}
+
+#[test]
+fn compat_draws_the_decode_server() {
+    let servers = || {
+        among(vec![
+            of(requests(0), "prefill", "a"),
+            of(requests(0), "decode", "a"),
+            of(requests(90), "decode", "a"),
+            of(requests(40), "decode", "a"),
+        ])
+    };
+    assert_eq!(pairs(&servers(), &json!({"compat": true})), [(0, 1), (0, 2), (0, 3)].into());
+    assert_eq!(pairs(&servers(), &Value::Null), [(0, 1)].into(), "the default scores");
+}

@@ -1,0 +1,85 @@
+//! What AIBrix's variables say of its tokenizer pool, which is the tokenizer `remote` here.
+
+use crate::config::decode::Sink;
+use crate::config::defaults::{MAX_TOKENIZER_MODELS, MIN_INTERVAL};
+use crate::config::diagnostic::{Code, Diagnostic};
+use crate::config::settings::TokenizerFallback;
+use crate::config::tokenizer_url;
+use crate::config::units::parse_duration;
+use std::time::Duration;
+
+/// What a variable of the pool sets.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Part {
+    /// Whether servers are asked for tokens.
+    Use,
+    /// The URL of each endpoint.
+    Template,
+    /// After how long without a response a model's tokenizer is probed.
+    HealthCheckPeriod,
+    /// After how long without a request a model is forgotten.
+    Ttl,
+    /// Models at once.
+    MaxModels,
+    /// How long a call may take.
+    RequestTimeout,
+}
+
+/// What the variables say of the pool.
+#[derive(Debug, Default)]
+pub(in crate::config) struct RemoteDefaults {
+    /// Servers are asked for tokens.
+    pub(in crate::config) is_used: Option<bool>,
+    /// The URL of each endpoint, a template.
+    pub(in crate::config) url: Option<String>,
+    /// See [`Part::HealthCheckPeriod`].
+    pub(in crate::config) health_check_period: Option<Duration>,
+    /// See [`Part::Ttl`].
+    pub(in crate::config) ttl: Option<Duration>,
+    /// See [`Part::MaxModels`].
+    pub(in crate::config) max_models: Option<u32>,
+    /// See [`Part::RequestTimeout`].
+    pub(in crate::config) request_timeout: Option<Duration>,
+    /// AIBrix's `DefaultTokenizer`, where its variables ask for the remote one.
+    pub(in crate::config) fallback: Option<TokenizerFallback>,
+    /// The variables that only the remote tokenizer reads.
+    only_remote: Vec<String>,
+}
+
+/// A duration as Go writes it, or a number of seconds.
+pub(super) fn seconds(text: &str) -> Result<Duration, String> {
+    let whole = text.parse::<u64>().ok().map(Duration::from_secs);
+    let duration = whole.map_or_else(|| parse_duration(text), Ok).ok().filter(|d| *d >= MIN_INTERVAL);
+    duration.ok_or_else(|| "a number of seconds, or a duration such as 30s".to_owned())
+}
+
+impl RemoteDefaults {
+    /// Takes in what `variable` says. `Err`: what is allowed.
+    pub(super) fn set(&mut self, part: Part, variable: &str, value: &str) -> Result<(), String> {
+        match part {
+            Part::Use => {
+                self.is_used = Some(super::flag(value)?);
+                return Ok(());
+            }
+            Part::Template => self.url = Some(tokenizer_url::template(value)?),
+            Part::HealthCheckPeriod => self.health_check_period = Some(seconds(value)?),
+            Part::Ttl => self.ttl = Some(seconds(value)?),
+            Part::RequestTimeout => self.request_timeout = Some(seconds(value)?),
+            Part::MaxModels => {
+                let models = value.parse().ok().filter(|models| (1..=MAX_TOKENIZER_MODELS).contains(models));
+                self.max_models = Some(models.ok_or_else(|| format!("1 to {MAX_TOKENIZER_MODELS}, whole"))?);
+            }
+        }
+        self.only_remote.push(variable.to_owned());
+        Ok(())
+    }
+
+    /// Tells of variables that the pool at `path` does not read, because its tokenizer is another one.
+    pub(in crate::config) fn tell_void(&self, path: &str, sink: &mut Sink) {
+        for variable in &self.only_remote {
+            let message = format!("`{variable}` has no effect on `{path}`: the tokenizer there is not `remote`");
+            let help = "`AIBRIX_USE_REMOTE_TOKENIZER=true`, or `prefixCache: {tokenizer: remote}` in the file";
+            sink.push(Diagnostic::new(Code::NoEffect, variable, message).help(help));
+        }
+    }
+}
