@@ -1,0 +1,61 @@
+//! Configurations under AIBrix's environment.
+
+use crate::support::process::scratch;
+use attache::config::aibrix_env::AibrixEnv;
+use attache::config::reference_env::ReferenceEnv;
+use attache::config::{ConfigText, Diagnostic, Overrides, Settings, Sources, load};
+use serde_json::Value;
+use std::process::Command;
+
+/// The variables of an environment.
+pub(super) type Variables<'a> = &'a [(&'a str, &'a str)];
+
+/// A pool of two servers, without a strategy.
+pub(super) const PLAIN: &str =
+    "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- {name: a, endpoints: ['127.0.0.1:8000', '127.0.0.1:8001']}\n";
+/// A pool of a prefill and a decode server by AIBrix's labels.
+pub(super) const PAIR: &str = "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: a\n  endpoints:\n  \
+                               - {address: '127.0.0.1:8000', labels: {role-name: prefill}}\n  \
+                               - {address: '127.0.0.1:8001', labels: {role-name: decode}}\n";
+
+/// What comes of a configuration under these variables.
+pub(super) fn read(text: &str, variables: Variables<'_>) -> Result<(Settings, Vec<Diagnostic>), Vec<Diagnostic>> {
+    let set = || variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let overrides =
+        Overrides { aibrix: AibrixEnv::of(set()), reference: ReferenceEnv::of(set()), ..Overrides::default() };
+    let text = Some(ConfigText { name: "test".to_owned(), bytes: text.into() });
+    load(&Sources { text, overrides, ..Sources::default() })
+}
+
+/// The first pool of `/config_dump` under these variables, none of which may be refused or without effect.
+pub(super) fn pool(text: &str, variables: Variables<'_>) -> Value {
+    let (settings, warnings) = read(text, variables).unwrap_or_else(|errors| panic!("{variables:?}: {errors:?}"));
+    let void: Vec<_> = warnings.iter().filter(|d| variables.iter().any(|(name, _)| d.path == *name)).collect();
+    let void: Vec<_> = void.into_iter().filter(|d| !matches!(d.code.as_str(), "W303" | "W304")).collect();
+    assert!(void.is_empty(), "{void:?}");
+    settings.to_json()["pools"][0].clone()
+}
+
+/// The value at `pointer` of the first pool under these variables.
+pub(super) fn value(text: &str, variables: Variables<'_>, pointer: &str) -> Value {
+    let pool = pool(text, variables);
+    pool.pointer(pointer).unwrap_or_else(|| panic!("no {pointer} in {pool}")).clone()
+}
+
+/// What `attache check` says of a configuration in a process with these variables, and whether the file is good.
+pub(super) fn check(text: &str, variables: Variables<'_>) -> (bool, String) {
+    let directory = scratch("check");
+    let file = directory.path().join("attache.yaml");
+    std::fs::write(&file, text).expect("a file");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
+    let output = command.arg("check").arg(&file).envs(variables.iter().copied()).output().expect("attache check");
+    (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// Shows that a variable is told of as one without effect, with these words.
+pub(super) fn assert_void(variable: &str, words: &str) {
+    let (good, said) = check(PLAIN, &[(variable, "1")]);
+    assert!(good, "{said}");
+    let told = said.contains(variable) && said.contains("has no effect") && said.contains(words);
+    assert!(told, "{variable}: `{words}` is not in: {said}");
+}
