@@ -3,7 +3,7 @@
 use crate::support::process::scratch;
 use attache::config::aibrix_env::AibrixEnv;
 use attache::config::reference_env::ReferenceEnv;
-use attache::config::{ConfigText, Diagnostic, Settings, Sources, load};
+use attache::config::{ConfigText, Diagnostic, Overrides, Settings, Sources, load};
 use serde_json::Value;
 use std::process::Command;
 
@@ -21,11 +21,10 @@ pub(super) const PAIR: &str = "apiVersion: attache.dev/v1\nkind: Attache\npools:
 /// What comes of a configuration under these variables.
 pub(super) fn read(text: &str, variables: Variables<'_>) -> Result<(Settings, Vec<Diagnostic>), Vec<Diagnostic>> {
     let set = || variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-    let mut sources = Sources::default();
-    sources.text = Some(ConfigText { name: "test".to_owned(), bytes: text.into() });
-    sources.overrides.aibrix = AibrixEnv::of(set());
-    sources.overrides.reference = ReferenceEnv::of(set());
-    load(&sources)
+    let overrides =
+        Overrides { aibrix: AibrixEnv::of(set()), reference: ReferenceEnv::of(set()), ..Overrides::default() };
+    let text = Some(ConfigText { name: "test".to_owned(), bytes: text.into() });
+    load(&Sources { text, overrides, ..Sources::default() })
 }
 
 /// The first pool of `/config_dump` under these variables, none of which may be refused or without effect.
