@@ -277,7 +277,7 @@ fn an_endpoint_picker_config_takes_its_endpoints_from_flags() {
     let file = file.to_str().unwrap();
     let output = attache(&["check", file]);
     assert_eq!(code(&output), 0, "{}", err(&output));
-    assert!(out(&output).contains("good (1 pools, 0 endpoints named)"), "{}", out(&output));
+    assert!(out(&output).contains("good (1 pool, 0 endpoints named)"), "{}", out(&output));
     let output = attache(&["run", "--config", file]);
     assert_eq!(code(&output), 78);
     assert!(err(&output).contains("E210") && err(&output).contains("--endpoint 127.0.0.1:8000"), "{}", err(&output));

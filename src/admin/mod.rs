@@ -161,7 +161,7 @@ pub async fn serve(
 
 fn router(state: AdminState) -> Router {
     let explaining = Arc::new(Semaphore::new(MAX_EXPLAINED_AT_ONCE));
-    let explain = post(explain).layer(from_fn_with_state(explaining, body::few));
+    let explain = post(explain).layer(from_fn_with_state(explaining, body::few)).fallback(explain_by_post);
     // Checks are made from the last layer to the first: the cheapest and strictest first.
     let local = Router::new()
         .route("/log-level", put(set_log_level))
@@ -242,6 +242,7 @@ async fn log_level(State(state): State<AdminState>) -> String {
 }
 
 #[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Endpoint {
     endpoint: SocketAddr,
 }
@@ -260,9 +261,17 @@ async fn kv_blocks(
 }
 
 #[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Explained {
     path: Option<String>,
     pool: Option<String>,
+}
+
+/// The response to other methods than `POST`.
+async fn explain_by_post() -> Response {
+    let allowed = [(header::ALLOW, "POST")];
+    (StatusCode::METHOD_NOT_ALLOWED, allowed, "send the body of a request with POST, or use `attache explain FILE`\n")
+        .into_response()
 }
 
 /// Explaining costs what deciding costs and shows what others' prompts have left in the index, so it is not for everyone.
@@ -289,6 +298,7 @@ async fn explain(
 }
 
 #[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Filter {
     filter: String,
 }

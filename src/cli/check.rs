@@ -62,7 +62,10 @@ pub(super) fn check(args: &CheckArgs) -> ExitCode {
             if let (Some(settings), false) = (settings, refused) {
                 let endpoints: usize = settings.pools.iter().map(|p| p.endpoints.len()).sum();
                 let pools = settings.pools.len() + settings.templates.len();
-                println!("{}: good ({pools} pools, {endpoints} endpoints named)", file.display());
+                let counted =
+                    |number: usize, what| if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") };
+                let (pools, endpoints) = (counted(pools, "pool"), counted(endpoints, "endpoint"));
+                println!("{}: good ({pools}, {endpoints} named)", file.display());
             }
         }
     }

@@ -117,7 +117,8 @@ fn read(path: &PathBuf) -> anyhow::Result<Vec<u8>> {
 /// Asks a running picker; the inner error is its refusal.
 async fn ask(args: &ExplainArgs, body: Vec<u8>) -> anyhow::Result<Result<Value, String>> {
     let admin = args.admin.as_str();
-    let base = admin.trim_end_matches('/');
+    let with_scheme = if admin.contains("://") { admin.to_owned() } else { format!("http://{admin}") };
+    let base = with_scheme.trim_end_matches('/');
     let encoded = |text: &str| -> String {
         let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'/';
         text.bytes().map(|b| if plain(b) { (b as char).to_string() } else { format!("%{b:02X}") }).collect()
@@ -126,7 +127,7 @@ async fn ask(args: &ExplainArgs, body: Vec<u8>) -> anyhow::Result<Result<Value, 
     let request = http::Request::post(format!("{base}/explain?path={}{pool}", encoded(&args.path)))
         .header("content-type", "application/json")
         .body(Full::new(bytes::Bytes::from(body)))
-        .with_context(|| format!("`--admin {admin}` is no URL of the form `http://host:port`"))?;
+        .with_context(|| format!("`--admin {admin}` is not of the form `host:port` or `http://host:port`"))?;
     let client = Client::builder(TokioExecutor::new()).build_http();
     let reply = client
         .request(request)

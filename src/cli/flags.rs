@@ -38,7 +38,9 @@ Examples:
       --client-name 'spiffe://cluster.local/ns/gateways/*'
 
   Traces of every tenth request:
-    attache run --config-file attache.yaml --otlp-endpoint http://collector:4318 --trace-ratio 0.1";
+    attache run --config-file attache.yaml --otlp-endpoint http://collector:4318 --trace-ratio 0.1
+
+Exit codes: 0 ended after SIGTERM, 64 wrong usage, 70 internal error or an error of the system such as a port in use, 78 wrong configuration.";
 
 /// OpenTelemetry's variable for the part of requests that are traced.
 const SAMPLER_ARG: &str = "OTEL_TRACES_SAMPLER_ARG";

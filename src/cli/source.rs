@@ -5,7 +5,7 @@ use crate::config::aibrix_env::AibrixEnv;
 use crate::config::document::MAX_CONFIG_BYTES;
 use crate::config::localai_env::LocalaiEnv;
 use crate::config::reference_env::ReferenceEnv;
-use crate::config::settings::{PoolSettings, ServerSettings, TlsSettings};
+use crate::config::settings::{PoolSettings, ServerSettings, TlsSettings, TokenizerSettings};
 use crate::config::{
     Code, ConfigText, Diagnostic, Overrides, Settings, Sources, Surroundings, diagnostic, load, load_pool,
 };
@@ -83,6 +83,7 @@ impl ReloadSource {
             Ok((settings, warnings)) => (Some(settings), warnings),
             Err(diagnostics) => (None, diagnostics),
         };
+        diagnostics.extend(settings.iter().flat_map(check_tokenizers));
         let certificates: Vec<Diagnostic> = settings.iter().flat_map(|s| check_certificates(&s.server)).collect();
         let settings = settings.filter(|_| certificates.is_empty());
         diagnostics.extend(certificates);
@@ -106,6 +107,20 @@ fn read_capped(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     std::fs::File::open(path)?.take(MAX_CONFIG_BYTES as u64 + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+/// A warning and no error: the file may be checked on a machine that lacks the model, and without its tokenizer a pool routes by text.
+fn check_tokenizers(settings: &Settings) -> impl Iterator<Item = Diagnostic> {
+    settings.pools.iter().filter_map(|pool| {
+        let TokenizerSettings::HuggingFace { directory } = &pool.prefix.tokenizer else { return None };
+        if directory.join("tokenizer.json").is_file() {
+            return None;
+        }
+        let message = format!("`{}` has no `tokenizer.json` on this machine", directory.display());
+        let help = "without it, prompts of the pool are compared as text; mount the files of the model there";
+        let path = format!("pools.{}.prefixCache.tokenizer.directory", pool.name);
+        Some(Diagnostic::new(Code::MissingFile, path, message).help(help))
+    })
 }
 
 fn check_certificates(server: &ServerSettings) -> impl Iterator<Item = Diagnostic> {

@@ -128,6 +128,8 @@ codes! {
     ZeroWeights = "W306",
     /// A value that has no effect here.
     NoEffect = "W307",
+    /// A file that is not there on this machine.
+    MissingFile = "W308",
 }
 
 impl Code {

@@ -66,7 +66,7 @@ pub enum TraceError {
         message: String,
     },
     /// The file can't be read.
-    #[error("{0}")]
+    #[error(transparent)]
     Read(#[from] std::io::Error),
     /// The whole is wrong: no rows, an unknown format.
     #[error("{0}")]

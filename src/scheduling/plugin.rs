@@ -537,7 +537,24 @@ pub fn params<P: serde::de::DeserializeOwned + Default>(value: &serde_json::Valu
     if value.is_null() {
         return Ok(P::default());
     }
-    P::deserialize(value).map_err(|e| ParamError(e.to_string()))
+    P::deserialize(value).map_err(|e| ParamError(culprit::<P>(value).unwrap_or_else(|| e.to_string())))
+}
+
+/// What is wrong with the one parameter without which the others can be read; `None` when it can't be told.
+fn culprit<P: serde::de::DeserializeOwned>(value: &serde_json::Value) -> Option<String> {
+    let given = value.as_object()?;
+    given.iter().find_map(|(name, got)| {
+        let alone = serde_json::Value::Object([(name.clone(), got.clone())].into_iter().collect());
+        let error = P::deserialize(alone).err()?.to_string();
+        let (_, expected) = error.strip_prefix("invalid type: ")?.rsplit_once(", expected ")?;
+        let allowed = match expected {
+            "f32" | "f64" => "a number",
+            "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number",
+            other => other,
+        };
+        let shown: String = got.to_string().chars().take(60).collect();
+        Some(format!("`{name}` is `{shown}`; it must be {allowed}"))
+    })
 }
 
 /// What decides among endpoints of which a strategy has no figure.
