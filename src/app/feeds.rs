@@ -423,7 +423,8 @@ impl PoolFeeds {
                 block_size: cache.block_size().clone(),
             };
             let subscription = subscription(events, socket.as_ref(), &self.kv_connections);
-            Feed::new(to, self.store.clone(), self.published.clone(), subscription, self.clock, seed)
+            let feed = Feed::new(to, self.store.clone(), self.published.clone(), subscription, self.clock, seed);
+            feed.telling(self.events.clone())
         });
         let remote = self.remote_pool(settings, seed)?;
         Ok(Made { cache, socket, feed, remote })

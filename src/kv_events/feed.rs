@@ -9,7 +9,7 @@ use super::stats::KvEventStats;
 use super::subscription::{PORT_LABEL, REPLAY_PORT_LABEL, Source, Subscription};
 use crate::clock::Clock;
 use crate::ids::EndpointId;
-use crate::pool::{Endpoint, PoolSnapshot, Published, SnapshotStore};
+use crate::pool::{Endpoint, PoolEvent, PoolSnapshot, Published, SnapshotStore};
 use crate::prefix::block_size::BlockSize;
 use crate::prefix::index::PrefixIndex;
 use crate::prefix::key::KeySpace;
@@ -91,6 +91,7 @@ impl Feed {
             bounds: subscription.bounds,
             timing: subscription.timing,
             clock,
+            events: None,
         };
         let Destination { index, residents, keys, block_size } = to;
         Self {
@@ -108,6 +109,13 @@ impl Feed {
             followed: AHashMap::new(),
             lanes: 0,
         }
+    }
+
+    /// The same, and the pool's writer hears through `events` of caches that engines have cleared.
+    #[must_use]
+    pub fn telling(mut self, events: mpsc::Sender<PoolEvent>) -> Self {
+        self.shared.events = Some(events);
+        self
     }
 
     /// What it counts.

@@ -9,7 +9,7 @@ use super::zmtp::{Connection, Message, Role, ZmtpError};
 use crate::clock::{Clock, Timestamp};
 use crate::connections::Held;
 use crate::ids::EndpointId;
-use crate::pool::SnapshotStore;
+use crate::pool::{PoolEvent, SnapshotStore};
 use crate::prefix::trust::{Doubt, Trust, TrustCell};
 use crate::prefix::wire;
 use crate::rng::PickRng;
@@ -46,6 +46,8 @@ pub(super) struct Shared {
     pub(super) bounds: Bounds,
     pub(super) timing: Timing,
     pub(super) clock: Clock,
+    /// The pool's writer, which hears of caches that engines have cleared.
+    pub(super) events: Option<mpsc::Sender<PoolEvent>>,
 }
 
 /// What a lane is told of its engine beside the stream.
@@ -122,6 +124,11 @@ impl Apply for Target {
         let outcome = self.applier.apply(payload);
         if outcome.cleared {
             self.held_before = 0;
+            // A writer that is this far behind publishes nothing: strategies then go by the age of their entries.
+            let told = self.shared.events.as_ref().map(|to| to.try_send(PoolEvent::CacheCleared { id: self.endpoint }));
+            if let Some(Err(error)) = told {
+                tracing::debug!(%error, "strategies are not told of a cleared cache");
+            }
         }
         if let Some(made) = wire::timestamp(payload) {
             let clock = self.shared.clock;

@@ -25,6 +25,8 @@ pub enum PoolEvent {
     Scraped { id: EndpointId, metrics: Arc<EndpointMetrics> },
     /// The server's process is a new one: what was learned about the old one is void.
     Restarted { id: EndpointId },
+    /// The server has cleared its cache, and goes on.
+    CacheCleared { id: EndpointId },
     /// The configuration names these sources now: the pool is complete once they have spoken, and what others said goes.
     Expect { sources: Vec<SourceId> },
 }
@@ -88,6 +90,12 @@ impl PoolWriter {
                     state.endpoint.health.reset();
                     state.endpoint.speed.reset();
                     *state = EndpointState::new(state.endpoint.clone(), None);
+                    self.lost.push(id);
+                    self.dirty = true;
+                }
+            }
+            PoolEvent::CacheCleared { id } => {
+                if self.positions.contains_key(&id) {
                     self.lost.push(id);
                     self.dirty = true;
                 }

@@ -58,6 +58,8 @@ pub enum Line {
     Page { pool: u32, id: EndpointId, metrics: Arc<EndpointMetrics> },
     /// A server's process is a new one.
     Restart { pool: u32, id: EndpointId },
+    /// A server has cleared its cache.
+    Cleared { pool: u32, id: EndpointId },
     /// What was said of the pool so far is what decisions see from now on.
     Publish { pool: u32 },
     /// A configuration came into force for streams that open from now on.

@@ -286,6 +286,7 @@ impl Told<'_> {
                 PoolEvent::SourceGone { source } => Line::Gone { pool, source: *source },
                 PoolEvent::Scraped { id, metrics } => Line::Page { pool, id: *id, metrics: metrics.clone() },
                 PoolEvent::Restarted { id } => Line::Restart { pool, id: *id },
+                PoolEvent::CacheCleared { id } => Line::Cleared { pool, id: *id },
                 PoolEvent::Expect { sources } => Line::Expect { pool, sources: sources.clone() },
             },
         }

@@ -1,9 +1,9 @@
 //! What happens when a pool loses a replica, or a replica its cache.
 //!
 //! The pool's writer names the endpoints in [`PoolSnapshot::lost`]: those that discovery no longer names, those whose
-//! address belongs to another pod now, and those whose model server has restarted. Every store of what servers hold
-//! drops their entries here, in the publication of the snapshot, so that no decision on that snapshot sees them.
-//! Called by the publisher and by replays. Pure.
+//! address belongs to another pod now, and those whose model server has restarted or cleared its cache. Every store of
+//! what servers hold drops their entries here, in the publication of the snapshot, so that no decision on that snapshot
+//! sees them. Called by the publisher and by replays. Pure.
 
 use super::Choices;
 use crate::pool::PoolSnapshot;

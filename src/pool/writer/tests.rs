@@ -113,6 +113,9 @@ fn lost_endpoints_are_named_once() {
     w.apply(PoolEvent::Restarted { id: EndpointId(1) });
     w.apply(PoolEvent::Scraped { id: EndpointId(2), metrics: page(5) });
     assert_eq!(*w.snapshot().unwrap().lost, [EndpointId(1)], "its model server restarted");
+    w.apply(PoolEvent::CacheCleared { id: EndpointId(2) });
+    let cleared = w.snapshot().unwrap();
+    assert_eq!((&*cleared.lost, cleared.endpoints[2].metrics().is_some()), (&[EndpointId(2)][..], true), "it goes on");
     // Another pod at the same address, and one that is gone.
     let mut lost = say(&mut w, A, &[pod(1, "y"), spec(2)]).lost.to_vec();
     lost.sort_unstable();

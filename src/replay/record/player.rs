@@ -139,6 +139,7 @@ impl<'a> Player<'a> {
             Line::Expect { pool, sources } => self.event(pool, PoolEvent::Expect { sources }, number),
             Line::Page { pool, id, metrics } => self.event(pool, PoolEvent::Scraped { id, metrics }, number),
             Line::Restart { pool, id } => self.event(pool, PoolEvent::Restarted { id }, number),
+            Line::Cleared { pool, id } => self.event(pool, PoolEvent::CacheCleared { id }, number),
             Line::Publish { pool } => self.publish(pool, number),
             Line::Live { live, settings: shown } => self.begin_live(live, settings(&shown, number)?, number),
             Line::Decide(decided) => self.decide(&decided, number),
