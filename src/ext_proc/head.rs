@@ -314,10 +314,10 @@ impl Head {
 /// Whether a reserved header has a name of this length and first letter: most headers end here, before any comparison of names.
 fn may_be_reserved(name: &str) -> bool {
     const LENGTHS: u64 = {
-        let (mut lengths, mut at) = (0, 0);
-        while at < RESERVED.len() {
-            lengths |= 1 << RESERVED[at].0.len();
-            at += 1;
+        let (mut lengths, mut left) = (0, RESERVED);
+        while let [(name, _), rest @ ..] = left {
+            lengths |= 1 << name.len();
+            left = rest;
         }
         lengths
     };
