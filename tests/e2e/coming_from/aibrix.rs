@@ -11,12 +11,12 @@ mod tokenizers;
 
 use super::Row;
 
-pub(super) const TOPICS: &[(&str, &[Row])] = &[
+type Topics = &'static [(&'static str, &'static [Row])];
+
+pub(super) const STRATEGIES: Topics = &[
     ("selection", strategies::SELECTION),
     ("algorithms", strategies::ALGORITHMS),
     ("strategy parameters", strategies::PARAMETERS),
-    ("settings", settings::ROWS),
-    ("tokenizers", tokenizers::ROWS),
-    ("prefill and decode", prefill::ROWS),
-    ("labels and users", labels::ROWS),
 ];
+pub(super) const SETTINGS: Topics = &[("settings", settings::ROWS), ("labels and users", labels::ROWS)];
+pub(super) const SERVERS: Topics = &[("tokenizers", tokenizers::ROWS), ("prefill and decode", prefill::ROWS)];

@@ -85,8 +85,10 @@ mod pages {
     use super::{aibrix, astrai, holds, localai, neutree};
 
     #[test]
-    fn aibrix_page_has_its_rows() {
-        holds("aibrix.md", aibrix::TOPICS);
+    fn aibrix_pages_have_their_rows() {
+        holds("aibrix.md", aibrix::STRATEGIES);
+        holds("aibrix-settings.md", aibrix::SETTINGS);
+        holds("aibrix-servers.md", aibrix::SERVERS);
     }
 
     #[test]
