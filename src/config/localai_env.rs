@@ -4,7 +4,7 @@
 //! A value that can't be used is an error that names the variable. What has no counterpart here is a warning. Read
 //! with the flags (`cli`), used by `validate`.
 
-use super::aibrix_env::AibrixDefaults;
+use super::aibrix_env::{AibrixDefaults, is_of_service};
 use super::decode::Sink;
 use super::diagnostic::{Code, Diagnostic};
 use super::units::parse_duration;
@@ -46,7 +46,8 @@ impl LocalaiEnv {
     /// Those of `variables` that are LocalAI's.
     #[must_use]
     pub fn of(variables: impl IntoIterator<Item = (String, String)>) -> Self {
-        let set = variables.into_iter().filter(|(name, value)| name.starts_with(PREFIX) && !value.trim().is_empty());
+        let ours = |name: &str| name.starts_with(PREFIX) && !is_of_service(name);
+        let set = variables.into_iter().filter(|(name, value)| ours(name) && !value.trim().is_empty());
         Self(set.map(|(name, value)| (name, value.trim().to_owned())).collect())
     }
 

@@ -1,5 +1,5 @@
-//! Environment variables of other pickers that have no counterpart here: those of LocalAI, Neutree, GIE and llm-d. Each is told of, with what is there
-//! in its place, so that a Deployment that is taken over loses nothing in silence. AIBrix's are [`super::aibrix_env`]'s.
+//! Environment variables of other pickers that have no counterpart here: those of Neutree, GIE and llm-d. Each is told of, with what is there
+//! in its place, so that a Deployment that is taken over loses nothing in silence. AIBrix's are [`super::aibrix_env`]'s, LocalAI's [`super::localai_env`]'s.
 //!
 //! Read with the flags (`cli`), used by `validate`.
 
@@ -9,32 +9,27 @@ use super::diagnostic::{Code, Diagnostic};
 use std::collections::BTreeMap;
 
 /// Whatever begins so is another picker's.
-const PREFIXES: [(&str, &str); 9] = [
+const PREFIXES: [(&str, &str); 8] = [
     ("ENABLE_EXPERIMENTAL_", "GIE"),
     ("EPP_", "GIE"),
     ("GIE_", "GIE"),
     ("LATENCY_", "llm-d"),
     ("LLMD_", "llm-d"),
     ("LLM_D_", "llm-d"),
-    ("LOCALAI_", "LocalAI"),
     ("NEUTREE_", "Neutree"),
     ("SD_", "GIE"),
 ];
-/// Variables with such a prefix that are read, each where its flag is.
-const READ: [&str; 2] = ["LOCALAI_DISTRIBUTED_PREFIX_CACHE", "LOCALAI_DISTRIBUTED_PREFIX_CACHE_TTL"];
 /// The predictor's parameters, which `predicted-latency` learns by itself.
 const LEARNED: &str = "the strategy `predicted-latency` learns inside the picker, without a server of its own";
 
 /// Each variable, the values that ask for nothing else than what is done anyway, and what is there in its place.
-const VARIABLES: [(&str, &[&str], &str); 12] = [
+const VARIABLES: [(&str, &[&str], &str); 10] = [
     ("ENABLE_EXPERIMENTAL_DATALAYER_V2", &["false"], "there is one way to read metrics, and nothing to switch"),
     (
         "ENABLE_EXPERIMENTAL_FLOW_CONTROL_LAYER",
         &["false"],
         "`flowControl: {enabled: true}` of a pool has its requests wait their turn",
     ),
-    ("LOCALAI_MODEL_LOAD_WAIT", &[], "models are loaded by their servers; `limits.requestTimeout` bounds a request"),
-    ("LOCALAI_MODEL_SCHEDULING", &[], "`strategies` of a pool name a strategy for each model"),
     ("OTEL_TRACES_EXPORTER", &["otlp"], "traces go to `--otlp-endpoint` (OTEL_EXPORTER_OTLP_ENDPOINT), or nowhere"),
     (
         "OTEL_TRACES_SAMPLER",
@@ -67,7 +62,7 @@ impl ReferenceEnv {
     pub fn of(variables: impl IntoIterator<Item = (String, String)>) -> Self {
         let concerns = |name: &str| {
             let is_known = VARIABLES.iter().any(|(known, _, _)| *known == name);
-            is_known || (product(name).is_some() && !READ.contains(&name) && !is_of_service(name))
+            is_known || (product(name).is_some() && !is_of_service(name))
         };
         let set = |(name, value): &(String, String)| !value.trim().is_empty() && concerns(name);
         Self(variables.into_iter().filter(set).collect())
@@ -118,9 +113,6 @@ mod tests {
             let name = format!("{prefix}SOMETHING_NEW");
             let [message] = &told(&[(&name, "1")])[..] else { panic!("{name}") };
             assert!(message.contains(&name) && message.contains(product), "{message}");
-        }
-        for name in READ {
-            assert!(told(&[(name, "1")]).is_empty(), "{name} is read");
         }
         let services = [
             ("EPP_SERVICE_HOST", "10.0.0.1"),

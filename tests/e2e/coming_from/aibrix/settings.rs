@@ -55,7 +55,7 @@ rows! { ROWS;
         `ENABLE_EXPERIMENTAL_`, `LLM_D_`, `LLMD_`, `LATENCY_`",
         "not AIBrix's", Warns { instead: "the warning says what to use, where there is something" } => {
         for name in [
-            "LOCALAI_MODEL_SCHEDULING",
+            "LOCALAI_X",
             "NEUTREE_X",
             "GIE_X",
             "EPP_X",
