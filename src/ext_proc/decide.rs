@@ -21,6 +21,7 @@ use crate::clock::Timestamp;
 use crate::disagg::{LegApi, Mode};
 use crate::error::RequestError;
 use crate::flow::Asking;
+use crate::pool::Roles;
 use crate::pool::health::ClientSlot;
 use crate::pool::ledger::Ticket;
 use crate::prefix::learning::Lesson;
@@ -30,6 +31,7 @@ use crate::rng::PickRng;
 use crate::scheduling::plugin::Headers;
 use crate::scheduling::router::RouteFacts;
 use crate::scheduling::scheduler::{Explain, Subset};
+use crate::scheduling::split::Decider;
 use crate::scheduling::{Booking, Choice, Chosen, Decision, Order, PickContext, Pool, RequestFacts, Strategy};
 use crate::telemetry::explained::Explained;
 use crate::telemetry::metrics::{Degraded, PoolMetrics, SplitOutcome};
@@ -236,7 +238,7 @@ pub fn decide(
     let renamed = asked.filter(|m| *m.name != *target && !m.span.is_empty());
     let body = q.body.bytes();
     let new_body = rename(body, request.as_ref(), renamed, &target);
-    let new_body = if pool.disagg.is_some() { distrusted(q, body, new_body)? } else { new_body };
+    let new_body = if may_share(pool) { distrusted(q, body, new_body)? } else { new_body };
 
     // Work of which nothing can be read: a compressed body, an unknown path, a connection that is upgraded.
     let unread = request.is_none() && (q.opens || q.body.len() > 0);
@@ -363,7 +365,7 @@ pub fn decide(
     }
     let mut splittable = splittable(pool, q.head.path(), request.as_ref());
     let in_time = match pool.disagg.as_deref() {
-        Some(Mode::Direct(direct)) if !direct.is_together_in(&snapshot) => q.may_split,
+        Some(Mode::Direct(direct)) if splittable && !direct.is_together_in(&snapshot) => q.may_split,
         // Nobody is waited for; what is to be changed of the body must be here.
         Some(Mode::Direct(_)) => matches!(q.body, Seen::Whole(_)),
         Some(Mode::Header { .. }) | None => true,
@@ -519,6 +521,12 @@ pub(super) fn splittable(pool: &Pool, path: &str, request: Option<&Request<'_>>)
         Mode::Direct(direct) => direct.connector.speaks(api) && (one || !direct.connector.serves_whole()),
     };
     shared && alone && !request.skips_cache
+}
+
+/// Whether two servers of the pool may share a request: where only a strategy splits, there must be a server for prompts.
+fn may_share(pool: &Pool) -> bool {
+    let by_strategy = pool.scheduler.split().is_some_and(|policy| policy.decider == Decider::Strategy);
+    pool.disagg.is_some() && (!by_strategy || pool.store.load().endpoints.iter().any(|s| s.serves(Roles::PREFILL)))
 }
 
 /// Whether a sidecar in front of the server that answers may be told who encodes a request's images and sounds. Chat completions only: llm-d's

@@ -372,7 +372,8 @@ impl Routed {
     /// client may cause others, by a path that servers do not have.
     fn look_for_target(&self, body: &[u8], now: Timestamp) {
         let target = self.plan.target.as_bytes();
-        if target.is_empty() || !self.api.generates() {
+        // A Responses request names another response, which a server repeats when it does not have it.
+        if target.is_empty() || !self.api.generates() || self.api == Api::Responses {
             return;
         }
         let model = self.plan.renamed_from.as_ref().unwrap_or(&self.plan.target);

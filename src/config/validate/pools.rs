@@ -174,7 +174,8 @@ fn pool(
     let rewrites = rewrites(&pool.rewrites, &path, sink);
     let matches = matches(pool.matches.as_ref(), &path, sink);
     let reject_unknown_models = given(pool.reject_unknown_models, false);
-    let of_cluster = kubernetes.is_some() || search.is_some();
+    // A pool that a search finds, with a configuration of its own, has its pods from the search.
+    let of_cluster = kubernetes.is_some() || search.is_some() || flags.one_pool;
     // Objects of the cluster name models too.
     if reject_unknown_models && matches.models.is_empty() && rewrites.exact.is_empty() && !of_cluster {
         sink.push(
@@ -186,7 +187,7 @@ fn pool(
             .at(pool.reject_unknown_models.map(|at| at.span).unwrap_or_default()),
         );
     }
-    let are_found = file.is_some() || kubernetes.is_some() || search.is_some();
+    let are_found = file.is_some() || of_cluster;
     let mut pairs = strategies::pairs(&strategy, &rules, by_request.as_ref(), (&endpoints, are_found));
     // Split requests are not predicted.
     pairs.by_others &= !deadline_admission;

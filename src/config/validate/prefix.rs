@@ -145,6 +145,9 @@ fn remote(file: schema::Tokenizer, path: &str, env: &RemoteDefaults, sink: &mut 
     let urls = file.model_urls.map(|at| at.value).unwrap_or_default().into_iter();
     let model_urls = urls.map(|(model, url)| {
         let path = format!("{path}.modelUrls.{}", model.value);
+        if ["{address}", "{ip}", "%s"].iter().any(|placeholder| url.value.contains(placeholder)) {
+            sink.out_of_range(url.span, &path, format!("`{}`", url.value), "a URL without placeholders");
+        }
         let url = template(url, &path, sink);
         (model.value, url)
     });

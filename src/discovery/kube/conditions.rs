@@ -97,6 +97,14 @@ impl Report {
         self.wanted.iter().any(|wanted| self.found(&wanted.kind).is_none_or(|found| !found.says(wanted)))
     }
 
+    /// Whether writing it begins or ends that a target model is missing. Replicas differ in that: each knows its own requests.
+    #[must_use]
+    pub fn flips_denial(&self) -> bool {
+        let [_, ready] = &self.wanted;
+        let found = self.found(READY).is_some_and(|found| found.reason == REASON_TARGET_NOT_FOUND);
+        found != (ready.reason == REASON_TARGET_NOT_FOUND)
+    }
+
     /// The conditions to write at `now`: what has not changed became so before.
     #[must_use]
     pub fn conditions(&self, now: &str) -> [Condition; 2] {

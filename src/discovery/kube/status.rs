@@ -1,7 +1,8 @@
 //! Writes the conditions of `InferenceModel`s into their status.
 //!
 //! With leader election or `modelStatus: true` the replica that holds the lease writes, so there is one writer. By default every replica writes
-//! what an object does not say yet: all replicas come to the same conditions, so the first of them writes and the others find it written. Where
+//! what an object does not say yet: all replicas come to the same conditions, so the first of them writes and the others find it written. They
+//! differ only in which target models are missing, since each knows its own requests: each replica changes that at most once a minute. Where
 //! the right is missing, that is logged once and tried again every ten minutes.
 //!
 //! Server-side apply to the subresource `status`, with a field manager of our own: conditions of others stay. What an object says already is
@@ -11,7 +12,8 @@ use super::conditions::Report;
 use super::follow::with_causes;
 use super::objects::{Kind, Naming};
 use super::stats::KubeStats;
-use crate::clock::Clock;
+use crate::clock::{Clock, Timestamp};
+use crate::scheduling::router::MISSING_FOR;
 use k8s_openapi::jiff;
 use kube::Client;
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
@@ -56,6 +58,8 @@ pub struct StatusWriter {
     /// What was written last, and which version of the object it stood in place of, by name: until the watch has told of another, it is not
     /// written again.
     written: HashMap<String, Report>,
+    /// When this replica last wrote that a target model is missing, or is there again, by name.
+    flipped: HashMap<String, Timestamp>,
     /// Objects whose last write came to nothing, which has been told.
     troubled: HashSet<String>,
     /// It has been told that the right is missing.
@@ -84,6 +88,7 @@ impl StatusWriter {
             clock,
             stats,
             written: HashMap::new(),
+            flipped: HashMap::new(),
             troubled: HashSet::new(),
             told_rights: false,
         }
@@ -120,6 +125,7 @@ impl StatusWriter {
     async fn write_all(&mut self, reports: &[Report]) -> Option<Duration> {
         let is_due = |name: &String| reports.iter().any(|report| report.name == *name && report.is_due());
         self.written.retain(|name, _| is_due(name));
+        self.flipped.retain(|name, _| reports.iter().any(|report| report.name == *name));
         self.troubled.retain(is_due);
         let mut again = None;
         for report in reports.iter().filter(|report| report.is_due()) {
@@ -130,12 +136,22 @@ impl StatusWriter {
             if self.written.get(&report.name) == Some(report) {
                 continue;
             }
+            let (now, flips) = (self.clock.now(), report.flips_denial());
+            let last = self.flipped.get(&report.name).filter(|_| flips);
+            if let Some(left) = last.and_then(|last| MISSING_FOR.checked_sub(now.since(*last))).filter(|l| !l.is_zero())
+            {
+                again = Some(again.map_or(left, |again: Duration| again.min(left)));
+                continue;
+            }
             let late = |_| Err(Failure::NoAnswer("no answer in time".to_owned()));
             match timeout(ANSWER_TIMEOUT, self.write(report)).await.unwrap_or_else(late) {
                 Ok(()) => {
                     self.troubled.remove(&report.name);
                     self.stats.status_written(true);
                     self.written.insert(report.name.clone(), report.clone());
+                    if flips {
+                        self.flipped.insert(report.name.clone(), now);
+                    }
                 }
                 Err(Failure::Forbidden(error)) if !self.asked.load(Relaxed) => {
                     self.not_allowed(&error);

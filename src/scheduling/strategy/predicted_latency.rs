@@ -140,9 +140,9 @@ struct PredictedLatency {
 impl PredictedLatency {
     /// Prices for requests that one of `candidates` serves.
     fn prices_alone(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> Prices {
-        // Servers that only decode are compared with pairs of servers.
-        let alone = candidates.iter().all(|c| c.state.roles().has(Roles::PREFILL));
-        let weight = if alone { DEFAULT_TOKEN_WEIGHT_ALONE } else { DEFAULT_TOKEN_WEIGHT };
+        // Beside pairs of servers, what one server costs is compared with what they cost.
+        let shared = cx.splittable && cx.snapshot.endpoints.iter().any(|s| s.serves(Roles::PREFILL));
+        let weight = if shared { DEFAULT_TOKEN_WEIGHT } else { DEFAULT_TOKEN_WEIGHT_ALONE };
         let weight = self.token_weight.unwrap_or(weight);
         Prices::learned(cx, [candidates], weight).at(self.work_price)
     }

@@ -94,7 +94,9 @@ impl Exact {
 
     pub(super) fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {
         if let Some(chain) = Self::chain(cx) {
-            self.tree.lock().record(&chain, endpoint.id, cx.now);
+            let mut tree = self.tree.lock();
+            tree.expire(moment(self.interval, cx.now));
+            tree.record(&chain, endpoint.id, cx.now);
         }
     }
 }

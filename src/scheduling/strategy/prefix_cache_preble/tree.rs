@@ -26,8 +26,10 @@ pub(super) const BLOCK_BYTES: usize = 64;
 const BLOCK_TOKENS: u32 = 16;
 /// 4,096 blocks of a prompt count: 65,536 tokens.
 pub(super) const MAX_DEPTH: usize = 4_096;
-/// 500,000 blocks: 30 MB at most. Beyond it the nodes that were used longest ago are dropped.
+/// 500,000 blocks. Beyond it the nodes that were used longest ago are dropped.
 const MAX_BLOCKS: usize = 500_000;
+/// 100,000 nodes, of some 400 bytes each with their entries in tables.
+const MAX_NODES: usize = 100_000;
 /// AIBrix drops nodes after 5 idle minutes.
 const IDLE: Duration = Duration::from_secs(300);
 
@@ -135,7 +137,6 @@ impl Tree {
 
     /// A request with this prompt goes to `endpoint`.
     pub(super) fn record(&mut self, chain: &[u64], endpoint: EndpointId, now: Timestamp) {
-        self.expire(now);
         let Some(leaf) = self.insert(chain, now) else { return };
         let mut at = Some(leaf);
         while let Some(id) = at {
@@ -178,7 +179,7 @@ impl Tree {
             });
         }
         while let Some((used, id)) = self.by_use.first().copied() {
-            if now.since(used) <= IDLE && self.owner.len() <= MAX_BLOCKS {
+            if now.since(used) <= IDLE && self.owner.len() <= MAX_BLOCKS && self.nodes.len() <= MAX_NODES {
                 break;
             }
             self.remove(id);
