@@ -48,7 +48,7 @@ Examples:
       --compare least-request,llm-d=epp.yaml --html report.html
 
   A made-up workload, and a server that dies in the middle of it:
-    attache replay --workload multi-turn:clients=64 --change '5m lose 3' --change '8m join'
+    attache replay --workload multi-turn:clients=64 --change '30s lose 3' --change '1m join'
 
   A pool of unequal servers whose KV events come 50 ms late, and one in a hundred not at all:
     attache replay --trace t.jsonl --profile '8b-h100*6,8b-h100@0.5*2' --kv-events 50ms,0.01
@@ -77,7 +77,7 @@ Examples:
   All workloads, profiles and policies:
     attache replay --list
 
-Exit codes: 0 good, 2 an --assert does not hold or a recorded decision came out otherwise, 64 wrong usage or a trace or recording that can't be read, 70 internal error, 78 wrong configuration,\n130 stopped: the figures are of what was played, and no --assert is judged.";
+Exit codes: 0 good, 2 an --assert does not hold or a recorded decision came out otherwise without --config-file, 64 wrong usage or a trace or recording that can't be read, 70 internal error, 78 wrong configuration,\n130 stopped: the figures are of what was played, and no --assert is judged.";
 
 /// Play a workload to simulated servers in virtual time, once with each policy, and compare.
 #[derive(Args, Debug)]

@@ -337,7 +337,7 @@ fn unknown(kind: &At<String>, path: &str, sink: &mut Sink) {
         Diagnostic::new(Code::UnknownPlugin, path, format!("no plugin has the type `{shown}`")).at(kind.span);
     let help = match closest(&kind.value, catalogue::names()) {
         Some(meant) => format!("did you mean `{meant}`?"),
-        None => "the README lists the types that there are".to_owned(),
+        None => "docs/reference/plugins.md lists the types that there are".to_owned(),
     };
     sink.push(diagnostic.help(help));
 }
