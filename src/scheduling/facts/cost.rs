@@ -1,8 +1,6 @@
 //! What a request costs on an endpoint, seconds: its own and, by the price of work, that of the others who wait for it.
 //!
 //! ```text
-//! alone    first token there, the uncached prompt included      + others                       + weight · answer
-//! others   own prefill · (decoding + waiting / 2) + price · (own prefill + room) / 4
 //! whole    first token there, the uncached prompt included      + price · (own prefill + room) + weight · answer
 //! prefill  first token there                                    + price · (own prefill + room)
 //! decode   first token of a prompt that is there                + price · room                 + weight · answer
@@ -10,11 +8,6 @@
 //! price    (wait there + (own prefill + room) / 2) · requests a second and server / (1 - busy), of the servers that are there for the same
 //! room     part of the cache that nobody else uses · seconds in use · in use ^ (√(2 · (n + 1)) - 1), of which n have room at once
 //! ```
-//!
-//! `alone` is for a request that one server will serve from its first token to its last. While that server computes the prompt, the requests that decode
-//! there receive no tokens: each of them ends that much later. Those that wait there will mostly decode by then. This is LMetric's product of work and
-//! requests (arXiv 2603.15202), in seconds and as a sum. Of the requests that will come, the pool sends most to other servers, so a quarter of the
-//! price counts. `whole` is the same request beside the choice to split it: both sides of that comparison count whole prices.
 //!
 //! A second of work keeps everybody waiting who comes before the server is idle again, and the more stands there already the longer that takes.
 //! The price is what those are in the mean: the difference that the request makes to the value of an M/G/1 queue, λ·u² / 2·(1 - ρ) with u seconds of work
@@ -41,15 +34,6 @@ const FULLEST: f64 = 0.97;
 /// 0.02: a second in which tokens come weighs a fiftieth of one without any. From 0.02 to 0.1 every workload of `attache replay` fares alike; without it
 /// bursts of one prompt wait about an eighth longer, and those with a hot prefix 6 %.
 pub const DEFAULT_TOKEN_WEIGHT: f64 = 0.02;
-/// 0.1: the same for a request that one server serves. With 0.02, requests gather where their prefix is while the batch there grows. From 0.3 on,
-/// first tokens come later than before.
-pub const DEFAULT_TOKEN_WEIGHT_ALONE: f64 = 0.1;
-/// Half of the requests that wait count as delayed by a prompt behind them: the others decode later, or end before. With all of them, the time to
-/// the first token of `shared-prefix-ladder` is 1.8 to 2.1 times that of the best policy, with half of them 1.2 to 1.4 times.
-const WAITING_DELAYED: f64 = 0.5;
-/// A quarter: the price of work assumes that requests keep coming to a server whatever it has to do. With the whole price, requests end up to 1.40
-/// times as late as with the best policy of a workload, with a quarter up to 1.14 times. With none of it, first tokens come later.
-const COMING_DELAYED: f64 = 0.25;
 /// A millionth: where room costs no more than that of what it does in a full cache, it costs nothing.
 const NEXT_TO_NOTHING: f64 = 1e-6;
 
@@ -176,18 +160,6 @@ impl Prices {
         })
     }
 
-    /// What the request costs others on `candidate` when that serves all of it, seconds: those that are there under `load`, and those that will come.
-    /// `work` is what the request brings, seconds.
-    #[must_use]
-    pub fn others(&self, candidate: &Candidate<'_>, load: &Load, predicted: &Prediction, work: f64) -> f64 {
-        let price = self.work(candidate, predicted, work);
-        if self.set.is_some() {
-            return price * work;
-        }
-        let delayed = load.decoding + WAITING_DELAYED * load.waiting;
-        predicted.own_prefill * delayed + COMING_DELAYED * price * work
-    }
-
     /// What the room costs that the request takes in the cache of `candidate`, seconds of work: for the `seconds` of its prompt's computation, and for those of a
     /// usual answer's tokens.
     #[must_use]
@@ -231,15 +203,7 @@ pub fn forecast(cx: &PickContext<'_>, candidate: &Candidate<'_>) -> (Load, Predi
     live.speed.forecast(&live.ledger, candidate.reported(), candidate.work(cx), cx.now)
 }
 
-/// The cost of the request when `candidate` serves all of it and no server could share it.
-#[must_use]
-pub fn alone(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
-    let (load, predicted) = forecast(cx, candidate);
-    let work = predicted.own_prefill + prices.room(cx, candidate, predicted.own_prefill, predicted.per_token);
-    predicted.first_token + prices.others(candidate, &load, &predicted, work) + prices.answer(predicted.per_token)
-}
-
-/// The cost of the request when `candidate` serves all of it, to be compared with that of splitting it.
+/// The cost of the request when `candidate` serves all of it.
 #[must_use]
 pub fn whole(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
     let (_, predicted) = forecast(cx, candidate);

@@ -130,9 +130,10 @@ impl Pool {
         let picker = AttacheProcess::configured_with(&text, variables).await;
         let connection = Connection::open(picker.grpc).await.expect("a connection");
         let pool = Self { servers, picker, connection };
-        // Every page has come: what is decided from here on is decided by it.
+        // Every endpoint's page has come: what is decided from here on is decided by them.
         eventually("the first scrapes", || async {
-            (pool.picker.metric("attache_scrape_pages_total").await >= pages.len() as f64).then_some(())
+            let endpoints = pool.picker.endpoints().await;
+            (endpoints.len() == pages.len() && endpoints.iter().all(|e| e["metrics"].is_object())).then_some(())
         })
         .await;
         pool
