@@ -115,7 +115,7 @@ fn what_upstream_refuses_is_refused() {
         ("gate with a value that is none", "featureGates: ['flowControl=perhaps']", Code::OutOfRange, "perhaps"),
         ("4.3 plugin without type", "plugins: [{name: a}]", Code::MissingKey, "`type` is missing"),
         ("4.3 unknown type", "plugins: [{type: queu-scorer}]", Code::UnknownPlugin, "did you mean `queue-scorer`?"),
-        ("unknown type like nothing else", "plugins: [{type: zzz}]", Code::UnknownPlugin, "README"),
+        ("unknown type like nothing else", "plugins: [{type: zzz}]", Code::UnknownPlugin, "docs/reference/plugins.md"),
         (
             "4.3 bad parameter type",
             "plugins: [{type: approx-prefix-cache-producer, parameters: {blockSizeTokens: asdf}}]",
