@@ -9,9 +9,9 @@ use attache::clock::Timestamp;
 use attache::config::recommended_flow;
 use attache::flow::ceiling::fixed::Fixed;
 use attache::flow::registry::{DETECTORS, FAIRNESS, ORDERINGS, find};
-use attache::flow::saturation::{Stage, View};
+use attache::flow::saturation::{Stage, View, Ways};
 use attache::flow::{
-    Arrival, Asking, BandSettings, FlowControl, Gauge, Handle, Left, Passage, PoolFlow, Settings, Verdict,
+    Arrival, Asking, BandSettings, FlowControl, Gauge, Handle, Left, Need, Passage, PoolFlow, Settings, Verdict, Way,
 };
 use attache::ids::EndpointId;
 use attache::pool::health::HealthPolicy;
@@ -49,7 +49,7 @@ const PARKED: u32 = 1_000_000;
 /// A pool that is full, and one that never is.
 const FULL: Gauge = Gauge::FULL;
 const EMPTY: Gauge =
-    Gauge { stages: [Stage { requests: (0.0, 0.0), tokens: (0.0, 0.0), request_tokens: 0.0 }; 2], long: None };
+    Gauge { ways: Ways::whole(Stage { requests: (0.0, 0.0), tokens: (0.0, 0.0), request_tokens: 0.0 }), long: None };
 
 /// Seconds that this thread has had a core: what others do on the machine counts less than in wall time.
 fn cpu() -> f64 {
@@ -92,7 +92,8 @@ impl Bench {
         let flow = &self.names[self.rng.random_range(0..self.names.len())];
         let prompt_tokens = self.rng.random_range(10..2_000);
         let work = f64::from(prompt_tokens) / 20_000.0;
-        let arrival = Arrival { flow, bytes: 4_000, prompt_tokens, work, ..Arrival::default() };
+        let need = Need { work, ..Need::default() };
+        let arrival = Arrival { flow, bytes: 4_000, prompt_tokens, need, ..Arrival::default() };
         self.flow.enqueue(&arrival, handle_number, room, Timestamp(self.now), &mut self.rng, &mut self.left)
     }
 
@@ -112,7 +113,7 @@ impl Bench {
         let pending = self.flow.pending().requests;
         // Room for exactly one more.
         let one = Stage { requests: (-f64::from(pending), 1.0), ..Stage::default() };
-        let room = Gauge { stages: [one, Stage::default()], long: None };
+        let room = Gauge { ways: Ways::whole(one), long: None };
         self.flow.freed(&room, Timestamp(self.now), &mut self.rng, &mut self.left);
         let Some(Left::Dispatched(_, _, passage)) = self.left.pop() else { panic!("somebody waits") };
         self.ends(passage);
@@ -173,11 +174,19 @@ fn look(detector: &str, endpoints: u32) -> [f64; 2] {
     let flow = PoolFlow { detector, ..recommended_flow().expect("settings") };
     let (pool, _booked) = pool(endpoints);
     let (health, now) = (HealthPolicy::default(), BEGAN.after(Duration::from_millis(50)));
-    let view = View { pool: &pool, health: &health, stale_after: Duration::from_secs(2), now };
+    let view = View { pool: &pool, health: &health, split: None, stale_after: Duration::from_secs(2), now };
     let facts = RequestFacts { prompt_tokens: 500, ..RequestFacts::default() };
-    let (flow_name, answer_tokens, found, ttl, spare) = (None, None, None, None, None);
-    let asking =
-        Asking { facts: &facts, flow: flow_name, bytes: 0, answer_tokens, found, ttl, spare, unvouched: false };
+    let asking = Asking {
+        facts: &facts,
+        flow: None,
+        bytes: 0,
+        answer_tokens: None,
+        found: None,
+        way: Way::Whole,
+        ttl: None,
+        spare: None,
+        unvouched: false,
+    };
     let steps = (STEPS / endpoints).max(2_000);
     let arrival = best_of(steps, || _ = black_box(asking.arrival(black_box(&view))));
     let gauge = best_of(steps, || _ = black_box(flow.gauge(black_box(&view))));

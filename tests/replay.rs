@@ -281,12 +281,33 @@ fn recommended(ordering: &str) -> Plan {
 }
 
 #[test]
+fn late_binding_lets_requests_through_while_decode_servers_have_capacity() {
+    // Two prefill servers are full long before the six decode servers are.
+    let workload = || made_up("unique:input=6000,output=40,qps=9,seconds=60");
+    let plan = || Plan::split("prefill-6000", 2, 6);
+    let at_once = plan().play("predicted-latency", workload()).1;
+    let late = plan().queueing("least-work").play("predicted-latency", workload()).1;
+    assert!(late.split() < 0.9 && at_once.split() < 0.9, "some are served whole");
+    assert_eq!(late.count(Ending::Answered), late.served.len());
+    let (ours, theirs) = (late.mean_first_token(), at_once.mean_first_token());
+    assert!(ours <= 1.1 * theirs, "{ours:.3} s, {theirs:.3} s at once");
+}
+
+#[test]
+fn late_binding_rejects_no_request_for_its_age() {
+    // Three times what the servers can do: the last ones wait for minutes.
+    let seen = recommended("least-work").play("predicted-latency", conversations(6.0, 1_500)).1;
+    assert!(seen.longest_wait() > Duration::from_secs(60), "{:?}", seen.longest_wait());
+    assert_eq!(seen.count(Ending::Answered), 1_500);
+}
+
+#[test]
 fn equal_seeds_queue_equally_and_whoever_gets_no_turn_has_one_end() {
     // Twice what the servers can do, for requests that wait for 20 s at most.
     let plan = || {
         let mut plan = recommended("least-work");
         let flow = plan.flow.as_mut().unwrap();
-        (flow.settings.ttl, flow.settings.default_band.max_requests) = (Duration::from_secs(20), 60);
+        (flow.settings.ttl, flow.settings.default_band.max_requests) = (Some(Duration::from_secs(20)), 60);
         Plan { changes: vec![TimedChange { at: Timestamp(90_000_000_000), change: Change::Lose(1) }], ..plan }
     };
     let (a, seen) = plan().play("predicted-latency", conversations(3.0, 1_500));

@@ -21,16 +21,17 @@ pub(super) fn before_pool(
 ) -> anyhow::Result<Option<Arc<Queues>>> {
     let Some(flow) = &settings.flow else { return Ok(None) };
     let stale_after = settings.scrape.stale_after;
+    let split = settings.disaggregation.as_ref().map(|disaggregation| &disaggregation.split);
     let old = before.and_then(|live| {
         let position = live.router.pools().iter().position(|pool| pool.name == settings.name)?;
         live.queues(position).cloned()
     });
-    if let Some(old) = old.as_ref().filter(|old| old.are(flow, &feeds.store, &settings.health, stale_after)) {
+    if let Some(old) = old.as_ref().filter(|old| old.are(flow, &feeds.store, &settings.health, split, stale_after)) {
         return Ok(Some(old.clone()));
     }
     let metrics = metrics.queues(&settings.name);
-    let (flow, store, health) = (flow.clone(), feeds.store.clone(), settings.health.clone());
-    let queues = Queues::new(flow, store, health, stale_after, metrics, rng::for_request(seed, 0))
+    let (flow, store, health, split) = (flow.clone(), feeds.store.clone(), settings.health.clone(), split.cloned());
+    let queues = Queues::new(flow, store, health, split, stale_after, metrics, rng::for_request(seed, 0))
         .with_context(|| format!("pool `{}`: `flowControl.ceiling`", settings.name))?;
     old.iter().for_each(|old| queues.replace(old));
     if queues.hold_requests() {

@@ -20,7 +20,7 @@ use super::warmer::Warming;
 use crate::clock::Timestamp;
 use crate::disagg::{LegApi, Mode};
 use crate::error::RequestError;
-use crate::flow::Asking;
+use crate::flow::{Asking, Way};
 use crate::pool::Roles;
 use crate::pool::health::ClientSlot;
 use crate::pool::ledger::Ticket;
@@ -282,7 +282,9 @@ pub fn decide(
     let before_pool = live.queues(position);
     let asks = (unread || request.is_some()) && !q.has_turn;
     let sheds = before_pool.filter(|queues| asks && !queues.hold_requests());
-    sheds.map(|queues| queues.shed(&facts, q.now)).transpose()?;
+    let may_split = before_pool.is_some() && splittable(pool, q.head.path(), request.as_ref());
+    let way = Way::of(pool.scheduler.split(), &choice.name, may_split, load);
+    sheds.map(|queues| queues.shed(&facts, way, q.now)).transpose()?;
     let before_pool = before_pool.filter(|queues| queues.hold_requests());
     let queues = before_pool.filter(|_| asks);
     let named = || q.head.fairness_id().or_else(|| q.head.first_of(&live.exchange.session_headers));
@@ -315,7 +317,8 @@ pub fn decide(
         };
         let facts = &RequestFacts { prompt_tokens: prompt_tokens.unwrap_or(load), ..facts };
         let (bytes, found) = (q.body.len() + q.head.bytes() as u64, found.as_ref());
-        let asking = Asking { facts, flow: case.flow, bytes, answer_tokens: None, found, ttl: None, spare, unvouched };
+        let (flow, answer_tokens, ttl) = (case.flow, None, None);
+        let asking = Asking { facts, flow, bytes, answer_tokens, found, way, ttl, spare, unvouched };
         queues.ask(q, asking, due)
     };
     let turn = queues.map(ask);

@@ -11,13 +11,15 @@ use crate::error::{Reason, RequestError};
 use crate::flow::Load;
 use crate::flow::saturation::View;
 use crate::flow::{
-    Arrival, Asking, Cause, FlowControl, Gauge, Handle, Left, Passage, PoolFlow, Refusal, Seat, Verdict,
+    Arrival, Asking, Cause, FlowControl, Gauge, Handle, Left, Need, Passage, PoolFlow, Refusal, Seat, Verdict, Way,
+    asking,
 };
 use crate::pool::health::HealthPolicy;
 use crate::pool::{PoolSnapshot, Published, Roles, SnapshotStore};
 use crate::rng::PickRng;
 use crate::scheduling::RequestFacts;
 use crate::scheduling::plugin::ParamError;
+use crate::scheduling::split::SplitPolicy;
 use crate::telemetry::queues::{Fate, QueueMetrics};
 use ahash::AHashMap;
 use parking_lot::Mutex;
@@ -48,6 +50,7 @@ pub struct Queues {
     flow: PoolFlow,
     store: Arc<SnapshotStore>,
     health: HealthPolicy,
+    split: Option<SplitPolicy>,
     stale_after: Duration,
     metrics: QueueMetrics,
     state: Mutex<State>,
@@ -86,7 +89,7 @@ impl State {
 
     /// Whether there is room for nobody, and somebody waits for it.
     fn is_full(&self, room: &Gauge) -> bool {
-        !self.control.is_empty() && room.saturation(self.control.pending(), 0.0) >= 1.0
+        !self.control.is_empty() && room.saturation(self.control.pending(), Need::default()) >= 1.0
     }
 
     /// How one that is let through hears that it is to end, if it may be told to.
@@ -108,7 +111,7 @@ pub enum Asked {
 }
 
 impl Queues {
-    /// Queues as `flow` says, before the pool in `store`, of which endpoints are ejected by `health`.
+    /// Queues as `flow` says, before the pool in `store`, of which endpoints are ejected by `health` and requests are split by `split`.
     ///
     /// # Errors
     /// When the ceiling can't be built.
@@ -116,6 +119,7 @@ impl Queues {
         flow: PoolFlow,
         store: Arc<SnapshotStore>,
         health: HealthPolicy,
+        split: Option<SplitPolicy>,
         stale_after: Duration,
         metrics: QueueMetrics,
         rng: PickRng,
@@ -123,7 +127,7 @@ impl Queues {
         let control = flow.control()?;
         let state = Mutex::new(State { control, running: AHashMap::new(), rng, rest: None });
         let (now, waits, others) = (AtomicU64::new(0), Arc::default(), Mutex::default());
-        Ok(Arc::new(Self { flow, store, health, stale_after, metrics, state, now, waits, others }))
+        Ok(Arc::new(Self { flow, store, health, split, stale_after, metrics, state, now, waits, others }))
     }
 
     /// These take the place of `old`, before which requests may wait or be under way still: what makes room there makes room here, and the
@@ -143,9 +147,11 @@ impl Queues {
         flow: &PoolFlow,
         store: &Arc<SnapshotStore>,
         health: &HealthPolicy,
+        split: Option<&SplitPolicy>,
         stale_after: Duration,
     ) -> bool {
-        let same_pool = Arc::ptr_eq(&self.store, store) && self.health == *health && self.stale_after == stale_after;
+        let same_policies = self.health == *health && self.split.as_ref() == split;
+        let same_pool = Arc::ptr_eq(&self.store, store) && same_policies && self.stale_after == stale_after;
         let room = |flow: &PoolFlow| flow.settings.shared.as_ref().map(Arc::as_ptr);
         self.flow.said == flow.said && room(&self.flow) == room(flow) && same_pool
     }
@@ -153,7 +159,8 @@ impl Queues {
     /// How long a request of `flow` that can't wait for long would wait for its turn, as far as that is known.
     pub(super) fn wait(&self, facts: &RequestFacts<'_>, flow: Option<&str>, now: Timestamp) -> Duration {
         let (ttl, spare) = (Some(Duration::ZERO), Some(0.0));
-        let asking = Asking { facts, flow, bytes: 0, answer_tokens: None, found: None, ttl, spare, unvouched: false };
+        let (way, answer_tokens, found) = (Way::default(), None, None);
+        let asking = Asking { facts, flow, bytes: 0, answer_tokens, found, way, ttl, spare, unvouched: false };
         let snapshot = self.store.load();
         let view = self.view(&snapshot, now);
         let (arrival, room) = (asking.arrival(&view), self.flow.gauge(&view));
@@ -174,9 +181,9 @@ impl Queues {
         let snapshot = self.store.load_full();
         self.admits(asking.facts, &snapshot, q.now)?;
         let ttl = self.flow.ttl(&snapshot, asking.facts.priority);
-        let due = due.filter(|due| due.within < ttl);
-        let ttl = due.map_or(ttl, |due| due.within);
-        let arrival = Asking { ttl: Some(ttl), ..asking }.arrival(&self.view(&snapshot, q.now));
+        let due = due.filter(|due| ttl.is_none_or(|ttl| due.within < ttl));
+        let ttl = due.map(|due| due.within).or(ttl);
+        let arrival = Asking { ttl, ..asking }.arrival(&self.view(&snapshot, q.now));
         if !q.may_wait {
             return self.now_or_never(&arrival, &snapshot, q.now);
         }
@@ -209,7 +216,7 @@ impl Queues {
                 Ok(Asked::Goes(Admitted::new(self.clone(), Some(passage), eviction)))
             }
             Verdict::Parked(handle) => {
-                let until = q.now.after(ttl);
+                let until = ttl.map(|ttl| q.now.after(ttl));
                 let (priority, queues, is_due) = (arrival.priority, self.clone(), due.is_some());
                 Ok(Asked::Waits(Parked { queues, handle, priority, until, is_due, turn, settled: false }))
             }
@@ -230,10 +237,10 @@ impl Queues {
     ///
     /// # Errors
     /// The refusal that the client gets.
-    pub fn shed(&self, facts: &RequestFacts<'_>, now: Timestamp) -> Result<(), RequestError> {
+    pub fn shed(&self, facts: &RequestFacts<'_>, way: Way, now: Timestamp) -> Result<(), RequestError> {
         let snapshot = self.store.load();
         self.admits(facts, &snapshot, now)?;
-        if self.flow.sheds(facts.priority, &self.view(&snapshot, now)) {
+        if self.flow.sheds(facts.priority, way, &self.view(&snapshot, now)) {
             return Err(self.saturated(facts.priority, &snapshot, now));
         }
         Ok(())
@@ -258,7 +265,8 @@ impl Queues {
         now: Timestamp,
     ) -> Result<Asked, RequestError> {
         let pending = self.state.lock().control.pending();
-        if self.gauge(pool, now).saturation(pending, 0.0) < 1.0 {
+        let short = Need { work: 0.0, ..arrival.need };
+        if self.gauge(pool, now).saturation(pending, short) < 1.0 {
             self.metrics.fate(Fate::Passed);
         } else if arrival.priority < 0 {
             return Err(self.saturated(arrival.priority, pool, now));
@@ -286,7 +294,7 @@ impl Queues {
     }
 
     fn view<'v>(&'v self, pool: &'v PoolSnapshot, now: Timestamp) -> View<'v> {
-        View { pool, health: &self.health, stale_after: self.stale_after, now }
+        View { pool, health: &self.health, split: self.split.as_ref(), stale_after: self.stale_after, now }
     }
 
     /// Changes the queues and wakes whoever has left them by that. The pool is looked at under the lock: what was let through is then either
@@ -304,6 +312,7 @@ impl Queues {
             let rests = state.rests(now);
             let snapshot = self.store.load();
             let gauge = if rests { Gauge::FULL } else { self.gauge(&snapshot, now) };
+            state.control.pool_serves(asking::serves(&snapshot), now);
             let result = change(&mut state, gauge, &mut left);
             let turns: SmallVec<[_; 2]> = left.into_iter().map(|left| self.turn(&mut state, left)).collect();
             // Nobody is to end before it has been seen that there is no room.
@@ -374,7 +383,7 @@ impl Queues {
     /// How soon the pool is to be looked at if nothing is told: when it has rested and something was told meanwhile; when pages are believed no
     /// longer, since the last ones say nothing any more then; before that where somebody waits and time alone is thought to make room.
     fn patience(&self, now: Timestamp) -> Duration {
-        {
+        let expires = {
             let state = self.state.lock();
             if state.control.is_empty() {
                 return self.stale_after;
@@ -385,9 +394,11 @@ impl Queues {
             if state.control.takes_turns() {
                 return SHORTEST_LOOK;
             }
-        }
+            state.control.next_deadline().map(|at| at.since(now))
+        };
         let soon = self.flow.detector.changes_in(&self.view(&self.store.load(), now));
-        soon.map_or(self.stale_after, |soon| soon.max(SHORTEST_LOOK).min(self.stale_after))
+        let soonest = soon.into_iter().chain(expires).min().map(|soon| soon.max(SHORTEST_LOOK));
+        soonest.map_or(self.stale_after, |soon| soon.min(self.stale_after))
     }
 
     /// Tells the queues of every new snapshot of their pool, and when time has passed in which there was none. Ends with the queues, or the pool.

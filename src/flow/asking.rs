@@ -2,8 +2,7 @@
 //! real requests and for simulated ones.
 
 use super::control::FlowControl;
-use super::item::Arrival;
-use super::item::Load;
+use super::item::{Arrival, Load, Need, Way};
 use super::saturation::{Gauge, View};
 use super::settings::PoolFlow;
 use crate::pool::speed::Work;
@@ -31,6 +30,8 @@ pub struct Asking<'a> {
     pub answer_tokens: Option<u32>,
     /// Who holds how much of its prompt, where that was looked up.
     pub found: Option<&'a Found>,
+    /// The ways in which it may be served.
+    pub way: Way,
     /// How long it may wait; as long as the queues allow when nobody says.
     pub ttl: Option<Duration>,
     /// Seconds that it may wait until it is late, where that is known.
@@ -50,7 +51,7 @@ impl<'a> Asking<'a> {
             bytes: self.bytes,
             prompt_tokens: self.facts.prompt_tokens,
             answer_tokens: self.answer_tokens,
-            work: self.work(view),
+            need: Need { work: self.work(view), way: self.way },
             ttl: self.ttl,
             spare: self.spare,
             unvouched: self.unvouched,
@@ -72,6 +73,12 @@ impl<'a> Asking<'a> {
     }
 }
 
+/// Whether the pool has endpoints that make answers.
+#[must_use]
+pub fn serves(pool: &PoolSnapshot) -> bool {
+    pool.endpoints.iter().any(|e| e.serves(Roles::DECODE))
+}
+
 impl PoolFlow {
     /// Empty queues.
     ///
@@ -81,11 +88,11 @@ impl PoolFlow {
         Ok(FlowControl::new(self.settings.clone(), self.ceiling()?))
     }
 
-    /// How long a request of this priority may wait that comes now and does not say it.
+    /// How long a request of this priority may wait that comes now and does not say it; `None` when only a pool without endpoints limits it.
     #[must_use]
-    pub fn ttl(&self, pool: &PoolSnapshot, priority: i32) -> Duration {
-        let serves = pool.endpoints.iter().any(|e| e.serves(Roles::DECODE));
-        self.settings.empty_ttl.filter(|_| !serves).unwrap_or_else(|| self.settings.ttl(priority))
+    pub fn ttl(&self, pool: &PoolSnapshot, priority: i32) -> Option<Duration> {
+        let ttl = self.settings.ttl(priority)?;
+        Some(if serves(pool) { ttl } else { self.settings.empty_ttl })
     }
 
     /// How full the pool is.
@@ -94,11 +101,11 @@ impl PoolFlow {
         self.detector.gauge(view)
     }
 
-    /// Whether a request of this priority is refused because the pool is saturated: it is sheddable. The pool is looked at for
-    /// sheddable requests only.
+    /// Whether a request of this priority is refused because the pool is saturated for requests served in this `way`: it is sheddable. The
+    /// pool is looked at for sheddable requests only.
     #[must_use]
-    pub fn sheds(&self, priority: i32, view: &View<'_>) -> bool {
-        priority < 0 && self.gauge(view).saturation(Load::default(), 0.0) >= 1.0
+    pub fn sheds(&self, priority: i32, way: Way, view: &View<'_>) -> bool {
+        priority < 0 && self.gauge(view).saturation(Load::default(), Need { work: 0.0, way }) >= 1.0
     }
 
     /// Whether a request is let in, to the pool or to its queues.

@@ -9,7 +9,7 @@ use super::band::{Band, Place};
 use super::ceiling::{Ceiling, Ceilings};
 use super::drain::Drain;
 use super::fairness::{Head, Meter};
-use super::item::{Arrival, Cause, Handle, Left, Load, Passage, Refusal, Verdict};
+use super::item::{Arrival, Cause, Handle, Left, Load, Need, Passage, Refusal, Verdict};
 use super::ordering::Facts;
 use super::pace::{self, SHORTEST_RETRY};
 use super::room::Held;
@@ -39,11 +39,28 @@ struct Item<T> {
     place: Place,
     bytes: u64,
     arrived: Timestamp,
-    deadline: Timestamp,
+    leaves: Leaves,
     prompt_tokens: u32,
     answer_tokens: Option<u32>,
-    /// Seconds of an endpoint.
-    work: f64,
+    need: Need,
+}
+
+/// When a request has waited for as long as it may.
+#[derive(Clone, Copy, Debug)]
+enum Leaves {
+    /// At this moment, whatever happens to the pool.
+    At(Timestamp),
+    /// At this moment if the pool has no endpoints until then; never while it has some.
+    WhileEmpty(Option<Timestamp>),
+}
+
+impl Leaves {
+    fn at(self) -> Option<Timestamp> {
+        match self {
+            Self::At(at) => Some(at),
+            Self::WhileEmpty(at) => at,
+        }
+    }
 }
 
 impl<T> Item<T> {
@@ -53,9 +70,9 @@ impl<T> Item<T> {
 }
 
 /// Where a request stands in its flow, if those who say nothing wait for `ttl` at most.
-fn head(band: &Band, arrival: &Arrival<'_>, ttl: Duration, sequence: u64, now: Timestamp) -> Head {
-    let deadline = now.after(arrival.ttl.filter(|_| !arrival.unvouched).unwrap_or(ttl));
-    let facts = Facts { arrived: now, deadline, ttft: arrival.ttft, work: arrival.work, spare: arrival.spare };
+fn head(band: &Band, arrival: &Arrival<'_>, ttl: Option<Duration>, sequence: u64, now: Timestamp) -> Head {
+    let deadline = now.after(arrival.ttl.filter(|_| !arrival.unvouched).or(ttl).unwrap_or(Duration::MAX));
+    let facts = Facts { arrived: now, deadline, ttft: arrival.ttft, work: arrival.need.work, spare: arrival.spare };
     Head { key: band.key(&facts), sequence, arrived: now }
 }
 
@@ -68,6 +85,8 @@ pub struct FlowControl<T> {
     /// The highest priority first.
     bands: Vec<Band>,
     deadlines: BTreeSet<(Timestamp, u32)>,
+    /// Since when the pool has had no endpoints.
+    empty_since: Option<Timestamp>,
     held: Held,
     pending: Load,
     running: Running,
@@ -87,6 +106,7 @@ impl<T> FlowControl<T> {
             items: Slab::default(),
             bands: Vec::new(),
             deadlines: BTreeSet::new(),
+            empty_since: None,
             pending: Load::default(),
             drain: Drain::default(),
             sequence: 0,
@@ -128,6 +148,25 @@ impl<T> FlowControl<T> {
         (self.len(), self.bytes(), self.bands.iter().map(Band::under_way).sum(), self.running.len())
     }
 
+    /// Whether the pool has endpoints that serve requests. While it has none, a request without a time to live leaves after the settings'
+    /// [`empty_ttl`](Settings::empty_ttl), from its arrival or from when the pool lost its last endpoint.
+    pub fn pool_serves(&mut self, serves: bool, now: Timestamp) {
+        let since = (!serves).then(|| self.empty_since.unwrap_or(now));
+        if since == self.empty_since {
+            return;
+        }
+        self.empty_since = since;
+        let leaves = since.map(|since| since.after(self.settings.empty_ttl));
+        for (slot, item) in self.items.iter_mut() {
+            if let Leaves::WhileEmpty(before) = &mut item.leaves {
+                if let Some(at) = std::mem::replace(before, leaves) {
+                    self.deadlines.remove(&(at, slot));
+                }
+                self.deadlines.extend(leaves.map(|at| (at, slot)));
+            }
+        }
+    }
+
     /// A request comes. `keep` makes what is kept of it, should it wait; `left` gets those whose waiting this has ended.
     pub fn enqueue(
         &mut self,
@@ -147,16 +186,17 @@ impl<T> FlowControl<T> {
         let Some(flow) = band.flow(arrival.flow, weight, most) else {
             return Verdict::Rejected(self.refusal(at, Cause::Full, now));
         };
-        let deadline = now.after(arrival.ttl.unwrap_or(ttl));
+        let empties = || Leaves::WhileEmpty(self.empty_since.map(|_| now.after(self.settings.empty_ttl)));
+        let leaves = arrival.ttl.or(ttl).map_or_else(empties, |ttl| Leaves::At(now.after(ttl)));
         let head = head(band, arrival, ttl, self.sequence, now);
         self.sequence += 1;
         // Those before it go first, should there be room that nobody has told of.
         self.let_through(at, room, now, rng, left);
         let is_next = self.bands.iter().take(at + 1).all(|b| b.requests == 0);
         if is_next {
-            self.ceiling.turn(room.saturation(self.pending, arrival.work));
+            self.ceiling.turn(room.saturation(self.pending, arrival.need));
         }
-        if is_next && self.has_room(at, arrival.work, room) {
+        if is_next && self.has_room(at, arrival.need, room) {
             let passage = self.pass(at, flow, head, arrival, now, rng);
             self.let_through(usize::MAX, room, now, rng, left);
             return Verdict::Dispatch(passage);
@@ -184,12 +224,12 @@ impl<T> FlowControl<T> {
             place,
             bytes: arrival.bytes,
             arrived: now,
-            deadline,
+            leaves,
             prompt_tokens: arrival.prompt_tokens,
             answer_tokens: arrival.answer_tokens,
-            work: arrival.work,
+            need: arrival.need,
         });
-        self.deadlines.insert((deadline, slot));
+        self.deadlines.extend(leaves.at().map(|at| (at, slot)));
         if let Some(band) = self.bands.get_mut(at) {
             band.push(flow, place, arrival.bytes, now);
         }
@@ -197,7 +237,7 @@ impl<T> FlowControl<T> {
         // Those before whom it goes may have found no room because they are long, and it is not.
         let is_next = self.bands.iter().take(at).all(|b| b.requests == 0)
             && self.bands.get_mut(at).and_then(Band::next) == Some(slot);
-        if is_next && self.has_room(at, arrival.work, room) {
+        if is_next && self.has_room(at, arrival.need, room) {
             self.let_through(usize::MAX, room, now, rng, left);
         }
         Verdict::Parked(handle)
@@ -227,7 +267,8 @@ impl<T> FlowControl<T> {
         let band = self.bands.get(at)?;
         let head = head(band, arrival, self.settings.ttl(arrival.priority), self.sequence, now);
         let before = band.ahead(arrival.flow, head, self.settings.max_flows);
-        (above + before > 0 || !self.has_room(at, 0.0, room)).then_some((above, before))
+        let short = Need { work: 0.0, ..arrival.need };
+        (above + before > 0 || !self.has_room(at, short, room)).then_some((above, before))
     }
 
     /// The pool may have more room than before: an answer has begun or ended, a page has come, an endpoint has.
@@ -304,7 +345,7 @@ impl<T> FlowControl<T> {
         let first = self.bands.iter().position(|b| b.requests > 0)?;
         let seat = self.running.first(self.bands.get(first)?.priority, now)?;
         // By the room for short work: nobody ends for the sake of one who only waits for an endpoint to be nearly done.
-        let saturation = room.saturation(self.pending, 0.0);
+        let saturation = room.saturation(self.pending, Need { work: 0.0, ..self.need_of_next(first) });
         let ceiling = *self.ceilings(saturation).get(first)?;
         // A band that is closed stays closed, whoever ends.
         if ceiling <= 0.0 || saturation < ceiling {
@@ -351,23 +392,29 @@ impl<T> FlowControl<T> {
 
     /// Whether whoever is next in a band may go. Long ones go by the limit of the others when none has found room by their own for long.
     fn may_go(&mut self, at: usize, room: &Gauge, now: Timestamp) -> bool {
-        self.ceiling.turn(room.saturation(self.pending, 0.0));
-        let Some(long) = &room.long else { return self.has_room(at, 0.0, room) };
-        let slot = self.bands.get_mut(at).and_then(Band::next);
-        let work = slot.and_then(|slot| self.items.get(slot)).map_or(0.0, |item| item.work);
-        let (is_long, has_room) = (work >= long.from, self.has_room(at, work, room));
+        let need = self.need_of_next(at);
+        let short = Need { work: 0.0, ..need };
+        self.ceiling.turn(room.saturation(self.pending, short));
+        let Some(long) = &room.long else { return self.has_room(at, short, room) };
+        let (is_long, has_room) = (need.work >= long.from, self.has_room(at, need, room));
         let Some(band) = self.bands.get_mut(at).filter(|_| is_long) else { return has_room };
         if has_room {
             band.no_room_for_long = None;
             return true;
         }
         let since = *band.no_room_for_long.get_or_insert(now);
-        now.since(since) >= LONGEST_FOR_LONG && self.has_room(at, 0.0, room)
+        now.since(since) >= LONGEST_FOR_LONG && self.has_room(at, short, room)
+    }
+
+    /// What the request needs whose turn it is in the band at `at`.
+    fn need_of_next(&mut self, at: usize) -> Need {
+        let slot = self.bands.get_mut(at).and_then(Band::next);
+        slot.and_then(|slot| self.items.get(slot)).map_or(Need::default(), |item| item.need)
     }
 
     /// Whether there is room for one of the band at `at`, in the present turn.
-    fn has_room(&self, at: usize, work: f64, room: &Gauge) -> bool {
-        let saturation = room.saturation(self.pending, work);
+    fn has_room(&self, at: usize, need: Need, room: &Gauge) -> bool {
+        let saturation = room.saturation(self.pending, need);
         self.ceilings(saturation).get(at).is_some_and(|ceiling| saturation < *ceiling)
     }
 
@@ -422,7 +469,7 @@ impl<T> FlowControl<T> {
         }
         let Some(slot) = self.bands.get_mut(at).and_then(Band::next) else { return false };
         let Some((generation, item)) = self.items.remove(slot) else { return false };
-        self.deadlines.remove(&(item.deadline, slot));
+        self.forget_deadline(slot, item.leaves);
         self.held.give(item.bytes);
         let mut meter = item.meter();
         if let Some(band) = self.bands.get_mut(at) {
@@ -434,10 +481,16 @@ impl<T> FlowControl<T> {
         true
     }
 
+    fn forget_deadline(&mut self, slot: u32, leaves: Leaves) {
+        if let Some(at) = leaves.at() {
+            self.deadlines.remove(&(at, slot));
+        }
+    }
+
     /// Takes one out of all queues.
     fn take(&mut self, slot: u32, now: Timestamp) -> Option<(u32, Item<T>)> {
         let (generation, item) = self.items.remove(slot)?;
-        self.deadlines.remove(&(item.deadline, slot));
+        self.forget_deadline(slot, item.leaves);
         self.held.give(item.bytes);
         self.drain.moved(0, self.items.len() as u64, now);
         let at = self.existing(item.priority)?;

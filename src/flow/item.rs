@@ -2,6 +2,7 @@
 
 use super::fairness::Meter;
 use super::running::Seat;
+use crate::scheduling::split::{Decider, SplitPolicy};
 use std::time::Duration;
 
 /// A request that asks for its turn.
@@ -17,8 +18,8 @@ pub struct Arrival<'a> {
     pub prompt_tokens: u32,
     /// Tokens of its answer where they are known beforehand, as in a replay; `vtc-oracle` charges by them.
     pub answer_tokens: Option<u32>,
-    /// Seconds of an endpoint that it is expected to take.
-    pub work: f64,
+    /// What it needs of the pool.
+    pub need: Need,
     /// How long it may wait; the settings' when it does not say.
     pub ttl: Option<Duration>,
     /// How soon it wants its first token.
@@ -27,6 +28,48 @@ pub struct Arrival<'a> {
     pub spare: Option<f64>,
     /// Nobody vouches for how long it says that it may wait: its place is that of one that says nothing.
     pub unvouched: bool,
+}
+
+/// The ways in which a request may be served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Way {
+    /// By one server, or by a prefill server and a decode server.
+    #[default]
+    Either,
+    /// By one server.
+    Whole,
+    /// By a prefill server and a decode server.
+    Pair,
+}
+
+impl Way {
+    /// The way of a request that `strategy` routes in a pool that splits requests by `policy`. A rule that does not ask how full servers are may
+    /// name a pair whatever other servers could do: then the pair must have capacity.
+    #[must_use]
+    pub fn of(policy: Option<&SplitPolicy>, strategy: &str, splittable: bool, prompt_tokens: u32) -> Self {
+        let Some(policy) = policy.filter(|policy| splittable && policy.asks(strategy)) else { return Self::Whole };
+        match policy.decider {
+            Decider::Never => Self::Whole,
+            Decider::Predicted => Self::Either,
+            Decider::PrefixBased { non_cached_tokens, prompt_tokens: least }
+                if non_cached_tokens == 0 || prompt_tokens < least.max(non_cached_tokens) =>
+            {
+                Self::Whole
+            }
+            // It compares pairs with the servers that serve whole requests.
+            Decider::Strategy if !policy.whole => Self::Either,
+            Decider::Always | Decider::Strategy | Decider::PrefixBased { .. } => Self::Pair,
+        }
+    }
+}
+
+/// What a request needs of the pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Need {
+    /// Seconds of an endpoint that it is expected to take.
+    pub work: f64,
+    /// Who may serve it.
+    pub way: Way,
 }
 
 /// What is on the way to the pool and in nobody's books yet.

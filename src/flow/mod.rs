@@ -35,7 +35,7 @@ mod slab;
 
 pub use asking::Asking;
 pub use control::FlowControl;
-pub use item::{Arrival, Cause, Handle, Left, Load, Passage, Refusal, Verdict};
+pub use item::{Arrival, Cause, Handle, Left, Load, Need, Passage, Refusal, Verdict, Way};
 pub use room::SharedRoom;
 pub use running::{EvictRunning, Seat};
 pub use saturation::Gauge;

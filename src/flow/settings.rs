@@ -14,8 +14,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// 60 s: llm-d's `defaultRequestTTL`; clients and proxies give up at about that age.
-pub const DEFAULT_TTL: Duration = Duration::from_secs(60);
+/// 60 s without an endpoint: a server starts within that time, or none will. llm-d's `defaultRequestTTL` is as long.
+pub const DEFAULT_EMPTY_TTL: Duration = Duration::from_secs(60);
 /// 5,000 requests in a band, as llm-d has it.
 pub const DEFAULT_BAND_REQUESTS: u64 = 5_000;
 /// 1 GB of bodies in a band, as both have it.
@@ -82,10 +82,10 @@ pub struct Settings {
     pub max_bytes: u64,
     /// What these queues and those of other pools may hold together.
     pub shared: Option<Arc<SharedRoom>>,
-    /// How long a request may wait that does not say it.
-    pub ttl: Duration,
-    /// The same of one that comes while the pool has no endpoints, where that is not the same.
-    pub empty_ttl: Option<Duration>,
+    /// How long a request may wait that does not say it; as long as its client does when `None`.
+    pub ttl: Option<Duration>,
+    /// How long it may wait while the pool has no endpoints.
+    pub empty_ttl: Duration,
     /// Shares of flows that are not 1: a flow of 2 may have twice as much.
     pub weights: HashMap<Arc<str>, f64>,
     /// What waits with a priority below 0 gives way to what is more important when there is no room for both.
@@ -108,8 +108,8 @@ impl Default for Settings {
             max_requests: u64::MAX,
             max_bytes: u64::MAX,
             shared: None,
-            ttl: DEFAULT_TTL,
-            empty_ttl: None,
+            ttl: None,
+            empty_ttl: DEFAULT_EMPTY_TTL,
             weights: HashMap::new(),
             evict_sheddable: true,
             evict_running: EvictRunning::default(),
@@ -127,10 +127,10 @@ impl Settings {
         self.bands.get(&priority).or_else(sheddable).unwrap_or(&self.default_band)
     }
 
-    /// How long a request of this priority may wait that does not say it.
+    /// How long a request of this priority may wait that does not say it; `None` when its age is no reason to reject it.
     #[must_use]
-    pub fn ttl(&self, priority: i32) -> Duration {
-        self.band(priority).ttl.unwrap_or(self.ttl)
+    pub fn ttl(&self, priority: i32) -> Option<Duration> {
+        self.band(priority).ttl.or(self.ttl)
     }
 
     /// The share of a flow.

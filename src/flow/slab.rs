@@ -62,6 +62,12 @@ impl<V> Slab<V> {
         Some(taken)
     }
 
+    /// All that is there, with its number.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut V)> {
+        let entries = (0..).zip(&mut self.entries);
+        entries.filter_map(|(slot, entry)| entry.as_mut().map(|(_, value)| (slot, value)))
+    }
+
     #[cfg(test)]
     pub(super) fn iter(&self) -> impl Iterator<Item = &V> {
         self.entries.iter().flatten().map(|(_, value)| value)

@@ -3,7 +3,7 @@
 use super::ceiling::fixed::Fixed;
 use super::fairness::Fairness;
 use super::registry::{CEILINGS, FAIRNESS, ORDERINGS, find};
-use super::saturation::Stage;
+use super::saturation::{Stage, Ways};
 use super::*;
 use crate::clock::Timestamp;
 use crate::rng::{PickRng, for_request};
@@ -21,7 +21,7 @@ mod running;
 pub(super) fn room(capacity: u32, running: u32) -> Gauge {
     let one = 1.0 / f64::from(capacity);
     let answers = Stage { requests: (f64::from(running) * one, one), ..Stage::default() };
-    Gauge { stages: [answers, Stage::default()], long: None }
+    Gauge { ways: Ways::whole(answers), long: None }
 }
 
 pub(super) fn fairness(name: &str, parameters: &Value) -> Arc<dyn Fairness> {
@@ -159,7 +159,7 @@ fn what_is_on_its_way_takes_room() {
 
 #[test]
 fn those_who_wait_too_long_are_turned_out_and_told_when_to_come_again() {
-    let settings = Settings { ttl: Duration::from_secs(2), ..Settings::default() };
+    let settings = Settings { ttl: Some(Duration::from_secs(2)), ..Settings::default() };
     let mut trial = Trial::new(settings);
     trial.comes("running", of("a"), 0);
     trial.comes("patient", Arrival { ttl: Some(Duration::from_secs(9)), ..of("a") }, 0);
@@ -175,9 +175,64 @@ fn those_who_wait_too_long_are_turned_out_and_told_when_to_come_again() {
 }
 
 #[test]
+fn without_a_ttl_only_a_pool_without_endpoints_turns_requests_out() {
+    let mut trial = Trial::new(Settings { empty_ttl: Duration::from_secs(60), ..Settings::default() });
+    assert_eq!(trial.comes("running", of("a"), 0), "goes");
+    assert_eq!(trial.comes("early", of("a"), 0), "waits");
+    assert_eq!(trial.comes("hasty", Arrival { ttl: Some(Duration::from_secs(7_230)), ..of("a") }, 0), "waits");
+    trial.flow.expire(at(7_199_000), &mut trial.left);
+    assert_eq!(trial.told(), Vec::<String>::new(), "two hours are no reason");
+    // Its last endpoint leaves for half a minute, and then for good.
+    for (ms, serves) in [(7_200_000, false), (7_210_000, false), (7_235_000, true), (7_300_000, false)] {
+        trial.flow.pool_serves(serves, at(ms));
+        trial.flow.expire(at(ms + 1), &mut trial.left);
+    }
+    assert_eq!(trial.told(), ["hasty: Expired"], "it said so itself");
+    assert_eq!(trial.comes("late", of("a"), 7_320_000), "waits");
+    assert_eq!(trial.flow.next_deadline(), Some(at(7_360_000)));
+    trial.flow.expire(at(7_359_999), &mut trial.left);
+    assert_eq!(trial.told(), Vec::<String>::new());
+    trial.flow.expire(at(7_360_000), &mut trial.left);
+    assert_eq!(trial.told(), ["early: Expired"]);
+    // Who came later has waited for less; and an endpoint that comes back ends the count.
+    assert_eq!(trial.flow.next_deadline(), Some(at(7_380_000)));
+    trial.flow.pool_serves(true, at(7_379_999));
+    trial.flow.expire(at(9_000_000), &mut trial.left);
+    assert_eq!(trial.told(), Vec::<String>::new());
+    assert_eq!(trial.ends(1, 9_000_001), ["late"]);
+}
+
+#[test]
+fn what_a_request_may_use_says_whether_the_pool_is_full() {
+    let stage = |running: u32| Stage { requests: (f64::from(running), 1.0), ..Stage::default() };
+    // The prefill servers are full.
+    let ways = Ways { whole: Some(stage(0)), pair: Some([stage(1), stage(0)]) };
+    for (name, way, gauge, goes) in [
+        ("either", Way::Either, ways, true),
+        ("whole", Way::Whole, ways, true),
+        ("pair", Way::Pair, ways, false),
+        ("either way is full", Way::Either, Ways { whole: Some(stage(1)), ..ways }, false),
+        ("no pair", Way::Pair, Ways { pair: None, ..ways }, true),
+        ("no whole", Way::Whole, Ways { whole: None, pair: Some([stage(0), stage(0)]) }, true),
+        ("no whole, full", Way::Either, Ways { whole: None, ..ways }, false),
+        ("nothing", Way::Either, Ways { whole: None, pair: None }, false),
+    ] {
+        let mut flow = FlowControl::<()>::new(Settings::default(), Box::new(Fixed::default()));
+        let arrival = Arrival { need: Need { work: 0.0, way }, ..of("a") };
+        let gauge = Gauge { ways: gauge, long: None };
+        let verdict = flow.enqueue(&arrival, |_| (), &gauge, at(0), &mut for_request(1, 1), &mut Vec::new());
+        assert_eq!(matches!(verdict, Verdict::Dispatch(_)), goes, "{name}: {verdict:?}");
+        // Nor does it go when somebody looks again, whom nothing but itself asks for more.
+        let mut left = Vec::new();
+        flow.freed(&gauge, at(1), &mut for_request(1, 1), &mut left);
+        assert!(left.is_empty(), "{name}");
+    }
+}
+
+#[test]
 fn requests_of_a_band_wait_as_long_as_the_band_says() {
     let patient = BandSettings { ttl: Some(Duration::from_secs(9)), ..BandSettings::default() };
-    let settings = Settings { bands: [(-1, patient)].into(), ttl: Duration::from_secs(1), ..Settings::default() };
+    let settings = Settings { bands: [(-1, patient)].into(), ttl: Some(Duration::from_secs(1)), ..Settings::default() };
     let mut trial = Trial::new(settings);
     assert_eq!(trial.comes("running", important(0), 0), "goes");
     for (name, priority) in [("batch", -1), ("usual", 0)] {
@@ -195,7 +250,6 @@ fn requests_of_a_band_wait_as_long_as_the_band_says() {
 fn retry_after_follows_the_pace_of_the_band() {
     let mut trial = Trial::new(Settings {
         default_band: BandSettings { max_requests: 6, ..BandSettings::default() },
-        ttl: Duration::from_secs(600),
         ..Settings::default()
     });
     trial.comes("running", of("a"), 0);
@@ -482,7 +536,7 @@ fn names_beyond_the_most_share_one_flow_and_idle_flows_are_forgotten() {
 fn short_prompts_do_not_wait_behind_a_long_one() {
     let default_band = band("global-strict", "least-work");
     let mut trial = Trial::new(Settings { default_band, ..Settings::default() });
-    let work = |seconds| Arrival { work: seconds, ..of("a") };
+    let work = |seconds| Arrival { need: Need { work: seconds, ..Need::default() }, ..of("a") };
     trial.comes("running", work(1.0), 0);
     trial.comes("long", work(4.0), 1);
     for name in ["s1", "s2", "s3"] {

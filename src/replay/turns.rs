@@ -9,12 +9,13 @@ use super::served::Fate;
 use super::workload::Request;
 use crate::clock::Timestamp;
 use crate::flow::saturation::View;
-use crate::flow::{Asking, Cause, FlowControl, Left, Passage, PoolFlow, Verdict};
+use crate::flow::{Asking, Cause, FlowControl, Left, Passage, PoolFlow, Verdict, Way, asking};
 use crate::protocol::Usage;
 use crate::rng::{self, PickRng};
 use crate::scheduling::PickContext;
 use crate::scheduling::plugin::ParamError;
 use crate::sim::content::Contents;
+
 /// A stream of random numbers beside those of all requests.
 const STREAM: u64 = u64::MAX;
 /// 4 bytes of a body stand for a token of a prompt.
@@ -43,8 +44,8 @@ impl Turns {
 pub(super) enum Asked {
     /// It goes on; booked as under way where there are queues.
     Goes(Option<Passage>),
-    /// It waits until its turn comes, and no longer than to this moment.
-    Waits(Timestamp),
+    /// It waits until its turn comes, and no longer than to this moment if there is one.
+    Waits(Option<Timestamp>),
     /// It is turned away.
     Refused(Fate),
 }
@@ -63,19 +64,23 @@ impl Front {
         let view = View {
             pool: &self.snapshot,
             health: self.config.scheduler.health(),
+            split: self.config.scheduler.split(),
             stale_after: self.config.stale_after,
             now,
         };
         let facts = facts(request, base, &headers);
+        let chosen = self.config.scheduler.choices.choose(&facts).ok();
+        let split = self.config.scheduler.split();
+        let name = chosen.as_ref().map_or("", |chosen| &chosen.choice.name);
+        let way = Way::of(split, name, split.is_some(), facts.prompt_tokens);
         if !turns.flow.admits(&facts, &view, &mut turns.rng) {
             return Asked::Refused(Fate::Shed);
         }
         if !turns.flow.settings.queue {
-            let is_shed = turns.flow.sheds(facts.priority, &view);
+            let is_shed = turns.flow.sheds(facts.priority, way, &view);
             return if is_shed { Asked::Refused(Fate::Shed) } else { Asked::Goes(None) };
         }
         // As the exchange: only what the strategy looks up is known.
-        let chosen = self.config.scheduler.choices.choose(&facts).ok();
         let strategy = chosen.as_ref().map(|chosen| &chosen.choice.strategy);
         let cx = PickContext { request: facts, ..PickContext::new(&self.snapshot, now, self.config.stale_after) };
         let spare = strategy.and_then(|strategy| strategy.spare(&cx));
@@ -90,14 +95,16 @@ impl Front {
             bytes: u64::from(facts.prompt_tokens) * BYTES_PER_TOKEN,
             answer_tokens: Some(request.answer.tokens),
             found: found.as_ref(),
-            ttl: Some(ttl),
+            way,
+            ttl,
             spare,
             unvouched: false,
         };
         let (arrival, room) = (asking.arrival(&view), turns.flow.gauge(&view));
+        turns.control.pool_serves(asking::serves(&self.snapshot), now);
         match turns.control.enqueue(&arrival, |_| request.clone(), &room, now, &mut turns.rng, left) {
             Verdict::Dispatch(passage) => Asked::Goes(Some(passage)),
-            Verdict::Parked(_) => Asked::Waits(now.after(ttl)),
+            Verdict::Parked(_) => Asked::Waits(ttl.map(|ttl| now.after(ttl))),
             Verdict::Rejected(refusal) => Asked::Refused(fate(refusal.cause)),
         }
     }
@@ -108,9 +115,11 @@ impl Front {
         let view = View {
             pool: &self.snapshot,
             health: self.config.scheduler.health(),
+            split: self.config.scheduler.split(),
             stale_after: self.config.stale_after,
             now,
         };
+        turns.control.pool_serves(asking::serves(&self.snapshot), now);
         turns.control.freed(&turns.flow.gauge(&view), now, &mut turns.rng, left);
     }
 

@@ -27,6 +27,9 @@ const DEFAULT_FAIRNESS: &str = "global-strict-fairness-policy";
 /// The order within a flow of both, likewise.
 const DEFAULT_ORDERING: &str = "fcfs-ordering-policy";
 
+/// How long requests wait in both projects when a file says nothing: 60 s.
+const DEFAULT_TTL: Duration = Duration::from_secs(60);
+
 /// The policy of this type can't be made with these parameters.
 pub(super) fn refused(kind: &str, parameters: &Json) -> Option<ParamError> {
     fn of<P: ?Sized>(policies: &[&'static Descriptor<P>], kind: &str, parameters: &Json) -> Option<ParamError> {
@@ -88,6 +91,7 @@ fn queues(f: &mut Fields<'_>, gate: Span, plugins: &Plugins, sink: &mut Sink) ->
     };
     let span = f.node(FLOW_CONTROL).map_or(gate, |node| node.span);
     section(f, FLOW_CONTROL, sink, |f, sink| flow = limits(f, span, Some(plugins), sink));
+    flow.ttl = flow.ttl.or(Some(At { value: DEFAULT_TTL, span: gate }));
     flow
 }
 

@@ -7,7 +7,7 @@ use crate::config::diagnostic::{At, Code, Diagnostic, Span};
 use crate::config::schema::{self, Strategy};
 use crate::config::units::show_duration;
 use crate::flow::registry::{self, ADMITTERS, CEILINGS, DETECTORS, Descriptor, FAIRNESS, ORDERINGS};
-use crate::flow::settings::{DEFAULT_BAND_BYTES, DEFAULT_BAND_REQUESTS, DEFAULT_TTL};
+use crate::flow::settings::{DEFAULT_BAND_BYTES, DEFAULT_BAND_REQUESTS, DEFAULT_EMPTY_TTL};
 use crate::flow::{BandSettings, EvictRunning, Overflow, PoolFlow, Settings};
 use crate::limits::DEFAULT_MAX_BUFFERED_BYTES;
 use serde_json::{Value, json};
@@ -276,8 +276,8 @@ pub(super) fn flow(file: &schema::FlowControl, room: Room, path: &str, sink: &mu
         }
     }
     let default_band = band(usual, None, &format!("{path}.defaultBand"), sink);
-    let ttl = positive(&format!("{path}.ttl"), file.ttl, DEFAULT_TTL, sink);
-    let empty_ttl = positive(&format!("{path}.emptyTtl"), file.empty_ttl, ttl, sink);
+    let ttl = file.ttl.map(|at| positive(&format!("{path}.ttl"), Some(at), at.value, sink));
+    let empty_ttl = positive(&format!("{path}.emptyTtl"), file.empty_ttl, ttl.unwrap_or(DEFAULT_EMPTY_TTL), sink);
     let max_requests = limit(file.max_requests, u64::MAX, &format!("{path}.maxRequests"), sink);
     let max_bytes = queued_bytes(file.max_bytes, room, &format!("{path}.maxBytes"), sink);
     let shares = shares(file.shares.as_ref().map(|at| at.value.as_slice()).unwrap_or_default(), path, sink);
@@ -296,7 +296,7 @@ pub(super) fn flow(file: &schema::FlowControl, room: Room, path: &str, sink: &mu
         "detector": detector.said(),
         "ceiling": ceiling.said(),
         "admitters": admitters.iter().map(Chosen::said).collect::<Vec<_>>(),
-        "ttl": show_duration(ttl),
+        "ttl": ttl.map(show_duration),
         "emptyTtl": show_duration(empty_ttl),
         "maxRequests": (max_requests != u64::MAX).then_some(max_requests),
         "maxBytes": (max_bytes != u64::MAX).then_some(max_bytes),
@@ -315,7 +315,7 @@ pub(super) fn flow(file: &schema::FlowControl, room: Room, path: &str, sink: &mu
         max_requests,
         max_bytes,
         ttl,
-        empty_ttl: Some(empty_ttl),
+        empty_ttl,
         weights: shares,
         evict_sheddable,
         evict_running,

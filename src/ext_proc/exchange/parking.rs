@@ -23,7 +23,7 @@ pub(super) struct Parking {
 
 impl Parking {
     pub(super) fn deadline(&self) -> Option<Timestamp> {
-        self.parked.as_ref().map(|(parked, ..)| parked.until())
+        self.parked.as_ref().and_then(|(parked, ..)| parked.until())
     }
 
     /// Whether it waits and more of its body has come meanwhile.

@@ -142,7 +142,7 @@ impl Setup {
             name: "pool".into(),
             matches: PoolMatch::default(),
             store: store.clone(),
-            scheduler: Scheduler::new(Choices::only("test", strategy), at_once, 3).splitting(policy),
+            scheduler: Scheduler::new(Choices::only("test", strategy), at_once, 3).splitting(policy.clone()),
             rewrites: self.rewrites,
             reject_unknown_models: false,
             default_model: None,
@@ -177,8 +177,9 @@ impl Setup {
         let live = Live::new(Router::new(vec![Arc::new(pool)]), self.limits, self.exchange, &metrics);
         let rng = crate::rng::for_request(7, 0);
         let queues = self.flow.map(|flow| {
+            let split = policy;
             let (health, stale_after) = (HealthPolicy::default(), self.stale_after);
-            Queues::new(flow, store.clone(), health, stale_after, metrics.queues("pool"), rng).unwrap()
+            Queues::new(flow, store.clone(), health, split, stale_after, metrics.queues("pool"), rng).unwrap()
         });
         let book = Arc::new(Book::new(100));
         let accounts = Store::Memory(book.clone());

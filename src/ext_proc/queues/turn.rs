@@ -135,7 +135,7 @@ pub struct Parked {
     pub(super) queues: Arc<Queues>,
     pub(super) handle: Handle,
     pub(super) priority: i32,
-    pub(super) until: Timestamp,
+    pub(super) until: Option<Timestamp>,
     /// Until then its turn is of use; else it may wait no longer.
     pub(super) is_due: bool,
     pub(super) turn: Option<oneshot::Receiver<Turn>>,
@@ -143,9 +143,9 @@ pub struct Parked {
 }
 
 impl Parked {
-    /// When it has waited for as long as it may.
+    /// When it has waited for as long as it may; `None` when only a pool without endpoints limits it.
     #[must_use]
-    pub fn until(&self) -> Timestamp {
+    pub fn until(&self) -> Option<Timestamp> {
         self.until
     }
 

@@ -8,7 +8,7 @@
 //! a pool without endpoints. When not: what is shed should wait instead; then the queues do it. Source: llm-d.
 
 use super::Admitter;
-use crate::flow::item::Load;
+use crate::flow::item::{Load, Need, Way};
 use crate::flow::registry::Descriptor;
 use crate::flow::saturation::View;
 use crate::flow::saturation::utilization::Utilization;
@@ -89,7 +89,9 @@ impl Admitter for Probabilistic {
         }
         // Who is ejected by now is so by any policy that ejects.
         let health = HealthPolicy::default();
-        let view = View { pool: cx.snapshot, health: &health, stale_after: cx.stale_after, now: cx.now };
-        rng.random::<f64>() >= self.shed(self.utilization.saturation(&view).saturation(Load::default(), 0.0))
+        let view = View { pool: cx.snapshot, health: &health, split: None, stale_after: cx.stale_after, now: cx.now };
+        // Where prefill servers exist, the fuller of both kinds counts.
+        let need = Need { work: 0.0, way: Way::Pair };
+        rng.random::<f64>() >= self.shed(self.utilization.saturation(&view).saturation(Load::default(), need))
     }
 }

@@ -129,7 +129,7 @@ fn an_endpoint_that_is_ejected_lets_nobody_in() {
     let headers = BTreeMap::from([("x-slo-ttft-ms".to_owned(), "20".to_owned())]);
     let facts =
         RequestFacts { priority: -1, prompt_tokens: 10, headers: Headers::of(&headers), ..RequestFacts::default() };
-    let view = View { pool: &snapshot, health: &health, stale_after: STALE_AFTER, now: NOW };
+    let view = View { pool: &snapshot, health: &health, split: None, stale_after: STALE_AFTER, now: NOW };
     let admitted = || flow.admits(&facts, &view, &mut for_request(1, 1));
     let eject = |at: usize| {
         let endpoint = &snapshot.endpoints[at].endpoint;

@@ -23,7 +23,7 @@
 //!
 //! When not: servers with a scheduler of their own that wants to see all requests. Source: attache.
 
-use super::{Detector, Gauge, Long, Stage, View, stages};
+use super::{Detector, Gauge, Long, Stage, View, by_way};
 use crate::config::units::{parse_duration, show_duration};
 use crate::flow::registry::Descriptor;
 use crate::pool::EndpointState;
@@ -142,7 +142,7 @@ struct Fullness {
 
 impl Detector for Backlog {
     fn gauge(&self, view: &View<'_>) -> Gauge {
-        let both = stages(view, |endpoints| {
+        let both = by_way(view, |endpoints| {
             let all = endpoints.iter().fold(Fullness::default(), |all, e| {
                 let Fullness { short, long, token } = self.of(e, view);
                 Fullness { short: all.short + short, long: all.long + long, token: all.token + token }
@@ -157,9 +157,8 @@ impl Detector for Backlog {
             // Whatever is on its way takes one endpoint.
             (for_short, Stage { requests: (long, 1.0 / count), ..Stage::default() })
         });
-        let Some(both) = both else { return Gauge::FULL };
-        let long = Long { from: self.prefill / 2.0, stages: both.map(|(_, long)| long) };
-        Gauge { stages: both.map(|(short, _)| short), long: Some(long) }
+        let long = Long { from: self.prefill / 2.0, ways: both.map(|(_, long)| long) };
+        Gauge { ways: both.map(|(short, _)| short), long: Some(long) }
     }
 
     fn changes_in(&self, view: &View<'_>) -> Option<Duration> {

@@ -9,10 +9,11 @@ pub mod concurrency;
 pub mod slo_load;
 pub mod utilization;
 
-use super::item::Load;
+use super::item::{Load, Need, Way};
 use crate::clock::Timestamp;
 use crate::pool::health::{Availability, HealthPolicy};
 use crate::pool::{EndpointState, PoolSnapshot, Roles};
+use crate::scheduling::split::SplitPolicy;
 use std::fmt::Debug;
 use std::time::Duration;
 
@@ -36,11 +37,48 @@ impl Stage {
     }
 }
 
+/// The ways in which the servers of a pool serve requests, with a figure for the servers of each.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ways<S = Stage> {
+    /// Servers that serve whole requests; `None` where no server does.
+    pub whole: Option<S>,
+    /// Servers that compute prompts for others, and the decode servers that continue from there; `None` where no pair exists.
+    pub pair: Option<[S; 2]>,
+}
+
+impl<S> Ways<S> {
+    /// One server serves each request.
+    pub const fn whole(servers: S) -> Self {
+        Self { whole: Some(servers), pair: None }
+    }
+
+    /// The same ways with another figure.
+    fn map<T>(self, of: impl Fn(S) -> T + Copy) -> Ways<T> {
+        Ways { whole: self.whole.map(of), pair: self.pair.map(|pair| pair.map(of)) }
+    }
+}
+
+impl Ways {
+    /// The saturation for a request that may be served in this `way`: that of the less full way where it may be served in either. A way
+    /// for which the pool has no servers says nothing: the decision will tell the client.
+    fn saturation(&self, way: Way, pending: Load) -> f64 {
+        let whole = self.whole.map(|servers| servers.saturation(pending));
+        let fuller = |[a, b]: [Stage; 2]| a.saturation(pending).max(b.saturation(pending));
+        let pair = self.pair.map(fuller);
+        let of_way = match way {
+            Way::Whole => whole.or(pair),
+            Way::Pair => pair.or(whole),
+            Way::Either => whole.into_iter().chain(pair).reduce(f64::min),
+        };
+        of_way.unwrap_or(1.0)
+    }
+}
+
 /// How full a pool is at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gauge {
-    /// Those that make answers, and those that only compute prompts, which are empty where there are none.
-    pub stages: [Stage; 2],
+    /// By the ways in which requests are served.
+    pub ways: Ways,
     /// How full it is for long work, where that is not the same.
     pub long: Option<Long>,
 }
@@ -50,21 +88,19 @@ pub struct Gauge {
 pub struct Long {
     /// Seconds of an endpoint from which work is long.
     pub from: f64,
-    /// As in [`Gauge::stages`]; never less full.
-    pub stages: [Stage; 2],
+    /// As in [`Gauge::ways`]; never less full.
+    pub ways: Ways,
 }
 
 impl Gauge {
     /// A pool without endpoints, or one that takes nothing.
-    pub const FULL: Self =
-        Self { stages: [Stage { requests: (1.0, 0.0), tokens: (0.0, 0.0), request_tokens: 0.0 }; 2], long: None };
+    pub const FULL: Self = Self { ways: Ways { whole: None, pair: None }, long: None };
 
-    /// Its saturation when `pending` is there as well, for a request that takes `work` seconds of an endpoint: that of the stage which is fuller
-    /// then. The least for a `work` of 0.
+    /// Its saturation when `pending` is there as well, for a request with this `need`. The least for [`Need::default`].
     #[must_use]
-    pub fn saturation(&self, pending: Load, work: f64) -> f64 {
-        let stages = self.long.as_ref().filter(|long| work >= long.from).map_or(&self.stages, |long| &long.stages);
-        stages.iter().fold(0.0, |fullest, stage| stage.saturation(pending).max(fullest))
+    pub fn saturation(&self, pending: Load, need: Need) -> f64 {
+        let long = self.long.as_ref().filter(|long| need.work >= long.from);
+        long.map_or(&self.ways, |long| &long.ways).saturation(need.way, pending)
     }
 }
 
@@ -75,6 +111,8 @@ pub struct View<'a> {
     pub pool: &'a PoolSnapshot,
     /// Who of it is ejected.
     pub health: &'a HealthPolicy,
+    /// How its requests are split, if they are.
+    pub split: Option<&'a SplitPolicy>,
     /// Pages older than this say nothing.
     pub stale_after: Duration,
     /// The moment.
@@ -118,20 +156,28 @@ pub trait Detector: Send + Sync + Debug {
 
 /// The gauge of a pool from that of its endpoints: `of` looks at those of one stage.
 fn by_stage(view: &View<'_>, of: impl Fn(&[&EndpointState]) -> Stage) -> Gauge {
-    stages(view, of).map_or(Gauge::FULL, |stages| Gauge { stages, long: None })
+    Gauge { ways: by_way(view, of), long: None }
 }
 
-/// What `of` makes of the endpoints of each stage; `None` when nobody makes answers. Where some compute prompts only, they are a stage of
-/// their own. Endpoints that are ejected get nothing, and are no room.
-fn stages<S: Default>(view: &View<'_>, of: impl Fn(&[&EndpointState]) -> S) -> Option<[S; 2]> {
+/// What `of` makes of the endpoints of each stage, by the ways in which requests are served. Pairs exist where some endpoints compute prompts only.
+/// Endpoints that are ejected get nothing, and are no room.
+fn by_way<S: Copy>(view: &View<'_>, of: impl Fn(&[&EndpointState]) -> S) -> Ways<S> {
+    let some = |endpoints: &[&EndpointState]| (!endpoints.is_empty()).then(|| of(endpoints));
     let decode = view.answering();
-    if decode.is_empty() {
-        return None;
-    }
     // To those that only compute prompts nothing is sent where all are ejected.
-    let prefill: Vec<_> = view.open(Roles::PREFILL).collect();
+    let mut prefill: Vec<_> = view.open(Roles::PREFILL).collect();
     let is_split = prefill.iter().any(|e| !e.serves(Roles::DECODE));
-    Some([of(&decode), if is_split { of(&prefill) } else { S::default() }])
+    let Some(split) = view.split.filter(|split| !split.whole) else {
+        let whole = some(&decode);
+        return Ways { whole, pair: whole.filter(|_| is_split).map(|decode| [of(&prefill), decode]) };
+    };
+    // Whoever serves whole requests stands in no pair.
+    let (whole, paired): (Vec<_>, Vec<_>) = decode.iter().copied().partition(|e| split.serves_whole(&e.endpoint));
+    prefill.retain(|e| !split.serves_whole(&e.endpoint));
+    let pair = some(&prefill).zip(some(&paired)).map(<[S; 2]>::from);
+    // Where no server and no pair serves requests, the decision says so to the client, which need not wait for that.
+    let whole = if pair.is_none() && whole.is_empty() { decode } else { whole };
+    Ways { whole: some(&whole), pair }
 }
 
 /// The mean of a figure.

@@ -5,9 +5,10 @@ use crate::flow::registry::{DETECTORS, find};
 use crate::ids::EndpointId;
 use crate::pool::health::{DEFAULT_CONSECUTIVE_CONNECT_FAILURES, Outcome};
 use crate::pool::ledger::Ticket;
-use crate::pool::role::ROLE_LABEL;
+use crate::pool::role::{COMBINED_LABEL, ROLE_LABEL};
 use crate::pool::speed::{Reservation, Work};
 use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec};
+use crate::scheduling::split::Decider;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -21,6 +22,7 @@ struct Server {
     draining: bool,
     ejected: bool,
     role: Option<&'static str>,
+    combined: bool,
     /// Prompts, of which the first token is awaited.
     awaited: Vec<u32>,
     /// Prompts whose answers come whole, and how many milliseconds ago they were sent.
@@ -64,12 +66,23 @@ fn saturation(detector: &str, parameters: &Value, servers: Vec<Server>, pending:
     saturation_for(detector, parameters, servers, pending, 0.0)
 }
 
+/// For a request that needs a prefill server and a decode server where there are any.
+fn saturation_of_pairs(detector: &str, parameters: &Value, servers: Vec<Server>, pending: Load) -> f64 {
+    gauge(detector, parameters, servers, None).saturation(pending, Need { work: 0.0, way: Way::Pair })
+}
+
 /// For a request that takes `work` seconds.
 fn saturation_for(detector: &str, parameters: &Value, servers: Vec<Server>, pending: Load, work: f64) -> f64 {
+    gauge(detector, parameters, servers, None).saturation(pending, Need { work, ..Need::default() })
+}
+
+fn gauge(detector: &str, parameters: &Value, servers: Vec<Server>, split: Option<&SplitPolicy>) -> Gauge {
     let mut held: (Vec<Ticket>, Vec<Reservation>) = Default::default();
     let states = (0u32..).zip(servers).map(|(id, server)| {
         let port = 8000 + u16::try_from(id).unwrap();
-        let labels = server.role.iter().map(|role| (ROLE_LABEL.into(), (*role).into())).collect();
+        let combined = server.combined.then_some((COMBINED_LABEL, "true"));
+        let labels = server.role.map(|role| (ROLE_LABEL, role)).into_iter().chain(combined);
+        let labels = labels.map(|(name, value)| (name.into(), value.into())).collect();
         let spec =
             EndpointSpec { draining: server.draining, labels, ..EndpointSpec::at(([127, 0, 0, 1], port).into()) };
         let endpoint = Arc::new(Endpoint::new(EndpointId(id), spec));
@@ -104,7 +117,7 @@ fn saturation_for(detector: &str, parameters: &Value, servers: Vec<Server>, pend
     let pool = PoolSnapshot::new(1, true, states.collect());
     let detector = (find(DETECTORS, detector).unwrap().build)(parameters).unwrap();
     let health = HealthPolicy::default();
-    detector.gauge(&View { pool: &pool, health: &health, stale_after: STALE_AFTER, now: NOW }).saturation(pending, work)
+    detector.gauge(&View { pool: &pool, health: &health, split, stale_after: STALE_AFTER, now: NOW })
 }
 
 fn near(got: f64, expected: f64, what: &str) {
@@ -151,7 +164,7 @@ fn a_burst_overruns_neither_stage_of_a_pool_that_splits() {
     };
     let parameters = json!({"maxConcurrency": 4});
     let saturation = |prompts: &[u32], answers: &[u32], requests| {
-        saturation("concurrency-detector", &parameters, pool(prompts, answers), Load { requests, tokens: 0 })
+        saturation_of_pairs("concurrency-detector", &parameters, pool(prompts, answers), Load { requests, tokens: 0 })
     };
     near(saturation(&[9], &[9, 9], 0), 0.25, "as full as each other");
     near(saturation(&[], &[9, 9], 0), 0.25, "answers are the fuller stage");
@@ -161,9 +174,44 @@ fn a_burst_overruns_neither_stage_of_a_pool_that_splits() {
     let dead = |server| Server { ejected: true, ..server };
     let mut without = pool(&[9; 9], &[9, 9]);
     without.push(dead(role("prefill", Server::default())));
-    near(self::saturation("concurrency-detector", &parameters, without, NONE), 2.25, "one is ejected");
+    near(saturation_of_pairs("concurrency-detector", &parameters, without, NONE), 2.25, "one is ejected");
     let alone = vec![dead(role("prefill", Server::default().awaits(&[9; 9]))), role("decode", Server::default())];
-    near(self::saturation("concurrency-detector", &parameters, alone, NONE), 0.0, "nothing is sent there");
+    near(saturation_of_pairs("concurrency-detector", &parameters, alone, NONE), 0.0, "nothing is sent there");
+}
+
+#[test]
+fn a_pool_has_capacity_while_decode_servers_could_serve_whole_requests() {
+    let role = |role, server| Server { role: Some(role), ..server };
+    let combined = |server| Server { combined: true, ..role("decode", server) };
+    let full = || Server::default().awaits(&[100_000]);
+    let idle = Server::default;
+    let policy = |whole| SplitPolicy { decider: Decider::Predicted, together: Vec::new(), whole };
+    // Whether it is full for whole requests, for pairs, and for requests that may be served in either way.
+    for (row, servers, whole, expected) in [
+        ("prefill is full", vec![role("prefill", full()), role("decode", idle())], true, [false, true, false]),
+        ("decode is full", vec![role("prefill", idle()), role("decode", full())], true, [true, true, true]),
+        ("nobody is", vec![role("prefill", idle()), role("decode", idle())], true, [false, false, false]),
+        ("no prefill server", vec![role("decode", idle()), role("decode", full())], true, [false, false, false]),
+        ("both roles", vec![role("both", full()), role("both", full())], true, [true, true, true]),
+        (
+            "decode serves no whole request, and the combined server is full",
+            vec![role("prefill", idle()), role("decode", idle()), combined(full())],
+            false,
+            [true, false, false],
+        ),
+        (
+            "pairs are full, and the combined server is not",
+            vec![role("prefill", idle()), role("decode", full()), combined(idle())],
+            false,
+            [false, true, false],
+        ),
+        ("neither way exists, which the decision tells", vec![role("decode", idle())], false, [false; 3]),
+        ("no server for whole requests", vec![role("prefill", full()), role("decode", idle())], false, [true; 3]),
+    ] {
+        let gauge = gauge("backlog-detector", &Value::Null, servers, Some(&policy(whole)));
+        let is_full = |way| gauge.saturation(NONE, Need { work: 0.0, way }) >= 1.0;
+        assert_eq!([Way::Whole, Way::Pair, Way::Either].map(is_full), expected, "{row}");
+    }
 }
 
 #[test]

@@ -6,7 +6,6 @@ use crate::flow::ceiling::fixed::Fixed;
 use crate::flow::*;
 use crate::rng::{PickRng, for_request};
 use proptest::prelude::*;
-use std::time::Duration;
 
 const FLOWS: [&str; 4] = ["a", "b", "c", "d"];
 
@@ -22,7 +21,6 @@ impl Queue {
         let settings = Settings {
             default_band: BandSettings { max_requests: u64::MAX, ..band(fairness, ordering) },
             max_requests: u64::MAX,
-            ttl: Duration::from_secs(600),
             max_flows: FLOWS.len(),
             ..Settings::default()
         };

@@ -17,7 +17,6 @@ use crate::flow::*;
 use crate::rng::for_request;
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use std::time::Duration;
 
 const FLOWS: usize = 4;
 const LONGEST_PROMPT: u32 = 60;
@@ -96,7 +95,7 @@ impl World {
     fn new(policy: &str, parameters: &Value, capacity: u32, shares: [f64; FLOWS]) -> Self {
         let default_band = BandSettings { fairness: fairness(policy, parameters), ..BandSettings::default() };
         let weights = NAMES.iter().zip(shares).map(|(name, share)| ((*name).into(), share)).collect();
-        let settings = Settings { default_band, weights, ttl: Duration::from_secs(3_600), ..Settings::default() };
+        let settings = Settings { default_band, weights, ..Settings::default() };
         Self {
             flow: FlowControl::new(settings, Box::new(Fixed::default())),
             running: Vec::new(),

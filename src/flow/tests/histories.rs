@@ -104,7 +104,10 @@ impl Model {
         let on_the_way = self.running.iter().filter(|(_, landed)| !landed).count();
         assert_eq!(flow.pending().requests as usize, on_the_way);
         if looked && !flow.is_empty() {
-            assert!(self.gauge().saturation(flow.pending(), 0.0) >= 1.0, "somebody waits though there is room");
+            assert!(
+                self.gauge().saturation(flow.pending(), Need::default()) >= 1.0,
+                "somebody waits though there is room"
+            );
         }
     }
 
@@ -122,7 +125,7 @@ impl Model {
                     bytes,
                     prompt_tokens: prompt,
                     answer_tokens: Some(prompt),
-                    work,
+                    need: Need { work, way: Way::Whole },
                     ttl: ttl.map(ms),
                     ttft: ttft.map(ms),
                     spare: None,
@@ -199,7 +202,7 @@ fn settings(fair: usize, order: usize, overflow: bool, most: (u64, u64), total: 
         default_band,
         max_requests: total.0,
         max_bytes: total.1,
-        ttl: Duration::from_millis(100),
+        ttl: Some(Duration::from_millis(100)),
         weights,
         evict_sheddable: evicts,
         flow_idle: Duration::from_millis(50),

@@ -24,10 +24,14 @@ struct Comer {
     thought: f64,
 }
 
+fn takes(work: f64) -> Need {
+    Need { work, ..Need::default() }
+}
+
 /// The waits of all requests at one seat, ms.
 fn waits(ordering: Arc<dyn Ordering>, comers: &[Comer]) -> Vec<u64> {
     let default_band = BandSettings { ordering, ..BandSettings::default() };
-    let settings = Settings { default_band, ttl: Duration::from_secs(86_400), ..Settings::default() };
+    let settings = Settings { default_band, ..Settings::default() };
     let mut flow: FlowControl<usize> = FlowControl::new(settings, Box::new(Fixed::default()));
     let (mut rng, mut left) = (for_request(5, 5), Vec::new());
     let mut waits = vec![0; comers.len()];
@@ -48,7 +52,7 @@ fn waits(ordering: Arc<dyn Ordering>, comers: &[Comer]) -> Vec<u64> {
             }
             busy => {
                 let Some((i, comer)) = coming.next() else { return waits };
-                let arrival = Arrival { work: comer.thought, ..Arrival::default() };
+                let arrival = Arrival { need: takes(comer.thought), ..Arrival::default() };
                 let gauge = room(1, u32::from(busy.is_some()));
                 seat = match flow.enqueue(&arrival, |_| i, &gauge, at(comer.at), &mut rng, &mut left) {
                     Verdict::Dispatch(mut passage) => {
@@ -114,10 +118,10 @@ fn a_short_prompt_that_goes_before_a_long_one_has_its_turn_at_once() {
     let settings = Settings { default_band, ..Settings::default() };
     let mut flow: FlowControl<&str> = FlowControl::new(settings, Box::new(Fixed::default()));
     let (mut rng, mut left) = (for_request(5, 5), Vec::new());
-    let long = saturation::Long { from: 1.0, stages: room(1, 1).stages };
+    let long = saturation::Long { from: 1.0, ways: room(1, 1).ways };
     let gauge = Gauge { long: Some(long), ..room(2, 1) };
     for (name, work, goes) in [("long", 5.0, false), ("short", 0.1, true), ("another", 0.1, false)] {
-        let arrival = Arrival { work, ..Arrival::default() };
+        let arrival = Arrival { need: takes(work), ..Arrival::default() };
         let verdict = flow.enqueue(&arrival, |_| name, &gauge, at(0), &mut rng, &mut left);
         assert!(matches!(verdict, Verdict::Parked(_)), "{verdict:?}");
         let went = matches!(left.pop(), Some(Left::Dispatched(_, who, _)) if who == name);
@@ -130,10 +134,10 @@ fn a_long_prompt_that_is_next_is_not_held_up_for_ever_by_those_who_never_wait() 
     let mut flow: FlowControl<()> = FlowControl::new(Settings::default(), Box::new(Fixed::default()));
     let (mut rng, mut left) = (for_request(7, 7), Vec::new());
     let mut comes = |flow: &mut FlowControl<()>, work: f64, gauge: &Gauge, ms: u64, left: &mut Vec<_>| {
-        flow.enqueue(&Arrival { work, ..Arrival::default() }, |_| (), gauge, at(ms), &mut rng, left)
+        flow.enqueue(&Arrival { need: takes(work), ..Arrival::default() }, |_| (), gauge, at(ms), &mut rng, left)
     };
     // Something that goes past the queue keeps the pool above what a long prompt waits for.
-    let busy = Gauge { long: Some(saturation::Long { from: 0.025, stages: Gauge::FULL.stages }), ..room(10, 1) };
+    let busy = Gauge { long: Some(saturation::Long { from: 0.025, ways: Gauge::FULL.ways }), ..room(10, 1) };
     assert!(matches!(comes(&mut flow, 5.0, &busy, 0, &mut left), Verdict::Parked(_)));
     // It is the next for the first time when somebody looks; a short one that comes later does not pass it, and a long one waits no second more.
     assert!(matches!(comes(&mut flow, 0.0, &busy, 500, &mut left), Verdict::Parked(_)));

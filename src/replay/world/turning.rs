@@ -24,7 +24,7 @@ impl World<'_> {
                 self.tell(&request, Fate::Passed, now);
                 self.decide(request, passage, now);
             }
-            Asked::Waits(until) => self.queue.push(until, Due::Turn),
+            Asked::Waits(until) => until.into_iter().for_each(|until| self.queue.push(until, Due::Turn)),
             Asked::Refused(fate) => {
                 self.tell(&request, fate, now);
                 self.end_early(&request, None, Ending::Refused, now);

@@ -179,7 +179,9 @@ fn shedding(detector: Value, admitters: Value) -> Value {
         "fairness": {"name": "vtc-fair", "parameters": {"burstTokens": 32_768}}, "ordering": named("least-work"),
         "maxRequests": 5_000, "maxBytes": 1_000_000_000, "overflow": "longest-flow", "ttl": null,
     });
-    for (key, value) in [("queue", json!(false)), ("evictSheddable", json!(true)), ("defaultBand", own)] {
+    for (key, value) in
+        [("queue", json!(false)), ("ttl", Value::Null), ("evictSheddable", json!(true)), ("defaultBand", own)]
+    {
         said = with(said, key, value);
     }
     with(with(said, "detector", detector), "admitters", admitters)

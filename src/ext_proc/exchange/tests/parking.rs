@@ -16,7 +16,7 @@ const TTL: Duration = Duration::from_secs(10);
 pub(super) fn flow(settings: Settings) -> PoolFlow {
     let detector = find(DETECTORS, "concurrency-detector").unwrap();
     PoolFlow {
-        settings: Settings { ttl: TTL, ..settings },
+        settings: Settings { ttl: Some(TTL), ..settings },
         // One request at a time on the one server.
         detector: (detector.build)(&json!({"maxConcurrency": 1})).unwrap().into(),
         ceiling: (find(CEILINGS, "static").unwrap(), serde_json::Value::Null),
@@ -386,7 +386,7 @@ fn who_would_wait_for_ever_is_refused() {
 
 #[test]
 fn without_endpoints_the_reason_is_that_there_are_none() {
-    let flow = flow(Settings { max_requests: 1, ..Settings::default() });
+    let flow = flow(Settings { max_requests: 1, empty_ttl: TTL, ..Settings::default() });
     let world = Setup { servers: Vec::new(), ..setup(flow) }.build();
     let mut waits = One::comes(&world, "");
     assert!(waits.waiting.is_some(), "one may come up");

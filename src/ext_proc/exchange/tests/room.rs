@@ -70,12 +70,39 @@ fn the_end_of_what_can_not_be_read_is_told_to_those_who_wait() {
 
 #[test]
 fn who_comes_while_nobody_serves_waits_for_as_long_as_is_said_for_that() {
-    let settings = Settings { empty_ttl: Some(Duration::from_secs(300)), ..Settings::default() };
+    let settings = Settings { empty_ttl: Duration::from_secs(300), ..Settings::default() };
     let world = Setup { servers: Vec::new(), ..setup(flow(settings)) }.build();
     let mut one = comes(&world, 9);
     assert_eq!(one.exchange.deadline(), Some(NOW.after(Duration::from_secs(300))));
     one.has_waited(Duration::from_secs(300));
     assert_eq!(one.refused(), (503, "no_ready_endpoint"));
+    drop(one);
+    world.assert_books_closed(1);
+}
+
+#[tokio::test]
+async fn without_a_ttl_a_pool_without_endpoints_alone_limits_the_wait() {
+    let without_ttl = |empty_ttl| {
+        let flow = flow(Settings::default());
+        PoolFlow { settings: Settings { ttl: None, empty_ttl, ..flow.settings }, ..flow }
+    };
+    let world = setup(without_ttl(Duration::from_millis(1))).build();
+    let first = comes(&world, 9);
+    let second = comes(&world, 9);
+    assert!(!second.goes() && second.exchange.deadline().is_none(), "its age is no reason to reject it");
+    drop((first, second));
+    // No snapshot comes, and no stream has a timer: whoever looks after the queues knows when its time is over.
+    let stale_after = Duration::from_secs(3_600);
+    let setup = Setup { servers: Vec::new(), stale_after, ..setup(without_ttl(Duration::from_millis(20))) };
+    let world = setup.build();
+    let (clock, _follower) = follow(&world).await;
+    let mut one = at(&world, 9, clock.now());
+    assert!(one.deadline().is_none());
+    let turn = tokio::time::timeout(Duration::from_secs(60), one.waiting().expect("it waits")).await;
+    let mut out = Actions::new();
+    one.on(Event::Turn(turn.expect("it is told")), clock.now(), &mut out).unwrap();
+    let told = Answered::of(&Vec::from(out));
+    assert_eq!((told.refused.unwrap().0, &*told.set["x-attache-reason"]), (503, "no_ready_endpoint"));
     drop(one);
     world.assert_books_closed(1);
 }
@@ -165,7 +192,8 @@ fn queues_of_before_a_reload_and_after_it_hear_of_each_other() {
     let mut before = comes(&world, 9);
     let (health, stale_after, rng) = (HealthPolicy::default(), Duration::from_secs(2), crate::rng::for_request(8, 0));
     let said = flow(Settings::default());
-    let new = Queues::new(said, world.snapshot.clone(), health, stale_after, metrics.queues("pool"), rng).unwrap();
+    let new =
+        Queues::new(said, world.snapshot.clone(), health, None, stale_after, metrics.queues("pool"), rng).unwrap();
     new.replace(&old);
     let live = world.picker.live();
     let router = Router::new(live.router.pools().to_vec());

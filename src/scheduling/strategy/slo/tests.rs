@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::error::RequestError;
-use crate::flow::item::Load;
+use crate::flow::item::{Load, Need};
 use crate::flow::registry::{DETECTORS, find};
 use crate::flow::saturation::View;
 use crate::ids::EndpointId;
@@ -73,8 +73,14 @@ impl World {
 
     fn is_full(&self) -> bool {
         let detector = (find(DETECTORS, "slo-load-detector").unwrap().build)(&Value::Null).unwrap();
-        let view = View { pool: &self.snapshot, health: &HealthPolicy::default(), stale_after: STALE_AFTER, now: NOW };
-        detector.gauge(&view).saturation(Load::default(), 0.0) >= 1.0
+        let view = View {
+            pool: &self.snapshot,
+            health: &HealthPolicy::default(),
+            split: None,
+            stale_after: STALE_AFTER,
+            now: NOW,
+        };
+        detector.gauge(&view).saturation(Load::default(), Need::default()) >= 1.0
     }
 }
 
