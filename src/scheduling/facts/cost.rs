@@ -1,13 +1,25 @@
 //! What a request costs on an endpoint, seconds: its own and, by the price of work, that of the others who wait for it.
 //!
 //! ```text
-//! whole    first token there, the uncached prompt included      + price · (own prefill + room) + weight · answer
+//! alone    first token there, the uncached prompt included      + others                       + answer
+//! others   own prefill · (decoding + waiting)                   + price · (own prefill + room) / 2
+//! whole    first token there, the uncached prompt included      + price · (own prefill + room) + answer
 //! prefill  first token there                                    + price · (own prefill + room)
-//! decode   first token of a prompt that is there                + price · room                 + weight · answer
+//! decode   first token of a prompt that is there                + price · room                 + answer
 //! transfer of what is not cached there, from the one to the other
+//! answer   tokens · (weight alone · time of a token without other requests + weight in the batch · what the batch adds to it)
 //! price    (wait there + (own prefill + room) / 2) · requests a second and server / (1 - busy), of the servers that are there for the same
 //! room     part of the cache that nobody else uses · seconds in use · in use ^ (√(2 · (n + 1)) - 1), of which n have room at once
 //! ```
+//!
+//! `alone` is for a request that one server serves from its first token to its last. While the server computes the prompt, requests that decode there
+//! receive no tokens: each of them ends that much later. Requests that wait there decode by then. This is LMetric's product of work and requests (arXiv
+//! 2603.15202), in seconds and as a sum. `whole` is the same request where two servers may share it: it is compared with the cost of a pair,
+//! which has no such term.
+//!
+//! The time that a response takes on a server without other requests is its own time and counts in full: a slow server stays slow. What
+//! the batch adds to it counts a tenth. Decisions send further requests elsewhere, so the batch is as large as in other servers again when a
+//! small part of the response has been generated.
 //!
 //! A second of work keeps everybody waiting who comes before the server is idle again, and the more stands there already the longer that takes.
 //! The price is what those are in the mean: the difference that the request makes to the value of an M/G/1 queue, λ·u² / 2·(1 - ρ) with u seconds of work
@@ -31,11 +43,35 @@ use crate::scheduling::{Candidate, PickContext};
 
 /// Servers are thought to be this busy at most: what was sent to them is an estimate, and more would be as good as a queue without end.
 const FULLEST: f64 = 0.97;
-/// 0.02: a second in which tokens come weighs a fiftieth of one without any. From 0.02 to 0.1 every workload of `attache replay` fares alike; without it
-/// bursts of one prompt wait about an eighth longer, and those with a hot prefix 6 %.
-pub const DEFAULT_TOKEN_WEIGHT: f64 = 0.02;
+/// 0.02, where two servers share requests: a second in which tokens come weighs a fiftieth of one without any. From 0.02 to 0.1 every workload of
+/// `attache replay` fares alike; without it bursts of one prompt wait about an eighth longer, and those with a hot prefix 6 %. With 0.1, pairs of 4 + 4
+/// servers compute first tokens a third later.
+pub const DEFAULT_TOKEN_WEIGHT: TokenWeight = TokenWeight::even(0.02);
+/// Where one server serves a request: its own time in full, and a tenth of what the batch adds. From 0.05 to 0.2 the batch's weight changes nothing
+/// beyond chance; with 0.4 first tokens come 4 % later. With 0.1 for both, requests end half a percent later.
+pub const TOKEN_WEIGHT_ALONE: TokenWeight = TokenWeight { alone: 1.0, batch: 0.1 };
+/// Half: the price of work assumes that requests keep coming to a server whatever it has to do, but decisions send many of them elsewhere. With the whole
+/// price, requests end 1 % later; with a quarter, first tokens of conversations come 7 % later.
+const COMING_DELAYED: f64 = 0.5;
 /// A millionth: where room costs no more than that of what it does in a full cache, it costs nothing.
 const NEXT_TO_NOTHING: f64 = 1e-6;
+
+/// What a second of a response weighs beside one until its first token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenWeight {
+    /// A second that its tokens take without other requests.
+    pub alone: f64,
+    /// A second that the other requests of the batch add.
+    pub batch: f64,
+}
+
+impl TokenWeight {
+    /// The same for both.
+    #[must_use]
+    pub const fn even(weight: f64) -> Self {
+        Self { alone: weight, batch: weight }
+    }
+}
 
 /// What a second is worth.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +85,7 @@ pub struct Prices {
     /// Tokens of a usual answer.
     answer: f64,
     /// What a second in which one of them comes weighs.
-    token_weight: f64,
+    token_weight: TokenWeight,
     /// What transfers take.
     transfers: Transfers,
 }
@@ -105,7 +141,11 @@ impl Scarcity {
 impl Prices {
     /// As learned.
     #[must_use]
-    pub fn learned<const N: usize>(cx: &PickContext<'_>, fields: [&[Candidate<'_>]; N], token_weight: f64) -> Self {
+    pub fn learned<const N: usize>(
+        cx: &PickContext<'_>,
+        fields: [&[Candidate<'_>]; N],
+        token_weight: TokenWeight,
+    ) -> Self {
         let mut behind = [0.0; Roles::KINDS];
         let mut counts = [0usize; Roles::KINDS];
         let mut caches = [Caches::default(); Roles::KINDS];
@@ -160,6 +200,18 @@ impl Prices {
         })
     }
 
+    /// What the request costs others on `candidate` when that serves all of it, seconds: those that are there under `load`, and those that will come.
+    /// `room` is what [`Self::room`] says.
+    #[must_use]
+    pub fn others(&self, candidate: &Candidate<'_>, load: &Load, predicted: &Prediction, room: f64) -> f64 {
+        let own = predicted.own_prefill;
+        let price = self.work(candidate, predicted, own + room);
+        if self.set.is_some() {
+            return price * (own + room);
+        }
+        own * (load.decoding + load.waiting) + COMING_DELAYED * price * (own + room)
+    }
+
     /// What the room costs that the request takes in the cache of `candidate`, seconds of work: for the `seconds` of its prompt's computation, and for those of a
     /// usual answer's tokens.
     #[must_use]
@@ -185,8 +237,10 @@ impl Prices {
     }
 
     /// What the tokens of a usual answer cost the request, seconds.
-    fn answer(&self, per_token: f64) -> f64 {
-        per_token * self.answer * self.token_weight
+    fn answer(&self, predicted: &Prediction) -> f64 {
+        let TokenWeight { alone, batch } = self.token_weight;
+        let in_batch = predicted.per_token - predicted.token_alone;
+        self.answer * (alone * predicted.token_alone + batch * in_batch)
     }
 
     /// The cost of bringing `tokens` tokens to a server as `near` as that, seconds.
@@ -203,11 +257,19 @@ pub fn forecast(cx: &PickContext<'_>, candidate: &Candidate<'_>) -> (Load, Predi
     live.speed.forecast(&live.ledger, candidate.reported(), candidate.work(cx), cx.now)
 }
 
-/// The cost of the request when `candidate` serves all of it.
+/// The cost of the request when `candidate` serves all of it and no server could share it.
+#[must_use]
+pub fn alone(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
+    let (load, predicted) = forecast(cx, candidate);
+    let room = prices.room(cx, candidate, predicted.own_prefill, predicted.per_token);
+    predicted.first_token + prices.others(candidate, &load, &predicted, room) + prices.answer(&predicted)
+}
+
+/// The cost of the request when `candidate` serves all of it, to be compared with that of splitting it.
 #[must_use]
 pub fn whole(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
     let (_, predicted) = forecast(cx, candidate);
-    worked(cx, predicted, candidate, prices) + prices.answer(predicted.per_token)
+    worked(cx, predicted, candidate, prices) + prices.answer(&predicted)
 }
 
 /// The cost of its prompt when `candidate` computes it for another. What it lacks of the turns before comes from the decode server that
@@ -220,7 +282,7 @@ pub fn prefill(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices)
     let work = candidate.work_with(cx, carried);
     let (_, predicted) = live.speed.forecast(&live.ledger, candidate.reported(), work, cx.now);
     // Its answer, and the room for that, is the other's.
-    let predicted = Prediction { per_token: 0.0, ..predicted };
+    let predicted = Prediction { per_token: 0.0, token_alone: 0.0, ..predicted };
     let near = candidate.state.endpoint.place.nearness(keeper);
     prices.transfer(carried, near) + worked(cx, predicted, candidate, prices)
 }
@@ -237,7 +299,7 @@ pub fn decode(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) 
     let live = candidate.state.live();
     let work = candidate.work(cx);
     let (_, predicted) = live.speed.forecast(&live.ledger, candidate.reported(), work.received(), cx.now);
-    worked(cx, predicted, candidate, prices) + prices.answer(predicted.per_token)
+    worked(cx, predicted, candidate, prices) + prices.answer(&predicted)
 }
 
 /// What [`Prices::transfer`] has to bring: the tokens that `decoder` lacks of the prompt.

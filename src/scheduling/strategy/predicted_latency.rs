@@ -1,19 +1,22 @@
 //! `predicted-latency`: the endpoint where the request costs least time, its own and that of the requests which are there already.
 //!
 //! ```text
-//! cost = first token + price · (own prefill + room) + weight · answer          price = (wait + (own prefill + room) / 2) · rate / (1 - busy)
+//! cost = first token + own prefill · (decoding + waiting) + price · (own prefill + room) / 2 + answer
+//! price = (wait + (own prefill + room) / 2) · rate / (1 - busy)
 //! ```
 //!
 //! `first token` is the predicted time to the request's first token there: what others still have to compute, what of this prompt is not
-//! cached, what the batch and the queue cost. `own prefill` is the part of it in which the endpoint computes this prompt: the others wait for it,
-//! those who come behind and those who decode beside, and it is what a cached prefix saves. Both are seconds, learned by
+//! cached, what the batch and the queue cost. `own prefill` is the part of it in which the endpoint computes this prompt, and what a cached prefix saves:
+//! requests that decode there meanwhile receive no tokens. Both are seconds, learned by
 //! [`crate::pool::speed`], per endpoint, from what the picker sees. [`crate::scheduling::facts::cost`] has the formulas.
 //!
 //! `room` is what the request keeps others from in the endpoint's cache, and counts where the pool's caches are nearly full: there prompts with one beginning stay
 //! together, as they need the room for it once.
 //!
-//! `answer` is how long a usual answer takes there, from its first token to its last: longer in a fuller batch. Its small weight keeps a prefix
+//! `answer` is how long a usual answer takes there, from its first token to its last. What the batch adds to it counts a tenth, which keeps a prefix
 //! that everybody asks for from gathering everybody on the server that holds it, where one more copy of it would serve all better.
+//!
+//! Where two servers may share the request, what one server costs is compared with what pairs cost: others then count by the price alone.
 //!
 //! The price is what a second of work costs others: those who will come, `rate` a second and server, before the endpoint is idle again. It is nothing in an
 //! idle pool, where only the request's own time counts, and the more the longer the queue there, so that in a pool that is full a request goes where it
@@ -23,11 +26,11 @@
 //! Source: ours; the same question is asked by llm-d's `predicted-latency-producer` (a sidecar with gradient-boosted trees) and Mooncake's
 //! KVCache-centric scheduling (Qin et al., FAST'25).
 
-use crate::pool::Endpoint;
 use crate::pool::place::{Nearness, Place, Places};
 use crate::pool::speed::{Load, Prediction};
+use crate::pool::{Endpoint, Roles};
 use crate::rng::PickRng;
-use crate::scheduling::facts::cost::{self, DEFAULT_TOKEN_WEIGHT, Prices};
+use crate::scheduling::facts::cost::{self, DEFAULT_TOKEN_WEIGHT, Prices, TOKEN_WEIGHT_ALONE, TokenWeight};
 use crate::scheduling::plugin::{Better, Descriptor, ParamError, params, rank_by_scores};
 use crate::scheduling::split::{Decider, Field, MAX_TRIES, Pair};
 use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Strategy};
@@ -44,19 +47,14 @@ pub const PLUGIN: Descriptor = Descriptor {
     build: |value| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
 };
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 struct Params {
     /// What a second of work costs others, seconds; by queues and what comes when `None`.
     work_price: Option<f64>,
-    /// What a second of a usual answer weighs beside one until the first token.
-    token_weight: f64,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self { work_price: None, token_weight: DEFAULT_TOKEN_WEIGHT }
-    }
+    /// What a second of a usual answer weighs beside one until the first token; [`TOKEN_WEIGHT_ALONE`] when `None`, and [`DEFAULT_TOKEN_WEIGHT`]
+    /// where two servers may share requests.
+    token_weight: Option<f64>,
 }
 
 impl Params {
@@ -65,8 +63,8 @@ impl Params {
         if let Some(price) = work_price.filter(|price| !(0.0..=1_000.0).contains(price)) {
             return Err(ParamError::value("workPrice", price, "0 to 1000 is allowed, or none to have it learned"));
         }
-        if !(0.0..=10.0).contains(&token_weight) {
-            return Err(ParamError::value("tokenWeight", token_weight, "0 to 10 is allowed"));
+        if let Some(weight) = token_weight.filter(|weight| !(0.0..=10.0).contains(weight)) {
+            return Err(ParamError::value("tokenWeight", weight, "0 to 10 is allowed"));
         }
         Ok(PredictedLatency { work_price, token_weight })
     }
@@ -138,20 +136,44 @@ impl<'a> Ways<'a> {
 #[derive(Debug)]
 struct PredictedLatency {
     work_price: Option<f64>,
-    token_weight: f64,
+    token_weight: Option<f64>,
 }
 
 impl PredictedLatency {
-    fn prices<const N: usize>(&self, cx: &PickContext<'_>, fields: [&[Candidate<'_>]; N]) -> Prices {
-        Prices::learned(cx, fields, self.token_weight).at(self.work_price)
+    /// Prices for requests that `fields` serve; a response's seconds weigh `usual` where nobody set another weight.
+    fn prices<const N: usize>(
+        &self,
+        cx: &PickContext<'_>,
+        fields: [&[Candidate<'_>]; N],
+        usual: TokenWeight,
+    ) -> Prices {
+        let weight = self.token_weight.map_or(usual, TokenWeight::even);
+        Prices::learned(cx, fields, weight).at(self.work_price)
     }
+
+    /// The prices, and the cost by them, when one of `candidates` serves all of the request.
+    fn of_one_server(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> (Prices, Cost) {
+        if may_be_shared(cx) {
+            (self.prices(cx, [candidates], DEFAULT_TOKEN_WEIGHT), cost::whole)
+        } else {
+            (self.prices(cx, [candidates], TOKEN_WEIGHT_ALONE), cost::alone)
+        }
+    }
+}
+
+/// The cost of a request on a candidate, seconds.
+type Cost = fn(&PickContext<'_>, &Candidate<'_>, &Prices) -> f64;
+
+/// The pool has prefill servers, and the request may be split.
+fn may_be_shared(cx: &PickContext<'_>) -> bool {
+    cx.splittable && cx.snapshot.endpoints.iter().any(|state| state.serves(Roles::PREFILL))
 }
 
 impl Strategy for PredictedLatency {
     fn scores(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
-        let prices = self.prices(cx, [candidates]);
+        let (prices, of) = self.of_one_server(cx, candidates);
         for (cost, candidate) in out.iter_mut().zip(candidates) {
-            *cost = cost::whole(cx, candidate, &prices);
+            *cost = of(cx, candidate, &prices);
         }
         Some(Better::Lower)
     }
@@ -160,11 +182,18 @@ impl Strategy for PredictedLatency {
         rank_by_scores(self, cx, candidates, rng, ranking);
         ranking.because("least predicted cost");
         if ranking.is_explained() {
-            let prices = self.prices(cx, [candidates]);
+            let (prices, _) = self.of_one_server(cx, candidates);
+            let shared = may_be_shared(cx);
             let about = |c| {
                 let (load, predicted) = cost::forecast(cx, c);
                 let room = prices.room(cx, c, predicted.own_prefill, predicted.per_token);
-                (load, predicted, room, prices.work(c, &predicted, predicted.own_prefill + room))
+                let work = predicted.own_prefill + room;
+                let others = if shared {
+                    work * prices.work(c, &predicted, work)
+                } else {
+                    prices.others(c, &load, &predicted, room)
+                };
+                (load, predicted, room, others)
             };
             let about: Vec<(Load, Prediction, f64, f64)> = candidates.iter().map(about).collect();
             let figure = |of: fn(&(Load, Prediction, f64, f64)) -> f64| {
@@ -172,7 +201,7 @@ impl Strategy for PredictedLatency {
                 move |i: usize| about.get(i).map_or(f64::NAN, of)
             };
             ranking.note("first token, s", 0.0, candidates, figure(|(_, p, ..)| p.first_token));
-            ranking.note("price of work", 0.0, candidates, figure(|(.., price)| *price));
+            ranking.note("delay of others, s", 0.0, candidates, figure(|(.., others)| *others));
             ranking.note("own prefill, s", 0.0, candidates, figure(|(_, p, ..)| p.own_prefill));
             ranking.note("room, s", 0.0, candidates, figure(|(_, _, room, _)| *room));
             ranking.note("a token, s", 0.0, candidates, figure(|(_, p, ..)| p.per_token));
@@ -184,7 +213,7 @@ impl Strategy for PredictedLatency {
     /// search ends with the first that goes together with it; where transfers differ by how near two servers are, or labels keep sets together, a few
     /// later.
     fn pair(&self, cx: &PickContext<'_>, field: &Field<'_, '_>, rng: &mut PickRng, ranking: Ranking) -> Option<Pair> {
-        let prices = self.prices(cx, [field.decode, field.prefill]);
+        let prices = self.prices(cx, [field.decode, field.prefill], DEFAULT_TOKEN_WEIGHT);
         let priced = |side: &[Candidate<'_>], cost: fn(&PickContext<'_>, &Candidate<'_>, &Prices) -> f64| {
             side.iter().map(|c| cost(cx, c, &prices)).collect::<SmallVec<[f64; 16]>>()
         };
@@ -239,7 +268,6 @@ impl Strategy for PredictedLatency {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::Roles;
     use crate::pool::place::{DEFAULT_HOST_LABEL, DEFAULT_ZONE_LABEL};
     use crate::scheduling::tests::trial::{Server, among, load};
     use std::cell::Cell;

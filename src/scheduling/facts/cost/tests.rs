@@ -31,7 +31,7 @@ fn behind(trial: &Trial, tokens: u32, candidates: usize) -> f64 {
     }
     let prices = Prices::learned(&cx, [field], DEFAULT_TOKEN_WEIGHT);
     // A second before the server is idle again, none of it by this request.
-    prices.work(last, &Prediction { first_token: 1.0, per_token: 0.0, own_prefill: 0.0 }, 0.0)
+    prices.work(last, &Prediction { first_token: 1.0, per_token: 0.0, token_alone: 0.0, own_prefill: 0.0 }, 0.0)
 }
 
 #[track_caller]
@@ -74,7 +74,7 @@ fn the_wait_counts_whole_and_what_the_request_brings_half() {
     let (cx, found) = (trial.context(), trial.candidates());
     let prices = Prices::learned(&cx, [&found[..]], DEFAULT_TOKEN_WEIGHT);
     let price = |prices: &Prices, first_token, own_prefill, room| {
-        let predicted = Prediction { first_token, per_token: 0.0, own_prefill };
+        let predicted = Prediction { first_token, per_token: 0.0, token_alone: 0.0, own_prefill };
         prices.work(&found[0], &predicted, own_prefill + room)
     };
     assert_about(price(&prices, 3.0, 2.0, 0.0), 2.0 * second);
@@ -201,4 +201,53 @@ fn each_part_of_a_request_pays_for_its_room() {
     assert!((priced(whole) - all.own_prefill - room(all.own_prefill, all.per_token)).abs() < 1e-9);
     assert!((priced(prefill) - all.own_prefill - room(all.own_prefill, 0.0)).abs() < 1e-9);
     assert!((priced(decode) - room(0.0, all.per_token)).abs() < 1e-9);
+}
+
+#[test]
+fn requests_that_decode_or_wait_are_delayed_by_the_prompt_of_another() {
+    let metrics = |running, waiting| reports(EndpointMetrics { running, waiting, ..EndpointMetrics::default() });
+    // Nothing was sent of late, so no request is expected to come, and no response has been seen.
+    let trial = among(vec![metrics(0, 0), metrics(3, 0), metrics(3, 4)]).long(8_000);
+    let (cx, found) = (trial.context(), trial.candidates());
+    let prices = Prices::learned(&cx, [&found[..]], TOKEN_WEIGHT_ALONE);
+    for (candidate, delayed) in found.iter().zip([0.0, 3.0, 7.0]) {
+        let (_, predicted) = forecast(&cx, candidate);
+        assert!(predicted.own_prefill > 0.3, "8,000 tokens");
+        let others = alone(&cx, candidate, &prices) - predicted.first_token;
+        assert!((others - delayed * predicted.own_prefill).abs() < 1e-9, "{delayed}: {others}");
+        assert!((whole(&cx, candidate, &prices) - predicted.first_token).abs() < 1e-9, "beside pairs: {delayed}");
+    }
+    // A cached prompt delays nobody.
+    let mut cached = trial.candidates();
+    cached[2].cached.any = 8_000;
+    let (_, predicted) = forecast(&cx, &cached[2]);
+    assert!((alone(&cx, &cached[2], &prices) - predicted.first_token).abs() < 1e-9);
+}
+
+#[test]
+fn requests_to_come_count_half_where_one_server_serves() {
+    let trial = pool(&[0.5]).long(8_000);
+    behind(&trial, 0, 1);
+    let (cx, found) = (trial.context(), trial.candidates());
+    let learned = Prices::learned(&cx, [&found[..]], TOKEN_WEIGHT_ALONE);
+    let (load, predicted) = forecast(&cx, &found[0]);
+    let price = learned.work(&found[0], &predicted, predicted.own_prefill);
+    assert!(price > 0.1, "{price}");
+    let others = learned.others(&found[0], &load, &predicted, 0.0);
+    assert!((others - predicted.own_prefill * (load.decoding + load.waiting + price / 2.0)).abs() < 1e-9);
+    let set = learned.at(Some(7.0)).others(&found[0], &load, &predicted, 0.0);
+    assert!((set - 7.0 * predicted.own_prefill).abs() < 1e-9, "a price that somebody set is the whole of it");
+}
+
+#[test]
+fn a_response_counts_in_full_without_others_and_a_tenth_of_what_they_add() {
+    let busy = reports(EndpointMetrics { running: 20, ..EndpointMetrics::default() });
+    let trial = answered(among(vec![busy]));
+    let (cx, found) = (trial.context(), trial.candidates());
+    let (_, predicted) = forecast(&cx, &found[0]);
+    assert!(predicted.per_token > predicted.token_alone && predicted.token_alone > 0.0);
+    let answer = |weight| Prices::learned(&cx, [&found[..]], weight).answer(&predicted);
+    let expected = 400.0 * (predicted.token_alone + 0.1 * (predicted.per_token - predicted.token_alone));
+    assert_about(answer(TOKEN_WEIGHT_ALONE), expected);
+    assert_about(answer(TokenWeight::even(0.5)), 200.0 * predicted.per_token);
 }
