@@ -68,6 +68,42 @@ fn every_odd_file_is_accepted_with_warnings() {
     }
 }
 
+/// Files that are read as configurations by tests and users.
+const FIXTURES: [&str; 4] =
+    ["tests/data/config/bad", "tests/data/config/warn", "tests/data/endpoint_picker", "examples/configs"];
+
+/// A change that only moves or renames code must keep this table. `ATTACHE_BLESS=1` writes it anew, where a key, a check or a
+/// fixture is new or a mistake is reported at a better place.
+#[test]
+fn diagnostics_of_every_fixture_keep_their_codes_and_positions() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut got = "# File, code, line:column. Compared by tests/config.rs; see there when it may change.\n".to_owned();
+    for folder in FIXTURES {
+        let mut files: Vec<_> = std::fs::read_dir(root.join(folder)).unwrap().map(|e| e.unwrap().path()).collect();
+        files.retain(|f| f.extension().is_some_and(|e| e == "yaml"));
+        files.sort();
+        assert!(!files.is_empty(), "{folder}");
+        for file in files {
+            let name = file.strip_prefix(root).unwrap().display().to_string();
+            let loaded = load(&sources(&name, &std::fs::read(&file).unwrap()));
+            let (verdict, diagnostics) = match loaded {
+                Ok((_, warnings)) => ("accepted", warnings),
+                Err(mistakes) => ("rejected", mistakes),
+            };
+            got += &format!("{name} {verdict}\n");
+            for Diagnostic { code, span, .. } in diagnostics {
+                let place = span.map_or("-".to_owned(), |span| format!("{}:{}", span.line, span.column));
+                got += &format!("  {} {place}\n", code.as_str());
+            }
+        }
+    }
+    let table = root.join("tests/data/config/diagnostics.txt");
+    if std::env::var_os("ATTACHE_BLESS").is_some() {
+        std::fs::write(&table, &got).unwrap();
+    }
+    assert_eq!(got, std::fs::read_to_string(&table).unwrap());
+}
+
 #[test]
 fn the_cases_of_promise_40_have_a_code_of_their_own() {
     let code = |name: &str| {
