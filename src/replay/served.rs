@@ -3,6 +3,9 @@
 use crate::clock::Timestamp;
 use std::time::Duration;
 
+/// Shorter answers have no time per output token (TPOT): one step that computes another prompt would be most of it.
+pub const MIN_TPOT_TOKENS: u32 = 8;
+
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -59,11 +62,17 @@ pub struct Handover {
 }
 
 impl Served {
-    /// Between two tokens, in the mean of the answer (TPOT); `None` for answers of fewer than two tokens.
+    /// The mean time between two tokens of the answer, and how many such gaps it has; `None` for answers of fewer than two tokens.
+    #[must_use]
+    pub fn gaps(&self) -> Option<(Duration, u32)> {
+        let gaps = self.generated_tokens.checked_sub(1).filter(|gaps| *gaps > 0)?;
+        Some((self.total.saturating_sub(self.first_token?) / gaps, gaps))
+    }
+
+    /// The time per output token (TPOT): the mean of [`Self::gaps`]; `None` for answers of fewer than [`MIN_TPOT_TOKENS`].
     #[must_use]
     pub fn per_token(&self) -> Option<Duration> {
-        let gaps = self.generated_tokens.checked_sub(1).filter(|gaps| *gaps > 0)?;
-        Some(self.total.saturating_sub(self.first_token?) / gaps)
+        self.gaps().filter(|_| self.generated_tokens >= MIN_TPOT_TOKENS).map(|(gap, _)| gap)
     }
 }
 

@@ -23,7 +23,7 @@ mod tests;
 use crate::clock::Timestamp;
 use crate::pool::Roles;
 use crate::replay::served::{Ending, Queued, Sample, Served};
-use batches::Batches;
+use batches::{Batches, Times};
 use latency::Latency;
 use queueing::Queueing;
 use spread::Spread;
@@ -35,7 +35,7 @@ use timeline::Timeline;
 pub struct Targets {
     /// The longest time to the first token.
     pub first_token: Option<Duration>,
-    /// The longest time between two tokens, in the mean of an answer.
+    /// The longest time per output token.
     pub per_token: Option<Duration>,
 }
 
@@ -44,7 +44,7 @@ impl Targets {
         self.first_token.is_some() || self.per_token.is_some()
     }
 
-    /// An answer of one token has no time between tokens, and keeps any target for it.
+    /// An answer that is too short for a time per output token keeps any target for it.
     fn kept_by(self, served: &Served) -> bool {
         served.ending == Ending::Answered
             && self.first_token.is_none_or(|most| served.first_token.is_some_and(|time| time <= most))
@@ -120,13 +120,19 @@ impl EndingCounts {
     pub fn total(&self) -> u64 {
         self.answered + self.refused + self.lost
     }
+
+    /// Those without a whole answer.
+    #[must_use]
+    pub fn unanswered(&self) -> u64 {
+        self.refused + self.lost
+    }
 }
 
 /// What became of all requests of one run.
 ///
-/// The time to the first token is counted for each request that got one, also when its server died later; the time between tokens and
-/// the total only for answers that came whole. A policy that refuses much can so have a short time to first token: read it beside
-/// [`Tally::endings`].
+/// The time to the first token is counted for each request that got one, also when its server died later; the times between tokens and
+/// the total only for answers that came whole. A policy that rejects much can so have a short time to first token. Therefore
+/// [`crate::replay::report::compare`] does not call it better, and goodput counts what was rejected or lost as missed.
 #[derive(Clone, Debug)]
 pub struct Tally {
     targets: Targets,
@@ -134,6 +140,7 @@ pub struct Tally {
     endings: EndingCounts,
     first_token: Latency,
     per_token: Latency,
+    inter_token: Latency,
     total: Latency,
     tokens: TokenCounts,
     preemptions: u64,
@@ -157,6 +164,7 @@ impl Tally {
             endings: EndingCounts::default(),
             first_token: Latency::default(),
             per_token: Latency::default(),
+            inter_token: Latency::default(),
             total: Latency::default(),
             tokens: TokenCounts::default(),
             preemptions: 0,
@@ -192,18 +200,26 @@ impl Tally {
             Ending::Refused => self.endings.refused += 1,
             Ending::Lost => self.endings.lost += 1,
         }
-        let per_token = served.per_token().filter(|_| served.ending == Ending::Answered);
-        if let Some(time) = served.first_token {
+        let is_whole = served.ending == Ending::Answered;
+        let times = Times {
+            first_token: served.first_token,
+            per_token: served.per_token().filter(|_| is_whole),
+            total: is_whole.then_some(served.total),
+        };
+        if let Some(time) = times.first_token {
             self.first_token.add(time);
         }
-        if let Some(time) = per_token {
+        if let Some(time) = times.per_token {
             self.per_token.add(time);
         }
-        if served.ending == Ending::Answered {
-            self.total.add(served.total);
+        if let Some((gap, gaps)) = served.gaps().filter(|_| is_whole) {
+            self.inter_token.add_times(gap, gaps);
+        }
+        if let Some(time) = times.total {
+            self.total.add(time);
         }
         self.good += u64::from(self.targets.kept_by(served));
-        self.batches.add(served.pair, served.first_token, per_token);
+        self.batches.add(served.pair, times);
         self.first_arrival = Some(self.first_arrival.map_or(served.at, |first| first.min(served.at)));
         self.last_end = self.last_end.max(served.at.after(served.total));
         self.preemptions += u64::from(served.preemptions);
@@ -280,7 +296,7 @@ impl Tally {
     /// Part of the requests that nobody took or that were lost, 0..=1; `None` when there were no requests.
     #[must_use]
     pub fn error_rate(&self) -> Option<f64> {
-        share(self.endings.refused + self.endings.lost, self.endings.total())
+        share(self.endings.unanswered(), self.endings.total())
     }
 
     /// From a request's coming to its first token (TTFT).
@@ -289,10 +305,17 @@ impl Tally {
         &self.first_token
     }
 
-    /// Between two tokens, in the mean of each answer (TPOT).
+    /// Per output token (TPOT): one figure for each answer of at least [`MIN_TPOT_TOKENS`](super::served::MIN_TPOT_TOKENS) tokens.
     #[must_use]
     pub fn per_token(&self) -> &Latency {
         &self.per_token
+    }
+
+    /// Between two tokens (ITL): one figure for each gap, so that long answers count more. The gaps of one answer count as their mean: the
+    /// mean is exact, and percentiles are of answers by their gaps.
+    #[must_use]
+    pub fn inter_token(&self) -> &Latency {
+        &self.inter_token
     }
 
     /// From a request's coming to the end of its answer.

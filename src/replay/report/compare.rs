@@ -14,12 +14,16 @@
 //! On simulated autoregressive series of 300 to 1,000 batches, whose neighbours are correlated by up to 0.8, between 90 % and 97 % of the
 //! intervals held the true difference: a little fewer than promised where the correlation is strong. A test holds that.
 //!
+//! Requests that were rejected or lost have no times, and those that were answered then wait less. A run that leaves more requests
+//! unanswered than the baseline is therefore not called better, however short its times: see [`Change::with_endings`].
+//!
 //! What an interval does not know: another trace, another seed of the workload, an error of the simulation. Of twenty comparisons of
 //! policies that are equal, one shows a difference by chance.
 //!
 //! Percentiles have no interval. They can't be put together from means of batches, and sketches per batch would cost a hundred times the
 //! memory for figures that are only read by their order.
 
+use crate::replay::tally::EndingCounts;
 use crate::replay::tally::batches::{Batches, Sum};
 use crate::rng::{PickRng, for_request};
 use rand::RngExt;
@@ -39,8 +43,10 @@ const SEED: u64 = 0xA77A_C4E5;
 pub enum Quantity {
     /// The mean time to the first token.
     FirstToken,
-    /// The mean time between tokens.
+    /// The mean time per output token.
     PerToken,
+    /// The mean time from coming to end.
+    Total,
 }
 
 /// What a comparison shows.
@@ -53,6 +59,10 @@ pub enum Verdict {
     Worse,
     /// The difference can be chance, or there are too few requests to tell.
     NotShown,
+    /// It leaves more requests unanswered than the baseline, and not by chance: its times say nothing for it.
+    AnswersFewer,
+    /// It leaves fewer requests unanswered than the baseline, and not by chance: longer times say nothing against it.
+    AnswersMore,
 }
 
 impl Verdict {
@@ -63,6 +73,8 @@ impl Verdict {
             Verdict::Better => "better",
             Verdict::Worse => "worse",
             Verdict::NotShown => "no difference shown",
+            Verdict::AnswersFewer => "answers fewer",
+            Verdict::AnswersMore => "answers more",
         }
     }
 }
@@ -115,6 +127,30 @@ impl Pair {
     }
 }
 
+/// Whether `count` requests are more than `other`, and not by chance: by two standard deviations of the difference of such counts.
+#[must_use]
+pub fn is_more(count: u64, other: u64) -> bool {
+    count > other && (count - other) as f64 > 2.0 * ((count + other) as f64).sqrt()
+}
+
+impl Change {
+    /// The same with what the endings of both runs say: shorter times of a run that answers fewer requests are not better, and longer ones of a
+    /// run that answers more are not worse.
+    #[must_use]
+    pub fn with_endings(self, run: EndingCounts, baseline: EndingCounts) -> Self {
+        let verdict = match self.verdict {
+            Verdict::Better | Verdict::NotShown if is_more(run.unanswered(), baseline.unanswered()) => {
+                Verdict::AnswersFewer
+            }
+            Verdict::Worse | Verdict::NotShown if is_more(baseline.unanswered(), run.unanswered()) => {
+                Verdict::AnswersMore
+            }
+            verdict => verdict,
+        };
+        Self { verdict, ..self }
+    }
+}
+
 /// Compares a run with the baseline; `None` when one of them has no such time in the requests that both have.
 #[must_use]
 pub fn compare(run: &Batches, baseline: &Batches, quantity: Quantity) -> Option<Change> {
@@ -152,6 +188,7 @@ fn pairs(run: &Batches, baseline: &Batches, quantity: Quantity) -> Vec<Pair> {
         let sums = batches.batches().iter().map(|batch| match quantity {
             Quantity::FirstToken => batch.first_token,
             Quantity::PerToken => batch.per_token,
+            Quantity::Total => batch.total,
         });
         sums.collect()
     };

@@ -42,7 +42,16 @@ dd{margin:0 0 8px}
 /// What each word means, for those who see such a page for the first time.
 const WORDS: &[(&str, &str)] = &[
     ("TTFT", "Time to first token: from the request's coming to the first token of its answer, queues included."),
-    ("TPOT", "Time per output token: between two tokens of an answer, in the mean of that answer."),
+    (
+        "TPOT",
+        "Time per output token: between two tokens of an answer, in the mean of that answer. Answers of fewer than 8 tokens have none.",
+    ),
+    ("ITL", "Inter-token latency: between two tokens, each gap counted once as the mean of its answer, so that long answers count more."),
+    ("E2E", "End-to-end latency: from the request's coming to the last token of its answer."),
+    (
+        "Goodput",
+        "Part of all requests that were answered within the targets for TTFT and TPOT. Rejected and lost requests count as missed.",
+    ),
     ("p50, p90, p99", "What half, nine tenths, 99 of 100 requests do not exceed. Right to a thousandth."),
     ("Hit rate", "Part of the prompt tokens that the server still held in its KV cache and did not compute again."),
     (
@@ -50,8 +59,9 @@ const WORDS: &[(&str, &str)] = &[
         "Prompt tokens that the busiest endpoint had to compute, by those of the mean endpoint. 1 is even; a policy may trade evenness for hits.",
     ),
     (
-        "Answered, refused, lost",
-        "How requests ended. TTFT counts each request that got a first token, TPOT those answered whole.",
+        "Answered, rejected, lost",
+        "How requests ended. TTFT counts each request that got a first token, TPOT, ITL and E2E those answered whole. A policy that leaves more \
+         requests unanswered than the baseline, by more than chance, is not called better.",
     ),
     (
         "Split, transfer, busy",
@@ -133,7 +143,7 @@ fn overview(out: &mut String, document: &Document, cells: &[Cell<'_>]) {
         let _ = write!(out, "<tr><td class=\"words\">{}</td>", escape(policy));
         for cell in cells {
             let run = cell.runs.iter().find(|run| run.policy == policy);
-            let ratio = ratio(run.copied(), &document.baseline);
+            let ratio = ratio(run.copied(), &document.baseline, |versus| versus.ttft);
             let lowest = run.is_some_and(|run| cell.is_lowest(run));
             let text = if lowest { format!("<strong>{ratio}</strong>") } else { ratio };
             let _ = write!(out, "<td class=\"{}\">{text}</td>", run.map_or("", |run| class(run)));
@@ -146,7 +156,7 @@ fn overview(out: &mut String, document: &Document, cells: &[Cell<'_>]) {
 fn class(run: &RunFigures) -> &'static str {
     match first_token(run).map(|change| change.verdict) {
         Some(Verdict::Better) => "better",
-        Some(Verdict::Worse) => "worse",
+        Some(Verdict::Worse | Verdict::AnswersFewer) => "worse",
         _ => "",
     }
 }
@@ -172,10 +182,10 @@ fn section(out: &mut String, number: usize, cell: &Cell<'_>, document: &Document
     out.push_str("</section>\n");
 }
 
-/// Why requests were refused or lost, where that was told.
+/// Why requests were rejected or lost, where that was told.
 fn failures(out: &mut String, cell: &Cell<'_>) {
     for run in cell.runs.iter().filter(|run| !run.failures.is_empty()) {
-        let _ = write!(out, "<h3>Refused or lost: {}</h3>\n<ul>\n", escape(&run.policy));
+        let _ = write!(out, "<h3>Rejected or lost: {}</h3>\n<ul>\n", escape(&run.policy));
         for (reason, count) in &run.failures {
             let _ = writeln!(out, "<li>{}: {}</li>", whole(*count), escape(reason));
         }
@@ -195,13 +205,8 @@ fn finding(cell: &Cell<'_>, baseline: &str) -> String {
         }
     }
     text.push('.');
-    let failed = |run: &&&RunFigures| run.requests.total > run.requests.answered;
-    let failed = cell.runs.iter().filter(failed).map(|run| {
-        format!("{} {} of {}", run.policy, whole(run.requests.total - run.requests.answered), whole(run.requests.total))
-    });
-    let failed: Vec<String> = failed.collect();
-    if !failed.is_empty() {
-        let _ = write!(text, " Refused or lost: {}.", failed.join(", "));
+    if let Some(line) = cell.unanswered() {
+        let _ = write!(text, " {line}.");
     }
     if cell.runs.len() == 1 {
         let _ = write!(text, " Cached prompt tokens saved {} GPU seconds.", three_digits(run.gpu_seconds_saved));

@@ -4,7 +4,8 @@
 //! The names of fields are a promise: within one [`Document::schema`] fields are added, but none is renamed or removed. Times are seconds,
 //! parts are 0..=1, and a figure that does not exist is `null`.
 
-use super::compare::{Change, Quantity, compare};
+use super::compare::{Change, Quantity, compare, is_more};
+use super::number::{percent, whole};
 use super::{Report, Run, ServerFacts};
 use crate::pool::Roles;
 use crate::replay::tally::latency::Latency;
@@ -51,9 +52,12 @@ pub struct RunFigures {
     /// Time to the first token.
     #[serde(rename = "ttft_seconds")]
     pub ttft: Distribution,
-    /// Time between tokens, in the mean of each answer.
+    /// Time per output token, of each answer of at least 8 tokens.
     #[serde(rename = "tpot_seconds")]
     pub tpot: Distribution,
+    /// Time between tokens, each gap counted as the mean of its answer.
+    #[serde(rename = "itl_seconds")]
+    pub itl: Distribution,
     /// Time of whole requests.
     #[serde(rename = "latency_seconds")]
     pub latency: Distribution,
@@ -109,6 +113,14 @@ pub struct Requests {
     pub refused: u64,
     /// Their servers or connections died.
     pub lost: u64,
+}
+
+impl Requests {
+    /// Those without a whole answer.
+    #[must_use]
+    pub fn unanswered(&self) -> u64 {
+        self.refused + self.lost
+    }
 }
 
 /// How requests waited for their turn before the pool.
@@ -264,8 +276,12 @@ pub struct PointFigures {
 pub struct Versus {
     /// The mean time to the first token.
     pub ttft: Option<Change>,
-    /// The mean time between tokens.
+    /// The mean time per output token.
     pub tpot: Option<Change>,
+    /// The mean time of whole requests.
+    pub latency: Option<Change>,
+    /// How many more requests than of the baseline's were rejected or lost; negative when they are fewer.
+    pub unanswered: i64,
 }
 
 /// Runs of one workload with one setting.
@@ -278,17 +294,39 @@ pub struct Cell<'d> {
 }
 
 impl<'d> Cell<'d> {
-    /// The run with the lowest mean time to the first token; `None` when no request got one.
+    /// The run with the lowest mean time to the first token, of those that answer as many requests as any; `None` when no request got one.
     #[must_use]
     pub fn lowest(&self) -> Option<&'d RunFigures> {
-        let means = self.runs.iter().filter_map(|run| Some((run.ttft.mean?, *run)));
-        means.min_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, run)| run)
+        self.lowest_of(|run| run.ttft.mean)
     }
 
-    /// Whether that is `run`.
+    /// The run with the lowest figure, of those that answer as many requests as any; `None` when none has one.
+    #[must_use]
+    pub fn lowest_of(&self, figure: fn(&RunFigures) -> Option<f64>) -> Option<&'d RunFigures> {
+        let least = self.runs.iter().map(|run| run.requests.unanswered()).min().unwrap_or_default();
+        let able = self.runs.iter().filter(|run| !is_more(run.requests.unanswered(), least));
+        let figures = able.filter_map(|run| Some((figure(run)?, *run)));
+        figures.min_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, run)| run)
+    }
+
+    /// Whether [`Self::lowest`] is `run`.
     #[must_use]
     pub fn is_lowest(&self, run: &RunFigures) -> bool {
         self.lowest().is_some_and(|lowest| std::ptr::eq(lowest, run))
+    }
+
+    /// Which runs left requests unanswered, and how many of how many; `None` when each request was answered.
+    #[must_use]
+    pub fn unanswered(&self) -> Option<String> {
+        let of = |run: &&RunFigures| {
+            let Requests { total, refused, lost, .. } = run.requests;
+            let share = percent(run.error_rate?);
+            (refused + lost > 0).then(|| {
+                format!("{} {} rejected, {} lost of {} ({share})", run.policy, whole(refused), whole(lost), whole(total))
+            })
+        };
+        let runs: Vec<String> = self.runs.iter().filter_map(of).collect();
+        (!runs.is_empty()).then(|| format!("Rejected or lost: {}", runs.join("; ")))
     }
 }
 
@@ -385,6 +423,7 @@ fn figures(run: &Run, base: Option<&Run>) -> RunFigures {
         },
         ttft: distribution(tally.first_token()),
         tpot: distribution(tally.per_token()),
+        itl: distribution(tally.inter_token()),
         latency: distribution(tally.total()),
         tokens: Tokens {
             prompt: tokens.prompt,
@@ -419,10 +458,21 @@ fn figures(run: &Run, base: Option<&Run>) -> RunFigures {
             .collect(),
         failures: run.failures.clone(),
         timeline: timeline(tally),
-        versus_baseline: base.map(|base| Versus {
-            ttft: compare(tally.batches(), base.tally.batches(), Quantity::FirstToken),
-            tpot: compare(tally.batches(), base.tally.batches(), Quantity::PerToken),
-        }),
+        versus_baseline: base.map(|base| versus(tally, &base.tally)),
+    }
+}
+
+fn versus(tally: &Tally, base: &Tally) -> Versus {
+    let (endings, before) = (tally.endings(), base.endings());
+    let change = |quantity| {
+        let change = compare(tally.batches(), base.batches(), quantity)?;
+        Some(change.with_endings(endings, before))
+    };
+    Versus {
+        ttft: change(Quantity::FirstToken),
+        tpot: change(Quantity::PerToken),
+        latency: change(Quantity::Total),
+        unanswered: endings.unanswered().cast_signed() - before.unanswered().cast_signed(),
     }
 }
 

@@ -57,7 +57,7 @@ pub(super) fn all(cell: &Cell<'_>, inks: &Inks<'_>) -> Vec<Scene> {
     let mut scenes = vec![first_token(cell, inks).draw()];
     if cell.runs.iter().any(|run| run.tpot.count > 0) {
         scenes.push(
-            distribution("Time between tokens (TPOT)", "time between tokens", cell, inks, |run| &run.tpot).draw(),
+            distribution("Time per output token (TPOT)", "time per output token", cell, inks, |run| &run.tpot).draw(),
         );
     }
     if cell.runs.iter().any(|run| !run.timeline.is_empty()) {

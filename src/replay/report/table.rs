@@ -3,7 +3,7 @@
 //! One table for each cell, one row for each policy. Where the terminal is too narrow, the columns that matter least go first.
 
 use super::compare::{Change, Interval, Verdict};
-use super::json::{Cell, Distribution, Document, FlowFigures, RunFigures, SplitFigures};
+use super::json::{Cell, Distribution, Document, FlowFigures, RunFigures, SplitFigures, Versus};
 use super::number::{ColumnUnit, NONE, percent, seconds, three_digits, whole};
 use std::fmt::Write as _;
 
@@ -47,8 +47,11 @@ pub fn render(document: &Document, style: TableStyle) -> String {
         }
         let _ = writeln!(out, "{}", cell.name);
         write_table(&mut out, columns(&cell, &document.baseline), &cell, style);
+        if let Some(line) = cell.unanswered() {
+            let _ = writeln!(out, "{line}");
+        }
         if cell.runs.len() > 1 {
-            let _ = writeln!(out, "ratio: of the mean TTFT to that of {}, over the same requests", document.baseline);
+            let _ = writeln!(out, "ratio: of the mean TTFT (E2E) to that of {}, over the same requests", document.baseline);
         }
         cell.runs.iter().for_each(|run| write_flows(&mut out, run));
     }
@@ -78,6 +81,7 @@ pub(super) fn columns(cell: &Cell<'_>, baseline: &str) -> Vec<Column> {
         ColumnUnit::of(cell.runs.iter().filter_map(|run| of(run)).fold(f64::INFINITY, f64::min))
     };
     let (first, per) = (least(|run| run.ttft.mean), least(|run| run.tpot.mean));
+    let (between, whole_time) = (least(|run| run.itl.mean), least(|run| run.latency.mean));
     let column = |heading: &str, goes: u8, of: &dyn Fn(&RunFigures) -> String| Column {
         heading: heading.to_owned(),
         words: heading == "policy" || heading == VERDICT,
@@ -93,12 +97,15 @@ pub(super) fn columns(cell: &Cell<'_>, baseline: &str) -> Vec<Column> {
         column("p99", 2, &|run| first.write(run.ttft.p99).into()),
         column(&format!("TPOT mean, {}", per.name), 8, &|run| per.write(run.tpot.mean).into()),
         column("p99", 9, &|run| per.write(run.tpot.p99).into()),
+        column(&format!("ITL mean, {}", between.name), 9, &|run| between.write(run.itl.mean).into()),
+        column(&format!("E2E mean, {}", whole_time.name), 4, &|run| whole_time.write(run.latency.mean).into()),
+        column("p99", 9, &|run| whole_time.write(run.latency.p99).into()),
         column("hit rate", 6, &|run| or_none(run.hit_rate, percent)),
         column("imbalance", 7, &|run| {
             or_none(run.imbalance.map(|imbalance| imbalance.max_over_mean), |value| format!("{value:.2}"))
         }),
         column("answered", 11, &|run| whole(run.requests.answered)),
-        column("refused", 10, &|run| whole(run.requests.refused)),
+        column("rejected", 10, &|run| whole(run.requests.refused)),
         column("lost", 10, &|run| whole(run.requests.lost)),
     ];
     if cell.runs.iter().any(|run| run.split.is_some()) {
@@ -134,6 +141,7 @@ pub(super) fn columns(cell: &Cell<'_>, baseline: &str) -> Vec<Column> {
                 None => if run.policy == baseline { itself } else { NONE }.to_owned(),
             }
         };
+        columns.push(column("E2E ratio", 4, &|run| ratio(Some(run), baseline, |versus| versus.latency)));
         columns.push(column("ratio", 0, &change("1", |change| three_digits(change.ratio))));
         columns.push(column("95 % interval", 4, &change(NONE, interval_words)));
         columns.push(column(VERDICT, 1, &change("baseline", |change| change.verdict.words().to_owned())));
@@ -147,8 +155,8 @@ pub(super) fn first_token(run: &RunFigures) -> Option<Change> {
 }
 
 /// The ratio to the baseline, for tables of policies by cells.
-pub(super) fn ratio(run: Option<&RunFigures>, baseline: &str) -> String {
-    match run.map(|run| (first_token(run), run)) {
+pub(super) fn ratio(run: Option<&RunFigures>, baseline: &str, of: fn(&Versus) -> Option<Change>) -> String {
+    match run.map(|run| (run.versus_baseline.as_ref().and_then(of), run)) {
         Some((Some(change), _)) => three_digits(change.ratio),
         Some((None, run)) if run.policy == baseline => "1".to_owned(),
         _ => NONE.to_owned(),
@@ -210,7 +218,7 @@ fn write_table(out: &mut String, mut columns: Vec<Column>, cell: &Cell<'_>, styl
     for (row, run) in cell.runs.iter().enumerate() {
         let colour = match first_token(run).map(|change| change.verdict).filter(|_| style.colour) {
             Some(Verdict::Better) => Some("\x1b[32m"),
-            Some(Verdict::Worse) => Some("\x1b[31m"),
+            Some(Verdict::Worse | Verdict::AnswersFewer) => Some("\x1b[31m"),
             _ => None,
         };
         line(Some(row), colour);

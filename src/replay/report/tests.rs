@@ -100,10 +100,11 @@ fn the_table_reads_like_this() {
         first,
         "\
 chat <1>, endpoints 2, speed 1.0
-policy         TTFT mean, s    p50    p90    p99  TPOT mean, ms    p99  hit rate  imbalance  answered  refused  lost  ratio   95 % interval  verdict
-random                1.000  0.800  1.200  1.200          20.00  20.02    10.0 %       1.33     1,140        0    60      1               -  baseline
-least-request         0.500  0.400  0.600  0.600          20.00  20.02    30.0 %       1.33     1,200        0     0  0.500  0.500 .. 0.500  better
-ratio: of the mean TTFT to that of random, over the same requests"
+policy         TTFT mean, s    p50    p90    p99  TPOT mean, ms    p99  ITL mean, ms  E2E mean, s    p99  hit rate  imbalance  answered  rejected  lost  E2E ratio  ratio   95 % interval  verdict
+random                1.000  0.800  1.200  1.200          20.00  20.02         20.00        2.989  3.201    10.0 %       1.33     1,140         0    60          1      1               -  baseline
+least-request         0.500  0.400  0.600  0.600          20.00  20.02         20.00        2.500  2.601    30.0 %       1.33     1,200         0     0      0.836  0.500  0.500 .. 0.500  better
+Rejected or lost: random 0 rejected, 60 lost of 1,200 (5.0 %)
+ratio: of the mean TTFT (E2E) to that of random, over the same requests"
     );
     assert_eq!(text.matches("ratio: of the mean").count(), 2, "one table for each cell");
 }
@@ -134,7 +135,8 @@ proptest! {
         document.runs.iter_mut().filter(|run| run.policy != "random").for_each(|run| run.policy.clone_from(&name));
         let text = table::render(&document, TableStyle { width: Some(width), colour });
         let text = ["\x1b[32m", "\x1b[31m", "\x1b[0m"].iter().fold(text, |text, code| text.replace(code, ""));
-        let prose = |line: &&str| line.is_empty() || line.starts_with("chat") || line.starts_with("ratio");
+        let heads = ["chat", "ratio", "Rejected or lost"];
+        let prose = |line: &&str| line.is_empty() || heads.iter().any(|head| line.starts_with(head));
         for line in text.lines().filter(|line| !prose(line)) {
             prop_assert!(line.chars().count() <= width.max(MIN_WIDTH), "{} columns: {}", width, line);
             prop_assert!(line.starts_with("policy") || line.contains("0.500") || line.contains("1.000"), "{}", line);
@@ -169,8 +171,16 @@ Mean TTFT by that of a\|b:
     let row = text.lines().find(wide).unwrap();
     assert_eq!(
         row,
-        r"| a\|b | 1.000 | 0.800 | 1.200 | 1.200 | 20.00 | 20.02 | 10.0 % | 1.33 | 1,140 | 0 | 60 | 1 | - | baseline |"
+        r"| a\|b | 1.000 | 0.800 | 1.200 | 1.200 | 20.00 | 20.02 | 20.00 | 2.989 | 3.201 | 10.0 % | 1.33 | 1,140 | 0 | 60 | 1 | 1 | - | baseline |"
     );
+    for line in [
+        "Mean TPOT by that of a\\|b:",
+        "Mean end-to-end latency by that of a\\|b:",
+        "| least-request | **0.836** | **0.836** |",
+        "Rejected or lost: a\\|b 0 rejected, 60 lost of 1,200 (5.0 %).",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
     let mut slower = document.clone();
     slower.runs.iter_mut().for_each(|run| run.took_seconds *= 2.0);
     assert_eq!(markdown::render(&slower), text, "the same command gives the same file");
@@ -210,6 +220,10 @@ fn json_has_all_figures_and_reads_back() {
         ("/requests/answered", serde_json::json!(1_200)),
         ("/ttft_seconds/count", serde_json::json!(1_200)),
         ("/tpot_seconds/mean", serde_json::json!(0.02)),
+        ("/itl_seconds/count", serde_json::json!(120_000)),
+        ("/latency_seconds/mean", serde_json::json!(2.5)),
+        ("/versus_baseline/unanswered", serde_json::json!(-60)),
+        ("/versus_baseline/latency/verdict", serde_json::json!("better")),
         ("/tokens/foretold", serde_json::json!(480_000)),
         ("/hit_rate", serde_json::json!(0.3)),
         ("/goodput", serde_json::Value::Null),
@@ -284,7 +298,7 @@ fn the_page_is_whole_and_needs_nothing_else() {
     has("alert(\"x\")");
     has("</pre><script>alert(1)</script> &amp; more");
     has(
-        "Lowest mean TTFT: least-request, 500 ms, 50.0 % of what random has (50.0 % to 50.0 %). Refused or lost: random 60 of 1,200.",
+        "Lowest mean TTFT: least-request, 500 ms, 50.0 % of what random has (50.0 % to 50.0 %). Rejected or lost: random 0 rejected, 60 lost of 1,200 (5.0 %).",
     );
     has("chat <1>, endpoints 2, speed 1.15");
     has("feed000000000001");
@@ -438,4 +452,43 @@ fn waits_and_refusals_are_told_by_flow() {
     names.iter().for_each(|name| many.add(&queued(6, Some(name.as_str()), 1, Fate::Passed)));
     assert_eq!(many.flows().count(), queueing::MAX_FLOWS + 1);
     assert_eq!(many.flows().find(|flow| flow.1 == queueing::OTHERS).map(|flow| flow.2.passed), Some(50));
+}
+
+#[test]
+fn a_policy_that_rejects_to_be_fast_is_neither_better_nor_lowest() {
+    let mut report = report();
+    report.runs.truncate(2);
+    // The fast one rejects 200 requests.
+    for number in 2_000..2_200 {
+        report.runs[1].tally.add(&Served {
+            number,
+            pair: number,
+            at: Timestamp(0),
+            endpoint: None,
+            prompt_tokens: 10,
+            foretold_tokens: 0,
+            cached_tokens: 0,
+            generated_tokens: 0,
+            first_token: None,
+            total: Duration::ZERO,
+            preemptions: 0,
+            ending: Ending::Refused,
+            handover: None,
+            fell_back: false,
+        });
+    }
+    let document = report.document();
+    let versus = document.runs[1].versus_baseline.unwrap();
+    assert_eq!(versus.unanswered, 140);
+    for change in [versus.ttft, versus.latency] {
+        let change = change.unwrap();
+        assert!(change.ratio < 0.9 && change.verdict == compare::Verdict::AnswersFewer, "{change:?}");
+    }
+    assert!(document.cells()[0].is_lowest(&document.runs[0]));
+    let text = table::render(&document, TableStyle::default());
+    assert!(text.contains("answers fewer"), "{text}");
+    assert!(
+        text.contains("random 0 rejected, 60 lost of 1,200 (5.0 %); least-request 200 rejected, 0 lost of 1,400 (14.3 %)"),
+        "{text}"
+    );
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The most batches that are kept: far more than an interval of confidence needs, and still only 32 KiB.
+/// The most batches that are kept: far more than an interval of confidence needs, and still only 48 KiB.
 pub const MAX_BATCHES: usize = 1_024;
 
 /// How often, and how long in sum.
@@ -32,8 +32,21 @@ impl Sum {
 pub struct Batch {
     /// Their times to the first token.
     pub first_token: Sum,
-    /// Their times between tokens.
+    /// Their times per output token.
     pub per_token: Sum,
+    /// Their times from coming to end.
+    pub total: Sum,
+}
+
+/// What is known of one request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// To its first token.
+    pub first_token: Option<Duration>,
+    /// Per output token.
+    pub per_token: Option<Duration>,
+    /// To its end, when its answer came whole.
+    pub total: Option<Duration>,
 }
 
 /// At most [`MAX_BATCHES`] batches of consecutive request numbers, all of one width, which doubles when they become too many. Batch `i`
@@ -52,7 +65,7 @@ impl Default for Batches {
 
 impl Batches {
     /// Adds what is known of a request that is compared by `number`.
-    pub fn add(&mut self, number: u64, first_token: Option<Duration>, per_token: Option<Duration>) {
+    pub fn add(&mut self, number: u64, times: Times) {
         while number / self.width >= MAX_BATCHES as u64 {
             self.double();
         }
@@ -61,8 +74,9 @@ impl Batches {
             self.batches.resize(at + 1, Batch::default());
         }
         if let Some(batch) = self.batches.get_mut(at) {
-            batch.first_token.add(first_token);
-            batch.per_token.add(per_token);
+            batch.first_token.add(times.first_token);
+            batch.per_token.add(times.per_token);
+            batch.total.add(times.total);
         }
     }
 
@@ -75,6 +89,7 @@ impl Batches {
                 pair.iter().fold(Batch::default(), |mut sum, batch| {
                     sum.first_token.join(batch.first_token);
                     sum.per_token.join(batch.per_token);
+                    sum.total.join(batch.total);
                     sum
                 })
             })

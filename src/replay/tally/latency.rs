@@ -27,10 +27,15 @@ impl Default for Latency {
 impl Latency {
     /// Counts one; longer than [`MAX_MICROS`] counts as that, but not in the mean.
     pub fn add(&mut self, time: Duration) {
+        self.add_times(time, 1);
+    }
+
+    /// Counts one `times` times.
+    pub fn add_times(&mut self, time: Duration, times: u32) {
         // Rounded up, so that what took any time at all is not shown as none.
         let micros = u64::try_from(time.as_nanos().div_ceil(1_000)).unwrap_or(u64::MAX);
-        self.micros.saturating_record(micros.min(MAX_MICROS));
-        self.nanos += time.as_nanos();
+        self.micros.saturating_record_n(micros.min(MAX_MICROS), times.into());
+        self.nanos += time.as_nanos() * u128::from(times);
     }
 
     /// How many.

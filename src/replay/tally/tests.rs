@@ -1,6 +1,6 @@
 //! Figures against exact ones, and joining that loses nothing.
 
-use super::batches::{Batches, MAX_BATCHES};
+use super::batches::{Batches, MAX_BATCHES, Times};
 use super::latency::Latency;
 use super::timeline::{MAX_POINTS, Timeline};
 use super::*;
@@ -79,6 +79,23 @@ fn goodput_wants_all_targets_and_an_answer() {
     assert_eq!(tally.goodput(), Some(0.25));
     tally.add(&Served { generated_tokens: 1, ..served(4) });
     assert_eq!(tally.goodput(), Some(0.4), "one token has no time between tokens");
+    let refused = Served { endpoint: None, ending: Ending::Refused, first_token: None, ..served(5) };
+    tally.add(&refused);
+    assert_eq!(tally.goodput(), Some(2.0 / 6.0), "what was rejected was not good");
+}
+
+#[test]
+fn short_answers_have_gaps_but_no_time_per_output_token() {
+    let mut tally = Tally::new(1);
+    // Seven tokens in a second, eight in 700 ms, and 101 in a second.
+    for (number, tokens, millis) in [(0, 7, 1_500), (1, 8, 1_200), (2, 101, 1_500)] {
+        tally.add(&Served { generated_tokens: tokens, total: Duration::from_millis(millis), ..served(number) });
+    }
+    assert_eq!((tally.per_token().count(), tally.inter_token().count()), (2, 6 + 7 + 100));
+    assert!((tally.per_token().mean().unwrap() - (0.1 + 0.01) / 2.0).abs() < 1e-9, "each answer counts once");
+    let mean = tally.inter_token().mean().unwrap();
+    assert!((mean - 2.7 / 113.0).abs() < 1e-8, "each gap counts once: {mean}");
+    assert!((tally.inter_token().quantile(0.5).unwrap() - 0.01).abs() < 1e-4, "most gaps are of the long answer");
 }
 
 #[test]
@@ -133,7 +150,8 @@ proptest! {
         let mut batches = Batches::default();
         for (number, nanos, answered) in &requests {
             let time = Duration::from_nanos(*nanos);
-            batches.add(*number, Some(time), answered.then_some(time));
+            let per_token = answered.then_some(time);
+            batches.add(*number, Times { first_token: Some(time), per_token, total: Some(time * 2) });
         }
         let most = requests.iter().map(|r| r.0).max().unwrap();
         prop_assert!(batches.batches().len() <= MAX_BATCHES);
@@ -144,6 +162,7 @@ proptest! {
             let answered = mine.filter(|r| r.2).fold((0, 0), |(n, sum), r| (n + 1, sum + r.1));
             prop_assert_eq!((batch.first_token.count, batch.first_token.nanos), sums);
             prop_assert_eq!((batch.per_token.count, batch.per_token.nanos), answered);
+            prop_assert_eq!((batch.total.count, batch.total.nanos), (sums.0, sums.1 * 2));
         }
         let wide = batches.at_width(64);
         prop_assert!(wide.width() >= 64 && wide.batches().len() == (most / wide.width() + 1) as usize);
@@ -153,7 +172,8 @@ proptest! {
     fn the_order_of_requests_does_not_matter(numbers in prop::collection::vec(0u64..5_000, 1..200)) {
         let of = |numbers: &[u64]| {
             let mut batches = Batches::default();
-            numbers.iter().for_each(|n| batches.add(*n, Some(Duration::from_nanos(n * 7 + 1)), None));
+            let times = |n: u64| Times { first_token: Some(Duration::from_nanos(n * 7 + 1)), ..Times::default() };
+            numbers.iter().for_each(|n| batches.add(*n, times(*n)));
             batches
         };
         let mut backwards = numbers.clone();

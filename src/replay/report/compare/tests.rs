@@ -1,13 +1,15 @@
 //! Intervals that hold what they promise.
 
 use super::*;
+use crate::replay::tally::batches::Times;
 use proptest::prelude::*;
 use std::time::Duration;
 
 fn batches(times: &[f64]) -> Batches {
     let mut batches = Batches::default();
     for (number, seconds) in times.iter().enumerate() {
-        batches.add(number as u64, Some(Duration::from_secs_f64(*seconds)), None);
+        let times = Times { first_token: Some(Duration::from_secs_f64(*seconds)), ..Times::default() };
+        batches.add(number as u64, times);
     }
     batches
 }
@@ -121,4 +123,30 @@ proptest! {
         prop_assert_eq!(change.batches, a.min(b).div_ceil(width));
         prop_assert!(change.block >= 1 && change.block <= change.batches);
     }
+}
+
+#[test]
+fn a_run_that_answers_fewer_requests_is_not_called_better() {
+    let endings = |refused, lost| EndingCounts { answered: 10_000 - refused - lost, refused, lost };
+    let change = |verdict| Change {
+        ratio: 0.5,
+        ratio_interval: None,
+        difference_seconds: -1.0,
+        difference_interval_seconds: None,
+        verdict,
+        batches: 100,
+        block: 1,
+    };
+    let of = |verdict, run, base| change(verdict).with_endings(run, base).verdict;
+    let (none, many) = (endings(0, 0), endings(300, 20));
+    for (verdict, fewer, more) in [
+        (Verdict::Better, Verdict::AnswersFewer, Verdict::Better),
+        (Verdict::NotShown, Verdict::AnswersFewer, Verdict::AnswersMore),
+        (Verdict::Worse, Verdict::Worse, Verdict::AnswersMore),
+    ] {
+        assert_eq!((of(verdict, many, none), of(verdict, none, many)), (fewer, more));
+        assert_eq!(of(verdict, many, many), verdict);
+        assert_eq!(of(verdict, endings(320, 25), many), verdict, "25 more of 320 can be chance");
+    }
+    assert!(is_more(5, 0) && !is_more(4, 0) && !is_more(0, 5));
 }
