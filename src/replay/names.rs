@@ -24,6 +24,8 @@ pub enum Kind {
     Question,
     /// The first lines of a prompt that change with every request.
     Volatile,
+    /// A document or a file that prompts quote.
+    Document,
 }
 
 /// Numbers of one kind that have names of their own.
@@ -55,7 +57,7 @@ mod tests {
 
     #[test]
     fn kinds_numbers_and_seeds_differ() {
-        let kinds = [Kind::Block, Kind::HashedBlock, Kind::Prompt, Kind::Answer, Kind::System, Kind::Dynamic];
+        let kinds = [Kind::Block, Kind::HashedBlock, Kind::Prompt, Kind::Answer, Kind::System, Kind::Document];
         let mut seen = HashSet::new();
         for kind in kinds {
             for number in (0..1_000).chain([NUMBERS - 1]) {

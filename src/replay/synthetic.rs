@@ -4,17 +4,23 @@
 //! seed, and a request's texts and lengths follow from its number (in conversations: from the conversation's and the turn's), so that
 //! two runs with one seed ask the same, however fast they are answered. Called by `cli::replay` and tests. Pure.
 
+mod adapter_churn;
 mod agentic_code;
 mod arrivals;
 mod burst;
+mod code_completion;
 mod conversations;
+mod floor_bursts;
 mod hot_prefix;
 mod interactive_chat;
 mod long_short;
 mod lora_mix;
 mod multi_turn;
 mod parameters;
+mod reasoning;
+mod retrieval;
 mod shared_prefix;
+mod tool_agents;
 mod unique;
 
 use crate::replay::workload::Workload;
@@ -44,15 +50,21 @@ pub struct Descriptor {
 
 /// All of them, in the order of their names.
 pub const WORKLOADS: &[&Descriptor] = &[
+    &adapter_churn::WORKLOAD,
     &agentic_code::WORKLOAD,
     &burst::WORKLOAD,
+    &code_completion::WORKLOAD,
+    &floor_bursts::WORKLOAD,
     &hot_prefix::WORKLOAD,
     &interactive_chat::WORKLOAD,
     &long_short::WORKLOAD,
     &lora_mix::WORKLOAD,
     &multi_turn::WORKLOAD,
+    &reasoning::WORKLOAD,
+    &retrieval::WORKLOAD,
     &shared_prefix::SYNTHETIC,
     &shared_prefix::LADDER,
+    &tool_agents::WORKLOAD,
     &unique::WORKLOAD,
 ];
 

@@ -154,6 +154,15 @@ fn misspelt_workloads_are_refused() {
     for (spelling, message) in [
         ("uniqe", "no workload is called `uniqe`; did you mean `unique`?"),
         ("", "no workload is called ``"),
+        ("tool-agent", "no workload is called `tool-agent`; did you mean `tool-agents`?"),
+        ("retreival", "no workload is called `retreival`; did you mean `retrieval`?"),
+        ("retrieval:found=201", "`found` is 201; a whole number from 1 to 100 is allowed"),
+        ("retrieval:documents=9", "`found` is 5; at most half of `documents` is allowed"),
+        ("adapter-churn:active=65", "`active` is 65; at most as many as `adapters` are allowed"),
+        (
+            "floor-bursts:seconds=1000000",
+            "`seconds` is 1000000; at most 1000000 requests in all are allowed, these are 6400000",
+        ),
         (
             "unique:qpss=1",
             "`unique` does not take `qpss`; did you mean `qps`? (input, output, stages, qps, seconds, cv)",
@@ -379,4 +388,92 @@ fn a_burst_is_equal_prompts_at_once() {
     }
     let prompts: HashSet<_> = requests.iter().map(|r| pieces(&r.prompt)).collect();
     assert_eq!(prompts.len(), 4);
+}
+
+#[test]
+fn tool_agents_bring_little_that_is_new_and_say_little() {
+    let requests = all("tool-agents:requests=2000");
+    let shared = requests[0].prompt[0].piece;
+    assert!(requests.iter().all(|r| r.prompt[0].piece == shared && shared.tokens == 12_000));
+    let fresh = mean(requests.iter().map(|r| r.prompt.last().unwrap().piece.tokens.into()));
+    let whole = mean(requests.iter().map(|r| r.prompt_tokens().into()));
+    assert!(is_near(fresh, 1_200.0, 0.1) && fresh < 0.08 * whole, "{fresh} of {whole}");
+    let answer = mean(requests.iter().map(|r| r.answer.tokens.into()));
+    assert!(is_near(answer, 120.0, 0.1), "{answer}");
+}
+
+#[test]
+fn retrieval_quotes_popular_documents_in_many_orders() {
+    let quoted = |r: &Request| pieces(&r.prompt[1..r.prompt.len() - 1]);
+    let requests = all("retrieval");
+    let mut counts: HashMap<Piece, usize> = HashMap::new();
+    for request in &requests {
+        let documents = quoted(request);
+        assert_eq!(documents.iter().collect::<HashSet<_>>().len(), 5, "no document comes twice");
+        documents.iter().for_each(|document| *counts.entry(*document).or_default() += 1);
+    }
+    let mut counts: Vec<usize> = counts.into_values().collect();
+    counts.sort_unstable_by_key(|count| Reverse(*count));
+    assert!(counts.len() > 350 && counts[0] > 10 * counts[300], "{counts:?}");
+    // Equal sets in equal orders are rarer than equal sets.
+    let distinct = |requests: &[Request]| requests.iter().map(quoted).collect::<HashSet<_>>().len();
+    let few = "documents=10,zipf=0,found=4";
+    let (ranked, sorted) = (all(&format!("retrieval:{few}")), all(&format!("retrieval:{few},sorted=true")));
+    assert_eq!(distinct(&sorted), 210, "each four of ten");
+    assert!(distinct(&ranked) > 5 * distinct(&sorted));
+}
+
+#[test]
+fn reasoning_has_short_questions_and_long_answers_of_unequal_lengths() {
+    let requests = all("reasoning");
+    let answers: Vec<f64> = requests.iter().map(|r| r.answer.tokens.into()).collect();
+    let answer = mean(answers.iter().copied());
+    assert!(is_near(answer, 3_000.0, 0.06), "{answer}");
+    let long = mean(answers.iter().map(|tokens| f64::from(*tokens > 6_000.0)));
+    assert!((0.05..0.2).contains(&long), "{long}");
+    assert!(mean(requests.iter().map(|r| r.prompt_tokens().into())) < answer / 3.0);
+}
+
+#[test]
+fn code_completion_quotes_files_of_repositories_and_says_a_line() {
+    let requests = all("code-completion");
+    let files: HashSet<(Piece, Piece)> = requests.iter().map(|r| (r.prompt[0].piece, r.prompt[1].piece)).collect();
+    assert!((700..=800).contains(&files.len()), "{}", files.len());
+    assert_eq!(files.iter().map(|(summary, _)| summary).collect::<HashSet<_>>().len(), 40);
+    assert_eq!(files.iter().map(|(_, file)| file).collect::<HashSet<_>>().len(), files.len(), "each file is of one");
+    assert!(requests.iter().all(|r| (4..=64).contains(&r.answer.tokens)));
+    let fresh = mean(requests.iter().map(|r| r.prompt[2].piece.tokens.into()));
+    assert!(is_near(fresh, 80.0, 0.05), "{fresh}");
+}
+
+#[test]
+fn bursts_on_a_floor_share_prefixes_that_come_back() {
+    let requests = all("floor-bursts:every=20,size=48,within=1,prefixes=3,seconds=120");
+    let (burst, floor): (Vec<_>, Vec<_>) = requests.iter().partition(|r| r.prompt.len() == 2);
+    assert_eq!(burst.len(), 6 * 48);
+    for (number, requests) in burst.chunks(48).enumerate() {
+        let begin = Timestamp(10_000_000_000 + number as u64 * 20_000_000_000);
+        assert!(requests.iter().all(|r| r.prompt[0] == burst[48 * (number % 3)].prompt[0]), "burst {number}");
+        assert!(requests.iter().all(|r| r.at >= begin && r.at.since(begin) <= Duration::from_secs(1)));
+    }
+    assert_eq!(burst.iter().map(|r| r.prompt[0].piece).collect::<HashSet<_>>().len(), 3);
+    assert!((400..560).contains(&floor.len()), "four a second: {}", floor.len());
+    assert_eq!(floor.iter().map(|r| r.prompt[0].piece).collect::<HashSet<_>>().len(), floor.len());
+    assert!(all("floor-bursts:floor=0").iter().all(|r| r.prompt.len() == 2));
+}
+
+#[test]
+fn active_adapters_change_a_few_at_a_time() {
+    let requests = all("adapter-churn:share=1");
+    let active = |from: u64| -> HashSet<_> {
+        let inside = |r: &&Request| (from..from + 10).contains(&(r.at.0 / 1_000_000_000));
+        requests.iter().filter(inside).filter_map(|r| r.adapter.clone()).collect()
+    };
+    let (first, next, later) = (active(0), active(10), active(40));
+    assert_eq!((first.len(), next.len()), (12, 12));
+    assert_eq!(first.intersection(&next).count(), 9, "three of twelve change");
+    assert_eq!(first.intersection(&later).count(), 0, "after four changes all are others");
+    let rest = all("adapter-churn");
+    let names: HashSet<_> = rest.iter().filter(|r| r.at.0 < 10_000_000_000).filter_map(|r| r.adapter.clone()).collect();
+    assert!(names.len() > 20, "some requests go to the others: {}", names.len());
 }
