@@ -400,7 +400,7 @@ fn on_a_part_of_llm_ds_ladder_approximate_beats_random_and_precise_is_no_worse_t
 /// The server of KubeAI's published benchmark: Llama 3.1 8B in FP8 on one L4 (24 GB, 300 GB/s, 242 TFLOP/s in FP8, 121 in bf16), started with
 /// `--max-num-batched-token=16384 --gpu-memory-utilization=0.95 --kv-cache-dtype=fp8`.
 ///
-/// - base 32 ms: 9 GB of weights at 300 GB/s take 30 ms, the rest is launch.
+/// - base 2 ms, weights 30 ms: 9 GB at 300 GB/s.
 /// - a prompt token 165 us: 16 GFLOP at 40 % of the card, 6,000 a second. Its pool computes and says 46,000 tokens a second where it caches little.
 /// - a pair 9 ns: 0.52 MFLOP (4 x 32 layers x 4,096) at half of 121 TFLOP/s; a context token 273 ns: 64 KiB at 80 % of the bandwidth.
 /// - cache: 22.8 GB less weights and 3 GB of work space leave 10.8 GB, 10,000 blocks at 64 KiB a token. Eight of them hold the 1.3 million tokens of
@@ -409,8 +409,10 @@ fn l4() -> EngineConfig {
     let mut engine = profiles::by_name("8b-h100").unwrap();
     engine.num_blocks = 10_000;
     engine.max_num_batched_tokens = 16_384;
-    engine.latency.step_base = Duration::from_millis(32);
+    engine.latency.step_base = Duration::from_millis(2);
+    engine.latency.weight_read = Duration::from_millis(30);
     engine.latency.per_prefill_token = Duration::from_micros(165);
+    engine.latency.per_decode_sequence = Duration::from_micros(165);
     engine.latency.per_prefill_pair = Duration::from_nanos(9);
     engine.latency.per_context_token = Duration::from_nanos(273);
     engine
@@ -796,6 +798,7 @@ fn the_constants_of_servers_are_found_again_in_a_recording_of_them() {
     let unique = "unique:input=100..7000,output=20..300,stages=1x150/4x150/7x150";
     let talks =
         "multi-turn:clients=20,conversations=100,requests=100000,turns=1..8,input=50..3000,output=20..300,think=0..3";
+    // A base and the reading of weights differ only in steps that compute a prompt. Both together are found; one may be that of the base profile.
     for (truth, base, workload) in [
         ("qwen3-32b-2xh100", "8b-h100", unique),
         ("small-l40s", "small-l40s", unique),
@@ -806,7 +809,12 @@ fn the_constants_of_servers_are_found_again_in_a_recording_of_them() {
         let (engine, said) = fit(&seen.served, base);
         let truth = &plan.engines[0].latency;
         for (name, found, expected, part) in [
-            ("stepBase", engine.latency.step_base, truth.step_base, 0.03),
+            (
+                "stepBase and weightRead",
+                engine.latency.step_base + engine.latency.weight_read,
+                truth.step_base + truth.weight_read,
+                0.03,
+            ),
             ("perPrefillToken", engine.latency.per_prefill_token, truth.per_prefill_token, 0.05),
             ("perContextToken", engine.latency.per_context_token, truth.per_context_token, 0.1),
         ] {

@@ -182,19 +182,22 @@ struct LatencyArgs {
     /// How many times faster than the model everything goes.
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = parse_speed)]
     speed: f64,
-    /// Cost of any step.
+    /// Cost of any step. To it comes what the step computes or what it reads, whichever takes longer.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(latency::DEFAULT_STEP_BASE))]
     step_base: Time,
-    /// Cost of a prompt token that is computed.
+    /// Reading the weights, once a step.
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(latency::DEFAULT_WEIGHT_READ))]
+    weight_read: Time,
+    /// Computing a prompt token that is not cached.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(latency::DEFAULT_PER_PREFILL_TOKEN))]
     per_prefill_token: Time,
-    /// Cost of a pair of tokens in a prefill's attention.
+    /// Computing a pair of tokens in a prefill's attention.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(latency::DEFAULT_PER_PREFILL_PAIR))]
     per_prefill_pair: Time,
-    /// Cost of a sequence that decodes.
+    /// Computing the token of a sequence that decodes.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(latency::DEFAULT_PER_DECODE_SEQUENCE))]
     per_decode_seq: Time,
-    /// Cost of a cached token that a decoding sequence reads.
+    /// Reading a cached token of a sequence that decodes.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(latency::DEFAULT_PER_CONTEXT_TOKEN))]
     per_context_token: Time,
     /// Time from one server's blocks to another's before the first byte.
@@ -385,6 +388,7 @@ impl Args {
             prefix_caching: !engine.no_prefix_caching,
             latency: LatencyModel {
                 step_base: latency.step_base.0,
+                weight_read: latency.weight_read.0,
                 per_prefill_token: latency.per_prefill_token.0,
                 per_prefill_pair: latency.per_prefill_pair.0,
                 per_decode_sequence: latency.per_decode_seq.0,
@@ -487,13 +491,20 @@ mod tests {
 
     #[test]
     fn flags_reach_the_fleet() {
-        let flags =
-            ["--model", "a,b", "--lora", "x,y", "--step-base", "1.5ms", "--speed", "100", "--max-num-queued-reqs", "7"];
+        let flags = [
+            "--model=a,b",
+            "--lora=x,y",
+            "--step-base=1.5ms",
+            "--weight-read=9ms",
+            "--speed=100",
+            "--max-num-queued-reqs=7",
+        ];
         let config = parse(&flags).unwrap();
         assert_eq!(config.server.models, ["a", "b"]);
         assert_eq!(config.server.loras, ["x", "y"]);
         assert_eq!(&*config.server.engine.model, "a");
         assert_eq!(config.server.engine.latency.step_base, Duration::from_micros(1_500));
+        assert_eq!(config.server.engine.latency.weight_read, Duration::from_millis(9));
         assert_eq!(config.server.engine.max_num_queued, Some(7));
     }
 

@@ -7,8 +7,10 @@
 //! | `spans` | stretches of time of which the work is known | yes |
 //! | [`solve`] | the constants that explain them, and which can't be told | yes |
 //!
-//! The formula is that of [`crate::sim`]: a step costs its base, and what is computed in it. How long single steps take nobody sees, but of
-//! two stretches it is known how many there were and what was in them: an answer's, from its first token to its end (a step a token, and
+//! The formula is that of [`crate::sim::latency`]: a step costs its base, and what it computes or what it reads, whichever takes longer. Which
+//! of both that is follows from the constants, so they are fitted several times, each time with the steps told apart by those found before. A
+//! base and the reading of weights differ only in steps that compute a prompt: where too few of those are seen, the sum of both is right and
+//! one of them is that of the base profile. How long single steps take nobody sees, but of two stretches it is known how many there were and what was in them: an answer's, from its first token to its end (a step a token, and
 //! whatever the same server did for others meanwhile), and, where the server had nothing else to do, that from a decision to the first
 //! token. What a first token takes beside the engine (network, HTTP, tokenizing) is fitted as well and told, as a profile has no place for it.
 //!
@@ -25,26 +27,30 @@ use solve::{COLUMNS, Estimate, Solution, Why, quantile};
 use std::fmt;
 use std::time::Duration;
 
-/// With fewer answers chance has too large a say in six constants.
+/// With fewer answers chance has too large a say in seven constants.
 pub const MIN_ANSWERS: usize = 50;
 
 /// A constant: how it is called, and where it is in a profile. In the order in which they matter.
 type Constant = (&'static str, fn(&mut EngineConfig) -> &mut Duration);
 
 const CONSTANTS: [Constant; COLUMNS - 1] = [
+    ("weightRead", |e| &mut e.latency.weight_read),
     ("stepBase", |e| &mut e.latency.step_base),
     ("perPrefillToken", |e| &mut e.latency.per_prefill_token),
     ("perContextToken", |e| &mut e.latency.per_context_token),
     ("perDecodeSequence", |e| &mut e.latency.per_decode_sequence),
     ("perPrefillPair", |e| &mut e.latency.per_prefill_pair),
 ];
-const STEP: usize = 0;
-const PREFILL: usize = 1;
-const CONTEXT: usize = 2;
-const DECODE: usize = 3;
-const PAIR: usize = 4;
+const WEIGHTS: usize = 0;
+const STEP: usize = 1;
+const PREFILL: usize = 2;
+const CONTEXT: usize = 3;
+const DECODE: usize = 4;
+const PAIR: usize = 5;
 /// What a first token takes beside the engine: the column behind the constants.
-const BESIDE: usize = 5;
+const BESIDE: usize = 6;
+/// So often are steps told apart that compute from those that read. The constants change by less than they scatter after two.
+const ROUNDS: usize = 4;
 
 /// Why nothing was fitted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -92,7 +98,6 @@ pub fn fit(heard: &Heard, base: &EngineConfig, base_name: &str) -> Result<Fitted
     if answers < MIN_ANSWERS {
         return Err(FitError::Few { answers, untold });
     }
-    let rows = spans::rows(heard, base);
     let mut engine = EngineConfig {
         block_size: heard.block_size.unwrap_or(base.block_size),
         num_blocks: heard.num_blocks.unwrap_or(base.num_blocks),
@@ -105,7 +110,12 @@ pub fn fit(heard: &Heard, base: &EngineConfig, base_name: &str) -> Result<Fitted
     }
     engine.latency.speed = 1.0;
     let mut fixed = [false; COLUMNS];
+    let mut rows = spans::rows(heard, base, &before);
     let mut solution = solve::solve(&rows, &before, fixed);
+    for _ in 1..ROUNDS {
+        rows = spans::rows(heard, base, &solve::values(&solution.estimates, &before));
+        solution = solve::solve(&rows, &before, fixed);
+    }
     if let Some(Estimate::Fitted { value, error }) = solution.estimates.get(PAIR).copied() {
         // Whole nanoseconds are coarse for it; the others make up for what is lost.
         (before[PAIR], fixed[PAIR]) = (whole_nanos(value).as_secs_f64(), true);

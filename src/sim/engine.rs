@@ -308,7 +308,7 @@ impl Engine {
         if !quiet || blocks > u64::from(self.kv.free()) {
             return Some(next);
         }
-        // Contexts only grow: no later step is cheaper than one with the contexts of now.
+        // Contexts only grow, and the batch stays: no later step is cheaper than one with the contexts of now.
         let work = StepWork { decode_sequences: decoding, context_tokens: self.batch.context, ..StepWork::default() };
         let step = u64::try_from(self.costs.step(work).as_nanos()).unwrap_or(u64::MAX);
         let quiet = Timestamp(next.0.saturating_add(step.saturating_mul(steps)));

@@ -27,13 +27,13 @@
 //! **Steps.** An engine works in steps, one after the other without a gap while there is work. A step takes
 //!
 //! ```text
-//! t = (base + c_prefill * P + c_pair * A + c_decode * D + c_context * C) / speed
+//! t = (base + max(c_prefill * P + c_pair * A + c_decode * D, weights + c_context * C)) / speed
 //! ```
 //!
-//! with `P` the prompt tokens that it computes, `A` the pairs of a computed prompt token and a token that it looks at (a chunk of `p`
+//! : what is computed, or what is read from memory, whichever takes longer, with `P` the prompt tokens that it computes, `A` the pairs of a computed prompt token and a token that it looks at (a chunk of `p`
 //! tokens after `k` computed ones adds `p * k + p * (p + 1) / 2`), `D` the sequences that get one more token, and `C` the tokens that
 //! those have in the cache. The constants and where they come from are in [`latency`]: with the defaults (an 8B model on one H100) a lone
-//! request decodes at about 165 tokens a second, and a prompt of 8,000 tokens takes about 0.36 s.
+//! request decodes at about 140 tokens a second, and a prompt of 8,000 tokens takes about 0.35 s.
 //!
 //! **Scheduling.** As vLLM v1, whatever names and peculiarities the HTTP side has: AstrAI's loop of four phases (cleanup, refill, prefill
 //! of prompts of equal length, decode of the largest group at the same position) is not modelled. Each step has a budget of `max_num_batched_tokens`. First come the running sequences in the order of their

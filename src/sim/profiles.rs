@@ -1,19 +1,18 @@
 //! Engines that have a name: what a model on certain cards costs, holds and takes into a step, each with where its figures come from.
 //!
 //! Called by `replay` and by whoever simulates a pool without servers of its own to measure; imports `sim::engine`, `sim::latency` and
-//! `spelling`. Constants of one's own stand in a [`file`]. The figures are what data sheets and published runs say, put into the formula of [`crate::sim`]; they order policies
+//! `spelling`. Constants of one's own stand in a [`file`]. The figures are what data sheets and published runs say, put into the formula of [`crate::sim::latency`]; they order policies
 //! well and forecast no one's servers exactly. A profile leaves the model's name, adapters and queue bound as they are by default.
 //!
 //! What recurs in the derivations: a card reads at 3.35 TB/s and computes 989 TFLOP/s in bf16 (H100 SXM), of which a prefill gets 40 %,
-//! attention 50 %, and the reading of keys and values 80 % of the bandwidth; vLLM keeps 90 % of a card's memory. Keys and values go from
+//! attention 50 %, and the reading of weights, keys and values 80 % of the bandwidth; a token of a sequence that decodes is computed like one of
+//! a prompt. A step's base is 1 ms and 15 us for each all-reduce. vLLM keeps 90 % of a card's memory. Keys and values go from
 //! server to server at 40 GB/s (400 Gbit/s InfiniBand): a token of 128 KiB takes 3.3 us, one of 320 KiB 8.2 us.
 
 pub mod file;
 
 use crate::sim::engine::{DEFAULT_BLOCK_SIZE, EngineConfig};
-use crate::sim::latency::{
-    DEFAULT_PER_DECODE_SEQUENCE, DEFAULT_PER_RECEIVED_TOKEN, DEFAULT_TRANSFER_SETUP, LatencyModel,
-};
+use crate::sim::latency::{DEFAULT_PER_RECEIVED_TOKEN, DEFAULT_STEP_BASE, DEFAULT_TRANSFER_SETUP, LatencyModel};
 use crate::spelling::closest;
 use std::time::Duration;
 
@@ -58,12 +57,12 @@ pub enum ProfileError {
 pub const PROFILES: &[Profile] = &[
     Profile {
         name: "8b-h100",
-        about: "8B model on one H100: 22,000 prompt tokens/s, 27,000 blocks of 16",
+        about: "8B model on one H100: 22,600 prompt tokens/s, 27,000 blocks of 16",
         build: eight_billion,
     },
     Profile {
         name: "70b-4xh100",
-        about: "70B model on four H100: 10,500 prompt tokens/s, 26,000 blocks of 16",
+        about: "70B model on four H100: 10,700 prompt tokens/s, 26,000 blocks of 16",
         build: seventy_billion,
     },
     Profile {
@@ -73,12 +72,12 @@ pub const PROFILES: &[Profile] = &[
     },
     Profile {
         name: "small-l40s",
-        about: "3B model on one L40S: 20,000 prompt tokens/s, 18,900 blocks of 16, 2,048 tokens a step",
+        about: "3B model on one L40S: 21,500 prompt tokens/s, 18,900 blocks of 16, 2,048 tokens a step",
         build: small,
     },
     Profile {
         name: "prefill-6000",
-        about: "6,000 prompt tokens/s and little else, 2,000 blocks of 512: a bed for caching policies",
+        about: "6,000 prompt tokens/s, 2,000 blocks of 512; contexts cost nothing: for comparing caches, not times per token",
         build: prefill_bound,
     },
 ];
@@ -137,8 +136,9 @@ fn eight_billion() -> EngineConfig {
 
 /// Llama 3.1 70B in bf16, tensor parallel.
 ///
-/// - base 14 ms: 141 GB of weights at 4 x 3.35 TB/s take 10.5 ms, 160 all-reduces of 15 us take 2.4 ms, the rest is launch.
-/// - a prompt token 89 us: 141 GFLOP at 40 % of 4 x 989 TFLOP/s.
+/// - base 3.4 ms: 160 all-reduces of 15 us and 1 ms.
+/// - weights 13.2 ms: 141 GB at 80 % of 4 x 3.35 TB/s.
+/// - a token 89 us: 141 GFLOP at 40 % of 4 x 989 TFLOP/s.
 /// - a pair 1 ns: 2.6 MFLOP (4 x 80 layers x 8,192) at half of that is 1.3 ns, in whole nanoseconds.
 /// - a context token 31 ns: 320 KiB (80 layers, 8 KV heads of 128) at 80 % of 13.4 TB/s.
 /// - cache: 288 GB less weights and 10 GB of work space leave 137 GB, 26,000 blocks.
@@ -148,10 +148,11 @@ fn seventy_billion() -> EngineConfig {
         max_model_len: LONG_CONTEXT,
         gpus: 4,
         latency: LatencyModel {
-            step_base: Duration::from_millis(14),
+            step_base: Duration::from_micros(3_400),
+            weight_read: Duration::from_micros(13_200),
             per_prefill_token: Duration::from_micros(89),
             per_prefill_pair: Duration::from_nanos(1),
-            per_decode_sequence: DEFAULT_PER_DECODE_SEQUENCE,
+            per_decode_sequence: Duration::from_micros(89),
             per_context_token: Duration::from_nanos(31),
             transfer_setup: DEFAULT_TRANSFER_SETUP,
             per_received_token: Duration::from_nanos(8_192),
@@ -164,9 +165,10 @@ fn seventy_billion() -> EngineConfig {
 /// A pod of llm-d's published benchmark "KV-cache wins you can see" (September 2025) and its successors: Qwen3-32B, two H100.
 ///
 /// - cache: 307,328 tokens, as published, 19,208 blocks.
-/// - a prompt token 50 us, a pair 2 ns (2.1 MFLOP, 4 x 64 layers x 8,192, at half of 2 x 989 TFLOP/s): a full step of 8,192 tokens then
+/// - a token 51.3 us, a pair 2 ns (2.1 MFLOP, 4 x 64 layers x 8,192, at half of 2 x 989 TFLOP/s): a full step of 8,192 prompt tokens then
 ///   computes 16,700 tokens a second, between the 15,928 and the 20,480 that llm-d measured as the peak.
-/// - base 14 ms: 65 GB of weights at 2 x 3.35 TB/s take 9.8 ms, 128 all-reduces of 15 us take 1.9 ms, the rest is launch.
+/// - base 2.9 ms: 128 all-reduces of 15 us and 1 ms.
+/// - weights 12.2 ms: 65.5 GB at 80 % of 2 x 3.35 TB/s.
 /// - a context token 49 ns: 256 KiB (64 layers, 8 KV heads of 128) at 80 % of 6.7 TB/s. With 15 to 35 sequences of that benchmark (8,200
 ///   tokens) a token takes 20 to 30 ms, as published.
 fn qwen3_32b() -> EngineConfig {
@@ -175,10 +177,11 @@ fn qwen3_32b() -> EngineConfig {
         max_model_len: QWEN3_CONTEXT,
         gpus: 2,
         latency: LatencyModel {
-            step_base: Duration::from_millis(14),
-            per_prefill_token: Duration::from_micros(50),
+            step_base: Duration::from_micros(2_900),
+            weight_read: Duration::from_micros(12_200),
+            per_prefill_token: Duration::from_nanos(51_300),
             per_prefill_pair: Duration::from_nanos(2),
-            per_decode_sequence: DEFAULT_PER_DECODE_SEQUENCE,
+            per_decode_sequence: Duration::from_nanos(51_300),
             per_context_token: Duration::from_nanos(49),
             transfer_setup: DEFAULT_TRANSFER_SETUP,
             per_received_token: Duration::from_nanos(6_554),
@@ -190,8 +193,8 @@ fn qwen3_32b() -> EngineConfig {
 
 /// Llama 3.2 3B in bf16 on one L40S (48 GB, 864 GB/s, 362 TFLOP/s).
 ///
-/// - base 9 ms: 6.4 GB of weights at 864 GB/s take 7.4 ms, the rest is launch.
-/// - a prompt token 44 us: 6.4 GFLOP at 40 % of the card; a pair 2 ns: 0.34 MFLOP (4 x 28 layers x 3,072) at half of it.
+/// - weights 9.3 ms: 6.4 GB at 80 % of 864 GB/s.
+/// - a token 44 us: 6.4 GFLOP at 40 % of the card; a pair 2 ns: 0.34 MFLOP (4 x 28 layers x 3,072) at half of it.
 /// - a context token 166 ns: 112 KiB (28 layers, 8 KV heads of 128) at 80 % of the bandwidth.
 /// - cache: 43 GB less weights and 2 GB of work space leave 35 GB, 18,900 blocks.
 /// - 2,048 tokens a step: vLLM's default for a server on cards with less than 70 GB.
@@ -201,10 +204,11 @@ fn small() -> EngineConfig {
         max_num_batched_tokens: 2_048,
         max_model_len: LONG_CONTEXT,
         latency: LatencyModel {
-            step_base: Duration::from_millis(9),
+            step_base: DEFAULT_STEP_BASE,
+            weight_read: Duration::from_micros(9_300),
             per_prefill_token: Duration::from_micros(44),
             per_prefill_pair: Duration::from_nanos(2),
-            per_decode_sequence: DEFAULT_PER_DECODE_SEQUENCE,
+            per_decode_sequence: Duration::from_micros(44),
             per_context_token: Duration::from_nanos(166),
             transfer_setup: DEFAULT_TRANSFER_SETUP,
             per_received_token: Duration::from_nanos(2_867),
@@ -217,6 +221,10 @@ fn small() -> EngineConfig {
 /// No card: a server whose time goes into prompts, so that what a policy saves is what its caches save. Blocks of 512 tokens, as the
 /// published Mooncake traces tell prompts; 10 ms and 165 us a token, so that 6,000 tokens take a second to the first token and full
 /// steps compute 6,016 tokens a second; no pairs and no contexts, so that a token costs the same wherever it stands.
+///
+/// It is kept for comparison with figures of earlier versions. Its limits: nothing is read from memory, so a step in which 20 sequences
+/// decode takes 10.6 ms whatever their contexts are. Its time per token measures how long answers wait for the prompts of others, and nothing
+/// else. No published server has such constants: 6,000 tokens a second are the prefill of an L4, and 10 ms a step are those of an H100.
 fn prefill_bound() -> EngineConfig {
     EngineConfig {
         block_size: 32 * DEFAULT_BLOCK_SIZE,
@@ -224,9 +232,10 @@ fn prefill_bound() -> EngineConfig {
         max_model_len: LONG_CONTEXT,
         latency: LatencyModel {
             step_base: Duration::from_millis(10),
+            weight_read: Duration::ZERO,
             per_prefill_token: Duration::from_micros(165),
             per_prefill_pair: Duration::ZERO,
-            per_decode_sequence: DEFAULT_PER_DECODE_SEQUENCE,
+            per_decode_sequence: Duration::from_micros(30),
             per_context_token: Duration::ZERO,
             transfer_setup: DEFAULT_TRANSFER_SETUP,
             per_received_token: DEFAULT_PER_RECEIVED_TOKEN,
@@ -286,10 +295,16 @@ mod tests {
         for sequences in [15, 35] {
             assert!(published.contains(&decode(&qwen, sequences, 8_200)), "{:?}", decode(&qwen, sequences, 8_200));
         }
+        let small = by_name("8b-h100").unwrap();
+        let [alone, many] = [1, 64].map(|sequences| decode(&small, sequences, 500).as_secs_f64());
+        // A lone request has 60 to 70 % of the bandwidth for 16.06 GB of weights, and a batch of 64 costs little more than one sequence.
+        assert!((0.6..0.7).contains(&(16.06e9 / 3.35e12 / alone)), "{alone}");
+        assert!(many < 1.3 * alone, "{many} beside {alone}");
         let bed = by_name("prefill-6000").unwrap();
         let prompt = StepWork { prefill_tokens: 6_000, prefill_pairs: 18_003_000, ..StepWork::default() };
         assert_eq!(bed.latency.step(prompt), Duration::from_secs(1));
         assert!((6_000.0..6_050.0).contains(&prefill_rate(&bed)), "{}", prefill_rate(&bed));
+        assert_eq!(decode(&bed, 20, 100_000), Duration::from_micros(10_600), "contexts cost nothing there");
     }
 
     #[test]

@@ -3,10 +3,13 @@
 //! An answer of `n` tokens goes on for `n - 1` steps behind its first. In each of them every other sequence that decodes there gets one
 //! token too; how many of its tokens fall into a part of its time is read off the pace of both. A prompt that fits into one step is computed
 //! in that which ends with its first token, a longer one since the prompt before it was done.
+//!
+//! A step that computes prompts for longer than it reads weights and contexts hides the reading; any other step hides the computing. Prompts
+//! whose first tokens come at one moment were computed in one step.
 
 use super::answers::{Answer, Heard};
 use super::solve::{COLUMNS, Row};
-use super::{BESIDE, CONTEXT, DECODE, PAIR, PREFILL, STEP};
+use super::{BESIDE, CONTEXT, DECODE, PAIR, PREFILL, STEP, WEIGHTS};
 use crate::clock::Timestamp;
 use crate::sim::engine::EngineConfig;
 
@@ -36,9 +39,11 @@ impl Stay {
         if whole > 0.0 { self.steps * (until - from) / whole } else { 0.0 }
     }
 
-    /// Pairs of tokens in the attention of its prefill.
-    fn pairs(&self) -> f64 {
-        self.computed * self.cached + self.computed * (self.computed + 1.0) / 2.0
+    /// A part of its prefill, with `budget` tokens in a step.
+    fn prompts(&self, part: f64, budget: f64) -> Prompts {
+        let pairs = self.computed * self.cached + self.computed * (self.computed + 1.0) / 2.0;
+        let steps = (self.computed / budget).ceil();
+        Prompts { first: self.first, steps: part * steps, computed: part * self.computed, pairs: part * pairs }
     }
 }
 
@@ -67,20 +72,51 @@ impl Busy {
     }
 }
 
-/// A row for each stretch.
-pub(super) fn rows(heard: &Heard, base: &EngineConfig) -> Vec<Row> {
+/// Prompts that one step computes, or the steps that one long prompt takes.
+#[derive(Clone, Copy, Default)]
+struct Prompts {
+    /// When the first token came of the first of them.
+    first: f64,
+    /// How many steps.
+    steps: f64,
+    computed: f64,
+    pairs: f64,
+}
+
+impl Prompts {
+    /// Whether computing them takes longer than reading the weights and `context` tokens in each of their steps, with these constants.
+    fn outlast(&self, context: f64, costs: &[f64; COLUMNS]) -> bool {
+        let [weights, _, prefill, per_context, _, pair, _] = costs;
+        self.computed * prefill + self.pairs * pair > self.steps * (weights + context * per_context)
+    }
+}
+
+/// What rows are made with.
+#[derive(Clone, Copy)]
+struct Setting<'c> {
+    /// Tokens in a step.
+    budget: f64,
+    /// Two ends of steps that are nearer to each other than this, seconds, are one.
+    grain: f64,
+    /// The constants by which steps are told apart.
+    costs: &'c [f64; COLUMNS],
+}
+
+/// A row for each stretch; `costs` are the constants by which steps that compute are told from those that read.
+pub(super) fn rows(heard: &Heard, base: &EngineConfig, costs: &[f64; COLUMNS]) -> Vec<Row> {
     let mut servers: Vec<u32> = heard.answers.iter().map(|answer| answer.server).collect();
     servers.sort_unstable();
     servers.dedup();
     let origin = heard.answers.iter().map(|answer| answer.decided).min().unwrap_or_default();
-    servers.into_iter().flat_map(|server| rows_of(heard, server, origin, base)).collect()
+    let [weights, step, ..] = costs;
+    let budget = f64::from(base.max_num_batched_tokens.max(1));
+    let setting = Setting { budget, grain: (weights + step) / 2.0, costs };
+    servers.into_iter().flat_map(|server| rows_of(heard, server, origin, setting)).collect()
 }
 
-fn rows_of(heard: &Heard, server: u32, origin: Timestamp, base: &EngineConfig) -> Vec<Row> {
+fn rows_of(heard: &Heard, server: u32, origin: Timestamp, setting: Setting<'_>) -> Vec<Row> {
     let seconds = |at: Timestamp| at.since(origin).as_secs_f64();
-    let budget = f64::from(base.max_num_batched_tokens.max(1));
-    // Two ends of steps that are nearer to each other than this are one.
-    let grain = base.latency.step_base.as_secs_f64() / base.latency.speed / 2.0;
+    let budget = setting.budget;
     let mut answers: Vec<&Answer> = heard.answers.iter().filter(|answer| answer.server == server).collect();
     answers.sort_by_key(|answer| (answer.first, answer.decided));
     let (mut stays, mut last_first, mut last_end) = (Vec::<Stay>::with_capacity(answers.len()), 0.0_f64, 0.0_f64);
@@ -109,10 +145,10 @@ fn rows_of(heard: &Heard, server: u32, origin: Timestamp, base: &EngineConfig) -
         let others = beside(&stays, i);
         let alone = others.clone().all(|other| other.decided >= stay.first || other.end <= stay.decided);
         if alone && stay.first > stay.decided && is_told(stay.decided, stay.first) {
-            rows.push(prefill(stay, budget));
+            rows.push(prefill(stay, setting));
         }
         if stay.steps >= f64::from(MIN_STEPS) && stay.end > stay.first && is_told(stay.first, stay.end) {
-            rows.push(decode(stay, others, grain));
+            rows.push(decode(stay, others, setting));
         }
     }
     rows
@@ -133,21 +169,26 @@ fn beside(stays: &[Stay], i: usize) -> impl Iterator<Item = &Stay> + Clone {
 }
 
 /// From the decision to the first token, of one that has the server for itself.
-fn prefill(stay: &Stay, budget: f64) -> Row {
+fn prefill(stay: &Stay, setting: Setting<'_>) -> Row {
     let mut times = [0.0; COLUMNS];
-    times[STEP] = (stay.computed / budget).ceil();
-    times[PREFILL] = stay.computed;
-    times[PAIR] = stay.pairs();
+    let prompts = stay.prompts(1.0, setting.budget);
+    times[STEP] = prompts.steps;
+    if prompts.outlast(0.0, setting.costs) {
+        times[PREFILL] = prompts.computed;
+        times[PAIR] = prompts.pairs;
+    } else {
+        times[WEIGHTS] = prompts.steps;
+    }
     times[BESIDE] = 1.0;
     Row { times, seen: stay.first - stay.decided }
 }
 
 /// From the first token to the end.
-fn decode<'s>(stay: &Stay, others: impl Iterator<Item = &'s Stay>, grain: f64) -> Row {
-    let mut times = [0.0; COLUMNS];
-    times[STEP] = stay.steps;
-    times[DECODE] = stay.steps;
-    times[CONTEXT] = stay.steps * (stay.prompt + (stay.steps - 1.0) / 2.0);
+fn decode<'s>(stay: &Stay, others: impl Iterator<Item = &'s Stay>, setting: Setting<'_>) -> Row {
+    let Setting { budget, grain, costs } = setting;
+    let mut prompts: Vec<Prompts> = Vec::new();
+    let mut sequences = stay.steps;
+    let mut context = stay.steps * (stay.prompt + (stay.steps - 1.0) / 2.0);
     for other in others {
         // Its own first token came at the end of a step: the first step behind that is the next one.
         let part = |from: f64, until: f64, at: f64| {
@@ -157,8 +198,9 @@ fn decode<'s>(stay: &Stay, others: impl Iterator<Item = &'s Stay>, grain: f64) -
             ((until.min(stay.end) - from.max(stay.first)) / (until - from)).clamp(0.0, 1.0)
         };
         let part = part(other.began, other.first, other.first);
-        times[PREFILL] += part * other.computed;
-        times[PAIR] += part * other.pairs();
+        if part > 0.0 {
+            prompts.push(other.prompts(part, budget));
+        }
         let (from, until) = (other.first.max(stay.first), other.end.min(stay.end));
         if until > from {
             let (theirs, ours) = (other.said(from, until), stay.said(from, until));
@@ -171,16 +213,61 @@ fn decode<'s>(stay: &Stay, others: impl Iterator<Item = &'s Stay>, grain: f64) -
             } else {
                 both
             };
-            times[DECODE] += tokens;
-            times[CONTEXT] += tokens * (other.prompt + other.said(other.first, (from + until) / 2.0));
+            sequences += tokens;
+            context += tokens * (other.prompt + other.said(other.first, (from + until) / 2.0));
         }
     }
+    let mut computing = Prompts::default();
+    for step in together(prompts, grain) {
+        if step.outlast(context / stay.steps, costs) {
+            computing.steps += step.steps;
+            computing.computed += step.computed;
+            computing.pairs += step.pairs;
+        }
+    }
+    let computes = (computing.steps / stay.steps).min(1.0);
+    let mut times = [0.0; COLUMNS];
+    times[STEP] = stay.steps;
+    times[PREFILL] = computing.computed;
+    times[PAIR] = computing.pairs;
+    times[DECODE] = computes * sequences;
+    times[WEIGHTS] = (1.0 - computes) * stay.steps;
+    times[CONTEXT] = (1.0 - computes) * context;
     Row { times, seen: stay.end - stay.first }
+}
+
+/// The same, with those in one that were computed in one step.
+fn together(mut prompts: Vec<Prompts>, grain: f64) -> Vec<Prompts> {
+    prompts.sort_by(|a, b| a.first.total_cmp(&b.first));
+    let mut steps: Vec<Prompts> = Vec::with_capacity(prompts.len());
+    for next in prompts {
+        match steps.last_mut().filter(|step| next.first - step.first < grain) {
+            Some(step) => {
+                step.steps = step.steps.max(next.steps);
+                step.computed += next.computed;
+                step.pairs += next.pairs;
+            }
+            None => steps.push(next),
+        }
+    }
+    steps
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn prompts_of_one_moment_are_one_step_and_long_enough_ones_hide_what_it_reads() {
+        let prompts = |first, computed| Prompts { first, steps: 1.0, computed, pairs: 0.0 };
+        let steps = together(vec![prompts(2.0, 300.0), prompts(1.0, 100.0), prompts(1.001, 100.0)], 0.005);
+        let found: Vec<_> = steps.iter().map(|step| (step.first, step.steps, step.computed)).collect();
+        assert_eq!(found, [(1.0, 1.0, 200.0), (2.0, 1.0, 300.0)]);
+        // 6 ms of weights and 40 us a token: 150 tokens; 49 ns a token of context.
+        let costs = [6e-3, 1e-3, 40e-6, 49e-9, 40e-6, 1e-9, 0.0];
+        assert!(prompts(0.0, 151.0).outlast(0.0, &costs) && !prompts(0.0, 149.0).outlast(0.0, &costs));
+        assert!(!prompts(0.0, 151.0).outlast(10_000.0, &costs), "490 us more of context");
+    }
 
     #[test]
     fn whoever_is_there_at_any_time_between_is_found() {

@@ -46,7 +46,10 @@ const WORDS: &[(&str, &str)] = &[
         "TPOT",
         "Time per output token: between two tokens of an answer, in the mean of that answer. Answers of fewer than 8 tokens have none.",
     ),
-    ("ITL", "Inter-token latency: between two tokens, each gap counted once as the mean of its answer, so that long answers count more."),
+    (
+        "ITL",
+        "Inter-token latency: between two tokens, each gap counted once as the mean of its answer, so that long answers count more.",
+    ),
     ("E2E", "End-to-end latency: from the request's coming to the last token of its answer."),
     (
         "Goodput",

@@ -322,7 +322,13 @@ impl<'d> Cell<'d> {
             let Requests { total, refused, lost, .. } = run.requests;
             let share = percent(run.error_rate?);
             (refused + lost > 0).then(|| {
-                format!("{} {} rejected, {} lost of {} ({share})", run.policy, whole(refused), whole(lost), whole(total))
+                format!(
+                    "{} {} rejected, {} lost of {} ({share})",
+                    run.policy,
+                    whole(refused),
+                    whole(lost),
+                    whole(total)
+                )
             })
         };
         let runs: Vec<String> = self.runs.iter().filter_map(of).collect();

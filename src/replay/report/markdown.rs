@@ -38,7 +38,9 @@ pub fn render(document: &Document) -> String {
             "\nRatio: of the mean TTFT, or of the mean end-to-end latency (E2E), to that of {}, over the same requests. ",
             escape(&document.baseline)
         );
-        out.push_str("TPOT counts answers of at least 8 tokens, ITL each gap between tokens. Bold: the lowest mean TTFT.\n");
+        out.push_str(
+            "TPOT counts answers of at least 8 tokens, ITL each gap between tokens. Bold: the lowest mean TTFT.\n",
+        );
     }
     out
 }

@@ -51,7 +51,8 @@ pub fn render(document: &Document, style: TableStyle) -> String {
             let _ = writeln!(out, "{line}");
         }
         if cell.runs.len() > 1 {
-            let _ = writeln!(out, "ratio: of the mean TTFT (E2E) to that of {}, over the same requests", document.baseline);
+            let _ =
+                writeln!(out, "ratio: of the mean TTFT (E2E) to that of {}, over the same requests", document.baseline);
         }
         cell.runs.iter().for_each(|run| write_flows(&mut out, run));
     }

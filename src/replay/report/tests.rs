@@ -488,7 +488,9 @@ fn a_policy_that_rejects_to_be_fast_is_neither_better_nor_lowest() {
     let text = table::render(&document, TableStyle::default());
     assert!(text.contains("answers fewer"), "{text}");
     assert!(
-        text.contains("random 0 rejected, 60 lost of 1,200 (5.0 %); least-request 200 rejected, 0 lost of 1,400 (14.3 %)"),
+        text.contains(
+            "random 0 rejected, 60 lost of 1,200 (5.0 %); least-request 200 rejected, 0 lost of 1,400 (14.3 %)"
+        ),
         "{text}"
     );
 }

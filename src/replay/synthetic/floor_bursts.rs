@@ -69,9 +69,10 @@ fn build(values: &Values<'_>, seed: u64) -> Built {
     let mut rng = for_request(mix(seed), u64::MAX);
     let mut moments: Vec<Moment> = Vec::new();
     let mut clock = 0.0;
-    while floor > 0.0 {
+    // Without a floor the first gap has no end.
+    loop {
         clock += draw::gap(&mut rng, cv) / floor;
-        if clock > length {
+        if clock.is_nan() || clock > length {
             break;
         }
         moments.push((clock, None));

@@ -38,6 +38,7 @@ const FIELDS: &[Field] = &[
     Field { name: "maxNumBatchedTokens", kind: Kind::Count(1..=16_777_216, |e| &mut e.max_num_batched_tokens) },
     Field { name: "maxModelLen", kind: Kind::Count(2..=u32::MAX, |e| &mut e.max_model_len) },
     Field { name: "stepBase", kind: Kind::Time(|e| &mut e.latency.step_base) },
+    Field { name: "weightRead", kind: Kind::Time(|e| &mut e.latency.weight_read) },
     Field { name: "perPrefillToken", kind: Kind::Time(|e| &mut e.latency.per_prefill_token) },
     Field { name: "perPrefillPair", kind: Kind::Time(|e| &mut e.latency.per_prefill_pair) },
     Field { name: "perDecodeSequence", kind: Kind::Time(|e| &mut e.latency.per_decode_sequence) },
