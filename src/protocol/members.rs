@@ -33,8 +33,9 @@ pub(super) enum Wanted<M> {
 pub(super) trait Visitor {
     /// A wanted member.
     type Member: Copy;
-    /// What to do with the value of the member `name`: of the root object, or of an object below it (`inner`).
-    fn wants(&self, inner: bool, name: &[u8]) -> Wanted<Self::Member>;
+    /// What to do with the value of the member `name`: of the root object, or of an object below it (`inner`). Asked for each member in turn; a
+    /// name that is too long is given as an empty one.
+    fn wants(&mut self, inner: bool, name: &[u8]) -> Wanted<Self::Member>;
     /// The root object begins; of a list, one of its objects.
     fn begin(&mut self);
     /// The members of an object below the root follow, or its value is no object.
@@ -294,7 +295,7 @@ impl<M: Copy> MemberReader<M> {
     }
 
     /// Takes bytes of a name. Returns how many.
-    fn name(&mut self, rest: &[u8], visitor: &impl Visitor<Member = M>) -> usize {
+    fn name(&mut self, rest: &[u8], visitor: &mut impl Visitor<Member = M>) -> usize {
         let end = self.end_of_text(rest, 0);
         let part = rest.get(..end.map_or(rest.len(), |end| end - 1)).unwrap_or_default();
         if end.is_none() || !self.kept.is_empty() || self.too_long {
@@ -302,7 +303,7 @@ impl<M: Copy> MemberReader<M> {
         }
         let Some(end) = end else { return rest.len() };
         let name = if self.kept.is_empty() && !self.too_long { part } else { &self.kept };
-        self.wanted = if self.too_long { Wanted::No } else { visitor.wants(self.level == 2, name) };
+        self.wanted = visitor.wants(self.level == 2, if self.too_long { &[] } else { name });
         self.forget();
         self.at = At::Colon;
         end
@@ -430,7 +431,7 @@ mod tests {
     impl Visitor for Seen {
         type Member = ();
 
-        fn wants(&self, inner: bool, name: &[u8]) -> Wanted<()> {
+        fn wants(&mut self, inner: bool, name: &[u8]) -> Wanted<()> {
             match name {
                 b"a" => Wanted::Value(()),
                 b"o" if !inner => Wanted::Members,

@@ -6,7 +6,7 @@
 //! | Messages | `usage` | `message.usage` of `message_start`, `usage` of `message_delta` |
 //! | Responses | `usage`, `id` | `response.usage` of `response.completed`, `.incomplete`, `.failed`; `response.id` |
 //! | SGLang's `/generate` | `meta_info` of the object, or of each object of the array | `meta_info`, the last of each `index` |
-//! | all others | `usage` | `usage` |
+//! | all others | `usage` | `usage`; of AstrAI, an event that begins with a count and is nothing but the usage |
 //!
 //! In all event streams, an error is `error` of an event without a type or of type `error`, and `response.error` of
 //! `response.failed`. What a client wrote (tools, tool input, prompts) lies deeper, and is never read.
@@ -32,6 +32,8 @@ static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"error\
 static RESPONSE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"response\""));
 static META_INFO: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"meta_info\""));
 
+/// The counts of which one is the first member of an event that is nothing but the usage.
+const BARE: [&[u8]; 3] = [b"prompt_tokens", b"completion_tokens", b"total_tokens"];
 /// Longest id of a response that is kept, bytes of JSON.
 const MAX_RESPONSE_ID: usize = 256;
 /// Longest name of an event that is kept, bytes. `response.in_progress`, the longest that matters, has 20.
@@ -139,11 +141,22 @@ struct Said {
     id: Option<String>,
 }
 
+impl Said {
+    /// The counts of an object that is nothing but the usage.
+    fn bare(&mut self) -> &mut Counts {
+        self.usage.get_or_insert_default()
+    }
+}
+
 /// What has been found in a response.
 #[derive(Debug)]
 struct Found {
     shape: Shape,
     watch: Watch,
+    /// The response is a stream in which an object may be nothing but the usage.
+    may_be_bare: bool,
+    /// The object is nothing but the usage, as its first member tells; `None` before that.
+    is_bare: Option<bool>,
     /// The name of the event, and the `type` of its data.
     name: SmallVec<[u8; MAX_EVENT_NAME]>,
     kind: Option<Kind>,
@@ -179,6 +192,8 @@ impl UsageScanner {
         let found = Found {
             shape,
             watch,
+            may_be_bare: shape == Shape::Root && format == AnswerFormat::Events,
+            is_bare: None,
             name: SmallVec::new(),
             kind: None,
             code: None,
@@ -258,6 +273,7 @@ impl Found {
             Shape::Generated => &META_INFO,
         };
         has_member(data, counts)
+            || self.may_be_bare && begins_with_count(data)
             || (self.wants_errors() && (has_member(data, &ERROR) || self.named() == Some(Kind::Error)))
     }
 
@@ -308,7 +324,14 @@ impl Found {
 impl Visitor for Found {
     type Member = Member;
 
-    fn wants(&self, inner: bool, name: &[u8]) -> Wanted<Member> {
+    fn wants(&mut self, inner: bool, name: &[u8]) -> Wanted<Member> {
+        if self.may_be_bare && !inner && *self.is_bare.get_or_insert_with(|| BARE.contains(&name)) {
+            match name {
+                b"prompt_tokens" => return Wanted::Value(Member::PromptTokens),
+                b"completion_tokens" => return Wanted::Value(Member::CompletionTokens),
+                _ => {}
+            }
+        }
         let value = |wanted: bool, member| if wanted { Wanted::Value(member) } else { Wanted::No };
         match (self.shape, inner, name) {
             (Shape::Root | Shape::MessageEvents, false, b"usage")
@@ -330,7 +353,7 @@ impl Visitor for Found {
     }
 
     fn begin(&mut self) {
-        (self.kind, self.code) = (None, None);
+        (self.kind, self.code, self.is_bare) = (None, None, None);
         (self.root, self.inner) = (Said::default(), Said::default());
         (self.generated.index, self.generated.current) = (None, AnswerCounts::default());
     }
@@ -354,6 +377,8 @@ impl Visitor for Found {
             Member::Type => self.kind = Some(Kind::of(unquoted(value))),
             Member::Code => self.code = serde_json::from_slice(value).ok().and_then(|code: Code| code.status()),
             Member::Index => self.generated.index = number(value),
+            Member::PromptTokens if self.may_be_bare => said.bare().prompt_tokens = number(value),
+            Member::CompletionTokens if self.may_be_bare => said.bare().completion_tokens = number(value),
             Member::PromptTokens => self.generated.current.prompt = number(value),
             Member::CompletionTokens => self.generated.current.completion = number(value),
             Member::CachedTokens => self.generated.current.cached = number(value),
@@ -373,6 +398,15 @@ fn has_member(data: &[u8], finder: &Finder<'_>) -> bool {
     finder.find_iter(data).any(|at| {
         let behind = data.get(at + finder.needle().len()..).unwrap_or_default().trim_ascii_start();
         !behind.strip_prefix(b":").is_some_and(|value| value.trim_ascii_start().starts_with(b"null"))
+    })
+}
+
+/// Whether the first member of the object in `data` is a count of tokens.
+fn begins_with_count(data: &[u8]) -> bool {
+    let members = data.trim_ascii_start().strip_prefix(b"{").map(<[u8]>::trim_ascii_start);
+    let name = members.and_then(|members| members.strip_prefix(b"\""));
+    name.is_some_and(|name| {
+        BARE.iter().any(|count| name.strip_prefix(*count).is_some_and(|rest| rest.starts_with(b"\"")))
     })
 }
 

@@ -54,6 +54,35 @@ fn usage(prompt: u64, completion: u64, cached: impl Into<Option<u64>>) -> Option
     Some(Usage { prompt_tokens: Some(prompt), completion_tokens: Some(completion), cached_tokens: cached.into() })
 }
 
+/// AstrAI's streams: no blank lines, and an event that is nothing but the usage.
+#[test]
+fn events_that_are_nothing_but_usage_are_counted() {
+    let token = r#"{"id":"a","choices":[{"delta":{"content":"\"prompt_tokens\": 9"}}]}"#;
+    for bare in [
+        r#"{"prompt_tokens": 34, "completion_tokens": 4, "total_tokens": 38}"#,
+        r#" { "completion_tokens":4,"details":{"prompt_tokens":1},"prompt_tokens":34}"#,
+        r#"{"total_tokens":38,"prompt_tokens":34,"completion_tokens":4}"#,
+    ] {
+        for end in ["\n", "\n\n", "\r\n\r\n"] {
+            let stream = format!("data: {token}{end}data: {bare}{end}data: [DONE]\n\n");
+            assert_eq!(scan_events(Api::ChatCompletions, &stream).usage(), usage(34, 4, None), "{stream}");
+        }
+    }
+    for other in [
+        // What comes first is no count, so that this is no usage.
+        r#"{"id":"a","prompt_tokens":34,"completion_tokens":4}"#,
+        r#"{"choices":[{"prompt_tokens":34}]}"#,
+        r#"[{"prompt_tokens":34}]"#,
+        r#"{"prompt_tokens_details":{"cached_tokens":1}}"#,
+    ] {
+        for end in ["\n", "\n\n"] {
+            let stream = format!("data: {other}{end}data: [DONE]\n\n");
+            assert_eq!(scan_events(Api::ChatCompletions, &stream).usage(), None, "{stream}");
+        }
+    }
+    assert_eq!(scan_json(r#"{"prompt_tokens":34,"completion_tokens":4}"#).usage(), None, "no stream");
+}
+
 #[test]
 fn real_answers_tell_their_counts() {
     let cases = [
