@@ -38,6 +38,7 @@ use crate::telemetry::metrics::{Metrics, Outcome};
 #[cfg(feature = "otlp")]
 use crate::telemetry::otlp::Otlp;
 use crate::telemetry::pools::{PoolCollector, PoolView, PoolViews};
+use crate::telemetry::pressure::PressureCollector;
 use crate::telemetry::process::ProcessCollector;
 use crate::telemetry::queues::RoomCollector;
 use crate::telemetry::trace::Tracing;
@@ -132,6 +133,8 @@ async fn serve(
     let listeners = Listeners::of(descriptor_limit());
     registry.register_collector(Box::new(ListenerCollector(listeners.clone())));
     metrics.by_name.bound(&file.telemetry.labels);
+    metrics.pressure.bound(&file.telemetry.labels.models);
+    registry.register_collector(Box::new(PressureCollector { pressure: metrics.pressure.clone(), clock }));
     let views = Arc::new(PoolViews::new(clock));
     registry.register_collector(Box::new(PoolCollector(views.clone())));
     let recorder = recorder(record, &file, seed, &mut registry)?;
@@ -247,8 +250,16 @@ fn unrecordable(settings: &Settings) -> Option<&'static str> {
     if any(PoolSettings::reads_redis) {
         return Some("a strategy has `profilesFromRedis`, and what stands in Redis is not recorded");
     }
-    any(|pool| pool.disaggregation.as_ref().is_some_and(|d| d.split.asks(&pool.strategy)))
-        .then_some("a pool has `disaggregation`, and what prefill servers do is not recorded")
+    any(|pool| asks_for_split(pool, pool.strategies()))
+        .then_some("a pool splits requests (`disaggregation`, `pd`), and what prefill servers do is not recorded")
+}
+
+/// Whether requests that one of `strategies` routes may be split.
+fn asks_for_split<'s>(
+    pool: &PoolSettings,
+    mut strategies: impl Iterator<Item = (&'s str, &'s serde_json::Value)>,
+) -> bool {
+    pool.disaggregation.as_ref().is_some_and(|d| strategies.any(|(name, _)| d.split.asks(name)))
 }
 
 /// The recording that is asked for.
@@ -261,6 +272,12 @@ fn recorder(
     let Some(record) = record else { return Ok(None) };
     if let Some(why) = unrecordable(settings) {
         anyhow::bail!("--record can't be had here: {why}");
+    }
+    for pool in settings.pools.iter().filter(|pool| asks_for_split(pool, pool.allowed_strategies())) {
+        tracing::warn!(
+            pool = %pool.name,
+            "requests may name the strategy `pd`; what prefill servers do for them is not recorded (`requestStrategy.allow` of the pool says what they may name)"
+        );
     }
     let recorder = Recorder::start(record, seed, settings.to_json())?;
     recorder.register(registry);

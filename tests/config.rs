@@ -483,6 +483,10 @@ fn what_a_pool_can_not_say_of_itself_is_refused_or_told() {
         let (pool, _) = load(text(limits, "{name: a, flowControl: {enabled: true}}")).unwrap();
         assert_eq!(pool.flow.unwrap().settings.max_bytes, u64::MAX, "{limits}");
     }
+    // The users of `vtc-*` are those of a header: how tenants are found is the process's to say.
+    let (pool, diagnostics) = load(text("", "{name: a, strategy: vtc-fair}")).unwrap();
+    assert_eq!(pool.flow.unwrap().settings.user_header, Some("user"));
+    assert!(diagnostics.iter().any(|d| d.code == Code::TrustsClients && d.message.contains("`vtc-fair`")));
     // Flags that speak of pools speak of these too; those that speak of the process are not looked at.
     let mut flags = sources("own", text("", "{name: a, strategy: random}").as_bytes());
     flags.overrides.strategy = Some("round-robin".into());

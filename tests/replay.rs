@@ -9,6 +9,7 @@ use attache::flow::PoolFlow;
 use attache::flow::ordering::least_work::DEFAULT_MAX_DELAY;
 use attache::flow::registry::{FAIRNESS, ORDERINGS, find};
 use attache::ids::EndpointId;
+use attache::pool::Endpoint;
 use attache::pool::health::HealthPolicy;
 use attache::record::{Decided, Ended, FORMAT, Header, Line};
 use attache::replay::front::FrontConfig;
@@ -21,14 +22,18 @@ use attache::replay::world::{
     Change, Hearing, KvHearing, Observer, Outcome, TimedChange, World, WorldConfig, spec, with_role,
 };
 use attache::replay::{synthetic, trace};
-use attache::scheduling::{Choices, Decider, Scheduler, SplitPolicy, registry};
+use attache::rng::PickRng;
+use attache::scheduling::digest::Digest;
+use attache::scheduling::{
+    Candidate, Choices, Decider, PickContext, Ranking, Scheduler, SplitPolicy, Strategy, registry,
+};
 use attache::sim::engine::EngineConfig;
 use attache::sim::profiles;
 use serde_json::Value;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// What came of a request's asking for its turn.
@@ -150,9 +155,13 @@ impl Plan {
         self
     }
 
-    fn play(&self, policy: &str, mut workload: Box<dyn Workload>) -> (Outcome, Seen) {
+    fn play(&self, policy: &str, workload: Box<dyn Workload>) -> (Outcome, Seen) {
         let (name, parameters) = policy.split_once('=').unwrap_or((policy, "null"));
         let strategy = registry::build(name, &serde_json::from_str::<Value>(parameters).unwrap()).unwrap();
+        self.play_by(name, strategy, workload)
+    }
+
+    fn play_by(&self, name: &str, strategy: Box<dyn Strategy>, mut workload: Box<dyn Workload>) -> (Outcome, Seen) {
         let split = SplitPolicy { decider: self.decider, together: Vec::new(), whole: true };
         let split = Some(split).filter(|_| !self.roles.is_empty());
         let front = FrontConfig {
@@ -568,6 +577,37 @@ fn who_waits_for_a_prompt_is_answered_by_another_when_the_decode_server_has_left
     assert!(saved.clone().count() > 2, "too few waited to tell");
     assert!(saved.clone().all(|s| s.endpoint == Some(2) && s.handover.is_some()), "{:?}", saved.collect::<Vec<_>>());
     assert_eq!(seen.count(Ending::Refused), 0);
+}
+
+/// Places by load, and notes which requests it is told were served elsewhere.
+#[derive(Debug)]
+struct Noting(Box<dyn Strategy>, Arc<Mutex<Vec<(u32, u32)>>>);
+
+impl Strategy for Noting {
+    fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        self.0.rank(cx, candidates, rng, ranking);
+    }
+
+    fn picked(&self, cx: &PickContext<'_>, _: &Endpoint) -> Option<Digest> {
+        Some(Digest::from_slice(&[u64::from(cx.request.prompt_tokens)]))
+    }
+
+    fn moved(&self, _: &str, trail: &Digest, from: EndpointId, to: EndpointId, _: Timestamp) {
+        assert_eq!(trail.len(), 1, "what was noted of the request");
+        self.1.lock().unwrap().push((from.0, to.0));
+    }
+}
+
+#[test]
+fn replay_of_split_requests_notes_the_server_that_served() {
+    let mut plan = Plan::split("8b-h100", 1, 2).by(Decider::Always);
+    plan.hearing.discovery_delay = Duration::ZERO;
+    plan.changes = vec![TimedChange { at: Timestamp(20_000_000_000), change: Change::Lose(1) }];
+    let moved = Arc::default();
+    let strategy = Noting(registry::build("least-request", &Value::Null).unwrap(), Arc::clone(&moved));
+    plan.play_by("noting", Box::new(strategy), made_up("unique:input=20000,output=20,qps=2,seconds=30"));
+    let moved = moved.lock().unwrap();
+    assert!(!moved.is_empty() && moved.iter().all(|way| *way == (1, 2)), "{moved:?}");
 }
 
 #[test]

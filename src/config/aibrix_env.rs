@@ -98,9 +98,9 @@ const REDIS_PASSWORD: &str = "REDIS_PASSWORD";
 /// Redis's own port.
 const DEFAULT_REDIS_PORT: u16 = 6379;
 /// Parameters of the SLO strategies: files with profiles, and whether profiles are read in Redis.
-const PROFILES: &str = "profiles";
+pub(super) const PROFILES: &str = "profiles";
 /// See [`PROFILES`].
-const FROM_REDIS: &str = "profilesFromRedis";
+pub(super) const FROM_REDIS: &str = "profilesFromRedis";
 /// Every other variable of AIBrix's begins so.
 const PREFIX: &str = "AIBRIX_";
 
@@ -323,8 +323,10 @@ pub(super) struct AibrixDefaults {
     pub(super) prefill_timeout: Option<Duration>,
     /// The connector of vLLM's servers.
     pub(super) kv_connector: Option<&'static str>,
-    /// There is a Redis, of the file or of the environment.
-    pub(super) has_redis: bool,
+    /// All strategies decide as in AIBrix.
+    pub(super) is_exact: bool,
+    /// Profiles are read in Redis unless the file says otherwise: AIBrix's variables name one, or there is one and they name the strategy.
+    pub(super) reads_profiles: bool,
     redis: BTreeMap<String, String>,
     parameters: BTreeMap<&'static str, Map<String, Value>>,
 }
@@ -351,6 +353,7 @@ impl AibrixDefaults {
                     if variable == ROUTING_ALGORITHM { ROUTING_ALGORITHM } else { DOCUMENTED_ALGORITHM };
             }
             Meaning::Exact if flag(value)? => {
+                self.is_exact = true;
                 for (strategy, parameter, value) in EXACT {
                     let value = if *value == "true" { Value::from(true) } else { Value::from(*value) };
                     self.parameters.entry(strategy).or_default().entry(*parameter).or_insert(value);
@@ -400,14 +403,11 @@ impl AibrixDefaults {
         };
     }
 
-    /// Tokens in a block, from the variable's characters where blocks hold text (`is_text`) and from its tokens where not. Where the
-    /// environment names the tokenizer (`is_of_env`) and no size, the size that AIBrix recommends for it.
-    pub(super) fn block_size(&self, is_text: bool, is_of_env: bool, sink: &mut Sink) -> Option<u32> {
-        let recommended = || {
-            self.tokenizer().filter(|_| is_of_env)?;
-            Some(if is_text { RECOMMENDED_CHARACTERS } else { RECOMMENDED_TOKENS })
-        };
-        let size = self.block_size.or_else(recommended)?;
+    /// Tokens in a block, from the variable's characters where blocks hold text (`is_text`) and from its tokens where not. Without a size, where
+    /// the pool routes as in AIBrix (`is_aibrix`), the size that AIBrix recommends.
+    pub(super) fn block_size(&self, is_text: bool, is_aibrix: bool, sink: &mut Sink) -> Option<u32> {
+        let recommended = if is_text { RECOMMENDED_CHARACTERS } else { RECOMMENDED_TOKENS };
+        let size = self.block_size.or(Some(recommended).filter(|_| is_aibrix || self.is_exact))?;
         let tokens = if is_text { size.div_ceil(CHARACTERS_PER_TOKEN) } else { size };
         if is_text && tokens * CHARACTERS_PER_TOKEN != size {
             let rounded = tokens * CHARACTERS_PER_TOKEN;
@@ -433,7 +433,7 @@ impl AibrixDefaults {
             other => return other,
         };
         // AIBrix's profiles stand in Redis and nowhere else.
-        if is_slo && self.has_redis && !map.contains_key(PROFILES) && !map.contains_key(FROM_REDIS) {
+        if is_slo && self.reads_profiles && !map.contains_key(PROFILES) && !map.contains_key(FROM_REDIS) {
             map.insert(FROM_REDIS.to_owned(), Value::from(true));
         }
         if map.is_empty() { Value::Null } else { Value::Object(map) }
@@ -555,7 +555,7 @@ mod tests {
     #[test]
     fn blocks_count_in_the_unit_of_the_tokenizer() {
         const TYPE: &str = "AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE";
-        for (variables, is_text, is_of_env, tokens, codes) in [
+        for (variables, is_text, is_aibrix, tokens, codes) in [
             (&[(BLOCK_SIZE, "128")][..], true, false, Some(32), &[][..]),
             (&[(BLOCK_SIZE, "130")], true, false, Some(33), &[Code::Overridden]),
             (&[(BLOCK_SIZE, "16")], false, false, Some(16), &[]),
@@ -563,12 +563,15 @@ mod tests {
             (&[(TYPE, "character")], true, true, Some(32), &[]),
             (&[(TYPE, "tiktoken")], false, true, Some(16), &[]),
             (&[(TYPE, "tiktoken")], true, false, None, &[]),
-            (&[], true, true, None, &[]),
+            (&[], true, true, Some(32), &[]),
+            (&[], true, false, None, &[]),
+            (&[(COMPAT, "true")], true, false, Some(32), &[]),
+            (&[(COMPAT, "true")], false, false, Some(16), &[]),
         ] {
             let (defaults, diagnostics) = read(variables);
             assert!(diagnostics.is_empty());
             let mut sink = Sink::default();
-            assert_eq!(defaults.block_size(is_text, is_of_env, &mut sink), tokens, "{variables:?}");
+            assert_eq!(defaults.block_size(is_text, is_aibrix, &mut sink), tokens, "{variables:?}");
             assert_eq!(sink.diagnostics.iter().map(|d| d.code).collect::<Vec<_>>(), codes, "{variables:?}");
         }
     }

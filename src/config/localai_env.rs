@@ -18,6 +18,10 @@ pub(super) const STRATEGY: &str = "prefix-affinity";
 const PREFIX_CACHE: &str = "LOCALAI_DISTRIBUTED_PREFIX_CACHE";
 /// How long they are remembered.
 const TTL: &str = "LOCALAI_DISTRIBUTED_PREFIX_CACHE_TTL";
+/// The flags for the two, which outrank them.
+const PREFIX_CACHE_FLAG: &str = "--distributed-prefix-cache";
+/// See [`PREFIX_CACHE_FLAG`].
+const TTL_FLAG: &str = "--distributed-prefix-cache-ttl";
 /// Policies of models, as a JSON list.
 const SCHEDULING: &str = "LOCALAI_MODEL_SCHEDULING";
 /// Every variable of LocalAI begins so.
@@ -115,6 +119,23 @@ impl LocalaiEnv {
         }
     }
 
+    /// Warns where `parameters` of the strategy say something else than a variable or flag: the file outranks both.
+    pub(super) fn tell_overridden(&self, pool: &str, parameters: &Value, sink: &mut Sink) {
+        let (mut asked, mut unheard) = (AibrixDefaults::default(), Sink::default());
+        self.read(&mut asked, &mut unheard);
+        let asked = asked.parameters(STRATEGY, Value::Null);
+        for (name, key) in [(PREFIX_CACHE, "routePolicy"), (TTL, "ttlSeconds")] {
+            let Some(value) = asked.get(key) else { continue };
+            let held = parameters.get(key).filter(|held| *held != value);
+            let Some(held) = held else { continue };
+            let flag = if name == TTL { TTL_FLAG } else { PREFIX_CACHE_FLAG };
+            let message = format!(
+                "`{name}` (`{flag}`) has no effect on the pool `{pool}`: the file says `{key}: {held}`, not `{value}`"
+            );
+            sink.push(Diagnostic::new(Code::Overridden, name, message));
+        }
+    }
+
     /// Warns of variables that speak of a strategy which no pool has.
     pub(super) fn tell_unused(&self, sink: &mut Sink) {
         for name in [PREFIX_CACHE, TTL, SCHEDULING].into_iter().filter(|name| self.set(name).is_some()) {
@@ -167,6 +188,21 @@ mod tests {
             assert_eq!(read(&[(name, "1")]).1, [format!("{} {name}", Code::NoEffect.as_str())]);
         }
         assert_eq!(read(&[("LOCALAI_THREADS", "4")]).1.len(), 1);
+    }
+
+    #[test]
+    fn what_the_file_outranks_is_told_of() {
+        let env = LocalaiEnv::of([(TTL.to_owned(), "2m".to_owned())]).with_flags(Some("true"), None);
+        let told = |parameters| {
+            let mut sink = Sink::default();
+            env.tell_overridden("a", &parameters, &mut sink);
+            sink.diagnostics.into_iter().map(|d| d.message).collect::<Vec<_>>()
+        };
+        let held = json!({"routePolicy": "prefix_cache", "ttlSeconds": 120});
+        assert_eq!((told(held), told(Value::Null)), (vec![], vec![]));
+        let said = told(json!({"routePolicy": "round_robin", "ttlSeconds": 60}));
+        assert_eq!(said.len(), 2);
+        assert!(said[1].contains(TTL_FLAG) && said[1].contains("`ttlSeconds: 60`, not `120`"), "{said:?}");
     }
 
     #[test]

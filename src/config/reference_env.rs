@@ -8,22 +8,21 @@ use super::decode::Sink;
 use super::diagnostic::{Code, Diagnostic};
 use std::collections::BTreeMap;
 
-/// Whatever begins so is another picker's.
-const PREFIXES: [(&str, &str); 8] = [
+/// Whatever begins so is another picker's. `LATENCY_` and `SD_` are not here: other programs' variables begin so too, and those of pickers are
+/// among [`VARIABLES`].
+const PREFIXES: [(&str, &str); 6] = [
     ("ENABLE_EXPERIMENTAL_", "GIE"),
     ("EPP_", "GIE"),
     ("GIE_", "GIE"),
-    ("LATENCY_", "llm-d"),
     ("LLMD_", "llm-d"),
     ("LLM_D_", "llm-d"),
     ("NEUTREE_", "Neutree"),
-    ("SD_", "GIE"),
 ];
 /// The predictor's parameters, which `predicted-latency` learns by itself.
 const LEARNED: &str = "the strategy `predicted-latency` learns inside the picker, without a server of its own";
 
 /// Each variable, the values that ask for nothing else than what is done anyway, and what is there in its place.
-const VARIABLES: [(&str, &[&str], &str); 10] = [
+const VARIABLES: [(&str, &[&str], &str); 19] = [
     ("ENABLE_EXPERIMENTAL_DATALAYER_V2", &["false"], "there is one way to read metrics, and nothing to switch"),
     (
         "ENABLE_EXPERIMENTAL_FLOW_CONTROL_LAYER",
@@ -47,6 +46,15 @@ const VARIABLES: [(&str, &[&str], &str); 10] = [
         &[],
         "`queueDepthThreshold` of the detector `utilization-detector` (`flowControl.detector`) says it",
     ),
+    ("LATENCY_COALESCE_WINDOW_MS", &[], LEARNED),
+    ("LATENCY_FLUSH_INTERVAL_SEC", &[], LEARNED),
+    ("LATENCY_HTTP_TIMEOUT_SEC", &[], LEARNED),
+    ("LATENCY_MAX_BULK_SIZE", &[], LEARNED),
+    ("LATENCY_MAX_COALESCED_ROWS", &[], LEARNED),
+    ("LATENCY_MAX_CONCURRENT_DISPATCHES", &[], LEARNED),
+    ("LATENCY_MAX_SAMPLE_SIZE", &[], LEARNED),
+    ("LATENCY_METRICS_INTERVAL_SEC", &[], LEARNED),
+    ("LATENCY_USE_NATIVE_XGBOOST", &[], LEARNED),
     ("PREDICTION_SERVER_URL", &[], LEARNED),
     ("TRAINING_SERVER_URL", &[], LEARNED),
     ("DYNAMIC_LORA_ROLLOUT_CONFIG", &[], "adapters are loaded by servers, and found by their metrics"),
@@ -104,7 +112,8 @@ mod tests {
         }
         let as_it_is = [("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"), ("OTEL_TRACES_EXPORTER", "otlp")];
         assert!(told(&as_it_is).is_empty());
-        assert!(told(&[("HOME", "/root"), ("PATH", "/bin")]).is_empty(), "nobody's business");
+        let others = [("HOME", "/root"), ("PATH", "/bin"), ("SD_MODEL", "xl"), ("LATENCY_TARGET_MS", "50")];
+        assert!(told(&others).is_empty(), "another program's");
     }
 
     #[test]

@@ -272,6 +272,20 @@ impl PoolSettings {
         Ok(scheduler.splitting(self.disaggregation.as_ref().map(|d| d.split.clone())))
     }
 
+    /// The names and parameters of its own strategy and of those of its rules.
+    pub fn strategies(&self) -> impl Iterator<Item = (&str, &serde_json::Value)> {
+        let rules = self.rules.iter().flat_map(|rule| {
+            let profiles = rule.profiles.iter().map(|profile| &profile.strategy);
+            rule.strategy.iter().chain(profiles).map(|spec| (&*spec.name, &spec.parameters))
+        });
+        std::iter::once((&*self.strategy, &self.strategy_parameters)).chain(rules)
+    }
+
+    /// The names and parameters of the strategies that requests may name.
+    pub fn allowed_strategies(&self) -> impl Iterator<Item = (&str, &serde_json::Value)> {
+        self.by_request.iter().flat_map(|spec| &spec.allowed).map(|spec| (&*spec.name, &spec.parameters))
+    }
+
     /// Whether a strategy of it reads SLO profiles in Redis.
     #[must_use]
     pub fn reads_redis(&self) -> bool {

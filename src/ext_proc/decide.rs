@@ -28,6 +28,7 @@ use crate::prefix::learning::Lesson;
 use crate::protocol::{Api, BodyFormat, Request};
 use crate::record::{Booked, Decided};
 use crate::rng::PickRng;
+use crate::scheduling::choice::DEFAULT_STRATEGY_HEADER;
 use crate::scheduling::plugin::Headers;
 use crate::scheduling::router::RouteFacts;
 use crate::scheduling::scheduler::{Explain, Subset};
@@ -261,8 +262,10 @@ pub fn decide(
         waited: if q.has_turn { q.now.since(q.opened) } else { Duration::ZERO },
         digests: notes.as_ref().map(|n| &n.digests),
     };
-    let Chosen { choice, profile, filter, ignored_header } = pool.scheduler.choices.choose(&facts)?;
-    ignored_header.into_iter().for_each(|header| report_ignored(pool, header));
+    let Chosen { choice, profile, filter } = pool.scheduler.choices.choose(&facts)?;
+    if q.head.names_strategy() && pool.scheduler.choices.report_ignored() {
+        report_ignored(pool, DEFAULT_STRATEGY_HEADER);
+    }
     let answers = request.as_ref().map_or(1, Request::answers);
     // On an unknown path `unknownPathTokens` stands for the prompt too.
     let booked = RequestFacts { prompt_tokens: if q.api == Api::Other { 0 } else { load }, ..facts };
@@ -289,7 +292,8 @@ pub fn decide(
     let queues = before_pool.filter(|_| asks);
     let named = || q.head.fairness_id().or_else(|| q.head.first_of(&live.exchange.session_headers));
     let trusted = || named().filter(|_| live.exchange.trust_client_headers);
-    let flow = q.head.tenant().or(trusted).or_else(|| flow_of_model(pool, asked.map(|m| &*m.name)));
+    let user = || before_pool.and_then(|queues| queues.user(q.head));
+    let flow = q.head.tenant().or(|| trusted().or_else(user)).or_else(|| flow_of_model(pool, asked.map(|m| &*m.name)));
     let case = Case {
         picker,
         live,
@@ -424,7 +428,7 @@ pub fn decide(
         picker.metrics.degraded(Degraded::Lacking(signal));
     }
     if let (true, Some(metrics)) = (decision.diverted, live.pool_metrics.get(position)) {
-        metrics.diverted.inc();
+        metrics.diverted(&target, q.now);
     }
     if pool.rules.is_stale() {
         picker.metrics.degraded(Degraded::DiscoveryStale);

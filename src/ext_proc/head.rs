@@ -3,6 +3,7 @@
 use super::hints::{RANK_HEADER, SOURCE_HEADER};
 use super::tenant::Tenant;
 use crate::pool::health::ClientSlot;
+use crate::scheduling::choice::DEFAULT_STRATEGY_HEADER;
 use crate::scheduling::plugin::HeaderSource;
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
 use smallvec::SmallVec;
@@ -38,7 +39,7 @@ const RESERVED: &[(&str, Reserved)] = &[
     // Makes vLLM tell its load to the client.
     ("endpoint-load-metrics-format", Reserved::Untrusted),
     // AIBrix.
-    ("routing-strategy", Reserved::Untrusted),
+    (DEFAULT_STRATEGY_HEADER, Reserved::Untrusted),
     ("target-pod", Reserved::Untrusted),
     ("test-epp-endpoint-selection", Reserved::Always),
     ("x-conformance-test-served-endpoint", Reserved::Always),
@@ -305,6 +306,12 @@ impl Head {
         self.bytes
     }
 
+    /// Whether the request has [`DEFAULT_STRATEGY_HEADER`], which was seen when its headers were read.
+    #[must_use]
+    pub fn names_strategy(&self) -> bool {
+        self.reserved.iter().any(|(name, _)| *name == DEFAULT_STRATEGY_HEADER)
+    }
+
     /// Headers of the request that must not reach a server, of a client that is `trusted` or not.
     pub fn reserved(&self, trusted: bool) -> impl Iterator<Item = &'static str> {
         self.reserved.iter().filter(move |(_, who)| !trusted || *who == Reserved::Always).map(|(name, _)| *name)
@@ -351,6 +358,7 @@ mod tests {
             let head = read(&[(name, "a"), ("x-session-id", "mine"), (name, "b")]);
             assert_eq!(head.reserved(false).collect::<Vec<_>>(), [*name]);
             assert_eq!(head.reserved(true).count(), usize::from(*who == Reserved::Always), "{name}");
+            assert_eq!(head.names_strategy(), *name == "routing-strategy", "{name}");
         }
     }
 

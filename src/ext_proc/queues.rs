@@ -5,6 +5,7 @@
 
 use super::deadline::{self, Due};
 use super::decide::Question;
+use super::head::Head;
 use crate::clock::{Clock, Timestamp};
 use crate::error::{Reason, RequestError};
 #[cfg(test)]
@@ -153,7 +154,8 @@ impl Queues {
         let same_policies = self.health == *health && self.split.as_ref() == split;
         let same_pool = Arc::ptr_eq(&self.store, store) && same_policies && self.stale_after == stale_after;
         let room = |flow: &PoolFlow| flow.settings.shared.as_ref().map(Arc::as_ptr);
-        self.flow.said == flow.said && room(&self.flow) == room(flow) && same_pool
+        let same_users = self.flow.settings.user_header == flow.settings.user_header;
+        self.flow.said == flow.said && room(&self.flow) == room(flow) && same_users && same_pool
     }
 
     /// How long a request of `flow` that can't wait for long would wait for its turn, as far as that is known.
@@ -231,6 +233,13 @@ impl Queues {
     #[must_use]
     pub fn hold_requests(&self) -> bool {
         self.flow.settings.queue
+    }
+
+    /// Whose request it is, by the header of the pool's own configuration.
+    #[must_use]
+    pub fn user<'h>(&self, head: &'h Head) -> Option<&'h str> {
+        let user = head.get(self.flow.settings.user_header?)?.trim();
+        Some(user).filter(|user| !user.is_empty())
     }
 
     /// Lets a request pass that never waits, unless it is sheddable and the pool is saturated, or an admitter refuses it.

@@ -96,6 +96,8 @@ pub struct Settings {
     pub flow_idle: Duration,
     /// Flows that are told apart in a band.
     pub max_flows: usize,
+    /// The header that names a request's flow where the process's configuration does not say how tenants are found.
+    pub user_header: Option<&'static str>,
 }
 
 impl Default for Settings {
@@ -115,6 +117,7 @@ impl Default for Settings {
             evict_running: EvictRunning::default(),
             flow_idle: DEFAULT_FLOW_IDLE,
             max_flows: DEFAULT_MAX_FLOWS,
+            user_header: None,
         }
     }
 }

@@ -191,7 +191,8 @@ impl Front {
             let booking = Some(Box::new(book(first, split.prefill_cached, false, 0.0, prefill_lesson)));
             let bounds = self.config.patience.bounds;
             let prefilling = Prefilling::begin(split.prefill, booking, split.probe, bounds, now);
-            Some(Legs { prefilling, foretold: prefill_foretold, decision })
+            let strategy = choice.strategy.clone();
+            Some(Legs { prefilling, foretold: prefill_foretold, decision, strategy })
         });
         Ok(Sent { booking, foretold, legs, passage: None, contents, echo, probe })
     }

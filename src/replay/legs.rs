@@ -12,7 +12,8 @@ use crate::error::RequestError;
 use crate::pool::Endpoint;
 use crate::protocol::Usage;
 use crate::rng;
-use crate::scheduling::{Decision, Dispatch, PickContext};
+use crate::scheduling::{Decision, Dispatch, PickContext, Strategy};
+use std::sync::Arc;
 
 /// How long prefill servers are waited for, and what becomes of a request whose prompt none has computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +39,8 @@ pub(super) struct Legs {
     pub(super) foretold: u32,
     /// Who is to answer, and who might in its place.
     pub(super) decision: Decision,
+    /// What decided, and may have noted the request.
+    pub(super) strategy: Arc<dyn Strategy>,
 }
 
 /// What a request whose prompt was to be computed has come to.
@@ -94,7 +97,7 @@ impl Front {
         request: &Request,
         base: &str,
         sent: &mut Sent,
-        decision: &mut Decision,
+        legs: &mut Legs,
         prefill: Option<&Endpoint>,
         now: Timestamp,
     ) -> Result<(), RequestError> {
@@ -106,8 +109,13 @@ impl Front {
             *sequence += 1;
             rng::for_request(seed, *sequence - 1)
         };
+        let Legs { decision, strategy, .. } = legs;
         if let Some(server) = self.config.scheduler.renew(decision, &cx, None, prefill, rng)? {
+            let first = sent.booking.endpoint().id;
             sent.booking.move_to(&server, now);
+            if let Some(trail) = &decision.trail {
+                strategy.moved(facts.model, trail, first, server.id, now);
+            }
         }
         sent.probe = decision.probe;
         let how = prefill.map_or(Dispatch::Whole, |server| Dispatch::Arrives(server, 0.0));

@@ -119,8 +119,6 @@ pub struct Chosen<'a> {
     pub profile: Option<Arc<str>>,
     /// The endpoints that the request allows.
     pub filter: Option<LabelSelector<'a>>,
-    /// The header by which the request names a strategy, where no request may name one. Only the first request reports it.
-    pub ignored_header: Option<&'static str>,
 }
 
 /// The strategies of a pool.
@@ -132,8 +130,8 @@ pub struct Choices {
     other_models: Option<Arc<Rule>>,
     by_request: Option<ByRequest>,
     built: Shelf,
-    /// An ignored header was reported.
-    reported: AtomicBool,
+    /// No request may name a strategy, and that one tried to is not reported so far.
+    may_report: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -167,8 +165,8 @@ impl Choices {
     pub fn only(name: impl Into<Arc<str>>, strategy: Box<dyn Strategy>) -> Self {
         let default = Choice { name: name.into(), strategy: strategy.into() };
         let built = Shelf::default();
-        let reported = AtomicBool::new(false);
-        Self { default, by_model: BTreeMap::new(), other_models: None, by_request: None, built, reported }
+        let may_report = AtomicBool::new(true);
+        Self { default, by_model: BTreeMap::new(), other_models: None, by_request: None, built, may_report }
     }
 
     /// Builds what a configuration says. Equal names with equal parameters become one strategy with one memory, that of `previous` where it
@@ -195,7 +193,8 @@ impl Choices {
         }
         let by_request = by_request.map(|spec| ByRequest::build(spec, &mut shelf)).transpose()?;
         shelf.kept.clear();
-        Ok(Self { default, by_model, other_models, by_request, built: shelf, reported: AtomicBool::new(false) })
+        let may_report = AtomicBool::new(by_request.as_ref().is_none_or(|r| r.allowed.is_empty()));
+        Ok(Self { default, by_model, other_models, by_request, built: shelf, may_report })
     }
 
     /// All strategies that requests can come to.
@@ -228,8 +227,7 @@ impl Choices {
     pub fn choose<'a>(&self, facts: &RequestFacts<'a>) -> Result<Chosen<'a>, RequestError> {
         let rule = self.by_model.get(facts.model).or(self.other_models.as_ref());
         let filter = self.by_request.as_ref().map(|r| r.filter(facts)).transpose()?.flatten();
-        let ignored_header = self.ignored_header(facts);
-        let chosen = |choice: &Choice, profile| Ok(Chosen { choice: choice.clone(), profile, filter, ignored_header });
+        let chosen = |choice: &Choice, profile| Ok(Chosen { choice: choice.clone(), profile, filter });
         let of_rule = rule.and_then(|r| r.strategy.as_ref());
         if let Some(locked) = of_rule.filter(|_| rule.is_some_and(|r| r.locked)) {
             return chosen(locked, None);
@@ -248,11 +246,10 @@ impl Choices {
         }
     }
 
-    /// The usual header for a strategy, if the request has it, no request may name a strategy, and nobody was told so far.
-    fn ignored_header(&self, facts: &RequestFacts<'_>) -> Option<&'static str> {
-        let may_name = self.by_request.as_ref().is_some_and(|r| !r.allowed.is_empty());
-        let is_news = !may_name && !self.reported.load(Relaxed) && facts.headers.get(DEFAULT_STRATEGY_HEADER).is_some();
-        (is_news && !self.reported.swap(true, Relaxed)).then_some(DEFAULT_STRATEGY_HEADER)
+    /// Whether to report that a request has [`DEFAULT_STRATEGY_HEADER`]: no request may name a strategy, and it is the first that does.
+    #[must_use]
+    pub fn report_ignored(&self) -> bool {
+        self.may_report.load(Relaxed) && self.may_report.swap(false, Relaxed)
     }
 }
 

@@ -26,7 +26,7 @@ pub mod scorer;
 pub mod selector;
 pub mod split;
 pub mod strategy;
-mod window;
+pub mod window;
 
 pub use booking::{Booking, Dispatch, Order};
 pub use candidates::Candidate;

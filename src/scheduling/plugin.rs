@@ -255,11 +255,9 @@ pub trait Strategy: Send + Sync + Debug {
         Roles::DECODE
     }
 
-    /// The request goes to `endpoint`: what the algorithm remembers of its decisions, it notes here. Not called for previews.
-    fn picked(&self, _: &PickContext<'_>, _: &Endpoint) {}
-
-    /// What the algorithm would note of the request, for [`Strategy::moved`]; `None` when that is nothing.
-    fn trail(&self, _: &PickContext<'_>) -> Option<Digest> {
+    /// The request goes to `endpoint`: what the algorithm remembers of its decisions, it notes here, and returns what [`Strategy::moved`] needs
+    /// of it. Not called for previews.
+    fn picked(&self, _: &PickContext<'_>, _: &Endpoint) -> Option<Digest> {
         None
     }
 

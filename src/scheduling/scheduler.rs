@@ -141,8 +141,7 @@ impl Scheduler {
     ) -> Result<Decision, RequestError> {
         let mut decision = self.rank(strategy, cx, subset, explain, rng)?;
         if let Some(first) = decision.picks.first() {
-            strategy.picked(cx, first);
-            decision.trail = strategy.trail(cx).map(Box::new);
+            decision.trail = strategy.picked(cx, first).map(Box::new);
         }
         if let Some(prefill) = decision.split.as_ref().and_then(|split| split.prefill.first()) {
             strategy.picked_prefill(cx, prefill);

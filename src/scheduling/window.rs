@@ -1,7 +1,7 @@
 //! Sums over a sliding window of time, in bounded memory: what strategies remember of the last minutes.
 //!
-//! Time is cut into [`SLOTS`] slots a window, so that a sum forgets an amount at most one slot late. Used by `vtc-basic` and
-//! `prefix-cache-preble`.
+//! Time is cut into [`SLOTS`] slots a window, so that a sum forgets an amount at most one slot late. Used by `vtc-basic`,
+//! `prefix-cache-preble` and the metric of pressure.
 
 use crate::clock::Timestamp;
 use std::collections::VecDeque;
@@ -12,26 +12,28 @@ const SLOTS: u64 = 60;
 
 /// How long a window is.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Window {
+pub struct Window {
     slot_nanos: u64,
 }
 
 impl Window {
     /// A window of `length`.
-    pub(super) fn new(length: Duration) -> Self {
+    #[must_use]
+    pub fn new(length: Duration) -> Self {
         let nanos = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX);
         Self { slot_nanos: (nanos / SLOTS).max(1) }
     }
 
     /// The slot that `now` lies in.
-    pub(super) fn slot(self, now: Timestamp) -> u64 {
+    #[must_use]
+    pub fn slot(self, now: Timestamp) -> u64 {
         now.0 / self.slot_nanos
     }
 }
 
 /// One sum.
 #[derive(Debug, Default)]
-pub(super) struct SlidingSum {
+pub struct SlidingSum {
     /// Slots that hold something, oldest first.
     slots: VecDeque<(u64, u64)>,
     total: u64,
@@ -39,7 +41,7 @@ pub(super) struct SlidingSum {
 
 impl SlidingSum {
     /// Adds `amount` in the slot of now. A clock that seems to step back adds to the newest slot.
-    pub(super) fn add(&mut self, slot: u64, amount: u64) {
+    pub fn add(&mut self, slot: u64, amount: u64) {
         self.total = self.total.saturating_add(amount);
         match self.slots.back_mut() {
             Some((newest, held)) if *newest >= slot => *held = held.saturating_add(amount),
@@ -48,7 +50,7 @@ impl SlidingSum {
     }
 
     /// Forgets what lies more than a window before `slot`.
-    pub(super) fn expire(&mut self, slot: u64) {
+    pub fn expire(&mut self, slot: u64) {
         while self.expires().is_some_and(|at| at <= slot) {
             if let Some((_, amount)) = self.slots.pop_front() {
                 self.total = self.total.saturating_sub(amount);
@@ -57,12 +59,14 @@ impl SlidingSum {
     }
 
     /// The slot in which the oldest part is forgotten; `None` when nothing is held.
-    pub(super) fn expires(&self) -> Option<u64> {
+    #[must_use]
+    pub fn expires(&self) -> Option<u64> {
         self.slots.front().map(|(slot, _)| slot + SLOTS)
     }
 
     /// The sum, as of the last call that changed it.
-    pub(super) fn total(&self) -> u64 {
+    #[must_use]
+    pub fn total(&self) -> u64 {
         self.total
     }
 }

@@ -5,8 +5,10 @@
 
 use super::by_name::{ByName, ByNameCollector};
 use super::deadlines::{DeadlineFamily, DeadlineMetrics};
+use super::pressure::{self, Models, Pressure};
 use super::queues::{QueueFamilies, QueueMetrics};
 use super::redis::RedisMetrics;
+use crate::clock::Timestamp;
 use crate::disagg::Failure;
 use crate::error::Reason;
 use crate::pool::health::Verdict;
@@ -268,6 +270,8 @@ pub struct Metrics {
     deadlines: DeadlineFamily,
     /// What models and tenants had.
     pub by_name: Arc<ByName>,
+    /// By pool and model, what [`PressureCollector`](pressure::PressureCollector) shows.
+    pub pressure: Arc<Pressure>,
     /// What is kept in Redis.
     pub redis: RedisMetrics,
 }
@@ -365,6 +369,7 @@ impl Metrics {
             queues: QueueFamilies::register(registry),
             deadlines: DeadlineFamily::register(registry),
             by_name: Arc::default(),
+            pressure: Arc::default(),
             redis: RedisMetrics::register(registry),
         };
         registry.register_collector(Box::new(ByNameCollector(metrics.by_name.clone())));
@@ -499,6 +504,7 @@ impl Metrics {
             cached_tokens: self.cached_tokens.get_or_create_owned(&label),
             completion_tokens: self.completion_tokens.get_or_create_owned(&label),
             diverted: self.diverted.get_or_create_owned(&label),
+            pressure: self.pressure.pool(name),
             splits: SplitOutcome::ALL.map(|outcome| {
                 self.splits.get_or_create_owned(&PoolCourseLabel { pool: name.to_owned(), course: outcome.label() })
             }),
@@ -526,6 +532,7 @@ impl Metrics {
         for counters in [&self.prompt_tokens, &self.cached_tokens, &self.completion_tokens, &self.diverted] {
             counters.remove(&label);
         }
+        self.pressure.forget(pool);
         self.queues.forget(pool);
         self.deadlines.forget(pool);
     }
@@ -548,8 +555,8 @@ pub struct PoolMetrics {
     pub cached_tokens: Counter,
     /// Tokens generated.
     pub completion_tokens: Counter,
-    /// Requests that load alone kept from the endpoint that their prompts belong to.
-    pub diverted: Counter,
+    diverted: Counter,
+    pressure: Arc<Models>,
     splits: [Counter; 4],
     prefill_seconds: Histogram,
     /// Requests with a deadline.
@@ -562,6 +569,19 @@ impl PoolMetrics {
         if let Some(counter) = SplitOutcome::ALL.iter().position(|o| *o == outcome).and_then(|i| self.splits.get(i)) {
             counter.inc();
         }
+    }
+
+    /// Load alone keeps a request for `model` from the endpoint that its prompt belongs to.
+    pub fn diverted(&self, model: &str, now: Timestamp) {
+        self.diverted.inc();
+        pressure::diverted(&self.pressure, model, now);
+    }
+
+    /// Requests of which [`PoolMetrics::diverted`] was told.
+    #[cfg(test)]
+    #[must_use]
+    pub fn all_diverted(&self) -> u64 {
+        self.diverted.get()
     }
 
     /// A prompt was computed elsewhere.

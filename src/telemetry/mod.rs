@@ -11,6 +11,7 @@ pub mod names;
 #[cfg(feature = "otlp")]
 pub mod otlp;
 pub mod pools;
+pub mod pressure;
 pub mod process;
 pub mod queues;
 pub mod redis;

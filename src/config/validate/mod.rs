@@ -22,7 +22,7 @@ use super::diagnostic::{At, Code, Diagnostic, Span};
 use super::schema::{self, File, LogFormat, Opt};
 use super::settings::{ExchangeSettings, ExplainSettings, ReportUsage, ServerSettings, Settings, TelemetrySettings};
 use super::units::show_duration;
-use super::{Overrides, Surroundings};
+use super::{Overrides, Surroundings, localai_env};
 use crate::limits::{Limits, client_share};
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,10 +35,14 @@ pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings
     let mut exchange = self::exchange(exchange, flags, sink);
     let mut env = flags.aibrix.read(sink);
     flags.localai.read(&mut env, sink);
-    let of_env = if redis.is_none() { slo::redis(&env) } else { None };
-    let redis_at = redis.as_ref().map(|at| at.span).or(of_env.as_ref().map(|_| Span::default()));
-    let redis = redis.and_then(|file| tenants::redis(file, sink)).or(of_env);
-    env.has_redis = redis.is_some();
+    let of_env = slo::redis(&env);
+    let file_redis_at = redis.as_ref().map(|at| at.span);
+    let redis_at = file_redis_at.or(of_env.as_ref().map(|_| Span::default()));
+    env.reads_profiles = of_env.is_some() || file_redis_at.is_some() && env.strategy.is_some() && !env.is_others;
+    let redis = match redis {
+        Some(file) => tenants::redis(file, sink),
+        None => of_env,
+    };
     if exchange.tenant.is_none() {
         let files = pools.iter().flat_map(|at| &at.value);
         let mut names: Vec<&str> = files.map(|at| queued::strategy_of(&at.value, flags, &env)).collect();
@@ -56,7 +60,7 @@ pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings
     let mut model_policies = policies::policies(model_policies, sink);
     flags.localai.policies(&mut model_policies, sink);
     let (pools, templates) = pools::pools(pools, limits.max_buffered_bytes, flags, &env, sink);
-    let settings = Settings {
+    let mut settings = Settings {
         server: self::server(server, flags, surroundings, sink),
         telemetry: self::telemetry(telemetry, flags, surroundings, sink),
         exchange,
@@ -68,6 +72,10 @@ pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings
         templates,
         limits,
     };
+    for pool in settings.pools.iter().chain(settings.templates.iter().map(|template| &template.pool)) {
+        let affine = pool.strategies().filter(|(name, _)| *name == localai_env::STRATEGY);
+        affine.for_each(|(_, parameters)| flags.localai.tell_overridden(&pool.name, parameters, sink));
+    }
     if !policies::are_used(&settings) {
         policies::tell_unused(policies_at, sink);
         flags.localai.tell_unused(sink);
@@ -79,13 +87,17 @@ pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings
             sink.push(Diagnostic::new(Code::NoEffect, format!("server.{key}"), message).at(at.span));
         }
     }
-    tenants::who_reads(
-        redis_at,
-        [settings.tenants.as_ref(), settings.models.as_ref()],
-        settings.pools.iter().chain(settings.templates.iter().map(|template| &template.pool)),
-        &strategies,
-        sink,
-    );
+    let all_pools = || settings.pools.iter().chain(settings.templates.iter().map(|template| &template.pool));
+    slo::tell(all_pools(), &strategies, redis_at.is_some(), sink);
+    let limits = [settings.tenants.as_ref(), settings.models.as_ref()];
+    let is_read = tenants::who_reads(redis_at, limits, all_pools(), &strategies, sink);
+    if !is_read {
+        match file_redis_at {
+            Some(span) => tenants::tell_unread(span, sink),
+            // AIBrix's variables are set for its other strategies too.
+            None => settings.redis = None,
+        }
+    }
     settings
 }
 

@@ -41,14 +41,7 @@ pub(super) fn policies(file: Opt<Vec<At<schema::ModelPolicy>>>, sink: &mut Sink)
 /// Whether requests of some pool can come to the strategy that reads policies.
 pub(super) fn are_used(settings: &Settings) -> bool {
     let pools = settings.pools.iter().chain(settings.templates.iter().map(|template| &template.pool));
-    let mut reached = pools.flat_map(|pool| {
-        let rules = pool.rules.iter().flat_map(|rule| {
-            let profiles = rule.profiles.iter().map(|profile| &profile.strategy);
-            rule.strategy.iter().chain(profiles).map(|strategy| (&strategy.name, &strategy.parameters))
-        });
-        let allowed = pool.by_request.iter().flat_map(|r| &r.allowed).map(|s| (&s.name, &s.parameters));
-        std::iter::once((&pool.strategy, &pool.strategy_parameters)).chain(rules).chain(allowed)
-    });
+    let mut reached = pools.flat_map(|pool| pool.strategies().chain(pool.allowed_strategies()));
     // `fallback` names its parts in its parameters.
     reached
         .any(|(name, parameters)| name == STRATEGY || name == "fallback" && parameters.to_string().contains(STRATEGY))

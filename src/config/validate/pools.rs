@@ -84,6 +84,8 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
         Some(file) => flow::flow(&file.value, flow::Room::unknown(), "pools[0].flowControl", sink),
         None => flow::shedding(flow::Room::unknown(), sink).filter(|_| flags.kubernetes.any()),
     };
+    let flow = queued::of_users(flow, &strategy.name, flags);
+    let is_aibrix = of_env || strategies::is_exact_prefix_cache(&strategy);
     let pool = PoolSettings {
         name: flags.kubernetes.pool_name.as_deref().unwrap_or(DEFAULT_POOL).into(),
         matches: PoolMatch::default(),
@@ -102,7 +104,7 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
         kubernetes,
         scrape: scrape(&schema::Scrape::default(), "pools[0].scrape", flags, sink),
         health: HealthPolicy::default(),
-        prefix: prefix::prefix(schema::PrefixCache::default(), "pools[0].prefixCache", env, sink),
+        prefix: prefix::prefix(schema::PrefixCache::default(), "pools[0].prefixCache", is_aibrix, env, sink),
         disaggregation: split,
         flow,
         deadline_admission: false,
@@ -196,6 +198,8 @@ fn pool(
         Some(at) => flow::flow(&at.value, room, &format!("{path}.flowControl"), sink),
         None => flow::shedding(room, sink).filter(|_| of_cluster),
     };
+    let flow = queued::of_users(flow, &strategy.name, flags);
+    let is_aibrix = of_env || strategies::is_exact_prefix_cache(&strategy);
     let settings = PoolSettings {
         name: pool.name.value.as_str().into(),
         matches,
@@ -217,6 +221,7 @@ fn pool(
         prefix: prefix::prefix(
             pool.prefix_cache.map(|at| at.value).unwrap_or_default(),
             &format!("{path}.prefixCache"),
+            is_aibrix,
             env,
             sink,
         ),

@@ -15,10 +15,16 @@ use crate::prefix::index::LEAST_SHARE;
 use crate::prompt::tiktoken::Encoding;
 use std::time::Duration;
 
-/// The section, checked.
-pub(super) fn prefix(file: schema::PrefixCache, path: &str, env: &AibrixDefaults, sink: &mut Sink) -> PrefixSettings {
+/// The section, checked. `is_aibrix`: the pool's strategy is named by AIBrix's variable, or decides as in AIBrix.
+pub(super) fn prefix(
+    file: schema::PrefixCache,
+    path: &str,
+    is_aibrix: bool,
+    env: &AibrixDefaults,
+    sink: &mut Sink,
+) -> PrefixSettings {
     let of_env = env.tokenizer().map(schema::Tokenizer::plain);
-    let is_of_env = file.tokenizer.is_none();
+    let is_aibrix = is_aibrix || file.tokenizer.is_none() && of_env.is_some();
     let tokenizer = file.tokenizer.map(|at| at.value).or(of_env);
     let tokenizer = tokenizer.map_or(TokenizerSettings::Characters, |file| self::tokenizer(file, path, env, sink));
     if !matches!(tokenizer, TokenizerSettings::Remote(_)) {
@@ -63,7 +69,7 @@ pub(super) fn prefix(file: schema::PrefixCache, path: &str, env: &AibrixDefaults
     // Where engines tell, blocks are as large as theirs.
     let of_engines = file.block_size.is_none() && kv_events.is_some();
     let is_text = tokenizer == TokenizerSettings::Characters;
-    let of_env = if file.block_size.is_none() { env.block_size(is_text, is_of_env, sink) } else { None };
+    let of_env = if file.block_size.is_none() { env.block_size(is_text, is_aibrix, sink) } else { None };
     let block_size = given(file.block_size, of_env.unwrap_or(DEFAULT_BLOCK_SIZE));
     if let Some(at) = file.max_blocks.filter(|at| at.value == 0) {
         sink.out_of_range(at.span, &format!("{path}.maxBlocks"), at.value, "1 or more");

@@ -11,6 +11,7 @@ use crate::config::decode::Sink;
 use crate::config::diagnostic::{At, Code, Diagnostic, Span};
 use crate::config::schema::{self, Opt};
 use crate::config::settings::{TenantRule, TenantSource};
+use crate::flow::{PoolFlow, Settings};
 use crate::scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
 use crate::scheduling::strategy::{vtc_queue, weighted};
 
@@ -68,6 +69,14 @@ pub(super) fn complete(
         None => band.value.fairness = implied.default_band.and_then(|band| band.value.fairness),
     }
     Some(At { value: file, span })
+}
+
+/// The queue of a pool, fair to AIBrix's users where the strategy `name` needs that and the configuration is the pool's own: it can't say for the
+/// process how tenants are found.
+pub(super) fn of_users(flow: Option<PoolFlow>, name: &str, flags: &Overrides) -> Option<PoolFlow> {
+    let user_header = queued(name).filter(|_| flags.one_pool).map(|_| USER_HEADER);
+    let flow = flow?;
+    Some(PoolFlow { settings: Settings { user_header, ..flow.settings }, ..flow })
 }
 
 /// Rules, profiles and requests can't change the pool's queue, so that they can name only the strategy that the queue

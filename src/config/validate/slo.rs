@@ -1,10 +1,13 @@
-//! AIBrix's SLO strategies where its environment names them: the queue, and the Redis with the profiles, come with the name.
+//! AIBrix's SLO strategies: what comes with them where its environment names them (the queue) or its Redis (the profiles), and what is said where
+//! they have nothing to go by.
 
-use crate::config::aibrix_env::AibrixDefaults;
-use crate::config::diagnostic::{At, Span};
+use crate::config::aibrix_env::{AibrixDefaults, FROM_REDIS, PROFILES};
+use crate::config::decode::Sink;
+use crate::config::diagnostic::{At, Code, Diagnostic, Span};
 use crate::config::schema::{self, Opt};
-use crate::config::settings::RedisSettings;
 use crate::config::settings::tenants::{DEFAULT_PROFILE_REFRESH, DEFAULT_STORE_TIMEOUT};
+use crate::config::settings::{PoolSettings, RedisSettings};
+use serde_json::Value;
 
 /// The strategies that read profiles.
 const NAMES: [&str; 4] = ["slo", "slo-least-load", "slo-least-load-pulling", "slo-pack-load"];
@@ -36,9 +39,11 @@ pub(super) fn queue(name: &str, is_of_env: bool) -> Opt<schema::FlowControl> {
     })
 }
 
-/// The Redis of AIBrix's environment, where its strategy reads profiles there and the file names none.
+/// The Redis of AIBrix's environment.
 pub(super) fn redis(env: &AibrixDefaults) -> Option<RedisSettings> {
-    env.strategy.as_deref().filter(|name| NAMES.contains(name) && cfg!(feature = "redis"))?;
+    if cfg!(not(feature = "redis")) {
+        return None;
+    }
     let url = env.redis_url()?;
     Some(RedisSettings {
         url,
@@ -46,4 +51,44 @@ pub(super) fn redis(env: &AibrixDefaults) -> Option<RedisSettings> {
         on_failure: Default::default(),
         profile_refresh: DEFAULT_PROFILE_REFRESH,
     })
+}
+
+/// Warns of strategies without profiles, and of those that requests may name where nothing makes them wait. `places` are those of the pools'
+/// strategies, in their order; `has_redis` says that there is one.
+pub(super) fn tell<'a>(
+    pools: impl Iterator<Item = &'a PoolSettings>,
+    places: &[(usize, Span)],
+    has_redis: bool,
+    sink: &mut Sink,
+) {
+    let has_profiles = |parameters: &Value| {
+        let files = parameters.get(PROFILES).and_then(Value::as_array).is_some_and(|files| !files.is_empty());
+        files || parameters.get(FROM_REDIS) == Some(&Value::Bool(true))
+    };
+    for (at, pool) in pools.enumerate() {
+        let (position, span) = places.get(at).copied().unwrap_or_default();
+        let bare = pool.strategies().find(|(name, parameters)| NAMES.contains(name) && !has_profiles(parameters));
+        if let Some((name, _)) = bare {
+            let message = format!("`{name}` has no profiles, so that the fewest requests decide");
+            let help = if has_redis {
+                "`parameters: {profilesFromRedis: true}` reads AIBrix's profiles in `redis`"
+            } else {
+                "name files in `parameters: {profiles: […]}`, or give `redis` and `parameters: {profilesFromRedis: true}`"
+            };
+            let diagnostic = Diagnostic::new(Code::NoEffect, format!("pools[{position}].strategy"), message);
+            sink.push(diagnostic.at(span).help(help));
+        }
+        let waits = |name: &str| NAMES.contains(&name) && name != NEVER_WAITS;
+        let named = pool.allowed_strategies().find(|(name, parameters)| waits(name) && has_profiles(parameters));
+        let holds = pool.flow.as_ref().is_some_and(|flow| flow.settings.queue);
+        if let Some((name, _)) = named.filter(|_| !holds) {
+            let message =
+                format!("requests that name `{name}` do not wait: a request starts no queue, and the pool has none");
+            let help = format!(
+                "`flowControl: {{enabled: true, detector: {DETECTOR}, defaultBand: {{ordering: {ORDERING}}}}}` of the pool"
+            );
+            let diagnostic = Diagnostic::new(Code::NoEffect, format!("pools[{position}].requestStrategy"), message);
+            sink.push(diagnostic.at(span).help(help));
+        }
+    }
 }

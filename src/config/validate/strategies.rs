@@ -29,6 +29,11 @@ pub(super) fn is_of_env(is_in_file: bool, flags: &Overrides, env: &AibrixDefault
     !is_in_file && flags.strategy.is_none() && env.strategy.is_some() && !env.is_others
 }
 
+/// Whether the strategy looks prompts up in the prefix index, and decides as in AIBrix.
+pub(super) fn is_exact_prefix_cache(strategy: &StrategySpec) -> bool {
+    strategy.name == "prefix-cache" && strategy.parameters.get("compat").is_some_and(|value| value == true)
+}
+
 /// The name of a pool's strategy: the flag's, else the file's, else the environment's, else the default.
 pub(super) fn name_of<'a>(
     file: Option<&'a schema::Strategy>,

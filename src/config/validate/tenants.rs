@@ -129,14 +129,14 @@ fn no_redis(span: Span, path: &str, what: &str, sink: &mut Sink) {
     sink.push(Diagnostic::new(Code::MissingKey, path, message).at(span).help(help));
 }
 
-/// Checks that who reads Redis has one, and that one that is given is read; `places` are those of the pools' strategies, in their order.
+/// Checks that who reads Redis has one. Returns whether it is read; `places` are those of the pools' strategies, in their order.
 pub(super) fn who_reads<'a>(
     given: Option<Span>,
     limits: [Option<&TenantSettings>; 2],
     pools: impl Iterator<Item = &'a PoolSettings>,
     places: &[(usize, Span)],
     sink: &mut Sink,
-) {
+) -> bool {
     let counts = |l: &TenantSettings| l.store == CountIn::Redis || l.user_records.is_some();
     let mut read = limits.into_iter().flatten().any(counts);
     for (at, _) in pools.enumerate().filter(|(_, pool)| pool.reads_redis()) {
@@ -146,11 +146,14 @@ pub(super) fn who_reads<'a>(
             no_redis(span, &format!("pools[{position}].strategy"), "`profilesFromRedis`", sink);
         }
     }
-    if let Some(span) = given.filter(|_| !read) {
-        let message = "nothing is read or counted in `redis`";
-        let help = "`store: redis` and `userRecords` in `limits` do, and strategies with `profilesFromRedis`";
-        sink.push(Diagnostic::new(Code::NoEffect, "redis", message).at(span).help(help));
-    }
+    read
+}
+
+/// Warns of a Redis that is given and not read.
+pub(super) fn tell_unread(span: Span, sink: &mut Sink) {
+    let message = "nothing is read or counted in `redis`";
+    let help = "`store: redis` and `userRecords` in `limits` do, and strategies with `profilesFromRedis`";
+    sink.push(Diagnostic::new(Code::NoEffect, "redis", message).at(span).help(help));
 }
 
 /// The Redis for all that is kept in one.

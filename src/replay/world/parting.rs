@@ -90,7 +90,7 @@ impl World<'_> {
     fn go_on(&mut self, parted: Parted, prefill: Option<&Endpoint>, origin: Origin, now: Timestamp) {
         let Parted { request, mut sent, mut legs } = parted;
         let base = self.base();
-        match self.front.dispatch(&request, &base, &mut sent, &mut legs.decision, prefill, now) {
+        match self.front.dispatch(&request, &base, &mut sent, &mut legs, prefill, now) {
             Ok(()) => self.submit(request, sent, origin, now),
             Err(_) => {
                 self.front.unsent(sent, now);

@@ -102,13 +102,9 @@ impl Strategy for Fallback {
         self.fallback.scores(cx, candidates, out)
     }
 
-    fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {
-        self.primary.picked(cx, endpoint);
-        self.fallback.picked(cx, endpoint);
-    }
-
-    fn trail(&self, cx: &PickContext<'_>) -> Option<Digest> {
-        self.primary.trail(cx).or_else(|| self.fallback.trail(cx))
+    fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) -> Option<Digest> {
+        let trails = [&self.primary, &self.fallback].map(|strategy| strategy.picked(cx, endpoint));
+        trails.into_iter().flatten().next()
     }
 
     fn moved(&self, model: &str, trail: &Digest, from: EndpointId, to: EndpointId, now: Timestamp) {

@@ -32,6 +32,7 @@ mod stages;
 use crate::ids::EndpointId;
 use crate::pool::{Endpoint, Roles};
 use crate::rng::{PickRng, for_request};
+use crate::scheduling::digest::Digest;
 use crate::scheduling::plugin::{
     AnswerHeaders, Better, Descriptor, Filter, Picker, Plugin, ProfileHandler, Scorer, params as read,
 };
@@ -211,10 +212,11 @@ impl Strategy for Pipeline {
         self.roles
     }
 
-    fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {
+    fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) -> Option<Digest> {
         for plugin in self.profile(cx).iter().flat_map(|p| &p.plugins) {
             plugin.picked(cx, endpoint);
         }
+        None
     }
 
     fn picked_prefill(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {

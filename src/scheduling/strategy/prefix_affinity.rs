@@ -8,10 +8,10 @@
 //!            else of the eligible the one that was sent the least of late: Σ 0.5^(age / half life) over its beginnings
 //! ```
 //!
-//! Prompts are remembered when they are sent, for `ttlSeconds`; where Envoy serves one elsewhere, for that endpoint. An endpoint that leaves, or whose
-//! model server restarts, loses its entries at once. A hot endpoint that is passed over for its load counts in `attache_diverted_total`, by pool, and
-//! in `attache_model_diverted_total`, by model. Per model, the admin API and `modelPolicies` change the thresholds or say `round_robin`: then requests go by
-//! the floor and leave no trace.
+//! Prompts are remembered when they are sent, for `ttlSeconds`; where Envoy serves one elsewhere, for that endpoint, and the one that was picked
+//! keeps what other requests were sent there. An endpoint that leaves, or whose model server restarts, loses its entries at once. A hot endpoint
+//! that is passed over for its load counts in `attache_diverted_total`, by pool, and in `attache_model_diverted_total`, by model. Per model, the
+//! admin API and `modelPolicies` change the thresholds or say `round_robin`: then requests go by the floor and leave no trace.
 //!
 //! ```text
 //! floor      fewest requests, then the one that was used the longest ago, then the least KV cache in use
@@ -71,9 +71,9 @@ const DEFAULT_HALF_LIFE_SECONDS: u64 = 120;
 const DEFAULT_WINDOW_BYTES: usize = 256;
 /// 64 blocks, as LocalAI has it: 16 KiB of prompt.
 const DEFAULT_MAX_DEPTH: usize = 64;
-/// A million, at about 80 bytes each: 16,000 prompts of full length.
+/// A million, at about 90 bytes each: 16,000 prompts of full length.
 const DEFAULT_MAX_ENTRIES: u32 = 1_000_000;
-/// 8 GB of memory, which nobody means.
+/// 9 GB of memory, which nobody means.
 const MOST_ENTRIES: u32 = 100_000_000;
 
 #[derive(Debug, Deserialize)]
@@ -260,17 +260,10 @@ impl Strategy for PrefixAffinity {
         }
     }
 
-    fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {
-        if self.rules(cx).on {
-            let chain = self.chain(cx);
-            if !chain.is_empty() {
-                self.memory.write().observe(chain::of_model(cx.request.model), &chain, endpoint.id, cx.now);
-            }
-        }
-    }
-
-    fn trail(&self, cx: &PickContext<'_>) -> Option<Digest> {
-        self.rules(cx).on.then(|| self.chain(cx)).filter(|chain| !chain.is_empty())
+    fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) -> Option<Digest> {
+        let chain = self.rules(cx).on.then(|| self.chain(cx)).filter(|chain| !chain.is_empty())?;
+        self.memory.write().observe(chain::of_model(cx.request.model), &chain, endpoint.id, cx.now);
+        Some(chain)
     }
 
     fn moved(&self, model: &str, trail: &Digest, from: EndpointId, to: EndpointId, now: Timestamp) {

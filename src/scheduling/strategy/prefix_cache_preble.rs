@@ -21,6 +21,7 @@ use crate::clock::Timestamp;
 use crate::ids::EndpointId;
 use crate::pool::Endpoint;
 use crate::rng::PickRng;
+use crate::scheduling::digest::Digest;
 use crate::scheduling::plugin::{Better, Descriptor, ParamError, params};
 use crate::scheduling::window::{SlidingSum, Window};
 use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
@@ -225,9 +226,10 @@ impl Strategy for Preble {
         Some(Better::Lower)
     }
 
-    fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {
+    fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) -> Option<Digest> {
         if let Some(exact) = &self.exact {
-            return exact.picked(cx, endpoint);
+            exact.picked(cx, endpoint);
+            return None;
         }
         let held = cx.prefix.map_or(0, |found| found.tokens(found.depth(endpoint.id).any));
         let allowed = cx.request.max_tokens.unwrap_or(u32::MAX);
@@ -244,6 +246,7 @@ impl Strategy for Preble {
         if all.len() > 2 * cx.snapshot.endpoints.len().max(1) {
             all.retain(|_, work| work.requests.expires().is_some_and(|at| at > slot));
         }
+        None
     }
 
     fn forget(&self, lost: &[EndpointId]) {

@@ -18,6 +18,7 @@
 use crate::clock::Timestamp;
 use crate::pool::Endpoint;
 use crate::rng::PickRng;
+use crate::scheduling::digest::Digest;
 use crate::scheduling::plugin::{Better, Descriptor, ParamError, params};
 use crate::scheduling::{Candidate, PickContext, Ranking, Signal, Strategy};
 use parking_lot::Mutex;
@@ -226,10 +227,9 @@ impl Strategy for VtcBasic {
         Some(Better::Lower)
     }
 
-    fn picked(&self, cx: &PickContext<'_>, _: &Endpoint) {
-        if let Some(user) = self.user(cx) {
-            self.tracker.lock().add(user, self.cost(cx), cx.now);
-        }
+    fn picked(&self, cx: &PickContext<'_>, _: &Endpoint) -> Option<Digest> {
+        self.tracker.lock().add(self.user(cx)?, self.cost(cx), cx.now);
+        None
     }
 }
 

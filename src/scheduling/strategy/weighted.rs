@@ -15,6 +15,7 @@ use crate::clock::Timestamp;
 use crate::ids::EndpointId;
 use crate::pool::{Endpoint, PoolSnapshot};
 use crate::rng::PickRng;
+use crate::scheduling::digest::Digest;
 use crate::scheduling::plugin::{AnswerHeaders, Better, ParamError};
 use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy, registry};
 use rand::RngExt;
@@ -214,8 +215,12 @@ impl Strategy for Weighted {
         Some(Better::Higher)
     }
 
-    fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {
-        self.parts.iter().for_each(|p| p.strategy.picked(cx, endpoint));
+    fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) -> Option<Digest> {
+        for part in &self.parts {
+            // Strategies with a score note nothing that a request takes elsewhere.
+            part.strategy.picked(cx, endpoint);
+        }
+        None
     }
 
     fn forget(&self, lost: &[EndpointId]) {

@@ -32,6 +32,31 @@ fn by_tokens() -> PoolFlow {
     flow(Settings { default_band, ..Settings::default() })
 }
 
+/// As the strategies `vtc-*` have it in a pool's own configuration, where the process's does not say how tenants are found.
+#[test]
+fn users_of_a_header_take_turns_where_tenants_are_not_known() {
+    for (user_header, expected) in [(Some("user"), ["other", "flood"]), (None, ["flood", "other"])] {
+        let by_tokens = by_tokens();
+        let settings = Settings { user_header, ..by_tokens.settings };
+        let exchange = ExchangeSettings::default();
+        let world = Setup { exchange, ..setup(PoolFlow { settings, ..by_tokens }) }.build();
+        let of = |name| One::of(&world, &[("user", name)], BodySendMode::FullDuplexStreamed);
+        let mut running = of("flood");
+        let mut waiting = ["flood", "other"].map(|name| (name, of(name))).into_iter().collect::<Vec<_>>();
+        let mut order = Vec::new();
+        while !waiting.is_empty() {
+            running.ends();
+            waiting.iter_mut().for_each(|(_, one)| one.wakes(NOW));
+            let at = waiting.iter().position(|(_, one)| one.goes()).expect("one goes");
+            let (name, one) = waiting.remove(at);
+            order.push(name);
+            running = one;
+        }
+        running.ends();
+        assert_eq!(order, expected, "{user_header:?}");
+    }
+}
+
 #[test]
 fn a_tenant_whose_servers_do_not_tell_usage_has_no_more_than_its_share() {
     let world = world(by_tokens());

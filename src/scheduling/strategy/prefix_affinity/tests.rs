@@ -163,7 +163,7 @@ proptest! {
     /// Against a plain list of who was sent what when.
     #[test]
     fn memory_agrees_with_a_list(
-        steps in prop::collection::vec((prop::collection::vec(0u64..4, 0..5), 0u32..4, 0u64..20), 1..60),
+        steps in prop::collection::vec((prop::collection::vec(0u64..4, 0..5), 0u32..4, 0u64..20, 0u32..20), 1..60),
         query in prop::collection::vec(0u64..4, 1..5), may in any::<u8>(), max_entries in prop_oneof![5u32..60, Just(10_000)],
     ) {
         // A hash stands for all before it.
@@ -172,12 +172,15 @@ proptest! {
         let mut memory = Memory::new(Retention { max_entries, ..retention(ttl, 10) });
         let mut list = BTreeMap::<(u64, u32), u64>::new();
         let mut now = 0;
-        for (path, owner, later) in &steps {
+        for (path, owner, later, lost) in &steps {
             now += later;
             memory.observe(M, &hashes(path), EndpointId(*owner), Timestamp(now * SECOND));
             list.retain(|_, at| now - *at <= ttl);
             list.extend(hashes(path).into_iter().map(|h| ((h, *owner), now)));
-            prop_assert!(memory.len() <= max_entries as usize);
+            prop_assert!(memory.held() <= max_entries as usize);
+            // Most numbers are those of no endpoint.
+            memory.forget(&[EndpointId(*lost)]);
+            list.retain(|(_, owner), _| owner != lost);
         }
         // With room for all, it is the list exactly.
         if max_entries == 10_000 {
@@ -227,12 +230,12 @@ impl Router {
     }
 
     /// The endpoint called `id` is sent `text`, whoever would have been picked.
-    fn teach(&self, text: &str, id: u32) {
+    fn teach(&self, text: &str, id: u32) -> Option<Digest> {
         let pool = snapshot(&[(id, 0)]);
         let prompt = bare(text);
         let mut cx = context(&pool);
         cx.request.prompt = Some(&prompt);
-        self.strategy.picked(&cx, &pool.endpoints[0].endpoint);
+        self.strategy.picked(&cx, &pool.endpoints[0].endpoint)
     }
 }
 
@@ -254,7 +257,7 @@ fn the_selection_of_localai() {
     for (name, held, text, requests, wanted, diverted) in rows {
         for compat in [false, true] {
             let router = Router::new(serde_json::json!({"compat": compat}));
-            held.iter().for_each(|(id, text)| router.teach(text, *id));
+            held.iter().for_each(|(id, text)| drop(router.teach(text, *id)));
             let decision = router.route(text, requests, false);
             assert_eq!((decision.picks[0].id.0, decision.diverted), (wanted, diverted), "{name}, compat {compat}");
         }
@@ -339,18 +342,58 @@ fn lost_endpoint_keeps_no_entries() {
     memory.forget(&[A]);
     assert_eq!((memory.len(), memory.weight(M, A, Timestamp(1))), (2, 0.0));
     assert_eq!(longest(&memory, &[1, 2, 3], Timestamp(1), &[A, B]), Some((B, 2)));
+    // It may come back, with an empty cache.
+    memory.observe(M, &[7], A, Timestamp(2));
+    assert_eq!(longest(&memory, &[1, 2, 3], Timestamp(2), &[A]), None);
+    assert_eq!((memory.len(), memory.held(), memory.weight(M, A, Timestamp(2))), (3, 3, 1.0));
+}
+
+/// The loss itself visits no entry; the requests that follow give the memory back, some at a time.
+#[test]
+fn loss_of_an_endpoint_takes_no_longer_where_it_was_sent_more() {
+    let mut memory = Memory::new(retention(60, 0));
+    (0..1_000).for_each(|hash| memory.observe(M, &[hash], if hash % 2 == 0 { A } else { B }, NOW));
+    memory.forget(&[A]);
+    assert_eq!((memory.len(), memory.held()), (500, 1_000));
+    memory.observe(M, &[1], B, NOW);
+    assert!((501..1_000).contains(&memory.held()), "{}", memory.held());
+    (0..4).for_each(|_| memory.observe(M, &[1], B, NOW));
+    assert_eq!((memory.len(), memory.held()), (500, 500));
+}
+
+#[test]
+fn entries_of_lost_endpoints_are_the_first_to_go() {
+    let mut memory = Memory::new(retention(60, 0));
+    // More than one request looks at, so that the entry of the lost one is still there.
+    (1_000..1_300).for_each(|hash| memory.observe(M, &[hash], EndpointId(9), Timestamp(0)));
+    (0..8).for_each(|id| memory.observe(M, &[1], EndpointId(id), Timestamp(u64::from(id))));
+    memory.forget(&[EndpointId(5)]);
+    memory.observe(M, &[1], EndpointId(8), Timestamp(9));
+    let held: Vec<u32> =
+        (0..9).filter(|id| longest(&memory, &[1], Timestamp(9), &[EndpointId(*id)]).is_some()).collect();
+    assert_eq!(held, [0, 1, 2, 3, 4, 6, 7, 8]);
+}
+
+/// One request that Envoy had served elsewhere says nothing of the others.
+#[test]
+fn moved_request_leaves_what_others_were_sent() {
+    let mut memory = Memory::new(retention(60, 0));
+    memory.observe(M, &[1, 2, 3], A, Timestamp(0));
+    memory.observe(M, &[1, 2, 9], A, Timestamp(1));
+    memory.retract(&[1, 2, 9], A, Timestamp(2));
+    memory.observe(M, &[1, 2, 9], B, Timestamp(2));
+    assert_eq!(longest(&memory, &[1, 2, 3], Timestamp(3), &[A]), Some((A, 3)));
+    assert_eq!(longest(&memory, &[1, 2, 9], Timestamp(3), &[A, B]), Some((B, 3)));
+    assert_eq!(longest(&memory, &[1, 2, 9], Timestamp(3), &[A]), Some((A, 2)));
+    memory.retract(&[1, 2, 3], A, Timestamp(3));
+    assert_eq!((longest(&memory, &[1, 2, 3], Timestamp(3), &[A]), memory.len()), (None, 3));
 }
 
 #[test]
 fn request_that_envoy_serves_elsewhere_is_remembered_there() {
     let router = Router::new(serde_json::json!({}));
-    router.teach("abcd", 0);
-    let pool = snapshot(&[(0, 0)]);
-    let prompt = bare("abcd");
-    let mut cx = context(&pool);
-    cx.request.prompt = Some(&prompt);
-    let trail = router.strategy.trail(&cx).unwrap();
-    router.strategy.moved(cx.request.model, &trail, A, B, NOW);
+    let trail = router.teach("abcd", 0).unwrap();
+    router.strategy.moved("", &trail, A, B, NOW);
     let next = router.route("abcd", &[0, 0], false);
     assert_eq!((next.picks[0].id, next.reason), (B, "was sent the longest beginning"));
 }

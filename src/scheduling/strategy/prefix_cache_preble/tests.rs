@@ -42,7 +42,7 @@ fn send(strategy: &Preble, pool: &PoolSnapshot, id: u32, requests: u32, prompt: 
     let mut cx = PickContext { now, ..context(pool) };
     cx.request.prompt_tokens = prompt;
     let state = pool.endpoints.iter().find(|s| s.endpoint.id.0 == id).unwrap();
-    (0..requests).for_each(|_| strategy.picked(&cx, &state.endpoint));
+    (0..requests).for_each(|_| drop(strategy.picked(&cx, &state.endpoint)));
 }
 
 #[test]

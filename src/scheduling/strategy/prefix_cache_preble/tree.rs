@@ -10,6 +10,9 @@
 //! A node is a run of blocks of text, a block [`BLOCK_TOKENS`] tokens. Sums are kept for each endpoint, so that a
 //! decision does not visit every node. Here models never share a node, so that AIBrix's division by the models of a
 //! node is by 1.
+//!
+//! Nodes name a [`Ticket`], which stands for an endpoint until that is lost. A lost endpoint's tickets count no more
+//! from then on, however many nodes have one; a node drops its own when it next changes.
 
 use super::SECONDS_PER_TOKEN;
 use super::cost::Gpu;
@@ -30,6 +33,8 @@ pub(super) const MAX_DEPTH: usize = 4_096;
 const MAX_BLOCKS: usize = 500_000;
 /// 100,000 nodes, of some 400 bytes each with their entries in tables.
 const MAX_NODES: usize = 100_000;
+/// 500,000 requests within the window, 40 bytes each: 2,700 a second over 3 minutes. Beyond it the oldest stop counting.
+const MAX_EVENTS: usize = 500_000;
 /// AIBrix drops nodes after 5 idle minutes.
 const IDLE: Duration = Duration::from_secs(300);
 
@@ -51,6 +56,10 @@ struct Recent {
     prompt_tokens: u64,
 }
 
+/// Stands for an endpoint, from the first request that it got until it is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Ticket(u64);
+
 #[derive(Debug)]
 struct Node {
     parent: Option<u64>,
@@ -58,16 +67,17 @@ struct Node {
     /// Blocks before it.
     start: u32,
     blocks: Vec<u64>,
-    endpoints: SmallVec<[EndpointId; 4]>,
+    holders: SmallVec<[Ticket; 4]>,
     used: Timestamp,
     recent: Recent,
-    /// What it adds to the cost of each of its endpoints, nanoseconds.
+    /// What it adds to the cost of each of its holders, nanoseconds.
     cost: u64,
 }
 
-/// What an endpoint's nodes add up to.
-#[derive(Clone, Copy, Debug, Default)]
-struct Sums {
+/// An endpoint that got requests, and what its nodes add up to.
+#[derive(Clone, Copy, Debug)]
+struct Holder {
+    endpoint: EndpointId,
     cost: u64,
     requests: u64,
 }
@@ -99,7 +109,8 @@ pub(super) struct Tree {
     owner: AHashMap<u64, u64>,
     by_use: BTreeSet<(Timestamp, u64)>,
     events: VecDeque<Event>,
-    sums: AHashMap<EndpointId, Sums>,
+    holders: AHashMap<Ticket, Holder>,
+    tickets: AHashMap<EndpointId, Ticket>,
     next: u64,
 }
 
@@ -109,8 +120,16 @@ fn tokens(blocks: usize) -> u64 {
 
 impl Tree {
     pub(super) fn new(costs: Costs) -> Self {
-        let (nodes, owner, sums) = (AHashMap::new(), AHashMap::new(), AHashMap::new());
-        Self { costs, nodes, owner, by_use: BTreeSet::new(), events: VecDeque::new(), sums, next: 0 }
+        Self {
+            costs,
+            nodes: AHashMap::new(),
+            owner: AHashMap::new(),
+            by_use: BTreeSet::new(),
+            events: VecDeque::new(),
+            holders: AHashMap::new(),
+            tickets: AHashMap::new(),
+            next: 0,
+        }
     }
 
     /// What is known of the prompt with these blocks, and which of the endpoints that `is_ready` accepts computed most
@@ -120,7 +139,9 @@ impl Tree {
         let last = blocks.checked_sub(1).and_then(|last| chain.get(last)).and_then(|block| self.owner.get(block));
         let mut at = last.copied();
         while let Some(node) = at.and_then(|id| self.nodes.get(&id)) {
-            let ready: SmallVec<[EndpointId; 4]> = node.endpoints.iter().copied().filter(|id| is_ready(*id)).collect();
+            let endpoint = |ticket| self.holders.get(ticket).map(|holder| holder.endpoint);
+            let ready: SmallVec<[EndpointId; 4]> =
+                node.holders.iter().filter_map(endpoint).filter(|id| is_ready(*id)).collect();
             if !ready.is_empty() {
                 return Known { blocks, endpoints: ready };
             }
@@ -131,18 +152,19 @@ impl Tree {
 
     /// Seconds of work within the window, and requests.
     pub(super) fn load(&self, endpoint: EndpointId) -> (f64, u64) {
-        let sums = self.sums.get(&endpoint).copied().unwrap_or_default();
-        (sums.cost as f64 / 1e9, sums.requests)
+        let holder = self.tickets.get(&endpoint).and_then(|ticket| self.holders.get(ticket));
+        holder.map_or((0.0, 0), |holder| (holder.cost as f64 / 1e9, holder.requests))
     }
 
     /// A request with this prompt goes to `endpoint`.
     pub(super) fn record(&mut self, chain: &[u64], endpoint: EndpointId, now: Timestamp) {
         let Some(leaf) = self.insert(chain, now) else { return };
+        let ticket = self.ticket(endpoint);
         let mut at = Some(leaf);
         while let Some(id) = at {
             self.change(id, |node| {
-                if !node.endpoints.contains(&endpoint) {
-                    node.endpoints.push(endpoint);
+                if !node.holders.contains(&ticket) {
+                    node.holders.push(ticket);
                 }
             });
             self.touch(id, now);
@@ -159,18 +181,33 @@ impl Tree {
         self.events.push_back(event);
     }
 
-    /// The endpoints in `lost` hold nothing any more.
+    /// The endpoints in `lost` hold nothing any more. Takes no longer where they held more.
     pub(super) fn forget(&mut self, lost: &[EndpointId]) {
-        let holds = |node: &Node| node.endpoints.iter().any(|id| lost.contains(id));
-        let held: Vec<u64> = self.nodes.iter().filter(|(_, node)| holds(node)).map(|(id, _)| *id).collect();
-        for id in held {
-            self.change(id, |node| node.endpoints.retain(|endpoint| !lost.contains(endpoint)));
+        for endpoint in lost {
+            if let Some(ticket) = self.tickets.remove(endpoint) {
+                self.holders.remove(&ticket);
+            }
         }
     }
 
-    /// Drops what is too old.
+    /// The endpoint's ticket, which is a new one for its first request.
+    fn ticket(&mut self, endpoint: EndpointId) -> Ticket {
+        if let Some(ticket) = self.tickets.get(&endpoint) {
+            return *ticket;
+        }
+        let ticket = Ticket(self.next);
+        self.next += 1;
+        self.tickets.insert(endpoint, ticket);
+        self.holders.insert(ticket, Holder { endpoint, cost: 0, requests: 0 });
+        ticket
+    }
+
+    /// Drops what is too old, and requests beyond [`MAX_EVENTS`].
     pub(super) fn expire(&mut self, now: Timestamp) {
-        while let Some(event) = self.events.front().copied().filter(|e| now.since(e.at) > self.costs.window) {
+        while let Some(event) = self.events.front().copied() {
+            if now.since(event.at) <= self.costs.window && self.events.len() <= MAX_EVENTS {
+                break;
+            }
             self.events.pop_front();
             self.change(event.node, |node| {
                 node.recent.requests = node.recent.requests.saturating_sub(1);
@@ -199,7 +236,7 @@ impl Tree {
             children: SmallVec::new(),
             start: known as u32,
             blocks: rest.to_vec(),
-            endpoints: SmallVec::new(),
+            holders: SmallVec::new(),
             used: now,
             recent: Recent::default(),
             cost: 0,
@@ -219,11 +256,11 @@ impl Tree {
         let rest = node.blocks.split_off(at);
         let (parent, start) = (node.parent, node.start);
         let blocks = std::mem::replace(&mut node.blocks, rest);
-        let (endpoints, used) = (node.endpoints.clone(), node.used);
+        let (holders, used) = (node.holders.clone(), node.used);
         node.start += at as u32;
         let children = SmallVec::from_slice(&[lower]);
         let upper =
-            self.add(Node { parent, children, start, blocks, endpoints, used, recent: Recent::default(), cost: 0 });
+            self.add(Node { parent, children, start, blocks, holders, used, recent: Recent::default(), cost: 0 });
         if let Some(above) = parent.and_then(|id| self.nodes.get_mut(&id)) {
             above.children.retain(|child| *child != lower);
         }
@@ -252,13 +289,14 @@ impl Tree {
         }
     }
 
-    /// Changes a node and keeps the sums of its endpoints.
+    /// Changes a node, which drops its tickets of lost endpoints, and keeps the sums of its holders.
     fn change(&mut self, id: u64, change: impl FnOnce(&mut Node)) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
-        add(&mut self.sums, node, false);
+        node.holders.retain(|ticket| self.holders.contains_key(ticket));
+        add(&mut self.holders, node, false);
         change(node);
         node.cost = self.costs.of(node);
-        add(&mut self.sums, node, true);
+        add(&mut self.holders, node, true);
     }
 
     /// Drops a node and all below it.
@@ -270,7 +308,7 @@ impl Tree {
         let mut all: Vec<u64> = vec![id];
         while let Some(id) = all.pop() {
             let Some(node) = self.nodes.remove(&id) else { continue };
-            add(&mut self.sums, &node, false);
+            add(&mut self.holders, &node, false);
             self.by_use.remove(&(node.used, id));
             node.blocks.iter().for_each(|block| {
                 self.owner.remove(block);
@@ -280,21 +318,18 @@ impl Tree {
     }
 }
 
-/// Adds what `node` counts to the sums of its endpoints, or takes it away.
-fn add(sums: &mut AHashMap<EndpointId, Sums>, node: &Node, adds: bool) {
+/// Adds what `node` counts to the sums of its holders, or takes it away.
+fn add(holders: &mut AHashMap<Ticket, Holder>, node: &Node, adds: bool) {
     if node.recent.requests == 0 {
         return;
     }
-    for endpoint in &node.endpoints {
-        let sum = sums.entry(*endpoint).or_default();
+    for ticket in &node.holders {
+        let Some(sum) = holders.get_mut(ticket) else { continue };
         let (cost, requests) = (node.cost, u64::from(node.recent.requests));
         if adds {
             (sum.cost, sum.requests) = (sum.cost.saturating_add(cost), sum.requests + requests);
         } else {
             (sum.cost, sum.requests) = (sum.cost.saturating_sub(cost), sum.requests.saturating_sub(requests));
-        }
-        if sum.requests == 0 {
-            sums.remove(endpoint);
         }
     }
 }
@@ -376,7 +411,8 @@ mod tests {
         tree.expire(at(301));
         assert_eq!((tree.load(EndpointId(1)), tree.nodes.len()), ((0.0, 0), 2), "the idle rest is gone");
         tree.expire(at(401));
-        assert!(tree.nodes.is_empty() && tree.owner.is_empty() && tree.by_use.is_empty() && tree.sums.is_empty());
+        assert!(tree.nodes.is_empty() && tree.owner.is_empty() && tree.by_use.is_empty() && tree.events.is_empty());
+        assert_eq!(tree.load(EndpointId(1)), (0.0, 0));
     }
 
     #[test]
@@ -400,5 +436,34 @@ mod tests {
         assert_eq!(tree.load(a), (0.0, 0));
         assert_eq!(tree.known(&prompt(10, 10, 0), |_| true).endpoints.as_slice(), [b], "the part that both computed");
         assert_eq!(tree.known(&prompt(10, 10, 1), |_| true).endpoints.as_slice(), [b]);
+        // It may come back, with an empty cache: what nodes still name it by is not its own any more.
+        tree.record(&prompt(0, 5, 7), a, at(1));
+        assert_eq!(tree.known(&prompt(10, 10, 0), |id| id == a).endpoints.as_slice(), []);
+        assert_eq!((tree.load(a).1, tree.load(b).1), (1, 1));
+        tree.record(&prompt(10, 10, 0), b, at(2));
+        assert!(tree.nodes.values().all(|node| node.holders.len() == 1), "a node that changes drops the lost one");
+    }
+
+    #[test]
+    fn loss_of_an_endpoint_visits_no_node() {
+        let mut tree = Tree::new(COSTS);
+        (0..1_000).for_each(|i| tree.record(&prompt(0, 2, i), EndpointId(1), at(0)));
+        tree.forget(&[EndpointId(1)]);
+        assert_eq!(tree.load(EndpointId(1)), (0.0, 0));
+        assert!(tree.nodes.values().all(|node| node.holders.len() == 1), "nodes were changed");
+        tree.expire(at(400));
+        assert!(tree.nodes.is_empty() && tree.holders.is_empty());
+    }
+
+    #[test]
+    fn requests_in_the_window_are_bounded() {
+        let mut tree = Tree::new(COSTS);
+        for i in 0..MAX_EVENTS as u64 + 500 {
+            tree.record(&prompt(0, 1, i % 7), EndpointId(i as u32 % 3), at(0));
+            tree.expire(at(0));
+        }
+        assert_eq!(tree.events.len(), MAX_EVENTS);
+        let counted: u32 = tree.nodes.values().map(|node| node.recent.requests).sum();
+        assert_eq!(counted as usize, MAX_EVENTS, "the oldest stopped counting");
     }
 }

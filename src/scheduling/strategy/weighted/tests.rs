@@ -3,6 +3,7 @@
 use super::*;
 use crate::rng::for_request;
 use crate::scheduling::Decision;
+use crate::scheduling::digest::Digest;
 use crate::scheduling::plugin::AnswerHeaders;
 use crate::scheduling::tests::{NOW, STALE_AFTER, context, snapshot};
 use parking_lot::Mutex;
@@ -77,8 +78,9 @@ impl Strategy for Figures {
         Some(self.0)
     }
 
-    fn picked(&self, _: &PickContext<'_>, endpoint: &Endpoint) {
+    fn picked(&self, _: &PickContext<'_>, endpoint: &Endpoint) -> Option<Digest> {
         self.2.lock().push(endpoint.id.0);
+        None
     }
 
     fn answer_headers(&self, _: &Endpoint, out: &mut AnswerHeaders) {

@@ -51,8 +51,8 @@ rows! { ROWS;
         let (_, said) = check(PLAIN, &[("AIBRIX_PREFIX_CACHE_BLOCK_SIZES", "128")]);
         assert!(said.contains("did you mean `AIBRIX_PREFIX_CACHE_BLOCK_SIZE`?"), "{said}");
     }
-    other_products: "variables that begin with `LOCALAI_`, `NEUTREE_`, `GIE_`, `EPP_`, `SD_`, \
-        `ENABLE_EXPERIMENTAL_`, `LLM_D_`, `LLMD_`, `LATENCY_`",
+    other_products: "variables that begin with `LOCALAI_`, `NEUTREE_`, `GIE_`, `EPP_`, \
+        `ENABLE_EXPERIMENTAL_`, `LLM_D_`, `LLMD_`; GIE's `SD_` and llm-d's `LATENCY_` variables by their names",
         "not AIBrix's", Warns { instead: "the warning says what to use, where there is something" } => {
         for name in [
             "LOCALAI_X",
@@ -67,6 +67,8 @@ rows! { ROWS;
         ] {
             assert_void(name, "");
         }
+        let (good, said) = check(PLAIN, &[("SD_MODEL", "xl"), ("LATENCY_TARGET_MS", "50")]);
+        assert!(good && !said.contains("SD_MODEL") && !said.contains("LATENCY_TARGET_MS"), "another program's: {said}");
     }
     run_warns: "warnings of variables at start",
         "none", Differs {
@@ -109,13 +111,23 @@ rows! { ROWS;
     }
     default_block_size: "block size by default",
         "128 characters, or 16 tokens with `tiktoken`", Differs {
-            default: "64 bytes of text or 16 tokens; 128 bytes where \
-                `AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE=character` is set",
-            exact: "`AIBRIX_PREFIX_CACHE_BLOCK_SIZE=128`, or `prefixCache: {blockSize: 32}` (tokens of 4 bytes)",
+            default: "64 bytes of text or 16 tokens; as in AIBrix where its variables name the strategy or the tokenizer",
+            exact: "`compat: true` of `prefix-cache`, or `ATTACHE_AIBRIX_COMPAT=true`",
         } => {
         const TYPE: &str = "AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE";
-        for (variables, tokens) in [(&[][..], 16), (&[(TYPE, "character")], 32), (&[(TYPE, "tiktoken")], 16)] {
+        for (variables, tokens) in [
+            (&[][..], 16),
+            (&[(TYPE, "character")], 32),
+            (&[(TYPE, "tiktoken")], 16),
+            (&[("ROUTING_ALGORITHM", "prefix-cache")], 32),
+            (&[("AIBRIX_ROUTING_ALGORITHM", "prefix-cache"), (TYPE, "tiktoken")], 16),
+            (&[("ATTACHE_AIBRIX_COMPAT", "true")], 32),
+        ] {
             assert_eq!(value(PLAIN, variables, "/prefixCache/blockSize"), tokens, "{variables:?}");
+        }
+        for (compat, tokens) in [(true, 32), (false, 16)] {
+            let strategy = format!("name: a, strategy: {{name: prefix-cache, parameters: {{compat: {compat}}}}},");
+            assert_eq!(value(&PLAIN.replace("name: a,", &strategy), &[], "/prefixCache/blockSize"), tokens);
         }
     }
     block_number: "`AIBRIX_PREFIX_CACHE_BLOCK_NUMBER`",
@@ -279,9 +291,15 @@ rows! { ROWS;
             assert_eq!(pool["flowControl"]["detector"]["name"], "slo-load-detector", "{pool}");
             assert_eq!(pool["flowControl"]["defaultBand"]["ordering"]["name"], "slo-urgency", "{pool}");
         }
-        let (settings, _) =
-            read(PLAIN, &[("ROUTING_ALGORITHM", "random"), ("REDIS_HOST", "redis.local")]).expect("good");
-        assert!(settings.redis.is_none(), "nobody reads it");
+        let locked = PLAIN.replace("name: a,", "name: a, strategy: random,");
+        let (settings, _) = read(&locked, &[("REDIS_HOST", "redis.local")]).expect("good");
+        assert!(settings.redis.is_none(), "no request can come to a strategy that reads it");
+        // A Redis of the file is there for what names it.
+        let text = PLAIN
+            .replace("kind: Attache\n", "kind: Attache\nredis: {url: 'redis://redis.local'}\n")
+            .replace("name: a,", "name: a, strategy: slo,");
+        let (good, said) = check(&text, &[]);
+        assert!(good && said.contains("`slo` has no profiles") && said.contains("profilesFromRedis: true"), "{said}");
     }
     slo_push: "`ROUTING_ALGORITHM=slo-least-load`",
         "no request waits", Same => {
@@ -292,15 +310,23 @@ rows! { ROWS;
         assert_eq!(pool["strategy"]["parameters"]["profilesFromRedis"], true);
     }
     slo_by_header: "header `routing-strategy: slo` alone",
-        "profiles are read in Redis", Differs {
-            default: "profiles are read where the file has `redis`; the queue is the pool's",
-            exact: "`redis` in the file; `flowControl: {enabled: true, detector: slo-load-detector, defaultBand: \
-                {ordering: slo-urgency}}`",
+        "profiles are read in Redis, and these requests wait in a queue of their own", Differs {
+            default: "profiles are read where `REDIS_HOST` is set; a header starts no queue, which a warning says",
+            exact: "`flowControl: {enabled: true, detector: slo-load-detector, defaultBand: {ordering: slo-urgency}}`",
         } => {
-        let text = PLAIN
-            .replace("kind: Attache\n", "kind: Attache\nredis: {url: 'redis://redis.local'}\n")
-            .replace("name: a,", "name: a, strategy: random, requestStrategy: {allow: [slo]},");
-        let (settings, warnings) = read(&text, &[]).expect("good");
-        assert!(settings.pools[0].reads_redis(), "{warnings:?}");
+        let text = PLAIN.replace("name: a,", "name: a, strategy: random, requestStrategy: {allow: [slo]},");
+        for (text, variables) in [
+            (&*text, &[("REDIS_HOST", "redis.local")][..]),
+            (PLAIN, &[("REDIS_HOST", "redis.local"), ("ROUTING_ALGORITHM", "random")]),
+        ] {
+            let (settings, _) = read(text, variables).expect("good");
+            assert!(settings.pools[0].reads_redis());
+            assert_eq!(settings.redis.as_ref().map(|redis| &*redis.url), Some("redis://redis.local:6379/0"));
+            let (good, said) = check(text, variables);
+            assert!(good && said.contains("do not wait: a request starts no queue"), "{said}");
+        }
+        let queue = "flowControl: {enabled: true, detector: slo-load-detector}, requestStrategy:";
+        let (_, said) = check(&text.replace("requestStrategy:", queue), &[("REDIS_HOST", "redis.local")]);
+        assert!(!said.contains("do not wait"), "{said}");
     }
 }

@@ -94,24 +94,22 @@ impl Fleet {
 
     /// The request went to the endpoint of this number.
     pub(in crate::coming_from) fn sent(&self, body: &Value, to: u32) {
-        self.sent_at(body, to, NOW);
+        let _ = self.sent_at(body, to, NOW);
     }
 
-    pub(in crate::coming_from) fn sent_at(&self, body: &Value, to: u32, at: u64) {
+    pub(in crate::coming_from) fn sent_at(&self, body: &Value, to: u32, at: u64) -> Option<Digest> {
         let requests = vec![0; to as usize + 1];
-        self.with(body, &requests, at, |cx, _| {
-            self.strategy.picked(cx, &cx.snapshot.endpoints[to as usize].endpoint);
-        });
+        self.with(body, &requests, at, |cx, _| self.strategy.picked(cx, &cx.snapshot.endpoints[to as usize].endpoint))
     }
 
-    /// What the strategy notes of the request.
-    pub(in crate::coming_from) fn trail(&self, body: &Value) -> Option<Digest> {
-        self.with(body, &[0], NOW, |cx, _| self.strategy.trail(cx))
+    /// What the strategy notes of the request, which is sent to the endpoint of this number.
+    pub(in crate::coming_from) fn trail(&self, body: &Value, to: u32) -> Option<Digest> {
+        self.sent_at(body, to, NOW)
     }
 
-    /// Envoy had the request served by another endpoint.
+    /// The request was sent to `from`, and Envoy had it served by `to`.
     pub(in crate::coming_from) fn moved(&self, body: &Value, from: u32, to: u32) {
-        let trail = self.trail(body).expect("a trail");
+        let trail = self.trail(body, from).expect("a trail");
         let model = body["model"].as_str().unwrap_or_default();
         let now = Timestamp(NOW * 1_000_000_000);
         self.strategy.moved(model, &trail, EndpointId(from), EndpointId(to), now);

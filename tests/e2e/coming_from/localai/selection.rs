@@ -21,7 +21,7 @@ rows! { ROWS;
         "xxHash64 of the model, then of the hash before and each of the first 64 blocks of 256 bytes",
         Same => {
             let fleet = Fleet::of("prefix-affinity", "{}");
-            let chain = |model: &str, prompt: &str| fleet.trail(&completion(model, prompt)).map(|chain| chain.to_vec());
+            let chain = |model: &str, prompt: &str| fleet.trail(&completion(model, prompt), 0).map(|chain| chain.to_vec());
             assert_eq!(chain("m", "abc"), Some(vec![0xf725_79e7_baf1_aa6c]));
             assert_eq!(chain("m1", "abc"), Some(vec![0xba3e_6939_99a4_c072]));
             assert_eq!(chain("m2", "abc"), Some(vec![0xae99_ffe0_87bb_6bde]));
@@ -34,7 +34,7 @@ rows! { ROWS;
             let fleet = Fleet::of("prefix-affinity", "{}");
             let system = json!({"role": "system", "content": "You are helpful."});
             let messages = [system, json!({"role": "user", "content": "Hi"})];
-            let chain = fleet.trail(&json!({"model": "m", "messages": messages}));
+            let chain = fleet.trail(&json!({"model": "m", "messages": messages}), 0);
             assert_eq!(chain.map(|c| c.to_vec()), Some(vec![0xd035_f6c5_dfd1_9c6d]));
         }
     longest_match: "longest match", "the replica that was sent the longest beginning, from `min_prefix_match` 0.3 on",
@@ -93,7 +93,7 @@ rows! { ROWS;
     floor_leaves_no_trace: "`round_robin` and the memory of prompts", "requests are not remembered",
         Same => {
             let fleet = Fleet::of("prefix-affinity", r#"{"routePolicy": "round_robin"}"#);
-            assert_eq!(fleet.trail(&chat("abcd")), None);
+            assert_eq!(fleet.trail(&chat("abcd"), 0), None);
         }
     empty_prompt: "request without a prompt", "no preference: the floor decides",
         Same => {
@@ -133,8 +133,8 @@ rows! { ROWS;
     pressure: "pressure: a warm replica was passed over for its load",
         "counted by model over 1 minute; from 1 on the model gets another replica",
         Differs {
-            default: "counted in `attache_model_diverted_total` by model and `attache_diverted_total` by pool; Attaché starts no replicas",
-            exact: "an autoscaler on `sum by (model) (increase(attache_model_diverted_total[1m])) >= 1`, which adds up all pickers",
+            default: "the gauge `attache_model_pressure` has the count of the last minute by pool and model; Attaché starts no replicas",
+            exact: "an autoscaler on `sum by (pool, model) (attache_model_pressure) >= 1`, which adds up all pickers",
         } => {
             let pool = Pool::with(2, "", "  strategy: prefix-affinity\n", &[]).await;
             let prompt = chat(&"a hot prompt ".repeat(60));
@@ -146,6 +146,7 @@ rows! { ROWS;
             }
             assert_eq!(pool.picker.metric("attache_model_diverted_total{model=\"m\"}").await, 1.0);
             assert_eq!(pool.picker.metric("attache_diverted_total").await, 1.0);
+            assert_eq!(pool.picker.metric("attache_model_pressure{pool=\"default\",model=\"m\"}").await, 1.0);
         }
     node_header: "response header `X-LocalAI-Node`", "names the node, where that is switched on",
         Differs {

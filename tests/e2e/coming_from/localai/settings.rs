@@ -34,6 +34,16 @@ rows! { ROWS;
             let flag = ["--distributed-prefix-cache", "--distributed-prefix-cache-ttl=2m"];
             assert_eq!(in_force(&flag, &[]).await.1["ttlSeconds"], json!(120));
         }
+    beside_the_file: "`ttlSeconds` and `routePolicy` of the file beside these variables and flags", "there is no file for them",
+        Differs {
+            default: "the file outranks them; a warning says so",
+            exact: "leave the two parameters out of the file",
+        } => {
+            let file = "  strategy: {name: prefix-affinity, parameters: {ttlSeconds: 60}}\n";
+            let (good, said) = check("", file, &[("LOCALAI_DISTRIBUTED_PREFIX_CACHE_TTL", "2m")]).await;
+            assert!(good && said.contains("--distributed-prefix-cache-ttl"), "{said}");
+            assert!(said.contains("the file says `ttlSeconds: 60`, not `120`"), "{said}");
+        }
     wrong_values: "values that can't be used", "a TTL of 0 fails the start",
         Same => {
             for (name, value) in [

@@ -64,10 +64,14 @@ rows! { ROWS;
             exact: "none: an entry for an endpoint that did not serve is wrong",
         } => {
             let fleet = Fleet::of("prefix-affinity", "{}");
-            fleet.sent(&chat("abcd"), 0);
             fleet.moved(&chat("abcd"), 0, 1);
             let next = fleet.ask(&chat("abcd"), &[0, 0]);
             assert_eq!((next.endpoint, next.reason), (1, "was sent the longest beginning"));
+            // What another request was sent there stays.
+            fleet.sent(&chat("wxyz"), 0);
+            fleet.moved(&chat("wxyz"), 0, 1);
+            let both = [[0, 1], [1, 0]].map(|requests| fleet.ask(&chat("wxyz"), &requests).endpoint);
+            assert_eq!(both, [0, 1]);
         }
     bound: "memory", "bounded by the age of entries alone",
         Differs {

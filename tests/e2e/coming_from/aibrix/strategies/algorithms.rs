@@ -4,10 +4,17 @@ use crate::coming_from::Here::{Differs, Same};
 use crate::coming_from::aibrix::ask::{Asked, IDLE, Pool, refused};
 use crate::coming_from::aibrix::library::{settings, strategy, winners};
 use crate::coming_from::rows;
+use crate::shipped::by_header;
+use crate::support::attache::AttacheProcess;
+use crate::support::body::Payload;
+use crate::support::client::{self, Http};
+use crate::support::envoy::EnvoyProcess;
+use crate::support::sim::SimProcess;
 use attache::config::settings::TenantSource;
 use attache::pool::{Counter, EndpointMetrics, Histogram, Means, Rates};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use http::HeaderValue;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -19,6 +26,43 @@ fn page() -> EndpointMetrics {
 
 fn picked(asked: &Asked) -> usize {
     asked.answer.as_ref().unwrap_or_else(|refusal| panic!("{refusal:?}")) + 1
+}
+
+/// The users whose requests a server completes, in order, where it takes one at a time: seven of `heavy` come first, then two of `light`.
+async fn served_under_load(strategy: &str) -> Vec<&'static str> {
+    let sim = SimProcess::start(1, &["--model", "m", "--max-num-seqs", "1", "--step-base", "200ms"]).await;
+    let text = format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  endpoints: [\"{}\"]\n  flowControl: {{detector: \
+         {{name: concurrency-detector, parameters: {{maxConcurrency: 1}}}}}}\n",
+        sim.servers[0]
+    );
+    let picker = AttacheProcess::configured_with(&text, &[("ROUTING_ALGORITHM", strategy)]).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    let (ended, mut ends) = tokio::sync::mpsc::unbounded_channel();
+    for (number, user) in [["heavy"; 7].as_slice(), &["light"; 2]].concat().into_iter().enumerate() {
+        // The first one is at the server until all others wait, in the order in which they come.
+        let tokens = if number == 0 { 25 } else { 1 };
+        let messages = [json!({"role": "user", "content": format!("{number}")})];
+        let body = json!({"model": "m", "max_tokens": tokens, "messages": messages});
+        let payload = Payload::sized(body.to_string().into());
+        let mut request = client::request("POST", to, Http::H1, "/v1/chat/completions", payload);
+        request.headers_mut().insert("user", HeaderValue::from_static(user));
+        let ended = ended.clone();
+        tokio::spawn(async move {
+            let reply = client::send(to, Http::H1, request).await.expect("an answer");
+            ended.send((user, reply.status.as_u16())).expect("the test waits");
+        });
+        picker.until_metric("attache_queued_requests", number as f64).await;
+    }
+    drop(ended);
+    let mut order = Vec::new();
+    while let Some((user, status)) = ends.recv().await {
+        assert_eq!(status, 200, "{user}");
+        order.push(user);
+    }
+    picker.assert_settled().await;
+    order
 }
 
 /// Requests in flight on the server at `at` (from 1).
@@ -325,6 +369,19 @@ rows! { ROWS;
             let _held = hold(&pool, 1, "hello", 1).await;
             assert_eq!(picked(&pool.ask("hello", &[("user", "a"), ("routing-strategy", "vtc-fair")]).await), 2);
             assert_eq!(pool.refusal(&[("routing-strategy", "vtc-pred")]).await.status, 400, "the queue is another's");
+        }
+    vtc_fair_in_a_saturated_pool: "`vtc-fair`, `vtc-max-fair`, `vtc-pred` in a saturated pool",
+        "named as future variants; not there",
+        Differs {
+            default: "users take turns by their tokens: one with two requests does not wait for all of one with many",
+            exact: "",
+        } => {
+            let names = ["vtc-fair", "vtc-max-fair", "vtc-pred"];
+            let orders = futures_util::future::join_all(names.map(served_under_load)).await;
+            for (name, order) in names.into_iter().zip(orders) {
+                let last = order.iter().rposition(|user| *user == "light").expect("served");
+                assert!(order.len() == 9 && last <= 5, "{name}: {order:?}");
+            }
         }
     vtc_fair_without_queue: "`vtc-fair` with `flowControl` off or with another fairness policy", "-",
         Differs { default: "the start fails and says what to change", exact: "`least-request`" } => {

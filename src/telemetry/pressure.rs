@@ -1,0 +1,116 @@
+//! How many requests of the last minute load alone kept from the endpoint that their prompts belong to, by pool and model: what LocalAI calls a
+//! model's pressure. From 1 on, LocalAI gives the model another replica.
+
+use super::names::Names;
+use crate::clock::{Clock, Timestamp};
+use crate::config::settings::NameSettings;
+use crate::scheduling::window::{SlidingSum, Window};
+use parking_lot::Mutex;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::gauge::ConstGauge;
+use std::collections::BTreeMap;
+use std::fmt::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// 1 minute, as LocalAI has it.
+const WINDOW: Duration = Duration::from_secs(60);
+
+/// Requests of the last minute, of one model.
+#[derive(Debug, Default)]
+pub struct Recent(Mutex<SlidingSum>);
+
+/// The models of one pool.
+pub type Models = Names<Recent>;
+
+/// Of all pools.
+#[derive(Debug, Default)]
+pub struct Pressure {
+    pools: Mutex<BTreeMap<String, Arc<Models>>>,
+    labels: Mutex<NameSettings>,
+}
+
+impl Pressure {
+    /// Bounds the labels of each pool. To be called before any pool is there.
+    pub fn bound(&self, settings: &NameSettings) {
+        self.labels.lock().clone_from(settings);
+    }
+
+    /// Those of a pool.
+    #[must_use]
+    pub fn pool(&self, name: &str) -> Arc<Models> {
+        let mut pools = self.pools.lock();
+        if let Some(models) = pools.get(name) {
+            return models.clone();
+        }
+        let models = Arc::<Models>::default();
+        models.bound(&self.labels.lock());
+        pools.insert(name.to_owned(), models.clone());
+        models
+    }
+
+    /// Takes the series of a pool that has gone off the page.
+    pub(super) fn forget(&self, pool: &str) {
+        self.pools.lock().remove(pool);
+    }
+}
+
+/// Load alone keeps a request for `model` from the endpoint that its prompt belongs to.
+pub(super) fn diverted(models: &Models, model: &str, now: Timestamp) {
+    models.of(model, now).0.lock().add(Window::new(WINDOW).slot(now), 1);
+}
+
+/// The collector that puts [`Pressure`] into the registry.
+#[derive(Debug)]
+pub struct PressureCollector {
+    /// What is shown.
+    pub pressure: Arc<Pressure>,
+    /// By which a minute passes.
+    pub clock: Clock,
+}
+
+impl Collector for PressureCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
+        let help = "requests of the last minute that load alone kept from the endpoint that their prompts belong to";
+        let mut gauges = encoder.encode_descriptor("model_pressure", help, None, MetricType::Gauge)?;
+        let slot = Window::new(WINDOW).slot(self.clock.now());
+        let pools: Vec<_> =
+            self.pressure.pools.lock().iter().map(|(name, models)| (name.clone(), models.clone())).collect();
+        for (pool, models) in pools {
+            models.each(|model, recent| {
+                let mut recent = recent.0.lock();
+                recent.expire(slot);
+                let total = i64::try_from(recent.total()).unwrap_or(i64::MAX);
+                ConstGauge::new(total).encode(gauges.encode_family(&[("pool", &*pool), ("model", model)])?)
+            })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pressure_is_of_the_last_minute() {
+        let at = |seconds: u64| Timestamp(seconds * 1_000_000_000);
+        let pressure = Pressure::default();
+        let pool = pressure.pool("a");
+        diverted(&pool, "m", at(0));
+        diverted(&pool, "m", at(30));
+        diverted(&pressure.pool("b"), "m", at(30));
+        let total = |now| {
+            let models = pressure.pool("a");
+            let recent = models.of("m", at(now));
+            let mut recent = recent.0.lock();
+            recent.expire(Window::new(WINDOW).slot(at(now)));
+            recent.total()
+        };
+        assert_eq!([total(59), total(60), total(90)], [2, 1, 0]);
+        pressure.forget("b");
+        assert_eq!(pressure.pools.lock().len(), 1);
+    }
+}
