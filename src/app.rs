@@ -454,7 +454,7 @@ impl App {
             needs_restart.push("the pool or selector that the lease is of (`kubernetes`)");
         }
         if !needs_restart.is_empty() {
-            tracing::warn!(fields = needs_restart.join(", "), "these changes wait for a restart");
+            tracing::warn!(fields = needs_restart.join(", "), "some changes need a restart to take effect");
         }
         let taken_up = match self.found.follow(&file.templates, &mut self.feeds).await {
             Ok(()) => {
@@ -475,7 +475,7 @@ impl App {
                 let _ = self.found.follow(&self.file.templates, &mut self.feeds).await;
                 self.found.settle();
                 let error = format!("{error:#}");
-                tracing::error!(error, "configuration not reloaded; the old one stays");
+                tracing::error!(error, "configuration reload failed; keeping the last known good configuration");
             }
         }
     }
@@ -485,10 +485,10 @@ impl App {
         let file = self.file.clone();
         let readiness = if self.searching.is_some() { self.readiness.clone() } else { Readiness::default() };
         match self.take_up(&file, &readiness).await {
-            Ok(()) => tracing::info!(pools = self.settings.pools.len(), "the InferencePools of now are served"),
+            Ok(()) => tracing::info!(pools = self.settings.pools.len(), "InferencePools reloaded"),
             Err(error) => {
                 let error = format!("{error:#}");
-                tracing::error!(error, "the InferencePools of now can't be served; those of before stay");
+                tracing::error!(error, "InferencePool reload failed; keeping the last known good pools");
             }
         }
     }

@@ -192,7 +192,7 @@ async fn keep(client: Client, link: &Link, told: impl Fn(bool)) {
     loop {
         match client.get_multiplexed_async_connection_with_config(&config).await {
             Ok(connection) => {
-                tracing::info!("connected to redis");
+                tracing::info!("connected to Redis");
                 is_told = true;
                 // Word of the connection before this one.
                 let _ = link.broken.notified().now_or_never();
@@ -203,12 +203,12 @@ async fn keep(client: Client, link: &Link, told: impl Fn(bool)) {
                 link.connection.store(None);
                 link.connected.send_replace(false);
                 drop(connected);
-                tracing::warn!("the connection to redis broke; it is tried again");
+                tracing::warn!("connection to Redis lost; reconnecting");
             }
             Err(error) if !std::mem::replace(&mut is_told, true) => {
-                tracing::warn!(%error, "no connection to redis; it is tried again");
+                tracing::warn!(%error, "connection to Redis failed; retrying");
             }
-            Err(error) => tracing::debug!(%error, "still no connection to redis"),
+            Err(error) => tracing::debug!(%error, "connection to Redis failed again; retrying"),
         }
         tokio::time::sleep(RECONNECT).await;
     }

@@ -55,12 +55,12 @@ impl Shutdown {
                 signal = name,
                 min_delay_ms = millis(times.min_delay),
                 deadline_ms = millis(times.deadline),
-                "shutting down: not ready any more, still serving"
+                "shutting down: not ready, still serving"
             );
             phase.send_replace(Phase::Lame);
             let drain = async {
                 sleep_until(asked + times.min_delay.min(times.deadline)).await;
-                tracing::info!("draining: taking nothing new");
+                tracing::info!("draining: new streams are rejected");
                 phase.send_replace(Phase::Draining);
                 sleep_until(asked + times.deadline).await;
                 "the drain deadline has passed"
@@ -69,7 +69,7 @@ impl Shutdown {
                 why = drain => why,
                 Some(_) = signals.recv() => "a second signal came",
             };
-            tracing::warn!(reason = why, "cutting what is still open");
+            tracing::warn!(reason = why, "closing streams that are still open");
             phase.send_replace(Phase::Forced);
             phase.closed().await;
         });

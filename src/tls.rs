@@ -127,7 +127,7 @@ impl ServingCert {
         tracing::info!(
             pin_sha256 = info.pin,
             expires_at = info.expires_at,
-            "serving with a self-signed certificate; a client that verifies can pin it"
+            "serving with a self-signed certificate; clients can pin it by this hash"
         );
         Ok(cert)
     }
@@ -142,7 +142,7 @@ impl ServingCert {
         if info.expires_at <= unix(now) {
             tracing::warn!(
                 expires_at = info.expires_at,
-                "the certificate has expired; clients that verify will refuse it"
+                "certificate has expired; clients that verify it will not connect"
             );
         }
         tracing::info!(pin_sha256 = info.pin, expires_at = info.expires_at, "serving with a certificate from files");
@@ -173,14 +173,14 @@ impl ServingCert {
                 tracing::info!(
                     pin_sha256 = loaded.info.pin,
                     expires_at = loaded.info.expires_at,
-                    "new certificate in use"
+                    "certificate reloaded"
                 );
                 self.current.store(Arc::new(loaded));
                 self.reloads.fetch_add(1, Relaxed);
                 Ok(true)
             }
             Err(error) => {
-                tracing::warn!(%error, "new certificate refused, the old one stays in use");
+                tracing::warn!(%error, "certificate reload failed; keeping the previous certificate");
                 self.failures.fetch_add(1, Relaxed);
                 Err(error)
             }

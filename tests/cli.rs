@@ -357,7 +357,7 @@ fn a_request_is_explained_block_by_block() {
 fn what_can_not_be_explained_is_told() {
     let said = explain("characters", r#"{"model": "m", "messages": []}"#, &[]);
     assert_eq!(code(&said), 1);
-    assert!(err(&said).contains("it would be refused: invalid_messages"), "{}", err(&said));
+    assert!(err(&said).contains("would be rejected: invalid_messages"), "{}", err(&said));
     let said = explain("{type: huggingface, directory: /nowhere}", CHAT, &[]);
     assert_eq!(code(&said), 78);
     assert!(err(&said).contains("there is no tokenizer.json in /nowhere"), "{}", err(&said));
@@ -366,5 +366,5 @@ fn what_can_not_be_explained_is_told() {
     assert!(err(&said).contains("can't read /nowhere.json"), "{}", err(&said));
     let said = attache(&["explain", root("Cargo.toml").to_str().unwrap(), "--admin", "http://127.0.0.1:1"]);
     assert_eq!(code(&said), 70);
-    assert!(err(&said).contains("no picker answers at http://127.0.0.1:1"), "{}", err(&said));
+    assert!(err(&said).contains("no picker responds at http://127.0.0.1:1"), "{}", err(&said));
 }

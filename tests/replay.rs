@@ -690,7 +690,7 @@ fn the_command_writes_every_form_and_keeps_its_exit_codes() {
         (vec!["--workload", "unique", "--assert", "ttft_p50<1"], 64, "ttft_p50"),
         (vec!["--workload", "unique", "--change", "10m explode"], 64, "explode"),
         (vec!["--workload", "unique", "--baseline", "nobody"], 64, "nobody"),
-        (vec!["--trace", "/no/such/file"], 64, "/no/such/file"),
+        (vec!["--trace", "/no/such/file"], 64, "error: /no/such/file: No such file or directory (os error 2)\n"),
         (vec!["--workload", "unique", "--config-file", "/no/such/file"], 78, "/no/such/file"),
         (vec!["--workload", "unique", "--change", "10m lose 30"], 64, "there is no server 30; there are 8"),
         (vec!["--workload", "unique", "--speed", "0"], 64, "`speed` is 0; a number above 0"),
@@ -728,6 +728,15 @@ fn the_command_writes_every_form_and_keeps_its_exit_codes() {
     let passed: Vec<_> =
         document["runs"].as_array().unwrap().iter().map(|r| r["queue"]["turns"]["passed"].as_u64()).collect();
     assert!(matches!(passed[..], [None, Some(1..), Some(1..), None]), "{passed:?}");
+
+    let changes = ["--compare", "random", "--change", "5s lose 0", "--change", "1h join"];
+    let out = attache(&[&short[..4], &changes].concat());
+    let warnings: Vec<_> = text(&out.stderr).lines().map(str::to_owned).collect();
+    assert_eq!(warnings.len(), 2, "one for each policy: {warnings:?}");
+    assert!(
+        warnings.iter().all(|line| line.starts_with("warning: --change after 60m has no effect: ")),
+        "{warnings:?}"
+    );
 
     let list = text(&attache(&["--list"]).stdout);
     assert!(["multi-turn", "8b-h100", "predicted-latency"].iter().all(|w| list.contains(w)), "{list}");

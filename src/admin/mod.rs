@@ -22,6 +22,7 @@ mod body;
 mod endpoints;
 pub mod guard;
 mod policies;
+mod query;
 mod refusal;
 #[cfg(test)]
 mod tests;
@@ -160,21 +161,27 @@ pub async fn serve(
 }
 
 fn router(state: AdminState) -> Router {
+    // Scrapers and probes may add keys of their own: `/metrics`, `/live` and `/ready` do without.
+    let keys = |known: query::Keys| from_fn_with_state(known, query::known);
     let explaining = Arc::new(Semaphore::new(MAX_EXPLAINED_AT_ONCE));
-    let explain = post(explain).layer(from_fn_with_state(explaining, body::few)).fallback(explain_by_post);
+    let explain = post(explain)
+        .layer(from_fn_with_state(explaining, body::few))
+        .layer(keys(&["path", "pool"]))
+        .fallback(explain_by_post);
     // Checks are made from the last layer to the first: the cheapest and strictest first.
     let local = Router::new()
-        .route("/log-level", put(set_log_level))
-        .route("/kv_blocks", get(kv_blocks))
+        .route("/log-level", put(set_log_level).layer(keys(&["filter"])))
+        .route("/kv_blocks", get(kv_blocks).layer(keys(&["endpoint"])))
         .route("/explain", explain)
-        .merge(policies::changes());
+        .merge(policies::changes().route_layer(keys(&[])));
     let pages = Router::new()
         .route("/", get(page))
         .route("/endpoints", get(endpoints))
         .route("/decisions", get(|State(s): State<AdminState>| async move { json(&(s.decisions)()) }))
         .route("/config_dump", get(|State(s): State<AdminState>| async move { json(&(s.config)()) }))
         .route("/log-level", get(log_level))
-        .merge(policies::pages());
+        .merge(policies::pages())
+        .route_layer(keys(&[]));
     let metrics = Router::new().route("/metrics", get(metrics));
     let (metrics, guarded) = match &state.guard {
         Some(guard) => {

@@ -106,6 +106,6 @@ async fn forget(
     if !state.policies.remove(&model) {
         return nothing_about(&model);
     }
-    tracing::info!(%peer, model, "policy of a model forgotten");
+    tracing::info!(%peer, model, "policy of a model removed");
     StatusCode::NO_CONTENT.into_response()
 }

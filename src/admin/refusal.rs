@@ -62,7 +62,7 @@ impl Refusals {
         for reason in Refusal::ALL {
             drop(refusals.0.get_or_create(&reason.labels()));
         }
-        registry.register("admin_requests_refused", "requests to the admin port that were refused", refusals.0.clone());
+        registry.register("admin_requests_refused", "rejected requests to the admin port: `peer`, `token`, `host`, `origin`, `body_size`, `body_timeout`, `busy`", refusals.0.clone());
         refusals
     }
 

@@ -184,6 +184,29 @@ async fn remote_peer_is_refused_by_every_guarded_page_before_its_body_is_read() 
 }
 
 #[tokio::test]
+async fn unknown_query_key_is_refused_with_the_known_keys_on_every_admin_page() {
+    let (state, _) = state();
+    for (method, target) in GUARDED {
+        let mark = if target.contains('?') { '&' } else { '?' };
+        let target = format!("{target}{mark}endpont=1");
+        let (status, text) = ask(&state, LOCAL, (method, &target), &[], endless()).await;
+        let allowed = match target.split('?').next().unwrap() {
+            "/explain" => "`path`, `pool`",
+            "/kv_blocks" => "`endpoint`",
+            "/log-level" if method == "PUT" => "`filter`",
+            _ => "none",
+        };
+        let wanted = format!("unknown query key `endpont`; allowed on this page: {allowed}\n");
+        assert_eq!((status, text), (400, wanted), "{method} {target}");
+        assert_eq!(ask(&state, REMOTE, (method, &target), &[], endless()).await.0, 403, "{method} {target}");
+    }
+    for target in ["/metrics?name[]=up", "/live?probe=1", "/ready?probe=1"] {
+        assert_eq!(ask(&state, REMOTE, ("GET", target), &[], endless()).await.0, 200, "{target}");
+    }
+    assert!(state.logs.current().ends_with("info") && state.policies.all().is_empty());
+}
+
+#[tokio::test]
 async fn hosts_and_origins_of_others_are_refused_by_every_guarded_page() {
     let (mut state, _) = state();
     state.hosts = Arc::new(["attache.llm".to_owned()]);

@@ -568,7 +568,7 @@ pub(super) fn cache(settings: &PrefixSettings, seed: u64) -> PrefixCache {
         tracing::warn!(
             asked = settings.max_bytes,
             budget,
-            "the system does not let a prefix index reserve `prefixCache.maxBytes`, so it has less: `ulimit -v` or vm.overcommit_memory may be why"
+            "prefix index is smaller than `prefixCache.maxBytes`: the system refused to reserve that much memory; check `ulimit -v` and vm.overcommit_memory"
         );
     }
     let cache = cache.with_max_blocks(settings.max_blocks);

@@ -231,13 +231,13 @@ fn read_own(read: &PoolReader, pool: &str, config: &FoundConfig, before: Option<
     let (text, name) = (config.text.clone(), &*config.name);
     match read(&format!("ConfigMap {name}"), &text) {
         Some(settings) => {
-            tracing::info!(pool, config = name, "the pool goes by its own configuration");
+            tracing::info!(pool, config = name, "pool uses its own configuration");
             Own { text, settings: Some(settings) }
         }
         None => {
             let settings = before.and_then(|own| own.settings);
-            let instead = if settings.is_some() { "the one before" } else { "what holds for all" };
-            tracing::error!(pool, config = name, "the pool's own configuration is refused; {instead} stays");
+            let instead = if settings.is_some() { "its last valid one" } else { "the template" };
+            tracing::error!(pool, config = name, "the pool's own configuration is invalid; keeping {instead}");
             Own { text, settings }
         }
     }

@@ -53,7 +53,7 @@ impl std::fmt::Debug for Cluster {
 
 /// The condition of readiness that leading is.
 #[cfg(feature = "kube")]
-const LEADS: &str = "this replica leads";
+const LEADS: &str = "leadership (the Lease)";
 
 /// A task that follows the pods of a pool.
 #[derive(Debug)]

@@ -127,7 +127,7 @@ mod shared {
         pub(in super::super) async fn part(&self) {
             let told = async { tokio::join!(self.tenants.told(), self.models.told()) };
             if tokio::time::timeout(PARTING, told).await.is_err() {
-                tracing::warn!("redis was not told of all requests that have ended");
+                tracing::warn!("shut down before all ends of requests were written to Redis");
             }
         }
 

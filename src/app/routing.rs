@@ -64,7 +64,7 @@ pub(super) fn live(
         let prefix = prompts::prefix(p, feeds.prefix(), feeds.remote(), segments, clock);
         anyhow::Ok(prefix.unwrap_or_else(|error| {
             let error = format!("{error:#}");
-            tracing::error!(pool = %p.name, error, "the tokenizer can't be used; prompts are compared as text until a reload");
+            tracing::error!(pool = %p.name, error, "tokenizer failed to load; prompts are compared as text until the next reload");
             prompts::as_text(p, feeds.prefix(), clock)
         }))
     };
@@ -99,7 +99,7 @@ pub(super) fn scheduler(settings: &PoolSettings, before: &Router) -> anyhow::Res
     match filled {
         // One of many: its own configuration may come and go, and is no reason for the others to stay away.
         Err(error) if settings.kubernetes.as_ref().is_some_and(|source| source.found) => {
-            tracing::error!(pool = %settings.name, error = format!("{error:#}"), "SLO profiles can't be read; the pool goes without");
+            tracing::error!(pool = %settings.name, error = format!("{error:#}"), "SLO profiles can't be read; the pool has none");
         }
         other => other?,
     }

@@ -25,7 +25,7 @@ pub(super) enum Format {
     Json,
 }
 
-/// Say everything that is wrong with a configuration file.
+/// Check a configuration file and report every error.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct CheckArgs {

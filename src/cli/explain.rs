@@ -19,13 +19,13 @@ use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
-  attache explain request.json                                  # asks the picker on this machine
+  attache explain request.json                                  # by the picker on this machine
   attache explain request.json --admin http://127.0.0.1:9090 --pool llama
   curl -s … | attache explain - --path /v1/messages
   attache explain request.json --config-file attache.yaml       # without a running picker
   attache explain request.json --json | jq '.endpoints'
 
-Exit codes: 0 when the request can be routed, 1 when it would be refused.";
+Exit codes: 0 when the request can be routed, 1 when it would be rejected.";
 
 /// A request that would be refused.
 const EXIT_REFUSED: u8 = 1;
@@ -34,29 +34,29 @@ const MAX_ANSWER_BYTES: usize = 256 << 20;
 /// Blocks that are shown of a long prompt, from each end.
 const SHOWN_BLOCKS: usize = 12;
 
-/// Say what the picker makes of a request: its tokens and blocks, who holds them, and where it would go.
+/// Explain where a request would go: its tokens and blocks, the endpoints that hold them, and the score of each endpoint.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct ExplainArgs {
-    /// The request's body, a JSON file; `-` reads standard input
+    /// Body of the request, a JSON file; `-` reads standard input
     #[arg(value_name = "FILE")]
     body: PathBuf,
-    /// The path that it would be sent to
+    /// Path that the request would have
     #[arg(long, default_value = DEFAULT_EXPLAINED_PATH)]
     path: String,
-    /// The pool that it is for, where that is not told by its model
+    /// Pool of the request, if its model does not select one
     #[arg(long, value_name = "NAME")]
     pool: Option<String>,
-    /// The metrics port of the picker to ask
+    /// Admin port of the running picker
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090", conflicts_with = "config_file")]
     admin: String,
-    /// Ask no picker: read this configuration, and tell tokens, blocks and keys
+    /// Use this configuration instead of a running picker; all servers then count as idle
     #[arg(long, value_name = "FILE")]
     config_file: Option<PathBuf>,
-    /// Every block, not only the first and last
+    /// Show every block, not only the first and last ones
     #[arg(long)]
     all_blocks: bool,
-    /// The whole explanation as JSON
+    /// Print the explanation as JSON
     #[arg(long)]
     json: bool,
 }
@@ -93,7 +93,7 @@ pub(super) fn run(args: &ExplainArgs) -> ExitCode {
         Ok(explanation) if args.json => println!("{explanation:#}"),
         Ok(explanation) => print!("{}", show(&explanation, args.all_blocks)),
         Err(refusal) => {
-            eprintln!("it would be refused: {refusal}");
+            eprintln!("the request would be rejected: {refusal}");
             return ExitCode::from(EXIT_REFUSED);
         }
     }
@@ -129,15 +129,14 @@ async fn ask(args: &ExplainArgs, body: Vec<u8>) -> anyhow::Result<Result<Value, 
         .body(Full::new(bytes::Bytes::from(body)))
         .with_context(|| format!("`--admin {admin}` is not of the form `host:port` or `http://host:port`"))?;
     let client = Client::builder(TokioExecutor::new()).build_http();
-    let reply = client
-        .request(request)
-        .await
-        .with_context(|| format!("no picker answers at {base} (`--admin`; or give `--config-file` to ask none)"))?;
+    let reply = client.request(request).await.with_context(|| {
+        format!("no picker responds at {base}; set `--admin`, or use `--config-file` without a picker")
+    })?;
     let status = reply.status();
     let bytes = Limited::new(reply.into_body(), MAX_ANSWER_BYTES).collect().await;
-    let bytes = bytes.map_err(|e| anyhow::anyhow!("the picker's answer can't be read: {e}"))?.to_bytes();
+    let bytes = bytes.map_err(|e| anyhow::anyhow!("the response of the picker can't be read: {e}"))?.to_bytes();
     if status == http::StatusCode::OK {
-        return Ok(Ok(serde_json::from_slice(&bytes).context("the picker's answer is no JSON")?));
+        return Ok(Ok(serde_json::from_slice(&bytes).context("the response of the picker is not JSON")?));
     }
     let text = String::from_utf8_lossy(&bytes).trim().to_owned();
     anyhow::ensure!(status.is_client_error() || status == http::StatusCode::SERVICE_UNAVAILABLE, "{status}: {text}");
@@ -196,30 +195,30 @@ fn show(e: &Value, all_blocks: bool) -> String {
         ),
     );
     if e["left_out_bytes"].as_u64().unwrap_or(0) > 0 {
-        line("left out", format!("{} bytes that change with every request", e["left_out_bytes"]));
+        line("ignored", format!("{} bytes that change with each request", e["left_out_bytes"]));
     }
     let picks: Vec<String> = list(&e["picks"]).iter().map(text).collect();
     line(
         "goes to",
         format!(
             "{} ({}: {})",
-            if picks.is_empty() { "nobody".into() } else { picks.join(", ") },
+            if picks.is_empty() { "no endpoint".into() } else { picks.join(", ") },
             text(&e["strategy"]),
             text(&e["reason"])
         ),
     );
     let prefill: Vec<String> = list(&e["prefill"]).iter().map(text).collect();
     if !prefill.is_empty() {
-        line("prompt at", prefill.join(", "));
+        line("prefill", prefill.join(", "));
     }
     let encode: Vec<String> = list(&e["encode"]).iter().map(text).collect();
     if !encode.is_empty() {
-        line("media at", encode.join(", "));
+        line("encode", encode.join(", "));
     }
     let _ = writeln!(
         out,
         "\n{:<24} {:>14} {:>8} {:>8} {:>9}  {:<8}",
-        "ENDPOINT", "HOLDS", "TOKENS", "ON WAY", "REQUESTS", "KNOWN BY"
+        "ENDPOINT", "HOLDS", "TOKENS", "PENDING", "REQUESTS", "KNOWN BY"
     );
     for h in list(&e["endpoints"]) {
         let of = format!("{} of {}", h["blocks"], blocks.len());

@@ -50,11 +50,11 @@ const SAMPLER_ARG: &str = "OTEL_TRACES_SAMPLER_ARG";
 pub enum LogFormatArg {
     /// For people; the default on a terminal.
     Text,
-    /// One object a line; the default elsewhere.
+    /// One object per line; the default elsewhere.
     Json,
 }
 
-/// Serve Envoy: pick an endpoint for every request.
+/// Choose an endpoint for every request of Envoy.
 ///
 /// Endpoints come from `--endpoint`, from a configuration file, or from both. AIBrix's variables ROUTING_ALGORITHM, AIBRIX_PREFIX_CACHE_… and
 /// AIBRIX_ROUTER_… hold where neither a flag nor the file says otherwise.
@@ -68,16 +68,16 @@ pub struct RunArgs {
         value_name = "FILE",
         env = "ATTACHE_CONFIG_FILE",
         conflicts_with = "config_text",
-        help_heading = "What to serve"
+        help_heading = "Pools and routing"
     )]
     pub config_file: Option<PathBuf>,
-    /// The configuration itself, instead of a file
+    /// The configuration as text, instead of a file
     #[arg(
         long,
         value_name = "YAML",
         env = "ATTACHE_CONFIG_TEXT",
         hide_env_values = true,
-        help_heading = "What to serve"
+        help_heading = "Pools and routing"
     )]
     pub config_text: Option<String>,
     /// A model server, `ip:port`; may be given several times
@@ -86,11 +86,11 @@ pub struct RunArgs {
         value_name = "IP:PORT",
         env = "ATTACHE_ENDPOINTS",
         value_delimiter = ',',
-        help_heading = "What to serve"
+        help_heading = "Pools and routing"
     )]
     pub endpoints: Vec<String>,
-    /// How endpoints are picked [default: predicted-latency]
-    #[arg(long, value_name = "NAME", env = "ATTACHE_STRATEGY", help_heading = "What to serve")]
+    /// Strategy that chooses endpoints [default: predicted-latency]
+    #[arg(long, value_name = "NAME", env = "ATTACHE_STRATEGY", help_heading = "Pools and routing")]
     pub strategy: Option<String>,
     /// As LocalAI's flag: `true` is `prefix-affinity` for pools that name no strategy, `false` its floor without prompts [default: the variable LOCALAI_DISTRIBUTED_PREFIX_CACHE]
     #[arg(
@@ -99,27 +99,27 @@ pub struct RunArgs {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "true",
-        help_heading = "What to serve"
+        help_heading = "Pools and routing"
     )]
     pub distributed_prefix_cache: Option<String>,
-    /// How long `prefix-affinity` remembers prompts, as LocalAI's flag [default: the variable LOCALAI_DISTRIBUTED_PREFIX_CACHE_TTL, else 5m]
-    #[arg(long, value_name = "TIME", help_heading = "What to serve")]
+    /// Time for which `prefix-affinity` remembers prompts, as LocalAI's flag [default: the variable LOCALAI_DISTRIBUTED_PREFIX_CACHE_TTL, else 5m]
+    #[arg(long, value_name = "TIME", help_heading = "Pools and routing")]
     pub distributed_prefix_cache_ttl: Option<String>,
-    /// How often metrics of a busy endpoint are read [default: 50ms]
-    #[arg(long, value_name = "TIME", env = "ATTACHE_REFRESH_METRICS_INTERVAL", value_parser = parse_duration, help_heading = "What to serve")]
+    /// Interval of scrapes of a busy endpoint [default: 50ms]
+    #[arg(long, value_name = "TIME", env = "ATTACHE_REFRESH_METRICS_INTERVAL", value_parser = parse_duration, help_heading = "Pools and routing")]
     pub refresh_metrics_interval: Option<Duration>,
     /// Metrics older than this are ignored [default: 2s]
-    #[arg(long, value_name = "TIME", env = "ATTACHE_METRICS_STALENESS_THRESHOLD", value_parser = parse_duration, help_heading = "What to serve")]
+    #[arg(long, value_name = "TIME", env = "ATTACHE_METRICS_STALENESS_THRESHOLD", value_parser = parse_duration, help_heading = "Pools and routing")]
     pub metrics_staleness_threshold: Option<Duration>,
     /// Ignore the gateway's subset hint [default: false]
-    #[arg(long, value_name = "BOOL", env = "ATTACHE_DISABLE_ENDPOINT_SUBSET_FILTER", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "What to serve")]
+    #[arg(long, value_name = "BOOL", env = "ATTACHE_DISABLE_ENDPOINT_SUBSET_FILTER", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Pools and routing")]
     pub disable_endpoint_subset_filter: Option<bool>,
-    /// Believe what requests say of themselves in headers: their objective, their flow, their model [default: false]
-    #[arg(long, value_name = "BOOL", env = "ATTACHE_TRUST_CLIENT_HEADERS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "What to serve")]
+    /// Trust the headers of clients that name objective, flow and model [default: false]
+    #[arg(long, value_name = "BOOL", env = "ATTACHE_TRUST_CLIENT_HEADERS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Pools and routing")]
     pub trust_client_headers: Option<bool>,
 
     /// Answer as the conformance suite of the Gateway API Inference Extension expects: the header `test-epp-endpoint-selection` names endpoints. Lets every client choose its endpoint [default: false]
-    #[arg(long, value_name = "BOOL", env = "ATTACHE_CONFORMANCE_HEADERS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "What to serve")]
+    #[arg(long, value_name = "BOOL", env = "ATTACHE_CONFORMANCE_HEADERS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Pools and routing")]
     pub conformance_headers: Option<bool>,
 
     /// The InferencePool whose pods are the endpoints
@@ -131,7 +131,7 @@ pub struct RunArgs {
         help_heading = "Kubernetes"
     )]
     pub pool_name: Option<String>,
-    /// Labels of InferencePools that are served, each as a pool of its own: `serving=attache`
+    /// Serve every InferencePool with these labels, each as a separate pool: `serving=attache`
     #[arg(
         long,
         value_name = "SELECTOR",
@@ -140,16 +140,16 @@ pub struct RunArgs {
         help_heading = "Kubernetes"
     )]
     pub pool_selector: Option<String>,
-    /// Its namespace, and that of the pods [default: the variable NAMESPACE, else the own one]
+    /// Namespace of the InferencePool and its pods [default: the variable NAMESPACE, else the namespace of Attaché]
     #[arg(long, value_name = "NAME", env = "ATTACHE_POOL_NAMESPACE", help_heading = "Kubernetes")]
     pub pool_namespace: Option<String>,
-    /// Its API group: inference.networking.x-k8s.io for v1alpha2 [default: inference.networking.k8s.io]
+    /// API group of the InferencePool; inference.networking.x-k8s.io for v1alpha2 [default: inference.networking.k8s.io]
     #[arg(long, value_name = "GROUP", env = "ATTACHE_POOL_GROUP", help_heading = "Kubernetes")]
     pub pool_group: Option<String>,
-    /// Labels of the pods that are endpoints, without an InferencePool: `app=vllm`
+    /// Labels of the pods that are endpoints, if there is no InferencePool: `app=vllm`
     #[arg(long, value_name = "SELECTOR", env = "ATTACHE_ENDPOINT_SELECTOR", help_heading = "Kubernetes")]
     pub endpoint_selector: Option<String>,
-    /// The ports of such a pod, one for each rank [default: 8000, or the label model.aibrix.ai/port]
+    /// Ports of these pods, one for each data-parallel rank [default: 8000, or the label model.aibrix.ai/port]
     #[arg(
         long,
         value_name = "PORT",
@@ -158,62 +158,62 @@ pub struct RunArgs {
         help_heading = "Kubernetes"
     )]
     pub endpoint_target_ports: Vec<u16>,
-    /// The engine of `--endpoint`s, and of pods whose labels name none [default: vllm]
+    /// Engine of `--endpoint`s, and of pods whose labels name none [default: vllm]
     #[arg(long, value_name = "NAME", env = "ATTACHE_ENGINE", value_parser = parse_engine, help_heading = "Kubernetes")]
     pub engine: Option<Engine>,
-    /// Scheme of the metrics of such servers: http or https [default: http]
+    /// Scheme of the metrics of model servers: http or https [default: http]
     #[arg(long, value_name = "SCHEME", env = "ATTACHE_MODEL_SERVER_METRICS_SCHEME", value_parser = ["http", "https"], help_heading = "Kubernetes")]
     pub model_server_metrics_scheme: Option<String>,
-    /// Path of the metrics of such servers [default: /metrics]
+    /// Path of the metrics of model servers [default: /metrics]
     #[arg(long, value_name = "PATH", env = "ATTACHE_MODEL_SERVER_METRICS_PATH", value_parser = parse_path, help_heading = "Kubernetes")]
     pub model_server_metrics_path: Option<String>,
-    /// Port of their metrics, where a pod has one rank [default: the serving port]
+    /// Port of the metrics of pods with one rank [default: the serving port]
     #[arg(long, value_name = "PORT", env = "ATTACHE_MODEL_SERVER_METRICS_PORT", help_heading = "Kubernetes")]
     pub model_server_metrics_port: Option<u16>,
     /// Accept any certificate of pods' metrics over https [default: true with that scheme]
     #[arg(long, value_name = "BOOL", env = "ATTACHE_MODEL_SERVER_METRICS_HTTPS_INSECURE_SKIP_VERIFY", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Kubernetes")]
     pub model_server_metrics_https_insecure_skip_verify: Option<bool>,
-    /// Only the replica that holds the pool's lease says that it is ready [default: false]
+    /// Only the replica that holds the Lease of the pool reports ready [default: false]
     #[arg(long, value_name = "BOOL", env = "ATTACHE_HA_ENABLE_LEADER_ELECTION", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Kubernetes")]
     pub ha_enable_leader_election: Option<bool>,
-    /// Write conditions of InferenceModels: true, by the replica that holds the pool's lease; false, by none [default: by every replica, where its rights allow]
+    /// Which replicas write conditions of InferenceModels: true is the one that holds the Lease, false is none [default: every replica that has the right]
     #[arg(long, value_name = "BOOL", env = "ATTACHE_MODEL_STATUS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Kubernetes")]
     pub model_status: Option<bool>,
 
     /// Address of all listeners [default: 0.0.0.0]
     #[arg(long, value_name = "IP", env = "ATTACHE_BIND", help_heading = "Listeners")]
     pub bind: Option<IpAddr>,
-    /// ext-proc; 0 lets the system choose [default: 9002]
+    /// Port of ext-proc; 0 lets the system choose [default: 9002]
     #[arg(long, value_name = "PORT", env = "ATTACHE_GRPC_PORT", help_heading = "Listeners")]
     pub grpc_port: Option<u16>,
-    /// gRPC health [default: 9003]
+    /// Port of gRPC health checks [default: 9003]
     #[arg(long, value_name = "PORT", env = "ATTACHE_GRPC_HEALTH_PORT", help_heading = "Listeners")]
     pub grpc_health_port: Option<u16>,
-    /// Metrics and admin pages, plain HTTP [default: 9090]
+    /// Port of metrics and admin pages, plain HTTP [default: 9090]
     #[arg(long, value_name = "PORT", env = "ATTACHE_METRICS_PORT", help_heading = "Listeners")]
     pub metrics_port: Option<u16>,
-    /// Show metrics and admin pages only to those whom the cluster lets see them (TokenReview, SubjectAccessReview) [default: false]
+    /// Require a bearer token that the cluster authorizes for metrics and admin pages (TokenReview, SubjectAccessReview) [default: false]
     #[arg(long, value_name = "BOOL", env = "ATTACHE_METRICS_ENDPOINT_AUTH", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Listeners")]
     pub metrics_endpoint_auth: Option<bool>,
-    /// Host names under which admin pages may be requested, beside IP addresses and localhost
+    /// Further host names of the admin pages, beside IP addresses and localhost
     #[arg(long, value_name = "NAME", env = "ATTACHE_ADMIN_HOSTS", value_delimiter = ',', help_heading = "Listeners")]
     pub admin_hosts: Vec<String>,
     /// Answer gRPC health checks on the ext-proc port too [default: true]
     #[arg(long, value_name = "BOOL", env = "ATTACHE_HEALTH_CHECKING", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Listeners")]
     pub health_checking: Option<bool>,
-    /// TLS on the ext-proc port, self-signed without --cert-path [default: true]
+    /// TLS on the ext-proc port; the certificate is self-signed without --cert-path [default: true]
     #[arg(long, value_name = "BOOL", env = "ATTACHE_SECURE_SERVING", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Listeners")]
     pub secure_serving: Option<bool>,
-    /// Directory with `tls.crt` and `tls.key`
+    /// Directory with the certificate, `tls.crt` and `tls.key`
     #[arg(long, value_name = "DIR", env = "ATTACHE_CERT_PATH", help_heading = "Listeners")]
     pub cert_path: Option<PathBuf>,
-    /// Take new certificates while running [default: false]
+    /// Reload the certificate when its files change [default: false]
     #[arg(long, value_name = "BOOL", env = "ATTACHE_ENABLE_CERT_RELOAD", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Listeners")]
     pub enable_cert_reload: Option<bool>,
-    /// Accept only clients with a certificate of these authorities, a PEM file; watched and reloaded
+    /// PEM file with authorities: only clients with their certificates may connect; watched and reloaded
     #[arg(long, value_name = "FILE", env = "ATTACHE_CLIENT_CA_FILE", help_heading = "Listeners")]
     pub client_ca_file: Option<PathBuf>,
-    /// A subject alternative name that clients may have: a DNS name, a URI, `*.name` or `uri/*`; may be given several times [default: any]
+    /// Subject alternative name that clients must have: a DNS name, a URI, `*.name` or `uri/*`; may be given several times [default: any]
     #[arg(
         long = "client-name",
         value_name = "NAME",
@@ -223,33 +223,39 @@ pub struct RunArgs {
     )]
     pub client_names: Vec<String>,
 
-    /// Threads that serve ext-proc [default: one a core]
+    /// Threads that serve ext-proc [default: one per core]
     #[arg(long, value_name = "N", env = "ATTACHE_WORKERS", help_heading = "Process")]
     pub workers: Option<usize>,
-    /// Seed of random choices, to replay a run [default: from the system]
+    /// Seed of random choices [default: from the system]
     #[arg(long, value_name = "N", env = "ATTACHE_SEED", help_heading = "Process")]
     pub seed: Option<u64>,
-    /// From SIGTERM until new streams are refused [default: 5s]
+    /// Time from SIGTERM until new streams are rejected [default: 5s]
     #[arg(long, value_name = "TIME", env = "ATTACHE_DRAIN_MIN_DELAY", value_parser = parse_duration, help_heading = "Process")]
     pub drain_min_delay: Option<Duration>,
-    /// From SIGTERM until open streams are cut [default: 2m]
+    /// Time from SIGTERM until open streams are closed [default: 2m]
     #[arg(long, value_name = "TIME", env = "ATTACHE_DRAIN_DEADLINE", value_parser = parse_duration, help_heading = "Process")]
     pub drain_deadline: Option<Duration>,
 
     /// Log filter: `info`, `debug`, `attache=debug,info` [default: info]
-    #[arg(long, value_name = "FILTER", env = "ATTACHE_LOG_LEVEL", help_heading = "What is told")]
+    #[arg(long, value_name = "FILTER", env = "ATTACHE_LOG_LEVEL", help_heading = "Logs, traces and recordings")]
     pub log_level: Option<String>,
     /// Verbosity as the reference picker counts it: up to 2 is info, 3 and 4 debug, 5 trace; --log-level outranks it
-    #[arg(short = 'v', long = "v", value_name = "N", env = "ATTACHE_V", help_heading = "What is told")]
+    #[arg(short = 'v', long = "v", value_name = "N", env = "ATTACHE_V", help_heading = "Logs, traces and recordings")]
     pub verbosity: Option<u8>,
-    /// Tell the gateway each endpoint's score, as dynamic metadata [default: false]
-    #[arg(long, value_name = "BOOL", env = "ATTACHE_EMIT_ENDPOINT_SCORES", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "What is told")]
+    /// Send the score of each endpoint to the gateway as dynamic metadata [default: false]
+    #[arg(long, value_name = "BOOL", env = "ATTACHE_EMIT_ENDPOINT_SCORES", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Logs, traces and recordings")]
     pub emit_endpoint_scores: Option<bool>,
-    /// How logs look [default: text on a terminal, else json]
-    #[arg(long, value_enum, value_name = "FORMAT", env = "ATTACHE_LOG_FORMAT", help_heading = "What is told")]
+    /// Format of logs [default: text on a terminal, else json]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "FORMAT",
+        env = "ATTACHE_LOG_FORMAT",
+        help_heading = "Logs, traces and recordings"
+    )]
     pub log_format: Option<LogFormatArg>,
-    /// Send traces, when there is a collector [default: true]
-    #[arg(long, value_name = "BOOL", env = "ATTACHE_TRACING", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "What is told")]
+    /// Send traces, if a collector is configured [default: true]
+    #[arg(long, value_name = "BOOL", env = "ATTACHE_TRACING", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Logs, traces and recordings")]
     pub tracing: Option<bool>,
     /// Trace collector, OTLP over HTTP
     #[arg(
@@ -257,20 +263,20 @@ pub struct RunArgs {
         value_name = "URL",
         env = "OTEL_EXPORTER_OTLP_ENDPOINT",
         hide_env_values = true,
-        help_heading = "What is told"
+        help_heading = "Logs, traces and recordings"
     )]
     pub otlp_endpoint: Option<String>,
-    /// Part of the requests to trace when the caller has not decided [default: the variable OTEL_TRACES_SAMPLER_ARG, else 0.1]
-    #[arg(long, value_name = "0..1", help_heading = "What is told")]
+    /// Fraction of the requests to trace if the caller has not decided [default: the variable OTEL_TRACES_SAMPLER_ARG, else 0.1]
+    #[arg(long, value_name = "0..1", help_heading = "Logs, traces and recordings")]
     pub trace_ratio: Option<f64>,
     /// Decisions kept for the page `/decisions` [default: 256]
-    #[arg(long, value_name = "N", env = "ATTACHE_DECISIONS_KEPT", help_heading = "What is told")]
+    #[arg(long, value_name = "N", env = "ATTACHE_DECISIONS_KEPT", help_heading = "Logs, traces and recordings")]
     pub decisions_kept: Option<usize>,
-    /// Write what is seen and decided to this file, without any text of prompts, for `attache replay --from-record`
-    #[arg(long, value_name = "FILE", env = "ATTACHE_RECORD", help_heading = "What is told")]
+    /// Record requests and decisions to this file, without text, for `attache replay --from-record`
+    #[arg(long, value_name = "FILE", env = "ATTACHE_RECORD", help_heading = "Logs, traces and recordings")]
     pub record: Option<PathBuf>,
-    /// End the recording before its file gets longer than this, bytes
-    #[arg(long, value_name = "N", env = "ATTACHE_RECORD_MAX_BYTES", default_value_t = DEFAULT_MAX_BYTES, help_heading = "What is told")]
+    /// Largest size of the recording, bytes; it stops there
+    #[arg(long, value_name = "N", env = "ATTACHE_RECORD_MAX_BYTES", default_value_t = DEFAULT_MAX_BYTES, help_heading = "Logs, traces and recordings")]
     pub record_max_bytes: u64,
 }
 

@@ -43,17 +43,17 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Serve Envoy: pick an endpoint for every request.
+    /// Choose an endpoint for every request of Envoy.
     Run(Box<flags::RunArgs>),
     /// Simulate a fleet of model servers over real HTTP.
     Sim(Box<sim::Args>),
-    /// Say everything that is wrong with a configuration file.
+    /// Check a configuration file and report every error.
     Check(check::CheckArgs),
-    /// Say what the picker makes of a request.
+    /// Explain where a request would go, and why.
     Explain(explain::ExplainArgs),
-    /// Play a workload to simulated servers, and compare policies.
+    /// Play a workload to simulated servers and compare strategies.
     Replay(Box<replay::ReplayArgs>),
-    /// Say which version this is.
+    /// Print the version.
     Version(version::VersionArgs),
     /// Print completions for a shell.
     Completions(completions::CompletionsArgs),

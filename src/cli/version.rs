@@ -3,10 +3,10 @@
 use clap::Args;
 use std::process::ExitCode;
 
-/// Say which version this is.
+/// Print the version.
 #[derive(Args, Debug)]
 pub(super) struct VersionArgs {
-    /// As JSON, with the features of this build
+    /// Print JSON, with the features of this build
     #[arg(long)]
     json: bool,
 }

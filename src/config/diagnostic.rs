@@ -86,7 +86,7 @@ codes! {
     Unreadable = "E115",
     /// No strategy of that name.
     UnknownStrategy = "E201",
-    /// The strategy does not take these parameters.
+    /// The strategy or policy does not take these parameters.
     BadParameters = "E202",
     /// A name twice.
     DuplicateName = "E203",

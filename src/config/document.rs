@@ -4,6 +4,7 @@
 //! (binary, huge, alias bombs, deep nesting) is refused here, before anything looks at its meaning.
 
 use super::diagnostic::{At, Code, Diagnostic, Span};
+use crate::scheduling::params::Step;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{DuplicateKeyPolicy, NonFiniteFloatPolicy, Spanned};
 use std::fmt;
@@ -39,6 +40,26 @@ pub enum Value {
     List(Vec<Node>),
     /// A mapping in the file's order.
     Map(Vec<(At<String>, Node)>),
+}
+
+impl Node {
+    /// The place of the value that `steps` lead to, or of its key: where a step leads nowhere, of the last value on the way.
+    #[must_use]
+    pub fn place(&self, steps: &[Step], of_key: bool) -> Span {
+        let (mut node, mut key) = (self, None);
+        for step in steps {
+            let next = match (step, &node.value) {
+                (Step::Key(name), Value::Map(entries)) => {
+                    entries.iter().find(|(key, _)| key.value == *name).map(|(key, node)| (Some(key.span), node))
+                }
+                (Step::Item(index), Value::List(items)) => items.get(*index).map(|node| (None, node)),
+                _ => None,
+            };
+            let Some(found) = next else { return node.span };
+            (key, node) = found;
+        }
+        key.filter(|_| of_key).unwrap_or(node.span)
+    }
 }
 
 impl Value {

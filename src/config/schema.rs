@@ -4,12 +4,13 @@
 //! in `validate`. Keys are camelCase.
 
 use super::decode::{Bytes, Fields, Keyword, Read, Sink, keyword};
-use super::diagnostic::{At, Code, Diagnostic};
+use super::diagnostic::{At, Code, Diagnostic, Span};
 use super::document::{Node, Value};
 use super::endpoint_picker;
 use super::settings::{ModelsAnswer, OnUnparseable, TokenizerFallback, UsageCount};
 use crate::disagg::Fallback;
 use crate::pool::Engine;
+use crate::scheduling::params::ParamError;
 use crate::scheduling::router::Destination;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -411,7 +412,34 @@ pub struct Strategy {
     /// `name`
     pub name: At<String>,
     /// `parameters`
-    pub parameters: Opt<serde_json::Value>,
+    pub parameters: Option<Parameters>,
+}
+
+/// The parameters of a plugin.
+#[derive(Debug)]
+pub struct Parameters {
+    /// What they say.
+    pub value: serde_json::Value,
+    /// Where they stand.
+    pub span: Span,
+    /// The same in the file; `None` when they were put together from other parts of it.
+    tree: Option<Node>,
+}
+
+impl Parameters {
+    /// Parameters that stand in no place of the file as they are.
+    #[must_use]
+    pub fn composed(value: serde_json::Value, span: Span) -> Self {
+        Self { value, span, tree: None }
+    }
+
+    /// The path of what is wrong, from the parameters on, and its place.
+    #[must_use]
+    pub fn culprit(&self, error: &ParamError) -> (String, Span) {
+        let path = error.steps().iter().map(ToString::to_string).collect();
+        let span = self.tree.as_ref().map_or(self.span, |tree| tree.place(error.steps(), error.is_of_key()));
+        (path, span)
+    }
 }
 
 impl Read for Strategy {
@@ -422,7 +450,11 @@ impl Read for Strategy {
         }
         let mut f = Fields::of(node, path, sink)?;
         let name = f.required("name", sink);
-        let parameters = f.node("parameters").map(|n| At { value: n.value.to_json(), span: n.span });
+        let parameters = f.node("parameters").map(|node| Parameters {
+            value: node.value.to_json(),
+            span: node.span,
+            tree: Some(node.clone()),
+        });
         f.finish(sink);
         Some(Self { name: name?, parameters })
     }

@@ -88,7 +88,7 @@ pub async fn run(
         let delay = match answer {
             Ok(addresses) => {
                 if failures > 0 {
-                    tracing::info!(host = name.host, "the name resolves again");
+                    tracing::info!(host = name.host, "DNS name resolves again");
                 }
                 failures = 0;
                 if known.as_ref() != Some(&addresses) {
@@ -108,7 +108,7 @@ pub async fn run(
                 stats.failures.fetch_add(1, Relaxed);
                 if failures == 0 {
                     let kept = known.as_ref().map_or(0, Vec::len);
-                    tracing::warn!(host = name.host, %error, kept, "the name can't be resolved; its last addresses stay");
+                    tracing::warn!(host = name.host, %error, kept, "DNS name can't be resolved; keeping its last addresses");
                 }
                 failures = failures.saturating_add(1);
                 backoff(failures, name.refresh.max(MIN_REFRESH))

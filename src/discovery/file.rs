@@ -109,7 +109,7 @@ async fn read(file: &FileSource, stats: &FileStats) -> Option<Vec<EndpointSpec>>
         Ok((endpoints, mistakes)) => {
             stats.invalid.fetch_add(mistakes.len() as u64, Relaxed);
             for mistake in mistakes {
-                tracing::warn!(file = %file.path.display(), error = mistake, "entry of the endpoints file left out");
+                tracing::warn!(file = %file.path.display(), error = mistake, "invalid entry in the endpoints file ignored");
             }
             Some(endpoints)
         }

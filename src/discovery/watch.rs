@@ -57,11 +57,8 @@ pub fn watch(paths: impl IntoIterator<Item = PathBuf>) -> FileWatch {
             report.notify_one();
         }
     });
-    let watcher = watcher
-        .inspect_err(
-            |error| tracing::warn!(%error, "files can't be watched; they are looked at every {POLL_INTERVAL:?}"),
-        )
-        .ok();
+    let watcher =
+        watcher.inspect_err(|error| tracing::warn!(%error, "file watch failed; polling every {POLL_INTERVAL:?}")).ok();
     let paths: Vec<PathBuf> = paths.into_iter().collect();
     let mut watch = FileWatch {
         versions: vec![None; paths.len()],
@@ -151,7 +148,7 @@ impl FileWatch {
                     self.directories.insert(directory);
                 }
                 Err(error) => {
-                    tracing::warn!(directory = %directory.display(), %error, "can't watch; looking every {POLL_INTERVAL:?}");
+                    tracing::warn!(directory = %directory.display(), %error, "directory watch failed; polling every {POLL_INTERVAL:?}");
                 }
             }
         }

@@ -560,7 +560,7 @@ fn schedule(
         Err(_) => {
             picker.metrics.panics.inc();
             picker.metrics.degraded(Degraded::StrategyPanic);
-            tracing::error!(pool = %pool.name, strategy = %chosen.name, "the routing algorithm panicked; this request is routed by load");
+            tracing::error!(pool = %pool.name, strategy = %chosen.name, "strategy panicked; the request is routed by the fewest requests");
             decide(&*live.least_loaded)
         }
     }

@@ -549,7 +549,7 @@ impl Exchange {
             Fault::Internal => Outcome::FailedInternal,
         });
         self.picker.metrics.rejection(error.reason);
-        tracing::debug!(reason = error.reason.code(), message = %error.message, path = self.head.path(), "request refused");
+        tracing::debug!(reason = error.reason.code(), message = %error.message, path = self.head.path(), "request rejected");
         if let Some(span) = self.span.take() {
             span.end(error.reason.status(), None, now);
         }

@@ -204,9 +204,7 @@ pub(super) fn guarded<T>(picker: &Picker, look: impl FnOnce() -> T) -> Option<T>
     if looked.is_err() {
         picker.metrics.panics.inc();
         picker.metrics.degraded(Degraded::LookupPanic);
-        tracing::error!(
-            "reading a prompt or an answer panicked; this request goes on without what that would have told"
-        );
+        tracing::error!("panic while reading a prompt or response; the request continues without prefix information");
     }
     looked.ok()
 }

@@ -47,7 +47,7 @@ impl Thread {
         match builder.worker_threads(1).thread_name("prefiller").enable_all().build() {
             Ok(runtime) => Some(Self(Some(runtime))),
             Err(error) => {
-                tracing::error!(%error, "no thread to ask prefill servers on; all of them count as refusing");
+                tracing::error!(%error, "thread for prefill requests did not start; every prefill counts as refused");
                 None
             }
         }
@@ -195,7 +195,7 @@ async fn read(mut response: Response) -> Result<Bytes, Failure> {
 async fn send(client: &Client, ask: &Ask) {
     let sent = timeout(ask.timeout, request(client, ask).send()).await;
     if !matches!(&sent, Ok(Ok(response)) if response.status().is_success()) {
-        tracing::debug!(url = ask.url, ?sent, "a server did not take a message");
+        tracing::debug!(url = ask.url, ?sent, "message to a prefill worker failed");
     }
 }
 

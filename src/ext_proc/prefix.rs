@@ -299,7 +299,7 @@ impl PoolPrefix {
                     }
                     Ok(None) => Err(Missing::Tokens(asking(pool.clone(), asked))),
                     Err(error) => {
-                        tracing::debug!(%error, api = asked.api.name(), "the prompt can't be tokenized");
+                        tracing::debug!(%error, api = asked.api.name(), "prompt can't be tokenized");
                         self.instead(request).unwrap_or(Err(Missing::Way))
                     }
                 }
@@ -350,7 +350,7 @@ impl PoolPrefix {
                     Err(RenderError::NotText(_)) => as_text(canonical, request),
                     Err(RenderError::Stopped(_)) => Err(Missing::TooLarge),
                     Err(error) => {
-                        tracing::debug!(%error, api = asked.api.name(), "the prompt can't be rendered");
+                        tracing::debug!(%error, api = asked.api.name(), "chat template failed for a prompt");
                         Err(Missing::Way)
                     }
                 }
@@ -505,7 +505,7 @@ fn asking(pool: Arc<RemotePool>, asked: Asked<'_>) -> Warming {
     // This copy, and the one in the question.
     Warming::call(2 * body.len(), async move {
         if let Err(error) = pool.tokens(Ask { model: &model, api, body: &body }).await {
-            tracing::debug!(%error, model, "no tokens for a request");
+            tracing::debug!(%error, model, "remote tokenizer returned no tokens for a request");
         }
     })
 }

@@ -26,7 +26,7 @@ pub(super) fn report_ignored(pool: &Pool, header: &str) {
     tracing::warn!(
         pool = %pool.name,
         header,
-        "requests name a strategy, which has no effect in this pool; `requestStrategy: {{allow: [...]}}` of the pool allows it"
+        "header ignored: this pool does not let requests choose a strategy; `requestStrategy: {{allow: [...]}}` of the pool allows it"
     );
 }
 

@@ -274,7 +274,7 @@ impl Stage {
         let body = match self.direct.connector.prefill_body(&leg) {
             Ok(body) => Bytes::from(body),
             Err(error) => {
-                tracing::debug!(%error, "a request is not split");
+                tracing::debug!(%error, "request can't be split");
                 return None;
             }
         };
@@ -425,7 +425,7 @@ impl Stage {
         }
         let leg = self.facts.leg(&self.direct, server, &self.base);
         let decode = self.direct.connector.decode_body(&leg, Some(reply)).map_err(|error| {
-            tracing::debug!(prefill = %server.authority, %error, "a prefill server's answer is of no use");
+            tracing::debug!(prefill = %server.authority, %error, "prefill response can't be used");
             if error.retryable() { Failure::Unusable } else { Failure::Ended }
         })?;
         let prefilled = &decode.prefilled;
@@ -480,7 +480,7 @@ impl Judge<'_> {
         let verdict = server.health.observe(Observation { outcome, api, client }, now, policy, may_eject);
         picker.metrics.health(verdict);
         if verdict == Verdict::Ejected {
-            tracing::warn!(pool = %pool.name, endpoint = %server.authority, ?outcome, "server ejected for a prompt that was not computed");
+            tracing::warn!(pool = %pool.name, endpoint = %server.authority, ?outcome, "prefill worker ejected");
         }
         verdict == Verdict::Ejected
     }

@@ -78,7 +78,7 @@ impl Applier {
                 self.book.stats.add(Count::UnknownEvents, u64::from(batch.unknown));
             }
             Err(error) => {
-                tracing::debug!(%error, bytes = payload.len(), "a batch of KV events can't be decoded");
+                tracing::debug!(%error, bytes = payload.len(), "batch of KV events can't be decoded");
                 self.book.stats.add(Count::DecodeErrors, 1);
                 self.book.outcome.doubt = Some(Doubt::Undecodable);
             }
@@ -265,7 +265,7 @@ impl Sink for Book {
     }
 
     fn refused(&mut self, reason: Refusal) {
-        tracing::debug!(%reason, "a KV event is refused");
+        tracing::debug!(%reason, "KV event refused");
         self.stats.add(Count::RefusedEvents, 1);
         self.outcome.doubt = Some(Doubt::Undecodable);
     }

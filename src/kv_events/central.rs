@@ -84,7 +84,7 @@ impl Central {
                 let error = shutdown.run_until_cancelled(central.serve(stream, &slot)).await;
                 if let Some(error) = error {
                     central.stats.add(Count::ConnectionErrors, 1);
-                    tracing::debug!(%peer, %error, "a connection for KV events has ended");
+                    tracing::debug!(%peer, %error, "KV event connection closed");
                 }
             });
         }
@@ -181,7 +181,7 @@ impl Central {
                 %sender,
                 %endpoint,
                 dropped = self.stats.get(Count::WrongSenders),
-                "KV events dropped: their sender's address is not the endpoint's (`requireSenderAddress`)"
+                "KV events dropped: the sender's address is not the endpoint's (`requireSenderAddress`)"
             );
         }
     }

@@ -127,7 +127,7 @@ impl Apply for Target {
             // A writer that is this far behind publishes nothing: strategies then go by the age of their entries.
             let told = self.shared.events.as_ref().map(|to| to.try_send(PoolEvent::CacheCleared { id: self.endpoint }));
             if let Some(Err(error)) = told {
-                tracing::debug!(%error, "strategies are not told of a cleared cache");
+                tracing::debug!(%error, "cleared cache not passed to strategies");
             }
         }
         if let Some(made) = wire::timestamp(payload) {
@@ -242,7 +242,7 @@ impl Lane {
             };
             self.shared.stats.add(Count::ConnectionErrors, 1);
             if !std::mem::replace(&mut told, true) {
-                tracing::warn!(endpoint = %self.identity.name, rank = self.identity.rank, %address, %error, "no KV events");
+                tracing::warn!(endpoint = %self.identity.name, rank = self.identity.rank, %address, %error, "KV event connection failed");
             }
             let longest = self.shared.timing.reconnect_min.saturating_mul(1 << failures.min(16));
             let pause = longest.min(self.shared.timing.reconnect_max).mul_f64(self.rng.random_range(0.5..1.0));
@@ -424,7 +424,7 @@ impl Lane {
             Trust::Suspect(_) => {
                 self.doubted = self.shared.clock.now();
                 self.shared.stats.add(Count::TrustLost, u64::from(before.is_certain()));
-                tracing::warn!(endpoint = %name, rank, from, to, "KV events can't be trusted");
+                tracing::warn!(endpoint = %name, rank, from, to, "KV events are no longer exact");
                 let sizes = self.target.applier.sizes().filter(|_| now == Trust::Suspect(Doubt::BlockSize));
                 if let Some((engine, pool)) = sizes
                     && !std::mem::replace(&mut self.size_told, true)
@@ -435,10 +435,10 @@ impl Lane {
                         "engines of one pool must have blocks of one size: give this one a pool of its own"
                     };
                     let pool = pool.get();
-                    tracing::error!(endpoint = %name, rank, engine, pool, "blocks are of another size than the pool's; {what_to_do}");
+                    tracing::error!(endpoint = %name, rank, engine, pool, "block size of the server differs from the pool's; {what_to_do}");
                 }
             }
-            _ => tracing::info!(endpoint = %name, rank, from, to, "KV events"),
+            _ => tracing::info!(endpoint = %name, rank, from, to, "trust in KV events changed"),
         }
     }
 }

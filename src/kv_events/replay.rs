@@ -47,7 +47,7 @@ impl Replay {
             let end = match tokio::time::timeout(timing.replay_total, all).await {
                 Ok(Ok(())) => End::Complete,
                 Ok(Err(error)) => {
-                    tracing::debug!(%address, from, %error, "a replay of KV events failed");
+                    tracing::debug!(%address, from, %error, "replay of KV events failed");
                     End::Failed
                 }
                 Err(_) => End::Failed,

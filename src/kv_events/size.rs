@@ -45,7 +45,7 @@ impl PoolSize {
             let tokens = self.size.get();
             let before = std::mem::replace(told, tokens);
             if before != tokens {
-                tracing::info!(before, tokens, "prompts are cut into blocks of the engines' size");
+                tracing::info!(before, tokens, "block size changed to that of the model servers");
             }
             before != tokens
         });

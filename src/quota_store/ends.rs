@@ -104,7 +104,7 @@ impl Ends {
             let minutes = LEASE.as_secs() / 60;
             tracing::warn!(
                 minutes,
-                "redis is not told of requests that have ended: their places are kept for that long"
+                "ends of requests can't be written to Redis; their concurrency slots stay in use for that many minutes"
             );
         }
     }
@@ -118,7 +118,7 @@ impl Ends {
             self.is_said.store(false, Relaxed);
             return None;
         };
-        tracing::debug!(%error, "redis is not told of the end of a request");
+        tracing::debug!(%error, "end of a request can't be written to Redis");
         Some(end.after(&error)).filter(|left| !left.is_nothing())
     }
 

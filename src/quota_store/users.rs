@@ -93,12 +93,12 @@ impl UserRecords {
             Ok(bytes) => match UserRecord::parse(&bytes) {
                 Ok(record) => Found::Record(record),
                 Err(error) => {
-                    tracing::warn!(tenant = %tenant, %error, "what redis holds of a tenant is no record");
+                    tracing::warn!(tenant = %tenant, %error, "record of a tenant in Redis is invalid");
                     Found::Malformed
                 }
             },
             Err(error) if error.is_of_the_wrong_type() => {
-                tracing::warn!(tenant = %tenant, "what redis holds of a tenant is no text");
+                tracing::warn!(tenant = %tenant, "record of a tenant in Redis is not UTF-8 text");
                 Found::Malformed
             }
             Err(error) => return Err(error),

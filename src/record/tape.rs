@@ -155,7 +155,7 @@ impl Shared {
     fn stop(&self, why: &str) {
         if self.on.swap(false, Relaxed) {
             self.recording.set(0);
-            tracing::error!(path = %self.path.display(), why, "the recording has ended; requests are served as before");
+            tracing::error!(path = %self.path.display(), why, "recording stopped; requests are still served");
         }
     }
 

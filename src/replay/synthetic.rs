@@ -84,7 +84,7 @@ pub fn build(spelling: &str, seed: u64) -> Built {
         let name: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
         let meant = closest(&name, WORKLOADS.iter().map(|d| d.name));
         let hint = meant.map(|meant| format!("; did you mean `{meant}`?")).unwrap_or_default();
-        return Err(ParamError(format!("no workload is called `{name}`{hint}")));
+        return Err(ParamError::new(format!("no workload is called `{name}`{hint}")));
     };
     (descriptor.build)(&Values::read(descriptor, parameters)?, seed)
 }

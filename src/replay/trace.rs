@@ -24,7 +24,7 @@ use crate::replay::workload::{Request, TraceError, Workload};
 use rows::Rows;
 use serde::Deserialize;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::time::Duration;
 
@@ -66,8 +66,7 @@ pub enum Format {
 /// # Errors
 /// When the file can't be read, or its format is not known.
 pub fn open(path: &Path, options: &Options) -> Result<Box<dyn Workload>, TraceError> {
-    let named = |e: io::Error| io::Error::new(e.kind(), format!("`{}`: {e}", path.display()));
-    let file = File::open(path).map_err(named)?;
+    let file = File::open(path)?;
     read(BufReader::with_capacity(BUFFER_BYTES, file), options)
 }
 

@@ -376,7 +376,7 @@ impl ByRequest {
     }
 
     fn sum(&self, named: &str) -> Result<Choice, RequestError> {
-        let parts = weighted::parse(named).map_err(|e| self.refusal(named, &e.0))?;
+        let parts = weighted::parse(named).map_err(|e| self.refusal(named, &e.to_string()))?;
         let mut found = Vec::with_capacity(parts.len());
         for (name, weight) in &parts {
             let part = self.allowed.get(*name).zip(registry::strategy(name));
@@ -386,7 +386,7 @@ impl ByRequest {
             }
             found.push(Part { name: descriptor.name, weight: *weight, strategy: choice.strategy.clone() });
         }
-        let sum = Weighted::of(found).map_err(|e| self.refusal(named, &e.0))?;
+        let sum = Weighted::of(found).map_err(|e| self.refusal(named, &e.to_string()))?;
         Ok(Choice { name: named.into(), strategy: Arc::new(sum) })
     }
 

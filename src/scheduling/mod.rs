@@ -14,6 +14,7 @@ pub mod facts;
 pub mod filter;
 pub mod losses;
 pub mod messages;
+pub mod params;
 pub mod picker;
 pub mod plugin;
 pub mod policy;

@@ -3,6 +3,7 @@
 use super::candidates::Candidate;
 use super::decision::{Decision, Ranking, Signal};
 use super::digest::{Digest, Digests};
+pub use super::params::{ParamError, Step, params};
 use super::policy::ModelPolicy;
 use super::profile::division::Division;
 use super::selector::LabelSelector;
@@ -515,44 +516,6 @@ pub struct PluginDescriptor {
     pub source: &'static str,
     /// Makes it from its parameters.
     pub build: fn(&serde_json::Value) -> Result<Plugin, ParamError>,
-}
-
-/// Parameters that a plugin does not take.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct ParamError(pub String);
-
-impl ParamError {
-    /// `name` has the value `got`, and `allowed` says what it may have.
-    #[must_use]
-    pub fn value(name: &str, got: impl std::fmt::Display, allowed: &str) -> Self {
-        Self(format!("`{name}` is {got}; {allowed}"))
-    }
-}
-
-/// Reads a plugin's parameters into its own struct; `null` gives the defaults.
-pub fn params<P: serde::de::DeserializeOwned + Default>(value: &serde_json::Value) -> Result<P, ParamError> {
-    if value.is_null() {
-        return Ok(P::default());
-    }
-    P::deserialize(value).map_err(|e| ParamError(culprit::<P>(value).unwrap_or_else(|| e.to_string())))
-}
-
-/// What is wrong with the one parameter without which the others can be read; `None` when it can't be told.
-fn culprit<P: serde::de::DeserializeOwned>(value: &serde_json::Value) -> Option<String> {
-    let given = value.as_object()?;
-    given.iter().find_map(|(name, got)| {
-        let alone = serde_json::Value::Object([(name.clone(), got.clone())].into_iter().collect());
-        let error = P::deserialize(alone).err()?.to_string();
-        let (_, expected) = error.strip_prefix("invalid type: ")?.rsplit_once(", expected ")?;
-        let allowed = match expected {
-            "f32" | "f64" => "a number",
-            "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number",
-            other => other,
-        };
-        let shown: String = got.to_string().chars().take(60).collect();
-        Some(format!("`{name}` is `{shown}`; it must be {allowed}"))
-    })
 }
 
 /// What decides among endpoints of which a strategy has no figure.

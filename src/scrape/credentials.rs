@@ -35,7 +35,7 @@ impl BearerToken {
                 }
                 // Once for each time that it begins.
                 Err(error) if !std::mem::replace(&mut self.failing, true) => {
-                    tracing::warn!(file = %path.display(), error, "`scrape.bearerTokenFile` can't be read; servers may refuse to answer");
+                    tracing::warn!(file = %path.display(), error, "`scrape.bearerTokenFile` can't be read; scrapes have no token and may be rejected");
                 }
                 Err(_) => {}
             }

@@ -265,14 +265,14 @@ impl Scraper {
             Ok(Reading { mut metrics, skipped }) => {
                 self.stats.count_page(skipped);
                 if target.pace.failures > 0 {
-                    tracing::info!(endpoint = %target.endpoint.spec.name, "metrics are back");
+                    tracing::info!(endpoint = %target.endpoint.spec.name, "scrape works again");
                 }
                 let on_page = u64::from(metrics.waiting) + u64::from(metrics.running);
                 let busy = on_page > 0 || target.endpoint.ledger.in_flight() > 0;
                 let restarted = target.process.observe(&metrics);
                 if restarted {
                     self.stats.count_restart();
-                    tracing::info!(endpoint = %target.endpoint.spec.name, "the model server has restarted");
+                    tracing::info!(endpoint = %target.endpoint.spec.name, "model server restarted");
                     target.rates.reset();
                 }
                 metrics.rates = target.rates.observe(metrics.scraped_at, &metrics.counters);
@@ -285,7 +285,7 @@ impl Scraper {
                 // One line per outage, not one per attempt.
                 if target.pace.failures == 0 {
                     let reason = error.reason().label();
-                    tracing::warn!(endpoint = %target.endpoint.spec.name, reason, %error, "metrics can't be read");
+                    tracing::warn!(endpoint = %target.endpoint.spec.name, reason, %error, "scrape failed");
                 }
                 Seen::Failed
             }

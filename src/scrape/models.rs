@@ -148,7 +148,7 @@ impl ModelFeed {
             }
             // Once for each time that it begins.
             Err(error) if !std::mem::replace(&mut server.failing, true) => {
-                tracing::warn!(endpoint = %server.endpoint.spec.name, %error, "the server does not say what it serves");
+                tracing::warn!(endpoint = %server.endpoint.spec.name, %error, "list of models can't be read from a server");
             }
             Err(_) => {}
         }

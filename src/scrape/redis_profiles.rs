@@ -68,12 +68,12 @@ async fn run(
                 fails = false;
                 if wrong != complaints {
                     for complaint in wrong.iter().filter(|complaint| !complaints.contains(complaint)) {
-                        tracing::warn!(%complaint, "an SLO profile in redis can't be used");
+                        tracing::warn!(%complaint, "SLO profile in Redis ignored");
                     }
                     complaints = wrong;
                 }
                 if good != *before {
-                    tracing::info!(profiles = good.len(), "SLO profiles in redis have changed");
+                    tracing::info!(profiles = good.len(), "SLO profiles reloaded from Redis");
                     published.store(Arc::new(good));
                 }
             }
@@ -81,7 +81,7 @@ async fn run(
                 told(Look::Failed);
                 // That there is no connection has been told.
                 if !std::mem::replace(&mut fails, true) && !matches!(error, LinkError::Away) {
-                    tracing::warn!(%error, profiles = before.len(), "SLO profiles in redis can't be read; those of before stay");
+                    tracing::warn!(%error, profiles = before.len(), "SLO profiles can't be read from Redis; keeping the last valid ones");
                 }
             }
         }

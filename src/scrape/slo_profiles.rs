@@ -78,7 +78,7 @@ pub fn fill(choices: &Choices) -> Result<(), ProfilesError> {
             Err(error) if profiles.load().of_files().is_empty() => return Err(error),
             Err(error) => {
                 let error = error.to_string();
-                tracing::warn!(error, "SLO profiles can't be read; those of before stay");
+                tracing::warn!(error, "SLO profiles can't be read; keeping the last valid ones");
             }
         }
         Ok(())
@@ -111,14 +111,14 @@ async fn run(profiles: Weak<SloProfiles>, every: Duration) {
             Ok(now) => {
                 complaint.clear();
                 if now != profiles.load().of_files() {
-                    tracing::info!(paths = ?profiles.paths(), "SLO profiles have changed");
+                    tracing::info!(paths = ?profiles.paths(), "SLO profiles reloaded");
                     profiles.publish(now);
                 }
             }
             Err(error) => {
                 let error = error.to_string();
                 if error != complaint {
-                    tracing::warn!(error, "SLO profiles can't be read; those of before stay");
+                    tracing::warn!(error, "SLO profiles can't be read; keeping the last valid ones");
                     complaint = error;
                 }
             }

@@ -125,10 +125,14 @@ impl Collector for ByNameCollector {
             let (requests, help) = (format!("{kind}_requests"), format!("requests sent to servers, by {kind}"));
             plain(&mut encoder, &requests, &help, |counts| counts.requests.get())?;
             if kind == "model" {
-                let help = "requests that load alone kept from the endpoint that their prompts belong to, by model";
+                let help =
+                    "requests that did not go to the endpoint with their cached prefix because of its load, by model";
                 plain(&mut encoder, "model_diverted", help, |counts| counts.diverted.get())?;
             }
-            let (name, help) = (format!("{kind}_tokens"), format!("tokens that servers reported, by {kind} and kind"));
+            let (name, help) = (
+                format!("{kind}_tokens"),
+                format!("tokens that servers reported, by {kind} and kind: `prompt`, `completion`"),
+            );
             let mut tokens = encoder.encode_descriptor(&name, &help, None, MetricType::Counter)?;
             names.each(|label, counts| {
                 for (which, counter) in [("prompt", &counts.prompt_tokens), ("completion", &counts.completion_tokens)] {
@@ -139,7 +143,7 @@ impl Collector for ByNameCollector {
             })?;
         }
         for (kind, names) in [("model", &self.0.models), ("tenant", &self.0.tenants)] {
-            let help = format!("requests refused because their {kind} has had what it may, by what is used up");
+            let help = format!("requests rejected because of a limit of their {kind}, by limit");
             let name = format!("{kind}_refusals");
             let mut refused = encoder.encode_descriptor(&name, &help, None, MetricType::Counter)?;
             names.each(|named, counts| {
@@ -150,7 +154,7 @@ impl Collector for ByNameCollector {
                 Ok::<_, Error>(())
             })?;
         }
-        let help = "decisions by the percent of the prompt that the picked endpoint is thought to hold, by model";
+        let help = "decisions by the percentage of the prompt that the chosen endpoint holds by estimate: `0`, `1-25`, `26-50`, `51-75`, `76-100`";
         let mut matched = encoder.encode_descriptor("model_prefix_decisions", help, None, MetricType::Counter)?;
         self.0.models.each(|model, counts| {
             for ((percent, _), counter) in MATCHES.iter().zip(&counts.matched) {
@@ -159,7 +163,7 @@ impl Collector for ByNameCollector {
             }
             Ok::<_, Error>(())
         })?;
-        let help = "from the last byte of the request to the answer, by model";
+        let help = "from the last byte of the request to the decision, by model";
         let mut times =
             encoder.encode_descriptor("model_decision", help, Some(&Unit::Seconds), MetricType::Histogram)?;
         self.0.models.each(|model, counts| counts.decisions.0.encode(times.encode_family(&[("model", model)])?))?;

@@ -51,7 +51,7 @@ pub(super) struct DeadlineFamily(Family<Label, Counter>);
 impl DeadlineFamily {
     pub(super) fn register(registry: &mut Registry) -> Self {
         let family = Self::default();
-        registry.register("deadlines", "requests with a deadline, by what was made of them", family.0.clone());
+        registry.register("deadlines", "requests with a deadline, of pools with `deadlineAdmission`: `fits`, `waits` in the queue, `unknown` because nothing is learned; rejected are `late` (no server meets it), `queue` (too long), `passed` (dequeued too late)", family.0.clone());
         family
     }
 

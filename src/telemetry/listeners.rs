@@ -15,7 +15,7 @@ pub struct ListenerCollector(pub Listeners);
 impl Collector for ListenerCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
         let gauge = |n: usize| ConstGauge::new(i64::try_from(n).unwrap_or(i64::MAX));
-        let help = "open connections of a listener";
+        let help = "open connections of a listener: `ext-proc`, `health`, `admin`, `kv-events`";
         let mut open = encoder.encode_descriptor("listener_connections", help, None, MetricType::Gauge)?;
         for (listener, connections) in self.0.named() {
             gauge(connections.open()).encode(open.encode_family(&[("listener", listener)])?)?;
@@ -25,7 +25,7 @@ impl Collector for ListenerCollector {
         for (listener, connections) in self.0.named() {
             gauge(connections.limits().connections).encode(limit.encode_family(&[("listener", listener)])?)?;
         }
-        let help = "connections that the picker closed to keep a listener's limits";
+        let help = "connections that Attaché closed to keep the limits of a listener: `refused`, `evicted`, `timeout`, `memory`";
         let mut closed = encoder.encode_descriptor("listener_connections_closed", help, None, MetricType::Counter)?;
         for (listener, connections) in self.0.named() {
             for (why, reason) in Closed::ALL {

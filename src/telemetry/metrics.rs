@@ -287,15 +287,15 @@ impl Metrics {
         let outcomes = Family::<OutcomeLabel, Counter>::default();
         registry.register("streams", "ext-proc streams that ended, by outcome", outcomes.clone());
         let rejections = Family::<ReasonLabel, Counter>::default();
-        registry.register("rejections", "requests refused, by reason", rejections.clone());
+        registry.register("rejections", "rejected requests, by reason", rejections.clone());
         let limits = Family::<LimitLabel, Counter>::default();
-        registry.register("limit_hits", "how often a configured bound was hit", limits.clone());
+        registry.register("limit_hits", "how often a configured limit took effect, by limit", limits.clone());
         let degraded = Family::<ModeLabel, Counter>::default();
-        registry.register("degraded", "decisions made below the top of the ladder", degraded.clone());
+        registry.register("degraded", "decisions in degraded mode, by cause", degraded.clone());
         let decision_seconds = Histogram::new(DECISION);
         registry.register_with_unit(
             "decision",
-            "from the last byte of the request to the answer",
+            "time from the last byte of the request to the decision",
             Unit::Seconds,
             decision_seconds.clone(),
         );
@@ -303,19 +303,27 @@ impl Metrics {
         let mode = |m: Degraded, label| (m, degraded.get_or_create_owned(&ModeLabel { mode: label }));
         let metrics = Self {
             streams_opened: plain(registry, "streams_opened", "ext-proc streams that Envoy opened"),
-            panics: plain(registry, "panics", "panics that were caught"),
-            subset_malformed: plain(registry, "subset_entries_malformed", "subset hint entries that could not be read"),
-            ejections: plain(registry, "ejections", "endpoints ejected by passive health"),
+            panics: plain(registry, "panics", "caught panics"),
+            subset_malformed: plain(
+                registry,
+                "subset_entries_malformed",
+                "entries of the subset hint that Attaché could not parse",
+            ),
+            ejections: plain(registry, "ejections", "endpoints ejected after failures"),
             ejections_capped: plain(
                 registry,
                 "ejections_capped",
                 "error responses that ejected no endpoint, because `health.maxEjectionPercent` are ejected",
             ),
-            protocol_errors: plain(registry, "protocol_errors", "ext-proc messages that break the protocol"),
-            errors_in_stream: plain(registry, "errors_in_stream", "errors that servers sent inside a 200"),
+            protocol_errors: plain(registry, "protocol_errors", "ext-proc messages that violate the protocol"),
+            errors_in_stream: plain(
+                registry,
+                "errors_in_stream",
+                "errors that servers sent inside a response with status 200",
+            ),
             reloads: [
-                plain(registry, "config_reloads", "configurations that were taken after the first"),
-                plain(registry, "config_reload_failures", "configurations that were refused; the old one stayed"),
+                plain(registry, "config_reloads", "configurations applied after the first"),
+                plain(registry, "config_reload_failures", "invalid configurations; the previous one stayed in effect"),
             ],
             decision_seconds,
             outcomes: Outcome::ALL.map(|o| outcomes.get_or_create_owned(&OutcomeLabel { outcome: o.label() })),
@@ -376,31 +384,39 @@ impl Metrics {
         for outcome in Failure::CODES.into_iter().chain([LEG_OK]) {
             drop(metrics.legs.get_or_create_owned(&OutcomeLabel { outcome }));
         }
-        registry.register("requests_ended", "routed requests, by how they ended", metrics.ends.clone());
-        registry.register("responses", "answers, by class of their status", metrics.statuses.clone());
+        registry.register(
+            "requests_ended",
+            "routed requests, by how they ended; `evicted` means preempted while in flight",
+            metrics.ends.clone(),
+        );
+        registry.register("responses", "responses, by class of their status", metrics.statuses.clone());
         let seconds = Unit::Seconds;
         registry.register_with_unit(
             "time_to_first_byte",
-            "from the request's headers to the first byte of the answer's body",
+            "time from the request headers to the first byte of the response body",
             seconds.clone(),
             metrics.ttft.clone(),
         );
         registry.register_with_unit(
             "request_duration",
-            "from the request's headers to the end of the answer",
+            "time from the request headers to the end of the response",
             seconds,
             metrics.duration.clone(),
         );
-        registry.register("prompt_tokens", "prompt tokens that servers reported", metrics.prompt_tokens.clone());
-        registry.register("cached_tokens", "of these, found in a prefix cache", metrics.cached_tokens.clone());
-        registry.register("completion_tokens", "tokens generated", metrics.completion_tokens.clone());
-        let help = "requests that load alone kept from the endpoint that their prompts belong to";
+        registry.register("prompt_tokens", "prompt tokens, as servers report them", metrics.prompt_tokens.clone());
+        registry.register(
+            "cached_tokens",
+            "prompt tokens that servers found in a prefix cache",
+            metrics.cached_tokens.clone(),
+        );
+        registry.register("completion_tokens", "generated tokens", metrics.completion_tokens.clone());
+        let help = "requests that went elsewhere than to the endpoint of their prefix because of its load; a high rate often means that the pool is too small";
         registry.register("diverted", help, metrics.diverted.clone());
-        let help = "requests that two servers might have shared, by what became of that";
+        let help = "requests of pools with `disaggregation`: `split`; `whole` by choice; `local` because no prefill server answered; `refused` for the same reason";
         registry.register("disaggregation", help, metrics.splits.clone());
-        let help = "questions to prefill servers, by what came of them";
+        let help = "requests to prefill servers, by outcome";
         registry.register("prefill_legs", help, metrics.legs.clone());
-        let help = "from the decision until the prompt was computed elsewhere, over all tries";
+        let help = "time from the decision until another server had computed the prompt, over all attempts";
         registry.register_with_unit("prefill", help, Unit::Seconds, metrics.prefill_seconds.clone());
         Arc::new(metrics)
     }

@@ -130,7 +130,7 @@ impl Otlp {
         let flush = tokio::task::spawn_blocking(move || provider.shutdown_with_timeout(FLUSH_TIMEOUT));
         let flushed = tokio::time::timeout(FLUSH_TIMEOUT, flush).await;
         if !matches!(flushed, Ok(Ok(Ok(())))) {
-            tracing::warn!("the last traces could not be sent in time");
+            tracing::warn!("last spans not sent before shutdown");
         }
     }
 }
@@ -216,14 +216,14 @@ impl SpanExporter for Exporter {
                 Ok(()) => {
                     stats.exported.fetch_add(spans, Relaxed);
                     if stats.failing.swap(false, Relaxed) {
-                        tracing::info!("the trace collector takes spans again");
+                        tracing::info!("export of spans works again");
                     }
                 }
                 Err(error) => {
                     stats.failed.fetch_add(spans, Relaxed);
                     // One line when it begins to fail, none while it goes on.
                     if !stats.failing.swap(true, Relaxed) {
-                        tracing::warn!(%error, "the trace collector takes no spans; they are dropped until it does");
+                        tracing::warn!(%error, "export of spans failed; spans are dropped until the collector accepts them");
                     }
                 }
             }

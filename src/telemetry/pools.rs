@@ -139,25 +139,25 @@ type EndpointGauge = (&'static str, &'static str, fn(&PoolViews, &PoolView, &End
 
 /// One gauge an endpoint: name, help, value.
 const ENDPOINT_GAUGES: &[EndpointGauge] = &[
-    ("endpoint_in_flight", "requests sent to the endpoint that have not ended", |_, _, s| {
+    ("endpoint_in_flight", "requests in flight on the endpoint", |_, _, s| {
         Some(f64::from(s.endpoint.ledger.in_flight()))
     }),
-    ("endpoint_prefill_tokens", "prompt tokens of requests without a first byte yet", |_, _, s| {
+    ("endpoint_prefill_tokens", "prompt tokens of requests in flight without a first byte", |_, _, s| {
         u32::try_from(s.endpoint.ledger.prefill_tokens()).ok().map(f64::from)
     }),
-    ("endpoint_waiting", "waiting requests, as the server reports", |_, _, s| {
+    ("endpoint_waiting", "waiting requests, as the server reports them", |_, _, s| {
         s.metrics().map(|m| f64::from(m.waiting))
     }),
-    ("endpoint_running", "running requests, as the server reports", |_, _, s| {
+    ("endpoint_running", "running requests, as the server reports them", |_, _, s| {
         s.metrics().map(|m| f64::from(m.running))
     }),
-    ("endpoint_kv_usage", "KV cache in use, 0 to 1, as the server reports", |_, _, s| {
+    ("endpoint_kv_usage", "KV cache in use, 0 to 1, as the server reports it", |_, _, s| {
         s.metrics().map(|m| f64::from(m.kv_usage))
     }),
-    ("endpoint_metrics_age_seconds", "time since the server's last page", |views, _, s| views.metrics_age(s)),
+    ("endpoint_metrics_age_seconds", "age of the latest scraped metrics", |views, _, s| views.metrics_age(s)),
     (
         "endpoint_cache_weight",
-        "blocks that the endpoint's cache has taken in, each counted half as much after every two minutes",
+        "blocks that the cache of the endpoint took in, with a half-life of two minutes",
         |views, pool, s| Some(pool.prefix.weight(s.endpoint.id, views.clock.now())),
     ),
 ];
@@ -166,91 +166,91 @@ type PoolCounter = (&'static str, &'static str, fn(&PoolView) -> u64);
 
 /// One counter a pool: name, help, value.
 const POOL_COUNTERS: &[PoolCounter] = &[
-    ("scrape_pages", "metrics pages read", |p| p.scrape.pages()),
-    ("scrape_bytes", "bytes of metrics pages read", |p| p.scrape.bytes()),
-    ("scrape_restarts", "restarts of servers that were noticed", |p| p.scrape.restarts()),
-    ("scrape_malformed_lines", "lines of metrics pages that could not be read", |p| p.scrape.malformed_lines()),
-    ("scrape_unusable_samples", "samples that are NaN, infinite, negative or no number", |p| {
+    ("scrape_pages", "successful scrapes", |p| p.scrape.pages()),
+    ("scrape_bytes", "bytes of scraped metrics", |p| p.scrape.bytes()),
+    ("scrape_restarts", "restarts of servers that Attaché noticed", |p| p.scrape.restarts()),
+    ("scrape_malformed_lines", "lines of scraped metrics that Attaché could not parse", |p| {
+        p.scrape.malformed_lines()
+    }),
+    ("scrape_unusable_samples", "samples that are NaN, infinite, negative or not a number", |p| {
         p.scrape.unusable_samples()
     }),
-    ("model_lists", "servers' answers to `/v1/models` that were read", |p| p.scrape.model_lists()),
-    ("model_list_failures", "questions for `/v1/models` that came to nothing", |p| p.scrape.model_list_failures()),
-    ("dns_lookups", "names resolved", |p| p.dns.lookups()),
-    ("dns_failures", "names that did not resolve", |p| p.dns.failures()),
-    ("endpoints_file_reads", "times the file of endpoints was read", |p| p.file.reads()),
-    ("endpoints_file_failures", "times the file of endpoints could not be read", |p| p.file.failures()),
-    ("endpoints_file_invalid_entries", "entries of the file of endpoints that were left out", |p| p.file.invalid()),
+    ("model_lists", "responses of servers to `/v1/models` that Attaché read", |p| p.scrape.model_lists()),
+    ("model_list_failures", "failed requests for `/v1/models`", |p| p.scrape.model_list_failures()),
+    ("dns_lookups", "successful DNS lookups", |p| p.dns.lookups()),
+    ("dns_failures", "failed DNS lookups", |p| p.dns.failures()),
+    ("endpoints_file_reads", "successful reads of the endpoints file", |p| p.file.reads()),
+    ("endpoints_file_failures", "failed reads of the endpoints file", |p| p.file.failures()),
+    ("endpoints_file_invalid_entries", "entries of the endpoints file that Attaché ignored", |p| p.file.invalid()),
     ("prefix_lookups", "prompts looked up in the prefix index", |p| p.prefix.stats().lookups.load(Relaxed)),
     ("prefix_lookup_tokens", "tokens of the prompts looked up in the prefix index", |p| {
         p.prefix.stats().prompt_tokens.load(Relaxed)
     }),
     (
         "prefix_matched_tokens",
-        "tokens that the picked endpoint was thought to hold, what is on its way or in use included",
+        "tokens that the chosen endpoint was expected to hold, speculative entries included",
         |p| p.prefix.stats().matched_tokens.load(Relaxed),
     ),
-    ("prefix_foretold_tokens", "tokens thought to be cached, of the answers that told how many were", |p| {
+    ("prefix_foretold_tokens", "tokens expected in the cache, of responses that report cached tokens", |p| {
         p.prefix.stats().foretold_tokens.load(Relaxed)
     }),
-    ("prefix_reported_tokens", "tokens that were cached, as those answers told", |p| {
+    ("prefix_reported_tokens", "cached tokens of those responses, as servers report them", |p| {
         p.prefix.stats().reported_tokens.load(Relaxed)
     }),
-    ("prefix_index_refused_blocks", "blocks that found no room in the prefix index", |p| {
+    ("prefix_index_refused_blocks", "blocks that did not fit into the prefix index", |p| {
         p.prefix.index().stats().refused_blocks
     }),
-    ("carried_kept_turns", "turns of conversations that decode servers keep for the next prefill, as they told", |p| {
+    ("carried_kept_turns", "conversation turns that decode servers keep for the next prefill", |p| {
         p.prefix.carried().stats().kept.load(Relaxed)
     }),
-    ("carried_given_turns", "turns that a prefill server was told to fetch", |p| {
+    ("carried_given_turns", "turns that a prefill server was asked to fetch", |p| {
         p.prefix.carried().stats().given.load(Relaxed)
     }),
-    ("carried_given_tokens", "tokens of the turns that a prefill server was told to fetch", |p| {
-        p.prefix.carried().stats().given_tokens.load(Relaxed)
-    }),
+    ("carried_given_tokens", "tokens of those turns", |p| p.prefix.carried().stats().given_tokens.load(Relaxed)),
 ];
 
 type PoolGauge = (&'static str, &'static str, fn(&PoolView) -> f64);
 
 /// One gauge a pool: name, help, value.
 const POOL_GAUGES: &[PoolGauge] = &[
-    ("served_models", "models that servers list, where they are asked", |p| p.scrape.served_models() as f64),
-    ("prefix_index_bytes", "memory of the prefix index, bytes", |p| p.prefix.index().stats().bytes as f64),
-    ("prefix_index_budget_bytes", "memory that the prefix index may take, bytes", |p| {
-        p.prefix.index().stats().budget_bytes as f64
-    }),
-    ("prefix_index_blocks", "blocks in the prefix index, each counted once however many endpoints hold it", |p| {
+    ("served_models", "models that servers list, if `exchange.models` is `pool`", |p| p.scrape.served_models() as f64),
+    ("prefix_index_bytes", "memory of the prefix index", |p| p.prefix.index().stats().bytes as f64),
+    (
+        "prefix_index_budget_bytes",
+        "memory limit of the prefix index: `prefixCache.maxBytes`, or less if the system cannot reserve it",
+        |p| p.prefix.index().stats().budget_bytes as f64,
+    ),
+    ("prefix_index_blocks", "blocks in the prefix index; a block counts once, however many endpoints hold it", |p| {
         p.prefix.index().stats().blocks as f64
     }),
-    ("prefix_claims", "beginnings of prompts that are on their way to an endpoint or in use there", |p| {
-        p.prefix.claims().len() as f64
-    }),
-    ("carried_turns", "turns of conversations that a decode server keeps and nobody has fetched", |p| {
+    ("prefix_claims", "speculative entries of prompts in flight", |p| p.prefix.claims().len() as f64),
+    ("carried_turns", "turns that decode servers keep and no prefill server has fetched", |p| {
         p.prefix.carried().len() as f64
     }),
-    ("carried_bytes", "memory of what names those turns, bytes", |p| p.prefix.carried().bytes() as f64),
+    ("carried_bytes", "memory of the table of those turns", |p| p.prefix.carried().bytes() as f64),
 ];
 
 type RemoteCounter = (&'static str, &'static str, fn(&RemoteStats) -> u64);
 
 /// One counter of a pool's remote tokenizer: name, help, value.
 const REMOTE_COUNTERS: &[RemoteCounter] = &[
-    ("tokenizer_requests", "prompts whose tokens were asked for", RemoteStats::requests),
-    ("tokenizer_cache_hits", "prompts whose tokens were remembered", RemoteStats::cache_hits),
-    ("tokenizer_calls", "calls of tokenizing servers", RemoteStats::calls),
-    ("tokenizer_probes", "probes of tokenizing servers", RemoteStats::probes),
+    ("tokenizer_requests", "prompts to tokenize", RemoteStats::requests),
+    ("tokenizer_cache_hits", "prompts with tokens in the cache", RemoteStats::cache_hits),
+    ("tokenizer_calls", "calls of remote tokenizers", RemoteStats::calls),
+    ("tokenizer_probes", "health probes of remote tokenizers", RemoteStats::probes),
 ];
 
 type KubeCounter = (&'static str, &'static str, fn(&KubeStats) -> u64);
 
 /// One counter of a pool's discovery through Kubernetes: name, help, value.
 const KUBE_COUNTERS: &[KubeCounter] = &[
-    ("kube_events", "changes of objects that the API server told", KubeStats::events),
-    ("kube_lists", "lists of objects that came to their end", KubeStats::lists),
-    ("kube_unreadable_objects", "objects that could not be read", KubeStats::unreadable),
-    ("kube_failures", "lists and watches that came to nothing", KubeStats::failures),
-    ("kube_refused", "lists and watches that were refused for want of a right", KubeStats::refused),
-    ("kube_status_writes", "statuses of objects that were written", KubeStats::status_writes),
-    ("kube_status_failures", "statuses of objects that could not be written", KubeStats::status_failures),
+    ("kube_events", "changes of objects from the API server", KubeStats::events),
+    ("kube_lists", "completed lists of objects", KubeStats::lists),
+    ("kube_unreadable_objects", "invalid objects", KubeStats::unreadable),
+    ("kube_failures", "failed lists and watches", KubeStats::failures),
+    ("kube_refused", "lists and watches that the API server denied because a right is missing", KubeStats::refused),
+    ("kube_status_writes", "object statuses written", KubeStats::status_writes),
+    ("kube_status_failures", "object statuses that could not be written", KubeStats::status_failures),
 ];
 
 type KubeGauge = (&'static str, &'static str, fn(&KubeStats) -> i64);
@@ -259,19 +259,15 @@ type KubeGauge = (&'static str, &'static str, fn(&KubeStats) -> i64);
 const KUBE_GAUGES: &[KubeGauge] = &[
     (
         "kube_out_of_touch",
-        "kinds of objects that can't be followed at the moment; what is known of them stays",
+        "kinds of objects that Attaché cannot follow now; the last known objects stay in effect",
         KubeStats::out_of_touch,
     ),
     (
         "kube_pool_unreadable",
-        "1 while the InferencePool can't be read as it is: it stays as it was, and has no endpoints if it never could be",
+        "1 while the InferencePool is invalid; its last valid version stays in effect, and without one it has no endpoints",
         KubeStats::is_pool_unreadable,
     ),
-    (
-        "kube_endpoints_left_out",
-        "endpoints that are not served, since there are more than a pool may have; the oldest are",
-        KubeStats::left_out,
-    ),
+    ("kube_endpoints_left_out", "endpoints beyond 4,096 in one pool; the oldest 4,096 are used", KubeStats::left_out),
 ];
 
 impl Collector for PoolCollector {
@@ -310,7 +306,7 @@ impl Collector for PoolCollector {
                 ConstGauge::new(value(pool)).encode(gauges.encode_family(&[("pool", &*pool.name)])?)?;
             }
         }
-        let help = "1 for the tokenizer in use; `characters` where the configured one can't be";
+        let help = "1 for the tokenizer in use; `characters` if the configured one is not usable";
         let mut tokenizers = encoder.encode_descriptor("prefix_tokenizer", help, None, MetricType::Gauge)?;
         for pool in pools.iter() {
             let labels = [("pool", &*pool.name), ("tokenizer", pool.tokenizer)];
@@ -322,7 +318,7 @@ impl Collector for PoolCollector {
         self.remote(&pools, &mut encoder)?;
         self.kube(&pools, &mut encoder)?;
         let mut errors =
-            encoder.encode_descriptor("scrape_errors", "scrapes that failed", None, MetricType::Counter)?;
+            encoder.encode_descriptor("scrape_errors", "failed scrapes, by reason", None, MetricType::Counter)?;
         for pool in pools.iter() {
             for reason in ErrorReason::ALL {
                 let labels = [("pool", &*pool.name), ("reason", reason.label())];
@@ -335,7 +331,7 @@ impl Collector for PoolCollector {
 
 impl PoolCollector {
     fn evictions(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-        let help = "blocks forgotten: the endpoint has no room for more, or the budget is used up, for others' sake where their tenant has more than its share";
+        let help = "blocks evicted from the index, by cause: the cache of the endpoint is full, the memory limit is reached, or a tenant exceeds its share";
         let mut counters =
             encoder.encode_descriptor("prefix_index_evicted_blocks", help, None, ConstCounter::<u64>::TYPE)?;
         for pool in pools {
@@ -381,7 +377,7 @@ impl PoolCollector {
                 ConstCounter::new(value(stats)).encode(counters.encode_family(&labels)?)?;
             }
         }
-        let help = "prompts without tokens from the remote tokenizer";
+        let help = "prompts that the remote tokenizer did not tokenize, by reason";
         let mut failures = encoder.encode_descriptor("tokenizer_failures", help, None, ConstCounter::<u64>::TYPE)?;
         for pool in pools {
             let Some(stats) = &pool.remote else { continue };
@@ -390,14 +386,14 @@ impl PoolCollector {
                 ConstCounter::new(stats.failures(reason)).encode(failures.encode_family(&labels)?)?;
             }
         }
-        let help = "models whose remote tokenizer does not answer";
+        let help = "models whose remote tokenizer does not respond";
         let mut gauges = encoder.encode_descriptor("tokenizer_unhealthy_models", help, None, MetricType::Gauge)?;
         for pool in pools {
             let Some(stats) = &pool.remote else { continue };
             let unhealthy = i64::try_from(stats.unhealthy_models()).unwrap_or(i64::MAX);
             ConstGauge::new(unhealthy).encode(gauges.encode_family(&[("pool", &*pool.name)])?)?;
         }
-        let help = "models that ask the remote tokenizer";
+        let help = "models that use the remote tokenizer";
         let mut gauges = encoder.encode_descriptor("tokenizer_active_models", help, None, MetricType::Gauge)?;
         for pool in pools {
             let Some(stats) = &pool.remote else { continue };
@@ -409,7 +405,7 @@ impl PoolCollector {
 
     /// What a pool's knowledge of caches rests on.
     fn indexers(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-        let help = "1 for what the prefix index is made from: `kv-events` of engines, or `routed` prompts";
+        let help = "1 for the source of the prefix index: `kv-events` of engines, or `routed` prompts";
         let mut gauges = encoder.encode_descriptor("prefix_indexer", help, None, MetricType::Gauge)?;
         for pool in pools {
             let indexer = if pool.kv_events.is_some() { "kv-events" } else { "routed" };
@@ -428,7 +424,7 @@ impl PoolCollector {
                 ConstCounter::new(stats.get(count)).encode(counters.encode_family(&labels)?)?;
             }
         }
-        let help = "1 for what is made of what an endpoint's KV events have told: exact, or why it is not believed";
+        let help = "1 for the state of the KV events of the endpoint: `exact`, or why they are not used";
         let mut gauges = encoder.encode_descriptor("kv_event_trust", help, None, MetricType::Gauge)?;
         for pool in pools.iter().filter(|p| p.kv_events.is_some()) {
             let residents = pool.prefix.residents().load();
@@ -443,7 +439,7 @@ impl PoolCollector {
     }
 
     fn standings(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-        let help = "endpoints of the pool, by whether they get requests";
+        let help = "endpoints of the pool, by state";
         let mut gauges = encoder.encode_descriptor("pool_endpoints", help, None, MetricType::Gauge)?;
         for pool in pools {
             let (snapshot, now) = (pool.store.load(), self.0.clock.now());

@@ -46,16 +46,16 @@ type ClientCounter = (&'static str, &'static str, fn(&ClientAuth) -> u64);
 
 /// One counter a certificate: name, help, value.
 const CERT_COUNTERS: &[CertCounter] = &[
-    ("tls_reloads", "certificates that were taken after the first", ServingCert::reloads),
-    ("tls_reload_failures", "certificates that were refused; the old one stayed", ServingCert::reload_failures),
+    ("tls_reloads", "certificates applied after the first", ServingCert::reloads),
+    ("tls_reload_failures", "invalid certificates; the previous one stayed in use", ServingCert::reload_failures),
 ];
 
 /// One counter for client certificates: name, help, value.
 const CLIENT_COUNTERS: &[ClientCounter] = &[
-    ("tls_client_ca_reloads", "client CA files that were taken after the first", ClientAuth::reloads),
+    ("tls_client_ca_reloads", "client CA files applied after the first", ClientAuth::reloads),
     (
         "tls_client_ca_reload_failures",
-        "client CA files that were refused; the previous authorities stayed in use",
+        "invalid client CA files; the previous authorities stayed in use",
         ClientAuth::reload_failures,
     ),
 ];
@@ -63,7 +63,8 @@ const CLIENT_COUNTERS: &[ClientCounter] = &[
 impl Collector for ProcessCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
         let version = [("version", env!("CARGO_PKG_VERSION"))];
-        let mut build = encoder.encode_descriptor("build_info", "this build", None, MetricType::Gauge)?;
+        let mut build =
+            encoder.encode_descriptor("build_info", "always 1; the label has the version", None, MetricType::Gauge)?;
         ConstGauge::new(1i64).encode(build.encode_family(&version)?)?;
         let help = "memory of request bodies and unfinished messages over all streams";
         let buffered = encoder.encode_descriptor("buffered_request", help, Some(&Unit::Bytes), MetricType::Gauge)?;
@@ -78,19 +79,19 @@ impl ProcessCollector {
     fn segments(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         let stats = self.segments.stats();
         for (name, help, count) in [
-            ("tokenizer_segment_hits", "pieces of text whose tokens were remembered", stats.hits),
-            ("tokenizer_segment_misses", "pieces of text that had to be tokenized", stats.misses),
+            ("tokenizer_segment_hits", "text segments with tokens in the cache", stats.hits),
+            ("tokenizer_segment_misses", "text segments that had to be tokenized", stats.misses),
         ] {
             let counter = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             ConstCounter::new(count).encode(counter)?;
         }
-        let help = "memory of remembered tokens";
+        let help = "memory of the token cache";
         let held = encoder.encode_descriptor("tokenizer_segment", help, Some(&Unit::Bytes), MetricType::Gauge)?;
         gauge(stats.held_bytes).encode(held)
     }
 
     fn certificate(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-        let (name, help) = ("tls_certificate_expiry_timestamp", "end of the certificate's validity, Unix time");
+        let (name, help) = ("tls_certificate_expiry_timestamp", "end of the validity of the certificate, Unix time");
         let expiry = encoder.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Gauge)?;
         if let Some(tls) = &self.tls {
             gauge(tls.cert.info().expires_at).encode(expiry)?;
@@ -116,7 +117,7 @@ impl ProcessCollector {
     }
 
     fn spans(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-        let help = "finished spans, by what became of them";
+        let help = "finished spans, by result";
         #[cfg_attr(not(feature = "otlp"), expect(unused, reason = "a build without traces has no samples"))]
         let mut spans = encoder.encode_descriptor("otlp_spans", help, None, MetricType::Counter)?;
         #[cfg(feature = "otlp")]

@@ -96,12 +96,12 @@ impl QueueFamilies {
         };
         registry.register(
             "queue_turns",
-            "requests that asked for their turn, by what became of them",
+            "requests that asked for admission: `passed` at once, `dispatched` after a wait, `full`, `expired`, `evicted`, `shed`, `left` by the client, `unqueued` because the body mode of Envoy does not allow a wait",
             families.fates.clone(),
         );
-        registry.register("queued_requests", "requests that wait for their turn", families.requests.clone());
-        registry.register("queued_bytes", "bodies of those", families.bytes.clone());
-        let help = "from a request's end to its turn, of those that waited";
+        registry.register("queued_requests", "requests in the queue", families.requests.clone());
+        registry.register("queued_bytes", "bodies of queued requests", families.bytes.clone());
+        let help = "time in the queue, of requests that waited";
         registry.register_with_unit("queue_wait", help, Unit::Seconds, families.waits.clone());
         families
     }
@@ -138,8 +138,8 @@ pub struct RoomCollector(pub Arc<SharedRoom>);
 impl Collector for RoomCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         for (name, help, bytes) in [
-            ("queue_room_bytes", "what may wait before all pools together that searches find", self.0.most()),
-            ("queue_room_held_bytes", "bodies that wait there", self.0.held()),
+            ("queue_room_bytes", "capacity for queued bodies that all discovered pools share", self.0.most()),
+            ("queue_room_held_bytes", "queued bodies of all discovered pools", self.0.held()),
         ] {
             let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
             ConstGauge::new(bytes).encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;

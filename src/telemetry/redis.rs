@@ -93,21 +93,21 @@ pub struct RedisMetrics {
 impl RedisMetrics {
     pub(super) fn register(registry: &mut Registry) -> Self {
         let connected = Gauge::default();
-        registry.register("redis_connected", "1 while there is a connection to Redis", connected.clone());
+        registry.register("redis_connected", "1 while Attaché has a connection to Redis", connected.clone());
         let profiles = Family::<StateLabel, Gauge>::default();
-        let help = "SLO profiles in Redis, by whether they count or can't be read";
+        let help = "SLO profiles in Redis: `good` or `malformed`";
         registry.register("redis_slo_profiles", help, profiles.clone());
         let failed_profile_looks = Counter::default();
-        let help = "how often the SLO profiles in Redis were asked for and no answer came";
+        let help = "attempts to read SLO profiles from Redis that failed";
         registry.register("redis_slo_profile_failures", help, failed_profile_looks.clone());
         let failures = Family::<ReasonLabel, Counter>::default();
-        let help = "requests that the store of tenants' limits said nothing of, by why";
+        let help = "requests without a response of Redis about their limits: `away`, `late`, `busy`, `error`";
         registry.register("limit_store_failures", help, failures.clone());
         let lost_ends = Counter::default();
-        let help = "requests of whose end the store of tenants' limits was never told";
+        let help = "ended requests that Redis does not know of; it frees their slots after ten minutes";
         registry.register("limit_ends_lost", help, lost_ends.clone());
         let records = Family::<OutcomeLabel, Counter>::default();
-        let help = "tenants' records that were looked up in Redis, by what came of it";
+        let help = "lookups of tenant records in Redis: `found`, `unknown`, `malformed`, `stale` because Redis did not respond";
         registry.register("user_records", help, records.clone());
         let state = |state| profiles.get_or_create_owned(&StateLabel { state });
         Self {

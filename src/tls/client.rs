@@ -47,7 +47,7 @@ impl ClientAuth {
             file = %settings.ca_file.display(),
             authorities = authorities.certificates.len(),
             names = %Listed(&settings.names),
-            "clients need a certificate"
+            "client certificates are required"
         );
         Ok(Arc::new(Self {
             file: settings.ca_file.clone(),
@@ -72,13 +72,13 @@ impl ClientAuth {
         match load(&self.file) {
             Ok(new) if new.certificates == self.authorities.load().certificates => Ok(false),
             Ok(new) => {
-                tracing::info!(authorities = new.certificates.len(), "new client CA file in use");
+                tracing::info!(authorities = new.certificates.len(), "client CA file reloaded");
                 self.authorities.store(Arc::new(new));
                 self.reloads.fetch_add(1, Relaxed);
                 Ok(true)
             }
             Err(error) => {
-                tracing::warn!(%error, "new client CA file refused; the previous authorities stay in use");
+                tracing::warn!(%error, "client CA file reload failed; keeping the previous authorities");
                 self.failures.fetch_add(1, Relaxed);
                 Err(error)
             }
@@ -88,7 +88,7 @@ impl ClientAuth {
     /// Accepts these names from now on.
     pub fn allow(&self, names: &[ClientName]) {
         if **self.names.load() != names {
-            tracing::info!(names = %Listed(names), "new client names in use");
+            tracing::info!(names = %Listed(names), "client names reloaded");
             self.names.store(Arc::new(names.to_vec()));
         }
     }

@@ -466,7 +466,7 @@ impl RemotePool {
         self.note(&models);
         drop(models);
         match outcome {
-            Ok(_) if news => tracing::info!(pool = %self.name, %model, "remote tokenizer is back"),
+            Ok(_) if news => tracing::info!(pool = %self.name, %model, "remote tokenizer works again"),
             Err(error) if news => self.warn(&model, &error),
             _ => {}
         }

@@ -280,6 +280,6 @@ async fn client_name_that_is_taken_from_the_configuration_is_refused_from_then_o
     configure("'*.gateways.svc'");
     eventually("the new names", || async { (!answered(&first).await).then_some(()) }).await;
     assert!(answered(&second).await);
-    let restarts = picker.process.stderr().lines().filter(|line| line.contains("wait for a restart")).count();
+    let restarts = picker.process.stderr().lines().filter(|line| line.contains("some changes need a restart")).count();
     assert_eq!(restarts, 0, "no restart is needed");
 }

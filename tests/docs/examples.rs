@@ -1,6 +1,6 @@
 //! What pages show to be copied works: configurations load, commands parse, flags exist.
 
-use crate::markdown::{Block, blocks, page, pages};
+use crate::markdown::{Block, blocks, commands, page, pages, words};
 use attache::cli::Cli;
 use attache::config::{ConfigText, Overrides, Sources, Surroundings, load};
 use clap::Parser;
@@ -57,35 +57,6 @@ fn every_configuration_on_a_page_loads() {
         }
     }
     assert!(loaded >= 15, "{loaded}");
-}
-
-/// Commands of `console` blocks, lines that go on after a backslash joined.
-fn commands(text: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    for block in blocks(text).into_iter().filter(|block| block.language == "console") {
-        let joined = block.text.replace("\\\n", " ");
-        found.extend(joined.lines().filter_map(|line| line.strip_prefix("$ ")).map(str::to_owned));
-    }
-    found
-}
-
-/// Words as a shell splits them: quotes are removed, and a comment ends the command.
-fn words(command: &str) -> Vec<String> {
-    let (mut out, mut word, mut quote) = (Vec::new(), None::<String>, None::<char>);
-    for c in command.chars() {
-        match (quote, c) {
-            (Some(open), c) if open == c => quote = None,
-            (None, '\'' | '"') => {
-                quote = Some(c);
-                word.get_or_insert_default();
-            }
-            (None, '#') if word.is_none() => break,
-            (None, c) if c.is_whitespace() => out.extend(word.take()),
-            (_, c) => word.get_or_insert_default().push(c),
-        }
-    }
-    out.extend(word);
-    out
 }
 
 #[test]

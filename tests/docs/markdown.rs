@@ -84,6 +84,35 @@ pub(crate) fn blocks(text: &str) -> Vec<Block> {
     found
 }
 
+/// Commands of `console` blocks, lines that go on after a backslash joined.
+pub(crate) fn commands(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for block in blocks(text).into_iter().filter(|block| block.language == "console") {
+        let joined = block.text.replace("\\\n", " ");
+        found.extend(joined.lines().filter_map(|line| line.strip_prefix("$ ")).map(str::to_owned));
+    }
+    found
+}
+
+/// Words as a shell splits them: quotes are removed, and a comment ends the command.
+pub(crate) fn words(command: &str) -> Vec<String> {
+    let (mut out, mut word, mut quote) = (Vec::new(), None::<String>, None::<char>);
+    for c in command.chars() {
+        match (quote, c) {
+            (Some(open), c) if open == c => quote = None,
+            (None, '\'' | '"') => {
+                quote = Some(c);
+                word.get_or_insert_default();
+            }
+            (None, '#') if word.is_none() => break,
+            (None, c) if c.is_whitespace() => out.extend(word.take()),
+            (_, c) => word.get_or_insert_default().push(c),
+        }
+    }
+    out.extend(word);
+    out
+}
+
 /// The text outside of fenced blocks and HTML comments.
 pub(crate) fn prose(text: &str) -> String {
     let mut inside = false;

@@ -59,6 +59,19 @@ fn unit(name: &str) -> &'static str {
     }
 }
 
+/// `text` with the words of its links alone.
+fn without_links(text: &str) -> String {
+    let mut words = String::new();
+    let mut rest = text;
+    while let Some((before, link)) = rest.split_once('[') {
+        let (name, after) = link.split_once("](").expect("a link");
+        words.push_str(before);
+        words.push_str(name);
+        rest = after.split_once(')').expect("its end").1;
+    }
+    words + rest
+}
+
 #[test]
 fn metrics_page_is_what_a_picker_serves() {
     let served = metrics();
@@ -70,6 +83,20 @@ fn metrics_page_is_what_a_picker_serves() {
     }
     rows_of_program.sort();
     compare(PAGE, "metrics", &table(PAGE, &["metric", "type", "unit", "labels", "meaning"], 2, rows_of_program));
+
+    // The page says of each metric what its HELP line says; it may add where more is said.
+    let helps: BTreeMap<&str, &str> =
+        served.lines().filter_map(|line| line.strip_prefix("# HELP ")?.split_once(' ')).collect();
+    for row in rows(&page(PAGE), "| metric |") {
+        let name = row[0].trim_matches('`');
+        let help = helps.get(name).or_else(|| helps.get(name.strip_suffix("_total")?));
+        let help = help.unwrap_or_else(|| panic!("{name} has no HELP")).trim_end_matches('.');
+        let said = without_links(&row[4]);
+        assert!(
+            said.strip_prefix(help).is_some_and(|more| more.is_empty() || more.starts_with("; see ")),
+            "{name}: {said}\n{help}"
+        );
+    }
 
     // Each sample has the labels that the page says.
     let text = page(PAGE);

@@ -53,11 +53,11 @@ pub(crate) fn code(text: &str) -> String {
 /// The parameters that a part takes, as it lists them when it is given one that it does not have.
 fn parameters<T>(built: Result<T, impl std::fmt::Display>) -> String {
     let Some(error) = built.err().map(|error| error.to_string()) else { return "any".into() };
-    let Some((_, known)) = error.split_once("expected ") else {
-        return if error.contains("there are no fields") || error.contains("takes no") { "–".into() } else { error };
-    };
-    let names: Vec<&str> = known.split('`').skip(1).step_by(2).collect();
-    if names.is_empty() { "–".into() } else { names.iter().map(|name| code(name)).collect::<Vec<_>>().join(", ") }
+    match error.split_once("allowed: ") {
+        Some((_, names)) => names.split(", ").map(code).collect::<Vec<_>>().join(", "),
+        None if error.ends_with("there are none") => "–".into(),
+        None => error,
+    }
 }
 
 #[test]

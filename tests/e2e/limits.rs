@@ -501,7 +501,7 @@ async fn redis_is_asked_over_tls_and_only_one_whose_certificate_is_trusted() {
     assert_eq!(redis.say("EVAL \"return #redis.call('KEYS','aibrix:acme_RPM_CURRENT:*')\" 0"), ":1");
     eventually("it to be told why", || async {
         let log = doubts.process.stderr();
-        (log.contains("no connection to redis") && log.contains("certificate")).then_some(())
+        (log.contains("connection to Redis failed") && log.contains("certificate")).then_some(())
     })
     .await;
     assert_eq!(doubts.metric("attache_redis_connected").await, 0.0);

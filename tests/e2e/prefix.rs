@@ -290,10 +290,10 @@ async fn a_server_whose_blocks_are_not_of_the_configured_size_is_named_with_both
     post(sim.servers[0], "/v1/completions", &json!({"model": "sim-8b", "prompt": prompt(1), "max_tokens": 1})).await;
     let log = eventually("both sizes in the log", async || {
         let log = picker.process.stderr();
-        log.contains("of another size than the pool's").then_some(log)
+        log.contains("block size of the server differs").then_some(log)
     })
     .await;
-    let line = log.lines().find(|l| l.contains("of another size")).expect("a line");
+    let line = log.lines().find(|l| l.contains("block size of the server differs")).expect("a line");
     for part in ["\"engine\":32", "\"pool\":16", "set `prefixCache.blockSize` to the engines' size"] {
         assert!(line.contains(part), "{line}");
     }

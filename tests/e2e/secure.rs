@@ -124,7 +124,7 @@ async fn certificates_are_replaced_while_streams_run() {
         .await;
     // Half a certificate leaves the one that works in place.
     std::fs::write(directory.path().join("tls.crt"), "-----BEGIN CERTIFICATE-----\nMIIB").expect("writing half");
-    eventually("the refusal", || async { picker.process.stderr().contains("new certificate refused").then_some(()) })
+    eventually("the refusal", || async { picker.process.stderr().contains("certificate reload failed").then_some(()) })
         .await;
     assert_eq!(shown(picker.grpc).await, Some(second));
     traffic.more(2).await;

@@ -98,7 +98,7 @@ async fn an_outage_changes_nothing_and_is_told_once() {
     api.delete_pod("pod-0001");
     until_known(&picker, &["pod-0000", "pod-0002"]).await;
     // Two kinds are followed that are installed, through three outages: each is told once.
-    let told = said(&picker, "can't follow `pods`");
+    let told = said(&picker, "watch of `pods` failed");
     assert!((1..=3).contains(&told), "told {told} times");
 }
 
@@ -156,7 +156,7 @@ async fn what_is_missing_is_named_and_waited_for() {
     eventually("the missing definition in the log", || async { (said(&picker, no_crd) == 1).then_some(()) }).await;
 
     api.install(STABLE, "inferencepools");
-    let no_pool = "there is no such InferencePool";
+    let no_pool = "InferencePool not found";
     eventually("the missing pool in the log", || async { (said(&picker, no_pool) == 1).then_some(()) }).await;
 
     api.forbid("list", "pods", true);
@@ -191,9 +191,9 @@ async fn a_pool_that_can_not_be_read_is_told_serves_nothing_and_keeps_nobody_wai
     let connection = Connection::open(picker.grpc).await.expect("a connection");
     let Picked::Refused(503, _) = pick(&connection, "m").await else { panic!("somebody has answered") };
     let told = |what: &str| said(&picker, what);
-    assert_eq!(told("the InferencePool can't be read; it has no endpoints until it can"), 1);
+    assert_eq!(told("invalid InferencePool; it has no endpoints until it is valid"), 1);
     assert_eq!(told("`spec.selector` is empty: it must name at least one label"), 1, "{}", picker.process.stderr());
-    assert_eq!(told("there is no such InferencePool"), 0);
+    assert_eq!(told("InferencePool not found"), 0);
     assert_eq!(picker.metric("attache_kube_pool_unreadable").await, 1.0);
 
     api.apply(STABLE, "inferencepools", good());
@@ -260,7 +260,7 @@ async fn pods_that_can_not_be_watched_are_listed_again_and_again() {
 
     api.forbid("watch", "pods", false);
     picker.until_metric("attache_kube_out_of_touch", 0.0).await;
-    assert_eq!(said(&picker, "followed through Kubernetes again"), 1, "{}", picker.process.stderr());
+    assert_eq!(said(&picker, "watch works again"), 1, "{}", picker.process.stderr());
     let lists = api.asked("list", "pods");
     api.pod(pod("later", "vllm", "10.1.0.3"));
     until_known(&picker, &["later", "new"]).await;
@@ -290,10 +290,8 @@ async fn a_picker_whose_only_pool_is_deleted_is_not_ready_until_there_is_one_aga
     let both = AttacheProcess::in_cluster(&api.kubeconfig(), &["--config-text", text]).await;
     both.until_ready().await;
     api.delete(STABLE, "inferencepools", "other");
-    eventually("the missing pool in the log", || async {
-        (said(&both, "there is no such InferencePool") == 1).then_some(())
-    })
-    .await;
+    eventually("the missing pool in the log", || async { (said(&both, "InferencePool not found") == 1).then_some(()) })
+        .await;
     assert!(both.is_ready().await);
     api.delete(STABLE, "inferencepools", "vllm");
     eventually("a picker that is not ready", || async { (!both.is_ready().await).then_some(()) }).await;

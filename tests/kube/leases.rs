@@ -24,7 +24,7 @@ async fn until_only_the_lease_is_missing(picker: &AttacheProcess) {
         let page = client::get(picker.metrics, "/ready").await.ok()?;
         let text = String::from_utf8_lossy(&page.body).into_owned();
         let others = ["discovered", "searched"].iter().any(|other| text.contains(other));
-        (!page.status.is_success() && text.contains("this replica leads") && !others).then_some(())
+        (!page.status.is_success() && text.contains("leadership (the Lease)") && !others).then_some(())
     })
     .await;
 }
@@ -123,7 +123,7 @@ async fn the_replica_that_serves_stays_ready_while_the_api_server_is_away() {
     let second = AttacheProcess::in_cluster(&api.kubeconfig(), ELECTION).await;
     until_only_the_lease_is_missing(&second).await;
     api.fail(Outage::Status(503));
-    let lost = || async { first.process.stderr().contains("this replica leads no longer").then_some(()) };
+    let lost = || async { first.process.stderr().contains("this replica lost leadership").then_some(()) };
     eventually("a lease that could not be renewed", lost).await;
     assert!(first.is_ready().await, "it writes nothing, and goes on with what it knows");
     assert!(!second.is_ready().await);

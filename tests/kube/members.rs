@@ -194,7 +194,7 @@ async fn a_reload_that_is_refused_changes_no_endpoint() {
     let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &["--config-file", &file.display().to_string()]).await;
     picker.until_ready().await;
     write("large", "{name: slo, parameters: {profiles: [/nowhere/profile.json]}}");
-    let refused = || picker.process.stderr().contains("configuration not reloaded; the old one stays").then_some(());
+    let refused = || picker.process.stderr().contains("configuration reload failed").then_some(());
     eventually("the reload to be refused", || async { refused() }).await;
     api.pod(pod("small-2", "small", "10.0.0.3"));
     until_known(&picker, &["small", "small-2"]).await;

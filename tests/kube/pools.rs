@@ -275,7 +275,7 @@ async fn a_reload_that_is_refused_ends_no_search() {
     let named =
         "- {name: named, strategy: {name: slo, parameters: {profiles: [/nowhere.json]}}, endpoints: ['127.0.0.1:1']}\n";
     std::fs::write(&file, [here, named].concat()).expect("writing the configuration");
-    let refused = || picker.process.stderr().contains("configuration not reloaded; the old one stays").then_some(());
+    let refused = || picker.process.stderr().contains("configuration reload failed").then_some(());
     eventually("the reload to be refused", || async { refused() }).await;
     serve(&api, "huge", "10.0.0.3");
     until_pools(&picker, &["inference/huge", "inference/large", "inference/small", "elsewhere/distant"]).await;

@@ -64,7 +64,7 @@ async fn pages_are_shown_to_those_who_may_see_them() {
     api.forbid("create", "tokenreviews", true);
     assert_eq!(see(&picker, "/metrics", Some("another")).await.status, 500);
     assert_eq!(see(&picker, "/metrics", Some("scraper")).await.status, 200);
-    let told = |log: String| log.lines().filter(|line| line.contains("does not say who may see the pages")).count();
+    let told = |log: String| log.lines().filter(|line| line.contains("token review failed")).count();
     assert_eq!(see(&picker, "/metrics", Some("a-third")).await.status, 500);
     assert_eq!(told(picker.process.stderr()), 1, "told once");
     api.forbid("create", "tokenreviews", false);

@@ -241,7 +241,7 @@ async fn objectives_that_nobody_may_name_are_told_of_once() {
     let api = cluster().await;
     let objective = |name: &str, second| object(name, second, json!({"poolRef": {"name": "vllm"}, "priority": 5}));
     let told = |picker: &AttacheProcess| {
-        picker.process.stderr().matches("InferenceObjectives of a priority above 0 have no effect").count()
+        picker.process.stderr().matches("InferenceObjectives with a priority above 0 have no effect").count()
     };
     let (trusting, _) = started(&api, &["--trust-client-headers"]).await;
     let (picker, _) = started(&api, &[]).await;

@@ -63,7 +63,7 @@ async fn whoever_leads_tells_models_whether_they_have_their_names() {
     eventually("the second to lack nothing but the lease", || async {
         let page = client::get(second.metrics, "/ready").await.ok()?;
         let text = String::from_utf8_lossy(&page.body).into_owned();
-        (text.contains("this replica leads") && !text.contains("discovered")).then_some(())
+        (text.contains("leadership (the Lease)") && !text.contains("discovered")).then_some(())
     })
     .await;
     claim(&api, "third", 9, "qwen");

@@ -27,32 +27,32 @@ const GATEWAY: &str = "gateway";
 /// Flags of the live mode.
 #[derive(Args, Debug)]
 pub(super) struct LiveArgs {
-    /// Play to this gateway at real time instead, `http://HOST:PORT`
-    #[arg(long, value_name = "URL", conflicts_with_all = NOT_LIVE, help_heading = "A real gateway")]
+    /// Send the workload to this gateway in real time, `http://HOST:PORT`
+    #[arg(long, value_name = "URL", conflicts_with_all = NOT_LIVE, help_heading = "Real gateway")]
     pub(super) target: Option<String>,
-    /// Which API is asked
-    #[arg(long, value_enum, default_value = "chat", requires = "target", help_heading = "A real gateway")]
+    /// API of the requests
+    #[arg(long, value_enum, default_value = "chat", requires = "target", help_heading = "Real gateway")]
     api: LiveApi,
-    /// At most so many requests at once; the others are sent late
-    #[arg(long, value_name = "N", default_value_t = live::DEFAULT_MAX_IN_FLIGHT, requires = "target", help_heading = "A real gateway")]
+    /// Requests in flight at most; further requests are sent late
+    #[arg(long, value_name = "N", default_value_t = live::DEFAULT_MAX_IN_FLIGHT, requires = "target", help_heading = "Real gateway")]
     max_in_flight: usize,
-    /// Longest time for one request
-    #[arg(long, value_name = "TIME", value_parser = crate::config::units::parse_duration, default_value = "5m", requires = "target", help_heading = "A real gateway")]
+    /// Timeout of one request
+    #[arg(long, value_name = "TIME", value_parser = crate::config::units::parse_duration, default_value = "5m", requires = "target", help_heading = "Real gateway")]
     timeout: Duration,
-    /// Sent with every request, `name: value`
-    #[arg(long = "header", value_name = "HEADER", value_parser = header, requires = "target", help_heading = "A real gateway")]
+    /// Header of every request, `name: value`
+    #[arg(long = "header", value_name = "HEADER", value_parser = header, requires = "target", help_heading = "Real gateway")]
     headers: Vec<(String, String)>,
-    /// The header of answers that names the server [default: those of known gateways]
-    #[arg(long, value_name = "NAME", requires = "target", help_heading = "A real gateway")]
+    /// Response header that names the server [default: those of known gateways]
+    #[arg(long, value_name = "NAME", requires = "target", help_heading = "Real gateway")]
     served_header: Option<String>,
-    /// The header that names the tenant of a request, where the workload has tenants
-    #[arg(long, value_name = "NAME", requires = "target", help_heading = "A real gateway")]
+    /// Request header that names the tenant, if the workload has tenants
+    #[arg(long, value_name = "NAME", requires = "target", help_heading = "Real gateway")]
     tenant_header: Option<String>,
-    /// The gateway's objective for requests of this priority, `PRIORITY=NAME`; others are sent without one
-    #[arg(long, value_name = "OBJECTIVE", value_parser = objective, allow_hyphen_values = true, requires = "target", help_heading = "A real gateway")]
+    /// Objective of requests with this priority, `PRIORITY=NAME`; others are sent without one
+    #[arg(long, value_name = "OBJECTIVE", value_parser = objective, allow_hyphen_values = true, requires = "target", help_heading = "Real gateway")]
     objective: Vec<(i32, String)>,
-    /// Write what became of each request, a JSON object a line
-    #[arg(long, value_name = "FILE", requires = "target", help_heading = "A real gateway")]
+    /// Write the outcome of each request to this file, one JSON object per line
+    #[arg(long, value_name = "FILE", requires = "target", help_heading = "Real gateway")]
     requests_out: Option<PathBuf>,
 }
 

@@ -12,7 +12,7 @@ use super::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_USAGE, colour};
 use crate::clock::{Clock, Timestamp};
 use crate::config::defaults::DEFAULT_BLOCK_SIZE;
 use crate::config::settings::PoolSettings;
-use crate::config::units::parse_duration;
+use crate::config::units::{parse_duration, show_duration};
 use crate::config::{Overrides, Settings};
 use crate::pool::Roles;
 use crate::replay::front::FrontConfig;
@@ -267,11 +267,10 @@ fn hearing(args: &ReplayArgs, base: &PoolSettings) -> anyhow::Result<Hearing> {
 
 /// One workload, from its beginning.
 fn workload(args: &ReplayArgs, source: &Source, speed: f64) -> anyhow::Result<Box<dyn Workload>> {
-    let named = |error: anyhow::Error| error.context(source.name());
     let options = trace::Options::default();
     let mut workload = match source {
-        Source::Trace(path) => trace::open(path, &options).map_err(|e| named(e.into()))?,
-        Source::Piped(all) => trace::read(Cursor::new(all.clone()), &options).map_err(|e| named(e.into()))?,
+        Source::Trace(path) => trace::open(path, &options).with_context(|| path.display().to_string())?,
+        Source::Piped(all) => trace::read(Cursor::new(all.clone()), &options).context("standard input")?,
         Source::MadeUp(spelling) => {
             let workload = synthetic::build(spelling, args.seed).map_err(|e| anyhow::anyhow!("--workload: {e}"))?;
             let flags = [("--clients", args.clients.is_some()), ("--poisson", args.poisson.is_some())];
@@ -303,7 +302,7 @@ fn workload(args: &ReplayArgs, source: &Source, speed: f64) -> anyhow::Result<Bo
     Ok(workload)
 }
 
-/// A run, and the models of rules that none of its requests met.
+/// A run, and warnings about settings that had no effect on it.
 type Played = (Run, BTreeSet<String>);
 
 /// Plays all jobs, several at a time; runs in the order of the jobs.
@@ -328,10 +327,10 @@ fn play_all(args: &ReplayArgs, jobs: &[Job<'_>], hearing: &Hearing) -> Result<Ve
         }
     });
     bar.finish_and_clear();
-    let (runs, idle): (Vec<Run>, Vec<_>) =
+    let (runs, warnings): (Vec<Run>, Vec<_>) =
         done.into_inner().into_values().collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
-    for rule in idle.into_iter().flatten().collect::<BTreeSet<_>>() {
-        eprintln!("warning: a pool has a rule for {rule}, and no request asked for that; --model names the base model");
+    for warning in warnings.into_iter().flatten().collect::<BTreeSet<_>>() {
+        eprintln!("warning: {warning}");
     }
     Ok(runs)
 }
@@ -434,7 +433,8 @@ fn play(args: &ReplayArgs, job: &Job<'_>, hearing: &Hearing, bar: &ProgressBar) 
     let mut workload = workload(args, job.source, job.speed).map_err(Failure::usage)?;
     let mut world = World::new(config, &mut *workload, &mut observer);
     let outcome = world.run().map_err(|e| Failure::usage(e.into()))?;
-    let idle = idle_rules(pool, world.models());
+    let late = late_changes(job, outcome.ended.since(Timestamp(0)));
+    let warnings = idle_rules(pool, world.models()).chain(late).collect();
     bar.inc(observer.unshown);
     let mut cell = BTreeMap::from([("endpoints".to_owned(), job.servers.len().to_string())]);
     if args.speed.len() > 1 || job.speed != 1.0 {
@@ -451,7 +451,7 @@ fn play(args: &ReplayArgs, job: &Job<'_>, hearing: &Hearing, bar: &ProgressBar) 
         simulated: outcome.ended.since(Timestamp(0)),
         took: clock.now().since(began),
     };
-    Ok((run, idle))
+    Ok((run, warnings))
 }
 
 /// A server's engine with what the flags say of all of them.
@@ -460,11 +460,24 @@ fn engine(args: &ReplayArgs, engine: &EngineConfig) -> EngineConfig {
     EngineConfig { model, max_loras: args.max_loras, ..engine.clone() }
 }
 
-/// The models that a pool has rules for, when none of a rule's was asked for.
-fn idle_rules(pool: &PoolSettings, asked: &BTreeSet<Arc<str>>) -> BTreeSet<String> {
+/// Warnings of rules whose models no request asked for.
+fn idle_rules(pool: &PoolSettings, asked: &BTreeSet<Arc<str>>) -> impl Iterator<Item = String> {
     let is_idle = |rule: &&ModelRule| rule.models.iter().all(|model| !asked.contains(model.as_str()));
     let idle = pool.rules.iter().filter(|rule| !rule.models.is_empty()).filter(is_idle);
-    idle.map(|rule| rule.models.join(", ")).collect()
+    idle.map(|rule| {
+        let models = rule.models.join(", ");
+        format!("a pool has a rule for {models}, and no request asked for that; --model names the base model")
+    })
+}
+
+/// Warnings of changes that the run did not reach.
+fn late_changes(job: &Job<'_>, ended: Duration) -> impl Iterator<Item = String> {
+    let late = job.changes.iter().filter(move |change| change.at.since(Timestamp(0)) > ended);
+    late.map(move |change| {
+        let (at, ended) = (show_duration(change.at.since(Timestamp(0))), ended.as_secs_f64());
+        let (workload, policy) = (job.source.name(), &job.policy.name);
+        format!("--change after {at} has no effect: {workload} with {policy} ended after {ended:.1}s")
+    })
 }
 
 /// What the report says of a simulated server.

@@ -12,7 +12,7 @@ use super::sections::{FLOW_CONTROL, Gates, each, no_effect, section};
 use crate::config::decode::{Bytes, Fields, Read, Sink};
 use crate::config::diagnostic::{At, Span};
 use crate::config::document::{Node, Value};
-use crate::config::schema::{self, Opt, Strategy};
+use crate::config::schema::{self, Opt, Parameters, Strategy};
 use crate::flow::registry::{ADMITTERS, CEILINGS, Descriptor, FAIRNESS, ORDERINGS, find};
 use crate::flow::settings::{DEFAULT_BAND_BYTES, DEFAULT_BAND_REQUESTS};
 use crate::flow::{EvictRunning, Overflow};
@@ -223,7 +223,8 @@ fn given(parameters: &Json) -> Option<Json> {
 
 fn strategy(name: &str, parameters: Option<Json>, span: Span) -> At<Strategy> {
     let name = At { value: name.to_owned(), span };
-    At { value: Strategy { name, parameters: parameters.map(|value| At { value, span }) }, span }
+    let parameters = parameters.map(|value| Parameters::composed(value, span));
+    At { value: Strategy { name, parameters }, span }
 }
 
 /// A quantity of Kubernetes, such as `4Gi`, `500M`, `1k` or `1e3`, rounded up; a number until GIE v1.4.

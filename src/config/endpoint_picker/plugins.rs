@@ -8,7 +8,8 @@ use crate::config::decode::{Fields, Sink};
 use crate::config::diagnostic::{At, Code, Diagnostic, Span, closest};
 use crate::config::document::{Node, Value};
 use crate::scheduling::facts::session::{AGENT_ATTRIBUTE, AGENT_HEADERS};
-use crate::scheduling::plugin::{ParamError, Plugin};
+use crate::scheduling::params::{ParamError, Step};
+use crate::scheduling::plugin::Plugin;
 use crate::scheduling::registry;
 use serde_json::{Value as Json, json};
 use std::collections::HashMap;
@@ -314,13 +315,18 @@ fn rest(f: &Fields<'_>) -> Json {
     if rest.is_empty() { Json::Null } else { Json::Object(rest) }
 }
 
-/// The registry's word on parameters, at the one that it names.
+/// Reports parameters that a plugin does not take, at the value that is wrong.
 fn refused(name: &str, error: &ParamError, f: &Fields<'_>, sink: &mut Sink) {
-    let named = f.rest().find(|(key, _)| error.0.contains(&format!("`{}`", key.value)));
-    let (path, span) = match named {
-        Some((key, node)) => (f.path_of(&key.value), if error.0.starts_with("unknown") { key.span } else { node.span }),
-        None => (f.path.clone(), f.span),
+    let (first, rest) = match error.steps() {
+        [Step::Key(first), rest @ ..] => (Some(first), rest),
+        steps => (None, steps),
     };
+    let span = match first.and_then(|first| f.rest().find(|(key, _)| key.value == *first)) {
+        Some((key, _)) if error.is_of_key() && rest.is_empty() => key.span,
+        Some((_, node)) => node.place(rest, error.is_of_key()),
+        None => f.span,
+    };
+    let path = error.steps().iter().fold(f.path.clone(), |path, step| format!("{path}{step}"));
     let message = format!("`{name}` does not take these parameters: {error}");
     sink.push(Diagnostic::new(Code::BadParameters, path, message).at(span));
 }

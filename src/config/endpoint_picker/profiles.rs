@@ -54,7 +54,7 @@ pub(super) fn pipeline(
     let parameters = (!profiles.is_empty()).then(|| parameters(plugins, &profiles, handler));
     let strategy = schema::Strategy {
         name: At { value: PIPELINE.to_owned(), span },
-        parameters: parameters.map(|value| At { value, span }),
+        parameters: parameters.map(|value| schema::Parameters::composed(value, span)),
     };
     At { value: strategy, span }
 }

@@ -3,7 +3,7 @@
 use super::templates::searches;
 use super::{given, positive};
 use crate::config::decode::{Bytes, Keyword, Sink};
-use crate::config::diagnostic::{At, Code, Diagnostic, Span};
+use crate::config::diagnostic::{At, Code, Diagnostic, Span, closest};
 use crate::config::schema::{self, Strategy};
 use crate::config::units::show_duration;
 use crate::flow::registry::{self, ADMITTERS, CEILINGS, DETECTORS, Descriptor, FAIRNESS, ORDERINGS};
@@ -64,7 +64,11 @@ fn choose<P: ?Sized>(
         let names: Vec<&str> = policies.iter().map(|d| d.name).collect();
         let shown: String = name.chars().take(60).collect();
         let message = format!("no {kind} is called `{shown}`; there are: {}", names.join(", "));
-        sink.push(Diagnostic::new(Code::OutOfRange, path, message).at(span));
+        let mut diagnostic = Diagnostic::new(Code::OutOfRange, path, message).at(span);
+        if let Some(meant) = closest(name, names) {
+            diagnostic = diagnostic.help(format!("did you mean `{meant}`?"));
+        }
+        sink.push(diagnostic);
         return None;
     };
     let given = file.and_then(|s| s.parameters.as_ref());
@@ -73,8 +77,10 @@ fn choose<P: ?Sized>(
     match (descriptor.build)(&parameters) {
         Ok(built) => Some(Chosen { descriptor, parameters, built }),
         Err(error) => {
-            let span = given.map_or(span, |at| at.span);
-            sink.push(Diagnostic::new(Code::OutOfRange, format!("{path}.parameters"), error.to_string()).at(span));
+            let (below, span) = given.map_or((String::new(), span), |given| given.culprit(&error));
+            let message = format!("{kind} `{name}` does not take these parameters: {error}");
+            let path = format!("{path}.parameters{below}");
+            sink.push(Diagnostic::new(Code::BadParameters, path, message).at(span));
             None
         }
     }

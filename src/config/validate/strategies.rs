@@ -80,12 +80,12 @@ pub(super) fn of_pool(
 fn checked(
     name: &str,
     span: Span,
-    parameters: Option<&At<Value>>,
+    parameters: Option<&schema::Parameters>,
     path: &str,
     env: &AibrixDefaults,
     sink: &mut Sink,
 ) -> StrategySpec {
-    let given = parameters.map_or(Value::Null, |at| at.value.clone());
+    let given = parameters.map_or(Value::Null, |given| given.value.clone());
     if name == STATIC_HASH {
         let message = "`static_hash` is `consistent-hash` here: requests with one body stay together until their endpoint is full";
         let help = "write `consistent-hash`, or `chwbl` for the bound that keeps more of the prompts at home";
@@ -112,8 +112,8 @@ fn checked(
         }
         Err(BuildError::Parameters(e)) => {
             let message = format!("strategy `{name}` does not take these parameters: {e}");
-            let place = parameters.map_or(span, |at| at.span);
-            sink.push(Diagnostic::new(Code::BadParameters, format!("{path}.parameters"), message).at(place));
+            let (below, place) = parameters.map_or((String::new(), span), |given| given.culprit(&e));
+            sink.push(Diagnostic::new(Code::BadParameters, format!("{path}.parameters{below}"), message).at(place));
         }
     }
     spec

@@ -70,15 +70,9 @@ fn take_in(catalogue: &mut Catalogue, kind: Kind, told: Told, namespace: &str) -
         Told::Change(change) => catalogue.apply(kind, change).unwrap_or_else(|Unreadable { name, reason, kept }| {
             let kind = kind.naming().kind;
             if kept {
-                tracing::error!(namespace, kind, name, reason, "an object can't be read; what was known of it stays");
+                tracing::error!(namespace, kind, name, reason, "invalid object; keeping its last valid version");
             } else {
-                tracing::error!(
-                    namespace,
-                    kind,
-                    name,
-                    reason,
-                    "an object can't be read; it is as if it were not there"
-                );
+                tracing::error!(namespace, kind, name, reason, "invalid object ignored; it has no last valid version");
             }
             true
         }),

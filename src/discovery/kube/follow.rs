@@ -267,7 +267,7 @@ impl Follower {
                 Err((Trouble::Gone, _)) => {
                     tracing::debug!(
                         resource = self.resource(),
-                        "the API server no longer knows the place; listing anew"
+                        "watch expired (resource version too old); listing again"
                     );
                     if self.lost > 0 {
                         self.pause_for(backoff(self.lost)).await;
@@ -384,7 +384,7 @@ impl Follower {
             return Ok(());
         }
         let namespace = self.subject.namespace.as_str();
-        tracing::info!(resource = self.resource(), namespace, "followed through Kubernetes again");
+        tracing::info!(resource = self.resource(), namespace, "watch works again");
         self.tell(Told::Well).await
     }
 
@@ -419,8 +419,8 @@ impl Follower {
                 namespace,
                 group,
                 resource = plural,
-                "the API server refuses `watch` on `{plural}` (group `{group}`) in namespace `{namespace}`, so that they are listed every {} s and \
-                 changes come late; the service account's Role there needs `{rule}`",
+                "the API server refuses `watch` on `{plural}` (group `{group}`) in namespace `{namespace}`; Attaché lists them every {} s instead. \
+                 The service account's Role there needs `{rule}`",
                 RELIST_INTERVAL.as_secs()
             ),
             Trouble::Forbidden { verb } if self.subject.kind.is_needed() => tracing::error!(
@@ -436,8 +436,8 @@ impl Follower {
                 group,
                 resource = plural,
                 verb,
-                "the API server refuses `{verb}` on `{plural}` in namespace `{namespace}`, so that no InferencePool there has a configuration of \
-                 its own; the service account's Role there needs `{rule}`"
+                "the API server refuses `{verb}` on `{plural}` in namespace `{namespace}`; InferencePools there use the template, without \
+                 settings of their own. The service account's Role there needs `{rule}`"
             ),
             // Roles of GIE's charts name neither llm-d's kinds nor those of old.
             Trouble::Forbidden { verb } => tracing::info!(
@@ -446,7 +446,7 @@ impl Follower {
                 resource = plural,
                 verb,
                 "the API server refuses `{verb}` on `{plural}` (group `{group}`) in namespace `{namespace}`; \
-                 what such objects say has no effect unless the service account's Role there has `{rule}`"
+                 such objects have no effect unless the service account's Role there has `{rule}`"
             ),
             Trouble::NotInstalled if self.subject.kind.is_needed() => tracing::error!(
                 namespace,
@@ -456,7 +456,7 @@ impl Follower {
                  or only in another group or version (`--pool-group`)"
             ),
             Trouble::NotInstalled => {
-                tracing::debug!(group, resource = plural, "not installed; looked for again now and then");
+                tracing::debug!(group, resource = plural, "resource is not installed; Attaché checks again later");
             }
             Trouble::Gone => {}
             Trouble::Other { verb, error } => tracing::warn!(
@@ -465,7 +465,7 @@ impl Follower {
                 resource = plural,
                 verb,
                 error,
-                "can't follow `{plural}` through Kubernetes; what is known of them stays"
+                "watch of `{plural}` failed; keeping the last known objects"
             ),
         }
     }

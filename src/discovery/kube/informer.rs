@@ -177,7 +177,7 @@ impl Informer {
                     // It has panicked: without another the pools would stay as they were, in silence.
                     let error = (&mut following.task).await.err().map(|error| error.to_string());
                     let (resource, namespace) = (self.subject.kind.naming().plural, self.subject.namespace.as_str());
-                    tracing::error!(resource, namespace, error, "following has failed; it begins anew");
+                    tracing::error!(resource, namespace, error, "watch failed; it starts again");
                     *following = self.follow(MAX_BACKOFF);
                 }
             },

@@ -86,7 +86,7 @@ impl Claim {
             Ok(()) => self.troubled = false,
             Err(error) if !self.troubled => {
                 self.troubled = true;
-                tracing::warn!(lease = self.name, error, "the lease can't be read or written");
+                tracing::warn!(lease = self.name, error, "lease can't be read or written");
             }
             Err(_) => {}
         }
@@ -96,9 +96,9 @@ impl Claim {
         if self.leads.send_if_modified(|before| std::mem::replace(before, leads) != leads) {
             let identity = self.election.identity();
             if leads {
-                tracing::info!(lease = self.name, identity, "this replica leads");
+                tracing::info!(lease = self.name, identity, "this replica is the leader");
             } else {
-                tracing::info!(lease = self.name, identity, "this replica leads no longer");
+                tracing::info!(lease = self.name, identity, "this replica lost leadership");
             }
         }
     }

@@ -82,7 +82,7 @@ impl Reviews {
                 if !self.troubled.swap(true, Relaxed) {
                     tracing::warn!(
                         error,
-                        "the API server does not say who may see the pages; `create` on `tokenreviews` and `subjectaccessreviews` is needed"
+                        "token review failed; admin requests with a token are rejected. The service account needs `create` on `tokenreviews` and `subjectaccessreviews`"
                     );
                 }
                 None

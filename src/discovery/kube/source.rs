@@ -274,13 +274,13 @@ impl Run {
             let (pool, is_pool, kind) = (&self.feed.pool, matches!(kind, Kind::Pool(_)), kind.naming().kind);
             match (kept, is_pool) {
                 (true, _) => {
-                    tracing::error!(%pool, kind, name, reason, "an object can't be read; what was known of it stays");
+                    tracing::error!(%pool, kind, name, reason, "invalid object; keeping its last valid version");
                 }
                 (false, true) => {
-                    tracing::error!(%pool, kind, name, reason, "the InferencePool can't be read; it has no endpoints until it can");
+                    tracing::error!(%pool, kind, name, reason, "invalid InferencePool; it has no endpoints until it is valid");
                 }
                 (false, false) => {
-                    tracing::error!(%pool, kind, name, reason, "an object can't be read; it has no effect until it can");
+                    tracing::error!(%pool, kind, name, reason, "invalid object; it has no effect until it is valid");
                 }
             }
             true
@@ -296,7 +296,7 @@ impl Run {
         let missing = self.members.pool_is_missing();
         if missing && !self.told_missing && (listed || self.asked_for.is_some()) {
             let (namespace, group) = (self.feed.namespace.as_str(), group.as_str());
-            tracing::error!(pool = %self.feed.pool, name, namespace, group, "there is no such InferencePool");
+            tracing::error!(pool = %self.feed.pool, name, namespace, group, "InferencePool not found");
         }
         self.told_missing = missing;
         self.feed.stats.set_pool_missing(missing);
@@ -312,8 +312,8 @@ impl Run {
             tracing::warn!(
                 pool = %self.feed.pool,
                 objective,
-                "InferenceObjectives of a priority above 0 have no effect: `x-gateway-inference-objective`, by which requests name theirs, is not believed; \
-                 `--trust-client-headers` (`exchange.trustClientHeaders`) says otherwise, where the gateway keeps strangers from setting it"
+                "InferenceObjectives with a priority above 0 have no effect: Attaché does not trust the header `x-gateway-inference-objective`. \
+                 Set `--trust-client-headers` (`exchange.trustClientHeaders`) if the gateway removes that header from client requests"
             );
         }
     }
@@ -328,7 +328,7 @@ impl Run {
             tracing::warn!(
                 pool = %self.feed.pool,
                 pod,
-                "the annotation `model.aibrix.ai/config` has no effect; `strategies` of the pool in the configuration holds routing profiles"
+                "annotation `model.aibrix.ai/config` ignored; set routing profiles under `strategies` of the pool in the configuration"
             );
         }
     }
@@ -340,7 +340,7 @@ impl Run {
             tracing::error!(
                 pool = %self.feed.pool,
                 left_out,
-                "the pool has more than {MAX_ENDPOINTS} endpoints; the oldest are served: give its InferencePool a narrower selector, or more InferencePools"
+                "the pool has more than {MAX_ENDPOINTS} endpoints; only the oldest serve. Narrow the selector of its InferencePool, or split it into several"
             );
         }
     }
@@ -360,14 +360,14 @@ impl Run {
             for report in reports.iter().filter(|r| !self.disputed.contains(&r.name)) {
                 let Some(message) = report.dispute() else { continue };
                 let object = &report.name;
-                tracing::warn!(pool = %self.feed.pool, object, message, "an older InferenceModel has the name; this one is not used");
+                tracing::warn!(pool = %self.feed.pool, object, message, "InferenceModel ignored: an older one has the same model name");
             }
             for (kind, object, group) in self.rules.strangers(served) {
                 if self.strangers.insert((kind, object.to_owned())) {
                     let of = served.group.map(PoolGroup::as_str);
                     tracing::warn!(
                         pool = %self.feed.pool, kind, object, group, served = of,
-                        "an object names the pool in another API group and has no effect; `spec.poolRef.group` must be the group of the InferencePool"
+                        "object ignored: it names the pool in another API group; `spec.poolRef.group` must be the group of the InferencePool"
                     );
                 }
             }

@@ -176,8 +176,8 @@ impl StatusWriter {
         if !std::mem::replace(&mut self.told_rights, true) {
             tracing::info!(
                 error,
-                "conditions of InferenceModels are not written: `patch` on `inferencemodels/status` is missing; \
-                 `--model-status=false` (`server.modelStatus`) says that they need not be"
+                "conditions of InferenceModels are not written: the service account lacks `patch` on `inferencemodels/status`; \
+                 `--model-status=false` (`server.modelStatus`) disables them"
             );
         }
     }

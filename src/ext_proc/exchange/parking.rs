@@ -114,7 +114,7 @@ impl Exchange {
     pub(super) fn on_turn(&mut self, turn: Option<Turn>, now: Timestamp, out: &mut Actions) {
         let Some((parked, stood)) = self.parking.parked.take() else { return };
         let Some(turn) = turn else {
-            tracing::error!("a request that waits has been lost");
+            tracing::error!("queued request lost");
             let error = RequestError::new(Reason::Internal, "the endpoint picker has lost this request's turn");
             return self.refuse(&error, now, out);
         };

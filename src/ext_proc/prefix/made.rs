@@ -114,7 +114,7 @@ impl PoolPrefix {
                 Err(RenderError::Stopped(Stopped::Cancelled)) => None,
                 Err(RenderError::Stopped(Stopped::TooLarge)) => Some(Outcome::TooLarge),
                 Err(error) => {
-                    tracing::debug!(%error, api = api.name(), "the prompt can't be rendered");
+                    tracing::debug!(%error, api = api.name(), "chat template failed for a prompt");
                     Some(Outcome::Refused)
                 }
             }

@@ -101,7 +101,7 @@ impl Quotas {
         let (quotas, users) = (self.clone(), users.clone());
         users.link().runtime().clone().spawn(async move {
             if let Err(error) = quotas.found(&users, &tenant, now).await {
-                tracing::debug!(%error, "the record of a tenant is not read again");
+                tracing::debug!(%error, "record of a tenant can't be read again; the old one stays in effect");
             }
             drop(again);
         });
@@ -170,7 +170,7 @@ impl Answer {
             Ok(Ok(Verdict::Refused(refused))) => return Err(quotas.refused(&self.claim, refused, now)),
             Ok(Ok(Verdict::Unknown)) => return Err(unknown(&self.claim)),
             Ok(Err(error)) => {
-                tracing::debug!(%error, "limits of a tenant are not known");
+                tracing::debug!(%error, "limits of a tenant can't be read");
                 match error {
                     StoreError::Link(LinkError::Away) => StoreFailure::Away,
                     StoreError::Link(LinkError::Busy) => StoreFailure::Busy,

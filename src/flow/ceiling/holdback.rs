@@ -63,17 +63,17 @@ impl Holdback {
         let Params { shape, domain, min_ceiling, max_ceiling, ceilings } = params(parameters)?;
         if domain == Domain::Explicit {
             if shape.is_some() || min_ceiling.is_some() || max_ceiling.is_some() {
-                return Err(ParamError(
-                    "`shape`, `minCeiling` and `maxCeiling` do not go with `domain: explicit`".into(),
+                return Err(ParamError::new(
+                    "`shape`, `minCeiling` and `maxCeiling` do not go with `domain: explicit`",
                 ));
             }
             return explicit(ceilings);
         }
         if ceilings.is_some() {
-            return Err(ParamError("`ceilings` goes with `domain: explicit` only".into()));
+            return Err(ParamError::new("`ceilings` goes with `domain: explicit` only").under("ceilings"));
         }
         let Some(least) = min_ceiling else {
-            return Err(ParamError("`minCeiling` is missing; the ceiling of the lowest band is needed".into()));
+            return Err(ParamError::new("`minCeiling` is missing; the ceiling of the lowest band is needed"));
         };
         if !(0.0..1.0).contains(&least) {
             return Err(ParamError::value("minCeiling", least, "0 to below 1 is allowed"));
@@ -88,22 +88,24 @@ impl Holdback {
 
 fn explicit(ceilings: Option<BTreeMap<String, f64>>) -> Result<Holdback, ParamError> {
     let Some(named) = ceilings.filter(|c| !c.is_empty()) else {
-        return Err(ParamError(
-            "`ceilings` is missing; with `domain: explicit` it names a ceiling for each priority".into(),
+        return Err(ParamError::new(
+            "`ceilings` is missing; with `domain: explicit` it names a ceiling for each priority",
         ));
     };
     let mut ceilings = BTreeMap::new();
     for (priority, ceiling) in named {
         let number = priority.parse::<i32>();
-        let number =
-            number.map_err(|_| ParamError(format!("`ceilings` names `{priority}`; a priority is an integer")))?;
+        let number = number.map_err(|_| {
+            ParamError::new(format!("`ceilings` names `{priority}`; a priority is an integer")).under("ceilings")
+        })?;
         if !(0.0..=1.0).contains(&ceiling) {
-            return Err(ParamError::value(&format!("ceilings.{priority}"), ceiling, "0 to 1 is allowed"));
+            let message = format!("`ceilings.{priority}` is {ceiling}; 0 to 1 is allowed");
+            return Err(ParamError::new(message).under(priority).under("ceilings"));
         }
         ceilings.insert(number, ceiling);
     }
     if !ceilings.values().is_sorted() {
-        return Err(ParamError("`ceilings` give a lower priority more than a higher one".into()));
+        return Err(ParamError::new("`ceilings` give a lower priority more than a higher one").under("ceilings"));
     }
     Ok(Holdback::Explicit(ceilings))
 }

@@ -68,7 +68,7 @@ impl LeastWork {
             return Err(ParamError::value("stretch", stretch, "0 or more is allowed"));
         }
         let max_delay = max_delay.map(|text| parse_duration(&text)).transpose();
-        let max_delay = max_delay.map_err(|e| ParamError(format!("`maxDelay`: {e}")))?;
+        let max_delay = max_delay.map_err(|e| ParamError::new(e).named("maxDelay").under("maxDelay"))?;
         Ok(Self { stretch, max_delay: max_delay.unwrap_or(DEFAULT_MAX_DELAY) })
     }
 }

@@ -129,7 +129,7 @@ fn time(name: &str, text: Option<String>) -> Result<Option<Duration>, ParamError
         Ok(time) if time.is_zero() => Err("more than 0 is needed".to_owned()),
         other => other,
     });
-    time.transpose().map_err(|e| ParamError(format!("`{name}`: {e}")))
+    time.transpose().map_err(|e| ParamError::new(e).named(name).under(name))
 }
 
 /// How full an endpoint is for short prompts and for long ones, and what one more token adds to the first.

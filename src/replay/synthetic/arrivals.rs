@@ -55,11 +55,11 @@ impl Arrivals {
     pub(super) fn read(values: &Values<'_>, pause: f64, seed: u64) -> Result<Self, ParamError> {
         let stages = if values.text(QPS.name).is_empty() {
             if values.is_given(SECONDS.name) {
-                return Err(ParamError("`seconds` is given without `qps`; set both, or `stages`".to_owned()));
+                return Err(ParamError::new("`seconds` is given without `qps`; set both, or `stages`"));
             }
             read_stages(values.text("stages"))
         } else if values.is_given("stages") {
-            return Err(ParamError("`qps` and `stages` are both given; one of them is allowed".to_owned()));
+            return Err(ParamError::new("`qps` and `stages` are both given; one of them is allowed"));
         } else {
             let qps = values.number(QPS.name, 0.0..=MAX_RATE)?;
             Some(vec![(qps, values.number(SECONDS.name, 0.0..=MAX_SECONDS)?)])

@@ -43,10 +43,10 @@ impl<'a> Values<'a> {
             if !keys().any(|known| known == key) {
                 let meant = closest(key, keys()).map(|meant| format!("; did you mean `{meant}`?")).unwrap_or_default();
                 let known = keys().collect::<Vec<_>>().join(", ");
-                return Err(ParamError(format!("`{}` does not take `{key}`{meant} ({known})", workload.name)));
+                return Err(ParamError::new(format!("`{}` does not take `{key}`{meant} ({known})", workload.name)));
             }
             if given.iter().any(|(earlier, _)| *earlier == key) {
-                return Err(ParamError(format!("`{key}` is given twice; once is allowed")));
+                return Err(ParamError::new(format!("`{key}` is given twice; once is allowed")));
             }
             given.push((key, value));
         }

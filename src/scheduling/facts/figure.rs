@@ -51,7 +51,7 @@ impl Figure {
             let known = || NAMES.iter().map(|(name, _)| *name);
             let list = known().collect::<Vec<_>>().join(", ");
             let meant = closest(plain, known()).map(|m| format!("; did you mean `{m}`?")).unwrap_or_default();
-            ParamError(format!("`{parameter}` is `{name}`; known figures: {list}{meant}"))
+            ParamError::value(parameter, format!("`{name}`"), &format!("known figures: {list}{meant}"))
         })
     }
 

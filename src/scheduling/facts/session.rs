@@ -100,35 +100,43 @@ impl SessionParams {
             }
             Kind::SessionId => {
                 let mut headers = Vec::new();
-                for source in self.session_id_config.sources {
+                for (index, source) in self.session_id_config.sources.into_iter().enumerate() {
                     match (source.header, source.attribute.as_deref()) {
-                        (Some(name), None) => headers.push(header("sources[].header", &name)?),
+                        (Some(name), None) => headers.push(
+                            header("header", &name)
+                                .map_err(|e| e.in_item(index).under("sources").under("sessionIdConfig"))?,
+                        ),
                         (None, Some(AGENT_ATTRIBUTE)) => headers.extend(AGENT_HEADERS.map(Box::from)),
                         _ => {
                             let message = format!(
                                 "`sources` must each name a `header`, or the `attribute` `{AGENT_ATTRIBUTE}`; \
                                  attributes of other plugins are not held"
                             );
-                            return Err(ParamError(message));
+                            return Err(ParamError::new(message)
+                                .in_item(index)
+                                .under("sources")
+                                .under("sessionIdConfig"));
                         }
                     }
                 }
                 if headers.is_empty() {
                     headers.push(header("headerName", self.header_name.as_deref().unwrap_or(DEFAULT_ID_HEADER))?);
                 }
-                let seconds = self.session_id_config.eviction_ttl_seconds.or(self.eviction_ttl_seconds);
-                let ttl = match seconds {
-                    None => DEFAULT_SESSION_TTL,
-                    Some(s) => Duration::try_from_secs_f64(s)
-                        .ok()
-                        .filter(|ttl| !ttl.is_zero())
-                        .ok_or_else(|| ParamError::value("evictionTtlSeconds", s, "more than 0 is allowed"))?,
+                let ttl = match (self.session_id_config.eviction_ttl_seconds, self.eviction_ttl_seconds) {
+                    (Some(seconds), _) => lifetime(seconds).map_err(|e| e.under("sessionIdConfig"))?,
+                    (None, Some(seconds)) => lifetime(seconds)?,
+                    (None, None) => DEFAULT_SESSION_TTL,
                 };
                 let bindings = Box::new(Cache::new(MAX_SESSIONS));
                 Ok(Session::Id { headers, ttl, bindings, hasher: ahash::RandomState::new() })
             }
         }
     }
+}
+
+fn lifetime(seconds: f64) -> Result<Duration, ParamError> {
+    let ttl = Duration::try_from_secs_f64(seconds).ok().filter(|ttl| !ttl.is_zero());
+    ttl.ok_or_else(|| ParamError::value("evictionTtlSeconds", seconds, "more than 0 is allowed"))
 }
 
 /// A header's name, lower case.

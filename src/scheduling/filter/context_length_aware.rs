@@ -51,7 +51,7 @@ impl Default for Params {
 impl Params {
     fn build(self) -> Result<ContextLengthAware, ParamError> {
         if self.label.is_empty() {
-            return Err(ParamError("`label` is empty; the name of a label is needed".to_owned()));
+            return Err(ParamError::new("`label` is empty; the name of a label is needed").under("label"));
         }
         Ok(ContextLengthAware { label: self.label, filters: self.enable_filtering })
     }

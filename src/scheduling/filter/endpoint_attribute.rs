@@ -90,10 +90,10 @@ impl Threshold {
 impl Params {
     fn build(self) -> Result<EndpointAttribute, ParamError> {
         if self.attribute.is_empty() {
-            return Err(ParamError("`attribute` is missing".to_owned()));
+            return Err(ParamError::new("`attribute` is missing"));
         }
         let figure = Figure::named("attribute", &self.attribute)?;
-        let algorithm = self.algorithm.ok_or_else(|| ParamError("`algorithm` is missing".to_owned()))?;
+        let algorithm = self.algorithm.ok_or_else(|| ParamError::new("`algorithm` is missing"))?;
         let (threshold, missing_stays) = (algorithm.threshold, self.on_missing == OnMissing::Pass);
         Ok(EndpointAttribute { figure, threshold, missing_stays, fallback: self.fallback_on_empty })
     }

@@ -54,11 +54,13 @@ impl Params {
     fn build(self) -> Result<LabelSelector, ParamError> {
         let equal = |(key, value)| Rule { key, values: Some(vec![value]), absent: false, negated: false };
         let mut rules: Vec<Rule> = self.match_labels.into_iter().map(equal).collect();
-        for Expression { key, operator, values } in self.match_expressions {
+        for (index, Expression { key, operator, values }) in self.match_expressions.into_iter().enumerate() {
             let listed = matches!(operator, Operator::In | Operator::NotIn);
             if listed == values.is_empty() {
                 let allowed = if listed { "at least one is needed" } else { "none are allowed with this operator" };
-                return Err(ParamError(format!("`values` of `{key}` {operator:?}: {allowed}")));
+                return Err(ParamError::new(format!("`values` of `{key}` {operator:?}: {allowed}"))
+                    .in_item(index)
+                    .under("matchExpressions"));
             }
             let negated = matches!(operator, Operator::NotIn | Operator::DoesNotExist);
             rules.push(Rule { key, values: listed.then_some(values), absent: false, negated });
@@ -66,15 +68,13 @@ impl Params {
         match self.label {
             Some(key) => {
                 if self.valid_values.is_empty() && !self.allows_no_label {
-                    return Err(ParamError("`validValues` is empty; at least one is needed".to_owned()));
+                    return Err(ParamError::new("`validValues` is empty; at least one is needed"));
                 }
                 let (values, absent) = (Some(self.valid_values), self.allows_no_label);
                 rules.push(Rule { key, values, absent, negated: false });
             }
             None if !self.valid_values.is_empty() || self.allows_no_label => {
-                return Err(ParamError(
-                    "`label` is missing; `validValues` and `allowsNoLabel` are about it".to_owned(),
-                ));
+                return Err(ParamError::new("`label` is missing; `validValues` and `allowsNoLabel` are about it"));
             }
             None => {}
         }

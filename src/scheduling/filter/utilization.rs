@@ -42,19 +42,21 @@ struct Condition {
 impl Params {
     fn build(self) -> Result<Utilization, ParamError> {
         if self.conditions.is_empty() {
-            return Err(ParamError("`conditions` is empty; at least one is needed".to_owned()));
+            return Err(ParamError::new("`conditions` is empty; at least one is needed").under("conditions"));
         }
-        let limit = |c: Condition| {
-            let figure = Figure::named("metric", &c.metric)?;
+        let limit = |(index, c): (usize, Condition)| {
+            let here = |error: ParamError| error.in_item(index).under("conditions");
+            let figure = Figure::named("metric", &c.metric).map_err(here)?;
             let most = if figure == Figure::KvUsage { 1.0 } else { f64::MAX };
             if !(0.0..=most).contains(&c.max_value) {
                 let allowed = if figure == Figure::KvUsage { "0 to 1" } else { "0 or more" };
                 let Condition { metric, max_value } = c;
-                return Err(ParamError(format!("`maxValue` of `{metric}` is {max_value}; {allowed} is allowed")));
+                let message = format!("`maxValue` of `{metric}` is {max_value}; {allowed} is allowed");
+                return Err(here(ParamError::new(message).under("maxValue")));
             }
             Ok((figure, c.max_value))
         };
-        let limits = self.conditions.into_iter().map(limit).collect::<Result<_, _>>()?;
+        let limits = self.conditions.into_iter().enumerate().map(limit).collect::<Result<_, _>>()?;
         Ok(Utilization { limits, fallback: self.fallback_on_empty })
     }
 }

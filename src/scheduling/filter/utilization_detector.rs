@@ -83,7 +83,9 @@ impl UtilizationDetector {
             Ok(age) if age.is_zero() => Err("more than 0 is allowed".to_owned()),
             other => other,
         });
-        let fresh_for = fresh_for.transpose().map_err(|e| ParamError(format!("`metricsStalenessThreshold`: {e}")))?;
+        let fresh_for = fresh_for
+            .transpose()
+            .map_err(|e| ParamError::new(e).named("metricsStalenessThreshold").under("metricsStalenessThreshold"))?;
         Ok(Self { headroom, fresh_for, ..Self::at(queue, kv)? })
     }
 

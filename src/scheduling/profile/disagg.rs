@@ -113,7 +113,7 @@ impl Params {
         let nested = (self.profiles, self.deciders);
         let none = (Profiles::default(), Deciders::default());
         match (nested == none, flat == none) {
-            (false, false) => Err(ParamError(
+            (false, false) => Err(ParamError::new(
                 "`profiles` and `deciders` stand beside their older names (`decodeProfile`, `deciderPluginName`, …); \
                  one spelling is allowed"
                     .to_owned(),

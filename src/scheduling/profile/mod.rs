@@ -13,13 +13,13 @@ use super::plugin::ParamError;
 /// The position of the profile called `name`.
 fn position(profiles: &[&str], name: &str) -> Result<usize, ParamError> {
     let found = profiles.iter().position(|profile| *profile == name);
-    found.ok_or_else(|| ParamError(format!("no profile is called `{name}`; there are: {}", profiles.join(", "))))
+    found.ok_or_else(|| ParamError::new(format!("no profile is called `{name}`; there are: {}", profiles.join(", "))))
 }
 
 /// The only profile.
 fn only(profiles: &[&str]) -> Result<Vec<usize>, ParamError> {
     match profiles {
         [_] => Ok(vec![0]),
-        _ => Err(ParamError(format!("it works with one profile; there are: {}", profiles.join(", ")))),
+        _ => Err(ParamError::new(format!("it works with one profile; there are: {}", profiles.join(", ")))),
     }
 }

@@ -73,17 +73,20 @@ struct Range {
 impl Params {
     fn build(self) -> Result<EndpointAttribute, ParamError> {
         if self.attribute_key.is_empty() {
-            return Err(ParamError("`attributeKey` is missing".to_owned()));
+            return Err(ParamError::new("`attributeKey` is missing"));
         }
         let figure = Figure::named("attributeKey", &self.attribute_key)?;
-        let algorithm = self.algorithm.ok_or_else(|| ParamError("`algorithm` is missing".to_owned()))?;
+        let algorithm = self.algorithm.ok_or_else(|| ParamError::new("`algorithm` is missing"))?;
         let Normalization { adaptive_range, fixed_range } = algorithm.normalization;
         match (adaptive_range, fixed_range) {
-            (Some(Adaptive {}), Some(_)) => Err(ParamError(
-                "`normalization` has `adaptiveRange` and `fixedRange`; one of them is allowed".to_owned(),
-            )),
+            (Some(Adaptive {}), Some(_)) => {
+                Err(ParamError::new("`normalization` has `adaptiveRange` and `fixedRange`; one of them is allowed")
+                    .under("normalization")
+                    .under("algorithm"))
+            }
             (_, Some(Range { min, max })) if !(min < max && min.is_finite() && max.is_finite()) => {
-                Err(ParamError(format!("`fixedRange` is {min} to {max}; `min` must be less than `max`")))
+                let message = format!("`fixedRange` is {min} to {max}; `min` must be less than `max`");
+                Err(ParamError::new(message).under("fixedRange").under("normalization").under("algorithm"))
             }
             (_, fixed) => {
                 let lower_wins = algorithm.r#type == Direction::LinearLowerIsBetter;

@@ -37,7 +37,7 @@ impl Default for Params {
 impl Params {
     fn build(self) -> Result<HeaderLabelAffinity, ParamError> {
         if self.label_key.is_empty() {
-            return Err(ParamError("`labelKey` is missing".to_owned()));
+            return Err(ParamError::new("`labelKey` is missing"));
         }
         let header = header("headerName", &self.header_name)?;
         Ok(HeaderLabelAffinity { header, label: self.label_key, stamps: self.stamp_response_header })

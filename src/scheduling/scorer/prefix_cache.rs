@@ -44,10 +44,10 @@ impl Params {
     fn build(self) -> Result<PrefixCache, ParamError> {
         let weight = self.match_length_weight;
         if !(0.0..=1.0).contains(&weight) {
-            return Err(ParamError(format!("`matchLengthWeight` is {weight}; 0 to 1 is allowed")));
+            return Err(ParamError::value("matchLengthWeight", weight, "0 to 1 is allowed"));
         }
         if self.match_length_scale_tokens == 0 {
-            return Err(ParamError("`matchLengthScaleTokens` is 0; at least 1 is needed".to_owned()));
+            return Err(ParamError::value("matchLengthScaleTokens", 0, "at least 1 is needed"));
         }
         Ok(PrefixCache { weight, scale: self.match_length_scale_tokens })
     }

@@ -56,11 +56,11 @@ impl Default for Params {
 impl Params {
     fn build(self) -> Result<CacheAware, ParamError> {
         if !(0.0..=1.0).contains(&self.cache_threshold) {
-            return Err(ParamError(format!("`cacheThreshold` is {}; 0 to 1 is allowed", self.cache_threshold)));
+            return Err(ParamError::value("cacheThreshold", self.cache_threshold, "0 to 1 is allowed"));
         }
         let rel = self.balance_rel_threshold;
         if !rel.is_finite() || rel < 1.0 {
-            return Err(ParamError(format!("`balanceRelThreshold` is {rel}; 1 or more is allowed")));
+            return Err(ParamError::value("balanceRelThreshold", rel, "1 or more is allowed"));
         }
         Ok(CacheAware(self))
     }

@@ -108,13 +108,17 @@ impl Params {
     fn build(self) -> Result<Chwbl, ParamError> {
         let Params { virtual_nodes, load_factor, margin, .. } = self;
         if !(1..=MAX_VIRTUAL_NODES).contains(&virtual_nodes) {
-            return Err(ParamError(format!("`virtualNodes` is {virtual_nodes}; 1 to {MAX_VIRTUAL_NODES} is allowed")));
+            return Err(ParamError::value(
+                "virtualNodes",
+                virtual_nodes,
+                &format!("1 to {MAX_VIRTUAL_NODES} is allowed"),
+            ));
         }
         if !load_factor.is_finite() || load_factor < 1.0 {
-            return Err(ParamError(format!("`loadFactor` is {load_factor}; 1 or more is allowed")));
+            return Err(ParamError::value("loadFactor", load_factor, "1 or more is allowed"));
         }
         if !margin.is_finite() || margin < 0.0 {
-            return Err(ParamError(format!("`margin` is {margin}; 0 or more is allowed")));
+            return Err(ParamError::value("margin", margin, "0 or more is allowed"));
         }
         let ring =
             SharedRing::new(|name, i| first_64_bits(Md5::new().chain_update(format!("{name}:{i}"))), virtual_nodes);

@@ -81,11 +81,11 @@ impl Params {
             ("routerTemperature", self.router_temperature),
         ] {
             if !value.is_finite() || value < 0.0 {
-                return Err(ParamError(format!("`{name}` is {value}; 0 or more is allowed")));
+                return Err(ParamError::value(name, value, "0 or more is allowed"));
             }
         }
         if self.block_size == 0 {
-            return Err(ParamError("`blockSize` is 0; 1 or more is allowed".to_owned()));
+            return Err(ParamError::value("blockSize", 0, "1 or more is allowed"));
         }
         Ok(DynamoKv(self))
     }

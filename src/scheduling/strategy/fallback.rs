@@ -15,7 +15,9 @@ use crate::pool::Endpoint;
 use crate::pool::slo_profile::SloProfiles;
 use crate::rng::PickRng;
 use crate::scheduling::digest::Digest;
+use crate::scheduling::params::read;
 use crate::scheduling::plugin::{AnswerHeaders, Better, Descriptor, ParamError, params};
+use crate::scheduling::registry::BuildError;
 use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Strategy, registry};
 use serde::Deserialize;
 use serde_json::Value;
@@ -65,11 +67,15 @@ impl Params {
 fn part(key: &str, value: Value) -> Result<Box<dyn Strategy>, ParamError> {
     let named = match value {
         Value::String(name) => Named { name, parameters: Value::Null },
-        other => serde_json::from_value(other).map_err(|e| {
-            ParamError(format!("`{key}` is neither a strategy's name nor `name` and `parameters`: {e}"))
-        })?,
+        other => read(&other).map_err(|e| e.named(key).under(key))?,
     };
-    registry::build(&named.name, &named.parameters).map_err(|e| ParamError(format!("`{key}`: {e}")))
+    registry::build(&named.name, &named.parameters).map_err(|error| {
+        let error = match error {
+            BuildError::Unknown(_) => ParamError::new(error.to_string()),
+            BuildError::Parameters(error) => error.under("parameters"),
+        };
+        error.named(key).under(key)
+    })
 }
 
 #[derive(Debug)]
@@ -191,7 +197,7 @@ mod tests {
             (json!({"primary": {"nam": "random"}}), "nam"),
         ] {
             let error = (PLUGIN.build)(&bad).unwrap_err();
-            assert!(error.0.contains(word), "{bad}: {error}");
+            assert!(error.to_string().contains(word), "{bad}: {error}");
         }
     }
 }

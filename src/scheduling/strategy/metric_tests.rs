@@ -394,13 +394,13 @@ proptest! {
 #[test]
 fn parameters_are_checked() {
     for (name, bad, word) in [
-        ("least-latency", json!({"compat": 1}), "boolean"),
+        ("least-latency", json!({"compat": 1}), "`true` or `false`"),
         ("least-latency", json!({"lifetime": true}), "lifetime"),
         ("throughput", json!({"fallback": "round-robin"}), "round-robin"),
         ("load-balance", json!({"imbalance": -1}), "-1"),
         ("load-balance", json!({"gate": 1}), "gate"),
     ] {
         let error = (registry::strategy(name).unwrap().build)(&bad).unwrap_err();
-        assert!(error.0.contains(word), "{name} {bad}: {error}");
+        assert!(error.to_string().contains(word), "{name} {bad}: {error}");
     }
 }

@@ -111,7 +111,7 @@ impl Default for Params {
 impl Params {
     fn build(self) -> Result<PrefixAffinity, ParamError> {
         let wrong = |name: &str, got: &dyn std::fmt::Display, allowed: &str| {
-            Err(ParamError(format!("`{name}` is {got}; {allowed} is allowed")))
+            Err(ParamError::value(name, got, &format!("{allowed} is allowed")))
         };
         if !(0.0..=1.0).contains(&self.min_prefix_match) {
             return wrong("minPrefixMatch", &self.min_prefix_match, "0 to 1");

@@ -51,7 +51,7 @@ impl Default for Params {
 impl Params {
     fn build(self) -> Result<PrefixCache, ParamError> {
         if !self.deviations.is_finite() {
-            return Err(ParamError(format!("`deviations` is {}; a number is needed", self.deviations)));
+            return Err(ParamError::value("deviations", self.deviations, "a number is needed"));
         }
         Ok(PrefixCache { imbalance: self.imbalance, deviations: self.deviations, compat: self.compat })
     }

@@ -93,10 +93,10 @@ impl Default for Params {
 impl Params {
     fn build(self) -> Result<Preble, ParamError> {
         if !(0.0..=1.0).contains(&self.match_threshold) {
-            return Err(ParamError(format!("`matchThreshold` is {}; 0 to 1 is allowed", self.match_threshold)));
+            return Err(ParamError::value("matchThreshold", self.match_threshold, "0 to 1 is allowed"));
         }
         if self.sliding_window_period == 0 {
-            return Err(ParamError("`slidingWindowPeriod` is 0 minutes; at least 1 is needed".to_owned()));
+            return Err(ParamError::value("slidingWindowPeriod", "0 minutes", "at least 1 is needed"));
         }
         let length = Duration::from_secs(60).saturating_mul(self.sliding_window_period);
         let exact = self.compat.then(|| Exact::new(&self, length));

@@ -68,15 +68,13 @@ impl Params {
     fn build(self) -> Result<PrefixHash, ParamError> {
         let Params { mean_load_factor, replication, prefix_char_length, compat } = self;
         if mean_load_factor < 100 {
-            return Err(ParamError(format!(
-                "`meanLoadFactor` is {mean_load_factor}; 100 (percent) or more is allowed"
-            )));
+            return Err(ParamError::value("meanLoadFactor", mean_load_factor, "100 (percent) or more is allowed"));
         }
         if !(1..=MAX_VIRTUAL_NODES).contains(&replication) {
-            return Err(ParamError(format!("`replication` is {replication}; 1 to {MAX_VIRTUAL_NODES} is allowed")));
+            return Err(ParamError::value("replication", replication, &format!("1 to {MAX_VIRTUAL_NODES} is allowed")));
         }
         if prefix_char_length == 0 {
-            return Err(ParamError("`prefixCharLength` is 0; 1 or more is allowed".to_owned()));
+            return Err(ParamError::value("prefixCharLength", 0, "1 or more is allowed"));
         }
         let point: ring::PointHash = if compat {
             |name, i| xxh64(format!("{name}{i}").as_bytes(), 0)

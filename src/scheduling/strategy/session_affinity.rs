@@ -56,7 +56,11 @@ impl Default for Params {
 impl Params {
     fn build(self) -> Result<SessionAffinity, ParamError> {
         if self.key_header.parse::<http::HeaderName>().is_err() {
-            return Err(ParamError(format!("`keyHeader` is `{}`; the name of a header is allowed", self.key_header)));
+            return Err(ParamError::value(
+                "keyHeader",
+                format!("`{}`", self.key_header),
+                "the name of a header is allowed",
+            ));
         }
         Ok(SessionAffinity { key_header: self.key_header.to_ascii_lowercase(), compat: self.compat })
     }

@@ -112,16 +112,20 @@ impl Params {
         let positive =
             [("minTokens", self.min_tokens), ("maxTokens", self.max_tokens), ("maxPodLoad", self.max_pod_load)];
         if let Some((name, value)) = not_negative.iter().find(|(_, v)| !v.is_finite() || *v < 0.0) {
-            return Err(ParamError(format!("`{name}` is {value}; 0 or more is allowed")));
+            return Err(ParamError::value(name, value, "0 or more is allowed"));
         }
         if let Some((name, value)) = positive.iter().find(|(_, v)| !v.is_finite() || *v <= 0.0) {
-            return Err(ParamError(format!("`{name}` is {value}; more than 0 is allowed")));
+            return Err(ParamError::value(name, value, "more than 0 is allowed"));
         }
         if self.window_size == 0 {
-            return Err(ParamError("`windowSize` is 0; at least 1 is needed".to_owned()));
+            return Err(ParamError::value("windowSize", 0, "at least 1 is needed"));
         }
         if self.user_header.parse::<http::HeaderName>().is_err() {
-            return Err(ParamError(format!("`userHeader` is `{}`; the name of a header is allowed", self.user_header)));
+            return Err(ParamError::value(
+                "userHeader",
+                format!("`{}`", self.user_header),
+                "the name of a header is allowed",
+            ));
         }
         let unit = match self.time_unit {
             TimeUnit::Minutes => Duration::from_secs(60),

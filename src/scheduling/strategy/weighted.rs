@@ -44,7 +44,7 @@ pub fn is_weighted(name: &str) -> bool {
 /// # Errors
 /// Which part is wrong, and what is allowed.
 pub fn parse(text: &str) -> Result<SmallVec<[(&str, u32); 4]>, ParamError> {
-    let wrong = |message: String| Err(ParamError(message));
+    let wrong = |message: String| Err(ParamError::new(message));
     let mut parts: SmallVec<[(&str, u32); 4]> = SmallVec::new();
     for item in text.split(',') {
         let item = item.trim();
@@ -99,9 +99,10 @@ impl Weighted {
         let nobody = PoolSnapshot::default();
         let cx = PickContext::new(&nobody, Timestamp(0), Duration::ZERO);
         match parts.iter().find(|p| p.strategy.scores(&cx, &[], &mut []).is_none()) {
-            Some(p) => {
-                Err(ParamError(format!("`{}` has no figure an endpoint, so that it can't be added to others", p.name)))
-            }
+            Some(p) => Err(ParamError::new(format!(
+                "`{}` has no figure an endpoint, so that it can't be added to others",
+                p.name
+            ))),
             None => Ok(Self { parts }),
         }
     }
@@ -116,17 +117,19 @@ impl Weighted {
         let parameters = match parameters {
             Value::Null => &none,
             Value::Object(map) => map,
-            _ => return Err(ParamError("parameters of several strategies are a mapping by their names".into()).into()),
+            _ => return Err(ParamError::new("parameters of several strategies are a mapping by their names").into()),
         };
         if let Some(key) = parameters.keys().find(|k| !named.iter().any(|(name, _)| name == k)) {
-            return Err(ParamError(format!("parameters for `{key}`, which is not among the strategies")).into());
+            return Err(ParamError::new(format!("parameters for `{key}`, which is not among the strategies"))
+                .under(key)
+                .into());
         }
         let alone = named.len() == 1;
         let mut parts = Vec::with_capacity(named.len());
         for (name, weight) in named {
             let descriptor = registry::strategy(name).ok_or_else(|| registry::BuildError::Unknown(name.to_owned()))?;
             let built = (descriptor.build)(parameters.get(name).unwrap_or(&Value::Null));
-            let strategy = built.map_err(|e| ParamError(format!("`{name}`: {e}")))?;
+            let strategy = built.map_err(|e| e.named(name).under(name))?;
             if alone {
                 return Ok(strategy);
             }

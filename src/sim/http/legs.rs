@@ -166,7 +166,7 @@ impl Server {
         }
         let Some(remote) = params.remote() else {
             if !prefill {
-                tracing::warn!("kv_transfer_params lack a field that says where the blocks are; computing the prompt");
+                tracing::warn!("kv_transfer_params lack a field that locates the blocks; computing the prompt");
                 Counts::add(&pd.counts.local_recomputes);
                 leg.cached = None;
             }
@@ -199,7 +199,7 @@ impl Server {
     /// Counts it; the request goes on where the policy says so.
     async fn load_failed(&self, error: LoadError) -> Result<(), ApiError> {
         let (counts, config) = (&self.pd.counts, &self.pd.config);
-        tracing::warn!(?error, "the keys and values of a prompt can't be fetched");
+        tracing::warn!(?error, "KV blocks of a prompt can't be fetched");
         counts.fail(error);
         if !config.load_failure_delay.is_zero() {
             tokio::time::sleep(config.load_failure_delay).await;

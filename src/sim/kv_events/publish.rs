@@ -72,7 +72,7 @@ impl Port {
             match self.listener.take().map_or_else(|| TcpListener::bind(self.address), Ok) {
                 Ok(listener) => return listener,
                 Err(error) => {
-                    tracing::warn!(address = %self.address, %error, "the port of kv events is not free");
+                    tracing::warn!(address = %self.address, %error, "port for KV events is in use");
                     tokio::time::sleep(RETRY_PAUSE).await;
                 }
             }
@@ -83,7 +83,7 @@ impl Port {
         let Some(port) = port else { return };
         let listener = port.listener().await;
         if let Err(error) = socket.bind_listener(listener).await {
-            tracing::warn!(address = %port.address, %error, "no socket for kv events");
+            tracing::warn!(address = %port.address, %error, "socket for KV events can't be opened");
         }
     }
 }
@@ -180,7 +180,7 @@ impl Publisher {
                 () = repeating => return,
             };
             for error in publisher.close().await.into_iter().chain(replayer.close().await) {
-                tracing::debug!(%error, "closing a socket of kv events");
+                tracing::debug!(%error, "closing a socket for KV events failed");
             }
             self.ring.lock().clear();
             self.process = restart.process;
@@ -236,7 +236,7 @@ impl Publisher {
             match outcome {
                 Ok(()) => return Ok(()),
                 Err(error) => {
-                    tracing::debug!(address, %error, "the subscriber of kv events is not there");
+                    tracing::debug!(address, %error, "connection to the subscriber of KV events failed");
                     tokio::time::sleep(RETRY_PAUSE).await;
                 }
             }
@@ -280,10 +280,10 @@ impl Publisher {
         match ZmqMessage::try_from(vec![self.topic.clone(), number, frame.payload]) {
             Ok(message) => {
                 if let Err(error) = socket.send(message).await {
-                    tracing::debug!(%error, "a frame of kv events was not sent");
+                    tracing::debug!(%error, "frame of KV events not sent");
                 }
             }
-            Err(error) => tracing::debug!(%error, "a frame of kv events is no message"),
+            Err(error) => tracing::debug!(%error, "frame of KV events is not a message"),
         }
     }
 

@@ -55,7 +55,7 @@ pub(super) async fn serve(
             // Without a port, and so without clients.
             Err(ZmqError::NoMessage) => return pending().await,
             Err(error) => {
-                tracing::debug!(%error, "a replay request could not be read");
+                tracing::debug!(%error, "replay request can't be read");
                 continue;
             }
         };
@@ -78,7 +78,7 @@ pub(super) async fn serve(
             answer.extend([Bytes::copy_from_slice(&number), payload]);
             let Ok(answer) = ZmqMessage::try_from(answer) else { break };
             if let Err(error) = socket.send(answer).await {
-                tracing::debug!(%error, "a replay was not taken to its end");
+                tracing::debug!(%error, "replay ended early: the subscriber disconnected");
                 break;
             }
         }

@@ -12,8 +12,12 @@ type ModelCounter = (&'static str, &'static str, fn(&ModelStats) -> u64);
 
 /// One counter a model: name, help, value.
 const COUNTERS: [ModelCounter; 2] = [
-    ("tokenizer_creations", "models whose remote tokenizer gave its first tokens", |stats| stats.creations),
-    ("tokenizer_call_failures", "calls of a model's remote tokenizer without tokens", |stats| stats.failures),
+    ("tokenizer_creations", "models whose remote tokenizer returned its first tokens", |stats| stats.creations),
+    (
+        "tokenizer_call_failures",
+        "calls of the remote tokenizer that returned no tokens; `other` for models that never returned any",
+        |stats| stats.failures,
+    ),
 ];
 
 /// The counters and times of each model, by pool.
@@ -28,7 +32,7 @@ pub(super) fn by_model(pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) 
             }
         }
     }
-    let help = "calls of a model's remote tokenizer that brought tokens";
+    let help = "duration of calls of the remote tokenizer that returned tokens";
     let unit = Some(&Unit::Seconds);
     let mut times = encoder.encode_descriptor("tokenizer_call", help, unit, MetricType::Histogram)?;
     for (pool, models) in &all {

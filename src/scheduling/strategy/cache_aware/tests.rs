@@ -76,6 +76,6 @@ fn parameters_are_checked() {
         (r#"{"cache_threshold": 0.3}"#, "cache_threshold"),
     ] {
         let error = (PLUGIN.build)(&serde_json::from_str(bad).unwrap()).unwrap_err();
-        assert!(error.0.contains(word), "{bad}: {error}");
+        assert!(error.to_string().contains(word), "{bad}: {error}");
     }
 }

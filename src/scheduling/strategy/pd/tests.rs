@@ -318,7 +318,7 @@ fn parameters() {
         (json!({"promptLengthUnit": "words"}), "words"),
     ] {
         let error = (PLUGIN.build)(&bad).unwrap_err();
-        assert!(error.0.contains(word), "{bad}: {error}");
+        assert!(error.to_string().contains(word), "{bad}: {error}");
     }
 }
 

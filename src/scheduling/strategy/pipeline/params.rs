@@ -88,7 +88,7 @@ impl Params {
             (true, true) => {
                 let message = "`filters`, `scorers` and `picker` make one profile, `plugins` and `profiles` name several; \
                                use either";
-                Err(ParamError(message.to_owned()))
+                Err(ParamError::new(message))
             }
             (true, false) => from_parts(filters.unwrap_or_default(), scorers.unwrap_or_default(), picker),
             (false, true) => from_profiles(plugins.unwrap_or_default(), profiles.unwrap_or_default()),
@@ -115,7 +115,7 @@ impl Made {
     fn new(name: Option<String>, kind: &str, parameters: &Value) -> Result<Self, ParamError> {
         let descriptor = registry::plugin(kind).ok_or_else(|| unknown_type(kind))?;
         let name = name.unwrap_or_else(|| kind.to_owned());
-        let plugin = (descriptor.build)(parameters).map_err(|e| ParamError(format!("`{name}`: {e}")))?;
+        let plugin = (descriptor.build)(parameters).map_err(|e| e.under("parameters").named(&name))?;
         Ok(Self { name, descriptor, plugin })
     }
 
@@ -125,19 +125,20 @@ impl Made {
         if made.descriptor.kind.split(", ").any(|kind| kind == wanted) {
             return Ok(made);
         }
-        Err(ParamError(format!("`{kind}` is no {wanted}; its kind is {}", made.descriptor.kind)))
+        Err(ParamError::new(format!("`{kind}` is no {wanted}; its kind is {}", made.descriptor.kind)).under("type"))
     }
 }
 
 fn unknown_type(kind: &str) -> ParamError {
     let known = || registry::PLUGINS.iter().flat_map(|d| d.aliases.iter().chain([&d.name])).copied();
-    ParamError(match closest(kind, known()) {
+    ParamError::new(match closest(kind, known()) {
         Some(meant) => format!("unknown type `{kind}`; did you mean `{meant}`?"),
         None => {
             let names: Vec<&str> = registry::PLUGINS.iter().map(|d| d.name).collect();
             format!("unknown type `{kind}`; known: {}", names.join(", "))
         }
     })
+    .under("type")
 }
 
 /// The short form: one profile.
@@ -148,17 +149,20 @@ fn from_parts(
 ) -> Result<Pipeline, ParamError> {
     if filters.is_empty() && scorers.is_empty() && picker.is_none() {
         let message = "the pipeline is empty; at least one of `filters`, `scorers` and `picker` is needed";
-        return Err(ParamError(message.to_owned()));
+        return Err(ParamError::new(message));
     }
     let mut draft = Draft::new(DEFAULT_PROFILE);
-    for part in filters {
-        draft.add(&Made::of_kind("filter", &part.r#type, &part.parameters)?, DEFAULT_WEIGHT)?;
+    for (index, part) in filters.into_iter().enumerate() {
+        let made = Made::of_kind("filter", &part.r#type, &part.parameters);
+        made.and_then(|made| draft.add(&made, DEFAULT_WEIGHT)).map_err(|e| e.in_item(index).under("filters"))?;
     }
-    for part in scorers {
-        draft.add(&Made::of_kind("scorer", &part.r#type, &part.parameters)?, part.weight)?;
+    for (index, part) in scorers.into_iter().enumerate() {
+        let made = Made::of_kind("scorer", &part.r#type, &part.parameters);
+        made.and_then(|made| draft.add(&made, part.weight)).map_err(|e| e.in_item(index).under("scorers"))?;
     }
     if let Some(part) = picker {
-        draft.add(&Made::of_kind("picker", &part.r#type, &part.parameters)?, DEFAULT_WEIGHT)?;
+        let made = Made::of_kind("picker", &part.r#type, &part.parameters);
+        made.and_then(|made| draft.add(&made, DEFAULT_WEIGHT)).map_err(|e| e.under("picker"))?;
     }
     let handler = Stage { name: single::PLUGIN.name, part: Arc::new(Single) as Arc<dyn ProfileHandler> };
     Ok(pipeline(handler, vec![Arc::new(draft.profile)], Division::ByPool))
@@ -177,17 +181,19 @@ fn pipeline(handler: Stage<dyn ProfileHandler>, profiles: Vec<Arc<Profile>>, div
 /// The whole form: plugins with names, and profiles that refer to them.
 fn from_profiles(plugins: Vec<PluginParams>, profiles: Vec<ProfileParams>) -> Result<Pipeline, ParamError> {
     let mut made: Vec<Made> = Vec::with_capacity(plugins.len());
-    for plugin in plugins {
-        let next = Made::new(plugin.name, &plugin.r#type, &plugin.parameters)?;
+    for (index, plugin) in plugins.into_iter().enumerate() {
+        let here = |error: ParamError| error.in_item(index).under("plugins");
+        let next = Made::new(plugin.name, &plugin.r#type, &plugin.parameters).map_err(here)?;
         if made.iter().any(|m| m.name == next.name) {
-            return Err(ParamError(format!("two plugins are called `{}`; give one another `name`", next.name)));
+            let message = format!("two plugins are called `{}`; give one another `name`", next.name);
+            return Err(here(ParamError::new(message).under("name")));
         }
         made.push(next);
     }
     let drafts = if profiles.is_empty() { vec![all_of(&made)?] } else { drafts(&made, profiles)? };
     let names: Vec<&str> = drafts.iter().map(|d| d.profile.name.as_str()).collect();
     let handler = handler(&made, &names)?;
-    let eligible = handler.part.eligible(&names).map_err(|e| ParamError(format!("`{}`: {e}", handler.name)))?;
+    let eligible = handler.part.eligible(&names).map_err(|e| e.named(handler.name))?;
     let all: Vec<Arc<Profile>> = drafts.into_iter().map(|draft| Arc::new(draft.profile)).collect();
     let division = match handler.part.division() {
         division::Division::ByPool => Division::ByPool,
@@ -221,11 +227,11 @@ fn decider(said: DeciderName, made: &[Made], handler: &str) -> Result<Arc<dyn St
         (None, Some(decider)) => Ok(decider),
         (Some(_), _) => {
             let message = format!("`{handler}`: `{}` is no decider", said.name);
-            Err(ParamError(message))
+            Err(ParamError::new(message))
         }
         (None, None) => {
             let message = format!("`{handler}` asks `{}`, which is not among `plugins`", said.name);
-            Err(ParamError(message))
+            Err(ParamError::new(message))
         }
     }
 }
@@ -241,21 +247,21 @@ fn all_of(made: &[Made]) -> Result<Draft, ParamError> {
 
 fn drafts(made: &[Made], profiles: Vec<ProfileParams>) -> Result<Vec<Draft>, ParamError> {
     let mut drafts: Vec<Draft> = Vec::with_capacity(profiles.len());
-    for profile in profiles {
+    for (index, profile) in profiles.into_iter().enumerate() {
+        let here = |error: ParamError| error.in_item(index).under("profiles");
         if profile.name.is_empty() {
-            return Err(ParamError("a profile has an empty `name`; a name is needed".to_owned()));
+            return Err(here(ParamError::new("a profile has an empty `name`; a name is needed").under("name")));
         }
         if drafts.iter().any(|d| d.profile.name == profile.name) {
-            return Err(ParamError(format!(
-                "two profiles are called `{}`; one of them needs another name",
-                profile.name
-            )));
+            let message = format!("two profiles are called `{}`; one of them needs another name", profile.name);
+            return Err(here(ParamError::new(message).under("name")));
         }
         let mut draft = Draft::new(&profile.name);
-        for reference in profile.plugins {
+        for (index, reference) in profile.plugins.into_iter().enumerate() {
             let named = made.iter().find(|m| m.name == reference.plugin_ref);
-            let named = named.ok_or_else(|| undefined(made, &profile.name, &reference.plugin_ref))?;
-            draft.refer(named, reference.weight)?;
+            let named = named.ok_or_else(|| undefined(made, &profile.name, &reference.plugin_ref));
+            let listed = named.and_then(|named| draft.refer(named, reference.weight));
+            listed.map_err(|e| here(e.in_item(index).under("plugins")))?;
         }
         drafts.push(draft);
     }
@@ -268,7 +274,8 @@ fn undefined(made: &[Made], profile: &str, name: &str) -> ParamError {
         Some(meant) => format!("did you mean `{meant}`?"),
         None => format!("`plugins` has: {}", known().collect::<Vec<_>>().join(", ")),
     };
-    ParamError(format!("profile `{profile}` refers to `{name}`, which is not among `plugins`; {help}"))
+    ParamError::new(format!("profile `{profile}` refers to `{name}`, which is not among `plugins`; {help}"))
+        .under("pluginRef")
 }
 
 fn handler(made: &[Made], profiles: &[&str]) -> Result<Stage<dyn ProfileHandler>, ParamError> {
@@ -277,7 +284,7 @@ fn handler(made: &[Made], profiles: &[&str]) -> Result<Stage<dyn ProfileHandler>
         let Plugin::Handler(handler) = &made.plugin else { continue };
         if let Some(first) = found {
             let message = format!("`{}` and `{}` are both profile handlers; one is allowed", first.name, made.name);
-            return Err(ParamError(message));
+            return Err(ParamError::new(message));
         }
         found = Some(Stage { name: made.descriptor.name, part: handler.clone() });
     }
@@ -288,7 +295,9 @@ fn handler(made: &[Made], profiles: &[&str]) -> Result<Stage<dyn ProfileHandler>
             let profiles = profiles.join(", ");
             let handlers = registry::PLUGINS.iter().filter(|d| d.kind == "handler").map(|d| d.name);
             let handlers = handlers.collect::<Vec<_>>().join(", ");
-            Err(ParamError(format!("several profiles ({profiles}) need a profile handler among `plugins`: {handlers}")))
+            Err(ParamError::new(format!(
+                "several profiles ({profiles}) need a profile handler among `plugins`: {handlers}"
+            )))
         }
     }
 }
@@ -317,7 +326,8 @@ impl Draft {
     fn add(&mut self, made: &Made, weight: f32) -> Result<(), ParamError> {
         let (profile, name) = (&mut self.profile, &made.name);
         if !weight.is_finite() || weight < 0.0 {
-            return Err(ParamError(format!("weight of `{name}` is {weight}; 0 or more is allowed")));
+            let message = format!("weight of `{name}` is {weight}; 0 or more is allowed");
+            return Err(ParamError::new(message).under("weight"));
         }
         match &made.plugin {
             Plugin::Filter(filter) => profile.filters.push(stage(made, filter)),
@@ -330,17 +340,17 @@ impl Draft {
                 if let Some(first) = self.picker.replace(name.clone()) {
                     let profile = &profile.name;
                     let message = format!("profile `{profile}` has the pickers `{first}` and `{name}`; one is allowed");
-                    return Err(ParamError(message));
+                    return Err(ParamError::new(message));
                 }
                 profile.picker = picker.clone();
             }
             Plugin::Handler(_) => {
                 let message = format!("`{name}` is a profile handler and can't be in profile `{}`", profile.name);
-                return Err(ParamError(message));
+                return Err(ParamError::new(message));
             }
             Plugin::Decider(_) => {
                 let message = format!("`{name}` is a decider and can't be in profile `{}`", profile.name);
-                return Err(ParamError(message));
+                return Err(ParamError::new(message));
             }
         }
         profile.plugins.push(made.plugin.clone());
@@ -351,7 +361,7 @@ impl Draft {
     fn refer(&mut self, made: &Made, weight: f32) -> Result<(), ParamError> {
         if self.listed.contains(&made.name) {
             let message = format!("profile `{}` lists `{}` twice; once is allowed", self.profile.name, made.name);
-            return Err(ParamError(message));
+            return Err(ParamError::new(message));
         }
         self.listed.push(made.name.clone());
         self.add(made, weight)

@@ -304,7 +304,7 @@ fn refused() {
     let profile = |plugins: Value| json!([{"name": "default", "plugins": plugins}]);
     let rows = [
         ("nothing in it", json!({"scorers": []}), "at least one"),
-        ("GIE: malformed", json!({"plugins": "testing 1 2 3"}), "sequence"),
+        ("GIE: malformed", json!({"plugins": "testing 1 2 3"}), "must be a list"),
         ("GIE: plugin without type", json!({"plugins": [{"name": "a"}]}), "type"),
         ("without type", json!({"scorers": [{"weight": 1}]}), "type"),
         ("GIE: unknown type", json!({"plugins": [{"type": "quue-scorer"}]}), "did you mean `queue-scorer`?"),

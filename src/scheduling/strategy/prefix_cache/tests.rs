@@ -139,6 +139,6 @@ fn figures_are_the_percents_held_and_none_when_nobody_has_looked() {
 fn parameters_are_checked() {
     for (bad, word) in [(r#"{"imbalance": -1}"#, "-1"), (r#"{"deviation": 1}"#, "deviation")] {
         let error = (PLUGIN.build)(&serde_json::from_str(bad).unwrap()).unwrap_err();
-        assert!(error.0.contains(word), "{bad}: {error}");
+        assert!(error.to_string().contains(word), "{bad}: {error}");
     }
 }

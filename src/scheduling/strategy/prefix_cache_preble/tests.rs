@@ -203,6 +203,6 @@ fn parameters_are_aibrix_own_and_checked() {
         (json!({"matchThreshold": 1.5}), "matchThreshold"),
     ] {
         let error = (PLUGIN.build)(&bad).unwrap_err();
-        assert!(error.0.contains(word), "{bad}: {error}");
+        assert!(error.to_string().contains(word), "{bad}: {error}");
     }
 }

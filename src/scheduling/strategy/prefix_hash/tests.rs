@@ -122,6 +122,6 @@ fn parameters_are_checked() {
         (r#"{"prefixLength": 3}"#, "prefixLength"),
     ] {
         let error = (PLUGIN.build)(&serde_json::from_str(bad).unwrap()).unwrap_err();
-        assert!(error.0.contains(word), "{bad}: {error}");
+        assert!(error.to_string().contains(word), "{bad}: {error}");
     }
 }

@@ -276,7 +276,7 @@ fn parameters_are_checked() {
             (json!({"deploymentLabel": ""}), "deploymentLabel"),
             (json!({"profile": "a"}), "profile"),
         ] {
-            assert!((plugin.build)(&bad).unwrap_err().0.contains(word), "{bad}");
+            assert!((plugin.build)(&bad).unwrap_err().to_string().contains(word), "{bad}");
         }
     }
 }

@@ -178,7 +178,7 @@ fn parameters_are_checked() {
         (json!({"minToken": 1}), "minToken"),
     ] {
         let error = (PLUGIN.build)(&bad).unwrap_err();
-        assert!(error.0.contains(word), "{bad}: {error}");
+        assert!(error.to_string().contains(word), "{bad}: {error}");
     }
     assert!((PLUGIN.build)(&json!({"windowSize": 4_000_000_000_u32, "timeUnit": "minutes"})).is_ok());
 }

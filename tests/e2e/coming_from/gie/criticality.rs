@@ -68,7 +68,7 @@ rows! { ROWS;
     standard_and_critical_requests_pass_without_queues:
     "`criticality: Standard` and `Critical` without queues", "shed after all Sheddable requests", Here::Differs {
         default: "never shed: they go on to the model servers",
-        exact: "`flowControl: {enabled: true}`: they wait, and whoever waits longer than `ttl` gets a 503",
+        exact: "`flowControl: {enabled: true}`: they wait, and with `ttl` a request that waits longer gets a 503",
     } => {
         let models = [("chat", 1, of("Standard")), ("urgent", 2, of("Critical"))];
         let api = cluster(&models).await;
@@ -139,7 +139,7 @@ rows! { ROWS;
         api.apply(EXPERIMENTAL, "inferenceobjectives", objective);
         let (picker, connection) = started(&api, &FLAGS).await;
         assert_eq!(target(&connection, "m").await, "m");
-        let line = until_logged(&picker, "InferenceObjectives of a priority above 0 have no effect").await;
+        let line = until_logged(&picker, "InferenceObjectives with a priority above 0 have no effect").await;
         assert!(line.contains("--trust-client-headers"), "{line}");
     }
 

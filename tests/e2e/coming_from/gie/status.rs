@@ -63,7 +63,7 @@ rows! { ROWS;
         let api = cluster(&[("m", 1, json!({})), ("n", 1, json!({}))]).await;
         api.forbid("patch", MODELS, true);
         let (picker, connection) = started(&api, &FLAGS).await;
-        until_logged(&picker, "`patch` on `inferencemodels/status` is missing").await;
+        until_logged(&picker, "lacks `patch` on `inferencemodels/status`").await;
         assert_eq!(target(&connection, "m").await, "m");
         assert_eq!(api.asked("patch", MODELS), 1, "it is not tried again at once");
     }

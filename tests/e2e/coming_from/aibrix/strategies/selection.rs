@@ -73,7 +73,7 @@ rows! { ROWS;
                 assert!(!is_sticky(&pool, &[STICKY]).await);
             }
             let log = pool.picker.process.stderr();
-            assert_eq!(log.matches("requests name a strategy, which has no effect").count(), 1, "{log}");
+            assert_eq!(log.matches("this pool does not let requests choose a strategy").count(), 1, "{log}");
         }
     header_switched_off: "switching the header off", "not possible",
         Differs { default: "clients choose, as in AIBrix", exact: "`requestStrategy: {allow: []}`" } => {
