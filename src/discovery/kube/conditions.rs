@@ -116,6 +116,40 @@ impl Report {
     }
 }
 
+/// What the status of an object says of its targets, whichever replica wrote it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Heard {
+    /// What tells the object from others.
+    pub uid: String,
+    /// Another one whenever it says something new.
+    pub word: String,
+    /// The targets.
+    pub targets: Vec<MissingTarget>,
+    /// They are missing; else they are there.
+    pub are_missing: bool,
+}
+
+/// What the status of `model` says of its targets; `None` when it says nothing of them, or of another spec.
+#[must_use]
+pub fn heard(model: &InferenceModel) -> Option<Heard> {
+    let of_now = |c: &&Condition| c.kind == READY && c.observed_generation == model.generation;
+    let ready = model.conditions.iter().find(of_now)?;
+    let are_missing = ready.reason == REASON_TARGET_NOT_FOUND;
+    if !are_missing && ready.status != "True" {
+        return None;
+    }
+    let itself = Some(model.model.as_str()).filter(|_| model.targets.is_empty());
+    let names = model.targets.iter().map(|target| &*target.model).chain(itself);
+    let named = names.filter(|name| !are_missing || ready.message.contains(&format!("`{name}`")));
+    let target = |name: &str| MissingTarget { model: model.model.clone(), target: name.to_owned() };
+    Some(Heard {
+        uid: model.uid.clone(),
+        word: format!("{} {}", ready.status, ready.last_transition_time),
+        targets: named.map(target).collect(),
+        are_missing,
+    })
+}
+
 /// Status, reason and message.
 type Words = (bool, &'static str, String);
 

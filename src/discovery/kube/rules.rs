@@ -4,7 +4,7 @@
 //! of two alike the older object's, and in it the first. Where llm-d's definition of a kind is installed, GIE's objects of that kind are not
 //! looked at, as in llm-d. Pure.
 
-use super::conditions::{self, Report};
+use super::conditions::{self, Heard, Report};
 use super::objects::{InferenceModel, Kind, Objective, Origin, Rewrite, ServedPool, UnreadableModel};
 use super::table::{Change, Table, Unreadable};
 use crate::scheduling::router::{MissingTarget, ModelRewrites, PoolRules, RewriteTarget};
@@ -130,6 +130,12 @@ impl Rules {
             self.unreadable.iter().filter(|(name, (object, _))| is_unreadable(name) && object.pool.means(pool));
         reports.extend(unreadable.map(|(name, (object, reason))| conditions::unreadable(name, object, reason)));
         reports
+    }
+
+    /// What the statuses of a pool's `InferenceModel`s say of their targets.
+    #[must_use]
+    pub fn heard(&self, pool: ServedPool<'_>) -> Vec<Heard> {
+        self.models_of(pool).into_iter().filter_map(|(_, model)| conditions::heard(model)).collect()
     }
 
     /// Objects that name a pool of this name in another API group: kind, name, and the group. They do not speak of this pool.

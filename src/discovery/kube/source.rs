@@ -1,6 +1,6 @@
 //! The task that follows a pool's pods and rules through the API server, and tells the pool's writer.
 
-use super::conditions::Report;
+use super::conditions::{Heard, Report};
 use super::follow::{Setback, Subject, Told};
 use super::informer::Informers;
 use super::objects::{Kind, ServedPool};
@@ -84,6 +84,8 @@ struct Run {
     strangers: HashSet<(&'static str, String)>,
     /// [`RuleStore::missing_changes`] when reports were made last.
     missing_seen: u64,
+    /// What objects said of their targets when it was heard last, by their uid: all replicas write one status, and each knows its own requests.
+    heard: HashMap<String, String>,
 }
 
 /// Follows until `shutdown`, or until the pool's writer is gone. Gives what is known of rules by then.
@@ -125,6 +127,7 @@ impl Run {
             disputed: HashSet::new(),
             strangers: HashSet::new(),
             missing_seen: 0,
+            heard: HashMap::new(),
         }
     }
 
@@ -353,6 +356,7 @@ impl Run {
                 PodsOf::Pool { name, group } => ServedPool { name, group: Some(*group) },
                 PodsOf::Selector { .. } => ServedPool { name: &self.feed.pool, group: None },
             };
+            hear(&mut self.heard, self.rules.heard(served), &self.feed.rules);
             self.missing_seen = self.feed.rules.missing_changes();
             let reports = self.rules.reports(served, &self.feed.rules.missing());
             let disputed: HashSet<String> =
@@ -387,6 +391,21 @@ impl Run {
             return self.feed.events.send(event).await.is_ok();
         }
         true
+    }
+}
+
+/// Takes in what objects newly say of their targets, so that replicas do not write over each other's words. `before` is what they said last.
+fn hear(before: &mut HashMap<String, String>, said: Vec<Heard>, rules: &RuleStore) {
+    before.retain(|uid, _| said.iter().any(|heard| heard.uid == *uid));
+    for Heard { uid, word, targets, are_missing } in said {
+        if before.insert(uid, word.clone()).is_some_and(|before| before == word) {
+            continue;
+        }
+        if are_missing {
+            rules.hear_missing(targets);
+        } else {
+            rules.hear_served(targets);
+        }
     }
 }
 

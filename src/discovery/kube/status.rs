@@ -2,8 +2,9 @@
 //!
 //! With leader election or `modelStatus: true` the replica that holds the lease writes, so there is one writer. By default every replica writes
 //! what an object does not say yet: all replicas come to the same conditions, so the first of them writes and the others find it written. They
-//! differ only in which target models are missing, since each knows its own requests: each replica changes that at most once a minute. Where
-//! the right is missing, that is logged once and tried again every ten minutes.
+//! differ only in which target models are missing, since each knows its own requests. So each takes in what another has written of that
+//! ([`super::conditions::heard`]), and changes it at most once a minute. Where the right is missing, that is logged once and tried again every ten
+//! minutes.
 //!
 //! Server-side apply to the subresource `status`, with a field manager of our own: conditions of others stay. What an object says already is
 //! not written again; what can't be written is tried again later, and keeps no other waiting.

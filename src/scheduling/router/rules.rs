@@ -36,11 +36,20 @@ pub struct PoolRules {
 pub struct RuleStore {
     rules: ArcSwap<PoolRules>,
     stale: AtomicBool,
-    /// Targets of models that a server has denied, and when it did last. Only those that rules name, so that clients can't make it grow.
-    missing: Mutex<BTreeMap<MissingTarget, Timestamp>>,
+    /// Targets of models that a server has denied. Only those that rules name, so that clients can't make it grow.
+    missing: Mutex<BTreeMap<MissingTarget, Denial>>,
     /// How many those are: nobody takes the lock for a response while there are none.
     missing_count: AtomicU64,
     missing_changes: AtomicU64,
+}
+
+/// How it is known that a target is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Denial {
+    /// A server has denied it, the last time at this moment.
+    Seen(Timestamp),
+    /// Another replica has said so, in the status of the object; servers have served it here since this moment.
+    Heard(Option<Timestamp>),
 }
 
 /// A name that servers are asked for in place of a client's, and that a server does not have.
@@ -84,7 +93,7 @@ impl RuleStore {
             return;
         }
         let mut missing = self.missing.lock();
-        if missing.insert(key, now).is_none() {
+        if missing.insert(key, Denial::Seen(now)).is_none() {
             self.missing_count.store(missing.len() as u64, Relaxed);
             self.missing_changes.fetch_add(1, Relaxed);
         }
@@ -97,11 +106,34 @@ impl RuleStore {
         }
         let key = MissingTarget { model: model.to_owned(), target: target.to_owned() };
         let mut missing = self.missing.lock();
-        if missing.get(&key).is_some_and(|denied| now.since(*denied) >= MISSING_FOR) {
+        let Some(denial) = missing.get_mut(&key) else { return };
+        let since = match denial {
+            Denial::Seen(at) => *at,
+            Denial::Heard(served) => *served.get_or_insert(now),
+        };
+        if now.since(since) >= MISSING_FOR {
             missing.remove(&key);
             self.missing_count.store(missing.len() as u64, Relaxed);
             self.missing_changes.fetch_add(1, Relaxed);
         }
+    }
+
+    /// Another replica has said in the status of an object that these targets are missing.
+    pub fn hear_missing(&self, targets: impl IntoIterator<Item = MissingTarget>) {
+        let mut missing = self.missing.lock();
+        for target in targets {
+            missing.entry(target).or_insert(Denial::Heard(None));
+        }
+        self.missing_count.store(missing.len() as u64, Relaxed);
+    }
+
+    /// Another replica has said in the status of an object that these targets are there: servers have served them for a minute.
+    pub fn hear_served(&self, targets: impl IntoIterator<Item = MissingTarget>) {
+        let mut missing = self.missing.lock();
+        for target in targets {
+            missing.remove(&target);
+        }
+        self.missing_count.store(missing.len() as u64, Relaxed);
     }
 
     /// Targets that servers lack.
@@ -153,6 +185,18 @@ mod tests {
         assert_eq!(store.missing(), [MissingTarget { model: "m".into(), target: "v1".into() }]);
         store.target_served("m", "v1", at(70));
         assert_eq!((store.missing(), store.missing_changes()), (vec![], 2));
+        // What another replica says counts as long, from the first answer of a server here.
+        let v1 = || [MissingTarget { model: "m".into(), target: "v1".into() }];
+        store.hear_missing(v1());
+        for second in [100, 159] {
+            store.target_served("m", "v1", at(second));
+            assert_eq!(store.missing(), v1());
+        }
+        store.target_served("m", "v1", at(160));
+        assert_eq!((store.missing(), store.missing_changes()), (vec![], 3));
+        store.target_missing("m", "v1", at(170));
+        store.hear_served(v1());
+        assert_eq!(store.missing(), []);
         store.target_missing("m", "v2", at(80));
         store.store(PoolRules { rewrites: ModelRewrites::default(), ..rules });
         assert_eq!(store.missing(), [], "its object is gone");

@@ -225,6 +225,25 @@ fn what_an_object_says_already_is_not_due_and_times_tell_when_it_became_so() {
     assert_eq!(with(&|c| c["lastTransitionTime"] = json!("")), (false, now));
 }
 
+#[test]
+fn what_a_replica_wrote_of_targets_is_heard_by_others() {
+    let heard = |generation: i64, status: &str, reason: &str, message: &str| {
+        let mut object = model("split", 1, "split", &[("v1", 50), ("v2", 50)]);
+        object.meta.generation = 4;
+        object.status = json!({"conditions": [{"type": "Ready", "status": status, "reason": reason, "message": message,
+            "observedGeneration": generation, "lastTransitionTime": "2026-02-02T00:00:00Z"}]});
+        let mut rules = Rules::default();
+        listed(&mut rules, Kind::Model, vec![object]);
+        let names = |targets: Vec<MissingTarget>| targets.into_iter().map(|t| t.target).collect::<Vec<_>>();
+        rules.heard(P).into_iter().map(|heard| (heard.are_missing, names(heard.targets))).collect::<Vec<_>>()
+    };
+    let message = "a model server has answered that it has no model `v2`";
+    assert_eq!(heard(4, "False", "TargetModelNotFound", message), [(true, vec!["v2".to_owned()])]);
+    assert_eq!(heard(3, "False", "TargetModelNotFound", message), [], "of another spec");
+    assert_eq!(heard(4, "True", "Ready", ""), [(false, vec!["v1".to_owned(), "v2".to_owned()])]);
+    assert_eq!(heard(4, "False", "NoTargetModel", ""), []);
+}
+
 /// Status and reason of both conditions, by object.
 fn conditions(rules: &Rules, missing: &[MissingTarget]) -> Vec<(String, [String; 2])> {
     let words = |c: Condition| format!("{} {}", c.status, c.reason);

@@ -102,6 +102,30 @@ rows! { ROWS;
         assert_eq!(target(&connection, "m").await, "v1");
     }
 
+    replicas_keep_what_another_has_said_of_a_target:
+    "a missing target of which one of several replicas knows", "not defined", Here::Differs {
+        default: "the others keep the condition; it goes when servers have served the model through one of them for a minute",
+        exact: "`--model-status=true`: one replica writes, and knows its own requests alone",
+    } => {
+        let (api, _picker, connection) = world(&[("m", 1, json!({"targetModels": [{"name": "m-v2"}]}))]).await;
+        let (_second, other) = started(&api, &FLAGS).await;
+        until_told(&api, "m", "Ready", "True", "Ready").await;
+        assert_eq!(target(&other, "m").await, "m-v2");
+        let mut stream = sent(&connection, "m", &[], None).await;
+        outcome(&mut stream).await.destination();
+        answered(&mut stream, "404", r#"{"error":{"message":"The model `m-v2` does not exist.","code":404}}"#).await;
+        until_told(&api, "m", "Ready", "False", "TargetModelNotFound").await;
+        let since = condition(&api, "m", "Ready")["lastTransitionTime"].clone();
+        // What comes later has been seen by both, and what they had to write of it is written.
+        for name in ["x", "y"] {
+            apply_model(&api, name, 2, json!({}));
+            until_told(&api, name, "Ready", "True", "Ready").await;
+            eventually("both to know it", || async { matches!(pick(&other, name).await, Picked::Endpoint { .. }).then_some(()) }).await;
+        }
+        let ready = condition(&api, "m", "Ready");
+        assert_eq!((&ready["reason"], &ready["lastTransitionTime"]), (&json!("TargetModelNotFound"), &since), "{ready}");
+    }
+
     a_target_that_servers_lack_is_told_at_request_time:
     "a target model that does not exist at request time", "the error is emitted on the status of the InferenceModel", Here::Same => {
         let (api, _picker, connection) = world(&[("m", 1, json!({"targetModels": [{"name": "m-v2"}]}))]).await;
