@@ -28,7 +28,7 @@ fn picked(asked: &Asked) -> usize {
     asked.answer.as_ref().unwrap_or_else(|refusal| panic!("{refusal:?}")) + 1
 }
 
-/// The users whose requests a server completes, in order, where it takes one at a time: seven of `heavy` come first, then two of `light`.
+/// The users whose requests a server completes, in order, where it takes one at a time: six of `heavy` come first, then two of `light`.
 async fn served_under_load(strategy: &str) -> Vec<&'static str> {
     let sim = SimProcess::start(1, &["--model", "m", "--max-num-seqs", "1", "--step-base", "200ms"]).await;
     let text = format!(
@@ -40,22 +40,25 @@ async fn served_under_load(strategy: &str) -> Vec<&'static str> {
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     let (ended, mut ends) = tokio::sync::mpsc::unbounded_channel();
+    let mut first = None;
     for (number, user) in [["heavy"; 7].as_slice(), &["light"; 2]].concat().into_iter().enumerate() {
-        // The first one is at the server until all others wait, in the order in which they come.
-        let tokens = if number == 0 { 25 } else { 1 };
+        // The first one is at the server until all others wait, in the order in which they come; then its client leaves.
+        let tokens = if number == 0 { 1_000 } else { 1 };
         let messages = [json!({"role": "user", "content": format!("{number}")})];
         let body = json!({"model": "m", "max_tokens": tokens, "messages": messages});
         let payload = Payload::sized(body.to_string().into());
         let mut request = client::request("POST", to, Http::H1, "/v1/chat/completions", payload);
         request.headers_mut().insert("user", HeaderValue::from_static(user));
         let ended = ended.clone();
-        tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             let reply = client::send(to, Http::H1, request).await.expect("an answer");
             ended.send((user, reply.status.as_u16())).expect("the test waits");
         });
+        first.get_or_insert(task);
         picker.until_metric("attache_queued_requests", number as f64).await;
     }
     drop(ended);
+    first.expect("a request").abort();
     let mut order = Vec::new();
     while let Some((user, status)) = ends.recv().await {
         assert_eq!(status, 200, "{user}");
@@ -380,7 +383,7 @@ rows! { ROWS;
             let orders = futures_util::future::join_all(names.map(served_under_load)).await;
             for (name, order) in names.into_iter().zip(orders) {
                 let last = order.iter().rposition(|user| *user == "light").expect("served");
-                assert!(order.len() == 9 && last <= 5, "{name}: {order:?}");
+                assert!(order.len() == 8 && last <= 4, "{name}: {order:?}");
             }
         }
     vtc_fair_without_queue: "`vtc-fair` with `flowControl` off or with another fairness policy", "-",
