@@ -76,7 +76,8 @@ scenarios() {
 }
 
 [ -n "$trace" ] && ln -s "$trace" "$parts/trace.jsonl"
-scenarios | grep -E "$only" >"$parts/scenarios" || { echo "no scenario matches $only" >&2; exit 64; }
+scenarios | awk -F '\t' -v only="$only" '$1 ~ only' >"$parts/scenarios"
+[ -s "$parts/scenarios" ] || { echo "no scenario matches $only" >&2; exit 64; }
 total=$(($(wc -l <"$parts/scenarios") * $(tr ',' '\n' <<<"$seeds" | wc -l)))
 began=$SECONDS
 done=0
@@ -92,5 +93,5 @@ for seed in ${seeds//,/ }; do
   done <"$parts/scenarios"
 done
 printf '\r\033[K%d runs of scenarios in %d s\n' "$total" "$((SECONDS - began))" >&2
-python3 benches/policies/table.py "$parts" "$seeds" >"$parts/page.md"
+python3 benches/policies/table.py "$parts" "$seeds" "$only" >"$parts/page.md"
 cp "$parts/page.md" "${out:-benches/policies.md}"

@@ -1,11 +1,11 @@
-"""Writes the page of benches/policies.sh from the reports of its scenarios: DIRECTORY SEEDS."""
+"""Writes the page of benches/policies.sh from the reports of its scenarios: DIRECTORY SEEDS PATTERN."""
 
 import json
 import math
 import pathlib
 import sys
 
-parts, seeds = pathlib.Path(sys.argv[1]), sys.argv[2].split(",")
+parts, seeds, pattern = pathlib.Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3]
 names = [line.split("\t")[0] for line in (parts / "scenarios").read_text().splitlines()]
 FIGURES = [("TTFT", "ttft_seconds"), ("TPOT", "tpot_seconds"), ("E2E", "latency_seconds")]
 LABELS = {
@@ -57,6 +57,8 @@ print("# What each strategy buys")
 print()
 print("Written by `benches/policies.sh`; virtual time, so equal seeds give equal tables. Seeds: " + ", ".join(seeds) + ".")
 print("What it shows, and what was tried, is in [experiments.md](experiments.md).")
+if pattern != ".":
+    print(f"Only scenarios that match `{pattern}` are here.")
 print()
 print("* **Profiles**: `8b-h100`, `qwen3-32b-2xh100` and `prefill-6000`, each with the load that its prefill rate allows.")
 print("  Contexts cost nothing on `prefill-6000`: its TPOT shows only how long responses wait for prompts of others.")
