@@ -117,7 +117,7 @@ async fn profiles_in_redis_decide_when_they_change_and_when_redis_has_gone() {
     assert_eq!(series(&picker, GOOD).await, 2.0);
     let named = |key: &str| {
         let log = picker.process.stderr();
-        log.lines().filter(|line| line.contains("can't be used") && line.contains(key)).count()
+        log.lines().filter(|line| line.contains("SLO profile in Redis ignored") && line.contains(key)).count()
     };
     for key in ["aibrix:profile_m_l40s", "aibrix:profile_other_b200", "aibrix:profile_list_b200"] {
         assert_eq!(named(key), 1, "{key} is named, and once");
