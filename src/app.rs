@@ -245,13 +245,13 @@ async fn serve(
 fn unrecordable(settings: &Settings) -> Option<&'static str> {
     let any = |has: fn(&PoolSettings) -> bool| settings.pools.iter().any(has);
     if any(|pool| pool.prefix.kv_events.is_some()) {
-        return Some("a pool has `prefixCache.kvEvents`, and what engines tell is not recorded");
+        return Some("a pool has `prefixCache.kvEvents`, and recordings hold no KV events");
     }
     if any(PoolSettings::reads_redis) {
-        return Some("a strategy has `profilesFromRedis`, and what stands in Redis is not recorded");
+        return Some("a strategy has `profilesFromRedis`, and recordings hold nothing from Redis");
     }
     any(|pool| asks_for_split(pool, pool.strategies()))
-        .then_some("a pool splits requests (`disaggregation`, `pd`), and what prefill servers do is not recorded")
+        .then_some("a pool splits requests (`disaggregation`, `pd`), and recordings hold no prefill requests")
 }
 
 /// Whether requests that one of `strategies` routes may be split.

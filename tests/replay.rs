@@ -789,7 +789,7 @@ fn profiles_in_redis_are_not_played_and_that_is_said_before_anything_runs() {
         let out = attache(&[&asked[..], &["--workload", "unique:qps=5,seconds=20"]].concat());
         let said = text(&out.stderr);
         assert_eq!(out.status.code(), Some(64), "{said}");
-        assert!(said.contains("a strategy has `profilesFromRedis`, and what stands in Redis is not played"), "{said}");
+        assert!(said.contains("a strategy has `profilesFromRedis`, and replays do not read Redis"), "{said}");
         assert_eq!(text(&out.stdout), "", "nothing was played");
     }
 }

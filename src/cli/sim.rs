@@ -21,10 +21,10 @@ use tokio::signal::unix::{SignalKind, signal};
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 const EXAMPLES: &str = "\
-What it is:
+About:
   Each server has its own simulated engine (waiting queue, continuous batching, paged KV cache with prefix
-  reuse, preemption) and answers the OpenAI and Anthropic APIs over HTTP/1.1 and h2c. Equal requests get
-  equal answers. The response header x-sim-server tells which server answered. The scheduler is modelled on
+  reuse, preemption) and serves the OpenAI and Anthropic APIs over HTTP/1.1 and h2c. Equal requests get
+  equal responses. The response header x-sim-server names the server. The scheduler is modelled on
   vLLM's, with every --quirks: AstrAI's loop of four phases (cleanup, refill, prefill by groups, decode of the
   largest group) is not simulated.
 
@@ -75,18 +75,18 @@ Faults (JSON, all keys optional; POST /sim/faults replaces the set, {} clears it
   refuse: true                          503 on everything; an AstrAI's /health is 200 with model_loaded false
   fail_next: {count, status}            the next requests fail
   metrics: hang|garbage|huge|error      what is wrong with /metrics
-  first_byte_delay_ms: 500              every answer comes later
+  first_byte_delay_ms: 500              every response starts later
   cut_after_tokens: 3                   a stream's connection breaks
   error_after_tokens: 3                 a stream ends with an error event in a 200
   prefill: {no_params: true}            prefill legs answer without parameters; their blocks stay for the lease
-  prefill: {hang: true}                 prefill legs wait until this is over
+  prefill: {hang: true}                 prefill legs wait until this is cleared
   prefill: {die_after_reply: true}      after the next prefill leg the server is gone, and its blocks
   kv_events: {drop_next: 5}             KV event messages are lost; a replay still has them
-  kv_events: {pause: true}              they wait until this is over
-  kv_events: {delay_ms: 200}            they come later
+  kv_events: {pause: true}              messages wait until this is cleared
+  kv_events: {delay_ms: 200}            messages are delayed
   kv_events: {no_replay: true}          replay requests are not answered
 
-POST /sim/restart begins anew as a new process does: requests end, the cache is empty, KV events count from 0.
+POST /sim/restart acts like a new process: requests end, the cache is empty, KV events count from 0.
 POST /reset_prefix_cache empties the cache of a server without requests.";
 
 /// Run a fleet of simulated model servers.
@@ -106,14 +106,14 @@ pub struct Args {
     /// Address to listen on.
     #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     bind: IpAddr,
-    /// Threads; as many as CPUs unless said.
+    /// Threads [default: one per CPU].
     #[arg(long, value_name = "N")]
     workers: Option<std::num::NonZeroUsize>,
-    /// Names of the model, comma-separated: answers carry the first, requests may use any.
+    /// Names of the model, comma-separated: responses carry the first, requests may use any.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = config::DEFAULT_MODEL)]
     model: Vec<String>,
-    /// Engines behind the port of each server, told apart by x-data-parallel-rank; without it the one with least to do answers, and
-    /// x-sim-rank tells which.
+    /// Engines behind the port of each server, told apart by x-data-parallel-rank; without that header the least loaded one responds, and
+    /// x-sim-rank names it.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256), conflicts_with = "role")]
     data_parallel_size: u16,
     /// LoRA adapters to load, comma-separated; more by POST /v1/load_lora_adapter.
@@ -127,22 +127,22 @@ pub struct Args {
     pd: PdArgs,
     #[command(flatten)]
     kv_events: KvEventsArgs,
-    /// Tokens after which an answer ends by itself (unless ignore_eos).
+    /// Tokens after which a response ends by itself (unless ignore_eos).
     #[arg(long, value_name = "TOKENS", default_value_t = answer::DEFAULT_OUTPUT_TOKENS)]
     output_tokens: u32,
-    /// Whose names /metrics has.
+    /// Engine whose metric names /metrics has.
     #[arg(long, value_enum, default_value_t)]
     metrics_style: MetricsStyle,
-    /// Whose peculiarities the answers have. They change the HTTP API, not the scheduler, which is modelled on vLLM's.
+    /// Engine whose deviations from the API the responses have; the scheduler stays modelled on vLLM's.
     #[arg(long, value_enum, default_value_t)]
     quirks: Quirks,
-    /// Answer with x-sim-body-sha256, the SHA-256 of the body that arrived.
+    /// Add the response header x-sim-body-sha256: the SHA-256 of the received body.
     #[arg(long)]
     echo_body_sha256: bool,
     /// Largest request body, bytes.
     #[arg(long, value_name = "BYTES", default_value_t = config::DEFAULT_MAX_BODY_BYTES)]
     max_body_bytes: usize,
-    /// What goes wrong from the start, as JSON (see below).
+    /// Faults from the start, as JSON (see below).
     #[arg(long, value_name = "JSON", value_parser = parse_faults, default_value = "{}")]
     faults: Faults,
 }
@@ -165,13 +165,13 @@ struct EngineArgs {
     /// Tokens of prompt and answer together.
     #[arg(long, value_name = "TOKENS", default_value_t = engine::DEFAULT_MAX_MODEL_LEN, value_parser = clap::value_parser!(u32).range(2..))]
     max_model_len: u32,
-    /// Requests that may wait; more get 503 (a stream: 200 with an error event). No bound unless said.
+    /// Queue capacity of an engine; further requests get 503 (a stream: 200 with an error event) [default: unlimited].
     #[arg(long, value_name = "N")]
     max_num_queued_reqs: Option<u32>,
     /// LoRA adapters in one batch.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     max_loras: u32,
-    /// Never reuse blocks.
+    /// Disable prefix caching: never reuse blocks.
     #[arg(long)]
     no_prefix_caching: bool,
 }
@@ -179,7 +179,7 @@ struct EngineArgs {
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Latency (defaults: an 8B model in bf16 on one H100)")]
 struct LatencyArgs {
-    /// How many times faster than the model everything goes.
+    /// Factor by which all times are shorter than those of the model.
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = parse_speed)]
     speed: f64,
     /// Cost of any step. To it comes what the step computes or what it reads, whichever takes longer.
@@ -200,10 +200,10 @@ struct LatencyArgs {
     /// Reading a cached token of a sequence that decodes.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(latency::DEFAULT_PER_CONTEXT_TOKEN))]
     per_context_token: Time,
-    /// Time from one server's blocks to another's before the first byte.
+    /// Latency of a KV transfer between servers before its first byte.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(latency::DEFAULT_TRANSFER_SETUP))]
     transfer_setup: Time,
-    /// Time that a received token's keys and values are under way.
+    /// Transfer time of the KV of one token.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(latency::DEFAULT_PER_RECEIVED_TOKEN))]
     per_received_token: Time,
 }
@@ -230,16 +230,16 @@ struct KvEventsArgs {
     /// Messages that can be replayed.
     #[arg(long, value_name = "N", default_value_t = kv_events::DEFAULT_BUFFER_STEPS, requires = "outlet")]
     kv_events_buffer_steps: usize,
-    /// How events are written.
+    /// Encoding of events.
     #[arg(long, value_enum, default_value_t, requires = "outlet")]
     kv_events_encoding: EventEncoding,
-    /// How events name blocks.
+    /// Form of block hashes in events.
     #[arg(long, value_enum, default_value_t, requires = "outlet")]
     kv_events_hash: HashForm,
-    /// Tell of the latest N blocks as kept in host memory too, by their names alone; prompts are not faster for it.
+    /// Also publish the latest N blocks as offloaded to host memory; they do not make prompts faster.
     #[arg(long, value_name = "N", default_value_t = 0, requires = "outlet")]
     kv_events_offload_blocks: usize,
-    /// What a block's name is the digest of: sha256, sha256_cbor, xxhash or xxhash_cbor.
+    /// Hash algorithm of blocks: sha256, sha256_cbor, xxhash or xxhash_cbor.
     #[arg(long, value_name = "ALGORITHM", default_value_t, requires = "outlet")]
     prefix_caching_hash_algo: Algorithm,
     /// PYTHONHASHSEED of a real server.
@@ -272,31 +272,31 @@ impl KvEventsArgs {
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Prefill and decode on different servers")]
 struct PdArgs {
-    /// Servers by what they are for, in this order, comma-separated: prefill=2,decode=3,both=1. In place of --endpoints.
+    /// Servers by role, in this order, comma-separated: prefill=2,decode=3,both=1; instead of --endpoints.
     #[arg(long, value_name = "ROLE=N", value_delimiter = ',', value_parser = parse_role, conflicts_with = "endpoints")]
     role: Vec<(Role, u16)>,
-    /// How keys and values get from server to server.
+    /// How servers exchange KV blocks.
     #[arg(long, value_enum, default_value_t)]
     kv_connector: Connector,
-    /// How long a prefill's blocks stay without a heartbeat of who is to read them.
+    /// Lease: how long a server keeps the blocks of a prefill without a heartbeat of their reader.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(engine::DEFAULT_LEASE))]
     kv_lease: Time,
-    /// A decode's last reply names its blocks too, for the prefill of the conversation's next turn.
+    /// The last response chunk of a decode names its blocks, for the prefill of the next turn.
     #[arg(long)]
     bidirectional_kv: bool,
-    /// How long these stay.
+    /// How long a decode server keeps these blocks.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(pd::DEFAULT_DECODER_TTL))]
     decoder_kv_ttl: Time,
-    /// The clock by which their end is told.
+    /// Clock of the time until which they are kept.
     #[arg(long, value_enum, default_value_t)]
     decoder_kv_clock: ExpiryClock,
-    /// What becomes of a request whose prompt can't be fetched.
+    /// Outcome of a request whose KV blocks can't be fetched.
     #[arg(long, value_enum, default_value_t)]
     kv_load_failure_policy: LoadFailure,
-    /// How long it takes to notice (a real server: 5 to 30 s).
+    /// Time until the failure is noticed (a real server: 5 to 30 s).
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(Duration::ZERO))]
     kv_load_failure_delay: Time,
-    /// How long an SGLang leg waits for the other.
+    /// How long one leg of an SGLang request waits for the other.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(pd::DEFAULT_BOOTSTRAP_TIMEOUT))]
     bootstrap_timeout: Time,
 }

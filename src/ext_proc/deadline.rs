@@ -138,7 +138,7 @@ pub(super) fn late(why: &'static str, after: Duration) -> RequestError {
 
 /// Refused after a wait that took as long as the deadline allows.
 pub(super) fn passed(after: Duration) -> RequestError {
-    refused(Reason::DeadlinePassed, "the request's turn did not come in the time that it asks for", after)
+    refused(Reason::DeadlinePassed, "the request was dequeued too late for its deadline", after)
 }
 
 fn refused(reason: Reason, why: &'static str, after: Duration) -> RequestError {

@@ -262,7 +262,7 @@ impl Queues {
 
     fn saturated(&self, priority: i32, pool: &PoolSnapshot, now: Timestamp) -> RequestError {
         self.metrics.fate(Fate::Shed);
-        let error = because(pool, Reason::Shed, "the pool is full, and this request is sheddable");
+        let error = because(pool, Reason::Shed, "the pool is saturated, and this request is sheddable");
         retry(error, self.state.lock().control.clears(priority, now))
     }
 
@@ -459,14 +459,12 @@ fn retry(error: RequestError, after: Duration) -> RequestError {
 /// What the cause of a refusal is called.
 fn named(cause: Cause) -> (Reason, &'static str) {
     match cause {
-        Cause::BandFull => (Reason::QueueFull, "as many requests of this priority wait as may"),
-        Cause::Full => (Reason::QueueFull, "as many requests wait as may"),
-        Cause::RoomTaken => {
-            (Reason::QueueFull, "requests before other pools hold what may wait before all of them together")
-        }
-        Cause::Expired => (Reason::QueueTimeout, "the request has waited for as long as it may"),
-        Cause::Evicted => (Reason::Evicted, "the request gave way to another while it waited"),
-        Cause::Outranked => (Reason::Evicted, "the request is sheddable and gave way to one that is more important"),
+        Cause::BandFull => (Reason::QueueFull, "the queue of this priority is full"),
+        Cause::Full => (Reason::QueueFull, "the queue of the pool is full"),
+        Cause::RoomTaken => (Reason::QueueFull, "the queue capacity that all pools share is used up"),
+        Cause::Expired => (Reason::QueueTimeout, "the request waited in the queue until its time limit"),
+        Cause::Evicted => (Reason::Evicted, "the request was evicted from the queue for another one"),
+        Cause::Outranked => (Reason::Evicted, "the request is sheddable and was preempted by a more important one"),
     }
 }
 

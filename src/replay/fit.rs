@@ -168,9 +168,12 @@ impl fmt::Display for Fitted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { answers, servers, untold, base_name, .. } = self;
         let servers = if *servers == 1 { "one server".to_owned() } else { format!("{servers} servers") };
-        writeln!(f, "fitted from {answers} answers of {servers}")?;
+        writeln!(f, "fitted from {answers} responses of {servers}")?;
         if *untold > 0 {
-            writeln!(f, "{untold} more had no first token or no count of tokens; what ran beside them is left out")?;
+            writeln!(
+                f,
+                "{untold} more had no first token or no token count; they and what ran beside them are ignored"
+            )?;
         }
         let (mut engine, mut base) = (self.engine.clone(), self.base.clone());
         for ((name, of), estimate) in CONSTANTS.iter().zip(self.solution.estimates) {
@@ -179,18 +182,18 @@ impl fmt::Display for Fitted {
                 Estimate::Fitted { error, .. } => {
                     writeln!(f, "  {name}: {now} ± {:.1} % ({base_name}: {before})", 100.0 * error)?;
                 }
-                Estimate::Kept(why) => writeln!(f, "  {name}: {now}, that of {base_name}: {}", why.words())?,
+                Estimate::Kept(why) => writeln!(f, "  {name}: {now}, from {base_name}: {}", why.words())?,
             }
         }
-        let cache = if self.cache_told { "as the servers say" } else { "as the base has, for the servers say nothing" };
+        let cache = if self.cache_told {
+            "as reported by the servers"
+        } else {
+            "from the base profile; the servers report none"
+        };
         writeln!(f, "  blockSize: {}, numBlocks: {}, {cache}", engine.block_size, engine.num_blocks)?;
-        writeln!(f, "  all else: that of {base_name}, as answers don't tell it")?;
+        writeln!(f, "  all other constants: from {base_name}; responses do not show them")?;
         if !self.beside.is_zero() {
-            writeln!(
-                f,
-                "a first token takes {:.1?} beside the engine (network, HTTP); no profile holds that",
-                self.beside
-            )?;
+            writeln!(f, "network and HTTP add {:.1?} to a first token; no profile includes that", self.beside)?;
         }
         let (median, most) = self.error();
         let Solution { misses, outliers, .. } = &self.solution;

@@ -169,8 +169,7 @@ impl Front {
             preview: false,
         };
         let mut decision = self.config.scheduler.decide(&*choice.strategy, &cx, None, Explain::No, rng)?;
-        let nobody =
-            || RequestError::new(crate::error::Reason::NoReadyEndpoint, "the routing algorithm named no endpoint");
+        let nobody = || RequestError::new(crate::error::Reason::NoReadyEndpoint, "the strategy chose no endpoint");
         let picked = decision.picks.first().cloned().ok_or_else(nobody)?;
         let mut echo = AnswerHeaders::new();
         choice.strategy.answer_headers(&picked, &mut echo);

@@ -119,19 +119,19 @@ impl fmt::Display for Summary {
         let Self { decisions, equal, .. } = self;
         writeln!(f, "{equal} of {decisions} decisions are equal ({:.2} %)", percent(*equal, *decisions))?;
         if self.preset > 0 {
-            writeln!(f, "{} requests went where no algorithm sent them, and do so here", self.preset)?;
+            writeln!(f, "{} requests had a destination that no strategy chose; it is kept", self.preset)?;
         }
         let all = self.prompt_tokens;
         let (then, now) = (percent(self.matched_recorded, all), percent(self.matched_replayed, all));
-        writeln!(f, "cached tokens foretold: {then:.1} % of {all} then, {now:.1} % now")?;
+        writeln!(f, "expected cached tokens: {then:.1} % of {all} when recorded, {now:.1} % now")?;
         for (name, requests) in &self.endpoints {
-            writeln!(f, "  {name}: {} requests then, {} now", requests.recorded, requests.replayed)?;
+            writeln!(f, "  {name}: {} requests when recorded, {} now", requests.recorded, requests.replayed)?;
         }
         for d in &self.differences {
             let (then, now) = (d.recorded.join(","), d.replayed.join(","));
             writeln!(
                 f,
-                "line {}, request {}: [{then}] ({}) then, [{now}] ({}) now",
+                "line {}, request {}: [{then}] ({}) when recorded, [{now}] ({}) now",
                 d.line, d.request, d.recorded_reason, d.replayed_reason
             )?;
         }
@@ -140,7 +140,7 @@ impl fmt::Display for Summary {
             writeln!(f, "and {} more", decisions - equal - told)?;
         }
         for missing in &self.missing {
-            writeln!(f, "the recording does not hold {missing}, which this configuration asks for")?;
+            writeln!(f, "the recording has no {missing}, which this configuration needs")?;
         }
         if let Some(line) = self.cut {
             writeln!(f, "line {line} is cut off: the picker was killed while it wrote; what stands before it counts")?;

@@ -317,10 +317,10 @@ pub(super) fn rank_by_scores<S: Strategy + ?Sized>(
     }
     let at_random = strategy.fallback() == FigureFallback::Random;
     ranking.because(match better {
-        _ if !known && at_random => "no figure to compare; random",
-        _ if !known => "no figure to compare; fewest requests",
-        Some(Better::Higher) => "greatest figure",
-        _ => "least figure",
+        _ if !known && at_random => "no endpoint has a score; random",
+        _ if !known => "no endpoint has a score; fewest requests",
+        Some(Better::Higher) => "highest score",
+        _ => "lowest score",
     });
     let mut order: SmallVec<[(f64, u32, u32, usize); 16]> = candidates
         .iter()

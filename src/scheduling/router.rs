@@ -299,7 +299,7 @@ impl Router {
                 || {
                     RequestError::new(
                         Reason::NoPool,
-                        "every pool here takes requests by model, and this one names none",
+                        "every pool selects requests by model, and this request names none",
                     )
                 },
                 |model| self.unknown_model(model),

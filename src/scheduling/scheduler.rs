@@ -476,7 +476,7 @@ impl Field<'_> {
 fn nobody_named(emptied_by: Option<&'static str>) -> RequestError {
     let message = match emptied_by {
         Some(part) => format!("`{part}` left none of the pool's ready endpoints for this request"),
-        None => "the routing algorithm named no endpoint".to_owned(),
+        None => "the strategy chose no endpoint".to_owned(),
     };
     RequestError::new(Reason::NoReadyEndpoint, message)
 }
@@ -498,7 +498,7 @@ fn nothing_to_pick(cx: &PickContext<'_>, subset: Option<&Subset>, roles: Roles) 
         return RequestError::new(Reason::NoReadyEndpoint, message);
     }
     let other = snapshot.endpoints.iter().filter(|s| !s.endpoint.roles.has(roles)).count();
-    let other = if other == 0 { String::new() } else { format!(", {other} do not make answers") };
+    let other = if other == 0 { String::new() } else { format!(", {other} do not generate responses") };
     RequestError::new(
         Reason::NoReadyEndpoint,
         format!("no endpoint of the pool is ready ({total} known, {draining} draining{other})"),

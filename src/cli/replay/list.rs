@@ -9,7 +9,7 @@ use std::fmt::Write;
 pub(super) fn all() -> String {
     let mut out = String::from("Workloads (--workload name:key=value,…):\n");
     for workload in WORKLOADS {
-        let kind = if workload.is_closed { "waits for answers" } else { "comes when it comes" };
+        let kind = if workload.is_closed { "closed loop" } else { "open loop" };
         let _ = writeln!(out, "  {}: {} ({kind}; {})", workload.name, workload.summary, workload.source);
         for parameter in workload.parameters {
             let _ = writeln!(out, "      {}={}  {}", parameter.name, parameter.default, parameter.meaning);

@@ -260,7 +260,7 @@ fn tell(outcome: &LiveOutcome, servers: Option<usize>) {
     let LiveOutcome { model, sent, late, latest, held, most_in_flight, cut, endpoints, failures, unranked, .. } =
         outcome;
     eprintln!(
-        "{sent} requests sent for `{model}`, at most {most_in_flight} at once; {} servers answered",
+        "{sent} requests sent for `{model}`, at most {most_in_flight} at once; {} servers responded",
         endpoints.len()
     );
     if servers.is_none() && endpoints.len() > 1 {
@@ -268,7 +268,7 @@ fn tell(outcome: &LiveOutcome, servers: Option<usize>) {
     }
     if *unranked > 0 {
         eprintln!(
-            "{unranked} have a priority of which the gateway was not told; --objective PRIORITY=NAME names one for it"
+            "{unranked} have a priority that the gateway does not get; --objective PRIORITY=NAME sends an objective for it"
         );
     }
     if *late > 0 {
@@ -277,7 +277,7 @@ fn tell(outcome: &LiveOutcome, servers: Option<usize>) {
         );
     }
     if *cut > 0 {
-        eprintln!("{cut} were cut off at the end");
+        eprintln!("{cut} were cancelled at the end");
     }
     for (reason, count) in failures {
         eprintln!("{count} failed: {reason}");

@@ -188,7 +188,7 @@ fn pool_of(file: &Path, name: Option<&str>) -> anyhow::Result<(PoolSettings, Str
 fn playable(pool: &PoolSettings) -> anyhow::Result<()> {
     anyhow::ensure!(
         !pool.reads_redis(),
-        "a strategy has `profilesFromRedis`, and what stands in Redis is not played; `profiles` may name files"
+        "a strategy has `profilesFromRedis`, and replays do not read Redis; name files in `profiles`"
     );
     Ok(())
 }
@@ -203,7 +203,7 @@ fn sources(args: &ReplayArgs) -> anyhow::Result<Vec<Source>> {
     let is_piped = |path: &&PathBuf| path.as_os_str() == "-";
     ensure!(
         args.trace.iter().filter(is_piped).count() <= 1,
-        "--trace - is given twice; standard input can be read once"
+        "--trace - is given twice; standard input can be read only once"
     );
     let mut sources = Vec::new();
     for path in &args.trace {
@@ -277,7 +277,7 @@ fn workload(args: &ReplayArgs, source: &Source, speed: f64) -> anyhow::Result<Bo
             let given = flags.into_iter().chain([("--bursty", args.bursty.is_some())]).find(|(_, given)| *given);
             if let Some((flag, _)) = given.filter(|_| synthetic::is_closed(spelling)) {
                 bail!(
-                    "{flag} does not go with `{spelling}`: its requests follow from answers, and have no other times; see its parameters in --list"
+                    "{flag} does not go with `{spelling}`: its requests follow from responses, and have no other times; see its parameters in --list"
                 );
             }
             workload
@@ -466,7 +466,7 @@ fn idle_rules(pool: &PoolSettings, asked: &BTreeSet<Arc<str>>) -> impl Iterator<
     let idle = pool.rules.iter().filter(|rule| !rule.models.is_empty()).filter(is_idle);
     idle.map(|rule| {
         let models = rule.models.join(", ");
-        format!("a pool has a rule for {models}, and no request asked for that; --model names the base model")
+        format!("the rule for {models} matched no request; --model names the base model")
     })
 }
 

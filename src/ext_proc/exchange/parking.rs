@@ -115,7 +115,7 @@ impl Exchange {
         let Some((parked, stood)) = self.parking.parked.take() else { return };
         let Some(turn) = turn else {
             tracing::error!("queued request lost");
-            let error = RequestError::new(Reason::Internal, "the endpoint picker has lost this request's turn");
+            let error = RequestError::new(Reason::Internal, "the endpoint picker lost this queued request");
             return self.refuse(&error, now, out);
         };
         match turn {

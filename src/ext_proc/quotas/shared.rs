@@ -183,7 +183,7 @@ impl Answer {
         match quotas.shared.as_ref().map(|shared| shared.on_failure).unwrap_or_default() {
             OnStoreFailure::Allow => Ok(None),
             OnStoreFailure::Refuse => {
-                Err(RequestError::new(Reason::LimitsUnknown, "what the tenant may have can't be looked up now"))
+                Err(RequestError::new(Reason::LimitsUnknown, "the limits of the tenant can't be read now"))
             }
         }
     }

@@ -316,7 +316,7 @@ fn what_is_not_split_goes_to_servers_that_make_answers() {
     for pool in [of_roles(&["prefill"]), of_roles(&["encode", "unheard-of"])] {
         let error = decide(&scheduler("least-request", 1), &pool, None, 0).unwrap_err();
         assert_eq!(error.reason, Reason::NoReadyEndpoint);
-        assert!(error.message.contains("do not make answers"), "{}", error.message);
+        assert!(error.message.contains("do not generate responses"), "{}", error.message);
     }
 }
 

@@ -206,12 +206,12 @@ pub(super) fn load_of_all(cx: &PickContext<'_>) -> (u64, usize) {
 /// Says how a key found its endpoint.
 pub(super) fn tell(found: Found, ranking: &mut Ranking) {
     match found {
-        Found::Home => ranking.because("its home on the ring"),
+        Found::Home => ranking.because("first on the hash ring"),
         Found::Next => {
-            ranking.because("next on the ring with room");
+            ranking.because("next on the hash ring below its bound");
             ranking.divert();
         }
-        Found::NoRoom => ranking.because("its home on the ring, though nobody has room"),
+        Found::NoRoom => ranking.because("first on the hash ring; every endpoint is at its bound"),
     }
 }
 
@@ -225,8 +225,9 @@ impl Strategy for Chwbl {
             return LeastRequest.rank(cx, candidates, rng, ranking);
         };
         let bound = self.bound(cx, candidates);
-        ranking
-            .note("room", 1.0, candidates, |i| candidates.get(i).map_or(f64::NAN, |c| bound - f64::from(c.requests)));
+        ranking.note("free slots", 1.0, candidates, |i| {
+            candidates.get(i).map_or(f64::NAN, |c| bound - f64::from(c.requests))
+        });
         let found =
             ring::rank(&self.ring.of(cx.snapshot), key, candidates, ranking, |c| f64::from(c.requests) + 1.0 <= bound);
         tell(found, ranking);

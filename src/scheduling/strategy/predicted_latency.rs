@@ -203,7 +203,7 @@ impl Strategy for PredictedLatency {
             ranking.note("first token, s", 0.0, candidates, figure(|(_, p, ..)| p.first_token));
             ranking.note("delay of others, s", 0.0, candidates, figure(|(.., others)| *others));
             ranking.note("own prefill, s", 0.0, candidates, figure(|(_, p, ..)| p.own_prefill));
-            ranking.note("room, s", 0.0, candidates, figure(|(_, _, room, _)| *room));
+            ranking.note("eviction, s", 0.0, candidates, figure(|(_, _, room, _)| *room));
             ranking.note("a token, s", 0.0, candidates, figure(|(_, p, ..)| p.per_token));
             ranking.note("decoding", 0.0, candidates, figure(|(load, ..)| load.decoding));
         }

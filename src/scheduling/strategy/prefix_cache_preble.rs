@@ -195,7 +195,7 @@ impl Strategy for Preble {
         };
         ranking.note("work, seconds", 1.0, candidates, cost);
         ranking.because(match (exploits, gated) {
-            (true, _) => "holds most of the prompt, and had the fewest requests of those who do",
+            (true, _) => "holds most of the prompt, with the fewest requests of those",
             (false, true) => "least work among those with the fewest requests",
             (false, false) => "least work",
         });

@@ -138,8 +138,9 @@ impl Strategy for PrefixHash {
         };
         let (requests, n) = if self.params.compat { load_of_all(cx) } else { ring::load(candidates) };
         let bound = f64::from(self.params.mean_load_factor) / 100.0 * (requests + 1) as f64 / n.max(1) as f64;
-        ranking
-            .note("room", 1.0, candidates, |i| candidates.get(i).map_or(f64::NAN, |c| bound - f64::from(c.requests)));
+        ranking.note("free slots", 1.0, candidates, |i| {
+            candidates.get(i).map_or(f64::NAN, |c| bound - f64::from(c.requests))
+        });
         let found =
             ring::rank(&self.ring.of(cx.snapshot), key, candidates, ranking, |c| f64::from(c.requests) <= bound);
         tell(found, ranking);

@@ -131,7 +131,7 @@ impl Strategy for SessionAffinity {
                 }
             }
             Session::Keyed(key) => {
-                ranking.because("the session's key leads here");
+                ranking.because("endpoint of the session key");
                 let mut order: SmallVec<[(Reverse<u64>, &str, usize); 16]> = SmallVec::new();
                 for (i, c) in candidates.iter().enumerate() {
                     let address = &*c.state.endpoint.authority;

@@ -232,7 +232,7 @@ impl Strategy for Slo {
                 candidates.get(at)
             }
             Err(Unplaced::Full) => {
-                ranking.because("every server is full by its profile; least utilization");
+                ranking.because("no endpoint has capacity by its profile; least utilization");
                 None
             }
             Err(Unplaced::NoRate) => {

@@ -211,7 +211,7 @@ impl Strategy for VtcBasic {
         let mut scores: SmallVec<[f64; 16]> = smallvec![0.0; candidates.len()];
         self.fill(self.standing(user, cx.now), candidates, &mut scores);
         ranking.note("fairness and load", 1.0, candidates, |i| scores.get(i).copied().unwrap_or(f64::NAN));
-        ranking.because("fairest by what the user had");
+        ranking.because("fairest by the tokens of the user");
         if self.params.compat {
             scores.iter_mut().for_each(|s| *s += rng.random::<f64>() * NOISE);
         }

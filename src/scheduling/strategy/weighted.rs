@@ -195,7 +195,7 @@ impl Strategy for Weighted {
         if let Some(signal) = lacking {
             ranking.lacks(signal);
         }
-        ranking.because(if known { "greatest weighted sum" } else { "no figure to compare; fewest requests" });
+        ranking.because(if known { "greatest weighted sum" } else { "no endpoint has a score; fewest requests" });
         let key = |(c, total): (&Candidate<'_>, &f64)| {
             if !known {
                 return u64::from(c.requests);

@@ -91,8 +91,8 @@ rows! { NAMES;
             let fleet = |factor: &str| Fleet::of("consistent_hash", &format!(r#"{{"load_factor": {factor}}}"#));
             let at = home(&fleet("1.25"), &chat("a"), 4);
             let requests: Vec<u32> = vec![3; 4];
-            assert_eq!(fleet("1.25").ask(&chat("a"), &requests).reason, "its home on the ring");
-            assert_ne!(fleet("1").ask(&chat("a"), &requests).reason, "its home on the ring");
+            assert_eq!(fleet("1.25").ask(&chat("a"), &requests).reason, "first on the hash ring");
+            assert_ne!(fleet("1").ask(&chat("a"), &requests).reason, "first on the hash ring");
             assert_eq!(fleet("1").ask(&chat("a"), &requests).endpoint, at, "nobody has room: the first again");
         }
     max_user_messages: "`max_user_messages_for_cache`", "user messages in the key, 2",
@@ -175,7 +175,7 @@ rows! { HASHING;
             requests[first] = 20;
             let second = fleet.ask(&chat("a"), &requests).endpoint as usize;
             assert_ne!(first, second);
-            assert_eq!(fleet.ask(&chat("a"), &requests).reason, "next on the ring with room");
+            assert_eq!(fleet.ask(&chat("a"), &requests).reason, "next on the hash ring below its bound");
             assert_eq!(fleet.ask(&chat("a"), &requests).endpoint as usize, second, "the same one each time");
         }
     nobody_has_room: "no replica has room", "the first one on the ring",

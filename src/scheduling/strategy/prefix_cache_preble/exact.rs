@@ -79,7 +79,7 @@ impl Exact {
         }
         order.sort_unstable_by(|a, b| (a.0, a.1).cmp(&(b.0, b.1)).then(a.2.total_cmp(&b.2)).then(a.3.cmp(&b.3)));
         ranking.because(match order.first() {
-            Some((_, false, ..)) => "computed most of the prompt, and had the fewest requests of those that did",
+            Some((_, false, ..)) => "computed most of the prompt, with the fewest requests of those",
             _ if gated => "least work among those with the fewest requests",
             _ => "least work",
         });

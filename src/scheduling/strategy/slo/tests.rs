@@ -157,7 +157,10 @@ fn when_every_server_is_full_the_next_waits_for_the_first_that_ends() {
             world.send(512);
         }
         assert!(world.is_full(), "{name}");
-        assert_eq!(world.decide(512, 0.0).unwrap().reason, "every server is full by its profile; least utilization");
+        assert_eq!(
+            world.decide(512, 0.0).unwrap().reason,
+            "no endpoint has capacity by its profile; least utilization"
+        );
         let (freed, ticket) = world.running.remove(0);
         drop(ticket);
         assert!(!world.is_full(), "{name}");
@@ -180,7 +183,7 @@ fn another_deployment_is_tried_while_the_request_is_on_time_there() {
     assert_eq!([world.send(2_048), world.send(2_048), world.send(2_048), world.send(2_048)], [1; 4]);
     assert_eq!(world.send(2_048), 0, "the fast one is full, and the slow one is in time");
     // Having waited for 4.2 s it misses 5 s there (0.5 and 1 s): better full than late.
-    assert_eq!(world.decide(2_048, 4.2).unwrap().reason, "every server is full by its profile; least utilization");
+    assert_eq!(world.decide(2_048, 4.2).unwrap().reason, "no endpoint has capacity by its profile; least utilization");
 }
 
 #[test]
@@ -194,7 +197,7 @@ fn a_deployment_that_is_full_now_counts_more_than_one_that_can_never_serve_it() 
         assert_eq!(world.send(512), world.send(512), "there is one that serves it");
         assert_eq!(world.send(512), world.send(512));
         let decided = world.decide(512, 0.0).unwrap();
-        assert_eq!(decided.reason, "every server is full by its profile; least utilization", "{deployments:?}");
+        assert_eq!(decided.reason, "no endpoint has capacity by its profile; least utilization", "{deployments:?}");
         let fast = deployments.iter().position(|name| *name == "fast").unwrap();
         assert_eq!(decided.picks[0].id.0 as usize, fast, "the other is idle because nothing can be sent there");
     }
