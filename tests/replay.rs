@@ -24,6 +24,7 @@ use attache::replay::world::{
 use attache::replay::{synthetic, trace};
 use attache::rng::PickRng;
 use attache::scheduling::digest::Digest;
+use attache::scheduling::objective::{Objective, Slo};
 use attache::scheduling::{
     Candidate, Choices, Decider, PickContext, Ranking, Scheduler, SplitPolicy, Strategy, registry,
 };
@@ -119,6 +120,7 @@ struct Plan {
     roles: Vec<&'static str>,
     decider: Decider,
     flow: Option<PoolFlow>,
+    objective: Objective,
     seed: u64,
 }
 
@@ -133,7 +135,8 @@ impl Plan {
         };
         let engines = vec![profiles::by_name(profile).unwrap(); servers];
         let (changes, roles) = (Vec::new(), Vec::new());
-        Self { engines, hearing, changes, roles, decider: Decider::Predicted, flow: None, seed: 3 }
+        let (decider, objective) = (Decider::Predicted, Objective::default());
+        Self { engines, hearing, changes, roles, decider, flow: None, objective, seed: 3 }
     }
 
     /// So many servers that compute prompts, and so many that make answers.
@@ -164,8 +167,9 @@ impl Plan {
     fn play_by(&self, name: &str, strategy: Box<dyn Strategy>, mut workload: Box<dyn Workload>) -> (Outcome, Seen) {
         let split = SplitPolicy { decider: self.decider, together: Vec::new(), whole: true };
         let split = Some(split).filter(|_| !self.roles.is_empty());
+        let scheduler = Scheduler::new(Choices::only(name, strategy), HealthPolicy::default(), 1).splitting(split);
         let front = FrontConfig {
-            scheduler: Scheduler::new(Choices::only(name, strategy), HealthPolicy::default(), 1).splitting(split),
+            scheduler: scheduler.aiming_at(self.objective),
             patience: Patience::default(),
             stale_after: Duration::from_secs(3),
             block_size: self.engines[0].block_size,
@@ -308,6 +312,38 @@ fn late_binding_rejects_no_request_for_its_age() {
     let seen = recommended("least-work").play("predicted-latency", conversations(6.0, 1_500)).1;
     assert!(seen.longest_wait() > Duration::from_secs(60), "{:?}", seen.longest_wait());
     assert_eq!(seen.count(Ending::Answered), 1_500);
+}
+
+#[test]
+fn an_objective_moves_latency_to_where_it_weighs_less() {
+    let workload = || made_up("hot-prefix:qps=24,seconds=60");
+    let play = |objective| {
+        let plan = Plan { objective, ..Plan::of("8b-h100", 8) };
+        plan.play("predicted-latency", workload())
+    };
+    let weights = |ttft, tpot| Objective { ttft, tpot, slo: None };
+    let (usual, seen) = play(Objective::default());
+    assert_eq!(play(weights(0.5, 0.5)).0.decisions, usual.decisions, "equal weights change no decision");
+    let (first, further) = (play(weights(1.0, 0.1)).1, play(weights(1.0, 10.0)).1);
+    let times = |seen: &Seen| (seen.mean_first_token() * 1e3, seen.mean_per_token() * 1e3);
+    let (usual, first, further) = (times(&seen), times(&first), times(&further));
+    eprintln!("{usual:?} {first:?} {further:?}");
+    assert!(first.0 <= usual.0 && further.1 < usual.1 && further.1 < first.1, "{usual:?} {first:?} {further:?}");
+}
+
+#[test]
+fn targets_are_met_by_more_requests_than_without_them() {
+    let workload = || made_up("hot-prefix:qps=24,seconds=60");
+    let slo = Slo { ttft: None, tpot: Some(Duration::from_millis(12)), share: 0.95 };
+    let met = |objective| {
+        let plan = Plan { objective, ..Plan::of("8b-h100", 8) };
+        let seen = plan.play("predicted-latency", workload()).1;
+        let in_time = seen.served.iter().filter(|s| s.per_token().is_none_or(|time| Some(time) <= slo.tpot));
+        in_time.count() as f64 / seen.served.len() as f64
+    };
+    let (without, with) = (met(Objective::default()), met(Objective { slo: Some(slo), ..Objective::default() }));
+    eprintln!("{without} {with}");
+    assert!(with > without, "{with} with it, {without} without");
 }
 
 #[test]
@@ -639,6 +675,34 @@ fn a_prompt_that_no_server_takes_is_refused() {
 
 fn attache(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_attache")).arg("replay").args(args).output().unwrap()
+}
+
+#[test]
+fn the_command_tells_whether_the_objective_of_the_pool_was_met() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (config, json) = (path("a.yaml"), path("r.json"));
+    let played = |objective: &str, more: &[&str]| {
+        let file = format!(
+            "apiVersion: attache.dev/v1\nkind: Attache\npools:\n  - name: a\n    endpoints: ['127.0.0.1:8000']\n    \
+             objective: {objective}\n"
+        );
+        std::fs::write(&config, file).unwrap();
+        let fixed = ["--config-file", &*config, "--workload", "unique:qps=9,seconds=20", "--endpoints", "2"];
+        let out = attache(&[&fixed[..], &["--compare", "random", "--json", &json], more].concat());
+        let document: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+        (out.status.code(), text(&out.stdout), document["runs"][0]["objective"].clone())
+    };
+    let (code, shown, figures) = played("{slo: {ttft: 60s, tpot: 60s}}", &["--assert", "slo_met>0.99"]);
+    assert_eq!((code, &figures["slo"]["met"], &figures["slo"]["share_met"]), (Some(0), &true.into(), &1.0.into()));
+    assert!(["TTFT in time", "TPOT in time", "both", "SLO"].iter().all(|w| shown.contains(w)), "{shown}");
+    let (code, shown, figures) = played("{slo: {ttft: 1ms, share: 0.5}}", &["--assert", "slo_met>0.5"]);
+    assert_eq!((code, &figures["slo"]["met"]), (Some(2), &false.into()));
+    assert_eq!((&figures["slo"]["ttft_met"], &figures["slo"]["tpot_met"]), (&0.0.into(), &Value::Null));
+    assert!(shown.contains("missed"), "{shown}");
+    let (code, shown, figures) = played("{tpot: 2}", &["--assert", "weighted_mean>0.01"]);
+    assert_eq!((code, figures.get("slo")), (Some(0), None));
+    assert!(shown.contains("weighted mean"), "{shown}");
 }
 
 /// With `input` on standard input.

@@ -8,9 +8,9 @@ use super::units::show_duration;
 use crate::disagg::Mode;
 use crate::disagg::policy::BY_LABEL;
 use crate::quota::Limits;
-use crate::scheduling::Decider;
 use crate::scheduling::choice::{ModelRule, ProfileSpec, StrategySpec};
 use crate::scheduling::router::{Destination, RewriteTarget};
+use crate::scheduling::{Decider, Objective};
 use serde_json::{Map, Value, json};
 
 impl Settings {
@@ -276,9 +276,17 @@ fn pool(p: &PoolSettings) -> Value {
         },
         "prefixCache": prefix_cache(&p.prefix),
         "disaggregation": p.disaggregation.as_ref().map(disaggregation),
+        "objective": p.objective.map(objective),
         "flowControl": p.flow.as_ref().map(|f| &f.said),
         "deadlineAdmission": p.deadline_admission,
     })
+}
+
+fn objective(o: Objective) -> Value {
+    let slo = o.slo.map(
+        |slo| json!({"ttft": slo.ttft.map(show_duration), "tpot": slo.tpot.map(show_duration), "share": slo.share}),
+    );
+    json!({"ttft": o.ttft, "tpot": o.tpot, "slo": slo})
 }
 
 fn strategy(s: &StrategySpec) -> Value {

@@ -116,11 +116,13 @@ macro_rules! sections {
 mod caches;
 mod discovery;
 mod flow;
+mod objective;
 mod selection;
 mod tenants;
 pub use caches::{Disaggregation, KvEvents, PrefixCache, Tokenizer, Volatile};
 pub use discovery::{Dns, EndpointsFile, Kubernetes};
 pub use flow::{Band, FlowControl};
+pub use objective::{Objective, Slo};
 pub use selection::{ModelPolicy, Profile, RequestStrategy, StrategyRule};
 pub use tenants::{Ceiling, Labels, Models, Names, Redis, Tenant, TenantLimits, Tenants, UserRecords};
 
@@ -295,6 +297,8 @@ pub struct Pool {
     pub prefix_cache: Opt<PrefixCache>,
     /// `disaggregation`
     pub disaggregation: Opt<Disaggregation>,
+    /// `objective`
+    pub objective: Opt<Objective>,
     /// `flowControl`
     pub flow_control: Opt<FlowControl>,
     /// `deadlineAdmission`
@@ -335,6 +339,7 @@ impl Read for Pool {
             health: section(&mut f, "health", sink),
             prefix_cache: f.get("prefixCache", sink),
             disaggregation: f.get("disaggregation", sink),
+            objective: f.get("objective", sink),
             flow_control: f.get("flowControl", sink),
             deadline_admission: f.get("deadlineAdmission", sink),
             from_flags: None,

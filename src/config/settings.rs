@@ -9,7 +9,7 @@ use crate::scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
 use crate::scheduling::policy::PolicyMap;
 use crate::scheduling::registry::BuildError;
 use crate::scheduling::router::{Destination, ModelRewrites, PoolMatch};
-use crate::scheduling::{Choices, Scheduler, SplitPolicy};
+use crate::scheduling::{Choices, Objective, Scheduler, SplitPolicy};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -245,6 +245,8 @@ pub struct PoolSettings {
     pub prefix: PrefixSettings,
     /// Prefill and decode on different servers.
     pub disaggregation: Option<Disaggregation>,
+    /// What operators want of its latency.
+    pub objective: Option<Objective>,
     /// Queues before it, when it is full.
     pub flow: Option<PoolFlow>,
     /// Requests that are predicted to miss the time that they ask for are refused.
@@ -269,6 +271,7 @@ impl PoolSettings {
         let default = StrategySpec { name: self.strategy.clone(), parameters: self.strategy_parameters.clone() };
         let choices = Choices::build(&default, &self.rules, self.by_request.as_ref(), previous)?;
         let scheduler = Scheduler::new(choices, self.health.clone(), self.max_destinations);
+        let scheduler = scheduler.aiming_at(self.objective.unwrap_or_default());
         Ok(scheduler.splitting(self.disaggregation.as_ref().map(|d| d.split.clone())))
     }
 

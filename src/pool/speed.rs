@@ -66,6 +66,8 @@ const SCALE_NEXT: [f64; NEXT] = [1.0, 10.0, 2.0];
 const HALF_LIFE: f64 = 30.0;
 /// 1 s: what was shown less than this ago counts whole (it would count 98 %), and need not be worked out.
 const YOUNG: f64 = HALF_LIFE / 30.0;
+/// Half: predictions for an endpoint that has answered nothing may be that far off.
+const UNKNOWN_ERROR: f64 = 0.5;
 /// The usual error of an endpoint's predictions is a mean of some 20 answers.
 const ERROR_RATE: f64 = 0.05;
 /// The mean ratio of a pool's endpoints, and the length of a usual answer, are means of some 100 answers.
@@ -272,15 +274,15 @@ pub struct Load {
 struct Own {
     /// How many times slower than the pool it is, before the first token and after it.
     ratios: [Ratio; 2],
-    /// By how much predictions of its first tokens were off, as a part of what was predicted.
-    error: f64,
+    /// By how much predictions of its first tokens, and of its further tokens, were off, as a part of what was predicted.
+    errors: [f64; 2],
     /// The prompts that it computed last.
     step: Step,
 }
 
 impl Default for Own {
     fn default() -> Self {
-        Self { ratios: Default::default(), error: 0.5, step: Step::default() }
+        Self { ratios: Default::default(), errors: [UNKNOWN_ERROR; 2], step: Step::default() }
     }
 }
 
@@ -471,10 +473,16 @@ impl EndpointSpeed {
         Some(Timestamp(self.answered.load(Relaxed))).filter(|at| at.0 > 0)
     }
 
+    /// By how much predictions are usually off, as a part of themselves: of a first token, and of further tokens.
+    #[must_use]
+    pub fn errors(&self) -> [f64; 2] {
+        self.own.lock().as_ref().map_or([UNKNOWN_ERROR; 2], |own| own.errors)
+    }
+
     /// What was learned here; `None` before the first answer.
     #[must_use]
     pub fn learned(&self) -> Option<Learned> {
-        let error = self.own.lock().as_ref()?.error;
+        let [error, _] = self.own.lock().as_ref()?.errors;
         let at = Timestamp(self.answered.load(Relaxed));
         let ([_, per_kilotoken, ..], [per_token, ..]) = self.coefficients(at);
         Some(Learned {
@@ -496,10 +504,8 @@ impl EndpointSpeed {
         let predicted = dot(&self.coefficients(now).0, features).max(1e-6);
         self.answered.store(now.0, Relaxed);
         let mut own = self.own.lock();
-        let Own { ratios: [ratio, _], error, .. } = own.get_or_insert_default();
-        // What is far out moves the usual error by no more than three times itself.
-        let off = ((seconds - predicted) / predicted.max(seconds * 0.1)).abs();
-        *error += (off.min(3.0 * error.max(0.1)) - *error) * ERROR_RATE;
+        let Own { ratios: [ratio, _], errors: [error, _], .. } = own.get_or_insert_default();
+        observe_error(error, predicted, seconds);
         let mut shape = self.pool.first.lock();
         shape.observe(ratio, features, seconds, &DEFAULT_FIRST, &SCALE_FIRST);
         self.pool.published.0.set(shape.fit.coefficients());
@@ -507,9 +513,11 @@ impl EndpointSpeed {
         self.show(0, ratio.ln(), shape.centre);
     }
 
-    fn observe_next(&self, features: &[f64; NEXT], seconds: f64) {
+    fn observe_next(&self, features: &[f64; NEXT], seconds: f64, now: Timestamp) {
+        let predicted = dot(&self.coefficients(now).1, features).max(1e-6);
         let mut own = self.own.lock();
-        let Own { ratios: [_, ratio], .. } = own.get_or_insert_default();
+        let Own { ratios: [_, ratio], errors: [_, error], .. } = own.get_or_insert_default();
+        observe_error(error, predicted, seconds);
         let mut shape = self.pool.next.lock();
         shape.observe(ratio, features, seconds, &DEFAULT_NEXT, &SCALE_NEXT);
         self.pool.published.1.set(shape.fit.coefficients());
@@ -520,6 +528,13 @@ impl EndpointSpeed {
         self.slower.set(which, own);
         self.pool.centres.set(which, centre);
     }
+}
+
+/// Something that was predicted to take `predicted` seconds took `seconds`.
+fn observe_error(error: &mut f64, predicted: f64, seconds: f64) {
+    // What is far out moves the usual error by no more than three times itself.
+    let off = ((seconds - predicted) / predicted.max(seconds * 0.1)).abs();
+    *error += (off.min(3.0 * error.max(0.1)) - *error) * ERROR_RATE;
 }
 
 fn first_features(load: &Load, work: Work) -> [f64; FIRST] {

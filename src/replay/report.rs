@@ -6,6 +6,7 @@
 //! | [`json`] | all figures under stable names; every other form is made from them |
 //! | [`metric`] | the figures that can be asked for by name |
 //! | [`assertion`] | `--assert` |
+//! | [`objective`] | whether a pool's objective was met |
 //! | [`table`] | the terminal |
 //! | [`markdown`] | a file beside the code |
 //! | [`html`] | one page that needs nothing else |
@@ -22,6 +23,7 @@ pub mod json;
 pub mod markdown;
 pub mod metric;
 pub mod number;
+pub mod objective;
 pub mod plots;
 pub mod png;
 pub mod svg;

@@ -2,6 +2,7 @@
 //!
 //! | module | owns |
 //! |---|---|
+//! | [`aim`] | whether requests met the objective of their pool |
 //! | [`latency`] | the distribution of one duration |
 //! | [`batches`] | means of consecutive requests, by which two runs are compared |
 //! | [`timeline`] | load and hit rate over time |
@@ -11,6 +12,7 @@
 //! Fed by `replay`'s players, one [`Served`] for each request and one [`Sample`] for each server about once a virtual second; read by
 //! [`crate::replay::report`]. Pure.
 
+pub mod aim;
 pub mod batches;
 pub mod latency;
 pub mod queueing;
@@ -23,6 +25,8 @@ mod tests;
 use crate::clock::Timestamp;
 use crate::pool::Roles;
 use crate::replay::served::{Ending, Queued, Sample, Served};
+use crate::scheduling::Objective;
+use aim::Aim;
 use batches::{Batches, Times};
 use latency::Latency;
 use queueing::Queueing;
@@ -137,6 +141,7 @@ impl EndingCounts {
 pub struct Tally {
     targets: Targets,
     good: u64,
+    aim: Option<Aim>,
     endings: EndingCounts,
     first_token: Latency,
     per_token: Latency,
@@ -161,6 +166,7 @@ impl Tally {
         Self {
             targets: Targets::default(),
             good: 0,
+            aim: None,
             endings: EndingCounts::default(),
             first_token: Latency::default(),
             per_token: Latency::default(),
@@ -183,6 +189,13 @@ impl Tally {
     #[must_use]
     pub fn with_targets(mut self, targets: Targets) -> Self {
         self.targets = targets;
+        self
+    }
+
+    /// The same, which also counts the requests that meet the pool's objective, where it has one. To be called before the first request is added.
+    #[must_use]
+    pub fn aiming_at(mut self, objective: Option<Objective>) -> Self {
+        self.aim = objective.map(Aim::at);
         self
     }
 
@@ -218,6 +231,7 @@ impl Tally {
         if let Some(time) = times.total {
             self.total.add(time);
         }
+        self.aim.iter_mut().for_each(|aim| aim.add(served));
         self.good += u64::from(self.targets.kept_by(served));
         self.batches.add(served.pair, times);
         self.first_arrival = Some(self.first_arrival.map_or(served.at, |first| first.min(served.at)));
@@ -384,6 +398,12 @@ impl Tally {
     #[must_use]
     pub fn goodput(&self) -> Option<f64> {
         share(self.good, self.endings.total()).filter(|_| self.targets.given())
+    }
+
+    /// How requests fared by the pool's objective; `None` where it has none.
+    #[must_use]
+    pub fn aim(&self) -> Option<&Aim> {
+        self.aim.as_ref()
     }
 
     /// From the first request's coming to the last one's end, in virtual time.

@@ -3,6 +3,7 @@
 use super::candidates::Candidate;
 use super::decision::{Decision, Ranking, Signal};
 use super::digest::{Digest, Digests};
+use super::objective::Objective;
 pub use super::params::{ParamError, Step, params};
 use super::policy::ModelPolicy;
 use super::profile::division::Division;
@@ -149,6 +150,8 @@ pub struct PickContext<'a> {
     pub prefix: Option<&'a Found>,
     /// What operators say about the request's model.
     pub policy: ModelPolicy,
+    /// What operators want of the pool's latency.
+    pub objective: Objective,
     /// Its prompt and its answer may be computed by two servers.
     pub splittable: bool,
     /// Tokens are generated for it, which a server that waits for what others compute can't do alone.
@@ -163,10 +166,23 @@ impl<'a> PickContext<'a> {
     /// A decision at `now` about a request of which nothing is known.
     #[must_use]
     pub fn new(snapshot: &'a PoolSnapshot, now: Timestamp, stale_after: Duration) -> Self {
-        let (request, policy) = (RequestFacts::default(), ModelPolicy::default());
+        let (request, policy, objective) = (RequestFacts::default(), ModelPolicy::default(), Objective::default());
         let (filter, prefix) = (None, None);
         let (splittable, generates, encodable, preview) = (false, false, false, false);
-        Self { now, request, snapshot, stale_after, filter, prefix, policy, splittable, generates, encodable, preview }
+        Self {
+            now,
+            request,
+            snapshot,
+            stale_after,
+            filter,
+            prefix,
+            policy,
+            objective,
+            splittable,
+            generates,
+            encodable,
+            preview,
+        }
     }
 }
 
@@ -177,20 +193,26 @@ pub struct Reads {
     pub prefix: bool,
     /// The texts in [`RequestFacts::prompt`].
     pub prompt: bool,
+    /// [`PickContext::objective`]: what operators want decides where the request goes.
+    pub objective: bool,
 }
 
 impl Reads {
-    /// Neither.
-    pub const NOTHING: Self = Self { prefix: false, prompt: false };
+    /// None of it.
+    pub const NOTHING: Self = Self { prefix: false, prompt: false, objective: false };
     /// Who holds how much of the prompt.
-    pub const PREFIX: Self = Self { prefix: true, prompt: false };
+    pub const PREFIX: Self = Self { prefix: true, ..Self::NOTHING };
     /// The prompt's texts.
-    pub const PROMPT: Self = Self { prefix: false, prompt: true };
+    pub const PROMPT: Self = Self { prompt: true, ..Self::NOTHING };
 
     /// What either reads.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
-        Self { prefix: self.prefix || other.prefix, prompt: self.prompt || other.prompt }
+        Self {
+            prefix: self.prefix || other.prefix,
+            prompt: self.prompt || other.prompt,
+            objective: self.objective || other.objective,
+        }
     }
 }
 

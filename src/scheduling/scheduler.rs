@@ -4,6 +4,7 @@ use super::candidates::Candidate;
 use super::choice::Choices;
 use super::decision::{Decision, Ranking};
 use super::facts::media;
+use super::objective::Objective;
 use super::plugin::{PickContext, Strategy};
 use super::split::{self, Decider, Pair, Split, SplitPolicy};
 use super::strategy::least_request::LeastRequest;
@@ -68,6 +69,7 @@ pub struct Scheduler {
     health: HealthPolicy,
     wanted: usize,
     split: Option<SplitPolicy>,
+    objective: Objective,
 }
 
 /// Whether a decision says what each part of the algorithm made of every endpoint.
@@ -84,13 +86,20 @@ impl Scheduler {
     /// Decides by `choices`; a decision names up to `wanted` endpoints.
     #[must_use]
     pub fn new(choices: Choices, health: HealthPolicy, wanted: usize) -> Self {
-        Self { choices, health, wanted: wanted.max(1), split: None }
+        Self { choices, health, wanted: wanted.max(1), split: None, objective: Objective::default() }
     }
 
     /// The same, and requests may be split between prefill and decode servers.
     #[must_use]
     pub fn splitting(mut self, policy: Option<SplitPolicy>) -> Self {
         self.split = policy;
+        self
+    }
+
+    /// The same, and strategies that predict latency follow `objective`.
+    #[must_use]
+    pub fn aiming_at(mut self, objective: Objective) -> Self {
+        self.objective = objective.normalised();
         self
     }
 
@@ -114,7 +123,7 @@ impl Scheduler {
     /// Where a request would go by `strategy`, and why, without taking anything for it.
     #[must_use]
     pub fn preview(&self, strategy: &dyn Strategy, cx: &PickContext<'_>, rng: &mut PickRng) -> Option<Decision> {
-        let cx = PickContext { preview: true, ..*cx };
+        let cx = PickContext { preview: true, objective: self.objective, ..*cx };
         let field = self.candidates(&cx, None, strategy.roles(&cx));
         if field.candidates.is_empty() {
             return None;
@@ -139,6 +148,7 @@ impl Scheduler {
         explain: Explain,
         rng: &mut PickRng,
     ) -> Result<Decision, RequestError> {
+        let cx = &PickContext { objective: self.objective, ..*cx };
         let mut decision = self.rank(strategy, cx, subset, explain, rng)?;
         if let Some(first) = decision.picks.first() {
             decision.trail = strategy.picked(cx, first).map(Box::new);

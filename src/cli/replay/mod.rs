@@ -428,7 +428,7 @@ fn play(args: &ReplayArgs, job: &Job<'_>, hearing: &Hearing, bar: &ProgressBar) 
     let servers = fleet.chain(joining).map(|(name, engine)| facts(&name, engine)).collect();
     let targets = Targets { first_token: args.ttft_target, per_token: args.tpot_target };
     let roles = config.servers.iter().map(|(spec, _)| Roles::of_labels(&spec.labels)).collect();
-    let tally = Tally::new(job.servers.len()).with_targets(targets).with_roles(roles);
+    let tally = Tally::new(job.servers.len()).with_targets(targets).with_roles(roles).aiming_at(pool.objective);
     let mut observer = Counting { tally, bar, unshown: 0 };
     let mut workload = workload(args, job.source, job.speed).map_err(Failure::usage)?;
     let mut world = World::new(config, &mut *workload, &mut observer);

@@ -133,6 +133,7 @@ fn file(mapped: Mapped, strategy: Option<At<schema::Strategy>>, span: Span, sink
         prefix_cache: Some(At { value: prefix, span }),
         disaggregation,
         flow_control,
+        objective: None,
         deadline_admission: None,
         from_flags: Some(endpoints),
     };

@@ -5,6 +5,7 @@ mod flow;
 pub use flow::recommended as recommended_flow;
 mod kubernetes;
 mod matches;
+mod objective;
 mod policies;
 mod pools;
 mod prefix;

@@ -106,6 +106,7 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
         health: HealthPolicy::default(),
         prefix: prefix::prefix(schema::PrefixCache::default(), "pools[0].prefixCache", is_aibrix, env, sink),
         disaggregation: split,
+        objective: None,
         flow,
         deadline_admission: false,
     };
@@ -173,6 +174,8 @@ fn pool(
         None => of_env.then(|| strategies::by_aibrix_request(&strategy, env, sink)),
     };
     queued::check_others(&strategy, &rules, by_request.as_mut(), allows_any, &path, sink);
+    let aim = objective::objective(pool.objective.as_ref(), &path, sink);
+    objective::check_read(pool.objective.as_ref(), &strategy, &rules, by_request.as_ref(), &path, sink);
     let rewrites = rewrites(&pool.rewrites, &path, sink);
     let matches = matches(pool.matches.as_ref(), &path, sink);
     let reject_unknown_models = given(pool.reject_unknown_models, false);
@@ -226,6 +229,7 @@ fn pool(
             sink,
         ),
         disaggregation: split,
+        objective: aim,
         flow,
         deadline_admission,
     };

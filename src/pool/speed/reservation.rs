@@ -120,7 +120,7 @@ impl Reservation {
         let (Some(first), Some(tokens @ 8..)) = (self.first_token.take(), tokens) else { return };
         let seconds = now.since(first).as_secs_f64() / (tokens - 1) as f64;
         let features = [1.0, self.expectation.decoding, self.expectation.kilotokens];
-        self.endpoint.speed.observe_next(&features, seconds);
+        self.endpoint.speed.observe_next(&features, seconds, now);
     }
 
     /// It was served elsewhere.

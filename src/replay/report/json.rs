@@ -6,6 +6,7 @@
 
 use super::compare::{Change, Quantity, compare, is_more};
 use super::number::{percent, whole};
+use super::objective::ObjectiveFigures;
 use super::{Report, Run, ServerFacts};
 use crate::pool::Roles;
 use crate::replay::tally::latency::Latency;
@@ -85,6 +86,9 @@ pub struct RunFigures {
     pub simulated_seconds: f64,
     /// Real time that passed.
     pub took_seconds: f64,
+    /// Whether the pool's objective was met; absent where it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub objective: Option<ObjectiveFigures>,
     /// How requests were split between prefill and decode servers; absent where there are no prefill servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split: Option<SplitFigures>,
@@ -454,6 +458,7 @@ fn figures(run: &Run, base: Option<&Run>) -> RunFigures {
         duration_seconds: tally.duration().as_secs_f64(),
         simulated_seconds: run.simulated.as_secs_f64(),
         took_seconds: run.took.as_secs_f64(),
+        objective: tally.aim().map(ObjectiveFigures::of),
         split: split(tally),
         queue: tally.queueing().map(queue),
         endpoints: tally

@@ -51,6 +51,12 @@ pub const METRICS: &[Metric] = &[
     metric("latency_p99", Unit::Seconds, "99th percentile of the time of whole requests", |r| r.latency.p99),
     metric("hit_rate", Unit::Share, "part of the prompt tokens that servers held", |r| r.hit_rate),
     metric("goodput", Unit::Share, "part of all requests that were answered within the targets", |r| r.goodput),
+    metric("slo_met", Unit::Share, "part of the requests that met the targets of the pool's objective", |r| {
+        r.objective?.slo?.share_met
+    }),
+    metric("weighted_mean", Unit::Seconds, "mean time of a response by the weights of the pool's objective", |r| {
+        r.objective?.weighted_mean_seconds
+    }),
     metric("error_rate", Unit::Share, "part of the requests that were rejected or lost", |r| r.error_rate),
     metric("answered", Unit::Plain, "requests that were answered", |r| Some(r.requests.answered as f64)),
     metric("refused", Unit::Plain, "requests that nobody took", |r| Some(r.requests.refused as f64)),

@@ -5,6 +5,7 @@
 use super::compare::{Change, Interval, Verdict};
 use super::json::{Cell, Distribution, Document, FlowFigures, RunFigures, SplitFigures, Versus};
 use super::number::{ColumnUnit, NONE, percent, seconds, three_digits, whole};
+use super::objective::SloFigures;
 use std::fmt::Write as _;
 
 /// The narrowest width that is kept to: below it a table says nothing any more.
@@ -134,6 +135,23 @@ pub(super) fn columns(cell: &Cell<'_>, baseline: &str) -> Vec<Column> {
     }
     if cell.runs.iter().any(|run| run.goodput.is_some()) {
         columns.push(column("goodput", 4, &|run| or_none(run.goodput, percent)));
+    }
+    let slo = |run: &RunFigures| run.objective.and_then(|objective| objective.slo);
+    if cell.runs.iter().any(|run| slo(run).is_some()) {
+        let of = |of: fn(&SloFigures) -> Option<f64>| {
+            move |run: &RunFigures| or_none(slo(run).and_then(|slo| of(&slo)), percent)
+        };
+        columns.push(column("TTFT in time", 6, &of(|slo| slo.ttft_met)));
+        columns.push(column("TPOT in time", 6, &of(|slo| slo.tpot_met)));
+        columns.push(column("both", 3, &of(|slo| slo.share_met)));
+        let verdict = |run: &RunFigures| slo(run).and_then(|slo| slo.verdict()).unwrap_or(NONE).to_owned();
+        columns.push(column("SLO", 1, &verdict));
+    }
+    if cell.runs.iter().any(|run| run.objective.is_some_and(|objective| objective.slo.is_none())) {
+        let mean = least(|run| run.objective?.weighted_mean_seconds);
+        columns.push(column(&format!("weighted mean, {}", mean.name), 2, &|run| {
+            mean.write(run.objective.and_then(|objective| objective.weighted_mean_seconds)).into()
+        }));
     }
     if cell.runs.len() > 1 {
         let change = |itself: &'static str, of: fn(&Change) -> String| {

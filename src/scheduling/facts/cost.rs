@@ -12,6 +12,11 @@
 //! room     part of the cache that nobody else uses · seconds in use · in use ^ (√(2 · (n + 1)) - 1), of which n have room at once
 //! ```
 //!
+//! With an [`Objective`] the weight of first tokens multiplies first tokens, transfers and the price, and the weight of further tokens multiplies the
+//! answer and the delay of requests that decode. Targets add the price of the risk that they are missed. A pair's first token is judged where its
+//! prompt is computed, with the usual time of a transfer, and its further tokens where they are generated. Without an objective both weights
+//! are 1.
+//!
 //! `alone` is for a request that one server serves from its first token to its last. While the server computes the prompt, requests that decode there
 //! receive no tokens: each of them ends that much later. Requests that wait there decode by then. This is LMetric's product of work and requests (arXiv
 //! 2603.15202), in seconds and as a sum. `whole` is the same request where two servers may share it: it is compared with the cost of a pair,
@@ -39,7 +44,8 @@ use crate::pool::Roles;
 use crate::pool::metrics::Reported;
 use crate::pool::place::Nearness;
 use crate::pool::speed::{Load, Prediction, Transfers};
-use crate::scheduling::{Candidate, PickContext};
+use crate::scheduling::objective::miss;
+use crate::scheduling::{Candidate, Objective, PickContext};
 
 /// Servers are thought to be this busy at most: what was sent to them is an estimate, and more would be as good as a queue without end.
 const FULLEST: f64 = 0.97;
@@ -88,6 +94,8 @@ pub struct Prices {
     token_weight: TokenWeight,
     /// What transfers take.
     transfers: Transfers,
+    /// What operators want.
+    objective: Objective,
 }
 
 /// What servers have said of their caches.
@@ -182,7 +190,8 @@ impl Prices {
         }
         let answer = pool.map_or(0.0, |pool| pool.answer_tokens());
         let transfers = pool.map(|pool| pool.transfer().expected(cx.now)).unwrap_or_default();
-        Self { behind, set: None, scarcity: caches.map(Scarcity::of), answer, token_weight, transfers }
+        let (scarcity, objective) = (caches.map(Scarcity::of), cx.objective);
+        Self { behind, set: None, scarcity, answer, token_weight, transfers, objective }
     }
 
     /// With a price of work that somebody has set.
@@ -201,15 +210,16 @@ impl Prices {
     }
 
     /// What the request costs others on `candidate` when that serves all of it, seconds: those that are there under `load`, and those that will come.
-    /// `room` is what [`Self::room`] says.
+    /// `room` is what [`Self::room`] says. The first receive tokens later, the others their first token.
     #[must_use]
     pub fn others(&self, candidate: &Candidate<'_>, load: &Load, predicted: &Prediction, room: f64) -> f64 {
         let own = predicted.own_prefill;
         let price = self.work(candidate, predicted, own + room);
         if self.set.is_some() {
-            return price * (own + room);
+            return self.objective.ttft * price * (own + room);
         }
-        own * (load.decoding + load.waiting) + COMING_DELAYED * price * (own + room)
+        self.objective.tpot * own * (load.decoding + load.waiting)
+            + self.objective.ttft * COMING_DELAYED * price * (own + room)
     }
 
     /// What the room costs that the request takes in the cache of `candidate`, seconds of work: for the `seconds` of its prompt's computation, and for those of a
@@ -240,13 +250,50 @@ impl Prices {
     fn answer(&self, predicted: &Prediction) -> f64 {
         let TokenWeight { alone, batch } = self.token_weight;
         let in_batch = predicted.per_token - predicted.token_alone;
-        self.answer * (alone * predicted.token_alone + batch * in_batch)
+        self.objective.tpot * self.answer * (alone * predicted.token_alone + batch * in_batch)
     }
 
     /// The cost of bringing `tokens` tokens to a server as `near` as that, seconds.
     #[must_use]
     pub fn transfer(&self, tokens: u32, near: Option<Nearness>) -> f64 {
-        self.transfers.seconds(tokens, near)
+        self.objective.ttft * self.transfers.seconds(tokens, near)
+    }
+
+    /// Seconds in which the prompt usually comes from the server that computed it.
+    fn usual_transfer(&self, cx: &PickContext<'_>) -> f64 {
+        self.transfers.seconds(cx.request.prompt_tokens, None)
+    }
+
+    /// The price of the risk that the first token, predicted for `candidate`, comes after its target, seconds. The time that the request has waited for
+    /// its turn counts.
+    fn late_first(&self, cx: &PickContext<'_>, candidate: &Candidate<'_>, first_token: f64) -> f64 {
+        let Some((slo, target)) = self.objective.slo.and_then(|slo| Some((slo, slo.ttft?))) else { return 0.0 };
+        let [error, _] = candidate.state.live().speed.errors();
+        let waited = cx.request.waited.as_secs_f64();
+        // The risk is that of what is left, and its price that of the whole target.
+        let chance = miss(target.as_secs_f64() - waited, first_token, error);
+        self.objective.ttft * slo.price(target.as_secs_f64()) * chance
+    }
+
+    /// The price of the risk that further tokens on `candidate` come after their target, seconds: those of the request, and those of the requests that
+    /// decode there and wait for its prompt.
+    fn late_tokens(&self, candidate: &Candidate<'_>, load: &Load, predicted: &Prediction) -> f64 {
+        let Some((slo, target)) = self.objective.slo.and_then(|slo| Some((slo, slo.tpot?))) else { return 0.0 };
+        if self.answer <= 0.0 {
+            return 0.0;
+        }
+        let [_, error] = candidate.state.live().speed.errors();
+        let target = target.as_secs_f64();
+        let chance = |per_token: f64| miss(target, per_token, error);
+        let own = chance(predicted.per_token);
+        let of_others = chance(predicted.per_token + predicted.own_prefill / self.answer) - own;
+        self.objective.tpot * slo.price(target * self.answer) * (own + load.decoding * of_others)
+    }
+
+    /// The price of the risk that targets are missed on `candidate`, seconds; 0 without targets.
+    #[must_use]
+    pub fn risk(&self, cx: &PickContext<'_>, candidate: &Candidate<'_>, load: &Load, predicted: &Prediction) -> f64 {
+        self.late_first(cx, candidate, predicted.first_token) + self.late_tokens(candidate, load, predicted)
     }
 }
 
@@ -262,14 +309,18 @@ pub fn forecast(cx: &PickContext<'_>, candidate: &Candidate<'_>) -> (Load, Predi
 pub fn alone(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
     let (load, predicted) = forecast(cx, candidate);
     let room = prices.room(cx, candidate, predicted.own_prefill, predicted.per_token);
-    predicted.first_token + prices.others(candidate, &load, &predicted, room) + prices.answer(&predicted)
+    let first = prices.objective.ttft * predicted.first_token;
+    first
+        + prices.others(candidate, &load, &predicted, room)
+        + prices.answer(&predicted)
+        + prices.risk(cx, candidate, &load, &predicted)
 }
 
 /// The cost of the request when `candidate` serves all of it, to be compared with that of splitting it.
 #[must_use]
 pub fn whole(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
-    let (_, predicted) = forecast(cx, candidate);
-    worked(cx, predicted, candidate, prices) + prices.answer(&predicted)
+    let (load, predicted) = forecast(cx, candidate);
+    worked(cx, predicted, candidate, prices) + prices.answer(&predicted) + prices.risk(cx, candidate, &load, &predicted)
 }
 
 /// The cost of its prompt when `candidate` computes it for another. What it lacks of the turns before comes from the decode server that
@@ -284,13 +335,14 @@ pub fn prefill(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices)
     // Its answer, and the room for that, is the other's.
     let predicted = Prediction { per_token: 0.0, token_alone: 0.0, ..predicted };
     let near = candidate.state.endpoint.place.nearness(keeper);
-    prices.transfer(carried, near) + worked(cx, predicted, candidate, prices)
+    let late = prices.late_first(cx, candidate, predicted.first_token + prices.usual_transfer(cx));
+    prices.transfer(carried, near) + worked(cx, predicted, candidate, prices) + late
 }
 
 /// The first token, and what others wait for the work.
 fn worked(cx: &PickContext<'_>, predicted: Prediction, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
     let work = predicted.own_prefill + prices.room(cx, candidate, predicted.own_prefill, predicted.per_token);
-    predicted.first_token + work * prices.work(candidate, &predicted, work)
+    prices.objective.ttft * (predicted.first_token + work * prices.work(candidate, &predicted, work))
 }
 
 /// The cost of its answer when `candidate` goes on from what another has computed, without the transfer.
@@ -298,8 +350,10 @@ fn worked(cx: &PickContext<'_>, predicted: Prediction, candidate: &Candidate<'_>
 pub fn decode(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
     let live = candidate.state.live();
     let work = candidate.work(cx);
-    let (_, predicted) = live.speed.forecast(&live.ledger, candidate.reported(), work.received(), cx.now);
-    worked(cx, predicted, candidate, prices) + prices.answer(&predicted)
+    let (load, predicted) = live.speed.forecast(&live.ledger, candidate.reported(), work.received(), cx.now);
+    worked(cx, predicted, candidate, prices)
+        + prices.answer(&predicted)
+        + prices.late_tokens(candidate, &load, &predicted)
 }
 
 /// What [`Prices::transfer`] has to bring: the tokens that `decoder` lacks of the prompt.

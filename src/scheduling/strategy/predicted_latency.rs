@@ -206,6 +206,13 @@ impl Strategy for PredictedLatency {
             ranking.note("eviction, s", 0.0, candidates, figure(|(_, _, room, _)| *room));
             ranking.note("a token, s", 0.0, candidates, figure(|(_, p, ..)| p.per_token));
             ranking.note("decoding", 0.0, candidates, figure(|(load, ..)| load.decoding));
+            if cx.objective.slo.is_some() {
+                let risk = |(c, (load, predicted, ..)): (_, &(Load, Prediction, f64, f64))| {
+                    prices.risk(cx, c, load, predicted)
+                };
+                let risks: Vec<f64> = candidates.iter().zip(&about).map(risk).collect();
+                ranking.note("risk to miss targets, s", 0.0, candidates, |i| risks.get(i).copied().unwrap_or(f64::NAN));
+            }
         }
     }
 
@@ -261,7 +268,7 @@ impl Strategy for PredictedLatency {
     }
 
     fn reads(&self) -> Reads {
-        Reads::PREFIX
+        Reads { objective: true, ..Reads::PREFIX }
     }
 }
 

@@ -6,9 +6,11 @@ use crate::pool::EndpointMetrics;
 use crate::pool::speed::{Reservation, Work};
 use crate::prefix::key::BlockKey;
 use crate::prefix::learning::Lesson;
-use crate::scheduling::Candidate;
+use crate::scheduling::objective::Slo;
 use crate::scheduling::tests::NOW;
 use crate::scheduling::tests::trial::{Server, Trial, among, load, prefix_cache, reports, silent};
+use crate::scheduling::{Candidate, RequestFacts};
+use std::time::Duration;
 
 /// Seconds that 60 requests of one moment count as, by [`crate::pool::speed`]: the first 5 s of a mean that forgets half in 60.
 const ELAPSED: f64 = 4.86;
@@ -250,4 +252,81 @@ fn a_response_counts_in_full_without_others_and_a_tenth_of_what_they_add() {
     let expected = 400.0 * (predicted.token_alone + 0.1 * (predicted.per_token - predicted.token_alone));
     assert_about(answer(TOKEN_WEIGHT_ALONE), expected);
     assert_about(answer(TokenWeight::even(0.5)), 200.0 * predicted.per_token);
+}
+
+/// The context of `trial` with another objective.
+fn aiming<'a>(cx: PickContext<'a>, objective: Objective) -> PickContext<'a> {
+    PickContext { objective, ..cx }
+}
+
+/// What each way of serving costs on each server.
+fn costs(cx: &PickContext<'_>, found: &[Candidate<'_>], weight: TokenWeight) -> Vec<f64> {
+    let prices = Prices::learned(cx, [found], weight);
+    found.iter().flat_map(|c| [alone, whole, prefill, decode].map(|cost| cost(cx, c, &prices))).collect()
+}
+
+#[test]
+fn an_objective_of_equal_weights_changes_no_cost() {
+    let busy = |running, waiting| reports(EndpointMetrics { running, waiting, ..EndpointMetrics::default() });
+    let trial = answered(among(vec![busy(0, 0), busy(20, 3), load(2, 0.8)])).long(3_000);
+    let (cx, found) = (trial.context(), trial.candidates());
+    let without = costs(&cx, &found, TOKEN_WEIGHT_ALONE);
+    let equal = Objective { ttft: 3.0, tpot: 3.0, slo: None }.normalised();
+    assert_eq!(costs(&aiming(cx, equal), &found, TOKEN_WEIGHT_ALONE), without);
+}
+
+#[test]
+fn weights_count_first_tokens_and_further_tokens_apart() {
+    let busy = reports(EndpointMetrics { running: 20, waiting: 1, ..EndpointMetrics::default() });
+    let trial = answered(among(vec![busy])).long(3_000);
+    let (cx, found) = (trial.context(), trial.candidates());
+    let of = |ttft, tpot| costs(&aiming(cx, Objective { ttft, tpot, slo: None }), &found, TOKEN_WEIGHT_ALONE);
+    let (both, first, further) = (of(1.0, 1.0), of(1.0, 0.0), of(0.0, 1.0));
+    for (way, ((both, first), further)) in
+        ["alone", "whole", "prefill", "decode"].iter().zip(both.iter().zip(&first).zip(&further))
+    {
+        assert!((first + further - both).abs() < 1e-9, "{way}: {first} + {further}, not {both}");
+        assert_eq!(*further > 0.0, *way != "prefill", "{way}: {further}");
+        assert!(*first > 0.0, "{way}: {first}");
+    }
+    // Requests that decode there receive tokens later.
+    let (_, predicted) = forecast(&cx, &found[0]);
+    let delayed = further[0] - further[1];
+    assert!((delayed - 21.0 * predicted.own_prefill).abs() < 1e-9, "{delayed}");
+}
+
+#[test]
+fn a_risk_to_miss_a_target_costs_more_than_its_seconds() {
+    let busy = |running| reports(EndpointMetrics { running, ..EndpointMetrics::default() });
+    let trial = answered(among(vec![busy(40), busy(0)])).long(3_000);
+    let (cx, found) = (trial.context(), trial.candidates());
+    let predicted: Vec<Prediction> = found.iter().map(|c| forecast(&cx, c).1).collect();
+    let between =
+        |of: fn(&Prediction) -> f64| Duration::from_secs_f64(f64::midpoint(of(&predicted[0]), of(&predicted[1])));
+    let risks = |cx: PickContext<'_>, slo| {
+        let objective = Objective { slo: Some(slo), ..Objective::default() };
+        let (with, without) = (aiming(cx, objective), cx);
+        let (with, without) = (costs(&with, &found, TOKEN_WEIGHT_ALONE), costs(&without, &found, TOKEN_WEIGHT_ALONE));
+        with.iter().zip(without).map(|(with, without)| with - without).collect::<Vec<f64>>()
+    };
+    let ttft = Slo { ttft: Some(between(|p| p.first_token)), tpot: None, share: 0.9 };
+    let tpot = Slo { ttft: None, tpot: Some(between(|p| p.per_token)), share: 0.9 };
+    for (row, slo, ways) in
+        [("first token", ttft, [true, true, true, false]), ("further tokens", tpot, [true, true, false, true])]
+    {
+        let risks = risks(cx, slo);
+        for (way, counts) in ways.into_iter().enumerate() {
+            let (of_busy, of_idle) = (risks[way], risks[4 + way]);
+            assert_eq!(of_idle > 0.0, counts, "{row}, {way}: {of_idle}");
+            assert!(of_busy >= of_idle, "{row}, {way}: the busy server misses it more likely");
+        }
+    }
+    // A request that has waited for its turn has less time left; one that has none left misses it everywhere.
+    let waiting = |seconds| {
+        let request = RequestFacts { waited: Duration::from_secs_f64(seconds), ..cx.request };
+        risks(PickContext { request, ..cx }, ttft)
+    };
+    assert!(waiting(0.01)[0] > waiting(0.0)[0]);
+    let late = waiting(60.0);
+    assert!((late[0] - late[4]).abs() < 1e-9 && (late[0] - ttft.price(ttft.ttft.unwrap().as_secs_f64())).abs() < 1e-9);
 }

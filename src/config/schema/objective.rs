@@ -1,0 +1,19 @@
+//! What operators want of a pool's latency.
+
+use super::{At, Fields, Node, Opt, Read, Sink};
+use std::time::Duration;
+
+sections! {
+    /// Weights of the parts of a response, and targets.
+    Objective {
+        "ttft" => ttft: f64,
+        "tpot" => tpot: f64,
+        "slo" => slo: Slo,
+    }
+    /// Targets that a share of the requests should meet.
+    Slo {
+        "ttft" => ttft: Duration,
+        "tpot" => tpot: Duration,
+        "share" => share: f64,
+    }
+}

@@ -1,0 +1,80 @@
+//! The checks of `objective`.
+
+use super::{given, positive};
+use crate::config::decode::Sink;
+use crate::config::diagnostic::{At, Code, Diagnostic, Span};
+use crate::config::schema::{self, Opt};
+use crate::scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
+use crate::scheduling::objective::{DEFAULT_SHARE, MAX_SHARE, Objective, Slo};
+use crate::scheduling::registry;
+
+/// 100: with a greater weight the other part of a response would count for nothing, which a weight of 0 says in plain words.
+const MAX_WEIGHT: f64 = 100.0;
+
+/// The weight of one part.
+fn weight(at: Opt<f64>, path: &str, sink: &mut Sink) -> f64 {
+    if let Some(at) = at.filter(|at| !(0.0..=MAX_WEIGHT).contains(&at.value)) {
+        sink.out_of_range(at.span, path, at.value, "0 to 100");
+    }
+    given(at, Objective::default().ttft)
+}
+
+fn slo(file: &schema::Slo, path: &str, span: Span, sink: &mut Sink) -> Slo {
+    if file.ttft.is_none() && file.tpot.is_none() {
+        let message = "`slo` names no target: `ttft`, `tpot` or both are needed";
+        sink.push(Diagnostic::new(Code::OutOfRange, path, message).at(span).help("write `slo: {ttft: 500ms}`"));
+    }
+    let target = |key: &str, at: Opt<std::time::Duration>, sink: &mut Sink| {
+        at.map(|at| positive(&format!("{path}.{key}"), Some(at), at.value, sink))
+    };
+    let share = given(file.share, DEFAULT_SHARE);
+    if let Some(at) = file.share.filter(|at| !(at.value > 0.0 && at.value <= MAX_SHARE)) {
+        sink.out_of_range(at.span, &format!("{path}.share"), at.value, "above 0 to 0.999");
+    }
+    Slo { ttft: target("ttft", file.ttft, sink), tpot: target("tpot", file.tpot, sink), share }
+}
+
+/// What the file says that the pool is for.
+pub(super) fn objective(file: Option<&At<schema::Objective>>, path: &str, sink: &mut Sink) -> Option<Objective> {
+    let At { value: file, span } = file?;
+    let path = format!("{path}.objective");
+    if file.ttft.is_none() && file.tpot.is_none() && file.slo.is_none() {
+        let message = "`objective` says nothing: `ttft`, `tpot` or `slo` is needed";
+        sink.push(Diagnostic::new(Code::OutOfRange, &path, message).at(*span).help("write `objective: {tpot: 2}`"));
+    }
+    let ttft = weight(file.ttft, &format!("{path}.ttft"), sink);
+    let tpot = weight(file.tpot, &format!("{path}.tpot"), sink);
+    if ttft == 0.0 && tpot == 0.0 {
+        let message =
+            "`ttft` and `tpot` are both 0, so every server is as good as any other; give one of them a weight";
+        sink.push(Diagnostic::new(Code::Contradiction, &path, message).at(*span));
+    }
+    let slo = file.slo.as_ref().map(|at| slo(&at.value, &format!("{path}.slo"), at.span, sink));
+    Some(Objective { ttft, tpot, slo })
+}
+
+/// Tells of an objective that none of the pool's strategies reads.
+pub(super) fn check_read(
+    file: Option<&At<schema::Objective>>,
+    strategy: &StrategySpec,
+    rules: &[ModelRule],
+    by_request: Option<&RequestSpec>,
+    path: &str,
+    sink: &mut Sink,
+) {
+    let Some(file) = file else { return };
+    let of_rule = |rule: &ModelRule| {
+        rule.strategy.iter().chain(rule.profiles.iter().map(|profile| &profile.strategy)).cloned().collect::<Vec<_>>()
+    };
+    let chosen = by_request.iter().flat_map(|spec| spec.allowed.iter().cloned());
+    let mut all = std::iter::once(strategy.clone()).chain(rules.iter().flat_map(of_rule)).chain(chosen);
+    // One that can't be built is reported where it is named.
+    let reads =
+        |spec: StrategySpec| registry::build(&spec.name, &spec.parameters).map_or(true, |s| s.reads().objective);
+    if all.any(reads) {
+        return;
+    }
+    let message = format!("strategy `{}` does not predict latency and ignores `objective`", strategy.name);
+    let diagnostic = Diagnostic::new(Code::NoEffect, format!("{path}.objective"), message).at(file.span);
+    sink.push(diagnostic.help("use the strategy `predicted-latency`, alone or in a sum"));
+}
