@@ -387,17 +387,14 @@ pub fn decide(
         lookup::guarded(picker, || Conversation::begin(pool, looked, tenant, &target, &snapshot, q.now)).flatten()
     });
     let cx = PickContext {
-        now: q.now,
         request: RequestFacts { prompt_tokens, ..facts },
-        snapshot: &snapshot,
-        stale_after: pool.stale_after,
         filter: filter.as_ref(),
         prefix: looked.as_ref().filter(|_| reads).map(|l| &l.found),
         policy: picker.policies.of(&target),
         splittable,
         generates: q.api.generates(),
         encodable: encodable(pool, q.head.path()),
-        preview: false,
+        ..PickContext::new(&snapshot, q.now, pool.stale_after)
     };
     let previous = q.response_id.or_else(|| request.as_ref().and_then(|r| r.previous_response_id.as_deref()));
     let named = preset(picker, live, q, &cx, &pool.name, previous)?;

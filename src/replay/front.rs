@@ -22,7 +22,7 @@ use crate::protocol::{Piece, Prompt, Usage};
 use crate::rng;
 use crate::scheduling::plugin::{AnswerHeaders, Headers};
 use crate::scheduling::scheduler::Explain;
-use crate::scheduling::{Booking, Chosen, Decision, ModelPolicy, Order, PickContext, RequestFacts, Scheduler, losses};
+use crate::scheduling::{Booking, Chosen, Decision, Order, PickContext, RequestFacts, Scheduler, losses};
 use crate::sim::content::{Contents, mix};
 use crate::sim::tokenizer::answer_text;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -156,17 +156,12 @@ impl Front {
         let keys = if reads.prefix { keys(request, &mut contents) } else { Vec::new() };
         let found = reads.prefix.then(|| self.cache.lookup(&mut &keys[..], now));
         let cx = PickContext {
-            now,
             request: RequestFacts { prompt: text.as_ref(), ..facts },
-            snapshot: &self.snapshot,
-            stale_after: self.config.stale_after,
             filter: filter.as_ref(),
             prefix: found.as_ref(),
-            policy: ModelPolicy::default(),
             splittable: self.config.scheduler.split().is_some(),
             generates: true,
-            encodable: false,
-            preview: false,
+            ..PickContext::new(&self.snapshot, now, self.config.stale_after)
         };
         let mut decision = self.config.scheduler.decide(&*choice.strategy, &cx, None, Explain::No, rng)?;
         let nobody = || RequestError::new(crate::error::Reason::NoReadyEndpoint, "the strategy chose no endpoint");

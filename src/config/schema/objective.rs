@@ -1,6 +1,6 @@
 //! What operators want of a pool's latency.
 
-use super::{At, Fields, Node, Opt, Read, Sink};
+use super::{Fields, Node, Opt, Read, Sink};
 use std::time::Duration;
 
 sections! {

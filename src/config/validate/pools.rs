@@ -3,7 +3,9 @@
 use super::matches::{check_matches, matches};
 use super::sources::{dns, endpoints_file};
 use super::templates::{Entry, apart, check_template, no_endpoints_of_searched, pods_or_pools};
-use super::{disaggregation, flow, given, kubernetes, pick, pick_or, positive, prefix, queued, slo, strategies};
+use super::{
+    disaggregation, flow, given, kubernetes, objective, pick, pick_or, positive, prefix, queued, slo, strategies,
+};
 use crate::config::Overrides;
 use crate::config::aibrix_env::AibrixDefaults;
 use crate::config::decode::Sink;

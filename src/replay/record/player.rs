@@ -389,17 +389,11 @@ fn decide(pool: &LivePool, state: &PoolState, d: &Decided, other: bool, missing:
     let found: Option<Found> = looked.map(|l| pool.cache.lookup(&mut &l.keys[..], d.at).of_own_keys(l.own_keys));
     let prompt_tokens = found.as_ref().filter(|_| reads.prefix).map_or(d.estimated, |f| f.prompt_tokens(&prompt));
     let cx = PickContext {
-        now: d.at,
         request: RequestFacts { prompt_tokens, ..facts },
-        snapshot: &state.snapshot,
-        stale_after: pool.stale_after,
         filter: chosen.filter.as_ref(),
         prefix: found.as_ref().filter(|_| reads.prefix),
         policy: d.policy,
-        splittable: false,
-        generates: false,
-        encodable: false,
-        preview: false,
+        ..PickContext::new(&state.snapshot, d.at, pool.stale_after)
     };
     let decided = if d.preset {
         let picks: Vec<_> = d.picks.iter().filter_map(|id| state.known.get(id).cloned()).collect();
