@@ -122,6 +122,10 @@ fn each_metric_is_found_by_a_name_of_its_own() {
         prefill_busy: Some(0.5),
         decode_busy: Some(1.0),
     });
+    let slo = Slo { ttft: Some(waited), tpot: None, share: 0.9 };
+    let mut aimed = Tally::new(1).aiming_at(Some(Objective { slo: Some(slo), ..Objective::default() }));
+    aimed.add(&served());
+    run.objective = aimed.aim().map(ObjectiveFigures::of);
     for (at, metric) in METRICS.iter().enumerate() {
         assert_eq!(METRICS.iter().position(|other| other.name == metric.name), Some(at), "{metric:?} comes twice");
         assert!(!metric.doc.is_empty());

@@ -299,6 +299,10 @@ fn weights_count_first_tokens_and_further_tokens_apart() {
 fn a_risk_to_miss_a_target_costs_more_than_its_seconds() {
     let busy = |running| reports(EndpointMetrics { running, ..EndpointMetrics::default() });
     let trial = answered(among(vec![busy(40), busy(0)])).long(3_000);
+    // Prices follow from what the last one knows.
+    let mut asked = Reservation::begin(trial.pool.endpoints[1].endpoint.clone(), None, Work::default(), true, NOW);
+    asked.first_token(true, Timestamp(NOW.0 + 20_000_000));
+    asked.ended(Some(400), Timestamp(NOW.0 + 3_212_000_000));
     let (cx, found) = (trial.context(), trial.candidates());
     let predicted: Vec<Prediction> = found.iter().map(|c| forecast(&cx, c).1).collect();
     let between =
