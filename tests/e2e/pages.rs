@@ -300,7 +300,7 @@ async fn traffic(to: SocketAddr, count: usize) {
 #[tokio::test(flavor = "multi_thread")]
 async fn replay_tutorial_records_replays_fits_and_compares() {
     const PAGE: &str = "docs/tutorials/replay.md";
-    let mut shell = Shell::new();
+    let shell = Shell::new();
     let sim = SimProcess::start(3, &["--speed", "4"]).await;
     let config = configuration(&sim.servers);
     shell.write("attache.yaml", &config);

@@ -1,9 +1,13 @@
 //! What is understood, what is not, and what holds.
 
 use super::*;
+use crate::clock::Timestamp;
 use crate::replay::report::json::SplitFigures;
+use crate::replay::report::objective::ObjectiveFigures;
 use crate::replay::report::tests::report;
-use crate::replay::served::{Fate, Queued};
+use crate::replay::served::{Ending, Fate, Queued, Served};
+use crate::replay::tally::Tally;
+use crate::scheduling::objective::{Objective, Slo};
 
 const POLICIES: &[&str] = &["random", "least-request", "2-choices"];
 
@@ -124,7 +128,22 @@ fn each_metric_is_found_by_a_name_of_its_own() {
     });
     let slo = Slo { ttft: Some(waited), tpot: None, share: 0.9 };
     let mut aimed = Tally::new(1).aiming_at(Some(Objective { slo: Some(slo), ..Objective::default() }));
-    aimed.add(&served());
+    aimed.add(&Served {
+        number: 0,
+        pair: 0,
+        at: Timestamp(0),
+        endpoint: Some(0),
+        prompt_tokens: 1_000,
+        foretold_tokens: 0,
+        cached_tokens: 0,
+        generated_tokens: 11,
+        first_token: Some(waited),
+        total: 2 * waited,
+        preemptions: 0,
+        ending: Ending::Answered,
+        handover: None,
+        fell_back: false,
+    });
     run.objective = aimed.aim().map(ObjectiveFigures::of);
     for (at, metric) in METRICS.iter().enumerate() {
         assert_eq!(METRICS.iter().position(|other| other.name == metric.name), Some(at), "{metric:?} comes twice");
