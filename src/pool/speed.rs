@@ -400,11 +400,9 @@ impl EndpointSpeed {
     ) -> (Load, Prediction) {
         let (first, next) = self.coefficients(now);
         let load = self.load(&first, ledger, fresh, now);
-        let [token_alone, ..] = next;
         let prediction = Prediction {
             first_token: dot(&first, &first_features(&load, work)),
             per_token: dot(&next, &next_features(&load)),
-            token_alone,
             own_prefill: Self::prefill_seconds(&first, f64::from(work.uncached_tokens) / 1e3, work.mega_pairs()),
         };
         (load, prediction)
@@ -567,8 +565,6 @@ pub struct Prediction {
     pub first_token: f64,
     /// Seconds for each further token.
     pub per_token: f64,
-    /// Seconds of `per_token` that a token takes without other requests.
-    pub token_alone: f64,
     /// Seconds of `first_token` that this request's own prompt takes to compute: nobody else's tokens come in that time.
     pub own_prefill: f64,
 }

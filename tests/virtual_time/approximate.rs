@@ -66,13 +66,11 @@ fn a_new_process_is_thought_to_hold_nothing() {
 
 #[test]
 fn a_new_process_serves_again_as_foretold() {
-    // Three engines that are as busy as the eight at that speed.
-    let speed = SPEED * 3.0 / ENGINES as f64;
-    let mut workload = conversations(speed, 401);
+    let mut workload = conversations(SPEED, 401);
     let at = std::iter::from_fn(|| workload.next().expect("the trace")).last().expect("requests").at;
     let mut pool = Pool::of_sizes(&[NUM_BLOCKS; 3]);
     pool.changes = vec![TimedChange { at, change: Change::Restart(1) }];
-    let played = pool.play("pipeline", &mut *conversations(speed, 800));
+    let played = pool.play("pipeline", &mut *conversations(SPEED, 800));
     // Until a page tells of the new process, it is thought to hold what the old one held.
     let told = |s: &&Served| s.endpoint == Some(1) && s.at > at.after(SCRAPE);
     let since = Sums::of(played.served.iter().filter(told));

@@ -18,6 +18,7 @@ use attache::replay::world::{Hearing, Observer, TimedChange, World, WorldConfig,
 use attache::scheduling::{Choices, Scheduler, registry};
 use attache::sim::content::Piece;
 use attache::sim::engine::EngineConfig;
+use attache::sim::latency::{DEFAULT_STEP_BASE, DEFAULT_WEIGHT_READ, LatencyModel};
 use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
@@ -128,7 +129,18 @@ impl Observer for Seen {
 impl Pool {
     /// Engines of these sizes, all equally fast.
     pub(crate) fn of_sizes(sizes: &[u32]) -> Self {
-        let engine = |n: &u32| EngineConfig { num_blocks: *n, max_model_len: 131_072, ..EngineConfig::default() };
+        // Compute adds to the read of the weights instead of being hidden by it: how fast such an engine computes prompts can be learned exactly.
+        let latency = LatencyModel {
+            step_base: DEFAULT_STEP_BASE + DEFAULT_WEIGHT_READ,
+            weight_read: Duration::ZERO,
+            ..LatencyModel::default()
+        };
+        let engine = |n: &u32| EngineConfig {
+            num_blocks: *n,
+            max_model_len: 131_072,
+            latency: latency.clone(),
+            ..EngineConfig::default()
+        };
         Self { engines: sizes.iter().map(engine).collect(), changes: Vec::new(), blocks_told: None }
     }
 

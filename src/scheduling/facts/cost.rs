@@ -7,7 +7,7 @@
 //! prefill  first token there                                    + price · (own prefill + room)
 //! decode   first token of a prompt that is there                + price · room                 + answer
 //! transfer of what is not cached there, from the one to the other
-//! answer   tokens · (weight alone · time of a token without other requests + weight in the batch · what the batch adds to it)
+//! answer   weight · tokens of a usual answer · time of a token
 //! price    (wait there + (own prefill + room) / 2) · requests a second and server / (1 - busy), of the servers that are there for the same
 //! room     part of the cache that nobody else uses · seconds in use · in use ^ (√(2 · (n + 1)) - 1), of which n have room at once
 //! ```
@@ -22,9 +22,8 @@
 //! 2603.15202), in seconds and as a sum. `whole` is the same request where two servers may share it: it is compared with the cost of a pair,
 //! which has no such term.
 //!
-//! The time that a response takes on a server without other requests is its own time and counts in full: a slow server stays slow. What
-//! the batch adds to it counts a tenth. Decisions send further requests elsewhere, so the batch is as large as in other servers again when a
-//! small part of the response has been generated.
+//! The answer counts a tenth. Predicted times of tokens are those of the present batch, and most of a response comes in later ones: decisions send
+//! further requests elsewhere meanwhile. In full it would have requests wait seconds for a fast server whose tokens come some milliseconds sooner.
 //!
 //! A second of work keeps everybody waiting who comes before the server is idle again, and the more stands there already the longer that takes.
 //! The price is what those are in the mean: the difference that the request makes to the value of an M/G/1 queue, λ·u² / 2·(1 - ρ) with u seconds of work
@@ -52,32 +51,15 @@ const FULLEST: f64 = 0.97;
 /// 0.02, where two servers share requests: a second in which tokens come weighs a fiftieth of one without any. From 0.02 to 0.1 every workload of
 /// `attache replay` fares alike; without it bursts of one prompt wait about an eighth longer, and those with a hot prefix 6 %. With 0.1, pairs of 4 + 4
 /// servers compute first tokens a third later.
-pub const DEFAULT_TOKEN_WEIGHT: TokenWeight = TokenWeight::even(0.02);
-/// Where one server serves a request: its own time in full, and a tenth of what the batch adds. From 0.05 to 0.2 the batch's weight changes nothing
-/// beyond chance; with 0.4 first tokens come 4 % later. With 0.1 for both, requests end half a percent later.
-pub const TOKEN_WEIGHT_ALONE: TokenWeight = TokenWeight { alone: 1.0, batch: 0.1 };
+pub const SHARED_TOKEN_WEIGHT: f64 = 0.02;
+/// 0.1, where one server serves a request. With 0.05, bursts of one prompt end 4 % later; with 0.3, first tokens come up to 1.7 times as late in
+/// pools of unequal servers with many adapters, and with 1 fifty times as late.
+pub const TOKEN_WEIGHT: f64 = 0.1;
 /// Half: the price of work assumes that requests keep coming to a server whatever it has to do, but decisions send many of them elsewhere. With the whole
 /// price, requests end 1 % later; with a quarter, first tokens of conversations come 7 % later.
 const COMING_DELAYED: f64 = 0.5;
 /// A millionth: where room costs no more than that of what it does in a full cache, it costs nothing.
 const NEXT_TO_NOTHING: f64 = 1e-6;
-
-/// What a second of a response weighs beside one until its first token.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TokenWeight {
-    /// A second that its tokens take without other requests.
-    pub alone: f64,
-    /// A second that the other requests of the batch add.
-    pub batch: f64,
-}
-
-impl TokenWeight {
-    /// The same for both.
-    #[must_use]
-    pub const fn even(weight: f64) -> Self {
-        Self { alone: weight, batch: weight }
-    }
-}
 
 /// What a second is worth.
 #[derive(Clone, Copy, Debug)]
@@ -91,7 +73,7 @@ pub struct Prices {
     /// Tokens of a usual answer.
     answer: f64,
     /// What a second in which one of them comes weighs.
-    token_weight: TokenWeight,
+    token_weight: f64,
     /// What transfers take.
     transfers: Transfers,
     /// What operators want.
@@ -149,11 +131,7 @@ impl Scarcity {
 impl Prices {
     /// As learned.
     #[must_use]
-    pub fn learned<const N: usize>(
-        cx: &PickContext<'_>,
-        fields: [&[Candidate<'_>]; N],
-        token_weight: TokenWeight,
-    ) -> Self {
+    pub fn learned<const N: usize>(cx: &PickContext<'_>, fields: [&[Candidate<'_>]; N], token_weight: f64) -> Self {
         let mut behind = [0.0; Roles::KINDS];
         let mut counts = [0usize; Roles::KINDS];
         let mut caches = [Caches::default(); Roles::KINDS];
@@ -248,9 +226,7 @@ impl Prices {
 
     /// What the tokens of a usual answer cost the request, seconds.
     fn answer(&self, predicted: &Prediction) -> f64 {
-        let TokenWeight { alone, batch } = self.token_weight;
-        let in_batch = predicted.per_token - predicted.token_alone;
-        self.objective.tpot * self.answer * (alone * predicted.token_alone + batch * in_batch)
+        self.objective.tpot * self.token_weight * self.answer * predicted.per_token
     }
 
     /// The cost of bringing `tokens` tokens to a server as `near` as that, seconds.
@@ -333,7 +309,7 @@ pub fn prefill(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices)
     let work = candidate.work_with(cx, carried);
     let (_, predicted) = live.speed.forecast(&live.ledger, candidate.reported(), work, cx.now);
     // Its answer, and the room for that, is the other's.
-    let predicted = Prediction { per_token: 0.0, token_alone: 0.0, ..predicted };
+    let predicted = Prediction { per_token: 0.0, ..predicted };
     let near = candidate.state.endpoint.place.nearness(keeper);
     let late = prices.late_first(cx, candidate, predicted.first_token + prices.usual_transfer(cx));
     prices.transfer(carried, near) + worked(cx, predicted, candidate, prices) + late

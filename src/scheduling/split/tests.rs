@@ -156,7 +156,7 @@ fn kept_turns_cost_the_way_from_their_keeper() {
         let mut found = cache.lookup(&mut [].as_slice(), trial.context().now);
         found.carry(4_000, Place::named(["", "", zone, ""]), [prefill.id].into());
         let cx = PickContext { prefix: Some(&found), ..trial.context() };
-        let prices = Prices::learned(&cx, [&[prefill][..]], cost::DEFAULT_TOKEN_WEIGHT);
+        let prices = Prices::learned(&cx, [&[prefill][..]], cost::SHARED_TOKEN_WEIGHT);
         cost::prefill(&cx, &prefill, &prices)
     });
     assert!(costs[0] + 0.5 < costs[1], "{costs:?}");
@@ -236,7 +236,7 @@ proptest! {
             let Some(sent) = trial.pair(&*strategy(name), &policy(Decider::Predicted), 1, seed) else { return Ok(()) };
             let Some(pair) = &sent.pair else { continue };
             let (prefill, decode) = (trial.there_for(Roles::PREFILL), trial.there_for(Roles::DECODE));
-            let prices = Prices::learned(&cx, [&decode, &prefill], cost::DEFAULT_TOKEN_WEIGHT);
+            let prices = Prices::learned(&cx, [&decode, &prefill], cost::SHARED_TOKEN_WEIGHT);
             let of = |side: &[Candidate<'_>], e: &Endpoint| {
                 side.iter().position(|c| c.state.endpoint.id == e.id).unwrap()
             };
@@ -258,7 +258,7 @@ proptest! {
         let cx = trial.context();
         let Some(sent) = trial.pair(&*strategy("predicted-latency"), &policy(Decider::Always), 1, seed) else { return Ok(()) };
         let (prefill, decode) = (trial.there_for(Roles::PREFILL), trial.there_for(Roles::DECODE));
-        let prices = Prices::learned(&cx, [&decode, &prefill], cost::DEFAULT_TOKEN_WEIGHT);
+        let prices = Prices::learned(&cx, [&decode, &prefill], cost::SHARED_TOKEN_WEIGHT);
         let sum = |(p, d): &(Candidate<'_>, Candidate<'_>)| pair_cost(&cx, p, d, &prices);
         let least = allowed(&trial).iter().map(sum).min_by(f64::total_cmp);
         let chosen = sent.first().map(|(p, d)| {

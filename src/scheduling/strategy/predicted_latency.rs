@@ -13,7 +13,7 @@
 //! `room` is what the request keeps others from in the endpoint's cache, and counts where the pool's caches are nearly full: there prompts with one beginning stay
 //! together, as they need the room for it once.
 //!
-//! `answer` is how long a usual answer takes there, from its first token to its last. What the batch adds to it counts a tenth, which keeps a prefix
+//! `answer` is a tenth of how long a usual answer takes there, from its first token to its last. It is longer in a fuller batch, which keeps a prefix
 //! that everybody asks for from gathering everybody on the server that holds it, where one more copy of it would serve all better.
 //!
 //! Where two servers may share the request, what one server costs is compared with what pairs cost: others then count by the price alone.
@@ -30,7 +30,7 @@ use crate::pool::place::{Nearness, Place, Places};
 use crate::pool::speed::{Load, Prediction};
 use crate::pool::{Endpoint, Roles};
 use crate::rng::PickRng;
-use crate::scheduling::facts::cost::{self, DEFAULT_TOKEN_WEIGHT, Prices, TOKEN_WEIGHT_ALONE, TokenWeight};
+use crate::scheduling::facts::cost::{self, Prices, SHARED_TOKEN_WEIGHT, TOKEN_WEIGHT};
 use crate::scheduling::plugin::{Better, Descriptor, ParamError, params, rank_by_scores};
 use crate::scheduling::split::{Decider, Field, MAX_TRIES, Pair};
 use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Strategy};
@@ -52,7 +52,7 @@ pub const PLUGIN: Descriptor = Descriptor {
 struct Params {
     /// What a second of work costs others, seconds; by queues and what comes when `None`.
     work_price: Option<f64>,
-    /// What a second of a usual answer weighs beside one until the first token; [`TOKEN_WEIGHT_ALONE`] when `None`, and [`DEFAULT_TOKEN_WEIGHT`]
+    /// What a second of a usual answer weighs beside one until the first token; [`TOKEN_WEIGHT`] when `None`, and [`SHARED_TOKEN_WEIGHT`]
     /// where two servers may share requests.
     token_weight: Option<f64>,
 }
@@ -141,22 +141,17 @@ struct PredictedLatency {
 
 impl PredictedLatency {
     /// Prices for requests that `fields` serve; a response's seconds weigh `usual` where nobody set another weight.
-    fn prices<const N: usize>(
-        &self,
-        cx: &PickContext<'_>,
-        fields: [&[Candidate<'_>]; N],
-        usual: TokenWeight,
-    ) -> Prices {
-        let weight = self.token_weight.map_or(usual, TokenWeight::even);
+    fn prices<const N: usize>(&self, cx: &PickContext<'_>, fields: [&[Candidate<'_>]; N], usual: f64) -> Prices {
+        let weight = self.token_weight.unwrap_or(usual);
         Prices::learned(cx, fields, weight).at(self.work_price)
     }
 
     /// The prices, and the cost by them, when one of `candidates` serves all of the request.
     fn of_one_server(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> (Prices, Cost) {
         if may_be_shared(cx) {
-            (self.prices(cx, [candidates], DEFAULT_TOKEN_WEIGHT), cost::whole)
+            (self.prices(cx, [candidates], SHARED_TOKEN_WEIGHT), cost::whole)
         } else {
-            (self.prices(cx, [candidates], TOKEN_WEIGHT_ALONE), cost::alone)
+            (self.prices(cx, [candidates], TOKEN_WEIGHT), cost::alone)
         }
     }
 }
@@ -220,7 +215,7 @@ impl Strategy for PredictedLatency {
     /// search ends with the first that goes together with it; where transfers differ by how near two servers are, or labels keep sets together, a few
     /// later.
     fn pair(&self, cx: &PickContext<'_>, field: &Field<'_, '_>, rng: &mut PickRng, ranking: Ranking) -> Option<Pair> {
-        let prices = self.prices(cx, [field.decode, field.prefill], DEFAULT_TOKEN_WEIGHT);
+        let prices = self.prices(cx, [field.decode, field.prefill], SHARED_TOKEN_WEIGHT);
         let priced = |side: &[Candidate<'_>], cost: fn(&PickContext<'_>, &Candidate<'_>, &Prices) -> f64| {
             side.iter().map(|c| cost(cx, c, &prices)).collect::<SmallVec<[f64; 16]>>()
         };
@@ -304,7 +299,7 @@ mod tests {
                 (0..50).for_each(|_| transfers.observe(4_000, near, 0.5, cx.now));
             }
             let (helpers, decoders) = (trial.there_for(Roles::PREFILL), trial.there_for(Roles::DECODE));
-            let prices = Prices::learned(&cx, [&helpers[..], &decoders[..]], DEFAULT_TOKEN_WEIGHT);
+            let prices = Prices::learned(&cx, [&helpers[..], &decoders[..]], SHARED_TOKEN_WEIGHT);
             let cheap: Vec<(f64, &Arc<Endpoint>)> = helpers.iter().map(|c| (0.1, &c.state.endpoint)).collect();
             let places = cheap.iter().map(|(_, p)| p.place).collect();
             let decoder = &decoders[0];
