@@ -258,7 +258,7 @@ fn late_binding_brings_first_tokens_sooner_and_puts_nobody_off_for_longer_than_i
     let (at_once, late) = (play(Plan::of("prefill-6000", 8)), play(recommended("least-work")));
     assert!(at_once.turns.is_empty() && late.turns.len() == 2_000);
     assert!(late.turns.iter().all(|turn| turn.fate == Fate::Passed) && late.count(Ending::Answered) == 2_000);
-    for (q, part) in [(0.5, 0.85), (0.9, 1.0), (0.99, 1.1)] {
+    for (q, part) in [(0.5, 0.9), (0.9, 1.0), (0.99, 1.1)] {
         let (ours, theirs) = (late.first_token(q), at_once.first_token(q));
         assert!(ours <= part * theirs, "of {q}: {ours:.3} s, more than {part} of {theirs:.3} s");
     }
@@ -698,7 +698,7 @@ fn the_command_tells_whether_the_objective_of_the_pool_was_met() {
     assert_eq!((code, &figures["slo"]["met"]), (Some(2), &false.into()));
     assert_eq!((&figures["slo"]["ttft_met"], &figures["slo"]["tpot_met"]), (&0.0.into(), &Value::Null));
     assert!(shown.contains("missed"), "{shown}");
-    let (code, shown, figures) = played("{tpot: 2}", &["--assert", "weighted_mean>0.01"]);
+    let (code, shown, figures) = played("{tpot: 2}", &["--assert", "weighted_mean>10ms"]);
     assert_eq!((code, figures.get("slo")), (Some(0), None));
     assert!(shown.contains("weighted mean"), "{shown}");
 }
@@ -1061,7 +1061,7 @@ fn the_rules_of_a_configuration_apply_to_the_model_that_is_named_and_those_that_
         (of(0), of(1), text(&out.stderr))
     };
     let (ours, least, said) = decisions(&[]);
-    assert!(ours != least && said.contains("a pool has a rule for llama, and no request asked for that"), "{said}");
+    assert!(ours != least && said.contains("the rule for llama matched no request"), "{said}");
     let (ours, least, said) = decisions(&["--model", "llama"]);
     assert!(ours == least && !said.contains("rule for"), "{said}");
 }

@@ -10,6 +10,7 @@ pub mod metrics;
 pub mod names;
 #[cfg(feature = "otlp")]
 pub mod otlp;
+pub mod outcomes;
 pub mod pools;
 pub mod pressure;
 pub mod process;

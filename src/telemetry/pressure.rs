@@ -73,7 +73,8 @@ pub struct PressureCollector {
 
 impl Collector for PressureCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
-        let help = "requests of the last minute that load alone kept from the endpoint that their prompts belong to";
+        let help =
+            "requests of the last minute that did not go to the endpoint with their cached prefix because of its load";
         let mut gauges = encoder.encode_descriptor("model_pressure", help, None, MetricType::Gauge)?;
         let slot = Window::new(WINDOW).slot(self.clock.now());
         let pools: Vec<_> =

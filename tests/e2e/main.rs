@@ -29,7 +29,6 @@ mod load;
 mod matrix;
 mod models;
 mod operation;
-mod pages;
 mod prefill_losses;
 mod prefix;
 #[cfg(feature = "redis")]

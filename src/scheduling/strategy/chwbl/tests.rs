@@ -195,7 +195,7 @@ fn the_mean_is_over_those_that_may_serve() {
     for (parameters, wanted) in [(serde_json::Value::Null, false), (compat(), true)] {
         let strategy = (PLUGIN.build)(&parameters).unwrap();
         let decision = decide(&*strategy, &pool, "x", |id| id < 2);
-        assert_eq!(decision.reason.ends_with("nobody has room"), wanted);
+        assert_eq!(decision.reason.ends_with("every endpoint is at its bound"), wanted);
     }
 }
 
@@ -211,7 +211,7 @@ proptest! {
         let those: Vec<u32> = requests.iter().zip(0..).filter(|(_, id)| may_serve(*id)).map(|(r, _)| *r).collect();
         prop_assume!(!those.is_empty());
         let decision = decide(&*strategy, &pool(&requests), &text, may_serve);
-        prop_assert!(!decision.reason.ends_with("nobody has room"));
+        prop_assert!(!decision.reason.ends_with("every endpoint is at its bound"));
         let mean = f64::from(those.iter().sum::<u32>() + 1) / those.len() as f64;
         let bound = (factor * mean).ceil().max((mean + margin * mean.sqrt()).floor() + 1.0);
         let after = requests[decision.picks[0].id.0 as usize] + 1;

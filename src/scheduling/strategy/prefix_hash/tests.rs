@@ -109,7 +109,7 @@ fn the_mean_is_over_those_that_may_serve() {
     let pool = pool(&["a", "b", "c", "d", "e", "f", "g", "h"], &[8, 8, 0, 0, 0, 0, 0, 0]);
     for (compat, nobody) in [(false, false), (true, true)] {
         let strategy = build(serde_json::json!({"compat": compat}));
-        assert_eq!(decide(&strategy, &pool, "x", 2).reason.ends_with("nobody has room"), nobody);
+        assert_eq!(decide(&strategy, &pool, "x", 2).reason.ends_with("every endpoint is at its bound"), nobody);
     }
 }
 
