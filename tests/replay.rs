@@ -332,7 +332,7 @@ fn an_objective_moves_latency_to_where_it_weighs_less() {
 
 #[test]
 fn targets_are_met_by_more_requests_than_without_them() {
-    let workload = || made_up("hot-prefix:qps=24,seconds=60");
+    let workload = || made_up("retrieval");
     let slo = Slo { ttft: None, tpot: Some(Duration::from_millis(12)), share: 0.95 };
     let met = |objective| {
         let plan = Plan { objective, ..Plan::of("8b-h100", 8) };
