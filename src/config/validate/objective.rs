@@ -34,7 +34,7 @@ fn slo(file: &schema::Slo, path: &str, span: Span, sink: &mut Sink) -> Slo {
     Slo { ttft: target("ttft", file.ttft, sink), tpot: target("tpot", file.tpot, sink), share }
 }
 
-/// What the file says that the pool is for.
+/// The objective of a pool; `None` where the file has none.
 pub(super) fn objective(file: Option<&At<schema::Objective>>, path: &str, sink: &mut Sink) -> Option<Objective> {
     let At { value: file, span } = file?;
     let path = format!("{path}.objective");
@@ -53,7 +53,7 @@ pub(super) fn objective(file: Option<&At<schema::Objective>>, path: &str, sink: 
     Some(Objective { ttft, tpot, slo })
 }
 
-/// Tells of an objective that none of the pool's strategies reads.
+/// Warns about an objective that no strategy of the pool reads.
 pub(super) fn check_read(
     file: Option<&At<schema::Objective>>,
     strategy: &StrategySpec,

@@ -119,7 +119,7 @@ impl Report {
 /// What the status of an object says of its targets, whichever replica wrote it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Heard {
-    /// What tells the object from others.
+    /// Identity of the object.
     pub uid: String,
     /// Another one whenever it says something new.
     pub word: String,

@@ -171,11 +171,11 @@ fn by_way<S: Copy>(view: &View<'_>, of: impl Fn(&[&EndpointState]) -> S) -> Ways
         let whole = some(&decode);
         return Ways { whole, pair: whole.filter(|_| is_split).map(|decode| [of(&prefill), decode]) };
     };
-    // Whoever serves whole requests stands in no pair.
+    // A server for whole requests is not part of a pair.
     let (whole, paired): (Vec<_>, Vec<_>) = decode.iter().copied().partition(|e| split.serves_whole(&e.endpoint));
     prefill.retain(|e| !split.serves_whole(&e.endpoint));
     let pair = some(&prefill).zip(some(&paired)).map(<[S; 2]>::from);
-    // Where no server and no pair serves requests, the decision says so to the client, which need not wait for that.
+    // Without any server or pair the decision rejects the request; it need not wait in the queue for that.
     let whole = if pair.is_none() && whole.is_empty() { decode } else { whole };
     Ways { whole: some(&whole), pair }
 }

@@ -52,11 +52,11 @@ const FULLEST: f64 = 0.97;
 /// `attache replay` fares alike; without it bursts of one prompt wait about an eighth longer, and those with a hot prefix 6 %. With 0.1, pairs of 4 + 4
 /// servers compute first tokens a third later.
 pub const SHARED_TOKEN_WEIGHT: f64 = 0.02;
-/// 0.1, where one server serves a request. With 0.05, bursts of one prompt end 4 % later; with 0.3, first tokens come up to 1.7 times as late in
-/// pools of unequal servers with many adapters, and with 1 fifty times as late.
+/// 0.1, where one server serves a request. With 0.05, bursts of one prompt in a quiet pool end 2 to 4 % later. With 0.3, first tokens come up to 1.7
+/// times as late as the best strategy's in pools of unequal servers with many adapters.
 pub const TOKEN_WEIGHT: f64 = 0.1;
 /// Half: the price of work assumes that requests keep coming to a server whatever it has to do, but decisions send many of them elsewhere. With the whole
-/// price, requests end 1 % later; with a quarter, first tokens of conversations come 7 % later.
+/// price, requests end 1 % later.
 const COMING_DELAYED: f64 = 0.5;
 /// A millionth: where room costs no more than that of what it does in a full cache, it costs nothing.
 const NEXT_TO_NOTHING: f64 = 1e-6;

@@ -5,13 +5,8 @@ use super::*;
 use crate::flow::registry::{FAIRNESS, find};
 use crate::flow::{BandSettings, Settings};
 
-#[test]
-fn tenants_take_turns_by_tokens() {
-    let world = world(by_tokens());
-    let tenant = |name: &str| One::tenant(&world, name);
-    let mut running = tenant("flood");
-    let mut waiting: Vec<(&str, One)> = (0..3).map(|_| ("flood", tenant("flood"))).collect();
-    waiting.extend((0..2).map(|_| ("other", tenant("other"))));
+/// Ends `running` and each request that goes after it; the names of `waiting` in the order in which they went.
+fn order_of_turns<'n>(mut running: One, mut waiting: Vec<(&'n str, One)>) -> Vec<&'n str> {
     let mut order = Vec::new();
     while !waiting.is_empty() {
         running.ends();
@@ -22,7 +17,17 @@ fn tenants_take_turns_by_tokens() {
         running = one;
     }
     running.ends();
-    assert_eq!(order, ["other", "flood", "other", "flood", "flood"]);
+    order
+}
+
+#[test]
+fn tenants_take_turns_by_tokens() {
+    let world = world(by_tokens());
+    let tenant = |name: &str| One::tenant(&world, name);
+    let running = tenant("flood");
+    let mut waiting: Vec<(&str, One)> = (0..3).map(|_| ("flood", tenant("flood"))).collect();
+    waiting.extend((0..2).map(|_| ("other", tenant("other"))));
+    assert_eq!(order_of_turns(running, waiting), ["other", "flood", "other", "flood", "flood"]);
     world.assert_books_closed(6);
 }
 
@@ -41,19 +46,9 @@ fn users_of_a_header_take_turns_where_tenants_are_not_known() {
         let exchange = ExchangeSettings::default();
         let world = Setup { exchange, ..setup(PoolFlow { settings, ..by_tokens }) }.build();
         let of = |name| One::of(&world, &[("user", name)], BodySendMode::FullDuplexStreamed);
-        let mut running = of("flood");
-        let mut waiting = ["flood", "other"].map(|name| (name, of(name))).into_iter().collect::<Vec<_>>();
-        let mut order = Vec::new();
-        while !waiting.is_empty() {
-            running.ends();
-            waiting.iter_mut().for_each(|(_, one)| one.wakes(NOW));
-            let at = waiting.iter().position(|(_, one)| one.goes()).expect("one goes");
-            let (name, one) = waiting.remove(at);
-            order.push(name);
-            running = one;
-        }
-        running.ends();
-        assert_eq!(order, expected, "{user_header:?}");
+        let running = of("flood");
+        let waiting = ["flood", "other"].map(|name| (name, of(name))).into_iter().collect::<Vec<_>>();
+        assert_eq!(order_of_turns(running, waiting), expected, "{user_header:?}");
     }
 }
 

@@ -91,7 +91,7 @@ async fn without_a_ttl_a_pool_without_endpoints_alone_limits_the_wait() {
     let second = comes(&world, 9);
     assert!(!second.goes() && second.exchange.deadline().is_none(), "its age is no reason to reject it");
     drop((first, second));
-    // No snapshot comes, and no stream has a timer: whoever looks after the queues knows when its time is over.
+    // No snapshot arrives and no stream has a timer: the task of the queues must notice that the time limit has passed.
     let stale_after = Duration::from_secs(3_600);
     let setup = Setup { servers: Vec::new(), stale_after, ..setup(without_ttl(Duration::from_millis(20))) };
     let world = setup.build();
@@ -100,7 +100,7 @@ async fn without_a_ttl_a_pool_without_endpoints_alone_limits_the_wait() {
     assert!(one.deadline().is_none());
     let turn = tokio::time::timeout(Duration::from_secs(60), one.waiting().expect("it waits")).await;
     let mut out = Actions::new();
-    one.on(Event::Turn(turn.expect("it is told")), clock.now(), &mut out).unwrap();
+    one.on(Event::Turn(turn.expect("a verdict")), clock.now(), &mut out).unwrap();
     let told = Answered::of(&Vec::from(out));
     assert_eq!((told.refused.unwrap().0, &*told.set["x-attache-reason"]), (503, "no_ready_endpoint"));
     drop(one);
