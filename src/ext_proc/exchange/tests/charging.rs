@@ -6,7 +6,7 @@ use crate::flow::registry::{FAIRNESS, find};
 use crate::flow::{BandSettings, Settings};
 
 /// Ends `running` and each request that goes after it; the names of `waiting` in the order in which they went.
-fn order_of_turns<'n>(mut running: One, mut waiting: Vec<(&'n str, One)>) -> Vec<&'n str> {
+fn order_of_turns(mut running: One, mut waiting: Vec<(&str, One)>) -> Vec<&str> {
     let mut order = Vec::new();
     while !waiting.is_empty() {
         running.ends();
