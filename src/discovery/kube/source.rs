@@ -85,7 +85,7 @@ struct Run {
     /// [`RuleStore::missing_changes`] when reports were made last.
     missing_seen: u64,
     /// What objects said of their targets when it was heard last, by their uid: all replicas write one status, and each knows its own requests.
-    heard: HashMap<String, String>,
+    heard: HashMap<String, Heard>,
 }
 
 /// Follows until `shutdown`, or until the pool's writer is gone. Gives what is known of rules by then.
@@ -394,17 +394,22 @@ impl Run {
     }
 }
 
-/// Takes in what objects newly say of their targets, so that replicas do not write over each other's words. `before` is what they said last.
-fn hear(before: &mut HashMap<String, String>, said: Vec<Heard>, rules: &RuleStore) {
+/// Takes in what objects newly say of their targets, so that replicas do not write over each other's words. `before` is what they said last, by
+/// uid.
+///
+/// That targets are there is news only after a replica said that they are missing. Else it may be older than what a server has denied here
+/// since, and would end that denial.
+fn hear(before: &mut HashMap<String, Heard>, said: Vec<Heard>, rules: &RuleStore) {
     before.retain(|uid, _| said.iter().any(|heard| heard.uid == *uid));
-    for Heard { uid, word, targets, are_missing } in said {
-        if before.insert(uid, word.clone()).is_some_and(|before| before == word) {
+    for heard in said {
+        let last = before.insert(heard.uid.clone(), heard.clone());
+        if last.as_ref().is_some_and(|last| last.word == heard.word) {
             continue;
         }
-        if are_missing {
-            rules.hear_missing(targets);
-        } else {
-            rules.hear_served(targets);
+        if heard.are_missing {
+            rules.hear_missing(heard.targets);
+        } else if last.is_some_and(|last| last.are_missing) {
+            rules.hear_served(heard.targets);
         }
     }
 }
@@ -431,4 +436,33 @@ async fn next_of_any(followed: &mut [Followed]) -> (Kind, Vec<Told>) {
         std::task::Poll::Pending
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Timestamp;
+    use crate::scheduling::router::{MissingTarget, ModelRewrites, PoolRules, RewriteTarget};
+
+    #[test]
+    fn what_servers_have_denied_outlives_the_first_word_that_targets_are_there() {
+        let exact = [("m".to_owned(), vec![RewriteTarget { model: "v1".into(), weight: 1 }])].into();
+        let rewrites = ModelRewrites { exact, any: Vec::new() };
+        let store = RuleStore::default();
+        store.store(PoolRules { rewrites, priorities: [("m".to_owned(), 0)].into(), ..PoolRules::default() });
+        let v1 = || vec![MissingTarget { model: "m".into(), target: "v1".into() }];
+        let said = |word: &str, are_missing| Heard { uid: "u".into(), word: word.into(), targets: v1(), are_missing };
+        let mut before = HashMap::new();
+        store.target_missing("m", "v1", Timestamp::default());
+        hear(&mut before, vec![said("True 1", false)], &store);
+        assert_eq!(store.missing(), v1(), "the word may be older than the denial");
+        hear(&mut before, vec![said("False 2", true)], &store);
+        hear(&mut before, vec![said("True 3", false)], &store);
+        assert_eq!(store.missing(), [], "a replica has seen it served");
+        store.target_missing("m", "v1", Timestamp::default());
+        hear(&mut before, vec![said("True 3", false)], &store);
+        assert_eq!(store.missing(), v1(), "the same word again");
+        hear(&mut before, Vec::new(), &store);
+        assert!(before.is_empty(), "the object is gone");
+    }
 }
